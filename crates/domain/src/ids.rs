@@ -1,0 +1,223 @@
+//! Identifiers. Each kind of id is a type of its own, so that one cannot be passed for another.
+//!
+//! Snowflake ids are 63-bit integers inside and decimal strings in JSON (never JSON numbers).
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+/// The text is not an id of the expected kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a valid {kind} id")]
+pub struct InvalidId {
+    /// Which kind of id was expected.
+    pub kind: &'static str,
+}
+
+macro_rules! snowflake_id {
+    ($(#[$doc:meta])* $name:ident, $kind:literal) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(i64);
+
+        impl $name {
+            /// Wraps a raw 63-bit value, as stored in Postgres.
+            #[must_use]
+            pub const fn new(raw: i64) -> Self {
+                Self(raw)
+            }
+
+            /// The raw value, for storage.
+            #[must_use]
+            pub const fn get(self) -> i64 {
+                self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = InvalidId;
+
+            /// Accepts a plain decimal number from 0 to 2^63-1, without sign or leading zeros.
+            fn from_str(text: &str) -> Result<Self, InvalidId> {
+                let canonical = text == "0" || !text.starts_with(['0', '+', '-']);
+                text.parse()
+                    .ok()
+                    .filter(|_| canonical)
+                    .map(Self)
+                    .ok_or(InvalidId { kind: $kind })
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
+                text.parse().map_err(D::Error::custom)
+            }
+        }
+    };
+}
+
+snowflake_id!(
+    /// A workspace: the tenant.
+    WorkspaceId, "workspace"
+);
+snowflake_id!(
+    /// An agent. Immutable: a deleted agent's name may come back, its id never does.
+    AgentId, "agent"
+);
+snowflake_id!(
+    /// A channel, or the backing channel of a direct-message conversation.
+    ChannelId, "channel"
+);
+snowflake_id!(
+    /// A message. Ids sort by creation.
+    MessageId, "message"
+);
+snowflake_id!(
+    /// One transaction of the committer. Fixed before the transaction, so that a batch whose COMMIT
+    /// outcome is unknown can be submitted again and recognised.
+    BatchId, "batch"
+);
+snowflake_id!(
+    /// One run of a gateway process: what a lease belongs to. A restarted gateway has a new one.
+    GatewayId, "gateway"
+);
+
+macro_rules! text_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(String);
+
+        impl $name {
+            /// Wraps a text.
+            #[must_use]
+            pub fn new(text: impl Into<String>) -> Self {
+                Self(text.into())
+            }
+
+            /// The text.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+text_id!(
+    /// A node: chosen by the broker (`node_<hex>`), or `node_direct_<agent id>` for a direct node.
+    NodeId
+);
+text_id!(
+    /// One process serving a node. A socket that names none is `default`.
+    ProviderName
+);
+text_id!(
+    /// A conversation as clients see it: `dm_<24 hex>` or a bare snowflake for a group.
+    ConversationId
+);
+
+impl NodeId {
+    /// The implicit node of an agent that connects by itself.
+    #[must_use]
+    pub fn direct(agent: AgentId) -> Self {
+        Self(format!("node_direct_{agent}"))
+    }
+}
+
+impl ProviderName {
+    /// What a socket that names no provider is called.
+    #[must_use]
+    pub fn default_provider() -> Self {
+        Self("default".to_owned())
+    }
+}
+
+/// One delivery: a source (a message, say) for one recipient, and how often it was redriven.
+///
+/// Its text form is `del_<source>_<agent>`, with `_r<n>` from the first redrive on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DeliveryId {
+    /// The message, action result or notice that is delivered.
+    pub source: i64,
+    /// The recipient.
+    pub agent: AgentId,
+    /// 0 for the original, then 1, 2, ….
+    pub redrive_no: i16,
+}
+
+impl fmt::Display for DeliveryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "del_{}_{}", self.source, self.agent)?;
+        if self.redrive_no > 0 {
+            write!(f, "_r{}", self.redrive_no)?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for DeliveryId {
+    type Err = InvalidId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidId> {
+        let invalid = InvalidId { kind: "delivery" };
+        let mut parts = text.strip_prefix("del_").ok_or(invalid)?.split('_');
+        let mut next = || parts.next();
+        let source: MessageId = next().ok_or(invalid)?.parse().map_err(|_| invalid)?;
+        let agent: AgentId = next().ok_or(invalid)?.parse().map_err(|_| invalid)?;
+        let redrive_no = match next() {
+            None => 0,
+            Some(suffix) => suffix
+                .strip_prefix('r')
+                .and_then(|n| n.parse().ok())
+                .filter(|n| *n > 0)
+                .ok_or(invalid)?,
+        };
+        let id = Self { source: source.get(), agent, redrive_no };
+        // One text per delivery: whatever does not print back the same is no id of ours.
+        if id.to_string() == text { Ok(id) } else { Err(invalid) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delivery_id_reads_back_what_it_prints() {
+        for text in ["del_12_7", "del_12_7_r1", "del_12_7_r30"] {
+            assert_eq!(text.parse::<DeliveryId>().map(|id| id.to_string()).as_deref(), Ok(text));
+        }
+        for text in ["", "del_", "del_1", "del_1_2_", "del_1_2_r0", "del_01_2", "del_1_2_r1_x", "del_-1_2"] {
+            assert!(text.parse::<DeliveryId>().is_err(), "{text} is not a delivery id");
+        }
+    }
+
+    #[test]
+    fn a_snowflake_id_is_a_canonical_decimal_string() {
+        assert_eq!("147298826957365248".parse::<MessageId>(), Ok(MessageId::new(147_298_826_957_365_248)));
+        for text in ["", "-1", "+1", "01", "1.0", "9223372036854775808", "x"] {
+            assert!(text.parse::<MessageId>().is_err(), "{text} is not an id");
+        }
+    }
+}

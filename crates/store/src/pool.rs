@@ -1,0 +1,59 @@
+//! The connection pool and the migrations.
+
+use std::time::Duration;
+
+use sqlx::{
+    PgPool,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+
+use crate::{StoreError, StoreResult};
+
+/// The schema, embedded from `migrations/`.
+pub static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
+
+/// A handle on Postgres. Cheap to clone; all clones share one pool.
+#[derive(Debug, Clone)]
+pub struct Store {
+    pub(crate) pool: PgPool,
+}
+
+impl Store {
+    /// Connects with at most `connections` connections. The first one is opened lazily, so that a
+    /// process starts, and reports itself as not ready, while Postgres is away.
+    ///
+    /// # Errors
+    /// When the URL is not a Postgres URL.
+    pub fn connect(url: &str, connections: u32) -> StoreResult<Self> {
+        let options: PgConnectOptions =
+            url.parse().map_err(StoreError::from_sqlx("reading the database url"))?;
+        // A batch waits this long for a mailbox head at most (design: lock order and lock_timeout).
+        let options = options
+            .application_name("relay")
+            .options([("lock_timeout", "2s"), ("idle_in_transaction_session_timeout", "10s"), ("timezone", "UTC")]);
+        let pool = PgPoolOptions::new()
+            .max_connections(connections)
+            .acquire_timeout(Duration::from_secs(3))
+            .connect_lazy_with(options);
+        Ok(Self { pool })
+    }
+
+    /// Brings the schema up to date.
+    ///
+    /// # Errors
+    /// When Postgres is away or a migration fails; a failed migration leaves no trace.
+    pub async fn migrate(&self) -> Result<(), sqlx::migrate::MigrateError> {
+        MIGRATOR.run(&self.pool).await
+    }
+
+    /// One round trip, for readiness. Returns Postgres' clock in unix milliseconds.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn ping(&self) -> StoreResult<i64> {
+        sqlx::query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")
+            .fetch_one(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("asking postgres for its clock"))
+    }
+}

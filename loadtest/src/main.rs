@@ -1,0 +1,3 @@
+//! relay-loadtest.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! relay-gateway.
+
+fn main() {}

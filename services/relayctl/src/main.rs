@@ -1,0 +1,3 @@
+//! relayctl.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! relay-worker.
+
+fn main() {}
