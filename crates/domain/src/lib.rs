@@ -7,6 +7,7 @@ pub mod delivery;
 pub mod event_id;
 pub mod ids;
 pub mod mentions;
+pub mod metric_names;
 pub mod names;
 pub mod scope;
 pub mod session;

@@ -1,1 +1,8 @@
-//! relay-runtime.
+//! What every service process needs around its work: logs, traces, metrics, and an orderly end.
+//!
+//! Used by `main` functions only. It knows nothing of messages, Postgres or NATS.
+
+pub mod metrics;
+pub mod shutdown;
+pub mod telemetry;
+pub mod trace;

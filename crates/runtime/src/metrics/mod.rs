@@ -1,0 +1,93 @@
+//! Prometheus metrics and the probes, on a listener of their own.
+//!
+//! The listener is for operators: it is never the one that clients reach, and it needs no token.
+
+mod describe;
+
+use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result};
+use axum::{Router, http::StatusCode, http::header::CONTENT_TYPE, routing::get};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use relay_domain::metric_names as name;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// From a tenth of a millisecond to half a minute: the range in which latencies are told apart.
+const SECONDS: [f64; 17] = [
+    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+    10.0, 30.0,
+];
+/// Commit batches hold a few hundred requests at most.
+const BATCH_SIZES: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
+/// How often histograms are folded, so that what nobody scrapes does not pile up.
+const UPKEEP_EACH: Duration = Duration::from_secs(5);
+
+/// The process's metrics.
+#[derive(Clone)]
+pub struct Handle {
+    prometheus: PrometheusHandle,
+}
+
+impl Handle {
+    /// The metrics in Prometheus' text format.
+    #[must_use]
+    pub fn render(&self) -> String {
+        self.prometheus.render()
+    }
+}
+
+/// Whether the process should get work.
+pub type Readiness = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// Collects metrics from now on. Call once, first in `main`.
+///
+/// # Errors
+/// When metrics are collected already.
+pub fn install() -> Result<Handle> {
+    let prometheus = PrometheusBuilder::new()
+        .set_buckets(&SECONDS)
+        .and_then(|builder| {
+            builder.set_buckets_for_metric(Matcher::Full(name::COMMIT_BATCH_SIZE.to_owned()), &BATCH_SIZES)
+        })
+        .and_then(PrometheusBuilder::install_recorder)
+        .context("install the metrics recorder")?;
+    describe::all();
+    Ok(Handle { prometheus })
+}
+
+/// Binds `addr` and serves `/metrics`, `/health` and `/ready` there until `stop`.
+///
+/// `/health` is 200 while the process lives; `/ready` is 200 or 503, as `readiness` says.
+/// Returns the address, whose port is the system's choice when 0 was asked for, and the server to run.
+///
+/// # Errors
+/// When the address cannot be bound.
+pub async fn serve(
+    addr: SocketAddr,
+    handle: Handle,
+    readiness: Readiness,
+    stop: CancellationToken,
+) -> io::Result<(SocketAddr, impl Future<Output = io::Result<()>> + Send)> {
+    let listener = TcpListener::bind(addr).await?;
+    let addr = listener.local_addr()?;
+    let upkeep = handle.prometheus.clone();
+    let stopped = stop.clone();
+    tokio::spawn(async move {
+        while stopped.run_until_cancelled(tokio::time::sleep(UPKEEP_EACH)).await.is_some() {
+            upkeep.run_upkeep();
+        }
+    });
+    let routes = Router::new()
+        .route("/metrics", get(move || {
+            let text = handle.render();
+            async move { ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text) }
+        }))
+        .route("/health", get(|| async { "ok\n" }))
+        .route("/ready", get(move || {
+            let ready = readiness();
+            async move { if ready { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") } }
+        }));
+    let server = axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned());
+    Ok((addr, server.into_future()))
+}
