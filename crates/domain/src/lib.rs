@@ -3,6 +3,7 @@
 //! Nothing in here performs I/O, awaits or reads a clock: instants come in as values, decisions go
 //! out as values, and the caller acts on them. Every other crate may depend on this one.
 
+pub mod agent;
 pub mod delivery;
 pub mod event_id;
 pub mod ids;
