@@ -1,0 +1,10 @@
+//! Thin clients of the engine's public interfaces, for tests and tools. They know shapes, not rules.
+
+mod api;
+mod frames;
+mod helpers;
+mod node_socket;
+
+pub use api::{Api, Reply};
+pub use helpers::{Agent, NodeToken};
+pub use node_socket::{ConnectError, NodeSocket};

@@ -1,0 +1,204 @@
+//! Starts a stack: servers, schema, processes, readiness.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+use tokio::process::Command;
+
+use super::{Backends, Service, Stack, StateDir};
+use crate::binaries;
+use crate::ports::Port;
+use crate::proxy::TcpProxy;
+use crate::servers::{Nats, Postgres};
+
+const DATABASE: &str = "relay";
+
+/// What a [`Stack`] shall consist of.
+#[derive(Clone, Debug)]
+pub struct StackBuilder {
+    gateways: usize,
+    worker: bool,
+    through_proxies: bool,
+    state_dir: Option<PathBuf>,
+    bin_dir: Option<PathBuf>,
+    env: Vec<(String, String)>,
+}
+
+impl Default for StackBuilder {
+    fn default() -> Self {
+        Self {
+            gateways: 2,
+            worker: true,
+            through_proxies: false,
+            state_dir: None,
+            bin_dir: None,
+            env: Vec::new(),
+        }
+    }
+}
+
+impl StackBuilder {
+    /// How many gateways (default 2; 0 gives servers and schema only).
+    #[must_use]
+    pub fn gateways(mut self, count: usize) -> Self {
+        self.gateways = count;
+        self
+    }
+
+    /// Whether there is a worker (default yes).
+    #[must_use]
+    pub fn worker(mut self, on: bool) -> Self {
+        self.worker = on;
+        self
+    }
+
+    /// Lets gateways and worker reach Postgres and NATS through proxies that the test controls (default no).
+    #[must_use]
+    pub fn through_proxies(mut self, on: bool) -> Self {
+        self.through_proxies = on;
+        self
+    }
+
+    /// Keeps data and logs in `dir` instead of a temporary folder.
+    #[must_use]
+    pub fn state_dir(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.state_dir = Some(dir.into());
+        self
+    }
+
+    /// Takes the binaries from `dir` (default: see [`binaries::directory`]).
+    #[must_use]
+    pub fn bin_dir(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.bin_dir = Some(dir.into());
+        self
+    }
+
+    /// Sets an environment variable for gateways and worker.
+    #[must_use]
+    pub fn env(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.env.push((key.into(), value.into()));
+        self
+    }
+
+    /// Starts everything and waits until it is ready.
+    pub async fn start(self) -> Result<Stack> {
+        let bin_dir = match &self.bin_dir {
+            Some(dir) => dir.clone(),
+            None => binaries::directory()?,
+        };
+        let state = match &self.state_dir {
+            Some(dir) => {
+                fs::create_dir_all(dir)?;
+                StateDir::Kept(dir.canonicalize()?)
+            }
+            None => StateDir::Temporary(temporary_dir()?),
+        };
+        let (postgres_dir, nats_dir) = (state.path().join("postgres"), state.path().join("nats"));
+        let (postgres, nats) =
+            tokio::try_join!(Postgres::start(&postgres_dir), Nats::start(&nats_dir))?;
+        let database_url = postgres.create_database(DATABASE).await?;
+        migrate(
+            &binaries::find(&bin_dir, "relayctl")?,
+            &database_url,
+            &nats.url(),
+        )
+        .await?;
+
+        let mut backends = Backends {
+            database_url: database_url.clone(),
+            nats_url: nats.url(),
+        };
+        let (mut postgres_proxy, mut nats_proxy) = (None, None);
+        if self.through_proxies {
+            let to_postgres = TcpProxy::start(&postgres.address())?;
+            let to_nats = TcpProxy::start(&nats.address())?;
+            backends.database_url = to_postgres.through(&database_url)?;
+            backends.nats_url = format!("nats://{}", to_nats.address());
+            (postgres_proxy, nats_proxy) = (Some(to_postgres), Some(to_nats));
+        }
+        let logs = state.path().join("logs");
+        fs::create_dir_all(&logs)?;
+        let mut stack = Stack {
+            gateways: Vec::new(),
+            worker: None,
+            postgres_proxy,
+            nats_proxy,
+            nats,
+            postgres,
+            database_url,
+            state,
+        };
+        self.start_services(&mut stack, &bin_dir, &backends, &logs)
+            .await?;
+        Ok(stack)
+    }
+
+    async fn start_services(
+        &self,
+        stack: &mut Stack,
+        bin_dir: &Path,
+        backends: &Backends,
+        logs: &Path,
+    ) -> Result<()> {
+        for number in 1..=self.gateways {
+            let name = format!("gateway-{number}");
+            let program = binaries::find(bin_dir, "relay-gateway")?;
+            let log = logs.join(format!("{name}.log"));
+            let (main, metrics) = (Port::free()?, Port::free()?);
+            let (listen, metrics_listen) = (main.address(), metrics.address());
+            let gateway = Service::gateway(
+                &name,
+                program,
+                backends,
+                &listen,
+                &metrics_listen,
+                &self.env,
+                &log,
+            )?;
+            stack.gateways.push(gateway.keeping([main, metrics]));
+        }
+        if self.worker {
+            let program = binaries::find(bin_dir, "relay-worker")?;
+            let metrics = Port::free()?;
+            let listen = metrics.address();
+            let log = logs.join("worker.log");
+            let worker = Service::worker("worker", program, backends, &listen, &self.env, &log)?;
+            stack.worker = Some(worker.keeping([metrics]));
+        }
+        for service in stack.gateways.iter().chain(&stack.worker) {
+            service.wait_ready().await?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs `relayctl migrate`.
+pub async fn migrate(relayctl: &Path, database_url: &str, nats_url: &str) -> Result<()> {
+    let output = Command::new(relayctl)
+        .arg("migrate")
+        .env("DATABASE_URL", database_url)
+        .env("NATS_URL", nats_url)
+        .stdin(Stdio::null())
+        .output()
+        .await
+        .with_context(|| format!("run {}", relayctl.display()))?;
+    if !output.status.success() {
+        bail!(
+            "relayctl migrate ended with {}:\n{}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(())
+}
+
+/// A temporary folder that Postgres' user can walk through when we are root.
+fn temporary_dir() -> Result<tempfile::TempDir> {
+    let dir = tempfile::Builder::new().prefix("relay-stack-").tempdir()?;
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711))?;
+    Ok(dir)
+}
