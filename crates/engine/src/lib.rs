@@ -5,6 +5,7 @@
 
 mod error;
 mod ids;
+mod schema;
 
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use relay_store::Store;
 
 pub use error::{EngineError, EngineResult};
 pub use ids::IdSource;
+pub use schema::{MigrationError, migrate};
 
 /// Everything a gateway or worker can do. Cheap to clone; all clones share their state.
 #[derive(Clone)]

@@ -22,7 +22,10 @@ impl Shutdown {
     /// When the signal handlers cannot be installed.
     pub fn on_signals() -> io::Result<Self> {
         let shutdown = Self::default();
-        let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let (mut term, mut int) = (
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+        );
         let asked = shutdown.asked.clone();
         tokio::spawn(async move {
             tokio::select! {

@@ -5,7 +5,9 @@ use std::{io::stderr, time::Duration};
 use anyhow::{Context as _, Result};
 use opentelemetry::{global, trace::TracerProvider as _};
 use opentelemetry_sdk::{Resource, propagation::TraceContextPropagator, trace::SdkTracerProvider};
-use tracing_subscriber::{EnvFilter, Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _};
+use tracing_subscriber::{
+    EnvFilter, Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+};
 
 /// The variable that switches trace export on. Its value is a gRPC endpoint, `http://host:4317`.
 const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
@@ -33,9 +35,11 @@ pub fn init(service_name: &'static str) -> Result<Guard> {
         Ok(endpoint) if !endpoint.is_empty() => Some(provider(service_name)?),
         _ => None,
     };
-    let spans = provider
-        .as_ref()
-        .map(|provider| tracing_opentelemetry::layer().with_tracer(provider.tracer("relay")).with_filter(filter()));
+    let spans = provider.as_ref().map(|provider| {
+        tracing_opentelemetry::layer()
+            .with_tracer(provider.tracer("relay"))
+            .with_filter(filter())
+    });
     let logs = tracing_subscriber::fmt::layer()
         .json()
         .flatten_event(true)
@@ -43,12 +47,18 @@ pub fn init(service_name: &'static str) -> Result<Guard> {
         .with_span_list(false)
         .with_writer(stderr)
         .with_filter(filter());
-    tracing_subscriber::registry().with(spans).with(logs).try_init().context("install the log subscriber")?;
+    tracing_subscriber::registry()
+        .with(spans)
+        .with(logs)
+        .try_init()
+        .context("install the log subscriber")?;
     Ok(Guard { provider })
 }
 
 fn filter() -> EnvFilter {
-    EnvFilter::builder().with_default_directive(tracing::Level::INFO.into()).from_env_lossy()
+    EnvFilter::builder()
+        .with_default_directive(tracing::Level::INFO.into())
+        .from_env_lossy()
 }
 
 fn provider(service_name: &'static str) -> Result<SdkTracerProvider> {

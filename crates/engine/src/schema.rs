@@ -1,0 +1,42 @@
+//! Bringing the database up to date, for `relayctl migrate`.
+
+use std::{
+    error::Error,
+    time::{Duration, Instant},
+};
+
+use relay_store::{Store, StoreError};
+
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(250);
+
+/// The schema could not be brought up to date.
+#[derive(Debug, thiserror::Error)]
+pub enum MigrationError {
+    /// Postgres did not answer, or refused the connection.
+    #[error("postgres cannot be used")]
+    Unusable(#[from] StoreError),
+    /// A migration failed and was rolled back.
+    #[error("a migration failed")]
+    Failed(#[source] Box<dyn Error + Send + Sync>),
+}
+
+/// Applies the migrations to the database at `url`, waiting up to `patience` for Postgres to answer.
+///
+/// Idempotent; two at once are serialised by a lock in Postgres.
+///
+/// # Errors
+/// When Postgres does not answer in time, or refuses a migration (which then leaves no trace).
+pub async fn migrate(url: &str, patience: Duration) -> Result<(), MigrationError> {
+    let store = Store::connect(url, 1)?;
+    let asked_at = Instant::now();
+    while let Err(error) = store.ping().await {
+        if !error.is_unavailable() || asked_at.elapsed() >= patience {
+            return Err(error.into());
+        }
+        tokio::time::sleep(ASK_AGAIN_AFTER).await;
+    }
+    store
+        .migrate()
+        .await
+        .map_err(|error| MigrationError::Failed(Box::new(error)))
+}

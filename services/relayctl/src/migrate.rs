@@ -1,0 +1,27 @@
+//! `relayctl migrate`.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+/// What `relayctl migrate` takes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The Postgres database. Its user must own the schema.
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
+    database_url: String,
+    /// How long to wait for Postgres to answer, in seconds.
+    #[arg(long, default_value_t = 30)]
+    wait_seconds: u64,
+}
+
+pub(crate) async fn run(arguments: Arguments) -> Result<()> {
+    relay_engine::migrate(
+        &arguments.database_url,
+        Duration::from_secs(arguments.wait_seconds),
+    )
+    .await
+    .context("migrate the database")?;
+    println!("the schema is up to date");
+    Ok(())
+}
