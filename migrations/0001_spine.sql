@@ -159,9 +159,9 @@ CREATE TABLE messages (
     -- The root of the thread; null for a root.
     thread_id           bigint,
     text                text NOT NULL,
-    blocks              jsonb,
-    metadata            jsonb NOT NULL DEFAULT '{}',
-    attachments         jsonb NOT NULL DEFAULT '[]',
+    blocks              json,
+    metadata            json NOT NULL DEFAULT '{}',
+    attachments         json NOT NULL DEFAULT '[]',
     mentions            text[] NOT NULL DEFAULT '{}',
     -- wait or steer.
     mode                text NOT NULL DEFAULT 'wait',

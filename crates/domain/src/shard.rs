@@ -7,17 +7,21 @@ pub const SHARDS: u16 = 64;
 
 /// The shard of an agent's mailbox, from 0 to 63.
 ///
-/// FNV-1a over the two ids in big-endian order; the value is part of stored subjects, so it must
+/// Mixes the two ids (the finaliser of MurmurHash3). The value is part of stored subjects, so it must
 /// never depend on the process, the platform or the version.
 #[must_use]
 pub fn shard_of(workspace: WorkspaceId, agent: AgentId) -> u16 {
-    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
-    for byte in workspace.get().to_be_bytes().into_iter().chain(agent.get().to_be_bytes()) {
-        hash ^= u64::from(byte);
-        hash = hash.wrapping_mul(0x0000_0100_0000_01b3);
-    }
-    // The high half is mixed best.
-    u16::try_from((hash >> 32) % u64::from(SHARDS)).unwrap_or(0)
+    let mut hash = mix(workspace.get().cast_unsigned()) ^ agent.get().cast_unsigned();
+    hash = mix(hash);
+    u16::try_from(hash % u64::from(SHARDS)).unwrap_or(0)
+}
+
+const fn mix(mut bits: u64) -> u64 {
+    bits ^= bits >> 33;
+    bits = bits.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    bits ^= bits >> 33;
+    bits = bits.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    bits ^ (bits >> 33)
 }
 
 #[cfg(test)]

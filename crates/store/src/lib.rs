@@ -5,8 +5,45 @@
 //! `relay-engine`. Losing a race is an outcome, "not there" is `None`; only a database that did not do
 //! what was asked is an error.
 
+mod agents;
+mod idempotency;
+mod tokens;
+mod workspaces;
+mod worker_ids;
+pub mod commit;
+mod commit_write;
+pub mod cursors;
+mod bindings;
+mod deliveries;
+mod dms;
+pub mod dead_gateways;
 mod error;
+pub mod expiry;
+pub mod liveness;
+mod loop_state;
+pub mod outbox_relay;
+pub mod partitions;
+pub mod pruning;
+mod exceptions;
+mod messages_read;
+mod nodes;
+mod reads;
+pub mod hosting;
+pub mod leases;
 mod pool;
+pub mod providers;
+pub mod replay;
 
+pub use agents::{AgentChange, AgentRow, DeletedAgent, NewAgent, Registration, Seen};
+pub use bindings::{BindOutcome, BindingRow};
+pub use deliveries::DeliveryRow;
+pub use dms::{ConversationRow, ListedConversation, NewConversation};
 pub use error::{StoreError, StoreResult};
+pub use exceptions::DeliveryReport;
+pub use messages_read::{ListedMessage, MessagePage, MessageRow};
+pub use nodes::{DirectTokenOutcome, EnrolOutcome, NodeEnrolment, NodeFilter, NodeProviderRow, NodeRow};
+pub use reads::ReadReceipt;
+pub use idempotency::StoredResponse;
 pub use pool::{MIGRATOR, Store};
+pub use tokens::TokenOwner;
+pub use workspaces::{Creation, CreationKey, NewWorkspace, WorkspaceRow};

@@ -1,0 +1,432 @@
+//! Agents: registration, reading, changing, deleting, presence.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    AgentId, ChannelId, NodeId, WorkspaceScope,
+    agent::{AgentKind, AgentStatus},
+    names,
+    token::TokenHash,
+};
+use serde_json::Value;
+use sqlx::{FromRow, Row, postgres::PgRow};
+
+use crate::{Store, StoreError, StoreResult, tokens::read_hash};
+
+/// An agent that is not deleted.
+#[derive(Debug, Clone)]
+pub struct AgentRow {
+    /// Its id.
+    pub agent_id: AgentId,
+    /// Its name, unique in the workspace while it lives.
+    pub name: String,
+    /// What it is.
+    pub kind: AgentKind,
+    /// Who it is, in its own words.
+    pub persona: Option<String>,
+    /// What clients keep there.
+    pub metadata: Value,
+    /// What it can do.
+    pub capabilities: Option<Value>,
+    /// What it was last known to be doing.
+    pub status: AgentStatus,
+    /// The node it is on.
+    pub node_id: NodeId,
+    /// When it was registered.
+    pub created_at: DateTime<Utc>,
+    /// When it was last heard of.
+    pub last_seen_at: DateTime<Utc>,
+}
+
+impl FromRow<'_, PgRow> for AgentRow {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self {
+            agent_id: AgentId::new(row.try_get("agent_id")?),
+            name: row.try_get("name")?,
+            kind: AgentKind::parse(row.try_get("type")?).unwrap_or_default(),
+            persona: row.try_get("persona")?,
+            metadata: row.try_get("metadata")?,
+            capabilities: row.try_get("capabilities")?,
+            status: AgentStatus::parse(row.try_get("status")?).unwrap_or_default(),
+            node_id: NodeId::new(row.try_get::<String, _>("node_id")?),
+            created_at: row.try_get("created_at")?,
+            last_seen_at: row.try_get("last_seen_at")?,
+        })
+    }
+}
+
+/// An agent to be registered.
+#[derive(Debug)]
+pub struct NewAgent<'a> {
+    /// Its id.
+    pub agent_id: AgentId,
+    /// Its name.
+    pub name: &'a str,
+    /// What it is.
+    pub kind: AgentKind,
+    /// Who it is.
+    pub persona: Option<&'a str>,
+    /// What clients keep there.
+    pub metadata: &'a Value,
+    /// What it can do.
+    pub capabilities: Option<&'a Value>,
+    /// What it is good at.
+    pub skills: Option<&'a Value>,
+    /// The hash of its token.
+    pub token: TokenHash,
+    /// When it is registered.
+    pub at: DateTime<Utc>,
+    /// The channel it joins at once, by name, if any.
+    pub joins: Option<&'a str>,
+}
+
+/// What became of a registration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Registration {
+    /// The agent exists now, and is a member of this channel.
+    Registered(Option<ChannelId>),
+    /// A living agent has that name.
+    NameTaken,
+}
+
+/// What to change of an agent. `None` leaves a field as it is.
+#[derive(Debug, Default)]
+pub struct AgentChange<'a> {
+    /// What it is doing.
+    pub status: Option<AgentStatus>,
+    /// Who it is; `Some(None)` clears it.
+    pub persona: Option<Option<&'a str>>,
+    /// Merged key by key into what is there.
+    pub metadata: Option<&'a Value>,
+    /// What it can do; `Some(None)` clears it.
+    pub capabilities: Option<Option<&'a Value>>,
+    /// What it is good at.
+    pub skills: Option<&'a Value>,
+}
+
+/// What a deletion took along.
+#[derive(Debug)]
+pub struct DeletedAgent {
+    /// The agent.
+    pub agent_id: AgentId,
+    /// The node it was on.
+    pub node_id: NodeId,
+    /// Its own token and the token of its direct node.
+    pub tokens: Vec<TokenHash>,
+    /// The channels it was a member of.
+    pub channels: Vec<ChannelId>,
+}
+
+/// One authenticated call of an agent, for its `last_seen_at`.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen {
+    /// The workspace.
+    pub scope: WorkspaceScope,
+    /// The agent.
+    pub agent_id: AgentId,
+    /// When.
+    pub at: DateTime<Utc>,
+}
+
+macro_rules! columns {
+    () => {
+        "agent_id, name, type, persona, metadata, capabilities, status, node_id, created_at, last_seen_at"
+    };
+}
+
+impl Store {
+    /// Registers an agent with its mailbox, token and first membership, in one statement.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn register_agent(&self, scope: WorkspaceScope, new: &NewAgent<'_>) -> StoreResult<Registration> {
+        let row: Option<Option<i64>> = sqlx::query_scalar(
+            "WITH agent AS (
+                INSERT INTO agents (workspace_id, agent_id, name, type, persona, metadata, capabilities, skills,
+                                    node_id, created_at, last_seen_at)
+                VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $10)
+                ON CONFLICT (workspace_id, name) WHERE deleted_at IS NULL DO NOTHING
+                RETURNING agent_id
+             ), head AS (
+                INSERT INTO mailbox_heads (workspace_id, agent_id) SELECT $1, agent_id FROM agent
+             ), cursors AS (
+                INSERT INTO mailbox_cursors (workspace_id, agent_id) SELECT $1, agent_id FROM agent
+             ), token AS (
+                INSERT INTO tokens (token_hash, kind, workspace_id, agent_id, created_at)
+                SELECT $11, 'agent', $1, agent_id, $10 FROM agent
+             ), channel AS (
+                UPDATE channels SET members_version = members_version + 1
+                WHERE workspace_id = $1 AND name = $12 AND type = 0 AND archived_at IS NULL
+                  AND EXISTS (SELECT FROM agent)
+                RETURNING channel_id
+             ), member AS (
+                INSERT INTO channel_members (workspace_id, channel_id, agent_id, joined_at)
+                SELECT $1, channel_id, $2, $10 FROM channel
+             )
+             SELECT (SELECT channel_id FROM channel) FROM agent",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(new.agent_id.get())
+        .bind(new.name)
+        .bind(new.kind.as_str())
+        .bind(new.persona)
+        .bind(new.metadata)
+        .bind(new.capabilities)
+        .bind(new.skills)
+        .bind(NodeId::direct(new.agent_id).as_str())
+        .bind(new.at)
+        .bind(&new.token.as_bytes()[..])
+        .bind(new.joins)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("registering an agent"))?;
+        Ok(match row {
+            Some(channel) => Registration::Registered(channel.map(ChannelId::new)),
+            None => Registration::NameTaken,
+        })
+    }
+
+    /// The living agent of that name.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn agent_by_name(&self, scope: WorkspaceScope, name: &str) -> StoreResult<Option<AgentRow>> {
+        sqlx::query_as(concat!("SELECT ", columns!(), " FROM agents WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL"))
+        .bind(scope.workspace_id().get())
+        .bind(name)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("looking up an agent by name"))
+    }
+
+    /// The living agent of that id.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn agent(&self, scope: WorkspaceScope, agent: AgentId) -> StoreResult<Option<AgentRow>> {
+        sqlx::query_as(concat!("SELECT ", columns!(), " FROM agents WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL"))
+        .bind(scope.workspace_id().get())
+        .bind(agent.get())
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading an agent"))
+    }
+
+    /// Living agents, oldest first, at most [`names::MAX_LISTED_AGENTS`].
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn agents(&self, scope: WorkspaceScope) -> StoreResult<Vec<AgentRow>> {
+        sqlx::query_as(concat!("SELECT ", columns!(), " FROM agents WHERE workspace_id = $1 AND deleted_at IS NULL ORDER BY agent_id LIMIT $2"))
+        .bind(scope.workspace_id().get())
+        .bind(names::MAX_LISTED_AGENTS)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("listing agents"))
+    }
+
+    /// Changes an agent. `None` when there is none of that name or its metadata would pass
+    /// `metadata_limit` bytes.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn update_agent(
+        &self,
+        scope: WorkspaceScope,
+        name: &str,
+        change: &AgentChange<'_>,
+        metadata_limit: i32,
+        at: DateTime<Utc>,
+    ) -> StoreResult<Option<AgentRow>> {
+        // A status is newer than any call that came before it: last_seen_at moves along, so that a late
+        // refresh (see `agents_seen`) does not bring the agent back.
+        sqlx::query_as(concat!("UPDATE agents SET
+                status = coalesce($3, status),
+                last_seen_at = CASE WHEN $3 IS NULL THEN last_seen_at ELSE greatest(last_seen_at, $11) END,
+                persona = CASE WHEN $4 THEN $5 ELSE persona END,
+                metadata = metadata || coalesce($6, '{}'),
+                capabilities = CASE WHEN $7 THEN $8 ELSE capabilities END,
+                skills = coalesce($9, skills)
+             WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL
+               AND ($6 IS NULL OR octet_length((metadata || $6)::text) <= $10)
+             RETURNING ", columns!()))
+        .bind(scope.workspace_id().get())
+        .bind(name)
+        .bind(change.status.map(AgentStatus::as_str))
+        .bind(change.persona.is_some())
+        .bind(change.persona.flatten())
+        .bind(change.metadata)
+        .bind(change.capabilities.is_some())
+        .bind(change.capabilities.flatten())
+        .bind(change.skills)
+        .bind(metadata_limit)
+        .bind(at)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("updating an agent"))
+    }
+
+    /// Deletes an agent with its tokens and memberships. `None` when there is none of that name.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn delete_agent(
+        &self,
+        scope: WorkspaceScope,
+        name: &str,
+        at: DateTime<Utc>,
+    ) -> StoreResult<Option<DeletedAgent>> {
+        // Channel rows are locked in the order of their ids, as two deletions at once may share channels.
+        let doing = "deleting an agent";
+        let row = sqlx::query(
+            "WITH gone AS (
+                UPDATE agents SET deleted_at = $3, status = 'offline', token_generation = token_generation + 1
+                WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL
+                RETURNING agent_id, node_id
+             ), locked AS (
+                SELECT c.channel_id FROM channels c
+                JOIN channel_members m ON m.workspace_id = c.workspace_id AND m.channel_id = c.channel_id
+                WHERE c.workspace_id = $1 AND m.agent_id = (SELECT agent_id FROM gone)
+                ORDER BY c.channel_id FOR UPDATE OF c
+             ), bumped AS (
+                UPDATE channels c SET members_version = members_version + 1 FROM locked
+                WHERE c.workspace_id = $1 AND c.channel_id = locked.channel_id
+             ), memberships AS (
+                DELETE FROM channel_members m USING gone
+                WHERE m.workspace_id = $1 AND m.agent_id = gone.agent_id
+             ), dead_tokens AS (
+                DELETE FROM tokens t USING gone
+                WHERE t.workspace_id = $1
+                  AND (t.agent_id = gone.agent_id OR t.node_id = 'node_direct_' || gone.agent_id)
+                RETURNING t.token_hash
+             )
+             SELECT agent_id, node_id,
+                    ARRAY(SELECT token_hash FROM dead_tokens) AS tokens,
+                    ARRAY(SELECT channel_id FROM locked) AS channels
+             FROM gone",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(name)
+        .bind(at)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let Some(row) = row else { return Ok(None) };
+        let read = || -> sqlx::Result<DeletedAgent> {
+            Ok(DeletedAgent {
+                agent_id: AgentId::new(row.try_get("agent_id")?),
+                node_id: NodeId::new(row.try_get::<String, _>("node_id")?),
+                tokens: row.try_get::<Vec<Vec<u8>>, _>("tokens")?.iter().filter_map(|t| read_hash(t)).collect(),
+                channels: row.try_get::<Vec<i64>, _>("channels")?.into_iter().map(ChannelId::new).collect(),
+            })
+        };
+        read().map(Some).map_err(StoreError::from_sqlx(doing))
+    }
+
+    /// Gives an agent a new token and raises its generation. Returns the old token's hash, if it had one;
+    /// the outer `None` when there is no such agent.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn rotate_agent_token(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        token: TokenHash,
+        at: DateTime<Utc>,
+    ) -> StoreResult<Option<Option<TokenHash>>> {
+        let doing = "rotating an agent's token";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // The agent's row serialises rotations.
+        let found = sqlx::query(
+            "UPDATE agents SET token_generation = token_generation + 1
+             WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(agent.get())
+        .execute(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        if found.rows_affected() == 0 {
+            return Ok(None);
+        }
+        let old: Option<Vec<u8>> = sqlx::query_scalar(
+            "DELETE FROM tokens WHERE workspace_id = $1 AND agent_id = $2 AND kind = 'agent' RETURNING token_hash",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(agent.get())
+        .fetch_optional(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        sqlx::query(
+            "INSERT INTO tokens (token_hash, kind, workspace_id, agent_id, created_at) VALUES ($3, 'agent', $1, $2, $4)",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(agent.get())
+        .bind(&token.as_bytes()[..])
+        .bind(at)
+        .execute(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some(old.and_then(|bytes| read_hash(&bytes))))
+    }
+
+    /// Sets what an agent is doing, as told by itself at `at`.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn set_agent_status(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        status: AgentStatus,
+        at: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        sqlx::query(
+            "UPDATE agents SET status = $3, last_seen_at = greatest(last_seen_at, $4)
+             WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(agent.get())
+        .bind(status.as_str())
+        .bind(at)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("setting an agent's status"))?;
+        Ok(())
+    }
+
+    /// Notes calls of agents: they are alive, and no longer offline unless something newer says so.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn agents_seen(&self, seen: &[Seen]) -> StoreResult<()> {
+        let workspaces: Vec<i64> = seen.iter().map(|s| s.scope.workspace_id().get()).collect();
+        let agents: Vec<i64> = seen.iter().map(|s| s.agent_id.get()).collect();
+        let instants: Vec<DateTime<Utc>> = seen.iter().map(|s| s.at).collect();
+        // Rows are locked in key order, so that two gateways cannot deadlock.
+        sqlx::query(
+            "WITH seen AS (
+                SELECT workspace_id, agent_id, max(at) AS at
+                FROM unnest($1::bigint[], $2::bigint[], $3::timestamptz[]) AS s (workspace_id, agent_id, at)
+                GROUP BY workspace_id, agent_id
+             ), locked AS (
+                SELECT a.workspace_id, a.agent_id, seen.at FROM agents a JOIN seen USING (workspace_id, agent_id)
+                WHERE a.deleted_at IS NULL AND a.last_seen_at < seen.at
+                ORDER BY a.workspace_id, a.agent_id FOR UPDATE OF a
+             )
+             UPDATE agents a SET last_seen_at = locked.at,
+                    status = CASE WHEN a.status = 'offline' THEN 'active' ELSE a.status END
+             FROM locked
+             WHERE a.workspace_id = locked.workspace_id AND a.agent_id = locked.agent_id
+               AND a.last_seen_at < locked.at",
+        )
+        .bind(workspaces)
+        .bind(agents)
+        .bind(instants)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("noting that agents were seen"))?;
+        Ok(())
+    }
+}

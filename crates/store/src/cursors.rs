@@ -1,0 +1,189 @@
+//! Where mailboxes stand, and moving their floors.
+//!
+//! Cursor rows are written only here and by the expiry, REST settling and worker statements; always in
+//! transactions of their own, locked in (workspace, agent) order (invariant 8).
+
+use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, session::Seq};
+use sqlx::Row;
+
+use crate::{Store, StoreError, StoreResult};
+
+/// A mailbox and where its agent is.
+#[derive(Debug, Clone)]
+pub struct Position {
+    /// The tenant.
+    pub scope: WorkspaceScope,
+    /// Whose mailbox.
+    pub agent_id: AgentId,
+    /// The agent's name.
+    pub agent_name: String,
+    /// The agent's node.
+    pub node_id: NodeId,
+    /// The agent's provider; none: any of the node.
+    pub provider: Option<ProviderName>,
+    /// The seq that will be allotted next.
+    pub next_seq: Seq,
+    /// The highest seq known to have been written to a socket.
+    pub sent_seq: Seq,
+    /// Acknowledged over a socket up to here.
+    pub ack_floor: Seq,
+    /// Settled by any means up to here.
+    pub settled_floor: Seq,
+}
+
+/// What a gateway learnt about one mailbox since it last wrote.
+#[derive(Debug, Clone)]
+pub struct CursorMove {
+    /// The tenant.
+    pub scope: WorkspaceScope,
+    /// Whose mailbox.
+    pub agent_id: AgentId,
+    /// The node whose connection says so: the fence of an ack is the agent's location.
+    pub node_id: NodeId,
+    /// The provider whose connection says so.
+    pub provider: ProviderName,
+    /// Highest seq written to the socket; 0 when nothing new.
+    pub sent_seq: Seq,
+    /// Highest seq acknowledged; 0 when nothing new.
+    pub acked_seq: Seq,
+}
+
+const POSITION_COLUMNS: &str = "a.workspace_id, a.agent_id, a.name, a.node_id, a.provider,
+    h.next_seq, c.sent_seq, c.ack_floor, c.settled_floor";
+
+/// The floor moves only while the agent is still at the node and provider that acknowledged. The
+/// settled floor follows it, and runs on over rows settled one by one.
+const FLUSH: &str = "
+WITH moves AS (
+    SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
+        AS m (workspace_id, agent_id, node_id, provider, sent, acked)
+), locked AS MATERIALIZED (
+    SELECT c.workspace_id, c.agent_id, c.ack_floor, c.settled_floor, m.sent, m.acked
+      FROM moves m
+      JOIN agents a ON a.workspace_id = m.workspace_id AND a.agent_id = m.agent_id
+                   AND a.node_id = m.node_id AND (a.provider IS NULL OR a.provider = m.provider)
+      JOIN mailbox_cursors c ON c.workspace_id = m.workspace_id AND c.agent_id = m.agent_id
+     ORDER BY c.workspace_id, c.agent_id
+       FOR UPDATE OF c
+), moved AS (
+    UPDATE mailbox_cursors c
+       SET sent_seq = greatest(c.sent_seq, l.sent),
+           ack_floor = greatest(c.ack_floor, l.acked),
+           settled_floor = (
+               SELECT coalesce(max(x.seq) FILTER (WHERE x.seq = l.base + x.nth), l.base)
+                 FROM (SELECT e.seq, row_number() OVER (ORDER BY e.seq) AS nth
+                         FROM delivery_exceptions e
+                        WHERE e.workspace_id = l.workspace_id AND e.agent_id = l.agent_id
+                          AND e.seq > l.base AND e.state IN (1, 2, 4)) AS x)
+      FROM (SELECT *, greatest(settled_floor, acked) AS base FROM locked) AS l
+     WHERE c.workspace_id = l.workspace_id AND c.agent_id = l.agent_id
+), logged AS (
+    INSERT INTO ack_log (workspace_id, agent_id, acked_at, created_on, ack_floor)
+    SELECT workspace_id, agent_id, date_trunc('second', now()), (now() AT TIME ZONE 'UTC')::date, acked
+      FROM locked WHERE acked > ack_floor
+    ON CONFLICT (workspace_id, agent_id, acked_at, created_on)
+    DO UPDATE SET ack_floor = greatest(ack_log.ack_floor, excluded.ack_floor)
+)
+SELECT coalesce(sum(acked - ack_floor) FILTER (WHERE acked > ack_floor), 0)::bigint FROM locked";
+
+impl Store {
+    /// The positions of these mailboxes; those of deleted agents are left out.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn positions(&self, of: &[(WorkspaceScope, AgentId)]) -> StoreResult<Vec<Position>> {
+        let (workspaces, agents) = split(of);
+        let query = format!(
+            "SELECT {POSITION_COLUMNS}
+               FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
+               JOIN agents a USING (workspace_id, agent_id)
+               JOIN mailbox_heads h USING (workspace_id, agent_id)
+               JOIN mailbox_cursors c USING (workspace_id, agent_id)
+              WHERE a.deleted_at IS NULL"
+        );
+        let rows = sqlx::query(sqlx::AssertSqlSafe(query))
+            .bind(workspaces)
+            .bind(agents)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("reading mailbox positions"))?;
+        Ok(rows.iter().map(position).collect())
+    }
+
+    /// The positions of all agents located on a node's provider, in name order.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn positions_of_provider(
+        &self,
+        scope: WorkspaceScope,
+        node: &NodeId,
+        provider: &ProviderName,
+    ) -> StoreResult<Vec<Position>> {
+        let query = format!(
+            "SELECT {POSITION_COLUMNS}
+               FROM agents a
+               JOIN mailbox_heads h USING (workspace_id, agent_id)
+               JOIN mailbox_cursors c USING (workspace_id, agent_id)
+              WHERE a.workspace_id = $1 AND a.node_id = $2 AND a.deleted_at IS NULL
+                AND (a.provider IS NULL OR a.provider = $3)
+              ORDER BY a.name"
+        );
+        let rows = sqlx::query(sqlx::AssertSqlSafe(query))
+            .bind(scope.workspace_id().get())
+            .bind(node.as_str())
+            .bind(provider.as_str())
+            .fetch_all(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("reading a provider's mailbox positions"))?;
+        Ok(rows.iter().map(position).collect())
+    }
+
+    /// Records what was sent and acknowledged, set-wise. Returns how many rows became acknowledged.
+    ///
+    /// At most one entry per mailbox. Moves are monotonic; an entry whose agent has moved away from
+    /// the node and provider named in it changes nothing.
+    ///
+    /// # Errors
+    /// When Postgres is away or the statement lost a lock race; the caller keeps the moves.
+    pub async fn flush_cursors(&self, moves: &[CursorMove]) -> StoreResult<i64> {
+        let mut columns = (vec![], vec![], vec![], vec![], vec![], vec![]);
+        for m in moves {
+            columns.0.push(m.scope.workspace_id().get());
+            columns.1.push(m.agent_id.get());
+            columns.2.push(m.node_id.as_str());
+            columns.3.push(m.provider.as_str());
+            columns.4.push(m.sent_seq);
+            columns.5.push(m.acked_seq);
+        }
+        sqlx::query_scalar(FLUSH)
+            .bind(columns.0)
+            .bind(columns.1)
+            .bind(columns.2)
+            .bind(columns.3)
+            .bind(columns.4)
+            .bind(columns.5)
+            .fetch_one(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("moving mailbox cursors"))
+    }
+}
+
+/// Two columns for `unnest`.
+pub(crate) fn split(of: &[(WorkspaceScope, AgentId)]) -> (Vec<i64>, Vec<i64>) {
+    of.iter().map(|(scope, agent)| (scope.workspace_id().get(), agent.get())).unzip()
+}
+
+fn position(row: &sqlx::postgres::PgRow) -> Position {
+    Position {
+        scope: WorkspaceScope::from_engine_row(WorkspaceId::new(row.get("workspace_id"))),
+        agent_id: AgentId::new(row.get("agent_id")),
+        agent_name: row.get("name"),
+        node_id: NodeId::new(row.get::<String, _>("node_id")),
+        provider: row.get::<Option<String>, _>("provider").map(ProviderName::new),
+        next_seq: row.get("next_seq"),
+        sent_seq: row.get("sent_seq"),
+        ack_floor: row.get("ack_floor"),
+        settled_floor: row.get("settled_floor"),
+    }
+}

@@ -1,0 +1,250 @@
+//! Single deliveries settled or parked by REST, beside what the floors of a mailbox say.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    AgentId, DeliveryId, MessageId, WorkspaceScope,
+    delivery::{Exception, Request, SourceKind, extend_floor, on_request, state_of},
+};
+use sqlx::{PgTransaction, Row as _};
+
+use crate::{Store, StoreError, StoreResult, reads};
+
+/// What a recipient says about one of its deliveries.
+#[derive(Debug, Clone)]
+pub enum DeliveryReport {
+    /// Done with it.
+    Ack,
+    /// Could not handle it.
+    Fail {
+        /// Why.
+        error: Option<String>,
+        /// Whether trying again could help. Recorded only.
+        retryable: Option<bool>,
+    },
+    /// Wants it later.
+    Defer {
+        /// When.
+        available_at: DateTime<Utc>,
+        /// Why.
+        reason: Option<String>,
+    },
+}
+
+impl DeliveryReport {
+    const fn request(&self) -> Request {
+        match self {
+            Self::Ack => Request::Ack,
+            Self::Fail { .. } => Request::Fail,
+            Self::Defer { .. } => Request::Defer,
+        }
+    }
+}
+
+/// How many settled rows are read at a time while the floor is extended.
+const FLOOR_PAGE: i64 = 256;
+
+impl Store {
+    /// Applies a recipient's report to its delivery: an exception row, the settled floor, and for an
+    /// ack the read. All in one transaction that holds the mailbox's cursor row.
+    ///
+    /// `Some(true)` when the row changed, `Some(false)` when it stayed as it was, `None` when there is
+    /// no such delivery.
+    ///
+    /// # Errors
+    /// When Postgres does not answer.
+    pub async fn report_delivery(
+        &self,
+        scope: WorkspaceScope,
+        delivery: DeliveryId,
+        report: &DeliveryReport,
+    ) -> StoreResult<Option<bool>> {
+        let doing = "settling a delivery";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let Some(changed) = report_in(&mut tx, scope, delivery, report).await? else {
+            return Ok(None);
+        };
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some(changed))
+    }
+}
+
+/// [`Store::report_delivery`] within a transaction that has locked nothing but, at most, this cursor.
+pub(crate) async fn report_in(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    delivery: DeliveryId,
+    report: &DeliveryReport,
+) -> StoreResult<Option<bool>> {
+    let doing = "settling a delivery";
+    let (workspace, agent) = (scope.workspace_id().get(), delivery.agent.get());
+    let row = sqlx::query(
+        "SELECT seq, source_kind FROM deliveries
+          WHERE workspace_id = $1 AND source_id = $2 AND agent_id = $3 AND redrive_no = $4
+          ORDER BY created_on DESC LIMIT 1",
+    )
+    .bind(workspace)
+    .bind(delivery.source)
+    .bind(agent)
+    .bind(delivery.redrive_no)
+    .fetch_optional(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
+    let Some(row) = row else { return Ok(None) };
+    let (seq, source_kind): (i64, i16) = (row.get(0), row.get(1));
+
+    let cursor = lock_cursor(tx, scope, delivery.agent).await?;
+    let current: Option<i16> = sqlx::query_scalar(
+        "SELECT state FROM delivery_exceptions WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3",
+    )
+    .bind(workspace)
+    .bind(agent)
+    .bind(seq)
+    .fetch_optional(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
+    let current = current.and_then(|code| Exception::from_code(code).ok());
+    let state = state_of(seq, cursor.sent_seq, cursor.ack_floor, current);
+    let Some(new) = on_request(state, seq <= cursor.settled_floor, report.request()) else {
+        return Ok(Some(false));
+    };
+
+    let (error, retryable, reason, available_at) = match report {
+        DeliveryReport::Ack => (None, None, None, None),
+        DeliveryReport::Fail { error, retryable } => (error.as_deref(), *retryable, None, None),
+        DeliveryReport::Defer { available_at, reason } => (None, None, reason.as_deref(), Some(*available_at)),
+    };
+    // The cursor row is locked and every writer of exceptions locks it first, so the expected state
+    // cannot have moved; the WHERE says it once more. An equal defer changes nothing.
+    let written = sqlx::query(
+        "INSERT INTO delivery_exceptions AS x
+                (workspace_id, agent_id, seq, state, error, retryable, reason, available_at, at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, now())
+         ON CONFLICT (workspace_id, agent_id, seq) DO UPDATE
+            SET state = excluded.state, error = excluded.error, retryable = excluded.retryable,
+                reason = excluded.reason, available_at = excluded.available_at, at = excluded.at
+          WHERE x.state IS NOT DISTINCT FROM $9
+            AND (x.state, x.reason, x.available_at)
+                IS DISTINCT FROM (excluded.state, excluded.reason, excluded.available_at)",
+    )
+    .bind(workspace)
+    .bind(agent)
+    .bind(seq)
+    .bind(new.code())
+    .bind(error)
+    .bind(retryable)
+    .bind(reason)
+    .bind(available_at)
+    .bind(current.map(Exception::code))
+    .execute(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?
+    .rows_affected();
+    if written == 0 {
+        return Ok(Some(false));
+    }
+
+    if new.is_settled() {
+        settle_contiguous(tx, scope, delivery.agent, cursor.settled_floor).await?;
+    }
+    if new == Exception::Acked && source_kind == SourceKind::Message.code() {
+        reads::record(tx, scope, MessageId::new(delivery.source), delivery.agent).await?;
+    }
+    Ok(Some(true))
+}
+
+/// The position of a mailbox, its row locked until the transaction ends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LockedCursor {
+    /// Highest seq known to have been written to a socket.
+    pub(crate) sent_seq: i64,
+    /// Acknowledged over a socket up to here.
+    pub(crate) ack_floor: i64,
+    /// Settled by whatever means up to here.
+    pub(crate) settled_floor: i64,
+}
+
+/// Locks a mailbox's cursor row, made first if there is none.
+pub(crate) async fn lock_cursor(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    agent: AgentId,
+) -> StoreResult<LockedCursor> {
+    let doing = "locking a mailbox cursor";
+    let select = "SELECT sent_seq, ack_floor, settled_floor FROM mailbox_cursors
+                   WHERE workspace_id = $1 AND agent_id = $2 FOR UPDATE";
+    let read = |row: sqlx::postgres::PgRow| LockedCursor {
+        sent_seq: row.get(0),
+        ack_floor: row.get(1),
+        settled_floor: row.get(2),
+    };
+    let (workspace, agent) = (scope.workspace_id().get(), agent.get());
+    let found = sqlx::query(select)
+        .bind(workspace)
+        .bind(agent)
+        .fetch_optional(&mut **tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+    if let Some(row) = found {
+        return Ok(read(row));
+    }
+    sqlx::query("INSERT INTO mailbox_cursors (workspace_id, agent_id) VALUES ($1, $2) ON CONFLICT DO NOTHING")
+        .bind(workspace)
+        .bind(agent)
+        .execute(&mut **tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+    sqlx::query(select)
+        .bind(workspace)
+        .bind(agent)
+        .fetch_one(&mut **tx)
+        .await
+        .map(read)
+        .map_err(StoreError::from_sqlx(doing))
+}
+
+/// Moves the settled floor over the rows that are settled one by one right above it. The caller holds
+/// the cursor row. Returns where the floor stands now.
+pub(crate) async fn settle_contiguous(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    agent: AgentId,
+    from: i64,
+) -> StoreResult<i64> {
+    let doing = "extending a settled floor";
+    let (workspace, agent) = (scope.workspace_id().get(), agent.get());
+    let mut floor = from;
+    loop {
+        let page: Vec<i64> = sqlx::query_scalar(
+            // Acked, failed and dead-lettered rows are settled; deferred ones are not.
+            "SELECT seq FROM delivery_exceptions
+              WHERE workspace_id = $1 AND agent_id = $2 AND seq > $3 AND state <> 3
+              ORDER BY seq LIMIT $4",
+        )
+        .bind(workspace)
+        .bind(agent)
+        .bind(floor)
+        .bind(FLOOR_PAGE)
+        .fetch_all(&mut **tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let reached = extend_floor(floor, page.iter().copied());
+        let whole_page = page.last() == Some(&reached) && page.len() as i64 == FLOOR_PAGE;
+        floor = reached;
+        if !whole_page {
+            break;
+        }
+    }
+    if floor > from {
+        sqlx::query(
+            "UPDATE mailbox_cursors SET settled_floor = $3
+              WHERE workspace_id = $1 AND agent_id = $2 AND settled_floor < $3",
+        )
+        .bind(workspace)
+        .bind(agent)
+        .bind(floor)
+        .execute(&mut **tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+    }
+    Ok(floor)
+}

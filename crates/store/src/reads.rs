@@ -1,0 +1,108 @@
+//! Explicit reads: receipts and the last-read pointers of members.
+//!
+//! What an agent read by acknowledging over its socket is derived from the ack floor, not stored here.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{AgentId, DeliveryId, MessageId, WorkspaceScope};
+use sqlx::{PgTransaction, Row as _};
+
+use crate::{DeliveryReport, Store, StoreError, StoreResult, exceptions, messages_read::day_of};
+
+/// An agent's read of a message.
+#[derive(Debug, Clone, Copy)]
+pub struct ReadReceipt {
+    /// When it was first read.
+    pub read_at: DateTime<Utc>,
+    /// Whether this call was the first.
+    pub first: bool,
+    /// Whether a delivery was settled by it.
+    pub settled: bool,
+}
+
+impl Store {
+    /// Records that the agent read the message, and acknowledges its delivery of it, if any.
+    /// `None` when there is no such message or the agent is not a member of its channel.
+    ///
+    /// # Errors
+    /// When Postgres does not answer.
+    pub async fn mark_read(
+        &self,
+        scope: WorkspaceScope,
+        message: MessageId,
+        agent: AgentId,
+    ) -> StoreResult<Option<ReadReceipt>> {
+        let doing = "marking a message as read";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let member: bool = sqlx::query_scalar(
+            "SELECT EXISTS (
+                SELECT FROM messages m JOIN channel_members cm USING (workspace_id, channel_id)
+                 WHERE m.workspace_id = $1 AND m.message_id = $2 AND m.created_on = $3 AND cm.agent_id = $4)",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(message.get())
+        .bind(day_of(message.get()))
+        .bind(agent.get())
+        .fetch_one(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        if !member {
+            return Ok(None);
+        }
+        let delivery = DeliveryId { source: message.get(), agent, redrive_no: 0 };
+        // Cursor first, then the read: the order of every transaction that touches both.
+        let settled = exceptions::report_in(&mut tx, scope, delivery, &DeliveryReport::Ack).await?;
+        let (read_at, first) = record(&mut tx, scope, message, agent).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        let settled = settled == Some(true);
+        Ok(Some(ReadReceipt { read_at, first: first || settled, settled }))
+    }
+}
+
+/// Writes the receipt once and moves the member's last-read pointer forward. Returns when the message
+/// was first read, and whether that is now.
+pub(crate) async fn record(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    message: MessageId,
+    agent: AgentId,
+) -> StoreResult<(DateTime<Utc>, bool)> {
+    let doing = "recording a read";
+    let workspace = scope.workspace_id().get();
+    let first: Option<DateTime<Utc>> = sqlx::query_scalar(
+        "INSERT INTO message_reads (workspace_id, message_id, agent_id, read_at) VALUES ($1, $2, $3, now())
+         ON CONFLICT DO NOTHING RETURNING read_at",
+    )
+    .bind(workspace)
+    .bind(message.get())
+    .bind(agent.get())
+    .fetch_optional(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
+    if let Some(read_at) = first {
+        sqlx::query(
+            "UPDATE channel_members cm SET last_read_id = $2, last_read_at = now()
+               FROM messages m
+              WHERE m.workspace_id = $1 AND m.message_id = $2 AND m.created_on = $3
+                AND cm.workspace_id = $1 AND cm.channel_id = m.channel_id AND cm.agent_id = $4
+                AND coalesce(cm.last_read_id, -1) < $2",
+        )
+        .bind(workspace)
+        .bind(message.get())
+        .bind(day_of(message.get()))
+        .bind(agent.get())
+        .execute(&mut **tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        return Ok((read_at, true));
+    }
+    let row = sqlx::query(
+        "SELECT read_at FROM message_reads WHERE workspace_id = $1 AND message_id = $2 AND agent_id = $3",
+    )
+    .bind(workspace)
+    .bind(message.get())
+    .bind(agent.get())
+    .fetch_one(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
+    Ok((row.get(0), false))
+}

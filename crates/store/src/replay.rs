@@ -1,0 +1,188 @@
+//! Reading delivery rows back in seq order: replay, gap repair and republishing.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    AgentId, ChannelId, MessageId, WorkspaceId, WorkspaceScope, delivery::Exception, session::Seq,
+};
+use sqlx::{Row, postgres::PgRow};
+
+use crate::{Store, StoreError, StoreResult};
+
+/// Rows read per mailbox and page.
+pub const PAGE: i64 = 50;
+
+/// A delivery row with all that its frame is made of.
+#[derive(Debug, Clone)]
+pub struct StoredDelivery {
+    /// The tenant.
+    pub scope: WorkspaceScope,
+    /// The recipient.
+    pub agent_id: AgentId,
+    /// The recipient's name.
+    pub agent_name: String,
+    /// Where the recipient is now: node, and provider if known.
+    pub location: (String, Option<String>),
+    /// Its place in the mailbox.
+    pub seq: Seq,
+    /// The source's id.
+    pub source_id: i64,
+    /// 0 for the original.
+    pub redrive_no: i16,
+    /// Code of [`relay_domain::delivery::Mode`].
+    pub mode: i16,
+    /// When it expires.
+    pub expires_at: DateTime<Utc>,
+    /// How the row departs from its mailbox's floors.
+    pub exception: Option<Exception>,
+    /// The message; none once retention has dropped it.
+    pub message: Option<StoredMessage>,
+}
+
+/// A message as its frames need it.
+#[derive(Debug, Clone)]
+pub struct StoredMessage {
+    /// Its id.
+    pub id: MessageId,
+    /// When it was written.
+    pub created_at: DateTime<Utc>,
+    /// Its channel.
+    pub channel_id: ChannelId,
+    /// The channel's name.
+    pub channel_name: String,
+    /// 0 channel, 1 one-to-one conversation, 2 group conversation.
+    pub channel_type: i16,
+    /// For conversations.
+    pub conversation_id: Option<String>,
+    /// The author.
+    pub agent_id: AgentId,
+    /// The author's name.
+    pub agent_name: String,
+    /// agent, human or system.
+    pub agent_type: String,
+    /// The root of the thread, for a reply.
+    pub thread_id: Option<MessageId>,
+    /// The text.
+    pub text: String,
+    /// Blocks, as given.
+    pub blocks: Option<serde_json::Value>,
+    /// Metadata, as given.
+    pub metadata: serde_json::Value,
+    /// Attachments.
+    pub attachments: serde_json::Value,
+    /// Mentioned names.
+    pub mentions: Vec<String>,
+    /// wait or steer.
+    pub mode: String,
+}
+
+const COLUMNS: &str = "d.workspace_id, d.agent_id, a.name AS recipient_name, a.node_id, a.provider,
+    d.seq, d.source_id, d.redrive_no, d.mode AS delivery_mode, d.expires_at, x.state,
+    m.message_id, m.created_at, m.channel_id, ch.name AS channel_name, ch.type AS channel_type,
+    ch.conversation_id, m.agent_id AS author_id, m.agent_name AS author_name, m.agent_type, m.thread_id,
+    m.text, m.blocks, m.metadata, m.attachments, m.mentions, m.mode";
+
+/// A message's day follows from its snowflake, so that its partition is found without a search.
+const SOURCE_JOINS: &str = "
+    JOIN agents a ON a.workspace_id = d.workspace_id AND a.agent_id = d.agent_id
+    LEFT JOIN delivery_exceptions x
+           ON x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id AND x.seq = d.seq
+    LEFT JOIN messages m
+           ON d.source_kind = 0 AND m.workspace_id = d.workspace_id AND m.message_id = d.source_id
+          AND m.created_on = (to_timestamp(((d.source_id >> 22) + 1735689600000) / 1000.0)
+                              AT TIME ZONE 'UTC')::date
+    LEFT JOIN channels ch ON ch.workspace_id = m.workspace_id AND ch.channel_id = m.channel_id";
+
+impl Store {
+    /// For each mailbox the rows from the given seq on, in order, at most [`PAGE`] each, and none
+    /// before `since` (older rows have expired: their partitions are not read).
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn deliveries_from(
+        &self,
+        of: &[(WorkspaceScope, AgentId, Seq)],
+        since: DateTime<Utc>,
+    ) -> StoreResult<Vec<StoredDelivery>> {
+        let workspaces: Vec<i64> = of.iter().map(|(scope, _, _)| scope.workspace_id().get()).collect();
+        let agents: Vec<i64> = of.iter().map(|(_, agent, _)| agent.get()).collect();
+        let from: Vec<Seq> = of.iter().map(|(_, _, seq)| *seq).collect();
+        let query = format!(
+            "SELECT {COLUMNS}
+               FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS k (workspace_id, agent_id, from_seq)
+              CROSS JOIN LATERAL (
+                    SELECT * FROM deliveries
+                     WHERE workspace_id = k.workspace_id AND agent_id = k.agent_id
+                       AND seq >= k.from_seq AND created_on >= $4
+                     ORDER BY seq LIMIT $5) AS d
+               {SOURCE_JOINS}
+              ORDER BY d.workspace_id, d.agent_id, d.seq"
+        );
+        let rows = sqlx::query(sqlx::AssertSqlSafe(query))
+            .bind(workspaces)
+            .bind(agents)
+            .bind(from)
+            .bind(since.date_naive())
+            .bind(PAGE)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("reading deliveries from a position"))?;
+        Ok(rows.iter().map(stored).collect())
+    }
+
+    /// All deliveries of these messages, for publishing them again.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn deliveries_of(&self, sources: &[(WorkspaceScope, MessageId)]) -> StoreResult<Vec<StoredDelivery>> {
+        let workspaces: Vec<i64> = sources.iter().map(|(scope, _)| scope.workspace_id().get()).collect();
+        let ids: Vec<i64> = sources.iter().map(|(_, id)| id.get()).collect();
+        let query = format!(
+            "SELECT {COLUMNS}
+               FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, source_id)
+               JOIN deliveries d ON d.workspace_id = k.workspace_id AND d.source_id = k.source_id
+               {SOURCE_JOINS}
+              ORDER BY d.workspace_id, d.agent_id, d.seq"
+        );
+        let rows = sqlx::query(sqlx::AssertSqlSafe(query))
+            .bind(workspaces)
+            .bind(ids)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("reading the deliveries of messages"))?;
+        Ok(rows.iter().map(stored).collect())
+    }
+}
+
+fn stored(row: &PgRow) -> StoredDelivery {
+    let message = row.get::<Option<i64>, _>("message_id").map(|id| StoredMessage {
+        id: MessageId::new(id),
+        created_at: row.get("created_at"),
+        channel_id: ChannelId::new(row.get("channel_id")),
+        channel_name: row.get("channel_name"),
+        channel_type: row.get("channel_type"),
+        conversation_id: row.get("conversation_id"),
+        agent_id: AgentId::new(row.get("author_id")),
+        agent_name: row.get("author_name"),
+        agent_type: row.get("agent_type"),
+        thread_id: row.get::<Option<i64>, _>("thread_id").map(MessageId::new),
+        text: row.get("text"),
+        blocks: row.get("blocks"),
+        metadata: row.get("metadata"),
+        attachments: row.get("attachments"),
+        mentions: row.get("mentions"),
+        mode: row.get("mode"),
+    });
+    StoredDelivery {
+        scope: WorkspaceScope::from_engine_row(WorkspaceId::new(row.get("workspace_id"))),
+        agent_id: AgentId::new(row.get("agent_id")),
+        agent_name: row.get("recipient_name"),
+        location: (row.get("node_id"), row.get("provider")),
+        seq: row.get("seq"),
+        source_id: row.get("source_id"),
+        redrive_no: row.get("redrive_no"),
+        mode: row.get("delivery_mode"),
+        expires_at: row.get("expires_at"),
+        exception: row.get::<Option<i16>, _>("state").and_then(|code| Exception::from_code(code).ok()),
+        message,
+    }
+}

@@ -1,0 +1,83 @@
+//! Tokens: whom a token hash stands for.
+
+use relay_domain::{AgentId, NodeId, WorkspaceId, agent::AgentKind, token::TokenHash};
+use sqlx::Row;
+
+use crate::{Store, StoreError, StoreResult};
+
+/// Whom a live token stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenOwner {
+    /// A workspace's key.
+    Workspace {
+        /// The workspace.
+        workspace: WorkspaceId,
+    },
+    /// An agent's token.
+    Agent {
+        /// The workspace.
+        workspace: WorkspaceId,
+        /// The agent.
+        agent_id: AgentId,
+        /// Its name.
+        name: String,
+        /// What it is.
+        kind: AgentKind,
+        /// How often its token has been rotated, from 1.
+        token_generation: i64,
+    },
+    /// A node's token.
+    Node {
+        /// The workspace.
+        workspace: WorkspaceId,
+        /// The node.
+        node_id: NodeId,
+    },
+}
+
+impl Store {
+    /// Whom a token stands for. `None` when there is no such token, or its workspace or agent is deleted
+    /// or expired.
+    ///
+    /// The one read that takes no scope: it is what makes scopes.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn token_owner(&self, hash: &TokenHash) -> StoreResult<Option<TokenOwner>> {
+        let doing = "looking up a token";
+        let row = sqlx::query(
+            "SELECT t.kind, t.workspace_id, t.agent_id, t.node_id, a.name, a.type AS agent_type, a.token_generation
+             FROM tokens t
+             JOIN workspaces w ON w.workspace_id = t.workspace_id
+             LEFT JOIN agents a ON a.workspace_id = t.workspace_id AND a.agent_id = t.agent_id
+             WHERE t.token_hash = $1
+               AND w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > now())
+               AND (t.kind <> 'agent' OR (a.agent_id IS NOT NULL AND a.deleted_at IS NULL))",
+        )
+        .bind(&hash.as_bytes()[..])
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let Some(row) = row else { return Ok(None) };
+        let read = || -> sqlx::Result<TokenOwner> {
+            let workspace = WorkspaceId::new(row.try_get("workspace_id")?);
+            Ok(match row.try_get::<&str, _>("kind")? {
+                "agent" => TokenOwner::Agent {
+                    workspace,
+                    agent_id: AgentId::new(row.try_get("agent_id")?),
+                    name: row.try_get("name")?,
+                    kind: AgentKind::parse(row.try_get("agent_type")?).unwrap_or_default(),
+                    token_generation: row.try_get("token_generation")?,
+                },
+                "node" => TokenOwner::Node { workspace, node_id: NodeId::new(row.try_get::<String, _>("node_id")?) },
+                _ => TokenOwner::Workspace { workspace },
+            })
+        };
+        read().map(Some).map_err(StoreError::from_sqlx(doing))
+    }
+}
+
+/// A stored hash, if it has the right length (a CHECK in spirit: only this crate writes them).
+pub(crate) fn read_hash(bytes: &[u8]) -> Option<TokenHash> {
+    bytes.try_into().ok().map(TokenHash::from_bytes)
+}
