@@ -1,1 +1,17 @@
-//! relay-stream.
+//! All NATS of the engine: the per-agent log on JetStream, hints between processes, liveness probes.
+//!
+//! Nothing here has authority. The log may lag, lose or reorder, a hint may be lost; whoever reads
+//! them compares with Postgres. Losing NATS costs latency, never a message.
+
+mod connection;
+mod error;
+mod hints;
+mod log;
+mod probe;
+mod subjects;
+
+pub use connection::{Link, Stream};
+pub use error::{StreamError, StreamResult};
+pub use hints::{Hint, Hints};
+pub use log::{LiveFrame, LogFrame, Tail};
+pub use probe::{ProbeRequest, Probes};
