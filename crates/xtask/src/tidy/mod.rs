@@ -1,0 +1,91 @@
+//! `cargo xtask tidy`: the rules of docs/ and style that a machine can check. Each failure says where and why.
+
+mod boundaries;
+mod dependencies;
+mod length;
+mod names;
+mod paths;
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::cargo;
+
+/// A file of the repository: its path from the root, and its text.
+struct Source {
+    path: String,
+    text: String,
+}
+
+pub(crate) fn run() -> Result<()> {
+    let sources = sources(&cargo::root())?;
+    let mut findings = Vec::new();
+    for check in [
+        boundaries::check,
+        dependencies::check,
+        length::check,
+        names::check,
+        paths::check,
+    ] {
+        check(&sources, &mut findings);
+    }
+    for finding in &findings {
+        eprintln!("tidy: {finding}");
+    }
+    if !findings.is_empty() {
+        bail!("{} findings", findings.len());
+    }
+    println!("tidy: {} files are fine", sources.len());
+    Ok(())
+}
+
+/// Every text file that is tracked, or new and not ignored.
+fn sources(root: &Path) -> Result<Vec<Source>> {
+    let output = Command::new("git")
+        .args([
+            "ls-files",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+            "-z",
+        ])
+        .current_dir(root)
+        .output()
+        .context("run git")?;
+    if !output.status.success() {
+        bail!(
+            "git ls-files failed: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    let listed = String::from_utf8(output.stdout).context("a path that is not UTF-8")?;
+    let files = listed.split('\0').filter(|path| !path.is_empty());
+    // Unreadable as text: binary, or deleted but still tracked.
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).ok();
+    Ok(files
+        .filter_map(|path| {
+            Some(Source {
+                path: path.to_owned(),
+                text: read(path)?,
+            })
+        })
+        .collect())
+}
+
+impl Source {
+    fn is_rust(&self) -> bool {
+        self.path.ends_with(".rs")
+    }
+
+    /// Lines of code with their numbers; lines that are only a comment are left out.
+    fn code_lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        let numbered = self
+            .text
+            .lines()
+            .enumerate()
+            .map(|(index, line)| (index + 1, line));
+        numbered.filter(|(_, line)| !line.trim_start().starts_with("//"))
+    }
+}
