@@ -4,12 +4,14 @@
 //! out as values, and the caller acts on them. Every other crate may depend on this one.
 
 pub mod agent;
+pub mod conversation;
 pub mod delivery;
 pub mod event_id;
 pub mod ids;
 pub mod mentions;
 pub mod metric_names;
 pub mod names;
+pub mod node;
 pub mod scope;
 pub mod session;
 pub mod shard;
