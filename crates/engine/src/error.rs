@@ -1,5 +1,6 @@
 //! Everything a use case can refuse. The gateway gives each variant its status and code.
 
+use relay_domain::{names::InvalidText, token::TokenKind};
 use relay_store::StoreError;
 
 /// The result of a use case.
@@ -14,6 +15,86 @@ pub enum EngineError {
     /// Storage failed for a reason of its own.
     #[error("storage failed")]
     Store(#[source] StoreError),
+    /// The outcome of a commit is not known and stays so: the caller must get no status at all.
+    #[error("the outcome of the commit is unknown")]
+    OutcomeUnknown,
+    /// The operating system gave no random bytes.
+    #[error("no random bytes")]
+    NoRandomness,
+    /// All worker numbers are leased.
+    #[error("no worker number is free")]
+    NoWorkerNumber,
+
+    /// The text is no token.
+    #[error("invalid token format")]
+    InvalidTokenFormat,
+    /// No such token, or it is dead.
+    #[error("unknown {kind:?} token")]
+    UnknownToken {
+        /// What it claims to be.
+        kind: TokenKind,
+    },
+    /// Only an agent may do this.
+    #[error("an agent token is required")]
+    AgentTokenRequired,
+
+    /// A text is empty, too long or has forbidden characters.
+    #[error(transparent)]
+    InvalidText(#[from] InvalidText),
+    /// The request makes no sense for another reason, told to the caller.
+    #[error("{0}")]
+    InvalidRequest(String),
+
+    /// The `Idempotency-Key` is empty, too long or not visible ASCII.
+    #[error("invalid idempotency key")]
+    InvalidIdempotencyKey,
+    /// The key was used with another body.
+    #[error("the idempotency key was used with another body")]
+    IdempotencyKeyReused,
+    /// The request with that key is still being worked on.
+    #[error("a request with that idempotency key is in progress")]
+    IdempotencyInProgress,
+    /// An anonymous creation needs a key that cannot be guessed.
+    #[error("the idempotency key of an anonymous creation is too short")]
+    CreationKeyTooWeak,
+    /// The key made a workspace from another body.
+    #[error("the idempotency key made a workspace from another body")]
+    CreationKeyConflict,
+    /// The workspace that the key made is gone.
+    #[error("the workspace made with that idempotency key is gone")]
+    CreationKeyTerminalized,
+
+    /// No such workspace.
+    #[error("workspace not found")]
+    WorkspaceNotFound,
+    /// No living agent of that name or id.
+    #[error("agent {0} not found")]
+    AgentNotFound(String),
+    /// A living agent has that name.
+    #[error("agent {0} already exists")]
+    AgentAlreadyExists(String),
+    /// The caller may not rotate this agent's token.
+    #[error("agent recovery is not authorized")]
+    AgentRecoveryNotAuthorized,
+
+    /// No such channel.
+    #[error("channel {0} not found")]
+    ChannelNotFound(String),
+    /// A channel has that name.
+    #[error("channel {0} already exists")]
+    ChannelAlreadyExists(String),
+    /// The name cannot be a channel's.
+    #[error("invalid channel name")]
+    InvalidChannelName,
+    /// The channel is archived.
+    #[error("channel {0} is archived")]
+    ChannelArchived(String),
+    /// `general` stays.
+    #[error("the general channel cannot be archived")]
+    CannotArchiveGeneral,
+    /// The caller is no member of the channel.
+    #[error("not a member of channel {0}")]
+    NotAMember(String),
 }
 
 impl From<StoreError> for EngineError {

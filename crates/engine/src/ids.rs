@@ -33,6 +33,11 @@ impl IdSource {
         self.offset_ms.store(if offset.abs() < 50 { 0 } else { offset }, Ordering::Relaxed);
     }
 
+    /// Goes on with another leased worker number.
+    pub fn change_worker(&self, worker: u16) {
+        *self.snowflakes.lock().unwrap_or_else(PoisonError::into_inner) = Snowflakes::new(worker);
+    }
+
     /// The next id: unique across live processes, rising within this one.
     pub fn next_id(&self) -> i64 {
         let now = self.now_ms();

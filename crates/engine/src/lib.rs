@@ -3,17 +3,26 @@
 //! A call takes an authenticated caller and plain values, applies the rules of `relay-domain`, and
 //! reads and writes through `relay-store` and `relay-stream`. It knows nothing of HTTP or sockets.
 
+pub mod agents;
+pub mod auth;
 mod error;
+pub mod hints;
+pub mod idempotency;
 mod ids;
 mod schema;
+mod seen;
+mod start;
+pub mod workspaces;
 
 use std::sync::Arc;
 
+use chrono::{DateTime, Utc};
 use relay_store::Store;
 
 pub use error::{EngineError, EngineResult};
 pub use ids::IdSource;
 pub use schema::{MigrationError, migrate};
+pub use start::EngineConfig;
 
 /// Everything a gateway or worker can do. Cheap to clone; all clones share their state.
 #[derive(Clone)]
@@ -24,12 +33,36 @@ pub struct Engine {
 pub(crate) struct Inner {
     pub(crate) store: Store,
     pub(crate) ids: IdSource,
+    pub(crate) tokens: auth::TokenCache,
+    pub(crate) seen: seen::SeenNotes,
+    pub(crate) hints: hints::Hints,
 }
 
 impl Engine {
     /// The store, for the crate's own modules.
     pub(crate) fn store(&self) -> &Store {
         &self.inner.store
+    }
+
+    /// The hints that this process gives.
+    #[must_use]
+    pub fn hints(&self) -> &hints::Hints {
+        &self.inner.hints
+    }
+
+    /// Postgres' clock, as far as known.
+    #[must_use]
+    pub fn now(&self) -> DateTime<Utc> {
+        DateTime::from_timestamp_millis(self.inner.ids.now_ms()).unwrap_or_default()
+    }
+
+    /// Asks Postgres for a sign of life.
+    ///
+    /// # Errors
+    /// When it gives none.
+    pub async fn check_storage(&self) -> EngineResult<()> {
+        self.store().ping().await?;
+        Ok(())
     }
 
     /// The next snowflake id.

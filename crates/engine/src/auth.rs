@@ -1,0 +1,178 @@
+//! Who calls: tokens to callers, with a cache of seconds.
+//!
+//! The only place that turns a token into a [`WorkspaceScope`].
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use moka::sync::Cache;
+use relay_domain::{
+    AgentId, NodeId, WorkspaceScope,
+    agent::AgentKind,
+    token::{TOKEN_BYTES, TokenHash, TokenKind},
+};
+use relay_store::TokenOwner;
+
+use crate::{Engine, EngineError, EngineResult};
+
+/// A revocation that this process did not hear of is noticed after this long at the latest.
+const CACHED_FOR: Duration = Duration::from_secs(2);
+/// Tokens remembered at once; further ones push out the least used.
+const CACHED_TOKENS: u64 = 100_000;
+
+/// An authenticated caller.
+#[derive(Debug, Clone)]
+pub enum Credential {
+    /// The holder of a workspace's key.
+    Workspace {
+        /// The workspace.
+        scope: WorkspaceScope,
+    },
+    /// An agent.
+    Agent(AgentCaller),
+    /// A node.
+    Node(NodeCaller),
+}
+
+impl Credential {
+    /// The workspace that the caller belongs to.
+    #[must_use]
+    pub const fn scope(&self) -> WorkspaceScope {
+        match self {
+            Self::Workspace { scope } => *scope,
+            Self::Agent(agent) => agent.scope,
+            Self::Node(node) => node.scope,
+        }
+    }
+
+    /// The agent, when the caller is one.
+    #[must_use]
+    pub const fn agent_id(&self) -> Option<AgentId> {
+        match self {
+            Self::Agent(agent) => Some(agent.agent_id),
+            Self::Workspace { .. } | Self::Node(_) => None,
+        }
+    }
+}
+
+/// An agent that calls with its own token.
+#[derive(Debug, Clone)]
+pub struct AgentCaller {
+    /// The workspace.
+    pub scope: WorkspaceScope,
+    /// The agent.
+    pub agent_id: AgentId,
+    /// Its name.
+    pub name: Arc<str>,
+    /// What it is.
+    pub kind: AgentKind,
+    /// How often its token had been rotated when it was authenticated. A send relies on it.
+    pub token_generation: i64,
+}
+
+/// A node that calls with its own token.
+#[derive(Debug, Clone)]
+pub struct NodeCaller {
+    /// The workspace.
+    pub scope: WorkspaceScope,
+    /// The node.
+    pub node_id: NodeId,
+}
+
+/// What authentication remembers.
+#[derive(Debug)]
+pub(crate) struct TokenCache {
+    known: Cache<TokenHash, Credential>,
+    /// Counts revocations, so that an answer read before one is not remembered after it.
+    revocations: AtomicU64,
+}
+
+impl Default for TokenCache {
+    fn default() -> Self {
+        Self {
+            known: Cache::builder().max_capacity(CACHED_TOKENS).time_to_live(CACHED_FOR).build(),
+            revocations: AtomicU64::new(0),
+        }
+    }
+}
+
+/// A fresh token and its hash.
+pub(crate) struct FreshToken {
+    pub(crate) text: String,
+    pub(crate) hash: TokenHash,
+}
+
+impl Engine {
+    /// Who holds a token.
+    ///
+    /// # Errors
+    /// When the token has an unknown form, is of a kind that nothing issues yet, is unknown, or its
+    /// workspace is gone; or storage is away.
+    pub async fn authenticate(&self, token: &str) -> EngineResult<Credential> {
+        let kind = TokenKind::of(token).ok_or(EngineError::InvalidTokenFormat)?;
+        let hash = TokenHash::of(token);
+        let credential = match self.inner.tokens.known.get(&hash) {
+            Some(known) => known,
+            None => self.look_up(kind, hash).await?,
+        };
+        if let Credential::Agent(agent) = &credential {
+            self.inner.seen.note(agent.scope, agent.agent_id, self.now());
+        }
+        Ok(credential)
+    }
+
+    /// Forgets what is remembered of a token: it is dead, or whom it stands for has changed.
+    pub fn forget_token(&self, hash: &TokenHash) {
+        self.inner.tokens.revocations.fetch_add(1, Ordering::SeqCst);
+        self.inner.tokens.known.invalidate(hash);
+    }
+
+    /// Forgets a dead token here and tells the other processes.
+    pub(crate) fn revoke_token(&self, hash: TokenHash) {
+        self.forget_token(&hash);
+        self.inner.hints.token_revoked(hash);
+    }
+
+    /// A fresh random token.
+    pub(crate) fn fresh_token(&self, kind: TokenKind) -> EngineResult<FreshToken> {
+        let mut random = [0; TOKEN_BYTES];
+        getrandom::fill(&mut random).map_err(|_| EngineError::NoRandomness)?;
+        let text = kind.token(random);
+        let hash = TokenHash::of(&text);
+        Ok(FreshToken { text, hash })
+    }
+
+    async fn look_up(&self, kind: TokenKind, hash: TokenHash) -> EngineResult<Credential> {
+        let cache = &self.inner.tokens;
+        let revocations = cache.revocations.load(Ordering::SeqCst);
+        let credential = match (kind, self.store().token_owner(&hash).await?) {
+            (TokenKind::Workspace, Some(TokenOwner::Workspace { workspace })) => {
+                Credential::Workspace { scope: WorkspaceScope::from_verified_token(workspace) }
+            }
+            (TokenKind::Agent, Some(TokenOwner::Agent { workspace, agent_id, name, kind, token_generation })) => {
+                Credential::Agent(AgentCaller {
+                    scope: WorkspaceScope::from_verified_token(workspace),
+                    agent_id,
+                    name: name.into(),
+                    kind,
+                    token_generation,
+                })
+            }
+            (TokenKind::Node, Some(TokenOwner::Node { workspace, node_id })) => {
+                Credential::Node(NodeCaller { scope: WorkspaceScope::from_verified_token(workspace), node_id })
+            }
+            (kind, _) => return Err(EngineError::UnknownToken { kind }),
+        };
+        cache.known.insert(hash, credential.clone());
+        if cache.revocations.load(Ordering::SeqCst) != revocations {
+            // Some token died while this one was read: it may have been this one.
+            cache.known.invalidate(&hash);
+        }
+        Ok(credential)
+    }
+}
