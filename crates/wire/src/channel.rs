@@ -1,0 +1,135 @@
+//! Bodies of the channel routes.
+
+use relay_domain::{AgentId, ChannelId, WorkspaceId};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::field::{Timestamp, present};
+
+/// `POST /v1/channels`.
+#[derive(Debug, Deserialize)]
+pub struct CreateChannelBody {
+    /// The name; one leading `#` is dropped.
+    pub name: String,
+    /// What it is about.
+    #[serde(default)]
+    pub topic: Option<String>,
+    /// What clients keep there.
+    #[serde(default)]
+    pub metadata: Option<Map<String, Value>>,
+}
+
+/// `GET /v1/channels`.
+#[derive(Debug, Default, Deserialize)]
+pub struct ChannelsQuery {
+    /// Whether archived channels are listed too: `true` or `1`.
+    #[serde(default)]
+    pub include_archived: Option<String>,
+}
+
+/// `PATCH /v1/channels/:name`.
+#[derive(Debug, Deserialize)]
+pub struct UpdateChannelBody {
+    /// What it is about; null clears it.
+    #[serde(default, deserialize_with = "present")]
+    pub topic: Option<Option<String>>,
+    /// Replaces what clients keep there.
+    #[serde(default)]
+    pub metadata: Option<Map<String, Value>>,
+}
+
+/// `PATCH /v1/channels/:name/topic`.
+#[derive(Debug, Deserialize)]
+pub struct TopicBody {
+    /// What it is about.
+    pub topic: String,
+}
+
+/// `POST /v1/channels/:name/invite`.
+#[derive(Debug, Deserialize)]
+pub struct InviteBody {
+    /// Whom.
+    #[serde(alias = "agent")]
+    pub agent_name: String,
+}
+
+/// A channel.
+#[derive(Debug, Serialize)]
+pub struct Channel {
+    /// The channel.
+    pub id: ChannelId,
+    /// Its workspace.
+    pub workspace_id: WorkspaceId,
+    /// Its name.
+    pub name: String,
+    /// 0 for a channel.
+    pub channel_type: i16,
+    /// What it is about.
+    pub topic: Option<String>,
+    /// What clients keep there.
+    pub metadata: Value,
+    /// Who made it.
+    pub created_by: Option<AgentId>,
+    /// When.
+    pub created_at: Timestamp,
+    /// Whether it takes no more messages.
+    pub is_archived: bool,
+    /// How many members it has.
+    pub member_count: i64,
+}
+
+/// Answer to `GET /v1/channels/:name`.
+#[derive(Debug, Serialize)]
+pub struct ChannelDetails {
+    /// The channel.
+    #[serde(flatten)]
+    pub channel: Channel,
+    /// Its members.
+    pub members: Vec<Member>,
+}
+
+/// A member of a channel.
+#[derive(Debug, Serialize)]
+pub struct Member {
+    /// The agent.
+    pub agent_id: AgentId,
+    /// Its name.
+    pub agent_name: String,
+    /// owner or member.
+    pub role: String,
+    /// Since when.
+    pub joined_at: Timestamp,
+    /// Whether it gets the channel's messages.
+    pub is_muted: bool,
+}
+
+/// Answer to `POST /v1/channels/:name/join`.
+#[derive(Debug, Serialize)]
+pub struct Joined {
+    /// The channel's name.
+    pub channel: String,
+    /// Who joined.
+    pub agent_id: AgentId,
+    /// Whether nothing changed.
+    pub already_member: bool,
+}
+
+/// Answer to `POST /v1/channels/:name/invite`.
+#[derive(Debug, Serialize)]
+pub struct Invited {
+    /// The channel's name.
+    pub channel: String,
+    /// The new member's name.
+    pub agent: String,
+}
+
+/// Answer to `POST /v1/channels/:name/mute` and `/unmute`.
+#[derive(Debug, Serialize)]
+pub struct Muted {
+    /// The channel's name.
+    pub channel: String,
+    /// Whose mute it is.
+    pub agent_id: AgentId,
+    /// How it is now.
+    pub muted: bool,
+}

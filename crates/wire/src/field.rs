@@ -1,0 +1,61 @@
+//! Fields that need more than their type says.
+
+use std::fmt;
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// An instant as `2026-03-01T12:00:00.000Z`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Timestamp(pub DateTime<Utc>);
+
+impl From<DateTime<Utc>> for Timestamp {
+    fn from(instant: DateTime<Utc>) -> Self {
+        Self(instant)
+    }
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.format("%Y-%m-%dT%H:%M:%S%.3fZ").fmt(f)
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Tells a field that is `null` from one that is absent: `#[serde(default, deserialize_with = "present")]`.
+///
+/// # Errors
+/// When the value has another type.
+pub fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamps_have_milliseconds_and_a_z() {
+        let instant = DateTime::from_timestamp(1_772_366_400, 7_900_000).unwrap();
+        assert_eq!(Timestamp(instant).to_string(), "2026-03-01T12:00:00.007Z");
+    }
+
+    #[test]
+    fn null_is_not_absent() {
+        #[derive(Deserialize)]
+        struct Body {
+            #[serde(default, deserialize_with = "present")]
+            topic: Option<Option<String>>,
+        }
+        for (json, expected) in
+            [("{}", None), (r#"{"topic":null}"#, Some(None)), (r#"{"topic":"x"}"#, Some(Some("x".to_owned())))]
+        {
+            assert_eq!(serde_json::from_str::<Body>(json).unwrap().topic, expected);
+        }
+    }
+}
