@@ -131,15 +131,8 @@ impl Postgres {
         if self.process.is_running() {
             self.stop().await?;
         }
-        // After kill -9 the last backends may hold the shared memory for a moment, and the start is refused.
-        for _ in 0..20 {
-            self.process.start_again()?;
-            if self.wait_until_ready().await.is_ok() {
-                return Ok(());
-            }
-            tokio::time::sleep(Duration::from_millis(250)).await;
-        }
-        self.wait_until_ready().await
+        self.process.start_again()?;
+        self.wait_until_started().await
     }
 
     /// Freezes the postmaster (running backends go on, new connections hang).
@@ -150,6 +143,25 @@ impl Postgres {
     /// Wakes it.
     pub fn sigcont(&self) {
         self.process.sigcont();
+    }
+
+    /// Waits until it is ready. Backends of a killed server hold the data for a moment and the start is refused;
+    /// then it is tried again.
+    async fn wait_until_started(&self) -> Result<()> {
+        for _ in 0..40 {
+            let outcome = self.wait_until_ready().await;
+            if outcome.is_ok() || self.process.is_running() || !self.data_was_held() {
+                return outcome;
+            }
+            tokio::time::sleep(Duration::from_millis(250)).await;
+            self.process.start_again()?;
+        }
+        self.wait_until_ready().await
+    }
+
+    fn data_was_held(&self) -> bool {
+        let last_words = self.process.log_tail(3);
+        last_words.contains("postmaster.pid") || last_words.contains("shared memory block")
     }
 
     async fn wait_until_ready(&self) -> Result<()> {
