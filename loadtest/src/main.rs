@@ -1,3 +1,73 @@
-//! relay-loadtest.
+//! `relay-loadtest`: starts an engine of its own, measures it under load, and the bare servers beside it.
+//!
+//! It speaks to the engine as clients do, over HTTP and WebSockets. It never writes to the engine's database or
+//! streams, and it ends by itself, with every process that it started.
 
-fn main() {}
+mod api;
+mod baseline;
+mod cli;
+mod collector;
+mod drive;
+mod fleet;
+mod http;
+mod payload;
+mod posts;
+mod report;
+mod scenario;
+mod socket;
+mod stats;
+mod table;
+mod target;
+mod usage;
+mod window;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cli::Cli;
+use crate::report::Report;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let mut report = Report::new(std::env::args().skip(1).collect());
+    let ended = bounded(&cli, &mut report).await;
+    if !report.rows.is_empty() {
+        println!("\n{}", report.render());
+    }
+    let written = write_json(&cli, &report);
+    let mut code = ExitCode::SUCCESS;
+    for error in [ended, written].into_iter().filter_map(Result::err) {
+        eprintln!("relay-loadtest: {error:#}");
+        code = ExitCode::FAILURE;
+    }
+    if report.has_problems() {
+        ExitCode::FAILURE
+    } else {
+        code
+    }
+}
+
+/// The scenario, ended early by its time limit or a signal; dropping it ends the stack.
+async fn bounded(cli: &Cli, report: &mut Report) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let limit = Duration::from_secs(cli.common.limit);
+    tokio::select! {
+        ended = scenario::run(&cli.scenario, &cli.common, report) => ended,
+        () = tokio::time::sleep(limit) => bail!("gave up after {limit:?} (--limit)"),
+        _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+        _ = terminate.recv() => bail!("terminated"),
+    }
+}
+
+fn write_json(cli: &Cli, report: &Report) -> Result<()> {
+    let Some(path) = &cli.common.json else {
+        return Ok(());
+    };
+    let json = serde_json::to_string_pretty(report)?;
+    std::fs::write(path, json + "\n").with_context(|| format!("write {}", path.display()))
+}

@@ -1,0 +1,115 @@
+//! Many sockets at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use futures::{StreamExt, TryStreamExt, stream};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::api::{Agent, Workspace};
+use crate::collector::Collector;
+use crate::socket::{Acks, NodeSocket, NodeSpec};
+
+/// Sockets that connect at the same time.
+const AT_ONCE: usize = 64;
+
+/// The nodes for `agents`: a direct node each, or brokers with `per_socket` agents.
+pub(crate) async fn nodes(
+    workspace: &Workspace,
+    agents: &[Agent],
+    per_socket: usize,
+    prefix: &str,
+) -> Result<Vec<NodeSpec>> {
+    let spec = |access, broker, agents, acks| NodeSpec {
+        access,
+        broker,
+        agents,
+        acks,
+        goal: None,
+    };
+    if per_socket == 1 {
+        let accesses = workspace.direct_nodes(agents).await?;
+        let pairs = accesses.into_iter().zip(agents);
+        return Ok(pairs
+            .map(|(access, agent)| spec(access, false, vec![agent.clone()], Acks::Each))
+            .collect());
+    }
+    let mut specs = Vec::new();
+    for (number, hosted) in agents.chunks(per_socket).enumerate() {
+        let access = workspace
+            .broker_node(&format!("{prefix}-node-{number}"))
+            .await?;
+        workspace.bind(&access.name, hosted).await?;
+        specs.push(spec(access, true, hosted.to_vec(), Acks::Cumulative));
+    }
+    Ok(specs)
+}
+
+/// Connected sockets; dropping it drops them without a goodbye.
+pub(crate) struct Fleet {
+    _receivers: JoinSet<()>,
+}
+
+impl Fleet {
+    /// Connects every node, spread over the gateways; all are registered when it returns.
+    pub(crate) async fn connect(
+        workspace: &Workspace,
+        specs: &[NodeSpec],
+        collector: &Arc<Collector>,
+    ) -> Result<Self> {
+        let opened = specs.iter().enumerate().map(|(number, spec)| async move {
+            let address = workspace.pool(number).address();
+            let socket = NodeSocket::open(address, spec, Arc::clone(collector)).await;
+            let socket =
+                socket.with_context(|| format!("connect {} to {address}", spec.access.name))?;
+            Ok::<_, anyhow::Error>((spec.access.id.clone(), socket))
+        });
+        let mut receivers = JoinSet::new();
+        let mut opened = stream::iter(opened).buffer_unordered(AT_ONCE);
+        while let Some((node_id, socket)) = opened.try_next().await? {
+            receivers.spawn(receive(socket, node_id, Arc::clone(collector)));
+        }
+        Ok(Self {
+            _receivers: receivers,
+        })
+    }
+
+    /// Connects every node to one gateway, all at once, each trying again every `pause` until `deadline`. Returns
+    /// at once; what the refused attempts said goes to `refusals`.
+    pub(crate) fn reconnect(
+        address: &str,
+        specs: &[NodeSpec],
+        collector: &Arc<Collector>,
+        pause: Duration,
+        deadline: Instant,
+        refusals: tokio::sync::mpsc::UnboundedSender<String>,
+    ) -> Self {
+        let mut receivers = JoinSet::new();
+        for spec in specs {
+            let (address, spec, collector) =
+                (address.to_owned(), spec.clone(), Arc::clone(collector));
+            let refusals = refusals.clone();
+            receivers.spawn(async move {
+                while Instant::now() < deadline {
+                    match NodeSocket::open(&address, &spec, Arc::clone(&collector)).await {
+                        Ok(socket) => {
+                            return receive(socket, spec.access.id.clone(), collector).await;
+                        }
+                        Err(error) => _ = refusals.send(format!("{error:#}")),
+                    }
+                    tokio::time::sleep(pause).await;
+                }
+            });
+        }
+        Self {
+            _receivers: receivers,
+        }
+    }
+}
+
+async fn receive(socket: NodeSocket, node_id: String, collector: Arc<Collector>) {
+    let why = socket.run(&node_id).await;
+    collector.closed(|| format!("socket of {node_id}: {why:#}"));
+}

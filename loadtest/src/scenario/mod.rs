@@ -1,0 +1,155 @@
+//! What is run, one file each.
+
+mod fanout;
+mod idle;
+mod live;
+mod reconnect;
+mod replay;
+
+use anyhow::Result;
+
+use crate::baseline::{Consumers, JetStream, rows};
+use crate::cli::{Common, Scenario};
+use crate::drive::Load;
+use crate::report::Report;
+use crate::target::Target;
+
+/// Runs `scenario`; what was measured before an error is in `report` all the same.
+pub(crate) async fn run(scenario: &Scenario, common: &Common, report: &mut Report) -> Result<()> {
+    match scenario {
+        Scenario::Baselines { agents } => baselines(common, common.scaled(*agents), report).await,
+        Scenario::Send { rate, agents } => live::send(common, *rate, *agents, report).await,
+        Scenario::Saturate { agents } => live::saturate(common, agents, report).await,
+        Scenario::Fanout {
+            members,
+            posts_in_flight,
+        } => fanout::run(common, members, *posts_in_flight, report).await,
+        Scenario::Reconnect {
+            agents,
+            on_each_socket,
+            unacked,
+        } => {
+            reconnect::run(
+                common,
+                common.scaled(*agents),
+                *on_each_socket,
+                *unacked,
+                report,
+            )
+            .await
+        }
+        Scenario::Replay { messages, agents } => {
+            replay::run(
+                common,
+                common.scaled(*messages),
+                common.scaled(*agents),
+                report,
+            )
+            .await
+        }
+        Scenario::Idle {
+            agents,
+            direct_agents,
+        } => {
+            idle::run(
+                common,
+                common.scaled(*agents),
+                common.scaled(*direct_agents),
+                report,
+            )
+            .await
+        }
+        Scenario::All => all(common, report).await,
+    }
+}
+
+async fn all(common: &Common, report: &mut Report) -> Result<()> {
+    live::send(common, 200.0, 1, report).await?;
+    live::send(common, 1000.0, 100, report).await?;
+    live::saturate(common, &[100, 1000], report).await?;
+    fanout::run(common, &[100, 1000], 16, report).await?;
+    replay::run(common, common.scaled(10_000), common.scaled(100), report).await?;
+    reconnect::run(common, common.scaled(10_000), 100, 10, report).await?;
+    idle::run(common, common.scaled(10_000), common.scaled(5_000), report).await
+}
+
+async fn baselines(common: &Common, agents: usize, report: &mut Report) -> Result<()> {
+    let target = Target::start(common, 0).await?;
+    let load = Load::closed(common.in_flight.into(), common.window());
+    report.add(
+        rows(
+            target.stack().postgres(),
+            common.bytes as usize,
+            common.window(),
+        )
+        .await?,
+    );
+    for consumers in [Consumers::Each, Consumers::One] {
+        let label = format!("{agents}");
+        live_baseline(&target, common, consumers, agents, &label, &load, report).await?;
+        let paced = Load::paced(1000.0, common.window());
+        live_baseline(
+            &target,
+            common,
+            consumers,
+            agents,
+            &format!("{agents} at 1000/s"),
+            &paced,
+            report,
+        )
+        .await?;
+        replay_baseline(
+            &target,
+            common,
+            consumers,
+            agents,
+            common.scaled(10_000),
+            report,
+        )
+        .await?;
+    }
+    Ok(())
+}
+
+/// JetStream consumers that take `load` while it is published.
+async fn live_baseline(
+    target: &Target,
+    common: &Common,
+    consumers: Consumers,
+    agents: usize,
+    label: &str,
+    load: &Load,
+    report: &mut Report,
+) -> Result<usize> {
+    let bare = JetStream::create(
+        target.stack().nats(),
+        consumers,
+        agents,
+        common.bytes as usize,
+    )
+    .await?;
+    let row = bare.live(label, load, common.warming()).await?;
+    bare.delete().await?;
+    Ok(report.add(row))
+}
+
+/// JetStream consumers that find `messages` waiting.
+async fn replay_baseline(
+    target: &Target,
+    common: &Common,
+    consumers: Consumers,
+    agents: usize,
+    messages: usize,
+    report: &mut Report,
+) -> Result<usize> {
+    let bare = JetStream::create(
+        target.stack().nats(),
+        consumers,
+        agents,
+        common.bytes as usize,
+    )
+    .await?;
+    let row = bare.replay(messages as u64).await?;
+    bare.delete().await?;
+    Ok(report.add(row))
+}

@@ -1,0 +1,75 @@
+//! One measured window: counters before, a load, its deliveries drained, counters after.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use crate::collector::Collector;
+use crate::drive::{Load, drive};
+use crate::payload::now_micros;
+use crate::report::Row;
+use crate::stats::Latency;
+use crate::usage::{Roots, Sample, resident_kib};
+
+/// An open window over the processes in `roots`.
+pub(crate) struct Window<'a> {
+    roots: &'a Roots,
+    collector: &'a Arc<Collector>,
+    before: Sample,
+    began_at: u64,
+}
+
+impl<'a> Window<'a> {
+    /// Starts counting from zero.
+    pub(crate) fn open(roots: &'a Roots, collector: &'a Arc<Collector>) -> Self {
+        collector.reset();
+        Self {
+            roots,
+            collector,
+            before: Sample::now(roots),
+            began_at: now_micros(),
+        }
+    }
+
+    /// Ends it; throughput counts up to the last delivery.
+    pub(crate) fn close(self, run: impl Into<String>) -> Row {
+        let cpu = Sample::now(self.roots).since(&self.before);
+        let delivered = self.collector.delivered_count();
+        let seconds = self.collector.last_at().saturating_sub(self.began_at) as f64 / 1e6;
+        Row {
+            run: run.into(),
+            delivered,
+            seconds,
+            per_second: (seconds > 0.0).then(|| delivered as f64 / seconds),
+            latency: Latency::of(self.collector.take_samples()),
+            cpu,
+            resident_kib: resident_kib(self.roots),
+            problems: self.collector.problems(),
+            ..Row::default()
+        }
+    }
+}
+
+/// Runs `load` in a window of its own and waits for everything that it caused.
+pub(crate) async fn measure<F, R>(
+    run: &str,
+    roots: &Roots,
+    collector: &Arc<Collector>,
+    load: &Load,
+    send: F,
+) -> Row
+where
+    F: Fn(u64, u64) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = Result<()>> + Send,
+{
+    let window = Window::open(roots, collector);
+    let sent = drive(load, collector, send).await;
+    let missing = collector.drain(sent.accepted * load.fan_out).await;
+    let mut row = window.close(run);
+    row.add_sent(sent);
+    if missing > 0 {
+        row.problems
+            .push(format!("{missing} deliveries never came"));
+    }
+    row
+}
