@@ -8,48 +8,15 @@ use std::collections::HashMap;
 
 use chrono::{DateTime, NaiveDate, Utc};
 use relay_domain::{
-    AgentId, BatchId, ChannelId, GatewayId, MessageId, NodeId, ProviderName, WorkspaceId,
+    AgentId, BatchId, ChannelId, GatewayId, NodeId, ProviderName, WorkspaceId,
     WorkspaceScope, session::Seq,
 };
 use sqlx::{PgConnection, Row};
 
-use crate::{Store, StoreError, StoreResult, commit_write};
+use crate::{MessageRow, Store, StoreError, StoreResult, commit_write};
 
 /// How long an idempotency key is kept (contract: 24 hours).
 pub const IDEMPOTENCY_KEPT_HOURS: i32 = 24;
-
-/// A message about to be written. Its id is taken before the transaction.
-#[derive(Debug, Clone)]
-pub struct NewMessage {
-    /// Snowflake; tells the creation instant and so the partition.
-    pub id: MessageId,
-    /// From the id.
-    pub created_at: DateTime<Utc>,
-    /// Where it is posted.
-    pub channel_id: ChannelId,
-    /// The author.
-    pub agent_id: AgentId,
-    /// The author's name, kept with the message.
-    pub agent_name: String,
-    /// agent, human or system.
-    pub agent_type: String,
-    /// The root of the thread, for a reply.
-    pub thread_id: Option<MessageId>,
-    /// The text.
-    pub text: String,
-    /// Blocks as JSON text.
-    pub blocks: Option<String>,
-    /// Metadata as JSON text; an object.
-    pub metadata: String,
-    /// Attachments as JSON text; an array.
-    pub attachments: String,
-    /// Mentioned names, none of which contains a space.
-    pub mentions: Vec<String>,
-    /// wait or steer.
-    pub mode: &'static str,
-    /// As given by the caller.
-    pub content_type: Option<String>,
-}
 
 /// One recipient of a message.
 #[derive(Debug, Clone)]
@@ -76,8 +43,8 @@ pub struct NewKey {
 pub struct NewSend {
     /// The tenant. Each item carries its own.
     pub scope: WorkspaceScope,
-    /// What is written.
-    pub message: NewMessage,
+    /// What is written. Its id and instant are taken before the transaction.
+    pub message: MessageRow,
     /// Who gets it, in any order, without the sender.
     pub recipients: Vec<NewRecipient>,
     /// The channel's membership version that `recipients` was resolved from.
@@ -160,8 +127,8 @@ impl Facts {
         let workspace = send.scope.workspace_id();
         let agent = |id| self.agents.get(&(workspace, id));
         self.workspaces.contains_key(&workspace)
-            && self.channels.get(&(workspace, send.message.channel_id)) == Some(&send.members_version)
-            && agent(send.message.agent_id).is_some_and(|sender| {
+            && self.channels.get(&(workspace, ChannelId::new(send.message.channel_id))) == Some(&send.members_version)
+            && agent(AgentId::new(send.message.agent_id)).is_some_and(|sender| {
                 send.token_generation.is_none_or(|generation| generation == sender.generation)
             })
             && send.recipients.iter().all(|recipient| agent(recipient.agent_id).is_some())
@@ -236,7 +203,7 @@ async fn insert_outbox(tx: &mut PgConnection, batch: &Batch) -> StoreResult<bool
     let sources: Vec<[String; 2]> = batch
         .sends
         .iter()
-        .map(|send| [send.scope.workspace_id().to_string(), send.message.id.to_string()])
+        .map(|send| [send.scope.workspace_id().to_string(), send.message.message_id.to_string()])
         .collect();
     let inserted = sqlx::query(
         "INSERT INTO outbox (batch_id, gateway_id, sources, traceparent) VALUES ($1, $2, $3, $4)
@@ -257,8 +224,8 @@ async fn read_facts(tx: &mut PgConnection, sends: &[NewSend]) -> StoreResult<Fac
     let mut channels: Vec<(i64, i64)> = Vec::new();
     for send in sends {
         let workspace = send.scope.workspace_id().get();
-        channels.push((workspace, send.message.channel_id.get()));
-        agents.push((workspace, send.message.agent_id.get()));
+        channels.push((workspace, send.message.channel_id));
+        agents.push((workspace, send.message.agent_id));
         agents.extend(send.recipients.iter().map(|r| (workspace, r.agent_id.get())));
     }
     for keys in [&mut agents, &mut channels] {
@@ -341,7 +308,7 @@ async fn settle_keys(
     let hashes: Vec<&[u8]> = keyed.iter().map(|k| k.1.hash.as_slice()).collect();
     let fingerprints: Vec<&[u8]> = keyed.iter().map(|k| k.1.fingerprint.as_slice()).collect();
     let responses: Vec<String> =
-        keyed.iter().map(|k| format!(r#"{{"message_id":"{}"}}"#, sends[k.2].message.id)).collect();
+        keyed.iter().map(|k| format!(r#"{{"message_id":"{}"}}"#, sends[k.2].message.message_id)).collect();
     // A key past its day that pruning has not met yet is as good as gone.
     let claimed: Vec<(i64, Vec<u8>)> = sqlx::query_as(
         "INSERT INTO idempotency_keys AS k (workspace_id, key_hash, fingerprint, status, response, created_at)

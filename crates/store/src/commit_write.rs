@@ -93,9 +93,9 @@ struct Messages<'a> {
     agent_type: Vec<&'a str>,
     thread: Vec<Option<i64>>,
     text: Vec<&'a str>,
-    blocks: Vec<Option<&'a str>>,
-    metadata: Vec<&'a str>,
-    attachments: Vec<&'a str>,
+    blocks: Vec<Option<String>>,
+    metadata: Vec<String>,
+    attachments: Vec<String>,
     mentions: Vec<String>,
     mode: Vec<&'a str>,
     content_type: Vec<Option<&'a str>>,
@@ -106,19 +106,19 @@ impl<'a> Messages<'a> {
     fn push(&mut self, send: &'a NewSend) {
         let message = &send.message;
         self.workspace.push(send.scope.workspace_id().get());
-        self.id.push(message.id.get());
+        self.id.push(message.message_id);
         self.day.push(day_of(message.created_at));
-        self.channel.push(message.channel_id.get());
-        self.agent.push(message.agent_id.get());
+        self.channel.push(message.channel_id);
+        self.agent.push(message.agent_id);
         self.agent_name.push(&message.agent_name);
         self.agent_type.push(&message.agent_type);
-        self.thread.push(message.thread_id.map(relay_domain::MessageId::get));
+        self.thread.push(message.thread_id);
         self.text.push(&message.text);
-        self.blocks.push(message.blocks.as_deref());
-        self.metadata.push(&message.metadata);
-        self.attachments.push(&message.attachments);
+        self.blocks.push(message.blocks.as_ref().map(ToString::to_string));
+        self.metadata.push(message.metadata.to_string());
+        self.attachments.push(message.attachments.to_string());
         self.mentions.push(message.mentions.join(" "));
-        self.mode.push(message.mode);
+        self.mode.push(&message.mode);
         self.content_type.push(message.content_type.as_deref());
         self.created_at.push(message.created_at);
     }
@@ -149,9 +149,9 @@ pub(crate) async fn write(
             place.push((nth, position));
             d.workspace.push(send.scope.workspace_id().get());
             d.agent.push(recipient.agent_id.get());
-            d.source.push(send.message.id.get());
+            d.source.push(send.message.message_id);
             d.day.push(day_of(send.message.created_at));
-            d.channel.push(send.message.channel_id.get());
+            d.channel.push(send.message.channel_id);
             d.node.push(agent.node_id.as_str());
             d.mode.push(recipient.mode);
             d.reason.push(recipient.reason);
@@ -219,7 +219,7 @@ pub(crate) async fn read_back(tx: &mut PgConnection, batch: &Batch) -> StoreResu
               WHERE workspace_id = $1 AND message_id = $2 AND created_on = $3)",
         )
         .bind(workspace)
-        .bind(send.message.id.get())
+        .bind(send.message.message_id)
         .bind(day_of(send.message.created_at))
         .fetch_one(&mut *tx)
         .await
@@ -235,7 +235,7 @@ pub(crate) async fn read_back(tx: &mut PgConnection, batch: &Batch) -> StoreResu
                 AND d.source_kind = 0 AND d.redrive_no = 0",
         )
         .bind(workspace)
-        .bind(send.message.id.get())
+        .bind(send.message.message_id)
         .bind(day_of(send.message.created_at))
         .fetch_all(&mut *tx)
         .await

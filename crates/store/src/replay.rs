@@ -2,11 +2,11 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    AgentId, ChannelId, MessageId, WorkspaceId, WorkspaceScope, delivery::Exception, session::Seq,
+    AgentId, MessageId, WorkspaceId, WorkspaceScope, delivery::Exception, session::Seq,
 };
 use sqlx::{Row, postgres::PgRow};
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{MessageRow, Store, StoreError, StoreResult};
 
 /// Rows read per mailbox and page.
 pub const PAGE: i64 = 50;
@@ -35,51 +35,14 @@ pub struct StoredDelivery {
     /// How the row departs from its mailbox's floors.
     pub exception: Option<Exception>,
     /// The message; none once retention has dropped it.
-    pub message: Option<StoredMessage>,
-}
-
-/// A message as its frames need it.
-#[derive(Debug, Clone)]
-pub struct StoredMessage {
-    /// Its id.
-    pub id: MessageId,
-    /// When it was written.
-    pub created_at: DateTime<Utc>,
-    /// Its channel.
-    pub channel_id: ChannelId,
-    /// The channel's name.
-    pub channel_name: String,
-    /// 0 channel, 1 one-to-one conversation, 2 group conversation.
-    pub channel_type: i16,
-    /// For conversations.
-    pub conversation_id: Option<String>,
-    /// The author.
-    pub agent_id: AgentId,
-    /// The author's name.
-    pub agent_name: String,
-    /// agent, human or system.
-    pub agent_type: String,
-    /// The root of the thread, for a reply.
-    pub thread_id: Option<MessageId>,
-    /// The text.
-    pub text: String,
-    /// Blocks, as given.
-    pub blocks: Option<serde_json::Value>,
-    /// Metadata, as given.
-    pub metadata: serde_json::Value,
-    /// Attachments.
-    pub attachments: serde_json::Value,
-    /// Mentioned names.
-    pub mentions: Vec<String>,
-    /// wait or steer.
-    pub mode: String,
+    pub message: Option<MessageRow>,
 }
 
 const COLUMNS: &str = "d.workspace_id, d.agent_id, a.name AS recipient_name, a.node_id, a.provider,
     d.seq, d.source_id, d.redrive_no, d.mode AS delivery_mode, d.expires_at, x.state,
     m.message_id, m.created_at, m.channel_id, ch.name AS channel_name, ch.type AS channel_type,
     ch.conversation_id, m.agent_id AS author_id, m.agent_name AS author_name, m.agent_type, m.thread_id,
-    m.text, m.blocks, m.metadata, m.attachments, m.mentions, m.mode";
+    m.text, m.blocks, m.metadata, m.attachments, m.mentions, m.mode, m.content_type";
 
 /// A message's day follows from its snowflake, so that its partition is found without a search.
 const SOURCE_JOINS: &str = "
@@ -154,23 +117,24 @@ impl Store {
 }
 
 fn stored(row: &PgRow) -> StoredDelivery {
-    let message = row.get::<Option<i64>, _>("message_id").map(|id| StoredMessage {
-        id: MessageId::new(id),
-        created_at: row.get("created_at"),
-        channel_id: ChannelId::new(row.get("channel_id")),
-        channel_name: row.get("channel_name"),
-        channel_type: row.get("channel_type"),
-        conversation_id: row.get("conversation_id"),
-        agent_id: AgentId::new(row.get("author_id")),
+    let message = row.get::<Option<i64>, _>("message_id").map(|message_id| MessageRow {
+        message_id,
+        channel_id: row.get("channel_id"),
+        agent_id: row.get("author_id"),
         agent_name: row.get("author_name"),
         agent_type: row.get("agent_type"),
-        thread_id: row.get::<Option<i64>, _>("thread_id").map(MessageId::new),
+        thread_id: row.get("thread_id"),
         text: row.get("text"),
         blocks: row.get("blocks"),
         metadata: row.get("metadata"),
         attachments: row.get("attachments"),
         mentions: row.get("mentions"),
         mode: row.get("mode"),
+        content_type: row.get("content_type"),
+        created_at: row.get("created_at"),
+        channel_name: row.get("channel_name"),
+        channel_type: row.get("channel_type"),
+        conversation_id: row.get("conversation_id"),
     });
     StoredDelivery {
         scope: WorkspaceScope::from_engine_row(WorkspaceId::new(row.get("workspace_id"))),

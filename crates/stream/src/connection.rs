@@ -1,6 +1,6 @@
 //! The connection to NATS, which may come and go.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use async_nats::{Client, ConnectOptions, Event, connection::State, jetstream};
 use tokio::sync::watch;
@@ -29,14 +29,18 @@ pub struct Stream {
     pub(crate) client: Client,
     pub(crate) jetstream: jetstream::Context,
     link: watch::Sender<Link>,
+    /// Names this process in its hints.
+    pub(crate) origin: Arc<str>,
 }
 
 impl Stream {
     /// Connects, in the background if NATS is away, and goes on reconnecting for ever.
     ///
+    /// `name` is what NATS shows; `origin` is unique to this process, so that it does not hear itself.
+    ///
     /// # Errors
     /// When the URL is not a NATS URL.
-    pub async fn connect(url: &str, name: &str) -> StreamResult<Self> {
+    pub async fn connect(url: &str, name: &str, origin: &str) -> StreamResult<Self> {
         let (link, _) = watch::channel(Link::default());
         let events = link.clone();
         let client = ConnectOptions::new()
@@ -67,7 +71,7 @@ impl Stream {
             .await
             .map_err(StreamError::from_nats("connecting"))?;
         let jetstream = jetstream::context::ContextBuilder::new().timeout(Duration::from_secs(5)).build(client.clone());
-        Ok(Self { client, jetstream, link })
+        Ok(Self { client, jetstream, link, origin: origin.into() })
     }
 
     /// Whether NATS is connected, and how often live copies may have been lost.

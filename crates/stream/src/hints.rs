@@ -60,9 +60,18 @@ pub enum Hint {
     },
 }
 
-/// Hints from all processes, this one included.
+/// A hint as it travels: who sent it, so that nobody hears its own.
+#[derive(Serialize, Deserialize)]
+struct Envelope<H> {
+    origin: String,
+    #[serde(flatten)]
+    hint: H,
+}
+
+/// Hints from the other processes.
 pub struct Hints {
     subscriber: async_nats::Subscriber,
+    origin: String,
 }
 
 impl Hints {
@@ -71,8 +80,9 @@ impl Hints {
     pub async fn next(&mut self) -> Option<Hint> {
         loop {
             let message = self.subscriber.next().await?;
-            match serde_json::from_slice(&message.payload) {
-                Ok(hint) => return Some(hint),
+            match serde_json::from_slice::<Envelope<Hint>>(&message.payload) {
+                Ok(envelope) if envelope.origin == self.origin => {}
+                Ok(envelope) => return Some(envelope.hint),
                 Err(error) => tracing::debug!(%error, "skipped an unknown hint"),
             }
         }
@@ -80,18 +90,18 @@ impl Hints {
 }
 
 impl Stream {
-    /// Sends a hint to all processes. With NATS away it is dropped.
+    /// Sends a hint to all other processes. With NATS away it is dropped.
     pub async fn hint(&self, hint: &Hint) {
         if !self.is_up() {
             return;
         }
-        let Ok(payload) = serde_json::to_vec(hint) else { return };
+        let Ok(payload) = serde_json::to_vec(&Envelope { origin: self.origin.to_string(), hint }) else { return };
         if let Err(error) = self.client.publish(subjects::HINTS, payload.into()).await {
             tracing::debug!(%error, "a hint was not sent");
         }
     }
 
-    /// Listens to the hints of all processes.
+    /// Listens to the hints of all other processes.
     ///
     /// # Errors
     /// When the client has been closed.
@@ -101,6 +111,6 @@ impl Stream {
             .subscribe(subjects::HINTS)
             .await
             .map_err(StreamError::from_nats("listening to hints"))?;
-        Ok(Hints { subscriber })
+        Ok(Hints { subscriber, origin: self.origin.to_string() })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{future::IntoFuture, pin::Pin, task::{Context, Poll}};
 
-use async_nats::{HeaderMap, Message, Subscriber};
+use async_nats::{HeaderMap, Message, Subscriber, jetstream::context::PublishAckFuture};
 use bytes::Bytes;
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use relay_domain::{AgentId, WorkspaceScope, session::Seq};
@@ -12,6 +12,7 @@ use crate::{Stream, StreamError, StreamResult, subjects};
 /// Frames above this size travel as a reference: the gateway reads them from Postgres.
 pub(crate) const INLINE_LIMIT: usize = 32 * 1024;
 
+const MESSAGE_ID: &str = "Nats-Msg-Id";
 const SEQ: &str = "Relay-Seq";
 const LOCATION: &str = "Relay-Location";
 const REFERENCE: &str = "Relay-Reference";
@@ -41,12 +42,34 @@ pub struct LogFrame {
 pub struct LiveFrame {
     /// Its place in the mailbox.
     pub seq: Seq,
+    /// The delivery's id.
+    pub delivery_id: String,
     /// `node/provider` of the recipient at commit.
     pub location: String,
     /// The frame; none when it is too large for the log and must be read from Postgres.
     pub body: Option<Bytes>,
     /// W3C trace context.
     pub traceparent: Option<String>,
+}
+
+type AckFuture = <PublishAckFuture as IntoFuture>::IntoFuture;
+
+/// Frames on their way into the log.
+pub struct Stored {
+    acks: FuturesUnordered<AckFuture>,
+}
+
+impl Stored {
+    /// Waits until all frames are stored.
+    ///
+    /// # Errors
+    /// When one of them was not, or JetStream did not answer.
+    pub async fn wait(mut self) -> StreamResult<()> {
+        while let Some(ack) = self.acks.next().await {
+            ack.map_err(StreamError::from_nats("storing a delivery in the log"))?;
+        }
+        Ok(())
+    }
 }
 
 /// One agent's live tail.
@@ -77,6 +100,7 @@ fn live_frame(message: Message) -> Option<LiveFrame> {
     let text = |name: &str| headers.get(name).map(|value| value.as_str().to_owned());
     Some(LiveFrame {
         seq: headers.get(SEQ)?.as_str().parse().ok()?,
+        delivery_id: text(MESSAGE_ID)?,
         location: text(LOCATION)?,
         traceparent: text(TRACEPARENT),
         body: headers.get(REFERENCE).is_none().then_some(message.payload),
@@ -84,15 +108,15 @@ fn live_frame(message: Message) -> Option<LiveFrame> {
 }
 
 impl Stream {
-    /// Publishes frames pipelined and waits until JetStream has stored all of them.
+    /// Publishes frames pipelined, in order. The answer tells when JetStream has stored all of them.
     ///
     /// # Errors
-    /// When one of them was not stored; publishing all of them again does no harm.
-    pub async fn publish(&self, frames: &[LogFrame]) -> StreamResult<()> {
-        let mut acks = FuturesUnordered::new();
+    /// When the client has been closed. Publishing the same frames again does no harm.
+    pub async fn publish(&self, frames: &[LogFrame]) -> StreamResult<Stored> {
+        let acks = FuturesUnordered::new();
         for frame in frames {
             let mut headers = HeaderMap::new();
-            headers.insert("Nats-Msg-Id", frame.delivery_id.as_str());
+            headers.insert(MESSAGE_ID, frame.delivery_id.as_str());
             headers.insert(SEQ, frame.seq.to_string());
             headers.insert(LOCATION, frame.location.as_str());
             if let Some(traceparent) = &frame.traceparent {
@@ -112,10 +136,7 @@ impl Stream {
                 .map_err(StreamError::from_nats("publishing a delivery"))?;
             acks.push(ack.into_future());
         }
-        while let Some(ack) = acks.next().await {
-            ack.map_err(StreamError::from_nats("storing a delivery in the log"))?;
-        }
-        Ok(())
+        Ok(Stored { acks })
     }
 
     /// Tails an agent's log from now on.
