@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use relay_testkit::binaries::BIN_DIR_VARIABLE;
 
 /// The packages whose binaries make up the engine.
-pub(crate) const ENGINE_PACKAGES: [&str; 3] = ["relay-gateway", "relay-worker", "relayctl"];
+const ENGINE_PACKAGES: [&str; 3] = ["relay-gateway", "relay-worker", "relayctl"];
 
 /// The repository's root, from where cargo set it for this run.
 pub(crate) fn root() -> PathBuf {
@@ -61,8 +62,13 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Builds the engine's binaries.
-pub(crate) fn build_engine(release: bool) -> Result<()> {
+/// The folder with the engine's binaries, built now unless `RELAY_BIN_DIR` names ready ones.
+pub(crate) fn built_engine(release: bool) -> Result<PathBuf> {
+    if let Some(dir) = std::env::var_os(BIN_DIR_VARIABLE) {
+        return Ok(dir.into());
+    }
+    let bin_dir = bin_dir(release)?;
+    println!("building the engine (the first time takes minutes)");
     let mut command = cargo(&["build"]);
     for package in ENGINE_PACKAGES {
         command.args(["--package", package]);
@@ -70,5 +76,6 @@ pub(crate) fn build_engine(release: bool) -> Result<()> {
     if release {
         command.arg("--release");
     }
-    run(&mut command)
+    run(&mut command)?;
+    Ok(bin_dir)
 }

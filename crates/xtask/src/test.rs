@@ -1,5 +1,6 @@
 //! `cargo xtask test`: builds the engine, starts one for the tests to share, runs them all.
 
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
@@ -32,8 +33,7 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let bin_dir = cargo::bin_dir(false)?;
-    build(args)?;
+    let bin_dir = build(args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -61,17 +61,20 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     outcome
 }
 
-/// Tests and binaries in one go, so that both are built with the same features and nothing is compiled twice.
-fn build(args: &Args) -> Result<()> {
-    if args.names_packages() {
-        return cargo::build_engine(false);
+/// Builds the engine, and with it all tests if all are to run: in one go, so that both get the same features and
+/// nothing is compiled twice.
+fn build(args: &Args) -> Result<PathBuf> {
+    if args.names_packages() || std::env::var_os(BIN_DIR_VARIABLE).is_some() {
+        return cargo::built_engine(false);
     }
+    let bin_dir = cargo::bin_dir(false)?;
     cargo::run(&mut cargo::cargo(&[
         "build",
         "--workspace",
         "--bins",
         "--tests",
-    ]))
+    ]))?;
+    Ok(bin_dir)
 }
 
 fn runner(args: &Args) -> Command {

@@ -36,6 +36,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body.encode())
 
+    def do_POST(self):
+        self.send_response(201)
+        self.end_headers()
+        self.wfile.write(b'{"ok":true,"data":{"api_key":"rk_live_fake"}}')
+
     def log_message(self, *_):
         print("asked for", self.path, flush=True)
 

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,8 @@ use super::cluster::Cluster;
 #[derive(Clone)]
 pub(super) struct DevFile {
     path: PathBuf,
+    /// Watchers of several children write at the same time.
+    writing: Arc<Mutex<()>>,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -32,6 +35,7 @@ impl DevFile {
     pub(super) fn new(state_dir: &Path) -> Self {
         Self {
             path: state_dir.join("dev.json"),
+            writing: Arc::default(),
         }
     }
 
@@ -45,6 +49,8 @@ impl DevFile {
     }
 
     pub(super) fn write(&self, cluster: &Cluster, workspace_key: &str) -> Result<()> {
+        // The pids are read under the lock: an older list must not replace a newer one.
+        let _writing = self.lock();
         self.replace(&Content {
             gateways: cluster
                 .gateways()
@@ -64,11 +70,16 @@ impl DevFile {
 
     /// Says that nothing runs, and keeps the workspace key.
     pub(super) fn write_stopped(&self) -> Result<()> {
+        let _writing = self.lock();
         let workspace_key = self.read().workspace_key;
         self.replace(&Content {
             workspace_key,
             ..Content::default()
         })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn read(&self) -> Content {

@@ -39,9 +39,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let bin_dir = cargo::bin_dir(args.release)?;
-    println!("building the engine");
-    cargo::build_engine(args.release)?;
+    let bin_dir = cargo::built_engine(args.release)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
