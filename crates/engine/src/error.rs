@@ -1,6 +1,6 @@
 //! Everything a use case can refuse. The gateway gives each variant its status and code.
 
-use relay_domain::{names::InvalidText, token::TokenKind};
+use relay_domain::{NodeId, names::InvalidText, token::TokenKind};
 use relay_store::StoreError;
 
 /// The result of a use case.
@@ -95,6 +95,57 @@ pub enum EngineError {
     /// The caller is no member of the channel.
     #[error("not a member of channel {0}")]
     NotAMember(String),
+
+    /// No such message, or none that the caller may see.
+    #[error("message not found")]
+    MessageNotFound,
+    /// No such conversation.
+    #[error("conversation not found")]
+    ConversationNotFound,
+    /// The caller takes no part in the conversation.
+    #[error("not a participant of this conversation")]
+    NotAParticipant,
+    /// No such delivery, or it is another agent's.
+    #[error("delivery not found")]
+    DeliveryNotFound,
+
+    /// No such node.
+    #[error("node {0} not found")]
+    NodeNotFound(String),
+    /// Another node has that name.
+    #[error("another node is called {0}")]
+    NodeNameConflict(String),
+    /// The name cannot be a node's.
+    #[error("invalid node name")]
+    InvalidNodeName,
+    /// A kind of node that this engine does not serve.
+    #[error("nodes of kind {0} are not supported")]
+    UnsupportedNodeKind(String),
+    /// The delivery settings do not fit the node.
+    #[error("invalid node delivery: {0}")]
+    InvalidNodeDelivery(String),
+    /// A direct node has exactly one agent.
+    #[error("a direct node has exactly one agent")]
+    DirectNodeCapacity,
+    /// The node takes no more agents.
+    #[error("node {node} takes no more than {max_agents} agents")]
+    NodeCapacityExceeded {
+        /// The node's name.
+        node: String,
+        /// How many it takes.
+        max_agents: i32,
+    },
+    /// The agent is not bound to that node.
+    #[error("agent {agent} is not bound to node {node}")]
+    NodeAgentBindingNotFound {
+        /// The agent's name.
+        agent: String,
+        /// The node's name.
+        node: String,
+    },
+    /// The agent is located on a node that is not its own.
+    #[error("agent is bound to node {0}")]
+    AgentBoundToNode(NodeId),
 }
 
 impl From<StoreError> for EngineError {

@@ -5,10 +5,17 @@
 
 pub mod agents;
 pub mod auth;
+pub mod bindings;
+pub mod deliveries;
+pub mod dms;
 mod error;
 pub mod hints;
 pub mod idempotency;
+pub mod history;
 mod ids;
+pub mod nodes;
+mod reads;
+pub mod render;
 mod schema;
 mod seen;
 mod start;
@@ -21,6 +28,7 @@ use relay_store::Store;
 
 pub use error::{EngineError, EngineResult};
 pub use ids::IdSource;
+pub use relay_store::{MessagePage, MessageRow, ReadReceipt};
 pub use schema::{MigrationError, migrate};
 pub use start::EngineConfig;
 

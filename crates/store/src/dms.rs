@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, ChannelId, ConversationId, WorkspaceScope, conversation::MAX_UNREAD};
+use serde_json::Value;
 use sqlx::{FromRow as _, PgTransaction};
 
 use crate::{Store, StoreError, StoreResult};
@@ -69,6 +70,28 @@ pub struct NewConversation<'a> {
     pub created_by: AgentId,
     /// Everyone who takes part.
     pub members: &'a [AgentId],
+    /// The idempotency key that its creation is kept under, with the answer.
+    pub key: Option<KeptAnswer<'a>>,
+}
+
+/// An answer to be kept under an idempotency key.
+#[derive(Debug, Clone)]
+pub struct KeptAnswer<'a> {
+    /// What the key is stored as.
+    pub key_hash: [u8; 32],
+    /// SHA-256 of the request body.
+    pub fingerprint: [u8; 32],
+    /// The answer's `data`.
+    pub response: &'a Value,
+}
+
+/// What became of opening a conversation.
+#[derive(Debug, Clone)]
+pub enum OpenOutcome {
+    /// It is there, with all members in it.
+    Open(ConversationRow),
+    /// The key was used before; nothing was done.
+    KeyUsed,
 }
 
 const GET: &str = "SELECT channel_id, name, type, conversation_id, title, members_version, created_at FROM channels \
@@ -100,10 +123,15 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         new: &NewConversation<'_>,
-    ) -> StoreResult<ConversationRow> {
+    ) -> StoreResult<OpenOutcome> {
         let doing = "opening a conversation";
         let workspace = scope.workspace_id().get();
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        if let Some(key) = &new.key
+            && !keep_answer(&mut tx, scope, key).await?
+        {
+            return Ok(OpenOutcome::KeyUsed);
+        }
         sqlx::query(
             "INSERT INTO channels (workspace_id, channel_id, name, type, conversation_id, title, created_by, created_at)
              VALUES ($1, $2, $3, $4, $5, $6, $7, now())
@@ -120,10 +148,10 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         // Whoever made it: the row is there now, and locked so that the members and their version agree.
-        let row = sqlx::query(concat!(
+        let row = sqlx::query(
             "SELECT channel_id, name, type, conversation_id, title, members_version, created_at FROM channels
-              WHERE workspace_id = $1 AND conversation_id = $2 FOR UPDATE"
-        ))
+              WHERE workspace_id = $1 AND conversation_id = $2 FOR UPDATE",
+        )
         .bind(workspace)
         .bind(new.conversation.as_str())
         .fetch_one(&mut *tx)
@@ -135,7 +163,7 @@ impl Store {
             conversation.members_version += 1;
         }
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(conversation)
+        Ok(OpenOutcome::Open(conversation))
     }
 
     /// Lets an agent take part. `true` when it did not yet.
@@ -307,4 +335,24 @@ async fn add_members(
         .map_err(StoreError::from_sqlx(doing))?;
     }
     Ok(added > 0)
+}
+
+/// Writes an answer under its key, over one older than a day. `false` when the key is in use.
+async fn keep_answer(tx: &mut PgTransaction<'_>, scope: WorkspaceScope, key: &KeptAnswer<'_>) -> StoreResult<bool> {
+    let kept = sqlx::query(
+        "INSERT INTO idempotency_keys AS k (workspace_id, key_hash, fingerprint, status, response, created_at)
+         VALUES ($1, $2, $3, 201, $4, now())
+         ON CONFLICT (workspace_id, key_hash) DO UPDATE
+            SET fingerprint = excluded.fingerprint, status = excluded.status, response = excluded.response,
+                created_at = excluded.created_at
+          WHERE k.created_at < now() - interval '24 hours'",
+    )
+    .bind(scope.workspace_id().get())
+    .bind(&key.key_hash[..])
+    .bind(&key.fingerprint[..])
+    .bind(key.response)
+    .execute(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx("keeping an answer under its idempotency key"))?;
+    Ok(kept.rows_affected() == 1)
 }

@@ -6,6 +6,7 @@
 //! what was asked is an error.
 
 mod agents;
+pub mod audience;
 mod idempotency;
 mod tokens;
 mod workspaces;
@@ -37,7 +38,7 @@ pub mod replay;
 pub use agents::{AgentChange, AgentRow, DeletedAgent, NewAgent, Registration, Seen};
 pub use bindings::{BindOutcome, BindingRow};
 pub use deliveries::DeliveryRow;
-pub use dms::{ConversationRow, ListedConversation, NewConversation};
+pub use dms::{ConversationRow, KeptAnswer, ListedConversation, NewConversation, OpenOutcome};
 pub use error::{StoreError, StoreResult};
 pub use exceptions::DeliveryReport;
 pub use messages_read::{ListedMessage, MessagePage, MessageRow};

@@ -4,11 +4,12 @@ use chrono::{DateTime, Utc};
 use relay_domain::{
     AgentId, NodeId, ProviderName, WorkspaceScope,
     node::{DIRECT_NAME_PREFIX, NODE_TTL},
+    token::TokenHash,
 };
 use serde_json::Value;
 use sqlx::{PgTransaction, Row as _};
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{Store, StoreError, StoreResult, tokens::read_hash};
 
 /// A node as stored. What its providers add is in [`NodeProviderRow`].
 #[derive(Debug, Clone, sqlx::FromRow)]
@@ -98,8 +99,8 @@ pub struct NodeEnrolment {
     pub tags: Option<Vec<String>>,
     /// Free text.
     pub version: Option<String>,
-    /// SHA-256 of the new token.
-    pub token_hash: Vec<u8>,
+    /// The new token.
+    pub token_hash: TokenHash,
 }
 
 /// What became of an enrolment.
@@ -109,8 +110,8 @@ pub enum EnrolOutcome {
     Enrolled {
         /// The node.
         node: NodeId,
-        /// What the replaced token was stored as.
-        replaced_token: Option<Vec<u8>>,
+        /// The token that it replaces.
+        replaced_token: Option<TokenHash>,
     },
     /// Another node has the name.
     NameTaken,
@@ -121,8 +122,8 @@ pub enum EnrolOutcome {
 pub enum DirectTokenOutcome {
     /// The new token is the node's only one.
     Minted {
-        /// What the replaced token was stored as.
-        replaced_token: Option<Vec<u8>>,
+        /// The token that it replaces.
+        replaced_token: Option<TokenHash>,
     },
     /// The agent is located on this other node.
     BoundElsewhere(NodeId),
@@ -273,7 +274,7 @@ impl Store {
                 id
             }
         };
-        let replaced_token = replace_node_token(&mut tx, scope, &node, &enrolment.token_hash).await?;
+        let replaced_token = replace_node_token(&mut tx, scope, &node, enrolment.token_hash).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(EnrolOutcome::Enrolled { node, replaced_token })
     }
@@ -286,7 +287,7 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         agent: AgentId,
-        token_hash: &[u8],
+        token_hash: TokenHash,
     ) -> StoreResult<DirectTokenOutcome> {
         let doing = "minting a direct node's token";
         let node = NodeId::direct(agent);
@@ -436,8 +437,8 @@ async fn replace_node_token(
     tx: &mut PgTransaction<'_>,
     scope: WorkspaceScope,
     node: &NodeId,
-    hash: &[u8],
-) -> StoreResult<Option<Vec<u8>>> {
+    hash: TokenHash,
+) -> StoreResult<Option<TokenHash>> {
     let doing = "replacing a node's token";
     let replaced: Option<Vec<u8>> = sqlx::query_scalar(
         "SELECT token_hash FROM tokens WHERE workspace_id = $1 AND node_id = $2 AND kind = 'node' FOR UPDATE",
@@ -454,9 +455,9 @@ async fn replace_node_token(
     )
     .bind(scope.workspace_id().get())
     .bind(node.as_str())
-    .bind(hash)
+    .bind(&hash.as_bytes()[..])
     .execute(&mut **tx)
     .await
     .map_err(StoreError::from_sqlx(doing))?;
-    Ok(replaced)
+    Ok(replaced.as_deref().and_then(read_hash))
 }

@@ -5,6 +5,10 @@
 
 pub mod agent;
 pub mod channel;
+pub mod delivery;
+pub mod dm;
 pub mod envelope;
 pub mod field;
+pub mod message;
+pub mod node;
 pub mod workspace;

@@ -1,0 +1,261 @@
+//! Direct-message conversations: opening, listing, reading, and who takes part.
+
+use relay_domain::{
+    AgentId, ChannelId, ConversationId, WorkspaceScope,
+    conversation::{MAX_LISTED_CONVERSATIONS, MAX_PARTICIPANTS, direct_names, group_channel_name},
+    names::{MAX_TITLE_BYTES, check_length},
+};
+pub use relay_store::ListedConversation;
+use relay_store::{ConversationRow, KeptAnswer, MessagePage, NewConversation, OpenOutcome};
+use serde_json::{Value, json};
+
+use crate::{Engine, EngineError, EngineResult, auth::AgentCaller, idempotency::{ClientKey, Replay}, render};
+
+const DIRECT: i16 = 1;
+const GROUP: i16 = 2;
+
+/// A conversation, as a send needs it.
+#[derive(Debug, Clone)]
+pub struct Conversation {
+    /// The backing channel.
+    pub channel_id: ChannelId,
+    /// The backing channel's name.
+    pub channel_name: String,
+    /// What clients call it.
+    pub conversation_id: ConversationId,
+    /// Whether it is a group's.
+    pub is_group: bool,
+    /// Rises with every change of membership.
+    pub members_version: i64,
+}
+
+impl From<ConversationRow> for Conversation {
+    fn from(row: ConversationRow) -> Self {
+        Self {
+            channel_id: ChannelId::new(row.channel_id),
+            channel_name: row.name,
+            conversation_id: ConversationId::new(row.conversation_id),
+            is_group: row.channel_type == GROUP,
+            members_version: row.members_version,
+        }
+    }
+}
+
+/// A request for a group conversation.
+#[derive(Debug)]
+pub struct CreateGroup {
+    /// Names of those who are to take part beside the caller.
+    pub participants: Vec<String>,
+    /// The group's own name.
+    pub title: Option<String>,
+}
+
+/// The answer to a request for a group conversation.
+#[derive(Debug)]
+pub enum CreatedGroup {
+    /// Made now; this is its `data`.
+    Made(Value),
+    /// Made before, under the same key.
+    Replayed(Replay),
+}
+
+impl Engine {
+    /// The conversation of two agents (or of one with itself), made on first use.
+    ///
+    /// # Errors
+    /// When storage is away.
+    pub async fn open_dm(&self, scope: WorkspaceScope, a: AgentId, b: AgentId) -> EngineResult<Conversation> {
+        let names = direct_names(scope.workspace_id(), a, b);
+        // Nobody leaves a one-to-one conversation, so one that is there is complete.
+        if let Some(row) = self.store().conversation(scope, names.conversation.as_str()).await? {
+            return Ok(row.into());
+        }
+        let both = [a, b];
+        let new = NewConversation {
+            channel: ChannelId::new(self.next_id()),
+            channel_name: &names.channel_name,
+            channel_type: DIRECT,
+            conversation: &names.conversation,
+            title: None,
+            created_by: a,
+            members: if a == b { &both[..1] } else { &both },
+            key: None,
+        };
+        match self.store().open_conversation(scope, &new).await? {
+            OpenOutcome::Open(row) => Ok(row.into()),
+            OpenOutcome::KeyUsed => Err(EngineError::IdempotencyInProgress),
+        }
+    }
+
+    /// A conversation that the caller takes part in.
+    ///
+    /// # Errors
+    /// When there is none of that id, or the caller takes no part in it.
+    pub async fn own_conversation(&self, caller: &AgentCaller, id: &str) -> EngineResult<Conversation> {
+        let row = self.store().conversation(caller.scope, id).await?.ok_or(EngineError::ConversationNotFound)?;
+        let channel = ChannelId::new(row.channel_id);
+        if self.store().is_member(caller.scope, channel, caller.agent_id).await? {
+            Ok(row.into())
+        } else {
+            Err(EngineError::NotAParticipant)
+        }
+    }
+
+    /// The caller's conversations, the liveliest first.
+    ///
+    /// # Errors
+    /// When storage is away.
+    pub async fn conversations(&self, caller: &AgentCaller) -> EngineResult<Vec<ListedConversation>> {
+        Ok(self.store().conversations(caller.scope, caller.agent_id, MAX_LISTED_CONVERSATIONS).await?)
+    }
+
+    /// The messages of a conversation that the caller takes part in, newest first.
+    ///
+    /// # Errors
+    /// When there is none of that id, or the caller takes no part in it.
+    pub async fn conversation_messages(
+        &self,
+        caller: &AgentCaller,
+        id: &str,
+        page: MessagePage,
+    ) -> EngineResult<Vec<Value>> {
+        let conversation = self.own_conversation(caller, id).await?;
+        let messages = self.store().channel_messages(caller.scope, conversation.channel_id, page).await?;
+        Ok(messages.iter().map(|listed| render::in_conversation(&listed.message)).collect())
+    }
+
+    /// Makes a group conversation with the caller in it; under an idempotency key, once.
+    ///
+    /// # Errors
+    /// When a participant is unknown, there are too many, or the key was used with another body.
+    pub async fn create_group(
+        &self,
+        caller: &AgentCaller,
+        request: &CreateGroup,
+        key: Option<&ClientKey>,
+    ) -> EngineResult<CreatedGroup> {
+        let scope = caller.scope;
+        check_length("name", request.title.as_deref().unwrap_or_default(), MAX_TITLE_BYTES)?;
+        let key_hash = key.map(|key| key.hash(&caller.agent_id.to_string(), "dm.group", "-"));
+        if let Some(replay) = self.replayed_group(scope, key, key_hash).await? {
+            return Ok(replay);
+        }
+        let members = self.group_members(caller, &request.participants).await?;
+        let channel = self.next_id();
+        let conversation = ConversationId::new(channel.to_string());
+        let data = json!({
+            "id": conversation,
+            "channel_id": channel.to_string(),
+            "dm_type": "group",
+            "name": request.title,
+            "participants": members.iter().map(|(name, id)| json!({ "agent_id": id, "agent_name": name }))
+                .collect::<Vec<_>>(),
+            "created_at": render::timestamp(self.now()),
+        });
+        let ids: Vec<AgentId> = members.iter().map(|(_, id)| *id).collect();
+        let new = NewConversation {
+            channel: ChannelId::new(channel),
+            channel_name: &group_channel_name(&conversation),
+            channel_type: GROUP,
+            conversation: &conversation,
+            title: request.title.as_deref(),
+            created_by: caller.agent_id,
+            members: &ids,
+            key: key.zip(key_hash).map(|(key, key_hash)| KeptAnswer {
+                key_hash,
+                fingerprint: key.fingerprint(),
+                response: &data,
+            }),
+        };
+        match self.store().open_conversation(scope, &new).await? {
+            OpenOutcome::Open(_) => Ok(CreatedGroup::Made(data)),
+            // A request with the same key was faster.
+            OpenOutcome::KeyUsed => {
+                self.replayed_group(scope, key, key_hash).await?.ok_or(EngineError::IdempotencyInProgress)
+            }
+        }
+    }
+
+    /// Lets an agent take part in a group of the caller's. `true` when it did already.
+    ///
+    /// # Errors
+    /// When the conversation or the agent is unknown, the caller takes no part in it, it is no group's,
+    /// or it is full.
+    pub async fn add_participant(&self, caller: &AgentCaller, id: &str, agent_name: &str) -> EngineResult<bool> {
+        let conversation = self.own_group(caller, id).await?;
+        let agent = self.participant_of_name(caller.scope, agent_name).await?;
+        let count = self.store().participant_count(caller.scope, conversation.channel_id).await?;
+        if count >= i64::try_from(MAX_PARTICIPANTS).unwrap_or(i64::MAX)
+            && !self.store().is_member(caller.scope, conversation.channel_id, agent).await?
+        {
+            return Err(too_many());
+        }
+        let added = self.store().add_participant(caller.scope, conversation.channel_id, agent).await?;
+        if added {
+            self.hints().members_changed(caller.scope, conversation.channel_id);
+        }
+        Ok(!added)
+    }
+
+    /// Ends an agent's part in a group of the caller's; one that takes no part is fine.
+    ///
+    /// # Errors
+    /// When the conversation or the agent is unknown, the caller takes no part in it, or it is no group's.
+    pub async fn remove_participant(&self, caller: &AgentCaller, id: &str, agent_name: &str) -> EngineResult<()> {
+        let conversation = self.own_group(caller, id).await?;
+        let agent = self.participant_of_name(caller.scope, agent_name).await?;
+        if self.store().remove_participant(caller.scope, conversation.channel_id, agent).await? {
+            self.hints().members_changed(caller.scope, conversation.channel_id);
+        }
+        Ok(())
+    }
+
+    async fn own_group(&self, caller: &AgentCaller, id: &str) -> EngineResult<Conversation> {
+        let conversation = self.own_conversation(caller, id).await?;
+        if conversation.is_group {
+            Ok(conversation)
+        } else {
+            Err(EngineError::InvalidRequest("a one-to-one conversation has two participants".into()))
+        }
+    }
+
+    async fn participant_of_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<AgentId> {
+        let name = name.strip_prefix('@').unwrap_or(name);
+        let found = self.store().agent_ids(scope, &[name.to_owned()]).await?;
+        found.first().map(|(_, id)| *id).ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))
+    }
+
+    /// The named agents and the caller, each once.
+    async fn group_members(&self, caller: &AgentCaller, names: &[String]) -> EngineResult<Vec<(String, AgentId)>> {
+        if names.is_empty() {
+            return Err(EngineError::InvalidRequest("participants must name at least one agent".into()));
+        }
+        let mut wanted: Vec<String> =
+            names.iter().map(|name| name.strip_prefix('@').unwrap_or(name).to_owned()).collect();
+        wanted.push(caller.name.to_string());
+        wanted.sort();
+        wanted.dedup();
+        if wanted.len() > MAX_PARTICIPANTS {
+            return Err(too_many());
+        }
+        let found = self.store().agent_ids(caller.scope, &wanted).await?;
+        match wanted.into_iter().find(|name| !found.iter().any(|(known, _)| known == name)) {
+            Some(unknown) => Err(EngineError::AgentNotFound(unknown)),
+            None => Ok(found),
+        }
+    }
+
+    async fn replayed_group(
+        &self,
+        scope: WorkspaceScope,
+        key: Option<&ClientKey>,
+        key_hash: Option<[u8; 32]>,
+    ) -> EngineResult<Option<CreatedGroup>> {
+        let Some((key, hash)) = key.zip(key_hash) else { return Ok(None) };
+        Ok(self.replay(scope, &hash, &key.fingerprint()).await?.map(CreatedGroup::Replayed))
+    }
+}
+
+fn too_many() -> EngineError {
+    EngineError::InvalidRequest(format!("a conversation has at most {MAX_PARTICIPANTS} participants"))
+}
