@@ -1,0 +1,173 @@
+use std::time::Duration;
+
+use crate::fixture::{Database, WORKSPACE};
+
+const TTL: Duration = Duration::from_secs(45);
+const GRACE: Duration = Duration::from_secs(5);
+
+impl Database {
+    async fn provider(&self, node: &str, provider: &str, gateway: i64, silent_seconds: i64) {
+        self.run(&format!(
+            "INSERT INTO providers (workspace_id, node_id, provider, instance_id, epoch, gateway_id, handlers_live,
+                                    registered_at, last_heartbeat_at)
+             VALUES ({WORKSPACE}, '{node}', '{provider}', 'i', 3, {gateway}, true, now(),
+                     now() - make_interval(secs => {silent_seconds}))"
+        ))
+        .await;
+    }
+
+    async fn locate(&self, agent: i64, node: &str, provider: Option<&str>) {
+        let provider = provider.map_or("NULL".to_owned(), |provider| format!("'{provider}'"));
+        self.run(&format!(
+            "UPDATE agents SET node_id = '{node}', provider = {provider} WHERE agent_id = {agent}"
+        ))
+        .await;
+    }
+
+    async fn status(&self, agent: i64) -> String {
+        sqlx::query_scalar("SELECT status FROM agents WHERE agent_id = $1")
+            .bind(agent)
+            .fetch_one(&self.pool)
+            .await
+            .unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_silent_provider_is_disconnected_and_only_its_agents_go_offline() {
+    let db = Database::fresh().await;
+    for (agent, name) in [(1, "on_a"), (2, "on_b"), (3, "on_any"), (4, "elsewhere")] {
+        db.agent(agent, name).await;
+    }
+    db.locate(1, "n1", Some("a")).await;
+    db.locate(2, "n1", Some("b")).await;
+    db.locate(3, "n1", None).await;
+    db.locate(4, "n2", Some("a")).await;
+    db.provider("n1", "a", 5, 50).await;
+    db.provider("n1", "b", 5, 10).await;
+    db.provider("n2", "a", 5, 10).await;
+
+    let gone = db
+        .store
+        .disconnect_silent_providers(TTL, 100)
+        .await
+        .unwrap();
+    assert_eq!(gone.providers.len(), 1);
+    let provider = &gone.providers[0];
+    assert_eq!(
+        (provider.node_id.as_str(), provider.provider.as_str()),
+        ("n1", "a")
+    );
+    assert_eq!(
+        (
+            provider.gateway_id.get(),
+            provider.epoch,
+            provider.node_is_offline
+        ),
+        (5, 4, false)
+    );
+    assert_eq!(
+        gone.agents
+            .iter()
+            .map(|agent| agent.name.as_str())
+            .collect::<Vec<_>>(),
+        ["on_a"]
+    );
+    assert_eq!(db.status(1).await, "offline");
+    for agent in [2, 3, 4] {
+        assert_eq!(db.status(agent).await, "active");
+    }
+    assert_eq!(
+        db.number("SELECT count(*) FROM providers WHERE gateway_id IS NULL")
+            .await,
+        1
+    );
+    assert!(
+        db.store
+            .disconnect_silent_providers(TTL, 100)
+            .await
+            .unwrap()
+            .providers
+            .is_empty()
+    );
+}
+
+#[tokio::test]
+async fn the_last_provider_takes_the_unclaimed_agents_of_its_node_along() {
+    let db = Database::fresh().await;
+    db.agent(1, "bound_by_rest").await;
+    db.locate(1, "n1", None).await;
+    db.provider("n1", "a", 5, 60).await;
+    db.provider("n1", "b", 5, 60).await;
+    let gone = db
+        .store
+        .disconnect_silent_providers(TTL, 100)
+        .await
+        .unwrap();
+    assert_eq!(gone.providers.len(), 2);
+    assert!(
+        gone.providers
+            .iter()
+            .all(|provider| provider.node_is_offline)
+    );
+    assert_eq!(gone.agents.len(), 1);
+}
+
+#[tokio::test]
+async fn a_dead_gateways_providers_are_disconnected_after_the_grace() {
+    let db = Database::fresh().await;
+    db.run(
+        "INSERT INTO gateways (gateway_id, lease_until) VALUES
+         (1, now() + interval '3 seconds'), (2, now() - interval '2 seconds'), (3, now() - interval '6 seconds')",
+    )
+    .await;
+    for gateway in 1..=4 {
+        db.provider(&format!("n{gateway}"), "default", gateway, 0)
+            .await;
+    }
+    let gone = db
+        .store
+        .disconnect_orphaned_providers(GRACE, 100)
+        .await
+        .unwrap();
+    let gateways: Vec<_> = gone
+        .providers
+        .iter()
+        .map(|provider| provider.gateway_id.get())
+        .collect();
+    assert_eq!(
+        gateways,
+        [3, 4],
+        "1 lives, 2 is within the grace, 4 gave its lease back"
+    );
+
+    db.run(
+        "UPDATE gateways SET lease_until = now() - interval '2 hours' WHERE gateway_id IN (2, 3)",
+    )
+    .await;
+    let hour = Duration::from_secs(3600);
+    assert_eq!(
+        db.store.remove_dead_gateways(hour).await.unwrap(),
+        1,
+        "2 still has a provider"
+    );
+}
+
+#[tokio::test]
+async fn disconnecting_is_bounded_and_goes_on() {
+    let db = Database::fresh().await;
+    for node in 0..5 {
+        db.provider(&format!("n{node}"), "default", 8, 0).await;
+    }
+    for expected in [2, 2, 1, 0] {
+        assert_eq!(
+            db.store
+                .disconnect_orphaned_providers(GRACE, 2)
+                .await
+                .unwrap()
+                .providers
+                .len(),
+            expected
+        );
+    }
+}

@@ -1,0 +1,9 @@
+//! The statements of the worker's loops, each test on a fresh database of a real Postgres.
+
+mod compaction;
+mod connections;
+mod expiry;
+mod fixture;
+mod outbox_relay;
+mod partitions;
+mod pruning;
