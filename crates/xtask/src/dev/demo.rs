@@ -55,7 +55,12 @@ pub(super) async fn run(cluster: &Cluster, workspace_key: &str) -> Result<()> {
     if cluster.gateways().len() > 1 {
         say(&ada, other, "are you still there?").await?;
     } else {
-        first.wait_ready().await?;
+        // Its supervisor starts it again in a moment.
+        wait::until_ok("the gateway to be back", SOON, || async {
+            ensure!(first.is_ready().await, "not ready yet");
+            anyhow::Ok(())
+        })
+        .await?;
         say(&ada, first, "are you still there?").await?;
     }
 

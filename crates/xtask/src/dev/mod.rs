@@ -10,10 +10,10 @@ mod workspace;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cargo;
 use cluster::Cluster;
@@ -48,14 +48,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 }
 
 async fn serve(args: Args, bin_dir: &Path) -> Result<()> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut asked_to_stop = async move || {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-    };
+    let mut stop = StopRequests::listen()?;
     let started = Instant::now();
     std::fs::create_dir_all(&args.state_dir)?;
     let state_dir = args.state_dir.canonicalize()?;
@@ -66,11 +59,11 @@ async fn serve(args: Args, bin_dir: &Path) -> Result<()> {
     // Dropping a half-started cluster ends its children.
     let cluster = tokio::select! {
         cluster = Cluster::start(&args, &state_dir, bin_dir) => Arc::new(cluster?),
-        () = asked_to_stop() => return Ok(()),
+        () = stop.next() => return Ok(()),
     };
     let workspace_key = workspace::kept_or_new(&cluster, dev_file.workspace_key()).await?;
     dev_file.write(&cluster, &workspace_key)?;
-    let supervised = supervise::keep_alive(&cluster, &dev_file, &workspace_key);
+    let mut supervised = supervise::keep_alive(&cluster, &dev_file, &workspace_key);
     announce(&cluster, &dev_file, started);
 
     let shown = async {
@@ -87,16 +80,50 @@ async fn serve(args: Args, bin_dir: &Path) -> Result<()> {
     };
     tokio::select! {
         () = shown => {}
-        () = asked_to_stop() => {}
+        () = stop.next() => {}
     }
 
     println!("\nstopping (Ctrl-C again ends it at once)");
-    drop(supervised);
+    supervised.shutdown().await;
     tokio::select! {
         () = cluster.stop() => {}
-        () = asked_to_stop() => eprintln!("killing what is left"),
+        again = StopRequests::again() => {
+            again?;
+            eprintln!("killing what is left");
+        }
     }
     dev_file.write_stopped()
+}
+
+/// Ctrl-C and SIGTERM.
+struct StopRequests {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl StopRequests {
+    fn listen() -> Result<Self> {
+        let (interrupt, terminate) = (SignalKind::interrupt(), SignalKind::terminate());
+        Ok(Self {
+            interrupt: signal(interrupt)?,
+            terminate: signal(terminate)?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+
+    /// A second request. One that comes within a second is the first: some senders signal the process and its
+    /// group.
+    async fn again() -> Result<()> {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        Self::listen()?.next().await;
+        Ok(())
+    }
 }
 
 /// One engine for each state folder: two would fight over the data.
