@@ -3,10 +3,12 @@
 //! A token is shown once and never stored. What is stored is SHA-256 over the whole token string;
 //! tokens carry 128 random bits, so that a plain hash is enough.
 
-use std::{fmt, hash};
+use std::{fmt, hash, str::FromStr};
 
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
+
+use crate::ids::InvalidId;
 
 /// Random bytes in a workspace, agent or node token.
 pub const TOKEN_BYTES: usize = 16;
@@ -97,6 +99,23 @@ impl hash::Hash for TokenHash {
     }
 }
 
+/// Lower-case hex, as it travels between processes. Not for logs.
+impl fmt::Display for TokenHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&hex::encode(self.0))
+    }
+}
+
+impl FromStr for TokenHash {
+    type Err = InvalidId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidId> {
+        let mut bytes = [0; 32];
+        hex::decode_to_slice(text, &mut bytes).map_err(|_| InvalidId { kind: "token hash" })?;
+        Ok(Self(bytes))
+    }
+}
+
 impl fmt::Debug for TokenHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("TokenHash(…)")
@@ -130,6 +149,8 @@ mod tests {
             hex::encode(TokenHash::of("abc").as_bytes()),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
         );
+        assert_eq!(hash.to_string().parse(), Ok(hash));
+        assert!("00".parse::<TokenHash>().is_err());
         assert!(!format!("{hash:?}").contains(&hex::encode(hash.as_bytes())));
     }
 }

@@ -164,7 +164,6 @@ impl Engine {
         };
         if change.status.is_some() {
             self.inner.seen.forget(scope, agent.agent_id);
-            self.inner.hints.agent_status_changed(scope, agent.agent_id);
         }
         Ok(agent)
     }
@@ -220,7 +219,6 @@ impl Engine {
     pub async fn set_own_status(&self, caller: &AgentCaller, status: AgentStatus) -> EngineResult<()> {
         self.store().set_agent_status(caller.scope, caller.agent_id, status, self.now()).await?;
         self.inner.seen.forget(caller.scope, caller.agent_id);
-        self.inner.hints.agent_status_changed(caller.scope, caller.agent_id);
         Ok(())
     }
 }

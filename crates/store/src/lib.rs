@@ -6,8 +6,10 @@
 //! what was asked is an error.
 
 mod agents;
+mod channels;
 pub mod audience;
 mod idempotency;
+mod members;
 mod tokens;
 mod workspaces;
 mod worker_ids;
@@ -39,12 +41,14 @@ pub use agents::{AgentChange, AgentRow, DeletedAgent, NewAgent, Registration, Se
 pub use bindings::{BindOutcome, BindingRow};
 pub use deliveries::DeliveryRow;
 pub use dms::{ConversationRow, KeptAnswer, ListedConversation, NewConversation, OpenOutcome};
+pub use channels::{ChannelRow, NewChannel};
 pub use error::{StoreError, StoreResult};
 pub use exceptions::DeliveryReport;
 pub use messages_read::{ListedMessage, MessagePage, MessageRow};
 pub use nodes::{DirectTokenOutcome, EnrolOutcome, NodeEnrolment, NodeFilter, NodeProviderRow, NodeRow};
 pub use reads::ReadReceipt;
 pub use idempotency::StoredResponse;
+pub use members::{Joining, MemberRow, Membership};
 pub use pool::{MIGRATOR, Store};
 pub use tokens::TokenOwner;
 pub use workspaces::{Creation, CreationKey, NewWorkspace, WorkspaceRow};

@@ -1,3 +1,56 @@
-//! relay-gateway.
+//! Starts a gateway.
 
-fn main() {}
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use axum::{ServiceExt as MakeServiceExt, extract::Request, serve::ListenerExt as _};
+use clap::Parser as _;
+use relay_engine::{Engine, EngineConfig};
+use relay_gateway::{config::Config, middleware, router, state::AppState};
+use relay_runtime::{metrics, shutdown::Shutdown, telemetry};
+use tokio::net::TcpListener;
+use tower::ServiceExt as _;
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let config = Config::parse();
+    let _telemetry = telemetry::init("relay-gateway")?;
+    let shutdown = Shutdown::on_signals().context("listen for signals")?;
+    let recorder = metrics::install()?;
+
+    let engine = Engine::start(EngineConfig {
+        database_url: config.database_url,
+        nats_url: config.nats_url,
+        database_connections: config.database_connections,
+    })
+    .await
+    .context("start the engine")?;
+
+    let state = AppState::new(engine, shutdown.clone());
+    tokio::spawn(state.clone().watch_storage());
+    let ready = state.clone();
+    let (metrics_addr, metrics_server) = metrics::serve(
+        config.metrics_listen,
+        recorder,
+        Arc::new(move || ready.is_ready()),
+        shutdown.token(),
+    )
+    .await
+    .with_context(|| format!("listen on {} for metrics", config.metrics_listen))?;
+    tokio::spawn(metrics_server);
+
+    let listener =
+        TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
+    tracing::info!(listen = %listener.local_addr()?, metrics = %metrics_addr, "gateway is up");
+    let listener = listener.tap_io(|socket| {
+        // Frames and answers are small and waited for.
+        let _ = socket.set_nodelay(true);
+    });
+    let service = router::router(state)
+        .map_request(middleware::collapse_leading_slashes)
+        .map_response(middleware::hang_up_if_marked);
+    axum::serve(listener, MakeServiceExt::<Request>::into_make_service(service))
+        .with_graceful_shutdown(async move { shutdown.asked().await })
+        .await
+        .context("serve")
+}

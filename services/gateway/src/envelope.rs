@@ -1,0 +1,70 @@
+//! Answers: every one but 204 is JSON with a boolean `ok`.
+
+use axum::{
+    Json,
+    http::{HeaderName, HeaderValue, StatusCode},
+    response::{IntoResponse, Response},
+};
+use relay_wire::envelope::Success;
+use serde::Serialize;
+
+/// Tells a client that it is being answered again.
+pub const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+
+/// A success with `data`.
+#[derive(Debug)]
+pub struct Reply<T> {
+    status: StatusCode,
+    replayed: bool,
+    data: T,
+}
+
+impl<T> Reply<T> {
+    /// 200.
+    pub const fn ok(data: T) -> Self {
+        Self { status: StatusCode::OK, replayed: false, data }
+    }
+
+    /// 201.
+    pub const fn created(data: T) -> Self {
+        Self { status: StatusCode::CREATED, replayed: false, data }
+    }
+
+    /// Any success status.
+    pub const fn with_status(status: StatusCode, data: T) -> Self {
+        Self { status, replayed: false, data }
+    }
+
+    /// Marks the answer as one given before under the same idempotency key.
+    #[must_use]
+    pub fn replayed(mut self, replayed: bool) -> Self {
+        self.replayed = replayed;
+        self
+    }
+}
+
+impl<T: Serialize> IntoResponse for Reply<T> {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(Success::new(self.data))).into_response();
+        if self.replayed {
+            response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
+        }
+        response
+    }
+}
+
+/// A success without anything to tell: `{"ok":true,"data":null}`.
+#[must_use]
+pub const fn acknowledged() -> Reply<()> {
+    Reply::ok(())
+}
+
+/// 204 without a body.
+#[derive(Debug, Clone, Copy)]
+pub struct NoContent;
+
+impl IntoResponse for NoContent {
+    fn into_response(self) -> Response {
+        StatusCode::NO_CONTENT.into_response()
+    }
+}

@@ -1,0 +1,232 @@
+//! Refusals as HTTP: the only place that knows statuses and codes.
+
+use std::{borrow::Cow, error::Error};
+
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
+    response::{IntoResponse, Response},
+};
+use relay_domain::token::TokenKind;
+use relay_engine::EngineError;
+use relay_wire::envelope::Failure;
+
+/// How long clients should wait when storage is away, in seconds.
+const RETRY_AFTER_SECONDS: u16 = 1;
+
+/// A refusal or failure as the client sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiError {
+    status: StatusCode,
+    code: &'static str,
+    message: Cow<'static, str>,
+    retry_after: Option<u16>,
+    hangs_up: bool,
+}
+
+/// Marks a response that must not be sent: the connection is closed instead (see `middleware`).
+#[derive(Debug, Clone, Copy)]
+pub struct HangUp;
+
+impl ApiError {
+    /// A refusal with a stable code and a text for people.
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, code, message: message.into(), retry_after: None, hangs_up: false }
+    }
+
+    /// 400 `invalid_request`.
+    pub fn invalid_request(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
+    /// 401 with a code.
+    pub fn unauthorized(code: &'static str, message: &'static str) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, code, message)
+    }
+
+    /// 404 for a path that leads nowhere.
+    pub fn route_not_found() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", "Route not found")
+    }
+
+    /// 405.
+    pub fn method_not_allowed() -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "Method not allowed")
+    }
+
+    /// 413.
+    pub fn payload_too_large() -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", "Request body is larger than 1 MiB")
+    }
+
+    /// 500, telling nothing.
+    pub fn internal() -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "Internal error")
+    }
+
+    /// 503 for now: nothing was done.
+    pub fn unavailable(code: &'static str, message: &'static str) -> Self {
+        Self {
+            retry_after: Some(RETRY_AFTER_SECONDS),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
+        }
+    }
+
+    /// No status at all: the connection is closed. For a change that may have been committed, because
+    /// clients send a request again after a 5xx.
+    pub fn hang_up() -> Self {
+        Self { hangs_up: true, ..Self::internal() }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let body = Json(Failure::new(self.code, &self.message));
+        let mut response = (self.status, body).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.hangs_up {
+            response.extensions_mut().insert(HangUp);
+        }
+        response
+    }
+}
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> Self {
+        use EngineError as E;
+        let bad = |code, message: &'static str| Self::new(StatusCode::BAD_REQUEST, code, message);
+        let forbidden = |code, message: &'static str| Self::new(StatusCode::FORBIDDEN, code, message);
+        let missing = |code, message: String| Self::new(StatusCode::NOT_FOUND, code, message);
+        let conflict = |code, message: &'static str| Self::new(StatusCode::CONFLICT, code, message);
+        match error {
+            E::Unavailable(_) => {
+                tracing::warn!(error = &error as &dyn Error, "request refused");
+                Self::unavailable("database_overloaded", "Storage is unavailable, try again")
+            }
+            E::CommitUnavailable => Self::unavailable("database_overloaded", "Storage is unavailable, try again"),
+            E::Overloaded => Self::unavailable("workspace_busy", "Too many requests are waiting, try again"),
+            E::Store(_) | E::CommitRefused | E::Stream(_) | E::NoRandomness | E::NoWorkerNumber => {
+                tracing::error!(error = &error as &dyn Error, "request failed");
+                Self::internal()
+            }
+            E::OutcomeUnknown => {
+                tracing::error!(error = &error as &dyn Error, "connection closed without a status");
+                Self::hang_up()
+            }
+
+            E::InvalidTokenFormat => Self::unauthorized("unauthorized", "Invalid token format"),
+            E::UnknownToken { kind } => match kind {
+                TokenKind::Workspace => Self::unauthorized("unauthorized", "Invalid API key"),
+                TokenKind::Agent => Self::unauthorized("agent_token_invalid", "Invalid agent token"),
+                TokenKind::Node => Self::unauthorized("node_token_invalid", "Invalid node token"),
+                TokenKind::Observer => Self::unauthorized("observer_token_invalid", "Invalid observer token"),
+                TokenKind::Webhook => Self::unauthorized("webhook_token_invalid", "Invalid webhook token"),
+            },
+            E::AgentTokenRequired => forbidden("agent_token_required", "Agent token required"),
+
+            E::InvalidText(invalid) => Self::invalid_request(invalid.to_string()),
+            E::InvalidRequest(message) => Self::invalid_request(message),
+
+            E::InvalidIdempotencyKey => {
+                bad("invalid_idempotency_key", "Idempotency-Key must be 1 to 255 visible ASCII characters")
+            }
+            E::IdempotencyKeyReused => {
+                conflict("idempotency_key_reused", "Idempotency-Key was used with a different request")
+            }
+            E::IdempotencyInProgress => {
+                conflict("idempotency_in_progress", "A request with this Idempotency-Key is in progress")
+            }
+            E::CreationKeyTooWeak => bad(
+                "workspace_create_idempotency_key_too_weak",
+                "An anonymous Idempotency-Key must have at least 32 characters",
+            ),
+            E::CreationKeyConflict => conflict(
+                "workspace_create_idempotency_conflict",
+                "Idempotency-Key was used to create a workspace with a different request",
+            ),
+            E::CreationKeyTerminalized => conflict(
+                "workspace_create_idempotency_terminalized",
+                "The workspace created with this Idempotency-Key no longer exists",
+            ),
+
+            E::WorkspaceNotFound => missing("workspace_not_found", "Workspace not found".to_owned()),
+            E::AgentNotFound(name) => missing("agent_not_found", format!("Agent \"{name}\" not found")),
+            E::AgentAlreadyExists(name) => Self::new(
+                StatusCode::CONFLICT,
+                "agent_already_exists",
+                format!("Agent \"{name}\" already exists"),
+            ),
+            E::AgentRecoveryNotAuthorized => {
+                forbidden("agent_recovery_not_authorized", "Agent recovery is not authorized")
+            }
+
+            E::ChannelNotFound(name) => missing("channel_not_found", format!("Channel \"{name}\" not found")),
+            E::ChannelAlreadyExists(name) => Self::new(
+                StatusCode::CONFLICT,
+                "channel_already_exists",
+                format!("Channel \"{name}\" already exists"),
+            ),
+            E::InvalidChannelName => bad(
+                "invalid_channel_name",
+                "A channel name has 1 to 80 lower-case letters, digits and hyphens, and starts with no hyphen",
+            ),
+            E::ChannelArchived(name) => {
+                Self::new(StatusCode::BAD_REQUEST, "channel_archived", format!("Channel \"{name}\" is archived"))
+            }
+            E::CannotArchiveGeneral => bad("cannot_archive_general", "The general channel cannot be archived"),
+            E::NotAMember(name) => {
+                Self::new(StatusCode::FORBIDDEN, "not_a_member", format!("Not a member of channel \"{name}\""))
+            }
+
+            E::InvalidAttachments => bad("invalid_attachments", "Attachments must be complete files, each named once"),
+            E::PayloadTooLarge => Self::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "payload_too_large",
+                "The message is too large to be delivered",
+            ),
+            E::MessageNotFound => missing("message_not_found", "Message not found".to_owned()),
+            E::ConversationNotFound => missing("dm_conversation_not_found", "Conversation not found".to_owned()),
+            E::NotAParticipant => forbidden("forbidden", "Not a participant of this conversation"),
+            E::DeliveryNotFound => missing("delivery_not_found", "Delivery not found".to_owned()),
+
+            E::NodeNotFound(name) => missing("node_not_found", format!("Node \"{name}\" not found")),
+            E::NodeNameConflict(name) => {
+                Self::new(StatusCode::CONFLICT, "node_name_conflict", format!("Another node is called \"{name}\""))
+            }
+            E::InvalidNodeName => bad(
+                "invalid_node_name",
+                "A node name has 1 to 128 bytes on one line and is not that of an agent's own node",
+            ),
+            E::UnsupportedNodeKind(kind) => Self::new(
+                StatusCode::BAD_REQUEST,
+                "unsupported_node_kind",
+                format!("Nodes of kind \"{kind}\" are not supported yet"),
+            ),
+            E::InvalidNodeDelivery(why) => Self::new(StatusCode::BAD_REQUEST, "invalid_node_delivery", why),
+            E::DirectNodeCapacity => {
+                bad("direct_node_capacity_exceeded", "A direct node has exactly one agent: max_agents must be 1")
+            }
+            E::NodeCapacityExceeded { node, max_agents } => Self::new(
+                StatusCode::CONFLICT,
+                "node_capacity_exceeded",
+                format!("Node \"{node}\" takes no more than {max_agents} agents"),
+            ),
+            E::NodeAgentBindingNotFound { agent, node } => {
+                missing("node_agent_binding_not_found", format!("Agent \"{agent}\" is not bound to node \"{node}\""))
+            }
+            E::AgentBoundToNode(node) => {
+                Self::new(StatusCode::CONFLICT, "agent_bound_to_node", format!("Agent is bound to node \"{node}\""))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl ApiError {
+    /// What a test compares.
+    pub fn status_and_code(&self) -> (u16, &'static str) {
+        (self.status.as_u16(), self.code)
+    }
+}

@@ -1,0 +1,174 @@
+//! What handlers take from a request besides the caller: path, query and body, with refusals in the envelope.
+
+use axum::{
+    body::Bytes,
+    extract::{FromRequest, FromRequestParts, Request, rejection::{PathRejection, QueryRejection}},
+    http::{HeaderMap, StatusCode, header::CONTENT_TYPE},
+};
+use relay_domain::names;
+use relay_engine::idempotency::ClientKey;
+use serde::de::DeserializeOwned;
+
+use crate::error::ApiError;
+
+/// The largest request body, in bytes.
+pub const MAX_BODY_BYTES: usize = 1024 * 1024;
+
+/// A decoded path parameter, or several.
+#[derive(Debug, FromRequestParts)]
+#[from_request(via(axum::extract::Path), rejection(ApiError))]
+pub struct Path<T>(pub T);
+
+/// Query parameters.
+#[derive(Debug, FromRequestParts)]
+#[from_request(via(axum::extract::Query), rejection(ApiError))]
+pub struct Query<T>(pub T);
+
+impl From<PathRejection> for ApiError {
+    fn from(_: PathRejection) -> Self {
+        Self::invalid_request("Invalid path")
+    }
+}
+
+impl From<QueryRejection> for ApiError {
+    fn from(rejection: QueryRejection) -> Self {
+        Self::invalid_request(format!("Invalid query: {}", rejection.body_text()))
+    }
+}
+
+/// A JSON body. No body at all is `{}`.
+#[derive(Debug)]
+pub struct Body<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        let (headers, bytes) = read_body(request).await?;
+        parse(&headers, &bytes).map(Self)
+    }
+}
+
+/// A JSON body together with its idempotency key, if the client sent one.
+#[derive(Debug)]
+pub struct KeyedBody<T> {
+    /// The body.
+    pub body: T,
+    /// The key.
+    pub key: Option<ClientKey>,
+}
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for KeyedBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        let (headers, bytes) = read_body(request).await?;
+        let body = parse(&headers, &bytes)?;
+        let header = headers.get("idempotency-key").or_else(|| headers.get("x-idempotency-key"));
+        let key = header.map(|value| ClientKey::read(value.to_str().unwrap_or_default(), &bytes)).transpose()?;
+        Ok(Self { body, key })
+    }
+}
+
+async fn read_body(request: Request) -> Result<(HeaderMap, Bytes), ApiError> {
+    let (parts, body) = request.into_parts();
+    let bytes = axum::body::to_bytes(body, MAX_BODY_BYTES).await.map_err(|error| {
+        if is_length_limit(&error) { ApiError::payload_too_large() } else { ApiError::invalid_request("The body broke off") }
+    })?;
+    Ok((parts.headers, bytes))
+}
+
+fn is_length_limit(error: &axum::Error) -> bool {
+    let mut cause: Option<&dyn std::error::Error> = Some(error);
+    while let Some(error) = cause {
+        if error.to_string().contains("length limit exceeded") {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+fn parse<T: DeserializeOwned>(headers: &HeaderMap, bytes: &[u8]) -> Result<T, ApiError> {
+    let bytes = if bytes.is_empty() { b"{}" } else { bytes };
+    if bytes != b"{}" && !may_be_json(headers) {
+        return Err(ApiError::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_media_type",
+            "Content-Type must be application/json",
+        ));
+    }
+    let invalid_json = || ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", "Invalid JSON body");
+    // An array would pass for a struct's fields in their order.
+    if bytes.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
+        return Err(match serde_json::from_slice::<serde::de::IgnoredAny>(bytes) {
+            Ok(_) => ApiError::invalid_request("The body must be a JSON object"),
+            Err(_) => invalid_json(),
+        });
+    }
+    if names::spells_nul(bytes) {
+        return Err(ApiError::invalid_request("The character U+0000 cannot be stored"));
+    }
+    serde_json::from_slice(bytes).map_err(|error| {
+        // A wrong type may come before broken syntax: broken syntax is the graver fault.
+        if error.is_data() && serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok() {
+            ApiError::invalid_request(format!("Invalid request: {error}"))
+        } else {
+            invalid_json()
+        }
+    })
+}
+
+/// Clients may leave the content type out; what they say must be JSON.
+fn may_be_json(headers: &HeaderMap) -> bool {
+    let Some(value) = headers.get(CONTENT_TYPE) else { return true };
+    let essence = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    struct Named {
+        #[serde(rename = "name")]
+        _name: String,
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct Nothing {}
+
+    #[test]
+    fn bodies_are_refused_with_the_contract_codes() {
+        let table: [(&str, &str, Result<(), (u16, &str)>); 11] = [
+            ("application/json", r#"{"name":"a"}"#, Ok(())),
+            ("application/json; charset=utf-8", r#"{"name":"a","else":1}"#, Ok(())),
+            ("", r#" {"name":"a"}"#, Ok(())),
+            ("text/plain", r#"{"name":"a"}"#, Err((415, "unsupported_media_type"))),
+            ("application/x-www-form-urlencoded", "name=a", Err((415, "unsupported_media_type"))),
+            ("application/json", "", Err((400, "invalid_request"))),
+            ("application/json", r#"{"name":1}"#, Err((400, "invalid_request"))),
+            ("application/json", r#"["a"]"#, Err((400, "invalid_request"))),
+            ("application/json", r#"{"name":"\u0000"}"#, Err((400, "invalid_request"))),
+            ("application/json", r#"{"name":"#, Err((400, "invalid_json"))),
+            ("application/json", "nonsense", Err((400, "invalid_json"))),
+        ];
+        for (content_type, body, expected) in table {
+            let mut headers = HeaderMap::new();
+            if !content_type.is_empty() {
+                headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+            }
+            let outcome = parse::<Named>(&headers, body.as_bytes()).map(|_| ());
+            match (outcome, expected) {
+                (Ok(()), Ok(())) => {}
+                (Err(error), Err((status, code))) => assert_eq!(error.status_and_code(), (status, code), "{body}"),
+                (outcome, _) => panic!("{content_type} {body}: {outcome:?}"),
+            }
+        }
+        assert!(parse::<Nothing>(&HeaderMap::new(), b"").is_ok());
+    }
+}

@@ -1,0 +1,181 @@
+//! What happens to every request: its id, its span, its time limit, panics, cross-origin headers.
+
+use std::{any::Any, panic::resume_unwind, time::{Duration, Instant}};
+
+use axum::{
+    extract::Request,
+    http::{HeaderName, HeaderValue, Method, Uri, header, uri::PathAndQuery},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use tower_http::cors::{AllowHeaders, Any as AnyOrigin, CorsLayer};
+use tracing::Instrument as _;
+
+use crate::{
+    envelope::IDEMPOTENCY_REPLAYED,
+    error::{ApiError, HangUp},
+};
+
+/// A request without an answer for this long is given up.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longer request ids are replaced.
+const MAX_REQUEST_ID_LENGTH: usize = 128;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const CORRELATION_ID: HeaderName = HeaderName::from_static("x-correlation-id");
+
+/// Everything that must see a request first: id, span, time limit.
+///
+/// The query string is neither logged nor put into the span, because sockets carry tokens in it.
+pub async fn around(request: Request, next: Next) -> Response {
+    let id = request_id(&request);
+    let method = request.method().clone();
+    let path = request.uri().path().to_owned();
+    let has_nul = path.contains("%00") || request.uri().query().is_some_and(|query| query.contains("%00"));
+    let span = tracing::info_span!(
+        "http.request", http.method = %method, http.path = %path, http.request_id = ?id, http.status = tracing::field::Empty
+    );
+    if let Some(parent) = request.headers().get("traceparent").and_then(|value| value.to_str().ok()) {
+        relay_runtime::trace::set_parent(&span, parent);
+    }
+    let started_at = Instant::now();
+    let inner = async {
+        if has_nul {
+            return ApiError::invalid_request("The character U+0000 cannot be looked for").into_response();
+        }
+        match tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await {
+            Ok(response) => response,
+            Err(_) => timed_out(&method),
+        }
+    };
+    let mut response = inner.instrument(span.clone()).await;
+    let status = response.status();
+    span.record("http.status", status.as_u16());
+    span.in_scope(|| {
+        let elapsed_ms = u64::try_from(started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        tracing::debug!(http.status = status.as_u16(), elapsed_ms, "answered");
+    });
+    response.headers_mut().insert(CORRELATION_ID, id.clone());
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+/// Reading again is safe; a change may have been committed, so its client must not be told to repeat it.
+fn timed_out(method: &Method) -> Response {
+    if method.is_safe() {
+        ApiError::unavailable("request_timeout", "The request took too long").into_response()
+    } else {
+        tracing::error!("a change took too long: connection closed without a status");
+        ApiError::hang_up().into_response()
+    }
+}
+
+/// The client's id for the request, or a fresh one.
+fn request_id(request: &Request) -> HeaderValue {
+    let given = request.headers().get(REQUEST_ID).or_else(|| request.headers().get(CORRELATION_ID));
+    let fits = |value: &&HeaderValue| {
+        (1..=MAX_REQUEST_ID_LENGTH).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
+    };
+    match given.filter(fits) {
+        Some(value) => value.clone(),
+        None => HeaderValue::from_str(&uuid::Uuid::new_v4().simple().to_string())
+            .unwrap_or(HeaderValue::from_static("unknown")),
+    }
+}
+
+/// A panic in a handler costs that request only.
+pub fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    tracing::error!(panic = text.unwrap_or("unknown"), "a handler panicked");
+    ApiError::internal().into_response()
+}
+
+/// Open to every origin: tokens, not origins, are what is trusted.
+pub fn cors() -> CorsLayer {
+    CorsLayer::new()
+        .allow_origin(AnyOrigin)
+        .allow_methods([Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::HEAD])
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([
+            REQUEST_ID,
+            CORRELATION_ID,
+            header::RETRY_AFTER,
+            IDEMPOTENCY_REPLAYED,
+            HeaderName::from_static("x-ratelimit-limit"),
+            HeaderName::from_static("x-ratelimit-remaining"),
+            HeaderName::from_static("x-ratelimit-reset"),
+        ])
+        .max_age(Duration::from_secs(600))
+}
+
+/// Some clients join a base that ends in `/` with paths that start with one: `//v1/…` means `/v1/…`.
+pub fn collapse_leading_slashes(mut request: Request) -> Request {
+    let path_and_query = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
+    if path_and_query.starts_with("//") {
+        let collapsed = format!("/{}", path_and_query.trim_start_matches('/'));
+        let mut parts = request.uri().clone().into_parts();
+        if let Ok(path_and_query) = PathAndQuery::try_from(collapsed) {
+            parts.path_and_query = Some(path_and_query);
+            if let Ok(uri) = Uri::from_parts(parts) {
+                *request.uri_mut() = uri;
+            }
+        }
+    }
+    request
+}
+
+/// Closes the connection instead of sending a response marked [`HangUp`]. Must be outside of everything
+/// that catches panics: unwinding ends the connection's task, and with it the connection.
+pub fn hang_up_if_marked(response: Response) -> Response {
+    if response.extensions().get::<HangUp>().is_some() {
+        resume_unwind(Box::new(HangUp));
+    }
+    response
+}
+
+/// What axum answers by itself without the envelope gets it here.
+pub async fn fallback() -> ApiError {
+    ApiError::route_not_found()
+}
+
+/// A path that exists, with another method.
+pub async fn method_fallback() -> ApiError {
+    ApiError::method_not_allowed()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{body::Body, http::StatusCode};
+
+    use super::*;
+
+    #[test]
+    fn leading_slashes_collapse() {
+        for (uri, expected) in [
+            ("//v1/agents?a=b", "/v1/agents?a=b"),
+            ("///v1//x", "/v1//x"),
+            ("/v1/agents", "/v1/agents"),
+            ("/", "/"),
+        ] {
+            let request = Request::builder().uri(uri).body(Body::empty()).unwrap();
+            assert_eq!(collapse_leading_slashes(request).uri().to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn request_ids_are_echoed_when_harmless() {
+        let id = |value: &str| {
+            let request = Request::builder().header("X-Correlation-Id", value).body(Body::empty()).unwrap();
+            request_id(&request)
+        };
+        assert_eq!(id("abc-1"), "abc-1");
+        assert_ne!(id("a b"), "a b");
+        assert_eq!(id(&"x".repeat(200)).len(), 32);
+    }
+
+    #[test]
+    fn a_timed_out_change_gets_no_status() {
+        assert_eq!(timed_out(&Method::GET).status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(timed_out(&Method::POST).extensions().get::<HangUp>().is_some());
+    }
+}

@@ -1,0 +1,202 @@
+//! Agent routes.
+
+use axum::extract::State;
+use chrono::{DateTime, Utc};
+use relay_domain::{WorkspaceScope, agent::{AgentKind, AgentStatus}};
+use relay_engine::{
+    Engine,
+    agents::{AgentRow, ChangeAgent, RegisterAgent, reported_status},
+};
+use relay_wire::agent as wire;
+use serde_json::Value;
+
+use crate::{
+    caller::{Agent, Caller, WorkspaceKey},
+    envelope::{NoContent, Reply, acknowledged},
+    error::ApiError,
+    extract::{Body, Path, Query},
+};
+
+/// `POST /v1/agents`.
+#[tracing::instrument(name = "http.agents.register", skip_all)]
+pub async fn register(
+    State(engine): State<Engine>,
+    caller: WorkspaceKey,
+    Body(body): Body<wire::RegisterAgentBody>,
+) -> Result<Reply<wire::RegisteredAgent>, ApiError> {
+    let request = RegisterAgent {
+        name: body.name,
+        kind: match body.kind {
+            None | Some(wire::AgentType::Agent) => AgentKind::Agent,
+            Some(wire::AgentType::Human) => AgentKind::Human,
+            Some(wire::AgentType::System) => AgentKind::System,
+        },
+        persona: body.persona,
+        metadata: body.metadata.map(Value::Object),
+        capabilities: body.capabilities.map(Value::Object),
+        skills: skills(body.skills),
+        joins_general: body.auto_join_general.unwrap_or(true),
+    };
+    let registered = engine.register_agent(caller.scope, &request).await?;
+    Ok(Reply::created(wire::RegisteredAgent {
+        id: registered.agent_id,
+        workspace_id: caller.scope.workspace_id(),
+        handle: format!("@{}", request.name),
+        name: request.name,
+        token: registered.token,
+        status: AgentStatus::Active.presence(),
+        capabilities: request.capabilities,
+        created_at: registered.created_at.into(),
+    }))
+}
+
+/// `GET /v1/agents`.
+#[tracing::instrument(name = "http.agents.list", skip_all)]
+pub async fn list(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Query(query): Query<wire::AgentsQuery>,
+) -> Result<Reply<Vec<wire::Agent>>, ApiError> {
+    let status = match query.status.as_deref() {
+        None | Some("" | "all") => None,
+        Some(word) => Some(parse_status(word)?),
+    };
+    let rows = engine.agents(caller.scope(), status).await?;
+    let now = engine.now();
+    Ok(Reply::ok(rows.into_iter().map(|row| agent(caller.scope(), row, now)).collect()))
+}
+
+/// `GET /v1/agents/presence`.
+#[tracing::instrument(name = "http.agents.presence", skip_all)]
+pub async fn presence(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+) -> Result<Reply<Vec<wire::Presence>>, ApiError> {
+    let rows = engine.agents(caller.scope(), None).await?;
+    let now = engine.now();
+    let presence = |row: AgentRow| wire::Presence {
+        agent_id: row.agent_id,
+        status: reported_status(&row, now).presence(),
+        agent_name: row.name,
+    };
+    Ok(Reply::ok(rows.into_iter().map(presence).collect()))
+}
+
+/// `GET /v1/agents/:name`.
+#[tracing::instrument(name = "http.agents.get", skip_all)]
+pub async fn get(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Path(name): Path<String>,
+) -> Result<Reply<wire::AgentDetails>, ApiError> {
+    let row = engine.agent_by_name(caller.scope(), &name).await?;
+    details(&engine, caller.scope(), row).await
+}
+
+/// `GET /v1/agent`: the caller.
+#[tracing::instrument(name = "http.agents.me", skip_all)]
+pub async fn me(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<wire::AgentDetails>, ApiError> {
+    let row = engine.agent(caller.scope, caller.agent_id).await?;
+    details(&engine, caller.scope, row).await
+}
+
+/// `PATCH /v1/agents/:name`.
+#[tracing::instrument(name = "http.agents.update", skip_all)]
+pub async fn update(
+    State(engine): State<Engine>,
+    caller: WorkspaceKey,
+    Path(name): Path<String>,
+    Body(body): Body<wire::UpdateAgentBody>,
+) -> Result<Reply<wire::Agent>, ApiError> {
+    let change = ChangeAgent {
+        status: body.status.as_deref().map(parse_status).transpose()?,
+        persona: body.persona,
+        metadata: body.metadata.map(Value::Object),
+        capabilities: body.capabilities.map(|capabilities| capabilities.map(Value::Object)),
+        skills: skills(body.skills),
+    };
+    let row = engine.update_agent(caller.scope, &name, &change).await?;
+    Ok(Reply::ok(agent(caller.scope, row, engine.now())))
+}
+
+/// `DELETE /v1/agents/:name`.
+#[tracing::instrument(name = "http.agents.delete", skip_all)]
+pub async fn delete(
+    State(engine): State<Engine>,
+    caller: WorkspaceKey,
+    Path(name): Path<String>,
+) -> Result<NoContent, ApiError> {
+    engine.delete_agent(caller.scope, &name).await?;
+    Ok(NoContent)
+}
+
+/// `POST /v1/agents/:name/rotate-token`: with the workspace's key, or with the agent's own token.
+#[tracing::instrument(name = "http.agents.rotate_token", skip_all)]
+pub async fn rotate_token(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Path(name): Path<String>,
+) -> Result<Reply<wire::RotatedToken>, ApiError> {
+    let token = engine.rotate_agent_token(&caller, &name).await?;
+    Ok(Reply::ok(wire::RotatedToken { name, token }))
+}
+
+/// `POST /v1/agents/heartbeat`.
+#[tracing::instrument(name = "http.agents.heartbeat", skip_all)]
+pub async fn heartbeat(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<()>, ApiError> {
+    engine.set_own_status(&caller, AgentStatus::Active).await?;
+    Ok(acknowledged())
+}
+
+/// `POST /v1/agents/disconnect`.
+#[tracing::instrument(name = "http.agents.disconnect", skip_all)]
+pub async fn disconnect(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<()>, ApiError> {
+    engine.set_own_status(&caller, AgentStatus::Offline).await?;
+    Ok(acknowledged())
+}
+
+async fn details(engine: &Engine, scope: WorkspaceScope, row: AgentRow) -> Result<Reply<wire::AgentDetails>, ApiError> {
+    let channels = engine.channels_of_agent(scope, row.agent_id).await?;
+    let channel = |membership: relay_engine::channels::Membership| wire::AgentChannel {
+        id: membership.channel_id,
+        name: membership.name,
+        role: membership.role,
+        joined_at: membership.joined_at.into(),
+    };
+    Ok(Reply::ok(wire::AgentDetails {
+        agent: agent(scope, row, engine.now()),
+        channels: channels.into_iter().map(channel).collect(),
+        actions_provided: Vec::new(),
+        actions_available_to: Vec::new(),
+        pending_deliveries: Vec::new(),
+    }))
+}
+
+fn agent(scope: WorkspaceScope, row: AgentRow, now: DateTime<Utc>) -> wire::Agent {
+    let status = reported_status(&row, now);
+    wire::Agent {
+        id: row.agent_id,
+        workspace_id: scope.workspace_id(),
+        handle: format!("@{}", row.name),
+        name: row.name,
+        kind: row.kind.as_str(),
+        status: status.presence(),
+        activity_status: status.as_str(),
+        persona: row.persona,
+        capabilities: row.capabilities,
+        metadata: row.metadata,
+        created_at: row.created_at.into(),
+        last_seen: row.last_seen_at.into(),
+        token_hash: "",
+    }
+}
+
+fn parse_status(word: &str) -> Result<AgentStatus, ApiError> {
+    AgentStatus::parse(word).ok_or_else(|| {
+        ApiError::invalid_request("status must be one of active, online, idle, away, blocked, waiting, offline")
+    })
+}
+
+fn skills(skills: Option<Vec<wire::Skill>>) -> Option<Value> {
+    skills.and_then(|skills| serde_json::to_value(skills).ok())
+}
