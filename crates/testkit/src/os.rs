@@ -1,7 +1,7 @@
-//! The two system calls the harness needs and std has no safe wrapper for: `kill` and the parent-death signal.
+//! The system calls the harness needs and std has no safe wrapper for.
 #![expect(
     unsafe_code,
-    reason = "kill(2), and prctl(2) between fork and exec, have no safe wrapper in std"
+    reason = "kill, setrlimit, and prctl between fork and exec, have no safe wrapper in std"
 )]
 
 use std::io;
@@ -15,6 +15,22 @@ pub(crate) fn kill(pid: u32, signal: i32) -> io::Result<()> {
     match unsafe { libc::kill(pid, signal) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Raises the limit of open files to what is allowed, for this process and the children it starts from now on:
+/// both hold thousands of sockets, and the usual soft limit is 1024.
+pub(crate) fn raise_open_file_limit() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: both calls only read or write the struct they are given.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
     }
 }
 

@@ -246,6 +246,7 @@ type Request = (Command, SyncSender<io::Result<Child>>);
 fn spawn(command: Command) -> io::Result<Child> {
     static SPAWNER: OnceLock<SyncSender<Request>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
+        os::raise_open_file_limit();
         let (requests, inbox) = sync_channel::<Request>(16);
         let serve = move || {
             for (mut command, reply) in inbox {
