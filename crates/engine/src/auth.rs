@@ -132,6 +132,12 @@ impl Engine {
         self.inner.tokens.known.invalidate(hash);
     }
 
+    /// Forgets every token: some revocation may have been missed.
+    pub(crate) fn forget_all_tokens(&self) {
+        self.inner.tokens.revocations.fetch_add(1, Ordering::SeqCst);
+        self.inner.tokens.known.invalidate_all();
+    }
+
     /// Forgets a dead token here and tells the other processes.
     pub(crate) fn revoke_token(&self, hash: TokenHash) {
         self.forget_token(&hash);

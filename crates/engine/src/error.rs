@@ -18,6 +18,18 @@ pub enum EngineError {
     /// The outcome of a commit is not known and stays so: the caller must get no status at all.
     #[error("the outcome of the commit is unknown")]
     OutcomeUnknown,
+    /// Storage was away when the batch of this request was to be committed. Nothing was written.
+    #[error("storage was unavailable for the commit")]
+    CommitUnavailable,
+    /// Storage refused what this request wants to write. Nothing was written.
+    #[error("storage refused the commit")]
+    CommitRefused,
+    /// More requests wait than the engine takes. Nothing was done; try again.
+    #[error("too many requests are waiting")]
+    Overloaded,
+    /// NATS did not do what was asked. Postgres has the record.
+    #[error(transparent)]
+    Stream(#[from] relay_stream::StreamError),
     /// The operating system gave no random bytes.
     #[error("no random bytes")]
     NoRandomness,
@@ -96,6 +108,12 @@ pub enum EngineError {
     #[error("not a member of channel {0}")]
     NotAMember(String),
 
+    /// Files that are not there, not complete, or named twice.
+    #[error("invalid attachments")]
+    InvalidAttachments,
+    /// The message would not fit into a frame.
+    #[error("the message is too large to be delivered")]
+    PayloadTooLarge,
     /// No such message, or none that the caller may see.
     #[error("message not found")]
     MessageNotFound,
@@ -143,6 +161,24 @@ pub enum EngineError {
         /// The node's name.
         node: String,
     },
+    /// Another instance of the provider has just proved itself alive.
+    #[error("another instance serves this provider")]
+    ProviderInstanceConflict,
+    /// The connection has been superseded by a newer one.
+    #[error("the connection has been superseded")]
+    Superseded,
+    /// An inventory's name and id do not belong together.
+    #[error("agent {0} does not have that id")]
+    AgentIdentityMismatch(String),
+    /// The agent lives on another node.
+    #[error("agent {0} is hosted by another node")]
+    AgentLocationConflict(String),
+    /// Another provider of the node hosts the agent.
+    #[error("agent {0} is hosted by another provider of this node")]
+    AgentProviderConflict(String),
+    /// The name is now another identity's.
+    #[error("the agent's identity is another one")]
+    AgentIdentityConflict,
     /// The agent is located on a node that is not its own.
     #[error("agent is bound to node {0}")]
     AgentBoundToNode(NodeId),

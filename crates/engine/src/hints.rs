@@ -1,15 +1,22 @@
 //! Hints: "look at this". They go to every part of this process and, over NATS, to every other one.
 //! A hint has no authority, and losing one costs latency.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use relay_domain::{AgentId, ChannelId, NodeId, ProviderName, WorkspaceScope, token::TokenHash};
 use relay_stream::Stream;
 pub use relay_stream::Hint;
 use tokio::sync::{broadcast, mpsc};
 
+use crate::{Engine, Inner};
+
 /// How many hints may wait for a slow listener, or for NATS, before the oldest or newest is lost.
 const WAITING: usize = 4096;
+
+const SUBSCRIBE_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 /// Where hints of this process start from.
 #[derive(Debug)]
@@ -96,9 +103,44 @@ impl Hints {
         let _ = self.remote.try_send(hint);
     }
 
-    /// A hint from another process, for the listeners of this one.
-    pub(crate) fn receive(&self, hint: Hint) {
-        let _ = self.local.send(Arc::new(hint));
+}
+
+/// Passes the hints of other processes to the listeners of this one, until the engine is gone.
+pub(crate) async fn receive(engine: Weak<Inner>, stream: Stream) {
+    let mut hints = loop {
+        match stream.hints().await {
+            Ok(hints) => break hints,
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "waiting for nats");
+                tokio::time::sleep(SUBSCRIBE_AGAIN_AFTER).await;
+            }
+        }
+    };
+    while let Some(hint) = hints.next().await {
+        let Some(inner) = engine.upgrade() else { return };
+        let _ = inner.hints.local.send(Arc::new(hint));
+    }
+}
+
+/// What hints mean for the engine's own memory, until the engine is gone. A lagging listener forgets
+/// more than it had to.
+pub(crate) async fn obey(engine: Weak<Inner>, mut hints: broadcast::Receiver<Arc<Hint>>) {
+    loop {
+        let hint = hints.recv().await;
+        let Some(inner) = engine.upgrade() else { return };
+        match hint.as_deref() {
+            Ok(Hint::TokenRevoked { hash }) => {
+                if let Ok(hash) = hash.parse::<TokenHash>() {
+                    Engine { inner }.forget_token(&hash);
+                }
+            }
+            Ok(Hint::MembersChanged { workspace, channel }) => {
+                inner.audiences.forget(WorkspaceScope::from_engine_row(*workspace), *channel);
+            }
+            Ok(_) => {}
+            Err(broadcast::error::RecvError::Lagged(_)) => Engine { inner }.forget_all_tokens(),
+            Err(broadcast::error::RecvError::Closed) => return,
+        }
     }
 }
 

@@ -5,9 +5,19 @@
 
 pub mod agents;
 pub mod auth;
+pub mod channels;
 pub mod bindings;
 pub mod deliveries;
 pub mod dms;
+mod commit;
+mod cursors;
+pub mod gateway;
+pub mod mailbox;
+pub mod payload;
+mod publish;
+pub mod send;
+pub mod serve;
+mod trace;
 mod error;
 pub mod hints;
 pub mod idempotency;
@@ -19,12 +29,14 @@ pub mod render;
 mod schema;
 mod seen;
 mod start;
+pub mod worker;
 pub mod workspaces;
 
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use relay_store::Store;
+use relay_stream::Stream;
 
 pub use error::{EngineError, EngineResult};
 pub use ids::IdSource;
@@ -44,6 +56,13 @@ pub(crate) struct Inner {
     pub(crate) tokens: auth::TokenCache,
     pub(crate) seen: seen::SeenNotes,
     pub(crate) hints: hints::Hints,
+    pub(crate) stream: Stream,
+    pub(crate) audiences: send::Audiences,
+    pub(crate) committer: commit::CommitQueue,
+    pub(crate) publisher: publish::Publisher,
+    pub(crate) cursors: Arc<cursors::CursorMoves>,
+    pub(crate) heartbeats: serve::Heartbeats,
+    pub(crate) gateway_id: std::sync::OnceLock<relay_domain::GatewayId>,
 }
 
 impl Engine {

@@ -3,8 +3,19 @@
 use std::{sync::Arc, time::Duration};
 
 use relay_store::{Store, StoreError};
+use relay_stream::Stream;
 
-use crate::{Engine, EngineError, EngineResult, IdSource, Inner, auth::TokenCache, hints::Hints, seen};
+use crate::{
+    Engine, EngineError, EngineResult, IdSource, Inner,
+    auth::TokenCache,
+    commit::{self, CommitQueue},
+    cursors::{self, CursorMoves},
+    hints::{self, Hints},
+    publish::{self, Publisher},
+    seen,
+    send::Audiences,
+    serve::{self, Heartbeats},
+};
 
 /// How long a worker number is leased for.
 const WORKER_LEASE_SECONDS: i32 = 60;
@@ -35,13 +46,47 @@ impl Engine {
         let worker = wait_for_worker(&store, &owner).await?;
         let ids = IdSource::new(worker.unsigned_abs());
         ids.correct(store.ping().await?);
+        let stream = Stream::connect(&config.nats_url, "relay", &owner).await?;
+        let (hints, hint_queue) = Hints::new();
         let (seen, notes) = seen::SeenNotes::new();
-        let inner =
-            Inner { store: store.clone(), ids, tokens: TokenCache::default(), seen, hints: Hints::default() };
+        let (committer, commit_queue) = CommitQueue::new();
+        let (publisher, publish_queue) = Publisher::new();
+        let cursors = Arc::new(CursorMoves::default());
+        let inner = Inner {
+            store: store.clone(),
+            ids,
+            tokens: TokenCache::default(),
+            seen,
+            hints,
+            stream: stream.clone(),
+            audiences: Audiences::default(),
+            committer,
+            publisher,
+            cursors: Arc::clone(&cursors),
+            heartbeats: Heartbeats::default(),
+            gateway_id: std::sync::OnceLock::new(),
+        };
         let engine = Self { inner: Arc::new(inner) };
-        tokio::spawn(seen::write_notes(store, notes));
+        let weak = || Arc::downgrade(&engine.inner);
+        tokio::spawn(seen::write_notes(store.clone(), notes));
+        tokio::spawn(hints::forward(stream.clone(), hint_queue));
+        tokio::spawn(hints::obey(weak(), engine.hints().listen()));
+        tokio::spawn(hints::receive(weak(), stream.clone()));
+        tokio::spawn(commit::run(weak(), commit_queue));
+        tokio::spawn(publish::run(weak(), publish_queue));
+        tokio::spawn(cursors::run(store, Arc::downgrade(&cursors)));
+        tokio::spawn(serve::write_heartbeats(weak()));
+        tokio::spawn(keep_log(stream));
         tokio::spawn(keep_worker(Arc::downgrade(&engine.inner), worker, owner));
         Ok(engine)
+    }
+}
+
+/// Creates the delivery stream once JetStream is there.
+async fn keep_log(stream: Stream) {
+    while let Err(error) = stream.ensure_log().await {
+        tracing::debug!(error = &error as &dyn std::error::Error, "waiting for jetstream");
+        tokio::time::sleep(ASK_AGAIN_AFTER).await;
     }
 }
 

@@ -101,6 +101,25 @@ impl Store {
         }))
     }
 
+    /// Marks agents online: the connection that hosts them has registered.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn agents_online(&self, scope: WorkspaceScope, agents: &[AgentId]) -> StoreResult<()> {
+        let ids: Vec<i64> = agents.iter().map(|agent| agent.get()).collect();
+        sqlx::query(
+            "UPDATE agents SET status = CASE WHEN status = 'offline' THEN 'active' ELSE status END,
+                    last_seen_at = now()
+              WHERE workspace_id = $1 AND agent_id = ANY ($2) AND deleted_at IS NULL",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(ids)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("marking agents online"))?;
+        Ok(())
+    }
+
     /// Moves an agent to the fence's node and provider, online. Returns the node that it left, or
     /// `None` when the fence no longer holds or the agent is gone.
     ///

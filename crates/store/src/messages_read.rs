@@ -1,7 +1,7 @@
 //! Reading messages. They are written by the committer only.
 
 use chrono::{DateTime, NaiveDate, Utc};
-use relay_domain::{AgentId, ChannelId, MessageId, WorkspaceScope, snowflake};
+use relay_domain::{ChannelId, MessageId, WorkspaceScope, snowflake};
 use serde_json::Value;
 
 use crate::{Store, StoreError, StoreResult};
@@ -164,23 +164,6 @@ impl Store {
         .fetch_optional(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("reading a message"))
-    }
-
-    /// Whether the agent is a member of the channel or takes part in the conversation.
-    ///
-    /// # Errors
-    /// When Postgres does not answer.
-    pub async fn is_member(&self, scope: WorkspaceScope, channel: ChannelId, agent: AgentId) -> StoreResult<bool> {
-        sqlx::query_scalar(
-            "SELECT EXISTS (SELECT FROM channel_members
-                             WHERE workspace_id = $1 AND channel_id = $2 AND agent_id = $3)",
-        )
-        .bind(scope.workspace_id().get())
-        .bind(channel.get())
-        .bind(agent.get())
-        .fetch_one(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("asking for a membership"))
     }
 
     /// The channel of a name, archived ones included; conversations have no name here.

@@ -1,0 +1,217 @@
+//! After the commit: deliveries into the log, and the outbox row marked published.
+//!
+//! JetStream hears last and has no say. What it does not take, or takes too slowly, reaches the
+//! recipients all the same: their gateways are told to look into Postgres.
+
+use std::{sync::Arc, time::Duration};
+
+use relay_domain::{AgentId, BatchId, DeliveryId, MessageId, WorkspaceScope, delivery::Mode};
+use relay_store::{
+    commit::{NewSend, Written},
+    replay::StoredDelivery,
+};
+use relay_stream::{LogFrame, Stored};
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::{Engine, EngineResult, Inner, payload};
+
+/// Batches that may wait for publishing. Beyond it the outbox relay takes over.
+const QUEUE: usize = 256;
+/// Batches whose acknowledgement by JetStream may be outstanding.
+const IN_FLIGHT: usize = 64;
+/// A publish slower than this must not stall delivery: gateways are told to look into Postgres. A
+/// cluster that elects a leader pauses for seconds.
+const STALL: Duration = Duration::from_millis(250);
+/// Published batches are marked set-wise this often.
+const MARK_EVERY: Duration = Duration::from_millis(100);
+
+/// What a batch committed.
+pub(crate) struct Committed {
+    pub(crate) batch: BatchId,
+    pub(crate) sends: Vec<CommittedSend>,
+}
+
+pub(crate) struct CommittedSend {
+    send: NewSend,
+    names: Vec<Arc<str>>,
+    rows: Vec<Option<Written>>,
+    traceparent: Option<String>,
+}
+
+impl Committed {
+    pub(crate) fn push(
+        &mut self,
+        send: NewSend,
+        names: Vec<Arc<str>>,
+        rows: Vec<Option<Written>>,
+        traceparent: Option<String>,
+    ) {
+        self.sends.push(CommittedSend { send, names, rows, traceparent });
+    }
+
+    fn mailboxes(&self) -> Vec<(WorkspaceScope, AgentId)> {
+        let rows = self.sends.iter().flat_map(|s| {
+            s.send.recipients.iter().zip(&s.rows).filter(|(_, row)| row.is_some()).map(|(r, _)| (s.send.scope, r.agent_id))
+        });
+        rows.collect()
+    }
+
+    fn frames(&self) -> Vec<LogFrame> {
+        let mut frames = Vec::new();
+        for s in &self.sends {
+            let message = &s.send.message;
+            // All but one-to-one conversations share one payload.
+            let mut shared = None;
+            for ((recipient, name), row) in s.send.recipients.iter().zip(&s.names).zip(&s.rows) {
+                let Some(row) = row else { continue };
+                let payload = shared.get_or_insert_with(|| payload::payload(message, name));
+                let id = DeliveryId { source: message.message_id, agent: recipient.agent_id, redrive_no: 0 };
+                let mode = Mode::from_code(recipient.mode).unwrap_or_default();
+                let provider = row.provider.as_ref().map_or("", |p| p.as_str());
+                frames.push(LogFrame {
+                    scope: s.send.scope,
+                    agent_id: recipient.agent_id,
+                    seq: row.seq,
+                    delivery_id: id.to_string(),
+                    location: location(row.node_id.as_str(), provider),
+                    body: payload::deliver_frame(id, name, row.seq, mode, payload),
+                    traceparent: s.traceparent.clone(),
+                });
+            }
+        }
+        frames
+    }
+}
+
+/// A recipient's place as the log carries it: `node/provider`, the provider empty when unknown.
+#[must_use]
+pub(crate) fn location(node: &str, provider: &str) -> String {
+    format!("{node}/{provider}")
+}
+
+/// The way into the publisher.
+#[derive(Debug, Clone)]
+pub(crate) struct Publisher {
+    sender: mpsc::Sender<Committed>,
+}
+
+impl Publisher {
+    pub(crate) fn new() -> (Self, mpsc::Receiver<Committed>) {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        (Self { sender }, receiver)
+    }
+
+    /// Hands a batch over. When the publisher is that far behind, the outbox relay will do it.
+    pub(crate) fn push(&self, committed: Committed) {
+        if self.sender.try_send(committed).is_err() {
+            metrics::counter!("relay_publish_skipped_total").increment(1);
+        }
+    }
+}
+
+/// Publishes batches in commit order until the engine is gone.
+pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut queue: mpsc::Receiver<Committed>) {
+    let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
+    let (published, marks) = mpsc::unbounded_channel();
+    tokio::spawn(mark(engine.clone(), marks));
+    while let Some(committed) = queue.recv().await {
+        let Some(inner) = engine.upgrade() else { return };
+        let engine = Engine { inner };
+        if !engine.inner.stream.is_up() {
+            engine.hints().mailboxes_changed(committed.mailboxes());
+            continue;
+        }
+        let frames = committed.frames();
+        if frames.is_empty() {
+            let _ = published.send(committed.batch);
+            continue;
+        }
+        let Ok(permit) = Arc::clone(&in_flight).acquire_owned().await else { return };
+        match engine.inner.stream.publish(&frames).await {
+            Ok(stored) => {
+                let published = published.clone();
+                tokio::spawn(async move {
+                    if wait_stored(&engine, stored, &committed, frames.len()).await {
+                        let _ = published.send(committed.batch);
+                    }
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "a batch was not published");
+                engine.hints().mailboxes_changed(committed.mailboxes());
+            }
+        }
+    }
+}
+
+/// Waits for JetStream; a stall or a refusal makes the gateways look into Postgres.
+async fn wait_stored(engine: &Engine, stored: Stored, committed: &Committed, frames: usize) -> bool {
+    let wait = stored.wait();
+    tokio::pin!(wait);
+    let outcome = match tokio::time::timeout(STALL, &mut wait).await {
+        Ok(outcome) => outcome,
+        Err(_) => {
+            metrics::counter!("relay_publish_stalled_total").increment(1);
+            engine.hints().mailboxes_changed(committed.mailboxes());
+            wait.await
+        }
+    };
+    match outcome {
+        Ok(()) => {
+            metrics::counter!("relay_deliveries_published_total").increment(u64::try_from(frames).unwrap_or(0));
+            true
+        }
+        Err(error) => {
+            tracing::warn!(error = &error as &dyn std::error::Error, "jetstream did not store a batch");
+            engine.hints().mailboxes_changed(committed.mailboxes());
+            false
+        }
+    }
+}
+
+/// Marks published batches set-wise. What is not marked is published again, which does no harm.
+async fn mark(engine: std::sync::Weak<Inner>, mut marks: mpsc::UnboundedReceiver<BatchId>) {
+    let mut batches = Vec::new();
+    while let Some(first) = marks.recv().await {
+        batches.push(first);
+        tokio::time::sleep(MARK_EVERY).await;
+        while let Ok(next) = marks.try_recv() {
+            batches.push(next);
+        }
+        let Some(inner) = engine.upgrade() else { return };
+        if let Err(error) = inner.store.mark_relayed(&batches).await {
+            tracing::debug!(error = &error as &dyn std::error::Error, "published batches were not marked");
+        }
+        batches.clear();
+    }
+}
+
+impl Engine {
+    /// Publishes all deliveries of these messages again, from Postgres, and waits until they are
+    /// stored. JetStream drops the copies that it already has.
+    ///
+    /// # Errors
+    /// When Postgres or JetStream did not do it; try again.
+    pub async fn republish(&self, sources: &[(WorkspaceScope, MessageId)]) -> EngineResult<()> {
+        let rows = self.store().deliveries_of(sources).await?;
+        let frames: Vec<LogFrame> = rows.iter().filter_map(log_frame).collect();
+        let mailboxes = rows.iter().map(|row| (row.scope, row.agent_id));
+        self.hints().mailboxes_changed(mailboxes);
+        self.inner.stream.publish(&frames).await?.wait().await?;
+        Ok(())
+    }
+}
+
+fn log_frame(row: &StoredDelivery) -> Option<LogFrame> {
+    let id = DeliveryId { source: row.source_id, agent: row.agent_id, redrive_no: row.redrive_no };
+    Some(LogFrame {
+        scope: row.scope,
+        agent_id: row.agent_id,
+        seq: row.seq,
+        delivery_id: id.to_string(),
+        location: location(&row.location.0, row.location.1.as_deref().unwrap_or_default()),
+        body: payload::stored_frame(row)?,
+        traceparent: None,
+    })
+}

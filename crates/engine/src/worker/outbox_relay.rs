@@ -1,0 +1,51 @@
+//! Commit batches that their gateway did not publish: it died, or NATS was away.
+
+use std::time::Duration;
+
+use relay_domain::metric_names;
+
+use super::Ticked;
+use crate::{Engine, EngineResult};
+
+/// A gateway publishes what it committed within milliseconds. After this long it is not going to.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a claimed batch is left to the worker that claimed it.
+const CLAIM: Duration = Duration::from_secs(10);
+/// Batches of one tick: at 512 deliveries a batch, what JetStream takes within a claim.
+const PER_TICK: i64 = 32;
+
+/// Publishes and marks what is overdue. Publishing twice is harmless: JetStream drops what it has, and
+/// sessions drop what they have sent.
+pub(super) async fn tick(engine: &Engine) -> EngineResult<Ticked> {
+    let lag = engine.store().outbox_lag().await?;
+    #[expect(clippy::cast_precision_loss, reason = "counted up to 10 000")]
+    metrics::gauge!(metric_names::OUTBOX_PENDING).set(lag.pending as f64);
+    metrics::gauge!(metric_names::OUTBOX_LAG_SECONDS).set(lag.oldest_seconds);
+    if lag.pending == 0 {
+        return Ok(Ticked::default());
+    }
+    let batches = engine
+        .store()
+        .claim_unpublished(PATIENCE, PER_TICK, CLAIM)
+        .await?;
+    let mut published = Vec::with_capacity(batches.len());
+    let mut failure = None;
+    for batch in &batches {
+        match engine.republish(&batch.sources).await {
+            Ok(()) => published.push(batch.batch_id),
+            // One batch that cannot be published must not hold up the others; its claim lapses.
+            Err(error) => failure = Some(error),
+        }
+    }
+    if !published.is_empty() {
+        let marked = engine.store().mark_relayed(&published).await?;
+        metrics::counter!(metric_names::OUTBOX_RELAYED).increment(marked);
+    }
+    match failure {
+        Some(error) => Err(error),
+        None => Ok(Ticked {
+            worked: published.len() as u64,
+            more: i64::try_from(batches.len()).is_ok_and(|claimed| claimed >= PER_TICK),
+        }),
+    }
+}
