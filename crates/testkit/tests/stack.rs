@@ -36,6 +36,14 @@ async fn a_stack_runs_restarts_in_place_and_leaves_nothing_behind() {
     let answer = Api::anonymous(gateway.url()).get("/env").await.unwrap();
     assert_eq!((answer.status, answer.body), (200, "given".into()));
 
+    let limits = fs::read_to_string(format!("/proc/{}/limits", gateway.pid())).unwrap();
+    let open_files = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"))
+        .unwrap();
+    let words: Vec<&str> = open_files.split_whitespace().collect();
+    assert_eq!(words[3], words[4], "soft and hard: {open_files}");
+
     let (pid, url) = (gateway.pid(), gateway.url().to_owned());
     gateway.kill9();
     assert!(!gateway.is_running());
