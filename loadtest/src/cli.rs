@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::baseline::Consumers;
 use crate::payload::SMALLEST;
 
 /// Starts an engine of its own, puts it under load, and measures the bare servers beside it.
@@ -41,6 +42,12 @@ pub(crate) struct Common {
     /// Agents a socket: 1 connects direct nodes that ack each frame, more connects brokers with cumulative acks.
     #[arg(long, global = true, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) per_socket: u16,
+    /// js-each: messages that one pull request asks for.
+    #[arg(long, global = true, default_value_t = 200, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    pub(crate) each_pull: u16,
+    /// js-each: waits for the server to confirm each ack before the next message is taken.
+    #[arg(long, global = true)]
+    pub(crate) each_confirmed: bool,
     /// Leaves the baselines out, and with them the ratios.
     #[arg(long, global = true)]
     pub(crate) no_baselines: bool,
@@ -62,6 +69,14 @@ pub(crate) struct Common {
 }
 
 impl Common {
+    /// The `js-each` baseline as asked for.
+    pub(crate) fn each(&self) -> Consumers {
+        Consumers::Each {
+            pull: self.each_pull.into(),
+            confirmed: self.each_confirmed,
+        }
+    }
+
     /// Length of a measured window.
     pub(crate) fn window(&self) -> Duration {
         Duration::from_secs(if self.small {

@@ -13,6 +13,9 @@ const NO_PROGRESS: Duration = Duration::from_secs(20);
 #[derive(Debug, Default)]
 pub(crate) struct Collector {
     delivered: AtomicU64,
+    /// What was sent earlier belongs to an earlier window.
+    sent_since: AtomicU64,
+    stragglers: AtomicU64,
     last_at: AtomicU64,
     duplicates: AtomicU64,
     out_of_order: AtomicU64,
@@ -27,6 +30,10 @@ impl Collector {
     pub(crate) fn delivered(&self, sent_at: Option<u64>) {
         let now = now_micros();
         if let Some(sent_at) = sent_at {
+            if sent_at < self.sent_since.load(Ordering::Relaxed) {
+                self.stragglers.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
             let took = u32::try_from(now.saturating_sub(sent_at)).unwrap_or(u32::MAX);
             lock(&self.samples).push(took);
         }
@@ -72,8 +79,8 @@ impl Collector {
         self.last_at.load(Ordering::Relaxed)
     }
 
-    /// Starts a new window.
-    pub(crate) fn reset(&self) {
+    /// Starts a new window, in which only deliveries of messages sent since `sent_since` count.
+    pub(crate) fn reset(&self, sent_since: u64) {
         lock(&self.samples).clear();
         for counter in [
             &self.delivered,
@@ -82,9 +89,11 @@ impl Collector {
             &self.out_of_order,
             &self.closed_sockets,
             &self.caught_up,
+            &self.stragglers,
         ] {
             counter.store(0, Ordering::Release);
         }
+        self.sent_since.store(sent_since, Ordering::Release);
         lock(&self.first_problem).take();
     }
 
@@ -100,6 +109,7 @@ impl Collector {
             (&self.duplicates, "duplicate frames"),
             (&self.out_of_order, "frames out of order"),
             (&self.closed_sockets, "sockets closed"),
+            (&self.stragglers, "deliveries of an earlier window"),
         ] {
             let count = counter.load(Ordering::Relaxed);
             if count > 0 {
@@ -158,8 +168,9 @@ mod tests {
             collector.problems(),
             ["1 frames out of order", "first: seq 3 after 1"]
         );
-        collector.reset();
+        collector.reset(now_micros() + 1_000_000);
+        collector.delivered(Some(now_micros()));
         assert_eq!(collector.delivered_count(), 0);
-        assert!(collector.problems().is_empty());
+        assert_eq!(collector.problems(), ["1 deliveries of an earlier window"]);
     }
 }

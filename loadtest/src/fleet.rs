@@ -84,7 +84,7 @@ impl Fleet {
         collector: &Arc<Collector>,
         pause: Duration,
         deadline: Instant,
-        refusals: tokio::sync::mpsc::UnboundedSender<String>,
+        refusals: tokio::sync::mpsc::Sender<String>,
     ) -> Self {
         let mut receivers = JoinSet::new();
         for spec in specs {
@@ -97,7 +97,7 @@ impl Fleet {
                         Ok(socket) => {
                             return receive(socket, spec.access.id.clone(), collector).await;
                         }
-                        Err(error) => _ = refusals.send(format!("{error:#}")),
+                        Err(error) => _ = refusals.try_send(format!("{error:#}")),
                     }
                     tokio::time::sleep(pause).await;
                 }

@@ -239,7 +239,8 @@ impl Report {
                 .resident_kib
                 .iter()
                 .map(|(name, kib)| format!("{name} {}", kib / 1024));
-            let others = (row.seconds > 0.0).then(|| row.cpu.others / row.seconds * 100.0);
+            let others =
+                (row.cpu.wall_seconds > 0.0).then(|| row.cpu.others / row.cpu.wall_seconds * 100.0);
             let cells = [row.run.clone()].into_iter();
             let cells = cells.chain(
                 names
@@ -323,6 +324,7 @@ mod tests {
                 stack: BTreeMap::from([("nats".into(), 2.0), ("gateway-1".into(), 3.0)]),
                 generator: 1.0,
                 others: 0.5,
+                wall_seconds: 10.0,
             },
             resident_kib: BTreeMap::from([("nats".into(), 20 * 1024)]),
             ..Row::default()

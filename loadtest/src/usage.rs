@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
+use std::time::Instant;
 
 use serde::Serialize;
 
@@ -68,6 +69,7 @@ pub(crate) struct Sample {
     trees: BTreeMap<String, (u32, u64)>,
     generator: u64,
     machine: u64,
+    at: Instant,
 }
 
 impl Sample {
@@ -92,6 +94,7 @@ impl Sample {
             trees: trees.collect(),
             generator: own.map_or(0, |stat| stat.ticks),
             machine: machine.unwrap_or(0),
+            at: Instant::now(),
         }
     }
 
@@ -115,6 +118,7 @@ impl Sample {
             others: (machine - generator - stack.values().sum::<f64>()).max(0.0),
             stack,
             generator,
+            wall_seconds: (self.at - earlier.at).as_secs_f64(),
         }
     }
 }
@@ -128,6 +132,8 @@ pub(crate) struct Cpu {
     pub(crate) generator: f64,
     /// Everything else on the machine, processes of the stack that are not counted included.
     pub(crate) others: f64,
+    /// Length of the window on the clock.
+    pub(crate) wall_seconds: f64,
 }
 
 impl Cpu {
@@ -250,6 +256,7 @@ mod tests {
             trees: BTreeMap::from([("nats".to_owned(), (pid, ticks))]),
             generator: 0,
             machine,
+            at: Instant::now(),
         };
         let cpu = sample(5, 300, 1000).since(&sample(5, 100, 500));
         assert_eq!((cpu.stack_total(), cpu.others), (2.0, 3.0));

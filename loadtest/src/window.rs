@@ -20,9 +20,18 @@ pub(crate) struct Window<'a> {
 }
 
 impl<'a> Window<'a> {
-    /// Starts counting from zero.
+    /// Starts counting from zero: deliveries of messages sent from now on.
     pub(crate) fn open(roots: &'a Roots, collector: &'a Arc<Collector>) -> Self {
-        collector.reset();
+        Self::counting_from(now_micros(), roots, collector)
+    }
+
+    /// Starts counting from zero: all deliveries, however old their message is.
+    pub(crate) fn open_for_old(roots: &'a Roots, collector: &'a Arc<Collector>) -> Self {
+        Self::counting_from(0, roots, collector)
+    }
+
+    fn counting_from(sent_since: u64, roots: &'a Roots, collector: &'a Arc<Collector>) -> Self {
+        collector.reset(sent_since);
         Self {
             roots,
             collector,

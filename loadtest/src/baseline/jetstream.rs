@@ -26,7 +26,12 @@ const ACK_AFTER: u32 = 100;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Consumers {
     /// A durable pull consumer for each agent, each message acked.
-    Each,
+    Each {
+        /// Messages asked for by one pull request.
+        pull: usize,
+        /// Whether each ack is confirmed by the server before the next message is taken.
+        confirmed: bool,
+    },
     /// One durable pull consumer, cumulative acks, dispatched in the client.
     One,
 }
@@ -34,8 +39,22 @@ pub(crate) enum Consumers {
 impl Consumers {
     fn label(self) -> &'static str {
         match self {
-            Self::Each => "js-each",
+            Self::Each { .. } => "js-each",
             Self::One => "js-one",
+        }
+    }
+
+    fn how(self) -> String {
+        match self {
+            Self::Each {
+                pull,
+                confirmed: true,
+            } => format!(", pulls of {pull}, acks confirmed"),
+            Self::Each {
+                pull,
+                confirmed: false,
+            } => format!(", pulls of {pull}"),
+            Self::One => String::new(),
         }
     }
 }
@@ -81,7 +100,7 @@ impl JetStream {
             .await
             .context("create the stream")?;
         let filters: Vec<(String, String)> = match consumers {
-            Consumers::Each => (0..agents)
+            Consumers::Each { .. } => (0..agents)
                 .map(|agent| (format!("c{agent}"), format!("{name}.{agent}")))
                 .collect(),
             Consumers::One => vec![("all".to_owned(), format!("{name}.*"))],
@@ -91,7 +110,7 @@ impl JetStream {
                 durable_name: Some(durable),
                 filter_subject: filter,
                 ack_policy: match consumers {
-                    Consumers::Each => AckPolicy::Explicit,
+                    Consumers::Each { .. } => AckPolicy::Explicit,
                     Consumers::One => AckPolicy::All,
                 },
                 max_ack_pending: 100_000,
@@ -128,7 +147,8 @@ impl JetStream {
         let warmed = measure(&run, &self.roots, &self.collector, &warm, self.publish()).await;
         let mut row = measure(&run, &self.roots, &self.collector, load, self.publish()).await;
         row.problems.extend(warmed.problems);
-        row.notes.push(format!("{} agents", self.agents));
+        row.notes
+            .push(format!("{} agents{}", self.agents, self.consumers.how()));
         self.finish(&mut receivers, &mut row);
         Ok(row)
     }
@@ -136,7 +156,7 @@ impl JetStream {
     /// Publishes `count` messages first, then measures from the first pull to the last message.
     pub(crate) async fn replay(&self, count: u64) -> Result<Row> {
         let sent = drive(&Load::counted(256, count), &self.collector, self.publish()).await;
-        let window = Window::open(&self.roots, &self.collector);
+        let window = Window::open_for_old(&self.roots, &self.collector);
         let mut receivers = self.consume();
         let missing = self.collector.drain(sent.accepted).await;
         let mut row = window.close(format!("{} replay", self.consumers.label()));
@@ -191,7 +211,9 @@ impl JetStream {
         for consumer in self.pulls.clone() {
             let collector = Arc::clone(&self.collector);
             match self.consumers {
-                Consumers::Each => receivers.spawn(consume_one_agent(consumer, collector)),
+                Consumers::Each { pull, confirmed } => {
+                    receivers.spawn(consume_one_agent(consumer, collector, pull, confirmed))
+                }
                 Consumers::One => receivers.spawn(consume_all(consumer, collector)),
             };
         }
@@ -207,16 +229,27 @@ impl JetStream {
     }
 }
 
-async fn consume_one_agent(consumer: PullConsumer, collector: Arc<Collector>) -> Result<()> {
+async fn consume_one_agent(
+    consumer: PullConsumer,
+    collector: Arc<Collector>,
+    pull: usize,
+    confirmed: bool,
+) -> Result<()> {
     let mut messages = consumer
         .stream()
-        .max_messages_per_batch(200)
+        .max_messages_per_batch(pull)
         .messages()
         .await?;
     while let Some(message) = messages.next().await {
         let message = message?;
         take(&message, &collector);
-        ack(&message).await?;
+        match confirmed {
+            true => message
+                .double_ack()
+                .await
+                .map_err(|error| anyhow!("ack: {error}"))?,
+            false => ack(&message).await?,
+        }
     }
     Err(anyhow!("the consumer's stream ended"))
 }

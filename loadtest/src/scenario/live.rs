@@ -85,7 +85,7 @@ pub(crate) async fn saturate(common: &Common, agents: &[usize], report: &mut Rep
             )
             .await?,
         );
-        for consumers in [Consumers::Each, Consumers::One] {
+        for consumers in [common.each(), Consumers::One] {
             let label = first.to_string();
             bare.push(
                 live_baseline(&target, common, consumers, first, &label, &load, report).await?,

@@ -84,7 +84,7 @@ async fn baselines(common: &Common, agents: usize, report: &mut Report) -> Resul
         )
         .await?,
     );
-    for consumers in [Consumers::Each, Consumers::One] {
+    for consumers in [common.each(), Consumers::One] {
         let label = format!("{agents}");
         live_baseline(&target, common, consumers, agents, &label, &load, report).await?;
         let paced = Load::paced(1000.0, common.window());

@@ -20,6 +20,8 @@ use crate::window::Window;
 
 /// How long a refused socket waits before it tries again.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
+/// Refused attempts that are remembered for the report.
+const REMEMBERED_REFUSALS: usize = 10_000;
 /// Whoever has not caught up by then is reported as missing.
 const GIVE_UP: Duration = Duration::from_secs(90);
 
@@ -79,10 +81,10 @@ pub(crate) async fn run(
         spec.acks = Acks::Cumulative;
     }
     let roots = target.roots();
-    let window = Window::open(&roots, &collector);
+    let window = Window::open_for_old(&roots, &collector);
     target.stack().gateway(0).kill9();
     drop(fleet);
-    let (refusals, mut refused) = tokio::sync::mpsc::unbounded_channel();
+    let (refusals, mut refused) = tokio::sync::mpsc::channel(REMEMBERED_REFUSALS);
     let deadline = Instant::now() + GIVE_UP;
     let other = Arc::clone(workspace.pool(1));
     let _fleet = Fleet::reconnect(

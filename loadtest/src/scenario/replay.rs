@@ -6,7 +6,6 @@ use anyhow::Result;
 
 use super::replay_baseline;
 use crate::api::Workspace;
-use crate::baseline::Consumers;
 use crate::cli::Common;
 use crate::collector::Collector;
 use crate::drive::{Load, drive};
@@ -27,7 +26,7 @@ pub(crate) async fn run(
     let each = match common.no_baselines {
         true => None,
         false => {
-            Some(replay_baseline(&target, common, Consumers::Each, agents, messages, report).await?)
+            Some(replay_baseline(&target, common, common.each(), agents, messages, report).await?)
         }
     };
     let workspace = Workspace::create(&target.urls()).await?;
@@ -46,7 +45,7 @@ pub(crate) async fn run(
     .await;
 
     let roots = target.roots();
-    let window = Window::open(&roots, &collector);
+    let window = Window::open_for_old(&roots, &collector);
     let _fleet = Fleet::connect(&workspace, &specs, &collector).await?;
     let missing = collector.drain(sent.accepted).await;
     let mut row = window.close(format!("replay {messages} over {agents}"));
