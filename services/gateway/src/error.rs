@@ -216,6 +216,28 @@ impl From<EngineError> for ApiError {
             E::NodeAgentBindingNotFound { agent, node } => {
                 missing("node_agent_binding_not_found", format!("Agent \"{agent}\" is not bound to node \"{node}\""))
             }
+            E::ProviderInstanceConflict => {
+                conflict("provider_instance_conflict", "Another instance serves this provider")
+            }
+            E::Superseded => conflict("provider_instance_conflict", "This connection has been superseded"),
+            E::AgentIdentityMismatch(name) => Self::new(
+                StatusCode::CONFLICT,
+                "agent_identity_mismatch",
+                format!("Agent \"{name}\" does not have that id"),
+            ),
+            E::AgentLocationConflict(name) => Self::new(
+                StatusCode::CONFLICT,
+                "agent_location_conflict",
+                format!("Agent \"{name}\" is hosted by another node"),
+            ),
+            E::AgentProviderConflict(name) => Self::new(
+                StatusCode::CONFLICT,
+                "agent_provider_conflict",
+                format!("Agent \"{name}\" is hosted by another provider of this node"),
+            ),
+            E::AgentIdentityConflict => {
+                conflict("agent_identity_conflict", "The agent's identity is another one")
+            }
             E::AgentBoundToNode(node) => {
                 Self::new(StatusCode::CONFLICT, "agent_bound_to_node", format!("Agent is bound to node \"{node}\""))
             }

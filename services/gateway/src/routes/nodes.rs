@@ -1,0 +1,185 @@
+//! Node routes: enrolment, roster, bindings, and an agent's own node.
+
+use axum::extract::State;
+use relay_domain::node::LISTED_NODES;
+use relay_engine::{
+    Engine,
+    bindings::{self, BindAgent},
+    nodes::{self, Capability, EnrolNode, NodeFilter},
+};
+use relay_wire::node as wire;
+
+use crate::{
+    caller::{Agent, Caller, WorkspaceKey},
+    envelope::{NoContent, Reply},
+    error::ApiError,
+    extract::{Body, Path, Query},
+    routes::page,
+};
+
+/// `POST /v1/nodes`: creates or updates a node and mints its token.
+#[tracing::instrument(name = "http.nodes.enrol", skip_all)]
+pub async fn enrol(
+    State(engine): State<Engine>,
+    caller: WorkspaceKey,
+    Body(body): Body<wire::EnrolNodeBody>,
+) -> Result<Reply<wire::EnrolledNode>, ApiError> {
+    let request = EnrolNode {
+        node_id: body.node_id,
+        name: body.name,
+        machine_id: body.machine_id,
+        kind: body.kind,
+        role: body.role,
+        delivery_adapter: body.delivery_adapter,
+        capabilities: body.capabilities.map(|given| given.into_iter().map(capability).collect()),
+        max_agents: body.max_agents,
+        tags: body.tags,
+        version: body.version,
+    };
+    let enrolled = engine.enrol_node(caller.scope, request).await?;
+    Ok(Reply::created(wire::EnrolledNode { node: node(enrolled.node), token: enrolled.token }))
+}
+
+/// `GET /v1/nodes`.
+#[tracing::instrument(name = "http.nodes.list", skip_all)]
+pub async fn list(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Query(query): Query<wire::NodesQuery>,
+) -> Result<Reply<Vec<wire::Node>>, ApiError> {
+    let live = match query.status.as_deref() {
+        None | Some("all" | "") => None,
+        Some("online") => Some(true),
+        Some("offline") => Some(false),
+        Some(_) => return Err(ApiError::invalid_request("status must be online or offline")),
+    };
+    let filter = NodeFilter {
+        name: query.name,
+        capability: query.capability,
+        live,
+        limit: page::limit(query.limit.as_deref(), LISTED_NODES)?,
+    };
+    let listed = engine.nodes(caller.scope(), filter).await?;
+    Ok(Reply::ok(listed.into_iter().map(node).collect()))
+}
+
+/// `GET /v1/nodes/:name`.
+#[tracing::instrument(name = "http.nodes.get", skip_all)]
+pub async fn get(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Path(name): Path<String>,
+) -> Result<Reply<wire::Node>, ApiError> {
+    Ok(Reply::ok(node(engine.node(caller.scope(), &name).await?)))
+}
+
+/// `GET /v1/nodes/:name/agents`.
+#[tracing::instrument(name = "http.nodes.agents", skip_all)]
+pub async fn agents(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Path(name): Path<String>,
+) -> Result<Reply<Vec<wire::Binding>>, ApiError> {
+    let listed = engine.bindings(caller.scope(), &name).await?;
+    Ok(Reply::ok(listed.into_iter().map(binding).collect()))
+}
+
+/// `POST /v1/nodes/:name/agents`: moves an agent to the node.
+#[tracing::instrument(name = "http.nodes.bind", skip_all)]
+pub async fn bind(
+    State(engine): State<Engine>,
+    caller: WorkspaceKey,
+    Path(name): Path<String>,
+    Body(body): Body<wire::BindAgentBody>,
+) -> Result<Reply<wire::Binding>, ApiError> {
+    let request =
+        BindAgent { agent_name: body.agent_name, session_ref: body.session_ref, priority: body.priority };
+    Ok(Reply::created(binding(engine.bind_agent(caller.scope, &name, &request).await?)))
+}
+
+/// `DELETE /v1/nodes/:name/agents/:agent`: the agent falls back to its own node.
+#[tracing::instrument(name = "http.nodes.unbind", skip_all)]
+pub async fn unbind(
+    State(engine): State<Engine>,
+    caller: WorkspaceKey,
+    Path((name, agent)): Path<(String, String)>,
+) -> Result<NoContent, ApiError> {
+    engine.unbind_agent(caller.scope, &name, &agent).await?;
+    Ok(NoContent)
+}
+
+/// `DELETE /v1/nodes/:name/providers/:provider`.
+#[tracing::instrument(name = "http.nodes.forget_provider", skip_all)]
+pub async fn forget_provider(
+    State(engine): State<Engine>,
+    caller: WorkspaceKey,
+    Path((name, provider)): Path<(String, String)>,
+) -> Result<NoContent, ApiError> {
+    engine.forget_provider(caller.scope, &name, &provider).await?;
+    Ok(NoContent)
+}
+
+/// `POST /v1/agent/node-token`: a new token for the caller's own node.
+#[tracing::instrument(name = "http.nodes.mint_direct_token", skip_all)]
+pub async fn mint_direct_token(
+    State(engine): State<Engine>,
+    Agent(caller): Agent,
+) -> Result<Reply<wire::NodeToken>, ApiError> {
+    let minted = engine.mint_direct_token(&caller).await?;
+    Ok(Reply::ok(wire::NodeToken {
+        node_id: minted.node_id.to_string(),
+        node_name: minted.name,
+        token: minted.token,
+    }))
+}
+
+fn capability(given: wire::CapabilityGiven) -> Capability {
+    match given {
+        wire::CapabilityGiven::Name(name) => Capability { name, kind: None, metadata: None },
+        wire::CapabilityGiven::Object { name, kind, metadata } => Capability { name, kind, metadata },
+    }
+}
+
+fn node(node: nodes::Node) -> wire::Node {
+    let row = node.row;
+    wire::Node {
+        id: row.node_id,
+        name: row.name,
+        kind: row.kind,
+        role: row.role,
+        machine_id: row.machine_id,
+        delivery_adapter: row.delivery_adapter,
+        delivery: None,
+        capabilities: node.capabilities,
+        tags: node.tags,
+        version: node.version,
+        status: if node.live { "online" } else { "offline" },
+        live: node.live,
+        handlers_live: node.handlers_live,
+        load: node.load,
+        active_agents: node.active_agents,
+        max_agents: node.max_agents,
+        last_heartbeat_at: node.last_heartbeat_at.map(Into::into),
+        created_at: row.created_at.into(),
+    }
+}
+
+fn binding(binding: bindings::Binding) -> wire::Binding {
+    let id = binding.id();
+    let bindings::Binding { row, node } = binding;
+    wire::Binding {
+        id,
+        agent_id: row.agent_id.to_string(),
+        agent_name: row.agent_name,
+        node_id: node.node_id,
+        node_name: node.name,
+        node_kind: node.kind,
+        node_role: node.role,
+        status: "active",
+        session_ref: row.session_ref,
+        priority: row.priority,
+        created_at: row.bound_at.into(),
+        updated_at: row.rebound_at.map(Into::into),
+        delivery_ack_seq: row.settled_floor,
+    }
+}
