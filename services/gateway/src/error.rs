@@ -186,6 +186,8 @@ impl From<EngineError> for ApiError {
                 "payload_too_large",
                 "The message is too large to be delivered",
             ),
+            E::FromRequired => bad("from_required", "A node must name the agent it speaks for in from"),
+            E::FromNotAllowed => bad("from_not_allowed", "Only a node may set from"),
             E::MessageNotFound => missing("message_not_found", "Message not found".to_owned()),
             E::ConversationNotFound => missing("dm_conversation_not_found", "Conversation not found".to_owned()),
             E::NotAParticipant => forbidden("forbidden", "Not a participant of this conversation"),
