@@ -3,16 +3,25 @@
 use relay_domain::{
     AgentId, ChannelId, ConversationId, WorkspaceScope,
     conversation::{MAX_LISTED_CONVERSATIONS, MAX_PARTICIPANTS, direct_names, group_channel_name},
-    names::{MAX_TITLE_BYTES, check_length},
+    names::{MAX_TEXT_BYTES, MAX_TITLE_BYTES, check_length},
 };
 pub use relay_store::ListedConversation;
 use relay_store::{ConversationRow, KeptAnswer, MessagePage, NewConversation, OpenOutcome};
 use serde_json::{Value, json};
 
-use crate::{Engine, EngineError, EngineResult, auth::AgentCaller, idempotency::{ClientKey, Replay}, render};
+use crate::{
+    Engine, EngineError, EngineResult,
+    auth::AgentCaller,
+    idempotency::{ClientKey, Replay},
+    payload::FRAME_LIMIT,
+    render,
+    send::Draft,
+};
 
 const DIRECT: i16 = 1;
 const GROUP: i16 = 2;
+/// More than a frame holds beside the text.
+const FRAME_REST: usize = 16 * 1024;
 
 /// A conversation, as a send needs it.
 #[derive(Debug, Clone)]
@@ -48,6 +57,8 @@ pub struct CreateGroup {
     pub participants: Vec<String>,
     /// The group's own name.
     pub title: Option<String>,
+    /// The first message; none if empty.
+    pub text: Option<String>,
 }
 
 /// The answer to a request for a group conversation.
@@ -57,6 +68,14 @@ pub enum CreatedGroup {
     Made(Value),
     /// Made before, under the same key.
     Replayed(Replay),
+}
+
+impl CreatedGroup {
+    fn data(&self) -> &Value {
+        match self {
+            Self::Made(data) | Self::Replayed(Replay { data, .. }) => data,
+        }
+    }
 }
 
 impl Engine {
@@ -124,11 +143,39 @@ impl Engine {
         Ok(messages.iter().map(|listed| render::in_conversation(&listed.message)).collect())
     }
 
-    /// Makes a group conversation with the caller in it; under an idempotency key, once.
+    /// Makes a group conversation with the caller in it, and posts its first message; under an
+    /// idempotency key, once.
     ///
     /// # Errors
-    /// When a participant is unknown, there are too many, or the key was used with another body.
+    /// When a participant is unknown, there are too many, the text is too long, or the key was used with
+    /// another body. When the first message cannot be committed, the group is there all the same: a
+    /// request with the same key finds it and posts the message.
     pub async fn create_group(
+        &self,
+        caller: &AgentCaller,
+        request: &CreateGroup,
+        key: Option<&ClientKey>,
+    ) -> EngineResult<CreatedGroup> {
+        let text = request.text.as_deref().filter(|text| !text.is_empty());
+        if let Some(text) = text {
+            check_length("text", text, MAX_TEXT_BYTES)?;
+            // Refused before the group is made: a conversation's frame holds the text twice.
+            if json!(text).to_string().len() * 2 + FRAME_REST > FRAME_LIMIT {
+                return Err(EngineError::PayloadTooLarge);
+            }
+        }
+        let group = self.group_under_key(caller, request, key).await?;
+        if let Some(text) = text
+            && let Some(id) = group.data()["id"].as_str()
+        {
+            // Under the same key, which counts for this conversation apart: it is posted once.
+            let draft = Draft { text: text.to_owned(), ..Draft::default() };
+            self.post_to_conversation(caller, id, draft, key.cloned()).await?;
+        }
+        Ok(group)
+    }
+
+    async fn group_under_key(
         &self,
         caller: &AgentCaller,
         request: &CreateGroup,

@@ -51,7 +51,7 @@ pub async fn create_group(
     ActingAgent(caller): ActingAgent,
     KeyedBody { body, key }: KeyedBody<wire::CreateGroupBody>,
 ) -> Result<Reply<Value>, ApiError> {
-    let request = CreateGroup { participants: body.participants, title: body.name };
+    let request = CreateGroup { participants: body.participants, title: body.name, text: body.text };
     match engine.create_group(&caller, &request, key.as_ref()).await? {
         CreatedGroup::Made(data) => Ok(Reply::created(data)),
         CreatedGroup::Replayed(replay) => {
