@@ -1,3 +1,41 @@
-//! relay-worker.
+//! `relay-worker`: the loops that keep an engine tidy. Several may run; none is needed for a message to
+//! be accepted or delivered, but without any, nothing expires and nothing is repaired in the background.
 
-fn main() {}
+mod config;
+mod runner;
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use clap::Parser as _;
+use relay_engine::{Engine, worker::Loops};
+use relay_runtime::{metrics, shutdown::Shutdown, telemetry};
+use tokio::sync::OnceCell;
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let config = config::Config::parse();
+    let _telemetry = telemetry::init("relay-worker")?;
+    let recorder = metrics::install()?;
+    let shutdown = Shutdown::on_signals().context("listen to signals")?;
+
+    // The probes answer from the first moment on; ready only once the loops run and Postgres answers.
+    let loops: Arc<OnceCell<Arc<Loops>>> = Arc::default();
+    let ready = Arc::clone(&loops);
+    let readiness = Arc::new(move || ready.get().is_some_and(|loops| loops.storage_is_up()));
+    let (listening, server) = metrics::serve(config.metrics_listen, recorder, readiness, shutdown.token())
+        .await
+        .with_context(|| format!("listen on {}", config.metrics_listen))?;
+    tracing::info!(metrics.listen = %listening, "worker started");
+    let server = tokio::spawn(server);
+
+    let started = shutdown.token().run_until_cancelled_owned(Engine::start(config.engine())).await;
+    let Some(engine) = started else { return Ok(()) };
+    let running = Arc::new(Loops::new(engine.context("start the engine")?, config.retention()));
+    loops.set(Arc::clone(&running)).ok().context("the loops were started twice")?;
+    runner::run_all(running, &shutdown.token()).await;
+
+    server.await.context("serve metrics")?.context("serve metrics")?;
+    tracing::info!("worker drained");
+    Ok(())
+}
