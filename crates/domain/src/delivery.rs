@@ -186,7 +186,9 @@ impl FromStr for DeliveryState {
             "acked" => Ok(Self::Acked),
             "failed" => Ok(Self::Failed),
             "dead_lettered" => Ok(Self::DeadLettered),
-            _ => Err(Unknown { what: "delivery status" }),
+            _ => Err(Unknown {
+                what: "delivery status",
+            }),
         }
     }
 }
@@ -301,7 +303,11 @@ mod tests {
             (2, 2, 2, Some(E::DeadLettered), S::DeadLettered),
         ];
         for (seq, sent, floor, exception, expected) in table {
-            assert_eq!(state_of(seq, sent, floor, exception), expected, "{seq} {sent} {floor} {exception:?}");
+            assert_eq!(
+                state_of(seq, sent, floor, exception),
+                expected,
+                "{seq} {sent} {floor} {exception:?}"
+            );
         }
     }
 
@@ -327,9 +333,17 @@ mod tests {
             (S::DeadLettered, Request::Defer, None),
         ];
         for (state, request, expected) in table {
-            assert_eq!(on_request(state, false, request), expected, "{state} {request:?}");
+            assert_eq!(
+                on_request(state, false, request),
+                expected,
+                "{state} {request:?}"
+            );
         }
-        assert_eq!(on_request(S::Failed, true, Request::Defer), None, "that would be a redrive");
+        assert_eq!(
+            on_request(S::Failed, true, Request::Defer),
+            None,
+            "that would be a redrive"
+        );
     }
 
     #[test]
@@ -342,7 +356,11 @@ mod tests {
             (4, vec![5, 5, 6], 6),
             (4, vec![2, 3], 4),
         ] {
-            assert_eq!(extend_floor(floor, settled.iter().copied()), expected, "{floor} {settled:?}");
+            assert_eq!(
+                extend_floor(floor, settled.iter().copied()),
+                expected,
+                "{floor} {settled:?}"
+            );
         }
     }
 
@@ -358,7 +376,10 @@ mod tests {
             assert_eq!(SourceKind::from_code(k.code()), Ok(*k));
         }
         for m in Mode::ALL {
-            assert_eq!((Mode::from_code(m.code()), m.as_str().parse()), (Ok(*m), Ok(*m)));
+            assert_eq!(
+                (Mode::from_code(m.code()), m.as_str().parse()),
+                (Ok(*m), Ok(*m))
+            );
         }
         assert!(Exception::from_code(0).is_err() && Reason::from_code(6).is_err());
     }

@@ -11,7 +11,11 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such message, or the agent is not a member of its channel.
-    pub async fn mark_read(&self, caller: &AgentCaller, id: &str) -> EngineResult<(MessageId, ReadReceipt)> {
+    pub async fn mark_read(
+        &self,
+        caller: &AgentCaller,
+        id: &str,
+    ) -> EngineResult<(MessageId, ReadReceipt)> {
         let id: MessageId = id.parse().map_err(|_| EngineError::MessageNotFound)?;
         let receipt = self
             .store()

@@ -97,7 +97,11 @@ impl Store {
     ) -> StoreResult<BindOutcome> {
         let doing = "binding an agent to a node";
         let workspace = scope.workspace_id().get();
-        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let mut tx = self
+            .pool
+            .begin()
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
         // Node before agent, as every transaction that locks both. It serialises the capacity check.
         let node_limit: Option<i32> = sqlx::query_scalar(
             "SELECT max_agents FROM nodes WHERE workspace_id = $1 AND node_id = $2 FOR UPDATE",
@@ -116,15 +120,22 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-        let Some(agent) = agent else { return Ok(BindOutcome::NoAgent) };
-        let (agent, from) = (AgentId::new(agent.get(0)), NodeId::new(agent.get::<String, _>(1)));
+        let Some(agent) = agent else {
+            return Ok(BindOutcome::NoAgent);
+        };
+        let (agent, from) = (
+            AgentId::new(agent.get(0)),
+            NodeId::new(agent.get::<String, _>(1)),
+        );
 
-        let providers = sqlx::query("SELECT provider, max_agents FROM providers WHERE workspace_id = $1 AND node_id = $2")
-            .bind(workspace)
-            .bind(node.as_str())
-            .fetch_all(&mut *tx)
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        let providers = sqlx::query(
+            "SELECT provider, max_agents FROM providers WHERE workspace_id = $1 AND node_id = $2",
+        )
+        .bind(workspace)
+        .bind(node.as_str())
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
         let limits: Vec<i32> = providers.iter().map(|row| row.get(1)).collect();
         let limit = max_agents(node_limit.unwrap_or_default(), &limits);
         if limit > 0 && from != *node {

@@ -31,13 +31,18 @@ pub async fn enrol(
         kind: body.kind,
         role: body.role,
         delivery_adapter: body.delivery_adapter,
-        capabilities: body.capabilities.map(|given| given.into_iter().map(capability).collect()),
+        capabilities: body
+            .capabilities
+            .map(|given| given.into_iter().map(capability).collect()),
         max_agents: body.max_agents,
         tags: body.tags,
         version: body.version,
     };
     let enrolled = engine.enrol_node(caller.scope, request).await?;
-    Ok(Reply::created(wire::EnrolledNode { node: node(enrolled.node), token: enrolled.token }))
+    Ok(Reply::created(wire::EnrolledNode {
+        node: descriptor(enrolled.node),
+        token: enrolled.token,
+    }))
 }
 
 /// `GET /v1/nodes`.
@@ -51,7 +56,11 @@ pub async fn list(
         None | Some("all" | "") => None,
         Some("online") => Some(true),
         Some("offline") => Some(false),
-        Some(_) => return Err(ApiError::invalid_request("status must be online or offline")),
+        Some(_) => {
+            return Err(ApiError::invalid_request(
+                "status must be online or offline",
+            ));
+        }
     };
     let filter = NodeFilter {
         name: query.name,
@@ -60,7 +69,7 @@ pub async fn list(
         limit: page::limit(query.limit.as_deref(), LISTED_NODES)?,
     };
     let listed = engine.nodes(caller.scope(), filter).await?;
-    Ok(Reply::ok(listed.into_iter().map(node).collect()))
+    Ok(Reply::ok(listed.into_iter().map(descriptor).collect()))
 }
 
 /// `GET /v1/nodes/:name`.
@@ -70,7 +79,9 @@ pub async fn get(
     Caller(caller): Caller,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::Node>, ApiError> {
-    Ok(Reply::ok(node(engine.node(caller.scope(), &name).await?)))
+    Ok(Reply::ok(descriptor(
+        engine.node(caller.scope(), &name).await?,
+    )))
 }
 
 /// `GET /v1/nodes/:name/agents`.
@@ -92,9 +103,14 @@ pub async fn bind(
     Path(name): Path<String>,
     Body(body): Body<wire::BindAgentBody>,
 ) -> Result<Reply<wire::Binding>, ApiError> {
-    let request =
-        BindAgent { agent_name: body.agent_name, session_ref: body.session_ref, priority: body.priority };
-    Ok(Reply::created(binding(engine.bind_agent(caller.scope, &name, &request).await?)))
+    let request = BindAgent {
+        agent_name: body.agent_name,
+        session_ref: body.session_ref,
+        priority: body.priority,
+    };
+    Ok(Reply::created(binding(
+        engine.bind_agent(caller.scope, &name, &request).await?,
+    )))
 }
 
 /// `DELETE /v1/nodes/:name/agents/:agent`: the agent falls back to its own node.
@@ -115,7 +131,9 @@ pub async fn forget_provider(
     caller: WorkspaceKey,
     Path((name, provider)): Path<(String, String)>,
 ) -> Result<NoContent, ApiError> {
-    engine.forget_provider(caller.scope, &name, &provider).await?;
+    engine
+        .forget_provider(caller.scope, &name, &provider)
+        .await?;
     Ok(NoContent)
 }
 
@@ -135,12 +153,25 @@ pub async fn mint_direct_token(
 
 fn capability(given: wire::CapabilityGiven) -> Capability {
     match given {
-        wire::CapabilityGiven::Name(name) => Capability { name, kind: None, metadata: None },
-        wire::CapabilityGiven::Object { name, kind, metadata } => Capability { name, kind, metadata },
+        wire::CapabilityGiven::Name(name) => Capability {
+            name,
+            kind: None,
+            metadata: None,
+        },
+        wire::CapabilityGiven::Object {
+            name,
+            kind,
+            metadata,
+        } => Capability {
+            name,
+            kind,
+            metadata,
+        },
     }
 }
 
-fn node(node: nodes::Node) -> wire::Node {
+/// A node as clients see it, on REST and in the answer to its registration.
+pub(crate) fn descriptor(node: nodes::Node) -> wire::Node {
     let row = node.row;
     wire::Node {
         id: row.node_id,

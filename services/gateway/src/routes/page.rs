@@ -8,7 +8,9 @@ use crate::error::ApiError;
 
 /// A limit: the default when absent, the maximum when above it, refused when it is no positive number.
 pub(super) fn limit(given: Option<&str>, (default, max): (i64, i64)) -> Result<i64, ApiError> {
-    let Some(text) = given else { return Ok(default) };
+    let Some(text) = given else {
+        return Ok(default);
+    };
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {
         Ok(0) => Err(invalid()),
@@ -29,7 +31,9 @@ pub(super) fn messages(query: &PageQuery) -> Result<MessagePage, ApiError> {
 }
 
 fn cursor(given: Option<&str>) -> Result<Option<MessageId>, ApiError> {
-    given.map(|text| text.parse().map_err(|_| invalid())).transpose()
+    given
+        .map(|text| text.parse().map_err(|_| invalid()))
+        .transpose()
 }
 
 fn invalid() -> ApiError {
