@@ -127,7 +127,12 @@ impl Engine {
             version: checked_note("version", request.version)?,
             token_hash: token.hash,
         };
-        match self.store().enrol_node(scope, &enrolment).await? {
+        let outcome = match self.store().enrol_node(scope, &enrolment).await {
+            // A node that renamed itself over its socket was faster.
+            Err(error) if error.violates("nodes_name_is_unique") => EnrolOutcome::NameTaken,
+            other => other?,
+        };
+        match outcome {
             EnrolOutcome::NameTaken => Err(EngineError::NodeNameConflict(enrolment.name)),
             EnrolOutcome::Enrolled {
                 node,
