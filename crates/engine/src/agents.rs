@@ -14,7 +14,11 @@ use serde_json::{Value, json};
 use crate::{
     Engine, EngineError, EngineResult,
     auth::{AgentCaller, Credential},
+    deliveries::Delivery,
 };
+
+/// Unsettled deliveries that an agent's record shows at most.
+pub const MAX_PENDING: i64 = 100;
 
 /// A request for an agent.
 #[derive(Debug)]
@@ -136,6 +140,15 @@ impl Engine {
     /// When there is none.
     pub async fn agent(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<AgentRow> {
         self.store().agent(scope, agent).await?.ok_or_else(|| EngineError::AgentNotFound(agent.to_string()))
+    }
+
+    /// The agent's oldest unsettled deliveries, at most [`MAX_PENDING`].
+    ///
+    /// # Errors
+    /// When storage is away.
+    pub async fn pending_deliveries(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Vec<Delivery>> {
+        let rows = self.store().deliveries(scope, agent, None, MAX_PENDING).await?;
+        Ok(rows.into_iter().map(Delivery::from).collect())
     }
 
     /// Changes an agent.

@@ -7,7 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use moka::sync::Cache;
@@ -16,12 +16,17 @@ use relay_domain::{
     agent::AgentKind,
     token::{TOKEN_BYTES, TokenHash, TokenKind},
 };
-use relay_store::TokenOwner;
+use relay_store::{StoreError, TokenOwner};
+use tokio::sync::Mutex;
 
 use crate::{Engine, EngineError, EngineResult};
 
 /// A revocation that this process did not hear of is noticed after this long at the latest.
 const CACHED_FOR: Duration = Duration::from_secs(2);
+/// Groups of tokens that are looked up one at a time.
+const TURNS: usize = 64;
+/// A storage that was found away is not asked again by those who waited meanwhile.
+const AWAY_FOR: Duration = Duration::from_millis(500);
 /// Tokens remembered at once; further ones push out the least used.
 const CACHED_TOKENS: u64 = 100_000;
 
@@ -88,6 +93,10 @@ pub struct NodeCaller {
 #[derive(Debug)]
 pub(crate) struct TokenCache {
     known: Cache<TokenHash, Credential>,
+    /// One lookup at a time for tokens of the same group: a busy token that has just been forgotten is
+    /// read once, not by all of its requests. Holds when storage was last found away, so that those who
+    /// waited need not find out one after the other.
+    turns: Vec<Mutex<Option<Instant>>>,
     /// Counts revocations, so that an answer read before one is not remembered after it.
     revocations: AtomicU64,
 }
@@ -96,6 +105,7 @@ impl Default for TokenCache {
     fn default() -> Self {
         Self {
             known: Cache::builder().max_capacity(CACHED_TOKENS).time_to_live(CACHED_FOR).build(),
+            turns: (0..TURNS).map(|_| Mutex::new(None)).collect(),
             revocations: AtomicU64::new(0),
         }
     }
@@ -155,8 +165,17 @@ impl Engine {
 
     async fn look_up(&self, kind: TokenKind, hash: TokenHash) -> EngineResult<Credential> {
         let cache = &self.inner.tokens;
+        let mut away_since = cache.turns[usize::from(hash.as_bytes()[0]) % TURNS].lock().await;
+        if let Some(known) = cache.known.get(&hash) {
+            return Ok(known);
+        }
+        if away_since.is_some_and(|at| at.elapsed() < AWAY_FOR) {
+            return Err(StoreError::still_away("looking up a token").into());
+        }
         let revocations = cache.revocations.load(Ordering::SeqCst);
-        let credential = match (kind, self.store().token_owner(&hash).await?) {
+        let owner = self.store().token_owner(&hash).await;
+        *away_since = owner.as_ref().is_err_and(StoreError::is_unavailable).then(Instant::now);
+        let credential = match (kind, owner?) {
             (TokenKind::Workspace, Some(TokenOwner::Workspace { workspace })) => {
                 Credential::Workspace { scope: WorkspaceScope::from_verified_token(workspace) }
             }

@@ -108,6 +108,12 @@ pub enum EngineError {
     #[error("not a member of channel {0}")]
     NotAMember(String),
 
+    /// A node must say for which of its agents it posts.
+    #[error("from is required")]
+    FromRequired,
+    /// Only a node may post for another.
+    #[error("from is not allowed")]
+    FromNotAllowed,
     /// Files that are not there, not complete, or named twice.
     #[error("invalid attachments")]
     InvalidAttachments,
@@ -161,6 +167,9 @@ pub enum EngineError {
         /// The node's name.
         node: String,
     },
+    /// The frame names another node than the token.
+    #[error("node_id is not the node of this token")]
+    NodeIdMismatch,
     /// Another instance of the provider has just proved itself alive.
     #[error("another instance serves this provider")]
     ProviderInstanceConflict,

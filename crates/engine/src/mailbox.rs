@@ -7,8 +7,14 @@ use relay_domain::{
     delivery::Exception,
     session::Seq,
 };
-use relay_store::{cursors::Position, replay::StoredDelivery};
-use relay_stream::{Link, Tail};
+pub use relay_store::{
+    cursors::{CursorMove, Position},
+    hosting::{Fence, Listed},
+    leases::HeldProvider,
+    providers::{Heartbeat, Registration},
+};
+use relay_store::replay::StoredDelivery;
+pub use relay_stream::{LiveFrame, Link, ProbeRequest, Probes, Tail};
 use tokio::sync::watch;
 
 use crate::{Engine, EngineResult, payload};

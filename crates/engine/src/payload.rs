@@ -4,11 +4,12 @@
 //! them apart.
 
 use bytes::Bytes;
-use chrono::{DateTime, SecondsFormat, Utc};
 use relay_domain::{AgentId, DeliveryId, delivery::Mode};
 use relay_store::{MessageRow, replay::StoredDelivery};
 use serde::Serialize;
 use serde_json::{Value, json, value::RawValue};
+
+use crate::render::{channel_id, metadata, timestamp};
 
 /// Largest encoded `deliver` frame, in bytes. The smallest client limit on a frame is 1 MiB; the rest
 /// is room for what the transport adds.
@@ -27,20 +28,6 @@ struct Deliver<'a> {
     seq: i64,
     mode: &'a str,
     payload: &'a RawValue,
-}
-
-/// An instant as clients see it: UTC, milliseconds, `Z`.
-#[must_use]
-pub fn timestamp(at: DateTime<Utc>) -> String {
-    at.to_rfc3339_opts(SecondsFormat::Millis, true)
-}
-
-/// The public id of a message's channel: one-to-one conversations have a derived one.
-fn channel_id(message: &MessageRow) -> String {
-    match (message.channel_type, message.conversation_id.as_deref().and_then(|id| id.strip_prefix("dm_"))) {
-        (1, Some(hex)) => format!("dmch_{hex}"),
-        _ => message.channel_id.to_string(),
-    }
 }
 
 /// The payload `{type, data}` of a message for one recipient, as JSON text.
@@ -68,7 +55,7 @@ fn thread_reply(message: &MessageRow) -> Value {
         "thread_id": message.thread_id.map(|id| id.to_string()),
         "text": message.text,
         "blocks": message.blocks,
-        "metadata": message.metadata,
+        "metadata": metadata(&message.metadata),
         "has_attachments": has_attachments(message),
         "created_at": timestamp(message.created_at),
     });
@@ -92,7 +79,7 @@ fn root(message: &MessageRow, recipient: &str) -> Value {
             "from_name": message.agent_name,
             "text": message.text,
             "blocks": message.blocks,
-            "metadata": message.metadata,
+            "metadata": metadata(&message.metadata),
             "has_attachments": has_attachments(message),
             "thread_id": null,
             "created_at": created_at,
@@ -112,13 +99,13 @@ fn root(message: &MessageRow, recipient: &str) -> Value {
             "text": message.text,
             "injection_mode": message.mode,
             "attachments": message.attachments,
-            "metadata": message.metadata,
+            "metadata": metadata(&message.metadata),
         },
         "id": id,
         "text": message.text,
         "injection_mode": message.mode,
         "attachments": message.attachments,
-        "metadata": message.metadata,
+        "metadata": metadata(&message.metadata),
         "from_name": message.agent_name,
         "agent_name": message.agent_name,
         "created_at": created_at,

@@ -58,6 +58,12 @@ impl StoreError {
         }
     }
 
+    /// For a caller that knows from another call, made a moment ago, that Postgres is away.
+    #[must_use]
+    pub const fn still_away(doing: &'static str) -> Self {
+        Self::Unavailable { doing, source: sqlx::Error::PoolTimedOut }
+    }
+
     /// Whether the violated constraint, if any, is the named one.
     #[must_use]
     pub fn violates(&self, constraint: &str) -> bool {

@@ -151,8 +151,8 @@ pub struct PendingDelivery {
     pub message_id: String,
     /// immediate or next-tool-call.
     pub mode: &'static str,
-    /// Why it is delivered.
-    pub reason: &'static str,
+    /// Why it is delivered, or why it was deferred.
+    pub reason: Option<String>,
     /// What is known of it.
     pub status: &'static str,
     /// When it was accepted.

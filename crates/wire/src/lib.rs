@@ -9,6 +9,7 @@ pub mod delivery;
 pub mod dm;
 pub mod envelope;
 pub mod field;
+pub mod frame;
 pub mod message;
 pub mod node;
 pub mod workspace;

@@ -38,3 +38,41 @@ pub struct Read {
     /// When it first did.
     pub read_at: Timestamp,
 }
+
+/// Body of a post: to a channel, a thread or a conversation.
+#[derive(Debug, Default, Deserialize)]
+pub struct PostBody {
+    /// The text.
+    pub text: String,
+    /// Rich blocks.
+    #[serde(default)]
+    pub blocks: Option<Value>,
+    /// Becomes the message's metadata.
+    #[serde(default, alias = "metadata")]
+    pub data: Option<Value>,
+    /// File ids.
+    #[serde(default)]
+    pub attachments: Option<Vec<String>>,
+    /// `wait` or `steer`.
+    #[serde(default)]
+    pub mode: Option<PostMode>,
+    /// Free text of the client's.
+    #[serde(default)]
+    pub content_type: Option<String>,
+    /// Whom a node posts for; refused from agents.
+    #[serde(default)]
+    pub from: Option<String>,
+    /// Whom a direct message is for: an agent's name.
+    #[serde(default)]
+    pub to: Option<String>,
+}
+
+/// How a message asks to be injected.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PostMode {
+    /// When the recipient is ready.
+    Wait,
+    /// At once.
+    Steer,
+}

@@ -34,6 +34,11 @@ impl ApiError {
         Self { status, code, message: message.into(), retry_after: None, hangs_up: false }
     }
 
+    /// Code and text, for an `error` frame.
+    pub fn on_socket(&self) -> (&str, &str) {
+        (self.code, &self.message)
+    }
+
     /// 400 `invalid_request`.
     pub fn invalid_request(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
@@ -180,14 +185,15 @@ impl From<EngineError> for ApiError {
                 Self::new(StatusCode::FORBIDDEN, "not_a_member", format!("Not a member of channel \"{name}\""))
             }
 
+            E::NodeIdMismatch => forbidden("node_id_mismatch", "node_id is not the node of this token"),
+            E::FromRequired => bad("from_required", "from is required: the agent that the node posts for"),
+            E::FromNotAllowed => bad("from_not_allowed", "from is for node tokens only"),
             E::InvalidAttachments => bad("invalid_attachments", "Attachments must be complete files, each named once"),
             E::PayloadTooLarge => Self::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "payload_too_large",
                 "The message is too large to be delivered",
             ),
-            E::FromRequired => bad("from_required", "A node must name the agent it speaks for in from"),
-            E::FromNotAllowed => bad("from_not_allowed", "Only a node may set from"),
             E::MessageNotFound => missing("message_not_found", "Message not found".to_owned()),
             E::ConversationNotFound => missing("dm_conversation_not_found", "Conversation not found".to_owned()),
             E::NotAParticipant => forbidden("forbidden", "Not a participant of this conversation"),
@@ -252,5 +258,38 @@ impl ApiError {
     /// What a test compares.
     pub fn status_and_code(&self) -> (u16, &'static str) {
         (self.status.as_u16(), self.code)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_that_clients_key_on() {
+        let table = [
+            (EngineError::InvalidTokenFormat, 401, "unauthorized", "Invalid token format"),
+            (EngineError::UnknownToken { kind: TokenKind::Workspace }, 401, "unauthorized", "Invalid API key"),
+            (EngineError::UnknownToken { kind: TokenKind::Agent }, 401, "agent_token_invalid", "Invalid agent token"),
+            (EngineError::AgentTokenRequired, 403, "agent_token_required", "Agent token required"),
+            (EngineError::AgentAlreadyExists("a".into()), 409, "agent_already_exists", "Agent \"a\" already exists"),
+            (EngineError::ChannelNotFound("c".into()), 404, "channel_not_found", "Channel \"c\" not found"),
+            (EngineError::CommitUnavailable, 503, "database_overloaded", "Storage is unavailable, try again"),
+        ];
+        for (error, status, code, message) in table {
+            let error = ApiError::from(error);
+            assert_eq!((error.status.as_u16(), error.code, &*error.message), (status, code, message));
+        }
+    }
+
+    #[test]
+    fn an_unknown_outcome_gets_no_status() {
+        assert!(ApiError::from(EngineError::OutcomeUnknown).into_response().extensions().get::<HangUp>().is_some());
+    }
+
+    #[test]
+    fn an_outage_tells_when_to_come_back() {
+        let response = ApiError::from(EngineError::CommitUnavailable).into_response();
+        assert_eq!(response.headers()[RETRY_AFTER], "1");
     }
 }

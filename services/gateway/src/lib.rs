@@ -6,6 +6,7 @@ pub mod envelope;
 pub mod error;
 pub mod extract;
 pub mod middleware;
+pub mod node;
 pub mod router;
 pub mod routes;
 pub mod state;

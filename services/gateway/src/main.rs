@@ -1,6 +1,6 @@
 //! Starts a gateway.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use axum::{ServiceExt as MakeServiceExt, extract::Request, serve::ListenerExt as _};
@@ -9,7 +9,11 @@ use relay_engine::{Engine, EngineConfig};
 use relay_gateway::{config::Config, middleware, router, state::AppState};
 use relay_runtime::{metrics, shutdown::Shutdown, telemetry};
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
+
+/// Sockets are closed over this long, so that their nodes do not all come back in the same moment.
+const DRAIN_SPREAD: Duration = Duration::from_secs(5);
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -26,8 +30,20 @@ async fn main() -> anyhow::Result<()> {
     .await
     .context("start the engine")?;
 
-    let state = AppState::new(engine, shutdown.clone());
+    let state = AppState::new(engine.clone(), shutdown.clone());
     tokio::spawn(state.clone().watch_storage());
+    let registry = state.registry.clone();
+    let gateway_id = state.gateway_id;
+    // Its loops, the lease above all, go on while the sockets drain.
+    let drained = CancellationToken::new();
+    let loops = tokio::spawn(registry.clone().run(engine.clone(), gateway_id, drained.clone()));
+    let drain = tokio::spawn({
+        let (registry, shutdown) = (registry.clone(), shutdown.clone());
+        async move {
+            shutdown.asked().await;
+            registry.drain(DRAIN_SPREAD, 1012, "draining").await;
+        }
+    });
     let ready = state.clone();
     let (metrics_addr, metrics_server) = metrics::serve(
         config.metrics_listen,
@@ -52,5 +68,22 @@ async fn main() -> anyhow::Result<()> {
     axum::serve(listener, MakeServiceExt::<Request>::into_make_service(service))
         .with_graceful_shutdown(async move { shutdown.asked().await })
         .await
-        .context("serve")
+        .context("serve")?;
+    drain.await.context("drain the sockets")?;
+    let emptied = async {
+        while registry.connections() > 0 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let _ = tokio::time::timeout(DRAIN_SPREAD, emptied).await;
+    if let Err(error) = engine.flush_cursors().await {
+        tracing::warn!(error = &error as &dyn std::error::Error, "the last acks were not written");
+    }
+    if let Err(error) = engine.release_lease(gateway_id).await {
+        tracing::warn!(error = &error as &dyn std::error::Error, "the lease runs out by itself");
+    }
+    drained.cancel();
+    loops.await.context("end the socket loops")?;
+    tracing::info!("gateway is drained");
+    Ok(())
 }

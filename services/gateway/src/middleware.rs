@@ -3,11 +3,12 @@
 use std::{any::Any, panic::resume_unwind, time::{Duration, Instant}};
 
 use axum::{
-    extract::Request,
-    http::{HeaderName, HeaderValue, Method, Uri, header, uri::PathAndQuery},
+    extract::{MatchedPath, Request},
+    http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header, uri::PathAndQuery},
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use relay_domain::metric_names as name;
 use tower_http::cors::{AllowHeaders, Any as AnyOrigin, CorsLayer};
 use tracing::Instrument as _;
 
@@ -31,6 +32,7 @@ pub async fn around(request: Request, next: Next) -> Response {
     let id = request_id(&request);
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
+    let route = request.extensions().get::<MatchedPath>().map_or_else(|| "none".to_owned(), |path| path.as_str().to_owned());
     let has_nul = path.contains("%00") || request.uri().query().is_some_and(|query| query.contains("%00"));
     let span = tracing::info_span!(
         "http.request", http.method = %method, http.path = %path, http.request_id = ?id, http.status = tracing::field::Empty
@@ -49,15 +51,23 @@ pub async fn around(request: Request, next: Next) -> Response {
         }
     };
     let mut response = inner.instrument(span.clone()).await;
-    let status = response.status();
+    let (status, elapsed) = (response.status(), started_at.elapsed());
     span.record("http.status", status.as_u16());
-    span.in_scope(|| {
-        let elapsed_ms = u64::try_from(started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
-        tracing::debug!(http.status = status.as_u16(), elapsed_ms, "answered");
-    });
+    span.in_scope(|| tracing::debug!(http.status = status.as_u16(), ?elapsed, "answered"));
+    count(&method, route, status, elapsed);
     response.headers_mut().insert(CORRELATION_ID, id.clone());
     response.headers_mut().insert(REQUEST_ID, id);
     response
+}
+
+/// The route template is a label, never the path: it has few values.
+fn count(method: &Method, route: String, status: StatusCode, elapsed: Duration) {
+    // Methods are the client's choice of text.
+    let known = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::HEAD];
+    let method = known.iter().find(|known| *known == method).map_or("other", Method::as_str).to_owned();
+    let status = status.as_str().to_owned();
+    metrics::histogram!(name::HTTP_SECONDS, "route" => route.clone()).record(elapsed.as_secs_f64());
+    metrics::counter!(name::HTTP_REQUESTS, "method" => method, "route" => route, "status" => status).increment(1);
 }
 
 /// Reading again is safe; a change may have been committed, so its client must not be told to repeat it.
@@ -145,7 +155,7 @@ pub async fn method_fallback() -> ApiError {
 
 #[cfg(test)]
 mod tests {
-    use axum::{body::Body, http::StatusCode};
+    use axum::body::Body;
 
     use super::*;
 

@@ -7,8 +7,8 @@ use axum::{
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::{
-    middleware,
-    routes::{agents, channels, deliveries, dms, health, messages, nodes, workspaces},
+    middleware, node,
+    routes::{agents, channels, deliveries, dms, health, messages, nodes, send, workspaces},
     state::AppState,
 };
 
@@ -23,6 +23,7 @@ pub fn router(state: AppState) -> Router {
         .merge(delivery_routes())
         .merge(message_routes())
         .merge(dm_routes())
+        .merge(node::routes())
         .fallback(middleware::fallback)
         .method_not_allowed_fallback(middleware::method_fallback)
         .layer(CatchPanicLayer::custom(middleware::panicked))
@@ -52,7 +53,12 @@ fn agent_routes() -> Router<AppState> {
         .route("/v1/agents/presence", get(agents::presence))
         .route("/v1/agents/heartbeat", post(agents::heartbeat))
         .route("/v1/agents/disconnect", post(agents::disconnect))
-        .route("/v1/agents/{name}", get(agents::get).patch(agents::update).delete(agents::delete))
+        // Clients post to siblings of this path that later issues bring (`spawn`, `release`): until then
+        // they must hear 404 `not_found`, not 405.
+        .route(
+            "/v1/agents/{name}",
+            get(agents::get).patch(agents::update).delete(agents::delete).post(middleware::fallback),
+        )
         .route("/v1/agents/{name}/rotate-token", post(agents::rotate_token))
         .route("/v1/agent", get(agents::me))
 }
@@ -90,17 +96,18 @@ fn delivery_routes() -> Router<AppState> {
 
 fn message_routes() -> Router<AppState> {
     Router::new()
-        .route("/v1/channels/{name}/messages", get(messages::of_channel))
+        .route("/v1/channels/{name}/messages", get(messages::of_channel).post(send::to_channel))
         .route("/v1/messages/{id}", get(messages::get))
-        .route("/v1/messages/{id}/replies", get(messages::replies))
+        .route("/v1/messages/{id}/replies", get(messages::replies).post(send::reply))
         .route("/v1/messages/{id}/read", post(messages::read))
 }
 
 fn dm_routes() -> Router<AppState> {
     Router::new()
+        .route("/v1/dm", post(send::dm))
         .route("/v1/dm/conversations", get(dms::conversations))
         .route("/v1/dm/group", post(dms::create_group))
-        .route("/v1/dm/{id}/messages", get(dms::messages))
+        .route("/v1/dm/{id}/messages", get(dms::messages).post(send::to_conversation))
         .route("/v1/dm/{id}/participants", post(dms::add_participant))
         .route("/v1/dm/{id}/participants/{name}", delete(dms::remove_participant))
 }

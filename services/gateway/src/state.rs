@@ -9,8 +9,11 @@ use std::{
 };
 
 use axum::extract::FromRef;
+use relay_domain::GatewayId;
 use relay_engine::Engine;
 use relay_runtime::shutdown::Shutdown;
+
+use crate::node::Registry;
 
 /// How often storage is asked for a sign of life.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
@@ -22,6 +25,10 @@ pub struct AppState {
     pub engine: Engine,
     /// The end of the process.
     pub shutdown: Shutdown,
+    /// This process as the rest of the engine knows it.
+    pub gateway_id: GatewayId,
+    /// The node sockets.
+    pub registry: Registry,
     /// Whether storage answered lately.
     storage_up: Arc<AtomicBool>,
 }
@@ -29,7 +36,8 @@ pub struct AppState {
 impl AppState {
     /// State over a started engine.
     pub fn new(engine: Engine, shutdown: Shutdown) -> Self {
-        Self { engine, shutdown, storage_up: Arc::new(AtomicBool::new(true)) }
+        let gateway_id = engine.become_gateway();
+        Self { engine, shutdown, gateway_id, registry: Registry::default(), storage_up: Arc::new(AtomicBool::new(true)) }
     }
 
     /// Whether new work should be sent here: storage answers and the process is not draining.

@@ -1,6 +1,6 @@
 //! Commit batches that their gateway did not publish: it died, or NATS was away.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use relay_domain::metric_names;
 
@@ -21,9 +21,11 @@ pub(super) async fn tick(engine: &Engine) -> EngineResult<Ticked> {
     #[expect(clippy::cast_precision_loss, reason = "counted up to 10 000")]
     metrics::gauge!(metric_names::OUTBOX_PENDING).set(lag.pending as f64);
     metrics::gauge!(metric_names::OUTBOX_LAG_SECONDS).set(lag.oldest_seconds);
-    if lag.pending == 0 {
+    // With NATS away gateways deliver from Postgres; the lag tells how much is to be published later.
+    if lag.pending == 0 || !engine.inner.stream.is_up() {
         return Ok(Ticked::default());
     }
+    let claimed_at = Instant::now();
     let batches = engine
         .store()
         .claim_unpublished(PATIENCE, PER_TICK, CLAIM)
@@ -31,6 +33,10 @@ pub(super) async fn tick(engine: &Engine) -> EngineResult<Ticked> {
     let mut published = Vec::with_capacity(batches.len());
     let mut failure = None;
     for batch in &batches {
+        // What is left when the claim lapses, another worker may be at already.
+        if claimed_at.elapsed() >= CLAIM || !engine.inner.stream.is_up() {
+            break;
+        }
         match engine.republish(&batch.sources).await {
             Ok(()) => published.push(batch.batch_id),
             // One batch that cannot be published must not hold up the others; its claim lapses.

@@ -6,6 +6,7 @@ use relay_domain::{WorkspaceScope, agent::{AgentKind, AgentStatus}};
 use relay_engine::{
     Engine,
     agents::{AgentRow, ChangeAgent, RegisterAgent, reported_status},
+    deliveries::Delivery,
 };
 use relay_wire::agent as wire;
 use serde_json::Value;
@@ -163,12 +164,21 @@ async fn details(engine: &Engine, scope: WorkspaceScope, row: AgentRow) -> Resul
         role: membership.role,
         joined_at: membership.joined_at.into(),
     };
+    let pending = engine.pending_deliveries(scope, row.agent_id).await?;
+    let pending_delivery = |delivery: Delivery| wire::PendingDelivery {
+        id: delivery.id.to_string(),
+        message_id: delivery.row.source_id.to_string(),
+        mode: delivery.mode(),
+        reason: delivery.reason().map(str::to_owned),
+        status: delivery.state.as_str(),
+        created_at: delivery.row.created_at.into(),
+    };
     Ok(Reply::ok(wire::AgentDetails {
         agent: agent(scope, row, engine.now()),
         channels: channels.into_iter().map(channel).collect(),
         actions_provided: Vec::new(),
         actions_available_to: Vec::new(),
-        pending_deliveries: Vec::new(),
+        pending_deliveries: pending.into_iter().map(pending_delivery).collect(),
     }))
 }
 

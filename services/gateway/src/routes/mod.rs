@@ -9,3 +9,4 @@ pub mod messages;
 pub mod nodes;
 mod page;
 pub mod workspaces;
+pub mod send;

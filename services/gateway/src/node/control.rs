@@ -1,0 +1,235 @@
+//! Frames that need the engine: registration, hosting, inventories. One at a time per connection, in
+//! arrival order; the connection goes on delivering meanwhile.
+
+use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope};
+use relay_engine::{
+    Engine, EngineError,
+    mailbox::{Fence, Listed, Position, Registration},
+    serve::Registrant,
+};
+use relay_wire::frame::{AgentRecover, AgentRegister, Capability, Inbound, Inventory, Register};
+use serde_json::{Value, json};
+
+use super::pacing::BROKER_VERSION;
+use crate::{error::ApiError, routes::nodes};
+
+/// Capability by which a broker asks for its agents' cursors.
+pub(super) const CURSOR: &str = "relay:delivery-cursor-v1";
+/// Capability with which brokers list their live agents: information, not an ability.
+const LIVE_AGENTS: &str = "relay:live-agents:v1";
+
+/// What the connection has become by registering.
+#[derive(Debug, Clone)]
+pub(super) struct Bound {
+    pub(super) fence: Fence,
+    /// Agents flow only once a reply or an inventory of this connection has named them.
+    pub(super) cursor_granted: bool,
+    /// One of the published brokers: paced, and asked for positions.
+    pub(super) is_broker: bool,
+    pub(super) capabilities: usize,
+}
+
+/// A frame for the engine, with the connection as it stands.
+pub(super) struct Request {
+    pub(super) id: Option<String>,
+    pub(super) frame: Inbound,
+}
+
+/// What a frame led to. The reply, if any, is written before the effect is applied.
+pub(super) struct Outcome {
+    pub(super) reply: Option<String>,
+    pub(super) effect: Effect,
+}
+
+/// What the connection does next.
+pub(super) enum Effect {
+    None,
+    /// The provider is this connection's; its agents are to be served.
+    Registered(Bound),
+    /// An agent is hosted here, its floor told in the reply or not.
+    Hosted { position: Box<Position>, told: bool },
+    /// The inventory names these agents as running.
+    Listed(Vec<AgentId>),
+    /// The agent is no longer hosted here.
+    Left(AgentId),
+    /// The provider has left: close.
+    Gone,
+}
+
+/// What a request needs to know of its connection.
+#[derive(Clone)]
+pub(super) struct Connection {
+    pub(super) engine: Engine,
+    pub(super) scope: WorkspaceScope,
+    pub(super) node_id: NodeId,
+    pub(super) direct: bool,
+    pub(super) gateway_id: GatewayId,
+    /// Names the connection: the instance of a provider that names none.
+    pub(super) connection: String,
+    pub(super) bound: Option<Bound>,
+}
+
+impl Connection {
+    /// Handles one frame.
+    pub(super) async fn handle(self, request: Request) -> Outcome {
+        let Request { id, frame } = request;
+        let done = match frame {
+            Inbound::Register(register) => self.register(*register).await,
+            Inbound::AgentRegister(register) => self.agent_register(register).await,
+            Inbound::AgentRecover(recover) => self.agent_recover(recover).await,
+            Inbound::AgentDeregister(frame) => self.agent_deregister(&frame.agent_id).await,
+            Inbound::Inventory(inventory) => self.inventory(inventory).await,
+            Inbound::Deregister => self.deregister().await,
+            Inbound::Heartbeat(_) | Inbound::Ack(_) | Inbound::Ignored => Ok((None, Effect::None)),
+        };
+        match done {
+            Ok((data, effect)) => {
+                let reply = data.map(|data| relay_wire::frame::reply(id.as_deref(), &data));
+                Outcome { reply, effect }
+            }
+            Err(error) => {
+                let error = ApiError::from(error);
+                let (code, message) = error.on_socket();
+                let reply = Some(relay_wire::frame::error(id.as_deref(), code, message));
+                Outcome { reply, effect: Effect::None }
+            }
+        }
+    }
+
+    async fn register(self, frame: Register) -> Result<(Option<Value>, Effect), EngineError> {
+        if frame.node_id != self.node_id.as_str() {
+            return Err(EngineError::NodeIdMismatch);
+        }
+        let (provider, instance_id) = match frame.provider {
+            Some(provider) => (ProviderName::new(provider.name), provider.instance_id),
+            None => (ProviderName::default_provider(), self.connection.clone()),
+        };
+        relay_domain::names::check_name("provider.name", provider.as_str(), 128)?;
+        relay_domain::names::check_name("provider.instance_id", &instance_id, 256)?;
+        let cursor_granted = !self.direct && frame.capabilities.iter().any(|c| c.name == CURSOR);
+        let stored = stored_capabilities(&frame.capabilities);
+        let mut tags = frame.tags;
+        if let Some(keys) = frame.repo_keys {
+            tags.retain(|tag| !tag.starts_with("repo:"));
+            tags.extend(keys.into_iter().map(|key| format!("repo:{key}")));
+        }
+        relay_domain::names::check_length("version", &frame.version, relay_domain::names::MAX_NOTE_BYTES)?;
+        if tags.len() > relay_domain::names::MAX_TAGS {
+            return Err(EngineError::InvalidRequest(format!("at most {} tags", relay_domain::names::MAX_TAGS)));
+        }
+        let is_broker = !self.direct && frame.version.starts_with(BROKER_VERSION);
+        let registrant = Registrant {
+            scope: self.scope,
+            node_id: self.node_id.clone(),
+            gateway_id: self.gateway_id,
+            registration: Registration {
+                node_name: frame.name.trim_start_matches('#').to_owned(),
+                provider: provider.clone(),
+                instance_id: instance_id.clone(),
+                capabilities: stored,
+                cursor_granted,
+                tags,
+                version: frame.version,
+                max_agents: i32::try_from(frame.max_agents).unwrap_or(i32::MAX),
+            },
+        };
+        let epoch = self.engine.register_provider(&registrant).await?;
+        let descriptor = nodes::descriptor(self.engine.node(self.scope, self.node_id.as_str()).await?);
+        let mut data = serde_json::to_value(descriptor).unwrap_or_default();
+        if let Some(data) = data.as_object_mut() {
+            data.insert("provider".to_owned(), json!({ "name": provider, "instance_id": instance_id }));
+            let accepted = frame.capabilities.iter().map(|c| json!({ "name": c.name, "kind": c.canonical_kind(), "accepted": true }));
+            data.insert("accepted_capabilities".to_owned(), accepted.collect());
+        }
+        let fence = Fence { scope: self.scope, node_id: self.node_id, provider, epoch };
+        let bound = Bound { fence, cursor_granted, is_broker, capabilities: frame.capabilities.len() };
+        Ok((Some(data), Effect::Registered(bound)))
+    }
+
+    fn bound(&self) -> Result<&Bound, EngineError> {
+        self.bound.as_ref().ok_or_else(|| EngineError::InvalidRequest("node.register comes first".to_owned()))
+    }
+
+    async fn agent_register(self, frame: AgentRegister) -> Result<(Option<Value>, Effect), EngineError> {
+        let bound = self.broker_bound()?;
+        let hosted = self
+            .engine
+            .register_on_node(
+                &bound.fence,
+                &frame.name,
+                frame.session_ref.as_deref(),
+                frame.resumable,
+                frame.auto_join_general.unwrap_or(true),
+            )
+            .await?;
+        Ok(hosted_reply(hosted, bound.cursor_granted))
+    }
+
+    async fn agent_recover(self, frame: AgentRecover) -> Result<(Option<Value>, Effect), EngineError> {
+        let bound = self.broker_bound()?;
+        let expected: AgentId = frame.expected_agent_id.parse().map_err(|_| EngineError::AgentIdentityConflict)?;
+        let hosted = self
+            .engine
+            .recover_on_node(&bound.fence, &frame.name, expected, frame.session_ref.as_deref(), frame.resumable)
+            .await?;
+        Ok(hosted_reply(hosted, bound.cursor_granted))
+    }
+
+    /// Agents are hosted by brokers; a direct node has its own agent and no other.
+    fn broker_bound(&self) -> Result<&Bound, EngineError> {
+        if self.direct { Err(EngineError::DirectNodeCapacity) } else { self.bound() }
+    }
+
+    async fn agent_deregister(self, agent: &str) -> Result<(Option<Value>, Effect), EngineError> {
+        let bound = self.bound()?;
+        // An agent that is not here has nothing to leave: the answer is the same.
+        let Ok(agent) = agent.parse::<AgentId>() else { return Ok((Some(Value::Null), Effect::None)) };
+        let left = self.engine.leave_node(&bound.fence, agent).await?;
+        Ok((Some(Value::Null), if left { Effect::Left(agent) } else { Effect::None }))
+    }
+
+    async fn inventory(self, frame: Inventory) -> Result<(Option<Value>, Effect), EngineError> {
+        let bound = self.broker_bound()?;
+        if frame.agents.len() > MAX_INVENTORY {
+            return Err(EngineError::InvalidRequest(format!("at most {MAX_INVENTORY} agents")));
+        }
+        let mut listed = Vec::with_capacity(frame.agents.len());
+        for entry in frame.agents {
+            let agent_id =
+                entry.agent_id.parse().map_err(|_| EngineError::AgentIdentityMismatch(entry.name.clone()))?;
+            listed.push(Listed { agent_id, name: entry.name, session_ref: entry.session_ref });
+        }
+        let (rebound, agents) = self.engine.sync_inventory(&bound.fence, listed).await?;
+        let data = json!({
+            "rebound_agents": rebound, "open_invocations": 0, "completed_invocations": 0,
+            "rescheduled_invocations": 0,
+        });
+        Ok((Some(data), Effect::Listed(agents)))
+    }
+
+    async fn deregister(self) -> Result<(Option<Value>, Effect), EngineError> {
+        self.engine.deregister_provider(&self.bound()?.fence).await?;
+        Ok((None, Effect::Gone))
+    }
+}
+
+/// Agents in one inventory.
+const MAX_INVENTORY: usize = 20_000;
+
+/// Capabilities as the roster keeps them.
+pub(super) fn stored_capabilities(capabilities: &[Capability]) -> Value {
+    let kept = capabilities.iter().filter(|c| c.name != LIVE_AGENTS).map(|c| {
+        let kind = Some(c.canonical_kind().to_owned());
+        serde_json::to_value(Capability { kind, ..c.clone() }).unwrap_or_default()
+    });
+    kept.collect()
+}
+
+/// Exactly the keys that brokers take; the cursor only where it was negotiated.
+fn hosted_reply(hosted: relay_engine::serve::Hosted, cursor: bool) -> (Option<Value>, Effect) {
+    let mut data = json!({ "agent_id": hosted.agent_id, "token": hosted.token, "name": hosted.name });
+    if let (true, Some(data)) = (cursor, data.as_object_mut()) {
+        data.insert("delivery_ack_seq".to_owned(), json!(hosted.position.settled_floor));
+    }
+    (Some(data), Effect::Hosted { position: Box::new(hosted.position), told: cursor })
+}

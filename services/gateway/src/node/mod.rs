@@ -1,0 +1,25 @@
+//! The node socket: registration, per-agent delivery, acks.
+//!
+//! The way of a message: a live copy or a row read for repair enters its agent's
+//! [`Session`](relay_domain::session::Session) in [`served`], leaves it in seq order in
+//! [`connection`], and goes out through [`outbound`]. Frames from the node are decoded by
+//! `relay_wire::frame`; those that need the engine wait their turn in [`control`].
+
+mod connection;
+mod control;
+mod outbound;
+mod pacing;
+mod registry;
+mod served;
+mod upgrade;
+
+pub use registry::Registry;
+
+use axum::{Router, routing::get};
+
+use crate::state::AppState;
+
+/// The socket's route.
+pub fn routes() -> Router<AppState> {
+    Router::new().route("/v1/node/ws", get(upgrade::upgrade))
+}

@@ -1,0 +1,361 @@
+//! All connections of this gateway: who serves whom, and what concerns them all (the lease, the silence
+//! check, hints, probes).
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicI64, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope, takeover::Proof};
+use relay_engine::{
+    Engine,
+    hints::Hint,
+    mailbox::{Fence, HeldProvider, Position},
+};
+use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+/// Every session is compared with its mailbox this often; with NATS away, more often.
+const SILENCE_EVERY: Duration = Duration::from_secs(3);
+const SILENCE_EVERY_WITHOUT_NATS: Duration = Duration::from_millis(500);
+/// Mailboxes per statement of the silence check.
+const SLICE: usize = 1000;
+/// Leases are renewed this often.
+const RENEW_EVERY: Duration = Duration::from_secs(1);
+/// Events that may wait for a connection. Past it they are dropped: all but closes are hints, which the
+/// silence check makes up for.
+pub(super) const EVENTS: usize = 256;
+
+/// Something from outside for a connection.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// Mailboxes stand so.
+    Positions(Vec<Position>),
+    /// Agents came or left: read again who is here.
+    Relist,
+    /// A `context.update` for these agents' connection.
+    Context { agents: Vec<AgentId>, frame: String },
+    /// The provider that the connection registered as is held under this epoch.
+    Taken { epoch: i64 },
+    /// The connection is over.
+    Close { code: u16, reason: &'static str },
+    /// Prove that the peer is alive.
+    Prove(oneshot::Sender<Proof>),
+}
+
+/// How to reach a connection.
+#[derive(Debug, Clone)]
+pub(super) struct Handle {
+    id: u64,
+    events: mpsc::Sender<Event>,
+}
+
+impl Handle {
+    fn tell(&self, event: Event) {
+        let _ = self.events.try_send(event);
+    }
+
+    /// Closing must arrive even at a busy connection.
+    fn close(&self, code: u16, reason: &'static str) {
+        let events = self.events.clone();
+        tokio::spawn(async move {
+            let _ = events.send(Event::Close { code, reason }).await;
+        });
+    }
+}
+
+#[derive(Debug)]
+struct ServedBy {
+    handle: Handle,
+    node_id: NodeId,
+    provider: ProviderName,
+    /// The seq that the session sends next.
+    next: Arc<AtomicI64>,
+}
+
+#[derive(Debug)]
+struct Peer {
+    handle: Handle,
+    /// What it registered as.
+    fence: Option<Fence>,
+}
+
+#[derive(Debug, Default)]
+struct Maps {
+    peers: HashMap<u64, Peer>,
+    nodes: HashMap<(WorkspaceScope, NodeId), Vec<u64>>,
+    agents: HashMap<(WorkspaceScope, AgentId), ServedBy>,
+}
+
+/// The connections of this gateway. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Registry {
+    maps: Arc<Mutex<Maps>>,
+    ids: Arc<AtomicU64>,
+}
+
+impl Registry {
+    fn maps(&self) -> MutexGuard<'_, Maps> {
+        self.maps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn enter(&self, scope: WorkspaceScope, node: &NodeId) -> (Handle, mpsc::Receiver<Event>) {
+        let (events, inbox) = mpsc::channel(EVENTS);
+        let handle = Handle { id: self.ids.fetch_add(1, Ordering::Relaxed), events };
+        let mut maps = self.maps();
+        maps.peers.insert(handle.id, Peer { handle: handle.clone(), fence: None });
+        maps.nodes.entry((scope, node.clone())).or_default().push(handle.id);
+        metrics::gauge!("relay_connected_nodes").increment(1);
+        (handle, inbox)
+    }
+
+    /// The connection registered under this fence.
+    pub(super) fn bind(&self, handle: &Handle, fence: &Fence) {
+        if let Some(peer) = self.maps().peers.get_mut(&handle.id) {
+            peer.fence = Some(fence.clone());
+        }
+    }
+
+    pub(super) fn leave(&self, handle: &Handle, scope: WorkspaceScope, node: &NodeId) {
+        let mut maps = self.maps();
+        if maps.peers.remove(&handle.id).is_none() {
+            return;
+        }
+        if let Some(ids) = maps.nodes.get_mut(&(scope, node.clone())) {
+            ids.retain(|id| *id != handle.id);
+            if ids.is_empty() {
+                maps.nodes.remove(&(scope, node.clone()));
+            }
+        }
+        metrics::gauge!("relay_connected_nodes").decrement(1);
+    }
+
+    /// The connection serves an agent now; returns where it keeps the session's progress.
+    pub(super) fn serve(&self, handle: &Handle, fence: &Fence, agent: AgentId) -> Arc<AtomicI64> {
+        let next = Arc::new(AtomicI64::new(0));
+        let served = ServedBy {
+            handle: handle.clone(),
+            node_id: fence.node_id.clone(),
+            provider: fence.provider.clone(),
+            next: Arc::clone(&next),
+        };
+        if self.maps().agents.insert((fence.scope, agent), served).is_none() {
+            metrics::gauge!("relay_connected_agents").increment(1);
+        }
+        next
+    }
+
+    /// The connection no longer serves an agent.
+    pub(super) fn unserve(&self, handle: &Handle, scope: WorkspaceScope, agent: AgentId) {
+        let mut maps = self.maps();
+        if maps.agents.get(&(scope, agent)).is_some_and(|served| served.handle.id == handle.id) {
+            maps.agents.remove(&(scope, agent));
+            metrics::gauge!("relay_connected_agents").decrement(1);
+        }
+    }
+
+    /// Runs what concerns all connections until `stop`.
+    pub async fn run(self, engine: Engine, gateway: GatewayId, stop: CancellationToken) {
+        let loops = async {
+            tokio::join!(
+                self.keep_lease(&engine, gateway),
+                self.check_silence(&engine),
+                self.obey_hints(&engine),
+                self.answer_probes(&engine, gateway),
+            )
+        };
+        let _ = stop.run_until_cancelled(loops).await;
+    }
+
+    /// How many connections there are.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.maps().peers.len()
+    }
+
+    /// Closes all connections, spread evenly over `within`, so that their nodes do not all come back in
+    /// the same moment.
+    pub async fn drain(&self, within: Duration, code: u16, reason: &'static str) {
+        let handles: Vec<Handle> = self.maps().peers.values().map(|peer| peer.handle.clone()).collect();
+        let pause = within / u32::try_from(handles.len().max(1)).unwrap_or(u32::MAX);
+        for handle in handles {
+            handle.close(code, reason);
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn keep_lease(&self, engine: &Engine, gateway: GatewayId) {
+        let mut first = true;
+        loop {
+            match engine.renew_lease(gateway).await {
+                Ok(Some(held)) if !first => self.close_lost(&held),
+                Ok(_) => first = false,
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "the gateway's lease was not renewed");
+                }
+            }
+            tokio::time::sleep(RENEW_EVERY).await;
+        }
+    }
+
+    /// After a break of the lease: connections that the rest of the engine has given up must end.
+    fn close_lost(&self, held: &[HeldProvider]) {
+        let maps = self.maps();
+        let lost = maps.peers.values().filter(|peer| {
+            peer.fence.as_ref().is_some_and(|fence| {
+                !held.iter().any(|h| {
+                    h.scope == fence.scope
+                        && h.node_id == fence.node_id
+                        && h.provider == fence.provider
+                        && h.epoch == fence.epoch
+                })
+            })
+        });
+        for peer in lost {
+            peer.handle.close(1012, "lease lost");
+        }
+    }
+
+    /// Silence is checked, not trusted: live copies are at-most-once.
+    async fn check_silence(&self, engine: &Engine) {
+        let mut link = engine.link();
+        loop {
+            let up = link.borrow_and_update().up;
+            let keys: Vec<_> = self.maps().agents.keys().copied().collect();
+            for slice in keys.chunks(SLICE) {
+                self.look_at(engine, slice).await;
+            }
+            let pause = if up { SILENCE_EVERY } else { SILENCE_EVERY_WITHOUT_NATS };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                _ = link.changed() => {}
+            }
+        }
+    }
+
+    /// Reads where mailboxes stand and tells their connections what they do not know.
+    async fn look_at(&self, engine: &Engine, keys: &[(WorkspaceScope, AgentId)]) {
+        let positions = match engine.positions(keys).await {
+            Ok(positions) => positions,
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "mailboxes could not be compared");
+                return;
+            }
+        };
+        let mut news: HashMap<u64, (Handle, Vec<Position>)> = HashMap::new();
+        {
+            let maps = self.maps();
+            for position in positions {
+                let Some(served) = maps.agents.get(&(position.scope, position.agent_id)) else { continue };
+                let here = position.node_id == served.node_id
+                    && position.provider.as_ref().is_none_or(|provider| *provider == served.provider);
+                if !here || served.next.load(Ordering::Relaxed) != position.next_seq {
+                    let entry = news.entry(served.handle.id).or_insert_with(|| (served.handle.clone(), Vec::new()));
+                    entry.1.push(position);
+                }
+            }
+        }
+        for (handle, positions) in news.into_values() {
+            handle.tell(Event::Positions(positions));
+        }
+    }
+
+    async fn obey_hints(&self, engine: &Engine) {
+        let mut hints = engine.hints().listen();
+        loop {
+            match hints.recv().await {
+                Ok(hint) => self.obey(engine, &hint).await,
+                Err(broadcast::error::RecvError::Lagged(missed)) => {
+                    tracing::warn!(missed, "hints were missed: the silence check makes up for them");
+                    for peer in self.maps().peers.values() {
+                        peer.handle.tell(Event::Relist);
+                    }
+                }
+                Err(broadcast::error::RecvError::Closed) => return,
+            }
+        }
+    }
+
+    async fn obey(&self, engine: &Engine, hint: &Hint) {
+        match hint {
+            Hint::MailboxesChanged { agents } => {
+                let keys: Vec<_> = {
+                    let maps = self.maps();
+                    let keys = agents.iter().map(|(w, agent)| (WorkspaceScope::from_engine_row(*w), *agent));
+                    keys.filter(|key| maps.agents.contains_key(key)).collect()
+                };
+                if !keys.is_empty() {
+                    self.look_at(engine, &keys).await;
+                }
+            }
+            Hint::NodesChanged { workspace, nodes } => {
+                let scope = WorkspaceScope::from_engine_row(*workspace);
+                let maps = self.maps();
+                for id in nodes.iter().filter_map(|node| maps.nodes.get(&(scope, node.clone()))).flatten() {
+                    if let Some(peer) = maps.peers.get(id) {
+                        peer.handle.tell(Event::Relist);
+                    }
+                }
+            }
+            Hint::ProviderTaken { workspace, node, provider, epoch } => {
+                let scope = WorkspaceScope::from_engine_row(*workspace);
+                let maps = self.maps();
+                for id in maps.nodes.get(&(scope, node.clone())).into_iter().flatten() {
+                    let Some(peer) = maps.peers.get(id) else { continue };
+                    let older = peer
+                        .fence
+                        .as_ref()
+                        .is_some_and(|fence| fence.provider.as_str() == provider && fence.epoch < *epoch);
+                    if older {
+                        peer.handle.tell(Event::Taken { epoch: *epoch });
+                    }
+                }
+            }
+            Hint::Notify { workspace, agents, topic, event, data } => {
+                let scope = WorkspaceScope::from_engine_row(*workspace);
+                let maps = self.maps();
+                for agent in agents {
+                    let Some(served) = maps.agents.get(&(scope, *agent)) else { continue };
+                    let frame = relay_wire::frame::context_update(topic, event, &[agent.to_string()], data);
+                    served.handle.tell(Event::Context { agents: vec![*agent], frame });
+                }
+            }
+            Hint::TokenRevoked { .. } | Hint::MembersChanged { .. } => {}
+        }
+    }
+
+    async fn answer_probes(&self, engine: &Engine, gateway: GatewayId) {
+        let mut probes = loop {
+            match engine.probes(gateway).await {
+                Ok(probes) => break probes,
+                Err(error) => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "waiting for nats to be probed");
+                    tokio::time::sleep(RENEW_EVERY).await;
+                }
+            }
+        };
+        while let Some((request, reply)) = probes.next().await {
+            let (prove, proof) = oneshot::channel();
+            {
+                let maps = self.maps();
+                let scope = WorkspaceScope::from_engine_row(request.workspace);
+                let ids = maps.nodes.get(&(scope, request.node.clone())).into_iter().flatten();
+                let peer = ids.filter_map(|id| maps.peers.get(id)).find(|peer| {
+                    peer.fence.as_ref().is_some_and(|f| f.provider == request.provider && f.epoch == request.epoch)
+                });
+                if let Some(peer) = peer {
+                    peer.handle.tell(Event::Prove(prove));
+                }
+            }
+            let engine = engine.clone();
+            tokio::spawn(async move {
+                let proof = proof.await.unwrap_or(Proof::Silent);
+                engine.answer_probe(reply, proof).await;
+            });
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! An agent served on a connection: its session, and how it gets to its first frame.
+
+use std::time::{Duration, Instant};
+
+use axum::extract::ws::Utf8Bytes;
+use futures::stream::AbortHandle;
+use relay_domain::session::{Seq, Session};
+use relay_engine::mailbox::Position;
+
+/// How long a broker has to tell its position; silence counts as none.
+const PROBE_WAIT: Duration = Duration::from_secs(2);
+/// A broker without a position is replayed to from seq 1 up to this many tombstones (ADR 0002).
+const REPLAY_FROM_ONE: Seq = 100_000;
+
+/// A frame on its way out.
+pub(super) struct Outgoing {
+    pub(super) body: Utf8Bytes,
+    /// Of a delivery; none for a tombstone.
+    pub(super) delivery_id: Option<String>,
+    pub(super) traceparent: Option<String>,
+    pub(super) live: bool,
+}
+
+/// Where a mailbox's first frame on this connection comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Start {
+    /// Behind the ack floor.
+    AckFloor,
+    /// Behind the settled floor: a reply on this connection has carried it.
+    SettledFloor,
+    /// The broker is asked first.
+    Probe,
+}
+
+/// An agent on a connection.
+pub(super) struct Served {
+    pub(super) name: String,
+    pub(super) session: Session<Outgoing>,
+    /// The ack floor when the session opened: what lies below is a tombstone.
+    pub(super) floor: Seq,
+    /// Sent on earlier connections up to here: no `delivery.accepted` for those.
+    pub(super) sent_before: Seq,
+    /// Already queued for the next pump.
+    pub(super) queued: bool,
+    probe: Option<(Instant, Position)>,
+    /// A frame whose ack is timed.
+    timed: Option<(Seq, Instant)>,
+    tail: AbortHandle,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.tail.abort();
+    }
+}
+
+impl Served {
+    pub(super) fn new(name: String, tail: AbortHandle) -> Self {
+        Self {
+            name,
+            session: Session::gated(),
+            floor: 0,
+            sent_before: 0,
+            queued: false,
+            probe: None,
+            timed: None,
+            tail,
+        }
+    }
+
+    /// Opens the session, at once or after asking the broker. Returns whether a probe must be sent.
+    pub(super) fn open(&mut self, start: Start, position: &Position) -> bool {
+        if self.session.is_open() {
+            self.session.on_head(position.next_seq - 1);
+            return false;
+        }
+        if self.probe.is_some() {
+            return false;
+        }
+        match start {
+            Start::AckFloor => self.open_at(position.ack_floor + 1, position),
+            Start::SettledFloor => self.open_at(position.settled_floor + 1, position),
+            Start::Probe if position.ack_floor == 0 => self.open_at(1, position),
+            Start::Probe => {
+                self.probe = Some((Instant::now(), position.clone()));
+                return true;
+            }
+        }
+        false
+    }
+
+    fn open_at(&mut self, start: Seq, position: &Position) {
+        self.floor = position.ack_floor;
+        self.sent_before = position.sent_seq;
+        let sent = position.sent_seq.max(position.settled_floor.min(start - 1));
+        self.session.open(start, position.next_seq - 1, sent, position.ack_floor);
+    }
+
+    /// The broker told its position: `acked` is the first ack since the probe.
+    pub(super) fn probe_answered(&mut self, acked: Seq) -> bool {
+        let Some((_, position)) = self.probe.take() else { return false };
+        let floor = position.ack_floor;
+        let start = match acked {
+            1.. => acked.min(floor) + 1,
+            _ if floor <= REPLAY_FROM_ONE => 1,
+            _ => floor + 1,
+        };
+        self.open_at(start, &position);
+        true
+    }
+
+    pub(super) const fn is_probing(&self) -> bool {
+        self.probe.is_some()
+    }
+
+    pub(super) fn probe_is_late(&self) -> bool {
+        self.probe.as_ref().is_some_and(|(since, _)| since.elapsed() >= PROBE_WAIT)
+    }
+
+    /// Starts timing the ack of a frame, one at a time.
+    pub(super) fn time(&mut self, seq: Seq) {
+        self.timed.get_or_insert_with(|| (seq, Instant::now()));
+    }
+
+    /// The time from frame to ack, if the timed one is covered.
+    pub(super) fn timed_until(&mut self, floor: Seq) -> Option<Duration> {
+        self.timed.take_if(|(seq, _)| *seq <= floor).map(|(_, since)| since.elapsed())
+    }
+}
