@@ -10,7 +10,8 @@ use tokio::time::Instant;
 
 use crate::api::{Agent, Workspace};
 use crate::collector::Collector;
-use crate::socket::{Acks, NodeSocket, NodeSpec};
+use crate::inbox::Acks;
+use crate::socket::{NodeSocket, NodeSpec};
 
 /// Sockets that connect at the same time.
 const AT_ONCE: usize = 64;

@@ -10,6 +10,7 @@ mod collector;
 mod drive;
 mod fleet;
 mod http;
+mod inbox;
 mod payload;
 mod posts;
 mod report;

@@ -1,15 +1,11 @@
 //! A node's socket as SDK clients (one agent, every frame acked) and brokers (many agents, cumulative acks) use it.
 
-use std::borrow::Cow;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use futures::{FutureExt, SinkExt, StreamExt};
-use serde::Deserialize;
 use serde_json::json;
-use serde_json::value::RawValue;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tokio_tungstenite::WebSocketStream;
@@ -18,24 +14,13 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
 use crate::api::{Agent, NodeAccess};
 use crate::collector::Collector;
-use crate::payload::sent_at;
+use crate::inbox::{Acks, Inbox, ack_frame};
 
 /// A node must be told apart from a dead one within 45 s.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 const REPLY_WITHIN: Duration = Duration::from_secs(30);
 /// A broker acks at the latest after this many frames; sooner when nothing more is waiting.
 const ACK_AFTER: usize = 64;
-
-/// When frames are acked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Acks {
-    /// One ack for each frame, as SDK clients do.
-    Each,
-    /// The highest seq of each agent, once no frame is waiting, as a broker may do.
-    Cumulative,
-    /// Never.
-    Withheld,
-}
 
 /// What one socket stands for.
 #[derive(Clone, Debug)]
@@ -78,14 +63,7 @@ impl NodeSocket {
         .await
         .context("no answer to the upgrade")?
         .context("upgrade")?;
-        let inbox = Inbox {
-            collector,
-            seqs: HashMap::new(),
-            acks: spec.acks,
-            goal: spec.goal,
-            unacked: HashMap::new(),
-            pending_replies: Vec::new(),
-        };
+        let inbox = Inbox::new(collector, spec.acks, spec.goal);
         let mut socket = Self {
             stream,
             inbox,
@@ -144,7 +122,7 @@ impl NodeSocket {
     async fn request(&mut self, id: &str, frame: String) -> Result<()> {
         self.stream.send(Message::text(frame)).await?;
         let replied = async {
-            while !self.inbox.pending_replies.iter().any(|reply| reply == id) {
+            while !self.inbox.has_reply(id) {
                 let message = self.stream.next().await;
                 self.take(message).await?;
             }
@@ -182,92 +160,6 @@ impl NodeSocket {
     }
 }
 
-#[derive(Deserialize)]
-struct Frame<'a> {
-    #[serde(rename = "type", borrow)]
-    kind: Cow<'a, str>,
-    #[serde(borrow)]
-    id: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    agent: Option<Cow<'a, str>>,
-    seq: Option<u64>,
-    #[serde(borrow)]
-    payload: Option<&'a RawValue>,
-}
-
-/// What one connection has received.
-struct Inbox {
-    collector: Arc<Collector>,
-    /// Highest seq by agent name, on this connection.
-    seqs: HashMap<String, u64>,
-    acks: Acks,
-    goal: Option<u64>,
-    unacked: HashMap<String, u64>,
-    pending_replies: Vec<String>,
-}
-
-impl Inbox {
-    /// Takes a frame; the answer is an ack to send at once.
-    fn frame(&mut self, text: &str) -> Result<Option<String>> {
-        let frame: Frame<'_> =
-            serde_json::from_str(text).with_context(|| format!("unreadable frame {text}"))?;
-        match &*frame.kind {
-            "deliver" => {
-                let agent = frame.agent.as_deref().context("deliver without an agent")?;
-                let seq = frame.seq.context("deliver without a seq")?;
-                let payload = frame.payload.context("deliver without a payload")?.get();
-                Ok(self.deliver(agent, seq, payload))
-            }
-            "reply" => {
-                self.pending_replies.extend(frame.id.map(Cow::into_owned));
-                Ok(None)
-            }
-            "error" => bail!("the gateway answered {text}"),
-            _ => Ok(None),
-        }
-    }
-
-    fn deliver(&mut self, agent: &str, seq: u64, payload: &str) -> Option<String> {
-        if seq == 0 {
-            return None;
-        }
-        let last = match self.seqs.get_mut(agent) {
-            Some(last) => last,
-            None => self.seqs.entry(agent.to_owned()).or_insert(seq - 1),
-        };
-        let before = *last;
-        if seq <= before {
-            self.collector.duplicate();
-            return None;
-        }
-        *last = seq;
-        if seq != before + 1 {
-            self.collector
-                .out_of_order(|| format!("{agent} got seq {seq} after {before}"));
-        }
-        self.collector.delivered(sent_at(payload));
-        if self.goal.is_some_and(|goal| before < goal && goal <= seq) {
-            self.collector.caught_up();
-        }
-        match self.acks {
-            Acks::Each => Some(ack_frame(agent, seq)),
-            Acks::Withheld => None,
-            Acks::Cumulative => {
-                match self.unacked.get_mut(agent) {
-                    Some(up_to) => *up_to = seq,
-                    None => _ = self.unacked.insert(agent.to_owned(), seq),
-                }
-                None
-            }
-        }
-    }
-}
-
-fn ack_frame(agent: &str, seq: u64) -> String {
-    // Our agents' names need no escaping.
-    format!(r#"{{"v":1,"type":"delivery.ack","agent":"{agent}","up_to_seq":{seq}}}"#)
-}
-
 fn register_frame(spec: &NodeSpec) -> String {
     let mut frame = json!({
         "v": 1, "type": "node.register", "id": "register",
@@ -292,71 +184,112 @@ fn register_frame(spec: &NodeSpec) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inbox::tests::deliver;
 
-    fn inbox(acks: Acks, goal: Option<u64>) -> Inbox {
-        Inbox {
-            collector: Arc::default(),
-            seqs: HashMap::new(),
+    /// Answers a register, sends `seqs` to ada, and returns every text frame that came until the acks were in.
+    async fn gateway(
+        listener: tokio::net::TcpListener,
+        seqs: Vec<u64>,
+        acks: usize,
+    ) -> Vec<serde_json::Value> {
+        let (tcp, _) = listener.accept().await.unwrap();
+        let mut socket = tokio_tungstenite::accept_async(tcp).await.unwrap();
+        let mut frames = Vec::new();
+        loop {
+            let Message::Text(text) = socket.next().await.unwrap().unwrap() else {
+                continue;
+            };
+            let frame: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let kind = frame["type"].as_str().unwrap().to_owned();
+            if let Some(id) = frame["id"].as_str() {
+                let reply = json!({"v": 1, "id": id, "type": "reply", "ok": true, "data": {}});
+                socket.send(Message::text(reply.to_string())).await.unwrap();
+            }
+            let ready = frames.is_empty() && kind == "node.register";
+            frames.push(frame);
+            if ready {
+                for seq in &seqs {
+                    socket
+                        .feed(Message::text(deliver("ada", *seq)))
+                        .await
+                        .unwrap();
+                }
+                socket.flush().await.unwrap();
+            }
+            if frames
+                .iter()
+                .filter(|frame| frame["type"] == "delivery.ack")
+                .count()
+                >= acks
+            {
+                socket.close(None).await.unwrap();
+                return frames;
+            }
+        }
+    }
+
+    async fn serve(
+        broker: bool,
+        acks: Acks,
+        expected_acks: usize,
+    ) -> (Vec<serde_json::Value>, Arc<Collector>) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let other = tokio::spawn(gateway(listener, vec![1, 2, 3], expected_acks));
+        let access = NodeAccess {
+            id: "n1".into(),
+            name: "box".into(),
+            token: "nt_live_x".into(),
+        };
+        let agents = vec![Agent {
+            id: "a1".into(),
+            name: "ada".into(),
+            token: String::new(),
+        }];
+        let spec = NodeSpec {
+            access,
+            broker,
+            agents,
             acks,
-            goal,
-            unacked: HashMap::new(),
-            pending_replies: Vec::new(),
-        }
-    }
-
-    fn deliver(agent: &str, seq: u64) -> String {
-        json!({"v": 1, "type": "deliver", "delivery_id": "del_1_2", "agent_id": "2", "agent": agent, "msg_id": "1", "seq": seq,
-            "mode": "wait", "payload": {"type": "dm.received", "data": {"text": "lt1:1 \"quoted\""}}})
-        .to_string()
-    }
-
-    #[test]
-    fn a_direct_node_acks_each_frame_once() {
-        let mut inbox = inbox(Acks::Each, Some(5));
-        let ack = inbox.frame(&deliver("ada", 4)).unwrap();
-        assert_eq!(
-            ack.as_deref(),
-            Some(r#"{"v":1,"type":"delivery.ack","agent":"ada","up_to_seq":4}"#)
-        );
-        assert_eq!(inbox.frame(&deliver("ada", 4)).unwrap(), None);
-        assert_eq!(inbox.collector.caught_up_count(), 0);
-        assert!(inbox.frame(&deliver("ada", 5)).unwrap().is_some());
-        assert_eq!(inbox.collector.caught_up_count(), 1);
-        assert_eq!(inbox.collector.delivered_count(), 2);
-        assert_eq!(inbox.collector.problems(), ["1 duplicate frames"]);
-        assert_eq!(inbox.collector.take_samples().len(), 2);
-    }
-
-    #[test]
-    fn a_broker_acks_the_highest_of_each_agent() {
-        let mut inbox = inbox(Acks::Cumulative, None);
-        for (agent, seq) in [("ada", 1), ("bob", 1), ("ada", 2), ("bob", 3)] {
-            assert_eq!(inbox.frame(&deliver(agent, seq)).unwrap(), None);
-        }
-        assert_eq!(
-            inbox.unacked,
-            HashMap::from([("ada".into(), 2), ("bob".into(), 3)])
-        );
-        assert_eq!(
-            inbox.collector.problems(),
-            ["1 frames out of order", "first: bob got seq 3 after 1"]
-        );
-    }
-
-    #[test]
-    fn replies_are_kept_errors_end_it_and_the_rest_is_ignored() {
-        let mut inbox = inbox(Acks::Each, None);
-        inbox
-            .frame(r#"{"v":1,"id":"register","type":"reply","ok":true,"data":null}"#)
+            goal: Some(3),
+        };
+        let collector = Arc::new(Collector::default());
+        let socket = NodeSocket::open(&address, &spec, Arc::clone(&collector))
+            .await
             .unwrap();
-        assert_eq!(inbox.pending_replies, ["register"]);
-        let update = r#"{"v":1,"type":"context.update","topic":"agent","event":"delivery.accepted","data":{}}"#;
-        assert_eq!(inbox.frame(update).unwrap(), None);
-        assert!(
-            inbox
-                .frame(r#"{"v":1,"id":"x","type":"error","ok":false,"code":"c","message":"m"}"#)
-                .is_err()
+        let why = socket.run("n1").await;
+        assert!(why.to_string().contains("closed by the gateway"), "{why:#}");
+        (other.await.unwrap(), collector)
+    }
+
+    #[tokio::test]
+    async fn a_direct_node_registers_receives_and_acks_each() {
+        let (frames, collector) = serve(false, Acks::Each, 3).await;
+        assert_eq!(frames[0]["node_id"], "n1");
+        assert_eq!(frames[0]["provider"], serde_json::Value::Null);
+        let acked: Vec<_> = frames[1..]
+            .iter()
+            .map(|frame| frame["up_to_seq"].as_u64().unwrap())
+            .collect();
+        assert_eq!(acked, [1, 2, 3]);
+        assert_eq!(
+            (collector.delivered_count(), collector.caught_up_count()),
+            (3, 1)
         );
-        assert!(inbox.frame("{").is_err());
+    }
+
+    #[tokio::test]
+    async fn a_broker_lists_its_agents_and_acks_the_last() {
+        let (frames, collector) = serve(true, Acks::Cumulative, 1).await;
+        assert_eq!(
+            frames[0]["capabilities"][0]["name"],
+            "relay:delivery-cursor-v1"
+        );
+        assert_eq!(
+            frames[1]["agents"][0],
+            json!({"agent_id": "a1", "name": "ada"})
+        );
+        assert_eq!(frames[2]["up_to_seq"], 3);
+        assert_eq!(collector.delivered_count(), 3);
     }
 }

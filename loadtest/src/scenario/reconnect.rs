@@ -12,9 +12,9 @@ use crate::cli::Common;
 use crate::collector::Collector;
 use crate::drive::{Load, drive};
 use crate::fleet::{Fleet, nodes};
+use crate::inbox::Acks;
 use crate::posts::channel_posts;
 use crate::report::{Better, Ratio, Report};
-use crate::socket::Acks;
 use crate::target::Target;
 use crate::window::Window;
 
