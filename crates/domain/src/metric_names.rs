@@ -8,8 +8,12 @@ pub const MESSAGES_ACCEPTED: &str = "relay_messages_accepted_total";
 pub const DELIVERIES_WRITTEN: &str = "relay_deliveries_written_total";
 /// Delivery frames acknowledged by JetStream. Counter.
 pub const DELIVERIES_PUBLISHED: &str = "relay_deliveries_published_total";
-/// Delivery frames that JetStream refused or never acknowledged; Postgres repairs them. Counter.
-pub const DELIVERIES_UNPUBLISHED: &str = "relay_deliveries_unpublished_total";
+/// Commit batches that the publisher had no room for; the outbox relay publishes them. Counter.
+pub const PUBLISH_SKIPPED: &str = "relay_publish_skipped_total";
+/// Commit batches that JetStream was slow to store, so that gateways were told to read Postgres. Counter.
+pub const PUBLISH_STALLED: &str = "relay_publish_stalled_total";
+/// Deliveries not written because the recipient's mailbox was full. Counter.
+pub const DELIVERIES_REFUSED: &str = "relay_deliveries_refused_total";
 /// `deliver` frames written to sockets, replayed ones and tombstones included. Counter.
 pub const DELIVERIES_SENT: &str = "relay_deliveries_sent_total";
 /// Deliveries settled by a socket's cumulative ack. Counter.

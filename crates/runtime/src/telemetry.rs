@@ -1,6 +1,6 @@
 //! Logs and traces: JSON lines on stderr always, spans over OTLP when an endpoint is configured.
 
-use std::{io::stderr, time::Duration};
+use std::{error::Error, io::stderr, time::Duration};
 
 use anyhow::{Context as _, Result};
 use opentelemetry::{global, trace::TracerProvider as _};
@@ -11,6 +11,9 @@ use tracing_subscriber::{
 
 /// The variable that switches trace export on. Its value is a gRPC endpoint, `http://host:4317`.
 const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+/// What is logged unless `RUST_LOG` says otherwise. The drivers report each attempt to reconnect; the engine
+/// reports the outage.
+const DEFAULT_FILTER: &str = "info,async_nats=warn,sqlx=warn,sqlx_core=warn";
 /// How long an ending process waits for its last spans to leave.
 const FLUSH_WITHIN: Duration = Duration::from_secs(2);
 
@@ -24,7 +27,7 @@ pub struct Guard {
 /// Starts logging and, if [`OTLP_ENDPOINT`] is set, exporting spans. Call once, first in `main`, inside
 /// the tokio runtime.
 ///
-/// `RUST_LOG` filters logs and spans; the default is `info`. Without an endpoint no span gets a trace
+/// `RUST_LOG` filters logs and spans; the default is `info`, without the drivers' own chatter. Without an endpoint no span gets a trace
 /// id, and [`crate::trace::current_traceparent`] is `None`: tracing that nobody reads costs nothing.
 ///
 /// # Errors
@@ -56,9 +59,20 @@ pub fn init(service_name: &'static str) -> Result<Guard> {
 }
 
 fn filter() -> EnvFilter {
-    EnvFilter::builder()
-        .with_default_directive(tracing::Level::INFO.into())
-        .from_env_lossy()
+    EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER))
+}
+
+/// An error and its causes on one line, for the `error` field of a log line.
+#[must_use]
+pub fn chain(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        line.push_str(": ");
+        line.push_str(&next.to_string());
+        cause = next.source();
+    }
+    line
 }
 
 fn provider(service_name: &'static str) -> Result<SdkTracerProvider> {

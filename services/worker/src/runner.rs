@@ -1,13 +1,13 @@
 //! Runs each loop on its period: one task a loop, one tick at a time, until the worker is to drain.
 
 use std::{
-    error::Error,
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use relay_domain::metric_names as name;
 use relay_engine::worker::{Loop, Loops};
+use relay_runtime::telemetry;
 use tokio_util::sync::CancellationToken;
 
 /// A loop that failed tries again after its period, but no later than this.
@@ -18,7 +18,12 @@ const RETRY_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) async fn run_all(loops: Arc<Loops>, stop: &CancellationToken) {
     let tasks: Vec<_> = Loop::ALL
         .into_iter()
-        .map(|which| (which, tokio::spawn(run(Arc::clone(&loops), which, stop.clone()))))
+        .map(|which| {
+            (
+                which,
+                tokio::spawn(run(Arc::clone(&loops), which, stop.clone())),
+            )
+        })
         .collect();
     for (which, task) in tasks {
         if let Err(error) = task.await {
@@ -32,22 +37,28 @@ async fn run(loops: Arc<Loops>, which: Loop, stop: CancellationToken) {
     while !stop.is_cancelled() {
         let began = Instant::now();
         let outcome = loops.tick(which).await;
-        metrics::histogram!(name::LOOP_SECONDS, "loop" => which.name()).record(began.elapsed().as_secs_f64());
+        metrics::histogram!(name::LOOP_SECONDS, "loop" => which.name())
+            .record(began.elapsed().as_secs_f64());
         let pause = match outcome {
             Ok(ticked) => {
                 if let Some(since) = failing_since.take() {
                     let seconds = since.elapsed().as_secs();
                     tracing::info!(loop.name = which.name(), failed_seconds = seconds, "a loop works again");
                 }
-                metrics::gauge!(name::LOOP_LAST_SUCCESS, "loop" => which.name()).set(unix_seconds());
+                metrics::gauge!(name::LOOP_LAST_SUCCESS, "loop" => which.name())
+                    .set(unix_seconds());
                 metrics::counter!(name::LOOP_WORK, "loop" => which.name()).increment(ticked.worked);
-                if ticked.more { Duration::ZERO } else { which.period() }
+                if ticked.more {
+                    Duration::ZERO
+                } else {
+                    which.period()
+                }
             }
             Err(error) => {
                 metrics::counter!(name::LOOP_FAILURES, "loop" => which.name()).increment(1);
                 // Once per outage: the metric tells how long it lasts.
                 if failing_since.is_none() {
-                    tracing::warn!(loop.name = which.name(), error = &error as &dyn Error, "a loop failed and will retry");
+                    tracing::warn!(loop.name = which.name(), error = telemetry::chain(&error), "a loop failed and will retry");
                     failing_since = Some(began);
                 }
                 which.period().min(RETRY_WITHIN)
@@ -58,5 +69,8 @@ async fn run(loops: Arc<Loops>, which: Loop, stop: CancellationToken) {
 }
 
 fn unix_seconds() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs_f64()
 }

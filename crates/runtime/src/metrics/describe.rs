@@ -12,8 +12,16 @@ pub(super) fn all() {
         "Delivery frames acknowledged by JetStream."
     );
     describe_counter!(
-        name::DELIVERIES_UNPUBLISHED,
-        "Delivery frames that JetStream refused or never acknowledged."
+        name::PUBLISH_SKIPPED,
+        "Commit batches that the publisher had no room for."
+    );
+    describe_counter!(
+        name::PUBLISH_STALLED,
+        "Commit batches that JetStream was slow to store."
+    );
+    describe_counter!(
+        name::DELIVERIES_REFUSED,
+        "Deliveries not written because the recipient's mailbox was full."
     );
     describe_counter!(
         name::DELIVERIES_SENT,
