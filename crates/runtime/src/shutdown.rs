@@ -41,6 +41,10 @@ impl Shutdown {
                 _ = int.recv() => tracing::warn!("asked twice: stopping at once"),
                 () = tokio::time::sleep(HARD_STOP_AFTER) => tracing::error!("not drained in time: stopping hard"),
             }
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "this is the hard stop that the drain is bounded by"
+            )]
             std::process::exit(1);
         });
         Ok(shutdown)
