@@ -48,17 +48,10 @@ impl Workspace {
         struct Created {
             api_key: String,
         }
-        let pools: Vec<_> = gateway_urls
-            .iter()
-            .map(|url| Arc::new(Pool::new(url)))
-            .collect();
+        let pools: Vec<_> = gateway_urls.iter().map(|url| Arc::new(Pool::new(url))).collect();
         let first = pools.first().context("no gateway")?;
-        let created: Created =
-            call(first, "/v1/workspaces", None, &json!({"name": "loadtest"})).await?;
-        Ok(Self {
-            key: created.api_key.into(),
-            pools,
-        })
+        let created: Created = call(first, "/v1/workspaces", None, &json!({"name": "loadtest"})).await?;
+        Ok(Self { key: created.api_key.into(), pools })
     }
 
     /// The gateway that call or socket number `turn` goes to.
@@ -68,10 +61,7 @@ impl Workspace {
 
     /// The same workspace through gateway `index` only.
     pub(crate) fn through_gateway(&self, index: usize) -> Self {
-        Self {
-            pools: vec![Arc::clone(&self.pools[index])],
-            key: Arc::clone(&self.key),
-        }
+        Self { pools: vec![Arc::clone(&self.pools[index])], key: Arc::clone(&self.key) }
     }
 
     /// Registers `count` agents, named by `prefix` and their number.
@@ -80,11 +70,7 @@ impl Workspace {
             let body = json!({"name": format!("{prefix}-{number}"), "type": "agent"});
             call(self.pool(number), "/v1/agents", Some(&self.key), &body).await
         });
-        stream::iter(calls)
-            .buffered(AT_ONCE)
-            .try_collect()
-            .await
-            .context("register agents")
+        stream::iter(calls).buffered(AT_ONCE).try_collect().await.context("register agents")
     }
 
     /// The direct node of each of `agents`.
@@ -97,36 +83,22 @@ impl Workspace {
         }
         let calls = agents.iter().enumerate().map(|(number, agent)| async move {
             let path = "/v1/agent/node-token";
-            let minted: Minted =
-                call(self.pool(number), path, Some(&agent.token), &json!({})).await?;
-            Ok::<_, anyhow::Error>(NodeAccess {
-                id: minted.node_id,
-                name: minted.node_name,
-                token: minted.token,
-            })
+            let minted: Minted = call(self.pool(number), path, Some(&agent.token), &json!({})).await?;
+            Ok::<_, anyhow::Error>(NodeAccess { id: minted.node_id, name: minted.node_name, token: minted.token })
         });
-        stream::iter(calls)
-            .buffered(AT_ONCE)
-            .try_collect()
-            .await
-            .context("mint node tokens")
+        stream::iter(calls).buffered(AT_ONCE).try_collect().await.context("mint node tokens")
     }
 
     /// Makes a broker node.
     pub(crate) async fn broker_node(&self, name: &str) -> Result<NodeAccess> {
-        let body =
-            json!({"name": name, "kind": "ws", "role": "broker", "version": "relay-loadtest/1"});
+        let body = json!({"name": name, "kind": "ws", "role": "broker", "version": "relay-loadtest/1"});
         #[derive(Deserialize)]
         struct Created {
             id: String,
             token: String,
         }
         let created: Created = call(self.pool(0), "/v1/nodes", Some(&self.key), &body).await?;
-        Ok(NodeAccess {
-            id: created.id,
-            name: name.to_owned(),
-            token: created.token,
-        })
+        Ok(NodeAccess { id: created.id, name: name.to_owned(), token: created.token })
     }
 
     /// Binds `agents` to the broker node `node`.
@@ -136,50 +108,24 @@ impl Workspace {
             let body = json!({"agent_name": agent.name});
             call::<Value>(self.pool(number), path, Some(&self.key), &body).await
         });
-        stream::iter(calls)
-            .buffer_unordered(AT_ONCE)
-            .try_for_each(|_| async { Ok(()) })
-            .await
-            .context("bind agents")
+        stream::iter(calls).buffer_unordered(AT_ONCE).try_for_each(|_| async { Ok(()) }).await.context("bind agents")
     }
 
     /// Makes a channel owned by `owner` and joins `members`.
     pub(crate) async fn channel(&self, name: &str, owner: &Agent, members: &[Agent]) -> Result<()> {
-        call::<Value>(
-            self.pool(0),
-            "/v1/channels",
-            Some(&owner.token),
-            &json!({"name": name}),
-        )
-        .await?;
+        call::<Value>(self.pool(0), "/v1/channels", Some(&owner.token), &json!({"name": name})).await?;
         let path = &format!("/v1/channels/{name}/join");
-        let calls = members
-            .iter()
-            .enumerate()
-            .map(|(number, agent)| async move {
-                call::<Value>(self.pool(number), path, Some(&agent.token), &json!({})).await
-            });
-        stream::iter(calls)
-            .buffer_unordered(AT_ONCE)
-            .try_for_each(|_| async { Ok(()) })
-            .await
-            .context("join channel")
+        let calls = members.iter().enumerate().map(|(number, agent)| async move {
+            call::<Value>(self.pool(number), path, Some(&agent.token), &json!({})).await
+        });
+        stream::iter(calls).buffer_unordered(AT_ONCE).try_for_each(|_| async { Ok(()) }).await.context("join channel")
     }
 }
 
-async fn call<T: DeserializeOwned>(
-    pool: &Pool,
-    path: &str,
-    token: Option<&str>,
-    body: &Value,
-) -> Result<T> {
+async fn call<T: DeserializeOwned>(pool: &Pool, path: &str, token: Option<&str>, body: &Value) -> Result<T> {
     let answer = pool.post(path, token, &body.to_string()).await?;
     let answer = answer.success().with_context(|| format!("POST {path}"))?;
-    let envelope: Envelope<T> = serde_json::from_slice(&answer.body).with_context(|| {
-        format!(
-            "POST {path} answered {}",
-            String::from_utf8_lossy(&answer.body)
-        )
-    })?;
+    let envelope: Envelope<T> = serde_json::from_slice(&answer.body)
+        .with_context(|| format!("POST {path} answered {}", String::from_utf8_lossy(&answer.body)))?;
     Ok(envelope.data)
 }

@@ -71,37 +71,22 @@ pub(crate) struct Common {
 impl Common {
     /// The `js-each` baseline as asked for.
     pub(crate) fn each(&self) -> Consumers {
-        Consumers::Each {
-            pull: self.each_pull.into(),
-            confirmed: self.each_confirmed,
-        }
+        Consumers::Each { pull: self.each_pull.into(), confirmed: self.each_confirmed }
     }
 
     /// Length of a measured window.
     pub(crate) fn window(&self) -> Duration {
-        Duration::from_secs(if self.small {
-            self.seconds.min(2)
-        } else {
-            self.seconds
-        })
+        Duration::from_secs(if self.small { self.seconds.min(2) } else { self.seconds })
     }
 
     /// Unmeasured load before it.
     pub(crate) fn warming(&self) -> Duration {
-        Duration::from_secs(if self.small {
-            self.warm_up.min(1)
-        } else {
-            self.warm_up
-        })
+        Duration::from_secs(if self.small { self.warm_up.min(1) } else { self.warm_up })
     }
 
     /// `count`, or a tenth of it in a small run.
     pub(crate) fn scaled(&self, count: usize) -> usize {
-        if self.small {
-            count.div_ceil(10)
-        } else {
-            count
-        }
+        if self.small { count.div_ceil(10) } else { count }
     }
 }
 
@@ -186,16 +171,7 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Cli::command().debug_assert();
-        let cli = Cli::parse_from([
-            "x",
-            "saturate",
-            "--agents",
-            "10,20",
-            "--seconds",
-            "5",
-            "--env",
-            "A=b=c",
-        ]);
+        let cli = Cli::parse_from(["x", "saturate", "--agents", "10,20", "--seconds", "5", "--env", "A=b=c"]);
         assert!(matches!(cli.scenario, Scenario::Saturate { agents } if agents == [10, 20]));
         assert_eq!(cli.common.env, [("A".to_owned(), "b=c".to_owned())]);
         assert!(Cli::try_parse_from(["x", "send", "--gateways", "0"]).is_err());
@@ -206,13 +182,6 @@ mod tests {
         let mut common = Cli::parse_from(["x", "all"]).common;
         assert_eq!((common.scaled(1000), common.window().as_secs()), (1000, 10));
         common.small = true;
-        assert_eq!(
-            (
-                common.scaled(1000),
-                common.scaled(1),
-                common.window().as_secs()
-            ),
-            (100, 1, 2)
-        );
+        assert_eq!((common.scaled(1000), common.scaled(1), common.window().as_secs()), (100, 1, 2));
     }
 }

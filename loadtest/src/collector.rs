@@ -116,11 +116,7 @@ impl Collector {
                 lines.push(format!("{count} {what}"));
             }
         }
-        lines.extend(
-            lock(&self.first_problem)
-                .clone()
-                .map(|first| format!("first: {first}")),
-        );
+        lines.extend(lock(&self.first_problem).clone().map(|first| format!("first: {first}")));
         lines
     }
 
@@ -164,10 +160,7 @@ mod tests {
         assert_eq!(collector.drain(5).await, 3);
         assert_eq!(collector.take_samples().len(), 1);
         collector.out_of_order(|| "seq 3 after 1".into());
-        assert_eq!(
-            collector.problems(),
-            ["1 frames out of order", "first: seq 3 after 1"]
-        );
+        assert_eq!(collector.problems(), ["1 frames out of order", "first: seq 3 after 1"]);
         collector.reset(now_micros() + 1_000_000);
         collector.delivered(Some(now_micros()));
         assert_eq!(collector.delivered_count(), 0);

@@ -31,39 +31,18 @@ pub(crate) struct Load {
 impl Load {
     /// One recipient a request, as fast as possible for `duration`.
     pub(crate) fn closed(in_flight: usize, duration: Duration) -> Self {
-        Self {
-            in_flight,
-            rate: None,
-            duration,
-            most: u64::MAX,
-            fan_out: 1,
-            backlog: 10_000,
-        }
+        Self { in_flight, rate: None, duration, most: u64::MAX, fan_out: 1, backlog: 10_000 }
     }
 
     /// One recipient a request, `rate` requests a second for `duration`.
     pub(crate) fn paced(rate: f64, duration: Duration) -> Self {
-        Self {
-            in_flight: 256,
-            rate: Some(rate),
-            duration,
-            most: u64::MAX,
-            fan_out: 1,
-            backlog: u64::MAX,
-        }
+        Self { in_flight: 256, rate: Some(rate), duration, most: u64::MAX, fan_out: 1, backlog: u64::MAX }
     }
 
     /// `count` requests to one recipient each, as fast as the window allows.
     pub(crate) fn counted(in_flight: usize, count: u64) -> Self {
         let duration = Duration::from_secs(300);
-        Self {
-            in_flight,
-            rate: None,
-            duration,
-            most: count,
-            fan_out: 1,
-            backlog: u64::MAX,
-        }
+        Self { in_flight, rate: None, duration, most: count, fan_out: 1, backlog: u64::MAX }
     }
 }
 
@@ -93,10 +72,7 @@ where
     F: Fn(u64, u64) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<()>> + Send,
 {
-    let shared = Arc::new(Shared {
-        next: AtomicU64::new(0),
-        accepted: AtomicU64::new(0),
-    });
+    let shared = Arc::new(Shared { next: AtomicU64::new(0), accepted: AtomicU64::new(0) });
     let total = Arc::new(Mutex::new(Sent::default()));
     let start = Instant::now();
     let mut workers = JoinSet::new();
@@ -106,32 +82,21 @@ where
         workers.spawn(async move {
             let mut mine = Sent::default();
             work(&load, &shared, &collector, start, &send, &mut mine).await;
-            add(
-                &mut total.lock().unwrap_or_else(PoisonError::into_inner),
-                mine,
-            );
+            add(&mut total.lock().unwrap_or_else(PoisonError::into_inner), mine);
         });
     }
     while workers.join_next().await.is_some() {}
     std::mem::take(&mut total.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-async fn work<F, R>(
-    load: &Load,
-    shared: &Shared,
-    collector: &Collector,
-    start: Instant,
-    send: &F,
-    mine: &mut Sent,
-) where
+async fn work<F, R>(load: &Load, shared: &Shared, collector: &Collector, start: Instant, send: &F, mine: &mut Sent)
+where
     F: Fn(u64, u64) -> R,
     R: Future<Output = Result<()>>,
 {
     loop {
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
-        let due = load
-            .rate
-            .map(|rate| start + Duration::from_secs_f64(number as f64 / rate));
+        let due = load.rate.map(|rate| start + Duration::from_secs_f64(number as f64 / rate));
         let ends = start + load.duration;
         if number >= load.most || due.unwrap_or_else(Instant::now) >= ends {
             return;
@@ -151,13 +116,11 @@ async fn work<F, R>(
             Ok(()) => {
                 mine.accepted += 1;
                 shared.accepted.fetch_add(1, Ordering::Relaxed);
-                mine.took
-                    .push(u32::try_from(now_micros() - stamp).unwrap_or(u32::MAX));
+                mine.took.push(u32::try_from(now_micros() - stamp).unwrap_or(u32::MAX));
             }
             Err(error) => {
                 mine.failed += 1;
-                mine.first_failure
-                    .get_or_insert_with(|| format!("{error:#}"));
+                mine.first_failure.get_or_insert_with(|| format!("{error:#}"));
                 // A server that refuses is not to be hammered.
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
@@ -212,10 +175,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_backlog_that_nobody_takes_stops_the_sending() {
         let collector = Arc::new(Collector::default());
-        let load = Load {
-            backlog: 5,
-            ..Load::closed(2, Duration::from_secs(3))
-        };
+        let load = Load { backlog: 5, ..Load::closed(2, Duration::from_secs(3)) };
         let sent = drive(&load, &collector, |_, _| async { Ok(()) }).await;
         assert!((6..=7).contains(&sent.accepted), "{sent:?}");
     }

@@ -23,25 +23,15 @@ pub(crate) async fn nodes(
     per_socket: usize,
     prefix: &str,
 ) -> Result<Vec<NodeSpec>> {
-    let spec = |access, broker, agents, acks| NodeSpec {
-        access,
-        broker,
-        agents,
-        acks,
-        goal: None,
-    };
+    let spec = |access, broker, agents, acks| NodeSpec { access, broker, agents, acks, goal: None };
     if per_socket == 1 {
         let accesses = workspace.direct_nodes(agents).await?;
         let pairs = accesses.into_iter().zip(agents);
-        return Ok(pairs
-            .map(|(access, agent)| spec(access, false, vec![agent.clone()], Acks::Each))
-            .collect());
+        return Ok(pairs.map(|(access, agent)| spec(access, false, vec![agent.clone()], Acks::Each)).collect());
     }
     let mut specs = Vec::new();
     for (number, hosted) in agents.chunks(per_socket).enumerate() {
-        let access = workspace
-            .broker_node(&format!("{prefix}-node-{number}"))
-            .await?;
+        let access = workspace.broker_node(&format!("{prefix}-node-{number}")).await?;
         workspace.bind(&access.name, hosted).await?;
         specs.push(spec(access, true, hosted.to_vec(), Acks::Cumulative));
     }
@@ -55,16 +45,11 @@ pub(crate) struct Fleet {
 
 impl Fleet {
     /// Connects every node, spread over the gateways; all are registered when it returns.
-    pub(crate) async fn connect(
-        workspace: &Workspace,
-        specs: &[NodeSpec],
-        collector: &Arc<Collector>,
-    ) -> Result<Self> {
+    pub(crate) async fn connect(workspace: &Workspace, specs: &[NodeSpec], collector: &Arc<Collector>) -> Result<Self> {
         let opened = specs.iter().enumerate().map(|(number, spec)| async move {
             let address = workspace.pool(number).address();
             let socket = NodeSocket::open(address, spec, Arc::clone(collector)).await;
-            let socket =
-                socket.with_context(|| format!("connect {} to {address}", spec.access.name))?;
+            let socket = socket.with_context(|| format!("connect {} to {address}", spec.access.name))?;
             Ok::<_, anyhow::Error>((spec.access.id.clone(), socket))
         });
         let mut receivers = JoinSet::new();
@@ -72,9 +57,7 @@ impl Fleet {
         while let Some((node_id, socket)) = opened.try_next().await? {
             receivers.spawn(receive(socket, node_id, Arc::clone(collector)));
         }
-        Ok(Self {
-            _receivers: receivers,
-        })
+        Ok(Self { _receivers: receivers })
     }
 
     /// Connects every node to one gateway, all at once, each trying again every `pause` until `deadline`. Returns
@@ -89,8 +72,7 @@ impl Fleet {
     ) -> Self {
         let mut receivers = JoinSet::new();
         for spec in specs {
-            let (address, spec, collector) =
-                (address.to_owned(), spec.clone(), Arc::clone(collector));
+            let (address, spec, collector) = (address.to_owned(), spec.clone(), Arc::clone(collector));
             let refusals = refusals.clone();
             receivers.spawn(async move {
                 while Instant::now() < deadline {
@@ -104,9 +86,7 @@ impl Fleet {
                 }
             });
         }
-        Self {
-            _receivers: receivers,
-        }
+        Self { _receivers: receivers }
     }
 }
 

@@ -32,12 +32,7 @@ impl Answer {
     /// Itself if it is a 2xx.
     pub(crate) fn success(self) -> Result<Self> {
         let ok = (200..300).contains(&self.status);
-        ensure!(
-            ok,
-            "answered {}: {}",
-            self.status,
-            String::from_utf8_lossy(&self.body)
-        );
+        ensure!(ok, "answered {}: {}", self.status, String::from_utf8_lossy(&self.body));
         Ok(self)
     }
 }
@@ -45,14 +40,8 @@ impl Answer {
 impl Pool {
     /// For `http://host:port`.
     pub(crate) fn new(url: &str) -> Self {
-        let address = url
-            .trim_start_matches("http://")
-            .trim_end_matches('/')
-            .to_owned();
-        Self {
-            address,
-            idle: Mutex::default(),
-        }
+        let address = url.trim_start_matches("http://").trim_end_matches('/').to_owned();
+        Self { address, idle: Mutex::default() }
     }
 
     /// `host:port`.
@@ -74,21 +63,14 @@ impl Pool {
         stream.write_all(request).await?;
         let (answer, keep) = read_answer(&mut stream).await?;
         if keep {
-            self.idle
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(stream);
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
         }
         Ok(answer)
     }
 
     async fn connection(&self) -> Result<TcpStream> {
         loop {
-            let kept = self
-                .idle
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .pop();
+            let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let Some(stream) = kept else { break };
             // Anything readable before we asked means that the server has closed it.
             let mut byte = [0];
@@ -111,9 +93,7 @@ fn encode(host: &str, path: &str, token: Option<&str>, body: &str) -> Vec<u8> {
         request.push_str("\r\n");
     }
     let length = body.len();
-    request.push_str(&format!(
-        "content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
-    ));
+    request.push_str(&format!("content-type: application/json\r\ncontent-length: {length}\r\n\r\n"));
     request.push_str(body);
     request.into_bytes()
 }
@@ -121,10 +101,7 @@ fn encode(host: &str, path: &str, token: Option<&str>, body: &str) -> Vec<u8> {
 async fn read_answer(stream: &mut TcpStream) -> Result<(Answer, bool)> {
     let mut buffer = Vec::with_capacity(2048);
     let head = loop {
-        ensure!(
-            stream.read_buf(&mut buffer).await? > 0,
-            "the connection was closed before the answer"
-        );
+        ensure!(stream.read_buf(&mut buffer).await? > 0, "the connection was closed before the answer");
         if let Some(head) = parse_head(&buffer)? {
             break head;
         }
@@ -133,20 +110,11 @@ async fn read_answer(stream: &mut TcpStream) -> Result<(Answer, bool)> {
     let end = head.length + head.body_length;
     ensure!(end <= LARGEST_ANSWER, "the answer is too large");
     while buffer.len() < end {
-        ensure!(
-            stream.read_buf(&mut buffer).await? > 0,
-            "the connection was closed within the answer"
-        );
+        ensure!(stream.read_buf(&mut buffer).await? > 0, "the connection was closed within the answer");
     }
     buffer.truncate(end);
     buffer.drain(..head.length);
-    Ok((
-        Answer {
-            status: head.status,
-            body: buffer,
-        },
-        head.keep,
-    ))
+    Ok((Answer { status: head.status, body: buffer }, head.keep))
 }
 
 #[derive(Debug, PartialEq)]
@@ -165,11 +133,7 @@ fn parse_head(bytes: &[u8]) -> Result<Option<Head>> {
     };
     let status = response.code.context("an answer without a status")?;
     let value = |name: &str| {
-        response
-            .headers
-            .iter()
-            .find(|header| header.name.eq_ignore_ascii_case(name))
-            .map(|header| header.value)
+        response.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name)).map(|header| header.value)
     };
     let body_length = match value("content-length") {
         Some(digits) => std::str::from_utf8(digits)?.trim().parse()?,
@@ -177,12 +141,7 @@ fn parse_head(bytes: &[u8]) -> Result<Option<Head>> {
         None => bail!("an answer of status {status} without a content-length"),
     };
     let keep = !value("connection").is_some_and(|value| value.eq_ignore_ascii_case(b"close"));
-    Ok(Some(Head {
-        status,
-        length,
-        body_length,
-        keep,
-    }))
+    Ok(Some(Head { status, length, body_length, keep }))
 }
 
 #[cfg(test)]
@@ -196,27 +155,11 @@ mod tests {
     #[test]
     fn a_head_is_read_once_it_is_complete() {
         let text = "HTTP/1.1 201 Created\r\nContent-Length: 7\r\n\r\n";
-        let expected = Head {
-            status: 201,
-            length: text.len(),
-            body_length: 7,
-            keep: true,
-        };
+        let expected = Head { status: 201, length: text.len(), body_length: 7, keep: true };
         assert_eq!(head(text).unwrap(), Some(expected));
         assert_eq!(head(&text[..30]).unwrap(), None);
-        assert_eq!(
-            head("HTTP/1.1 204 No Content\r\n\r\n")
-                .unwrap()
-                .unwrap()
-                .body_length,
-            0
-        );
-        assert!(
-            !head("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
-                .unwrap()
-                .unwrap()
-                .keep
-        );
+        assert_eq!(head("HTTP/1.1 204 No Content\r\n\r\n").unwrap().unwrap().body_length, 0);
+        assert!(!head("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n").unwrap().unwrap().keep);
         assert!(head("HTTP/1.1 200 OK\r\n\r\n").is_err());
         assert!(head("nonsense\r\n\r\n").is_err());
     }
@@ -234,22 +177,14 @@ mod tests {
                     let mut bytes = vec![0; 4096];
                     let length = stream.read(&mut bytes).await.unwrap();
                     assert!(String::from_utf8_lossy(&bytes[..length]).ends_with("\r\n\r\n{}"));
-                    stream
-                        .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
-                        .await
-                        .unwrap();
+                    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
                 }
             }
             accepted
         });
         let pool = Pool::new(&format!("http://{address}/"));
         for _ in 0..3 {
-            let answer = pool
-                .post("/x", Some("t"), "{}")
-                .await
-                .unwrap()
-                .success()
-                .unwrap();
+            let answer = pool.post("/x", Some("t"), "{}").await.unwrap().success().unwrap();
             assert_eq!(answer.body, b"ok");
             // Lets the server's close arrive before the next request looks for it.
             tokio::time::sleep(Duration::from_millis(50)).await;

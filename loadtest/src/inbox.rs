@@ -49,14 +49,7 @@ pub(crate) struct Inbox {
 impl Inbox {
     /// Of a connection that has just been made.
     pub(crate) fn new(collector: Arc<Collector>, acks: Acks, goal: Option<u64>) -> Self {
-        Self {
-            collector,
-            seqs: HashMap::new(),
-            acks,
-            goal,
-            unacked: HashMap::new(),
-            pending_replies: Vec::new(),
-        }
+        Self { collector, seqs: HashMap::new(), acks, goal, unacked: HashMap::new(), pending_replies: Vec::new() }
     }
 
     /// Whether the request `id` was answered.
@@ -66,8 +59,7 @@ impl Inbox {
 
     /// Takes a frame; the answer is an ack to send at once.
     pub(crate) fn frame(&mut self, text: &str) -> Result<Option<String>> {
-        let frame: Frame<'_> =
-            serde_json::from_str(text).with_context(|| format!("unreadable frame {text}"))?;
+        let frame: Frame<'_> = serde_json::from_str(text).with_context(|| format!("unreadable frame {text}"))?;
         match &*frame.kind {
             "deliver" => {
                 let agent = frame.agent.as_deref().context("deliver without an agent")?;
@@ -99,8 +91,7 @@ impl Inbox {
         }
         *last = seq;
         if seq != before + 1 {
-            self.collector
-                .out_of_order(|| format!("{agent} got seq {seq} after {before}"));
+            self.collector.out_of_order(|| format!("{agent} got seq {seq} after {before}"));
         }
         self.collector.delivered(sent_at(payload));
         if self.goal.is_some_and(|goal| before < goal && goal <= seq) {
@@ -145,10 +136,7 @@ pub(crate) mod tests {
     fn a_direct_node_acks_each_frame_once() {
         let mut inbox = inbox(Acks::Each, Some(5));
         let ack = inbox.frame(&deliver("ada", 4)).unwrap();
-        assert_eq!(
-            ack.as_deref(),
-            Some(r#"{"v":1,"type":"delivery.ack","agent":"ada","up_to_seq":4}"#)
-        );
+        assert_eq!(ack.as_deref(), Some(r#"{"v":1,"type":"delivery.ack","agent":"ada","up_to_seq":4}"#));
         assert_eq!(inbox.frame(&deliver("ada", 4)).unwrap(), None);
         assert_eq!(inbox.collector.caught_up_count(), 0);
         assert!(inbox.frame(&deliver("ada", 5)).unwrap().is_some());
@@ -164,30 +152,18 @@ pub(crate) mod tests {
         for (agent, seq) in [("ada", 1), ("bob", 1), ("ada", 2), ("bob", 3)] {
             assert_eq!(inbox.frame(&deliver(agent, seq)).unwrap(), None);
         }
-        assert_eq!(
-            inbox.unacked,
-            HashMap::from([("ada".into(), 2), ("bob".into(), 3)])
-        );
-        assert_eq!(
-            inbox.collector.problems(),
-            ["1 frames out of order", "first: bob got seq 3 after 1"]
-        );
+        assert_eq!(inbox.unacked, HashMap::from([("ada".into(), 2), ("bob".into(), 3)]));
+        assert_eq!(inbox.collector.problems(), ["1 frames out of order", "first: bob got seq 3 after 1"]);
     }
 
     #[test]
     fn replies_are_kept_errors_end_it_and_the_rest_is_ignored() {
         let mut inbox = inbox(Acks::Each, None);
-        inbox
-            .frame(r#"{"v":1,"id":"register","type":"reply","ok":true,"data":null}"#)
-            .unwrap();
+        inbox.frame(r#"{"v":1,"id":"register","type":"reply","ok":true,"data":null}"#).unwrap();
         assert_eq!(inbox.pending_replies, ["register"]);
         let update = r#"{"v":1,"type":"context.update","topic":"agent","event":"delivery.accepted","data":{}}"#;
         assert_eq!(inbox.frame(update).unwrap(), None);
-        assert!(
-            inbox
-                .frame(r#"{"v":1,"id":"x","type":"error","ok":false,"code":"c","message":"m"}"#)
-                .is_err()
-        );
+        assert!(inbox.frame(r#"{"v":1,"id":"x","type":"error","ok":false,"code":"c","message":"m"}"#).is_err());
         assert!(inbox.frame("{").is_err());
     }
 }

@@ -50,11 +50,7 @@ async fn main() -> ExitCode {
         eprintln!("relay-loadtest: {error:#}");
         code = ExitCode::FAILURE;
     }
-    if report.has_problems() {
-        ExitCode::FAILURE
-    } else {
-        code
-    }
+    if report.has_problems() { ExitCode::FAILURE } else { code }
 }
 
 /// The scenario, ended early by its time limit or a signal; dropping it ends the stack.

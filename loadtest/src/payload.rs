@@ -34,8 +34,7 @@ pub(crate) fn sent_at(frame: &str) -> Option<u64> {
     digits.parse().ok()
 }
 
-const FILL: &str =
-    "The quick brown fox jumps over the lazy dog, and nobody minds that it has done so before. ";
+const FILL: &str = "The quick brown fox jumps over the lazy dog, and nobody minds that it has done so before. ";
 
 #[cfg(test)]
 mod tests {

@@ -17,14 +17,8 @@ struct Post {
 }
 
 /// Takes the request's number and the stamp for its text.
-pub(crate) trait Sender:
-    Fn(u64, u64) -> BoxFuture<'static, Result<()>> + Clone + Send + Sync + 'static
-{
-}
-impl<F> Sender for F where
-    F: Fn(u64, u64) -> BoxFuture<'static, Result<()>> + Clone + Send + Sync + 'static
-{
-}
+pub(crate) trait Sender: Fn(u64, u64) -> BoxFuture<'static, Result<()>> + Clone + Send + Sync + 'static {}
+impl<F> Sender for F where F: Fn(u64, u64) -> BoxFuture<'static, Result<()>> + Clone + Send + Sync + 'static {}
 
 /// One direct message to each receiver in turn, always from the same sender to the same receiver.
 pub(crate) fn direct_messages(
@@ -43,11 +37,7 @@ pub(crate) fn direct_messages(
 }
 
 /// Posts into `channels` in turn, by the owner of each.
-pub(crate) fn channel_posts(
-    workspace: &Workspace,
-    channels: &[(String, Agent)],
-    size: usize,
-) -> impl Sender + use<> {
+pub(crate) fn channel_posts(workspace: &Workspace, channels: &[(String, Agent)], size: usize) -> impl Sender + use<> {
     let post = |(channel, owner): &(String, Agent)| Post {
         path: format!("/v1/channels/{channel}/messages"),
         token: owner.token.clone(),
@@ -67,9 +57,7 @@ fn sender(workspace: &Workspace, posts: Arc<[Post]>, size: usize) -> impl Sender
             push_text(&mut body, stamp, size);
             body.push_str("\"}");
             let pool = workspace.pool(spread(number));
-            pool.post(&post.path, Some(&post.token), &body)
-                .await?
-                .success()?;
+            pool.post(&post.path, Some(&post.token), &body).await?.success()?;
             Ok(())
         }
         .boxed()
@@ -88,9 +76,7 @@ mod tests {
     #[test]
     fn the_posts_of_one_pair_go_through_all_gateways() {
         for pair in 0..100_u64 {
-            let second = (0..100)
-                .filter(|round| spread(pair + round * 100) % 2 == 1)
-                .count();
+            let second = (0..100).filter(|round| spread(pair + round * 100) % 2 == 1).count();
             assert!((25..=75).contains(&second), "pair {pair}: {second} of 100");
         }
     }

@@ -50,12 +50,10 @@ impl Row {
         self.answer = Latency::of(sent.took);
         if sent.failed > 0 {
             let first = sent.first_failure.unwrap_or_default();
-            self.problems
-                .push(format!("{} requests failed, first: {first}", sent.failed));
+            self.problems.push(format!("{} requests failed, first: {first}", sent.failed));
         }
         if let Some(late) = Latency::of(sent.late) {
-            self.notes
-                .push(format!("sent late p99 {:.1} ms", late.p99_ms));
+            self.notes.push(format!("sent late p99 {:.1} ms", late.p99_ms));
         }
     }
 }
@@ -123,18 +121,9 @@ pub(crate) struct Report {
 impl Report {
     /// An empty one.
     pub(crate) fn new(arguments: Vec<String>) -> Self {
-        let build = if cfg!(debug_assertions) {
-            "debug"
-        } else {
-            "release"
-        };
+        let build = if cfg!(debug_assertions) { "debug" } else { "release" };
         let cores = std::thread::available_parallelism().map_or(0, usize::from);
-        Self {
-            arguments,
-            build,
-            cores,
-            ..Self::default()
-        }
+        Self { arguments, build, cores, ..Self::default() }
     }
 
     /// Adds a window, tells the terminal about it, and returns its index.
@@ -161,14 +150,9 @@ impl Report {
 
     /// The tables.
     pub(crate) fn render(&self) -> String {
-        let mut out = format!(
-            "{} build, {} cores; stack and generator share them\n\n",
-            self.build, self.cores
-        );
+        let mut out = format!("{} build, {} cores; stack and generator share them\n\n", self.build, self.cores);
         out.push_str(&self.main_table());
-        out.push_str(
-            "\nCPU seconds by process, and what the machine did besides (% of one core)\n\n",
-        );
+        out.push_str("\nCPU seconds by process, and what the machine did besides (% of one core)\n\n");
         out.push_str(&self.cpu_table());
         if !self.ratios.is_empty() {
             out.push('\n');
@@ -198,8 +182,7 @@ impl Report {
             "notes",
         ]);
         for row in &self.rows {
-            let ms =
-                |latency: Option<Latency>, pick: fn(Latency) -> f64| number(latency.map(pick), 2);
+            let ms = |latency: Option<Latency>, pick: fn(Latency) -> f64| number(latency.map(pick), 2);
             let resident: u64 = row.resident_kib.values().sum();
             table.push([
                 row.run.clone(),
@@ -221,37 +204,19 @@ impl Report {
 
     fn cpu_table(&self) -> String {
         let names: Vec<&String> = {
-            let mut all: Vec<_> = self
-                .rows
-                .iter()
-                .flat_map(|row| row.cpu.stack.keys())
-                .collect();
+            let mut all: Vec<_> = self.rows.iter().flat_map(|row| row.cpu.stack.keys()).collect();
             all.sort();
             all.dedup();
             all
         };
-        let header = ["run"]
-            .into_iter()
-            .chain(names.iter().map(|name| name.as_str()));
+        let header = ["run"].into_iter().chain(names.iter().map(|name| name.as_str()));
         let mut table = Table::new(header.chain(["generator", "others %", "RSS MiB by process"]));
         for row in &self.rows {
-            let resident = row
-                .resident_kib
-                .iter()
-                .map(|(name, kib)| format!("{name} {}", kib / 1024));
-            let others =
-                (row.cpu.wall_seconds > 0.0).then(|| row.cpu.others / row.cpu.wall_seconds * 100.0);
+            let resident = row.resident_kib.iter().map(|(name, kib)| format!("{name} {}", kib / 1024));
+            let others = (row.cpu.wall_seconds > 0.0).then(|| row.cpu.others / row.cpu.wall_seconds * 100.0);
             let cells = [row.run.clone()].into_iter();
-            let cells = cells.chain(
-                names
-                    .iter()
-                    .map(|name| number(row.cpu.stack.get(*name).copied(), 2)),
-            );
-            let last = [
-                number(Some(row.cpu.generator), 2),
-                number(others, 0),
-                resident.collect::<Vec<_>>().join(", "),
-            ];
+            let cells = cells.chain(names.iter().map(|name| number(row.cpu.stack.get(*name).copied(), 2)));
+            let last = [number(Some(row.cpu.generator), 2), number(others, 0), resident.collect::<Vec<_>>().join(", ")];
             table.push(cells.chain(last));
         }
         table.render()
@@ -282,28 +247,15 @@ mod tests {
     use super::*;
 
     fn ratio(value: f64, better: Better, ship: f64, goal: f64) -> Ratio {
-        Ratio {
-            target: "S1",
-            what: "a / b".into(),
-            value,
-            ship,
-            goal,
-            better,
-        }
+        Ratio { target: "S1", what: "a / b".into(), value, ship, goal, better }
     }
 
     #[test]
     fn a_verdict_knows_which_way_is_better() {
-        assert_eq!(
-            ratio(2.0, Better::Higher, 1.0, 2.0).verdict(),
-            "goal reached"
-        );
+        assert_eq!(ratio(2.0, Better::Higher, 1.0, 2.0).verdict(), "goal reached");
         assert_eq!(ratio(1.5, Better::Higher, 1.0, 2.0).verdict(), "shippable");
         assert_eq!(ratio(0.9, Better::Higher, 1.0, 2.0).verdict(), "missed");
-        assert_eq!(
-            ratio(1.9, Better::Lower, 4.0, 2.0).verdict(),
-            "goal reached"
-        );
+        assert_eq!(ratio(1.9, Better::Lower, 4.0, 2.0).verdict(), "goal reached");
         assert_eq!(ratio(5.0, Better::Lower, 4.0, 2.0).verdict(), "missed");
     }
 
@@ -315,11 +267,7 @@ mod tests {
             delivered: 50_000,
             seconds: 10.0,
             per_second: Some(5000.0),
-            latency: Some(Latency {
-                p50_ms: 1.5,
-                p99_ms: 20.25,
-                max_ms: 30.0,
-            }),
+            latency: Some(Latency { p50_ms: 1.5, p99_ms: 20.25, max_ms: 30.0 }),
             cpu: Cpu {
                 stack: BTreeMap::from([("nats".into(), 2.0), ("gateway-1".into(), 3.0)]),
                 generator: 1.0,
@@ -330,28 +278,15 @@ mod tests {
             ..Row::default()
         };
         assert_eq!(row.cpu_per_100k(), Some(10.0));
-        let report = Report {
-            rows: vec![row],
-            ratios: vec![ratio(0.5, Better::Higher, 1.0, 2.0)],
-            ..Report::default()
-        };
+        let report =
+            Report { rows: vec![row], ratios: vec![ratio(0.5, Better::Higher, 1.0, 2.0)], ..Report::default() };
         assert!(report.has_problems());
         let text = report.render();
-        for part in [
-            "saturate 100",
-            "5000",
-            "20.25",
-            "nats 20",
-            "missed",
-            "PROBLEM in saturate 100: 3 deliveries lost",
-        ] {
+        for part in ["saturate 100", "5000", "20.25", "nats 20", "missed", "PROBLEM in saturate 100: 3 deliveries lost"]
+        {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
-        assert!(
-            serde_json::to_string(&report)
-                .unwrap()
-                .contains("\"p99_ms\":20.25")
-        );
+        assert!(serde_json::to_string(&report).unwrap().contains("\"p99_ms\":20.25"));
     }
 
     #[test]

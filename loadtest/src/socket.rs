@@ -44,40 +44,23 @@ pub(crate) struct NodeSocket {
 
 impl NodeSocket {
     /// Connects and registers; returns when frames may come.
-    pub(crate) async fn open(
-        address: &str,
-        spec: &NodeSpec,
-        collector: Arc<Collector>,
-    ) -> Result<Self> {
+    pub(crate) async fn open(address: &str, spec: &NodeSpec, collector: Arc<Collector>) -> Result<Self> {
         let tcp = TcpStream::connect(address).await?;
         tcp.set_nodelay(true)?;
         let url = format!("ws://{address}/v1/node/ws?token={}", spec.access.token);
         // Small buffers: thousands of these live in one process.
-        let config = WebSocketConfig::default()
-            .read_buffer_size(8 * 1024)
-            .write_buffer_size(4 * 1024);
-        let (stream, _) = timeout(
-            REPLY_WITHIN,
-            tokio_tungstenite::client_async_with_config(url, tcp, Some(config)),
-        )
-        .await
-        .context("no answer to the upgrade")?
-        .context("upgrade")?;
+        let config = WebSocketConfig::default().read_buffer_size(8 * 1024).write_buffer_size(4 * 1024);
+        let (stream, _) = timeout(REPLY_WITHIN, tokio_tungstenite::client_async_with_config(url, tcp, Some(config)))
+            .await
+            .context("no answer to the upgrade")?
+            .context("upgrade")?;
         let inbox = Inbox::new(collector, spec.acks, spec.goal);
-        let mut socket = Self {
-            stream,
-            inbox,
-            next_heartbeat: Instant::now() + HEARTBEAT,
-        };
+        let mut socket = Self { stream, inbox, next_heartbeat: Instant::now() + HEARTBEAT };
         socket.request("register", register_frame(spec)).await?;
         if spec.broker {
-            let agents: Vec<_> = spec
-                .agents
-                .iter()
-                .map(|agent| json!({"agent_id": agent.id, "name": agent.name}))
-                .collect();
-            let frame =
-                json!({"v": 1, "type": "inventory.sync", "id": "inventory", "agents": agents});
+            let agents: Vec<_> =
+                spec.agents.iter().map(|agent| json!({"agent_id": agent.id, "name": agent.name})).collect();
+            let frame = json!({"v": 1, "type": "inventory.sync", "id": "inventory", "agents": agents});
             socket.request("inventory", frame.to_string()).await?;
         }
         Ok(socket)
@@ -128,15 +111,10 @@ impl NodeSocket {
             }
             Ok::<_, anyhow::Error>(())
         };
-        timeout(REPLY_WITHIN, replied)
-            .await
-            .with_context(|| format!("no reply to {id}"))?
+        timeout(REPLY_WITHIN, replied).await.with_context(|| format!("no reply to {id}"))?
     }
 
-    async fn take(
-        &mut self,
-        message: Option<Result<Message, tokio_tungstenite::tungstenite::Error>>,
-    ) -> Result<()> {
+    async fn take(&mut self, message: Option<Result<Message, tokio_tungstenite::tungstenite::Error>>) -> Result<()> {
         match message.context("the socket ended")?? {
             Message::Text(text) => {
                 if let Some(ack) = self.inbox.frame(&text)? {
@@ -152,9 +130,7 @@ impl NodeSocket {
 
     async fn send_acks(&mut self) -> Result<()> {
         for (agent, seq) in self.inbox.unacked.drain() {
-            self.stream
-                .feed(Message::text(ack_frame(&agent, seq)))
-                .await?;
+            self.stream.feed(Message::text(ack_frame(&agent, seq))).await?;
         }
         Ok(())
     }
@@ -168,8 +144,7 @@ fn register_frame(spec: &NodeSpec) -> String {
     });
     if spec.broker {
         // Brokers name a fresh instance at each connection.
-        frame["provider"] =
-            json!({"name": "broker", "instance_id": uuid::Uuid::new_v4().to_string()});
+        frame["provider"] = json!({"name": "broker", "instance_id": uuid::Uuid::new_v4().to_string()});
         frame["capabilities"] = json!([{"name": "relay:delivery-cursor-v1", "kind": "capacity"}]);
         frame["max_agents"] = json!(0);
         frame["tags"] = json!([]);
@@ -187,11 +162,7 @@ mod tests {
     use crate::inbox::tests::deliver;
 
     /// Answers a register, sends `seqs` to ada, and returns every text frame that came until the acks were in.
-    async fn gateway(
-        listener: tokio::net::TcpListener,
-        seqs: Vec<u64>,
-        acks: usize,
-    ) -> Vec<serde_json::Value> {
+    async fn gateway(listener: tokio::net::TcpListener, seqs: Vec<u64>, acks: usize) -> Vec<serde_json::Value> {
         let (tcp, _) = listener.accept().await.unwrap();
         let mut socket = tokio_tungstenite::accept_async(tcp).await.unwrap();
         let mut frames = Vec::new();
@@ -209,54 +180,26 @@ mod tests {
             frames.push(frame);
             if ready {
                 for seq in &seqs {
-                    socket
-                        .feed(Message::text(deliver("ada", *seq)))
-                        .await
-                        .unwrap();
+                    socket.feed(Message::text(deliver("ada", *seq))).await.unwrap();
                 }
                 socket.flush().await.unwrap();
             }
-            if frames
-                .iter()
-                .filter(|frame| frame["type"] == "delivery.ack")
-                .count()
-                >= acks
-            {
+            if frames.iter().filter(|frame| frame["type"] == "delivery.ack").count() >= acks {
                 socket.close(None).await.unwrap();
                 return frames;
             }
         }
     }
 
-    async fn serve(
-        broker: bool,
-        acks: Acks,
-        expected_acks: usize,
-    ) -> (Vec<serde_json::Value>, Arc<Collector>) {
+    async fn serve(broker: bool, acks: Acks, expected_acks: usize) -> (Vec<serde_json::Value>, Arc<Collector>) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let other = tokio::spawn(gateway(listener, vec![1, 2, 3], expected_acks));
-        let access = NodeAccess {
-            id: "n1".into(),
-            name: "box".into(),
-            token: "nt_live_x".into(),
-        };
-        let agents = vec![Agent {
-            id: "a1".into(),
-            name: "ada".into(),
-            token: String::new(),
-        }];
-        let spec = NodeSpec {
-            access,
-            broker,
-            agents,
-            acks,
-            goal: Some(3),
-        };
+        let access = NodeAccess { id: "n1".into(), name: "box".into(), token: "nt_live_x".into() };
+        let agents = vec![Agent { id: "a1".into(), name: "ada".into(), token: String::new() }];
+        let spec = NodeSpec { access, broker, agents, acks, goal: Some(3) };
         let collector = Arc::new(Collector::default());
-        let socket = NodeSocket::open(&address, &spec, Arc::clone(&collector))
-            .await
-            .unwrap();
+        let socket = NodeSocket::open(&address, &spec, Arc::clone(&collector)).await.unwrap();
         let why = socket.run("n1").await;
         assert!(why.to_string().contains("closed by the gateway"), "{why:#}");
         (other.await.unwrap(), collector)
@@ -267,28 +210,16 @@ mod tests {
         let (frames, collector) = serve(false, Acks::Each, 3).await;
         assert_eq!(frames[0]["node_id"], "n1");
         assert_eq!(frames[0]["provider"], serde_json::Value::Null);
-        let acked: Vec<_> = frames[1..]
-            .iter()
-            .map(|frame| frame["up_to_seq"].as_u64().unwrap())
-            .collect();
+        let acked: Vec<_> = frames[1..].iter().map(|frame| frame["up_to_seq"].as_u64().unwrap()).collect();
         assert_eq!(acked, [1, 2, 3]);
-        assert_eq!(
-            (collector.delivered_count(), collector.caught_up_count()),
-            (3, 1)
-        );
+        assert_eq!((collector.delivered_count(), collector.caught_up_count()), (3, 1));
     }
 
     #[tokio::test]
     async fn a_broker_lists_its_agents_and_acks_the_last() {
         let (frames, collector) = serve(true, Acks::Cumulative, 1).await;
-        assert_eq!(
-            frames[0]["capabilities"][0]["name"],
-            "relay:delivery-cursor-v1"
-        );
-        assert_eq!(
-            frames[1]["agents"][0],
-            json!({"agent_id": "a1", "name": "ada"})
-        );
+        assert_eq!(frames[0]["capabilities"][0]["name"], "relay:delivery-cursor-v1");
+        assert_eq!(frames[1]["agents"][0], json!({"agent_id": "a1", "name": "ada"}));
         assert_eq!(frames[2]["up_to_seq"], 3);
         assert_eq!(collector.delivered_count(), 3);
     }

@@ -9,9 +9,7 @@ pub(crate) struct Table {
 impl Table {
     /// A table whose first row is `header`.
     pub(crate) fn new<'a>(header: impl IntoIterator<Item = &'a str>) -> Self {
-        Self {
-            rows: vec![header.into_iter().map(str::to_owned).collect()],
-        }
+        Self { rows: vec![header.into_iter().map(str::to_owned).collect()] }
     }
 
     /// Adds a row.
@@ -41,11 +39,7 @@ impl Table {
             if number == 0 {
                 for (column, width) in widths.iter().enumerate() {
                     let dashes = "-".repeat(*width);
-                    out.push_str(&if right(column) {
-                        format!("| {dashes}:")
-                    } else {
-                        format!("| {dashes} ")
-                    });
+                    out.push_str(&if right(column) { format!("| {dashes}:") } else { format!("| {dashes} ") });
                 }
                 out.push_str("|\n");
             }

@@ -25,10 +25,7 @@ impl Target {
         if let Some(dir) = &common.state_dir {
             builder = builder.state_dir(dir);
         }
-        Ok(Self {
-            stack: builder.start().await.context("start the stack")?,
-            has_worker,
-        })
+        Ok(Self { stack: builder.start().await.context("start the stack")?, has_worker })
     }
 
     /// The stack itself.
@@ -38,22 +35,13 @@ impl Target {
 
     /// Where the gateways listen.
     pub(crate) fn urls(&self) -> Vec<String> {
-        self.stack
-            .gateways()
-            .iter()
-            .map(|gateway| gateway.url().to_owned())
-            .collect()
+        self.stack.gateways().iter().map(|gateway| gateway.url().to_owned()).collect()
     }
 
     /// Every process of the stack that runs now.
     pub(crate) fn roots(&self) -> Roots {
         let mut roots = BTreeMap::new();
-        for gateway in self
-            .stack
-            .gateways()
-            .iter()
-            .filter(|gateway| gateway.is_running())
-        {
+        for gateway in self.stack.gateways().iter().filter(|gateway| gateway.is_running()) {
             roots.insert(gateway.name().to_owned(), gateway.pid());
         }
         if self.has_worker {

@@ -29,14 +29,8 @@ fn parse_stat(stat: &str) -> Option<Stat> {
 /// Busy ticks of the whole machine, from the first line of `/proc/stat`: user, nice, system, irq, softirq.
 fn parse_machine(stat: &str) -> Option<u64> {
     let line = stat.lines().next()?.strip_prefix("cpu ")?;
-    let fields: Vec<u64> = line
-        .split_ascii_whitespace()
-        .map_while(|field| field.parse().ok())
-        .collect();
-    [0, 1, 2, 5, 6]
-        .into_iter()
-        .map(|index| fields.get(index).copied())
-        .sum()
+    let fields: Vec<u64> = line.split_ascii_whitespace().map_while(|field| field.parse().ok()).collect();
+    [0, 1, 2, 5, 6].into_iter().map(|index| fields.get(index).copied()).sum()
 }
 
 /// Resident memory by kind, from `/proc/<pid>/status`, in KiB.
@@ -53,11 +47,7 @@ fn parse_status(status: &str) -> Resident {
         line.split_ascii_whitespace().nth(1)?.parse().ok()
     };
     let of = |name| field(name).unwrap_or(0);
-    Resident {
-        anonymous: of("RssAnon"),
-        file: of("RssFile"),
-        shared: of("RssShmem"),
-    }
+    Resident { anonymous: of("RssAnon"), file: of("RssFile"), shared: of("RssShmem") }
 }
 
 /// Processes by name: each root stands for itself and its descendants (Postgres' backends).
@@ -77,19 +67,11 @@ impl Sample {
     pub(crate) fn now(roots: &Roots) -> Self {
         let stats = all_stats();
         let trees = roots.iter().map(|(name, pid)| {
-            let ticks = tree(&stats, *pid)
-                .iter()
-                .filter_map(|pid| stats.get(pid))
-                .map(|stat| stat.ticks)
-                .sum();
+            let ticks = tree(&stats, *pid).iter().filter_map(|pid| stats.get(pid)).map(|stat| stat.ticks).sum();
             (name.clone(), (*pid, ticks))
         });
-        let own = fs::read_to_string("/proc/self/stat")
-            .ok()
-            .and_then(|stat| parse_stat(&stat));
-        let machine = fs::read_to_string("/proc/stat")
-            .ok()
-            .and_then(|stat| parse_machine(&stat));
+        let own = fs::read_to_string("/proc/self/stat").ok().and_then(|stat| parse_stat(&stat));
+        let machine = fs::read_to_string("/proc/stat").ok().and_then(|stat| parse_machine(&stat));
         Self {
             trees: trees.collect(),
             generator: own.map_or(0, |stat| stat.ticks),
@@ -104,11 +86,7 @@ impl Sample {
             .trees
             .iter()
             .map(|(name, (pid, ticks))| {
-                let before = earlier
-                    .trees
-                    .get(name)
-                    .filter(|(other, _)| other == pid)
-                    .map_or(0, |(_, t)| *t);
+                let before = earlier.trees.get(name).filter(|(other, _)| other == pid).map_or(0, |(_, t)| *t);
                 (name.clone(), seconds(ticks.saturating_sub(before)))
             })
             .collect();
@@ -149,19 +127,14 @@ pub(crate) fn resident_kib(roots: &Roots) -> BTreeMap<String, u64> {
     let of = |pid: &u32| {
         let mut total = Resident::default();
         for pid in tree(&stats, *pid) {
-            let one = parse_status(
-                &fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default(),
-            );
+            let one = parse_status(&fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default());
             total.anonymous += one.anonymous;
             total.file = total.file.max(one.file);
             total.shared = total.shared.max(one.shared);
         }
         total.anonymous + total.file + total.shared
     };
-    roots
-        .iter()
-        .map(|(name, pid)| (name.clone(), of(pid)))
-        .collect()
+    roots.iter().map(|(name, pid)| (name.clone(), of(pid))).collect()
 }
 
 fn all_stats() -> HashMap<u32, Stat> {
@@ -171,12 +144,7 @@ fn all_stats() -> HashMap<u32, Stat> {
     entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter_map(|pid: u32| {
-            Some((
-                pid,
-                parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?,
-            ))
-        })
+        .filter_map(|pid: u32| Some((pid, parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?)))
         .collect()
 }
 
@@ -185,12 +153,7 @@ fn tree(stats: &HashMap<u32, Stat>, root: u32) -> Vec<u32> {
     let mut found = vec![root];
     let mut next = 0;
     while let Some(parent) = found.get(next).copied() {
-        found.extend(
-            stats
-                .iter()
-                .filter(|(_, stat)| stat.parent == parent)
-                .map(|(pid, _)| *pid),
-        );
+        found.extend(stats.iter().filter(|(_, stat)| stat.parent == parent).map(|(pid, _)| *pid));
         next += 1;
     }
     found
@@ -207,37 +170,21 @@ mod tests {
     #[test]
     fn stat_survives_a_strange_command_name() {
         let line = "77 (a) b (c) S 12 77 77 0 -1 4194560 100 0 0 0 30 20 7 3 20 0 9 0 555 1 2";
-        assert_eq!(
-            parse_stat(line),
-            Some(Stat {
-                parent: 12,
-                ticks: 60
-            })
-        );
+        assert_eq!(parse_stat(line), Some(Stat { parent: 12, ticks: 60 }));
         assert_eq!(parse_stat("77 (x) S 12"), None);
         assert_eq!(parse_stat(""), None);
     }
 
     #[test]
     fn the_machine_is_busy_without_idle_and_iowait() {
-        assert_eq!(
-            parse_machine("cpu  10 1 5 900 50 2 3 0 0 0\ncpu0 1 2 3"),
-            Some(21)
-        );
+        assert_eq!(parse_machine("cpu  10 1 5 900 50 2 3 0 0 0\ncpu0 1 2 3"), Some(21));
         assert_eq!(parse_machine("intr 1"), None);
     }
 
     #[test]
     fn memory_is_read_by_kind() {
         let status = "Name:\tx\nVmRSS:\t  30 kB\nRssAnon:\t      10 kB\nRssFile:\t  15 kB\nRssShmem:\t 5 kB\n";
-        assert_eq!(
-            parse_status(status),
-            Resident {
-                anonymous: 10,
-                file: 15,
-                shared: 5
-            }
-        );
+        assert_eq!(parse_status(status), Resident { anonymous: 10, file: 15, shared: 5 });
         assert_eq!(parse_status(""), Resident::default());
     }
 
@@ -260,11 +207,6 @@ mod tests {
         };
         let cpu = sample(5, 300, 1000).since(&sample(5, 100, 500));
         assert_eq!((cpu.stack_total(), cpu.others), (2.0, 3.0));
-        assert_eq!(
-            sample(6, 300, 1000)
-                .since(&sample(5, 100, 500))
-                .stack_total(),
-            3.0
-        );
+        assert_eq!(sample(6, 300, 1000).since(&sample(5, 100, 500)).stack_total(), 3.0);
     }
 }

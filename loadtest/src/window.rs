@@ -32,12 +32,7 @@ impl<'a> Window<'a> {
 
     fn counting_from(sent_since: u64, roots: &'a Roots, collector: &'a Arc<Collector>) -> Self {
         collector.reset(sent_since);
-        Self {
-            roots,
-            collector,
-            before: Sample::now(roots),
-            began_at: now_micros(),
-        }
+        Self { roots, collector, before: Sample::now(roots), began_at: now_micros() }
     }
 
     /// Ends it; throughput counts up to the last delivery.
@@ -60,13 +55,7 @@ impl<'a> Window<'a> {
 }
 
 /// Runs `load` in a window of its own and waits for everything that it caused.
-pub(crate) async fn measure<F, R>(
-    run: &str,
-    roots: &Roots,
-    collector: &Arc<Collector>,
-    load: &Load,
-    send: F,
-) -> Row
+pub(crate) async fn measure<F, R>(run: &str, roots: &Roots, collector: &Arc<Collector>, load: &Load, send: F) -> Row
 where
     F: Fn(u64, u64) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<()>> + Send,
@@ -77,8 +66,7 @@ where
     let mut row = window.close(run);
     row.add_sent(sent);
     if missing > 0 {
-        row.problems
-            .push(format!("{missing} deliveries never came"));
+        row.problems.push(format!("{missing} deliveries never came"));
     }
     row
 }

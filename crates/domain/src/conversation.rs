@@ -26,18 +26,13 @@ pub fn direct_names(workspace: WorkspaceId, a: AgentId, b: AgentId) -> DirectNam
     let (low, high) = (a.min(b), a.max(b));
     let digest = hex::encode(Sha256::digest(format!("{workspace}:{low}:{high}")));
     let short = &digest[..24];
-    DirectNames {
-        conversation: ConversationId::new(format!("dm_{short}")),
-        channel_name: format!("dm-{short}"),
-    }
+    DirectNames { conversation: ConversationId::new(format!("dm_{short}")), channel_name: format!("dm-{short}") }
 }
 
 /// The public id of the channel behind a one-to-one conversation; `None` if it is not one.
 #[must_use]
 pub fn public_channel_id(conversation: &str) -> Option<String> {
-    conversation
-        .strip_prefix("dm_")
-        .map(|hex| format!("dmch_{hex}"))
+    conversation.strip_prefix("dm_").map(|hex| format!("dmch_{hex}"))
 }
 
 /// The name of the channel behind a group conversation.
@@ -57,10 +52,7 @@ mod tests {
         assert_eq!(names, direct_names(w, b, a));
         // sha256("1:9:10")
         assert_eq!(names.conversation.as_str().len(), 27);
-        assert_eq!(
-            public_channel_id(names.conversation.as_str()).map(|c| c.len()),
-            Some(29)
-        );
+        assert_eq!(public_channel_id(names.conversation.as_str()).map(|c| c.len()), Some(29));
         assert_ne!(names, direct_names(WorkspaceId::new(2), a, b));
     }
 }

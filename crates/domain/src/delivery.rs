@@ -186,9 +186,7 @@ impl FromStr for DeliveryState {
             "acked" => Ok(Self::Acked),
             "failed" => Ok(Self::Failed),
             "dead_lettered" => Ok(Self::DeadLettered),
-            _ => Err(Unknown {
-                what: "delivery status",
-            }),
+            _ => Err(Unknown { what: "delivery status" }),
         }
     }
 }
@@ -213,12 +211,7 @@ impl Exception {
 /// A dead letter stays one whatever the floor says later, and an acknowledged row stays acknowledged;
 /// a failed row below the floor counts as acknowledged, since its recipient did ack it in the end.
 #[must_use]
-pub const fn state_of(
-    seq: i64,
-    sent_seq: i64,
-    ack_floor: i64,
-    exception: Option<Exception>,
-) -> DeliveryState {
+pub const fn state_of(seq: i64, sent_seq: i64, ack_floor: i64, exception: Option<Exception>) -> DeliveryState {
     match exception {
         Some(Exception::DeadLettered) => DeliveryState::DeadLettered,
         Some(Exception::Acked) => DeliveryState::Acked,
@@ -246,11 +239,7 @@ pub enum Request {
 /// A failed row that the settled floor has passed cannot be deferred: that would be a redrive, with
 /// a seq of its own.
 #[must_use]
-pub const fn on_request(
-    state: DeliveryState,
-    below_settled_floor: bool,
-    request: Request,
-) -> Option<Exception> {
+pub const fn on_request(state: DeliveryState, below_settled_floor: bool, request: Request) -> Option<Exception> {
     use DeliveryState::{Acked, DeadLettered, Delivered, Failed, Queued};
     match (state, request) {
         (Acked | DeadLettered, _) | (Failed, Request::Fail) => None,
@@ -303,11 +292,7 @@ mod tests {
             (2, 2, 2, Some(E::DeadLettered), S::DeadLettered),
         ];
         for (seq, sent, floor, exception, expected) in table {
-            assert_eq!(
-                state_of(seq, sent, floor, exception),
-                expected,
-                "{seq} {sent} {floor} {exception:?}"
-            );
+            assert_eq!(state_of(seq, sent, floor, exception), expected, "{seq} {sent} {floor} {exception:?}");
         }
     }
 
@@ -333,17 +318,9 @@ mod tests {
             (S::DeadLettered, Request::Defer, None),
         ];
         for (state, request, expected) in table {
-            assert_eq!(
-                on_request(state, false, request),
-                expected,
-                "{state} {request:?}"
-            );
+            assert_eq!(on_request(state, false, request), expected, "{state} {request:?}");
         }
-        assert_eq!(
-            on_request(S::Failed, true, Request::Defer),
-            None,
-            "that would be a redrive"
-        );
+        assert_eq!(on_request(S::Failed, true, Request::Defer), None, "that would be a redrive");
     }
 
     #[test]
@@ -356,11 +333,7 @@ mod tests {
             (4, vec![5, 5, 6], 6),
             (4, vec![2, 3], 4),
         ] {
-            assert_eq!(
-                extend_floor(floor, settled.iter().copied()),
-                expected,
-                "{floor} {settled:?}"
-            );
+            assert_eq!(extend_floor(floor, settled.iter().copied()), expected, "{floor} {settled:?}");
         }
     }
 
@@ -376,10 +349,7 @@ mod tests {
             assert_eq!(SourceKind::from_code(k.code()), Ok(*k));
         }
         for m in Mode::ALL {
-            assert_eq!(
-                (Mode::from_code(m.code()), m.as_str().parse()),
-                (Ok(*m), Ok(*m))
-            );
+            assert_eq!((Mode::from_code(m.code()), m.as_str().parse()), (Ok(*m), Ok(*m)));
         }
         assert!(Exception::from_code(0).is_err() && Reason::from_code(6).is_err());
     }

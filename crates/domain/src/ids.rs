@@ -187,11 +187,7 @@ impl FromStr for DeliveryId {
         let agent: AgentId = next().ok_or(invalid)?.parse().map_err(|_| invalid)?;
         let redrive_no = match next() {
             None => 0,
-            Some(suffix) => suffix
-                .strip_prefix('r')
-                .and_then(|n| n.parse().ok())
-                .filter(|n| *n > 0)
-                .ok_or(invalid)?,
+            Some(suffix) => suffix.strip_prefix('r').and_then(|n| n.parse().ok()).filter(|n| *n > 0).ok_or(invalid)?,
         };
         let id = Self { source: source.get(), agent, redrive_no };
         // One text per delivery: whatever does not print back the same is no id of ours.

@@ -20,7 +20,6 @@ pub mod takeover;
 pub mod token;
 
 pub use ids::{
-    AgentId, BatchId, ChannelId, ConversationId, DeliveryId, GatewayId, MessageId, NodeId,
-    ProviderName, WorkspaceId,
+    AgentId, BatchId, ChannelId, ConversationId, DeliveryId, GatewayId, MessageId, NodeId, ProviderName, WorkspaceId,
 };
 pub use scope::WorkspaceScope;

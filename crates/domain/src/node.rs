@@ -39,9 +39,7 @@ impl NodeRole {
     /// Reads the word.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
-        [Self::Direct, Self::Broker]
-            .into_iter()
-            .find(|role| role.as_str() == word)
+        [Self::Direct, Self::Broker].into_iter().find(|role| role.as_str() == word)
     }
 }
 
@@ -74,11 +72,7 @@ pub fn capability_kind(name: &str, declared: Option<&str>) -> &'static str {
     match declared {
         Some("capacity") => "capacity",
         Some("action") => "action",
-        _ if name == "spawn"
-            || name == "release"
-            || name.starts_with("spawn:")
-            || name.starts_with("relay:") =>
-        {
+        _ if name == "spawn" || name == "release" || name.starts_with("spawn:") || name.starts_with("relay:") => {
             "capacity"
         }
         _ => "action",
@@ -104,18 +98,10 @@ mod tests {
 
     #[test]
     fn one_unlimited_provider_makes_the_node_unlimited() {
-        for (given, providers, expected) in [
-            (3, vec![], 3),
-            (3, vec![8], 8),
-            (3, vec![8, 2], 10),
-            (3, vec![8, 0], 0),
-            (0, vec![], 0),
-        ] {
-            assert_eq!(
-                max_agents(given, &providers),
-                expected,
-                "{given} {providers:?}"
-            );
+        for (given, providers, expected) in
+            [(3, vec![], 3), (3, vec![8], 8), (3, vec![8, 2], 10), (3, vec![8, 0], 0), (0, vec![], 0)]
+        {
+            assert_eq!(max_agents(given, &providers), expected, "{given} {providers:?}");
         }
     }
 
@@ -136,18 +122,9 @@ mod tests {
 
     #[test]
     fn old_kind_words_carry_their_role() {
-        assert_eq!(
-            RequestedKind::parse("fleet_ws"),
-            Some(RequestedKind::Ws(Some(NodeRole::Broker)))
-        );
-        assert_eq!(
-            RequestedKind::parse("direct_ws"),
-            Some(RequestedKind::Ws(Some(NodeRole::Direct)))
-        );
-        assert_eq!(
-            RequestedKind::parse("poll"),
-            Some(RequestedKind::Unsupported)
-        );
+        assert_eq!(RequestedKind::parse("fleet_ws"), Some(RequestedKind::Ws(Some(NodeRole::Broker))));
+        assert_eq!(RequestedKind::parse("direct_ws"), Some(RequestedKind::Ws(Some(NodeRole::Direct))));
+        assert_eq!(RequestedKind::parse("poll"), Some(RequestedKind::Unsupported));
         assert_eq!(RequestedKind::parse("smoke"), None);
     }
 }

@@ -77,7 +77,11 @@ impl Engine {
     ///
     /// # Errors
     /// When a field is out of bounds or the name is taken.
-    pub async fn register_agent(&self, scope: WorkspaceScope, request: &RegisterAgent) -> EngineResult<RegisteredAgent> {
+    pub async fn register_agent(
+        &self,
+        scope: WorkspaceScope,
+        request: &RegisterAgent,
+    ) -> EngineResult<RegisteredAgent> {
         names::check_agent_name(&request.name)?;
         if let Some(persona) = &request.persona {
             check_length("persona", persona, MAX_PERSONA_BYTES)?;
@@ -155,7 +159,12 @@ impl Engine {
     ///
     /// # Errors
     /// When there is none of that name or a field is out of bounds.
-    pub async fn update_agent(&self, scope: WorkspaceScope, name: &str, change: &ChangeAgent) -> EngineResult<AgentRow> {
+    pub async fn update_agent(
+        &self,
+        scope: WorkspaceScope,
+        name: &str,
+        change: &ChangeAgent,
+    ) -> EngineResult<AgentRow> {
         if let Some(Some(persona)) = &change.persona {
             check_length("persona", persona, MAX_PERSONA_BYTES)?;
         }

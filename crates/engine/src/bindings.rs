@@ -40,10 +40,7 @@ impl Binding {
     /// Its id. An agent on its own node has a binding that nobody made, with an id that follows from it.
     #[must_use]
     pub fn id(&self) -> String {
-        self.row
-            .binding_id
-            .clone()
-            .unwrap_or_else(|| format!("anb_direct_{}", self.row.agent_id))
+        self.row.binding_id.clone().unwrap_or_else(|| format!("anb_direct_{}", self.row.agent_id))
     }
 }
 
@@ -55,34 +52,16 @@ impl Engine {
     pub async fn bindings(&self, scope: WorkspaceScope, node: &str) -> EngineResult<Vec<Binding>> {
         let node = self.node_row(scope, node).await?;
         let id = NodeId::new(node.node_id.clone());
-        let rows = self
-            .store()
-            .bindings(scope, &id, None, MAX_LISTED_BINDINGS)
-            .await?;
-        Ok(rows
-            .into_iter()
-            .map(|row| Binding {
-                row,
-                node: node.clone(),
-            })
-            .collect())
+        let rows = self.store().bindings(scope, &id, None, MAX_LISTED_BINDINGS).await?;
+        Ok(rows.into_iter().map(|row| Binding { row, node: node.clone() }).collect())
     }
 
     /// Moves an agent to a node. Replay there begins after this has been answered.
     ///
     /// # Errors
     /// When there is no such node or agent, or the node is full.
-    pub async fn bind_agent(
-        &self,
-        scope: WorkspaceScope,
-        node: &str,
-        request: &BindAgent,
-    ) -> EngineResult<Binding> {
-        check_length(
-            "session_ref",
-            request.session_ref.as_deref().unwrap_or_default(),
-            MAX_NOTE_BYTES,
-        )?;
+    pub async fn bind_agent(&self, scope: WorkspaceScope, node: &str, request: &BindAgent) -> EngineResult<Binding> {
+        check_length("session_ref", request.session_ref.as_deref().unwrap_or_default(), MAX_NOTE_BYTES)?;
         let node = self.node_row(scope, node).await?;
         let node_id = NodeId::new(node.node_id.clone());
         let binding_id = format!("anb_{}", self.next_id());
@@ -99,22 +78,14 @@ impl Engine {
             .await?;
         match outcome {
             BindOutcome::NoAgent => Err(EngineError::AgentNotFound(request.agent_name.clone())),
-            BindOutcome::Full { max_agents } => Err(EngineError::NodeCapacityExceeded {
-                node: node.name,
-                max_agents,
-            }),
+            BindOutcome::Full { max_agents } => Err(EngineError::NodeCapacityExceeded { node: node.name, max_agents }),
             BindOutcome::Bound { agent, from } => {
                 let mut nodes = vec![from];
                 if !nodes.contains(&node_id) {
                     nodes.push(node_id.clone());
                 }
                 self.announce_move(scope, nodes);
-                let row = self
-                    .store()
-                    .bindings(scope, &node_id, Some(agent), 1)
-                    .await?
-                    .into_iter()
-                    .next();
+                let row = self.store().bindings(scope, &node_id, Some(agent), 1).await?.into_iter().next();
                 // Moved on by somebody else in this very moment.
                 let row = row.ok_or_else(|| EngineError::NodeAgentBindingNotFound {
                     agent: request.agent_name.clone(),
@@ -129,19 +100,11 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such node, or the agent is not bound to it.
-    pub async fn unbind_agent(
-        &self,
-        scope: WorkspaceScope,
-        node: &str,
-        agent_name: &str,
-    ) -> EngineResult<()> {
+    pub async fn unbind_agent(&self, scope: WorkspaceScope, node: &str, agent_name: &str) -> EngineResult<()> {
         let node = self.node_row(scope, node).await?;
         let id = NodeId::new(node.node_id);
         let Some(agent) = self.store().unbind_agent(scope, &id, agent_name).await? else {
-            return Err(EngineError::NodeAgentBindingNotFound {
-                agent: agent_name.to_owned(),
-                node: node.name,
-            });
+            return Err(EngineError::NodeAgentBindingNotFound { agent: agent_name.to_owned(), node: node.name });
         };
         self.announce_move(scope, vec![id, NodeId::direct(agent)]);
         Ok(())

@@ -80,10 +80,7 @@ impl Engine {
     /// When there is none.
     pub async fn channel_by_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<ChannelRow> {
         let name = strip_hash(name);
-        self.store()
-            .channel_by_name(scope, name)
-            .await?
-            .ok_or_else(|| EngineError::ChannelNotFound(name.to_owned()))
+        self.store().channel_by_name(scope, name).await?.ok_or_else(|| EngineError::ChannelNotFound(name.to_owned()))
     }
 
     /// The members of a channel in the order of joining, at most [`names::MAX_LISTED_MEMBERS`].

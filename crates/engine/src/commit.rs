@@ -46,7 +46,9 @@ pub(crate) enum Reply {
         /// Positions in `send.recipients` whose mailbox was full.
         full: Vec<usize>,
     },
-    Replayed { response: serde_json::Value },
+    Replayed {
+        response: serde_json::Value,
+    },
     KeyReused,
     /// Resolve again: the facts have moved.
     Moved,
@@ -100,9 +102,9 @@ fn weight(pending: &Pending) -> usize {
 /// Of requests with one idempotency key, the first goes on; the others find its answer afterwards.
 fn fold_equal_keys(pending: Vec<Pending>) -> (Vec<Pending>, Vec<Pending>) {
     let mut seen = HashSet::new();
-    pending.into_iter().partition(|p| {
-        p.send.key.as_ref().is_none_or(|key| seen.insert((p.send.scope, key.hash.clone())))
-    })
+    pending
+        .into_iter()
+        .partition(|p| p.send.key.as_ref().is_none_or(|key| seen.insert((p.send.scope, key.hash.clone()))))
 }
 
 async fn commit(engine: &Engine, pending: Vec<Pending>) {

@@ -27,15 +27,9 @@ pub struct Delivery {
 
 impl From<DeliveryRow> for Delivery {
     fn from(row: DeliveryRow) -> Self {
-        let exception = row
-            .exception_state
-            .and_then(|code| Exception::from_code(code).ok());
+        let exception = row.exception_state.and_then(|code| Exception::from_code(code).ok());
         Self {
-            id: DeliveryId {
-                source: row.source_id,
-                agent: AgentId::new(row.agent_id),
-                redrive_no: row.redrive_no,
-            },
+            id: DeliveryId { source: row.source_id, agent: AgentId::new(row.agent_id), redrive_no: row.redrive_no },
             state: state_of(row.seq, row.sent_seq, row.ack_floor, exception),
             exception,
             row,
@@ -47,9 +41,7 @@ impl Delivery {
     /// The word for how it asks to be injected.
     #[must_use]
     pub fn mode(&self) -> &'static str {
-        Mode::from_code(self.row.mode)
-            .unwrap_or_default()
-            .row_word()
+        Mode::from_code(self.row.mode).unwrap_or_default().row_word()
     }
 
     /// Why the recipient gets it; a deferred one says why it was deferred.
@@ -64,9 +56,7 @@ impl Delivery {
     /// The public id of its channel.
     #[must_use]
     pub fn channel_id(&self) -> Option<String> {
-        self.row
-            .channel_id
-            .map(|id| render::public_id(id, self.row.conversation_id.as_deref()))
+        self.row.channel_id.map(|id| render::public_id(id, self.row.conversation_id.as_deref()))
     }
 }
 
@@ -82,10 +72,7 @@ impl Engine {
         state: Option<DeliveryState>,
         limit: i64,
     ) -> EngineResult<Vec<Delivery>> {
-        let rows = self
-            .store()
-            .deliveries(caller.scope, caller.agent_id, state, limit)
-            .await?;
+        let rows = self.store().deliveries(caller.scope, caller.agent_id, state, limit).await?;
         Ok(rows.into_iter().map(Delivery::from).collect())
     }
 
@@ -102,11 +89,8 @@ impl Engine {
     ) -> EngineResult<Delivery> {
         check_report(report)?;
         let id = own_delivery(caller, id)?;
-        let changed = self
-            .store()
-            .report_delivery(caller.scope, id, report)
-            .await?
-            .ok_or(EngineError::DeliveryNotFound)?;
+        let changed =
+            self.store().report_delivery(caller.scope, id, report).await?.ok_or(EngineError::DeliveryNotFound)?;
         if changed && !matches!(report, DeliveryReport::Defer { .. }) {
             // The hole is to be filled with a tombstone, so that a broker does not wait for it.
             self.hints().mailbox_changed(caller.scope, caller.agent_id);
@@ -115,21 +99,13 @@ impl Engine {
     }
 
     async fn delivery_row(&self, scope: WorkspaceScope, id: DeliveryId) -> EngineResult<Delivery> {
-        self.store()
-            .delivery(scope, id)
-            .await?
-            .map(Delivery::from)
-            .ok_or(EngineError::DeliveryNotFound)
+        self.store().delivery(scope, id).await?.map(Delivery::from).ok_or(EngineError::DeliveryNotFound)
     }
 }
 
 fn own_delivery(caller: &AgentCaller, id: &str) -> EngineResult<DeliveryId> {
     let id: DeliveryId = id.parse().map_err(|_| EngineError::DeliveryNotFound)?;
-    if id.agent == caller.agent_id {
-        Ok(id)
-    } else {
-        Err(EngineError::DeliveryNotFound)
-    }
+    if id.agent == caller.agent_id { Ok(id) } else { Err(EngineError::DeliveryNotFound) }
 }
 
 fn check_report(report: &DeliveryReport) -> EngineResult<()> {

@@ -83,19 +83,10 @@ impl Engine {
     ///
     /// # Errors
     /// When storage is away.
-    pub async fn open_dm(
-        &self,
-        scope: WorkspaceScope,
-        a: AgentId,
-        b: AgentId,
-    ) -> EngineResult<Conversation> {
+    pub async fn open_dm(&self, scope: WorkspaceScope, a: AgentId, b: AgentId) -> EngineResult<Conversation> {
         let names = direct_names(scope.workspace_id(), a, b);
         // Nobody leaves a one-to-one conversation, so one that is there is complete.
-        if let Some(row) = self
-            .store()
-            .conversation(scope, names.conversation.as_str())
-            .await?
-        {
+        if let Some(row) = self.store().conversation(scope, names.conversation.as_str()).await? {
             return Ok(row.into());
         }
         let both = [a, b];
@@ -119,22 +110,10 @@ impl Engine {
     ///
     /// # Errors
     /// When there is none of that id, or the caller takes no part in it.
-    pub async fn own_conversation(
-        &self,
-        caller: &AgentCaller,
-        id: &str,
-    ) -> EngineResult<Conversation> {
-        let row = self
-            .store()
-            .conversation(caller.scope, id)
-            .await?
-            .ok_or(EngineError::ConversationNotFound)?;
+    pub async fn own_conversation(&self, caller: &AgentCaller, id: &str) -> EngineResult<Conversation> {
+        let row = self.store().conversation(caller.scope, id).await?.ok_or(EngineError::ConversationNotFound)?;
         let channel = ChannelId::new(row.channel_id);
-        if self
-            .store()
-            .is_member(caller.scope, channel, caller.agent_id)
-            .await?
-        {
+        if self.store().is_member(caller.scope, channel, caller.agent_id).await? {
             Ok(row.into())
         } else {
             Err(EngineError::NotAParticipant)
@@ -145,14 +124,8 @@ impl Engine {
     ///
     /// # Errors
     /// When storage is away.
-    pub async fn conversations(
-        &self,
-        caller: &AgentCaller,
-    ) -> EngineResult<Vec<ListedConversation>> {
-        Ok(self
-            .store()
-            .conversations(caller.scope, caller.agent_id, MAX_LISTED_CONVERSATIONS)
-            .await?)
+    pub async fn conversations(&self, caller: &AgentCaller) -> EngineResult<Vec<ListedConversation>> {
+        Ok(self.store().conversations(caller.scope, caller.agent_id, MAX_LISTED_CONVERSATIONS).await?)
     }
 
     /// The messages of a conversation that the caller takes part in, newest first.
@@ -166,14 +139,8 @@ impl Engine {
         page: MessagePage,
     ) -> EngineResult<Vec<Value>> {
         let conversation = self.own_conversation(caller, id).await?;
-        let messages = self
-            .store()
-            .channel_messages(caller.scope, conversation.channel_id, page)
-            .await?;
-        Ok(messages
-            .iter()
-            .map(|listed| render::in_conversation(&listed.message))
-            .collect())
+        let messages = self.store().channel_messages(caller.scope, conversation.channel_id, page).await?;
+        Ok(messages.iter().map(|listed| render::in_conversation(&listed.message)).collect())
     }
 
     /// Makes a group conversation with the caller in it, and posts its first message; under an
@@ -202,12 +169,8 @@ impl Engine {
             && let Some(id) = group.data()["id"].as_str()
         {
             // Under the same key, which counts for this conversation apart: it is posted once.
-            let draft = Draft {
-                text: text.to_owned(),
-                ..Draft::default()
-            };
-            self.post_to_conversation(caller, id, draft, key.cloned())
-                .await?;
+            let draft = Draft { text: text.to_owned(), ..Draft::default() };
+            self.post_to_conversation(caller, id, draft, key.cloned()).await?;
         }
         Ok(group)
     }
@@ -219,11 +182,7 @@ impl Engine {
         key: Option<&ClientKey>,
     ) -> EngineResult<CreatedGroup> {
         let scope = caller.scope;
-        check_length(
-            "name",
-            request.title.as_deref().unwrap_or_default(),
-            MAX_TITLE_BYTES,
-        )?;
+        check_length("name", request.title.as_deref().unwrap_or_default(), MAX_TITLE_BYTES)?;
         let key_hash = key.map(|key| key.hash(&caller.agent_id.to_string(), "dm.group", "-"));
         if let Some(replay) = self.replayed_group(scope, key, key_hash).await? {
             return Ok(replay);
@@ -258,10 +217,9 @@ impl Engine {
         match self.store().open_conversation(scope, &new).await? {
             OpenOutcome::Open(_) => Ok(CreatedGroup::Made(data)),
             // A request with the same key was faster.
-            OpenOutcome::KeyUsed => self
-                .replayed_group(scope, key, key_hash)
-                .await?
-                .ok_or(EngineError::IdempotencyInProgress),
+            OpenOutcome::KeyUsed => {
+                self.replayed_group(scope, key, key_hash).await?.ok_or(EngineError::IdempotencyInProgress)
+            }
         }
     }
 
@@ -270,33 +228,18 @@ impl Engine {
     /// # Errors
     /// When the conversation or the agent is unknown, the caller takes no part in it, it is no group's,
     /// or it is full.
-    pub async fn add_participant(
-        &self,
-        caller: &AgentCaller,
-        id: &str,
-        agent_name: &str,
-    ) -> EngineResult<bool> {
+    pub async fn add_participant(&self, caller: &AgentCaller, id: &str, agent_name: &str) -> EngineResult<bool> {
         let conversation = self.own_group(caller, id).await?;
         let agent = self.participant_of_name(caller.scope, agent_name).await?;
-        let count = self
-            .store()
-            .participant_count(caller.scope, conversation.channel_id)
-            .await?;
+        let count = self.store().participant_count(caller.scope, conversation.channel_id).await?;
         if count >= i64::try_from(MAX_PARTICIPANTS).unwrap_or(i64::MAX)
-            && !self
-                .store()
-                .is_member(caller.scope, conversation.channel_id, agent)
-                .await?
+            && !self.store().is_member(caller.scope, conversation.channel_id, agent).await?
         {
             return Err(too_many());
         }
-        let added = self
-            .store()
-            .add_participant(caller.scope, conversation.channel_id, agent)
-            .await?;
+        let added = self.store().add_participant(caller.scope, conversation.channel_id, agent).await?;
         if added {
-            self.hints()
-                .members_changed(caller.scope, conversation.channel_id);
+            self.hints().members_changed(caller.scope, conversation.channel_id);
         }
         Ok(!added)
     }
@@ -305,21 +248,11 @@ impl Engine {
     ///
     /// # Errors
     /// When the conversation or the agent is unknown, the caller takes no part in it, or it is no group's.
-    pub async fn remove_participant(
-        &self,
-        caller: &AgentCaller,
-        id: &str,
-        agent_name: &str,
-    ) -> EngineResult<()> {
+    pub async fn remove_participant(&self, caller: &AgentCaller, id: &str, agent_name: &str) -> EngineResult<()> {
         let conversation = self.own_group(caller, id).await?;
         let agent = self.participant_of_name(caller.scope, agent_name).await?;
-        if self
-            .store()
-            .remove_participant(caller.scope, conversation.channel_id, agent)
-            .await?
-        {
-            self.hints()
-                .members_changed(caller.scope, conversation.channel_id);
+        if self.store().remove_participant(caller.scope, conversation.channel_id, agent).await? {
+            self.hints().members_changed(caller.scope, conversation.channel_id);
         }
         Ok(())
     }
@@ -329,40 +262,23 @@ impl Engine {
         if conversation.is_group {
             Ok(conversation)
         } else {
-            Err(EngineError::InvalidRequest(
-                "a one-to-one conversation has two participants".into(),
-            ))
+            Err(EngineError::InvalidRequest("a one-to-one conversation has two participants".into()))
         }
     }
 
-    async fn participant_of_name(
-        &self,
-        scope: WorkspaceScope,
-        name: &str,
-    ) -> EngineResult<AgentId> {
+    async fn participant_of_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<AgentId> {
         let name = name.strip_prefix('@').unwrap_or(name);
         let found = self.store().agent_ids(scope, &[name.to_owned()]).await?;
-        found
-            .first()
-            .map(|(_, id)| *id)
-            .ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))
+        found.first().map(|(_, id)| *id).ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))
     }
 
     /// The named agents and the caller, each once.
-    async fn group_members(
-        &self,
-        caller: &AgentCaller,
-        names: &[String],
-    ) -> EngineResult<Vec<(String, AgentId)>> {
+    async fn group_members(&self, caller: &AgentCaller, names: &[String]) -> EngineResult<Vec<(String, AgentId)>> {
         if names.is_empty() {
-            return Err(EngineError::InvalidRequest(
-                "participants must name at least one agent".into(),
-            ));
+            return Err(EngineError::InvalidRequest("participants must name at least one agent".into()));
         }
-        let mut wanted: Vec<String> = names
-            .iter()
-            .map(|name| name.strip_prefix('@').unwrap_or(name).to_owned())
-            .collect();
+        let mut wanted: Vec<String> =
+            names.iter().map(|name| name.strip_prefix('@').unwrap_or(name).to_owned()).collect();
         wanted.push(caller.name.to_string());
         wanted.sort();
         wanted.dedup();
@@ -370,10 +286,7 @@ impl Engine {
             return Err(too_many());
         }
         let found = self.store().agent_ids(caller.scope, &wanted).await?;
-        match wanted
-            .into_iter()
-            .find(|name| !found.iter().any(|(known, _)| known == name))
-        {
+        match wanted.into_iter().find(|name| !found.iter().any(|(known, _)| known == name)) {
             Some(unknown) => Err(EngineError::AgentNotFound(unknown)),
             None => Ok(found),
         }
@@ -388,15 +301,10 @@ impl Engine {
         let Some((key, hash)) = key.zip(key_hash) else {
             return Ok(None);
         };
-        Ok(self
-            .replay(scope, &hash, &key.fingerprint())
-            .await?
-            .map(CreatedGroup::Replayed))
+        Ok(self.replay(scope, &hash, &key.fingerprint()).await?.map(CreatedGroup::Replayed))
     }
 }
 
 fn too_many() -> EngineError {
-    EngineError::InvalidRequest(format!(
-        "a conversation has at most {MAX_PARTICIPANTS} participants"
-    ))
+    EngineError::InvalidRequest(format!("a conversation has at most {MAX_PARTICIPANTS} participants"))
 }

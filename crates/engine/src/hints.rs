@@ -7,8 +7,8 @@ use std::{
 };
 
 use relay_domain::{AgentId, ChannelId, NodeId, ProviderName, WorkspaceScope, token::TokenHash};
-use relay_stream::Stream;
 pub use relay_stream::Hint;
+use relay_stream::Stream;
 use tokio::sync::{broadcast, mpsc};
 
 use crate::{Engine, Inner};
@@ -102,7 +102,6 @@ impl Hints {
         let _ = self.local.send(Arc::clone(&hint));
         let _ = self.remote.try_send(hint);
     }
-
 }
 
 /// Passes the hints of other processes to the listeners of this one, until the engine is gone.

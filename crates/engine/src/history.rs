@@ -51,43 +51,21 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such message for this caller.
-    pub async fn thread(
-        &self,
-        caller: &Credential,
-        id: &str,
-        page: MessagePage,
-    ) -> EngineResult<Thread> {
+    pub async fn thread(&self, caller: &Credential, id: &str, page: MessagePage) -> EngineResult<Thread> {
         let parent = self.visible_message(caller, id).await?;
         let replies = if parent.message.thread_id.is_none() {
-            self.store()
-                .replies(
-                    caller.scope(),
-                    MessageId::new(parent.message.message_id),
-                    page,
-                )
-                .await?
+            self.store().replies(caller.scope(), MessageId::new(parent.message.message_id), page).await?
         } else {
             Vec::new()
         };
-        Ok(Thread {
-            parent: render::listed(&parent),
-            replies: replies.iter().map(render::listed).collect(),
-        })
+        Ok(Thread { parent: render::listed(&parent), replies: replies.iter().map(render::listed).collect() })
     }
 
     /// The message of an id if the caller may see it. A node may see none of a conversation.
-    pub(crate) async fn visible_message(
-        &self,
-        caller: &Credential,
-        id: &str,
-    ) -> EngineResult<ListedMessage> {
+    pub(crate) async fn visible_message(&self, caller: &Credential, id: &str) -> EngineResult<ListedMessage> {
         let id: MessageId = id.parse().map_err(|_| EngineError::MessageNotFound)?;
         let scope = caller.scope();
-        let message = self
-            .store()
-            .message(scope, id)
-            .await?
-            .ok_or(EngineError::MessageNotFound)?;
+        let message = self.store().message(scope, id).await?.ok_or(EngineError::MessageNotFound)?;
         if message.message.channel_type == 0 {
             return Ok(message);
         }
@@ -95,16 +73,10 @@ impl Engine {
             Credential::Workspace { .. } => true,
             Credential::Agent(agent) => {
                 let channel = ChannelId::new(message.message.channel_id);
-                self.store()
-                    .is_member(scope, channel, agent.agent_id)
-                    .await?
+                self.store().is_member(scope, channel, agent.agent_id).await?
             }
             Credential::Node(_) => false,
         };
-        if visible {
-            Ok(message)
-        } else {
-            Err(EngineError::MessageNotFound)
-        }
+        if visible { Ok(message) } else { Err(EngineError::MessageNotFound) }
     }
 }

@@ -1,7 +1,10 @@
 //! Where snowflake ids come from: a leased worker number and a clock checked against Postgres'.
 
 use std::{
-    sync::{Mutex, PoisonError, atomic::{AtomicI64, Ordering}},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicI64, Ordering},
+    },
     time::{SystemTime, UNIX_EPOCH},
 };
 

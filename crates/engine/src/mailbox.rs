@@ -2,19 +2,15 @@
 //! tail them.
 
 use chrono::{Duration, Utc};
-use relay_domain::{
-    AgentId, DeliveryId, NodeId, ProviderName, WorkspaceScope,
-    delivery::Exception,
-    session::Seq,
-};
+use relay_domain::{AgentId, DeliveryId, NodeId, ProviderName, WorkspaceScope, delivery::Exception, session::Seq};
+use relay_store::replay::StoredDelivery;
 pub use relay_store::{
     cursors::{CursorMove, Position},
     hosting::{Fence, Listed},
     leases::HeldProvider,
     providers::{Heartbeat, Registration},
 };
-use relay_store::replay::StoredDelivery;
-pub use relay_stream::{LiveFrame, Link, ProbeRequest, Probes, Tail};
+pub use relay_stream::{Link, LiveFrame, ProbeRequest, Probes, Tail};
 use tokio::sync::watch;
 
 use crate::{Engine, EngineResult, payload};
@@ -103,7 +99,8 @@ impl Engine {
         }
         let mut repaired = Vec::with_capacity(wants.len());
         for want in wants {
-            let head = heads.iter().find(|p| p.agent_id == want.agent_id).map_or(want.settled_below, |p| p.next_seq - 1);
+            let head =
+                heads.iter().find(|p| p.agent_id == want.agent_id).map_or(want.settled_below, |p| p.next_seq - 1);
             let own = rows.iter().filter(|row| row.agent_id == want.agent_id);
             repaired.push(Repaired { agent_id: want.agent_id, frames: page_of(want, head, own, self.now()) });
         }

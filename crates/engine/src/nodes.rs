@@ -6,12 +6,12 @@ use chrono::{DateTime, Utc};
 use relay_domain::{
     NodeId, ProviderName, WorkspaceScope,
     names::{
-        MAX_AGENT_NAME_BYTES, MAX_CAPABILITIES, MAX_NODE_ID_BYTES, MAX_NODE_NAME_BYTES,
-        MAX_NOTE_BYTES, MAX_TAGS, check_json_length, check_length, check_name, strip_hash,
+        MAX_AGENT_NAME_BYTES, MAX_CAPABILITIES, MAX_NODE_ID_BYTES, MAX_NODE_NAME_BYTES, MAX_NOTE_BYTES, MAX_TAGS,
+        check_json_length, check_length, check_name, strip_hash,
     },
     node::{
-        DIRECT_ID_PREFIX, DIRECT_NAME_PREFIX, LISTED_NODES, NodeRole, RequestedKind, WS_ADAPTER,
-        capability_kind, max_agents,
+        DIRECT_ID_PREFIX, DIRECT_NAME_PREFIX, LISTED_NODES, NodeRole, RequestedKind, WS_ADAPTER, capability_kind,
+        max_agents,
     },
     token::TokenKind,
 };
@@ -107,11 +107,7 @@ impl Engine {
     ///
     /// # Errors
     /// When a field is out of bounds, the kind is not served, or another live node has the name.
-    pub async fn enrol_node(
-        &self,
-        scope: WorkspaceScope,
-        request: EnrolNode,
-    ) -> EngineResult<EnrolledNode> {
+    pub async fn enrol_node(&self, scope: WorkspaceScope, request: EnrolNode) -> EngineResult<EnrolledNode> {
         let name = node_name(&request.name)?;
         let role = requested_role(&request)?;
         let token = self.fresh_token(TokenKind::Node)?;
@@ -134,19 +130,13 @@ impl Engine {
         };
         match outcome {
             EnrolOutcome::NameTaken => Err(EngineError::NodeNameConflict(enrolment.name)),
-            EnrolOutcome::Enrolled {
-                node,
-                replaced_token,
-            } => {
+            EnrolOutcome::Enrolled { node, replaced_token } => {
                 if let Some(old) = replaced_token {
                     self.revoke_token(old);
                 }
                 self.hints().node_changed(scope, node.clone());
                 let node = self.node(scope, node.as_str()).await?;
-                Ok(EnrolledNode {
-                    node,
-                    token: token.text,
-                })
+                Ok(EnrolledNode { node, token: token.text })
             }
         }
     }
@@ -157,10 +147,7 @@ impl Engine {
     /// When there is none.
     pub async fn node(&self, scope: WorkspaceScope, name_or_id: &str) -> EngineResult<Node> {
         let row = self.node_row(scope, name_or_id).await?;
-        let providers = self
-            .store()
-            .providers_of_nodes(scope, std::slice::from_ref(&row.node_id))
-            .await?;
+        let providers = self.store().providers_of_nodes(scope, std::slice::from_ref(&row.node_id)).await?;
         Ok(whole(row, &providers.iter().collect::<Vec<_>>()))
     }
 
@@ -168,11 +155,7 @@ impl Engine {
     ///
     /// # Errors
     /// When storage is away.
-    pub async fn nodes(
-        &self,
-        scope: WorkspaceScope,
-        mut filter: NodeFilter,
-    ) -> EngineResult<Vec<Node>> {
+    pub async fn nodes(&self, scope: WorkspaceScope, mut filter: NodeFilter) -> EngineResult<Vec<Node>> {
         filter.limit = filter.limit.clamp(1, LISTED_NODES.1);
         filter.name = filter.name.map(|name| strip_hash(&name).to_owned());
         let rows = self.store().nodes(scope, &filter).await?;
@@ -195,22 +178,12 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such node.
-    pub async fn forget_provider(
-        &self,
-        scope: WorkspaceScope,
-        node: &str,
-        provider: &str,
-    ) -> EngineResult<()> {
+    pub async fn forget_provider(&self, scope: WorkspaceScope, node: &str, provider: &str) -> EngineResult<()> {
         let node = NodeId::new(self.node_row(scope, node).await?.node_id);
         let provider = ProviderName::new(provider);
-        if let Some(epoch) = self
-            .store()
-            .forget_provider(scope, &node, &provider)
-            .await?
-        {
+        if let Some(epoch) = self.store().forget_provider(scope, &node, &provider).await? {
             // Its socket, wherever it is, is closed: nobody may act for it any more.
-            self.hints()
-                .provider_taken(scope, node.clone(), &provider, epoch + 1);
+            self.hints().provider_taken(scope, node.clone(), &provider, epoch + 1);
             self.hints().node_changed(scope, node);
         }
         Ok(())
@@ -222,11 +195,7 @@ impl Engine {
     /// When the agent is located on another node.
     pub async fn mint_direct_token(&self, caller: &AgentCaller) -> EngineResult<DirectNode> {
         let token = self.fresh_token(TokenKind::Node)?;
-        match self
-            .store()
-            .mint_direct_token(caller.scope, caller.agent_id, token.hash)
-            .await?
-        {
+        match self.store().mint_direct_token(caller.scope, caller.agent_id, token.hash).await? {
             DirectTokenOutcome::NoAgent => Err(EngineError::AgentNotFound(caller.name.to_string())),
             DirectTokenOutcome::BoundElsewhere(node) => Err(EngineError::AgentBoundToNode(node)),
             DirectTokenOutcome::Minted { replaced_token } => {
@@ -242,38 +211,20 @@ impl Engine {
         }
     }
 
-    pub(crate) async fn node_row(
-        &self,
-        scope: WorkspaceScope,
-        name_or_id: &str,
-    ) -> EngineResult<NodeRow> {
+    pub(crate) async fn node_row(&self, scope: WorkspaceScope, name_or_id: &str) -> EngineResult<NodeRow> {
         let wanted = strip_hash(name_or_id);
-        self.store()
-            .node(scope, wanted)
-            .await?
-            .ok_or_else(|| EngineError::NodeNotFound(wanted.to_owned()))
+        self.store().node(scope, wanted).await?.ok_or_else(|| EngineError::NodeNotFound(wanted.to_owned()))
     }
 }
 
 /// What a node looks like with its providers, which come in the order of their registration.
 fn whole(row: NodeRow, providers: &[&NodeProviderRow]) -> Node {
-    let own = row
-        .capabilities
-        .as_array()
-        .map(Vec::as_slice)
-        .unwrap_or_default();
-    let theirs = providers
-        .iter()
-        .filter_map(|p| p.capabilities.as_array())
-        .flatten();
+    let own = row.capabilities.as_array().map(Vec::as_slice).unwrap_or_default();
+    let theirs = providers.iter().filter_map(|p| p.capabilities.as_array()).flatten();
     let mut names = HashSet::new();
     let capabilities = theirs
         .chain(own)
-        .filter(|c| {
-            c["name"]
-                .as_str()
-                .is_some_and(|name| names.insert(name.to_owned()))
-        })
+        .filter(|c| c["name"].as_str().is_some_and(|name| names.insert(name.to_owned())))
         .cloned()
         .collect();
     let mut tags = row.tags.clone();
@@ -283,21 +234,15 @@ fn whole(row: NodeRow, providers: &[&NodeProviderRow]) -> Node {
         }
     }
     let limits: Vec<i32> = providers.iter().map(|p| p.max_agents).collect();
-    let newest = providers
-        .iter()
-        .max_by_key(|p| (p.live, p.last_heartbeat_at));
+    let newest = providers.iter().max_by_key(|p| (p.live, p.last_heartbeat_at));
     Node {
         capabilities,
         tags,
-        version: newest
-            .and_then(|p| p.version.clone())
-            .or_else(|| row.version.clone()),
+        version: newest.and_then(|p| p.version.clone()).or_else(|| row.version.clone()),
         live: providers.iter().any(|p| p.live),
         handlers_live: providers.iter().any(|p| p.live && p.handlers_live),
         load: providers.iter().map(|p| p.load).fold(0.0, f64::max),
-        active_agents: providers
-            .iter()
-            .fold(0, |sum, p| sum.saturating_add(p.active_agents)),
+        active_agents: providers.iter().fold(0, |sum, p| sum.saturating_add(p.active_agents)),
         max_agents: max_agents(row.max_agents, &limits),
         last_heartbeat_at: newest.map(|p| p.last_heartbeat_at),
         row,
@@ -308,10 +253,7 @@ fn node_name(given: &str) -> EngineResult<&str> {
     let name = strip_hash(given);
     check_name("name", name, MAX_NODE_NAME_BYTES).map_err(|_| EngineError::InvalidNodeName)?;
     // Those belong to agents' own nodes, which are not enrolled.
-    if name
-        .strip_prefix(DIRECT_NAME_PREFIX)
-        .is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit()))
-    {
+    if name.strip_prefix(DIRECT_NAME_PREFIX).is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit())) {
         return Err(EngineError::InvalidNodeName);
     }
     Ok(name)
@@ -320,9 +262,7 @@ fn node_name(given: &str) -> EngineResult<&str> {
 fn checked_node_id(id: String) -> EngineResult<NodeId> {
     check_name("node_id", &id, MAX_NODE_ID_BYTES)?;
     if id.starts_with(DIRECT_ID_PREFIX) {
-        return Err(EngineError::InvalidRequest(
-            "node_id is reserved for an agent's own node".into(),
-        ));
+        return Err(EngineError::InvalidRequest("node_id is reserved for an agent's own node".into()));
     }
     Ok(NodeId::new(id))
 }
@@ -336,20 +276,12 @@ fn requested_role(request: &EnrolNode) -> EngineResult<Option<NodeRole>> {
                 return Err(EngineError::UnsupportedNodeKind(word.to_owned()));
             }
             None => {
-                return Err(EngineError::InvalidRequest(
-                    "kind must be ws, http_push or poll".into(),
-                ));
+                return Err(EngineError::InvalidRequest("kind must be ws, http_push or poll".into()));
             }
         },
     };
-    if request
-        .delivery_adapter
-        .as_deref()
-        .is_some_and(|adapter| adapter != WS_ADAPTER)
-    {
-        return Err(EngineError::InvalidNodeDelivery(format!(
-            "nodes of kind ws are reached by {WS_ADAPTER}"
-        )));
+    if request.delivery_adapter.as_deref().is_some_and(|adapter| adapter != WS_ADAPTER) {
+        return Err(EngineError::InvalidNodeDelivery(format!("nodes of kind ws are reached by {WS_ADAPTER}")));
     }
     match request.role.as_deref() {
         None => Ok(of_kind),
@@ -368,19 +300,13 @@ fn checked_max_agents(given: Option<i64>, role: Option<NodeRole>) -> EngineResul
     }
     given
         .map(|n| i32::try_from(n).ok().filter(|n| *n >= 0))
-        .map(|n| {
-            n.ok_or_else(|| {
-                EngineError::InvalidRequest("max_agents must be a number from 0 on".into())
-            })
-        })
+        .map(|n| n.ok_or_else(|| EngineError::InvalidRequest("max_agents must be a number from 0 on".into())))
         .transpose()
 }
 
 fn checked_capabilities(capabilities: Vec<Capability>) -> EngineResult<Value> {
     if capabilities.len() > MAX_CAPABILITIES {
-        return Err(EngineError::InvalidRequest(format!(
-            "at most {MAX_CAPABILITIES} capabilities"
-        )));
+        return Err(EngineError::InvalidRequest(format!("at most {MAX_CAPABILITIES} capabilities")));
     }
     let mut stored = Vec::with_capacity(capabilities.len());
     for capability in capabilities {
@@ -400,9 +326,7 @@ fn checked_capabilities(capabilities: Vec<Capability>) -> EngineResult<Value> {
 fn checked_tags(tags: Option<Vec<String>>) -> EngineResult<Option<Vec<String>>> {
     let Some(tags) = tags else { return Ok(None) };
     if tags.len() > MAX_TAGS {
-        return Err(EngineError::InvalidRequest(format!(
-            "at most {MAX_TAGS} tags"
-        )));
+        return Err(EngineError::InvalidRequest(format!("at most {MAX_TAGS} tags")));
     }
     for tag in &tags {
         check_length("tags", tag, MAX_AGENT_NAME_BYTES)?;
@@ -452,37 +376,15 @@ mod tests {
             max_agents: 3,
             created_at: Utc::now(),
         };
-        let live = provider(
-            "a",
-            true,
-            json!([{ "name": "build", "kind": "capacity" }]),
-            8,
-        );
-        let away = provider(
-            "b",
-            false,
-            json!([{ "name": "spawn:x", "kind": "capacity" }]),
-            2,
-        );
+        let live = provider("a", true, json!([{ "name": "build", "kind": "capacity" }]), 8);
+        let away = provider("b", false, json!([{ "name": "spawn:x", "kind": "capacity" }]), 2);
         let node = whole(row, &[&live, &away]);
-        let kinds: Vec<_> = node
-            .capabilities
-            .iter()
-            .map(|c| (c["name"].as_str(), c["kind"].as_str()))
-            .collect();
+        let kinds: Vec<_> = node.capabilities.iter().map(|c| (c["name"].as_str(), c["kind"].as_str())).collect();
         assert_eq!(
             kinds,
-            [
-                (Some("build"), Some("capacity")),
-                (Some("spawn:x"), Some("capacity")),
-                (Some("test"), Some("action"))
-            ]
+            [(Some("build"), Some("capacity")), (Some("spawn:x"), Some("capacity")), (Some("test"), Some("action"))]
         );
-        assert_eq!(
-            (node.live, node.handlers_live),
-            (true, false),
-            "only live providers' handlers count"
-        );
+        assert_eq!((node.live, node.handlers_live), (true, false), "only live providers' handlers count");
         assert_eq!((node.max_agents, node.active_agents), (10, 4));
         assert_eq!(node.version.as_deref(), Some("a"));
         assert_eq!(node.tags, ["gpu", "own"]);

@@ -51,7 +51,12 @@ impl Committed {
 
     fn mailboxes(&self) -> Vec<(WorkspaceScope, AgentId)> {
         let rows = self.sends.iter().flat_map(|s| {
-            s.send.recipients.iter().zip(&s.rows).filter(|(_, row)| row.is_some()).map(|(r, _)| (s.send.scope, r.agent_id))
+            s.send
+                .recipients
+                .iter()
+                .zip(&s.rows)
+                .filter(|(_, row)| row.is_some())
+                .map(|(r, _)| (s.send.scope, r.agent_id))
         });
         rows.collect()
     }

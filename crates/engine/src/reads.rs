@@ -11,17 +11,10 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such message, or the agent is not a member of its channel.
-    pub async fn mark_read(
-        &self,
-        caller: &AgentCaller,
-        id: &str,
-    ) -> EngineResult<(MessageId, ReadReceipt)> {
+    pub async fn mark_read(&self, caller: &AgentCaller, id: &str) -> EngineResult<(MessageId, ReadReceipt)> {
         let id: MessageId = id.parse().map_err(|_| EngineError::MessageNotFound)?;
-        let receipt = self
-            .store()
-            .mark_read(caller.scope, id, caller.agent_id)
-            .await?
-            .ok_or(EngineError::MessageNotFound)?;
+        let receipt =
+            self.store().mark_read(caller.scope, id, caller.agent_id).await?.ok_or(EngineError::MessageNotFound)?;
         if receipt.settled {
             self.hints().mailbox_changed(caller.scope, caller.agent_id);
         }

@@ -24,9 +24,7 @@ pub fn channel_id(message: &MessageRow) -> String {
 /// The public id of a channel, given its conversation, if it is one.
 #[must_use]
 pub(crate) fn public_id(channel: i64, conversation: Option<&str>) -> String {
-    conversation
-        .and_then(public_channel_id)
-        .unwrap_or_else(|| channel.to_string())
+    conversation.and_then(public_channel_id).unwrap_or_else(|| channel.to_string())
 }
 
 /// Metadata without the engine's own keys; always an object.
@@ -35,14 +33,8 @@ pub fn metadata(stored: &Value) -> Value {
     let Value::Object(all) = stored else {
         return Value::Object(Map::new());
     };
-    let shown = all
-        .iter()
-        .filter(|(key, _)| !key.starts_with(HIDDEN_METADATA));
-    Value::Object(
-        shown
-            .map(|(key, value)| (key.clone(), value.clone()))
-            .collect(),
-    )
+    let shown = all.iter().filter(|(key, _)| !key.starts_with(HIDDEN_METADATA));
+    Value::Object(shown.map(|(key, value)| (key.clone(), value.clone())).collect())
 }
 
 /// A message in a list, or alone.
@@ -109,10 +101,7 @@ pub fn in_conversation(message: &MessageRow) -> Value {
 }
 
 fn has_attachments(message: &MessageRow) -> bool {
-    message
-        .attachments
-        .as_array()
-        .is_some_and(|list| !list.is_empty())
+    message.attachments.as_array().is_some_and(|list| !list.is_empty())
 }
 
 #[cfg(test)]
@@ -148,10 +137,7 @@ mod tests {
         assert_eq!(json["channel_id"], "6");
         assert_eq!(json["metadata"], json!({ "fooBar": 1 }));
         assert_eq!(json["created_at"], "2026-03-01T12:00:00.000Z");
-        assert_eq!(
-            (&json["blocks"], &json["thread_id"]),
-            (&Value::Null, &Value::Null)
-        );
+        assert_eq!((&json["blocks"], &json["thread_id"]), (&Value::Null, &Value::Null));
         assert_eq!(json["has_attachments"], false);
     }
 
@@ -161,10 +147,6 @@ mod tests {
         message.conversation_id = Some("dm_0123456789abcdef01234567".into());
         assert_eq!(channel_id(&message), "dmch_0123456789abcdef01234567");
         message.conversation_id = Some("99".into());
-        assert_eq!(
-            channel_id(&message),
-            "6",
-            "a group's channel keeps its own id"
-        );
+        assert_eq!(channel_id(&message), "6", "a group's channel keeps its own id");
     }
 }

@@ -35,8 +35,5 @@ pub async fn migrate(url: &str, patience: Duration) -> Result<(), MigrationError
         }
         tokio::time::sleep(ASK_AGAIN_AFTER).await;
     }
-    store
-        .migrate()
-        .await
-        .map_err(|error| MigrationError::Failed(Box::new(error)))
+    store.migrate().await.map_err(|error| MigrationError::Failed(Box::new(error)))
 }

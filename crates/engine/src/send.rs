@@ -123,8 +123,16 @@ pub(crate) struct Audiences {
 impl Default for Audiences {
     fn default() -> Self {
         Self {
-            known: Cache::builder().max_capacity(REMEMBERED).time_to_live(REMEMBERED_FOR).support_invalidation_closures().build(),
-            direct: Cache::builder().max_capacity(REMEMBERED).time_to_live(REMEMBERED_FOR).support_invalidation_closures().build(),
+            known: Cache::builder()
+                .max_capacity(REMEMBERED)
+                .time_to_live(REMEMBERED_FOR)
+                .support_invalidation_closures()
+                .build(),
+            direct: Cache::builder()
+                .max_capacity(REMEMBERED)
+                .time_to_live(REMEMBERED_FOR)
+                .support_invalidation_closures()
+                .build(),
         }
     }
 }

@@ -137,12 +137,8 @@ impl Engine {
         let Some((gateway, epoch)) = holder.and_then(|h| Some((h.gateway_id?, h.epoch))) else {
             return Proof::Silent;
         };
-        let request = ProbeRequest {
-            workspace: scope.workspace_id(),
-            node: node.clone(),
-            provider: provider.clone(),
-            epoch,
-        };
+        let request =
+            ProbeRequest { workspace: scope.workspace_id(), node: node.clone(), provider: provider.clone(), epoch };
         self.inner.stream.probe(gateway, &request).await
     }
 

@@ -3,7 +3,10 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{
     ChannelId, WorkspaceId, WorkspaceScope,
-    names::{MAX_METADATA_BYTES, MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length, check_length, check_name},
+    names::{
+        MAX_METADATA_BYTES, MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length, check_length,
+        check_name,
+    },
     token::{TokenHash, TokenKind},
 };
 pub use relay_store::WorkspaceRow;
@@ -11,7 +14,11 @@ use relay_store::{Creation, CreationKey, NewWorkspace};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::{Engine, EngineError, EngineResult, agents::{encoded_length, too_long}, idempotency::ClientKey};
+use crate::{
+    Engine, EngineError, EngineResult,
+    agents::{encoded_length, too_long},
+    idempotency::ClientKey,
+};
 
 /// Shortest and longest life of a workspace that ends by itself, in seconds.
 const LIFETIME_SECONDS: std::ops::RangeInclusive<i64> = 60..=2_592_000;
@@ -149,7 +156,11 @@ impl Engine {
     ///
     /// # Errors
     /// When a field is out of bounds.
-    pub async fn update_workspace(&self, scope: WorkspaceScope, change: &WorkspaceChange) -> EngineResult<WorkspaceRow> {
+    pub async fn update_workspace(
+        &self,
+        scope: WorkspaceScope,
+        change: &WorkspaceChange,
+    ) -> EngineResult<WorkspaceRow> {
         if let Some(name) = &change.name {
             check_name("name", name, MAX_WORKSPACE_NAME_BYTES)?;
         }

@@ -22,10 +22,7 @@ impl Shutdown {
     /// When the signal handlers cannot be installed.
     pub fn on_signals() -> io::Result<Self> {
         let shutdown = Self::default();
-        let (mut term, mut int) = (
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::interrupt())?,
-        );
+        let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let asked = shutdown.asked.clone();
         tokio::spawn(async move {
             tokio::select! {
@@ -41,10 +38,7 @@ impl Shutdown {
                 _ = int.recv() => tracing::warn!("asked twice: stopping at once"),
                 () = tokio::time::sleep(HARD_STOP_AFTER) => tracing::error!("not drained in time: stopping hard"),
             }
-            #[expect(
-                clippy::disallowed_methods,
-                reason = "this is the hard stop that the drain is bounded by"
-            )]
+            #[expect(clippy::disallowed_methods, reason = "this is the hard stop that the drain is bounded by")]
             std::process::exit(1);
         });
         Ok(shutdown)

@@ -5,9 +5,7 @@ use std::{error::Error, io::stderr, time::Duration};
 use anyhow::{Context as _, Result};
 use opentelemetry::{global, trace::TracerProvider as _};
 use opentelemetry_sdk::{Resource, propagation::TraceContextPropagator, trace::SdkTracerProvider};
-use tracing_subscriber::{
-    EnvFilter, Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _,
-};
+use tracing_subscriber::{EnvFilter, Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 /// The variable that switches trace export on. Its value is a gRPC endpoint, `http://host:4317`.
 const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
@@ -38,11 +36,9 @@ pub fn init(service_name: &'static str) -> Result<Guard> {
         Ok(endpoint) if !endpoint.is_empty() => Some(provider(service_name)?),
         _ => None,
     };
-    let spans = provider.as_ref().map(|provider| {
-        tracing_opentelemetry::layer()
-            .with_tracer(provider.tracer("relay"))
-            .with_filter(filter())
-    });
+    let spans = provider
+        .as_ref()
+        .map(|provider| tracing_opentelemetry::layer().with_tracer(provider.tracer("relay")).with_filter(filter()));
     let logs = tracing_subscriber::fmt::layer()
         .json()
         .flatten_event(true)
@@ -50,11 +46,7 @@ pub fn init(service_name: &'static str) -> Result<Guard> {
         .with_span_list(false)
         .with_writer(stderr)
         .with_filter(filter());
-    tracing_subscriber::registry()
-        .with(spans)
-        .with(logs)
-        .try_init()
-        .context("install the log subscriber")?;
+    tracing_subscriber::registry().with(spans).with(logs).try_init().context("install the log subscriber")?;
     Ok(Guard { provider })
 }
 

@@ -23,10 +23,7 @@ pub fn current_traceparent() -> Option<String> {
 /// Makes `span` a child of the span that `traceparent` names. Text that is no `traceparent` is ignored,
 /// since it comes from outside. Call before the span is entered.
 pub fn set_parent(span: &Span, traceparent: &str) {
-    let carrier = Headers(HashMap::from([(
-        TRACEPARENT.to_owned(),
-        traceparent.to_owned(),
-    )]));
+    let carrier = Headers(HashMap::from([(TRACEPARENT.to_owned(), traceparent.to_owned())]));
     let context = global::get_text_map_propagator(|propagator| propagator.extract(&carrier));
     // Refused only when nobody traces, or the span has started already: then there is nothing to link.
     let _ = span.set_parent(context);
@@ -65,17 +62,10 @@ mod tests {
         let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
         let subscriber = tracing_subscriber::registry().with(layer);
         tracing::subscriber::with_default(subscriber, || {
-            let sent = tracing::info_span!("sent")
-                .in_scope(current_traceparent)
-                .expect("a span is current");
+            let sent = tracing::info_span!("sent").in_scope(current_traceparent).expect("a span is current");
             let received = tracing::info_span!("received");
             set_parent(&received, &sent);
-            let trace = received
-                .context()
-                .span()
-                .span_context()
-                .trace_id()
-                .to_string();
+            let trace = received.context().span().span_context().trace_id().to_string();
             assert_eq!(sent.split('-').nth(1), Some(trace.as_str()));
         });
     }

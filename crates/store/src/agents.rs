@@ -190,7 +190,11 @@ impl Store {
     /// # Errors
     /// When Postgres is away.
     pub async fn agent_by_name(&self, scope: WorkspaceScope, name: &str) -> StoreResult<Option<AgentRow>> {
-        sqlx::query_as(concat!("SELECT ", columns!(), " FROM agents WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL"))
+        sqlx::query_as(concat!(
+            "SELECT ",
+            columns!(),
+            " FROM agents WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL"
+        ))
         .bind(scope.workspace_id().get())
         .bind(name)
         .fetch_optional(&self.pool)
@@ -203,7 +207,11 @@ impl Store {
     /// # Errors
     /// When Postgres is away.
     pub async fn agent(&self, scope: WorkspaceScope, agent: AgentId) -> StoreResult<Option<AgentRow>> {
-        sqlx::query_as(concat!("SELECT ", columns!(), " FROM agents WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL"))
+        sqlx::query_as(concat!(
+            "SELECT ",
+            columns!(),
+            " FROM agents WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL"
+        ))
         .bind(scope.workspace_id().get())
         .bind(agent.get())
         .fetch_optional(&self.pool)
@@ -216,7 +224,11 @@ impl Store {
     /// # Errors
     /// When Postgres is away.
     pub async fn agents(&self, scope: WorkspaceScope) -> StoreResult<Vec<AgentRow>> {
-        sqlx::query_as(concat!("SELECT ", columns!(), " FROM agents WHERE workspace_id = $1 AND deleted_at IS NULL ORDER BY agent_id LIMIT $2"))
+        sqlx::query_as(concat!(
+            "SELECT ",
+            columns!(),
+            " FROM agents WHERE workspace_id = $1 AND deleted_at IS NULL ORDER BY agent_id LIMIT $2"
+        ))
         .bind(scope.workspace_id().get())
         .bind(names::MAX_LISTED_AGENTS)
         .fetch_all(&self.pool)
@@ -239,7 +251,8 @@ impl Store {
     ) -> StoreResult<Option<AgentRow>> {
         // A status is newer than any call that came before it: last_seen_at moves along, so that a late
         // refresh (see `agents_seen`) does not bring the agent back.
-        sqlx::query_as(concat!("UPDATE agents SET
+        sqlx::query_as(concat!(
+            "UPDATE agents SET
                 status = coalesce($3, status),
                 last_seen_at = CASE WHEN $3 IS NULL THEN last_seen_at ELSE greatest(last_seen_at, $11) END,
                 persona = CASE WHEN $4 THEN $5 ELSE persona END,
@@ -248,7 +261,9 @@ impl Store {
                 skills = coalesce($9, skills)
              WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL
                AND ($6 IS NULL OR octet_length((metadata || $6)::text) <= $10)
-             RETURNING ", columns!()))
+             RETURNING ",
+            columns!()
+        ))
         .bind(scope.workspace_id().get())
         .bind(name)
         .bind(change.status.map(AgentStatus::as_str))

@@ -97,20 +97,15 @@ impl Store {
     ) -> StoreResult<BindOutcome> {
         let doing = "binding an agent to a node";
         let workspace = scope.workspace_id().get();
-        let mut tx = self
-            .pool
-            .begin()
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         // Node before agent, as every transaction that locks both. It serialises the capacity check.
-        let node_limit: Option<i32> = sqlx::query_scalar(
-            "SELECT max_agents FROM nodes WHERE workspace_id = $1 AND node_id = $2 FOR UPDATE",
-        )
-        .bind(workspace)
-        .bind(node.as_str())
-        .fetch_optional(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
+        let node_limit: Option<i32> =
+            sqlx::query_scalar("SELECT max_agents FROM nodes WHERE workspace_id = $1 AND node_id = $2 FOR UPDATE")
+                .bind(workspace)
+                .bind(node.as_str())
+                .fetch_optional(&mut *tx)
+                .await
+                .map_err(StoreError::from_sqlx(doing))?;
         let agent = sqlx::query(
             "SELECT agent_id, node_id FROM agents
               WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL FOR UPDATE",
@@ -123,19 +118,15 @@ impl Store {
         let Some(agent) = agent else {
             return Ok(BindOutcome::NoAgent);
         };
-        let (agent, from) = (
-            AgentId::new(agent.get(0)),
-            NodeId::new(agent.get::<String, _>(1)),
-        );
+        let (agent, from) = (AgentId::new(agent.get(0)), NodeId::new(agent.get::<String, _>(1)));
 
-        let providers = sqlx::query(
-            "SELECT provider, max_agents FROM providers WHERE workspace_id = $1 AND node_id = $2",
-        )
-        .bind(workspace)
-        .bind(node.as_str())
-        .fetch_all(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
+        let providers =
+            sqlx::query("SELECT provider, max_agents FROM providers WHERE workspace_id = $1 AND node_id = $2")
+                .bind(workspace)
+                .bind(node.as_str())
+                .fetch_all(&mut *tx)
+                .await
+                .map_err(StoreError::from_sqlx(doing))?;
         let limits: Vec<i32> = providers.iter().map(|row| row.get(1)).collect();
         let limit = max_agents(node_limit.unwrap_or_default(), &limits);
         if limit > 0 && from != *node {

@@ -8,8 +8,7 @@ use std::collections::HashMap;
 
 use chrono::{DateTime, NaiveDate, Utc};
 use relay_domain::{
-    AgentId, BatchId, ChannelId, GatewayId, NodeId, ProviderName, WorkspaceId,
-    WorkspaceScope, session::Seq,
+    AgentId, BatchId, ChannelId, GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, session::Seq,
 };
 use sqlx::{PgConnection, Row};
 
@@ -128,9 +127,8 @@ impl Facts {
         let agent = |id| self.agents.get(&(workspace, id));
         self.workspaces.contains_key(&workspace)
             && self.channels.get(&(workspace, ChannelId::new(send.message.channel_id))) == Some(&send.members_version)
-            && agent(AgentId::new(send.message.agent_id)).is_some_and(|sender| {
-                send.token_generation.is_none_or(|generation| generation == sender.generation)
-            })
+            && agent(AgentId::new(send.message.agent_id))
+                .is_some_and(|sender| send.token_generation.is_none_or(|generation| generation == sender.generation))
             && send.recipients.iter().all(|recipient| agent(recipient.agent_id).is_some())
     }
 
@@ -171,12 +169,9 @@ impl Store {
             let outcomes = commit_write::read_back(&mut tx, batch).await;
             return outcomes.map_err(BatchError::Unknown);
         };
-        tx.commit()
-            .await
-            .map_err(StoreError::from_sqlx("committing the batch"))
-            .map_err(|error| {
-                if error.is_unavailable() { BatchError::Unknown(error) } else { BatchError::NotCommitted(error) }
-            })?;
+        tx.commit().await.map_err(StoreError::from_sqlx("committing the batch")).map_err(|error| {
+            if error.is_unavailable() { BatchError::Unknown(error) } else { BatchError::NotCommitted(error) }
+        })?;
         Ok(outcomes)
     }
 }
@@ -261,8 +256,7 @@ async fn read_facts(tx: &mut PgConnection, sends: &[NewSend]) -> StoreResult<Fac
     .fetch_all(tx)
     .await
     .map_err(StoreError::from_sqlx("reading what the batch relies on"))?;
-    let mut facts =
-        Facts { agents: HashMap::new(), channels: HashMap::new(), workspaces: HashMap::new() };
+    let mut facts = Facts { agents: HashMap::new(), channels: HashMap::new(), workspaces: HashMap::new() };
     for row in rows {
         let workspace = WorkspaceId::new(row.get("workspace_id"));
         let id: i64 = row.get("id");

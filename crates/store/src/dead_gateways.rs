@@ -27,17 +27,9 @@ impl Store {
     ///
     /// # Errors
     /// When Postgres is away or the transaction lost a lock race; nothing has changed then.
-    pub async fn disconnect_orphaned_providers(
-        &self,
-        grace: Duration,
-        limit: i64,
-    ) -> StoreResult<Disconnected> {
+    pub async fn disconnect_orphaned_providers(&self, grace: Duration, limit: i64) -> StoreResult<Disconnected> {
         let doing = "disconnecting the providers of dead gateways";
-        let mut tx = self
-            .pool
-            .begin()
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let rows = sqlx::query(ORPHANS)
             .bind(grace.as_secs_f64())
             .bind(limit)

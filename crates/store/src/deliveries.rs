@@ -112,11 +112,7 @@ impl Store {
     ///
     /// # Errors
     /// When Postgres does not answer.
-    pub async fn delivery(
-        &self,
-        scope: WorkspaceScope,
-        id: DeliveryId,
-    ) -> StoreResult<Option<DeliveryRow>> {
+    pub async fn delivery(&self, scope: WorkspaceScope, id: DeliveryId) -> StoreResult<Option<DeliveryRow>> {
         sqlx::query_as(delivery_rows!(
             "SELECT * FROM deliveries
               WHERE workspace_id = $1 AND source_id = $2 AND agent_id = $3 AND redrive_no = $4

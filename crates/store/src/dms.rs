@@ -126,11 +126,7 @@ impl Store {
     ) -> StoreResult<OpenOutcome> {
         let doing = "opening a conversation";
         let workspace = scope.workspace_id().get();
-        let mut tx = self
-            .pool
-            .begin()
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         if let Some(key) = &new.key
             && !keep_answer(&mut tx, scope, key).await?
         {
@@ -161,8 +157,7 @@ impl Store {
         .fetch_one(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-        let mut conversation =
-            ConversationRow::from_row(&row).map_err(StoreError::from_sqlx(doing))?;
+        let mut conversation = ConversationRow::from_row(&row).map_err(StoreError::from_sqlx(doing))?;
         let channel = ChannelId::new(conversation.channel_id);
         if add_members(&mut tx, scope, channel, new.members, Some(new.created_by)).await? {
             conversation.members_version += 1;
@@ -182,11 +177,7 @@ impl Store {
         agent: AgentId,
     ) -> StoreResult<bool> {
         let doing = "adding a participant";
-        let mut tx = self
-            .pool
-            .begin()
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let added = add_members(&mut tx, scope, channel, &[agent], None).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(added)
@@ -222,19 +213,13 @@ impl Store {
     ///
     /// # Errors
     /// When Postgres does not answer.
-    pub async fn participant_count(
-        &self,
-        scope: WorkspaceScope,
-        channel: ChannelId,
-    ) -> StoreResult<i64> {
-        sqlx::query_scalar(
-            "SELECT count(*) FROM channel_members WHERE workspace_id = $1 AND channel_id = $2",
-        )
-        .bind(scope.workspace_id().get())
-        .bind(channel.get())
-        .fetch_one(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("counting participants"))
+    pub async fn participant_count(&self, scope: WorkspaceScope, channel: ChannelId) -> StoreResult<i64> {
+        sqlx::query_scalar("SELECT count(*) FROM channel_members WHERE workspace_id = $1 AND channel_id = $2")
+            .bind(scope.workspace_id().get())
+            .bind(channel.get())
+            .fetch_one(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("counting participants"))
     }
 
     /// The conversations of an agent, the liveliest first.
@@ -301,11 +286,7 @@ impl Store {
     ///
     /// # Errors
     /// When Postgres does not answer.
-    pub async fn agent_ids(
-        &self,
-        scope: WorkspaceScope,
-        names: &[String],
-    ) -> StoreResult<Vec<(String, AgentId)>> {
+    pub async fn agent_ids(&self, scope: WorkspaceScope, names: &[String]) -> StoreResult<Vec<(String, AgentId)>> {
         sqlx::query_as(
             "SELECT name, agent_id FROM agents
               WHERE workspace_id = $1 AND name = ANY($2) AND deleted_at IS NULL ORDER BY agent_id",
@@ -314,11 +295,7 @@ impl Store {
         .bind(names)
         .fetch_all(&self.pool)
         .await
-        .map(|rows: Vec<(String, i64)>| {
-            rows.into_iter()
-                .map(|(name, id)| (name, AgentId::new(id)))
-                .collect()
-        })
+        .map(|rows: Vec<(String, i64)>| rows.into_iter().map(|(name, id)| (name, AgentId::new(id))).collect())
         .map_err(StoreError::from_sqlx("looking up agents by name"))
     }
 }
@@ -361,11 +338,7 @@ async fn add_members(
 }
 
 /// Writes an answer under its key, over one older than a day. `false` when the key is in use.
-async fn keep_answer(
-    tx: &mut PgTransaction<'_>,
-    scope: WorkspaceScope,
-    key: &KeptAnswer<'_>,
-) -> StoreResult<bool> {
+async fn keep_answer(tx: &mut PgTransaction<'_>, scope: WorkspaceScope, key: &KeptAnswer<'_>) -> StoreResult<bool> {
     let kept = sqlx::query(
         "INSERT INTO idempotency_keys AS k (workspace_id, key_hash, fingerprint, status, response, created_at)
          VALUES ($1, $2, $3, 201, $4, now())

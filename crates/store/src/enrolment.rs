@@ -69,18 +69,10 @@ impl Store {
     ///
     /// # Errors
     /// When Postgres does not answer.
-    pub async fn enrol_node(
-        &self,
-        scope: WorkspaceScope,
-        enrolment: &NodeEnrolment,
-    ) -> StoreResult<EnrolOutcome> {
+    pub async fn enrol_node(&self, scope: WorkspaceScope, enrolment: &NodeEnrolment) -> StoreResult<EnrolOutcome> {
         let doing = "enrolling a node";
         let workspace = scope.workspace_id().get();
-        let mut tx = self
-            .pool
-            .begin()
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         // Two first enrolments of one name would both find nothing: one of them waits here.
         sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended($2, $1))")
             .bind(workspace)
@@ -110,10 +102,7 @@ impl Store {
 
         let node = match found.first() {
             None => {
-                let id = enrolment
-                    .node_id
-                    .clone()
-                    .unwrap_or_else(|| enrolment.fresh_id.clone());
+                let id = enrolment.node_id.clone().unwrap_or_else(|| enrolment.fresh_id.clone());
                 insert_node(&mut tx, scope, &id, enrolment).await?;
                 id
             }
@@ -121,10 +110,7 @@ impl Store {
                 let stored = NodeId::new(row.get::<String, _>(0));
                 let by_id = enrolment.node_id.as_ref() == Some(&stored);
                 let name_is_anothers = row.get::<String, _>(1) != enrolment.name
-                    && found
-                        .iter()
-                        .skip(1)
-                        .any(|other| other.get::<String, _>(1) == enrolment.name);
+                    && found.iter().skip(1).any(|other| other.get::<String, _>(1) == enrolment.name);
                 let id = match &enrolment.node_id {
                     Some(wanted) if !by_id => wanted.clone(),
                     _ => stored.clone(),
@@ -139,13 +125,9 @@ impl Store {
                 id
             }
         };
-        let replaced_token =
-            replace_node_token(&mut tx, scope, &node, enrolment.token_hash).await?;
+        let replaced_token = replace_node_token(&mut tx, scope, &node, enrolment.token_hash).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(EnrolOutcome::Enrolled {
-            node,
-            replaced_token,
-        })
+        Ok(EnrolOutcome::Enrolled { node, replaced_token })
     }
 
     /// Gives an agent's implicit direct node a new token; the node is made on the first call.
@@ -160,11 +142,7 @@ impl Store {
     ) -> StoreResult<DirectTokenOutcome> {
         let doing = "minting a direct node's token";
         let node = NodeId::direct(agent);
-        let mut tx = self
-            .pool
-            .begin()
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let located: Option<String> = sqlx::query_scalar(
             "SELECT node_id FROM agents WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR SHARE",
         )

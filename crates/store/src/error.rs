@@ -42,9 +42,7 @@ impl StoreError {
                 Some("40P01" | "40001" | "55P03") => Self::Aborted { doing, source },
                 // admin shutdown, crash shutdown, cannot connect now, too many connections,
                 // query canceled, and class 08 (connection)
-                Some("57P01" | "57P02" | "57P03" | "53300" | "57014") => {
-                    Self::Unavailable { doing, source }
-                }
+                Some("57P01" | "57P02" | "57P03" | "53300" | "57014") => Self::Unavailable { doing, source },
                 Some(code) if code.starts_with("08") => Self::Unavailable { doing, source },
                 _ => Self::Refused { doing, source },
             },
@@ -67,9 +65,7 @@ impl StoreError {
     /// Whether the violated constraint, if any, is the named one.
     #[must_use]
     pub fn violates(&self, constraint: &str) -> bool {
-        let (Self::Unavailable { source, .. }
-        | Self::Aborted { source, .. }
-        | Self::Refused { source, .. }) = self;
+        let (Self::Unavailable { source, .. } | Self::Aborted { source, .. } | Self::Refused { source, .. }) = self;
         source.as_database_error().and_then(|e| e.constraint()) == Some(constraint)
     }
 

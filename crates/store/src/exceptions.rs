@@ -59,11 +59,7 @@ impl Store {
         report: &DeliveryReport,
     ) -> StoreResult<Option<bool>> {
         let doing = "settling a delivery";
-        let mut tx = self
-            .pool
-            .begin()
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let Some(changed) = report_in(&mut tx, scope, delivery, report).await? else {
             return Ok(None);
         };
@@ -115,10 +111,7 @@ pub(crate) async fn report_in(
     let (error, retryable, reason, available_at) = match report {
         DeliveryReport::Ack => (None, None, None, None),
         DeliveryReport::Fail { error, retryable } => (error.as_deref(), *retryable, None, None),
-        DeliveryReport::Defer {
-            available_at,
-            reason,
-        } => (None, None, reason.as_deref(), Some(*available_at)),
+        DeliveryReport::Defer { available_at, reason } => (None, None, reason.as_deref(), Some(*available_at)),
     };
     // The cursor row is locked and every writer of exceptions locks it first, so the expected state
     // cannot have moved; the WHERE says it once more. An equal defer changes nothing.

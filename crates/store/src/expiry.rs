@@ -172,16 +172,10 @@ impl Store {
         if mailboxes.is_empty() {
             return Ok(Vec::new());
         }
-        let (workspaces, agents): (Vec<i64>, Vec<i64>) = mailboxes
-            .iter()
-            .map(|(scope, agent)| (scope.workspace_id().get(), agent.get()))
-            .unzip();
+        let (workspaces, agents): (Vec<i64>, Vec<i64>) =
+            mailboxes.iter().map(|(scope, agent)| (scope.workspace_id().get(), agent.get())).unzip();
         let doing = "dead-lettering expired deliveries";
-        let mut tx = self
-            .pool
-            .begin()
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let dead = dead_letter(&mut tx, &workspaces, &agents, now).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(dead)
@@ -195,11 +189,7 @@ impl Store {
     /// When Postgres is away or the transaction lost a lock race; the position has not moved then.
     pub async fn expire_step(&self, pass: ExpiryPass, now: DateTime<Utc>) -> StoreResult<Expired> {
         let doing = "looking for expired deliveries";
-        let mut tx = self
-            .pool
-            .begin()
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let from = match recall::<Scanned>(&mut tx, pass.name()).await? {
             Remembered::Busy => return Ok(Expired::default()),
             Remembered::Ours(Some(scanned)) => scanned.until,
@@ -234,10 +224,7 @@ impl Store {
             remember(&mut tx, pass.name(), &Scanned { until }).await?;
         }
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(Expired {
-            dead,
-            more: unfinished || full.is_some(),
-        })
+        Ok(Expired { dead, more: unfinished || full.is_some() })
     }
 }
 
@@ -286,11 +273,7 @@ pub(crate) async fn extend_settled_floors(
 }
 
 /// Locks the cursor rows of these mailboxes in order, for the rest of the transaction.
-pub(crate) async fn lock_cursors(
-    tx: &mut PgConnection,
-    workspaces: &[i64],
-    agents: &[i64],
-) -> StoreResult<()> {
+pub(crate) async fn lock_cursors(tx: &mut PgConnection, workspaces: &[i64], agents: &[i64]) -> StoreResult<()> {
     sqlx::query(LOCK_CURSORS)
         .bind(workspaces)
         .bind(agents)

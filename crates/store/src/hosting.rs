@@ -221,8 +221,7 @@ impl Store {
         .map_err(StoreError::from_sqlx(doing))?;
         let (mut rebound, mut left) = (0, Vec::new());
         for entry in listed {
-            let Some(agent) = known.iter().find(|k| k.agent_id == entry.agent_id.get() && k.name == entry.name)
-            else {
+            let Some(agent) = known.iter().find(|k| k.agent_id == entry.agent_id.get() && k.name == entry.name) else {
                 return Ok(Inventory::IdentityMismatch(entry.name.clone()));
             };
             let here = agent.node_id == fence.node_id.as_str();

@@ -56,13 +56,12 @@ impl Store {
     /// # Errors
     /// When Postgres is away.
     pub async fn providers_held(&self, gateway: GatewayId) -> StoreResult<Vec<HeldProvider>> {
-        let rows: Vec<(i64, String, String, i64)> = sqlx::query_as(
-            "SELECT workspace_id, node_id, provider, epoch FROM providers WHERE gateway_id = $1",
-        )
-        .bind(gateway.get())
-        .fetch_all(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("reading a gateway's connections"))?;
+        let rows: Vec<(i64, String, String, i64)> =
+            sqlx::query_as("SELECT workspace_id, node_id, provider, epoch FROM providers WHERE gateway_id = $1")
+                .bind(gateway.get())
+                .fetch_all(&self.pool)
+                .await
+                .map_err(StoreError::from_sqlx("reading a gateway's connections"))?;
         Ok(rows
             .into_iter()
             .map(|(workspace, node, provider, epoch)| HeldProvider {

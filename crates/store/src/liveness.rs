@@ -123,17 +123,9 @@ impl Store {
     ///
     /// # Errors
     /// When Postgres is away or the transaction lost a lock race; nothing has changed then.
-    pub async fn disconnect_silent_providers(
-        &self,
-        ttl: Duration,
-        limit: i64,
-    ) -> StoreResult<Disconnected> {
+    pub async fn disconnect_silent_providers(&self, ttl: Duration, limit: i64) -> StoreResult<Disconnected> {
         let doing = "disconnecting silent providers";
-        let mut tx = self
-            .pool
-            .begin()
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let rows = sqlx::query(SILENT)
             .bind(ttl.as_secs_f64())
             .bind(limit)
@@ -147,10 +139,7 @@ impl Store {
 }
 
 /// Ends these connections and marks their agents offline.
-pub(crate) async fn disconnect(
-    tx: &mut PgConnection,
-    condemned: &Condemned,
-) -> StoreResult<Disconnected> {
+pub(crate) async fn disconnect(tx: &mut PgConnection, condemned: &Condemned) -> StoreResult<Disconnected> {
     let doing = "disconnecting providers";
     if condemned.is_empty() {
         return Ok(Disconnected::default());
@@ -173,15 +162,10 @@ pub(crate) async fn disconnect(
 
     let mut changed = Disconnected::default();
     for row in &ended {
-        let (workspace, node, provider): (i64, String, String) = (
-            row.get("workspace_id"),
-            row.get("node_id"),
-            row.get("provider"),
-        );
+        let (workspace, node, provider): (i64, String, String) =
+            (row.get("workspace_id"), row.get("node_id"), row.get("provider"));
         let at = (0..condemned.nodes.len()).find(|&i| {
-            condemned.workspaces[i] == workspace
-                && condemned.nodes[i] == node
-                && condemned.providers[i] == provider
+            condemned.workspaces[i] == workspace && condemned.nodes[i] == node && condemned.providers[i] == provider
         });
         changed.providers.push(DisconnectedProvider {
             scope: scope(workspace),

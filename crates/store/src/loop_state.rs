@@ -17,10 +17,7 @@ pub(crate) enum Remembered<T> {
 }
 
 /// Takes the position of `name` for the rest of the transaction.
-pub(crate) async fn recall<T: DeserializeOwned>(
-    tx: &mut PgConnection,
-    name: &str,
-) -> StoreResult<Remembered<T>> {
+pub(crate) async fn recall<T: DeserializeOwned>(tx: &mut PgConnection, name: &str) -> StoreResult<Remembered<T>> {
     let doing = "recalling a loop's position";
     sqlx::query("INSERT INTO loop_state (loop, value, updated_at) VALUES ($1, 'null', now()) ON CONFLICT DO NOTHING")
         .bind(name)
@@ -40,11 +37,7 @@ pub(crate) async fn recall<T: DeserializeOwned>(
 }
 
 /// Remembers the position of `name`; the caller has recalled it in the same transaction.
-pub(crate) async fn remember<T: Serialize + Sync>(
-    tx: &mut PgConnection,
-    name: &str,
-    value: &T,
-) -> StoreResult<()> {
+pub(crate) async fn remember<T: Serialize + Sync>(tx: &mut PgConnection, name: &str, value: &T) -> StoreResult<()> {
     sqlx::query("UPDATE loop_state SET value = $2, updated_at = now() WHERE loop = $1")
         .bind(name)
         .bind(sqlx::types::Json(value))

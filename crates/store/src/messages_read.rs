@@ -70,9 +70,7 @@ pub struct MessagePage {
 
 /// The day of a message, which is part of its key, follows from its id.
 pub(crate) fn day_of(id: i64) -> NaiveDate {
-    DateTime::from_timestamp_millis(snowflake::made_at_ms(id))
-        .unwrap_or_default()
-        .date_naive()
+    DateTime::from_timestamp_millis(snowflake::made_at_ms(id)).unwrap_or_default().date_naive()
 }
 
 /// Wraps a selection of `m` (messages) into the columns of [`ListedMessage`], in a given order.
@@ -155,11 +153,7 @@ impl Store {
     ///
     /// # Errors
     /// When Postgres does not answer.
-    pub async fn message(
-        &self,
-        scope: WorkspaceScope,
-        id: MessageId,
-    ) -> StoreResult<Option<ListedMessage>> {
+    pub async fn message(&self, scope: WorkspaceScope, id: MessageId) -> StoreResult<Option<ListedMessage>> {
         sqlx::query_as(listed!(
             "SELECT * FROM messages WHERE workspace_id = $1 AND message_id = $2 AND created_on = $3",
             ""
@@ -176,19 +170,13 @@ impl Store {
     ///
     /// # Errors
     /// When Postgres does not answer.
-    pub async fn channel_of_name(
-        &self,
-        scope: WorkspaceScope,
-        name: &str,
-    ) -> StoreResult<Option<ChannelId>> {
-        sqlx::query_scalar(
-            "SELECT channel_id FROM channels WHERE workspace_id = $1 AND name = $2 AND type = 0",
-        )
-        .bind(scope.workspace_id().get())
-        .bind(name)
-        .fetch_optional(&self.pool)
-        .await
-        .map(|id: Option<i64>| id.map(ChannelId::new))
-        .map_err(StoreError::from_sqlx("looking up a channel by name"))
+    pub async fn channel_of_name(&self, scope: WorkspaceScope, name: &str) -> StoreResult<Option<ChannelId>> {
+        sqlx::query_scalar("SELECT channel_id FROM channels WHERE workspace_id = $1 AND name = $2 AND type = 0")
+            .bind(scope.workspace_id().get())
+            .bind(name)
+            .fetch_optional(&self.pool)
+            .await
+            .map(|id: Option<i64>| id.map(ChannelId::new))
+            .map_err(StoreError::from_sqlx("looking up a channel by name"))
     }
 }

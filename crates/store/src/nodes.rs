@@ -81,11 +81,7 @@ impl Store {
     ///
     /// # Errors
     /// When Postgres does not answer.
-    pub async fn node(
-        &self,
-        scope: WorkspaceScope,
-        name_or_id: &str,
-    ) -> StoreResult<Option<NodeRow>> {
+    pub async fn node(&self, scope: WorkspaceScope, name_or_id: &str) -> StoreResult<Option<NodeRow>> {
         sqlx::query_as(
             "SELECT node_id, name, kind, role, machine_id, delivery_adapter, capabilities, tags, version,
                     max_agents, created_at
@@ -103,15 +99,9 @@ impl Store {
     ///
     /// # Errors
     /// When Postgres does not answer.
-    pub async fn nodes(
-        &self,
-        scope: WorkspaceScope,
-        filter: &NodeFilter,
-    ) -> StoreResult<Vec<NodeRow>> {
+    pub async fn nodes(&self, scope: WorkspaceScope, filter: &NodeFilter) -> StoreResult<Vec<NodeRow>> {
         let mut query = sqlx::QueryBuilder::new("SELECT ");
-        query
-            .push(NODE_COLUMNS)
-            .push(" FROM nodes n WHERE n.workspace_id = ");
+        query.push(NODE_COLUMNS).push(" FROM nodes n WHERE n.workspace_id = ");
         query.push_bind(scope.workspace_id().get());
         // The node of an agent outlives it in the table, not in the list.
         query.push(
@@ -126,9 +116,7 @@ impl Store {
         }
         if let Some(capability) = &filter.capability {
             let wanted = serde_json::json!([{ "name": capability }]);
-            query
-                .push(" AND (n.capabilities @> ")
-                .push_bind(wanted.clone());
+            query.push(" AND (n.capabilities @> ").push_bind(wanted.clone());
             query.push(
                 " OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = n.workspace_id
                               AND p.node_id = n.node_id AND p.capabilities @> ",
@@ -141,19 +129,10 @@ impl Store {
                                AND p.node_id = n.node_id AND p.gateway_id IS NOT NULL
                                AND p.last_heartbeat_at > now() - make_interval(secs => ",
             );
-            query
-                .push_bind(NODE_TTL.as_secs_f64())
-                .push(")) = ")
-                .push_bind(live);
+            query.push_bind(NODE_TTL.as_secs_f64()).push(")) = ").push_bind(live);
         }
-        query
-            .push(" ORDER BY n.role, n.name LIMIT ")
-            .push_bind(filter.limit);
-        query
-            .build_query_as()
-            .fetch_all(&self.pool)
-            .await
-            .map_err(StoreError::from_sqlx("listing nodes"))
+        query.push(" ORDER BY n.role, n.name LIMIT ").push_bind(filter.limit);
+        query.build_query_as().fetch_all(&self.pool).await.map_err(StoreError::from_sqlx("listing nodes"))
     }
 
     /// The providers of some nodes, by node and name.
@@ -193,11 +172,7 @@ impl Store {
         provider: &ProviderName,
     ) -> StoreResult<Option<i64>> {
         let doing = "removing a provider";
-        let mut tx = self
-            .pool
-            .begin()
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let epoch: Option<i64> = sqlx::query_scalar(
             "DELETE FROM providers WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 RETURNING epoch",
         )

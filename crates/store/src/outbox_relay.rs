@@ -67,14 +67,10 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx("claiming unpublished batches"))?;
         let batches = rows.iter().map(|row| {
-            let sources: sqlx::types::Json<Vec<(i64, i64)>> = row
-                .try_get("sources")
-                .map_err(StoreError::from_sqlx("reading an outbox row's sources"))?;
+            let sources: sqlx::types::Json<Vec<(i64, i64)>> =
+                row.try_get("sources").map_err(StoreError::from_sqlx("reading an outbox row's sources"))?;
             let scoped = |(workspace, message)| {
-                (
-                    WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)),
-                    MessageId::new(message),
-                )
+                (WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)), MessageId::new(message))
             };
             Ok(UnpublishedBatch {
                 batch_id: BatchId::new(row.get("batch_id")),
@@ -112,9 +108,6 @@ impl Store {
             .fetch_one(&self.pool)
             .await
             .map_err(StoreError::from_sqlx("measuring the outbox's lag"))?;
-        Ok(OutboxLag {
-            pending,
-            oldest_seconds,
-        })
+        Ok(OutboxLag { pending, oldest_seconds })
     }
 }

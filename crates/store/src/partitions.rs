@@ -67,11 +67,7 @@ impl Store {
     /// # Errors
     /// When Postgres is away, or readers held a partition for longer than the lock timeout; what has been
     /// dropped stays dropped, the rest is for the next run.
-    pub async fn drop_partitions_before(
-        &self,
-        table: DailyTable,
-        first_kept: NaiveDate,
-    ) -> StoreResult<u32> {
+    pub async fn drop_partitions_before(&self, table: DailyTable, first_kept: NaiveDate) -> StoreResult<u32> {
         let doing = "dropping old partitions";
         let rows: Vec<(String, NaiveDate, bool, bool)> = sqlx::query_as(PARTITIONS)
             .bind(table.name())
@@ -81,16 +77,7 @@ impl Store {
         let mut dropped = 0;
         for (name, day, attached, detach_pending) in rows {
             if day < first_kept {
-                self.drop_partition(
-                    table,
-                    Partition {
-                        name,
-                        day,
-                        attached,
-                        detach_pending,
-                    },
-                )
-                .await?;
+                self.drop_partition(table, Partition { name, day, attached, detach_pending }).await?;
                 dropped += 1;
             }
         }
@@ -98,25 +85,13 @@ impl Store {
     }
 
     async fn drop_partition(&self, table: DailyTable, partition: Partition) -> StoreResult<()> {
-        let Partition {
-            name,
-            day,
-            attached,
-            detach_pending,
-        } = partition;
+        let Partition { name, day, attached, detach_pending } = partition;
         let parent = table.name();
         if attached {
             // CONCURRENTLY: readers and writers of the other days are not held up. It cannot run inside a
             // transaction, and when it is cut off halfway it must be finished.
-            let how = if detach_pending {
-                "FINALIZE"
-            } else {
-                "CONCURRENTLY"
-            };
-            self.run(format!(
-                r#"ALTER TABLE {parent} DETACH PARTITION "{name}" {how}"#
-            ))
-            .await?;
+            let how = if detach_pending { "FINALIZE" } else { "CONCURRENTLY" };
+            self.run(format!(r#"ALTER TABLE {parent} DETACH PARTITION "{name}" {how}"#)).await?;
         }
         match table {
             DailyTable::Deliveries => {
@@ -134,10 +109,7 @@ impl Store {
 
     /// Explicit reads of messages made before `day`: a message's time is in the upper bits of its id.
     async fn remove_reads_before(&self, day: NaiveDate) -> StoreResult<()> {
-        let midnight_ms = day
-            .and_time(chrono::NaiveTime::MIN)
-            .and_utc()
-            .timestamp_millis();
+        let midnight_ms = day.and_time(chrono::NaiveTime::MIN).and_utc().timestamp_millis();
         let first_kept_id = (midnight_ms - relay_domain::snowflake::EPOCH_MS).max(0) << 22;
         sqlx::query("DELETE FROM message_reads WHERE message_id < $1")
             .bind(first_kept_id)

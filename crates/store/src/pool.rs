@@ -25,12 +25,13 @@ impl Store {
     /// # Errors
     /// When the URL is not a Postgres URL.
     pub fn connect(url: &str, connections: u32) -> StoreResult<Self> {
-        let options: PgConnectOptions =
-            url.parse().map_err(StoreError::from_sqlx("reading the database url"))?;
+        let options: PgConnectOptions = url.parse().map_err(StoreError::from_sqlx("reading the database url"))?;
         // A batch waits this long for a mailbox head at most (design: lock order and lock_timeout).
-        let options = options
-            .application_name("relay")
-            .options([("lock_timeout", "2s"), ("idle_in_transaction_session_timeout", "10s"), ("timezone", "UTC")]);
+        let options = options.application_name("relay").options([
+            ("lock_timeout", "2s"),
+            ("idle_in_transaction_session_timeout", "10s"),
+            ("timezone", "UTC"),
+        ]);
         let pool = PgPoolOptions::new()
             .max_connections(connections)
             .acquire_timeout(Duration::from_secs(3))

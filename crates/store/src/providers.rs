@@ -160,26 +160,24 @@ impl Store {
         let doing = "registering a provider";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         // The node row serialises registrations of its providers.
-        let node_row: Option<(String, String)> = sqlx::query_as(
-            "SELECT name, role FROM nodes WHERE workspace_id = $1 AND node_id = $2 FOR UPDATE",
-        )
-        .bind(workspace)
-        .bind(node.as_str())
-        .fetch_optional(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
+        let node_row: Option<(String, String)> =
+            sqlx::query_as("SELECT name, role FROM nodes WHERE workspace_id = $1 AND node_id = $2 FOR UPDATE")
+                .bind(workspace)
+                .bind(node.as_str())
+                .fetch_optional(&mut *tx)
+                .await
+                .map_err(StoreError::from_sqlx(doing))?;
         let Some((name, role)) = node_row else { return Ok(Registered::NoNode) };
         // A direct node's name follows from its agent and is not for its client to change.
         if name != registration.node_name && role != "direct" {
-            let renamed = sqlx::query(
-                "UPDATE nodes SET name = $3, updated_at = now() WHERE workspace_id = $1 AND node_id = $2",
-            )
-            .bind(workspace)
-            .bind(node.as_str())
-            .bind(&registration.node_name)
-            .execute(&mut *tx)
-            .await
-            .map_err(StoreError::from_sqlx(doing));
+            let renamed =
+                sqlx::query("UPDATE nodes SET name = $3, updated_at = now() WHERE workspace_id = $1 AND node_id = $2")
+                    .bind(workspace)
+                    .bind(node.as_str())
+                    .bind(&registration.node_name)
+                    .execute(&mut *tx)
+                    .await
+                    .map_err(StoreError::from_sqlx(doing));
             match renamed {
                 Err(error) if error.violates("nodes_name_is_unique") => return Ok(Registered::NameConflict),
                 other => other?,

@@ -56,11 +56,7 @@ impl Store {
     /// When Postgres is away or the transaction lost a lock race; nothing has changed then.
     pub async fn compact_exceptions(&self, page: i64) -> StoreResult<Compacted> {
         let doing = "compacting delivery exceptions";
-        let mut tx = self
-            .pool
-            .begin()
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let from = match recall::<Position>(&mut tx, COMPACTION).await? {
             Remembered::Busy => return Ok(Compacted::default()),
             Remembered::Ours(position) => position.unwrap_or_default(),
@@ -93,23 +89,12 @@ impl Store {
             done.extended = extend_settled_floors(&mut tx, &behind.0, &behind.1).await?;
         }
         if !settled.1.is_empty() {
-            let removed = sqlx::query(REMOVE)
-                .bind(settled.0)
-                .bind(settled.1)
-                .bind(settled.2);
-            done.removed = removed
-                .execute(&mut *tx)
-                .await
-                .map_err(StoreError::from_sqlx(doing))?
-                .rows_affected();
+            let removed = sqlx::query(REMOVE).bind(settled.0).bind(settled.1).bind(settled.2);
+            done.removed = removed.execute(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?.rows_affected();
         }
         done.more = usize::try_from(page).is_ok_and(|page| rows.len() >= page);
         let next = match rows.last() {
-            Some(&(workspace_id, agent_id, seq, ..)) if done.more => Position {
-                workspace_id,
-                agent_id,
-                seq,
-            },
+            Some(&(workspace_id, agent_id, seq, ..)) if done.more => Position { workspace_id, agent_id, seq },
             _ => Position::default(),
         };
         remember(&mut tx, COMPACTION, &next).await?;

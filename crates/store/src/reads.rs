@@ -32,11 +32,7 @@ impl Store {
         agent: AgentId,
     ) -> StoreResult<Option<ReadReceipt>> {
         let doing = "marking a message as read";
-        let mut tx = self
-            .pool
-            .begin()
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let member: bool = sqlx::query_scalar(
             "SELECT EXISTS (
                 SELECT FROM messages m JOIN channel_members cm USING (workspace_id, channel_id)
@@ -52,21 +48,13 @@ impl Store {
         if !member {
             return Ok(None);
         }
-        let delivery = DeliveryId {
-            source: message.get(),
-            agent,
-            redrive_no: 0,
-        };
+        let delivery = DeliveryId { source: message.get(), agent, redrive_no: 0 };
         // Cursor first, then the read: the order of every transaction that touches both.
         let settled = exceptions::report_in(&mut tx, scope, delivery, &DeliveryReport::Ack).await?;
         let (read_at, first) = record(&mut tx, scope, message, agent).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         let settled = settled == Some(true);
-        Ok(Some(ReadReceipt {
-            read_at,
-            first: first || settled,
-            settled,
-        }))
+        Ok(Some(ReadReceipt { read_at, first: first || settled, settled }))
     }
 }
 
@@ -107,14 +95,13 @@ pub(crate) async fn record(
         .map_err(StoreError::from_sqlx(doing))?;
         return Ok((read_at, true));
     }
-    let row = sqlx::query(
-        "SELECT read_at FROM message_reads WHERE workspace_id = $1 AND message_id = $2 AND agent_id = $3",
-    )
-    .bind(workspace)
-    .bind(message.get())
-    .bind(agent.get())
-    .fetch_one(&mut **tx)
-    .await
-    .map_err(StoreError::from_sqlx(doing))?;
+    let row =
+        sqlx::query("SELECT read_at FROM message_reads WHERE workspace_id = $1 AND message_id = $2 AND agent_id = $3")
+            .bind(workspace)
+            .bind(message.get())
+            .bind(agent.get())
+            .fetch_one(&mut **tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
     Ok((row.get(0), false))
 }

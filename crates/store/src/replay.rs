@@ -1,9 +1,7 @@
 //! Reading delivery rows back in seq order: replay, gap repair and republishing.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{
-    AgentId, MessageId, WorkspaceId, WorkspaceScope, delivery::Exception, session::Seq,
-};
+use relay_domain::{AgentId, MessageId, WorkspaceId, WorkspaceScope, delivery::Exception, session::Seq};
 use sqlx::{Row, postgres::PgRow};
 
 use crate::{MessageRow, Store, StoreError, StoreResult};

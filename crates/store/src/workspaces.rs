@@ -184,7 +184,13 @@ impl Store {
     /// # Errors
     /// When Postgres is away.
     pub async fn workspace_by_name(&self, name: &str) -> StoreResult<Option<WorkspaceRow>> {
-        sqlx::query_as(concat!("SELECT ", columns!(), " FROM workspaces WHERE name = $1 AND ", alive!(), " ORDER BY workspace_id LIMIT 1"))
+        sqlx::query_as(concat!(
+            "SELECT ",
+            columns!(),
+            " FROM workspaces WHERE name = $1 AND ",
+            alive!(),
+            " ORDER BY workspace_id LIMIT 1"
+        ))
         .bind(name)
         .fetch_optional(&self.pool)
         .await
@@ -204,7 +210,8 @@ impl Store {
         metadata: Option<&Value>,
         metadata_limit: i32,
     ) -> StoreResult<Option<WorkspaceRow>> {
-        sqlx::query_as(concat!("UPDATE workspaces w SET
+        sqlx::query_as(concat!(
+            "UPDATE workspaces w SET
                 name = coalesce($2, name),
                 system_prompt = CASE WHEN $3 THEN $4 ELSE system_prompt END,
                 metadata = merged.value
@@ -216,9 +223,13 @@ impl Store {
                 ), '{}') AS value
                 FROM workspaces old WHERE old.workspace_id = $1
              ) merged
-             WHERE w.workspace_id = $1 AND ", alive!(), "
+             WHERE w.workspace_id = $1 AND ",
+            alive!(),
+            "
                AND ($5 IS NULL OR octet_length(merged.value::text) <= $6)
-             RETURNING ", columns!()))
+             RETURNING ",
+            columns!()
+        ))
         .bind(scope.workspace_id().get())
         .bind(name)
         .bind(system_prompt.is_some())

@@ -106,11 +106,8 @@ impl Stream {
     /// # Errors
     /// When the client has been closed.
     pub async fn hints(&self) -> StreamResult<Hints> {
-        let subscriber = self
-            .client
-            .subscribe(subjects::HINTS)
-            .await
-            .map_err(StreamError::from_nats("listening to hints"))?;
+        let subscriber =
+            self.client.subscribe(subjects::HINTS).await.map_err(StreamError::from_nats("listening to hints"))?;
         Ok(Hints { subscriber, origin: self.origin.to_string() })
     }
 }

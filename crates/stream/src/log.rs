@@ -1,6 +1,10 @@
 //! The per-agent log: publishing committed deliveries and tailing them live.
 
-use std::{future::IntoFuture, pin::Pin, task::{Context, Poll}};
+use std::{
+    future::IntoFuture,
+    pin::Pin,
+    task::{Context, Poll},
+};
 
 use async_nats::{HeaderMap, Message, Subscriber, jetstream::context::PublishAckFuture};
 use bytes::Bytes;

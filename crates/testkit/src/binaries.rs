@@ -18,10 +18,7 @@ pub fn directory() -> Result<PathBuf> {
     match exe.ancestors().skip(1).find(built) {
         Some(dir) => Ok(dir.to_owned()),
         None => {
-            bail!(
-                "{} lies in no debug or release folder; set {BIN_DIR_VARIABLE}",
-                exe.display()
-            )
+            bail!("{} lies in no debug or release folder; set {BIN_DIR_VARIABLE}", exe.display())
         }
     }
 }

@@ -1,8 +1,5 @@
 //! The system calls the harness needs and std has no safe wrapper for.
-#![expect(
-    unsafe_code,
-    reason = "kill, setrlimit, and prctl between fork and exec, have no safe wrapper in std"
-)]
+#![expect(unsafe_code, reason = "kill, setrlimit, and prctl between fork and exec, have no safe wrapper in std")]
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -21,10 +18,7 @@ pub(crate) fn kill(pid: u32, signal: i32) -> io::Result<()> {
 /// Raises the limit of open files to what is allowed, for this process and the children it starts from now on:
 /// both hold thousands of sockets, and the usual soft limit is 1024.
 pub(crate) fn raise_open_file_limit() {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: both calls only read or write the struct they are given.
     unsafe {
         if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
@@ -47,12 +41,8 @@ pub(crate) fn signal_on_parent_death(command: &mut Command, signal: i32) {
     let parent = std::process::id();
     let hook = move || {
         // SAFETY: prctl and getppid are async-signal-safe and touch no memory of ours.
-        let (set, now) = unsafe {
-            (
-                libc::prctl(libc::PR_SET_PDEATHSIG, signal as libc::c_ulong, 0, 0, 0),
-                libc::getppid(),
-            )
-        };
+        let (set, now) =
+            unsafe { (libc::prctl(libc::PR_SET_PDEATHSIG, signal as libc::c_ulong, 0, 0, 0), libc::getppid()) };
         if set != 0 {
             return Err(io::Error::last_os_error());
         }

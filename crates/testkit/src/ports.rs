@@ -27,10 +27,7 @@ impl Port {
                 continue;
             };
             if TcpListener::bind((Ipv4Addr::LOCALHOST, number)).is_ok() {
-                return Ok(Self {
-                    number,
-                    _reservation: reservation,
-                });
+                return Ok(Self { number, _reservation: reservation });
             }
         }
         bail!("found no free loopback port in {RANGE:?}")

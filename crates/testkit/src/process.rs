@@ -40,11 +40,7 @@ pub struct Spec {
 
 impl Spec {
     /// A child that is killed outright at the end.
-    pub fn new(
-        name: impl Into<String>,
-        program: impl Into<PathBuf>,
-        log: impl Into<PathBuf>,
-    ) -> Self {
+    pub fn new(name: impl Into<String>, program: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
         Self {
             name: name.into(),
             program: program.into(),
@@ -64,11 +60,7 @@ impl Spec {
             .open(&self.log)
             .with_context(|| format!("open {}", self.log.display()))?;
         let mut command = Command::new(&self.program);
-        command
-            .args(&self.args)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log);
+        command.args(&self.args).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         command.process_group(0);
         for (key, value) in &self.env {
             match value {
@@ -97,10 +89,7 @@ pub struct Process {
 impl Process {
     /// Starts the child. Returns once it was executed, not once it is ready.
     pub fn start(spec: Spec) -> Result<Self> {
-        let process = Self {
-            spec,
-            child: Mutex::new(None),
-        };
+        let process = Self { spec, child: Mutex::new(None) };
         process.start_again()?;
         Ok(process)
     }
@@ -114,9 +103,8 @@ impl Process {
             bail!("{} is still running as pid {}", self.spec.name, child.id());
         }
         let command = self.spec.command()?;
-        let child = spawn(command).with_context(|| {
-            format!("start {} ({})", self.spec.name, self.spec.program.display())
-        })?;
+        let child =
+            spawn(command).with_context(|| format!("start {} ({})", self.spec.name, self.spec.program.display()))?;
         *slot = Some(child);
         Ok(())
     }
@@ -133,16 +121,12 @@ impl Process {
 
     /// The exit status once it has ended, `None` while it runs.
     pub fn exit_status(&self) -> Option<ExitStatus> {
-        self.slot()
-            .as_mut()
-            .and_then(|child| child.try_wait().ok().flatten())
+        self.slot().as_mut().and_then(|child| child.try_wait().ok().flatten())
     }
 
     /// Whether it runs (a stopped process counts as running).
     pub fn is_running(&self) -> bool {
-        self.slot()
-            .as_mut()
-            .is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+        self.slot().as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }
 
     /// Sends a signal; nothing happens if it has ended.
@@ -188,10 +172,7 @@ impl Process {
             }
             if started.elapsed() > timeout {
                 self.kill9();
-                bail!(
-                    "{} ignored signal {signal} for {timeout:?} and was killed",
-                    self.spec.name
-                );
+                bail!("{} ignored signal {signal} for {timeout:?} and was killed", self.spec.name);
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -254,9 +235,7 @@ fn spawn(command: Command) -> io::Result<Child> {
             }
         };
         // Without a thread the channel is closed and every spawn fails with the message below.
-        let _ = std::thread::Builder::new()
-            .name("spawner".into())
-            .spawn(serve);
+        let _ = std::thread::Builder::new().name("spawner".into()).spawn(serve);
         requests
     });
     let gone = || io::Error::other("the spawner thread is gone");
@@ -286,10 +265,7 @@ mod tests {
         process.start_again().unwrap();
         assert_ne!(process.pid(), first);
         process.sigstop();
-        process
-            .stop_with(libc::SIGTERM, Duration::from_secs(5))
-            .await
-            .unwrap();
+        process.stop_with(libc::SIGTERM, Duration::from_secs(5)).await.unwrap();
         assert!(!process.is_running());
     }
 

@@ -37,13 +37,7 @@ impl Shared {
 pub async fn shared() -> &'static Shared {
     static SHARED: OnceLock<Shared> = OnceLock::new();
     // Started on a thread of its own: the stack outlives the runtime of the test that happens to come first.
-    let start = || {
-        SHARED.get_or_init(|| {
-            std::thread::spawn(obtain)
-                .join()
-                .unwrap_or_else(|_| unavailable())
-        })
-    };
+    let start = || SHARED.get_or_init(|| std::thread::spawn(obtain).join().unwrap_or_else(|_| unavailable()));
     match tokio::task::spawn_blocking(start).await {
         Ok(shared) => shared,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
@@ -67,10 +61,7 @@ fn named() -> Result<Option<Shared>> {
     };
     let variable = |name: &str| std::env::var(name).with_context(|| format!("{name} is not set"));
     Ok(Some(Shared {
-        gateways: gateways
-            .split(',')
-            .map(|url| url.trim().to_owned())
-            .collect(),
+        gateways: gateways.split(',').map(|url| url.trim().to_owned()).collect(),
         database_url: variable("RELAY_TEST_DATABASE_URL")?,
         nats_url: variable("RELAY_TEST_NATS_URL")?,
         next: AtomicUsize::new(0),
@@ -79,16 +70,10 @@ fn named() -> Result<Option<Shared>> {
 }
 
 fn own() -> Result<Shared> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let stack = runtime.block_on(Stack::builder().start())?;
     Ok(Shared {
-        gateways: stack
-            .gateways()
-            .iter()
-            .map(|gateway| gateway.url().to_owned())
-            .collect(),
+        gateways: stack.gateways().iter().map(|gateway| gateway.url().to_owned()).collect(),
         database_url: stack.database_url().to_owned(),
         nats_url: stack.nats_url(),
         next: AtomicUsize::new(0),

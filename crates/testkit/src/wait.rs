@@ -23,10 +23,7 @@ where
     async move {
         let started = Instant::now();
         while !condition().await {
-            assert!(
-                started.elapsed() < timeout,
-                "{place}: still waiting for {what} after {timeout:?}"
-            );
+            assert!(started.elapsed() < timeout, "{place}: still waiting for {what} after {timeout:?}");
             tokio::time::sleep(POLL).await;
         }
     }

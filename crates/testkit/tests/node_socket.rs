@@ -43,20 +43,13 @@ async fn a_request_finds_its_reply_and_keeps_what_came_before() {
     let (mut socket, mut peer) = pair().await;
     let engine = tokio::spawn(async move {
         let request = heard(&mut peer).await;
-        assert_eq!(
-            (&request["type"], &request["max_agents"]),
-            (&json!("node.register"), &json!(1))
-        );
+        assert_eq!((&request["type"], &request["max_agents"]), (&json!("node.register"), &json!(1)));
         say(&mut peer, deliver(1)).await;
-        let reply =
-            json!({ "v": 1, "id": request["id"], "type": "reply", "ok": true, "data": { "x": 1 } });
+        let reply = json!({ "v": 1, "id": request["id"], "type": "reply", "ok": true, "data": { "x": 1 } });
         say(&mut peer, reply).await;
         peer
     });
-    assert_eq!(
-        socket.register_direct("node_1", "direct-1").await.unwrap(),
-        json!({ "x": 1 })
-    );
+    assert_eq!(socket.register_direct("node_1", "direct-1").await.unwrap(), json!({ "x": 1 }));
     assert_eq!(socket.next_frame(SOON).await.unwrap()["seq"], 1);
     engine.await.unwrap();
 }
@@ -71,20 +64,14 @@ async fn durable_frames_are_acked_on_hand_out_when_asked() {
         socket.expect("deliver").await.unwrap();
     }
     let ack = heard(&mut peer).await;
-    assert_eq!(
-        ack,
-        json!({ "v": 1, "type": "delivery.ack", "agent": "ada", "up_to_seq": 7 })
-    );
+    assert_eq!(ack, json!({ "v": 1, "type": "delivery.ack", "agent": "ada", "up_to_seq": 7 }));
 }
 
 #[tokio::test]
 async fn the_close_code_is_told_and_earlier_frames_are_kept() {
     let (mut socket, mut peer) = pair().await;
     say(&mut peer, deliver(1)).await;
-    let close = CloseFrame {
-        code: 4001.into(),
-        reason: "superseded".into(),
-    };
+    let close = CloseFrame { code: 4001.into(), reason: "superseded".into() };
     peer.close(Some(close)).await.unwrap();
     let drained = tokio::spawn(async move { while peer.next().await.is_some() {} });
     assert_eq!(socket.closed(SOON).await.unwrap(), Some(4001));

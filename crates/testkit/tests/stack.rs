@@ -37,10 +37,7 @@ async fn a_stack_runs_restarts_in_place_and_leaves_nothing_behind() {
     assert_eq!((answer.status, answer.body), (200, "given".into()));
 
     let limits = fs::read_to_string(format!("/proc/{}/limits", gateway.pid())).unwrap();
-    let open_files = limits
-        .lines()
-        .find(|line| line.starts_with("Max open files"))
-        .unwrap();
+    let open_files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
     let words: Vec<&str> = open_files.split_whitespace().collect();
     assert_eq!(words[3], words[4], "soft and hard: {open_files}");
 
@@ -52,28 +49,17 @@ async fn a_stack_runs_restarts_in_place_and_leaves_nothing_behind() {
     assert_eq!(gateway.url(), url);
 
     stack.postgres_proxy().cut();
-    wait::until("the gateway to miss its database", SOON, || async {
-        !gateway.is_ready().await
-    })
-    .await;
+    wait::until("the gateway to miss its database", SOON, || async { !gateway.is_ready().await }).await;
     stack.postgres_proxy().restore();
     gateway.wait_ready().await.unwrap();
 
     gateway.terminate().await.unwrap();
     assert!(!gateway.is_running());
-    let pids = [
-        stack.postgres().pid(),
-        stack.nats().pid(),
-        stack.gateway(0).pid(),
-        stack.worker().pid(),
-    ];
+    let pids = [stack.postgres().pid(), stack.nats().pid(), stack.gateway(0).pid(), stack.worker().pid()];
     let dir = stack.state_dir().to_owned();
     drop(stack);
     for pid in pids {
-        assert!(
-            !Path::new(&format!("/proc/{pid}")).exists(),
-            "{pid} is left"
-        );
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "{pid} is left");
     }
     assert!(!dir.exists());
 }
@@ -81,27 +67,14 @@ async fn a_stack_runs_restarts_in_place_and_leaves_nothing_behind() {
 #[tokio::test]
 async fn a_process_that_dies_at_the_start_is_reported_with_its_last_words() {
     let binaries = fake_binaries();
-    let started = Stack::builder()
-        .bin_dir(binaries.path())
-        .gateways(1)
-        .env("FAKE_DIES", "relay-worker")
-        .start()
-        .await;
+    let started = Stack::builder().bin_dir(binaries.path()).gateways(1).env("FAKE_DIES", "relay-worker").start().await;
     let error = started.unwrap_err().to_string();
-    assert!(
-        error.contains("worker ended") && error.contains("cannot find my socks"),
-        "{error}"
-    );
+    assert!(error.contains("worker ended") && error.contains("cannot find my socks"), "{error}");
 }
 
 #[tokio::test]
 async fn a_missing_binary_is_named() {
     let empty = tempfile::tempdir().unwrap();
-    let error = Stack::builder()
-        .bin_dir(empty.path())
-        .start()
-        .await
-        .unwrap_err()
-        .to_string();
+    let error = Stack::builder().bin_dir(empty.path()).start().await.unwrap_err().to_string();
     assert!(error.contains("relayctl"), "{error}");
 }

@@ -294,7 +294,8 @@ mod tests {
 
     #[test]
     fn what_clients_send_is_understood() {
-        let heartbeat = r#"{"v":1,"type":"node.heartbeat","load":null,"active_agents":1,"handlers_live":false,"more":{}}"#;
+        let heartbeat =
+            r#"{"v":1,"type":"node.heartbeat","load":null,"active_agents":1,"handlers_live":false,"more":{}}"#;
         assert!(matches!(decode(heartbeat).map(|d| d.frame), Ok(Inbound::Heartbeat(_))));
         for ignored in [r#"{"type":"pong"}"#, r#"{"type":"subscribe","channels":["a"]}"#] {
             assert_eq!(decode(ignored).map(|d| d.frame), Ok(Inbound::Ignored));

@@ -13,10 +13,7 @@ const ENGINE_PACKAGES: [&str; 3] = ["relay-gateway", "relay-worker", "relayctl"]
 pub(crate) fn root() -> PathBuf {
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     let own = manifest.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")));
-    own.ancestors()
-        .nth(2)
-        .map(PathBuf::from)
-        .unwrap_or_default()
+    own.ancestors().nth(2).map(PathBuf::from).unwrap_or_default()
 }
 
 /// The folder that holds the binaries of a profile. Ask before building: a build replaces the running xtask, and
@@ -25,11 +22,7 @@ pub(crate) fn bin_dir(release: bool) -> Result<PathBuf> {
     let own = std::env::current_exe().context("find the running xtask")?;
     let debug = own.parent().context("xtask lies in no folder")?;
     let target = debug.parent().context("xtask lies in no target folder")?;
-    Ok(if release {
-        target.join("release")
-    } else {
-        debug.to_owned()
-    })
+    Ok(if release { target.join("release") } else { debug.to_owned() })
 }
 
 /// `cargo <args>` in the repository's root.
@@ -49,14 +42,9 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
 
 /// Runs a command with its output on the terminal; its failure is an error.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let status = command
-        .status()
-        .with_context(|| format!("run {}", command.get_program().display()))?;
+    let status = command.status().with_context(|| format!("run {}", command.get_program().display()))?;
     if !status.success() {
-        let args: Vec<_> = command
-            .get_args()
-            .map(|arg| arg.to_string_lossy())
-            .collect();
+        let args: Vec<_> = command.get_args().map(|arg| arg.to_string_lossy()).collect();
         bail!("cargo {} ended with {status}", args.join(" "));
     }
     Ok(())

@@ -7,19 +7,10 @@ use anyhow::{Context, Result};
 use crate::{cargo, test, tidy};
 
 pub(crate) fn run() -> Result<()> {
-    step("fmt", || {
-        cargo::run(&mut cargo::cargo(&["fmt", "--all", "--check"]))
-    })?;
+    step("fmt", || cargo::run(&mut cargo::cargo(&["fmt", "--all", "--check"])))?;
     step("tidy", tidy::run)?;
     step("clippy", || {
-        let args = [
-            "clippy",
-            "--workspace",
-            "--all-targets",
-            "--",
-            "-D",
-            "warnings",
-        ];
+        let args = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
         cargo::run(&mut cargo::cargo(&args))
     })?;
     step("doc", || {

@@ -34,19 +34,12 @@ impl Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let bin_dir = build(args)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     println!("starting the engine that the tests share");
     let stack = runtime
         .block_on(Stack::builder().gateways(2).bin_dir(&bin_dir).start())
         .context("start the engine for the tests")?;
-    let gateways: Vec<&str> = stack
-        .gateways()
-        .iter()
-        .map(|gateway| gateway.url())
-        .collect();
+    let gateways: Vec<&str> = stack.gateways().iter().map(|gateway| gateway.url()).collect();
     let mut command = runner(args);
     command
         .env("RELAY_TEST_GATEWAYS", gateways.join(","))
@@ -68,22 +61,13 @@ fn build(args: &Args) -> Result<PathBuf> {
         return cargo::built_engine(false);
     }
     let bin_dir = cargo::bin_dir(false)?;
-    cargo::run(&mut cargo::cargo(&[
-        "build",
-        "--workspace",
-        "--bins",
-        "--tests",
-    ]))?;
+    cargo::run(&mut cargo::cargo(&["build", "--workspace", "--bins", "--tests"]))?;
     Ok(bin_dir)
 }
 
 fn runner(args: &Args) -> Command {
     let nextest = nextest_is_installed();
-    let mut command = cargo::cargo(if nextest {
-        &["nextest", "run"]
-    } else {
-        &["test"]
-    });
+    let mut command = cargo::cargo(if nextest { &["nextest", "run"] } else { &["test"] });
     if !args.names_packages() {
         command.arg("--workspace");
     }

@@ -46,14 +46,8 @@ impl Consumers {
 
     fn how(self) -> String {
         match self {
-            Self::Each {
-                pull,
-                confirmed: true,
-            } => format!(", pulls of {pull}, acks confirmed"),
-            Self::Each {
-                pull,
-                confirmed: false,
-            } => format!(", pulls of {pull}"),
+            Self::Each { pull, confirmed: true } => format!(", pulls of {pull}, acks confirmed"),
+            Self::Each { pull, confirmed: false } => format!(", pulls of {pull}"),
             Self::One => String::new(),
         }
     }
@@ -73,19 +67,11 @@ pub(crate) struct JetStream {
 
 impl JetStream {
     /// Creates stream and consumers; nothing is consumed yet.
-    pub(crate) async fn create(
-        nats: &Nats,
-        consumers: Consumers,
-        agents: usize,
-        size: usize,
-    ) -> Result<Self> {
+    pub(crate) async fn create(nats: &Nats, consumers: Consumers, agents: usize, size: usize) -> Result<Self> {
         // Publisher and consumers have connections of their own, as separate processes would.
         let publisher = jetstream::new(async_nats::connect(nats.url()).await?);
         let context = jetstream::new(async_nats::connect(nats.url()).await?);
-        let name = format!(
-            "LOADTEST_{}",
-            consumers.label().replace('-', "_").to_uppercase()
-        );
+        let name = format!("LOADTEST_{}", consumers.label().replace('-', "_").to_uppercase());
         let _ = context.delete_stream(&name).await;
         let config = stream::Config {
             name: name.clone(),
@@ -95,14 +81,11 @@ impl JetStream {
             max_consumers: 100_000,
             ..stream::Config::default()
         };
-        let stream = context
-            .create_stream(config)
-            .await
-            .context("create the stream")?;
+        let stream = context.create_stream(config).await.context("create the stream")?;
         let filters: Vec<(String, String)> = match consumers {
-            Consumers::Each { .. } => (0..agents)
-                .map(|agent| (format!("c{agent}"), format!("{name}.{agent}")))
-                .collect(),
+            Consumers::Each { .. } => {
+                (0..agents).map(|agent| (format!("c{agent}"), format!("{name}.{agent}"))).collect()
+            }
             Consumers::One => vec![("all".to_owned(), format!("{name}.*"))],
         };
         let pulls = filters.into_iter().map(|(durable, filter)| {
@@ -118,37 +101,20 @@ impl JetStream {
             };
             stream.create_consumer(config)
         });
-        let pulls = futures_stream::iter(pulls)
-            .buffered(64)
-            .try_collect()
-            .await
-            .context("create the consumers")?;
+        let pulls = futures_stream::iter(pulls).buffered(64).try_collect().await.context("create the consumers")?;
         let roots = Roots::from([("nats".to_owned(), nats.pid())]);
-        Ok(Self {
-            consumers,
-            agents,
-            size,
-            publisher,
-            stream,
-            pulls,
-            roots,
-            collector: Arc::default(),
-        })
+        Ok(Self { consumers, agents, size, publisher, stream, pulls, roots, collector: Arc::default() })
     }
 
     /// Publishes `load` to the agents in turn while they consume.
     pub(crate) async fn live(&self, label: &str, load: &Load, warm_up: Duration) -> Result<Row> {
         let mut receivers = self.consume();
         let run = format!("{} {label}", self.consumers.label());
-        let warm = Load {
-            duration: warm_up,
-            ..load.clone()
-        };
+        let warm = Load { duration: warm_up, ..load.clone() };
         let warmed = measure(&run, &self.roots, &self.collector, &warm, self.publish()).await;
         let mut row = measure(&run, &self.roots, &self.collector, load, self.publish()).await;
         row.problems.extend(warmed.problems);
-        row.notes
-            .push(format!("{} agents{}", self.agents, self.consumers.how()));
+        row.notes.push(format!("{} agents{}", self.agents, self.consumers.how()));
         self.finish(&mut receivers, &mut row);
         Ok(row)
     }
@@ -162,8 +128,7 @@ impl JetStream {
         let mut row = window.close(format!("{} replay", self.consumers.label()));
         row.accepted = sent.accepted;
         row.latency = None;
-        row.notes
-            .push(format!("{} agents, consumers known before", self.agents));
+        row.notes.push(format!("{} agents, consumers known before", self.agents));
         if missing > 0 {
             row.problems.push(format!("{missing} messages never came"));
         }
@@ -174,23 +139,17 @@ impl JetStream {
     /// Deletes the stream with its consumers.
     pub(crate) async fn delete(self) -> Result<()> {
         let name = self.stream.cached_info().config.name.clone();
-        self.publisher
-            .delete_stream(name)
-            .await
-            .context("delete the stream")?;
+        self.publisher.delete_stream(name).await.context("delete the stream")?;
         Ok(())
     }
 
     fn publish(
         &self,
-    ) -> impl Fn(u64, u64) -> futures::future::BoxFuture<'static, Result<()>> + Clone + Send + Sync + use<>
-    {
+    ) -> impl Fn(u64, u64) -> futures::future::BoxFuture<'static, Result<()>> + Clone + Send + Sync + use<> {
         let context = self.publisher.clone();
         let subjects: Arc<[String]> = {
             let name = &self.stream.cached_info().config.name;
-            (0..self.agents)
-                .map(|agent| format!("{name}.{agent}"))
-                .collect()
+            (0..self.agents).map(|agent| format!("{name}.{agent}")).collect()
         };
         let size = self.size;
         move |number, stamp| {
@@ -235,19 +194,12 @@ async fn consume_one_agent(
     pull: usize,
     confirmed: bool,
 ) -> Result<()> {
-    let mut messages = consumer
-        .stream()
-        .max_messages_per_batch(pull)
-        .messages()
-        .await?;
+    let mut messages = consumer.stream().max_messages_per_batch(pull).messages().await?;
     while let Some(message) = messages.next().await {
         let message = message?;
         take(&message, &collector);
         match confirmed {
-            true => message
-                .double_ack()
-                .await
-                .map_err(|error| anyhow!("ack: {error}"))?,
+            true => message.double_ack().await.map_err(|error| anyhow!("ack: {error}"))?,
             false => ack(&message).await?,
         }
     }
@@ -255,11 +207,7 @@ async fn consume_one_agent(
 }
 
 async fn consume_all(consumer: PullConsumer, collector: Arc<Collector>) -> Result<()> {
-    let mut messages = consumer
-        .stream()
-        .max_messages_per_batch(2000)
-        .messages()
-        .await?;
+    let mut messages = consumer.stream().max_messages_per_batch(2000).messages().await?;
     let mut mailboxes: HashMap<String, u64> = HashMap::new();
     let mut last: Option<Message> = None;
     let mut unacked = 0;

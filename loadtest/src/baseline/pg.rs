@@ -20,16 +20,9 @@ const CONNECTIONS: usize = 2;
 pub(crate) async fn rows(postgres: &Postgres, size: usize, duration: Duration) -> Result<Row> {
     let url = postgres.create_database("loadtest_baseline").await?;
     let mut connection = PgConnection::connect(&url).await?;
-    let fsync: String = sqlx::query_scalar("show fsync")
-        .fetch_one(&mut connection)
-        .await?;
-    let synchronous: String = sqlx::query_scalar("show synchronous_commit")
-        .fetch_one(&mut connection)
-        .await?;
-    ensure!(
-        fsync == "on" && synchronous == "on",
-        "fsync is {fsync}, synchronous_commit is {synchronous}"
-    );
+    let fsync: String = sqlx::query_scalar("show fsync").fetch_one(&mut connection).await?;
+    let synchronous: String = sqlx::query_scalar("show synchronous_commit").fetch_one(&mut connection).await?;
+    ensure!(fsync == "on" && synchronous == "on", "fsync is {fsync}, synchronous_commit is {synchronous}");
     sqlx::raw_sql(
         "drop table if exists rows;
          create table rows (agent bigint not null, seq bigint not null, body text not null, primary key (agent, seq))",
@@ -43,24 +36,14 @@ pub(crate) async fn rows(postgres: &Postgres, size: usize, duration: Duration) -
     let window = Window::open(&roots, &collector);
     let ends = tokio::time::Instant::now() + duration;
     let writers: Vec<_> = (0..CONNECTIONS)
-        .map(|writer| {
-            tokio::spawn(write(
-                url.clone(),
-                Arc::clone(&collector),
-                writer,
-                size,
-                ends,
-            ))
-        })
+        .map(|writer| tokio::spawn(write(url.clone(), Arc::clone(&collector), writer, size, ends)))
         .collect();
     for writer in writers {
         writer.await??;
     }
     let mut row = window.close("pg");
     row.accepted = row.delivered;
-    row.notes = vec![format!(
-        "{ROWS} rows of {size} B a transaction, {CONNECTIONS} connections; latency of a commit"
-    )];
+    row.notes = vec![format!("{ROWS} rows of {size} B a transaction, {CONNECTIONS} connections; latency of a commit")];
     connection.close().await?;
     Ok(row)
 }
@@ -76,9 +59,7 @@ async fn write(
     let mut body = String::new();
     push_text(&mut body, 0, size);
     let bodies = vec![body; ROWS];
-    let agents: Vec<i64> = (0..ROWS)
-        .map(|row| (row * CONNECTIONS + writer) as i64)
-        .collect();
+    let agents: Vec<i64> = (0..ROWS).map(|row| (row * CONNECTIONS + writer) as i64).collect();
     for seq in 1_i64.. {
         if tokio::time::Instant::now() >= ends {
             break;

@@ -15,12 +15,7 @@ use crate::target::Target;
 use crate::window::measure;
 
 /// For each number of members in turn.
-pub(crate) async fn run(
-    common: &Common,
-    members: &[usize],
-    in_flight: usize,
-    report: &mut Report,
-) -> Result<()> {
+pub(crate) async fn run(common: &Common, members: &[usize], in_flight: usize, report: &mut Report) -> Result<()> {
     let target = Target::start(common, common.gateways.into()).await?;
     for count in members.iter().map(|count| common.scaled(*count)) {
         let workspace = Workspace::create(&target.urls()).await?;
@@ -30,24 +25,13 @@ pub(crate) async fn run(
         let specs = nodes(&workspace, &agents, common.per_socket.into(), "lt").await?;
         let collector = Arc::new(Collector::default());
         let _fleet = Fleet::connect(&workspace, &specs, &collector).await?;
-        let send = channel_posts(
-            &workspace,
-            &[("fanout".to_owned(), owner)],
-            common.bytes as usize,
-        );
+        let send = channel_posts(&workspace, &[("fanout".to_owned(), owner)], common.bytes as usize);
 
         let fan_out = count as u64;
         // At most 20 posts wait for any member.
-        let load = Load {
-            fan_out,
-            backlog: 20 * fan_out,
-            ..Load::closed(in_flight, common.window())
-        };
+        let load = Load { fan_out, backlog: 20 * fan_out, ..Load::closed(in_flight, common.window()) };
         let run = format!("fanout {count}");
-        let warm = Load {
-            duration: common.warming(),
-            ..load.clone()
-        };
+        let warm = Load { duration: common.warming(), ..load.clone() };
         let warmed = measure(&run, &target.roots(), &collector, &warm, send.clone()).await;
         let mut row = measure(&run, &target.roots(), &collector, &load, send).await;
         row.problems.extend(warmed.problems);
@@ -56,11 +40,7 @@ pub(crate) async fn run(
             row.figures.insert("posts_per_second".into(), posts);
             row.notes.push(format!("{posts:.0} posts/s"));
         }
-        row.notes.push(format!(
-            "{} gateways, {} agents a socket",
-            target.urls().len(),
-            common.per_socket
-        ));
+        row.notes.push(format!("{} gateways, {} agents a socket", target.urls().len(), common.per_socket));
         report.add(row);
     }
     Ok(())

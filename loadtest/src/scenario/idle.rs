@@ -22,12 +22,7 @@ const WARMING: usize = 50;
 const SETTLE: Duration = Duration::from_secs(20);
 
 /// `brokered` agents, 100 on each socket, then `direct` agents with a socket each.
-pub(crate) async fn run(
-    common: &Common,
-    brokered: usize,
-    direct: usize,
-    report: &mut Report,
-) -> Result<()> {
+pub(crate) async fn run(common: &Common, brokered: usize, direct: usize, report: &mut Report) -> Result<()> {
     // One gateway: all sockets are its own.
     let target = Target::start(common, 1).await?;
     layout(common, &target, brokered, ON_A_BROKER, (20.0, 8.0), report).await?;
@@ -56,17 +51,13 @@ async fn layout(
     let roots = target.roots();
     let gateway = || {
         let resident = resident_kib(&roots);
-        let of_gateways = resident
-            .iter()
-            .filter(|(name, _)| name.starts_with("gateway"));
+        let of_gateways = resident.iter().filter(|(name, _)| name.starts_with("gateway"));
         of_gateways.map(|(_, kib)| *kib).sum::<u64>()
     };
     let before = gateway();
     let window = Window::open(&roots, &collector);
     let began = tokio::time::Instant::now();
-    let _fleet = Fleet::connect(&workspace, &specs, &collector)
-        .await
-        .context("connect the idle agents")?;
+    let _fleet = Fleet::connect(&workspace, &specs, &collector).await.context("connect the idle agents")?;
     let connecting = began.elapsed();
     sleep(if common.small { SETTLE / 10 } else { SETTLE }).await;
     let after = gateway();
@@ -76,8 +67,7 @@ async fn layout(
     row.seconds = began.elapsed().as_secs_f64();
     let kilobytes = after.saturating_sub(before) as f64 * 1.024 / agents as f64;
     row.figures.insert("gateway_kb_per_agent".into(), kilobytes);
-    row.figures
-        .insert("connect_seconds".into(), connecting.as_secs_f64());
+    row.figures.insert("connect_seconds".into(), connecting.as_secs_f64());
     row.notes.push(format!(
         "gateway {} -> {} MiB = {kilobytes:.1} kB an agent; connected in {:.1} s",
         before / 1024,

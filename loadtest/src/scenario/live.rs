@@ -18,39 +18,15 @@ use crate::target::Target;
 use crate::window::measure;
 
 /// Latency at `rate` messages a second over `agents` receivers.
-pub(crate) async fn send(
-    common: &Common,
-    rate: f64,
-    agents: usize,
-    report: &mut Report,
-) -> Result<()> {
+pub(crate) async fn send(common: &Common, rate: f64, agents: usize, report: &mut Report) -> Result<()> {
     let target = Target::start(common, common.gateways.into()).await?;
     let load = Load::paced(rate, common.window());
     let label = format!("{agents} at {rate}/s");
     let one = match common.no_baselines {
         true => None,
-        false => Some(
-            live_baseline(
-                &target,
-                common,
-                Consumers::One,
-                agents,
-                &label,
-                &load,
-                report,
-            )
-            .await?,
-        ),
+        false => Some(live_baseline(&target, common, Consumers::One, agents, &label, &load, report).await?),
     };
-    let ours = connected(
-        &target,
-        common,
-        agents,
-        &format!("send {label}"),
-        &load,
-        report,
-    )
-    .await?;
+    let ours = connected(&target, common, agents, &format!("send {label}"), &load, report).await?;
     let Some(one) = one else { return Ok(()) };
     let p99 = |index: usize| report.rows[index].latency.map(|latency| latency.p99_ms);
     if let (Some(ours), Some(one)) = (p99(ours), p99(one))
@@ -58,9 +34,7 @@ pub(crate) async fn send(
     {
         report.ratios.push(Ratio {
             target: "S6",
-            what: format!(
-                "p99 {ours:.2} ms at 1000 msg/s over 100 agents / js-one p99 {one:.2} ms"
-            ),
+            what: format!("p99 {ours:.2} ms at 1000 msg/s over 100 agents / js-one p99 {one:.2} ms"),
             value: ours / one,
             ship: 4.0,
             goal: 2.0,
@@ -77,39 +51,17 @@ pub(crate) async fn saturate(common: &Common, agents: &[usize], report: &mut Rep
     let first = common.scaled(*agents.first().context("saturate how many agents?")?);
     let mut bare = Vec::new();
     if !common.no_baselines {
-        report.add(
-            rows(
-                target.stack().postgres(),
-                common.bytes as usize,
-                common.window(),
-            )
-            .await?,
-        );
+        report.add(rows(target.stack().postgres(), common.bytes as usize, common.window()).await?);
         for consumers in [common.each(), Consumers::One] {
             let label = first.to_string();
-            bare.push(
-                live_baseline(&target, common, consumers, first, &label, &load, report).await?,
-            );
+            bare.push(live_baseline(&target, common, consumers, first, &label, &load, report).await?);
         }
     }
     let mut ours = Vec::new();
     for count in agents.iter().map(|count| common.scaled(*count)) {
         // What an agent's mailbox may hold bounds what may be outstanding.
-        let load = Load {
-            backlog: load.backlog.min(500 * count as u64),
-            ..load.clone()
-        };
-        ours.push(
-            connected(
-                &target,
-                common,
-                count,
-                &format!("saturate {count}"),
-                &load,
-                report,
-            )
-            .await?,
-        );
+        let load = Load { backlog: load.backlog.min(500 * count as u64), ..load.clone() };
+        ours.push(connected(&target, common, count, &format!("saturate {count}"), &load, report).await?);
     }
     let rate = |report: &Report, index: usize| report.rows[index].per_second.unwrap_or(0.0);
     let mut ratio = |target, above: usize, below: usize, ship, goal| {
@@ -117,14 +69,7 @@ pub(crate) async fn saturate(common: &Common, agents: &[usize], report: &mut Rep
         let (above, below) = (&report.rows[above].run, &report.rows[below].run);
         let what = format!("{above}: {above_rate:.0}/s / {below}: {below_rate:.0}/s");
         let value = above_rate / below_rate;
-        report.ratios.push(Ratio {
-            target,
-            what,
-            value,
-            ship,
-            goal,
-            better: Better::Higher,
-        });
+        report.ratios.push(Ratio { target, what, value, ship, goal, better: Better::Higher });
     };
     if let [each, one] = bare[..] {
         ratio("S1", ours[0], each, 1.0, 2.0);
@@ -146,9 +91,7 @@ async fn connected(
     report: &mut Report,
 ) -> Result<usize> {
     let workspace = Workspace::create(&target.urls()).await?;
-    let senders = workspace
-        .agents("s", count.min(common.senders.into()))
-        .await?;
+    let senders = workspace.agents("s", count.min(common.senders.into())).await?;
     let receivers = workspace.agents("r", count).await?;
     let specs = nodes(&workspace, &receivers, common.per_socket.into(), "lt").await?;
     let collector = Arc::new(Collector::default());
@@ -157,31 +100,13 @@ async fn connected(
 
     // Each conversation is made by its first message; that is not what is measured.
     let roots = target.roots();
-    let first = measure(
-        run,
-        &roots,
-        &collector,
-        &Load::counted(64, count as u64),
-        send.clone(),
-    )
-    .await;
-    let warm = Load {
-        duration: common.warming(),
-        ..load.clone()
-    };
+    let first = measure(run, &roots, &collector, &Load::counted(64, count as u64), send.clone()).await;
+    let warm = Load { duration: common.warming(), ..load.clone() };
     let warmed = measure(run, &roots, &collector, &warm, send.clone()).await;
     // Lets the flushes of the warm-up end, so that their cost does not fall into the window.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let mut row = measure(run, &roots, &collector, load, send).await;
-    row.problems
-        .extend(first.problems.into_iter().chain(warmed.problems));
-    row.notes.insert(
-        0,
-        format!(
-            "{} gateways, {} agents a socket",
-            target.urls().len(),
-            common.per_socket
-        ),
-    );
+    row.problems.extend(first.problems.into_iter().chain(warmed.problems));
+    row.notes.insert(0, format!("{} gateways, {} agents a socket", target.urls().len(), common.per_socket));
     Ok(report.add(row))
 }

@@ -20,44 +20,15 @@ pub(crate) async fn run(scenario: &Scenario, common: &Common, report: &mut Repor
         Scenario::Baselines { agents } => baselines(common, common.scaled(*agents), report).await,
         Scenario::Send { rate, agents } => live::send(common, *rate, *agents, report).await,
         Scenario::Saturate { agents } => live::saturate(common, agents, report).await,
-        Scenario::Fanout {
-            members,
-            posts_in_flight,
-        } => fanout::run(common, members, *posts_in_flight, report).await,
-        Scenario::Reconnect {
-            agents,
-            on_each_socket,
-            unacked,
-        } => {
-            reconnect::run(
-                common,
-                common.scaled(*agents),
-                *on_each_socket,
-                *unacked,
-                report,
-            )
-            .await
+        Scenario::Fanout { members, posts_in_flight } => fanout::run(common, members, *posts_in_flight, report).await,
+        Scenario::Reconnect { agents, on_each_socket, unacked } => {
+            reconnect::run(common, common.scaled(*agents), *on_each_socket, *unacked, report).await
         }
         Scenario::Replay { messages, agents } => {
-            replay::run(
-                common,
-                common.scaled(*messages),
-                common.scaled(*agents),
-                report,
-            )
-            .await
+            replay::run(common, common.scaled(*messages), common.scaled(*agents), report).await
         }
-        Scenario::Idle {
-            agents,
-            direct_agents,
-        } => {
-            idle::run(
-                common,
-                common.scaled(*agents),
-                common.scaled(*direct_agents),
-                report,
-            )
-            .await
+        Scenario::Idle { agents, direct_agents } => {
+            idle::run(common, common.scaled(*agents), common.scaled(*direct_agents), report).await
         }
         Scenario::All => all(common, report).await,
     }
@@ -76,37 +47,13 @@ async fn all(common: &Common, report: &mut Report) -> Result<()> {
 async fn baselines(common: &Common, agents: usize, report: &mut Report) -> Result<()> {
     let target = Target::start(common, 0).await?;
     let load = Load::closed(common.in_flight.into(), common.window());
-    report.add(
-        rows(
-            target.stack().postgres(),
-            common.bytes as usize,
-            common.window(),
-        )
-        .await?,
-    );
+    report.add(rows(target.stack().postgres(), common.bytes as usize, common.window()).await?);
     for consumers in [common.each(), Consumers::One] {
         let label = format!("{agents}");
         live_baseline(&target, common, consumers, agents, &label, &load, report).await?;
         let paced = Load::paced(1000.0, common.window());
-        live_baseline(
-            &target,
-            common,
-            consumers,
-            agents,
-            &format!("{agents} at 1000/s"),
-            &paced,
-            report,
-        )
-        .await?;
-        replay_baseline(
-            &target,
-            common,
-            consumers,
-            agents,
-            common.scaled(10_000),
-            report,
-        )
-        .await?;
+        live_baseline(&target, common, consumers, agents, &format!("{agents} at 1000/s"), &paced, report).await?;
+        replay_baseline(&target, common, consumers, agents, common.scaled(10_000), report).await?;
     }
     Ok(())
 }
@@ -121,13 +68,7 @@ async fn live_baseline(
     load: &Load,
     report: &mut Report,
 ) -> Result<usize> {
-    let bare = JetStream::create(
-        target.stack().nats(),
-        consumers,
-        agents,
-        common.bytes as usize,
-    )
-    .await?;
+    let bare = JetStream::create(target.stack().nats(), consumers, agents, common.bytes as usize).await?;
     let row = bare.live(label, load, common.warming()).await?;
     bare.delete().await?;
     Ok(report.add(row))
@@ -142,13 +83,7 @@ async fn replay_baseline(
     messages: usize,
     report: &mut Report,
 ) -> Result<usize> {
-    let bare = JetStream::create(
-        target.stack().nats(),
-        consumers,
-        agents,
-        common.bytes as usize,
-    )
-    .await?;
+    let bare = JetStream::create(target.stack().nats(), consumers, agents, common.bytes as usize).await?;
     let row = bare.replay(messages as u64).await?;
     bare.delete().await?;
     Ok(report.add(row))

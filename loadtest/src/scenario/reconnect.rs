@@ -33,10 +33,7 @@ pub(crate) async fn run(
     unacked: usize,
     report: &mut Report,
 ) -> Result<()> {
-    ensure!(
-        on_each >= 2 && unacked >= 1,
-        "needs broker sockets and something to replay"
-    );
+    ensure!(on_each >= 2 && unacked >= 1, "needs broker sockets and something to replay");
     let target = Target::start(common, usize::from(common.gateways).max(2)).await?;
     let workspace = Workspace::create(&target.urls()).await?;
     let all = workspace.agents("a", agents).await?;
@@ -56,24 +53,11 @@ pub(crate) async fn run(
 
     let collector = Arc::new(Collector::default());
     let fleet = Fleet::connect(&workspace.through_gateway(0), &specs, &collector).await?;
-    let send = channel_posts(
-        &workspace.through_gateway(1),
-        &channels,
-        common.bytes as usize,
-    );
-    let sent = drive(
-        &Load::counted(16, (channels.len() * unacked) as u64),
-        &collector,
-        send,
-    )
-    .await;
+    let send = channel_posts(&workspace.through_gateway(1), &channels, common.bytes as usize);
+    let sent = drive(&Load::counted(16, (channels.len() * unacked) as u64), &collector, send).await;
     let expected = (agents * unacked) as u64;
     let missing = collector.drain(expected).await;
-    ensure!(
-        missing == 0 && sent.failed == 0,
-        "set-up: {missing} deliveries missing, {:?}",
-        sent.first_failure
-    );
+    ensure!(missing == 0 && sent.failed == 0, "set-up: {missing} deliveries missing, {:?}", sent.first_failure);
     // Nothing of the set-up is left to write when the gateway dies.
     sleep(Duration::from_secs(2)).await;
 
@@ -87,14 +71,7 @@ pub(crate) async fn run(
     let (refusals, mut refused) = tokio::sync::mpsc::channel(REMEMBERED_REFUSALS);
     let deadline = Instant::now() + GIVE_UP;
     let other = Arc::clone(workspace.pool(1));
-    let _fleet = Fleet::reconnect(
-        other.address(),
-        &specs,
-        &collector,
-        RETRY_PAUSE,
-        deadline,
-        refusals,
-    );
+    let _fleet = Fleet::reconnect(other.address(), &specs, &collector, RETRY_PAUSE, deadline, refusals);
     while collector.caught_up_count() < agents as u64 && Instant::now() < deadline {
         sleep(Duration::from_millis(2)).await;
     }
@@ -103,29 +80,18 @@ pub(crate) async fn run(
     row.latency = None;
     let back = collector.caught_up_count();
     if back < agents as u64 {
-        row.problems.push(format!(
-            "{} agents did not catch up within {GIVE_UP:?}",
-            agents as u64 - back
-        ));
+        row.problems.push(format!("{} agents did not catch up within {GIVE_UP:?}", agents as u64 - back));
     }
-    row.notes.push(format!(
-        "{} sockets, {unacked} unacked each, from kill -9 to the last agent caught up",
-        specs.len()
-    ));
+    row.notes
+        .push(format!("{} sockets, {unacked} unacked each, from kill -9 to the last agent caught up", specs.len()));
     let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
     while let Ok(reason) = refused.try_recv() {
         // Names of nodes and addresses aside, refusals are few of a kind.
-        *reasons
-            .entry(reason.chars().take(160).collect())
-            .or_default() += 1;
+        *reasons.entry(reason.chars().take(160).collect()).or_default() += 1;
     }
-    row.figures.insert(
-        "refused_attempts".into(),
-        reasons.values().sum::<u64>() as f64,
-    );
+    row.figures.insert("refused_attempts".into(), reasons.values().sum::<u64>() as f64);
     if let Some((reason, count)) = reasons.iter().max_by_key(|(_, count)| **count) {
-        row.notes
-            .push(format!("{count} refused attempts: {reason}"));
+        row.notes.push(format!("{count} refused attempts: {reason}"));
     }
     let seconds = row.seconds;
     report.add(row);

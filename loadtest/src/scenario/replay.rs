@@ -16,33 +16,19 @@ use crate::target::Target;
 use crate::window::Window;
 
 /// `messages` over `agents`, counted from the first socket's connect to the last frame.
-pub(crate) async fn run(
-    common: &Common,
-    messages: usize,
-    agents: usize,
-    report: &mut Report,
-) -> Result<()> {
+pub(crate) async fn run(common: &Common, messages: usize, agents: usize, report: &mut Report) -> Result<()> {
     let target = Target::start(common, common.gateways.into()).await?;
     let each = match common.no_baselines {
         true => None,
-        false => {
-            Some(replay_baseline(&target, common, common.each(), agents, messages, report).await?)
-        }
+        false => Some(replay_baseline(&target, common, common.each(), agents, messages, report).await?),
     };
     let workspace = Workspace::create(&target.urls()).await?;
-    let senders = workspace
-        .agents("s", agents.min(common.senders.into()))
-        .await?;
+    let senders = workspace.agents("s", agents.min(common.senders.into())).await?;
     let receivers = workspace.agents("r", agents).await?;
     let specs = nodes(&workspace, &receivers, common.per_socket.into(), "lt").await?;
     let collector = Arc::new(Collector::default());
     let send = direct_messages(&workspace, &senders, &receivers, common.bytes as usize);
-    let sent = drive(
-        &Load::counted(common.in_flight.into(), messages as u64),
-        &collector,
-        send,
-    )
-    .await;
+    let sent = drive(&Load::counted(common.in_flight.into(), messages as u64), &collector, send).await;
 
     let roots = target.roots();
     let window = Window::open_for_old(&roots, &collector);
@@ -58,17 +44,14 @@ pub(crate) async fn run(
         common.per_socket
     ));
     if missing > 0 {
-        row.problems
-            .push(format!("{missing} deliveries never came"));
+        row.problems.push(format!("{missing} deliveries never came"));
     }
     let ours = report.add(row);
     let Some(each) = each else { return Ok(()) };
     if let (Some(ours), Some(each)) = (report.rows[ours].per_second, report.rows[each].per_second) {
         report.ratios.push(Ratio {
             target: "S8",
-            what: format!(
-                "replay of {messages} over {agents} agents: {ours:.0}/s / js-each: {each:.0}/s"
-            ),
+            what: format!("replay of {messages} over {agents} agents: {ours:.0}/s / js-each: {each:.0}/s"),
             value: ours / each,
             ship: 3.0,
             goal: 10.0,

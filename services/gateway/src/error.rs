@@ -71,10 +71,7 @@ impl ApiError {
 
     /// 503 for now: nothing was done.
     pub fn unavailable(code: &'static str, message: &'static str) -> Self {
-        Self {
-            retry_after: Some(RETRY_AFTER_SECONDS),
-            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
-        }
+        Self { retry_after: Some(RETRY_AFTER_SECONDS), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message) }
     }
 
     /// No status at all: the connection is closed. For a change that may have been committed, because
@@ -158,21 +155,17 @@ impl From<EngineError> for ApiError {
 
             E::WorkspaceNotFound => missing("workspace_not_found", "Workspace not found".to_owned()),
             E::AgentNotFound(name) => missing("agent_not_found", format!("Agent \"{name}\" not found")),
-            E::AgentAlreadyExists(name) => Self::new(
-                StatusCode::CONFLICT,
-                "agent_already_exists",
-                format!("Agent \"{name}\" already exists"),
-            ),
+            E::AgentAlreadyExists(name) => {
+                Self::new(StatusCode::CONFLICT, "agent_already_exists", format!("Agent \"{name}\" already exists"))
+            }
             E::AgentRecoveryNotAuthorized => {
                 forbidden("agent_recovery_not_authorized", "Agent recovery is not authorized")
             }
 
             E::ChannelNotFound(name) => missing("channel_not_found", format!("Channel \"{name}\" not found")),
-            E::ChannelAlreadyExists(name) => Self::new(
-                StatusCode::CONFLICT,
-                "channel_already_exists",
-                format!("Channel \"{name}\" already exists"),
-            ),
+            E::ChannelAlreadyExists(name) => {
+                Self::new(StatusCode::CONFLICT, "channel_already_exists", format!("Channel \"{name}\" already exists"))
+            }
             E::InvalidChannelName => bad(
                 "invalid_channel_name",
                 "A channel name has 1 to 80 lower-case letters, digits and hyphens, and starts with no hyphen",
@@ -243,9 +236,7 @@ impl From<EngineError> for ApiError {
                 "agent_provider_conflict",
                 format!("Agent \"{name}\" is hosted by another provider of this node"),
             ),
-            E::AgentIdentityConflict => {
-                conflict("agent_identity_conflict", "The agent's identity is another one")
-            }
+            E::AgentIdentityConflict => conflict("agent_identity_conflict", "The agent's identity is another one"),
             E::AgentBoundToNode(node) => {
                 Self::new(StatusCode::CONFLICT, "agent_bound_to_node", format!("Agent is bound to node \"{node}\""))
             }

@@ -2,7 +2,10 @@
 
 use axum::{
     body::Bytes,
-    extract::{FromRequest, FromRequestParts, Request, rejection::{PathRejection, QueryRejection}},
+    extract::{
+        FromRequest, FromRequestParts, Request,
+        rejection::{PathRejection, QueryRejection},
+    },
     http::{HeaderMap, StatusCode, header::CONTENT_TYPE},
 };
 use relay_domain::names;
@@ -73,7 +76,11 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for KeyedBody<T> {
 async fn read_body(request: Request) -> Result<(HeaderMap, Bytes), ApiError> {
     let (parts, body) = request.into_parts();
     let bytes = axum::body::to_bytes(body, MAX_BODY_BYTES).await.map_err(|error| {
-        if is_length_limit(&error) { ApiError::payload_too_large() } else { ApiError::invalid_request("The body broke off") }
+        if is_length_limit(&error) {
+            ApiError::payload_too_large()
+        } else {
+            ApiError::invalid_request("The body broke off")
+        }
     })?;
     Ok((parts.headers, bytes))
 }

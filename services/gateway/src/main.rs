@@ -45,18 +45,13 @@ async fn main() -> anyhow::Result<()> {
         }
     });
     let ready = state.clone();
-    let (metrics_addr, metrics_server) = metrics::serve(
-        config.metrics_listen,
-        recorder,
-        Arc::new(move || ready.is_ready()),
-        shutdown.token(),
-    )
-    .await
-    .with_context(|| format!("listen on {} for metrics", config.metrics_listen))?;
+    let (metrics_addr, metrics_server) =
+        metrics::serve(config.metrics_listen, recorder, Arc::new(move || ready.is_ready()), shutdown.token())
+            .await
+            .with_context(|| format!("listen on {} for metrics", config.metrics_listen))?;
     tokio::spawn(metrics_server);
 
-    let listener =
-        TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
+    let listener = TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
     tracing::info!(listen = %listener.local_addr()?, metrics = %metrics_addr, "gateway is up");
     let listener = listener.tap_io(|socket| {
         // Frames and answers are small and waited for.

@@ -1,6 +1,10 @@
 //! What happens to every request: its id, its span, its time limit, panics, cross-origin headers.
 
-use std::{any::Any, panic::resume_unwind, time::{Duration, Instant}};
+use std::{
+    any::Any,
+    panic::resume_unwind,
+    time::{Duration, Instant},
+};
 
 use axum::{
     extract::{MatchedPath, Request},
@@ -32,7 +36,8 @@ pub async fn around(request: Request, next: Next) -> Response {
     let id = request_id(&request);
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
-    let route = request.extensions().get::<MatchedPath>().map_or_else(|| "none".to_owned(), |path| path.as_str().to_owned());
+    let route =
+        request.extensions().get::<MatchedPath>().map_or_else(|| "none".to_owned(), |path| path.as_str().to_owned());
     let has_nul = path.contains("%00") || request.uri().query().is_some_and(|query| query.contains("%00"));
     let span = tracing::info_span!(
         "http.request", http.method = %method, http.path = %path, http.request_id = ?id, http.status = tracing::field::Empty
@@ -161,12 +166,9 @@ mod tests {
 
     #[test]
     fn leading_slashes_collapse() {
-        for (uri, expected) in [
-            ("//v1/agents?a=b", "/v1/agents?a=b"),
-            ("///v1//x", "/v1//x"),
-            ("/v1/agents", "/v1/agents"),
-            ("/", "/"),
-        ] {
+        for (uri, expected) in
+            [("//v1/agents?a=b", "/v1/agents?a=b"), ("///v1//x", "/v1//x"), ("/v1/agents", "/v1/agents"), ("/", "/")]
+        {
             let request = Request::builder().uri(uri).body(Body::empty()).unwrap();
             assert_eq!(collapse_leading_slashes(request).uri().to_string(), expected);
         }

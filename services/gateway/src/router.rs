@@ -41,10 +41,7 @@ fn workspace_routes() -> Router<AppState> {
         .route("/v1/workspaces", post(workspaces::create))
         .route("/v1/workspaces/by-name/{name}", get(workspaces::by_name))
         .route("/v1/workspaces/{id}", delete(workspaces::delete_by_id))
-        .route(
-            "/v1/workspace",
-            get(workspaces::info).patch(workspaces::update).delete(workspaces::delete),
-        )
+        .route("/v1/workspace", get(workspaces::info).patch(workspaces::update).delete(workspaces::delete))
 }
 
 fn agent_routes() -> Router<AppState> {

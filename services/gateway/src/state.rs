@@ -37,7 +37,13 @@ impl AppState {
     /// State over a started engine.
     pub fn new(engine: Engine, shutdown: Shutdown) -> Self {
         let gateway_id = engine.become_gateway();
-        Self { engine, shutdown, gateway_id, registry: Registry::default(), storage_up: Arc::new(AtomicBool::new(true)) }
+        Self {
+            engine,
+            shutdown,
+            gateway_id,
+            registry: Registry::default(),
+            storage_up: Arc::new(AtomicBool::new(true)),
+        }
     }
 
     /// Whether new work should be sent here: storage answers and the process is not draining.

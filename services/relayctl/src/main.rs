@@ -6,12 +6,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 #[derive(Debug, Parser)]
-#[command(
-    name = "relayctl",
-    version,
-    about = "Operate a Relay engine",
-    arg_required_else_help = true
-)]
+#[command(name = "relayctl", version, about = "Operate a Relay engine", arg_required_else_help = true)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

@@ -16,12 +16,9 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) async fn run(arguments: Arguments) -> Result<()> {
-    relay_engine::migrate(
-        &arguments.database_url,
-        Duration::from_secs(arguments.wait_seconds),
-    )
-    .await
-    .context("migrate the database")?;
+    relay_engine::migrate(&arguments.database_url, Duration::from_secs(arguments.wait_seconds))
+        .await
+        .context("migrate the database")?;
     println!("the schema is up to date");
     Ok(())
 }

@@ -40,9 +40,6 @@ impl Config {
     }
 
     pub(crate) const fn retention(&self) -> Retention {
-        Retention {
-            delivery_days: self.delivery_retention_days,
-            message_days: self.message_retention_days,
-        }
+        Retention { delivery_days: self.delivery_retention_days, message_days: self.message_retention_days }
     }
 }

@@ -23,32 +23,19 @@ async fn main() -> Result<()> {
     let loops: Arc<OnceCell<Arc<Loops>>> = Arc::default();
     let ready = Arc::clone(&loops);
     let readiness = Arc::new(move || ready.get().is_some_and(|loops| loops.storage_is_up()));
-    let (listening, server) =
-        metrics::serve(config.metrics_listen, recorder, readiness, shutdown.token())
-            .await
-            .with_context(|| format!("listen on {}", config.metrics_listen))?;
+    let (listening, server) = metrics::serve(config.metrics_listen, recorder, readiness, shutdown.token())
+        .await
+        .with_context(|| format!("listen on {}", config.metrics_listen))?;
     tracing::info!(metrics.listen = %listening, "worker started");
     let server = tokio::spawn(server);
 
-    let started = shutdown
-        .token()
-        .run_until_cancelled_owned(Engine::start(config.engine()))
-        .await;
+    let started = shutdown.token().run_until_cancelled_owned(Engine::start(config.engine())).await;
     let Some(engine) = started else { return Ok(()) };
-    let running = Arc::new(Loops::new(
-        engine.context("start the engine")?,
-        config.retention(),
-    ));
-    loops
-        .set(Arc::clone(&running))
-        .ok()
-        .context("the loops were started twice")?;
+    let running = Arc::new(Loops::new(engine.context("start the engine")?, config.retention()));
+    loops.set(Arc::clone(&running)).ok().context("the loops were started twice")?;
     runner::run_all(running, &shutdown.token()).await;
 
-    server
-        .await
-        .context("serve metrics")?
-        .context("serve metrics")?;
+    server.await.context("serve metrics")?.context("serve metrics")?;
     tracing::info!("worker drained");
     Ok(())
 }

@@ -18,12 +18,7 @@ const RETRY_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) async fn run_all(loops: Arc<Loops>, stop: &CancellationToken) {
     let tasks: Vec<_> = Loop::ALL
         .into_iter()
-        .map(|which| {
-            (
-                which,
-                tokio::spawn(run(Arc::clone(&loops), which, stop.clone())),
-            )
-        })
+        .map(|which| (which, tokio::spawn(run(Arc::clone(&loops), which, stop.clone()))))
         .collect();
     for (which, task) in tasks {
         if let Err(error) = task.await {
@@ -37,22 +32,16 @@ async fn run(loops: Arc<Loops>, which: Loop, stop: CancellationToken) {
     while !stop.is_cancelled() {
         let began = Instant::now();
         let outcome = loops.tick(which).await;
-        metrics::histogram!(name::LOOP_SECONDS, "loop" => which.name())
-            .record(began.elapsed().as_secs_f64());
+        metrics::histogram!(name::LOOP_SECONDS, "loop" => which.name()).record(began.elapsed().as_secs_f64());
         let pause = match outcome {
             Ok(ticked) => {
                 if let Some(since) = failing_since.take() {
                     let seconds = since.elapsed().as_secs();
                     tracing::info!(loop.name = which.name(), failed_seconds = seconds, "a loop works again");
                 }
-                metrics::gauge!(name::LOOP_LAST_SUCCESS, "loop" => which.name())
-                    .set(unix_seconds());
+                metrics::gauge!(name::LOOP_LAST_SUCCESS, "loop" => which.name()).set(unix_seconds());
                 metrics::counter!(name::LOOP_WORK, "loop" => which.name()).increment(ticked.worked);
-                if ticked.more {
-                    Duration::ZERO
-                } else {
-                    which.period()
-                }
+                if ticked.more { Duration::ZERO } else { which.period() }
             }
             Err(error) => {
                 metrics::counter!(name::LOOP_FAILURES, "loop" => which.name()).increment(1);
@@ -69,8 +58,5 @@ async fn run(loops: Arc<Loops>, which: Loop, stop: CancellationToken) {
 }
 
 fn unix_seconds() -> f64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs_f64()
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

@@ -21,38 +21,23 @@ const PER_TICK: i64 = 500;
 
 /// Disconnects providers that went silent. Postgres must have been up for a whole TTL: before that,
 /// silence proves nothing.
-pub(super) async fn silent_providers(
-    engine: &Engine,
-    storage_up_for: Duration,
-) -> EngineResult<Ticked> {
+pub(super) async fn silent_providers(engine: &Engine, storage_up_for: Duration) -> EngineResult<Ticked> {
     if storage_up_for < PROVIDER_TTL {
         engine.check_storage().await?;
         return Ok(Ticked::default());
     }
-    let gone = engine
-        .store()
-        .disconnect_silent_providers(PROVIDER_TTL, PER_TICK)
-        .await?;
+    let gone = engine.store().disconnect_silent_providers(PROVIDER_TTL, PER_TICK).await?;
     Ok(engine.announce_disconnected(&gone, "liveness_timeout"))
 }
 
 /// Disconnects the providers of gateways whose lease is gone, and forgets old gateway rows.
-pub(super) async fn dead_gateways(
-    engine: &Engine,
-    storage_up_for: Duration,
-) -> EngineResult<Ticked> {
+pub(super) async fn dead_gateways(engine: &Engine, storage_up_for: Duration) -> EngineResult<Ticked> {
     if storage_up_for < GATEWAYS_JUDGED_AFTER {
         engine.check_storage().await?;
         return Ok(Ticked::default());
     }
-    let gone = engine
-        .store()
-        .disconnect_orphaned_providers(GATEWAY_GRACE, PER_TICK)
-        .await?;
-    engine
-        .store()
-        .remove_dead_gateways(GATEWAY_ROW_KEPT)
-        .await?;
+    let gone = engine.store().disconnect_orphaned_providers(GATEWAY_GRACE, PER_TICK).await?;
+    engine.store().remove_dead_gateways(GATEWAY_ROW_KEPT).await?;
     Ok(engine.announce_disconnected(&gone, "disconnected"))
 }
 
@@ -68,19 +53,10 @@ impl Engine {
                 reason,
                 "a provider was disconnected"
             );
-            self.hints().provider_taken(
-                provider.scope,
-                provider.node_id.clone(),
-                &provider.provider,
-                provider.epoch,
-            );
-            self.hints()
-                .node_changed(provider.scope, provider.node_id.clone());
+            self.hints().provider_taken(provider.scope, provider.node_id.clone(), &provider.provider, provider.epoch);
+            self.hints().node_changed(provider.scope, provider.node_id.clone());
         }
         let worked = gone.providers.len() as u64;
-        Ticked {
-            worked,
-            more: i64::try_from(worked).is_ok_and(|worked| worked >= PER_TICK),
-        }
+        Ticked { worked, more: i64::try_from(worked).is_ok_and(|worked| worked >= PER_TICK) }
     }
 }

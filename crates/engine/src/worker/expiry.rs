@@ -28,10 +28,7 @@ impl Engine {
         &self,
         mailboxes: &[(WorkspaceScope, AgentId)],
     ) -> EngineResult<Vec<DeadLettered>> {
-        let dead = self
-            .store()
-            .dead_letter_expired(mailboxes, self.now())
-            .await?;
+        let dead = self.store().dead_letter_expired(mailboxes, self.now()).await?;
         self.announce_dead_letters(&dead);
         Ok(dead)
     }
@@ -44,10 +41,8 @@ impl Engine {
         }
         metrics::counter!(metric_names::DELIVERIES_DEAD_LETTERED, "reason" => "ttl_expired")
             .increment(dead.len() as u64);
-        let mailboxes =
-            dead.chunk_by(|a, b| (a.scope, a.delivery_id.agent) == (b.scope, b.delivery_id.agent));
-        self.hints()
-            .mailboxes_changed(mailboxes.map(|rows| (rows[0].scope, rows[0].delivery_id.agent)));
+        let mailboxes = dead.chunk_by(|a, b| (a.scope, a.delivery_id.agent) == (b.scope, b.delivery_id.agent));
+        self.hints().mailboxes_changed(mailboxes.map(|rows| (rows[0].scope, rows[0].delivery_id.agent)));
         for letter in dead {
             let Some(sender) = letter.sender else {
                 continue;
@@ -62,8 +57,7 @@ impl Engine {
                 "error": TTL_ERROR,
                 "retryable": false,
             });
-            self.hints()
-                .notify(letter.scope, vec![sender], "agent", "delivery.failed", data);
+            self.hints().notify(letter.scope, vec![sender], "agent", "delivery.failed", data);
         }
     }
 }

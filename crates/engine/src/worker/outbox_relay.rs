@@ -26,10 +26,7 @@ pub(super) async fn tick(engine: &Engine) -> EngineResult<Ticked> {
         return Ok(Ticked::default());
     }
     let claimed_at = Instant::now();
-    let batches = engine
-        .store()
-        .claim_unpublished(PATIENCE, PER_TICK, CLAIM)
-        .await?;
+    let batches = engine.store().claim_unpublished(PATIENCE, PER_TICK, CLAIM).await?;
     let mut published = Vec::with_capacity(batches.len());
     let mut failure = None;
     for batch in &batches {

@@ -29,48 +29,27 @@ pub(super) async fn partitions(engine: &Engine, retention: Retention) -> EngineR
     let first_kept = |days: u32| today - TimeDelta::days(days.into());
     let mut dropped = 0;
     for table in [DailyTable::Deliveries, DailyTable::AckLog] {
-        dropped += store
-            .drop_partitions_before(table, first_kept(retention.delivery_days))
-            .await?;
+        dropped += store.drop_partitions_before(table, first_kept(retention.delivery_days)).await?;
     }
-    dropped += store
-        .drop_partitions_before(DailyTable::Messages, first_kept(retention.message_days))
-        .await?;
+    dropped += store.drop_partitions_before(DailyTable::Messages, first_kept(retention.message_days)).await?;
     if made > 0 || dropped > 0 {
-        tracing::info!(
-            made_count = made,
-            dropped_count = dropped,
-            "partitions changed"
-        );
+        tracing::info!(made_count = made, dropped_count = dropped, "partitions changed");
     }
-    Ok(Ticked {
-        worked: u64::from(made.unsigned_abs()) + u64::from(dropped),
-        more: false,
-    })
+    Ok(Ticked { worked: u64::from(made.unsigned_abs()) + u64::from(dropped), more: false })
 }
 
 /// One step over the exceptions.
 pub(super) async fn compaction(engine: &Engine) -> EngineResult<Ticked> {
     let done = engine.store().compact_exceptions(COMPACTION_PAGE).await?;
-    Ok(Ticked {
-        worked: done.removed + done.extended,
-        more: done.more,
-    })
+    Ok(Ticked { worked: done.removed + done.extended, more: done.more })
 }
 
 /// Removes old rows.
 pub(super) async fn pruning(engine: &Engine) -> EngineResult<Ticked> {
     let store = engine.store();
-    let keys = store
-        .prune_idempotency_keys(IDEMPOTENCY_KEYS_KEPT, PRUNED_AT_ONCE)
-        .await?;
-    let batches = store
-        .prune_outbox(PUBLISHED_BATCHES_KEPT, PRUNED_AT_ONCE)
-        .await?;
+    let keys = store.prune_idempotency_keys(IDEMPOTENCY_KEYS_KEPT, PRUNED_AT_ONCE).await?;
+    let batches = store.prune_outbox(PUBLISHED_BATCHES_KEPT, PRUNED_AT_ONCE).await?;
     let workers = store.prune_worker_ids(WORKER_IDS_KEPT).await?;
     let full = PRUNED_AT_ONCE.unsigned_abs();
-    Ok(Ticked {
-        worked: keys + batches + workers,
-        more: keys >= full || batches >= full,
-    })
+    Ok(Ticked { worked: keys + batches + workers, more: keys >= full || batches >= full })
 }

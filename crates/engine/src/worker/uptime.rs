@@ -39,8 +39,7 @@ impl Uptime {
 
     /// Whether it answered a moment ago.
     pub(super) fn is_up(&self, now: Instant) -> bool {
-        self.run
-            .is_some_and(|(_, latest)| now.saturating_duration_since(latest) <= LONGEST_GAP)
+        self.run.is_some_and(|(_, latest)| now.saturating_duration_since(latest) <= LONGEST_GAP)
     }
 }
 
@@ -62,22 +61,10 @@ mod tests {
         uptime.saw_down();
         assert!(!uptime.is_up(at(11)));
         uptime.saw_up(at(12));
-        assert_eq!(
-            uptime.up_for(at(13)),
-            Duration::from_secs(1),
-            "the outage ended the run"
-        );
+        assert_eq!(uptime.up_for(at(13)), Duration::from_secs(1), "the outage ended the run");
 
-        assert_eq!(
-            uptime.up_for(at(60)),
-            Duration::ZERO,
-            "paused: nothing was seen for long"
-        );
+        assert_eq!(uptime.up_for(at(60)), Duration::ZERO, "paused: nothing was seen for long");
         uptime.saw_up(at(60));
-        assert_eq!(
-            uptime.up_for(at(61)),
-            Duration::from_secs(1),
-            "the pause ended the run"
-        );
+        assert_eq!(uptime.up_for(at(61)), Duration::from_secs(1), "the pause ended the run");
     }
 }

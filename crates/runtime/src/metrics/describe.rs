@@ -7,98 +7,47 @@ use relay_domain::metric_names as name;
 pub(super) fn all() {
     describe_counter!(name::MESSAGES_ACCEPTED, "Messages committed.");
     describe_counter!(name::DELIVERIES_WRITTEN, "Delivery rows committed.");
-    describe_counter!(
-        name::DELIVERIES_PUBLISHED,
-        "Delivery frames acknowledged by JetStream."
-    );
-    describe_counter!(
-        name::PUBLISH_SKIPPED,
-        "Commit batches that the publisher had no room for."
-    );
-    describe_counter!(
-        name::PUBLISH_STALLED,
-        "Commit batches that JetStream was slow to store."
-    );
-    describe_counter!(
-        name::DELIVERIES_REFUSED,
-        "Deliveries not written because the recipient's mailbox was full."
-    );
+    describe_counter!(name::DELIVERIES_PUBLISHED, "Delivery frames acknowledged by JetStream.");
+    describe_counter!(name::PUBLISH_SKIPPED, "Commit batches that the publisher had no room for.");
+    describe_counter!(name::PUBLISH_STALLED, "Commit batches that JetStream was slow to store.");
+    describe_counter!(name::DELIVERIES_REFUSED, "Deliveries not written because the recipient's mailbox was full.");
     describe_counter!(
         name::DELIVERIES_SENT,
         "Deliver frames written to sockets, replayed ones and tombstones included."
     );
-    describe_counter!(
-        name::DELIVERIES_ACKED,
-        "Deliveries settled by a socket's cumulative ack."
-    );
-    describe_counter!(
-        name::DELIVERIES_REPLAYED,
-        "Deliver frames sent because a mailbox was resumed."
-    );
+    describe_counter!(name::DELIVERIES_ACKED, "Deliveries settled by a socket's cumulative ack.");
+    describe_counter!(name::DELIVERIES_REPLAYED, "Deliver frames sent because a mailbox was resumed.");
     describe_counter!(
         name::DELIVERIES_REPAIRED,
         "Deliver frames read from Postgres because the live copy was missing or late."
     );
-    describe_counter!(
-        name::DELIVERIES_DEAD_LETTERED,
-        "Deliveries dead-lettered, by reason."
-    );
-    describe_counter!(
-        name::DUPLICATES_DROPPED,
-        "Live frames dropped because their seq had been sent already."
-    );
-    describe_counter!(
-        name::ACKS_CLAMPED,
-        "Acks beyond the highest seq ever sent, cut down to it."
-    );
+    describe_counter!(name::DELIVERIES_DEAD_LETTERED, "Deliveries dead-lettered, by reason.");
+    describe_counter!(name::DUPLICATES_DROPPED, "Live frames dropped because their seq had been sent already.");
+    describe_counter!(name::ACKS_CLAMPED, "Acks beyond the highest seq ever sent, cut down to it.");
     describe_gauge!(
         name::OUTBOX_LAG_SECONDS,
         Unit::Seconds,
         "Age of the oldest outbox row that is not marked published."
     );
-    describe_gauge!(
-        name::OUTBOX_PENDING,
-        "Outbox rows not marked published, counted up to a bound."
-    );
-    describe_counter!(
-        name::OUTBOX_RELAYED,
-        "Commit batches published by the outbox relay instead of their gateway."
-    );
+    describe_gauge!(name::OUTBOX_PENDING, "Outbox rows not marked published, counted up to a bound.");
+    describe_counter!(name::OUTBOX_RELAYED, "Commit batches published by the outbox relay instead of their gateway.");
     describe_gauge!(name::CONNECTED_NODES, "Node sockets open on this gateway.");
-    describe_gauge!(
-        name::CONNECTED_AGENTS,
-        "Agents served by the sockets of this gateway."
-    );
+    describe_gauge!(name::CONNECTED_AGENTS, "Agents served by the sockets of this gateway.");
     describe_histogram!(
         name::ACK_LATENCY_SECONDS,
         Unit::Seconds,
         "From a message's commit to the ack of its delivery."
     );
     describe_histogram!(name::COMMIT_BATCH_SIZE, "Requests that one commit carried.");
-    describe_histogram!(
-        name::COMMIT_SECONDS,
-        Unit::Seconds,
-        "Duration of one commit."
-    );
+    describe_histogram!(name::COMMIT_SECONDS, Unit::Seconds, "Duration of one commit.");
     describe_gauge!(
         name::LOOP_LAST_SUCCESS,
         Unit::Seconds,
         "When a worker loop last ended without an error, in unix seconds."
     );
-    describe_histogram!(
-        name::LOOP_SECONDS,
-        Unit::Seconds,
-        "Duration of a worker loop's tick."
-    );
+    describe_histogram!(name::LOOP_SECONDS, Unit::Seconds, "Duration of a worker loop's tick.");
     describe_counter!(name::LOOP_FAILURES, "Worker loop ticks that failed.");
     describe_counter!(name::LOOP_WORK, "Things a worker loop dealt with.");
-    describe_counter!(
-        name::HTTP_REQUESTS,
-        "HTTP requests answered, by method, route template and status."
-    );
-    describe_histogram!(
-        name::HTTP_SECONDS,
-        Unit::Seconds,
-        "Time to answer an HTTP request, by route template."
-    );
+    describe_counter!(name::HTTP_REQUESTS, "HTTP requests answered, by method, route template and status.");
+    describe_histogram!(name::HTTP_SECONDS, Unit::Seconds, "Time to answer an HTTP request, by route template.");
 }

@@ -14,14 +14,10 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 /// From a tenth of a millisecond to half a minute: the range in which latencies are told apart.
-const SECONDS: [f64; 17] = [
-    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
-    5.0, 10.0, 30.0,
-];
+const SECONDS: [f64; 17] =
+    [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 /// Commit batches hold a few hundred requests at most.
-const BATCH_SIZES: [f64; 11] = [
-    1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0,
-];
+const BATCH_SIZES: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
 /// How often histograms are folded, so that what nobody scrapes does not pile up.
 const UPKEEP_EACH: Duration = Duration::from_secs(5);
 
@@ -50,10 +46,7 @@ pub fn install() -> Result<Handle> {
     let prometheus = PrometheusBuilder::new()
         .set_buckets(&SECONDS)
         .and_then(|builder| {
-            builder.set_buckets_for_metric(
-                Matcher::Full(name::COMMIT_BATCH_SIZE.to_owned()),
-                &BATCH_SIZES,
-            )
+            builder.set_buckets_for_metric(Matcher::Full(name::COMMIT_BATCH_SIZE.to_owned()), &BATCH_SIZES)
         })
         .and_then(PrometheusBuilder::install_recorder)
         .context("install the metrics recorder")?;
@@ -79,11 +72,7 @@ pub async fn serve(
     let upkeep = handle.prometheus.clone();
     let stopped = stop.clone();
     tokio::spawn(async move {
-        while stopped
-            .run_until_cancelled(tokio::time::sleep(UPKEEP_EACH))
-            .await
-            .is_some()
-        {
+        while stopped.run_until_cancelled(tokio::time::sleep(UPKEEP_EACH)).await.is_some() {
             upkeep.run_upkeep();
         }
     });
@@ -92,12 +81,7 @@ pub async fn serve(
             "/metrics",
             get(move || {
                 let text = handle.render();
-                async move {
-                    (
-                        [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
-                        text,
-                    )
-                }
+                async move { ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text) }
             }),
         )
         .route("/health", get(|| async { "ok\n" }))
@@ -106,11 +90,7 @@ pub async fn serve(
             get(move || {
                 let ready = readiness();
                 async move {
-                    if ready {
-                        (StatusCode::OK, "ready\n")
-                    } else {
-                        (StatusCode::SERVICE_UNAVAILABLE, "not ready\n")
-                    }
+                    if ready { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
                 }
             }),
         );

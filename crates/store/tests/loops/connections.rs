@@ -18,10 +18,8 @@ impl Database {
 
     async fn locate(&self, agent: i64, node: &str, provider: Option<&str>) {
         let provider = provider.map_or("NULL".to_owned(), |provider| format!("'{provider}'"));
-        self.run(&format!(
-            "UPDATE agents SET node_id = '{node}', provider = {provider} WHERE agent_id = {agent}"
-        ))
-        .await;
+        self.run(&format!("UPDATE agents SET node_id = '{node}', provider = {provider} WHERE agent_id = {agent}"))
+            .await;
     }
 
     async fn status(&self, agent: i64) -> String {
@@ -47,49 +45,18 @@ async fn a_silent_provider_is_disconnected_and_only_its_agents_go_offline() {
     db.provider("n1", "b", 5, 10).await;
     db.provider("n2", "a", 5, 10).await;
 
-    let gone = db
-        .store
-        .disconnect_silent_providers(TTL, 100)
-        .await
-        .unwrap();
+    let gone = db.store.disconnect_silent_providers(TTL, 100).await.unwrap();
     assert_eq!(gone.providers.len(), 1);
     let provider = &gone.providers[0];
-    assert_eq!(
-        (provider.node_id.as_str(), provider.provider.as_str()),
-        ("n1", "a")
-    );
-    assert_eq!(
-        (
-            provider.gateway_id.get(),
-            provider.epoch,
-            provider.node_is_offline
-        ),
-        (5, 4, false)
-    );
-    assert_eq!(
-        gone.agents
-            .iter()
-            .map(|agent| agent.name.as_str())
-            .collect::<Vec<_>>(),
-        ["on_a"]
-    );
+    assert_eq!((provider.node_id.as_str(), provider.provider.as_str()), ("n1", "a"));
+    assert_eq!((provider.gateway_id.get(), provider.epoch, provider.node_is_offline), (5, 4, false));
+    assert_eq!(gone.agents.iter().map(|agent| agent.name.as_str()).collect::<Vec<_>>(), ["on_a"]);
     assert_eq!(db.status(1).await, "offline");
     for agent in [2, 3, 4] {
         assert_eq!(db.status(agent).await, "active");
     }
-    assert_eq!(
-        db.number("SELECT count(*) FROM providers WHERE gateway_id IS NULL")
-            .await,
-        1
-    );
-    assert!(
-        db.store
-            .disconnect_silent_providers(TTL, 100)
-            .await
-            .unwrap()
-            .providers
-            .is_empty()
-    );
+    assert_eq!(db.number("SELECT count(*) FROM providers WHERE gateway_id IS NULL").await, 1);
+    assert!(db.store.disconnect_silent_providers(TTL, 100).await.unwrap().providers.is_empty());
 }
 
 #[tokio::test]
@@ -99,17 +66,9 @@ async fn the_last_provider_takes_the_unclaimed_agents_of_its_node_along() {
     db.locate(1, "n1", None).await;
     db.provider("n1", "a", 5, 60).await;
     db.provider("n1", "b", 5, 60).await;
-    let gone = db
-        .store
-        .disconnect_silent_providers(TTL, 100)
-        .await
-        .unwrap();
+    let gone = db.store.disconnect_silent_providers(TTL, 100).await.unwrap();
     assert_eq!(gone.providers.len(), 2);
-    assert!(
-        gone.providers
-            .iter()
-            .all(|provider| provider.node_is_offline)
-    );
+    assert!(gone.providers.iter().all(|provider| provider.node_is_offline));
     assert_eq!(gone.agents.len(), 1);
 }
 
@@ -122,35 +81,15 @@ async fn a_dead_gateways_providers_are_disconnected_after_the_grace() {
     )
     .await;
     for gateway in 1..=4 {
-        db.provider(&format!("n{gateway}"), "default", gateway, 0)
-            .await;
+        db.provider(&format!("n{gateway}"), "default", gateway, 0).await;
     }
-    let gone = db
-        .store
-        .disconnect_orphaned_providers(GRACE, 100)
-        .await
-        .unwrap();
-    let gateways: Vec<_> = gone
-        .providers
-        .iter()
-        .map(|provider| provider.gateway_id.get())
-        .collect();
-    assert_eq!(
-        gateways,
-        [3, 4],
-        "1 lives, 2 is within the grace, 4 gave its lease back"
-    );
+    let gone = db.store.disconnect_orphaned_providers(GRACE, 100).await.unwrap();
+    let gateways: Vec<_> = gone.providers.iter().map(|provider| provider.gateway_id.get()).collect();
+    assert_eq!(gateways, [3, 4], "1 lives, 2 is within the grace, 4 gave its lease back");
 
-    db.run(
-        "UPDATE gateways SET lease_until = now() - interval '2 hours' WHERE gateway_id IN (2, 3)",
-    )
-    .await;
+    db.run("UPDATE gateways SET lease_until = now() - interval '2 hours' WHERE gateway_id IN (2, 3)").await;
     let hour = Duration::from_secs(3600);
-    assert_eq!(
-        db.store.remove_dead_gateways(hour).await.unwrap(),
-        1,
-        "2 still has a provider"
-    );
+    assert_eq!(db.store.remove_dead_gateways(hour).await.unwrap(), 1, "2 still has a provider");
 }
 
 #[tokio::test]
@@ -160,14 +99,6 @@ async fn disconnecting_is_bounded_and_goes_on() {
         db.provider(&format!("n{node}"), "default", 8, 0).await;
     }
     for expected in [2, 2, 1, 0] {
-        assert_eq!(
-            db.store
-                .disconnect_orphaned_providers(GRACE, 2)
-                .await
-                .unwrap()
-                .providers
-                .len(),
-            expected
-        );
+        assert_eq!(db.store.disconnect_orphaned_providers(GRACE, 2).await.unwrap().providers.len(), expected);
     }
 }

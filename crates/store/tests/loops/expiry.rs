@@ -12,43 +12,19 @@ async fn expired_rows_become_dead_letters_once_and_name_their_sender() {
     db.agent(ADA, "ada").await;
     db.deliveries(ADA, &[-10, -5, 3600]).await;
 
-    let expired = db
-        .store
-        .expire_step(ExpiryPass::First, db.now)
-        .await
-        .unwrap();
+    let expired = db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
     let told: Vec<_> = expired
         .dead
         .iter()
-        .map(|d| {
-            (
-                d.seq,
-                d.agent_name.as_deref(),
-                d.sender.map(relay_domain::AgentId::get),
-            )
-        })
+        .map(|d| (d.seq, d.agent_name.as_deref(), d.sender.map(relay_domain::AgentId::get)))
         .collect();
-    assert_eq!(
-        told,
-        [
-            (1, Some("ada"), Some(SENDER)),
-            (2, Some("ada"), Some(SENDER))
-        ]
-    );
+    assert_eq!(told, [(1, Some("ada"), Some(SENDER)), (2, Some("ada"), Some(SENDER))]);
     assert!(expired.dead[0].delivery_id.to_string().ends_with("_1"));
     assert!(!expired.more);
     assert_eq!(db.exceptions(ADA).await, [(1, 4), (2, 4)]);
-    assert_eq!(
-        db.settled_floor(ADA).await,
-        2,
-        "the floor runs on over dead letters"
-    );
+    assert_eq!(db.settled_floor(ADA).await, 2, "the floor runs on over dead letters");
 
-    let again = db
-        .store
-        .dead_letter_expired(&[Database::mailbox(ADA)], db.now)
-        .await
-        .unwrap();
+    let again = db.store.dead_letter_expired(&[Database::mailbox(ADA)], db.now).await.unwrap();
     assert!(again.is_empty(), "a dead letter is made once");
 }
 
@@ -62,11 +38,7 @@ async fn settled_rows_are_left_alone_and_a_deferred_one_expires() {
     db.exception(ADA, 3, 2).await;
     db.exception(ADA, 5, 3).await;
 
-    let dead = db
-        .store
-        .dead_letter_expired(&[Database::mailbox(ADA)], db.now)
-        .await
-        .unwrap();
+    let dead = db.store.dead_letter_expired(&[Database::mailbox(ADA)], db.now).await.unwrap();
     assert_eq!(dead.iter().map(|d| d.seq).collect::<Vec<_>>(), [4, 5]);
     assert_eq!(db.exceptions(ADA).await, [(2, 1), (3, 2), (4, 4), (5, 4)]);
     assert_eq!(db.settled_floor(ADA).await, 5);
@@ -86,30 +58,19 @@ async fn an_ack_that_commits_first_wins_over_the_expiry() {
         .unwrap();
     let store = db.store.clone();
     let now = db.now;
-    let expiry = tokio::spawn(async move {
-        store
-            .dead_letter_expired(&[Database::mailbox(ADA)], now)
-            .await
-    });
+    let expiry = tokio::spawn(async move { store.dead_letter_expired(&[Database::mailbox(ADA)], now).await });
     // The expiry waits for the cursor row; only then does the ack commit.
-    relay_testkit::wait::until(
-        "the expiry to wait for the ack",
-        std::time::Duration::from_secs(1),
-        async || {
-            db.number(
-                "SELECT count(*) FROM pg_stat_activity
+    relay_testkit::wait::until("the expiry to wait for the ack", std::time::Duration::from_secs(1), async || {
+        db.number(
+            "SELECT count(*) FROM pg_stat_activity
               WHERE datname = current_database() AND wait_event_type = 'Lock'",
-            )
-            .await
-                > 0
-        },
-    )
+        )
+        .await
+            > 0
+    })
     .await;
     ack.commit().await.unwrap();
-    assert!(
-        expiry.await.unwrap().unwrap().is_empty(),
-        "what is acked does not expire"
-    );
+    assert!(expiry.await.unwrap().unwrap().is_empty(), "what is acked does not expire");
     assert!(db.exceptions(ADA).await.is_empty());
 }
 
@@ -129,23 +90,11 @@ async fn the_scan_goes_on_where_it_stopped_and_takes_rows_of_one_instant_togethe
     .await;
     db.deliveries(BOB, &[-1]).await;
 
-    let first = db
-        .store
-        .expire_step(ExpiryPass::First, db.now)
-        .await
-        .unwrap();
+    let first = db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
     assert_eq!((first.dead.len(), first.more), (1500, true));
-    let second = db
-        .store
-        .expire_step(ExpiryPass::First, db.now)
-        .await
-        .unwrap();
+    let second = db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
     assert_eq!((second.dead.len(), second.more), (1, false));
-    let third = db
-        .store
-        .expire_step(ExpiryPass::First, db.now)
-        .await
-        .unwrap();
+    let third = db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
     assert!(third.dead.is_empty() && !third.more);
 }
 
@@ -154,17 +103,9 @@ async fn a_mailbox_with_more_than_one_step_takes_is_finished() {
     let db = Database::fresh().await;
     db.agent(ADA, "ada").await;
     db.deliveries(ADA, &[-1; 620]).await;
-    let first = db
-        .store
-        .expire_step(ExpiryPass::First, db.now)
-        .await
-        .unwrap();
+    let first = db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
     assert_eq!((first.dead.len(), first.more), (500, true));
-    let second = db
-        .store
-        .expire_step(ExpiryPass::First, db.now)
-        .await
-        .unwrap();
+    let second = db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
     assert_eq!((second.dead.len(), second.more), (120, false));
     assert_eq!(db.settled_floor(ADA).await, 620);
 }
@@ -173,23 +114,12 @@ async fn a_mailbox_with_more_than_one_step_takes_is_finished() {
 async fn a_row_that_became_visible_late_is_found_by_the_second_pass() {
     let db = Database::fresh().await;
     db.agent(ADA, "ada").await;
-    db.store
-        .expire_step(ExpiryPass::First, db.now)
-        .await
-        .unwrap();
+    db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
     db.deliveries(ADA, &[-3]).await;
-    let missed = db
-        .store
-        .expire_step(ExpiryPass::First, db.now + TimeDelta::seconds(1))
-        .await
-        .unwrap();
+    let missed = db.store.expire_step(ExpiryPass::First, db.now + TimeDelta::seconds(1)).await.unwrap();
     assert!(missed.dead.is_empty(), "the first pass is past it");
     let later = db.now + TimeDelta::minutes(11);
-    let found = db
-        .store
-        .expire_step(ExpiryPass::Second, later)
-        .await
-        .unwrap();
+    let found = db.store.expire_step(ExpiryPass::Second, later).await.unwrap();
     assert_eq!(found.dead.len(), 1);
 }
 
@@ -207,8 +137,5 @@ async fn two_workers_at_once_dead_letter_a_row_once() {
         db.store.dead_letter_expired(&reversed, db.now),
         db.store.expire_step(ExpiryPass::First, db.now),
     );
-    assert_eq!(
-        a.unwrap().len() + b.unwrap().len() + c.unwrap().dead.len(),
-        80
-    );
+    assert_eq!(a.unwrap().len() + b.unwrap().len() + c.unwrap().dead.len(), 80);
 }

@@ -40,28 +40,19 @@ impl Database {
         let server = server_url().await;
         let name = format!("relay_test_{}", uuid::Uuid::new_v4().simple());
         let mut admin = PgConnection::connect(&server).await.unwrap();
-        sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name}")))
-            .execute(&mut admin)
-            .await
-            .unwrap();
+        sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut admin).await.unwrap();
         let options: sqlx::postgres::PgConnectOptions = server.parse().unwrap();
         let pool = PgPool::connect_with(options.database(&name)).await.unwrap();
         let store = Store::connect(&url_of(&server, &name), 4).unwrap();
         store.migrate().await.unwrap();
-        let now = sqlx::query_scalar("SELECT now()")
-            .fetch_one(&pool)
-            .await
-            .unwrap();
+        let now = sqlx::query_scalar("SELECT now()").fetch_one(&pool).await.unwrap();
         let database = Self { store, pool, now };
         database.agent(SENDER, "sender").await;
         database
     }
 
     pub(crate) fn mailbox(agent: i64) -> (WorkspaceScope, AgentId) {
-        (
-            WorkspaceScope::from_engine_row(WorkspaceId::new(WORKSPACE)),
-            AgentId::new(agent),
-        )
+        (WorkspaceScope::from_engine_row(WorkspaceId::new(WORKSPACE)), AgentId::new(agent))
     }
 
     /// An agent on its direct node, with an empty mailbox.
@@ -100,11 +91,7 @@ impl Database {
             .await
             .unwrap();
         }
-        self.run(&format!(
-            "UPDATE mailbox_heads SET next_seq = {} WHERE agent_id = {agent}",
-            lives.len() + 1
-        ))
-        .await;
+        self.run(&format!("UPDATE mailbox_heads SET next_seq = {} WHERE agent_id = {agent}", lives.len() + 1)).await;
     }
 
     /// A row settled or parked by itself: 1 acked by REST, 2 failed, 3 deferred, 4 dead-lettered.
@@ -126,43 +113,30 @@ impl Database {
     }
 
     pub(crate) async fn settled_floor(&self, agent: i64) -> i64 {
-        self.number(&format!(
-            "SELECT settled_floor FROM mailbox_cursors WHERE agent_id = {agent}"
-        ))
-        .await
+        self.number(&format!("SELECT settled_floor FROM mailbox_cursors WHERE agent_id = {agent}")).await
     }
 
     /// The exceptions of an agent as (seq, state).
     pub(crate) async fn exceptions(&self, agent: i64) -> Vec<(i64, i16)> {
-        sqlx::query_as(
-            "SELECT seq, state FROM delivery_exceptions WHERE agent_id = $1 ORDER BY seq",
-        )
-        .bind(agent)
-        .fetch_all(&self.pool)
-        .await
-        .unwrap()
+        sqlx::query_as("SELECT seq, state FROM delivery_exceptions WHERE agent_id = $1 ORDER BY seq")
+            .bind(agent)
+            .fetch_all(&self.pool)
+            .await
+            .unwrap()
     }
 
     pub(crate) async fn run(&self, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql))
-            .execute(&self.pool)
-            .await
-            .unwrap();
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
     }
 
     pub(crate) async fn number(&self, sql: &str) -> i64 {
-        sqlx::query_scalar(AssertSqlSafe(sql))
-            .fetch_one(&self.pool)
-            .await
-            .unwrap()
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.pool).await.unwrap()
     }
 }
 
 /// The URL of another database on the same server.
 fn url_of(server: &str, database: &str) -> String {
-    let (address, options) = server
-        .split_once('?')
-        .map_or((server, String::new()), |(a, o)| (a, format!("?{o}")));
+    let (address, options) = server.split_once('?').map_or((server, String::new()), |(a, o)| (a, format!("?{o}")));
     let (scheme, rest) = address.split_once("://").unwrap();
     let host = rest.split('/').next().unwrap();
     format!("{scheme}://{host}/{database}{options}")

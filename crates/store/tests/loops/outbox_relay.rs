@@ -15,11 +15,7 @@ impl Database {
     }
 
     async fn claimed(&self) -> Vec<i64> {
-        let batches = self
-            .store
-            .claim_unpublished(PATIENCE, 10, CLAIM)
-            .await
-            .unwrap();
+        let batches = self.store.claim_unpublished(PATIENCE, 10, CLAIM).await.unwrap();
         let mut ids: Vec<_> = batches.iter().map(|batch| batch.batch_id.get()).collect();
         ids.sort_unstable();
         ids
@@ -38,29 +34,14 @@ async fn a_batch_is_relayed_when_it_is_old_or_its_gateway_is_gone() {
     db.batch(11, 1, 3.0).await;
     db.batch(12, 2, 0.0).await;
     db.batch(13, 3, 0.0).await;
-    assert_eq!(
-        db.claimed().await,
-        [11, 12, 13],
-        "10 is young, and its gateway lives"
-    );
+    assert_eq!(db.claimed().await, [11, 12, 13], "10 is young, and its gateway lives");
     assert_eq!(db.claimed().await, [] as [i64; 0], "claimed is claimed");
 
-    db.run("UPDATE outbox SET claimed_until = now() - interval '1 second' WHERE batch_id = 12")
-        .await;
-    let again = db
-        .store
-        .claim_unpublished(PATIENCE, 10, CLAIM)
-        .await
-        .unwrap();
+    db.run("UPDATE outbox SET claimed_until = now() - interval '1 second' WHERE batch_id = 12").await;
+    let again = db.store.claim_unpublished(PATIENCE, 10, CLAIM).await.unwrap();
     assert_eq!(again.len(), 1, "a lapsed claim is taken again");
-    assert_eq!(
-        again[0].sources,
-        [(Database::mailbox(1).0, relay_domain::MessageId::new(12))]
-    );
-    assert_eq!(
-        (again[0].gateway_id.get(), again[0].traceparent.as_deref()),
-        (2, Some("00-tp"))
-    );
+    assert_eq!(again[0].sources, [(Database::mailbox(1).0, relay_domain::MessageId::new(12))]);
+    assert_eq!((again[0].gateway_id.get(), again[0].traceparent.as_deref()), (2, Some("00-tp")));
 
     let lag = db.store.outbox_lag().await.unwrap();
     assert_eq!(lag.pending, 4);
@@ -80,11 +61,7 @@ async fn two_relays_at_once_share_the_batches() {
     }
     let claim = || db.store.claim_unpublished(PATIENCE, 20, CLAIM);
     let (a, b, c) = tokio::join!(claim(), claim(), claim());
-    let mut ids: Vec<_> = [a, b, c]
-        .into_iter()
-        .flat_map(Result::unwrap)
-        .map(|batch| batch.batch_id)
-        .collect();
+    let mut ids: Vec<_> = [a, b, c].into_iter().flat_map(Result::unwrap).map(|batch| batch.batch_id).collect();
     let claimed = ids.len();
     ids.sort_unstable();
     ids.dedup();

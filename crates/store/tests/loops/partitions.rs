@@ -5,56 +5,30 @@ use crate::fixture::Database;
 
 impl Database {
     async fn day(&self, parent: &str, day: NaiveDate) {
-        let (name, next) = (
-            format!("{parent}_{}", day.format("%Y%m%d")),
-            day + Days::new(1),
-        );
-        self.run(&format!(
-            "CREATE TABLE {name} PARTITION OF {parent} FOR VALUES FROM ('{day}') TO ('{next}')"
-        ))
-        .await;
+        let (name, next) = (format!("{parent}_{}", day.format("%Y%m%d")), day + Days::new(1));
+        self.run(&format!("CREATE TABLE {name} PARTITION OF {parent} FOR VALUES FROM ('{day}') TO ('{next}')")).await;
     }
 
     async fn days(&self, parent: &str) -> i64 {
-        self.number(&format!(
-            "SELECT count(*) FROM pg_inherits WHERE inhparent = '{parent}'::regclass"
-        ))
-        .await
+        self.number(&format!("SELECT count(*) FROM pg_inherits WHERE inhparent = '{parent}'::regclass")).await
     }
 
     async fn tables(&self, name: &str) -> i64 {
-        self.number(&format!(
-            "SELECT count(*) FROM pg_class WHERE relname = '{name}'"
-        ))
-        .await
+        self.number(&format!("SELECT count(*) FROM pg_class WHERE relname = '{name}'")).await
     }
 }
 
 #[tokio::test]
 async fn partitions_are_made_ahead_once_with_keys_and_indexes() {
     let db = Database::fresh().await;
-    assert_eq!(
-        db.store.ensure_partitions(7).await.unwrap(),
-        0,
-        "the migration made them"
-    );
+    assert_eq!(db.store.ensure_partitions(7).await.unwrap(), 0, "the migration made them");
     assert_eq!(db.store.ensure_partitions(9).await.unwrap(), 6);
-    let (a, b) = tokio::join!(
-        db.store.ensure_partitions(11),
-        db.store.ensure_partitions(11)
-    );
-    assert_eq!(
-        a.unwrap() + b.unwrap(),
-        6,
-        "two callers at once make each day once"
-    );
+    let (a, b) = tokio::join!(db.store.ensure_partitions(11), db.store.ensure_partitions(11));
+    assert_eq!(a.unwrap() + b.unwrap(), 6, "two callers at once make each day once");
     assert_eq!(db.days("deliveries").await, 13);
     let last = db.now.date_naive() + Days::new(11);
     let indexes = db
-        .number(&format!(
-            "SELECT count(*) FROM pg_indexes WHERE tablename = 'deliveries_{}'",
-            last.format("%Y%m%d")
-        ))
+        .number(&format!("SELECT count(*) FROM pg_indexes WHERE tablename = 'deliveries_{}'", last.format("%Y%m%d")))
         .await;
     assert_eq!(indexes, 3, "key, by source, by expiry");
 }
@@ -76,37 +50,17 @@ async fn old_days_are_dropped_with_what_hangs_on_them() {
         ))
         .await;
         db.exception(1, seq, 4).await;
-        let midnight_ms = day
-            .and_time(chrono::NaiveTime::MIN)
-            .and_utc()
-            .timestamp_millis();
+        let midnight_ms = day.and_time(chrono::NaiveTime::MIN).and_utc().timestamp_millis();
         let message = (midnight_ms - relay_domain::snowflake::EPOCH_MS) << 22;
-        db.run(&format!(
-            "INSERT INTO message_reads VALUES (7, {message}, 1, '{day}')"
-        ))
-        .await;
+        db.run(&format!("INSERT INTO message_reads VALUES (7, {message}, 1, '{day}')")).await;
     }
 
-    for table in [
-        DailyTable::Deliveries,
-        DailyTable::AckLog,
-        DailyTable::Messages,
-    ] {
-        assert_eq!(
-            db.store.drop_partitions_before(table, kept).await.unwrap(),
-            1
-        );
-        assert_eq!(
-            db.store.drop_partitions_before(table, kept).await.unwrap(),
-            0
-        );
+    for table in [DailyTable::Deliveries, DailyTable::AckLog, DailyTable::Messages] {
+        assert_eq!(db.store.drop_partitions_before(table, kept).await.unwrap(), 1);
+        assert_eq!(db.store.drop_partitions_before(table, kept).await.unwrap(), 0);
     }
     assert_eq!(db.number("SELECT count(*) FROM deliveries").await, 1);
-    assert_eq!(
-        db.exceptions(1).await,
-        [(2, 4)],
-        "a dead letter lives as long as its row"
-    );
+    assert_eq!(db.exceptions(1).await, [(2, 4)], "a dead letter lives as long as its row");
     assert_eq!(db.number("SELECT count(*) FROM message_reads").await, 1);
 }
 
@@ -116,14 +70,7 @@ async fn a_drop_that_was_cut_off_halfway_is_finished() {
     let old = db.now.date_naive() - Days::new(9);
     db.day("ack_log", old).await;
     let name = format!("ack_log_{}", old.format("%Y%m%d"));
-    db.run(&format!("ALTER TABLE ack_log DETACH PARTITION {name}"))
-        .await;
-    assert_eq!(
-        db.store
-            .drop_partitions_before(DailyTable::AckLog, old + Days::new(1))
-            .await
-            .unwrap(),
-        1
-    );
+    db.run(&format!("ALTER TABLE ack_log DETACH PARTITION {name}")).await;
+    assert_eq!(db.store.drop_partitions_before(DailyTable::AckLog, old + Days::new(1)).await.unwrap(), 1);
     assert_eq!(db.tables(&name).await, 0);
 }

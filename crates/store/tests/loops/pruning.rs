@@ -21,19 +21,10 @@ async fn old_rows_go_and_young_ones_stay() {
          UPDATE worker_ids SET owner = 'b', lease_until = now() - interval '1 minute' WHERE worker_id = 2",
     )
     .await;
-    assert_eq!(
-        db.store.prune_idempotency_keys(DAY, 3).await.unwrap(),
-        3,
-        "bounded"
-    );
+    assert_eq!(db.store.prune_idempotency_keys(DAY, 3).await.unwrap(), 3, "bounded");
     assert_eq!(db.store.prune_idempotency_keys(DAY, 100).await.unwrap(), 3);
     assert_eq!(db.store.prune_outbox(QUARTER, 100).await.unwrap(), 5);
-    assert_eq!(
-        db.number("SELECT count(*) FROM outbox WHERE published_at IS NULL")
-            .await,
-        1,
-        "never the unpublished"
-    );
+    assert_eq!(db.number("SELECT count(*) FROM outbox WHERE published_at IS NULL").await, 1, "never the unpublished");
     assert_eq!(db.store.prune_worker_ids(HOUR).await.unwrap(), 1);
     assert_eq!(db.store.prune_worker_ids(HOUR).await.unwrap(), 0);
 }

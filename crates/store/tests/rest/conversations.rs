@@ -3,11 +3,7 @@ use relay_store::{KeptAnswer, MessagePage, NewConversation, OpenOutcome};
 
 use crate::fixture::{Database, WORKSPACE};
 
-const PAGE: MessagePage = MessagePage {
-    before: None,
-    after: None,
-    limit: 50,
-};
+const PAGE: MessagePage = MessagePage { before: None, after: None, limit: 50 };
 
 async fn message(db: &Database, id: i64, channel: i64, author: i64, thread: Option<i64>) -> i64 {
     let made_ms = db.now.timestamp_millis() - relay_domain::snowflake::EPOCH_MS;
@@ -39,11 +35,7 @@ async fn two_agents_opening_at_once_get_one_conversation() {
     for n in 0..8i64 {
         let store = db.store.clone();
         tasks.spawn(async move {
-            let names = direct_names(
-                WorkspaceId::new(WORKSPACE),
-                AgentId::new(1),
-                AgentId::new(2),
-            );
+            let names = direct_names(WorkspaceId::new(WORKSPACE), AgentId::new(1), AgentId::new(2));
             let new = NewConversation {
                 channel: ChannelId::new(100 + n),
                 channel_name: &names.channel_name,
@@ -80,20 +72,10 @@ async fn a_group_is_made_once_under_its_key_and_listed_with_what_is_unread() {
         title: Some("us"),
         created_by: ada,
         members: &[ada, AgentId::new(2)],
-        key: Some(KeptAnswer {
-            key_hash: [1; 32],
-            fingerprint: [2; 32],
-            response: &answer,
-        }),
+        key: Some(KeptAnswer { key_hash: [1; 32], fingerprint: [2; 32], response: &answer }),
     };
-    assert!(matches!(
-        db.store.open_conversation(scope, &new).await.unwrap(),
-        OpenOutcome::Open(_)
-    ));
-    assert!(matches!(
-        db.store.open_conversation(scope, &new).await.unwrap(),
-        OpenOutcome::KeyUsed
-    ));
+    assert!(matches!(db.store.open_conversation(scope, &new).await.unwrap(), OpenOutcome::Open(_)));
+    assert!(matches!(db.store.open_conversation(scope, &new).await.unwrap(), OpenOutcome::KeyUsed));
 
     let first = message(&db, 1, 50, 2, None).await;
     message(&db, 2, 50, 1, None).await;
@@ -114,32 +96,15 @@ async fn a_group_is_made_once_under_its_key_and_listed_with_what_is_unread() {
     db.ack_floor(1, 1).await;
 
     let listed = db.store.conversations(scope, ada, 10).await.unwrap();
-    let [group] = listed.as_slice() else {
-        panic!("{listed:?}")
-    };
+    let [group] = listed.as_slice() else { panic!("{listed:?}") };
     assert_eq!(group.conversation.title.as_deref(), Some("us"));
     assert_eq!(group.participant_names, ["ada", "bob"]);
-    assert_eq!(
-        (group.last_message_id, group.unread_count),
-        (Some(last), 1),
-        "own and acked ones are read"
-    );
+    assert_eq!((group.last_message_id, group.unread_count), (Some(last), 1), "own and acked ones are read");
 
-    let page = db
-        .store
-        .channel_messages(scope, ChannelId::new(50), PAGE)
-        .await
-        .unwrap();
-    let seen: Vec<_> = page
-        .iter()
-        .map(|m| (m.message.message_id & 0xff, m.reply_count))
-        .collect();
+    let page = db.store.channel_messages(scope, ChannelId::new(50), PAGE).await.unwrap();
+    let seen: Vec<_> = page.iter().map(|m| (m.message.message_id & 0xff, m.reply_count)).collect();
     assert_eq!(seen, [(3, 0), (2, 0), (1, 1)], "roots, newest first");
-    let replies = db
-        .store
-        .replies(scope, relay_domain::MessageId::new(first), PAGE)
-        .await
-        .unwrap();
+    let replies = db.store.replies(scope, relay_domain::MessageId::new(first), PAGE).await.unwrap();
     assert_eq!(replies.len(), 1);
 }
 
@@ -161,34 +126,12 @@ async fn who_leaves_raises_the_members_version() {
         members: &[ada, AgentId::new(2)],
         key: None,
     };
-    let OpenOutcome::Open(made) = db.store.open_conversation(scope, &new).await.unwrap() else {
-        panic!()
-    };
+    let OpenOutcome::Open(made) = db.store.open_conversation(scope, &new).await.unwrap() else { panic!() };
     let channel = ChannelId::new(60);
-    assert!(
-        db.store
-            .add_participant(scope, channel, AgentId::new(3))
-            .await
-            .unwrap()
-    );
-    assert!(
-        !db.store
-            .add_participant(scope, channel, AgentId::new(3))
-            .await
-            .unwrap()
-    );
-    assert!(
-        db.store
-            .remove_participant(scope, channel, AgentId::new(2))
-            .await
-            .unwrap()
-    );
-    assert!(
-        !db.store
-            .remove_participant(scope, channel, AgentId::new(2))
-            .await
-            .unwrap()
-    );
+    assert!(db.store.add_participant(scope, channel, AgentId::new(3)).await.unwrap());
+    assert!(!db.store.add_participant(scope, channel, AgentId::new(3)).await.unwrap());
+    assert!(db.store.remove_participant(scope, channel, AgentId::new(2)).await.unwrap());
+    assert!(!db.store.remove_participant(scope, channel, AgentId::new(2)).await.unwrap());
     let now = db.store.conversation(scope, "60").await.unwrap().unwrap();
     assert_eq!(now.members_version, made.members_version + 2);
     assert_eq!(db.store.participant_count(scope, channel).await.unwrap(), 2);

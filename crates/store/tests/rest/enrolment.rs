@@ -19,17 +19,11 @@ fn enrolment(id: Option<&str>, name: &str, token: &str) -> NodeEnrolment {
 }
 
 async fn enrol(db: &Database, enrolment: &NodeEnrolment) -> EnrolOutcome {
-    db.store
-        .enrol_node(Database::mailbox(1).0, enrolment)
-        .await
-        .unwrap()
+    db.store.enrol_node(Database::mailbox(1).0, enrolment).await.unwrap()
 }
 
 fn enrolled(node: &str, replaced: Option<&str>) -> EnrolOutcome {
-    EnrolOutcome::Enrolled {
-        node: NodeId::new(node),
-        replaced_token: replaced.map(TokenHash::of),
-    }
+    EnrolOutcome::Enrolled { node: NodeId::new(node), replaced_token: replaced.map(TokenHash::of) }
 }
 
 async fn goes_live(db: &Database, node: &str) {
@@ -48,67 +42,30 @@ async fn a_node_is_found_by_id_then_name_then_machine() {
     first.machine_id = Some("m1".into());
     first.max_agents = Some(4);
     assert_eq!(enrol(&db, &first).await, enrolled("n1", None));
-    assert_eq!(
-        enrol(&db, &enrolment(Some("n1"), "renamed", "t2")).await,
-        enrolled("n1", Some("t1"))
-    );
-    assert_eq!(
-        enrol(&db, &enrolment(None, "renamed", "t3")).await,
-        enrolled("n1", Some("t2"))
-    );
+    assert_eq!(enrol(&db, &enrolment(Some("n1"), "renamed", "t2")).await, enrolled("n1", Some("t1")));
+    assert_eq!(enrol(&db, &enrolment(None, "renamed", "t3")).await, enrolled("n1", Some("t2")));
     let mut by_machine = enrolment(None, "third", "t4");
     by_machine.machine_id = Some("m1".into());
     assert_eq!(enrol(&db, &by_machine).await, enrolled("n1", Some("t3")));
-    let node = db
-        .store
-        .node(Database::mailbox(1).0, "third")
-        .await
-        .unwrap()
-        .unwrap();
-    assert_eq!(
-        (node.node_id.as_str(), node.max_agents),
-        ("n1", 4),
-        "what is not said is kept"
-    );
-    assert_eq!(
-        enrol(&db, &enrolment(None, "fresh", "t5")).await,
-        enrolled("node_t5", None)
-    );
+    let node = db.store.node(Database::mailbox(1).0, "third").await.unwrap().unwrap();
+    assert_eq!((node.node_id.as_str(), node.max_agents), ("n1", 4), "what is not said is kept");
+    assert_eq!(enrol(&db, &enrolment(None, "fresh", "t5")).await, enrolled("node_t5", None));
 }
 
 #[tokio::test]
 async fn a_name_goes_to_another_id_only_while_nobody_is_live_under_it() {
     let db = Database::fresh().await;
     db.agent(1, "ada").await;
-    assert_eq!(
-        enrol(&db, &enrolment(Some("n1"), "box", "t1")).await,
-        enrolled("n1", None)
-    );
-    db.run("UPDATE agents SET node_id = 'n1', provider = 'broker' WHERE agent_id = 1")
-        .await;
-    assert_eq!(
-        enrol(&db, &enrolment(Some("n2"), "box", "t2")).await,
-        enrolled("n2", Some("t1"))
-    );
+    assert_eq!(enrol(&db, &enrolment(Some("n1"), "box", "t1")).await, enrolled("n1", None));
+    db.run("UPDATE agents SET node_id = 'n1', provider = 'broker' WHERE agent_id = 1").await;
+    assert_eq!(enrol(&db, &enrolment(Some("n2"), "box", "t2")).await, enrolled("n2", Some("t1")));
     let (node, provider): (String, Option<String>) =
-        sqlx::query_as("SELECT node_id, provider FROM agents WHERE agent_id = 1")
-            .fetch_one(&db.pool)
-            .await
-            .unwrap();
+        sqlx::query_as("SELECT node_id, provider FROM agents WHERE agent_id = 1").fetch_one(&db.pool).await.unwrap();
     assert_eq!((node.as_str(), provider), ("n2", None), "the agents follow");
     goes_live(&db, "n2").await;
-    assert_eq!(
-        enrol(&db, &enrolment(Some("n3"), "box", "t3")).await,
-        EnrolOutcome::NameTaken
-    );
-    assert_eq!(
-        enrol(&db, &enrolment(Some("n4"), "other", "t4")).await,
-        enrolled("n4", None)
-    );
-    assert_eq!(
-        enrol(&db, &enrolment(Some("n4"), "box", "t5")).await,
-        EnrolOutcome::NameTaken
-    );
+    assert_eq!(enrol(&db, &enrolment(Some("n3"), "box", "t3")).await, EnrolOutcome::NameTaken);
+    assert_eq!(enrol(&db, &enrolment(Some("n4"), "other", "t4")).await, enrolled("n4", None));
+    assert_eq!(enrol(&db, &enrolment(Some("n4"), "box", "t5")).await, EnrolOutcome::NameTaken);
 }
 
 #[tokio::test]
@@ -119,10 +76,7 @@ async fn first_enrolments_of_one_name_at_once_make_one_node() {
         let store = db.store.clone();
         tasks.spawn(async move {
             let request = enrolment(None, "box", &format!("t{n}"));
-            store
-                .enrol_node(Database::mailbox(1).0, &request)
-                .await
-                .unwrap()
+            store.enrol_node(Database::mailbox(1).0, &request).await.unwrap()
         });
     }
     while let Some(done) = tasks.join_next().await {
@@ -142,54 +96,18 @@ async fn an_agents_own_node_rotates_its_token_until_the_agent_is_bound() {
     db.agent(1, "ada").await;
     let (scope, ada) = Database::mailbox(1);
     for (token, replaced) in [("t1", None), ("t2", Some("t1"))] {
-        let outcome = db
-            .store
-            .mint_direct_token(scope, ada, TokenHash::of(token))
-            .await
-            .unwrap();
-        assert_eq!(
-            outcome,
-            DirectTokenOutcome::Minted {
-                replaced_token: replaced.map(TokenHash::of)
-            }
-        );
+        let outcome = db.store.mint_direct_token(scope, ada, TokenHash::of(token)).await.unwrap();
+        assert_eq!(outcome, DirectTokenOutcome::Minted { replaced_token: replaced.map(TokenHash::of) });
     }
     enrol(&db, &enrolment(Some("n1"), "box", "t3")).await;
-    let bound = db
-        .store
-        .bind_agent(scope, &NodeId::new("n1"), "ada", "anb_1", None, None)
-        .await
-        .unwrap();
+    let bound = db.store.bind_agent(scope, &NodeId::new("n1"), "ada", "anb_1", None, None).await.unwrap();
     assert!(matches!(bound, BindOutcome::Bound { from, .. } if from == NodeId::direct(ada)));
-    let outcome = db
-        .store
-        .mint_direct_token(scope, ada, TokenHash::of("t4"))
-        .await
-        .unwrap();
-    assert_eq!(
-        outcome,
-        DirectTokenOutcome::BoundElsewhere(NodeId::new("n1"))
-    );
-    let unknown = db
-        .store
-        .mint_direct_token(scope, AgentId::new(5), TokenHash::of("t5"))
-        .await
-        .unwrap();
+    let outcome = db.store.mint_direct_token(scope, ada, TokenHash::of("t4")).await.unwrap();
+    assert_eq!(outcome, DirectTokenOutcome::BoundElsewhere(NodeId::new("n1")));
+    let unknown = db.store.mint_direct_token(scope, AgentId::new(5), TokenHash::of("t5")).await.unwrap();
     assert_eq!(unknown, DirectTokenOutcome::NoAgent);
-    assert_eq!(
-        db.store
-            .unbind_agent(scope, &NodeId::new("n1"), "ada")
-            .await
-            .unwrap(),
-        Some(ada)
-    );
-    assert_eq!(
-        db.store
-            .unbind_agent(scope, &NodeId::new("n1"), "ada")
-            .await
-            .unwrap(),
-        None
-    );
+    assert_eq!(db.store.unbind_agent(scope, &NodeId::new("n1"), "ada").await.unwrap(), Some(ada));
+    assert_eq!(db.store.unbind_agent(scope, &NodeId::new("n1"), "ada").await.unwrap(), None);
 }
 
 #[tokio::test]
@@ -203,42 +121,14 @@ async fn a_bind_takes_the_only_provider_and_respects_capacity() {
     goes_live(&db, "n1").await;
     db.run("UPDATE providers SET max_agents = 2").await;
     let node = NodeId::new("n1");
-    let bind = async |name: &str, id: &str| {
-        db.store
-            .bind_agent(scope, &node, name, id, None, None)
-            .await
-            .unwrap()
-    };
-    assert!(matches!(
-        bind("ada", "anb_1").await,
-        BindOutcome::Bound { .. }
-    ));
+    let bind = async |name: &str, id: &str| db.store.bind_agent(scope, &node, name, id, None, None).await.unwrap();
+    assert!(matches!(bind("ada", "anb_1").await, BindOutcome::Bound { .. }));
     assert!(matches!(bind("ada", "anb_2").await, BindOutcome::Bound { from, .. } if from == node));
-    assert!(matches!(
-        bind("bob", "anb_3").await,
-        BindOutcome::Bound { .. }
-    ));
-    assert!(matches!(
-        bind("cyd", "anb_4").await,
-        BindOutcome::Full { max_agents: 2 }
-    ));
+    assert!(matches!(bind("bob", "anb_3").await, BindOutcome::Bound { .. }));
+    assert!(matches!(bind("cyd", "anb_4").await, BindOutcome::Full { max_agents: 2 }));
     assert!(matches!(bind("dan", "anb_5").await, BindOutcome::NoAgent));
     let bindings = db.store.bindings(scope, &node, None, 10).await.unwrap();
-    let seen: Vec<_> = bindings
-        .iter()
-        .map(|b| {
-            (
-                b.agent_name.as_str(),
-                b.binding_id.as_deref(),
-                b.provider.as_deref(),
-            )
-        })
-        .collect();
-    assert_eq!(
-        seen,
-        [
-            ("ada", Some("anb_1"), Some("broker")),
-            ("bob", Some("anb_3"), Some("broker"))
-        ]
-    );
+    let seen: Vec<_> =
+        bindings.iter().map(|b| (b.agent_name.as_str(), b.binding_id.as_deref(), b.provider.as_deref())).collect();
+    assert_eq!(seen, [("ada", Some("anb_1"), Some("broker")), ("bob", Some("anb_3"), Some("broker"))]);
 }

@@ -12,64 +12,36 @@ const ADA: i64 = 1;
 impl Database {
     fn delivery_id(&self, seq: i64) -> DeliveryId {
         let made_ms = self.now.timestamp_millis() - relay_domain::snowflake::EPOCH_MS;
-        DeliveryId {
-            source: (made_ms << 22) + seq,
-            agent: AgentId::new(ADA),
-            redrive_no: 0,
-        }
+        DeliveryId { source: (made_ms << 22) + seq, agent: AgentId::new(ADA), redrive_no: 0 }
     }
 
     async fn report(&self, seq: i64, report: DeliveryReport) -> Option<bool> {
         let (scope, _) = Self::mailbox(ADA);
-        self.store
-            .report_delivery(scope, self.delivery_id(seq), &report)
-            .await
-            .unwrap()
+        self.store.report_delivery(scope, self.delivery_id(seq), &report).await.unwrap()
     }
 
     async fn state(&self, seq: i64) -> DeliveryState {
         let (scope, _) = Self::mailbox(ADA);
-        state(
-            &self
-                .store
-                .delivery(scope, self.delivery_id(seq))
-                .await
-                .unwrap()
-                .unwrap(),
-        )
+        state(&self.store.delivery(scope, self.delivery_id(seq)).await.unwrap().unwrap())
     }
 
     async fn listed(&self, status: Option<DeliveryState>) -> Vec<i64> {
         let (scope, ada) = Self::mailbox(ADA);
-        self.store
-            .deliveries(scope, ada, status, 100)
-            .await
-            .unwrap()
-            .iter()
-            .map(|row| row.seq)
-            .collect()
+        self.store.deliveries(scope, ada, status, 100).await.unwrap().iter().map(|row| row.seq).collect()
     }
 }
 
 fn state(row: &DeliveryRow) -> DeliveryState {
-    let exception = row
-        .exception_state
-        .and_then(|code| Exception::from_code(code).ok());
+    let exception = row.exception_state.and_then(|code| Exception::from_code(code).ok());
     state_of(row.seq, row.sent_seq, row.ack_floor, exception)
 }
 
 fn fail() -> DeliveryReport {
-    DeliveryReport::Fail {
-        error: Some("no".into()),
-        retryable: Some(false),
-    }
+    DeliveryReport::Fail { error: Some("no".into()), retryable: Some(false) }
 }
 
 fn defer() -> DeliveryReport {
-    DeliveryReport::Defer {
-        available_at: Utc::now() + TimeDelta::seconds(30),
-        reason: Some("busy".into()),
-    }
+    DeliveryReport::Defer { available_at: Utc::now() + TimeDelta::seconds(30), reason: Some("busy".into()) }
 }
 
 async fn mailbox_of(lives: &[i64]) -> Database {
@@ -88,11 +60,7 @@ async fn the_settled_floor_moves_over_contiguous_settled_rows_only() {
     assert_eq!(db.settled_floor(ADA).await, 2);
     assert_eq!(db.report(3, defer()).await, Some(true));
     assert_eq!(db.report(4, DeliveryReport::Ack).await, Some(true));
-    assert_eq!(
-        db.settled_floor(ADA).await,
-        2,
-        "a deferred row is not settled"
-    );
+    assert_eq!(db.settled_floor(ADA).await, 2, "a deferred row is not settled");
     assert_eq!(db.report(3, DeliveryReport::Ack).await, Some(true));
     assert_eq!(db.settled_floor(ADA).await, 4);
 }
@@ -106,32 +74,22 @@ async fn what_is_settled_stays_and_is_answered_as_unchanged() {
     }
     assert_eq!(db.report(2, fail()).await, Some(true));
     assert_eq!(db.settled_floor(ADA).await, 2);
-    assert_eq!(
-        db.report(2, defer()).await,
-        Some(false),
-        "the floor has passed it: that would be a redrive"
-    );
-    assert_eq!(
-        db.report(2, DeliveryReport::Ack).await,
-        Some(true),
-        "a failed row may still be acked"
-    );
+    assert_eq!(db.report(2, defer()).await, Some(false), "the floor has passed it: that would be a redrive");
+    assert_eq!(db.report(2, DeliveryReport::Ack).await, Some(true), "a failed row may still be acked");
     assert_eq!(db.report(9, DeliveryReport::Ack).await, None);
     let at = defer();
     assert_eq!(db.report(3, at.clone()).await, Some(true));
-    assert_eq!(
-        db.report(3, at).await,
-        Some(false),
-        "the same deferral again"
-    );
+    assert_eq!(db.report(3, at).await, Some(false), "the same deferral again");
 }
 
 #[tokio::test]
 async fn a_rest_ack_reads_the_message_and_leaves_the_ack_floor() {
     let db = mailbox_of(&[60; 2]).await;
-    db.run("INSERT INTO channels (workspace_id, channel_id, name, created_at) VALUES (7, 1, 'general', now());
-            INSERT INTO channel_members (workspace_id, channel_id, agent_id, joined_at) VALUES (7, 1, 1, now())")
-        .await;
+    db.run(
+        "INSERT INTO channels (workspace_id, channel_id, name, created_at) VALUES (7, 1, 'general', now());
+            INSERT INTO channel_members (workspace_id, channel_id, agent_id, joined_at) VALUES (7, 1, 1, now())",
+    )
+    .await;
     assert_eq!(db.report(2, DeliveryReport::Ack).await, Some(true));
     let (reads, last): (i64, Option<i64>) = sqlx::query_as(
         "SELECT (SELECT count(*) FROM message_reads WHERE workspace_id = 7 AND agent_id = 1),
@@ -150,40 +108,18 @@ async fn a_rest_ack_reads_the_message_and_leaves_the_ack_floor() {
     // Reading an older message acks its delivery, and does not move the pointer back.
     let (scope, ada) = Database::mailbox(ADA);
     let older = relay_domain::MessageId::new(db.delivery_id(1).source);
-    let read = db
-        .store
-        .mark_read(scope, older, ada)
-        .await
-        .unwrap()
-        .unwrap();
+    let read = db.store.mark_read(scope, older, ada).await.unwrap().unwrap();
     assert!(read.settled);
     assert_eq!(db.settled_floor(ADA).await, 2);
-    let again = db
-        .store
-        .mark_read(scope, older, ada)
+    let again = db.store.mark_read(scope, older, ada).await.unwrap().unwrap();
+    assert_eq!((again.settled, again.read_at), (false, read.read_at), "one receipt");
+    let last: i64 = sqlx::query_scalar("SELECT last_read_id FROM channel_members WHERE agent_id = 1")
+        .fetch_one(&db.pool)
         .await
-        .unwrap()
         .unwrap();
-    assert_eq!(
-        (again.settled, again.read_at),
-        (false, read.read_at),
-        "one receipt"
-    );
-    let last: i64 =
-        sqlx::query_scalar("SELECT last_read_id FROM channel_members WHERE agent_id = 1")
-            .fetch_one(&db.pool)
-            .await
-            .unwrap();
     assert_eq!(last, db.delivery_id(2).source);
     let stranger = AgentId::new(crate::fixture::SENDER);
-    assert!(
-        db.store
-            .mark_read(scope, older, stranger)
-            .await
-            .unwrap()
-            .is_none(),
-        "not a member"
-    );
+    assert!(db.store.mark_read(scope, older, stranger).await.unwrap().is_none(), "not a member");
 }
 
 #[tokio::test]
@@ -191,8 +127,7 @@ async fn lists_show_each_row_in_its_state_oldest_first() {
     // 1 acked by the floor, 2 dead below it, 3 failed, 4 sent, 5 deferred, 6 acked by REST, 7 queued, 8 expired.
     let db = mailbox_of(&[60, 60, 60, 60, 60, 60, 60, -1]).await;
     db.ack_floor(ADA, 2).await;
-    db.run("UPDATE mailbox_cursors SET sent_seq = 5 WHERE agent_id = 1")
-        .await;
+    db.run("UPDATE mailbox_cursors SET sent_seq = 5 WHERE agent_id = 1").await;
     for (seq, state) in [(2, 4), (3, 2), (5, 3), (6, 1)] {
         db.exception(ADA, seq, state).await;
     }
@@ -208,10 +143,7 @@ async fn lists_show_each_row_in_its_state_oldest_first() {
         assert_eq!(db.listed(status).await, expected, "{status:?}");
         for seq in expected {
             let state = db.state(seq).await;
-            assert!(
-                status.is_none_or(|status| status == state),
-                "{seq} is {state}"
-            );
+            assert!(status.is_none_or(|status| status == state), "{seq} is {state}");
         }
     }
 }

@@ -63,16 +63,8 @@ impl Reply {
 impl Api {
     /// A client without a token.
     pub fn anonymous(base: &str) -> Self {
-        let http = Client::builder()
-            .timeout(Duration::from_secs(60))
-            .no_proxy()
-            .build()
-            .unwrap_or_default();
-        Self {
-            http,
-            base: base.trim_end_matches('/').to_owned(),
-            token: None,
-        }
+        let http = Client::builder().timeout(Duration::from_secs(60)).no_proxy().build().unwrap_or_default();
+        Self { http, base: base.trim_end_matches('/').to_owned(), token: None }
     }
 
     /// A client with a bearer token.
@@ -82,18 +74,12 @@ impl Api {
 
     /// The same gateway and connections, with another token.
     pub fn with_token(&self, token: &str) -> Self {
-        Self {
-            token: Some(token.to_owned()),
-            ..self.clone()
-        }
+        Self { token: Some(token.to_owned()), ..self.clone() }
     }
 
     /// The same token and connections pool, at another gateway.
     pub fn at(&self, base: &str) -> Self {
-        Self {
-            base: base.trim_end_matches('/').to_owned(),
-            ..self.clone()
-        }
+        Self { base: base.trim_end_matches('/').to_owned(), ..self.clone() }
     }
 
     /// The gateway's URL.
@@ -162,19 +148,9 @@ impl Api {
         }
         let response = request.send().await.with_context(|| what.clone())?;
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
-        let text = response
-            .text()
-            .await
-            .with_context(|| format!("read the answer to {what}"))?;
-        let body = if text.is_empty() {
-            Value::Null
-        } else {
-            serde_json::from_str(&text).unwrap_or(Value::String(text))
-        };
-        Ok(Reply {
-            status,
-            headers,
-            body,
-        })
+        let text = response.text().await.with_context(|| format!("read the answer to {what}"))?;
+        let body =
+            if text.is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap_or(Value::String(text)) };
+        Ok(Reply { status, headers, body })
     }
 }

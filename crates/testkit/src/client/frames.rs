@@ -11,17 +11,9 @@ pub(super) fn register_direct(id: &str, node_id: &str, name: &str) -> Value {
 }
 
 /// `node.register` of a broker's provider.
-pub(super) fn register_broker(
-    id: &str,
-    node_id: &str,
-    name: &str,
-    instance_id: &str,
-    capabilities: &[&str],
-) -> Value {
-    let capabilities: Vec<Value> = capabilities
-        .iter()
-        .map(|name| json!({ "name": name, "kind": "capacity" }))
-        .collect();
+pub(super) fn register_broker(id: &str, node_id: &str, name: &str, instance_id: &str, capabilities: &[&str]) -> Value {
+    let capabilities: Vec<Value> =
+        capabilities.iter().map(|name| json!({ "name": name, "kind": "capacity" })).collect();
     json!({
         "v": 1, "type": "node.register", "id": id, "node_id": node_id, "name": name,
         "provider": { "name": "broker", "instance_id": instance_id },
@@ -37,10 +29,7 @@ pub(super) fn ack(agent: &str, up_to_seq: u64) -> Value {
 
 /// `inventory.sync` with the complete live set.
 pub(super) fn inventory(id: &str, agents: &[(&str, &str)]) -> Value {
-    let agents: Vec<Value> = agents
-        .iter()
-        .map(|(id, name)| json!({ "agent_id": id, "name": name }))
-        .collect();
+    let agents: Vec<Value> = agents.iter().map(|(id, name)| json!({ "agent_id": id, "name": name })).collect();
     json!({ "v": 1, "type": "inventory.sync", "id": id, "agents": agents })
 }
 

@@ -33,19 +33,13 @@ impl Api {
     pub async fn create_workspace(base: &str, name: &str) -> Result<Self> {
         let anonymous = Self::anonymous(base);
         let unique = format!("{name}-{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
-        let data = anonymous
-            .post("/v1/workspaces", json!({ "name": unique }))
-            .await?
-            .success()?;
+        let data = anonymous.post("/v1/workspaces", json!({ "name": unique })).await?.success()?;
         Ok(anonymous.with_token(text(&data, "api_key")?))
     }
 
     /// Registers an agent (call with the workspace key).
     pub async fn register_agent(&self, name: &str) -> Result<Agent> {
-        let data = self
-            .post("/v1/agents", json!({ "name": name, "type": "agent" }))
-            .await?
-            .success()?;
+        let data = self.post("/v1/agents", json!({ "name": name, "type": "agent" })).await?.success()?;
         Ok(Agent {
             id: text(&data, "id")?.to_owned(),
             name: text(&data, "name")?.to_owned(),
@@ -60,41 +54,29 @@ impl Api {
 
     /// Creates a channel (call with the workspace key or an agent token).
     pub async fn create_channel(&self, name: &str) -> Result<Value> {
-        self.post("/v1/channels", json!({ "name": name }))
-            .await?
-            .success()
+        self.post("/v1/channels", json!({ "name": name })).await?.success()
     }
 
     /// Joins a channel (call with an agent token).
     pub async fn join(&self, channel: &str) -> Result<()> {
-        self.post_empty(&format!("/v1/channels/{channel}/join"))
-            .await?
-            .success()?;
+        self.post_empty(&format!("/v1/channels/{channel}/join")).await?.success()?;
         Ok(())
     }
 
     /// Posts to a channel (call with an agent token).
     pub async fn post_message(&self, channel: &str, message: &str) -> Result<Reply> {
         let body = json!({ "text": message, "mode": "wait" });
-        self.post(&format!("/v1/channels/{channel}/messages"), body)
-            .await
+        self.post(&format!("/v1/channels/{channel}/messages"), body).await
     }
 
     /// Sends a direct message (call with an agent token).
     pub async fn dm(&self, to: &str, message: &str) -> Result<Reply> {
-        self.post(
-            "/v1/dm",
-            json!({ "to": to, "text": message, "mode": "wait" }),
-        )
-        .await
+        self.post("/v1/dm", json!({ "to": to, "text": message, "mode": "wait" })).await
     }
 
     /// Mints the token of the calling agent's own direct node.
     pub async fn direct_node_token(&self) -> Result<NodeToken> {
-        let data = self
-            .post("/v1/agent/node-token", json!({}))
-            .await?
-            .success()?;
+        let data = self.post("/v1/agent/node-token", json!({})).await?.success()?;
         Ok(NodeToken {
             node_id: text(&data, "node_id")?.to_owned(),
             name: text(&data, "node_name")?.to_owned(),
@@ -115,12 +97,7 @@ impl Api {
 
     /// Binds an agent to a broker node (call with the workspace key).
     pub async fn bind(&self, node: &str, agent: &str) -> Result<Value> {
-        self.post(
-            &format!("/v1/nodes/{node}/agents"),
-            json!({ "agent_name": agent }),
-        )
-        .await?
-        .success()
+        self.post(&format!("/v1/nodes/{node}/agents"), json!({ "agent_name": agent })).await?.success()
     }
 
     /// Opens the calling agent's direct node socket on this gateway: node token, upgrade, register, reply.
@@ -133,7 +110,5 @@ impl Api {
 }
 
 fn text<'a>(data: &'a Value, field: &str) -> Result<&'a str> {
-    data[field]
-        .as_str()
-        .with_context(|| format!("no {field} in {data}"))
+    data[field].as_str().with_context(|| format!("no {field} in {data}"))
 }

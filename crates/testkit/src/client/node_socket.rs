@@ -85,15 +85,11 @@ impl NodeSocket {
 
     /// Opens any WebSocket URL, optionally with a bearer token.
     pub async fn open(url: &str, bearer: Option<&str>) -> Result<Self, ConnectError> {
-        let mut request = url
-            .into_client_request()
-            .map_err(ConnectError::Unreachable)?;
+        let mut request = url.into_client_request().map_err(ConnectError::Unreachable)?;
         if let Some(token) = bearer {
             let value = http::HeaderValue::from_str(&format!("Bearer {token}"))
                 .map_err(|error| ConnectError::Unreachable(http::Error::from(error).into()))?;
-            request
-                .headers_mut()
-                .insert(http::header::AUTHORIZATION, value);
+            request.headers_mut().insert(http::header::AUTHORIZATION, value);
         }
         // Small buffers: tests hold thousands of these. Nothing the engine sends may exceed 1 MiB.
         let config = WebSocketConfig::default()
@@ -119,16 +115,7 @@ impl NodeSocket {
         let (received, inbox) = mpsc::channel(INBOX_FRAMES);
         let (reading, may_read) = watch::channel(true);
         let task = tokio::spawn(run(stream, to_send, received, may_read));
-        Self {
-            outbox,
-            inbox,
-            kept: VecDeque::new(),
-            auto_ack: false,
-            closed: None,
-            next_id: 1,
-            reading,
-            task,
-        }
+        Self { outbox, inbox, kept: VecDeque::new(), auto_ack: false, closed: None, next_id: 1, reading, task }
     }
 
     /// From now on acks every `deliver` frame with a seq above 0 as it is handed out.
@@ -148,10 +135,7 @@ impl NodeSocket {
 
     /// Sends any message, well-formed or not.
     pub async fn send_message(&self, message: Message) -> Result<()> {
-        self.outbox
-            .send(message)
-            .await
-            .map_err(|_| anyhow!("the socket is closed"))
+        self.outbox.send(message).await.map_err(|_| anyhow!("the socket is closed"))
     }
 
     /// The next frame, oldest first; an error if none comes within `timeout` or the socket closed.
@@ -166,8 +150,7 @@ impl NodeSocket {
 
     /// The next frame of this `type` within 15 s; others that come before it stay for later calls.
     pub async fn expect(&mut self, kind: &str) -> Result<Value> {
-        self.expect_where(kind, REPLY_WITHIN, |frame| frame["type"] == kind)
-            .await
+        self.expect_where(kind, REPLY_WITHIN, |frame| frame["type"] == kind).await
     }
 
     /// The next frame that `wanted` accepts; others stay for later calls. `what` names it in the error.
@@ -182,11 +165,7 @@ impl NodeSocket {
             Some(index) => self.kept.remove(index).context("a kept frame")?,
             None => loop {
                 let frame = self.receive(deadline).await.with_context(|| {
-                    let seen: Vec<&str> = self
-                        .kept
-                        .iter()
-                        .filter_map(|f| f["type"].as_str())
-                        .collect();
+                    let seen: Vec<&str> = self.kept.iter().filter_map(|f| f["type"].as_str()).collect();
                     format!("waiting for {what}; other frames so far: {seen:?}")
                 })?;
                 if wanted(&frame) {
@@ -201,15 +180,11 @@ impl NodeSocket {
 
     /// Sends a frame with an `id` of its own and returns the `data` of its reply; an `error` frame is an error.
     pub async fn request(&mut self, mut frame: Value) -> Result<Value> {
-        let id = frame["id"]
-            .as_str()
-            .map_or_else(|| self.fresh_id(), str::to_owned);
+        let id = frame["id"].as_str().map_or_else(|| self.fresh_id(), str::to_owned);
         frame["id"] = Value::String(id.clone());
         let what = format!("the reply to {}", frame["type"]);
         self.send_json(&frame).await?;
-        let reply = self
-            .expect_where(&what, REPLY_WITHIN, |answer| answer["id"] == id.as_str())
-            .await?;
+        let reply = self.expect_where(&what, REPLY_WITHIN, |answer| answer["id"] == id.as_str()).await?;
         if reply["ok"] != true {
             bail!("{} was refused: {reply}", frame["type"]);
         }
@@ -219,19 +194,12 @@ impl NodeSocket {
     /// Registers as a direct node and returns the reply's data.
     pub async fn register_direct(&mut self, node_id: &str, name: &str) -> Result<Value> {
         let id = self.fresh_id();
-        self.request(frames::register_direct(&id, node_id, name))
-            .await
+        self.request(frames::register_direct(&id, node_id, name)).await
     }
 
     /// Registers as a broker's provider that negotiates the delivery cursor, and returns the reply's data.
-    pub async fn register_broker(
-        &mut self,
-        node_id: &str,
-        name: &str,
-        instance_id: &str,
-    ) -> Result<Value> {
-        self.register_broker_with(node_id, name, instance_id, &BROKER_CAPABILITIES)
-            .await
+    pub async fn register_broker(&mut self, node_id: &str, name: &str, instance_id: &str) -> Result<Value> {
+        self.register_broker_with(node_id, name, instance_id, &BROKER_CAPABILITIES).await
     }
 
     /// The same with capabilities of your choice.
@@ -243,20 +211,12 @@ impl NodeSocket {
         capabilities: &[&str],
     ) -> Result<Value> {
         let id = self.fresh_id();
-        self.request(frames::register_broker(
-            &id,
-            node_id,
-            name,
-            instance_id,
-            capabilities,
-        ))
-        .await
+        self.request(frames::register_broker(&id, node_id, name, instance_id, capabilities)).await
     }
 
     /// `agent.register`; the reply's data has `agent_id`, `token` and perhaps `delivery_ack_seq`.
     pub async fn register_agent(&mut self, name: &str) -> Result<Value> {
-        self.request(serde_json::json!({ "v": 1, "type": "agent.register", "name": name }))
-            .await
+        self.request(serde_json::json!({ "v": 1, "type": "agent.register", "name": name })).await
     }
 
     /// `inventory.sync` with the complete live set as (id, name).

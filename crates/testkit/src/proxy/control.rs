@@ -46,9 +46,7 @@ pub(super) struct Control {
 
 impl std::fmt::Debug for Control {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Control")
-            .field("state", &*self.state.borrow())
-            .finish_non_exhaustive()
+        f.debug_struct("Control").field("state", &*self.state.borrow()).finish_non_exhaustive()
     }
 }
 
@@ -76,10 +74,7 @@ impl Control {
     }
 
     pub(super) async fn closed(&self) {
-        let _ = self
-            .watch()
-            .wait_for(|state| state.mode == Mode::Closed)
-            .await;
+        let _ = self.watch().wait_for(|state| state.mode == Mode::Closed).await;
     }
 
     pub(super) fn reset_all(&self) {
@@ -121,17 +116,12 @@ impl Control {
             Direction::ToServer => &mut rules.to_server,
             Direction::ToClient => &mut rules.to_client,
         };
-        filter
-            .as_mut()
-            .map_or(Verdict::Forward, |filter| filter(chunk))
+        filter.as_mut().map_or(Verdict::Forward, |filter| filter(chunk))
     }
 
     /// Whether the NATS rule drops a message on `subject`.
     pub(super) fn drops_message(&self, subject: &str) -> bool {
-        self.rules()
-            .nats
-            .as_mut()
-            .is_some_and(|drops| drops(subject))
+        self.rules().nats.as_mut().is_some_and(|drops| drops(subject))
     }
 
     pub(super) fn connection_opened(&self) {
@@ -147,8 +137,7 @@ impl Control {
     }
 
     pub(super) fn count(&self, direction: Direction, bytes: usize) {
-        self.counter(direction)
-            .fetch_add(bytes as u64, Ordering::Relaxed);
+        self.counter(direction).fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     pub(super) fn forwarded_bytes(&self, direction: Direction) -> u64 {

@@ -52,9 +52,7 @@ pub struct TcpProxy {
 impl TcpProxy {
     /// Starts forwarding from a fresh loopback port to `upstream` (`host:port`).
     pub fn start(upstream: &str) -> Result<Self> {
-        let upstream: SocketAddr = upstream
-            .parse()
-            .with_context(|| format!("{upstream} as ip:port"))?;
+        let upstream: SocketAddr = upstream.parse().with_context(|| format!("{upstream} as ip:port"))?;
         let port = Port::free()?;
         let control = Arc::new(Control::default());
         let listener = std::net::TcpListener::bind(port.address())?;
@@ -73,8 +71,7 @@ impl TcpProxy {
     pub fn through(&self, url: &str) -> Result<String> {
         let mut url = url::Url::parse(url).with_context(|| format!("parse {url}"))?;
         url.set_host(Some("127.0.0.1"))?;
-        url.set_port(Some(self.port.number()))
-            .map_err(|()| anyhow::anyhow!("{url} takes no port"))?;
+        url.set_port(Some(self.port.number())).map_err(|()| anyhow::anyhow!("{url} takes no port"))?;
         // Url prints an empty path as nothing for unknown schemes and as "/" for known ones; both are fine here.
         Ok(url.to_string())
     }
@@ -182,17 +179,9 @@ impl Drop for TcpProxy {
 /// One thread for all proxies of the process, independent of any test's runtime.
 fn runtime() -> Result<&'static Runtime> {
     static RUNTIME: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
-    let build = || {
-        tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("tcp-proxy")
-            .enable_all()
-            .build()
-    };
-    RUNTIME
-        .get_or_init(build)
-        .as_ref()
-        .map_err(|error| anyhow::anyhow!("start the proxy thread: {error}"))
+    let build =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).thread_name("tcp-proxy").enable_all().build();
+    RUNTIME.get_or_init(build).as_ref().map_err(|error| anyhow::anyhow!("start the proxy thread: {error}"))
 }
 
 async fn accept(listener: std::net::TcpListener, upstream: SocketAddr, control: Arc<Control>) {

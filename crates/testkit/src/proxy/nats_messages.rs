@@ -65,9 +65,7 @@ impl NatsMessages {
 }
 
 fn could_be_nats(line: &[u8]) -> bool {
-    const OPERATIONS: [&[u8]; 7] = [
-        b"INFO ", b"MSG ", b"HMSG ", b"PING", b"PONG", b"+OK", b"-ERR",
-    ];
+    const OPERATIONS: [&[u8]; 7] = [b"INFO ", b"MSG ", b"HMSG ", b"PING", b"PONG", b"+OK", b"-ERR"];
     OPERATIONS.iter().any(|operation| {
         let compared = operation.len().min(line.len());
         line[..compared] == operation[..compared]
@@ -89,7 +87,8 @@ fn message(line: &[u8]) -> Option<(&str, usize)> {
 mod tests {
     use super::*;
 
-    const STREAM: &str = "INFO {}\r\nMSG a.1 7 5\r\nhello\r\nPING\r\nHMSG b.2 8 r.1 4 6\r\nhhhhxx\r\nMSG c 9 2\r\n\n\n\r\n";
+    const STREAM: &str =
+        "INFO {}\r\nMSG a.1 7 5\r\nhello\r\nPING\r\nHMSG b.2 8 r.1 4 6\r\nhhhhxx\r\nMSG c 9 2\r\n\n\n\r\n";
 
     fn filtered(pieces: usize) -> String {
         let mut nats = NatsMessages::default();

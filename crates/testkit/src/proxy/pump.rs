@@ -33,23 +33,12 @@ pub(super) async fn connection(client: TcpStream, server: TcpStream, control: Ar
     let (mut client_read, mut client_write) = client.into_split();
     let (mut server_read, mut server_write) = server.into_split();
     let nats = NatsMessages::default();
-    let mut to_server = Pump {
-        direction: Direction::ToServer,
-        control: &control,
-        state: watch.clone(),
-        nats: None,
-    };
-    let mut to_client = Pump {
-        direction: Direction::ToClient,
-        control: &control,
-        state: watch.clone(),
-        nats: Some(nats),
-    };
+    let mut to_server = Pump { direction: Direction::ToServer, control: &control, state: watch.clone(), nats: None };
+    let mut to_client =
+        Pump { direction: Direction::ToClient, control: &control, state: watch.clone(), nats: Some(nats) };
     let mut resets = watch;
     let reset_asked = async {
-        let _ = resets
-            .wait_for(|state| state.generation != generation)
-            .await;
+        let _ = resets.wait_for(|state| state.generation != generation).await;
     };
     let both = async {
         tokio::select! {
@@ -62,10 +51,8 @@ pub(super) async fn connection(client: TcpStream, server: TcpStream, control: Ar
         () = reset_asked => End::Reset,
     };
     // Neither Postgres nor NATS uses half-closed connections, so one end closing ends both.
-    if let (Ok(client), Ok(server)) = (
-        client_read.reunite(client_write),
-        server_read.reunite(server_write),
-    ) && matches!(end, End::Reset)
+    if let (Ok(client), Ok(server)) = (client_read.reunite(client_write), server_read.reunite(server_write))
+        && matches!(end, End::Reset)
     {
         reset(client);
         reset(server);
@@ -136,9 +123,6 @@ impl Pump<'_> {
     }
 
     async fn while_forwarding(&mut self) {
-        let _ = self
-            .state
-            .wait_for(|state| state.mode != Mode::Blackhole)
-            .await;
+        let _ = self.state.wait_for(|state| state.mode != Mode::Blackhole).await;
     }
 }

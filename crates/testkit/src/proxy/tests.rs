@@ -57,10 +57,7 @@ async fn a_blackhole_holds_bytes_back_and_a_restore_lets_them_through() {
     assert!(waiting.is_err(), "nothing may come through");
     proxy.restore();
     let mut answer = [0; 3];
-    tokio::time::timeout(SOON, socket.read_exact(&mut answer))
-        .await
-        .unwrap()
-        .unwrap();
+    tokio::time::timeout(SOON, socket.read_exact(&mut answer)).await.unwrap().unwrap();
     assert_eq!(&answer, b"two");
 }
 
@@ -72,10 +69,7 @@ async fn a_cut_after_n_bytes_lets_exactly_those_through() {
     proxy.cut_after(Direction::ToClient, 4);
     socket.write_all(b"123456").await.unwrap();
     let mut answer = Vec::new();
-    assert!(
-        socket.read_to_end(&mut answer).await.is_err(),
-        "reset, not closed"
-    );
+    assert!(socket.read_to_end(&mut answer).await.is_err(), "reset, not closed");
     assert_eq!(proxy.forwarded_bytes(Direction::ToClient), 7);
 }
 
@@ -103,8 +97,6 @@ async fn latency_delays_each_way() {
 #[test]
 fn a_url_is_pointed_at_the_proxy() {
     let proxy = TcpProxy::start("127.0.0.1:9").unwrap();
-    let url = proxy
-        .through("postgres://u:p@127.0.0.1:5432/relay")
-        .unwrap();
+    let url = proxy.through("postgres://u:p@127.0.0.1:5432/relay").unwrap();
     assert_eq!(url, format!("postgres://u:p@{}/relay", proxy.address()));
 }

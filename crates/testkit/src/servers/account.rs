@@ -13,11 +13,7 @@ pub(crate) fn for_postgres() -> Option<(u32, u32)> {
         return None;
     }
     let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    Some(
-        find(&passwd, "postgres")
-            .or_else(|| find(&passwd, "nobody"))
-            .unwrap_or((65_534, 65_534)),
-    )
+    Some(find(&passwd, "postgres").or_else(|| find(&passwd, "nobody")).unwrap_or((65_534, 65_534)))
 }
 
 fn find(passwd: &str, name: &str) -> Option<(u32, u32)> {
@@ -37,19 +33,17 @@ pub(crate) fn can_traverse(account: Option<(u32, u32)>, dir: &Path) -> bool {
     let Some((uid, gid)) = account else {
         return true;
     };
-    dir.ancestors()
-        .filter_map(|ancestor| fs::metadata(ancestor).ok())
-        .all(|meta| {
-            let mode = meta.permissions().mode();
-            let needed = if meta.uid() == uid {
-                0o100
-            } else if meta.gid() == gid {
-                0o010
-            } else {
-                0o001
-            };
-            mode & needed != 0
-        })
+    dir.ancestors().filter_map(|ancestor| fs::metadata(ancestor).ok()).all(|meta| {
+        let mode = meta.permissions().mode();
+        let needed = if meta.uid() == uid {
+            0o100
+        } else if meta.gid() == gid {
+            0o010
+        } else {
+            0o001
+        };
+        mode & needed != 0
+    })
 }
 
 #[cfg(test)]

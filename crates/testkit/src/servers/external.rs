@@ -7,33 +7,19 @@ use super::find::{OLDEST_NATS, OLDEST_POSTGRES, parse_version};
 
 /// Checks version and encoding of the database at `url`.
 pub async fn check_postgres(url: &str) -> Result<()> {
-    let mut connection = PgConnection::connect(url)
-        .await
-        .context("connect to DATABASE_URL")?;
-    let version: String = sqlx::query_scalar("show server_version_num")
-        .fetch_one(&mut connection)
-        .await?;
-    let encoding: String = sqlx::query_scalar("show server_encoding")
-        .fetch_one(&mut connection)
-        .await?;
+    let mut connection = PgConnection::connect(url).await.context("connect to DATABASE_URL")?;
+    let version: String = sqlx::query_scalar("show server_version_num").fetch_one(&mut connection).await?;
+    let encoding: String = sqlx::query_scalar("show server_encoding").fetch_one(&mut connection).await?;
     let major = version.parse::<u32>().unwrap_or(0) / 10_000;
-    ensure!(
-        major >= OLDEST_POSTGRES,
-        "DATABASE_URL names Postgres {major}; {OLDEST_POSTGRES} or newer is needed"
-    );
-    ensure!(
-        encoding == "UTF8",
-        "the database of DATABASE_URL is encoded in {encoding}; it must be UTF8"
-    );
+    ensure!(major >= OLDEST_POSTGRES, "DATABASE_URL names Postgres {major}; {OLDEST_POSTGRES} or newer is needed");
+    ensure!(encoding == "UTF8", "the database of DATABASE_URL is encoded in {encoding}; it must be UTF8");
     connection.close().await?;
     Ok(())
 }
 
 /// Checks version and JetStream of the server at `url`.
 pub async fn check_nats(url: &str) -> Result<()> {
-    let client = async_nats::connect(url)
-        .await
-        .context("connect to NATS_URL")?;
+    let client = async_nats::connect(url).await.context("connect to NATS_URL")?;
     let info = client.server_info();
     let version = parse_version(&info.version).unwrap_or_default();
     ensure!(

@@ -31,10 +31,7 @@ pub fn postgres_bin_dir() -> Result<PathBuf> {
         };
         if dir.join("initdb").is_file() && version.0 >= OLDEST_POSTGRES {
             // A link on PATH would hide the folder with the other programs and the share files.
-            let real = dir
-                .join("postgres")
-                .canonicalize()
-                .context("resolve postgres")?;
+            let real = dir.join("postgres").canonicalize().context("resolve postgres")?;
             return Ok(real.parent().unwrap_or(&dir).to_owned());
         }
     }
@@ -55,9 +52,7 @@ pub fn nats_server() -> Result<PathBuf> {
 }
 
 fn path_dirs() -> Vec<PathBuf> {
-    std::env::var_os("PATH")
-        .map(|path| std::env::split_paths(&path).collect())
-        .unwrap_or_default()
+    std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default()
 }
 
 /// Debian keeps the server programs off PATH. Newest first.
@@ -67,12 +62,7 @@ fn debian_postgres_dirs() -> Vec<PathBuf> {
     };
     let mut versions: Vec<(u32, PathBuf)> = entries
         .flatten()
-        .filter_map(|entry| {
-            Some((
-                entry.file_name().to_str()?.parse().ok()?,
-                entry.path().join("bin"),
-            ))
-        })
+        .filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path().join("bin"))))
         .collect();
     versions.sort_unstable_by(|a, b| b.cmp(a));
     versions.into_iter().map(|(_, dir)| dir).collect()
@@ -82,28 +72,16 @@ fn version_of(program: &Path) -> Option<(u32, u32)> {
     if !program.is_file() {
         return None;
     }
-    let output = Command::new(program)
-        .arg("--version")
-        .stdin(Stdio::null())
-        .output()
-        .ok()?;
+    let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
     parse_version(&String::from_utf8_lossy(&output.stdout))
 }
 
 /// The first `major.minor` in a `--version` line; a bare major counts as minor 0.
 pub(crate) fn parse_version(text: &str) -> Option<(u32, u32)> {
     text.split_whitespace().find_map(|word| {
-        let mut numbers = word
-            .trim_start_matches('v')
-            .split(|c: char| !c.is_ascii_digit());
+        let mut numbers = word.trim_start_matches('v').split(|c: char| !c.is_ascii_digit());
         let major = numbers.next()?.parse().ok()?;
-        Some((
-            major,
-            numbers
-                .next()
-                .and_then(|minor| minor.parse().ok())
-                .unwrap_or(0),
-        ))
+        Some((major, numbers.next().and_then(|minor| minor.parse().ok()).unwrap_or(0)))
     })
 }
 
@@ -114,10 +92,7 @@ mod tests {
     #[test]
     fn versions_are_read_as_the_servers_print_them() {
         let check = |text, expected| assert_eq!(parse_version(text), expected, "{text}");
-        check(
-            "postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)",
-            Some((15, 18)),
-        );
+        check("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)", Some((15, 18)));
         check("postgres (PostgreSQL) 19beta1", Some((19, 0)));
         check("nats-server: v2.9.10", Some((2, 9)));
         check("nats-server: v2.15.1", Some((2, 15)));

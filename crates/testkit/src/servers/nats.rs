@@ -30,17 +30,11 @@ impl Nats {
         let dir = dir.canonicalize()?;
         let port = Port::free()?;
         let config = dir.join("nats.conf");
-        fs::write(
-            &config,
-            configuration(port.number(), &dir.join("jetstream")),
-        )?;
+        fs::write(&config, configuration(port.number(), &dir.join("jetstream")))?;
         let mut spec = Spec::new("nats", find::nats_server()?, dir.join("nats.log"));
         spec.args = vec!["-c".into(), config.display().to_string()];
         spec.cwd = Some(dir);
-        let server = Self {
-            process: Process::start(spec)?,
-            port,
-        };
+        let server = Self { process: Process::start(spec)?, port };
         server.wait_until_ready().await?;
         Ok(server)
     }
@@ -96,19 +90,12 @@ impl Nats {
     }
 
     async fn wait_until_ready(&self) -> Result<()> {
-        wait::until_ok(
-            "nats-server to greet with JetStream",
-            READY_WITHIN,
-            || async {
-                if !self.process.is_running() {
-                    return Ok(Err(anyhow::anyhow!(
-                        "nats-server ended:\n{}",
-                        self.process.log_tail(15)
-                    )));
-                }
-                greets_with_jetstream(&self.address()).await.map(Ok)
-            },
-        )
+        wait::until_ok("nats-server to greet with JetStream", READY_WITHIN, || async {
+            if !self.process.is_running() {
+                return Ok(Err(anyhow::anyhow!("nats-server ended:\n{}", self.process.log_tail(15))));
+            }
+            greets_with_jetstream(&self.address()).await.map(Ok)
+        })
         .await?
     }
 }
@@ -117,14 +104,10 @@ impl Nats {
 async fn greets_with_jetstream(address: &str) -> Result<()> {
     let mut socket = TcpStream::connect(address).await?;
     let mut greeting = vec![0; 4096];
-    let length = tokio::time::timeout(Duration::from_secs(1), socket.read(&mut greeting))
-        .await
-        .context("no greeting")??;
+    let length =
+        tokio::time::timeout(Duration::from_secs(1), socket.read(&mut greeting)).await.context("no greeting")??;
     let greeting = String::from_utf8_lossy(&greeting[..length]);
-    anyhow::ensure!(
-        greeting.contains(r#""jetstream":true"#),
-        "no JetStream yet: {greeting}"
-    );
+    anyhow::ensure!(greeting.contains(r#""jetstream":true"#), "no JetStream yet: {greeting}");
     Ok(())
 }
 
@@ -162,12 +145,7 @@ mod tests {
             ..Default::default()
         };
         jetstream.create_stream(config).await.unwrap();
-        jetstream
-            .publish("t.1", "one".into())
-            .await
-            .unwrap()
-            .await
-            .unwrap();
+        jetstream.publish("t.1", "one".into()).await.unwrap().await.unwrap();
         nats.restart().await.unwrap();
         nats.kill9();
         nats.restart().await.unwrap();

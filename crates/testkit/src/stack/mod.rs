@@ -53,9 +53,7 @@ impl Stack {
     /// If the stack was built without one.
     #[track_caller]
     pub fn worker(&self) -> &Service {
-        self.worker
-            .as_ref()
-            .expect("this stack was built without a worker")
+        self.worker.as_ref().expect("this stack was built without a worker")
     }
 
     /// The Postgres server.
@@ -84,9 +82,7 @@ impl Stack {
     /// If the stack was not built with `through_proxies(true)`.
     #[track_caller]
     pub fn postgres_proxy(&self) -> &TcpProxy {
-        self.postgres_proxy
-            .as_ref()
-            .expect("built without through_proxies(true)")
+        self.postgres_proxy.as_ref().expect("built without through_proxies(true)")
     }
 
     /// The proxy between the engine processes and NATS.
@@ -95,9 +91,7 @@ impl Stack {
     /// If the stack was not built with `through_proxies(true)`.
     #[track_caller]
     pub fn nats_proxy(&self) -> &TcpProxy {
-        self.nats_proxy
-            .as_ref()
-            .expect("built without through_proxies(true)")
+        self.nats_proxy.as_ref().expect("built without through_proxies(true)")
     }
 
     /// The folder with data and `logs/`.
@@ -108,8 +102,6 @@ impl Stack {
     /// The last lines of every engine process's log, for a failing test to print.
     pub fn logs(&self, lines: usize) -> String {
         let services = self.gateways.iter().chain(&self.worker);
-        services
-            .map(|s| format!("== {} ==\n{}\n", s.name(), s.log_tail(lines)))
-            .collect()
+        services.map(|s| format!("== {} ==\n{}\n", s.name(), s.log_tail(lines))).collect()
     }
 }

@@ -45,10 +45,7 @@ impl Service {
         env: &[(String, String)],
         log: &Path,
     ) -> Result<Self> {
-        let addresses = [
-            ("RELAY_LISTEN", listen),
-            ("RELAY_METRICS_LISTEN", metrics_listen),
-        ];
+        let addresses = [("RELAY_LISTEN", listen), ("RELAY_METRICS_LISTEN", metrics_listen)];
         let spec = specification(name, program, backends, &addresses, env, log);
         Self::start(spec, listen, metrics_listen)
     }
@@ -69,11 +66,8 @@ impl Service {
 
     fn start(spec: Spec, listen: &str, metrics_listen: &str) -> Result<Self> {
         // A fresh connection per probe: a kept one may belong to the process that was killed.
-        let http = reqwest::Client::builder()
-            .pool_max_idle_per_host(0)
-            .timeout(Duration::from_secs(5))
-            .no_proxy()
-            .build()?;
+        let http =
+            reqwest::Client::builder().pool_max_idle_per_host(0).timeout(Duration::from_secs(5)).no_proxy().build()?;
         Ok(Self {
             process: Process::start(spec)?,
             url: format!("http://{listen}"),
@@ -104,11 +98,7 @@ impl Service {
         match ready {
             Ok(true) => Ok(()),
             Ok(false) => {
-                anyhow::bail!(
-                    "{} ended while starting:\n{}",
-                    self.name(),
-                    self.log_tail(25)
-                )
+                anyhow::bail!("{} ended while starting:\n{}", self.name(), self.log_tail(25))
             }
             Err(error) => anyhow::bail!("{error:#}; its log ends:\n{}", self.log_tail(25)),
         }
@@ -142,14 +132,7 @@ impl Service {
 
     /// The Prometheus page now.
     pub async fn metrics(&self) -> Result<String> {
-        Ok(self
-            .http
-            .get(&self.metrics_url)
-            .send()
-            .await?
-            .error_for_status()?
-            .text()
-            .await?)
+        Ok(self.http.get(&self.metrics_url).send().await?.error_for_status()?.text().await?)
     }
 
     /// The sum of all samples of one metric, over its labels; 0 if there is none.
@@ -187,12 +170,7 @@ impl Service {
     /// SIGTERM, and waits for the graceful end.
     pub async fn terminate(&self) -> Result<()> {
         let status = self.process.stop_with(libc::SIGTERM, DRAIN_WITHIN).await?;
-        ensure!(
-            status.success(),
-            "{} ended with {status}:\n{}",
-            self.name(),
-            self.log_tail(10)
-        );
+        ensure!(status.success(), "{} ended with {status}:\n{}", self.name(), self.log_tail(10));
         Ok(())
     }
 
@@ -231,13 +209,9 @@ fn specification(
     log: &Path,
 ) -> Spec {
     let mut spec = Spec::new(name, program, log);
-    let own = [
-        ("DATABASE_URL", backends.database_url.as_str()),
-        ("NATS_URL", backends.nats_url.as_str()),
-    ];
+    let own = [("DATABASE_URL", backends.database_url.as_str()), ("NATS_URL", backends.nats_url.as_str())];
     for (key, value) in own.iter().chain(addresses) {
-        spec.env
-            .push(((*key).to_owned(), Some((*value).to_owned())));
+        spec.env.push(((*key).to_owned(), Some((*value).to_owned())));
     }
     for (key, value) in env {
         spec.env.push((key.clone(), Some(value.clone())));
@@ -249,8 +223,7 @@ fn sum_of(page: &str, name: &str) -> f64 {
     page.lines()
         .filter_map(|line| {
             let rest = line.strip_prefix(name)?;
-            rest.starts_with(['{', ' '])
-                .then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
+            rest.starts_with(['{', ' ']).then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
         })
         .sum()
 }

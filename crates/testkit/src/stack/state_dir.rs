@@ -60,10 +60,7 @@ fn sweep(parent: &Path) {
 }
 
 fn is_abandoned(dir: &Path) -> bool {
-    let age = fs::metadata(dir)
-        .and_then(|meta| meta.modified())
-        .ok()
-        .and_then(|at| at.elapsed().ok());
+    let age = fs::metadata(dir).and_then(|meta| meta.modified()).ok().and_then(|at| at.elapsed().ok());
     if age.is_none_or(|age| age < SURELY_LOCKED) {
         return false;
     }
@@ -92,17 +89,11 @@ mod tests {
             File::create(dir.join(LOCK)).unwrap();
             dir
         };
-        let (abandoned, owned, young, foreign) = (
-            make("relay-stack-a"),
-            make("relay-stack-b"),
-            make("relay-stack-c"),
-            make("other"),
-        );
+        let (abandoned, owned, young, foreign) =
+            (make("relay-stack-a"), make("relay-stack-b"), make("relay-stack-c"), make("other"));
         let owner = File::open(owned.join(LOCK)).unwrap();
         owner.lock().unwrap();
-        [&abandoned, &owned, &foreign]
-            .into_iter()
-            .for_each(|dir| age(dir));
+        [&abandoned, &owned, &foreign].into_iter().for_each(|dir| age(dir));
         sweep(parent.path());
         assert!(!abandoned.exists());
         assert!(owned.exists() && young.exists() && foreign.exists());

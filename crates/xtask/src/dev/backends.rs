@@ -18,14 +18,8 @@ pub(super) struct Backends {
 
 impl Backends {
     pub(super) async fn start(state_dir: &Path) -> Result<Self> {
-        let ((postgres, database_url), (nats, nats_url)) =
-            tokio::try_join!(database(state_dir), stream(state_dir))?;
-        Ok(Self {
-            postgres,
-            nats,
-            database_url,
-            nats_url,
-        })
+        let ((postgres, database_url), (nats, nats_url)) = tokio::try_join!(database(state_dir), stream(state_dir))?;
+        Ok(Self { postgres, nats, database_url, nats_url })
     }
 }
 

@@ -25,16 +25,9 @@ impl Cluster {
         let logs = state_dir.join("logs");
         std::fs::create_dir_all(&logs)?;
         let backends = Backends::start(state_dir).await?;
-        stack::migrate(
-            &bin_dir.join("relayctl"),
-            &backends.database_url,
-            &backends.nats_url,
-        )
-        .await?;
-        let given = stack::Backends {
-            database_url: backends.database_url.clone(),
-            nats_url: backends.nats_url.clone(),
-        };
+        stack::migrate(&bin_dir.join("relayctl"), &backends.database_url, &backends.nats_url).await?;
+        let given =
+            stack::Backends { database_url: backends.database_url.clone(), nats_url: backends.nats_url.clone() };
         let mut gateways = Vec::new();
         for (index, port) in ports.iter().enumerate() {
             let name = format!("gateway-{}", index + 1);
@@ -54,12 +47,7 @@ impl Cluster {
         let log = logs.join("worker.log");
         let program = bin_dir.join("relay-worker");
         let worker = Service::worker("worker", program, &given, &metrics.address(), &[], &log)?;
-        let cluster = Self {
-            gateways,
-            worker: worker.keeping([metrics]),
-            backends,
-            logs,
-        };
+        let cluster = Self { gateways, worker: worker.keeping([metrics]), backends, logs };
         for service in cluster.services() {
             service.wait_ready().await?;
         }
@@ -83,10 +71,8 @@ impl Cluster {
     }
 
     pub(super) fn pids(&self) -> BTreeMap<String, u32> {
-        let mut pids: BTreeMap<String, u32> = self
-            .services()
-            .map(|service| (service.name().to_owned(), service.pid()))
-            .collect();
+        let mut pids: BTreeMap<String, u32> =
+            self.services().map(|service| (service.name().to_owned(), service.pid())).collect();
         if let Some(postgres) = &self.backends.postgres {
             pids.insert("postgres".into(), postgres.pid());
         }
@@ -119,10 +105,7 @@ fn report(outcome: Result<()>) {
 
 /// The gateways' ports, all of them free.
 fn gateway_ports(args: &Args) -> Result<Vec<u16>> {
-    let last = args
-        .port
-        .checked_add(args.gateways - 1)
-        .context("the ports would exceed 65535")?;
+    let last = args.port.checked_add(args.gateways - 1).context("the ports would exceed 65535")?;
     for port in args.port..=last {
         TcpListener::bind(("127.0.0.1", port))
             .with_context(|| format!("port {port} is not free; choose others with --port"))?;

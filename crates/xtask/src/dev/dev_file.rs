@@ -33,10 +33,7 @@ struct Content {
 
 impl DevFile {
     pub(super) fn new(state_dir: &Path) -> Self {
-        Self {
-            path: state_dir.join("dev.json"),
-            writing: Arc::default(),
-        }
+        Self { path: state_dir.join("dev.json"), writing: Arc::default() }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -52,18 +49,11 @@ impl DevFile {
         // The pids are read under the lock: an older list must not replace a newer one.
         let _writing = self.lock();
         self.replace(&Content {
-            gateways: cluster
-                .gateways()
-                .iter()
-                .map(|gateway| gateway.url().to_owned())
-                .collect(),
+            gateways: cluster.gateways().iter().map(|gateway| gateway.url().to_owned()).collect(),
             workspace_key: workspace_key.to_owned(),
             database_url: cluster.backends.database_url.clone(),
             nats_url: cluster.backends.nats_url.clone(),
-            metrics: cluster
-                .services()
-                .map(|service| service.metrics_url().to_owned())
-                .collect(),
+            metrics: cluster.services().map(|service| service.metrics_url().to_owned()).collect(),
             pids: cluster.pids(),
         })
     }
@@ -72,10 +62,7 @@ impl DevFile {
     pub(super) fn write_stopped(&self) -> Result<()> {
         let _writing = self.lock();
         let workspace_key = self.read().workspace_key;
-        self.replace(&Content {
-            workspace_key,
-            ..Content::default()
-        })
+        self.replace(&Content { workspace_key, ..Content::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {

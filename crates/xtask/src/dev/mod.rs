@@ -40,10 +40,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let bin_dir = cargo::built_engine(args.release)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(serve(args, &bin_dir))
 }
 
@@ -70,10 +67,7 @@ async fn serve(args: Args, bin_dir: &Path) -> Result<()> {
         if !args.no_demo
             && let Err(error) = demo::run(&cluster, &workspace_key).await
         {
-            eprintln!(
-                "the demo failed: {error:#}\n(the engine stays up; logs are in {})",
-                cluster.logs().display()
-            );
+            eprintln!("the demo failed: {error:#}\n(the engine stays up; logs are in {})", cluster.logs().display());
         }
         println!("\nRunning. Ctrl-C stops everything; the data stays.");
         std::future::pending::<()>().await;
@@ -104,10 +98,7 @@ struct StopRequests {
 impl StopRequests {
     fn listen() -> Result<Self> {
         let (interrupt, terminate) = (SignalKind::interrupt(), SignalKind::terminate());
-        Ok(Self {
-            interrupt: signal(interrupt)?,
-            terminate: signal(terminate)?,
-        })
+        Ok(Self { interrupt: signal(interrupt)?, terminate: signal(terminate)? })
     }
 
     async fn next(&mut self) {
@@ -131,35 +122,17 @@ fn lock(state_dir: &Path) -> Result<File> {
     let path = state_dir.join("lock");
     let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
     if file.try_lock().is_err() {
-        bail!(
-            "another `cargo xtask dev` runs in {}; use --state-dir and --port for a second one",
-            state_dir.display()
-        );
+        bail!("another `cargo xtask dev` runs in {}; use --state-dir and --port for a second one", state_dir.display());
     }
     Ok(file)
 }
 
 fn announce(cluster: &Cluster, dev_file: &DevFile, started: Instant) {
-    println!(
-        "\nThe engine is up after {:.1} s:",
-        started.elapsed().as_secs_f64()
-    );
+    println!("\nThe engine is up after {:.1} s:", started.elapsed().as_secs_f64());
     for gateway in cluster.gateways() {
-        println!(
-            "  {:<10} {}   metrics {}",
-            gateway.name(),
-            gateway.url(),
-            gateway.metrics_url()
-        );
+        println!("  {:<10} {}   metrics {}", gateway.name(), gateway.url(), gateway.metrics_url());
     }
-    println!(
-        "  {:<10} metrics {}",
-        "worker",
-        cluster.worker().metrics_url()
-    );
-    println!(
-        "  workspace key, database and NATS URLs: {}",
-        dev_file.path().display()
-    );
+    println!("  {:<10} metrics {}", "worker", cluster.worker().metrics_url());
+    println!("  workspace key, database and NATS URLs: {}", dev_file.path().display());
     println!("  logs: {}\n", cluster.logs().display());
 }

@@ -15,15 +15,9 @@ const STABLE_AFTER: Duration = Duration::from_secs(30);
 const LONGEST_DELAY: Duration = Duration::from_secs(10);
 
 /// Watches every child until the returned set is dropped.
-pub(super) fn keep_alive(
-    cluster: &Arc<Cluster>,
-    dev_file: &DevFile,
-    workspace_key: &str,
-) -> JoinSet<()> {
+pub(super) fn keep_alive(cluster: &Arc<Cluster>, dev_file: &DevFile, workspace_key: &str) -> JoinSet<()> {
     let mut watchers = JoinSet::new();
-    let children = (0..cluster.services().count())
-        .map(Child::Service)
-        .chain([Child::Postgres, Child::Nats]);
+    let children = (0..cluster.services().count()).map(Child::Service).chain([Child::Postgres, Child::Nats]);
     for child in children {
         let watcher = Watcher {
             child,
@@ -76,11 +70,7 @@ impl Watcher {
 
     fn name(&self) -> &str {
         match self.child {
-            Child::Service(index) => self
-                .cluster
-                .services()
-                .nth(index)
-                .map_or("", |service| service.name()),
+            Child::Service(index) => self.cluster.services().nth(index).map_or("", |service| service.name()),
             Child::Postgres => "postgres",
             Child::Nats => "nats",
         }
@@ -88,24 +78,10 @@ impl Watcher {
 
     fn is_running(&self) -> bool {
         match self.child {
-            Child::Service(index) => self
-                .cluster
-                .services()
-                .nth(index)
-                .is_none_or(|service| service.is_running()),
+            Child::Service(index) => self.cluster.services().nth(index).is_none_or(|service| service.is_running()),
             // Servers that the environment named are not ours to watch.
-            Child::Postgres => self
-                .cluster
-                .backends
-                .postgres
-                .as_ref()
-                .is_none_or(|it| it.is_running()),
-            Child::Nats => self
-                .cluster
-                .backends
-                .nats
-                .as_ref()
-                .is_none_or(|it| it.is_running()),
+            Child::Postgres => self.cluster.backends.postgres.as_ref().is_none_or(|it| it.is_running()),
+            Child::Nats => self.cluster.backends.nats.as_ref().is_none_or(|it| it.is_running()),
         }
     }
 

@@ -9,15 +9,10 @@ use super::cluster::Cluster;
 pub(super) async fn kept_or_new(cluster: &Cluster, kept: Option<String>) -> Result<String> {
     let gateway = cluster.gateways().first().context("no gateway")?.url();
     if let Some(key) = kept
-        && Api::new(gateway, &key)
-            .get("/v1/workspace")
-            .await?
-            .is_success()
+        && Api::new(gateway, &key).get("/v1/workspace").await?.is_success()
     {
         return Ok(key);
     }
-    let workspace = Api::create_workspace(gateway, "dev")
-        .await
-        .context("create the workspace")?;
+    let workspace = Api::create_workspace(gateway, "dev").await.context("create the workspace")?;
     Ok(workspace.token().to_owned())
 }

@@ -41,27 +41,15 @@ const BOUNDARIES: [Boundary; 3] = [
 ];
 
 fn in_engine(path: &str) -> bool {
-    !OUTSIDE_THE_ENGINE
-        .iter()
-        .any(|place| path.starts_with(place))
+    !OUTSIDE_THE_ENGINE.iter().any(|place| path.starts_with(place))
 }
 
 pub(super) fn check(sources: &[Source], findings: &mut Vec<String>) {
     for source in sources.iter().filter(|source| source.is_rust()) {
-        for boundary in BOUNDARIES
-            .iter()
-            .filter(|boundary| (boundary.applies_to)(&source.path))
-        {
+        for boundary in BOUNDARIES.iter().filter(|boundary| (boundary.applies_to)(&source.path)) {
             for (number, line) in source.code_lines() {
-                if let Some(needle) = boundary
-                    .needles
-                    .iter()
-                    .find(|needle| line.contains(**needle))
-                {
-                    findings.push(format!(
-                        "{}:{number}: {needle}: {}",
-                        source.path, boundary.rule
-                    ));
+                if let Some(needle) = boundary.needles.iter().find(|needle| line.contains(**needle)) {
+                    findings.push(format!("{}:{number}: {needle}: {}", source.path, boundary.rule));
                 }
             }
         }
@@ -74,38 +62,17 @@ mod tests {
 
     fn finds(path: &str, text: &str) -> bool {
         let mut findings = Vec::new();
-        check(
-            &[Source {
-                path: path.into(),
-                text: text.into(),
-            }],
-            &mut findings,
-        );
+        check(&[Source { path: path.into(), text: text.into() }], &mut findings);
         !findings.is_empty()
     }
 
     #[test]
     fn each_thing_is_refused_outside_its_place_only() {
-        assert!(finds(
-            "crates/engine/src/a.rs",
-            "let x = sqlx::query(\"\");"
-        ));
-        assert!(!finds(
-            "crates/store/src/a.rs",
-            "let x = sqlx::query(\"\");"
-        ));
-        assert!(finds(
-            "services/gateway/src/a.rs",
-            "use async_nats::Client;"
-        ));
+        assert!(finds("crates/engine/src/a.rs", "let x = sqlx::query(\"\");"));
+        assert!(!finds("crates/store/src/a.rs", "let x = sqlx::query(\"\");"));
+        assert!(finds("services/gateway/src/a.rs", "use async_nats::Client;"));
         assert!(!finds("tests/tests/a.rs", "use async_nats::Client;"));
-        assert!(finds(
-            "crates/domain/src/a.rs",
-            "    let now = Instant::now();"
-        ));
-        assert!(!finds(
-            "crates/domain/src/a.rs",
-            "    // not Instant::now(), see above"
-        ));
+        assert!(finds("crates/domain/src/a.rs", "    let now = Instant::now();"));
+        assert!(!finds("crates/domain/src/a.rs", "    // not Instant::now(), see above"));
     }
 }

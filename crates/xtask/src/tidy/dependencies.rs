@@ -11,32 +11,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("crates/stream", &["relay-domain"]),
     ("crates/http-push", &["relay-domain"]),
     ("crates/runtime", &["relay-domain"]),
-    (
-        "crates/engine",
-        &["relay-domain", "relay-store", "relay-stream"],
-    ),
-    (
-        "services/gateway",
-        &[
-            "relay-domain",
-            "relay-wire",
-            "relay-engine",
-            "relay-runtime",
-        ],
-    ),
-    (
-        "services/worker",
-        &[
-            "relay-domain",
-            "relay-engine",
-            "relay-http-push",
-            "relay-runtime",
-        ],
-    ),
-    (
-        "services/relayctl",
-        &["relay-domain", "relay-engine", "relay-runtime"],
-    ),
+    ("crates/engine", &["relay-domain", "relay-store", "relay-stream"]),
+    ("services/gateway", &["relay-domain", "relay-wire", "relay-engine", "relay-runtime"]),
+    ("services/worker", &["relay-domain", "relay-engine", "relay-http-push", "relay-runtime"]),
+    ("services/relayctl", &["relay-domain", "relay-engine", "relay-runtime"]),
 ];
 
 pub(super) fn check(sources: &[Source], findings: &mut Vec<String>) {
@@ -49,10 +27,8 @@ pub(super) fn check(sources: &[Source], findings: &mut Vec<String>) {
         };
         for dependency in dependencies(&source.text) {
             if dependency.starts_with("relay-") && !allowed.contains(&dependency) {
-                findings.push(format!(
-                    "{}: it may not depend on {dependency}; is a type in the wrong crate?",
-                    source.path
-                ));
+                findings
+                    .push(format!("{}: it may not depend on {dependency}; is a type in the wrong crate?", source.path));
             }
         }
     }
@@ -80,10 +56,7 @@ mod tests {
         let manifest = "[dependencies]\nserde.workspace = true\nrelay-engine = { path = \"x\" }\n\n\
                         [dev-dependencies]\nrelay-testkit.workspace = true\n";
         let mut findings = Vec::new();
-        let source = Source {
-            path: "crates/store/Cargo.toml".into(),
-            text: manifest.into(),
-        };
+        let source = Source { path: "crates/store/Cargo.toml".into(), text: manifest.into() };
         check(&[source], &mut findings);
         assert_eq!(findings.len(), 1);
         assert!(findings[0].contains("relay-engine"));

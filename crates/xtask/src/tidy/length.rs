@@ -19,11 +19,7 @@ pub(super) fn check(sources: &[Source], findings: &mut Vec<String>) {
             ));
         }
         if allowed && lines <= LONGEST {
-            findings.push(format!(
-                "{}: no longer needs its place in {}",
-                source.path,
-                file!()
-            ));
+            findings.push(format!("{}: no longer needs its place in {}", source.path, file!()));
         }
     }
 }

@@ -22,13 +22,7 @@ struct Source {
 pub(crate) fn run() -> Result<()> {
     let sources = sources(&cargo::root())?;
     let mut findings = Vec::new();
-    for check in [
-        boundaries::check,
-        dependencies::check,
-        length::check,
-        names::check,
-        paths::check,
-    ] {
+    for check in [boundaries::check, dependencies::check, length::check, names::check, paths::check] {
         check(&sources, &mut findings);
     }
     for finding in &findings {
@@ -46,34 +40,18 @@ fn sources(root: &Path) -> Result<Vec<Source>> {
     // CI may run as another user than the one who cloned; listing files is safe all the same.
     let output = Command::new("git")
         .args(["-c", "safe.directory=*"])
-        .args([
-            "ls-files",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-            "-z",
-        ])
+        .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
         .current_dir(root)
         .output()
         .context("run git")?;
     if !output.status.success() {
-        bail!(
-            "git ls-files failed: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        bail!("git ls-files failed: {}", String::from_utf8_lossy(&output.stderr));
     }
     let listed = String::from_utf8(output.stdout).context("a path that is not UTF-8")?;
     let files = listed.split('\0').filter(|path| !path.is_empty());
     // Unreadable as text: binary, or deleted but still tracked.
     let read = |path: &str| std::fs::read_to_string(root.join(path)).ok();
-    Ok(files
-        .filter_map(|path| {
-            Some(Source {
-                path: path.to_owned(),
-                text: read(path)?,
-            })
-        })
-        .collect())
+    Ok(files.filter_map(|path| Some(Source { path: path.to_owned(), text: read(path)? })).collect())
 }
 
 impl Source {
@@ -83,11 +61,7 @@ impl Source {
 
     /// Lines of code with their numbers; lines that are only a comment are left out.
     fn code_lines(&self) -> impl Iterator<Item = (usize, &str)> {
-        let numbered = self
-            .text
-            .lines()
-            .enumerate()
-            .map(|(index, line)| (index + 1, line));
+        let numbered = self.text.lines().enumerate().map(|(index, line)| (index + 1, line));
         numbered.filter(|(_, line)| !line.trim_start().starts_with("//"))
     }
 }

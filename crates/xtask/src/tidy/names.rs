@@ -18,10 +18,7 @@ pub(super) fn check(sources: &[Source], findings: &mut Vec<String>) {
                 None => findings.push(format!("{}: name it 0001-what-was-decided.md", source.path)),
             }
             if !source.text.starts_with("# ") {
-                findings.push(format!(
-                    "{}: its first line is its title, `# …`",
-                    source.path
-                ));
+                findings.push(format!("{}: its first line is its title, `# …`", source.path));
             }
         }
         if let Some(name) = source.path.strip_prefix(CHANGES_FOLDER) {
@@ -46,12 +43,8 @@ fn adr_number(name: &str) -> Option<&str> {
 }
 
 fn is_kebab(text: &str) -> bool {
-    let plain = |word: &str| {
-        !word.is_empty()
-            && word
-                .bytes()
-                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
-    };
+    let plain =
+        |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
     text.split('-').all(plain)
 }
 
@@ -62,14 +55,7 @@ mod tests {
     #[test]
     fn adr_names() {
         assert_eq!(adr_number("0007-replay-threshold.md"), Some("0007"));
-        for wrong in [
-            "7-x.md",
-            "0007.md",
-            "0007-.md",
-            "0007-Upper.md",
-            "0007_x.md",
-            "0007-x.txt",
-        ] {
+        for wrong in ["7-x.md", "0007.md", "0007-.md", "0007-Upper.md", "0007_x.md", "0007-x.txt"] {
             assert_eq!(adr_number(wrong), None, "{wrong}");
         }
     }

@@ -13,10 +13,7 @@ pub(super) fn check(sources: &[Source], findings: &mut Vec<String>) {
         for (index, line) in source.text.lines().enumerate() {
             if let Some(place) = PLACES.iter().find(|place| names_place(line, place)) {
                 let number = index + 1;
-                findings.push(format!(
-                    "{}:{number}: {place}…: a path of one machine",
-                    source.path
-                ));
+                findings.push(format!("{}:{number}: {place}…: a path of one machine", source.path));
             }
         }
     }

@@ -59,7 +59,10 @@ type TailStream = Pin<Box<dyn Stream<Item = (AgentId, LiveFrame)> + Send>>;
 enum Done {
     Control(Box<Outcome>),
     /// Agents with their tails already running, and how they start.
-    Serve { start: StartRule, agents: EngineResult<Vec<(Position, Tail)>> },
+    Serve {
+        start: StartRule,
+        agents: EngineResult<Vec<(Position, Tail)>>,
+    },
     Relisted(EngineResult<Vec<Position>>),
     Repaired(EngineResult<Vec<Repaired>>),
 }
@@ -361,7 +364,8 @@ impl Connection {
         let Some((served, _)) = self.agents.get_mut(&agent) else { return };
         match live.body.and_then(|body| Utf8Bytes::try_from(body).ok()) {
             Some(body) if !self.outbound.is_full() => {
-                let out = Outgoing { body, delivery_id: Some(live.delivery_id), traceparent: live.traceparent, live: true };
+                let out =
+                    Outgoing { body, delivery_id: Some(live.delivery_id), traceparent: live.traceparent, live: true };
                 if served.session.on_live(live.seq, out) == Arrival::Duplicate {
                     metrics::counter!(metric_names::DUPLICATES_DROPPED).increment(1);
                 }
@@ -407,7 +411,8 @@ impl Connection {
                 if bound.is_broker {
                     self.pacing.get_or_insert_default();
                 }
-                let start = if bound.cursor_granted { StartRule::Gated } else { StartRule::Open(self.start_of(&bound)) };
+                let start =
+                    if bound.cursor_granted { StartRule::Gated } else { StartRule::Open(self.start_of(&bound)) };
                 self.bound = Some(bound);
                 self.serve_located(start);
             }
@@ -467,9 +472,8 @@ impl Connection {
 
     fn name_agents(&mut self, positions: Vec<Position>, start: Start) {
         let engine = self.state.engine.clone();
-        let tails = async move {
-            Done::Serve { start: StartRule::Open(start), agents: tailed(&engine, positions).await }
-        };
+        let tails =
+            async move { Done::Serve { start: StartRule::Open(start), agents: tailed(&engine, positions).await } };
         self.jobs.push(tails.boxed());
     }
 
@@ -522,7 +526,8 @@ impl Connection {
         if let Some((served, _)) = self.agents.get_mut(&agent)
             && served.open(start, &position)
         {
-            let probe = position_probe(&position.agent_name, &agent.to_string(), &format!("position_{}", uuid::Uuid::new_v4()));
+            let probe =
+                position_probe(&position.agent_name, &agent.to_string(), &format!("position_{}", uuid::Uuid::new_v4()));
             self.send(probe);
         }
         self.queue(agent);
@@ -584,11 +589,15 @@ impl Connection {
             }
             let Some((seq, out)) = served.session.take() else { break };
             last = seq;
-            if self.direct && seq > served.sent_before && let Some(id) = &out.delivery_id {
+            if self.direct
+                && seq > served.sent_before
+                && let Some(id) = &out.delivery_id
+            {
                 self.outbound.text(accepted(agent, id).into());
             }
             let span = out.traceparent.as_deref().map(|traceparent| {
-                let span = tracing::info_span!("node.deliver", delivery.seq = seq, delivery.id = out.delivery_id.as_deref());
+                let span =
+                    tracing::info_span!("node.deliver", delivery.seq = seq, delivery.id = out.delivery_id.as_deref());
                 relay_runtime::trace::set_parent(&span, traceparent);
                 span
             });
@@ -603,9 +612,8 @@ impl Connection {
                 self.outbound.text(barrier.into());
             }
         }
-        let left = served.session.has_ready()
-            && !self.outbound.is_full()
-            && self.pacing.as_ref().is_none_or(Pacing::has_room);
+        let left =
+            served.session.has_ready() && !self.outbound.is_full() && self.pacing.as_ref().is_none_or(Pacing::has_room);
         next.store(served.session.next(), std::sync::atomic::Ordering::Relaxed);
         if last > 0 {
             metrics::counter!(metric_names::DELIVERIES_SENT).increment(1);

@@ -47,7 +47,10 @@ pub(super) enum Effect {
     /// The provider is this connection's; its agents are to be served.
     Registered(Bound),
     /// An agent is hosted here, its floor told in the reply or not.
-    Hosted { position: Box<Position>, told: bool },
+    Hosted {
+        position: Box<Position>,
+        told: bool,
+    },
     /// The inventory names these agents as running.
     Listed(Vec<AgentId>),
     /// The agent is no longer hosted here.
@@ -138,7 +141,10 @@ impl Connection {
         let mut data = serde_json::to_value(descriptor).unwrap_or_default();
         if let Some(data) = data.as_object_mut() {
             data.insert("provider".to_owned(), json!({ "name": provider, "instance_id": instance_id }));
-            let accepted = frame.capabilities.iter().map(|c| json!({ "name": c.name, "kind": c.canonical_kind(), "accepted": true }));
+            let accepted = frame
+                .capabilities
+                .iter()
+                .map(|c| json!({ "name": c.name, "kind": c.canonical_kind(), "accepted": true }));
             data.insert("accepted_capabilities".to_owned(), accepted.collect());
         }
         let fence = Fence { scope: self.scope, node_id: self.node_id, provider, epoch };

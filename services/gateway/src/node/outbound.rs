@@ -47,7 +47,8 @@ impl Outbound {
 
     /// Whether deliveries must wait.
     pub(super) fn is_full(&self) -> bool {
-        self.level.bytes.load(Ordering::Relaxed) >= FULL_BYTES || self.level.frames.load(Ordering::Relaxed) >= FULL_FRAMES
+        self.level.bytes.load(Ordering::Relaxed) >= FULL_BYTES
+            || self.level.frames.load(Ordering::Relaxed) >= FULL_FRAMES
     }
 
     /// Whether the writer has ended: the socket is gone or stuck.

@@ -2,7 +2,10 @@
 
 use axum::extract::State;
 use chrono::{DateTime, Utc};
-use relay_domain::{WorkspaceScope, agent::{AgentKind, AgentStatus}};
+use relay_domain::{
+    WorkspaceScope,
+    agent::{AgentKind, AgentStatus},
+};
 use relay_engine::{
     Engine,
     agents::{AgentRow, ChangeAgent, RegisterAgent, reported_status},

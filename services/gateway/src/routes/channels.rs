@@ -24,8 +24,7 @@ pub async fn create(
     Caller(caller): Caller,
     Body(body): Body<wire::CreateChannelBody>,
 ) -> Result<Reply<wire::Channel>, ApiError> {
-    let request =
-        CreateChannel { name: body.name, topic: body.topic, metadata: body.metadata.map(Value::Object) };
+    let request = CreateChannel { name: body.name, topic: body.topic, metadata: body.metadata.map(Value::Object) };
     let row = engine.create_channel(&caller, &request).await?;
     Ok(Reply::created(channel(caller.scope(), row)))
 }

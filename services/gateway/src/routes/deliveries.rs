@@ -40,9 +40,7 @@ pub async fn ack(
     Agent(caller): Agent,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::Delivery>, ApiError> {
-    let settled = engine
-        .report_delivery(&caller, &id, &DeliveryReport::Ack)
-        .await?;
+    let settled = engine.report_delivery(&caller, &id, &DeliveryReport::Ack).await?;
     Ok(Reply::ok(delivery(settled)))
 }
 
@@ -54,13 +52,8 @@ pub async fn fail(
     Path(id): Path<String>,
     Body(body): Body<wire::FailBody>,
 ) -> Result<Reply<wire::Delivery>, ApiError> {
-    let report = DeliveryReport::Fail {
-        error: body.error,
-        retryable: body.retryable,
-    };
-    Ok(Reply::ok(delivery(
-        engine.report_delivery(&caller, &id, &report).await?,
-    )))
+    let report = DeliveryReport::Fail { error: body.error, retryable: body.retryable };
+    Ok(Reply::ok(delivery(engine.report_delivery(&caller, &id, &report).await?)))
 }
 
 /// `POST /v1/deliveries/:id/defer`.
@@ -71,30 +64,17 @@ pub async fn defer(
     Path(id): Path<String>,
     Body(body): Body<wire::DeferBody>,
 ) -> Result<Reply<wire::Delivery>, ApiError> {
-    let report = DeliveryReport::Defer {
-        available_at: body.available_at,
-        reason: body.reason,
-    };
-    Ok(Reply::ok(delivery(
-        engine.report_delivery(&caller, &id, &report).await?,
-    )))
+    let report = DeliveryReport::Defer { available_at: body.available_at, reason: body.reason };
+    Ok(Reply::ok(delivery(engine.report_delivery(&caller, &id, &report).await?)))
 }
 
 fn delivery(delivery: deliveries::Delivery) -> wire::Delivery {
     let reason = delivery.reason().map(str::to_owned);
     let (mode, channel_id) = (delivery.mode(), delivery.channel_id());
     let message_channel = channel_id.clone();
-    let deliveries::Delivery {
-        row,
-        id,
-        state,
-        exception,
-    } = delivery;
+    let deliveries::Delivery { row, id, state, exception } = delivery;
     // Details of an exception count while the state is the exception's.
-    let (failed, dead) = (
-        state == DeliveryState::Failed,
-        state == DeliveryState::DeadLettered,
-    );
+    let (failed, dead) = (state == DeliveryState::Failed, state == DeliveryState::DeadLettered);
     let located = row.node_kind.is_some();
     let node_id = located.then(|| row.node_id.clone());
     wire::Delivery {
@@ -104,11 +84,7 @@ fn delivery(delivery: deliveries::Delivery) -> wire::Delivery {
         agent_id: row.agent_id.to_string(),
         status: state.as_str(),
         seq: row.seq,
-        location_type: if located {
-            "via_node"
-        } else {
-            "self_connected"
-        },
+        location_type: if located { "via_node" } else { "self_connected" },
         location_node_id: node_id.clone(),
         route_node_id: node_id,
         dispatch_attempts: i32::from(row.seq <= row.sent_seq),
@@ -118,29 +94,13 @@ fn delivery(delivery: deliveries::Delivery) -> wire::Delivery {
         reason,
         priority: "normal",
         retryable: if failed || dead { row.retryable } else { None },
-        error: if failed || dead {
-            row.error.clone()
-        } else {
-            None
-        },
-        available_at: if state == DeliveryState::Queued {
-            row.available_at.map(Into::into)
-        } else {
-            None
-        },
+        error: if failed || dead { row.error.clone() } else { None },
+        available_at: if state == DeliveryState::Queued { row.available_at.map(Into::into) } else { None },
         deadline: None,
         expires_at: Some(row.expires_at.into()),
         delivered_at: None,
-        acked_at: if state == DeliveryState::Acked {
-            acked_at(&row, exception).map(Into::into)
-        } else {
-            None
-        },
-        dead_lettered_at: if dead {
-            row.exception_at.map(Into::into)
-        } else {
-            None
-        },
+        acked_at: if state == DeliveryState::Acked { acked_at(&row, exception).map(Into::into) } else { None },
+        dead_lettered_at: if dead { row.exception_at.map(Into::into) } else { None },
         created_at: row.created_at.into(),
         updated_at: row.exception_at.or(row.floor_acked_at).map(Into::into),
         message: message(&row, message_channel),
@@ -150,15 +110,8 @@ fn delivery(delivery: deliveries::Delivery) -> wire::Delivery {
     }
 }
 
-fn acked_at(
-    row: &DeliveryRow,
-    exception: Option<Exception>,
-) -> Option<chrono::DateTime<chrono::Utc>> {
-    if exception == Some(Exception::Acked) {
-        row.exception_at
-    } else {
-        row.floor_acked_at
-    }
+fn acked_at(row: &DeliveryRow, exception: Option<Exception>) -> Option<chrono::DateTime<chrono::Utc>> {
+    if exception == Some(Exception::Acked) { row.exception_at } else { row.floor_acked_at }
 }
 
 fn message(row: &DeliveryRow, channel_id: Option<String>) -> Option<wire::DeliveredMessage> {

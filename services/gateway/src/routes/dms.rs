@@ -28,16 +28,9 @@ pub async fn conversations(
     headers: HeaderMap,
 ) -> Result<Reply<Vec<wire::Conversation>>, ApiError> {
     // The one client that validates these fields as strings.
-    let names_only = headers
-        .get("x-relaycast-origin-client")
-        .is_some_and(|client| client == "@relaycast/python-sdk");
+    let names_only = headers.get("x-relaycast-origin-client").is_some_and(|client| client == "@relaycast/python-sdk");
     let listed = engine.conversations(&caller).await?;
-    Ok(Reply::ok(
-        listed
-            .into_iter()
-            .map(|row| conversation(row, names_only))
-            .collect(),
-    ))
+    Ok(Reply::ok(listed.into_iter().map(|row| conversation(row, names_only)).collect()))
 }
 
 /// `GET /v1/dm/:conversation_id/messages`: newest first.
@@ -48,11 +41,7 @@ pub async fn messages(
     Path(id): Path<String>,
     Query(query): Query<PageQuery>,
 ) -> Result<Reply<Vec<Value>>, ApiError> {
-    Ok(Reply::ok(
-        engine
-            .conversation_messages(&caller, &id, page::messages(&query)?)
-            .await?,
-    ))
+    Ok(Reply::ok(engine.conversation_messages(&caller, &id, page::messages(&query)?).await?))
 }
 
 /// `POST /v1/dm/group`.
@@ -62,11 +51,7 @@ pub async fn create_group(
     ActingAgent(caller): ActingAgent,
     KeyedBody { body, key }: KeyedBody<wire::CreateGroupBody>,
 ) -> Result<Reply<Value>, ApiError> {
-    let request = CreateGroup {
-        participants: body.participants,
-        title: body.name,
-        text: body.text,
-    };
+    let request = CreateGroup { participants: body.participants, title: body.name, text: body.text };
     match engine.create_group(&caller, &request, key.as_ref()).await? {
         CreatedGroup::Made(data) => Ok(Reply::created(data)),
         CreatedGroup::Replayed(replay) => {
@@ -84,14 +69,8 @@ pub async fn add_participant(
     Path(id): Path<String>,
     Body(body): Body<wire::AddParticipantBody>,
 ) -> Result<Reply<wire::AddedParticipant>, ApiError> {
-    let already_member = engine
-        .add_participant(&caller, &id, &body.agent_name)
-        .await?;
-    Ok(Reply::ok(wire::AddedParticipant {
-        conversation_id: id,
-        agent: body.agent_name,
-        already_member,
-    }))
+    let already_member = engine.add_participant(&caller, &id, &body.agent_name).await?;
+    Ok(Reply::ok(wire::AddedParticipant { conversation_id: id, agent: body.agent_name, already_member }))
 }
 
 /// `DELETE /v1/dm/:id/participants/:name`.
@@ -110,13 +89,11 @@ fn conversation(row: ListedConversation, names_only: bool) -> wire::Conversation
         .participant_ids
         .iter()
         .zip(&row.participant_names)
-        .map(|(id, name)| {
-            if names_only {
-                json!(name)
-            } else {
-                json!({ "agent_id": id.to_string(), "agent_name": name })
-            }
-        })
+        .map(
+            |(id, name)| {
+                if names_only { json!(name) } else { json!({ "agent_id": id.to_string(), "agent_name": name }) }
+            },
+        )
         .collect();
     let last_message = row.last_message_id.map(|id| {
         if names_only {
@@ -133,14 +110,9 @@ fn conversation(row: ListedConversation, names_only: bool) -> wire::Conversation
     });
     let own = row.conversation;
     wire::Conversation {
-        channel_id: public_channel_id(&own.conversation_id)
-            .unwrap_or_else(|| own.channel_id.to_string()),
+        channel_id: public_channel_id(&own.conversation_id).unwrap_or_else(|| own.channel_id.to_string()),
         id: own.conversation_id,
-        kind: if own.channel_type == 1 {
-            "1:1"
-        } else {
-            "group"
-        },
+        kind: if own.channel_type == 1 { "1:1" } else { "group" },
         name: own.title,
         participants,
         last_message,

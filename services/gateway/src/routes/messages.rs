@@ -21,11 +21,7 @@ pub async fn of_channel(
     Path(name): Path<String>,
     Query(query): Query<wire::PageQuery>,
 ) -> Result<Reply<Vec<Value>>, ApiError> {
-    Ok(Reply::ok(
-        engine
-            .channel_messages(caller.scope(), &name, page::messages(&query)?)
-            .await?,
-    ))
+    Ok(Reply::ok(engine.channel_messages(caller.scope(), &name, page::messages(&query)?).await?))
 }
 
 /// `GET /v1/messages/:id`.
@@ -47,10 +43,7 @@ pub async fn replies(
     Query(query): Query<wire::PageQuery>,
 ) -> Result<Reply<wire::Thread>, ApiError> {
     let thread = engine.thread(&caller, &id, page::messages(&query)?).await?;
-    Ok(Reply::ok(wire::Thread {
-        parent: thread.parent,
-        replies: thread.replies,
-    }))
+    Ok(Reply::ok(wire::Thread { parent: thread.parent, replies: thread.replies }))
 }
 
 /// `POST /v1/messages/:id/read`. Brokers send it for everything they show, whether it is a message or not.

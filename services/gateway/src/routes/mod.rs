@@ -8,5 +8,5 @@ pub mod health;
 pub mod messages;
 pub mod nodes;
 mod page;
-pub mod workspaces;
 pub mod send;
+pub mod workspaces;

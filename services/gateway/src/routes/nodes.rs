@@ -31,18 +31,13 @@ pub async fn enrol(
         kind: body.kind,
         role: body.role,
         delivery_adapter: body.delivery_adapter,
-        capabilities: body
-            .capabilities
-            .map(|given| given.into_iter().map(capability).collect()),
+        capabilities: body.capabilities.map(|given| given.into_iter().map(capability).collect()),
         max_agents: body.max_agents,
         tags: body.tags,
         version: body.version,
     };
     let enrolled = engine.enrol_node(caller.scope, request).await?;
-    Ok(Reply::created(wire::EnrolledNode {
-        node: descriptor(enrolled.node),
-        token: enrolled.token,
-    }))
+    Ok(Reply::created(wire::EnrolledNode { node: descriptor(enrolled.node), token: enrolled.token }))
 }
 
 /// `GET /v1/nodes`.
@@ -57,9 +52,7 @@ pub async fn list(
         Some("online") => Some(true),
         Some("offline") => Some(false),
         Some(_) => {
-            return Err(ApiError::invalid_request(
-                "status must be online or offline",
-            ));
+            return Err(ApiError::invalid_request("status must be online or offline"));
         }
     };
     let filter = NodeFilter {
@@ -79,9 +72,7 @@ pub async fn get(
     Caller(caller): Caller,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::Node>, ApiError> {
-    Ok(Reply::ok(descriptor(
-        engine.node(caller.scope(), &name).await?,
-    )))
+    Ok(Reply::ok(descriptor(engine.node(caller.scope(), &name).await?)))
 }
 
 /// `GET /v1/nodes/:name/agents`.
@@ -103,14 +94,8 @@ pub async fn bind(
     Path(name): Path<String>,
     Body(body): Body<wire::BindAgentBody>,
 ) -> Result<Reply<wire::Binding>, ApiError> {
-    let request = BindAgent {
-        agent_name: body.agent_name,
-        session_ref: body.session_ref,
-        priority: body.priority,
-    };
-    Ok(Reply::created(binding(
-        engine.bind_agent(caller.scope, &name, &request).await?,
-    )))
+    let request = BindAgent { agent_name: body.agent_name, session_ref: body.session_ref, priority: body.priority };
+    Ok(Reply::created(binding(engine.bind_agent(caller.scope, &name, &request).await?)))
 }
 
 /// `DELETE /v1/nodes/:name/agents/:agent`: the agent falls back to its own node.
@@ -131,9 +116,7 @@ pub async fn forget_provider(
     caller: WorkspaceKey,
     Path((name, provider)): Path<(String, String)>,
 ) -> Result<NoContent, ApiError> {
-    engine
-        .forget_provider(caller.scope, &name, &provider)
-        .await?;
+    engine.forget_provider(caller.scope, &name, &provider).await?;
     Ok(NoContent)
 }
 
@@ -144,29 +127,13 @@ pub async fn mint_direct_token(
     Agent(caller): Agent,
 ) -> Result<Reply<wire::NodeToken>, ApiError> {
     let minted = engine.mint_direct_token(&caller).await?;
-    Ok(Reply::ok(wire::NodeToken {
-        node_id: minted.node_id.to_string(),
-        node_name: minted.name,
-        token: minted.token,
-    }))
+    Ok(Reply::ok(wire::NodeToken { node_id: minted.node_id.to_string(), node_name: minted.name, token: minted.token }))
 }
 
 fn capability(given: wire::CapabilityGiven) -> Capability {
     match given {
-        wire::CapabilityGiven::Name(name) => Capability {
-            name,
-            kind: None,
-            metadata: None,
-        },
-        wire::CapabilityGiven::Object {
-            name,
-            kind,
-            metadata,
-        } => Capability {
-            name,
-            kind,
-            metadata,
-        },
+        wire::CapabilityGiven::Name(name) => Capability { name, kind: None, metadata: None },
+        wire::CapabilityGiven::Object { name, kind, metadata } => Capability { name, kind, metadata },
     }
 }
 

@@ -31,9 +31,7 @@ pub(super) fn messages(query: &PageQuery) -> Result<MessagePage, ApiError> {
 }
 
 fn cursor(given: Option<&str>) -> Result<Option<MessageId>, ApiError> {
-    given
-        .map(|text| text.parse().map_err(|_| invalid()))
-        .transpose()
+    given.map(|text| text.parse().map_err(|_| invalid())).transpose()
 }
 
 fn invalid() -> ApiError {
