@@ -13,8 +13,10 @@ const TICKS_PER_SECOND: f64 = 100.0;
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Stat {
     parent: u32,
-    /// User and system time, its own and that of children it has waited for.
-    ticks: u64,
+    /// User and system time of its own.
+    own: u64,
+    /// And of the children that it has waited for, whose own counters are gone.
+    reaped: u64,
 }
 
 fn parse_stat(stat: &str) -> Option<Stat> {
@@ -22,8 +24,7 @@ fn parse_stat(stat: &str) -> Option<Stat> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
     let parent = u32::try_from(number(1)?).ok()?;
-    let ticks = (11..=14).map(number).sum::<Option<u64>>()?;
-    Some(Stat { parent, ticks })
+    Some(Stat { parent, own: number(11)? + number(12)?, reaped: number(13)? + number(14)? })
 }
 
 /// Busy ticks of the whole machine, from the first line of `/proc/stat`: user, nice, system, irq, softirq.
@@ -67,14 +68,16 @@ impl Sample {
     pub(crate) fn now(roots: &Roots) -> Self {
         let stats = all_stats();
         let trees = roots.iter().map(|(name, pid)| {
-            let ticks = tree(&stats, *pid).iter().filter_map(|pid| stats.get(pid)).map(|stat| stat.ticks).sum();
+            let ticks =
+                tree(&stats, *pid).iter().filter_map(|pid| stats.get(pid)).map(|stat| stat.own + stat.reaped).sum();
             (name.clone(), (*pid, ticks))
         });
+        // A gateway that was killed is a child that the generator has waited for: not its own work.
         let own = fs::read_to_string("/proc/self/stat").ok().and_then(|stat| parse_stat(&stat));
         let machine = fs::read_to_string("/proc/stat").ok().and_then(|stat| parse_machine(&stat));
         Self {
             trees: trees.collect(),
-            generator: own.map_or(0, |stat| stat.ticks),
+            generator: own.map_or(0, |stat| stat.own),
             machine: machine.unwrap_or(0),
             at: Instant::now(),
         }
@@ -170,7 +173,7 @@ mod tests {
     #[test]
     fn stat_survives_a_strange_command_name() {
         let line = "77 (a) b (c) S 12 77 77 0 -1 4194560 100 0 0 0 30 20 7 3 20 0 9 0 555 1 2";
-        assert_eq!(parse_stat(line), Some(Stat { parent: 12, ticks: 60 }));
+        assert_eq!(parse_stat(line), Some(Stat { parent: 12, own: 50, reaped: 10 }));
         assert_eq!(parse_stat("77 (x) S 12"), None);
         assert_eq!(parse_stat(""), None);
     }
@@ -190,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_tree_holds_grandchildren_and_no_strangers() {
-        let of = |parent| Stat { parent, ticks: 0 };
+        let of = |parent| Stat { parent, own: 0, reaped: 0 };
         let stats = HashMap::from([(1, of(0)), (2, of(1)), (3, of(2)), (4, of(9))]);
         let mut found = tree(&stats, 1);
         found.sort_unstable();

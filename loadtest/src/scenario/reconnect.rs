@@ -64,6 +64,8 @@ pub(crate) async fn run(
     for spec in &mut specs {
         spec.acks = Acks::Cumulative;
     }
+    // A collector of its own: the old sockets' end is no problem of the new ones.
+    let collector = Arc::new(Collector::default());
     let roots = target.roots();
     let window = Window::open_for_old(&roots, &collector);
     target.stack().gateway(0).kill9();
