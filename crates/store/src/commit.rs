@@ -195,11 +195,9 @@ async fn write_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option
 
 /// The batch's outbox row comes first: its unique id is what recognises a resubmitted batch.
 async fn insert_outbox(tx: &mut PgConnection, batch: &Batch) -> StoreResult<bool> {
-    let sources: Vec<[String; 2]> = batch
-        .sends
-        .iter()
-        .map(|send| [send.scope.workspace_id().to_string(), send.message.message_id.to_string()])
-        .collect();
+    // Numbers, as the outbox relay reads them: jsonb keeps all 63 bits.
+    let sources: Vec<[i64; 2]> =
+        batch.sends.iter().map(|send| [send.scope.workspace_id().get(), send.message.message_id]).collect();
     let inserted = sqlx::query(
         "INSERT INTO outbox (batch_id, gateway_id, sources, traceparent) VALUES ($1, $2, $3, $4)
          ON CONFLICT (batch_id) DO NOTHING",
