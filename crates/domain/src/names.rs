@@ -42,6 +42,8 @@ pub const MAX_LISTED_CHANNELS: i64 = 5_000;
 /// Members that a channel's member list answers with, at most.
 pub const MAX_LISTED_MEMBERS: i64 = 20_000;
 
+/// Names that begin so are the engine's own on node sockets (ADR 0002).
+pub const RESERVED_PREFIX: &str = ".relay-";
 /// The channel that every workspace has and every agent joins.
 pub const GENERAL: &str = "general";
 
@@ -64,6 +66,8 @@ pub enum TextProblem {
     TooLong(usize),
     /// Control characters in it.
     ControlCharacter,
+    /// Begins with [`RESERVED_PREFIX`].
+    Reserved,
 }
 
 impl fmt::Display for TextProblem {
@@ -72,6 +76,7 @@ impl fmt::Display for TextProblem {
             Self::Empty => f.write_str("must not be empty"),
             Self::TooLong(limit) => write!(f, "must not be longer than {limit} bytes"),
             Self::ControlCharacter => f.write_str("must not contain control characters"),
+            Self::Reserved => write!(f, "must not begin with {RESERVED_PREFIX}"),
         }
     }
 }
@@ -116,9 +121,13 @@ pub fn check_json_length(field: &'static str, encoded_bytes: usize) -> Result<()
 /// An agent's name. Names are case-sensitive.
 ///
 /// # Errors
-/// When it is blank, too long or has control characters.
+/// When it is blank, too long, has control characters or begins with [`RESERVED_PREFIX`].
 pub fn check_agent_name(name: &str) -> Result<(), InvalidText> {
-    check_name("name", name, MAX_AGENT_NAME_BYTES)
+    check_name("name", name, MAX_AGENT_NAME_BYTES)?;
+    if name.starts_with(RESERVED_PREFIX) {
+        return Err(InvalidText { field: "name", problem: TextProblem::Reserved });
+    }
+    Ok(())
 }
 
 /// Whether this may name a channel: `[a-z0-9][a-z0-9-]*`, at most [`MAX_CHANNEL_NAME_BYTES`].

@@ -195,6 +195,11 @@ pub enum EngineError {
 
 impl From<StoreError> for EngineError {
     fn from(error: StoreError) -> Self {
-        if error.is_unavailable() { Self::Unavailable(error) } else { Self::Store(error) }
+        match error {
+            StoreError::Unavailable { .. } => Self::Unavailable(error),
+            // Lost against other transactions: nothing was done, and the next try will most likely win.
+            StoreError::Aborted { .. } => Self::Overloaded,
+            StoreError::Refused { .. } => Self::Store(error),
+        }
     }
 }

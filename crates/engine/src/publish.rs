@@ -22,6 +22,8 @@ const IN_FLIGHT: usize = 64;
 /// A publish slower than this must not stall delivery: gateways are told to look into Postgres. A
 /// cluster that elects a leader pauses for seconds.
 const STALL: Duration = Duration::from_millis(250);
+/// Published batches that may wait to be marked; one that finds no room is published again.
+const MARKS: usize = 4096;
 /// Published batches are marked set-wise this often.
 const MARK_EVERY: Duration = Duration::from_millis(100);
 
@@ -117,7 +119,7 @@ impl Publisher {
 /// Publishes batches in commit order until the engine is gone.
 pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut queue: mpsc::Receiver<Committed>) {
     let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
-    let (published, marks) = mpsc::unbounded_channel();
+    let (published, marks) = mpsc::channel(MARKS);
     tokio::spawn(mark(engine.clone(), marks));
     while let Some(committed) = queue.recv().await {
         let Some(inner) = engine.upgrade() else { return };
@@ -128,7 +130,7 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut queue: mpsc::Receive
         }
         let frames = committed.frames();
         if frames.is_empty() {
-            let _ = published.send(committed.batch);
+            let _ = published.try_send(committed.batch);
             continue;
         }
         let Ok(permit) = Arc::clone(&in_flight).acquire_owned().await else { return };
@@ -137,7 +139,7 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut queue: mpsc::Receive
                 let published = published.clone();
                 tokio::spawn(async move {
                     if wait_stored(&engine, stored, &committed, frames.len()).await {
-                        let _ = published.send(committed.batch);
+                        let _ = published.try_send(committed.batch);
                     }
                     drop(permit);
                 });
@@ -176,7 +178,7 @@ async fn wait_stored(engine: &Engine, stored: Stored, committed: &Committed, fra
 }
 
 /// Marks published batches set-wise. What is not marked is published again, which does no harm.
-async fn mark(engine: std::sync::Weak<Inner>, mut marks: mpsc::UnboundedReceiver<BatchId>) {
+async fn mark(engine: std::sync::Weak<Inner>, mut marks: mpsc::Receiver<BatchId>) {
     let mut batches = Vec::new();
     while let Some(first) = marks.recv().await {
         batches.push(first);

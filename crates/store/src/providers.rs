@@ -146,6 +146,9 @@ impl Store {
     /// Registers a provider's connection, taking over from the holder with `expected_epoch` (none: no
     /// row yet). The node takes the name that the registration gives.
     ///
+    /// A first epoch is the time in milliseconds, so that epochs rise even over a row that was removed
+    /// and made again: a connection from before never passes the fence.
+    ///
     /// # Errors
     /// When Postgres is away.
     pub async fn register_provider(
@@ -187,7 +190,7 @@ impl Store {
             "INSERT INTO providers AS p (workspace_id, node_id, provider, instance_id, epoch, gateway_id,
                     capabilities, cursor_granted, tags, version, max_agents, handlers_live,
                     registered_at, last_heartbeat_at)
-             VALUES ($1, $2, $3, $4, 1, $6, $7, $8, $9, $10, $11, $12, now(), now())
+             VALUES ($1, $2, $3, $4, (extract(epoch FROM clock_timestamp()) * 1000)::bigint, $6, $7, $8, $9, $10, $11, $12, now(), now())
              ON CONFLICT (workspace_id, node_id, provider) DO UPDATE
                 SET instance_id = excluded.instance_id, epoch = p.epoch + 1,
                     gateway_id = excluded.gateway_id, capabilities = excluded.capabilities,
@@ -232,15 +235,26 @@ impl Store {
         let live: Vec<bool> = beats.iter().map(|b| b.handlers_live).collect();
         let capabilities: Vec<Option<&serde_json::Value>> = beats.iter().map(|b| b.capabilities.as_ref()).collect();
         sqlx::query(
-            "UPDATE providers p
-                SET load = b.load, active_agents = b.active, handlers_live = b.live,
-                    capabilities = coalesce(b.capabilities, p.capabilities), last_heartbeat_at = now()
-               FROM (SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[],
-                                          $5::float8[], $6::int[], $7::bool[], $8::jsonb[])
-                         AS b (workspace_id, node_id, provider, epoch, load, active, live, capabilities)
-                      ORDER BY workspace_id, node_id, provider) AS b
-              WHERE p.workspace_id = b.workspace_id AND p.node_id = b.node_id
-                AND p.provider = b.provider AND p.epoch = b.epoch",
+            "WITH beats AS (
+                 SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[],
+                                      $5::float8[], $6::int[], $7::bool[], $8::jsonb[])
+                     AS b (workspace_id, node_id, provider, epoch, load, active, live, capabilities)
+                  ORDER BY workspace_id, node_id, provider
+             ), heard AS (
+                 UPDATE providers p
+                    SET load = b.load, active_agents = b.active, handlers_live = b.live,
+                        capabilities = coalesce(b.capabilities, p.capabilities), last_heartbeat_at = now()
+                   FROM beats b
+                  WHERE p.workspace_id = b.workspace_id AND p.node_id = b.node_id
+                    AND p.provider = b.provider AND p.epoch = b.epoch
+              RETURNING p.workspace_id, p.node_id, p.provider
+             )
+             -- A node that is heard of speaks for its agents, which may never call by themselves.
+             UPDATE agents a SET last_seen_at = now()
+               FROM heard h
+              WHERE a.workspace_id = h.workspace_id AND a.node_id = h.node_id AND a.deleted_at IS NULL
+                AND (a.provider IS NULL OR a.provider = h.provider) AND a.status <> 'offline'
+                AND a.last_seen_at < now() - interval '30 seconds'",
         )
         .bind(workspaces)
         .bind(nodes)

@@ -86,7 +86,7 @@ impl Database {
             .bind(self.now)
             .bind(self.now + TimeDelta::seconds(life))
             .bind(SENDER)
-            .bind(i64::from(seq))
+            .bind(seq)
             .execute(&self.pool)
             .await
             .unwrap();

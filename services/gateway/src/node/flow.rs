@@ -1,0 +1,206 @@
+//! Frames in and out of the sessions: live copies, repairs, acks, and whose turn it is to send.
+
+use axum::extract::ws::Utf8Bytes;
+use futures::FutureExt as _;
+use relay_domain::{AgentId, MessageId, metric_names, session::Arrival};
+use relay_engine::{
+    EngineResult,
+    mailbox::{CursorMove, LiveFrame, Repaired, Want},
+};
+use relay_wire::frame;
+use serde_json::json;
+
+use super::{
+    connection::{Connection, Done},
+    pacing::{BARRIER_AGENT, Pacing},
+    served::Outgoing,
+};
+
+/// Mailboxes repaired by one read.
+const REPAIRED_AT_ONCE: usize = 100;
+/// Frames that one agent sends before the next has its turn.
+const TURN: usize = 16;
+
+impl Connection {
+    pub(super) fn on_live(&mut self, agent: AgentId, live: LiveFrame) {
+        let Some(bound) = &self.bound else { return };
+        let Some((served, _)) = self.agents.get_mut(&agent) else { return };
+        let fence = &bound.fence;
+        let here = live.location.split_once('/').is_some_and(|(node, provider)| {
+            node == fence.node_id.as_str() && (provider.is_empty() || provider == fence.provider.as_str())
+        });
+        if !here {
+            // The agent was elsewhere when this was committed. Nothing is sent on the strength of a hint:
+            // the binding is read again.
+            served.session.suspend();
+            self.state.engine.hints().mailbox_changed(fence.scope, agent);
+            self.relist();
+        }
+        let Some((served, _)) = self.agents.get_mut(&agent) else { return };
+        match live.body.and_then(|body| Utf8Bytes::try_from(body).ok()) {
+            Some(body) if !self.outbound.is_full() => {
+                let out =
+                    Outgoing { body, delivery_id: Some(live.delivery_id), traceparent: live.traceparent, live: true };
+                if served.session.on_live(live.seq, out) == Arrival::Duplicate {
+                    metrics::counter!(metric_names::DUPLICATES_DROPPED).increment(1);
+                }
+            }
+            // Too large for the log, or no room for it: read from the store in its turn.
+            _ => served.session.on_head(live.seq),
+        }
+        self.queue(agent);
+    }
+
+    pub(super) fn on_ack(&mut self, name: &str, up_to: i64) {
+        if name == BARRIER_AGENT {
+            if let Some(pacing) = &mut self.pacing {
+                pacing.confirmed();
+            }
+            return;
+        }
+        // An agent renamed while connected is still known by the single agent of its own node.
+        let only = || if self.direct { self.agents.keys().next().copied() } else { None };
+        let Some(agent) = self.names.get(name).copied().or_else(only) else { return };
+        let Some((served, _)) = self.agents.get_mut(&agent) else { return };
+        if served.probe_answered(up_to) {
+            self.queue(agent);
+        }
+        let Some((served, _)) = self.agents.get_mut(&agent) else { return };
+        let Some(ack) = served.session.on_ack(up_to) else { return };
+        if ack.clamped {
+            metrics::counter!(metric_names::ACKS_CLAMPED).increment(1);
+        }
+        if let Some(took) = served.timed_until(ack.floor) {
+            metrics::histogram!(metric_names::ACK_LATENCY_SECONDS).record(took.as_secs_f64());
+        }
+        self.cursor_moved(agent, 0, ack.floor);
+    }
+
+    pub(super) fn cursor_moved(&self, agent: AgentId, sent_seq: i64, acked_seq: i64) {
+        let Some(bound) = &self.bound else { return };
+        self.state.engine.cursor_moved(CursorMove {
+            scope: bound.fence.scope,
+            agent_id: agent,
+            node_id: bound.fence.node_id.clone(),
+            provider: bound.fence.provider.clone(),
+            sent_seq,
+            acked_seq,
+        });
+    }
+
+    pub(super) fn queue(&mut self, agent: AgentId) {
+        if let Some((served, _)) = self.agents.get_mut(&agent)
+            && !served.queued
+        {
+            served.queued = true;
+            self.queued.push_back(agent);
+        }
+    }
+
+    /// Sends what may leave, a turn per agent, and asks for what is missing.
+    pub(super) fn pump(&mut self) {
+        let mut wants = Vec::new();
+        let mut turns = self.queued.len();
+        while turns > 0 {
+            turns -= 1;
+            let Some(agent) = self.queued.pop_front() else { break };
+            let left = self.turn(agent);
+            let now = self.now_ms();
+            let Some((served, _)) = self.agents.get_mut(&agent) else { continue };
+            served.queued = false;
+            if !self.repair_busy
+                && wants.len() < REPAIRED_AT_ONCE
+                && let Some(from) = served.session.wants_repair(now)
+            {
+                let agent_name = served.name.clone();
+                wants.push(Want { agent_id: agent, agent_name, from, settled_below: served.floor });
+            } else if left || served.session.is_behind() {
+                self.queue(agent);
+                // Another turn at once only for those that could go on.
+                turns += usize::from(left && !self.outbound.is_full());
+            }
+        }
+        if !wants.is_empty() {
+            self.repair_busy = true;
+            let (engine, scope) = (self.state.engine.clone(), self.node.scope);
+            self.jobs.push(async move { Done::Repaired(engine.read_missing(scope, &wants).await) }.boxed());
+        }
+    }
+
+    /// One agent's turn. Returns whether it could send more at once.
+    pub(super) fn turn(&mut self, agent: AgentId) -> bool {
+        let Some((served, next)) = self.agents.get_mut(&agent) else { return false };
+        let mut last = 0;
+        for _ in 0..TURN {
+            if self.outbound.is_full() || self.pacing.as_ref().is_some_and(|pacing| !pacing.has_room()) {
+                break;
+            }
+            let Some((seq, out)) = served.session.take() else { break };
+            last = seq;
+            if self.direct
+                && seq > served.sent_before
+                && let Some(id) = &out.delivery_id
+            {
+                self.outbound.text(accepted(agent, id).into());
+            }
+            let span = out.traceparent.as_deref().map(|traceparent| {
+                let span =
+                    tracing::info_span!("node.deliver", delivery.seq = seq, delivery.id = out.delivery_id.as_deref());
+                relay_runtime::trace::set_parent(&span, traceparent);
+                span
+            });
+            let entered = span.as_ref().map(tracing::Span::enter);
+            self.outbound.text(out.body);
+            drop(entered);
+            if !out.live {
+                metrics::counter!(metric_names::DELIVERIES_REPLAYED).increment(1);
+            }
+            served.time(seq);
+            if let Some(barrier) = self.pacing.as_mut().and_then(Pacing::sent) {
+                self.outbound.text(barrier.into());
+            }
+        }
+        let left =
+            served.session.has_ready() && !self.outbound.is_full() && self.pacing.as_ref().is_none_or(Pacing::has_room);
+        next.store(served.session.next(), std::sync::atomic::Ordering::Relaxed);
+        if last > 0 {
+            metrics::counter!(metric_names::DELIVERIES_SENT).increment(1);
+            self.cursor_moved(agent, last, 0);
+        }
+        left
+    }
+
+    pub(super) fn on_repaired(&mut self, repaired: EngineResult<Vec<Repaired>>) {
+        self.repair_busy = false;
+        match repaired {
+            Ok(repaired) => {
+                for one in repaired {
+                    let Some((served, _)) = self.agents.get_mut(&one.agent_id) else { continue };
+                    let frames = one.frames.into_iter().filter_map(|frame| {
+                        let body = Utf8Bytes::try_from(frame.body).ok()?;
+                        let delivery_id = frame.delivery_id.map(|id| id.to_string());
+                        Some((frame.seq, Outgoing { body, delivery_id, traceparent: None, live: false }))
+                    });
+                    served.session.on_rows(frames);
+                    self.queue(one.agent_id);
+                }
+            }
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "a repair waits for storage");
+                for (served, _) in self.agents.values_mut() {
+                    served.session.on_repair_failed();
+                }
+            }
+        }
+        let behind: Vec<_> =
+            self.agents.iter().filter(|(_, (served, _))| served.session.is_behind()).map(|(agent, _)| *agent).collect();
+        behind.into_iter().for_each(|agent| self.queue(agent));
+    }
+}
+
+/// `delivery.accepted`, written right before the first `deliver` of a row to a direct node.
+fn accepted(agent: AgentId, delivery_id: &str) -> String {
+    let message = delivery_id.split('_').nth(1).and_then(|id| id.parse::<MessageId>().ok());
+    let data = json!({ "delivery_id": delivery_id, "message_id": message });
+    frame::context_update("agent", "delivery.accepted", &[agent.to_string()], &data)
+}
