@@ -8,14 +8,18 @@ use relay_domain::{
     token::TokenKind,
 };
 pub use relay_store::AgentRow;
-use relay_store::{AgentChange, NewAgent, Registration};
+use relay_store::{AgentChange, NewAgent, Registration, Respawn, SpawnKey};
 use serde_json::{Value, json};
 
 use crate::{
     Engine, EngineError, EngineResult,
     auth::{AgentCaller, Credential},
     deliveries::Delivery,
+    idempotency::ClientKey,
 };
+
+/// Begins the idempotency key with which a broker registers an agent that it is about to run.
+pub const SPAWN_KEY_PREFIX: &str = "relay-spawn:";
 
 /// Unsettled deliveries that an agent's record shows at most.
 pub const MAX_PENDING: i64 = 100;
@@ -48,6 +52,8 @@ pub struct RegisteredAgent {
     pub token: String,
     /// When it was registered.
     pub created_at: DateTime<Utc>,
+    /// Whether the same key was answered with this agent before.
+    pub replayed: bool,
 }
 
 /// What to change of an agent. `None` leaves a field as it is.
@@ -111,8 +117,46 @@ impl Engine {
                 if let Some(channel_id) = channel {
                     self.inner.hints.members_changed(scope, channel_id);
                 }
-                Ok(RegisteredAgent { agent_id, token: token.text, created_at: at })
+                Ok(RegisteredAgent { agent_id, token: token.text, created_at: at, replayed: false })
             }
+        }
+    }
+
+    /// Registers an agent for the broker that is about to run it, under a key with [`SPAWN_KEY_PREFIX`]. A
+    /// broker that was restarted does this for a name it used before, and gives the spawn up on a refusal:
+    /// where nobody else runs the agent, it gets the same agent with a new token, mailbox and memberships
+    /// as they are. A key answered before gets the same agent again, whoever runs it.
+    ///
+    /// # Errors
+    /// When a field is out of bounds, the agent runs elsewhere, or the key was used with another body.
+    pub async fn register_spawned_agent(
+        &self,
+        scope: WorkspaceScope,
+        request: &RegisterAgent,
+        key: &ClientKey,
+    ) -> EngineResult<RegisteredAgent> {
+        let spawn = SpawnKey { hash: key.hash("-", "agent.spawn", &request.name), fingerprint: key.fingerprint() };
+        match self.register_agent(scope, request).await {
+            Err(EngineError::AgentAlreadyExists(_)) => {}
+            Err(other) => return Err(other),
+            Ok(registered) => {
+                // Not in the registration's transaction: without this row a replay still finds an agent
+                // that nobody runs.
+                self.store().remember_spawn(scope, &spawn, registered.agent_id, registered.created_at).await?;
+                return Ok(registered);
+            }
+        }
+        let token = self.fresh_token(TokenKind::Agent)?;
+        match self.store().respawn_agent(scope, &request.name, &spawn, token.hash, self.now()).await? {
+            Respawn::Adopted { agent_id, created_at, replaced_token, replayed } => {
+                if let Some(old) = replaced_token {
+                    self.revoke_token(old);
+                }
+                self.inner.seen.forget(scope, agent_id);
+                Ok(RegisteredAgent { agent_id, token: token.text, created_at, replayed })
+            }
+            Respawn::KeyReused => Err(EngineError::IdempotencyKeyReused),
+            Respawn::Hosted | Respawn::Gone => Err(EngineError::AgentAlreadyExists(request.name.clone())),
         }
     }
 

@@ -8,7 +8,7 @@ use relay_domain::{
 };
 use relay_engine::{
     Engine,
-    agents::{AgentRow, ChangeAgent, RegisterAgent, reported_status},
+    agents::{AgentRow, ChangeAgent, RegisterAgent, SPAWN_KEY_PREFIX, reported_status},
     deliveries::Delivery,
 };
 use relay_wire::agent as wire;
@@ -18,7 +18,7 @@ use crate::{
     caller::{Agent, Caller, WorkspaceKey},
     envelope::{NoContent, Reply, acknowledged},
     error::ApiError,
-    extract::{Body, Path, Query},
+    extract::{Body, KeyedBody, Path, Query},
 };
 
 /// `POST /v1/agents`.
@@ -26,7 +26,7 @@ use crate::{
 pub async fn register(
     State(engine): State<Engine>,
     caller: WorkspaceKey,
-    Body(body): Body<wire::RegisterAgentBody>,
+    KeyedBody { body, key }: KeyedBody<wire::RegisterAgentBody>,
 ) -> Result<Reply<wire::RegisteredAgent>, ApiError> {
     let request = RegisterAgent {
         name: body.name,
@@ -41,7 +41,10 @@ pub async fn register(
         skills: skills(body.skills),
         joins_general: body.auto_join_general.unwrap_or(true),
     };
-    let registered = engine.register_agent(caller.scope, &request).await?;
+    let registered = match key.filter(|key| key.text().starts_with(SPAWN_KEY_PREFIX)) {
+        Some(key) => engine.register_spawned_agent(caller.scope, &request, &key).await?,
+        None => engine.register_agent(caller.scope, &request).await?,
+    };
     Ok(Reply::created(wire::RegisteredAgent {
         id: registered.agent_id,
         workspace_id: caller.scope.workspace_id(),
@@ -51,7 +54,8 @@ pub async fn register(
         status: AgentStatus::Active.presence(),
         capabilities: request.capabilities,
         created_at: registered.created_at.into(),
-    }))
+    })
+    .replayed(registered.replayed))
 }
 
 /// `GET /v1/agents`.
