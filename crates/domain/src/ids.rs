@@ -2,7 +2,7 @@
 //!
 //! Snowflake ids are 63-bit integers inside and decimal strings in JSON (never JSON numbers).
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
@@ -100,13 +100,13 @@ macro_rules! text_id {
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(transparent)]
-        pub struct $name(String);
+        pub struct $name(Arc<str>);
 
         impl $name {
             /// Wraps a text.
             #[must_use]
             pub fn new(text: impl Into<String>) -> Self {
-                Self(text.into())
+                Self(Arc::from(text.into()))
             }
 
             /// The text.
@@ -141,7 +141,7 @@ impl NodeId {
     /// The implicit node of an agent that connects by itself.
     #[must_use]
     pub fn direct(agent: AgentId) -> Self {
-        Self(format!("node_direct_{agent}"))
+        Self(format!("node_direct_{agent}").into())
     }
 }
 
@@ -149,7 +149,7 @@ impl ProviderName {
     /// What a socket that names no provider is called.
     #[must_use]
     pub fn default_provider() -> Self {
-        Self("default".to_owned())
+        Self("default".into())
     }
 }
 

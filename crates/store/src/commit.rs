@@ -1,8 +1,8 @@
 //! One batch of sends in one transaction: messages, deliveries, heads, idempotency keys and the
 //! outbox row commit together (invariant 3), or not at all.
 //!
-//! Statement order, and so lock order: outbox row, facts (no locks), idempotency keys sorted, heads
-//! sorted. Cursors are only read.
+//! Statement order, and so lock order: outbox row with the facts (no locks), idempotency keys sorted,
+//! heads sorted. Cursors are only read.
 
 use std::collections::HashMap;
 
@@ -178,10 +178,7 @@ impl Store {
 
 /// Writes everything but the COMMIT. `None`: this batch was committed before.
 async fn write_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option<Vec<SendOutcome>>> {
-    if !insert_outbox(tx, batch).await? {
-        return Ok(None);
-    }
-    let facts = read_facts(tx, &batch.sends).await?;
+    let Some(facts) = open_batch(tx, batch).await? else { return Ok(None) };
     let mut outcomes: Vec<Option<SendOutcome>> =
         batch.sends.iter().map(|send| (!facts.hold_for(send)).then_some(SendOutcome::Moved)).collect();
     settle_keys(tx, &batch.sends, &mut outcomes).await?;
@@ -193,26 +190,13 @@ async fn write_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option
     Ok(Some(outcomes.into_iter().map(|outcome| outcome.unwrap_or(SendOutcome::Moved)).collect()))
 }
 
-/// The batch's outbox row comes first: its unique id is what recognises a resubmitted batch.
-async fn insert_outbox(tx: &mut PgConnection, batch: &Batch) -> StoreResult<bool> {
+/// Writes the batch's outbox row, whose unique id is what recognises a resubmitted batch, and reads what
+/// the batch relies on. `None`: this batch was committed before.
+async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option<Facts>> {
+    let sends = &batch.sends;
     // Numbers, as the outbox relay reads them: jsonb keeps all 63 bits.
     let sources: Vec<[i64; 2]> =
-        batch.sends.iter().map(|send| [send.scope.workspace_id().get(), send.message.message_id]).collect();
-    let inserted = sqlx::query(
-        "INSERT INTO outbox (batch_id, gateway_id, sources, traceparent) VALUES ($1, $2, $3, $4)
-         ON CONFLICT (batch_id) DO NOTHING",
-    )
-    .bind(batch.id.get())
-    .bind(batch.gateway_id.get())
-    .bind(sqlx::types::Json(sources))
-    .bind(&batch.traceparent)
-    .execute(tx)
-    .await
-    .map_err(StoreError::from_sqlx("writing the outbox row"))?;
-    Ok(inserted.rows_affected() == 1)
-}
-
-async fn read_facts(tx: &mut PgConnection, sends: &[NewSend]) -> StoreResult<Facts> {
+        sends.iter().map(|send| [send.scope.workspace_id().get(), send.message.message_id]).collect();
     let mut agents: Vec<(i64, i64)> = Vec::new();
     let mut channels: Vec<(i64, i64)> = Vec::new();
     for send in sends {
@@ -230,8 +214,16 @@ async fn read_facts(tx: &mut PgConnection, sends: &[NewSend]) -> StoreResult<Fac
     let (agent_workspaces, agent_ids): (Vec<i64>, Vec<i64>) = agents.into_iter().unzip();
     let (channel_workspaces, channel_ids): (Vec<i64>, Vec<i64>) = channels.into_iter().unzip();
     let rows = sqlx::query(
-        "SELECT 'agent' AS kind, a.workspace_id, a.agent_id AS id, a.token_generation AS version,
-                a.node_id, a.provider, 0 AS ttl, 0 AS depth
+        "WITH opened AS (
+             INSERT INTO outbox (batch_id, gateway_id, sources, traceparent) VALUES ($6, $7, $8, $9)
+             ON CONFLICT (batch_id) DO NOTHING RETURNING batch_id
+         )
+         SELECT 'batch' AS kind, 0::bigint AS workspace_id, batch_id AS id, 0::bigint AS version,
+                NULL AS node_id, NULL AS provider, 0 AS ttl, 0 AS depth
+           FROM opened
+         UNION ALL
+         SELECT 'agent', a.workspace_id, a.agent_id, a.token_generation,
+                a.node_id, a.provider, 0, 0
            FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
            JOIN agents a USING (workspace_id, agent_id)
           WHERE a.deleted_at IS NULL
@@ -251,9 +243,16 @@ async fn read_facts(tx: &mut PgConnection, sends: &[NewSend]) -> StoreResult<Fac
     .bind(channel_workspaces)
     .bind(channel_ids)
     .bind(workspaces)
+    .bind(batch.id.get())
+    .bind(batch.gateway_id.get())
+    .bind(sqlx::types::Json(sources))
+    .bind(&batch.traceparent)
     .fetch_all(tx)
     .await
-    .map_err(StoreError::from_sqlx("reading what the batch relies on"))?;
+    .map_err(StoreError::from_sqlx("opening a batch"))?;
+    if !rows.iter().any(|row| row.get::<&str, _>("kind") == "batch") {
+        return Ok(None);
+    }
     let mut facts = Facts { agents: HashMap::new(), channels: HashMap::new(), workspaces: HashMap::new() };
     for row in rows {
         let workspace = WorkspaceId::new(row.get("workspace_id"));
@@ -272,12 +271,13 @@ async fn read_facts(tx: &mut PgConnection, sends: &[NewSend]) -> StoreResult<Fac
             "channel" => {
                 facts.channels.insert((workspace, ChannelId::new(id)), row.get("version"));
             }
-            _ => {
+            "workspace" => {
                 facts.workspaces.insert(workspace, (row.get("ttl"), row.get("depth")));
             }
+            _ => {}
         }
     }
-    Ok(facts)
+    Ok(Some(facts))
 }
 
 /// Claims the idempotency keys of the open requests; those used before get their outcome.

@@ -31,6 +31,9 @@ impl Store {
             ("lock_timeout", "2s"),
             ("idle_in_transaction_session_timeout", "10s"),
             ("timezone", "UTC"),
+            // Statements are few and prepared; planning each anew over daily partitions would cost more
+            // than running it. Partitions are pruned when it runs.
+            ("plan_cache_mode", "force_generic_plan"),
         ]);
         let pool = PgPoolOptions::new()
             .max_connections(connections)

@@ -78,6 +78,8 @@ pub(super) struct Connection {
     pub(super) waiting: VecDeque<Request>,
     pub(super) control_busy: bool,
     pub(super) repair_busy: bool,
+    /// Agents whose broker has been asked for their position.
+    pub(super) probing: usize,
     /// Agents that may have something to send or to ask for.
     pub(super) queued: VecDeque<AgentId>,
     pub(super) pacing: Option<Pacing>,
@@ -111,6 +113,7 @@ pub(super) async fn serve(socket: WebSocket, state: AppState, node: NodeCaller, 
         waiting: VecDeque::new(),
         control_busy: false,
         repair_busy: false,
+        probing: 0,
         queued: VecDeque::new(),
         pacing: None,
         started: now,
@@ -150,11 +153,11 @@ impl Connection {
     }
 
     /// How long the task may sleep if nothing happens.
-    pub(super) fn pause(&self) -> Duration {
-        let behind = !self.repair_busy && self.agents.values().any(|(served, _)| served.session.is_behind());
-        if behind && !self.outbound.is_full() || self.rate.1 >= RATE {
+    fn pause(&self) -> Duration {
+        let retry = !self.queued.is_empty() && !self.outbound.is_full();
+        if retry || self.rate.1 >= RATE {
             Duration::from_millis(10)
-        } else if !self.provers.is_empty() || self.agents.values().any(|(served, _)| served.is_probing()) {
+        } else if !self.provers.is_empty() || self.probing > 0 {
             Duration::from_millis(100)
         } else {
             Duration::from_secs(5)
@@ -189,9 +192,11 @@ impl Connection {
     pub(super) fn on_socket_error(&mut self, error: &axum::Error) {
         use tokio_tungstenite::tungstenite::error::{CapacityError, Error};
         let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<Error>());
-        if let Some(Error::Capacity(CapacityError::MessageTooLong { .. })) = cause {
-            self.closing = Some((1009, "frame too large"));
-        }
+        self.closing = match cause {
+            Some(Error::Capacity(CapacityError::MessageTooLong { .. })) => Some((1009, "frame too large")),
+            Some(Error::Utf8(_)) => Some((1007, "text is not UTF-8")),
+            _ => return,
+        };
     }
 
     pub(super) fn on_text(&mut self, text: &str) {
@@ -310,13 +315,8 @@ impl Connection {
     }
 
     pub(super) fn on_tick(&mut self) {
-        let late: Vec<_> =
-            self.agents.iter().filter(|(_, (served, _))| served.probe_is_late()).map(|(agent, _)| *agent).collect();
-        for agent in late {
-            if let Some((served, _)) = self.agents.get_mut(&agent) {
-                served.probe_answered(0);
-            }
-            self.queue(agent);
+        if self.probing > 0 {
+            self.give_up_late_probes();
         }
         let (waiting, silent): (Vec<_>, Vec<_>) =
             self.provers.drain(..).partition(|(since, _)| since.elapsed() < PROOF_WAIT);

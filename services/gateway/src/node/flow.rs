@@ -2,13 +2,11 @@
 
 use axum::extract::ws::Utf8Bytes;
 use futures::FutureExt as _;
-use relay_domain::{AgentId, MessageId, metric_names, session::Arrival};
+use relay_domain::{AgentId, metric_names, session::Arrival};
 use relay_engine::{
     EngineResult,
     mailbox::{CursorMove, LiveFrame, Repaired, Want},
 };
-use relay_wire::frame;
-use serde_json::json;
 
 use super::{
     connection::{Connection, Done},
@@ -63,6 +61,7 @@ impl Connection {
         let Some(agent) = self.names.get(name).copied().or_else(only) else { return };
         let Some((served, _)) = self.agents.get_mut(&agent) else { return };
         if served.probe_answered(up_to) {
+            self.probing = self.probing.saturating_sub(1);
             self.queue(agent);
         }
         let Some((served, _)) = self.agents.get_mut(&agent) else { return };
@@ -114,7 +113,8 @@ impl Connection {
             {
                 let agent_name = served.name.clone();
                 wants.push(Want { agent_id: agent, agent_name, from, settled_below: served.floor });
-            } else if left || served.session.is_behind() {
+            } else if left || served.session.has_ready() || served.session.is_behind() && !self.repair_busy {
+                // One whose repair is under way comes back with it.
                 self.queue(agent);
                 // Another turn at once only for those that could go on.
                 turns += usize::from(left && !self.outbound.is_full());
@@ -130,13 +130,14 @@ impl Connection {
     /// One agent's turn. Returns whether it could send more at once.
     pub(super) fn turn(&mut self, agent: AgentId) -> bool {
         let Some((served, next)) = self.agents.get_mut(&agent) else { return false };
-        let mut last = 0;
+        let (mut last, mut sent) = (0, 0);
         for _ in 0..TURN {
             if self.outbound.is_full() || self.pacing.as_ref().is_some_and(|pacing| !pacing.has_room()) {
                 break;
             }
             let Some((seq, out)) = served.session.take() else { break };
             last = seq;
+            sent += 1;
             if self.direct
                 && seq > served.sent_before
                 && let Some(id) = &out.delivery_id
@@ -164,7 +165,7 @@ impl Connection {
             served.session.has_ready() && !self.outbound.is_full() && self.pacing.as_ref().is_none_or(Pacing::has_room);
         next.store(served.session.next(), std::sync::atomic::Ordering::Relaxed);
         if last > 0 {
-            metrics::counter!(metric_names::DELIVERIES_SENT).increment(1);
+            metrics::counter!(metric_names::DELIVERIES_SENT).increment(sent);
             self.cursor_moved(agent, last, 0);
         }
         left
@@ -198,9 +199,11 @@ impl Connection {
     }
 }
 
-/// `delivery.accepted`, written right before the first `deliver` of a row to a direct node.
+/// `delivery.accepted`, written right before the first `deliver` of a row to a direct node. Ids need no
+/// escaping.
 fn accepted(agent: AgentId, delivery_id: &str) -> String {
-    let message = delivery_id.split('_').nth(1).and_then(|id| id.parse::<MessageId>().ok());
-    let data = json!({ "delivery_id": delivery_id, "message_id": message });
-    frame::context_update("agent", "delivery.accepted", &[agent.to_string()], &data)
+    let message_id = delivery_id.split('_').nth(1).unwrap_or_default();
+    format!(
+        r#"{{"v":1,"type":"context.update","topic":"agent","event":"delivery.accepted","agent_ids":["{agent}"],"data":{{"delivery_id":"{delivery_id}","message_id":"{message_id}"}}}}"#
+    )
 }

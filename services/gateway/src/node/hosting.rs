@@ -152,6 +152,7 @@ impl Connection {
         if let Some((served, _)) = self.agents.get_mut(&agent)
             && served.open(start, &position)
         {
+            self.probing += 1;
             let probe =
                 position_probe(&position.agent_name, &agent.to_string(), &format!("position_{}", uuid::Uuid::new_v4()));
             self.send(probe);
@@ -159,8 +160,22 @@ impl Connection {
         self.queue(agent);
     }
 
+    /// A broker that does not tell a position in time has none.
+    pub(super) fn give_up_late_probes(&mut self) {
+        let late: Vec<_> =
+            self.agents.iter().filter(|(_, (served, _))| served.probe_is_late()).map(|(agent, _)| *agent).collect();
+        for agent in late {
+            if let Some((served, _)) = self.agents.get_mut(&agent) {
+                served.probe_answered(0);
+                self.probing = self.probing.saturating_sub(1);
+            }
+            self.queue(agent);
+        }
+    }
+
     pub(super) fn drop_agent(&mut self, agent: AgentId) {
         if let Some((served, _)) = self.agents.remove(&agent) {
+            self.probing -= usize::from(served.is_probing());
             self.names.remove(&served.name);
             self.state.registry.unserve(&self.handle, self.node.scope, agent);
         }
