@@ -8,7 +8,7 @@ use relay_store::leases::{HeldProvider, Renewal};
 use crate::{Engine, EngineResult};
 
 /// A gateway that has not renewed for this long is taken for dead.
-const LEASE: Duration = Duration::from_secs(3);
+pub const LEASE: Duration = Duration::from_secs(3);
 
 impl Engine {
     /// The gateway that this process is, from [`Engine::become_gateway`] on.

@@ -133,13 +133,15 @@ impl Connection {
             self.pump();
             let pause = self.pause();
             tokio::select! {
+                // What says that an agent has moved goes before what would still be sent to it.
+                biased;
+                Some(event) = events.recv() => self.on_event(event),
+                Some(done) = self.jobs.next(), if !self.jobs.is_empty() => self.on_done(done),
                 frame = inbound.next(), if self.takes_input() => match frame {
                     Some(Ok(message)) => self.on_message(message),
                     Some(Err(error)) => { self.on_socket_error(&error); return }
                     None => return,
                 },
-                Some(event) = events.recv() => self.on_event(event),
-                Some(done) = self.jobs.next(), if !self.jobs.is_empty() => self.on_done(done),
                 Some((agent, live)) = self.tails.next(), if !self.tails.is_empty() => self.on_live(agent, live),
                 () = self.outbound.drained() => {}
                 () = tokio::time::sleep(pause) => self.on_tick(),
@@ -149,12 +151,17 @@ impl Connection {
 
     /// Whether the socket is read: not while requests pile up or frames come in too fast.
     pub(super) fn takes_input(&self) -> bool {
-        self.waiting.len() < CONTROL_QUEUE && (self.rate.1 < RATE || self.rate.0.elapsed() >= RATE_WINDOW)
+        self.waiting.len() < CONTROL_QUEUE
+            && !self.outbound.is_crowded()
+            && (self.rate.1 < RATE || self.rate.0.elapsed() >= RATE_WINDOW)
     }
 
     /// How long the task may sleep if nothing happens.
     fn pause(&self) -> Duration {
         let retry = !self.queued.is_empty() && !self.outbound.is_full();
+        if retry && !self.state.registry.is_trusted() {
+            return Duration::from_millis(200);
+        }
         if retry || self.rate.1 >= RATE {
             Duration::from_millis(10)
         } else if !self.provers.is_empty() || self.probing > 0 {

@@ -129,6 +129,9 @@ impl Connection {
 
     /// One agent's turn. Returns whether it could send more at once.
     pub(super) fn turn(&mut self, agent: AgentId) -> bool {
+        if !self.state.registry.is_trusted() {
+            return false;
+        }
         let Some((served, next)) = self.agents.get_mut(&agent) else { return false };
         let (mut last, mut sent) = (0, 0);
         for _ in 0..TURN {

@@ -20,6 +20,9 @@ const FULL_FRAMES: usize = 512;
 const SLOTS: usize = 2048;
 /// A socket that takes nothing for this long is closed.
 const STUCK: Duration = Duration::from_secs(30);
+/// Above this many unwritten frames the socket is not read: its peer asks faster than it takes answers.
+/// Deliveries stop well below it, so a peer that only receives is always heard.
+const CROWDED_FRAMES: usize = 1024;
 /// How long the peer has to take the close frame.
 const CLOSE_WAIT: Duration = Duration::from_secs(2);
 
@@ -49,6 +52,11 @@ impl Outbound {
     pub(super) fn is_full(&self) -> bool {
         self.level.bytes.load(Ordering::Relaxed) >= FULL_BYTES
             || self.level.frames.load(Ordering::Relaxed) >= FULL_FRAMES
+    }
+
+    /// Whether requests must wait, lest their answers find no slot.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.level.frames.load(Ordering::Relaxed) >= CROWDED_FRAMES
     }
 
     /// Whether the writer has ended: the socket is gone or stuck.

@@ -7,12 +7,13 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicI64, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope, takeover::Proof};
 use relay_engine::{
     Engine,
+    gateway::LEASE,
     hints::Hint,
     mailbox::{Fence, HeldProvider, Position},
 };
@@ -92,10 +93,19 @@ struct Maps {
 }
 
 /// The connections of this gateway. Cheap to clone.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Registry {
     maps: Arc<Mutex<Maps>>,
     ids: Arc<AtomicU64>,
+    started: Instant,
+    /// Until when this gateway holds its lease for certain, in milliseconds after `started`.
+    trusted_until_ms: Arc<AtomicU64>,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self { maps: Arc::default(), ids: Arc::default(), started: Instant::now(), trusted_until_ms: Arc::default() }
+    }
 }
 
 impl Registry {
@@ -188,12 +198,33 @@ impl Registry {
         }
     }
 
+    /// Whether deliveries may be written. Without a lease, or for a moment after waking from a pause, the
+    /// rest of the engine may have moved agents elsewhere: nothing unverified is sent.
+    pub(super) fn is_trusted(&self) -> bool {
+        self.elapsed_ms() < self.trusted_until_ms.load(Ordering::Relaxed)
+    }
+
+    fn elapsed_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
     async fn keep_lease(&self, engine: &Engine, gateway: GatewayId) {
         let mut first = true;
         loop {
+            // The lease counts from before it was asked for.
+            let asked = self.elapsed_ms();
             match engine.renew_lease(gateway).await {
-                Ok(Some(held)) if !first => self.close_lost(&held),
-                Ok(_) => first = false,
+                Ok(held) => {
+                    let broken = !std::mem::take(&mut first) && (held.is_some() || !self.is_trusted());
+                    if let (true, Some(held)) = (broken, held) {
+                        self.close_lost(&held);
+                    }
+                    if broken {
+                        self.look_at_all(engine).await;
+                    }
+                    let lease = u64::try_from(LEASE.as_millis()).unwrap_or(0);
+                    self.trusted_until_ms.store(asked + lease, Ordering::Relaxed);
+                }
                 Err(error) => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "the gateway's lease was not renewed");
                 }
@@ -225,15 +256,19 @@ impl Registry {
         let mut link = engine.link();
         loop {
             let up = link.borrow_and_update().up;
-            let keys: Vec<_> = self.maps().agents.keys().copied().collect();
-            for slice in keys.chunks(SLICE) {
-                self.look_at(engine, slice).await;
-            }
+            self.look_at_all(engine).await;
             let pause = if up { SILENCE_EVERY } else { SILENCE_EVERY_WITHOUT_NATS };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 _ = link.changed() => {}
             }
+        }
+    }
+
+    async fn look_at_all(&self, engine: &Engine) {
+        let keys: Vec<_> = self.maps().agents.keys().copied().collect();
+        for slice in keys.chunks(SLICE) {
+            self.look_at(engine, slice).await;
         }
     }
 

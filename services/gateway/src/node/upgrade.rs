@@ -2,7 +2,7 @@
 
 use axum::{
     extract::{
-        Query, State,
+        State,
         ws::{WebSocketUpgrade, rejection::WebSocketUpgradeRejection},
     },
     http::{HeaderMap, StatusCode, header::AUTHORIZATION},
@@ -13,7 +13,7 @@ use relay_engine::{EngineError, auth::Credential};
 use serde::Deserialize;
 
 use super::connection;
-use crate::{error::ApiError, state::AppState};
+use crate::{error::ApiError, extract::Query, state::AppState};
 
 /// Frames above this are not taken: the connection closes with 1009.
 pub(super) const FRAME_LIMIT: usize = 1024 * 1024;
