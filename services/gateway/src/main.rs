@@ -34,6 +34,11 @@ async fn main() -> anyhow::Result<()> {
     tokio::spawn(state.clone().watch_storage());
     let registry = state.registry.clone();
     let gateway_id = state.gateway_id;
+    // The lease comes before the first socket: who holds none counts as dead.
+    while let Err(error) = engine.renew_lease(gateway_id).await {
+        tracing::warn!(error = &error as &dyn std::error::Error, "waiting for a lease");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
     // Its loops, the lease above all, go on while the sockets drain.
     let drained = CancellationToken::new();
     let loops = tokio::spawn(registry.clone().run(engine.clone(), gateway_id, drained.clone()));
