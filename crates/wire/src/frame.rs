@@ -3,8 +3,12 @@
 //! Decoding is lenient (unknown keys are ignored) and never loses the request's `id` when it can be
 //! read, because brokers wait for an answer with that id.
 
+use relay_domain::names::spells_nul;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+
+/// Characters that a refusal tells at most.
+const MAX_MESSAGE_CHARS: usize = 300;
 
 /// A frame from a node.
 #[derive(Debug, Clone, PartialEq)]
@@ -213,10 +217,11 @@ struct Head {
 /// Decodes one text frame.
 ///
 /// # Errors
-/// [`Refusal`] for text that is no JSON object, has no `v` of 1 or no known `type`, or lacks a field.
+/// [`Refusal`] for text that is no JSON object, has no `v` of 1 or no known `type`, lacks a field, or
+/// spells the character U+0000, which cannot be stored.
 /// A refused frame has no effect and the connection goes on.
 pub fn decode(text: &str) -> Result<Decoded, Refusal> {
-    let refused = |id: Option<String>, message: &str| Refusal { id, message: message.to_owned() };
+    let refused = |id: Option<String>, message: &str| Refusal { id, message: shortened(message) };
     if !text.trim_start().starts_with('{') {
         return Err(refused(None, "a frame is one JSON object"));
     }
@@ -232,6 +237,9 @@ pub fn decode(text: &str) -> Result<Decoded, Refusal> {
     if head.v.as_ref().and_then(Value::as_u64) != Some(1) {
         return Err(refused(id, "v must be 1"));
     }
+    if spells_nul(text.as_bytes()) {
+        return Err(refused(id, "the character U+0000 cannot be stored"));
+    }
     let frame = match kind {
         "node.register" => body(text).map(|frame| Inbound::Register(Box::new(frame))),
         "node.heartbeat" => body(text).map(|frame| Inbound::Heartbeat(Box::new(frame))),
@@ -245,8 +253,14 @@ pub fn decode(text: &str) -> Result<Decoded, Refusal> {
     };
     match frame {
         Ok(frame) => Ok(Decoded { id, frame }),
-        Err(message) => Err(Refusal { id, message }),
+        Err(message) => Err(refused(id, &message)),
     }
+}
+
+/// Parser errors quote what they met, which may be as long as the frame.
+fn shortened(message: &str) -> String {
+    let end = message.char_indices().nth(MAX_MESSAGE_CHARS).map(|(at, _)| at);
+    end.map_or_else(|| message.to_owned(), |end| format!("{}…", &message[..end]))
 }
 
 fn body<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, String> {
