@@ -1,1 +1,3 @@
-//! relay-acceptance.
+//! What the acceptance tests share beside the testkit.
+
+pub mod raw;
