@@ -1,0 +1,41 @@
+// @relaycast/sdk 6.0.2: a live client whose gateway is killed with kill -9 gets the rest through the other one.
+// Given: RELAY_FRONT (leads to the gateway that will be killed, later to the other), RELAY_OTHER (the other one).
+
+import { RelayCast } from '@relaycast/sdk';
+import { ask, check, finish, live, same, until } from './harness.mjs';
+
+const { RELAY_FRONT, RELAY_OTHER } = process.env;
+
+const { apiKey } = await RelayCast.createWorkspace(`sdk-js-failover-${Date.now()}`, { baseUrl: RELAY_OTHER });
+const there = new RelayCast({ apiKey, baseUrl: RELAY_OTHER });
+const lead = there.as((await there.agents.register({ name: 'lead' })).token);
+const { id, token } = await there.agents.register({ name: 'ada' });
+const ada = new RelayCast({ apiKey, baseUrl: RELAY_FRONT }).as(token);
+await lead.channels.create({ name: 'work' });
+await ada.channels.join('work');
+
+const seen = await live(ada);
+const got = seen.events;
+
+const sent = [];
+const post = async (text) => {
+  sent.push(text);
+  await lead.send('work', text);
+};
+const received = (claim) => until(claim, () => got.length >= sent.length, () => got.map((event) => event[1]));
+const floor = async () => (await there.nodes.listAgents(`direct-${id}`))[0]?.deliveryAckSeq;
+
+for (let n = 1; n <= 3; n += 1) await post(`before ${n}`);
+await received('what is posted before arrives live');
+await until('and is acked', async () => (await floor()) === 3);
+
+await ask('kill -9 the gateway');
+for (let n = 1; n <= 10; n += 1) await post(`meanwhile ${n}`);
+await received('what was posted meanwhile arrives through the other gateway');
+check('over a new connection', seen.opened >= 2, seen.opened);
+for (let n = 1; n <= 3; n += 1) await post(`after ${n}`);
+await received('what is posted after that arrives live');
+same('everything in order, once', got.map((event) => event[1]), sent);
+await until('all of it is acked', async () => (await floor()) === sent.length);
+same('requests work through the other gateway', (await ada.me()).name, 'ada');
+finish();

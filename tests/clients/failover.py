@@ -1,0 +1,58 @@
+"""relaycast-sdk 1.0.0: a live client whose gateway is killed with kill -9 gets the rest through the other one.
+
+Given: RELAY_FRONT (leads to the gateway that will be killed, later to the other), RELAY_OTHER (the other one),
+RELAY_KEY (a workspace's key).
+"""
+
+import asyncio
+import os
+
+from relay_sdk import AsyncRelay
+
+from harness import Receiver, ask, check, same, until
+
+FRONT, OTHER, KEY = (os.environ[name] for name in ("RELAY_FRONT", "RELAY_OTHER", "RELAY_KEY"))
+
+
+async def main():
+    there = AsyncRelay(KEY, base_url=OTHER)
+    lead = there.as_agent((await there.agents.register("lead")).token)
+    registered = await there.agents.register("ada")
+    ada = AsyncRelay(KEY, base_url=FRONT).as_agent(registered.token)
+    await lead.channels.create("work")
+    await ada.channels.join("work")
+    receiver = Receiver(registered.token, FRONT)
+    await until("the socket opens", lambda: receiver.opened == 1)
+
+    sent = []
+
+    async def post(text):
+        sent.append(text)
+        await lead.send("work", text)
+
+    async def received(claim):
+        await until(claim, lambda: len(receiver.got) >= len(sent), receiver.texts)
+
+    async def all_acked():
+        return await ada.deliveries() == []
+
+    for n in range(3):
+        await post(f"before {n}")
+    await received("what is posted before arrives live")
+    await until("and is acked", all_acked)
+
+    await ask("kill -9 the gateway")
+    for n in range(10):
+        await post(f"meanwhile {n}")
+    await received("what was posted meanwhile arrives through the other gateway")
+    check("over a new connection", receiver.opened >= 2, receiver.opened)
+    for n in range(3):
+        await post(f"after {n}")
+    await received("what is posted after that arrives live")
+    same("everything in order, once", receiver.texts(), sent)
+    await until("all of it is acked", all_acked)
+    await receiver.close()
+    print("all checks hold")
+
+
+asyncio.run(main())

@@ -1,0 +1,74 @@
+//! The address that a client is given: it leads to whichever gateway lives.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result};
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{AbortHandle, JoinSet};
+
+/// A forwarder on a loopback port, as a load balancer with health checks would be: connections go to one gateway
+/// until it refuses them, then to the next. A connection ends when its gateway ends it.
+#[derive(Debug)]
+pub struct Front {
+    url: String,
+    current: Arc<AtomicUsize>,
+    accepting: AbortHandle,
+}
+
+impl Front {
+    /// Forwards to the gateways of these URLs, the first one first.
+    pub async fn start(gateways: &[&str]) -> Result<Self> {
+        let address = |url: &&str| url.strip_prefix("http://").map(str::to_owned).context("a gateway's URL");
+        let upstreams = gateways.iter().map(address).collect::<Result<Vec<_>>>()?;
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let current = Arc::new(AtomicUsize::new(0));
+        let accepting = tokio::spawn(accept(listener, upstreams, Arc::clone(&current))).abort_handle();
+        Ok(Self { url, current, accepting })
+    }
+
+    /// `http://host:port`.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Which gateway serves new connections.
+    pub fn current(&self) -> usize {
+        self.current.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, upstreams: Vec<String>, current: Arc<AtomicUsize>) {
+    // Dropped with this task, which ends every connection.
+    let mut connections = JoinSet::new();
+    while let Ok((mut client, _)) = listener.accept().await {
+        while connections.try_join_next().is_some() {}
+        let (upstreams, current) = (upstreams.clone(), Arc::clone(&current));
+        connections.spawn(async move {
+            if let Some(mut server) = connect(&upstreams, &current).await {
+                // Either side going away ends it; clients are expected to cope.
+                let _ = copy_bidirectional(&mut client, &mut server).await;
+            }
+        });
+    }
+}
+
+async fn connect(upstreams: &[String], current: &AtomicUsize) -> Option<TcpStream> {
+    let first = current.load(Ordering::SeqCst);
+    for turn in 0..upstreams.len() {
+        let index = (first + turn) % upstreams.len();
+        if let Ok(server) = TcpStream::connect(&upstreams[index]).await {
+            current.store(index, Ordering::SeqCst);
+            return Some(server);
+        }
+    }
+    None
+}

@@ -1,0 +1,88 @@
+//! Installs the pinned clients below the build folder, once; later runs find them there.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use relay_testkit::binaries;
+use tokio::process::Command;
+
+/// What was installed, in the words of its pins: written last.
+const MARKER: &str = "installed.txt";
+
+/// The folder with the scripts and, beside them, the npm packages of `package-lock.json`.
+pub async fn npm_packages() -> Result<PathBuf> {
+    let pins = fs::read_to_string(sources().join("package-lock.json"))?;
+    let dir = install("npm", &pins, async |dir| {
+        for file in ["package.json", "package-lock.json"] {
+            fs::copy(sources().join(file), dir.join(file))?;
+        }
+        let mut npm = Command::new("npm");
+        npm.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]).current_dir(dir);
+        run(npm, "npm").await
+    })
+    .await?;
+    // Node looks for packages beside the script, so the scripts go there.
+    for entry in fs::read_dir(sources())? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "mjs") {
+            let name = path.file_name().context("a script's name")?;
+            let fresh = dir.join(format!(".{}-{}", std::process::id(), name.display()));
+            fs::copy(&path, &fresh)?;
+            // Other tests may be reading it now.
+            fs::rename(&fresh, dir.join(name))?;
+        }
+    }
+    Ok(dir)
+}
+
+/// The folder with the Python packages of `requirements.txt`, for `PYTHONPATH`.
+pub async fn python_packages() -> Result<PathBuf> {
+    let requirements = sources().join("requirements.txt");
+    let version = Command::new("python3").arg("--version").output().await.context("run python3")?;
+    let pins = format!("{}{}", String::from_utf8_lossy(&version.stdout), fs::read_to_string(&requirements)?);
+    install("python", &pins, async |dir| {
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--upgrade", "--target"]);
+        pip.arg(dir).arg("--requirement").arg(&requirements);
+        run(pip, "pip").await
+    })
+    .await
+}
+
+/// The scripts and pins of this package.
+pub(super) fn sources() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/clients"))
+}
+
+async fn install(name: &str, pins: &str, fill: impl AsyncFnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    let parent = binaries::directory()?.join("clients");
+    fs::create_dir_all(&parent)?;
+    // Tests are processes of their own: the first one installs, the others wait for it.
+    let lock = File::create(parent.join(format!("{name}.lock")))?;
+    let lock = tokio::task::spawn_blocking(move || lock.lock().map(|()| lock)).await??;
+    let dir = parent.join(name);
+    if fs::read_to_string(dir.join(MARKER)).is_ok_and(|installed| installed == pins) {
+        return Ok(dir);
+    }
+    if dir.exists() {
+        fs::remove_dir_all(&dir)?;
+    }
+    fs::create_dir_all(&dir)?;
+    fill(&dir).await.with_context(|| format!("install the {name} clients"))?;
+    fs::write(dir.join(MARKER), pins)?;
+    drop(lock);
+    Ok(dir)
+}
+
+async fn run(mut command: Command, what: &str) -> Result<()> {
+    let output = command.output().await.with_context(|| format!("run {what}: is it installed?"))?;
+    ensure!(
+        output.status.success(),
+        "{what} could not install the published clients ({}); these tests need the public package registry:\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
+}

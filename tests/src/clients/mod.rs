@@ -1,0 +1,11 @@
+//! Real, unmodified clients: installed from the public registries, run against a real engine.
+
+mod broker;
+mod front;
+mod install;
+mod script;
+
+pub use broker::{AgentScript, Broker, Position};
+pub use front::Front;
+pub use install::{npm_packages, python_packages};
+pub use script::{Request, Script};

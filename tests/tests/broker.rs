@@ -1,0 +1,161 @@
+//! `agent-relay-broker` 12.4.1 from npm, unmodified: agents in terminals, their broker restarted, its gateway killed.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use relay_acceptance::clients::{AgentScript, Broker, Front, Position};
+use relay_testkit::client::{Api, Reply};
+use relay_testkit::stack::Stack;
+use relay_testkit::{shared, wait};
+use reqwest::Method;
+use serde_json::json;
+
+const NODE: &str = "box";
+const AGENT: &str = "w1";
+/// The broker acks a message once it has seen it echoed and the terminal settled: up to 11 s.
+const HEARD_WITHIN: Duration = Duration::from_secs(45);
+
+/// A workspace with someone who posts, through the gateway that lives on.
+struct Lead {
+    workspace: Api,
+    api: Api,
+}
+
+impl Lead {
+    async fn new(gateway: &str) -> Result<Self> {
+        let workspace = Api::create_workspace(gateway, "broker").await?;
+        let lead = workspace.register_agent("lead").await?;
+        Ok(Self { api: workspace.as_agent(&lead), workspace })
+    }
+
+    async fn posts(&self, text: &str) -> Result<()> {
+        println!("lead posts {text}");
+        self.api.post_message("general", text).await?.success().map(|_| ())
+    }
+
+    /// `delivery_ack_seq` as the node's page shows it.
+    async fn floor(&self) -> Result<i64> {
+        let agents = self.workspace.get(&format!("/v1/nodes/{NODE}/agents")).await?.success()?;
+        let agents = agents.as_array().context("a list of agents")?;
+        let agent = agents.iter().find(|agent| agent["agent_name"] == AGENT).context("the agent is not on the node")?;
+        agent["delivery_ack_seq"].as_i64().context("a number")
+    }
+
+    async fn agent_id(&self) -> Result<String> {
+        let agent = self.workspace.get(&format!("/v1/agents/{AGENT}")).await?.success()?;
+        Ok(agent["id"].as_str().context("an id")?.to_owned())
+    }
+
+    /// Waits until the agent's command was given `text`, and the engine knows all up to `floor` as acked.
+    async fn waits_for(&self, broker: &Broker, script: &AgentScript, text: &str, floor: i64) -> Result<()> {
+        let what = format!("{text} in the terminal, acked up to {floor}");
+        let heard = wait::until_ok(&what, HEARD_WITHIN, || async {
+            ensure!(script.heard().contains(text), "the command was given {:?}", script.heard());
+            let known = self.floor().await?;
+            ensure!(known == floor, "delivery_ack_seq is {known}, the broker is at {:?}", broker.position(AGENT).await);
+            Ok::<_, anyhow::Error>(())
+        });
+        heard.await.inspect_err(|_| println!("the broker's log ends:\n{}", broker.log_tail(60)))?;
+        println!("{text} was heard; acked up to {floor}");
+        Ok(())
+    }
+}
+
+/// The texts of these names as the command was given them, in order.
+fn texts(heard: &str) -> Vec<&str> {
+    heard.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with("text-"))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_hosts_an_agent_through_restarts_of_itself_and_of_its_gateway() -> Result<()> {
+    let stack = Stack::builder().gateways(2).start().await?;
+    through_restarts(&stack).await.inspect_err(|_| println!("{}", stack.logs(40)))
+}
+
+async fn through_restarts(stack: &Stack) -> Result<()> {
+    let (victim, other) = (stack.gateway(0), stack.gateway(1));
+    let front = Front::start(&[victim.url(), other.url()]).await?;
+    let lead = Lead::new(other.url()).await?;
+    let dir = stack.state_dir().join("broker");
+    let script = AgentScript::write(stack.state_dir(), AGENT)?;
+    let start = || Broker::start(front.url(), lead.workspace.token(), NODE, &dir);
+
+    let broker = start().await?;
+    broker.spawn(AGENT, &script).await?;
+    let agent_id = lead.agent_id().await?;
+    lead.posts("text-1").await?;
+    lead.posts("text-2").await?;
+    lead.waits_for(&broker, &script, "text-2", 2).await?;
+    let screen = broker.screen(AGENT).await?.replace('\n', "");
+    assert!(screen.contains("text-1") && screen.contains("lead"), "the terminal shows {screen}");
+
+    println!("the broker is restarted, and with it the agent");
+    broker.terminate().await?;
+    lead.posts("text-3").await?;
+    let broker = start().await?;
+    broker.spawn(AGENT, &script).await?;
+    assert_eq!(lead.agent_id().await?, agent_id, "the same agent came back");
+    lead.posts("text-4").await?;
+    lead.waits_for(&broker, &script, "text-4", 4).await?;
+
+    println!("the broker's gateway is killed");
+    assert_eq!(front.current(), 0);
+    victim.kill9();
+    lead.posts("text-5").await?;
+    lead.posts("text-6").await?;
+    lead.waits_for(&broker, &script, "text-6", 6).await?;
+    assert_eq!(front.current(), 1);
+
+    println!("the broker is killed");
+    broker.kill9();
+    lead.posts("text-7").await?;
+    let broker = start().await?;
+    broker.spawn(AGENT, &script).await?;
+    assert_eq!(lead.agent_id().await?, agent_id, "the same agent came back");
+    lead.waits_for(&broker, &script, "text-7", 7).await?;
+    assert_eq!(broker.position(AGENT).await?, Some(Position { acked: 7, received: 7 }));
+    assert!(broker.is_running());
+
+    let heard = script.heard();
+    let expected: Vec<String> = (1..=7).map(|n| format!("text-{n}")).collect();
+    assert_eq!(texts(&heard), expected, "each once and in order, over three broker processes:\n{heard}");
+    Ok(())
+}
+
+async fn spawn_again(workspace: &Api, key: &str, cli: &str) -> Result<Reply> {
+    let body = json!({ "name": AGENT, "type": "agent", "auto_join_general": false, "metadata": { "cli": cli } });
+    workspace.call(Method::POST, "/v1/agents", Some(body), &[("idempotency-key", key)]).await
+}
+
+#[tokio::test]
+async fn a_spawn_gets_the_agent_back_unless_somebody_runs_it() -> Result<()> {
+    let engine = shared().await;
+    let workspace = Api::create_workspace(engine.any_gateway(), "respawn").await?;
+    let agent = workspace.register_agent(AGENT).await?;
+    let taken = |reply: Reply| reply.refused(409, "agent_already_exists");
+
+    taken(spawn_again(&workspace, "some-other-key", "sh").await?)?;
+    let answer = spawn_again(&workspace, "relay-spawn:1", "sh").await?;
+    assert_eq!(answer.status, 201);
+    assert!(answer.headers.get("idempotency-replayed").is_none());
+    let spawned = answer.success()?;
+    assert_eq!(spawned["id"], agent.id.as_str());
+    let token = spawned["token"].as_str().context("a token")?;
+    assert_ne!(token, agent.token);
+    workspace.with_token(&agent.token).get("/v1/agent").await?.refused(401, "agent_token_invalid")?;
+
+    let socket = workspace.with_token(token).direct_socket().await?;
+    taken(spawn_again(&workspace, "relay-spawn:2", "sh").await?)?;
+    taken(workspace.post("/v1/agents", json!({ "name": AGENT })).await?)?;
+    let again = spawn_again(&workspace.at(engine.any_gateway()), "relay-spawn:1", "sh").await?;
+    assert_eq!(again.headers.get("idempotency-replayed").map(|value| value.as_bytes()), Some(&b"true"[..]));
+    assert_eq!(again.success()?["id"], agent.id.as_str(), "the same key is answered the same way");
+    spawn_again(&workspace, "relay-spawn:1", "bash").await?.refused(409, "idempotency_key_reused")?;
+
+    drop(socket);
+    wait::until_ok("the agent to be let go", Duration::from_secs(20), || async {
+        spawn_again(&workspace, "relay-spawn:3", "sh").await?.success()
+    })
+    .await?;
+    Ok(())
+}

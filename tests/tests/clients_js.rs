@@ -1,0 +1,58 @@
+//! `@relaycast/sdk` 6.0.2 from npm, unmodified, against two gateways.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::Result;
+use relay_acceptance::clients::{Front, Script};
+use relay_testkit::proxy::{Direction, TcpProxy, Verdict};
+use relay_testkit::shared;
+use relay_testkit::stack::Stack;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_javascript_sdk_works() -> Result<()> {
+    let engine = shared().await;
+    let (a, b) = (&engine.gateways[0], &engine.gateways[1]);
+    let flaky = TcpProxy::start(a.trim_start_matches("http://"))?;
+    let script = Script::node("main.mjs").await?.env("RELAY_A", a).env("RELAY_B", b);
+    let script = script.env("RELAY_FLAKY", format!("http://{}", flaky.address()));
+    let lost = Arc::new(AtomicUsize::new(0));
+    script
+        .run(async |request| {
+            assert_eq!(request.0, "lose the next 201");
+            lose_the_next_created(&flaky, Arc::clone(&lost));
+            Ok(())
+        })
+        .await?;
+    assert_eq!(lost.load(Ordering::SeqCst), 2, "each time an answer was lost, and its request repeated");
+    Ok(())
+}
+
+/// Resets a connection instead of passing on that something was created.
+fn lose_the_next_created(proxy: &TcpProxy, lost: Arc<AtomicUsize>) {
+    let mut armed = true;
+    proxy.set_filter(Direction::ToClient, move |bytes| {
+        if armed && bytes.starts_with(b"HTTP/1.1 201") {
+            armed = false;
+            lost.fetch_add(1, Ordering::SeqCst);
+            return Verdict::DropThenReset;
+        }
+        Verdict::Forward
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_javascript_sdk_survives_its_gateway() -> Result<()> {
+    let stack = Stack::builder().gateways(2).start().await?;
+    let (victim, other) = (stack.gateway(0), stack.gateway(1));
+    let front = Front::start(&[victim.url(), other.url()]).await?;
+    let script = Script::node("failover.mjs").await?.env("RELAY_FRONT", front.url()).env("RELAY_OTHER", other.url());
+    script
+        .run(async |request| {
+            assert_eq!(request.0, "kill -9 the gateway");
+            victim.kill9();
+            Ok(())
+        })
+        .await
+        .inspect_err(|_| println!("{}", stack.logs(30)))
+}

@@ -1,0 +1,34 @@
+//! `relaycast-sdk` 1.0.0 from PyPI, unmodified, against two gateways.
+
+use anyhow::Result;
+use relay_acceptance::clients::{Front, Script};
+use relay_testkit::client::Api;
+use relay_testkit::shared;
+use relay_testkit::stack::Stack;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_python_sdk_works() -> Result<()> {
+    let engine = shared().await;
+    let (a, b) = (&engine.gateways[0], &engine.gateways[1]);
+    let workspace = Api::create_workspace(a, "sdk-python").await?;
+    let script = Script::python("main.py").await?.env("RELAY_A", a).env("RELAY_B", b);
+    script.env("RELAY_KEY", workspace.token()).run(async |request| panic!("{request:?} was not expected")).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_python_sdk_survives_its_gateway() -> Result<()> {
+    let stack = Stack::builder().gateways(2).start().await?;
+    let (victim, other) = (stack.gateway(0), stack.gateway(1));
+    let front = Front::start(&[victim.url(), other.url()]).await?;
+    let workspace = Api::create_workspace(other.url(), "sdk-python").await?;
+    let script = Script::python("failover.py").await?.env("RELAY_FRONT", front.url()).env("RELAY_OTHER", other.url());
+    script
+        .env("RELAY_KEY", workspace.token())
+        .run(async |request| {
+            assert_eq!(request.0, "kill -9 the gateway");
+            victim.kill9();
+            Ok(())
+        })
+        .await
+        .inspect_err(|_| println!("{}", stack.logs(30)))
+}
