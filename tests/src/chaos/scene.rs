@@ -1,0 +1,172 @@
+//! A private engine with a workspace, and what most tests wait for.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Result, ensure};
+use relay_testkit::{
+    client::{Agent, Api, Reply},
+    stack::{Stack, StackBuilder},
+    wait,
+};
+use serde_json::json;
+
+use super::{
+    database::Database,
+    ledger::Ledger,
+    node::Node,
+    sender::{Outcome, Sent},
+};
+
+/// An engine of one's own, to be broken.
+#[derive(Debug)]
+pub struct Scene {
+    /// The engine.
+    pub stack: Stack,
+    /// Its database, reached without a proxy.
+    pub database: Database,
+    /// A client with the workspace key, at the first gateway.
+    pub workspace: Api,
+    /// What the nodes have seen.
+    pub ledger: Arc<Ledger>,
+}
+
+impl Scene {
+    /// Two gateways and a worker.
+    pub async fn start() -> Result<Self> {
+        Self::with(Stack::builder()).await
+    }
+
+    /// As configured.
+    pub async fn with(builder: StackBuilder) -> Result<Self> {
+        let stack = builder.start().await?;
+        let database = Database::connect(stack.database_url())?;
+        let workspace = Api::create_workspace(stack.gateway(0).url(), "chaos").await?;
+        Ok(Self { stack, database, workspace, ledger: Arc::default() })
+    }
+
+    /// The gateways' URLs, starting with this one.
+    pub fn from(&self, first: usize) -> Vec<&str> {
+        let mut urls: Vec<&str> = self.stack.gateways().iter().map(|gateway| gateway.url()).collect();
+        let count = urls.len();
+        urls.rotate_left(first % count);
+        urls
+    }
+
+    /// The agent's REST client at a gateway.
+    pub fn speaker(&self, agent: &Agent, gateway: usize) -> Api {
+        self.workspace.as_agent(agent).at(self.from(gateway)[0])
+    }
+
+    /// A broker node with agents on it, at home at this gateway.
+    pub async fn broker(&self, name: &str, agents: &[&str], gateway: usize) -> Result<(Node, Vec<Agent>)> {
+        let agents: Vec<String> = agents.iter().map(|agent| (*agent).to_owned()).collect();
+        Node::broker(&self.workspace, name, &agents, &self.from(gateway), &self.ledger).await
+    }
+
+    /// An agent with a node of its own, at home at this gateway.
+    pub async fn direct(&self, name: &str, gateway: usize) -> Result<(Node, Agent)> {
+        let agent = self.workspace.register_agent(name).await?;
+        Ok((Node::direct(&self.workspace, &agent, &self.from(gateway), &self.ledger).await?, agent))
+    }
+
+    /// Sends a message that must be accepted.
+    pub async fn dm(&self, from: &Agent, gateway: usize, to: &str, text: &str) -> Result<Reply> {
+        let reply = self.speaker(from, gateway).dm(to, text).await?;
+        ensure!(reply.is_success(), "answered {}: {}", reply.status, reply.body);
+        Ok(reply)
+    }
+
+    /// Sets one of the workspace's limits for deliveries, which no route sets.
+    pub async fn limit(&self, statement: &'static str) -> Result<()> {
+        ensure!(self.database.execute(statement).await? == 1, "{statement} met no row");
+        Ok(())
+    }
+
+    /// Waits until the agent has everything up to this seq.
+    pub async fn reaches(&self, agent: &str, seq: u64, within: Duration) {
+        let what = format!("{agent} to have seq {seq}");
+        if wait::until_ok(&what, within, || async {
+            let has = self.ledger.position(agent);
+            if has >= seq { Ok(()) } else { Err(format!("it has {has}")) }
+        })
+        .await
+        .is_err()
+        {
+            let stand = self.database.stand(agent).await;
+            panic!(
+                "{agent} has {} of {seq} after {within:?}; mailbox: {stand:?}; nodes down: {:?}; violations: {:?}\n{}",
+                self.ledger.position(agent),
+                self.ledger.nodes_down(),
+                self.ledger.violations(),
+                self.stack.logs(20)
+            );
+        }
+    }
+
+    /// Waits until the agent's mailbox is acknowledged up to this seq.
+    pub async fn acked(&self, agent: &str, seq: u64, within: Duration) {
+        let what = format!("the ack floor of {agent} to be {seq}");
+        let done = wait::until_ok(&what, within, || async {
+            let stand = self.database.stand(agent).await?;
+            ensure!(stand.ack_floor == seq, "{stand:?}");
+            Ok(())
+        });
+        if let Err(error) = done.await {
+            panic!("{error:#}\n{}", self.stack.logs(20));
+        }
+    }
+
+    /// Reads all floors that are readable over REST, for these nodes; nothing below may come back.
+    pub async fn read_floors(&self, api: &Api, nodes: impl Iterator<Item = &str>) -> Result<()> {
+        for node in nodes {
+            let listed = api.get(&format!("/v1/nodes/{node}/agents")).await?.success()?;
+            for row in listed.as_array().into_iter().flatten() {
+                let floor = row["delivery_ack_seq"].as_u64().unwrap_or_default();
+                self.ledger.floor_read(row["agent_name"].as_str().unwrap_or_default(), floor);
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges what senders were told against what is there and what arrived.
+    pub async fn judge(&self, sent: &[Sent]) -> Result<()> {
+        let messages = self.database.messages().await?;
+        let mut wrong = self.ledger.violations();
+        for one in sent {
+            let rows = messages.get(&one.text).map_or(&[][..], Vec::as_slice);
+            match &one.outcome {
+                Outcome::Accepted(id) if rows != [id.clone()] => {
+                    wrong.push(format!("{} was accepted as {id} and is stored as {rows:?}", one.text));
+                }
+                Outcome::Refused(status) if !rows.is_empty() => {
+                    wrong.push(format!("{} was refused with {status} and is stored as {rows:?}", one.text));
+                }
+                Outcome::Unknown if rows.len() > 1 => wrong.push(format!("{} is stored as {rows:?}", one.text)),
+                _ => {}
+            }
+        }
+        let mut got: std::collections::HashMap<String, std::collections::HashMap<String, u32>> =
+            std::collections::HashMap::new();
+        for agent in sent.iter().flat_map(|one| &one.recipients) {
+            got.entry(agent.clone()).or_insert_with(|| {
+                let mut counts = std::collections::HashMap::new();
+                for text in self.ledger.texts(agent) {
+                    *counts.entry(text).or_default() += 1;
+                }
+                counts
+            });
+        }
+        for one in sent {
+            let stored = messages.contains_key(&one.text);
+            for agent in &one.recipients {
+                let times = got.get(agent).and_then(|counts| counts.get(&one.text)).copied().unwrap_or_default();
+                if times != u32::from(stored) {
+                    wrong.push(format!("{agent} got {} {times} times ({:?})", one.text, one.outcome));
+                }
+            }
+        }
+        let first: Vec<_> = wrong.iter().take(20).collect();
+        ensure!(wrong.is_empty(), "{} violations: {}", wrong.len(), json!(first));
+        Ok(())
+    }
+}

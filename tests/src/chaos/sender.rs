@@ -1,0 +1,102 @@
+//! REST senders that know what they were told.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use relay_testkit::client::{Api, Reply};
+use reqwest::Method;
+use serde_json::json;
+
+/// How long a keyed message is tried.
+const TRY_FOR: Duration = Duration::from_secs(90);
+const TRY_AGAIN_AFTER: Duration = Duration::from_millis(100);
+
+/// What a sender knows of a message in the end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// A 2xx, with this message id.
+    Accepted(String),
+    /// Nothing but statuses of 4xx or 5xx.
+    Refused(u16),
+    /// A connection ended without a status.
+    Unknown,
+}
+
+/// A message and what became of it.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    /// Its unique text.
+    pub text: String,
+    /// Who shall get it.
+    pub recipients: Vec<String>,
+    /// What the sender was told.
+    pub outcome: Outcome,
+    /// How often it was tried.
+    pub tries: u32,
+}
+
+/// Where a message goes.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// An agent, by name.
+    Dm(String),
+    /// A channel, by name, with the members that are not the sender.
+    Channel(String, Vec<String>),
+}
+
+impl Target {
+    fn request(&self, text: &str) -> (String, serde_json::Value) {
+        match self {
+            Self::Dm(to) => ("/v1/dm".to_owned(), json!({ "to": to, "text": text, "mode": "wait" })),
+            Self::Channel(name, _) => {
+                (format!("/v1/channels/{name}/messages"), json!({ "text": text, "mode": "wait" }))
+            }
+        }
+    }
+
+    fn recipients(&self) -> Vec<String> {
+        match self {
+            Self::Dm(to) => vec![to.clone()],
+            Self::Channel(_, members) => members.clone(),
+        }
+    }
+}
+
+/// Sends once, without a key: what comes back is final.
+pub async fn send_once(api: &Api, target: &Target, text: &str) -> Result<Sent> {
+    let (path, body) = target.request(text);
+    let outcome = match api.post(&path, body).await {
+        Ok(reply) if reply.is_success() => Outcome::Accepted(id_of(&reply)?),
+        Ok(reply) => Outcome::Refused(reply.status),
+        Err(_) => Outcome::Unknown,
+    };
+    Ok(Sent { text: text.to_owned(), recipients: target.recipients(), outcome, tries: 1 })
+}
+
+/// Sends with an idempotency key, again and again at these gateways after a lost connection or a 5xx.
+pub async fn send_keyed(apis: &[Api], target: &Target, text: &str) -> Result<Sent> {
+    let (path, body) = target.request(text);
+    let key = uuid::Uuid::new_v4().to_string();
+    let started = Instant::now();
+    let mut tries = 0;
+    for api in apis.iter().cycle() {
+        tries += 1;
+        match api.call(Method::POST, &path, Some(body.clone()), &[("Idempotency-Key", &key)]).await {
+            Ok(reply) if reply.is_success() => {
+                let outcome = Outcome::Accepted(id_of(&reply)?);
+                return Ok(Sent { text: text.to_owned(), recipients: target.recipients(), outcome, tries });
+            }
+            Ok(reply) if reply.status < 500 => bail!("{text} was refused with {}: {}", reply.status, reply.body),
+            Ok(reply) if started.elapsed() > TRY_FOR => bail!("{text}: still {} {}", reply.status, reply.body),
+            Err(error) if started.elapsed() > TRY_FOR => bail!("{text}: still no answer: {error:#}"),
+            Ok(_) | Err(_) => {}
+        }
+        tokio::time::sleep(TRY_AGAIN_AFTER).await;
+    }
+    bail!("no gateway to send to")
+}
+
+/// The id of a posted message: flat in both answers.
+pub fn id_of(reply: &Reply) -> Result<String> {
+    reply.data()["id"].as_str().map(str::to_owned).with_context(|| format!("no id in {}", reply.body))
+}

@@ -1,0 +1,260 @@
+//! Servers go away and come back: NATS, Postgres, and a COMMIT cut in flight.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use relay_acceptance::chaos::{
+    node::Node,
+    outage,
+    scene::Scene,
+    sender::{Outcome, Sent, Target, send_keyed, send_once},
+    sized,
+};
+use relay_testkit::{
+    client::Agent,
+    proxy::{Direction, Verdict},
+    stack::Stack,
+    wait,
+};
+
+const SOON: Duration = Duration::from_secs(5);
+const RECOVERED_WITHIN: Duration = Duration::from_secs(20);
+
+/// A sender without a node, one agent at each gateway.
+async fn pair(scene: &Scene) -> Result<(Agent, Both)> {
+    let sam = scene.workspace.register_agent("sam").await?;
+    let (ada, _) = scene.broker("broker-ada", &["ada"], 0).await?;
+    let (bob, _) = scene.direct("bob", 1).await?;
+    Ok((sam, Both(ada, bob)))
+}
+
+/// Keeps two nodes alive.
+struct Both(#[expect(dead_code, reason = "held")] Node, #[expect(dead_code, reason = "held")] Node);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_nats_away_posts_and_delivery_go_on_from_postgres() -> Result<()> {
+    let scene = Scene::start().await?;
+    let (sam, _nodes) = pair(&scene).await?;
+    scene.dm(&sam, 0, "ada", "before").await?;
+    scene.dm(&sam, 1, "bob", "before").await?;
+    scene.reaches("ada", 1, SOON).await;
+    scene.reaches("bob", 1, SOON).await;
+
+    scene.stack.nats().stop().await?;
+    let until = Instant::now() + outage();
+    let (mut sent, mut slowest) = (1, Duration::ZERO);
+    while Instant::now() < until {
+        sent += 1;
+        let started = Instant::now();
+        // Each agent is written to from both gateways, the other one's included.
+        let gateway = usize::try_from(sent % 2)?;
+        scene.dm(&sam, gateway, "ada", &format!("ada {sent}")).await?;
+        scene.dm(&sam, gateway, "bob", &format!("bob {sent}")).await?;
+        scene.reaches("ada", sent, SOON).await;
+        scene.reaches("bob", sent, SOON).await;
+        slowest = slowest.max(started.elapsed());
+    }
+    println!("{sent} each with nats away, the slowest after {slowest:?}");
+    scene.acked("ada", sent, SOON).await;
+
+    scene.stack.nats().restart().await?;
+    for _ in 0..20 {
+        sent += 1;
+        scene.dm(&sam, usize::try_from(sent % 2)?, "ada", &format!("ada {sent}")).await?;
+        scene.dm(&sam, usize::try_from(sent % 2)?, "bob", &format!("bob {sent}")).await?;
+    }
+    scene.reaches("ada", sent, SOON).await;
+    scene.reaches("bob", sent, SOON).await;
+    // What was committed meanwhile is owed to the log, and paid.
+    wait::until("the outbox to be empty", RECOVERED_WITHIN, || async {
+        scene.database.unpublished().await.is_ok_and(|count| count == 0)
+    })
+    .await;
+    scene.ledger.assert_clean();
+    ensure!(scene.ledger.repeats() == 0, "a live connection repeats nothing");
+    ensure!(scene.ledger.nodes_down().is_empty() && scene.ledger.links("broker-ada").registered == 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_postgres_away_posts_are_refused_and_sockets_stay() -> Result<()> {
+    let scene = Scene::start().await?;
+    let sam = scene.workspace.register_agent("sam").await?;
+    let (ada_node, _) = scene.broker("broker-ada", &["ada"], 0).await?;
+    let (bob_node, _) = scene.direct("bob", 1).await?;
+    // What is sent shortly before the outage is acknowledged during it.
+    for node in [&ada_node, &bob_node] {
+        node.behave(|manner| manner.acks = false);
+    }
+    for n in 1..=5 {
+        scene.dm(&sam, n % 2, "ada", &format!("ada {n}")).await?;
+        scene.dm(&sam, n % 2, "bob", &format!("bob {n}")).await?;
+    }
+    scene.reaches("ada", 5, SOON).await;
+    scene.reaches("bob", 5, SOON).await;
+
+    scene.stack.postgres().stop().await?;
+    for node in [&ada_node, &bob_node] {
+        node.behave(|manner| manner.acks = true);
+    }
+    let until = Instant::now() + outage();
+    let mut refused = Vec::new();
+    let (mut slowest, mut nth) = (Duration::ZERO, 0);
+    while Instant::now() < until {
+        nth += 1;
+        let started = Instant::now();
+        let text = format!("away {nth}");
+        let reply = scene.speaker(&sam, nth % 2).dm("ada", &text).await?;
+        ensure!(reply.status == 503, "answered {}: {}", reply.status, reply.body);
+        ensure!(reply.headers.contains_key("retry-after"), "no Retry-After");
+        slowest = slowest.max(started.elapsed());
+        refused.push(Sent { text, recipients: vec!["ada".into()], outcome: Outcome::Refused(503), tries: 1 });
+        for gateway in scene.stack.gateways() {
+            if nth > 3 {
+                ensure!(!gateway.is_ready().await, "{} is ready without postgres", gateway.name());
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    println!("{nth} posts refused, the slowest after {slowest:?}");
+    scene.stack.postgres().restart().await?;
+    let back = Instant::now();
+    for gateway in scene.stack.gateways() {
+        wait::until("the gateway to be ready", RECOVERED_WITHIN, || gateway.is_ready()).await;
+    }
+    scene.acked("ada", 5, RECOVERED_WITHIN).await;
+    scene.acked("bob", 5, RECOVERED_WITHIN).await;
+    println!("ready and acks stored {:?} after postgres came back", back.elapsed());
+    for n in 6..=10 {
+        scene.dm(&sam, n % 2, "ada", &format!("ada {n}")).await?;
+        scene.dm(&sam, n % 2, "bob", &format!("bob {n}")).await?;
+    }
+    scene.reaches("ada", 10, SOON).await;
+    scene.reaches("bob", 10, SOON).await;
+    scene.judge(&refused).await?;
+    ensure!(scene.ledger.repeats() == 0, "sockets that stayed repeat nothing");
+    for node in ["broker-ada", bob_node.name()] {
+        let links = scene.ledger.links(node);
+        ensure!(links.up && links.registered == 1, "{node} lost its socket: {links:?}");
+    }
+    Ok(())
+}
+
+/// A database that hangs instead of refusing must not hang its callers beyond their patience.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_postgres_frozen_nobody_is_told_what_is_not_true() -> Result<()> {
+    let scene = Scene::with(Stack::builder().through_proxies(true)).await?;
+    let (sam, _nodes) = pair(&scene).await?;
+    scene.dm(&sam, 0, "ada", "before").await?;
+    scene.reaches("ada", 1, SOON).await;
+
+    scene.stack.postgres_proxy().blackhole();
+    let apis = [scene.speaker(&sam, 0), scene.speaker(&sam, 1)];
+    let mut posts = tokio::task::JoinSet::new();
+    for n in 0..10 {
+        let api = apis[n % 2].clone();
+        posts.spawn(async move { send_once(&api, &Target::Dm("ada".into()), &format!("frozen {n}")).await });
+    }
+    tokio::time::sleep(outage()).await;
+    for gateway in scene.stack.gateways() {
+        ensure!(!gateway.is_ready().await, "{} is ready though postgres hangs", gateway.name());
+    }
+    scene.stack.postgres_proxy().restore();
+    let mut sent = Vec::new();
+    while let Some(one) = posts.join_next().await {
+        sent.push(one??);
+    }
+    println!("outcomes: {:?}", sent.iter().map(|one| &one.outcome).collect::<Vec<_>>());
+    for gateway in scene.stack.gateways() {
+        wait::until("the gateway to be ready", RECOVERED_WITHIN, || gateway.is_ready()).await;
+    }
+    for (n, api) in apis.iter().enumerate() {
+        sent.push(send_keyed(std::slice::from_ref(api), &Target::Dm("ada".into()), &format!("after {n}")).await?);
+    }
+    let head = scene.database.stand("ada").await?.head;
+    scene.reaches("ada", head, RECOVERED_WITHIN).await;
+    scene.judge(&sent).await
+}
+
+/// Cuts the COMMIT of a batch, with the statement arriving or not, and posts through it.
+async fn commit_is_cut(verdict: Verdict) -> Result<()> {
+    let scene = Scene::with(Stack::builder().through_proxies(true)).await?;
+    let (sam, _nodes) = pair(&scene).await?;
+    scene.dm(&sam, 0, "ada", "before").await?;
+    scene.reaches("ada", 1, SOON).await;
+    let apis = [scene.speaker(&sam, 0), scene.speaker(&sam, 1)];
+    let mut sent = Vec::new();
+    for round in 0..sized(6, 40) {
+        // Other writers commit too, so the cut is armed by the message itself.
+        let marker = format!("cut-{round}-");
+        let fired = arm(&scene, marker.clone(), verdict);
+        let mut posts = tokio::task::JoinSet::new();
+        for n in 0..4 {
+            let (apis, text) = (apis.clone(), format!("{marker}{n}"));
+            let target = Target::Dm(if n % 2 == 0 { "ada" } else { "bob" }.into());
+            posts.spawn(async move {
+                if n < 2 {
+                    send_once(&apis[n % 2], &target, &text).await
+                } else {
+                    send_keyed(&apis, &target, &text).await
+                }
+            });
+        }
+        wait::until("a COMMIT to be cut", SOON, || async { fired.load(Ordering::Relaxed) }).await;
+        // Long enough that the first look for the verdict finds nobody.
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        scene.stack.postgres_proxy().restore();
+        while let Some(one) = posts.join_next().await {
+            sent.push(one??);
+        }
+        for gateway in scene.stack.gateways() {
+            wait::until("the gateway to be ready", RECOVERED_WITHIN, || gateway.is_ready()).await;
+        }
+    }
+    let outcomes: Vec<_> = sent.iter().map(|one| (&one.text, &one.outcome, one.tries)).collect();
+    println!("{outcomes:?}");
+    for agent in ["ada", "bob"] {
+        let head = scene.database.stand(agent).await?.head;
+        scene.reaches(agent, head, RECOVERED_WITHIN).await;
+    }
+    let unknown = sent.iter().filter(|one| one.outcome == Outcome::Unknown).count();
+    ensure!(unknown == 0, "postgres came back at once: every post gets its verdict");
+    scene.judge(&sent).await
+}
+
+/// Cuts the first COMMIT after the marker has passed; tells when it did. The committer writes one batch at a
+/// time, so that is the batch with the marker, or a neighbour's transaction, which is as good.
+fn arm(scene: &Scene, marker: String, verdict: Verdict) -> Arc<AtomicBool> {
+    let fired = Arc::new(AtomicBool::new(false));
+    let (mut seen, cut) = (false, Arc::clone(&fired));
+    let contains = |chunk: &[u8], what: &[u8]| chunk.windows(what.len()).any(|window| window == what);
+    scene.stack.postgres_proxy().set_filter(Direction::ToServer, move |chunk| {
+        seen |= contains(chunk, marker.as_bytes());
+        if seen && contains(chunk, b"COMMIT") && !cut.swap(true, Ordering::Relaxed) {
+            return verdict;
+        }
+        Verdict::Forward
+    });
+    fired
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_whose_answer_is_lost_counts_once() -> Result<()> {
+    commit_is_cut(Verdict::ForwardThenCut).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_never_arrives_is_made_again() -> Result<()> {
+    commit_is_cut(Verdict::DropThenCut).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_lost_with_its_connection_is_made_again() -> Result<()> {
+    commit_is_cut(Verdict::DropThenReset).await
+}

@@ -1,0 +1,220 @@
+//! Gateways die, freeze or drain, and others take over.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use relay_acceptance::chaos::{
+    node::Node,
+    scene::Scene,
+    sender::{Sent, Target, send_keyed},
+    sized,
+};
+use relay_testkit::wait;
+
+const SOON: Duration = Duration::from_secs(5);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_gateway_accepted_reaches_agents_elsewhere() -> Result<()> {
+    let scene = Scene::start().await?;
+    let sam = scene.workspace.register_agent("sam").await?;
+    let (_ada, _) = scene.broker("broker-ada", &["ada"], 1).await?;
+    let mut sent = 0;
+    for round in 0..sized(3, 10) {
+        // A burst, and the gateway dies with the last answer: some of it is committed and not published.
+        let mut posts = tokio::task::JoinSet::new();
+        for n in 0..20 {
+            let speaker = scene.speaker(&sam, 0);
+            posts.spawn(async move { speaker.dm("ada", &format!("{round}-{n}")).await });
+        }
+        while let Some(done) = posts.join_next().await {
+            done??.success()?;
+        }
+        scene.stack.gateway(0).kill9();
+        let since = Instant::now();
+        sent += 20;
+        scene.reaches("ada", sent, SOON).await;
+        println!("all there {:?} after the kill", since.elapsed());
+        wait::until("the outbox to be empty", Duration::from_secs(15), || async {
+            scene.database.unpublished().await.is_ok_and(|count| count == 0)
+        })
+        .await;
+        scene.stack.gateway(0).restart().await?;
+    }
+    scene.ledger.assert_clean();
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_of_a_killed_gateway_get_in_elsewhere_within_seconds() -> Result<()> {
+    let scene = Scene::start().await?;
+    let sam = scene.workspace.register_agent("sam").await?;
+    let mut nodes = Vec::new();
+    for n in 0..10 {
+        nodes.push(scene.broker(&format!("broker-{n}"), &[&format!("a{n}"), &format!("b{n}")], 0).await?.0);
+        nodes.push(scene.direct(&format!("d{n}"), 0).await?.0);
+    }
+    let mut victim = 0;
+    for round in 1..=sized(2, 6) {
+        scene.stack.gateway(victim).kill9();
+        let since = Instant::now();
+        wait::until("all nodes to be registered elsewhere", Duration::from_secs(10), || async {
+            scene.ledger.nodes_down().is_empty()
+                && nodes.iter().all(|node| scene.ledger.links(node.name()).registered > round)
+        })
+        .await;
+        println!("all registered {:?} after the kill", since.elapsed());
+        ensure!(since.elapsed() < SOON, "it took {:?}", since.elapsed());
+        for n in 0..10 {
+            for name in [format!("a{n}"), format!("b{n}"), format!("d{n}")] {
+                scene.dm(&sam, 1 - victim, &name, &format!("round {round}")).await?;
+            }
+        }
+        for n in 0..10 {
+            for name in [format!("a{n}"), format!("b{n}"), format!("d{n}")] {
+                scene.reaches(&name, u64::from(round), SOON).await;
+            }
+        }
+        scene.stack.gateway(victim).restart().await?;
+        victim = 1 - victim;
+    }
+    scene.ledger.assert_clean();
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_rebound_while_its_gateway_sleeps_belongs_to_its_new_node() -> Result<()> {
+    let scene = Scene::start().await?;
+    let sam = scene.workspace.register_agent("sam").await?;
+    let (old, hosted) = scene.broker("broker-old", &["ada"], 0).await?;
+    let ada = hosted.first().context("ada")?;
+    for n in 1..=5 {
+        scene.dm(&sam, 1, "ada", &format!("ada {n}")).await?;
+    }
+    scene.reaches("ada", 5, SOON).await;
+    scene.acked("ada", 5, SOON).await;
+    // These two are received by the old node and not acknowledged.
+    old.behave(|manner| (manner.acks, manner.returns) = (false, false));
+    for n in 6..=7 {
+        scene.dm(&sam, 1, "ada", &format!("ada {n}")).await?;
+    }
+    scene.reaches("ada", 7, SOON).await;
+
+    scene.stack.gateway(0).sigstop();
+    let slept = Instant::now();
+    // The new node keeps a ledger of its own: it is another process, and knows nothing of the agent.
+    let there = Arc::new(relay_acceptance::chaos::ledger::Ledger::default());
+    let workspace = scene.workspace.at(scene.stack.gateway(1).url());
+    let at_second = [scene.stack.gateway(1).url()];
+    let _new = Node::taking(&workspace, "broker-new", std::slice::from_ref(ada), &at_second, &there).await?;
+    for n in 8..=10 {
+        scene.speaker(&sam, 1).dm("ada", &format!("ada {n}")).await?.success()?;
+    }
+    let arrived = wait::until_ok("the new node to have everything", Duration::from_secs(15), || async {
+        let has = there.position("ada");
+        ensure!(has == 10, "it has {has}; links {:?}", there.links("broker-new"));
+        Ok(())
+    });
+    arrived.await.with_context(|| scene.stack.logs(20))?;
+    scene.acked("ada", 10, SOON).await;
+    // The engine gives the frozen gateway's connections up, as it would those of a dead one.
+    wait::until("the old node to be given up", Duration::from_secs(40), || async {
+        scene.database.is_connected("node-broker-old").await.is_ok_and(|connected| !connected)
+    })
+    .await;
+    println!("given up {:?} after it fell asleep", slept.elapsed());
+    wait::until("the gateway to have slept for more than 10 s", Duration::from_secs(20), || async {
+        slept.elapsed() > Duration::from_secs(11)
+    })
+    .await;
+    let before = scene.database.stand("ada").await?;
+    scene.stack.gateway(0).sigcont();
+    // The old connection acknowledges what it got before it is closed.
+    old.behave(|manner| manner.acks = true);
+    wait::until("the old socket to be closed", Duration::from_secs(10), || async {
+        !scene.ledger.links("broker-old").up
+    })
+    .await;
+    println!("old socket: {:?}", scene.ledger.links("broker-old").ended);
+    for n in 11..=15 {
+        scene.dm(&sam, n % 2, "ada", &format!("ada {n}")).await?;
+    }
+    wait::until("the new node to have the rest", SOON, || async { there.position("ada") == 15 }).await;
+    let after = scene.database.stand("ada").await?;
+    ensure!(before.ack_floor == 10 && after.head == 15, "{before:?} {after:?}");
+    ensure!(scene.ledger.position("ada") <= 10, "the old node went on receiving: {}", scene.ledger.position("ada"));
+    let texts = there.texts("ada");
+    let wanted: Vec<String> = (6..=15).map(|n| format!("ada {n}")).collect();
+    ensure!(texts == wanted, "the new node got {texts:?}");
+    there.assert_clean();
+    scene.ledger.assert_clean();
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_closes_gently_and_loses_nothing() -> Result<()> {
+    let scene = Arc::new(Scene::start().await?);
+    let sam = scene.workspace.register_agent("sam").await?;
+    let mut nodes = Vec::new();
+    for n in 0..20 {
+        nodes.push(scene.direct(&format!("d{n}"), 0).await?.0);
+    }
+    // Traffic during the drain, at the gateway that drains as well.
+    let senders: Vec<_> = (0..2)
+        .map(|number| {
+            let (scene, sam) = (Arc::clone(&scene), sam.clone());
+            tokio::spawn(async move {
+                let mut sent: Vec<Sent> = Vec::new();
+                for n in 0..sized(150, 1000) {
+                    let apis = [scene.speaker(&sam, number), scene.speaker(&sam, number + 1)];
+                    let to = Target::Dm(format!("d{}", n % 20));
+                    sent.push(send_keyed(&apis, &to, &format!("{number}-{n}")).await?);
+                    tokio::time::sleep(Duration::from_millis(15)).await;
+                }
+                anyhow::Ok(sent)
+            })
+        })
+        .collect();
+    wait::until("traffic to flow", SOON, || async { scene.ledger.position("d9") > 1 }).await;
+
+    let since = Instant::now();
+    let terminated = tokio::spawn({
+        let scene = Arc::clone(&scene);
+        async move { scene.stack.gateway(0).terminate().await }
+    });
+    let mut ends: Vec<Instant> = Vec::new();
+    let mut seen = vec![false; nodes.len()];
+    while !terminated.is_finished() || seen.contains(&false) {
+        for (node, seen) in nodes.iter().zip(&mut seen) {
+            if !*seen && !scene.ledger.links(node.name()).ended.is_empty() {
+                *seen = true;
+                ends.push(Instant::now());
+            }
+        }
+        ensure!(since.elapsed() < Duration::from_secs(40), "not drained");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    terminated.await??;
+    let took = since.elapsed();
+    let spread = ends.last().zip(ends.first()).map(|(last, first)| *last - *first).unwrap_or_default();
+    println!("drained in {took:?}, sockets closed over {spread:?}");
+    ensure!(took < Duration::from_secs(30), "it took {took:?}");
+    ensure!(spread > Duration::from_secs(1), "all sockets closed within {spread:?}");
+    for node in &nodes {
+        let links = scene.ledger.links(node.name());
+        ensure!(links.ended == [Some(1012)], "{}: {links:?}", node.name());
+    }
+    let mut sent = Vec::new();
+    for sender in senders {
+        sent.extend(sender.await??);
+    }
+    for n in 0..20 {
+        let name = format!("d{n}");
+        let head = scene.database.stand(&name).await?.head;
+        scene.reaches(&name, head, Duration::from_secs(15)).await;
+        scene.acked(&name, head, SOON).await;
+    }
+    scene.judge(&sent).await
+}
