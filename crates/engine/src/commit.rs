@@ -193,9 +193,12 @@ async fn seek_verdict(engine: Engine, batch: Batch, pending: Vec<Pending>) {
 
 fn refuse(pending: Vec<Pending>, error: StoreError) {
     tracing::warn!(error = &error as &dyn std::error::Error, requests = pending.len(), "a batch was not committed");
-    let away = error.is_unavailable();
     for one in pending {
-        let _ = one.reply.send(Err(if away { EngineError::CommitUnavailable } else { EngineError::CommitRefused }));
+        let _ = one.reply.send(Err(match error {
+            StoreError::Unavailable { .. } => EngineError::CommitUnavailable,
+            StoreError::Aborted { .. } => EngineError::Overloaded,
+            StoreError::Refused { .. } => EngineError::CommitRefused,
+        }));
     }
 }
 
@@ -219,5 +222,8 @@ fn settle(engine: &Engine, batch: Batch, pending: Vec<Pending>, outcomes: Vec<Se
         // A caller that went away changes nothing: the message is there.
         let _ = one.reply.send(Ok(reply));
     }
-    engine.inner.publisher.push(committed);
+    if let Err(committed) = engine.inner.publisher.push(committed) {
+        // The outbox relay will publish it; recipients need not wait for that.
+        engine.hints().mailboxes_changed(committed.mailboxes());
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use relay_domain::{AgentId, BatchId, DeliveryId, MessageId, WorkspaceScope, delivery::Mode};
+use relay_domain::{AgentId, BatchId, DeliveryId, MessageId, WorkspaceScope, delivery::Mode, metric_names};
 use relay_store::{
     commit::{NewSend, Written},
     replay::StoredDelivery,
@@ -51,7 +51,7 @@ impl Committed {
         self.sends.push(CommittedSend { send, names, rows, traceparent });
     }
 
-    fn mailboxes(&self) -> Vec<(WorkspaceScope, AgentId)> {
+    pub(crate) fn mailboxes(&self) -> Vec<(WorkspaceScope, AgentId)> {
         let rows = self.sends.iter().flat_map(|s| {
             s.send
                 .recipients
@@ -108,11 +108,12 @@ impl Publisher {
         (Self { sender }, receiver)
     }
 
-    /// Hands a batch over. When the publisher is that far behind, the outbox relay will do it.
-    pub(crate) fn push(&self, committed: Committed) {
-        if self.sender.try_send(committed).is_err() {
-            metrics::counter!("relay_publish_skipped_total").increment(1);
-        }
+    /// Hands a batch over; gives it back when the publisher is that far behind.
+    pub(crate) fn push(&self, committed: Committed) -> Result<(), Committed> {
+        self.sender.try_send(committed).map_err(|error| {
+            metrics::counter!(metric_names::PUBLISH_SKIPPED).increment(1);
+            error.into_inner()
+        })
     }
 }
 
@@ -133,7 +134,15 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut queue: mpsc::Receive
             let _ = published.try_send(committed.batch);
             continue;
         }
-        let Ok(permit) = Arc::clone(&in_flight).acquire_owned().await else { return };
+        let permit = match Arc::clone(&in_flight).try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                // JetStream has stalled: delivery must not.
+                engine.hints().mailboxes_changed(committed.mailboxes());
+                let Ok(permit) = Arc::clone(&in_flight).acquire_owned().await else { return };
+                permit
+            }
+        };
         match engine.inner.stream.publish(&frames).await {
             Ok(stored) => {
                 let published = published.clone();
@@ -200,9 +209,13 @@ impl Engine {
     ///
     /// # Errors
     /// When Postgres or JetStream did not do it; try again.
-    pub async fn republish(&self, sources: &[(WorkspaceScope, MessageId)]) -> EngineResult<()> {
+    pub async fn republish(
+        &self,
+        sources: &[(WorkspaceScope, MessageId)],
+        traceparent: Option<&str>,
+    ) -> EngineResult<()> {
         let rows = self.store().deliveries_of(sources).await?;
-        let frames: Vec<LogFrame> = rows.iter().filter_map(log_frame).collect();
+        let frames: Vec<LogFrame> = rows.iter().filter_map(|row| log_frame(row, traceparent)).collect();
         let mailboxes = rows.iter().map(|row| (row.scope, row.agent_id));
         self.hints().mailboxes_changed(mailboxes);
         self.inner.stream.publish(&frames).await?.wait().await?;
@@ -210,7 +223,7 @@ impl Engine {
     }
 }
 
-fn log_frame(row: &StoredDelivery) -> Option<LogFrame> {
+fn log_frame(row: &StoredDelivery, traceparent: Option<&str>) -> Option<LogFrame> {
     let id = DeliveryId { source: row.source_id, agent: row.agent_id, redrive_no: row.redrive_no };
     Some(LogFrame {
         scope: row.scope,
@@ -219,6 +232,6 @@ fn log_frame(row: &StoredDelivery) -> Option<LogFrame> {
         delivery_id: id.to_string(),
         location: location(&row.location.0, row.location.1.as_deref().unwrap_or_default()),
         body: payload::stored_frame(row)?,
-        traceparent: None,
+        traceparent: traceparent.map(ToOwned::to_owned),
     })
 }

@@ -19,7 +19,7 @@ const LOG_MAX_BYTES: i64 = 4 << 30;
 pub struct Link {
     /// Whether NATS is connected.
     pub up: bool,
-    /// Rises whenever live copies may have been lost: a disconnect, a slow consumer, a stalled publish.
+    /// Rises whenever live copies may have been lost: a disconnect, a slow consumer.
     pub doubts: u64,
 }
 
@@ -78,11 +78,6 @@ impl Stream {
     #[must_use]
     pub fn link(&self) -> watch::Receiver<Link> {
         self.link.subscribe()
-    }
-
-    /// Says that live copies may have been lost.
-    pub fn doubt(&self) {
-        self.link.send_modify(|link| link.doubts += 1);
     }
 
     /// Whether NATS is connected right now.

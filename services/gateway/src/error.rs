@@ -220,7 +220,7 @@ impl From<EngineError> for ApiError {
             E::ProviderInstanceConflict => {
                 conflict("provider_instance_conflict", "Another instance serves this provider")
             }
-            E::Superseded => conflict("provider_instance_conflict", "This connection has been superseded"),
+            E::Superseded => conflict("node_control_failed", "This connection has been superseded"),
             E::AgentIdentityMismatch(name) => Self::new(
                 StatusCode::CONFLICT,
                 "agent_identity_mismatch",

@@ -34,7 +34,7 @@ pub(super) async fn tick(engine: &Engine) -> EngineResult<Ticked> {
         if claimed_at.elapsed() >= CLAIM || !engine.inner.stream.is_up() {
             break;
         }
-        match engine.republish(&batch.sources).await {
+        match engine.republish(&batch.sources, batch.traceparent.as_deref()).await {
             Ok(()) => published.push(batch.batch_id),
             // One batch that cannot be published must not hold up the others; its claim lapses.
             Err(error) => failure = Some(error),

@@ -19,7 +19,7 @@ const BOUNDARIES: [Boundary; 3] = [
         rule: "SQL is written in crates/store only",
     },
     Boundary {
-        needles: &["async_nats"],
+        needles: &["async_nats::"],
         applies_to: |path| in_engine(path) && !path.starts_with("crates/stream/"),
         rule: "NATS is spoken in crates/stream only",
     },
