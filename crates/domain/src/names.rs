@@ -35,6 +35,10 @@ pub const MAX_CAPABILITIES: usize = 256;
 /// An `Idempotency-Key`, in visible ASCII characters.
 pub const MAX_IDEMPOTENCY_KEY_LENGTH: usize = 255;
 
+/// Levels of arrays and objects in a JSON text from outside. Strict parsers stop at 128, and what is
+/// stored travels inside frames and lists that add a few of their own.
+pub const MAX_JSON_DEPTH: usize = 64;
+
 /// Agents that a list or the presence route answers with, at most.
 pub const MAX_LISTED_AGENTS: i64 = 20_000;
 /// Channels that a list answers with, at most.
@@ -169,6 +173,28 @@ pub fn spells_nul(json: &[u8]) -> bool {
     false
 }
 
+/// Whether a JSON text has more than [`MAX_JSON_DEPTH`] levels of arrays and objects.
+#[must_use]
+pub fn nests_too_deeply(json: &[u8]) -> bool {
+    let (mut depth, mut in_string) = (0_usize, false);
+    let mut bytes = json.iter();
+    while let Some(byte) = bytes.next() {
+        match (in_string, byte) {
+            (true, b'\\') => {
+                bytes.next();
+            }
+            (_, b'"') => in_string = !in_string,
+            (false, b'[' | b'{') => depth += 1,
+            (false, b']' | b'}') => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > MAX_JSON_DEPTH {
+            return true;
+        }
+    }
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -220,6 +246,18 @@ mod tests {
         }
     }
 
+    #[test]
+    fn depth_is_counted_outside_of_strings() {
+        let nested = |levels: usize| format!("{}1{}", "[".repeat(levels), "]".repeat(levels));
+        let beside = format!("[{}]", vec!["{}"; 1000].join(","));
+        let quoted = format!(r#"["\"{}"]"#, "[".repeat(1000));
+        for (json, expected) in
+            [(nested(MAX_JSON_DEPTH), false), (nested(MAX_JSON_DEPTH + 1), true), (beside, false), (quoted, false)]
+        {
+            assert_eq!(nests_too_deeply(json.as_bytes()), expected, "{json}");
+        }
+    }
+
     proptest! {
         #[test]
         fn a_channel_name_survives_a_url(name in "[a-z0-9][a-z0-9-]{0,79}") {
@@ -230,7 +268,8 @@ mod tests {
 
         #[test]
         fn any_text_can_be_checked(text in any::<String>()) {
-            let _ = (check_agent_name(&text), is_channel_name(&text), idempotency_key(&text), spells_nul(text.as_bytes()));
+            let _ = (check_agent_name(&text), is_channel_name(&text), idempotency_key(&text));
+            let _ = (spells_nul(text.as_bytes()), nests_too_deeply(text.as_bytes()));
         }
     }
 }

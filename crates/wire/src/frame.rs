@@ -3,7 +3,7 @@
 //! Decoding is lenient (unknown keys are ignored) and never loses the request's `id` when it can be
 //! read, because brokers wait for an answer with that id.
 
-use relay_domain::names::spells_nul;
+use relay_domain::names::{MAX_JSON_DEPTH, nests_too_deeply, spells_nul};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -217,15 +217,18 @@ struct Head {
 /// Decodes one text frame.
 ///
 /// # Errors
-/// [`Refusal`] for text that is no JSON object, has no `v` of 1 or no known `type`, lacks a field, or
-/// spells the character U+0000, which cannot be stored.
+/// [`Refusal`] for text that is no JSON object, has no `v` of 1 or no known `type`, lacks a field,
+/// nests too deeply, or spells the character U+0000, which cannot be stored.
 /// A refused frame has no effect and the connection goes on.
 pub fn decode(text: &str) -> Result<Decoded, Refusal> {
     let refused = |id: Option<String>, message: &str| Refusal { id, message: shortened(message) };
     if !text.trim_start().starts_with('{') {
         return Err(refused(None, "a frame is one JSON object"));
     }
-    let head: Head = serde_json::from_str(text).map_err(|_| refused(None, "a frame is one JSON object"))?;
+    let head: Head = serde_json::from_str(text).map_err(|_| match serde_json::from_str::<Value>(text) {
+        Ok(frame) => refused(frame["id"].as_str().map(ToOwned::to_owned), "a key is repeated"),
+        Err(_) => refused(None, "a frame is one JSON object"),
+    })?;
     let id = head.id.as_ref().and_then(Value::as_str).map(ToOwned::to_owned);
     let Some(kind) = head.kind.as_ref().and_then(Value::as_str) else {
         return Err(refused(id, "type is missing"));
@@ -239,6 +242,9 @@ pub fn decode(text: &str) -> Result<Decoded, Refusal> {
     }
     if spells_nul(text.as_bytes()) {
         return Err(refused(id, "the character U+0000 cannot be stored"));
+    }
+    if nests_too_deeply(text.as_bytes()) {
+        return Err(refused(id, &format!("a frame has at most {MAX_JSON_DEPTH} levels")));
     }
     let frame = match kind {
         "node.register" => body(text).map(|frame| Inbound::Register(Box::new(frame))),

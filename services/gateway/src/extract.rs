@@ -106,6 +106,10 @@ fn parse<T: DeserializeOwned>(headers: &HeaderMap, bytes: &[u8]) -> Result<T, Ap
         ));
     }
     let invalid_json = || ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", "Invalid JSON body");
+    // The parser looks at the text of those fields only that somebody reads.
+    if std::str::from_utf8(bytes).is_err() {
+        return Err(invalid_json());
+    }
     // An array would pass for a struct's fields in their order.
     if bytes.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
         return Err(match serde_json::from_slice::<serde::de::IgnoredAny>(bytes) {
@@ -115,6 +119,9 @@ fn parse<T: DeserializeOwned>(headers: &HeaderMap, bytes: &[u8]) -> Result<T, Ap
     }
     if names::spells_nul(bytes) {
         return Err(ApiError::invalid_request("The character U+0000 cannot be stored"));
+    }
+    if names::nests_too_deeply(bytes) {
+        return Err(ApiError::invalid_request(format!("The body has more than {} levels", names::MAX_JSON_DEPTH)));
     }
     serde_json::from_slice(bytes).map_err(|error| {
         // A wrong type may come before broken syntax: broken syntax is the graver fault.
