@@ -8,7 +8,7 @@ use axum::{
 use relay_domain::{WorkspaceScope, token::TokenKind};
 use relay_engine::{
     EngineError,
-    auth::{AgentCaller, Credential},
+    auth::{AgentCaller, Credential, NodeCaller},
 };
 
 use crate::{error::ApiError, state::AppState};
@@ -125,7 +125,29 @@ impl FromRequestParts<AppState> for Caller {
     }
 }
 
-/// Classes `sender` and `read` with agents and nodes: a workspace key, an agent token or a node token.
+/// Class `sender`: an agent, or a node that says for which agent it speaks. A workspace key is understood
+/// and refused with 403 `agent_token_required`.
+#[derive(Debug)]
+pub enum Sender {
+    /// The agent itself.
+    Agent(AgentCaller),
+    /// The node that hosts it.
+    Node(NodeCaller),
+}
+
+impl FromRequestParts<AppState> for Sender {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
+        match CallerOrNode::from_request_parts(parts, state).await?.0 {
+            Credential::Agent(agent) => Ok(Self::Agent(agent)),
+            Credential::Node(node) => Ok(Self::Node(node)),
+            Credential::Workspace { .. } => Err(EngineError::AgentTokenRequired.into()),
+        }
+    }
+}
+
+/// Class `read` with agents and nodes: a workspace key, an agent token or a node token.
 #[derive(Debug)]
 pub struct CallerOrNode(pub Credential);
 

@@ -3,16 +3,14 @@
 use axum::extract::State;
 use relay_domain::{MessageId, delivery::Mode};
 use relay_engine::{
-    Engine, EngineError,
-    auth::Credential,
-    render,
+    Engine, EngineError, render,
     send::{Draft, Posted},
 };
 use relay_wire::message::{PostBody, PostMode};
 use serde_json::{Value, json};
 
 use crate::{
-    caller::{ActingAgent, CallerOrNode},
+    caller::{ActingAgent, Sender},
     envelope::Reply,
     error::ApiError,
     extract::{KeyedBody, Path},
@@ -22,16 +20,15 @@ use crate::{
 #[tracing::instrument(name = "http.messages.post", skip_all)]
 pub async fn to_channel(
     State(engine): State<Engine>,
-    CallerOrNode(caller): CallerOrNode,
+    caller: Sender,
     Path(name): Path<String>,
     KeyedBody { body, key }: KeyedBody<PostBody>,
 ) -> Result<Reply<Value>, ApiError> {
     let from = body.from.clone();
     let posted = match caller {
-        Credential::Workspace { .. } => return Err(EngineError::AgentTokenRequired.into()),
-        Credential::Agent(_) if from.is_some() => return Err(EngineError::FromNotAllowed.into()),
-        Credential::Agent(agent) => engine.post_to_channel(&agent, &name, draft(body), key).await?,
-        Credential::Node(node) => {
+        Sender::Agent(_) if from.is_some() => return Err(EngineError::FromNotAllowed.into()),
+        Sender::Agent(agent) => engine.post_to_channel(&agent, &name, draft(body), key).await?,
+        Sender::Node(node) => {
             let from = from.ok_or(EngineError::FromRequired)?;
             engine.post_as_node(&node, &from, &name, draft(body), key).await?
         }
