@@ -4,6 +4,7 @@
 //! reads and writes through `relay-store` and `relay-stream`. It knows nothing of HTTP or sockets.
 
 pub mod agents;
+mod audiences;
 pub mod auth;
 pub mod bindings;
 pub mod channels;
@@ -11,6 +12,7 @@ mod commit;
 mod cursors;
 pub mod deliveries;
 pub mod dms;
+mod draft;
 mod error;
 pub mod gateway;
 pub mod hints;
@@ -57,7 +59,7 @@ pub(crate) struct Inner {
     pub(crate) seen: seen::SeenNotes,
     pub(crate) hints: hints::Hints,
     pub(crate) stream: Stream,
-    pub(crate) audiences: send::Audiences,
+    pub(crate) audiences: audiences::Audiences,
     pub(crate) committer: commit::CommitQueue,
     pub(crate) publisher: publish::Publisher,
     pub(crate) cursors: Arc<cursors::CursorMoves>,

@@ -5,7 +5,7 @@ use chrono::{Duration, Utc};
 use relay_domain::{AgentId, DeliveryId, NodeId, ProviderName, WorkspaceScope, delivery::Exception, session::Seq};
 use relay_store::replay::StoredDelivery;
 pub use relay_store::{
-    cursors::{CursorMove, Position},
+    cursors::{CursorMove, Located, Position},
     hosting::{Fence, Listed},
     leases::HeldProvider,
     providers::{Heartbeat, Registration},
@@ -64,6 +64,14 @@ impl Engine {
         provider: &ProviderName,
     ) -> EngineResult<Vec<Position>> {
         Ok(self.store().positions_of_provider(scope, node, provider).await?)
+    }
+
+    /// Which agents are located on these nodes.
+    ///
+    /// # Errors
+    /// When storage is away.
+    pub async fn agents_on_nodes(&self, of: &[(WorkspaceScope, NodeId)]) -> EngineResult<Vec<Located>> {
+        Ok(self.store().agents_on_nodes(of).await?)
     }
 
     /// Where these mailboxes stand; deleted agents are left out.

@@ -4,14 +4,13 @@
 //! a send whose facts have moved is resolved again. So a join answered anywhere counts for the next
 //! post anywhere.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use moka::sync::Cache;
 use relay_domain::{
     AgentId, ChannelId, MessageId, WorkspaceScope, conversation,
     delivery::{Mode, Reason},
     mentions::mentions,
-    names::{MAX_METADATA_BYTES, MAX_TEXT_BYTES, check_json_length, check_length, check_name, strip_hash},
+    names::{check_name, strip_hash},
 };
 use relay_store::{
     MessageRow,
@@ -25,36 +24,15 @@ use crate::{
     Engine, EngineError, EngineResult,
     auth::{AgentCaller, NodeCaller},
     commit::{Pending, Reply},
+    draft::{check_draft, check_frame},
     idempotency::ClientKey,
-    payload,
 };
+
+pub use crate::draft::Draft;
 
 /// How often a send is resolved anew before its caller is asked to come back: each time, somebody
 /// changed the channel in the milliseconds between.
 const RESOLVE_TRIES: usize = 8;
-/// Membership snapshots remembered; hints and the commit's check keep them true.
-const REMEMBERED: u64 = 20_000;
-const REMEMBERED_FOR: Duration = Duration::from_secs(60);
-/// Above this size of text and extras the exact frame is encoded to check its limit: below it, even
-/// the worst JSON escaping of both copies in a conversation's frame stays within it.
-const SURELY_FITS: usize = 60 * 1024;
-
-/// What is to be posted.
-#[derive(Debug, Clone, Default)]
-pub struct Draft {
-    /// The text; not empty.
-    pub text: String,
-    /// Rich blocks: an array.
-    pub blocks: Option<Value>,
-    /// Kept as the message's metadata: an object.
-    pub data: Option<Value>,
-    /// Ids of files. Files come with the API issue: until then none can exist.
-    pub attachments: Vec<String>,
-    /// How it asks to be injected.
-    pub mode: Mode,
-    /// Free text of the client's.
-    pub content_type: Option<String>,
-}
 
 /// A message that was committed, now or by the first request with the same key.
 #[derive(Debug, Clone)]
@@ -109,40 +87,6 @@ impl Target {
             Self::Agent(_) => ("dm.post", String::new()),
             Self::Thread(id) => ("thread.post", id.to_string()),
         }
-    }
-}
-
-/// Remembered membership snapshots.
-#[derive(Debug)]
-pub(crate) struct Audiences {
-    known: Cache<(WorkspaceScope, AudienceKey), Arc<Audience>>,
-    /// Whose conversation `(sender, name)` means.
-    direct: Cache<(WorkspaceScope, AgentId, String), Arc<Audience>>,
-}
-
-impl Default for Audiences {
-    fn default() -> Self {
-        Self {
-            known: Cache::builder()
-                .max_capacity(REMEMBERED)
-                .time_to_live(REMEMBERED_FOR)
-                .support_invalidation_closures()
-                .build(),
-            direct: Cache::builder()
-                .max_capacity(REMEMBERED)
-                .time_to_live(REMEMBERED_FOR)
-                .support_invalidation_closures()
-                .build(),
-        }
-    }
-}
-
-impl Audiences {
-    /// Forgets a channel: its members changed.
-    pub(crate) fn forget(&self, scope: WorkspaceScope, channel: ChannelId) {
-        // Only fails without support for closures, which both caches have.
-        let _ = self.known.invalidate_entries_if(move |key, value| key.0 == scope && value.channel_id == channel);
-        let _ = self.direct.invalidate_entries_if(move |key, value| key.0 == scope && value.channel_id == channel);
     }
 }
 
@@ -432,38 +376,6 @@ impl Engine {
             );
         }
     }
-}
-
-fn check_draft(draft: &Draft) -> EngineResult<()> {
-    if draft.text.is_empty() {
-        return Err(EngineError::InvalidRequest("text must not be empty".to_owned()));
-    }
-    check_length("text", &draft.text, MAX_TEXT_BYTES)?;
-    if !draft.attachments.is_empty() {
-        return Err(EngineError::InvalidAttachments);
-    }
-    if draft.blocks.as_ref().is_some_and(|blocks| !blocks.is_array()) {
-        return Err(EngineError::InvalidRequest("blocks must be an array".to_owned()));
-    }
-    if draft.data.as_ref().is_some_and(|data| !data.is_object()) {
-        return Err(EngineError::InvalidRequest("data must be an object".to_owned()));
-    }
-    check_length("content_type", draft.content_type.as_deref().unwrap_or_default(), 128)?;
-    let encoded = |value: &Option<Value>| value.as_ref().map_or(0, |v| v.to_string().len());
-    check_json_length("data", encoded(&draft.data).min(MAX_METADATA_BYTES + 1))?;
-    Ok(())
-}
-
-/// Nothing may be accepted that cannot be framed.
-fn check_frame(message: &MessageRow) -> EngineResult<()> {
-    let extras = message.blocks.as_ref().map_or(0, |b| b.to_string().len()) + message.metadata.to_string().len();
-    if message.text.len() + extras <= SURELY_FITS {
-        return Ok(());
-    }
-    // Names of at most 128 bytes, escaped, and the frame's own keys.
-    const AROUND: usize = 2048;
-    let encoded = payload::payload(message, "").get().len() + AROUND;
-    if encoded > payload::FRAME_LIMIT { Err(EngineError::PayloadTooLarge) } else { Ok(()) }
 }
 
 fn takes_part(audience: &Audience, sender: &Sender) -> bool {

@@ -7,13 +7,13 @@ use relay_stream::Stream;
 
 use crate::{
     Engine, EngineError, EngineResult, IdSource, Inner,
+    audiences::Audiences,
     auth::TokenCache,
     commit::{self, CommitQueue},
     cursors::{self, CursorMoves},
     hints::{self, Hints},
     publish::{self, Publisher},
     seen,
-    send::Audiences,
     serve::{self, Heartbeats},
 };
 

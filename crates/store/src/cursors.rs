@@ -31,6 +31,19 @@ pub struct Position {
     pub settled_floor: Seq,
 }
 
+/// An agent's place.
+#[derive(Debug, Clone)]
+pub struct Located {
+    /// The tenant.
+    pub scope: WorkspaceScope,
+    /// The node.
+    pub node_id: NodeId,
+    /// The provider; none: any of the node.
+    pub provider: Option<ProviderName>,
+    /// The agent.
+    pub agent_id: AgentId,
+}
+
 /// What a gateway learnt about one mailbox since it last wrote.
 #[derive(Debug, Clone)]
 pub struct CursorMove {
@@ -137,6 +150,35 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx("reading a provider's mailbox positions"))?;
         Ok(rows.iter().map(position).collect())
+    }
+
+    /// Which agents are located on these nodes, with the provider that they are bound to, if to one.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn agents_on_nodes(&self, of: &[(WorkspaceScope, NodeId)]) -> StoreResult<Vec<Located>> {
+        let workspaces: Vec<i64> = of.iter().map(|(scope, _)| scope.workspace_id().get()).collect();
+        let nodes: Vec<&str> = of.iter().map(|(_, node)| node.as_str()).collect();
+        let rows: Vec<(i64, String, Option<String>, i64)> = sqlx::query_as(
+            "SELECT a.workspace_id, a.node_id, a.provider, a.agent_id
+               FROM unnest($1::bigint[], $2::text[]) AS k (workspace_id, node_id)
+               JOIN agents a USING (workspace_id, node_id)
+              WHERE a.deleted_at IS NULL",
+        )
+        .bind(workspaces)
+        .bind(nodes)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading which agents are on nodes"))?;
+        Ok(rows
+            .into_iter()
+            .map(|(workspace, node, provider, agent)| Located {
+                scope: WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)),
+                node_id: NodeId::new(node),
+                provider: provider.map(ProviderName::new),
+                agent_id: AgentId::new(agent),
+            })
+            .collect())
     }
 
     /// Records what was sent and acknowledged, set-wise. Returns how many rows became acknowledged.

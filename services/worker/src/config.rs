@@ -15,10 +15,10 @@ pub(crate) struct Config {
     #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
     database_url: String,
     /// The NATS server or servers, separated by commas.
-    #[arg(long, env = "NATS_URL", hide_env_values = true)]
+    #[arg(long, env = "NATS_URL", hide_env_values = true, default_value = "nats://127.0.0.1:4222")]
     nats_url: String,
     /// Where /metrics, /health and /ready are served. Not for clients: keep it inside the cluster.
-    #[arg(long, env = "RELAY_METRICS_LISTEN", default_value = "127.0.0.1:9464")]
+    #[arg(long, env = "RELAY_METRICS_LISTEN", default_value = "127.0.0.1:9465")]
     pub(crate) metrics_listen: SocketAddr,
     /// Days to keep deliveries and the ack log, besides today. At least 8.
     #[arg(long, env = "RELAY_DELIVERY_RETENTION_DAYS", default_value_t = 8,

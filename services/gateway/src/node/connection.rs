@@ -57,9 +57,9 @@ pub(super) enum Done {
     /// Agents with their tails already running, and how they start.
     Serve {
         start: StartRule,
-        agents: EngineResult<Vec<(Position, Tail)>>,
+        agents: Vec<(Position, Tail)>,
     },
-    Relisted(EngineResult<Vec<Position>>),
+    Relisted(Vec<Position>),
     Repaired(EngineResult<Vec<Repaired>>),
 }
 
@@ -306,18 +306,13 @@ impl Connection {
                 self.close_if_taken();
                 self.next_control();
             }
-            Done::Serve { start, agents: Ok(agents) } => {
+            Done::Serve { start, agents } => {
                 for (position, tail) in agents {
                     self.adopt(position, tail, start);
                 }
             }
-            Done::Relisted(Ok(positions)) => self.on_relisted(positions),
+            Done::Relisted(positions) => self.on_relisted(positions),
             Done::Repaired(repaired) => self.on_repaired(repaired),
-            Done::Serve { agents: Err(error), .. } | Done::Relisted(Err(error)) => {
-                // The store is away. A provider whose agents cannot be read must register again.
-                tracing::warn!(error = &error as &dyn std::error::Error, node.id = %self.node.node_id, "agents could not be read");
-                self.closing = Some((1012, "storage unavailable"));
-            }
         }
     }
 

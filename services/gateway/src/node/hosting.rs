@@ -4,12 +4,12 @@ use futures::{
     FutureExt as _, StreamExt as _,
     stream::{AbortHandle, Abortable},
 };
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
-use relay_domain::AgentId;
+use relay_domain::{AgentId, WorkspaceScope};
 use relay_engine::{
-    EngineResult,
-    mailbox::{Position, Tail},
+    Engine, EngineError, EngineResult,
+    mailbox::{Fence, Position, Tail},
 };
 
 use super::{
@@ -19,12 +19,25 @@ use super::{
     served::{Served, Start},
 };
 
+/// How long a job waits for a storage that is away.
+const STORAGE_RETRY: Duration = Duration::from_millis(500);
+
 /// How agents that come to be served start.
 #[derive(Clone, Copy)]
 pub(super) enum StartRule {
     /// Wait until this connection names them.
     Gated,
     Open(Start),
+}
+
+/// Which agents a job begins to serve.
+enum Whom {
+    These(Vec<(WorkspaceScope, AgentId)>),
+    /// All that are located on the provider; a direct node's agent is online with it.
+    Located {
+        fence: Fence,
+        direct: bool,
+    },
 }
 
 impl Connection {
@@ -48,23 +61,12 @@ impl Connection {
                     Some(bound) => self.start_of(bound),
                     None => Start::AckFloor,
                 };
-                self.name_agents(vec![*position], start);
+                self.serve(Whom::These(vec![(position.scope, position.agent_id)]), StartRule::Open(start));
             }
             Effect::Listed(agents) => {
                 let start = self.bound.as_ref().map_or(Start::AckFloor, |bound| self.start_of(bound));
-                let scope = self.node.scope;
-                let engine = self.state.engine.clone();
-                let keys: Vec<_> = agents.into_iter().map(|agent| (scope, agent)).collect();
-                self.jobs.push(
-                    async move {
-                        let agents = match engine.positions(&keys).await {
-                            Ok(positions) => tailed(&engine, positions).await,
-                            Err(error) => Err(error),
-                        };
-                        Done::Serve { start: StartRule::Open(start), agents }
-                    }
-                    .boxed(),
-                );
+                let keys = agents.into_iter().map(|agent| (self.node.scope, agent)).collect();
+                self.serve(Whom::These(keys), StartRule::Open(start));
             }
             Effect::Left(agent) => self.drop_agent(agent),
             Effect::Gone => self.closing = Some((1000, "deregistered")),
@@ -79,40 +81,19 @@ impl Connection {
     /// Serves all agents that are located here, tails first, so that nothing falls between.
     pub(super) fn serve_located(&mut self, start: StartRule) {
         let Some(bound) = &self.bound else { return };
-        let (engine, fence, direct) = (self.state.engine.clone(), bound.fence.clone(), self.direct);
-        self.jobs.push(
-            async move {
-                let agents = async {
-                    let located = engine.positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await?;
-                    if direct {
-                        let ids: Vec<_> = located.iter().map(|p| p.agent_id).collect();
-                        engine.agents_online(fence.scope, &ids).await?;
-                    }
-                    tailed(&engine, located).await
-                };
-                Done::Serve { start, agents: agents.await }
-            }
-            .boxed(),
-        );
+        let (fence, direct) = (bound.fence.clone(), self.direct);
+        self.serve(Whom::Located { fence, direct }, start);
     }
 
-    pub(super) fn name_agents(&mut self, positions: Vec<Position>, start: Start) {
+    fn serve(&mut self, whom: Whom, start: StartRule) {
         let engine = self.state.engine.clone();
-        let tails =
-            async move { Done::Serve { start: StartRule::Open(start), agents: tailed(&engine, positions).await } };
-        self.jobs.push(tails.boxed());
+        self.jobs.push(serve(engine, whom, start).boxed());
     }
 
     /// Reads again which agents are located here.
     pub(super) fn relist(&mut self) {
         let Some(bound) = &self.bound else { return };
-        let (engine, fence) = (self.state.engine.clone(), bound.fence.clone());
-        self.jobs.push(
-            async move {
-                Done::Relisted(engine.positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await)
-            }
-            .boxed(),
-        );
+        self.jobs.push(relist(self.state.engine.clone(), bound.fence.clone()).boxed());
     }
 
     pub(super) fn on_relisted(&mut self, positions: Vec<Position>) {
@@ -128,8 +109,8 @@ impl Connection {
             return;
         }
         let start = if bound.cursor_granted { StartRule::Gated } else { StartRule::Open(self.start_of(bound)) };
-        let engine = self.state.engine.clone();
-        self.jobs.push(async move { Done::Serve { start, agents: tailed(&engine, new).await } }.boxed());
+        let keys = new.into_iter().map(|position| (position.scope, position.agent_id)).collect();
+        self.serve(Whom::These(keys), start);
     }
 
     /// Begins to serve an agent, or opens it if it was gated.
@@ -198,12 +179,52 @@ impl Connection {
 }
 
 /// Tails first, then positions: what is committed in between shows in one of the two.
-async fn tailed(engine: &relay_engine::Engine, located: Vec<Position>) -> EngineResult<Vec<(Position, Tail)>> {
-    let mut tails = HashMap::with_capacity(located.len());
-    for position in &located {
-        tails.insert(position.agent_id, engine.tail(position.scope, position.agent_id).await?);
+async fn tailed(engine: &Engine, keys: &[(WorkspaceScope, AgentId)]) -> EngineResult<Vec<(Position, Tail)>> {
+    let mut tails = HashMap::with_capacity(keys.len());
+    for (scope, agent) in keys {
+        tails.insert(*agent, engine.tail(*scope, *agent).await?);
     }
-    let keys: Vec<_> = located.iter().map(|position| (position.scope, position.agent_id)).collect();
-    let positions = engine.positions(&keys).await?;
+    let positions = engine.positions(keys).await?;
     Ok(positions.into_iter().filter_map(|p| tails.remove(&p.agent_id).map(|tail| (p, tail))).collect())
+}
+
+/// Begins to serve agents. A storage that is away is asked again: the job ends with its connection, so it
+/// needs no other bound.
+async fn serve(engine: Engine, whom: Whom, start: StartRule) -> Done {
+    loop {
+        match find(&engine, &whom).await {
+            Ok(agents) => return Done::Serve { start, agents },
+            Err(error) => wait_for_storage(&error).await,
+        }
+    }
+}
+
+async fn find(engine: &Engine, whom: &Whom) -> EngineResult<Vec<(Position, Tail)>> {
+    match whom {
+        Whom::These(keys) => tailed(engine, keys).await,
+        Whom::Located { fence, direct } => {
+            let located = engine.positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await?;
+            let ids: Vec<_> = located.iter().map(|position| position.agent_id).collect();
+            if *direct {
+                engine.agents_online(fence.scope, &ids).await?;
+            }
+            let keys: Vec<_> = ids.into_iter().map(|agent| (fence.scope, agent)).collect();
+            tailed(engine, &keys).await
+        }
+    }
+}
+
+/// Which agents are located here now.
+async fn relist(engine: Engine, fence: Fence) -> Done {
+    loop {
+        match engine.positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await {
+            Ok(positions) => return Done::Relisted(positions),
+            Err(error) => wait_for_storage(&error).await,
+        }
+    }
+}
+
+async fn wait_for_storage(error: &EngineError) {
+    tracing::debug!(error = error as &dyn std::error::Error, "agents wait for storage");
+    tokio::time::sleep(STORAGE_RETRY).await;
 }

@@ -23,6 +23,8 @@ use tokio_util::sync::CancellationToken;
 /// Every session is compared with its mailbox this often; with NATS away, more often.
 const SILENCE_EVERY: Duration = Duration::from_secs(3);
 const SILENCE_EVERY_WITHOUT_NATS: Duration = Duration::from_millis(500);
+/// At one silence check in so many the nodes' agents are compared too.
+const RELIST_ROUNDS: u32 = 4;
 /// Mailboxes per statement of the silence check.
 const SLICE: usize = 1000;
 /// Leases are renewed this often.
@@ -254,9 +256,14 @@ impl Registry {
     /// Silence is checked, not trusted: live copies are at-most-once.
     async fn check_silence(&self, engine: &Engine) {
         let mut link = engine.link();
+        let mut round = 0_u32;
         loop {
             let up = link.borrow_and_update().up;
             self.look_at_all(engine).await;
+            if round.is_multiple_of(RELIST_ROUNDS) {
+                self.look_at_nodes(engine).await;
+            }
+            round = round.wrapping_add(1);
             let pause = if up { SILENCE_EVERY } else { SILENCE_EVERY_WITHOUT_NATS };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
@@ -269,6 +276,30 @@ impl Registry {
         let keys: Vec<_> = self.maps().agents.keys().copied().collect();
         for slice in keys.chunks(SLICE) {
             self.look_at(engine, slice).await;
+        }
+    }
+
+    /// Finds agents that have come to a node unheard of: the hint was lost.
+    async fn look_at_nodes(&self, engine: &Engine) {
+        let keys: Vec<_> = self.maps().nodes.keys().cloned().collect();
+        for slice in keys.chunks(SLICE) {
+            let located = match engine.agents_on_nodes(slice).await {
+                Ok(located) => located,
+                Err(error) => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "nodes could not be compared");
+                    return;
+                }
+            };
+            let maps = self.maps();
+            for agent in located.iter().filter(|a| !maps.agents.contains_key(&(a.scope, a.agent_id))) {
+                let ids = maps.nodes.get(&(agent.scope, agent.node_id.clone())).into_iter().flatten();
+                for peer in ids.filter_map(|id| maps.peers.get(id)) {
+                    let provider = peer.fence.as_ref().map(|fence| &fence.provider);
+                    if provider.is_some() && (agent.provider.is_none() || agent.provider.as_ref() == provider) {
+                        peer.handle.tell(Event::Relist);
+                    }
+                }
+            }
         }
     }
 

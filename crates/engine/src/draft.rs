@@ -1,0 +1,63 @@
+//! What is to be posted, and what is refused of it before anything is written.
+
+use relay_domain::{
+    delivery::Mode,
+    names::{MAX_METADATA_BYTES, MAX_TEXT_BYTES, check_json_length, check_length},
+};
+use relay_store::MessageRow;
+use serde_json::Value;
+
+use crate::{EngineError, EngineResult, payload};
+
+/// Above this size of text and extras the exact frame is encoded to check its limit: below it, even
+/// the worst JSON escaping of both copies in a conversation's frame stays within it.
+const SURELY_FITS: usize = 60 * 1024;
+
+/// What is to be posted.
+#[derive(Debug, Clone, Default)]
+pub struct Draft {
+    /// The text; not empty.
+    pub text: String,
+    /// Rich blocks: an array.
+    pub blocks: Option<Value>,
+    /// Kept as the message's metadata: an object.
+    pub data: Option<Value>,
+    /// Ids of files. Files come with the API issue: until then none can exist.
+    pub attachments: Vec<String>,
+    /// How it asks to be injected.
+    pub mode: Mode,
+    /// Free text of the client's.
+    pub content_type: Option<String>,
+}
+
+pub(crate) fn check_draft(draft: &Draft) -> EngineResult<()> {
+    if draft.text.is_empty() {
+        return Err(EngineError::InvalidRequest("text must not be empty".to_owned()));
+    }
+    check_length("text", &draft.text, MAX_TEXT_BYTES)?;
+    if !draft.attachments.is_empty() {
+        return Err(EngineError::InvalidAttachments);
+    }
+    if draft.blocks.as_ref().is_some_and(|blocks| !blocks.is_array()) {
+        return Err(EngineError::InvalidRequest("blocks must be an array".to_owned()));
+    }
+    if draft.data.as_ref().is_some_and(|data| !data.is_object()) {
+        return Err(EngineError::InvalidRequest("data must be an object".to_owned()));
+    }
+    check_length("content_type", draft.content_type.as_deref().unwrap_or_default(), 128)?;
+    let encoded = |value: &Option<Value>| value.as_ref().map_or(0, |v| v.to_string().len());
+    check_json_length("data", encoded(&draft.data).min(MAX_METADATA_BYTES + 1))?;
+    Ok(())
+}
+
+/// Nothing may be accepted that cannot be framed.
+pub(crate) fn check_frame(message: &MessageRow) -> EngineResult<()> {
+    let extras = message.blocks.as_ref().map_or(0, |b| b.to_string().len()) + message.metadata.to_string().len();
+    if message.text.len() + extras <= SURELY_FITS {
+        return Ok(());
+    }
+    // Names of at most 128 bytes, escaped, and the frame's own keys.
+    const AROUND: usize = 2048;
+    let encoded = payload::payload(message, "").get().len() + AROUND;
+    if encoded > payload::FRAME_LIMIT { Err(EngineError::PayloadTooLarge) } else { Ok(()) }
+}
