@@ -249,7 +249,8 @@ fn whole(row: NodeRow, providers: &[&NodeProviderRow]) -> Node {
     }
 }
 
-fn node_name(given: &str) -> EngineResult<&str> {
+/// A broker node's name as given, checked.
+pub(crate) fn node_name(given: &str) -> EngineResult<&str> {
     let name = strip_hash(given);
     check_name("name", name, MAX_NODE_NAME_BYTES).map_err(|_| EngineError::InvalidNodeName)?;
     // Those belong to agents' own nodes, which are not enrolled.

@@ -9,7 +9,7 @@ use std::{
 use relay_domain::{
     AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope,
     agent::AgentKind,
-    names::{MAX_CAPABILITIES, MAX_NODE_NAME_BYTES, check_name},
+    names::{MAX_NODE_NAME_BYTES, check_name},
     takeover::{Decision, Proof, decide},
 };
 use relay_store::{
@@ -85,9 +85,6 @@ impl Engine {
     pub async fn register_provider(&self, registrant: &Registrant) -> EngineResult<i64> {
         let Registrant { scope, node_id, gateway_id, registration } = registrant;
         check_name("name", &registration.node_name, MAX_NODE_NAME_BYTES)?;
-        if registration.capabilities.as_array().is_some_and(|list| list.len() > MAX_CAPABILITIES) {
-            return Err(EngineError::InvalidRequest(format!("at most {MAX_CAPABILITIES} capabilities")));
-        }
         let until = tokio::time::Instant::now() + HELD_AT_MOST;
         let mut silent_epoch = None;
         for _ in 0..RACES {
@@ -95,6 +92,9 @@ impl Engine {
                 .is_direct_node(*scope, node_id)
                 .await?
                 .ok_or_else(|| EngineError::NodeNotFound(node_id.to_string()))?;
+            if !direct {
+                crate::nodes::node_name(&registration.node_name)?;
+            }
             let holder = self.store().provider_holder(*scope, node_id, &registration.provider).await?;
             let incumbent = Holder::incumbent(holder.as_ref(), &registration.instance_id);
             let epoch = holder.as_ref().map(|h| h.epoch);

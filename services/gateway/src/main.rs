@@ -12,6 +12,11 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
+/// A gateway allocates small things at a high rate from several threads, which the system's allocator
+/// pays for most (loadtest/RESULTS.md).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Sockets are closed over this long, so that their nodes do not all come back in the same moment.
 const DRAIN_SPREAD: Duration = Duration::from_secs(5);
 

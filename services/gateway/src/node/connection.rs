@@ -249,6 +249,10 @@ impl Connection {
             self.send(frame::error(id, "node_id_mismatch", "node_id is not this connection's node"));
             return;
         }
+        if let Err(error) = control::check_capabilities(beat.capabilities.as_deref().unwrap_or_default()) {
+            self.send(frame::error(id, "invalid_message", &error.to_string()));
+            return;
+        }
         // Before the register has been handled a heartbeat is early, not wrong.
         let Some(bound) = &self.bound else { return };
         let fence = &bound.fence;

@@ -116,9 +116,13 @@ impl Connection {
             tags.retain(|tag| !tag.starts_with("repo:"));
             tags.extend(keys.into_iter().map(|key| format!("repo:{key}")));
         }
+        check_capabilities(&frame.capabilities)?;
         relay_domain::names::check_length("version", &frame.version, relay_domain::names::MAX_NOTE_BYTES)?;
         if tags.len() > relay_domain::names::MAX_TAGS {
             return Err(EngineError::InvalidRequest(format!("at most {} tags", relay_domain::names::MAX_TAGS)));
+        }
+        for tag in &tags {
+            relay_domain::names::check_length("tag", tag, MAX_WORD_BYTES)?;
         }
         let is_broker = !self.direct && frame.version.starts_with(BROKER_VERSION);
         let registrant = Registrant {
@@ -158,6 +162,7 @@ impl Connection {
 
     async fn agent_register(self, frame: AgentRegister) -> Result<(Option<Value>, Effect), EngineError> {
         let bound = self.broker_bound()?;
+        check_session_ref(frame.session_ref.as_deref())?;
         let hosted = self
             .engine
             .register_on_node(
@@ -173,6 +178,7 @@ impl Connection {
 
     async fn agent_recover(self, frame: AgentRecover) -> Result<(Option<Value>, Effect), EngineError> {
         let bound = self.broker_bound()?;
+        check_session_ref(frame.session_ref.as_deref())?;
         let expected: AgentId = frame.expected_agent_id.parse().map_err(|_| EngineError::AgentIdentityConflict)?;
         let hosted = self
             .engine
@@ -203,6 +209,7 @@ impl Connection {
         for entry in frame.agents {
             let agent_id =
                 entry.agent_id.parse().map_err(|_| EngineError::AgentIdentityMismatch(entry.name.clone()))?;
+            check_session_ref(entry.session_ref.as_deref())?;
             listed.push(Listed { agent_id, name: entry.name, session_ref: entry.session_ref });
         }
         let (rebound, agents) = self.engine.sync_inventory(&bound.fence, listed).await?;
@@ -221,6 +228,29 @@ impl Connection {
 
 /// Agents in one inventory.
 const MAX_INVENTORY: usize = 20_000;
+/// Bytes of a capability's name, its kind or a tag.
+const MAX_WORD_BYTES: usize = 256;
+/// Bytes of the handle for resuming a session.
+const MAX_SESSION_REF_BYTES: usize = 1024;
+
+/// What a node advertises is stored: so many, so long, and no more.
+pub(super) fn check_capabilities(capabilities: &[Capability]) -> Result<(), EngineError> {
+    use relay_domain::names::{MAX_CAPABILITIES, check_json_length, check_length};
+    if capabilities.len() > MAX_CAPABILITIES {
+        return Err(EngineError::InvalidRequest(format!("at most {MAX_CAPABILITIES} capabilities")));
+    }
+    for capability in capabilities {
+        check_length("capability", &capability.name, MAX_WORD_BYTES)?;
+        check_length("kind", capability.kind.as_deref().unwrap_or_default(), MAX_WORD_BYTES)?;
+        check_json_length("metadata", capability.metadata.as_ref().map_or(0, |m| m.to_string().len()))?;
+    }
+    Ok(())
+}
+
+fn check_session_ref(session_ref: Option<&str>) -> Result<(), EngineError> {
+    let text = session_ref.unwrap_or_default();
+    Ok(relay_domain::names::check_length("session_ref", text, MAX_SESSION_REF_BYTES)?)
+}
 
 /// Capabilities as the roster keeps them.
 pub(super) fn stored_capabilities(capabilities: &[Capability]) -> Value {
