@@ -1,10 +1,7 @@
 //! Servers go away and come back: NATS, Postgres, and a COMMIT cut in flight.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
@@ -16,12 +13,7 @@ use relay_acceptance::chaos::{
     sender::{Outcome, Sent, Target, send_keyed, send_once},
     sized,
 };
-use relay_testkit::{
-    client::Agent,
-    proxy::{Direction, Verdict},
-    stack::Stack,
-    wait,
-};
+use relay_testkit::{client::Agent, proxy::Verdict, stack::Stack, wait};
 
 const SOON: Duration = Duration::from_secs(5);
 const RECOVERED_WITHIN: Duration = Duration::from_secs(20);
@@ -193,7 +185,7 @@ async fn commit_is_cut(verdict: Verdict) -> Result<()> {
     for round in 0..sized(6, 40) {
         // Other writers commit too, so the cut is armed by the message itself.
         let marker = format!("cut-{round}-");
-        let fired = arm(&scene, marker.clone(), verdict);
+        let fired = scene.cut_commit_of(&marker, verdict);
         let mut posts = tokio::task::JoinSet::new();
         for n in 0..4 {
             let (apis, text) = (apis.clone(), format!("{marker}{n}"));
@@ -226,22 +218,6 @@ async fn commit_is_cut(verdict: Verdict) -> Result<()> {
     let unknown = sent.iter().filter(|one| one.outcome == Outcome::Unknown).count();
     ensure!(unknown == 0, "postgres came back at once: every post gets its verdict");
     scene.judge(&sent).await
-}
-
-/// Cuts the first COMMIT after the marker has passed; tells when it did. The committer writes one batch at a
-/// time, so that is the batch with the marker, or a neighbour's transaction, which is as good.
-fn arm(scene: &Scene, marker: String, verdict: Verdict) -> Arc<AtomicBool> {
-    let fired = Arc::new(AtomicBool::new(false));
-    let (mut seen, cut) = (false, Arc::clone(&fired));
-    let contains = |chunk: &[u8], what: &[u8]| chunk.windows(what.len()).any(|window| window == what);
-    scene.stack.postgres_proxy().set_filter(Direction::ToServer, move |chunk| {
-        seen |= contains(chunk, marker.as_bytes());
-        if seen && contains(chunk, b"COMMIT") && !cut.swap(true, Ordering::Relaxed) {
-            return verdict;
-        }
-        Verdict::Forward
-    });
-    fired
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,7 +1,7 @@
 //! Gateways die, freeze or drain, and others take over.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -9,10 +9,10 @@ use anyhow::{Context as _, Result, ensure};
 use relay_acceptance::chaos::{
     node::Node,
     scene::Scene,
-    sender::{Sent, Target, send_keyed},
+    sender::{Outcome, Sent, Target, send_keyed, send_once},
     sized,
 };
-use relay_testkit::wait;
+use relay_testkit::{proxy::Verdict, stack::Stack, wait};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -45,6 +45,48 @@ async fn what_a_killed_gateway_accepted_reaches_agents_elsewhere() -> Result<()>
     }
     scene.ledger.assert_clean();
     Ok(())
+}
+
+/// The COMMIT arrives, its answer does not, and the gateway is dead before it can ask again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_whose_gateway_died_between_commit_and_publish_arrives() -> Result<()> {
+    let scene = Scene::with(Stack::builder().through_proxies(true)).await?;
+    let sam = scene.workspace.register_agent("sam").await?;
+    let (_ada, _) = scene.broker("broker-ada", &["ada"], 1).await?;
+    let mut sent = Vec::new();
+    for round in 0..sized(2, 10) {
+        let text = format!("round {round}");
+        let speaker = scene.speaker(&sam, 0);
+        speaker.dm("ada", &format!("warm {round}")).await?.success()?;
+        let head = scene.database.stand("ada").await?.head;
+        scene.reaches("ada", head, SOON).await;
+
+        let fired = scene.cut_commit_of(&text, Verdict::ForwardThenCut);
+        let post = tokio::spawn({
+            let (speaker, text) = (speaker.clone(), text.clone());
+            async move { send_once(&speaker, &Target::Dm("ada".into()), &text).await }
+        });
+        wait::until("the COMMIT to be cut", SOON, || async { fired.load(Ordering::Relaxed) }).await;
+        scene.stack.gateway(0).kill9();
+        let one = post.await??;
+        ensure!(one.outcome == Outcome::Unknown, "{one:?}");
+        // The proxy lets the COMMIT arrive before it cuts.
+        let proxy = scene.stack.postgres_proxy();
+        wait::until("the cut", SOON, || async { proxy.connection_count() == 0 }).await;
+        proxy.restore();
+        ensure!(scene.database.messages().await?.contains_key(&text), "the COMMIT was to arrive");
+        sent.push(one);
+        let since = Instant::now();
+        scene.reaches("ada", head + 1, Duration::from_secs(15)).await;
+        println!("there {:?} after the gateway's death", since.elapsed());
+        wait::until("the outbox to be empty", Duration::from_secs(15), || async {
+            scene.database.unpublished().await.is_ok_and(|count| count == 0)
+        })
+        .await;
+        println!("published {:?} after the gateway's death", since.elapsed());
+        scene.stack.gateway(0).restart().await?;
+    }
+    scene.judge(&sent).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

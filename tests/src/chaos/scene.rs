@@ -1,10 +1,18 @@
 //! A private engine with a workspace, and what most tests wait for.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use anyhow::{Result, ensure};
 use relay_testkit::{
     client::{Agent, Api, Reply},
+    proxy::{Direction, Verdict},
     stack::{Stack, StackBuilder},
     wait,
 };
@@ -82,6 +90,22 @@ impl Scene {
         Ok(())
     }
 
+    /// Cuts the first COMMIT after this text has passed to Postgres; tells when it did. The committer writes
+    /// one batch at a time, so that is the batch with the text, or a neighbour's transaction, which is as good.
+    pub fn cut_commit_of(&self, text: &str, verdict: Verdict) -> Arc<AtomicBool> {
+        let fired = Arc::new(AtomicBool::new(false));
+        let (mut seen, cut, text) = (false, Arc::clone(&fired), text.to_owned());
+        let contains = |chunk: &[u8], what: &[u8]| chunk.windows(what.len()).any(|window| window == what);
+        self.stack.postgres_proxy().set_filter(Direction::ToServer, move |chunk| {
+            seen |= contains(chunk, text.as_bytes());
+            if seen && contains(chunk, b"COMMIT") && !cut.swap(true, Ordering::Relaxed) {
+                return verdict;
+            }
+            Verdict::Forward
+        });
+        fired
+    }
+
     /// Waits until the agent has everything up to this seq.
     pub async fn reaches(&self, agent: &str, seq: u64, within: Duration) {
         let what = format!("{agent} to have seq {seq}");
@@ -145,11 +169,10 @@ impl Scene {
                 _ => {}
             }
         }
-        let mut got: std::collections::HashMap<String, std::collections::HashMap<String, u32>> =
-            std::collections::HashMap::new();
+        let mut got: HashMap<String, HashMap<String, u32>> = HashMap::new();
         for agent in sent.iter().flat_map(|one| &one.recipients) {
             got.entry(agent.clone()).or_insert_with(|| {
-                let mut counts = std::collections::HashMap::new();
+                let mut counts = HashMap::new();
                 for text in self.ledger.texts(agent) {
                     *counts.entry(text).or_default() += 1;
                 }
