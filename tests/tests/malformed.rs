@@ -408,7 +408,7 @@ async fn a_flood_is_read_more_slowly_and_answered_to_its_end() -> Result<()> {
 
 #[tokio::test]
 async fn a_client_that_reads_its_answers_late_gets_them_all() -> Result<()> {
-    const FLOOD: usize = 6_000;
+    const FLOOD: usize = 20_000;
     let mut scene = Scene::new("late-reader").await?;
     scene.socket.set_reading(false);
     for n in 0..FLOOD {
