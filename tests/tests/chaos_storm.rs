@@ -14,11 +14,12 @@ use relay_acceptance::chaos::{
     ledger::Ledger,
     node::Node,
     scene::Scene,
-    sender::{Outcome, Sent, Target, send_keyed, send_once},
+    sender::{Outcome, Sent, Target, send_keyed, send_once, send_twice},
     sized,
 };
 use relay_testkit::{
     client::{Agent, Api},
+    stack::Stack,
     wait,
 };
 use tokio::{sync::watch, task::JoinSet};
@@ -41,7 +42,9 @@ struct Cast {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_repeated_or_reordered_while_everything_is_killed() -> Result<()> {
-    let scene = Arc::new(Scene::start().await?);
+    let scene = Arc::new(Scene::with(Stack::builder().through_proxies(true)).await?);
+    // One live copy in twenty is lost throughout, beside what the faults lose.
+    scene.stack.nats_proxy().drop_nats_messages(|subject| subject.starts_with("live.") && below(20) == 0);
     let cast = Arc::new(cast(&scene).await?);
     println!("{} agents on {} nodes", cast.agents.len(), cast.nodes.len());
     let total = sized(3_000, 20_000);
@@ -74,7 +77,10 @@ async fn nothing_is_lost_repeated_or_reordered_while_everything_is_killed() -> R
         scene.ledger.repeats(),
         started.elapsed()
     );
-    ensure!(counts.kills >= 2 && counts.nats >= 1 && counts.postgres >= 1, "too few faults: {counts:?}");
+    ensure!(
+        counts.kills >= 2 && counts.nats >= 1 && counts.postgres >= 1 && counts.resets >= 1,
+        "too few faults: {counts:?}"
+    );
     Ok(())
 }
 
@@ -107,7 +113,8 @@ async fn cast(scene: &Scene) -> Result<Cast> {
 }
 
 /// Sends until `total` messages are out, by all senders together. Half of the messages carry a key and are
-/// tried until accepted; of the others the first answer is final.
+/// tried until accepted,
+/// some at both gateways at once; of the others the first answer is final.
 async fn sender(
     number: usize,
     total: usize,
@@ -123,8 +130,10 @@ async fn sender(
         }
         let text = format!("m{nth} {}", uuid::Uuid::new_v4());
         let (from, target) = draw(&cast);
-        let apis: [Api; 2] = [scene.speaker(from, number), scene.speaker(from, number + 1)].map(|api| api);
-        sent.push(if nth % 2 == 0 {
+        let apis: [Api; 2] = [scene.speaker(from, number), scene.speaker(from, number + 1)];
+        sent.push(if nth.is_multiple_of(10) {
+            send_twice(&apis, &target, &text).await?
+        } else if nth.is_multiple_of(2) {
             send_keyed(&apis, &target, &text).await?
         } else {
             let one = send_once(&apis[0], &target, &text).await?;
@@ -157,7 +166,12 @@ struct Faults {
     kills: u32,
     nats: u32,
     postgres: u32,
+    pauses: u32,
+    resets: u32,
 }
+
+/// Kinds of faults: kill a gateway, restart NATS, restart Postgres, pause a gateway, reset connections.
+const KINDS: usize = 5;
 
 /// Breaks something every few seconds until the senders are done, and puts it right again.
 async fn faults(scene: Arc<Scene>, cast: Arc<Cast>, mut over: watch::Receiver<bool>) -> Result<Faults> {
@@ -168,8 +182,8 @@ async fn faults(scene: Arc<Scene>, cast: Arc<Cast>, mut over: watch::Receiver<bo
         if tokio::time::timeout(pause, over.wait_for(|over| *over)).await.is_ok() {
             return Ok(counts);
         }
-        // The first rounds make sure that each kind occurs, then chance decides.
-        let kind = if round < 4 { round } else { below(6) };
+        // The first rounds make sure that each kind occurs, then chance decides: half of it kills.
+        let kind = if round < KINDS { round } else { below(2 * KINDS) };
         round += 1;
         match kind {
             1 => {
@@ -185,6 +199,22 @@ async fn faults(scene: Arc<Scene>, cast: Arc<Cast>, mut over: watch::Receiver<bo
                     scene.stack.postgres().kill9();
                 }
                 scene.stack.postgres().restart().await.context("restart postgres")?;
+            }
+            3 => {
+                counts.pauses += 1;
+                let gateway = scene.stack.gateway(below(2));
+                gateway.sigstop();
+                tokio::time::sleep(Duration::from_millis(500 + below(sized(4_000, 12_000)) as u64)).await;
+                gateway.sigcont();
+            }
+            4 => {
+                counts.resets += 1;
+                // Whatever is in flight, COMMITs included, loses its connection.
+                for _ in 0..5 {
+                    scene.stack.postgres_proxy().reset_all();
+                    tokio::time::sleep(Duration::from_millis(below(50) as u64)).await;
+                }
+                scene.stack.nats_proxy().reset_all();
             }
             _ => {
                 counts.kills += 1;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use relay_testkit::client::{Api, Reply};
 use reqwest::Method;
 use serde_json::json;
@@ -75,13 +75,27 @@ pub async fn send_once(api: &Api, target: &Target, text: &str) -> Result<Sent> {
 
 /// Sends with an idempotency key, again and again at these gateways after a lost connection or a 5xx.
 pub async fn send_keyed(apis: &[Api], target: &Target, text: &str) -> Result<Sent> {
-    let (path, body) = target.request(text);
+    keyed(apis.iter().cycle(), target, text, &uuid::Uuid::new_v4().to_string()).await
+}
+
+/// Sends at two gateways at once with one key, as a client does that gives up waiting too early: both must
+/// be told of the same message.
+pub async fn send_twice(apis: &[Api; 2], target: &Target, text: &str) -> Result<Sent> {
     let key = uuid::Uuid::new_v4().to_string();
+    let [first, second] = apis;
+    let (one, other) = tokio::try_join!(
+        keyed([first, second].into_iter().cycle(), target, text, &key),
+        keyed([second, first].into_iter().cycle(), target, text, &key),
+    )?;
+    ensure!(one.outcome == other.outcome, "{text} was accepted as {:?} and as {:?}", one.outcome, other.outcome);
+    Ok(one)
+}
+
+async fn keyed<'a>(apis: impl Iterator<Item = &'a Api>, target: &Target, text: &str, key: &str) -> Result<Sent> {
+    let (path, body) = target.request(text);
     let started = Instant::now();
-    let mut tries = 0;
-    for api in apis.iter().cycle() {
-        tries += 1;
-        match api.call(Method::POST, &path, Some(body.clone()), &[("Idempotency-Key", &key)]).await {
+    for (tries, api) in (1..).zip(apis) {
+        match api.call(Method::POST, &path, Some(body.clone()), &[("Idempotency-Key", key)]).await {
             Ok(reply) if reply.is_success() => {
                 let outcome = Outcome::Accepted(id_of(&reply)?);
                 return Ok(Sent { text: text.to_owned(), recipients: target.recipients(), outcome, tries });
