@@ -407,24 +407,6 @@ async fn deliveries_are_listed_and_settled_one_by_one() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn reading_a_message_is_recorded_once_and_settles_its_delivery() -> Result<()> {
-    let room = room("reading").await?;
-    let as_bob = room.key.as_agent(&room.bob);
-    let posted = room.ann.post_message("room", "read me").await?.success()?;
-    let path = format!("/v1/messages/{}/read", text(&posted["id"]));
-    let first = as_bob.post_empty(&path).await?.success()?;
-    is_exactly(&first, "message_id agent_id read_at");
-    assert_eq!((&first["message_id"], text(&first["agent_id"])), (&posted["id"], &*room.bob.id));
-    assert_eq!(as_bob.at(&shared().await.gateways[1]).post_empty(&path).await?.success()?, first, "once");
-    assert_eq!(as_bob.get("/v1/deliveries").await?.success()?, json!([]));
-    // A broker sends it for everything that it shows, message or not.
-    for odd in ["inv_17", "1", "tomb_1_1"] {
-        as_bob.post_empty(&format!("/v1/messages/{odd}/read")).await?.refused(404, "message_not_found")?;
-    }
-    Ok(())
-}
-
 async fn keyed(api: &Api, path: &str, key: &str, body: &Value) -> Result<Reply> {
     api.call(Method::POST, path, Some(body.clone()), &[("idempotency-key", key)]).await
 }

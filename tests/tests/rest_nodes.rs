@@ -1,4 +1,4 @@
-//! Workspaces, agents, channels, nodes and bindings over REST: the fields that strict clients need, and
+//! Workspaces, agents, channels, read marks, nodes and bindings over REST: the fields that strict clients need, and
 //! what a roster shows of a connected node.
 
 use std::collections::BTreeSet;
@@ -380,5 +380,24 @@ async fn a_keyed_workspace_is_made_once() -> Result<()> {
         .post("/v1/workspaces", json!({ "name": "x" }))
         .await?
         .refused(401, "unauthorized")?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn reading_a_message_is_recorded_once_and_settles_its_delivery() -> Result<()> {
+    let key = workspace("reading").await?;
+    let (ann, bob) = (key.register_agent("ann").await?, key.register_agent("bob").await?);
+    let as_bob = key.as_agent(&bob);
+    let posted = key.as_agent(&ann).post_message("general", "read me").await?.success()?;
+    let path = format!("/v1/messages/{}/read", text(&posted["id"]));
+    let first = as_bob.post_empty(&path).await?.success()?;
+    is_exactly(&first, "message_id agent_id read_at");
+    assert_eq!((&first["message_id"], text(&first["agent_id"])), (&posted["id"], &*bob.id));
+    assert_eq!(as_bob.at(&shared().await.gateways[1]).post_empty(&path).await?.success()?, first, "once");
+    assert_eq!(as_bob.get("/v1/deliveries").await?.success()?, json!([]));
+    // A broker sends it for everything that it shows, message or not.
+    for odd in ["inv_17", "1", "tomb_1_1"] {
+        as_bob.post_empty(&format!("/v1/messages/{odd}/read")).await?.refused(404, "message_not_found")?;
+    }
     Ok(())
 }
