@@ -4,7 +4,7 @@
 //! Statement order, and so lock order: outbox row with the facts (no locks), idempotency keys sorted,
 //! heads sorted. Cursors are only read.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use chrono::{DateTime, NaiveDate, Utc};
 use relay_domain::{
@@ -12,10 +12,14 @@ use relay_domain::{
 };
 use sqlx::{PgConnection, Row};
 
-use crate::{MessageRow, Store, StoreError, StoreResult, commit_write};
+use crate::{MessageRow, Store, StoreError, StoreResult, commit_write, patience::Patient as _};
 
 /// How long an idempotency key is kept (contract: 24 hours).
 pub const IDEMPOTENCY_KEPT_HOURS: i32 = 24;
+
+/// How long everything before the COMMIT may take, waits for locks (2 s each) included. One transaction at
+/// a time is under way per process: a connection that died without a word must not hold it up.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(15);
 
 /// One recipient of a message.
 #[derive(Debug, Clone)]
@@ -158,18 +162,23 @@ impl Store {
     /// [`BatchError`]; `NotCommitted` with a refused statement means that some request carries data
     /// that Postgres does not take: submit them one at a time.
     pub async fn commit_batch(&self, batch: &Batch) -> Result<Vec<SendOutcome>, BatchError> {
-        let mut tx = self
-            .pool
-            .begin()
-            .await
-            .map_err(StoreError::from_sqlx("opening the batch transaction"))
-            .map_err(BatchError::NotCommitted)?;
-        let outcomes = write_batch(&mut tx, batch).await.map_err(BatchError::NotCommitted)?;
-        let Some(outcomes) = outcomes else {
-            let outcomes = commit_write::read_back(&mut tx, batch).await;
-            return outcomes.map_err(BatchError::Unknown);
+        let doing = "writing the batch";
+        let begun = async {
+            let begin = self.pool.begin().await;
+            let mut tx: sqlx::Transaction<'_, sqlx::Postgres> =
+                begin.map_err(StoreError::from_sqlx("opening the batch transaction"))?;
+            let outcomes = write_batch(&mut tx, batch).await?;
+            StoreResult::Ok((tx, outcomes))
         };
-        tx.commit().await.map_err(StoreError::from_sqlx("committing the batch")).map_err(|error| {
+        // A transaction given up here is rolled back by Postgres: its COMMIT was never sent.
+        let begun = tokio::time::timeout(WRITTEN_WITHIN, begun).await;
+        let (mut tx, outcomes) =
+            begun.unwrap_or_else(|_| Err(StoreError::still_away(doing))).map_err(BatchError::NotCommitted)?;
+        let Some(outcomes) = outcomes else {
+            let outcomes = tokio::time::timeout(WRITTEN_WITHIN, commit_write::read_back(&mut tx, batch)).await;
+            return outcomes.unwrap_or_else(|_| Err(StoreError::still_away(doing))).map_err(BatchError::Unknown);
+        };
+        tx.commit().patiently().await.map_err(StoreError::from_sqlx("committing the batch")).map_err(|error| {
             if error.is_unavailable() { BatchError::Unknown(error) } else { BatchError::NotCommitted(error) }
         })?;
         Ok(outcomes)

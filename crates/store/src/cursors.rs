@@ -6,7 +6,7 @@
 use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, session::Seq};
 use sqlx::Row;
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{Store, StoreError, StoreResult, patience::Patient as _};
 
 /// A mailbox and where its agent is.
 #[derive(Debug, Clone)]
@@ -118,6 +118,7 @@ impl Store {
             .bind(workspaces)
             .bind(agents)
             .fetch_all(&self.pool)
+            .patiently()
             .await
             .map_err(StoreError::from_sqlx("reading mailbox positions"))?;
         Ok(rows.iter().map(position).collect())
@@ -147,6 +148,7 @@ impl Store {
             .bind(node.as_str())
             .bind(provider.as_str())
             .fetch_all(&self.pool)
+            .patiently()
             .await
             .map_err(StoreError::from_sqlx("reading a provider's mailbox positions"))?;
         Ok(rows.iter().map(position).collect())
@@ -168,6 +170,7 @@ impl Store {
         .bind(workspaces)
         .bind(nodes)
         .fetch_all(&self.pool)
+        .patiently()
         .await
         .map_err(StoreError::from_sqlx("reading which agents are on nodes"))?;
         Ok(rows
@@ -206,6 +209,7 @@ impl Store {
             .bind(columns.4)
             .bind(columns.5)
             .fetch_one(&self.pool)
+            .patiently()
             .await
             .map_err(StoreError::from_sqlx("moving mailbox cursors"))
     }

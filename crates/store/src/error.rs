@@ -40,9 +40,9 @@ impl StoreError {
             sqlx::Error::Database(database) => match database.code().as_deref() {
                 // deadlock, serialization failure, lock not available (lock_timeout)
                 Some("40P01" | "40001" | "55P03") => Self::Aborted { doing, source },
-                // admin shutdown, crash shutdown, cannot connect now, too many connections,
-                // query canceled, and class 08 (connection)
-                Some("57P01" | "57P02" | "57P03" | "53300" | "57014") => Self::Unavailable { doing, source },
+                // admin shutdown, crash shutdown, cannot connect now, too many connections, query canceled,
+                // idle in transaction for too long, and class 08 (connection)
+                Some("57P01" | "57P02" | "57P03" | "53300" | "57014" | "25P03") => Self::Unavailable { doing, source },
                 Some(code) if code.starts_with("08") => Self::Unavailable { doing, source },
                 _ => Self::Refused { doing, source },
             },

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use relay_domain::{GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope};
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{Store, StoreError, StoreResult, patience::Patient as _};
 
 /// What came of renewing a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +46,7 @@ impl Store {
         .bind(gateway.get())
         .bind(ttl.as_secs_f64())
         .fetch_one(&self.pool)
+        .patiently()
         .await
         .map_err(StoreError::from_sqlx("renewing a gateway lease"))?;
         Ok(if unbroken { Renewal::Held } else { Renewal::HeldAgain })
@@ -60,6 +61,7 @@ impl Store {
             sqlx::query_as("SELECT workspace_id, node_id, provider, epoch FROM providers WHERE gateway_id = $1")
                 .bind(gateway.get())
                 .fetch_all(&self.pool)
+                .patiently()
                 .await
                 .map_err(StoreError::from_sqlx("reading a gateway's connections"))?;
         Ok(rows
@@ -81,6 +83,7 @@ impl Store {
         sqlx::query("DELETE FROM gateways WHERE gateway_id = $1")
             .bind(gateway.get())
             .execute(&self.pool)
+            .patiently()
             .await
             .map_err(StoreError::from_sqlx("releasing a gateway lease"))?;
         Ok(())

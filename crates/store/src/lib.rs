@@ -29,6 +29,7 @@ mod messages_read;
 mod nodes;
 pub mod outbox_relay;
 pub mod partitions;
+mod patience;
 mod pool;
 pub mod providers;
 pub mod pruning;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use relay_domain::{BatchId, GatewayId, MessageId, WorkspaceId, WorkspaceScope};
 use sqlx::Row;
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{Store, StoreError, StoreResult, patience::Patient as _};
 
 /// A batch that is this worker's to publish until the claim lapses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,6 +64,7 @@ impl Store {
             .bind(limit)
             .bind(claim.as_secs_f64())
             .fetch_all(&self.pool)
+            .patiently()
             .await
             .map_err(StoreError::from_sqlx("claiming unpublished batches"))?;
         let batches = rows.iter().map(|row| {
@@ -94,6 +95,7 @@ impl Store {
         )
         .bind(ids)
         .execute(&self.pool)
+        .patiently()
         .await
         .map_err(StoreError::from_sqlx("marking batches published"))?;
         Ok(done.rows_affected())
@@ -106,6 +108,7 @@ impl Store {
     pub async fn outbox_lag(&self) -> StoreResult<OutboxLag> {
         let (pending, oldest_seconds) = sqlx::query_as(LAG)
             .fetch_one(&self.pool)
+            .patiently()
             .await
             .map_err(StoreError::from_sqlx("measuring the outbox's lag"))?;
         Ok(OutboxLag { pending, oldest_seconds })

@@ -7,7 +7,7 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
-use crate::{StoreError, StoreResult};
+use crate::{StoreError, StoreResult, patience::Patient as _};
 
 /// The schema, embedded from `migrations/`.
 pub static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
@@ -29,7 +29,9 @@ impl Store {
         // A batch waits this long for a mailbox head at most (design: lock order and lock_timeout).
         let options = options.application_name("relay").options([
             ("lock_timeout", "2s"),
-            ("idle_in_transaction_session_timeout", "10s"),
+            // No transaction here pauses. One that does belongs to a process that is frozen or cut off, and holds
+            // mailbox heads that every other gateway's commits wait for.
+            ("idle_in_transaction_session_timeout", "3s"),
             ("timezone", "UTC"),
             // Statements are few and prepared; planning each anew over daily partitions would cost more
             // than running it. Partitions are pruned when it runs.
@@ -57,6 +59,7 @@ impl Store {
     pub async fn ping(&self) -> StoreResult<i64> {
         sqlx::query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")
             .fetch_one(&self.pool)
+            .patiently()
             .await
             .map_err(StoreError::from_sqlx("asking postgres for its clock"))
     }

@@ -5,7 +5,7 @@
 use relay_domain::{GatewayId, NodeId, ProviderName, WorkspaceScope, takeover::Incumbent};
 use sqlx::Row;
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{Store, StoreError, StoreResult, patience::Patient as _};
 
 /// Who holds a provider now.
 #[derive(Debug, Clone)]
@@ -109,6 +109,7 @@ impl Store {
                 .bind(scope.workspace_id().get())
                 .bind(node.as_str())
                 .fetch_optional(&self.pool)
+                .patiently()
                 .await
                 .map_err(StoreError::from_sqlx("reading a node"))?;
         Ok(row.map(|(name, role)| NodeIdentity { name, direct: role == "direct" }))
@@ -134,6 +135,7 @@ impl Store {
         .bind(node.as_str())
         .bind(provider.as_str())
         .fetch_optional(&self.pool)
+        .patiently()
         .await
         .map_err(StoreError::from_sqlx("reading a provider's holder"))?;
         Ok(row.map(|(epoch, instance_id, gateway)| Holder {
@@ -265,6 +267,7 @@ impl Store {
         .bind(live)
         .bind(capabilities)
         .execute(&self.pool)
+        .patiently()
         .await
         .map_err(StoreError::from_sqlx("recording heartbeats"))?;
         Ok(())
@@ -301,6 +304,7 @@ impl Store {
         .bind(provider.as_str())
         .bind(epoch)
         .fetch_one(&self.pool)
+        .patiently()
         .await
         .map_err(StoreError::from_sqlx("disconnecting a provider"))?;
         Ok(row.get::<i64, _>("n") == 1)
@@ -328,6 +332,7 @@ impl Store {
         .bind(provider.as_str())
         .bind(epoch)
         .execute(&self.pool)
+        .patiently()
         .await
         .map_err(StoreError::from_sqlx("removing a provider"))?;
         Ok(gone.rows_affected() == 1)

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, MessageId, WorkspaceId, WorkspaceScope, delivery::Exception, session::Seq};
 use sqlx::{Row, postgres::PgRow};
 
-use crate::{MessageRow, Store, StoreError, StoreResult};
+use crate::{MessageRow, Store, StoreError, StoreResult, patience::Patient as _};
 
 /// Rows read per mailbox and page.
 pub const PAGE: i64 = 50;
@@ -85,6 +85,7 @@ impl Store {
             .bind(since.date_naive())
             .bind(PAGE)
             .fetch_all(&self.pool)
+            .patiently()
             .await
             .map_err(StoreError::from_sqlx("reading deliveries from a position"))?;
         Ok(rows.iter().map(stored).collect())
@@ -108,6 +109,7 @@ impl Store {
             .bind(workspaces)
             .bind(ids)
             .fetch_all(&self.pool)
+            .patiently()
             .await
             .map_err(StoreError::from_sqlx("reading the deliveries of messages"))?;
         Ok(rows.iter().map(stored).collect())

@@ -1,6 +1,6 @@
 //! Leases of the worker numbers that snowflake ids carry.
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{Store, StoreError, StoreResult, patience::Patient as _};
 
 impl Store {
     /// Leases the worker number that has been free for longest, for `seconds`. `None` when all are taken.
@@ -19,6 +19,7 @@ impl Store {
         .bind(owner)
         .bind(f64::from(seconds))
         .fetch_optional(&self.pool)
+        .patiently()
         .await
         .map_err(StoreError::from_sqlx("leasing a worker number"))
     }
@@ -36,6 +37,7 @@ impl Store {
         .bind(owner)
         .bind(f64::from(seconds))
         .execute(&self.pool)
+        .patiently()
         .await
         .map_err(StoreError::from_sqlx("renewing a worker number"))?;
         Ok(renewed.rows_affected() == 1)

@@ -15,9 +15,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use relay_store::StoreError;
+
 use crate::{Engine, EngineError, EngineResult};
 
 use uptime::Uptime;
+
+/// A tick does a bounded amount of work. One that takes longer waits for an answer that will not come.
+const TICK_AT_MOST: Duration = Duration::from_secs(60);
 
 /// The loops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -131,15 +136,20 @@ impl Loops {
     /// When Postgres or NATS is away or a transaction lost a race. Nothing is half done: tick again.
     #[tracing::instrument(name = "worker.loop.tick", level = "debug", skip_all, fields(loop.name = which.name()))]
     pub async fn tick(&self, which: Loop) -> EngineResult<Ticked> {
-        let done = match which {
-            Loop::OutboxRelay => outbox_relay::tick(&self.engine).await,
-            Loop::Expiry => expiry::tick(&self.engine).await,
-            Loop::Liveness => connections::silent_providers(&self.engine, self.storage_up_for()).await,
-            Loop::DeadGateways => connections::dead_gateways(&self.engine, self.storage_up_for()).await,
-            Loop::Partitions => rows::partitions(&self.engine, self.retention).await,
-            Loop::Compaction => rows::compaction(&self.engine).await,
-            Loop::Pruning => rows::pruning(&self.engine).await,
+        let work = async {
+            match which {
+                Loop::OutboxRelay => outbox_relay::tick(&self.engine).await,
+                Loop::Expiry => expiry::tick(&self.engine).await,
+                Loop::Liveness => connections::silent_providers(&self.engine, self.storage_up_for()).await,
+                Loop::DeadGateways => connections::dead_gateways(&self.engine, self.storage_up_for()).await,
+                Loop::Partitions => rows::partitions(&self.engine, self.retention).await,
+                Loop::Compaction => rows::compaction(&self.engine).await,
+                Loop::Pruning => rows::pruning(&self.engine).await,
+            }
         };
+        // A connection that died without a word must not end the loop.
+        let done = tokio::time::timeout(TICK_AT_MOST, work).await;
+        let done = done.unwrap_or_else(|_| Err(StoreError::still_away("ticking").into()));
         let mut uptime = self.uptime.lock().unwrap_or_else(PoisonError::into_inner);
         match &done {
             Err(EngineError::Unavailable(_)) => uptime.saw_down(),
