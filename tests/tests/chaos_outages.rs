@@ -13,7 +13,12 @@ use relay_acceptance::chaos::{
     sender::{Outcome, Sent, Target, send_keyed, send_once},
     sized,
 };
-use relay_testkit::{client::Agent, proxy::Verdict, stack::Stack, wait};
+use relay_testkit::{
+    client::Agent,
+    proxy::{Direction, Verdict},
+    stack::Stack,
+    wait,
+};
 
 const SOON: Duration = Duration::from_secs(5);
 const RECOVERED_WITHIN: Duration = Duration::from_secs(20);
@@ -233,4 +238,85 @@ async fn a_commit_that_never_arrives_is_made_again() -> Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_lost_with_its_connection_is_made_again() -> Result<()> {
     commit_is_cut(Verdict::DropThenReset).await
+}
+
+/// Bytes vanish for a second, as with a host that is gone without a reset: the connections that lost them never
+/// answer again, and nothing in the engine may wait for them for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_never_answer_again_are_given_up() -> Result<()> {
+    let scene = Scene::with(Stack::builder().through_proxies(true)).await?;
+    let (sam, _nodes) = pair(&scene).await?;
+    scene.dm(&sam, 0, "ada", "before").await?;
+    scene.dm(&sam, 1, "bob", "before").await?;
+    scene.reaches("ada", 1, SOON).await;
+    scene.reaches("bob", 1, SOON).await;
+    let apis = [scene.speaker(&sam, 0), scene.speaker(&sam, 1)];
+    let mut posts = tokio::task::JoinSet::new();
+    scene.stack.postgres_proxy().set_filter(Direction::ToServer, |chunk| {
+        chunk.clear();
+        Verdict::Forward
+    });
+    for n in 0..20 {
+        let (apis, to) = (apis.clone(), Target::Dm(if n % 2 == 0 { "ada" } else { "bob" }.into()));
+        posts.spawn(async move {
+            if n < 10 {
+                send_once(&apis[n / 2 % 2], &to, &format!("vanished {n}")).await
+            } else {
+                send_keyed(&apis, &to, &format!("vanished {n}")).await
+            }
+        });
+        tokio::time::sleep(Duration::from_millis(75)).await;
+    }
+    scene.stack.postgres_proxy().clear_filter(Direction::ToServer);
+    let since = Instant::now();
+    for n in 0..4 {
+        posts.spawn({
+            let apis = apis.clone();
+            async move { send_keyed(&apis[n % 2..=n % 2], &Target::Dm("ada".into()), &format!("after {n}")).await }
+        });
+    }
+    let mut sent = Vec::new();
+    while let Some(one) = posts.join_next().await {
+        sent.push(one??);
+    }
+    println!("all posts have their answer after {:?}", since.elapsed());
+    ensure!(since.elapsed() < Duration::from_secs(40), "the committer waited {:?}", since.elapsed());
+    for agent in ["ada", "bob"] {
+        let head = scene.database.stand(agent).await?.head;
+        scene.reaches(agent, head, RECOVERED_WITHIN).await;
+        scene.acked(agent, head, RECOVERED_WITHIN).await;
+    }
+    println!("everything is acknowledged after {:?}", since.elapsed());
+    for gateway in scene.stack.gateways() {
+        wait::until("the gateway to be ready", RECOVERED_WITHIN, || gateway.is_ready()).await;
+    }
+    scene.judge(&sent).await
+}
+
+/// A gateway stops in the middle of a transaction, heads locked: the others' commits for the same mailboxes wait
+/// for a few seconds, and its own sender is told the truth.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_stops_in_the_middle_holds_nobody_up_for_long() -> Result<()> {
+    let scene = Scene::with(Stack::builder().through_proxies(true)).await?;
+    let (sam, _nodes) = pair(&scene).await?;
+    scene.dm(&sam, 0, "ada", "before").await?;
+    scene.dm(&sam, 1, "ada", "before, too").await?;
+    let fired = scene.swallow_commit_of("stopped");
+    let apis = [scene.speaker(&sam, 0), scene.speaker(&sam, 1)];
+    let since = Instant::now();
+    let stopped = tokio::spawn({
+        let api = apis[0].clone();
+        async move { send_once(&api, &Target::Dm("ada".into()), "stopped").await }
+    });
+    wait::until("a COMMIT to be swallowed", SOON, || async { fired.load(Ordering::Relaxed) }).await;
+    let mut sent = vec![send_once(&apis[1], &Target::Dm("ada".into()), "of another gateway").await?];
+    println!("the other gateway's post took {:?}", since.elapsed());
+    ensure!(since.elapsed() < Duration::from_secs(7), "the other gateway waited {:?}", since.elapsed());
+    sent.push(stopped.await??);
+    println!("the stopped post took {:?}", since.elapsed());
+    ensure!(sent.iter().all(|one| matches!(one.outcome, Outcome::Accepted(_))), "{sent:?}");
+    let head = scene.database.stand("ada").await?.head;
+    ensure!(head == 4, "{head} deliveries");
+    scene.reaches("ada", head, SOON).await;
+    scene.judge(&sent).await
 }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use relay_acceptance::chaos::{
     below,
     ledger::Ledger,
@@ -58,7 +58,12 @@ async fn nothing_is_lost_repeated_or_reordered_while_everything_is_killed() -> R
     let faults = tokio::spawn(faults(Arc::clone(&scene), Arc::clone(&cast), over));
     let mut sent = Vec::new();
     while let Some(one) = senders.join_next().await {
-        sent.extend(one??);
+        match one? {
+            Ok(some) => sent.extend(some),
+            // A fault that could not be put right explains it better.
+            Err(error) if faults.is_finished() => bail!("{:?}; then {error:#}", faults.await?),
+            Err(error) => return Err(error.context(scene.stack.logs(15))),
+        }
     }
     println!("{} messages sent in {:?}", sent.len(), started.elapsed());
     done.send(true)?;

@@ -93,13 +93,29 @@ impl Scene {
     /// Cuts the first COMMIT after this text has passed to Postgres; tells when it did. The committer writes
     /// one batch at a time, so that is the batch with the text, or a neighbour's transaction, which is as good.
     pub fn cut_commit_of(&self, text: &str, verdict: Verdict) -> Arc<AtomicBool> {
+        self.on_commit_of(text, move |_| verdict)
+    }
+
+    /// Swallows the first COMMIT after this text: the transaction stays open, as that of a frozen process.
+    pub fn swallow_commit_of(&self, text: &str) -> Arc<AtomicBool> {
+        self.on_commit_of(text, |chunk| {
+            chunk.clear();
+            Verdict::Forward
+        })
+    }
+
+    fn on_commit_of(
+        &self,
+        text: &str,
+        mut then: impl FnMut(&mut Vec<u8>) -> Verdict + Send + 'static,
+    ) -> Arc<AtomicBool> {
         let fired = Arc::new(AtomicBool::new(false));
         let (mut seen, cut, text) = (false, Arc::clone(&fired), text.to_owned());
         let contains = |chunk: &[u8], what: &[u8]| chunk.windows(what.len()).any(|window| window == what);
         self.stack.postgres_proxy().set_filter(Direction::ToServer, move |chunk| {
             seen |= contains(chunk, text.as_bytes());
             if seen && contains(chunk, b"COMMIT") && !cut.swap(true, Ordering::Relaxed) {
-                return verdict;
+                return then(chunk);
             }
             Verdict::Forward
         });
