@@ -144,7 +144,8 @@ impl Postgres {
     }
 
     fn data_was_held(&self) -> bool {
-        let last_words = self.process.log_tail(3);
+        // The killed server's backends write their own last words into the same log, dozens of them.
+        let last_words = self.process.log_tail(300);
         last_words.contains("postmaster.pid") || last_words.contains("shared memory block")
     }
 
