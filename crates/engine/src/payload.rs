@@ -7,7 +7,10 @@ use bytes::Bytes;
 use relay_domain::{AgentId, DeliveryId, delivery::Mode};
 use relay_store::{MessageRow, replay::StoredDelivery};
 use serde::Serialize;
-use serde_json::{Value, json, value::RawValue};
+use serde_json::{
+    Value,
+    value::{RawValue, to_raw_value},
+};
 
 use crate::render::{channel_id, metadata, timestamp};
 
@@ -30,96 +33,134 @@ struct Deliver<'a> {
     payload: &'a RawValue,
 }
 
+#[derive(Serialize)]
+struct Payload<T> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    data: T,
+}
+
+/// What all messages show, in channels, threads and conversations.
+#[derive(Serialize)]
+struct Common<'a> {
+    id: String,
+    agent_name: &'a str,
+    from_name: &'a str,
+    text: &'a str,
+    metadata: &'a Value,
+    created_at: String,
+}
+
+/// `message.created` and `thread.reply`.
+#[derive(Serialize)]
+struct InChannel<'a> {
+    #[serde(flatten)]
+    common: Common<'a>,
+    channel_id: String,
+    channel_name: &'a str,
+    agent_id: String,
+    blocks: Option<&'a Value>,
+    has_attachments: bool,
+    thread_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    conversation_id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mentions: Option<&'a [String]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attachments: Option<&'a Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    injection_mode: Option<&'a str>,
+}
+
+/// `dm.received` and `group_dm.received`. Some clients read the nested message, others the flat copies:
+/// both are sent.
+#[derive(Serialize)]
+struct InConversation<'a> {
+    #[serde(flatten)]
+    common: Common<'a>,
+    conversation_id: Option<&'a str>,
+    message: Nested<'a>,
+    injection_mode: &'a str,
+    attachments: &'a Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from_agent_id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    to: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agent_id: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Nested<'a> {
+    id: &'a str,
+    agent_id: &'a str,
+    agent_name: &'a str,
+    text: &'a str,
+    injection_mode: &'a str,
+    attachments: &'a Value,
+    metadata: &'a Value,
+}
+
 /// The payload `{type, data}` of a message for one recipient, as JSON text.
 ///
 /// Only a one-to-one conversation names its recipient; all others share one payload.
 #[must_use]
 pub fn payload(message: &MessageRow, recipient: &str) -> Box<RawValue> {
-    let value = if message.thread_id.is_some() { thread_reply(message) } else { root(message, recipient) };
-    // A value that came from JSON goes back to it.
-    RawValue::from_string(value.to_string()).unwrap_or_default()
-}
-
-fn has_attachments(message: &MessageRow) -> bool {
-    message.attachments.as_array().is_some_and(|list| !list.is_empty())
-}
-
-fn thread_reply(message: &MessageRow) -> Value {
-    let mut data = json!({
-        "id": message.message_id.to_string(),
-        "channel_id": channel_id(message),
-        "channel_name": message.channel_name,
-        "agent_id": message.agent_id.to_string(),
-        "agent_name": message.agent_name,
-        "from_name": message.agent_name,
-        "thread_id": message.thread_id.map(|id| id.to_string()),
-        "text": message.text,
-        "blocks": message.blocks,
-        "metadata": metadata(&message.metadata),
-        "has_attachments": has_attachments(message),
-        "created_at": timestamp(message.created_at),
-    });
-    if let (Some(conversation), Some(data)) = (&message.conversation_id, data.as_object_mut()) {
-        data.insert("conversation_id".to_owned(), json!(conversation));
-    }
-    json!({ "type": "thread.reply", "data": data })
-}
-
-fn root(message: &MessageRow, recipient: &str) -> Value {
+    let shown = metadata(&message.metadata);
     let id = message.message_id.to_string();
     let author = message.agent_id.to_string();
-    let created_at = timestamp(message.created_at);
-    if message.channel_type == 0 {
-        let data = json!({
-            "id": id,
-            "channel_id": channel_id(message),
-            "channel_name": message.channel_name,
-            "agent_id": author,
-            "agent_name": message.agent_name,
-            "from_name": message.agent_name,
-            "text": message.text,
-            "blocks": message.blocks,
-            "metadata": metadata(&message.metadata),
-            "has_attachments": has_attachments(message),
-            "thread_id": null,
-            "created_at": created_at,
-            "mentions": message.mentions,
-            "attachments": message.attachments,
-            "injection_mode": message.mode,
-        });
-        return json!({ "type": "message.created", "data": data });
-    }
-    // Some clients read the nested message, others the flat copies: both are sent.
-    let mut data = json!({
-        "conversation_id": message.conversation_id,
-        "message": {
-            "id": id,
-            "agent_id": author,
-            "agent_name": message.agent_name,
-            "text": message.text,
-            "injection_mode": message.mode,
-            "attachments": message.attachments,
-            "metadata": metadata(&message.metadata),
-        },
-        "id": id,
-        "text": message.text,
-        "injection_mode": message.mode,
-        "attachments": message.attachments,
-        "metadata": metadata(&message.metadata),
-        "from_name": message.agent_name,
-        "agent_name": message.agent_name,
-        "created_at": created_at,
-    });
-    let kind = if message.channel_type == 1 { "dm.received" } else { "group_dm.received" };
-    if let Some(data) = data.as_object_mut() {
-        if message.channel_type == 1 {
-            data.insert("from_agent_id".to_owned(), json!(author));
-            data.insert("to".to_owned(), json!(recipient));
-        } else {
-            data.insert("agent_id".to_owned(), json!(author));
+    let common = Common {
+        id: id.clone(),
+        agent_name: &message.agent_name,
+        from_name: &message.agent_name,
+        text: &message.text,
+        metadata: &shown,
+        created_at: timestamp(message.created_at),
+    };
+    let encoded = match (message.thread_id, message.channel_type) {
+        (None, 1 | 2) => {
+            let direct = message.channel_type == 1;
+            let nested = Nested {
+                id: &id,
+                agent_id: &author,
+                agent_name: &message.agent_name,
+                text: &message.text,
+                injection_mode: &message.mode,
+                attachments: &message.attachments,
+                metadata: &shown,
+            };
+            let data = InConversation {
+                common,
+                conversation_id: message.conversation_id.as_deref(),
+                message: nested,
+                injection_mode: &message.mode,
+                attachments: &message.attachments,
+                from_agent_id: direct.then_some(&author),
+                to: direct.then_some(recipient),
+                agent_id: (!direct).then_some(&author),
+            };
+            to_raw_value(&Payload { kind: if direct { "dm.received" } else { "group_dm.received" }, data })
         }
-    }
-    json!({ "type": kind, "data": data })
+        (thread, _) => {
+            let root = thread.is_none();
+            let data = InChannel {
+                common,
+                channel_id: channel_id(message),
+                channel_name: &message.channel_name,
+                agent_id: author,
+                blocks: message.blocks.as_ref(),
+                has_attachments: message.attachments.as_array().is_some_and(|list| !list.is_empty()),
+                thread_id: thread.map(|id| id.to_string()),
+                conversation_id: message.conversation_id.as_deref(),
+                mentions: root.then_some(message.mentions.as_slice()),
+                attachments: root.then_some(&message.attachments),
+                injection_mode: root.then_some(&message.mode),
+            };
+            to_raw_value(&Payload { kind: if root { "message.created" } else { "thread.reply" }, data })
+        }
+    };
+    // Strings, numbers and JSON values always encode.
+    encoded.unwrap_or_default()
 }
 
 /// The `deliver` frame of a row.

@@ -95,7 +95,7 @@ impl Engine {
     ///
     /// # Errors
     /// See [`EngineError`]: an unknown or archived channel, an invalid draft, a frame above
-    /// [`payload::FRAME_LIMIT`], a reused key, an overloaded engine or storage that is away.
+    /// [`crate::payload::FRAME_LIMIT`], a reused key, an overloaded engine or storage that is away.
     pub async fn post_to_channel(
         &self,
         caller: &AgentCaller,

@@ -22,7 +22,7 @@ pub struct Guard {
     provider: Option<SdkTracerProvider>,
 }
 
-/// Starts logging and, if [`OTLP_ENDPOINT`] is set, exporting spans. Call once, first in `main`, inside
+/// Starts logging and, if `OTEL_EXPORTER_OTLP_ENDPOINT` is set, exporting spans. Call once, first in `main`, inside
 /// the tokio runtime.
 ///
 /// `RUST_LOG` filters logs and spans; the default is `info`, without the drivers' own chatter. Without an endpoint no span gets a trace

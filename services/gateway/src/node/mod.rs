@@ -1,10 +1,10 @@
 //! The node socket: registration, per-agent delivery, acks.
 //!
 //! The way of a message: a live copy or a row read for repair enters its agent's
-//! [`Session`](relay_domain::session::Session) in [`served`], leaves it in seq order in
-//! [`flow`], and goes out through [`outbound`]. Frames from the node are decoded by
+//! [`Session`](relay_domain::session::Session) in `served`, leaves it in seq order in
+//! `flow`, and goes out through `outbound`. Frames from the node are decoded by
 //! `relay_wire::frame`; those that need the engine wait their turn in
-//! [`control`]. [`connection`] is the task around all of it.
+//! `control`. `connection` is the task around all of it.
 
 mod connection;
 mod control;

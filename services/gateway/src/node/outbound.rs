@@ -31,6 +31,8 @@ struct Level {
     bytes: AtomicUsize,
     frames: AtomicUsize,
     drained: Notify,
+    /// Somebody found the queue full and waits for it to drain.
+    awaited: AtomicBool,
     over: AtomicBool,
 }
 
@@ -50,13 +52,24 @@ impl Outbound {
 
     /// Whether deliveries must wait.
     pub(super) fn is_full(&self) -> bool {
-        self.level.bytes.load(Ordering::Relaxed) >= FULL_BYTES
-            || self.level.frames.load(Ordering::Relaxed) >= FULL_FRAMES
+        self.awaits_drain(|level| {
+            level.bytes.load(Ordering::SeqCst) >= FULL_BYTES || level.frames.load(Ordering::SeqCst) >= FULL_FRAMES
+        })
     }
 
     /// Whether requests must wait, lest their answers find no slot.
     pub(super) fn is_crowded(&self) -> bool {
-        self.level.frames.load(Ordering::Relaxed) >= CROWDED_FRAMES
+        self.awaits_drain(|level| level.frames.load(Ordering::SeqCst) >= CROWDED_FRAMES)
+    }
+
+    /// Whether the queue is too high. If so the writer is asked for a word once it has drained: only then
+    /// does it wake the connection. The second look closes the race with a writer that has just drained.
+    fn awaits_drain(&self, too_high: impl Fn(&Level) -> bool) -> bool {
+        if !too_high(&self.level) {
+            return false;
+        }
+        self.level.awaited.store(true, Ordering::SeqCst);
+        too_high(&self.level)
     }
 
     /// Whether the writer has ended: the socket is gone or stuck.
@@ -114,12 +127,14 @@ async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receive
             sink.flush().await
         });
         let done = matches!(written.await, Ok(Ok(())));
-        level.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        level.frames.fetch_sub(frames, Ordering::Relaxed);
+        level.bytes.fetch_sub(bytes, Ordering::SeqCst);
+        level.frames.fetch_sub(frames, Ordering::SeqCst);
         if !done || closing {
             break;
         }
-        level.drained.notify_one();
+        if level.awaited.swap(false, Ordering::SeqCst) {
+            level.drained.notify_one();
+        }
     }
     level.over.store(true, Ordering::Relaxed);
     level.drained.notify_one();

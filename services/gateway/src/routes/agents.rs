@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// `POST /v1/agents`.
-#[tracing::instrument(name = "http.agents.register", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.agents.register", skip_all)]
 pub async fn register(
     State(engine): State<Engine>,
     caller: WorkspaceKey,
@@ -59,7 +59,7 @@ pub async fn register(
 }
 
 /// `GET /v1/agents`.
-#[tracing::instrument(name = "http.agents.list", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.agents.list", skip_all)]
 pub async fn list(
     State(engine): State<Engine>,
     Caller(caller): Caller,
@@ -75,7 +75,7 @@ pub async fn list(
 }
 
 /// `GET /v1/agents/presence`.
-#[tracing::instrument(name = "http.agents.presence", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.agents.presence", skip_all)]
 pub async fn presence(
     State(engine): State<Engine>,
     Caller(caller): Caller,
@@ -91,7 +91,7 @@ pub async fn presence(
 }
 
 /// `GET /v1/agents/:name`.
-#[tracing::instrument(name = "http.agents.get", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.agents.get", skip_all)]
 pub async fn get(
     State(engine): State<Engine>,
     Caller(caller): Caller,
@@ -102,14 +102,14 @@ pub async fn get(
 }
 
 /// `GET /v1/agent`: the caller.
-#[tracing::instrument(name = "http.agents.me", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.agents.me", skip_all)]
 pub async fn me(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<wire::AgentDetails>, ApiError> {
     let row = engine.agent(caller.scope, caller.agent_id).await?;
     details(&engine, caller.scope, row).await
 }
 
 /// `PATCH /v1/agents/:name`.
-#[tracing::instrument(name = "http.agents.update", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.agents.update", skip_all)]
 pub async fn update(
     State(engine): State<Engine>,
     caller: WorkspaceKey,
@@ -128,7 +128,7 @@ pub async fn update(
 }
 
 /// `DELETE /v1/agents/:name`.
-#[tracing::instrument(name = "http.agents.delete", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.agents.delete", skip_all)]
 pub async fn delete(
     State(engine): State<Engine>,
     caller: WorkspaceKey,
@@ -139,7 +139,7 @@ pub async fn delete(
 }
 
 /// `POST /v1/agents/:name/rotate-token`: with the workspace's key, or with the agent's own token.
-#[tracing::instrument(name = "http.agents.rotate_token", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.agents.rotate_token", skip_all)]
 pub async fn rotate_token(
     State(engine): State<Engine>,
     Caller(caller): Caller,
@@ -150,14 +150,14 @@ pub async fn rotate_token(
 }
 
 /// `POST /v1/agents/heartbeat`.
-#[tracing::instrument(name = "http.agents.heartbeat", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.agents.heartbeat", skip_all)]
 pub async fn heartbeat(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<()>, ApiError> {
     engine.set_own_status(&caller, AgentStatus::Active).await?;
     Ok(acknowledged())
 }
 
 /// `POST /v1/agents/disconnect`.
-#[tracing::instrument(name = "http.agents.disconnect", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.agents.disconnect", skip_all)]
 pub async fn disconnect(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<()>, ApiError> {
     engine.set_own_status(&caller, AgentStatus::Offline).await?;
     Ok(acknowledged())

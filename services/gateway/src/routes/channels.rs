@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// `POST /v1/channels`.
-#[tracing::instrument(name = "http.channels.create", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.channels.create", skip_all)]
 pub async fn create(
     State(engine): State<Engine>,
     Caller(caller): Caller,
@@ -30,7 +30,7 @@ pub async fn create(
 }
 
 /// `GET /v1/channels`.
-#[tracing::instrument(name = "http.channels.list", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.channels.list", skip_all)]
 pub async fn list(
     State(engine): State<Engine>,
     CallerOrNode(caller): CallerOrNode,
@@ -42,7 +42,7 @@ pub async fn list(
 }
 
 /// `GET /v1/channels/:name`.
-#[tracing::instrument(name = "http.channels.get", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.channels.get", skip_all)]
 pub async fn get(
     State(engine): State<Engine>,
     CallerOrNode(caller): CallerOrNode,
@@ -57,7 +57,7 @@ pub async fn get(
 }
 
 /// `PATCH /v1/channels/:name`.
-#[tracing::instrument(name = "http.channels.update", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.channels.update", skip_all)]
 pub async fn update(
     State(engine): State<Engine>,
     Caller(caller): Caller,
@@ -70,7 +70,7 @@ pub async fn update(
 }
 
 /// `PATCH /v1/channels/:name/topic`.
-#[tracing::instrument(name = "http.channels.set_topic", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.channels.set_topic", skip_all)]
 pub async fn set_topic(
     State(engine): State<Engine>,
     Caller(caller): Caller,
@@ -83,7 +83,7 @@ pub async fn set_topic(
 }
 
 /// `DELETE /v1/channels/:name` archives it.
-#[tracing::instrument(name = "http.channels.archive", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.channels.archive", skip_all)]
 pub async fn archive(
     State(engine): State<Engine>,
     Caller(caller): Caller,
@@ -94,7 +94,7 @@ pub async fn archive(
 }
 
 /// `POST /v1/channels/:name/join`.
-#[tracing::instrument(name = "http.channels.join", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.channels.join", skip_all)]
 pub async fn join(
     State(engine): State<Engine>,
     Agent(caller): Agent,
@@ -105,7 +105,7 @@ pub async fn join(
 }
 
 /// `POST /v1/channels/:name/leave`.
-#[tracing::instrument(name = "http.channels.leave", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.channels.leave", skip_all)]
 pub async fn leave(
     State(engine): State<Engine>,
     Agent(caller): Agent,
@@ -116,7 +116,7 @@ pub async fn leave(
 }
 
 /// `POST /v1/channels/:name/invite`.
-#[tracing::instrument(name = "http.channels.invite", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.channels.invite", skip_all)]
 pub async fn invite(
     State(engine): State<Engine>,
     ActingAgent(caller): ActingAgent,
@@ -128,7 +128,7 @@ pub async fn invite(
 }
 
 /// `GET /v1/channels/:name/members`.
-#[tracing::instrument(name = "http.channels.members", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.channels.members", skip_all)]
 pub async fn members(
     State(engine): State<Engine>,
     Caller(caller): Caller,
@@ -140,7 +140,7 @@ pub async fn members(
 }
 
 /// `POST /v1/channels/:name/mute`.
-#[tracing::instrument(name = "http.channels.mute", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.channels.mute", skip_all)]
 pub async fn mute(
     State(engine): State<Engine>,
     Agent(caller): Agent,
@@ -150,7 +150,7 @@ pub async fn mute(
 }
 
 /// `POST /v1/channels/:name/unmute`.
-#[tracing::instrument(name = "http.channels.unmute", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.channels.unmute", skip_all)]
 pub async fn unmute(
     State(engine): State<Engine>,
     Agent(caller): Agent,

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// `GET /v1/deliveries`: the caller's own, oldest first.
-#[tracing::instrument(name = "http.deliveries.list", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.deliveries.list", skip_all)]
 pub async fn list(
     State(engine): State<Engine>,
     Agent(caller): Agent,
@@ -34,7 +34,7 @@ pub async fn list(
 }
 
 /// `POST /v1/deliveries/:id/ack`. A body, if any, says nothing.
-#[tracing::instrument(name = "http.deliveries.ack", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.deliveries.ack", skip_all)]
 pub async fn ack(
     State(engine): State<Engine>,
     Agent(caller): Agent,
@@ -45,7 +45,7 @@ pub async fn ack(
 }
 
 /// `POST /v1/deliveries/:id/fail`.
-#[tracing::instrument(name = "http.deliveries.fail", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.deliveries.fail", skip_all)]
 pub async fn fail(
     State(engine): State<Engine>,
     Agent(caller): Agent,
@@ -57,7 +57,7 @@ pub async fn fail(
 }
 
 /// `POST /v1/deliveries/:id/defer`.
-#[tracing::instrument(name = "http.deliveries.defer", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.deliveries.defer", skip_all)]
 pub async fn defer(
     State(engine): State<Engine>,
     Agent(caller): Agent,

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// `GET /v1/dm/conversations`: the caller's own, the liveliest first.
-#[tracing::instrument(name = "http.dms.conversations", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.dms.conversations", skip_all)]
 pub async fn conversations(
     State(engine): State<Engine>,
     Agent(caller): Agent,
@@ -34,7 +34,7 @@ pub async fn conversations(
 }
 
 /// `GET /v1/dm/:conversation_id/messages`: newest first.
-#[tracing::instrument(name = "http.dms.messages", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.dms.messages", skip_all)]
 pub async fn messages(
     State(engine): State<Engine>,
     Agent(caller): Agent,
@@ -45,7 +45,7 @@ pub async fn messages(
 }
 
 /// `POST /v1/dm/group`.
-#[tracing::instrument(name = "http.dms.create_group", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.dms.create_group", skip_all)]
 pub async fn create_group(
     State(engine): State<Engine>,
     ActingAgent(caller): ActingAgent,
@@ -62,7 +62,7 @@ pub async fn create_group(
 }
 
 /// `POST /v1/dm/:id/participants`.
-#[tracing::instrument(name = "http.dms.add_participant", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.dms.add_participant", skip_all)]
 pub async fn add_participant(
     State(engine): State<Engine>,
     ActingAgent(caller): ActingAgent,
@@ -74,7 +74,7 @@ pub async fn add_participant(
 }
 
 /// `DELETE /v1/dm/:id/participants/:name`.
-#[tracing::instrument(name = "http.dms.remove_participant", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.dms.remove_participant", skip_all)]
 pub async fn remove_participant(
     State(engine): State<Engine>,
     ActingAgent(caller): ActingAgent,

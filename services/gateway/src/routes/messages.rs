@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// `GET /v1/channels/:name/messages`: root messages, newest first.
-#[tracing::instrument(name = "http.messages.of_channel", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.messages.of_channel", skip_all)]
 pub async fn of_channel(
     State(engine): State<Engine>,
     Caller(caller): Caller,
@@ -25,7 +25,7 @@ pub async fn of_channel(
 }
 
 /// `GET /v1/messages/:id`.
-#[tracing::instrument(name = "http.messages.get", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.messages.get", skip_all)]
 pub async fn get(
     State(engine): State<Engine>,
     Caller(caller): Caller,
@@ -35,7 +35,7 @@ pub async fn get(
 }
 
 /// `GET /v1/messages/:id/replies`: the thread, oldest first.
-#[tracing::instrument(name = "http.messages.replies", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.messages.replies", skip_all)]
 pub async fn replies(
     State(engine): State<Engine>,
     Caller(caller): Caller,
@@ -47,7 +47,7 @@ pub async fn replies(
 }
 
 /// `POST /v1/messages/:id/read`. Brokers send it for everything they show, whether it is a message or not.
-#[tracing::instrument(name = "http.messages.read", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.messages.read", skip_all)]
 pub async fn read(
     State(engine): State<Engine>,
     Agent(caller): Agent,

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// `POST /v1/nodes`: creates or updates a node and mints its token.
-#[tracing::instrument(name = "http.nodes.enrol", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.nodes.enrol", skip_all)]
 pub async fn enrol(
     State(engine): State<Engine>,
     caller: WorkspaceKey,
@@ -41,7 +41,7 @@ pub async fn enrol(
 }
 
 /// `GET /v1/nodes`.
-#[tracing::instrument(name = "http.nodes.list", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.nodes.list", skip_all)]
 pub async fn list(
     State(engine): State<Engine>,
     Caller(caller): Caller,
@@ -66,7 +66,7 @@ pub async fn list(
 }
 
 /// `GET /v1/nodes/:name`.
-#[tracing::instrument(name = "http.nodes.get", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.nodes.get", skip_all)]
 pub async fn get(
     State(engine): State<Engine>,
     Caller(caller): Caller,
@@ -76,7 +76,7 @@ pub async fn get(
 }
 
 /// `GET /v1/nodes/:name/agents`.
-#[tracing::instrument(name = "http.nodes.agents", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.nodes.agents", skip_all)]
 pub async fn agents(
     State(engine): State<Engine>,
     Caller(caller): Caller,
@@ -87,7 +87,7 @@ pub async fn agents(
 }
 
 /// `POST /v1/nodes/:name/agents`: moves an agent to the node.
-#[tracing::instrument(name = "http.nodes.bind", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.nodes.bind", skip_all)]
 pub async fn bind(
     State(engine): State<Engine>,
     caller: WorkspaceKey,
@@ -99,7 +99,7 @@ pub async fn bind(
 }
 
 /// `DELETE /v1/nodes/:name/agents/:agent`: the agent falls back to its own node.
-#[tracing::instrument(name = "http.nodes.unbind", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.nodes.unbind", skip_all)]
 pub async fn unbind(
     State(engine): State<Engine>,
     caller: WorkspaceKey,
@@ -110,7 +110,7 @@ pub async fn unbind(
 }
 
 /// `DELETE /v1/nodes/:name/providers/:provider`.
-#[tracing::instrument(name = "http.nodes.forget_provider", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.nodes.forget_provider", skip_all)]
 pub async fn forget_provider(
     State(engine): State<Engine>,
     caller: WorkspaceKey,
@@ -121,7 +121,7 @@ pub async fn forget_provider(
 }
 
 /// `POST /v1/agent/node-token`: a new token for the caller's own node.
-#[tracing::instrument(name = "http.nodes.mint_direct_token", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.nodes.mint_direct_token", skip_all)]
 pub async fn mint_direct_token(
     State(engine): State<Engine>,
     Agent(caller): Agent,

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// `POST /v1/channels/:name/messages`: by an agent, or by a node for one of its agents.
-#[tracing::instrument(name = "http.messages.post", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.messages.post", skip_all)]
 pub async fn to_channel(
     State(engine): State<Engine>,
     caller: Sender,
@@ -37,7 +37,7 @@ pub async fn to_channel(
 }
 
 /// `POST /v1/messages/:id/replies`.
-#[tracing::instrument(name = "http.messages.reply", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.messages.reply", skip_all)]
 pub async fn reply(
     State(engine): State<Engine>,
     ActingAgent(caller): ActingAgent,
@@ -50,7 +50,7 @@ pub async fn reply(
 }
 
 /// `POST /v1/dm`.
-#[tracing::instrument(name = "http.dms.send", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.dms.send", skip_all)]
 pub async fn dm(
     State(engine): State<Engine>,
     ActingAgent(caller): ActingAgent,
@@ -62,7 +62,7 @@ pub async fn dm(
 }
 
 /// `POST /v1/dm/:conversation_id/messages`.
-#[tracing::instrument(name = "http.dms.post", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.dms.post", skip_all)]
 pub async fn to_conversation(
     State(engine): State<Engine>,
     ActingAgent(caller): ActingAgent,

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// `POST /v1/workspaces`: without a token, or with the key of a workspace that may be the one asked for.
-#[tracing::instrument(name = "http.workspaces.create", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.workspaces.create", skip_all)]
 pub async fn create(
     State(engine): State<Engine>,
     MaybeWorkspaceKey(owner): MaybeWorkspaceKey,
@@ -42,7 +42,7 @@ pub async fn create(
 }
 
 /// `GET /v1/workspaces/by-name/:name`.
-#[tracing::instrument(name = "http.workspaces.by_name", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.workspaces.by_name", skip_all)]
 pub async fn by_name(
     State(engine): State<Engine>,
     Path(name): Path<String>,
@@ -52,13 +52,13 @@ pub async fn by_name(
 }
 
 /// `GET /v1/workspace`.
-#[tracing::instrument(name = "http.workspaces.info", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.workspaces.info", skip_all)]
 pub async fn info(State(engine): State<Engine>, caller: WorkspaceKey) -> Result<Reply<wire::Workspace>, ApiError> {
     Ok(Reply::ok(workspace(engine.workspace(caller.scope).await?)))
 }
 
 /// `PATCH /v1/workspace`.
-#[tracing::instrument(name = "http.workspaces.update", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.workspaces.update", skip_all)]
 pub async fn update(
     State(engine): State<Engine>,
     caller: WorkspaceKey,
@@ -73,14 +73,14 @@ pub async fn update(
 }
 
 /// `DELETE /v1/workspace`.
-#[tracing::instrument(name = "http.workspaces.delete", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.workspaces.delete", skip_all)]
 pub async fn delete(State(engine): State<Engine>, caller: WorkspaceKey) -> Result<NoContent, ApiError> {
     engine.delete_workspace(caller.scope).await?;
     Ok(NoContent)
 }
 
 /// `DELETE /v1/workspaces/:id`: the caller's own, by its id.
-#[tracing::instrument(name = "http.workspaces.delete_by_id", skip_all)]
+#[tracing::instrument(level = "debug", name = "http.workspaces.delete_by_id", skip_all)]
 pub async fn delete_by_id(
     State(engine): State<Engine>,
     caller: WorkspaceKey,
