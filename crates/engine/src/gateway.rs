@@ -34,6 +34,14 @@ impl Engine {
         }
     }
 
+    /// The connections that the database says are on a gateway.
+    ///
+    /// # Errors
+    /// When storage is away.
+    pub async fn connections_held(&self, gateway: GatewayId) -> EngineResult<Vec<HeldProvider>> {
+        Ok(self.store().providers_held(gateway).await?)
+    }
+
     /// Gives the lease back at the end of a drain.
     ///
     /// # Errors

@@ -82,11 +82,17 @@ impl Engine {
     }
 }
 
-/// Creates the delivery stream once JetStream is there.
+/// Creates the delivery stream whenever NATS has come up: it may have lost what it stored.
 async fn keep_log(stream: Stream) {
-    while let Err(error) = stream.ensure_log().await {
-        tracing::debug!(error = &error as &dyn std::error::Error, "waiting for jetstream");
-        tokio::time::sleep(ASK_AGAIN_AFTER).await;
+    let mut link = stream.link();
+    loop {
+        while let Err(error) = stream.ensure_log().await {
+            tracing::debug!(error = &error as &dyn std::error::Error, "waiting for jetstream");
+            tokio::time::sleep(ASK_AGAIN_AFTER).await;
+        }
+        if link.changed().await.is_err() {
+            return;
+        }
     }
 }
 

@@ -295,7 +295,12 @@ impl Store {
                  UPDATE agents a SET status = 'offline'
                    FROM gone
                   WHERE a.workspace_id = gone.workspace_id AND a.node_id = gone.node_id
-                    AND (a.provider IS NULL OR a.provider = gone.provider) AND a.deleted_at IS NULL
+                    AND (a.provider = gone.provider
+                         OR a.provider IS NULL AND NOT EXISTS (
+                            SELECT 1 FROM providers p
+                             WHERE p.workspace_id = gone.workspace_id AND p.node_id = gone.node_id
+                               AND p.provider <> gone.provider AND p.gateway_id IS NOT NULL))
+                    AND a.deleted_at IS NULL
              )
              SELECT count(*) AS n FROM gone",
         )

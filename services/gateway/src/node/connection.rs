@@ -4,7 +4,7 @@
 //! taken and agents delivered to while another agent registers.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     pin::Pin,
     time::{Duration, Instant},
 };
@@ -25,7 +25,7 @@ use relay_wire::frame::{self, Inbound};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    control::{self, Bound, Outcome, Request},
+    control::{self, Bound, Effect, Outcome, Request},
     hosting::StartRule,
     outbound::Outbound,
     pacing::Pacing,
@@ -46,6 +46,8 @@ const PING_AFTER: Duration = Duration::from_secs(25);
 const DEAD_AFTER: Duration = Duration::from_secs(75);
 /// How long a peer has to answer the ping that proves it alive.
 const PROOF_WAIT: Duration = Duration::from_secs(1);
+/// How long frames that came before the end may take.
+const FINISH_WITHIN: Duration = Duration::from_secs(5);
 /// How long closing may take, so that the peer can take the close frame.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -59,7 +61,11 @@ pub(super) enum Done {
         start: StartRule,
         agents: Vec<(Position, Tail)>,
     },
-    Relisted(Vec<Position>),
+    /// Who is located here, as of a moment.
+    Relisted {
+        asked: Instant,
+        positions: Vec<Position>,
+    },
     Repaired(EngineResult<Vec<Repaired>>),
 }
 
@@ -78,6 +84,12 @@ pub(super) struct Connection {
     pub(super) waiting: VecDeque<Request>,
     pub(super) control_busy: bool,
     pub(super) repair_busy: bool,
+    pub(super) relist_busy: bool,
+    pub(super) relist_again: bool,
+    /// No repair before this: storage has just failed one.
+    pub(super) repair_after: Instant,
+    /// Agents that a reply or an inventory of this connection has named as running.
+    pub(super) named: HashSet<AgentId>,
     /// Agents whose broker has been asked for their position.
     pub(super) probing: usize,
     /// Agents that may have something to send or to ask for.
@@ -113,6 +125,10 @@ pub(super) async fn serve(socket: WebSocket, state: AppState, node: NodeCaller, 
         waiting: VecDeque::new(),
         control_busy: false,
         repair_busy: false,
+        relist_busy: false,
+        relist_again: false,
+        repair_after: now,
+        named: HashSet::new(),
         probing: 0,
         queued: VecDeque::new(),
         pacing: None,
@@ -315,7 +331,7 @@ impl Connection {
                     self.adopt(position, tail, start);
                 }
             }
-            Done::Relisted(positions) => self.on_relisted(positions),
+            Done::Relisted { asked, positions } => self.on_relisted(asked, positions),
             Done::Repaired(repaired) => self.on_repaired(repaired),
         }
     }
@@ -329,6 +345,10 @@ impl Connection {
         self.provers = waiting;
         for (_, proof) in silent {
             let _ = proof.send(Proof::Silent);
+        }
+        if !self.takes_input() {
+            // Its silence is ours.
+            self.last_inbound = Instant::now();
         }
         let quiet = self.last_inbound.elapsed();
         if quiet > DEAD_AFTER || self.pacing.as_ref().is_some_and(Pacing::is_silent) {
@@ -344,6 +364,20 @@ impl Connection {
 
     /// Leaves everything in order: the close frame, the registry, the provider's row, the acks.
     async fn end(mut self, mut inbound: SplitStream<WebSocket>, writer: tokio::task::JoinHandle<()>) {
+        // What the node has asked for before it left still counts: its deregistration above all.
+        let finish = async {
+            while self.control_busy || !self.waiting.is_empty() {
+                self.next_control();
+                let Some(done) = self.jobs.next().await else { break };
+                if let Done::Control(outcome) = done {
+                    self.control_busy = false;
+                    if let Effect::Registered(bound) = outcome.effect {
+                        self.bound = Some(bound);
+                    }
+                }
+            }
+        };
+        let _ = tokio::time::timeout(FINISH_WITHIN, finish).await;
         if let Some((code, reason)) = self.closing {
             self.outbound.close(code, reason);
         }

@@ -51,7 +51,7 @@ pub(super) enum Effect {
         position: Box<Position>,
         told: bool,
     },
-    /// The inventory names these agents as running.
+    /// The inventory names these agents as running, and no others.
     Listed(Vec<AgentId>),
     /// The agent is no longer hosted here.
     Left(AgentId),

@@ -1,5 +1,7 @@
 //! Frames in and out of the sessions: live copies, repairs, acks, and whose turn it is to send.
 
+use std::time::{Duration, Instant};
+
 use axum::extract::ws::Utf8Bytes;
 use futures::FutureExt as _;
 use relay_domain::{AgentId, metric_names, session::Arrival};
@@ -10,12 +12,14 @@ use relay_engine::{
 
 use super::{
     connection::{Connection, Done},
-    pacing::{BARRIER_AGENT, Pacing},
+    pacing::{BARRIER_AGENT, Pacing, position_probe},
     served::Outgoing,
 };
 
 /// Mailboxes repaired by one read.
 const REPAIRED_AT_ONCE: usize = 100;
+/// How long a failed repair waits before the next.
+const REPAIR_RETRY: Duration = Duration::from_millis(200);
 /// Frames that one agent sends before the next has its turn.
 const TURN: usize = 16;
 
@@ -98,6 +102,11 @@ impl Connection {
 
     /// Sends what may leave, a turn per agent, and asks for what is missing.
     pub(super) fn pump(&mut self) {
+        if self.outbound.is_full() {
+            // The writer wakes us when there is room.
+            return;
+        }
+        let may_repair = !self.repair_busy && self.state.registry.is_trusted() && Instant::now() >= self.repair_after;
         let mut wants = Vec::new();
         let mut turns = self.queued.len();
         while turns > 0 {
@@ -107,13 +116,17 @@ impl Connection {
             let now = self.now_ms();
             let Some((served, _)) = self.agents.get_mut(&agent) else { continue };
             served.queued = false;
-            if !self.repair_busy
+            if may_repair
                 && wants.len() < REPAIRED_AT_ONCE
                 && let Some(from) = served.session.wants_repair(now)
             {
                 let agent_name = served.name.clone();
                 wants.push(Want { agent_id: agent, agent_name, from, settled_below: served.floor });
-            } else if left || served.session.has_ready() || served.session.is_behind() && !self.repair_busy {
+            } else if left
+                || served.wants_probe()
+                || served.session.has_ready()
+                || served.session.is_behind() && !self.repair_busy
+            {
                 // One whose repair is under way comes back with it.
                 self.queue(agent);
                 // Another turn at once only for those that could go on.
@@ -133,6 +146,17 @@ impl Connection {
             return false;
         }
         let Some((served, next)) = self.agents.get_mut(&agent) else { return false };
+        if served.wants_probe() {
+            if self.pacing.as_ref().is_none_or(Pacing::has_room) {
+                let msg_id = format!("position_{}", uuid::Uuid::new_v4());
+                self.outbound.text(position_probe(&served.name, &agent.to_string(), &msg_id).into());
+                served.probe_sent();
+                if let Some(barrier) = self.pacing.as_mut().and_then(Pacing::sent) {
+                    self.outbound.text(barrier.into());
+                }
+            }
+            return false;
+        }
         let (mut last, mut sent) = (0, 0);
         for _ in 0..TURN {
             if self.outbound.is_full() || self.pacing.as_ref().is_some_and(|pacing| !pacing.has_room()) {
@@ -191,6 +215,7 @@ impl Connection {
             }
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "a repair waits for storage");
+                self.repair_after = Instant::now() + REPAIR_RETRY;
                 for (served, _) in self.agents.values_mut() {
                     served.session.on_repair_failed();
                 }

@@ -4,7 +4,10 @@ use futures::{
     FutureExt as _, StreamExt as _,
     stream::{AbortHandle, Abortable},
 };
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::{Duration, Instant},
+};
 
 use relay_domain::{AgentId, WorkspaceScope};
 use relay_engine::{
@@ -15,7 +18,6 @@ use relay_engine::{
 use super::{
     connection::{Connection, Done},
     control::{Bound, Effect},
-    pacing::position_probe,
     served::{Served, Start},
 };
 
@@ -33,10 +35,11 @@ pub(super) enum StartRule {
 /// Which agents a job begins to serve.
 enum Whom {
     These(Vec<(WorkspaceScope, AgentId)>),
-    /// All that are located on the provider; a direct node's agent is online with it.
+    /// All that are located on the provider. Where no inventory will say which of them run, they are online
+    /// with it.
     Located {
         fence: Fence,
-        direct: bool,
+        online: bool,
     },
 }
 
@@ -57,18 +60,30 @@ impl Connection {
             }
             Effect::Hosted { position, told } => {
                 let start = match &self.bound {
-                    _ if told => Start::SettledFloor,
+                    _ if told => Start::Told(position.settled_floor),
                     Some(bound) => self.start_of(bound),
                     None => Start::AckFloor,
                 };
+                // A session of before belongs to a process that is gone: the new one starts where it was told.
+                self.drop_agent(position.agent_id);
+                self.named.insert(position.agent_id);
                 self.serve(Whom::These(vec![(position.scope, position.agent_id)]), StartRule::Open(start));
             }
             Effect::Listed(agents) => {
                 let start = self.bound.as_ref().map_or(Start::AckFloor, |bound| self.start_of(bound));
+                self.named = agents.iter().copied().collect();
+                // Nobody runs the others any more: nothing is sent until they are named again.
+                let open = self.agents.iter().filter(|(_, (served, _))| served.session.is_open());
+                let silent: Vec<_> =
+                    open.map(|(agent, _)| *agent).filter(|agent| !self.named.contains(agent)).collect();
+                silent.into_iter().for_each(|agent| self.drop_agent(agent));
                 let keys = agents.into_iter().map(|agent| (self.node.scope, agent)).collect();
                 self.serve(Whom::These(keys), StartRule::Open(start));
             }
-            Effect::Left(agent) => self.drop_agent(agent),
+            Effect::Left(agent) => {
+                self.named.remove(&agent);
+                self.drop_agent(agent);
+            }
             Effect::Gone => self.closing = Some((1000, "deregistered")),
         }
     }
@@ -81,8 +96,8 @@ impl Connection {
     /// Serves all agents that are located here, tails first, so that nothing falls between.
     pub(super) fn serve_located(&mut self, start: StartRule) {
         let Some(bound) = &self.bound else { return };
-        let (fence, direct) = (bound.fence.clone(), self.direct);
-        self.serve(Whom::Located { fence, direct }, start);
+        let (fence, online) = (bound.fence.clone(), !bound.cursor_granted);
+        self.serve(Whom::Located { fence, online }, start);
     }
 
     fn serve(&mut self, whom: Whom, start: StartRule) {
@@ -93,15 +108,24 @@ impl Connection {
     /// Reads again which agents are located here.
     pub(super) fn relist(&mut self) {
         let Some(bound) = &self.bound else { return };
+        if self.relist_busy {
+            self.relist_again = true;
+            return;
+        }
+        self.relist_busy = true;
         self.jobs.push(relist(self.state.engine.clone(), bound.fence.clone()).boxed());
     }
 
-    pub(super) fn on_relisted(&mut self, positions: Vec<Position>) {
-        let gone: Vec<_> =
-            self.agents.keys().filter(|agent| !positions.iter().any(|p| p.agent_id == **agent)).copied().collect();
-        for agent in gone {
-            self.drop_agent(agent);
+    /// `asked` is when the list was asked for: agents adopted since then may not be in it.
+    pub(super) fn on_relisted(&mut self, asked: Instant, positions: Vec<Position>) {
+        self.relist_busy = false;
+        if std::mem::take(&mut self.relist_again) {
+            self.relist();
         }
+        let located: HashSet<AgentId> = positions.iter().map(|position| position.agent_id).collect();
+        let older = self.agents.iter().filter(|(_, (served, _))| served.adopted < asked);
+        let gone: Vec<_> = older.map(|(agent, _)| *agent).filter(|agent| !located.contains(agent)).collect();
+        gone.into_iter().for_each(|agent| self.drop_agent(agent));
         let (known, new): (Vec<_>, Vec<_>) = positions.into_iter().partition(|p| self.agents.contains_key(&p.agent_id));
         known.iter().for_each(|position| self.on_position(position));
         let Some(bound) = &self.bound else { return };
@@ -129,14 +153,16 @@ impl Connection {
             self.names.insert(position.agent_name.clone(), agent);
             self.agents.insert(agent, (Served::new(position.agent_name.clone(), abort), next));
         }
-        let StartRule::Open(start) = start else { return };
+        let start = match start {
+            StartRule::Open(start) => start,
+            // This connection has named it before: it came back.
+            StartRule::Gated if self.named.contains(&agent) => self.start_of(bound),
+            StartRule::Gated => return,
+        };
         if let Some((served, _)) = self.agents.get_mut(&agent)
             && served.open(start, &position)
         {
             self.probing += 1;
-            let probe =
-                position_probe(&position.agent_name, &agent.to_string(), &format!("position_{}", uuid::Uuid::new_v4()));
-            self.send(probe);
         }
         self.queue(agent);
     }
@@ -157,7 +183,10 @@ impl Connection {
     pub(super) fn drop_agent(&mut self, agent: AgentId) {
         if let Some((served, _)) = self.agents.remove(&agent) {
             self.probing -= usize::from(served.is_probing());
-            self.names.remove(&served.name);
+            // The name may be a newer agent's by now.
+            if self.names.get(&served.name) == Some(&agent) {
+                self.names.remove(&served.name);
+            }
             self.state.registry.unserve(&self.handle, self.node.scope, agent);
         }
     }
@@ -202,10 +231,10 @@ async fn serve(engine: Engine, whom: Whom, start: StartRule) -> Done {
 async fn find(engine: &Engine, whom: &Whom) -> EngineResult<Vec<(Position, Tail)>> {
     match whom {
         Whom::These(keys) => tailed(engine, keys).await,
-        Whom::Located { fence, direct } => {
+        Whom::Located { fence, online } => {
             let located = engine.positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await?;
             let ids: Vec<_> = located.iter().map(|position| position.agent_id).collect();
-            if *direct {
+            if *online {
                 engine.agents_online(fence.scope, &ids).await?;
             }
             let keys: Vec<_> = ids.into_iter().map(|agent| (fence.scope, agent)).collect();
@@ -217,8 +246,9 @@ async fn find(engine: &Engine, whom: &Whom) -> EngineResult<Vec<(Position, Tail)
 /// Which agents are located here now.
 async fn relist(engine: Engine, fence: Fence) -> Done {
     loop {
+        let asked = Instant::now();
         match engine.positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await {
-            Ok(positions) => return Done::Relisted(positions),
+            Ok(positions) => return Done::Relisted { asked, positions },
             Err(error) => wait_for_storage(&error).await,
         }
     }

@@ -2,7 +2,7 @@
 //! check, hints, probes).
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicI64, AtomicU64, Ordering},
@@ -83,8 +83,9 @@ struct ServedBy {
 #[derive(Debug)]
 struct Peer {
     handle: Handle,
-    /// What it registered as.
+    /// What it registered as, and when.
     fence: Option<Fence>,
+    bound_at: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -119,7 +120,7 @@ impl Registry {
         let (events, inbox) = mpsc::channel(EVENTS);
         let handle = Handle { id: self.ids.fetch_add(1, Ordering::Relaxed), events };
         let mut maps = self.maps();
-        maps.peers.insert(handle.id, Peer { handle: handle.clone(), fence: None });
+        maps.peers.insert(handle.id, Peer { handle: handle.clone(), fence: None, bound_at: Instant::now() });
         maps.nodes.entry((scope, node.clone())).or_default().push(handle.id);
         metrics::gauge!("relay_connected_nodes").increment(1);
         (handle, inbox)
@@ -129,6 +130,7 @@ impl Registry {
     pub(super) fn bind(&self, handle: &Handle, fence: &Fence) {
         if let Some(peer) = self.maps().peers.get_mut(&handle.id) {
             peer.fence = Some(fence.clone());
+            peer.bound_at = Instant::now();
         }
     }
 
@@ -175,7 +177,7 @@ impl Registry {
         let loops = async {
             tokio::join!(
                 self.keep_lease(&engine, gateway),
-                self.check_silence(&engine),
+                self.check_silence(&engine, gateway),
                 self.obey_hints(&engine),
                 self.answer_probes(&engine, gateway),
             )
@@ -214,12 +216,12 @@ impl Registry {
         let mut first = true;
         loop {
             // The lease counts from before it was asked for.
-            let asked = self.elapsed_ms();
+            let (asked, asked_at) = (self.elapsed_ms(), Instant::now());
             match engine.renew_lease(gateway).await {
                 Ok(held) => {
                     let broken = !std::mem::take(&mut first) && (held.is_some() || !self.is_trusted());
                     if let (true, Some(held)) = (broken, held) {
-                        self.close_lost(&held);
+                        self.close_lost(asked_at, &held);
                     }
                     if broken {
                         self.look_at_all(engine).await;
@@ -236,25 +238,28 @@ impl Registry {
     }
 
     /// After a break of the lease: connections that the rest of the engine has given up must end.
-    fn close_lost(&self, held: &[HeldProvider]) {
+    /// A connection that registered after `asked` may not be among those held.
+    fn close_lost(&self, asked: Instant, held: &[HeldProvider]) {
+        let held: HashSet<&HeldProvider> = held.iter().collect();
         let maps = self.maps();
         let lost = maps.peers.values().filter(|peer| {
-            peer.fence.as_ref().is_some_and(|fence| {
-                !held.iter().any(|h| {
-                    h.scope == fence.scope
-                        && h.node_id == fence.node_id
-                        && h.provider == fence.provider
-                        && h.epoch == fence.epoch
+            peer.bound_at < asked
+                && peer.fence.as_ref().is_some_and(|fence| {
+                    !held.contains(&HeldProvider {
+                        scope: fence.scope,
+                        node_id: fence.node_id.clone(),
+                        provider: fence.provider.clone(),
+                        epoch: fence.epoch,
+                    })
                 })
-            })
         });
         for peer in lost {
-            peer.handle.close(1012, "lease lost");
+            peer.handle.close(1012, "taken over");
         }
     }
 
     /// Silence is checked, not trusted: live copies are at-most-once.
-    async fn check_silence(&self, engine: &Engine) {
+    async fn check_silence(&self, engine: &Engine, gateway: GatewayId) {
         let mut link = engine.link();
         let mut round = 0_u32;
         loop {
@@ -262,6 +267,14 @@ impl Registry {
             self.look_at_all(engine).await;
             if round.is_multiple_of(RELIST_ROUNDS) {
                 self.look_at_nodes(engine).await;
+                let asked = Instant::now();
+                // A take-over whose hint was lost shows here at the latest.
+                match engine.connections_held(gateway).await {
+                    Ok(held) => self.close_lost(asked, &held),
+                    Err(error) => {
+                        tracing::debug!(error = &error as &dyn std::error::Error, "connections could not be compared");
+                    }
+                }
             }
             round = round.wrapping_add(1);
             let pause = if up { SILENCE_EVERY } else { SILENCE_EVERY_WITHOUT_NATS };

@@ -26,10 +26,17 @@ pub(super) struct Outgoing {
 pub(super) enum Start {
     /// Behind the ack floor.
     AckFloor,
-    /// Behind the settled floor: a reply on this connection has carried it.
-    SettledFloor,
+    /// Behind this floor: a reply on this connection has told it.
+    Told(Seq),
     /// The broker is asked first.
     Probe,
+}
+
+/// A broker that is asked for an agent's position, and where its mailbox stood then.
+struct Probe {
+    /// None until there was room for it.
+    sent: Option<Instant>,
+    position: Position,
 }
 
 /// An agent on a connection.
@@ -42,7 +49,9 @@ pub(super) struct Served {
     pub(super) sent_before: Seq,
     /// Already queued for the next pump.
     pub(super) queued: bool,
-    probe: Option<(Instant, Position)>,
+    /// When the connection began to serve it.
+    pub(super) adopted: Instant,
+    probe: Option<Probe>,
     /// A frame whose ack is timed.
     timed: Option<(Seq, Instant)>,
     tail: AbortHandle,
@@ -62,13 +71,14 @@ impl Served {
             floor: 0,
             sent_before: 0,
             queued: false,
+            adopted: Instant::now(),
             probe: None,
             timed: None,
             tail,
         }
     }
 
-    /// Opens the session, at once or after asking the broker. Returns whether a probe must be sent.
+    /// Opens the session, at once or after asking the broker. Returns whether a probe is due.
     pub(super) fn open(&mut self, start: Start, position: &Position) -> bool {
         if self.session.is_open() {
             self.session.on_head(position.next_seq - 1);
@@ -79,10 +89,10 @@ impl Served {
         }
         match start {
             Start::AckFloor => self.open_at(position.ack_floor + 1, position),
-            Start::SettledFloor => self.open_at(position.settled_floor + 1, position),
+            Start::Told(floor) => self.open_at(floor + 1, position),
             Start::Probe if position.ack_floor == 0 => self.open_at(1, position),
             Start::Probe => {
-                self.probe = Some((Instant::now(), position.clone()));
+                self.probe = Some(Probe { sent: None, position: position.clone() });
                 return true;
             }
         }
@@ -98,7 +108,7 @@ impl Served {
 
     /// The broker told its position: `acked` is the first ack since the probe.
     pub(super) fn probe_answered(&mut self, acked: Seq) -> bool {
-        let Some((_, position)) = self.probe.take() else { return false };
+        let Some(Probe { position, .. }) = self.probe.take_if(|probe| probe.sent.is_some()) else { return false };
         let floor = position.ack_floor;
         let start = match acked {
             1.. => acked.min(floor) + 1,
@@ -114,7 +124,19 @@ impl Served {
     }
 
     pub(super) fn probe_is_late(&self) -> bool {
-        self.probe.as_ref().is_some_and(|(since, _)| since.elapsed() >= PROBE_WAIT)
+        self.probe.as_ref().and_then(|probe| probe.sent).is_some_and(|since| since.elapsed() >= PROBE_WAIT)
+    }
+
+    /// Whether the broker is still to be asked.
+    pub(super) fn wants_probe(&self) -> bool {
+        self.probe.as_ref().is_some_and(|probe| probe.sent.is_none())
+    }
+
+    /// The probe has gone out.
+    pub(super) fn probe_sent(&mut self) {
+        if let Some(probe) = &mut self.probe {
+            probe.sent = Some(Instant::now());
+        }
     }
 
     /// Starts timing the ack of a frame, one at a time.
