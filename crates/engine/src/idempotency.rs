@@ -23,7 +23,10 @@ impl ClientKey {
     /// When the key is not 1 to 255 visible ASCII characters.
     pub fn read(header: &str, body: &[u8]) -> EngineResult<Self> {
         let text = names::idempotency_key(header).ok_or(EngineError::InvalidIdempotencyKey)?.to_owned();
-        let canonical = serde_json::from_slice::<Value>(body).map(|value| value.to_string());
+        let canonical = serde_json::from_slice::<Value>(body).map(|mut value| {
+            value.sort_all_objects();
+            value.to_string()
+        });
         let fingerprint = match canonical {
             Ok(text) => Sha256::digest(text),
             // No body, or one that is refused anyway.

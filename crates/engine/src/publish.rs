@@ -10,7 +10,7 @@ use relay_store::{
     commit::{NewSend, Written},
     replay::StoredDelivery,
 };
-use relay_stream::{LogFrame, Stored};
+use relay_stream::{INLINE_LIMIT, LogFrame, Stored};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::{Engine, EngineResult, Inner, payload};
@@ -81,7 +81,9 @@ impl Committed {
                     seq: row.seq,
                     delivery_id: id.to_string(),
                     location: location(row.node_id.as_str(), provider),
-                    body: payload::deliver_frame(id, name, row.seq, mode, payload),
+                    // A copy of a large one for each of a thousand recipients would be a gigabyte.
+                    body: (payload.get().len() <= INLINE_LIMIT)
+                        .then(|| payload::deliver_frame(id, name, row.seq, mode, payload)),
                     traceparent: s.traceparent.clone(),
                 });
             }
@@ -231,7 +233,10 @@ fn log_frame(row: &StoredDelivery, traceparent: Option<&str>) -> Option<LogFrame
         seq: row.seq,
         delivery_id: id.to_string(),
         location: location(&row.location.0, row.location.1.as_deref().unwrap_or_default()),
-        body: payload::stored_frame(row)?,
+        body: match &row.message {
+            Some(message) if message.text.len() > INLINE_LIMIT => None,
+            _ => Some(payload::stored_frame(row)?).filter(|body| body.len() <= INLINE_LIMIT),
+        },
         traceparent: traceparent.map(ToOwned::to_owned),
     })
 }

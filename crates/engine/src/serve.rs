@@ -13,7 +13,7 @@ use relay_domain::{
     takeover::{Decision, Proof, decide},
 };
 use relay_store::{
-    hosting::{Fence, Inventory, Listed},
+    hosting::{Conflict, Fence, Inventory, Listed},
     providers::{Heartbeat, Holder, Registered, Registration},
 };
 use relay_stream::{ProbeRequest, Probes};
@@ -199,8 +199,9 @@ impl Engine {
     pub async fn sync_inventory(&self, fence: &Fence, mut listed: Vec<Listed>) -> EngineResult<(usize, Vec<AgentId>)> {
         let asked = listed.len();
         let mut first_conflict = None;
+        // Others may take agents between two rounds, but each round leaves at least one entry out.
         loop {
-            let (name, conflict) = match self.store().sync_inventory(fence, &listed).await? {
+            let conflicts = match self.store().sync_inventory(fence, &listed).await? {
                 Inventory::Synced { rebound, left, .. } => {
                     if let (Some(conflict), true) = (first_conflict.take(), asked > 0 && listed.is_empty()) {
                         return Err(conflict);
@@ -211,13 +212,19 @@ impl Engine {
                     return Ok((rebound, listed.into_iter().map(|entry| entry.agent_id).collect()));
                 }
                 Inventory::Superseded => return Err(EngineError::Superseded),
-                Inventory::IdentityMismatch(name) => (name.clone(), EngineError::AgentIdentityMismatch(name)),
-                Inventory::LocationConflict(name) => (name.clone(), EngineError::AgentLocationConflict(name)),
-                Inventory::ProviderConflict(name) => (name.clone(), EngineError::AgentProviderConflict(name)),
+                Inventory::Conflicts(conflicts) => conflicts.into_iter().collect::<HashMap<_, _>>(),
             };
-            tracing::info!(agent.name = %name, reason = %conflict, "an inventory entry was left alone");
-            listed.retain(|entry| entry.name != name);
-            first_conflict.get_or_insert(conflict);
+            listed.retain(|entry| {
+                let Some(conflict) = conflicts.get(&entry.agent_id) else { return true };
+                tracing::info!(agent.name = %entry.name, reason = ?conflict, "an inventory entry was left alone");
+                let name = entry.name.clone();
+                first_conflict.get_or_insert_with(|| match conflict {
+                    Conflict::Identity => EngineError::AgentIdentityMismatch(name),
+                    Conflict::Location => EngineError::AgentLocationConflict(name),
+                    Conflict::Provider => EngineError::AgentProviderConflict(name),
+                });
+                false
+            });
         }
     }
 

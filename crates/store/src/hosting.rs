@@ -2,6 +2,8 @@
 //!
 //! Every change is fenced by the epoch of the connection that asks for it.
 
+use std::collections::HashMap;
+
 use chrono::Utc;
 use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceScope};
 use sqlx::PgConnection;
@@ -45,6 +47,17 @@ pub struct Listed {
     pub session_ref: Option<String>,
 }
 
+/// Why an entry of an inventory cannot be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Conflict {
+    /// Name and id disagree, or there is no such agent.
+    Identity,
+    /// The agent lives at another node whose provider is connected.
+    Location,
+    /// Another provider of this node hosts it.
+    Provider,
+}
+
 /// What came of an inventory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Inventory {
@@ -57,12 +70,8 @@ pub enum Inventory {
         /// Agents of this provider that were not listed, now offline.
         missing: Vec<AgentId>,
     },
-    /// Name and id disagree, or there is no such agent. Nothing was changed.
-    IdentityMismatch(String),
-    /// The agent lives at another node whose provider is connected. Nothing was changed.
-    LocationConflict(String),
-    /// Another provider of this node hosts it. Nothing was changed.
-    ProviderConflict(String),
+    /// These entries are in conflict. Nothing was changed.
+    Conflicts(Vec<(AgentId, Conflict)>),
     /// The connection has been superseded.
     Superseded,
 }
@@ -219,19 +228,23 @@ impl Store {
         .fetch_all(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-        let (mut rebound, mut left) = (0, Vec::new());
+        let known: HashMap<i64, Known> = known.into_iter().map(|agent| (agent.agent_id, agent)).collect();
+        let (mut rebound, mut left, mut conflicts) = (0, Vec::new(), Vec::new());
         for entry in listed {
-            let Some(agent) = known.iter().find(|k| k.agent_id == entry.agent_id.get() && k.name == entry.name) else {
-                return Ok(Inventory::IdentityMismatch(entry.name.clone()));
+            let Some(agent) = known.get(&entry.agent_id.get()).filter(|agent| agent.name == entry.name) else {
+                conflicts.push((entry.agent_id, Conflict::Identity));
+                continue;
             };
             let here = agent.node_id == fence.node_id.as_str();
             let other_provider = agent.provider.as_deref().is_some_and(|p| p != fence.provider.as_str());
             if agent.hosted && agent.status != "offline" {
                 if !here {
-                    return Ok(Inventory::LocationConflict(entry.name.clone()));
+                    conflicts.push((entry.agent_id, Conflict::Location));
+                    continue;
                 }
                 if other_provider {
-                    return Ok(Inventory::ProviderConflict(entry.name.clone()));
+                    conflicts.push((entry.agent_id, Conflict::Provider));
+                    continue;
                 }
             }
             if !here {
@@ -240,6 +253,9 @@ impl Store {
             if !here || other_provider || agent.status == "offline" {
                 rebound += 1;
             }
+        }
+        if !conflicts.is_empty() {
+            return Ok(Inventory::Conflicts(conflicts));
         }
         bind_listed(&mut tx, fence, listed).await?;
         let missing: Vec<i64> = sqlx::query_scalar(

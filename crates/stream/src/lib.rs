@@ -13,5 +13,5 @@ mod subjects;
 pub use connection::{Link, Stream};
 pub use error::{StreamError, StreamResult};
 pub use hints::{Hint, Hints};
-pub use log::{LiveFrame, LogFrame, Stored, Tail};
+pub use log::{INLINE_LIMIT, LiveFrame, LogFrame, Stored, Tail};
 pub use probe::{ProbeRequest, Probes};

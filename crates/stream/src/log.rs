@@ -14,7 +14,7 @@ use relay_domain::{AgentId, WorkspaceScope, session::Seq};
 use crate::{Stream, StreamError, StreamResult, subjects};
 
 /// Frames above this size travel as a reference: the gateway reads them from Postgres.
-pub(crate) const INLINE_LIMIT: usize = 32 * 1024;
+pub const INLINE_LIMIT: usize = 32 * 1024;
 
 const MESSAGE_ID: &str = "Nats-Msg-Id";
 const SEQ: &str = "Relay-Seq";
@@ -35,8 +35,8 @@ pub struct LogFrame {
     pub delivery_id: String,
     /// `node/provider` of the recipient at commit; the provider may be empty.
     pub location: String,
-    /// The `deliver` frame, as it is written to the socket.
-    pub body: Bytes,
+    /// The `deliver` frame, as it is written to the socket; none above [`INLINE_LIMIT`].
+    pub body: Option<Bytes>,
     /// W3C trace context.
     pub traceparent: Option<String>,
 }
@@ -126,12 +126,10 @@ impl Stream {
             if let Some(traceparent) = &frame.traceparent {
                 headers.insert(TRACEPARENT, traceparent.as_str());
             }
-            let body = if frame.body.len() > INLINE_LIMIT {
+            let body = frame.body.clone().unwrap_or_else(|| {
                 headers.insert(REFERENCE, "postgres");
                 Bytes::new()
-            } else {
-                frame.body.clone()
-            };
+            });
             let subject = subjects::log_subject(frame.scope, frame.agent_id);
             let ack = self
                 .jetstream

@@ -215,7 +215,9 @@ async fn serve(
             Ok(frame) if frame["type"] == "deliver" => {
                 if let Some((agent, position)) = take(&frame, socket, ledger, &mut line).await {
                     // Acks are cumulative: a node may leave some out.
-                    if now.acks && below(4) > 0 {
+                    // Its manner may have changed while it waited for this frame.
+                    let acks = manner.borrow().acks;
+                    if acks && below(4) > 0 {
                         unacked.remove(&agent);
                         let _ = socket.ack(&agent, position).await;
                     } else {

@@ -17,7 +17,7 @@ use relay_engine::{
     hints::Hint,
     mailbox::{Fence, HeldProvider, Position},
 };
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{Notify, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 /// Every session is compared with its mailbox this often; with NATS away, more often.
@@ -100,6 +100,9 @@ struct Maps {
 pub struct Registry {
     maps: Arc<Mutex<Maps>>,
     ids: Arc<AtomicU64>,
+    /// Mailboxes that hints have named and nobody has looked at yet. No more than this gateway serves.
+    hinted: Arc<Mutex<HashSet<(WorkspaceScope, AgentId)>>>,
+    hinted_news: Arc<Notify>,
     started: Instant,
     /// Until when this gateway holds its lease for certain, in milliseconds after `started`.
     trusted_until_ms: Arc<AtomicU64>,
@@ -107,7 +110,14 @@ pub struct Registry {
 
 impl Default for Registry {
     fn default() -> Self {
-        Self { maps: Arc::default(), ids: Arc::default(), started: Instant::now(), trusted_until_ms: Arc::default() }
+        Self {
+            maps: Arc::default(),
+            ids: Arc::default(),
+            hinted: Arc::default(),
+            hinted_news: Arc::default(),
+            started: Instant::now(),
+            trusted_until_ms: Arc::default(),
+        }
     }
 }
 
@@ -179,6 +189,7 @@ impl Registry {
                 self.keep_lease(&engine, gateway),
                 self.check_silence(&engine, gateway),
                 self.obey_hints(&engine),
+                self.look_at_hinted(&engine),
                 self.answer_probes(&engine, gateway),
             )
         };
@@ -347,7 +358,7 @@ impl Registry {
         let mut hints = engine.hints().listen();
         loop {
             match hints.recv().await {
-                Ok(hint) => self.obey(engine, &hint).await,
+                Ok(hint) => self.obey(&hint),
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
                     tracing::warn!(missed, "hints were missed: the silence check makes up for them");
                     for peer in self.maps().peers.values() {
@@ -359,7 +370,18 @@ impl Registry {
         }
     }
 
-    async fn obey(&self, engine: &Engine, hint: &Hint) {
+    /// Looks at the mailboxes that hints have named, set-wise.
+    async fn look_at_hinted(&self, engine: &Engine) {
+        loop {
+            self.hinted_news.notified().await;
+            let keys: Vec<_> = self.hinted.lock().unwrap_or_else(PoisonError::into_inner).drain().collect();
+            for slice in keys.chunks(SLICE) {
+                self.look_at(engine, slice).await;
+            }
+        }
+    }
+
+    fn obey(&self, hint: &Hint) {
         match hint {
             Hint::MailboxesChanged { agents } => {
                 let keys: Vec<_> = {
@@ -368,7 +390,9 @@ impl Registry {
                     keys.filter(|key| maps.agents.contains_key(key)).collect()
                 };
                 if !keys.is_empty() {
-                    self.look_at(engine, &keys).await;
+                    // Read beside this loop: a slow storage must not hold up the other hints.
+                    self.hinted.lock().unwrap_or_else(PoisonError::into_inner).extend(keys);
+                    self.hinted_news.notify_one();
                 }
             }
             Hint::NodesChanged { workspace, nodes } => {
