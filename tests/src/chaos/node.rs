@@ -233,7 +233,7 @@ async fn serve(
                 }
             }
         }
-        if now.acks && acked_at.elapsed() > ACK_EVERY {
+        if manner.borrow().acks && acked_at.elapsed() > ACK_EVERY {
             acked_at = Instant::now();
             for (agent, position) in unacked.drain() {
                 let _ = socket.ack(&agent, position).await;
