@@ -164,7 +164,7 @@ impl Store {
     pub async fn commit_batch(&self, batch: &Batch) -> Result<Vec<SendOutcome>, BatchError> {
         let doing = "writing the batch";
         let begun = async {
-            let begin = self.commits.begin().await;
+            let begin = self.pool.begin().await;
             let mut tx: sqlx::Transaction<'_, sqlx::Postgres> =
                 begin.map_err(StoreError::from_sqlx("opening the batch transaction"))?;
             let outcomes = write_batch(&mut tx, batch).await?;

@@ -12,15 +12,10 @@ use crate::{StoreError, StoreResult, patience::Patient as _};
 /// The schema, embedded from `migrations/`.
 pub static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
 
-/// One batch is under way at a time; another may be seeking the verdict over its COMMIT.
-const COMMIT_CONNECTIONS: u32 = 3;
-
 /// A handle on Postgres. Cheap to clone; all clones share one pool.
 #[derive(Debug, Clone)]
 pub struct Store {
     pub(crate) pool: PgPool,
-    /// For batches alone: see [`COMMIT_CONNECTIONS`].
-    pub(crate) commits: PgPool,
 }
 
 impl Store {
@@ -41,16 +36,15 @@ impl Store {
             // Every statement has its index. Tables that have grown since they were last analysed look small
             // to the planner, and a plan that scans them whole may be kept for a minute.
             ("enable_seqscan", "off"),
+            // Statements are few and prepared; planning each anew over daily partitions would cost more
+            // than running it. Partitions are pruned when it runs.
+            ("plan_cache_mode", "force_generic_plan"),
         ]);
-        // A batch's two statements are the same each time; planning them anew over daily partitions would
-        // cost more than running them.
-        let batches = options.clone().options([("plan_cache_mode", "force_generic_plan")]);
-        let pool =
-            |connections| PgPoolOptions::new().max_connections(connections).acquire_timeout(Duration::from_secs(3));
-        Ok(Self {
-            pool: pool(connections).connect_lazy_with(options),
-            commits: pool(COMMIT_CONNECTIONS).connect_lazy_with(batches),
-        })
+        let pool = PgPoolOptions::new()
+            .max_connections(connections)
+            .acquire_timeout(Duration::from_secs(3))
+            .connect_lazy_with(options);
+        Ok(Self { pool })
     }
 
     /// Brings the schema up to date.
