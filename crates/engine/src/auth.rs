@@ -25,7 +25,8 @@ use crate::{Engine, EngineError, EngineResult};
 const CACHED_FOR: Duration = Duration::from_secs(2);
 /// Groups of tokens that are looked up one at a time.
 const TURNS: usize = 64;
-/// A storage that was found away is not asked again by those who waited meanwhile.
+/// A storage that was found away is not asked again by those who waited meanwhile: long enough for them to
+/// take their turns, short enough that nobody is turned away once it is back.
 const AWAY_FOR: Duration = Duration::from_millis(50);
 /// Tokens remembered at once; further ones push out the least used.
 const CACHED_TOKENS: u64 = 100_000;
