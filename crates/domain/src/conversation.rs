@@ -11,6 +11,9 @@ pub const MAX_LISTED_CONVERSATIONS: i64 = 500;
 /// Unread messages are counted up to here.
 pub const MAX_UNREAD: i64 = 1_000;
 
+/// Messages of a conversation are counted up to here where all conversations are listed.
+pub const MAX_COUNTED_MESSAGES: i64 = 1_000;
+
 /// The names of the one conversation that two agents can have with each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectNames {

@@ -86,6 +86,10 @@ snowflake_id!(
     MessageId, "message"
 );
 snowflake_id!(
+    /// A file.
+    FileId, "file"
+);
+snowflake_id!(
     /// One transaction of the committer. Fixed before the transaction, so that a batch whose COMMIT
     /// outcome is unknown can be submitted again and recognised.
     BatchId, "batch"
@@ -93,6 +97,76 @@ snowflake_id!(
 snowflake_id!(
     /// One run of a gateway process: what a lease belongs to. A restarted gateway has a new one.
     GatewayId, "gateway"
+);
+
+macro_rules! prefixed_id {
+    ($(#[$doc:meta])* $name:ident, $prefix:literal, $kind:literal) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(i64);
+
+        impl $name {
+            /// Wraps a raw 63-bit value, as stored in Postgres.
+            #[must_use]
+            pub const fn new(raw: i64) -> Self {
+                Self(raw)
+            }
+
+            /// The raw value, for storage.
+            #[must_use]
+            pub const fn get(self) -> i64 {
+                self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($prefix, "{}"), self.0)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = InvalidId;
+
+            /// Accepts the prefix and a plain decimal number from 0 to 2^63-1.
+            fn from_str(text: &str) -> Result<Self, InvalidId> {
+                let invalid = InvalidId { kind: $kind };
+                let number: MessageId = text.strip_prefix($prefix).ok_or(invalid)?.parse().map_err(|_| invalid)?;
+                Ok(Self(number.get()))
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+    };
+}
+
+prefixed_id!(
+    /// An inbound webhook.
+    WebhookId, "wh_", "webhook"
+);
+prefixed_id!(
+    /// An event subscription.
+    SubscriptionId, "sub_", "subscription"
+);
+prefixed_id!(
+    /// What one session reported once.
+    SessionEventId, "evt_", "session event"
+);
+prefixed_id!(
+    /// The definition of an action.
+    ActionId, "act_", "action"
+);
+prefixed_id!(
+    /// One call of an action, whichever nodes it was tried on.
+    InvocationId, "inv_", "invocation"
+);
+prefixed_id!(
+    /// A trigger.
+    TriggerId, "trg_", "trigger"
 );
 
 macro_rules! text_id {
@@ -136,6 +210,54 @@ text_id!(
     /// A conversation as clients see it: `dm_<24 hex>` or a bare snowflake for a group.
     ConversationId
 );
+
+/// An observer token. Its text form is `ot_<snowflake>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObserverTokenId(i64);
+
+impl ObserverTokenId {
+    /// Wraps a raw 63-bit value, as stored in Postgres.
+    #[must_use]
+    pub const fn new(raw: i64) -> Self {
+        Self(raw)
+    }
+
+    /// The raw value, for storage.
+    #[must_use]
+    pub const fn get(self) -> i64 {
+        self.0
+    }
+}
+
+impl fmt::Display for ObserverTokenId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ot_{}", self.0)
+    }
+}
+
+impl FromStr for ObserverTokenId {
+    type Err = InvalidId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidId> {
+        let invalid = InvalidId { kind: "observer token" };
+        // The number is written as those of messages are.
+        let number: MessageId = text.strip_prefix("ot_").ok_or(invalid)?.parse().map_err(|_| invalid)?;
+        Ok(Self(number.get()))
+    }
+}
+
+impl Serialize for ObserverTokenId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ObserverTokenId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
+        text.parse().map_err(D::Error::custom)
+    }
+}
 
 impl NodeId {
     /// The implicit node of an agent that connects by itself.
@@ -206,6 +328,22 @@ mod tests {
         }
         for text in ["", "del_", "del_1", "del_1_2_", "del_1_2_r0", "del_01_2", "del_1_2_r1_x", "del_-1_2"] {
             assert!(text.parse::<DeliveryId>().is_err(), "{text} is not a delivery id");
+        }
+    }
+
+    #[test]
+    fn an_observer_token_id_reads_back_what_it_prints() {
+        assert_eq!("ot_12".parse::<ObserverTokenId>().map(|id| id.to_string()).as_deref(), Ok("ot_12"));
+        for text in ["", "ot_", "12", "ot_x", "ot_012", "ot_-1", "OT_12"] {
+            assert!(text.parse::<ObserverTokenId>().is_err(), "{text} is not an observer token's id");
+        }
+    }
+
+    #[test]
+    fn a_prefixed_id_reads_back_what_it_prints() {
+        assert_eq!("wh_12".parse::<WebhookId>().map(|id| id.to_string()).as_deref(), Ok("wh_12"));
+        for text in ["", "12", "wh_", "wh_012", "wh_-1", "sub_12", "wh_wh_12", "WH_12"] {
+            assert!(text.parse::<WebhookId>().is_err(), "{text} is no webhook id");
         }
     }
 

@@ -24,6 +24,10 @@ pub const DELIVERIES_REPLAYED: &str = "relay_deliveries_replayed_total";
 pub const DELIVERIES_REPAIRED: &str = "relay_deliveries_repaired_total";
 /// Deliveries dead-lettered. Counter; label `reason`.
 pub const DELIVERIES_DEAD_LETTERED: &str = "relay_deliveries_dead_lettered_total";
+/// Dead letters sent again. Counter.
+pub const DELIVERIES_REDRIVEN: &str = "relay_deliveries_redriven_total";
+/// How long what a worker loop deals with has been waiting for it, in seconds. Gauge; label `loop`.
+pub const LOOP_LAG_SECONDS: &str = "relay_loop_lag_seconds";
 /// Live frames dropped because their seq had been sent already. Counter.
 pub const DUPLICATES_DROPPED: &str = "relay_duplicates_dropped_total";
 /// Acks beyond the highest seq ever sent, cut down to it. Counter.
@@ -44,6 +48,10 @@ pub const ACK_LATENCY_SECONDS: &str = "relay_ack_latency_seconds";
 pub const COMMIT_BATCH_SIZE: &str = "relay_commit_batch_size";
 /// Duration of one commit, in seconds. Histogram.
 pub const COMMIT_SECONDS: &str = "relay_commit_seconds";
+/// Tries to hand a delivery over to an endpoint. Counter; label `outcome`: delivered, acked, failed, dead, gone.
+pub const PUSH_ATTEMPTS: &str = "relay_push_attempts_total";
+/// Duration of one such try, in seconds. Histogram.
+pub const PUSH_SECONDS: &str = "relay_push_seconds";
 /// When a worker loop last ended without an error, in unix seconds. Gauge; label `loop`.
 pub const LOOP_LAST_SUCCESS: &str = "relay_loop_last_success_timestamp_seconds";
 /// Duration of a worker loop's tick, in seconds. Histogram; label `loop`.
@@ -52,7 +60,35 @@ pub const LOOP_SECONDS: &str = "relay_loop_seconds";
 pub const LOOP_FAILURES: &str = "relay_loop_failures_total";
 /// Things a worker loop dealt with. Counter; label `loop`.
 pub const LOOP_WORK: &str = "relay_loop_work_total";
+/// Calls to the addresses of subscriptions. Counter; label `outcome`: delivered, retried or given_up.
+pub const SUBSCRIPTION_CALLS: &str = "relay_subscription_calls_total";
+/// Requests refused because a budget was used up. Counter; label `by`: workspace, caller or address.
+pub const REQUESTS_LIMITED: &str = "relay_requests_limited_total";
+/// Batches of request budgets taken from Postgres. Counter.
+pub const BUDGET_TAKINGS: &str = "relay_budget_takings_total";
 /// HTTP requests answered. Counter; labels `method`, `route` (the template), `status`.
 pub const HTTP_REQUESTS: &str = "relay_http_requests_total";
 /// Time to answer an HTTP request, in seconds. Histogram; label `route` (the template).
 pub const HTTP_SECONDS: &str = "relay_http_seconds";
+/// Results of invocations that came too late, or from somebody who was not asked. Counter.
+pub const ACTION_RESULTS_REFUSED: &str = "relay_action_results_refused_total";
+/// Events that were not announced live, because too much was waiting. Counter.
+pub const EVENTS_UNANNOUNCED: &str = "relay_events_unannounced_total";
+/// Events read from Postgres because their live copy was missing or late. Counter.
+pub const EVENTS_REPAIRED: &str = "relay_events_repaired_total";
+/// Workspaces whose events this gateway follows. Gauge.
+pub const EVENT_FEEDS: &str = "relay_event_feeds";
+/// Invocations written to sockets. Counter.
+pub const INVOCATIONS_SENT: &str = "relay_invocations_sent_total";
+/// Best-effort notices that a connection had no room for. Counter.
+pub const NOTICES_DROPPED: &str = "relay_notices_dropped_total";
+/// Events written to observers. Counter.
+pub const OBSERVER_FRAMES: &str = "relay_observer_frames_total";
+/// Observers closed because they did not keep up. Counter.
+pub const OBSERVERS_CUT: &str = "relay_observers_cut_total";
+/// Restored databases that this process has brought into line with what had been sent. Counter.
+pub const RECOVERIES: &str = "relay_recoveries_total";
+/// Deliveries lost in a restore and written again from the log. Counter.
+pub const DELIVERIES_RECOVERED: &str = "relay_deliveries_recovered_total";
+/// Deliveries published again because the log was new. Counter.
+pub const DELIVERIES_REBUILT: &str = "relay_deliveries_rebuilt_total";

@@ -26,8 +26,16 @@ pub const MAX_SYSTEM_PROMPT_BYTES: usize = 64 * 1024;
 pub const MAX_TEXT_BYTES: usize = 256 * 1024;
 /// Any JSON value that is stored as given (metadata, capabilities, skills, provenance), in bytes as JSON.
 pub const MAX_METADATA_BYTES: usize = 64 * 1024;
+/// A reaction, in bytes: a shortcode, or a sequence of emoji.
+pub const MAX_EMOJI_BYTES: usize = 64;
+/// Different emoji that one message takes as reactions.
+pub const MAX_DISTINCT_EMOJI: i64 = 50;
+/// What is searched for, in bytes.
+pub const MAX_SEARCH_BYTES: usize = 1024;
 /// A short note such as an error, a reason, a version or a content type, in bytes.
 pub const MAX_NOTE_BYTES: usize = 2048;
+/// A content type, in bytes.
+pub const MAX_CONTENT_TYPE_BYTES: usize = 128;
 /// Tags of a node; each at most [`MAX_AGENT_NAME_BYTES`] long.
 pub const MAX_TAGS: usize = 64;
 /// Capabilities of a node or provider.
@@ -48,6 +56,10 @@ pub const MAX_LISTED_MEMBERS: i64 = 20_000;
 
 /// Names that begin so are the engine's own on node sockets (ADR 0002).
 pub const RESERVED_PREFIX: &str = ".relay-";
+/// Names that begin so are the engine's own agents, such as [`WEBHOOK_AGENT`].
+pub const SYSTEM_PREFIX: &str = "__relay_";
+/// The hidden agent whose messages are those of inbound webhooks.
+pub const WEBHOOK_AGENT: &str = "__relay_webhook__";
 /// The channel that every workspace has and every agent joins.
 pub const GENERAL: &str = "general";
 
@@ -70,8 +82,10 @@ pub enum TextProblem {
     TooLong(usize),
     /// Control characters in it.
     ControlCharacter,
-    /// Begins with [`RESERVED_PREFIX`].
+    /// Begins with [`RESERVED_PREFIX`] or [`SYSTEM_PREFIX`].
     Reserved,
+    /// Not of the form that the field has.
+    Malformed,
 }
 
 impl fmt::Display for TextProblem {
@@ -80,7 +94,8 @@ impl fmt::Display for TextProblem {
             Self::Empty => f.write_str("must not be empty"),
             Self::TooLong(limit) => write!(f, "must not be longer than {limit} bytes"),
             Self::ControlCharacter => f.write_str("must not contain control characters"),
-            Self::Reserved => write!(f, "must not begin with {RESERVED_PREFIX}"),
+            Self::Reserved => write!(f, "must not begin with {RESERVED_PREFIX} or {SYSTEM_PREFIX}"),
+            Self::Malformed => f.write_str("is malformed"),
         }
     }
 }
@@ -125,10 +140,10 @@ pub fn check_json_length(field: &'static str, encoded_bytes: usize) -> Result<()
 /// An agent's name. Names are case-sensitive.
 ///
 /// # Errors
-/// When it is blank, too long, has control characters or begins with [`RESERVED_PREFIX`].
+/// When it is blank, too long, has control characters or begins with a reserved prefix.
 pub fn check_agent_name(name: &str) -> Result<(), InvalidText> {
     check_name("name", name, MAX_AGENT_NAME_BYTES)?;
-    if name.starts_with(RESERVED_PREFIX) {
+    if name.starts_with(RESERVED_PREFIX) || name.starts_with(SYSTEM_PREFIX) {
         return Err(InvalidText { field: "name", problem: TextProblem::Reserved });
     }
     Ok(())
@@ -218,7 +233,7 @@ mod tests {
         for name in ["a", "Ada Lovelace", "日本", "a/b", "#x", &"x".repeat(128)] {
             assert_eq!(check_agent_name(name), Ok(()), "{name}");
         }
-        for name in ["", "  ", "a\nb", "a\0", "\u{7f}", &"x".repeat(129)] {
+        for name in ["", "  ", "a\nb", "a\0", "\u{7f}", WEBHOOK_AGENT, ".relay-x", &"x".repeat(129)] {
             assert!(check_agent_name(name).is_err(), "{name:?}");
         }
     }

@@ -43,26 +43,42 @@ impl NodeRole {
     }
 }
 
-/// What a client asked for as a node's kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RequestedKind {
-    /// A socket node; old words carry the role with them.
-    Ws(Option<NodeRole>),
-    /// A kind that this engine knows of and does not serve.
-    Unsupported,
+/// How deliveries reach a node's agents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NodeKind {
+    /// Over its socket.
+    Ws,
+    /// By calling its URL.
+    HttpPush,
+    /// Its agents ask for them.
+    Poll,
 }
 
-impl RequestedKind {
-    /// Reads a kind, legacy words included; `None` for a word without a meaning.
+impl NodeKind {
+    /// The word on the wire and in storage.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ws => "ws",
+            Self::HttpPush => "http_push",
+            Self::Poll => "poll",
+        }
+    }
+
+    /// Reads the word.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
-        Some(match word {
-            "ws" => Self::Ws(None),
-            "fleet_ws" => Self::Ws(Some(NodeRole::Broker)),
-            "direct_ws" => Self::Ws(Some(NodeRole::Direct)),
-            "http_push" | "poll" => Self::Unsupported,
-            _ => return None,
-        })
+        [Self::Ws, Self::HttpPush, Self::Poll].into_iter().find(|kind| kind.as_str() == word)
+    }
+
+    /// Reads what a client asked for: legacy words carry the role with them. `None` for a word without a meaning.
+    #[must_use]
+    pub fn requested(word: &str) -> Option<(Self, Option<NodeRole>)> {
+        match word {
+            "fleet_ws" => Some((Self::Ws, Some(NodeRole::Broker))),
+            "direct_ws" => Some((Self::Ws, Some(NodeRole::Direct))),
+            _ => Self::parse(word).map(|kind| (kind, None)),
+        }
     }
 }
 
@@ -122,9 +138,9 @@ mod tests {
 
     #[test]
     fn old_kind_words_carry_their_role() {
-        assert_eq!(RequestedKind::parse("fleet_ws"), Some(RequestedKind::Ws(Some(NodeRole::Broker))));
-        assert_eq!(RequestedKind::parse("direct_ws"), Some(RequestedKind::Ws(Some(NodeRole::Direct))));
-        assert_eq!(RequestedKind::parse("poll"), Some(RequestedKind::Unsupported));
-        assert_eq!(RequestedKind::parse("smoke"), None);
+        assert_eq!(NodeKind::requested("fleet_ws"), Some((NodeKind::Ws, Some(NodeRole::Broker))));
+        assert_eq!(NodeKind::requested("direct_ws"), Some((NodeKind::Ws, Some(NodeRole::Direct))));
+        assert_eq!(NodeKind::requested("poll"), Some((NodeKind::Poll, None)));
+        assert_eq!(NodeKind::requested("smoke"), None);
     }
 }

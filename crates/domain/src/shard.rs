@@ -1,6 +1,6 @@
 //! Which of the fixed virtual shards an agent's log lives on.
 
-use crate::{AgentId, WorkspaceId};
+use crate::{AgentId, NodeId, WorkspaceId};
 
 /// Number of virtual shards. Fixed for ever: subjects carry the shard, streams capture ranges.
 pub const SHARDS: u16 = 64;
@@ -16,6 +16,21 @@ pub fn shard_of(workspace: WorkspaceId, agent: AgentId) -> u16 {
     u16::try_from(hash % u64::from(SHARDS)).unwrap_or(0)
 }
 
+/// The shard of a workspace's event log, from 0 to 63. Stable like [`shard_of`].
+#[must_use]
+pub fn shard_of_workspace(workspace: WorkspaceId) -> u16 {
+    u16::try_from(mix(workspace.get().cast_unsigned()) % u64::from(SHARDS)).unwrap_or(0)
+}
+
+/// Which of `turns` turns a node of a workspace falls to, from 0 on. All processes come to the same, whatever they
+/// were built with: who hears the same hint and knows the same turns needs nobody else to tell whose turn it is.
+#[must_use]
+pub fn turn_of(workspace: WorkspaceId, node: &NodeId, turns: usize) -> usize {
+    let hash =
+        node.as_str().bytes().fold(mix(workspace.get().cast_unsigned()), |hash, byte| mix(hash ^ u64::from(byte)));
+    usize::try_from(hash % turns.max(1) as u64).unwrap_or(0)
+}
+
 const fn mix(mut bits: u64) -> u64 {
     bits ^= bits >> 33;
     bits = bits.wrapping_mul(0xff51_afd7_ed55_8ccd);
@@ -27,6 +42,16 @@ const fn mix(mut bits: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn turns_are_stable_and_spread() {
+        let turn = |node: u32, turns| turn_of(WorkspaceId::new(7), &NodeId::new(format!("node-{node}")), turns);
+        assert_eq!((turn(0, 5), turn(1, 5), turn(2, 5)), (2, 0, 3), "old versions know these too");
+        assert_eq!((turn(1, 0), turn(1, 1)), (0, 0));
+        let mut seen = [0u32; 5];
+        (0..1000).for_each(|node| seen[turn(node, 5)] += 1);
+        assert!(seen.iter().all(|n| (150..=250).contains(n)), "uneven: {seen:?}");
+    }
 
     #[test]
     fn shards_are_stable_and_spread() {

@@ -47,6 +47,19 @@ pub const fn made_at_ms(id: i64) -> i64 {
     (id >> 22) + EPOCH_MS
 }
 
+/// The smallest id that can have been made at that unix millisecond or later.
+#[must_use]
+pub const fn first_at_ms(ms: i64) -> i64 {
+    let since = ms.saturating_sub(EPOCH_MS);
+    if since < 0 {
+        0
+    } else if since > i64::MAX >> 22 {
+        i64::MAX
+    } else {
+        since << 22
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,6 +75,14 @@ mod tests {
             last = id;
         }
         assert!(made_at_ms(last) <= start + 5, "the counter may run at most a few milliseconds ahead");
+    }
+
+    #[test]
+    fn an_instant_bounds_the_ids_made_since() {
+        let at = EPOCH_MS + 77;
+        let id = Snowflakes::new(9).next_id(at);
+        assert!(first_at_ms(at) <= id && id < first_at_ms(at + 1));
+        assert_eq!((first_at_ms(0), first_at_ms(i64::MAX)), (0, i64::MAX));
     }
 
     #[test]

@@ -14,6 +14,9 @@ use crate::ids::InvalidId;
 pub const TOKEN_BYTES: usize = 16;
 /// The longest text that is looked at as a token.
 pub const MAX_TOKEN_LENGTH: usize = 256;
+/// The longest text that is looked at as an observer token: those are signed and carry their scopes and
+/// filters. They travel in URLs, of which 8 KiB pass everywhere.
+pub const MAX_OBSERVER_TOKEN_LENGTH: usize = 4096;
 
 /// What a token is for, told by its prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,10 +51,9 @@ impl TokenKind {
     /// The kind that a token claims to be. `None` when the prefix is unknown or nothing follows it.
     #[must_use]
     pub fn of(token: &str) -> Option<Self> {
-        if token.len() > MAX_TOKEN_LENGTH {
-            return None;
-        }
-        Self::ALL.into_iter().find(|kind| token.strip_prefix(kind.prefix()).is_some_and(|rest| !rest.is_empty()))
+        let kind = Self::ALL.into_iter().find(|kind| token.starts_with(kind.prefix()))?;
+        let longest = if kind == Self::Observer { MAX_OBSERVER_TOKEN_LENGTH } else { MAX_TOKEN_LENGTH };
+        (kind.prefix().len() + 1..=longest).contains(&token.len()).then_some(kind)
     }
 
     /// A token of this kind from fresh random bytes.
@@ -136,7 +138,15 @@ mod tests {
         for text in ["", "rk_live_", "rk_test_00", "at_live", "AT_LIVE_00", " at_live_00", "bearer"] {
             assert_eq!(TokenKind::of(text), None, "{text:?} is no token");
         }
-        assert_eq!(TokenKind::of(&format!("at_live_{}", "0".repeat(MAX_TOKEN_LENGTH))), None);
+        let padded = |prefix: &str, length: usize| format!("{prefix}{}", "0".repeat(length - prefix.len()));
+        for (prefix, length, kind) in [
+            ("at_live_", MAX_TOKEN_LENGTH, Some(TokenKind::Agent)),
+            ("at_live_", MAX_TOKEN_LENGTH + 1, None),
+            ("ot_live_", MAX_OBSERVER_TOKEN_LENGTH, Some(TokenKind::Observer)),
+            ("ot_live_", MAX_OBSERVER_TOKEN_LENGTH + 1, None),
+        ] {
+            assert_eq!(TokenKind::of(&padded(prefix, length)), kind, "{prefix} of {length}");
+        }
     }
 
     #[test]

@@ -3,11 +3,15 @@
 use relay_domain::{AgentId, ChannelId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use utoipa::{IntoParams, ToSchema};
 
-use crate::field::{Timestamp, present};
+use crate::{
+    field::{Id, Timestamp, present},
+    words,
+};
 
 /// `POST /v1/agents`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub struct RegisterAgentBody {
     /// The name.
     pub name: String,
@@ -19,9 +23,11 @@ pub struct RegisterAgentBody {
     pub persona: Option<String>,
     /// What clients keep there.
     #[serde(default)]
+    #[schema(value_type = Option<Object>)]
     pub metadata: Option<Map<String, Value>>,
     /// What it can do.
     #[serde(default)]
+    #[schema(value_type = Option<Object>)]
     pub capabilities: Option<Map<String, Value>>,
     /// What it is good at.
     #[serde(default)]
@@ -32,7 +38,7 @@ pub struct RegisterAgentBody {
 }
 
 /// What an agent is.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[expect(missing_docs, reason = "the words are the documentation")]
 pub enum AgentType {
@@ -42,7 +48,7 @@ pub enum AgentType {
 }
 
 /// Something that an agent is good at.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Skill {
     /// Its id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -57,15 +63,18 @@ pub struct Skill {
     pub tags: Option<Vec<String>>,
     /// What clients keep there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
     pub metadata: Option<Value>,
 }
 
 /// Answer to `POST /v1/agents`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct RegisteredAgent {
     /// The agent.
+    #[schema(value_type = Id)]
     pub id: AgentId,
     /// Its workspace.
+    #[schema(value_type = Id)]
     pub workspace_id: WorkspaceId,
     /// Its name.
     pub name: String,
@@ -74,19 +83,23 @@ pub struct RegisteredAgent {
     /// Its token, shown this once.
     pub token: String,
     /// `online`.
+    #[schema(value_type = words::Availability)]
     pub status: &'static str,
     /// What it can do.
+    #[schema(value_type = Option<Object>)]
     pub capabilities: Option<Value>,
     /// When it was registered.
     pub created_at: Timestamp,
 }
 
 /// An agent, as lists, `GET` and `PATCH` answer with it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct Agent {
     /// The agent.
+    #[schema(value_type = Id)]
     pub id: AgentId,
     /// Its workspace.
+    #[schema(value_type = Id)]
     pub workspace_id: WorkspaceId,
     /// Its name.
     pub name: String,
@@ -94,16 +107,21 @@ pub struct Agent {
     pub handle: String,
     /// agent, human or system.
     #[serde(rename = "type")]
+    #[schema(value_type = AgentType)]
     pub kind: &'static str,
     /// `online` or `offline`: the words that every published client knows.
+    #[schema(value_type = words::Availability)]
     pub status: &'static str,
     /// active, idle, blocked, waiting or offline.
+    #[schema(value_type = words::Activity)]
     pub activity_status: &'static str,
     /// Who it is.
     pub persona: Option<String>,
     /// What it can do.
+    #[schema(value_type = Option<Object>)]
     pub capabilities: Option<Value>,
     /// What clients keep there.
+    #[schema(value_type = Object)]
     pub metadata: Value,
     /// When it was registered.
     pub created_at: Timestamp,
@@ -114,65 +132,76 @@ pub struct Agent {
 }
 
 /// Answer to `GET /v1/agent` and `GET /v1/agents/:name`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct AgentDetails {
     /// The agent.
     #[serde(flatten)]
     pub agent: Agent,
     /// Its channels.
     pub channels: Vec<AgentChannel>,
-    /// Actions that it handles.
-    pub actions_provided: Vec<Value>,
-    /// Actions that it may invoke.
-    pub actions_available_to: Vec<Value>,
+    /// The names of the actions that it handles. Both lists together have 1000 names at most, these first.
+    #[schema(example = json!(["build"]))]
+    pub actions_provided: Vec<String>,
+    /// The names of the actions that it may invoke. Another agent sees those of both lists that it may invoke or
+    /// handles itself.
+    #[schema(example = json!(["build", "test"]))]
+    pub actions_available_to: Vec<String>,
     /// Its oldest unsettled deliveries.
     pub pending_deliveries: Vec<PendingDelivery>,
 }
 
 /// A channel that an agent is a member of.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct AgentChannel {
     /// The channel.
+    #[schema(value_type = Id)]
     pub id: ChannelId,
     /// Its name.
     pub name: String,
     /// owner or member.
+    #[schema(value_type = words::Role)]
     pub role: String,
     /// Since when.
     pub joined_at: Timestamp,
 }
 
 /// A delivery that an agent has not settled yet.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct PendingDelivery {
     /// The delivery.
     pub id: String,
     /// Its message.
     pub message_id: String,
     /// immediate or next-tool-call.
+    #[schema(value_type = words::DeliveryMode)]
     pub mode: &'static str,
     /// Why it is delivered, or why it was deferred.
     pub reason: Option<String>,
     /// What is known of it.
+    #[schema(value_type = words::DeliveryStatus)]
     pub status: &'static str,
     /// When it was accepted.
     pub created_at: Timestamp,
 }
 
 /// `PATCH /v1/agents/:name`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub struct UpdateAgentBody {
-    /// What it is doing.
+    /// What it is doing: active, idle, blocked, waiting or offline; online and away are understood.
     #[serde(default)]
+    #[schema(example = "idle")]
     pub status: Option<String>,
     /// Who it is; null clears it.
     #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<String>)]
     pub persona: Option<Option<String>>,
     /// Merged key by key.
     #[serde(default)]
+    #[schema(value_type = Option<Object>)]
     pub metadata: Option<Map<String, Value>>,
     /// What it can do; null clears it.
     #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<Object>)]
     pub capabilities: Option<Option<Map<String, Value>>>,
     /// What it is good at.
     #[serde(default)]
@@ -180,7 +209,7 @@ pub struct UpdateAgentBody {
 }
 
 /// Answer to `POST /v1/agents/:name/rotate-token`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct RotatedToken {
     /// The agent.
     pub name: String,
@@ -189,18 +218,21 @@ pub struct RotatedToken {
 }
 
 /// One agent of `GET /v1/agents/presence`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct Presence {
     /// The agent.
+    #[schema(value_type = Id)]
     pub agent_id: AgentId,
     /// Its name.
     pub agent_name: String,
     /// online or offline.
+    #[schema(value_type = words::Availability)]
     pub status: &'static str,
 }
 
 /// `GET /v1/agents`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct AgentsQuery {
     /// Absent or `all`: everything. Else a status word.
     #[serde(default)]

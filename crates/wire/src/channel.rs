@@ -3,11 +3,15 @@
 use relay_domain::{AgentId, ChannelId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use utoipa::{IntoParams, ToSchema};
 
-use crate::field::{Timestamp, present};
+use crate::{
+    field::{Id, Timestamp, present},
+    words,
+};
 
 /// `POST /v1/channels`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub struct CreateChannelBody {
     /// The name; one leading `#` is dropped.
     pub name: String,
@@ -16,11 +20,13 @@ pub struct CreateChannelBody {
     pub topic: Option<String>,
     /// What clients keep there.
     #[serde(default)]
+    #[schema(value_type = Option<Object>)]
     pub metadata: Option<Map<String, Value>>,
 }
 
 /// `GET /v1/channels`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct ChannelsQuery {
     /// Whether archived channels are listed too: `true` or `1`.
     #[serde(default)]
@@ -28,25 +34,27 @@ pub struct ChannelsQuery {
 }
 
 /// `PATCH /v1/channels/:name`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub struct UpdateChannelBody {
     /// What it is about; null clears it.
     #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<String>)]
     pub topic: Option<Option<String>>,
     /// Replaces what clients keep there.
     #[serde(default)]
+    #[schema(value_type = Option<Object>)]
     pub metadata: Option<Map<String, Value>>,
 }
 
 /// `PATCH /v1/channels/:name/topic`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub struct TopicBody {
     /// What it is about.
     pub topic: String,
 }
 
 /// `POST /v1/channels/:name/invite`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub struct InviteBody {
     /// Whom.
     #[serde(alias = "agent")]
@@ -54,11 +62,13 @@ pub struct InviteBody {
 }
 
 /// A channel.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct Channel {
     /// The channel.
+    #[schema(value_type = Id)]
     pub id: ChannelId,
     /// Its workspace.
+    #[schema(value_type = Id)]
     pub workspace_id: WorkspaceId,
     /// Its name.
     pub name: String,
@@ -67,8 +77,10 @@ pub struct Channel {
     /// What it is about.
     pub topic: Option<String>,
     /// What clients keep there.
+    #[schema(value_type = Object)]
     pub metadata: Value,
     /// Who made it.
+    #[schema(value_type = Option<Id>)]
     pub created_by: Option<AgentId>,
     /// When.
     pub created_at: Timestamp,
@@ -79,7 +91,7 @@ pub struct Channel {
 }
 
 /// Answer to `GET /v1/channels/:name`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct ChannelDetails {
     /// The channel.
     #[serde(flatten)]
@@ -89,13 +101,15 @@ pub struct ChannelDetails {
 }
 
 /// A member of a channel.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct Member {
     /// The agent.
+    #[schema(value_type = Id)]
     pub agent_id: AgentId,
     /// Its name.
     pub agent_name: String,
     /// owner or member.
+    #[schema(value_type = words::Role)]
     pub role: String,
     /// Since when.
     pub joined_at: Timestamp,
@@ -104,18 +118,19 @@ pub struct Member {
 }
 
 /// Answer to `POST /v1/channels/:name/join`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct Joined {
     /// The channel's name.
     pub channel: String,
     /// Who joined.
+    #[schema(value_type = Id)]
     pub agent_id: AgentId,
     /// Whether nothing changed.
     pub already_member: bool,
 }
 
 /// Answer to `POST /v1/channels/:name/invite`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct Invited {
     /// The channel's name.
     pub channel: String,
@@ -124,11 +139,12 @@ pub struct Invited {
 }
 
 /// Answer to `POST /v1/channels/:name/mute` and `/unmute`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct Muted {
     /// The channel's name.
     pub channel: String,
     /// Whose mute it is.
+    #[schema(value_type = Id)]
     pub agent_id: AgentId,
     /// How it is now.
     pub muted: bool,

@@ -2,35 +2,39 @@
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
-use crate::field::Timestamp;
+use crate::{field::Timestamp, words};
 
 /// `GET /v1/deliveries`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct DeliveriesQuery {
     /// Absent: queued and delivered ones.
     #[serde(default)]
     pub status: Option<String>,
     /// How many at most.
     #[serde(default)]
+    #[param(value_type = Option<i64>, minimum = 1)]
     pub limit: Option<String>,
 }
 
 /// `POST /v1/deliveries/:id/fail`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct FailBody {
     /// Why.
     #[serde(default)]
     pub error: Option<String>,
-    /// Whether trying again could help.
+    /// Whether trying again could help: it is sent again then, and a dead letter if not. Absent, it is only recorded.
     #[serde(default)]
     pub retryable: Option<bool>,
 }
 
 /// `POST /v1/deliveries/:id/defer`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub struct DeferBody {
     /// Until when: ISO 8601 with a zone.
+    #[schema(value_type = Timestamp)]
     pub available_at: DateTime<Utc>,
     /// Why.
     #[serde(default)]
@@ -38,7 +42,7 @@ pub struct DeferBody {
 }
 
 /// A delivery.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct Delivery {
     /// `del_…`
     pub id: String,
@@ -49,18 +53,22 @@ pub struct Delivery {
     /// The recipient.
     pub agent_id: String,
     /// queued, delivered, acked, failed or dead_lettered.
+    #[schema(value_type = words::DeliveryStatus)]
     pub status: &'static str,
     /// Its position in the recipient's mailbox.
     pub seq: i64,
     /// via_node or self_connected.
+    #[schema(value_type = words::LocationType)]
     pub location_type: &'static str,
     /// Where the recipient was.
     pub location_node_id: Option<String>,
     /// The same, for routing.
     pub route_node_id: Option<String>,
     /// The node's kind.
+    #[schema(value_type = Option<words::NodeKind>)]
     pub route_node_kind: Option<String>,
     /// The node's role.
+    #[schema(value_type = Option<words::NodeRole>)]
     pub route_node_role: Option<String>,
     /// How deliveries reach the node.
     pub delivery_adapter: Option<String>,
@@ -71,10 +79,12 @@ pub struct Delivery {
     /// For nodes that are pushed to.
     pub last_dispatch_error: Option<String>,
     /// immediate or next-tool-call.
+    #[schema(value_type = words::DeliveryMode)]
     pub mode: &'static str,
     /// Why the recipient gets it, or why it deferred it.
     pub reason: Option<String>,
     /// `normal`.
+    #[schema(value_type = words::Priority)]
     pub priority: &'static str,
     /// Whether trying again could help.
     pub retryable: Option<bool>,
@@ -96,12 +106,61 @@ pub struct Delivery {
     pub created_at: Timestamp,
     /// When its recipient last reported on it.
     pub updated_at: Option<Timestamp>,
+    /// The delivery that has taken its place, if it was sent again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub redriven_as: Option<String>,
     /// What is delivered.
     pub message: Option<DeliveredMessage>,
 }
 
+/// `POST /v1/deliveries/claim`.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub struct ClaimBody {
+    /// How many at most: 1 to 200, 10 when absent.
+    #[serde(default)]
+    pub limit: Option<i64>,
+    /// How long to wait for the first one, in milliseconds: up to 30000, none when absent.
+    #[serde(default)]
+    pub wait_ms: Option<u64>,
+    /// How long they are the caller's own, in milliseconds: 1000 to 43200000, 60000 when absent.
+    #[serde(default)]
+    pub lease_ms: Option<u64>,
+}
+
+/// A delivery that is the caller's own for a while.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ClaimedDelivery {
+    /// The delivery.
+    #[serde(flatten)]
+    pub delivery: Delivery,
+    /// Nobody else gets it before this.
+    pub leased_until: Timestamp,
+    /// How often it was claimed, this time included.
+    pub claim_count: i32,
+}
+
+/// A try to hand a delivery over to an endpoint.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct DeliveryAttempt {
+    /// Its id; later ones are higher.
+    pub id: String,
+    /// Where it went.
+    pub node_id: String,
+    /// When it began.
+    pub attempted_at: Timestamp,
+    /// How long it took.
+    pub latency_ms: i32,
+    /// The HTTP status; none when no answer came.
+    pub status: Option<i16>,
+    /// What went wrong.
+    pub error: Option<String>,
+    /// What began the answer, 1 KiB at most.
+    pub answer: Option<String>,
+}
+
 /// The message of a delivery.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct DeliveredMessage {
     /// The message.
     pub id: String,

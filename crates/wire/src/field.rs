@@ -4,9 +4,16 @@ use std::fmt;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use utoipa::ToSchema;
+
+/// How an id looks in the schemas. The ids themselves are types of the domain.
+#[derive(Debug, ToSchema)]
+#[schema(value_type = String, pattern = "^[0-9]{1,19}$", examples("243812004871278592"))]
+pub struct Id(pub i64);
 
 /// An instant as `2026-03-01T12:00:00.000Z`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ToSchema)]
+#[schema(value_type = String, format = DateTime, examples("2026-03-01T12:00:00.000Z"))]
 pub struct Timestamp(pub DateTime<Utc>);
 
 impl From<DateTime<Utc>> for Timestamp {

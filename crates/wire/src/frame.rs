@@ -5,7 +5,7 @@
 
 use relay_domain::names::{MAX_JSON_DEPTH, nests_too_deeply, spells_nul};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// Characters that a refusal tells at most.
 const MAX_MESSAGE_CHARS: usize = 300;
@@ -29,6 +29,12 @@ pub enum Inbound {
     Inventory(Inventory),
     /// `delivery.ack`
     Ack(Ack),
+    /// `action.result`
+    ActionResult(ActionResult),
+    /// `action.accept`
+    ActionAccept(ActionAccept),
+    /// `node.spawn`
+    Spawn(Spawn),
     /// Something that needs no answer: `pong`, `ping`, and the subscriptions that some clients send.
     Ignored,
 }
@@ -124,6 +130,9 @@ pub struct Heartbeat {
     /// From 0 to 1; some clients send null.
     #[serde(default)]
     pub load: Option<f64>,
+    /// Whether somebody measured it. Some clients do not say.
+    #[serde(default)]
+    pub load_reported: Option<bool>,
     /// Agents that run.
     #[serde(default)]
     pub active_agents: u32,
@@ -133,6 +142,12 @@ pub struct Heartbeat {
     /// The whole capability list, if it changed.
     #[serde(default)]
     pub capabilities: Option<Vec<Capability>>,
+    /// 0 is unlimited.
+    #[serde(default)]
+    pub max_agents: Option<u32>,
+    /// Free text.
+    #[serde(default)]
+    pub version: Option<String>,
 }
 
 /// `agent.register`
@@ -190,9 +205,19 @@ pub struct InventoryEntry {
     pub agent_id: String,
     /// Its name.
     pub name: String,
+    /// The invocation that brought it up.
+    #[serde(default)]
+    pub invocation_id: Option<String>,
     /// Handle for resuming.
     #[serde(default)]
     pub session_ref: Option<String>,
+}
+
+/// `node.spawn`: the node brings an agent up on itself.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Spawn {
+    /// As the body of a spawn by REST.
+    pub input: Map<String, Value>,
 }
 
 /// `delivery.ack`
@@ -202,6 +227,29 @@ pub struct Ack {
     pub agent: String,
     /// Everything up to here.
     pub up_to_seq: u64,
+}
+
+/// `action.result`: one of `output` and `error`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct ActionResult {
+    /// The invocation.
+    pub invocation_id: String,
+    /// What it brought; null counts.
+    #[serde(default, deserialize_with = "crate::field::present")]
+    pub output: Option<Option<Value>>,
+    /// Why it failed.
+    #[serde(default)]
+    pub error: Option<String>,
+    /// False for progress of a long task: it is at work, and what it says of that is not kept.
+    #[serde(default, rename = "final")]
+    pub is_final: Option<bool>,
+}
+
+/// `action.accept`: a long task has begun, and may take as long as it needs.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct ActionAccept {
+    /// The invocation.
+    pub invocation_id: String,
 }
 
 #[derive(Deserialize)]
@@ -255,6 +303,9 @@ pub fn decode(text: &str) -> Result<Decoded, Refusal> {
         "agent.deregister" => body(text).map(Inbound::AgentDeregister),
         "inventory.sync" => body(text).map(Inbound::Inventory),
         "delivery.ack" => body(text).map(Inbound::Ack),
+        "action.result" => body(text).map(Inbound::ActionResult),
+        "action.accept" => body(text).map(Inbound::ActionAccept),
+        "node.spawn" => body(text).map(Inbound::Spawn),
         other => Err(format!("unknown type {}", other.escape_debug())),
     };
     match frame {
@@ -291,6 +342,16 @@ pub fn error(id: Option<&str>, code: &str, message: &str) -> String {
 pub fn context_update(topic: &str, event: &str, agent_ids: &[String], data: &Value) -> String {
     json!({ "v": 1, "type": "context.update", "topic": topic, "event": event, "agent_ids": agent_ids, "data": data })
         .to_string()
+}
+
+/// A `deliver` frame outside the mailbox: seq 0, best-effort, with an id of its own (contract: node.md 7.2).
+#[must_use]
+pub fn event_deliver(agent_id: &str, agent: &str, event_id: &str, event: &str, data: &Value) -> String {
+    json!({
+        "v": 1, "type": "deliver", "delivery_id": event_id, "agent_id": agent_id, "agent": agent,
+        "msg_id": event_id, "seq": 0, "mode": "wait", "payload": { "type": event, "data": data },
+    })
+    .to_string()
 }
 
 #[cfg(test)]
