@@ -2,15 +2,23 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    AgentId, ChannelId, NodeId, WorkspaceScope,
+    AgentId, ChannelId, NodeId, ProviderName, WorkspaceScope,
     agent::{AgentKind, AgentStatus},
     names,
+    observer::ObserverFilters,
+    plan::Ceiling,
     token::TokenHash,
 };
 use serde_json::Value;
 use sqlx::{FromRow, Row, postgres::PgRow};
 
-use crate::{Store, StoreError, StoreResult, tokens::read_hash};
+use crate::{
+    Store, StoreError, StoreResult,
+    ceilings::is_within,
+    events::{self, NewEvent, Recorded, status_event},
+    filters,
+    tokens::read_hash,
+};
 
 /// An agent that is not deleted.
 #[derive(Debug, Clone)]
@@ -31,6 +39,8 @@ pub struct AgentRow {
     pub status: AgentStatus,
     /// The node it is on.
     pub node_id: NodeId,
+    /// The provider of that node that runs it, if one is known.
+    pub provider: Option<ProviderName>,
     /// When it was registered.
     pub created_at: DateTime<Utc>,
     /// When it was last heard of.
@@ -48,6 +58,7 @@ impl FromRow<'_, PgRow> for AgentRow {
             capabilities: row.try_get("capabilities")?,
             status: AgentStatus::parse(row.try_get("status")?).unwrap_or_default(),
             node_id: NodeId::new(row.try_get::<String, _>("node_id")?),
+            provider: row.try_get::<Option<String>, _>("provider")?.map(ProviderName::new),
             created_at: row.try_get("created_at")?,
             last_seen_at: row.try_get("last_seen_at")?,
         })
@@ -77,15 +88,19 @@ pub struct NewAgent<'a> {
     pub at: DateTime<Utc>,
     /// The channel it joins at once, by name, if any.
     pub joins: Option<&'a str>,
+    /// How many agents the workspace may have.
+    pub ceiling: Option<i64>,
 }
 
 /// What became of a registration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Registration {
-    /// The agent exists now, and is a member of this channel.
-    Registered(Option<ChannelId>),
+    /// The agent exists now, and is a member of this channel, which is recorded.
+    Registered(Option<(ChannelId, Recorded)>),
     /// A living agent has that name.
     NameTaken,
+    /// The workspace has as many as it may.
+    NoRoom,
 }
 
 /// What to change of an agent. `None` leaves a field as it is.
@@ -103,6 +118,19 @@ pub struct AgentChange<'a> {
     pub skills: Option<&'a Value>,
 }
 
+/// What must hold of an agent for it to be deleted; nothing by default.
+#[derive(Debug, Default)]
+pub struct DeleteIf {
+    /// It is this one.
+    pub agent: Option<AgentId>,
+    /// This is its token still.
+    pub token: Option<TokenHash>,
+    /// It is offline.
+    pub offline: bool,
+    /// Its mail becomes dead letters at once rather than with time.
+    pub empties: bool,
+}
+
 /// What a deletion took along.
 #[derive(Debug)]
 pub struct DeletedAgent {
@@ -114,31 +142,29 @@ pub struct DeletedAgent {
     pub tokens: Vec<TokenHash>,
     /// The channels it was a member of.
     pub channels: Vec<ChannelId>,
-}
-
-/// One authenticated call of an agent, for its `last_seen_at`.
-#[derive(Debug, Clone, Copy)]
-pub struct Seen {
-    /// The workspace.
-    pub scope: WorkspaceScope,
-    /// The agent.
-    pub agent_id: AgentId,
-    /// When.
-    pub at: DateTime<Utc>,
+    /// That it went offline, if it was not.
+    pub recorded: Recorded,
 }
 
 macro_rules! columns {
     () => {
-        "agent_id, name, type, persona, metadata, capabilities, status, node_id, created_at, last_seen_at"
+        "agent_id, name, type, persona, metadata, capabilities, status, node_id, provider, created_at, last_seen_at"
     };
 }
 
 impl Store {
-    /// Registers an agent with its mailbox, token and first membership, in one statement.
+    /// Registers an agent with its mailbox, token and first membership, of which `joined` makes an event.
     ///
     /// # Errors
     /// When Postgres is away.
-    pub async fn register_agent(&self, scope: WorkspaceScope, new: &NewAgent<'_>) -> StoreResult<Registration> {
+    pub async fn register_agent(
+        &self,
+        scope: WorkspaceScope,
+        new: &NewAgent<'_>,
+        joined: impl FnOnce(ChannelId) -> NewEvent + Send,
+    ) -> StoreResult<Registration> {
+        let doing = "registering an agent";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let row: Option<Option<i64>> = sqlx::query_scalar(
             "WITH agent AS (
                 INSERT INTO agents (workspace_id, agent_id, name, type, persona, metadata, capabilities, skills,
@@ -176,13 +202,19 @@ impl Store {
         .bind(new.at)
         .bind(&new.token.as_bytes()[..])
         .bind(new.joins)
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *tx)
         .await
-        .map_err(StoreError::from_sqlx("registering an agent"))?;
-        Ok(match row {
-            Some(channel) => Registration::Registered(channel.map(ChannelId::new)),
-            None => Registration::NameTaken,
-        })
+        .map_err(StoreError::from_sqlx(doing))?;
+        let Some(channel) = row else { return Ok(Registration::NameTaken) };
+        if !is_within(&mut tx, scope, Ceiling::Agents, new.ceiling).await? {
+            return Ok(Registration::NoRoom);
+        }
+        let registered = match channel.map(ChannelId::new) {
+            Some(channel) => Some((channel, events::append(&mut tx, scope, new.at, vec![joined(channel)]).await?)),
+            None => None,
+        };
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Registration::Registered(registered))
     }
 
     /// The living agent of that name.
@@ -223,21 +255,24 @@ impl Store {
     ///
     /// # Errors
     /// When Postgres is away.
-    pub async fn agents(&self, scope: WorkspaceScope) -> StoreResult<Vec<AgentRow>> {
+    pub async fn agents(&self, scope: WorkspaceScope, filters: &ObserverFilters) -> StoreResult<Vec<AgentRow>> {
         sqlx::query_as(concat!(
             "SELECT ",
             columns!(),
-            " FROM agents WHERE workspace_id = $1 AND deleted_at IS NULL ORDER BY agent_id LIMIT $2"
+            " FROM agents WHERE workspace_id = $1 AND deleted_at IS NULL
+                AND ($3::bigint[] IS NULL OR agent_id = ANY ($3))
+              ORDER BY agent_id LIMIT $2"
         ))
         .bind(scope.workspace_id().get())
         .bind(names::MAX_LISTED_AGENTS)
+        .bind(filters::agent_ids(filters))
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("listing agents"))
     }
 
-    /// Changes an agent. `None` when there is none of that name or its metadata would pass
-    /// `metadata_limit` bytes.
+    /// Changes an agent, and tells of another status than before. `None` when there is none of that name or its
+    /// metadata would pass `metadata_limit` bytes.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -248,20 +283,27 @@ impl Store {
         change: &AgentChange<'_>,
         metadata_limit: i32,
         at: DateTime<Utc>,
-    ) -> StoreResult<Option<AgentRow>> {
+    ) -> StoreResult<Option<(AgentRow, Option<Recorded>)>> {
+        let doing = "updating an agent";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         // A status is newer than any call that came before it: last_seen_at moves along, so that a late
         // refresh (see `agents_seen`) does not bring the agent back.
-        sqlx::query_as(concat!(
-            "UPDATE agents SET
+        let row = sqlx::query(concat!(
+            "WITH former AS (
+                SELECT agent_id AS former_id, status AS former_status FROM agents
+                 WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL FOR NO KEY UPDATE
+             )
+             UPDATE agents SET
                 status = coalesce($3, status),
                 last_seen_at = CASE WHEN $3 IS NULL THEN last_seen_at ELSE greatest(last_seen_at, $11) END,
                 persona = CASE WHEN $4 THEN $5 ELSE persona END,
                 metadata = metadata || coalesce($6, '{}'),
                 capabilities = CASE WHEN $7 THEN $8 ELSE capabilities END,
                 skills = coalesce($9, skills)
-             WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL
+             FROM former
+             WHERE workspace_id = $1 AND agent_id = former_id
                AND ($6 IS NULL OR octet_length((metadata || $6)::text) <= $10)
-             RETURNING ",
+             RETURNING former_status, ",
             columns!()
         ))
         .bind(scope.workspace_id().get())
@@ -275,12 +317,23 @@ impl Store {
         .bind(change.skills)
         .bind(metadata_limit)
         .bind(at)
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *tx)
         .await
-        .map_err(StoreError::from_sqlx("updating an agent"))
+        .map_err(StoreError::from_sqlx(doing))?;
+        let Some(row) = row else { return Ok(None) };
+        let former: String = row.try_get("former_status").map_err(StoreError::from_sqlx(doing))?;
+        let agent = AgentRow::from_row(&row).map_err(StoreError::from_sqlx(doing))?;
+        let mut recorded = None;
+        if agent.status.as_str() != former {
+            let event = status_event(agent.agent_id, &agent.name, agent.status.as_str());
+            recorded = Some(events::append(&mut tx, scope, at, vec![event]).await?);
+        }
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some((agent, recorded)))
     }
 
-    /// Deletes an agent with its tokens and memberships. `None` when there is none of that name.
+    /// Deletes an agent with its tokens and memberships; that it went offline is recorded. `None` when there
+    /// is none of that name that is as it must be.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -288,15 +341,26 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         name: &str,
+        only: &DeleteIf,
         at: DateTime<Utc>,
     ) -> StoreResult<Option<DeletedAgent>> {
         // Channel rows are locked in the order of their ids, as two deletions at once may share channels.
         let doing = "deleting an agent";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let row = sqlx::query(
-            "WITH gone AS (
-                UPDATE agents SET deleted_at = $3, status = 'offline', token_generation = token_generation + 1
+            "WITH alive AS MATERIALIZED (
+                SELECT agent_id, status FROM agents a
                 WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL
-                RETURNING agent_id, node_id
+                  AND ($4::bigint IS NULL OR agent_id = $4)
+                  AND ($5::bytea IS NULL OR EXISTS (
+                      SELECT FROM tokens t WHERE t.workspace_id = $1 AND t.agent_id = a.agent_id AND t.token_hash = $5))
+                  AND (NOT $6 OR status = 'offline')
+                FOR UPDATE
+             ), gone AS (
+                UPDATE agents a SET deleted_at = $3, status = 'offline', token_generation = token_generation + 1,
+                       mailbox_orphaned = mailbox_orphaned OR $7
+                FROM alive WHERE a.workspace_id = $1 AND a.agent_id = alive.agent_id
+                RETURNING a.agent_id, a.node_id, alive.status AS was
              ), locked AS (
                 SELECT c.channel_id FROM channels c
                 JOIN channel_members m ON m.workspace_id = c.workspace_id AND m.channel_id = c.channel_id
@@ -313,8 +377,14 @@ impl Store {
                 WHERE t.workspace_id = $1
                   AND (t.agent_id = gone.agent_id OR t.node_id = 'node_direct_' || gone.agent_id)
                 RETURNING t.token_hash
+             ), handled AS (
+                DELETE FROM actions c USING gone WHERE c.workspace_id = $1 AND c.handler_agent_id = gone.agent_id
+             ), hopeless AS (
+                -- Nobody will end these: they fail at the worker's next look.
+                UPDATE invocations i SET sent_epoch = NULL, unreachable_since = '-infinity'
+                FROM gone WHERE i.workspace_id = $1 AND i.handler_agent_id = gone.agent_id AND i.status = 'invoked'
              )
-             SELECT agent_id, node_id,
+             SELECT agent_id, node_id, was,
                     ARRAY(SELECT token_hash FROM dead_tokens) AS tokens,
                     ARRAY(SELECT channel_id FROM locked) AS channels
              FROM gone",
@@ -322,16 +392,26 @@ impl Store {
         .bind(scope.workspace_id().get())
         .bind(name)
         .bind(at)
-        .fetch_optional(&self.pool)
+        .bind(only.agent.map(AgentId::get))
+        .bind(only.token.as_ref().map(|token| &token.as_bytes()[..]))
+        .bind(only.offline)
+        .bind(only.empties)
+        .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         let Some(row) = row else { return Ok(None) };
+        let agent_id = AgentId::new(row.get("agent_id"));
+        let was_offline = row.get::<&str, _>("was") == "offline";
+        let events = if was_offline { Vec::new() } else { vec![status_event(agent_id, name, "offline")] };
+        let recorded = events::append(&mut tx, scope, at, events).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         let read = || -> sqlx::Result<DeletedAgent> {
             Ok(DeletedAgent {
-                agent_id: AgentId::new(row.try_get("agent_id")?),
+                agent_id,
                 node_id: NodeId::new(row.try_get::<String, _>("node_id")?),
                 tokens: row.try_get::<Vec<Vec<u8>>, _>("tokens")?.iter().filter_map(|t| read_hash(t)).collect(),
                 channels: row.try_get::<Vec<i64>, _>("channels")?.into_iter().map(ChannelId::new).collect(),
+                recorded,
             })
         };
         read().map(Some).map_err(StoreError::from_sqlx(doing))
@@ -384,64 +464,5 @@ impl Store {
         .map_err(StoreError::from_sqlx(doing))?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(Some(old.and_then(|bytes| read_hash(&bytes))))
-    }
-
-    /// Sets what an agent is doing, as told by itself at `at`.
-    ///
-    /// # Errors
-    /// When Postgres is away.
-    pub async fn set_agent_status(
-        &self,
-        scope: WorkspaceScope,
-        agent: AgentId,
-        status: AgentStatus,
-        at: DateTime<Utc>,
-    ) -> StoreResult<()> {
-        sqlx::query(
-            "UPDATE agents SET status = $3, last_seen_at = greatest(last_seen_at, $4)
-             WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL",
-        )
-        .bind(scope.workspace_id().get())
-        .bind(agent.get())
-        .bind(status.as_str())
-        .bind(at)
-        .execute(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("setting an agent's status"))?;
-        Ok(())
-    }
-
-    /// Notes calls of agents: they are alive, and no longer offline unless something newer says so.
-    ///
-    /// # Errors
-    /// When Postgres is away.
-    pub async fn agents_seen(&self, seen: &[Seen]) -> StoreResult<()> {
-        let workspaces: Vec<i64> = seen.iter().map(|s| s.scope.workspace_id().get()).collect();
-        let agents: Vec<i64> = seen.iter().map(|s| s.agent_id.get()).collect();
-        let instants: Vec<DateTime<Utc>> = seen.iter().map(|s| s.at).collect();
-        // Rows are locked in key order, so that two gateways cannot deadlock.
-        sqlx::query(
-            "WITH seen AS (
-                SELECT workspace_id, agent_id, max(at) AS at
-                FROM unnest($1::bigint[], $2::bigint[], $3::timestamptz[]) AS s (workspace_id, agent_id, at)
-                GROUP BY workspace_id, agent_id
-             ), locked AS (
-                SELECT a.workspace_id, a.agent_id, seen.at FROM agents a JOIN seen USING (workspace_id, agent_id)
-                WHERE a.deleted_at IS NULL AND a.last_seen_at < seen.at
-                ORDER BY a.workspace_id, a.agent_id FOR UPDATE OF a
-             )
-             UPDATE agents a SET last_seen_at = locked.at,
-                    status = CASE WHEN a.status = 'offline' THEN 'active' ELSE a.status END
-             FROM locked
-             WHERE a.workspace_id = locked.workspace_id AND a.agent_id = locked.agent_id
-               AND a.last_seen_at < locked.at",
-        )
-        .bind(workspaces)
-        .bind(agents)
-        .bind(instants)
-        .execute(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("noting that agents were seen"))?;
-        Ok(())
     }
 }

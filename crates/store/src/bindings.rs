@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, NodeId, WorkspaceScope, node::max_agents};
 use sqlx::Row as _;
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{Store, StoreError, StoreResult, push_mailboxes};
 
 /// An agent located on a node.
 #[derive(Debug, Clone, sqlx::FromRow)]
@@ -29,6 +29,8 @@ pub struct BindingRow {
     pub rebound_at: Option<DateTime<Utc>>,
     /// Its mailbox is settled up to here.
     pub settled_floor: i64,
+    /// Nothing is pushed to it any more: its endpoint has said that it is gone.
+    pub disabled: bool,
 }
 
 /// What became of a bind.
@@ -59,22 +61,24 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         node: &NodeId,
-        agent: Option<AgentId>,
+        agents: Option<&[AgentId]>,
         limit: i64,
     ) -> StoreResult<Vec<BindingRow>> {
         sqlx::query_as(
             "SELECT a.binding_id, a.agent_id, a.name AS agent_name, a.provider, a.session_ref, a.priority,
                     coalesce(a.bound_at, a.created_at) AS bound_at, a.rebound_at,
-                    coalesce(c.settled_floor, 0) AS settled_floor
+                    coalesce(c.settled_floor, 0) AS settled_floor,
+                    coalesce(p.disabled_at IS NOT NULL AND p.node_id = a.node_id, false) AS disabled
                FROM agents a
+               LEFT JOIN push_mailboxes p ON p.workspace_id = a.workspace_id AND p.agent_id = a.agent_id
                LEFT JOIN mailbox_cursors c ON c.workspace_id = a.workspace_id AND c.agent_id = a.agent_id
               WHERE a.workspace_id = $1 AND a.node_id = $2 AND a.deleted_at IS NULL
-                AND ($3::bigint IS NULL OR a.agent_id = $3)
+                AND ($3::bigint[] IS NULL OR a.agent_id = ANY ($3))
               ORDER BY a.name LIMIT $4",
         )
         .bind(scope.workspace_id().get())
         .bind(node.as_str())
-        .bind(agent.map(AgentId::get))
+        .bind(agents.map(|agents| agents.iter().map(|agent| agent.get()).collect::<Vec<_>>()))
         .bind(limit)
         .fetch_all(&self.pool)
         .await
@@ -99,13 +103,14 @@ impl Store {
         let workspace = scope.workspace_id().get();
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         // Node before agent, as every transaction that locks both. It serialises the capacity check.
-        let node_limit: Option<i32> =
-            sqlx::query_scalar("SELECT max_agents FROM nodes WHERE workspace_id = $1 AND node_id = $2 FOR UPDATE")
+        let found: Option<(i32, String)> =
+            sqlx::query_as("SELECT max_agents, kind FROM nodes WHERE workspace_id = $1 AND node_id = $2 FOR UPDATE")
                 .bind(workspace)
                 .bind(node.as_str())
                 .fetch_optional(&mut *tx)
                 .await
                 .map_err(StoreError::from_sqlx(doing))?;
+        let (node_limit, kind) = found.unzip();
         let agent = sqlx::query(
             "SELECT agent_id, node_id FROM agents
               WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL FOR UPDATE",
@@ -170,6 +175,9 @@ impl Store {
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
+        if kind.as_deref() == Some("http_push") {
+            push_mailboxes::place(&mut tx, scope, agent, node).await?;
+        }
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(BindOutcome::Bound { agent, from })
     }

@@ -1,11 +1,16 @@
 //! Channels. Conversations (type 1 and 2) live in the same table and are not touched here.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, ChannelId, WorkspaceScope, names};
+use relay_domain::{AgentId, ChannelId, WorkspaceScope, names, observer::ObserverFilters, plan::Ceiling};
 use serde_json::Value;
 use sqlx::{FromRow, Row, postgres::PgRow};
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{
+    Store, StoreError, StoreResult,
+    ceilings::is_within,
+    events::{self, NewEvent, Recorded},
+    filters,
+};
 
 /// A channel.
 #[derive(Debug, Clone)]
@@ -58,6 +63,19 @@ pub struct NewChannel<'a> {
     pub created_by: Option<AgentId>,
     /// When.
     pub at: DateTime<Utc>,
+    /// How many channels the workspace may have.
+    pub ceiling: Option<i64>,
+}
+
+/// What became of making a channel.
+#[derive(Debug)]
+pub enum ChannelCreation {
+    /// It exists, and its event is recorded.
+    Made(Recorded),
+    /// The name is taken.
+    NameTaken,
+    /// The workspace has as many as it may.
+    NoRoom,
 }
 
 macro_rules! columns {
@@ -69,11 +87,18 @@ macro_rules! columns {
 }
 
 impl Store {
-    /// Makes a channel. False when the name is taken.
+    /// Makes a channel and records `event`.
     ///
     /// # Errors
     /// When Postgres is away.
-    pub async fn create_channel(&self, scope: WorkspaceScope, new: &NewChannel<'_>) -> StoreResult<bool> {
+    pub async fn create_channel(
+        &self,
+        scope: WorkspaceScope,
+        new: &NewChannel<'_>,
+        event: NewEvent,
+    ) -> StoreResult<ChannelCreation> {
+        let doing = "creating a channel";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let made: Option<i64> = sqlx::query_scalar(
             "WITH channel AS (
                 INSERT INTO channels (workspace_id, channel_id, name, topic, metadata, created_by, created_at)
@@ -93,10 +118,18 @@ impl Store {
         .bind(new.metadata)
         .bind(new.created_by.map(AgentId::get))
         .bind(new.at)
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *tx)
         .await
-        .map_err(StoreError::from_sqlx("creating a channel"))?;
-        Ok(made.is_some())
+        .map_err(StoreError::from_sqlx(doing))?;
+        if made.is_none() {
+            return Ok(ChannelCreation::NameTaken);
+        }
+        if !is_within(&mut tx, scope, Ceiling::Channels, new.ceiling).await? {
+            return Ok(ChannelCreation::NoRoom);
+        }
+        let recorded = events::append(&mut tx, scope, new.at, vec![event]).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(ChannelCreation::Made(recorded))
     }
 
     /// The channel of that name, archived or not.
@@ -116,26 +149,35 @@ impl Store {
         .map_err(StoreError::from_sqlx("looking up a channel by name"))
     }
 
-    /// Channels by age, at most [`names::MAX_LISTED_CHANNELS`].
+    /// Channels by age, those that the filters let pass, at most [`names::MAX_LISTED_CHANNELS`].
     ///
     /// # Errors
     /// When Postgres is away.
-    pub async fn channels(&self, scope: WorkspaceScope, with_archived: bool) -> StoreResult<Vec<ChannelRow>> {
+    pub async fn channels(
+        &self,
+        scope: WorkspaceScope,
+        with_archived: bool,
+        filters: &ObserverFilters,
+    ) -> StoreResult<Vec<ChannelRow>> {
         sqlx::query_as(concat!(
             "SELECT ",
             columns!(),
             " FROM channels c WHERE c.workspace_id = $1 AND c.type = 0 AND ($2 OR c.archived_at IS NULL)
+               AND ($4::bigint[] IS NULL AND $5::text[] IS NULL OR c.channel_id = ANY ($4) OR c.name = ANY ($5))
              ORDER BY c.channel_id LIMIT $3"
         ))
         .bind(scope.workspace_id().get())
         .bind(with_archived)
         .bind(names::MAX_LISTED_CHANNELS)
+        .bind(filters::channel_ids(filters))
+        .bind(&filters.channel_names)
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("listing channels"))
     }
 
-    /// Changes what is given of a channel that is not archived. `None` when there is no such channel.
+    /// Changes what is given of a channel that is not archived, and records what `event` makes of it. `None`
+    /// when there is no such channel.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -145,8 +187,12 @@ impl Store {
         channel: ChannelId,
         topic: Option<Option<&str>>,
         metadata: Option<&Value>,
-    ) -> StoreResult<Option<ChannelRow>> {
-        sqlx::query_as(concat!(
+        at: DateTime<Utc>,
+        event: impl FnOnce(&ChannelRow) -> NewEvent + Send,
+    ) -> StoreResult<Option<(ChannelRow, Recorded)>> {
+        let doing = "updating a channel";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let changed: Option<ChannelRow> = sqlx::query_as(concat!(
             "UPDATE channels c SET
                 topic = CASE WHEN $3 THEN $4 ELSE topic END,
                 metadata = coalesce($5, metadata)
@@ -159,12 +205,16 @@ impl Store {
         .bind(topic.is_some())
         .bind(topic.flatten())
         .bind(metadata)
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *tx)
         .await
-        .map_err(StoreError::from_sqlx("updating a channel"))
+        .map_err(StoreError::from_sqlx(doing))?;
+        let Some(changed) = changed else { return Ok(None) };
+        let recorded = events::append(&mut tx, scope, at, vec![event(&changed)]).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some((changed, recorded)))
     }
 
-    /// Archives a channel; again is fine. Raises `members_version`, which sends rely on.
+    /// Archives a channel and records `event`; again is fine. Raises `members_version`, which sends rely on.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -173,17 +223,25 @@ impl Store {
         scope: WorkspaceScope,
         channel: ChannelId,
         at: DateTime<Utc>,
-    ) -> StoreResult<()> {
-        sqlx::query(
+        event: NewEvent,
+    ) -> StoreResult<Option<Recorded>> {
+        let doing = "archiving a channel";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let archived = sqlx::query(
             "UPDATE channels SET archived_at = $3, members_version = members_version + 1
              WHERE workspace_id = $1 AND channel_id = $2 AND type = 0 AND archived_at IS NULL",
         )
         .bind(scope.workspace_id().get())
         .bind(channel.get())
         .bind(at)
-        .execute(&self.pool)
+        .execute(&mut *tx)
         .await
-        .map_err(StoreError::from_sqlx("archiving a channel"))?;
-        Ok(())
+        .map_err(StoreError::from_sqlx(doing))?;
+        if archived.rows_affected() == 0 {
+            return Ok(None);
+        }
+        let recorded = events::append(&mut tx, scope, at, vec![event]).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some(recorded))
     }
 }

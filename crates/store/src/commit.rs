@@ -2,7 +2,7 @@
 //! outbox row commit together (invariant 3), or not at all.
 //!
 //! Statement order, and so lock order: outbox row with the facts (no locks), idempotency keys sorted,
-//! heads sorted. Cursors are only read.
+//! heads sorted, event counters sorted. Cursors are only read.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -12,7 +12,13 @@ use relay_domain::{
 };
 use sqlx::{PgConnection, Row};
 
-use crate::{MessageRow, Store, StoreError, StoreResult, commit_write, patience::Patient as _};
+use crate::{
+    MessageRow, Store, StoreError, StoreResult,
+    commit_events::message_events,
+    commit_write,
+    events::{self, NewEvent, Recorded},
+    patience::Patient as _,
+};
 
 /// How long an idempotency key is kept (contract: 24 hours).
 pub const IDEMPOTENCY_KEPT_HOURS: i32 = 24;
@@ -54,8 +60,15 @@ pub struct NewSend {
     pub members_version: i64,
     /// The token generation that the sender was authenticated with; none for a post by a node.
     pub token_generation: Option<i64>,
+    /// The sender is not an agent that anybody registered: whether it is alive is not asked.
+    pub hidden_sender: bool,
     /// Present when the caller sent an idempotency key.
     pub key: Option<NewKey>,
+    /// How long its deliveries live, in milliseconds; without it, as long as the workspace says.
+    pub ttl_ms: Option<i64>,
+    /// Events that go into the log with the message's own. A `message.id` of null in one of them becomes the
+    /// id of the message.
+    pub events: Vec<NewEvent>,
 }
 
 /// A batch: fixed before its transaction, so that it can be submitted again.
@@ -100,6 +113,15 @@ pub enum SendOutcome {
     Moved,
 }
 
+/// What became of a batch.
+#[derive(Debug)]
+pub struct BatchOutcome {
+    /// One per request, in order.
+    pub sends: Vec<SendOutcome>,
+    /// What went into the event logs. Empty for a batch that had been committed before.
+    pub events: Vec<Recorded>,
+}
+
 /// Why a batch has no outcome.
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {
@@ -115,7 +137,14 @@ pub enum BatchError {
 pub(crate) struct Facts {
     agents: HashMap<(WorkspaceId, AgentId), AgentFacts>,
     channels: HashMap<(WorkspaceId, ChannelId), i64>,
-    workspaces: HashMap<WorkspaceId, (i32, i32)>,
+    workspaces: HashMap<WorkspaceId, WorkspaceFacts>,
+}
+
+#[derive(Clone, Copy)]
+struct WorkspaceFacts {
+    ttl_seconds: i32,
+    depth: i32,
+    watched: bool,
 }
 
 pub(crate) struct AgentFacts {
@@ -131,8 +160,10 @@ impl Facts {
         let agent = |id| self.agents.get(&(workspace, id));
         self.workspaces.contains_key(&workspace)
             && self.channels.get(&(workspace, ChannelId::new(send.message.channel_id))) == Some(&send.members_version)
-            && agent(AgentId::new(send.message.agent_id))
-                .is_some_and(|sender| send.token_generation.is_none_or(|generation| generation == sender.generation))
+            && (send.hidden_sender
+                || agent(AgentId::new(send.message.agent_id)).is_some_and(|sender| {
+                    send.token_generation.is_none_or(|generation| generation == sender.generation)
+                }))
             && send.recipients.iter().all(|recipient| agent(recipient.agent_id).is_some())
     }
 
@@ -142,7 +173,12 @@ impl Facts {
 
     /// Delivery TTL in seconds and mailbox depth.
     pub(crate) fn workspace(&self, scope: WorkspaceScope) -> (i32, i32) {
-        self.workspaces.get(&scope.workspace_id()).copied().unwrap_or((3600, 1000))
+        self.workspaces.get(&scope.workspace_id()).map_or((3600, 1000), |facts| (facts.ttl_seconds, facts.depth))
+    }
+
+    /// Whether the events of single deliveries are worth recording.
+    pub(crate) fn watched(&self, scope: WorkspaceScope) -> bool {
+        self.workspaces.get(&scope.workspace_id()).is_some_and(|facts| facts.watched)
     }
 }
 
@@ -161,7 +197,7 @@ impl Store {
     /// # Errors
     /// [`BatchError`]; `NotCommitted` with a refused statement means that some request carries data
     /// that Postgres does not take: submit them one at a time.
-    pub async fn commit_batch(&self, batch: &Batch) -> Result<Vec<SendOutcome>, BatchError> {
+    pub async fn commit_batch(&self, batch: &Batch) -> Result<BatchOutcome, BatchError> {
         let doing = "writing the batch";
         let begun = async {
             let begin = self.pool.begin().await;
@@ -176,7 +212,8 @@ impl Store {
             begun.unwrap_or_else(|_| Err(StoreError::still_away(doing))).map_err(BatchError::NotCommitted)?;
         let Some(outcomes) = outcomes else {
             let outcomes = tokio::time::timeout(WRITTEN_WITHIN, commit_write::read_back(&mut tx, batch)).await;
-            return outcomes.unwrap_or_else(|_| Err(StoreError::still_away(doing))).map_err(BatchError::Unknown);
+            let sends = outcomes.unwrap_or_else(|_| Err(StoreError::still_away(doing))).map_err(BatchError::Unknown)?;
+            return Ok(BatchOutcome { sends, events: Vec::new() });
         };
         tx.commit().patiently().await.map_err(StoreError::from_sqlx("committing the batch")).map_err(|error| {
             if error.is_unavailable() { BatchError::Unknown(error) } else { BatchError::NotCommitted(error) }
@@ -186,7 +223,7 @@ impl Store {
 }
 
 /// Writes everything but the COMMIT. `None`: this batch was committed before.
-async fn write_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option<Vec<SendOutcome>>> {
+async fn write_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option<BatchOutcome>> {
     let Some(facts) = open_batch(tx, batch).await? else { return Ok(None) };
     let mut outcomes: Vec<Option<SendOutcome>> =
         batch.sends.iter().map(|send| (!facts.hold_for(send)).then_some(SendOutcome::Moved)).collect();
@@ -196,7 +233,30 @@ async fn write_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option
     for (index, rows) in open.into_iter().zip(written) {
         outcomes[index] = Some(SendOutcome::Committed(rows));
     }
-    Ok(Some(outcomes.into_iter().map(|outcome| outcome.unwrap_or(SendOutcome::Moved)).collect()))
+    let sends: Vec<SendOutcome> = outcomes.into_iter().map(|outcome| outcome.unwrap_or(SendOutcome::Moved)).collect();
+    let events = record(tx, &batch.sends, &sends, &facts).await?;
+    Ok(Some(BatchOutcome { sends, events }))
+}
+
+/// Records what the batch did, last of all: the counters of the event logs are shared by all senders.
+async fn record(
+    tx: &mut PgConnection,
+    sends: &[NewSend],
+    outcomes: &[SendOutcome],
+    facts: &Facts,
+) -> StoreResult<Vec<Recorded>> {
+    let mut made: Vec<(WorkspaceScope, Vec<NewEvent>)> = Vec::new();
+    let mut at = DateTime::UNIX_EPOCH;
+    for (send, outcome) in sends.iter().zip(outcomes) {
+        let SendOutcome::Committed(rows) = outcome else { continue };
+        at = at.max(send.message.created_at);
+        let events = message_events(send, rows, facts.watched(send.scope));
+        match made.iter_mut().find(|(scope, _)| *scope == send.scope) {
+            Some((_, all)) => all.extend(events),
+            None => made.push((send.scope, events)),
+        }
+    }
+    if made.is_empty() { Ok(Vec::new()) } else { events::append_all(tx, at, made).await }
 }
 
 /// Writes the batch's outbox row, whose unique id is what recognises a resubmitted batch, and reads what
@@ -242,9 +302,11 @@ async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option<
            JOIN channels c USING (workspace_id, channel_id)
           WHERE c.archived_at IS NULL
          UNION ALL
-         SELECT 'workspace', w.workspace_id, 0, 0, NULL, NULL, w.delivery_ttl_seconds, w.mailbox_depth
+         SELECT 'workspace', w.workspace_id, 0, (coalesce(h.watched_until, '-infinity') > now())::int, NULL, NULL,
+                w.delivery_ttl_seconds, w.mailbox_depth
            FROM unnest($5::bigint[]) AS k (workspace_id)
            JOIN workspaces w USING (workspace_id)
+           LEFT JOIN event_heads h USING (workspace_id)
           WHERE w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > now())",
     )
     .bind(agent_workspaces)
@@ -281,7 +343,9 @@ async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option<
                 facts.channels.insert((workspace, ChannelId::new(id)), row.get("version"));
             }
             "workspace" => {
-                facts.workspaces.insert(workspace, (row.get("ttl"), row.get("depth")));
+                let watched = row.get::<i64, _>("version") == 1;
+                let known = WorkspaceFacts { ttl_seconds: row.get("ttl"), depth: row.get("depth"), watched };
+                facts.workspaces.insert(workspace, known);
             }
             _ => {}
         }

@@ -141,7 +141,8 @@ pub(crate) async fn write(
     for (nth, index) in open.iter().enumerate() {
         let send = &sends[*index];
         let (ttl_seconds, depth) = facts.workspace(send.scope);
-        let expires_at = send.message.created_at + Duration::seconds(ttl_seconds.into());
+        let ttl = send.ttl_ms.map_or_else(|| Duration::seconds(ttl_seconds.into()), Duration::milliseconds);
+        let expires_at = send.message.created_at + ttl;
         m.push(send);
         written.push(vec![None; send.recipients.len()]);
         for (position, recipient) in send.recipients.iter().enumerate() {

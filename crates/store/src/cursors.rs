@@ -3,10 +3,16 @@
 //! Cursor rows are written only here and by the expiry, REST settling and worker statements; always in
 //! transactions of their own, locked in (workspace, agent) order (invariant 8).
 
+use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, session::Seq};
 use sqlx::Row;
 
-use crate::{Store, StoreError, StoreResult, patience::Patient as _};
+use crate::{
+    Store, StoreError, StoreResult,
+    delivered::{Acked, delivered_events},
+    events::{self, Recorded},
+    patience::{PATIENCE, Patient as _},
+};
 
 /// A mailbox and where its agent is.
 #[derive(Debug, Clone)]
@@ -61,21 +67,35 @@ pub struct CursorMove {
     pub acked_seq: Seq,
 }
 
+/// What a flush has changed.
+#[derive(Debug, Default)]
+pub struct Flushed {
+    /// How many rows became acknowledged.
+    pub acked: i64,
+    /// The events of them, where somebody may be looking.
+    pub recorded: Vec<Recorded>,
+}
+
 const POSITION_COLUMNS: &str = "a.workspace_id, a.agent_id, a.name, a.node_id, a.provider,
     h.next_seq, c.sent_seq, c.ack_floor, c.settled_floor";
 
 /// The floor moves only while the agent is still at the node and provider that acknowledged. The
 /// settled floor follows it, and runs on over rows settled one by one.
-const FLUSH: &str = "
+macro_rules! flush {
+    ($moves:literal, $answer:literal) => {
+        concat!(
+            "
 WITH moves AS (
-    SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
-        AS m (workspace_id, agent_id, node_id, provider, sent, acked)
+    SELECT m.*, ",
+            $moves,
+            "
 ), locked AS MATERIALIZED (
     SELECT c.workspace_id, c.agent_id, c.ack_floor, c.settled_floor, m.sent, m.acked
       FROM moves m
       JOIN agents a ON a.workspace_id = m.workspace_id AND a.agent_id = m.agent_id
                    AND a.node_id = m.node_id AND (a.provider IS NULL OR a.provider = m.provider)
       JOIN mailbox_cursors c ON c.workspace_id = m.workspace_id AND c.agent_id = m.agent_id
+     WHERE m.now
      ORDER BY c.workspace_id, c.agent_id
        FOR UPDATE OF c
 ), moved AS (
@@ -97,7 +117,30 @@ WITH moves AS (
     ON CONFLICT (workspace_id, agent_id, acked_at, created_on)
     DO UPDATE SET ack_floor = greatest(ack_log.ack_floor, excluded.ack_floor)
 )
-SELECT coalesce(sum(acked - ack_floor) FILTER (WHERE acked > ack_floor), 0)::bigint FROM locked";
+",
+            $answer
+        )
+    };
+}
+
+/// Moves the cursors of workspaces that nobody observes, and tells which are observed: there a move makes
+/// events, in a transaction of several statements.
+const FLUSH: &str = flush!(
+    "coalesce(h.watched_until, '-infinity') <= now() AS now
+      FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
+           AS m (workspace_id, agent_id, node_id, provider, sent, acked)
+      LEFT JOIN event_heads h USING (workspace_id)",
+    "SELECT coalesce(sum(acked - ack_floor) FILTER (WHERE acked > ack_floor), 0)::bigint,
+            ARRAY(SELECT DISTINCT workspace_id FROM moves WHERE NOT now) FROM locked"
+);
+
+/// Moves all cursors, and tells which ack floors rose.
+const FLUSH_WATCHED: &str = flush!(
+    "true AS now
+      FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
+           AS m (workspace_id, agent_id, node_id, provider, sent, acked)",
+    "SELECT workspace_id, agent_id, ack_floor, acked FROM locked WHERE acked > ack_floor"
+);
 
 impl Store {
     /// The positions of these mailboxes; those of deleted agents are left out.
@@ -184,34 +227,96 @@ impl Store {
             .collect())
     }
 
-    /// Records what was sent and acknowledged, set-wise. Returns how many rows became acknowledged.
+    /// Records what was sent and acknowledged, set-wise.
     ///
     /// At most one entry per mailbox. Moves are monotonic; an entry whose agent has moved away from
-    /// the node and provider named in it changes nothing.
+    /// the node and provider named in it changes nothing. In a workspace that somebody may be looking at,
+    /// the first 1000 deliveries that became acknowledged are recorded as events.
     ///
     /// # Errors
-    /// When Postgres is away or the statement lost a lock race; the caller keeps the moves.
-    pub async fn flush_cursors(&self, moves: &[CursorMove]) -> StoreResult<i64> {
-        let mut columns = (vec![], vec![], vec![], vec![], vec![], vec![]);
-        for m in moves {
-            columns.0.push(m.scope.workspace_id().get());
-            columns.1.push(m.agent_id.get());
-            columns.2.push(m.node_id.as_str());
-            columns.3.push(m.provider.as_str());
-            columns.4.push(m.sent_seq);
-            columns.5.push(m.acked_seq);
-        }
-        sqlx::query_scalar(FLUSH)
-            .bind(columns.0)
-            .bind(columns.1)
-            .bind(columns.2)
-            .bind(columns.3)
-            .bind(columns.4)
-            .bind(columns.5)
+    /// When Postgres is away or a statement lost a lock race; the caller keeps the moves.
+    pub async fn flush_cursors(&self, moves: &[CursorMove], at: DateTime<Utc>) -> StoreResult<Flushed> {
+        let (acked, watched): (i64, Vec<i64>) = Columns::of(moves)
+            .bind(sqlx::query_as(FLUSH))
             .fetch_one(&self.pool)
             .patiently()
             .await
-            .map_err(StoreError::from_sqlx("moving mailbox cursors"))
+            .map_err(StoreError::from_sqlx("moving mailbox cursors"))?;
+        let mut flushed = Flushed { acked, recorded: Vec::new() };
+        if !watched.is_empty() {
+            let observed = moves.iter().filter(|m| watched.contains(&m.scope.workspace_id().get()));
+            let work = self.flush_watched(observed, at);
+            let done = tokio::time::timeout(PATIENCE, work).await;
+            let done = done.unwrap_or_else(|_| Err(StoreError::still_away("moving mailbox cursors")))?;
+            flushed.acked += done.acked;
+            flushed.recorded = done.recorded;
+        }
+        Ok(flushed)
+    }
+
+    async fn flush_watched(
+        &self,
+        moves: impl Iterator<Item = &CursorMove> + Send,
+        at: DateTime<Utc>,
+    ) -> StoreResult<Flushed> {
+        let doing = "moving observed mailbox cursors";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let rows: Vec<(i64, i64, Seq, Seq)> = Columns::of(moves)
+            .bind(sqlx::query_as(FLUSH_WATCHED))
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        let acked: Vec<Acked> = rows
+            .into_iter()
+            .map(|(workspace, agent, from, to)| Acked {
+                scope: WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)),
+                agent_id: AgentId::new(agent),
+                from,
+                to,
+            })
+            .collect();
+        let events = delivered_events(&mut tx, &acked, at).await?;
+        let recorded = events::append_mixed(&mut tx, at, events).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Flushed { acked: acked.iter().map(|a| a.to - a.from).sum(), recorded })
+    }
+}
+
+/// Moves as columns for `unnest`.
+#[derive(Default)]
+struct Columns<'a> {
+    workspaces: Vec<i64>,
+    agents: Vec<i64>,
+    nodes: Vec<&'a str>,
+    providers: Vec<&'a str>,
+    sent: Vec<Seq>,
+    acked: Vec<Seq>,
+}
+
+type Query<'q, O> = sqlx::query::QueryAs<'q, sqlx::Postgres, O, sqlx::postgres::PgArguments>;
+
+impl<'a> Columns<'a> {
+    fn of(moves: impl IntoIterator<Item = &'a CursorMove>) -> Self {
+        let mut columns = Self::default();
+        for m in moves {
+            columns.workspaces.push(m.scope.workspace_id().get());
+            columns.agents.push(m.agent_id.get());
+            columns.nodes.push(m.node_id.as_str());
+            columns.providers.push(m.provider.as_str());
+            columns.sent.push(m.sent_seq);
+            columns.acked.push(m.acked_seq);
+        }
+        columns
+    }
+
+    fn bind<O>(self, query: Query<'a, O>) -> Query<'a, O> {
+        query
+            .bind(self.workspaces)
+            .bind(self.agents)
+            .bind(self.nodes)
+            .bind(self.providers)
+            .bind(self.sent)
+            .bind(self.acked)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
+
 use crate::{
     Store, StoreError, StoreResult,
     liveness::{Condemned, Disconnected, disconnect},
@@ -19,15 +21,20 @@ SELECT p.workspace_id, p.node_id, p.provider, p.epoch, p.gateway_id
    FOR UPDATE OF p SKIP LOCKED";
 
 impl Store {
-    /// Disconnects up to `limit` providers whose gateway's lease has been gone for `grace`, and marks their
-    /// agents offline.
+    /// Disconnects up to `limit` providers whose gateway's lease has been gone for `grace`, marks their agents
+    /// offline, and records both.
     ///
     /// Judge only when this process has itself seen Postgres up for longer than a lease and the grace: while
     /// Postgres was away, nobody could renew.
     ///
     /// # Errors
     /// When Postgres is away or the transaction lost a lock race; nothing has changed then.
-    pub async fn disconnect_orphaned_providers(&self, grace: Duration, limit: i64) -> StoreResult<Disconnected> {
+    pub async fn disconnect_orphaned_providers(
+        &self,
+        grace: Duration,
+        limit: i64,
+        at: DateTime<Utc>,
+    ) -> StoreResult<Disconnected> {
         let doing = "disconnecting the providers of dead gateways";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let rows = sqlx::query(ORPHANS)
@@ -36,7 +43,7 @@ impl Store {
             .fetch_all(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
-        let changed = disconnect(&mut tx, &Condemned::from_rows(&rows)).await?;
+        let changed = disconnect(&mut tx, &Condemned::from_rows(&rows), "disconnected", at).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(changed)
     }

@@ -42,10 +42,18 @@ pub struct DeliveryRow {
     pub error: Option<String>,
     /// Whether trying again could help.
     pub retryable: Option<bool>,
-    /// Why it was deferred.
+    /// Why it was deferred or given up.
     pub deferred_reason: Option<String>,
     /// Until when it was deferred.
     pub available_at: Option<DateTime<Utc>>,
+    /// How often it has failed in a row, if it was put off for that.
+    pub retry_no: Option<i16>,
+    /// How often it was tried, on a node that is called.
+    pub attempts: Option<i32>,
+    /// When such a node first took it.
+    pub handed_over_at: Option<DateTime<Utc>>,
+    /// The place of the delivery that has taken its place.
+    pub redriven_seq: Option<i64>,
     /// When the exception was made.
     pub exception_at: Option<DateTime<Utc>>,
     /// The node, as it is now; `None` for an implicit direct node that never minted a token.
@@ -86,7 +94,17 @@ macro_rules! delivery_rows {
                           ORDER BY l.acked_at LIMIT 1)
                     END AS floor_acked_at,
                     x.state AS exception_state, x.error, x.retryable, x.reason AS deferred_reason,
-                    x.available_at, x.at AS exception_at,
+                    x.available_at, x.at AS exception_at, x.retry_no, x.redriven_seq,
+                    CASE WHEN n.kind = 'http_push' THEN
+                        (SELECT count(*)::int FROM delivery_attempts t
+                          WHERE t.workspace_id = d.workspace_id AND t.agent_id = d.agent_id AND t.seq = d.seq
+                            AND t.created_on >= d.created_on)
+                    END AS attempts,
+                    CASE WHEN n.kind = 'http_push' THEN
+                        (SELECT min(t.attempted_at) FROM delivery_attempts t
+                          WHERE t.workspace_id = d.workspace_id AND t.agent_id = d.agent_id AND t.seq = d.seq
+                            AND t.created_on >= d.created_on AND t.error IS NULL)
+                    END AS handed_over_at,
                     n.kind AS node_kind, n.role AS node_role, n.delivery_adapter AS node_adapter,
                     m.channel_id AS message_channel_id, m.agent_id AS message_agent_id,
                     m.agent_name AS message_agent_name, m.text AS message_text,
@@ -125,6 +143,29 @@ impl Store {
         .fetch_optional(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("reading a delivery"))
+    }
+
+    /// An agent's deliveries at these places, in order; all younger than the longest TTL.
+    ///
+    /// # Errors
+    /// When Postgres does not answer.
+    pub async fn deliveries_at(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        seqs: &[i64],
+    ) -> StoreResult<Vec<DeliveryRow>> {
+        sqlx::query_as(delivery_rows!(
+            "SELECT * FROM deliveries
+              WHERE workspace_id = $1 AND agent_id = $2 AND seq = ANY($3)
+                AND created_on >= (now() - interval '7 days')::date"
+        ))
+        .bind(scope.workspace_id().get())
+        .bind(agent.get())
+        .bind(seqs)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading deliveries of an agent"))
     }
 
     /// An agent's deliveries, oldest first: those in the given state, or without one those that are
@@ -172,14 +213,15 @@ impl Store {
                 "SELECT d.* FROM delivery_exceptions x
                    JOIN deliveries d ON d.workspace_id = x.workspace_id AND d.agent_id = x.agent_id AND d.seq = x.seq
                    LEFT JOIN mailbox_cursors c ON c.workspace_id = x.workspace_id AND c.agent_id = x.agent_id
-                  WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.state = 2
-                    AND x.seq > coalesce(c.ack_floor, 0) AND $4::text IS NOT NULL
+                  WHERE x.workspace_id = $1 AND x.agent_id = $2 AND $4::text IS NOT NULL
+                    AND (x.state = 2 AND x.seq > coalesce(c.ack_floor, 0) OR x.state = 4 AND x.reason = 'rejected')
                   ORDER BY x.seq LIMIT $3"
             ),
             Some(DeliveryState::DeadLettered) => delivery_rows!(
                 "SELECT d.* FROM delivery_exceptions x
                    JOIN deliveries d ON d.workspace_id = x.workspace_id AND d.agent_id = x.agent_id AND d.seq = x.seq
-                  WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.state = 4 AND $4::text IS NOT NULL
+                  WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.state = 4
+                    AND x.reason IS DISTINCT FROM 'rejected' AND $4::text IS NOT NULL
                   ORDER BY x.seq LIMIT $3"
             ),
         };

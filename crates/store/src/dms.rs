@@ -5,7 +5,11 @@ use relay_domain::{AgentId, ChannelId, ConversationId, WorkspaceScope, conversat
 use serde_json::Value;
 use sqlx::{FromRow as _, PgTransaction};
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{
+    Store, StoreError, StoreResult,
+    events::{self, NewEvent, Recorded},
+    read_state::acked_in_channels,
+};
 
 /// A conversation.
 #[derive(Debug, Clone, sqlx::FromRow)]
@@ -166,7 +170,7 @@ impl Store {
         Ok(OpenOutcome::Open(conversation))
     }
 
-    /// Lets an agent take part. `true` when it did not yet.
+    /// Lets an agent take part, and records `event`. `None` when it did already.
     ///
     /// # Errors
     /// When Postgres does not answer.
@@ -175,15 +179,20 @@ impl Store {
         scope: WorkspaceScope,
         channel: ChannelId,
         agent: AgentId,
-    ) -> StoreResult<bool> {
+        at: DateTime<Utc>,
+        event: NewEvent,
+    ) -> StoreResult<Option<Recorded>> {
         let doing = "adding a participant";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let added = add_members(&mut tx, scope, channel, &[agent], None).await?;
+        if !add_members(&mut tx, scope, channel, &[agent], None).await? {
+            return Ok(None);
+        }
+        let recorded = events::append(&mut tx, scope, at, vec![event]).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(added)
+        Ok(Some(recorded))
     }
 
-    /// Ends an agent's part. `true` when it took part.
+    /// Ends an agent's part, and records `event`. `None` when it took none.
     ///
     /// # Errors
     /// When Postgres does not answer.
@@ -192,7 +201,11 @@ impl Store {
         scope: WorkspaceScope,
         channel: ChannelId,
         agent: AgentId,
-    ) -> StoreResult<bool> {
+        at: DateTime<Utc>,
+        event: NewEvent,
+    ) -> StoreResult<Option<Recorded>> {
+        let doing = "removing a participant";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let removed = sqlx::query(
             "WITH removed AS (
                 DELETE FROM channel_members WHERE workspace_id = $1 AND channel_id = $2 AND agent_id = $3
@@ -203,10 +216,15 @@ impl Store {
         .bind(scope.workspace_id().get())
         .bind(channel.get())
         .bind(agent.get())
-        .execute(&self.pool)
+        .execute(&mut *tx)
         .await
-        .map_err(StoreError::from_sqlx("removing a participant"))?;
-        Ok(removed.rows_affected() > 0)
+        .map_err(StoreError::from_sqlx(doing))?;
+        if removed.rows_affected() == 0 {
+            return Ok(None);
+        }
+        let recorded = events::append(&mut tx, scope, at, vec![event]).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some(recorded))
     }
 
     /// How many take part in a conversation.
@@ -232,13 +250,17 @@ impl Store {
         agent: AgentId,
         limit: i64,
     ) -> StoreResult<Vec<ListedConversation>> {
-        sqlx::query_as(
-            "WITH mine AS (
-                SELECT c.*, cm.last_read_id, l.message_id AS last_message_id, l.agent_id AS last_agent_id,
+        sqlx::query_as(concat!(
+            "WITH acked AS MATERIALIZED (",
+            acked_in_channels!("$2"),
+            "), mine AS (
+                SELECT c.*, greatest(coalesce(cm.last_read_id, 0), coalesce(acked.read_id, 0)) AS read_id,
+                       l.message_id AS last_message_id, l.agent_id AS last_agent_id,
                        l.agent_name AS last_agent_name, l.agent_type AS last_agent_type, l.text AS last_text,
                        l.created_at AS last_created_at
                   FROM channel_members cm
                   JOIN channels c ON c.workspace_id = cm.workspace_id AND c.channel_id = cm.channel_id
+                  LEFT JOIN acked ON acked.channel_id = cm.channel_id
                   LEFT JOIN LATERAL (
                        SELECT m.* FROM messages m
                         WHERE m.workspace_id = c.workspace_id AND m.channel_id = c.channel_id
@@ -248,22 +270,13 @@ impl Store {
                  ORDER BY coalesce(l.message_id, c.channel_id) DESC
                  LIMIT $3)
              SELECT mine.*, p.ids AS participant_ids, p.names AS participant_names,
-                    -- Read is what is below the last-read pointer or was acknowledged over a socket.
-                    (SELECT count(*) FROM (
-                        SELECT FROM messages m
+                    (SELECT least(count(*), $4) FROM (
+                        SELECT agent_id FROM messages m
                          WHERE m.workspace_id = $1 AND m.channel_id = mine.channel_id AND m.thread_id IS NULL
-                           AND m.message_id > coalesce(mine.last_read_id, 0) AND m.agent_id <> $2
-                           AND NOT EXISTS (
-                               SELECT FROM deliveries d
-                                 JOIN mailbox_cursors k ON k.workspace_id = d.workspace_id AND k.agent_id = d.agent_id
-                                WHERE d.workspace_id = $1 AND d.source_id = m.message_id AND d.agent_id = $2
-                                  AND d.created_on = m.created_on AND d.seq <= k.ack_floor
-                                  -- An expired row was not read, though the floor has passed it.
-                                  AND NOT EXISTS (
-                                      SELECT FROM delivery_exceptions x
-                                       WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.seq = d.seq
-                                         AND x.state = 4))
-                         LIMIT $4) unread) AS unread_count
+                           AND m.message_id > mine.read_id
+                           AND m.created_on >= DATE '2025-01-01' + ((mine.read_id >> 22) / 86400000)::integer
+                         ORDER BY m.message_id DESC
+                         LIMIT 2 * $4) above WHERE above.agent_id <> $2) AS unread_count
                FROM mine
                CROSS JOIN LATERAL (
                     SELECT coalesce(array_agg(a.agent_id ORDER BY a.name), '{}') AS ids,
@@ -272,7 +285,7 @@ impl Store {
                       JOIN agents a ON a.workspace_id = o.workspace_id AND a.agent_id = o.agent_id
                      WHERE o.workspace_id = $1 AND o.channel_id = mine.channel_id) p
               ORDER BY coalesce(mine.last_message_id, mine.channel_id) DESC",
-        )
+        ))
         .bind(scope.workspace_id().get())
         .bind(agent.get())
         .bind(limit)

@@ -1,14 +1,22 @@
 //! Enrolling nodes: by REST, and the implicit direct nodes of agents. Each time with a new token.
 
+use chrono::{DateTime, Utc};
 use relay_domain::{
-    AgentId, NodeId, WorkspaceScope,
+    AgentId, NodeId, WorkspaceScope, event,
     node::{DIRECT_NAME_PREFIX, NODE_TTL},
+    plan::Ceiling,
     token::TokenHash,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use sqlx::{PgTransaction, Row as _};
 
-use crate::{Store, StoreError, StoreResult, tokens::read_hash};
+use crate::{
+    Store, StoreError, StoreResult,
+    ceilings::is_within,
+    events::{self, NewEvent, Recorded},
+    subscriptions::Sealed,
+    tokens::read_hash,
+};
 
 /// What an enrolment says. Fields left out keep what is stored.
 #[derive(Debug, Clone)]
@@ -21,6 +29,12 @@ pub struct NodeEnrolment {
     pub name: String,
     /// What it is recognised by without a node id.
     pub machine_id: Option<String>,
+    /// `ws`, `http_push` or `poll`; a node that is there already keeps its own.
+    pub kind: &'static str,
+    /// How deliveries reach it.
+    pub delivery_adapter: Option<&'static str>,
+    /// How it is called, without and with its secrets.
+    pub delivery: Option<NewDelivery>,
     /// `direct` or `broker`.
     pub role: Option<&'static str>,
     /// An array of objects.
@@ -33,6 +47,17 @@ pub struct NodeEnrolment {
     pub version: Option<String>,
     /// The new token.
     pub token_hash: TokenHash,
+    /// How many nodes the workspace may have.
+    pub ceiling: Option<i64>,
+}
+
+/// How a node is called.
+#[derive(Debug, Clone)]
+pub struct NewDelivery {
+    /// As shown.
+    pub shown: Value,
+    /// Its secrets, if it has any.
+    pub sealed: Option<Sealed>,
 }
 
 /// What became of an enrolment.
@@ -47,6 +72,8 @@ pub enum EnrolOutcome {
     },
     /// Another node has the name.
     NameTaken,
+    /// The node is new, and the workspace has as many as it may.
+    NoRoom,
 }
 
 /// What became of minting a direct node's token.
@@ -65,11 +92,17 @@ pub enum DirectTokenOutcome {
 
 impl Store {
     /// Creates or updates a node, found by its id, then its name, then its machine, and gives it a new
-    /// token. A node found by name under another id takes the new id, unless it is live.
+    /// token. A node found by name under another id takes the new id, unless it is live. That there is a new
+    /// node is recorded.
     ///
     /// # Errors
     /// When Postgres does not answer.
-    pub async fn enrol_node(&self, scope: WorkspaceScope, enrolment: &NodeEnrolment) -> StoreResult<EnrolOutcome> {
+    pub async fn enrol_node(
+        &self,
+        scope: WorkspaceScope,
+        enrolment: &NodeEnrolment,
+        at: DateTime<Utc>,
+    ) -> StoreResult<(EnrolOutcome, Option<Recorded>)> {
         let doing = "enrolling a node";
         let workspace = scope.workspace_id().get();
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
@@ -82,12 +115,12 @@ impl Store {
             .map_err(StoreError::from_sqlx(doing))?;
         let found = sqlx::query(
             "SELECT n.node_id, n.name,
-                    EXISTS (SELECT FROM providers p WHERE p.workspace_id = $1 AND p.node_id = n.node_id
+                    n.kind <> 'ws' OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = $1 AND p.node_id = n.node_id
                              AND p.gateway_id IS NOT NULL
                              AND p.last_heartbeat_at > now() - make_interval(secs => $5)) AS live
                FROM nodes n
               WHERE n.workspace_id = $1
-                AND (n.node_id = $2 OR n.name = $3 OR ($2 IS NULL AND n.machine_id = $4 AND n.role = 'broker'))
+                AND (n.node_id = $2 OR n.name = $3 OR ($2 IS NULL AND n.machine_id = $4 AND n.role = 'broker' AND n.kind = 'ws'))
               ORDER BY (n.node_id = $2) DESC NULLS LAST, (n.name = $3) DESC, n.created_at
                 FOR UPDATE",
         )
@@ -100,10 +133,15 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
 
+        let mut events = Vec::new();
         let node = match found.first() {
             None => {
                 let id = enrolment.node_id.clone().unwrap_or_else(|| enrolment.fresh_id.clone());
                 insert_node(&mut tx, scope, &id, enrolment).await?;
+                if !is_within(&mut tx, scope, Ceiling::Nodes, enrolment.ceiling).await? {
+                    return Ok((EnrolOutcome::NoRoom, None));
+                }
+                events.push(registered(&id, enrolment));
                 id
             }
             Some(row) => {
@@ -116,7 +154,7 @@ impl Store {
                     _ => stored.clone(),
                 };
                 if name_is_anothers || (id != stored && row.get::<bool, _>(2)) {
-                    return Ok(EnrolOutcome::NameTaken);
+                    return Ok((EnrolOutcome::NameTaken, None));
                 }
                 if id != stored {
                     rename_node_id(&mut tx, scope, &stored, &id).await?;
@@ -126,8 +164,36 @@ impl Store {
             }
         };
         let replaced_token = replace_node_token(&mut tx, scope, &node, enrolment.token_hash).await?;
+        let recorded = events::append(&mut tx, scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(EnrolOutcome::Enrolled { node, replaced_token })
+        Ok((EnrolOutcome::Enrolled { node, replaced_token }, Some(recorded)))
+    }
+
+    /// Changes how a node is called.
+    ///
+    /// # Errors
+    /// When Postgres does not answer.
+    pub async fn change_delivery(
+        &self,
+        scope: WorkspaceScope,
+        node: &NodeId,
+        adapter: &str,
+        delivery: &NewDelivery,
+    ) -> StoreResult<()> {
+        sqlx::query(
+            "UPDATE nodes SET delivery_adapter = $3, delivery = $4, sealed_key_id = $5, sealed = $6, updated_at = now()
+              WHERE workspace_id = $1 AND node_id = $2 AND kind = 'http_push'",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(node.as_str())
+        .bind(adapter)
+        .bind(&delivery.shown)
+        .bind(delivery.sealed.as_ref().map(|sealed| &sealed.key_id))
+        .bind(delivery.sealed.as_ref().map(|sealed| &sealed.bytes))
+        .execute(&self.pool)
+        .await
+        .map(|_| ())
+        .map_err(StoreError::from_sqlx("changing how a node is called"))
     }
 
     /// Gives an agent's implicit direct node a new token; the node is made on the first call.
@@ -174,6 +240,15 @@ impl Store {
     }
 }
 
+/// There is a new node.
+fn registered(id: &NodeId, enrolment: &NodeEnrolment) -> NewEvent {
+    let data = json!({
+        "node_id": id.as_str(), "node_name": enrolment.name, "kind": enrolment.kind,
+        "role": enrolment.role.unwrap_or("broker"),
+    });
+    NewEvent::new(event::NODE_REGISTERED, data)
+}
+
 async fn insert_node(
     tx: &mut PgTransaction<'_>,
     scope: WorkspaceScope,
@@ -181,9 +256,9 @@ async fn insert_node(
     enrolment: &NodeEnrolment,
 ) -> StoreResult<()> {
     sqlx::query(
-        "INSERT INTO nodes (workspace_id, node_id, name, kind, role, machine_id, capabilities, tags, version,
-                            max_agents, created_at)
-         VALUES ($1, $2, $3, 'ws', $4, $5, $6, $7, $8, $9, now())",
+        "INSERT INTO nodes (workspace_id, node_id, name, role, machine_id, capabilities, tags, version,
+                            max_agents, kind, delivery_adapter, delivery, sealed_key_id, sealed, created_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, coalesce($11, 'ws.node.v1'), $12, $13, $14, now())",
     )
     .bind(scope.workspace_id().get())
     .bind(id.as_str())
@@ -194,6 +269,11 @@ async fn insert_node(
     .bind(enrolment.tags.clone().unwrap_or_default())
     .bind(&enrolment.version)
     .bind(enrolment.max_agents.unwrap_or(0))
+    .bind(enrolment.kind)
+    .bind(enrolment.delivery_adapter)
+    .bind(enrolment.delivery.as_ref().map(|delivery| &delivery.shown))
+    .bind(enrolment.delivery.as_ref().and_then(|delivery| Some(&delivery.sealed.as_ref()?.key_id)))
+    .bind(enrolment.delivery.as_ref().and_then(|delivery| Some(&delivery.sealed.as_ref()?.bytes)))
     .execute(&mut **tx)
     .await
     .map(|_| ())
@@ -209,7 +289,10 @@ async fn update_node(
     sqlx::query(
         "UPDATE nodes SET name = $3, role = coalesce($4, role), machine_id = coalesce($5, machine_id),
                 capabilities = coalesce($6, capabilities), tags = coalesce($7, tags),
-                version = coalesce($8, version), max_agents = coalesce($9, max_agents), updated_at = now()
+                version = coalesce($8, version), max_agents = coalesce($9, max_agents),
+                delivery_adapter = coalesce($10, delivery_adapter), delivery = coalesce($11, delivery),
+                sealed_key_id = CASE WHEN $11 IS NULL THEN sealed_key_id ELSE $12 END,
+                sealed = CASE WHEN $11 IS NULL THEN sealed ELSE $13 END, updated_at = now()
           WHERE workspace_id = $1 AND node_id = $2",
     )
     .bind(scope.workspace_id().get())
@@ -221,6 +304,10 @@ async fn update_node(
     .bind(&enrolment.tags)
     .bind(&enrolment.version)
     .bind(enrolment.max_agents)
+    .bind(enrolment.delivery_adapter)
+    .bind(enrolment.delivery.as_ref().map(|delivery| &delivery.shown))
+    .bind(enrolment.delivery.as_ref().and_then(|delivery| Some(&delivery.sealed.as_ref()?.key_id)))
+    .bind(enrolment.delivery.as_ref().and_then(|delivery| Some(&delivery.sealed.as_ref()?.bytes)))
     .execute(&mut **tx)
     .await
     .map(|_| ())

@@ -7,23 +7,26 @@
 use std::time::Duration;
 
 use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
-use relay_domain::{AgentId, DeliveryId, WorkspaceId, WorkspaceScope};
+use relay_domain::{AgentId, DeliveryId, WorkspaceId, WorkspaceScope, dead_letter::DeadReason, event};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use sqlx::{PgConnection, Row, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
+    delivered::Place,
+    events::{self, NewEvent, Recorded},
     loop_state::{Remembered, recall, remember},
 };
 
-/// The error that a delivery dead-lettered by its TTL carries.
-pub const TTL_ERROR: &str = "delivery TTL expired";
 /// The longest life of a delivery: older partitions hold nothing that is still to expire.
 const LONGEST_TTL_DAYS: i64 = 6;
 /// Delivery partitions older than this have been dropped: a bound for the planner, generous by a day.
 const KEPT_DAYS: i64 = 9;
 /// Rows of one mailbox that one call dead-letters.
 const PER_MAILBOX: i64 = 500;
+/// Dead letters of one transaction and workspace that are recorded as events. More only come of a backlog.
+const EVENTS_PER_WORKSPACE: usize = 1000;
 /// Rows that one step of the loop looks at; more only when that many expire at the same microsecond.
 const PER_STEP: i64 = 1000;
 
@@ -36,10 +39,40 @@ pub struct DeadLettered {
     pub delivery_id: DeliveryId,
     /// Its place in the mailbox: a tombstone takes it.
     pub seq: i64,
+    /// Why.
+    pub reason: DeadReason,
+    /// What went wrong, where there is something more exact than the reason.
+    pub error: Option<String>,
     /// The recipient's name; none when the agent is gone.
     pub agent_name: Option<String>,
     /// Who sent the message; none when the source is no message or has been dropped.
     pub sender: Option<AgentId>,
+    /// The channel of the message, or the one behind its conversation.
+    pub place: Option<Place>,
+}
+
+impl DeadLettered {
+    /// What its sender and observers are told.
+    #[must_use]
+    pub fn notice(&self) -> Value {
+        json!({
+            "delivery_id": self.delivery_id.to_string(),
+            "message_id": self.delivery_id.source.to_string(),
+            "target_agent_id": self.delivery_id.agent,
+            "target_agent_name": self.agent_name,
+            "seq": self.seq,
+            "reason": self.reason.as_str(),
+            "error": self.error.as_deref().unwrap_or(self.reason.error()),
+            "retryable": false,
+        })
+    }
+
+    /// The same as an event.
+    #[must_use]
+    pub fn event(&self) -> NewEvent {
+        let event = NewEvent::new(event::DELIVERY_FAILED, self.notice()).by(self.delivery_id.agent);
+        Place::of(self.place.as_ref(), event)
+    }
 }
 
 /// What one step of the expiry loop did.
@@ -47,6 +80,8 @@ pub struct DeadLettered {
 pub struct Expired {
     /// The new dead letters.
     pub dead: Vec<DeadLettered>,
+    /// The events of them.
+    pub recorded: Vec<Recorded>,
     /// Whether there is more to look at right away.
     pub more: bool,
 }
@@ -94,33 +129,38 @@ SELECT c.agent_id
 // A statement of its own, after the locks: its snapshot holds every ack that we waited for.
 const DEAD_LETTER: &str = "
 WITH expired AS MATERIALIZED (
-    SELECT d.workspace_id, d.agent_id, d.seq, d.source_kind, d.source_id, d.redrive_no
+    SELECT d.workspace_id, d.agent_id, d.seq, d.source_kind, d.source_id, d.redrive_no, d.channel_id
       FROM (SELECT DISTINCT * FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)) AS k
       JOIN mailbox_cursors c USING (workspace_id, agent_id)
      CROSS JOIN LATERAL (
            SELECT * FROM deliveries d
             WHERE d.workspace_id = c.workspace_id AND d.agent_id = c.agent_id
               AND d.seq > c.settled_floor AND d.created_on >= $4
-              AND d.expires_at <= $3
+              AND CASE $7::text
+                  WHEN 'ttl_expired' THEN d.expires_at <= $3
+                  WHEN 'session_gone' THEN EXISTS (SELECT FROM agents o WHERE o.workspace_id = d.workspace_id
+                                                      AND o.agent_id = d.agent_id AND o.mailbox_orphaned)
+                  ELSE true END
               -- REST-acked, failed and dead-lettered rows are settled; a deferred one expires like any other.
               AND NOT EXISTS (SELECT FROM delivery_exceptions e
                                WHERE e.workspace_id = d.workspace_id AND e.agent_id = d.agent_id
                                  AND e.seq = d.seq AND e.state <> 3)
             ORDER BY d.seq LIMIT $5) AS d
 ), dead AS (
-    INSERT INTO delivery_exceptions AS e (workspace_id, agent_id, seq, state, error, retryable, at)
-    SELECT workspace_id, agent_id, seq, 4, $6, false, $3 FROM expired
+    INSERT INTO delivery_exceptions AS e (workspace_id, agent_id, seq, state, error, retryable, reason, at)
+    SELECT workspace_id, agent_id, seq, 4, $6, false, $7, $3 FROM expired
     ON CONFLICT (workspace_id, agent_id, seq)
-    DO UPDATE SET state = 4, error = excluded.error, retryable = false, reason = NULL,
+    DO UPDATE SET state = 4, error = excluded.error, retryable = false, reason = excluded.reason,
                   available_at = NULL, at = excluded.at
             WHERE e.state = 3
     RETURNING e.workspace_id, e.agent_id, e.seq
 )
 SELECT x.workspace_id, x.agent_id, x.seq, x.source_id, x.redrive_no, a.name,
-       m.agent_id AS sender
+       m.agent_id AS sender, c.channel_id, c.name AS channel_name, c.conversation_id
   FROM dead
   JOIN expired x USING (workspace_id, agent_id, seq)
   LEFT JOIN agents a ON a.workspace_id = x.workspace_id AND a.agent_id = x.agent_id
+  LEFT JOIN channels c ON c.workspace_id = x.workspace_id AND c.channel_id = x.channel_id
   -- A message's day follows from its id: milliseconds since 2025 in the upper bits.
   LEFT JOIN messages m ON x.source_kind = 0 AND m.workspace_id = x.workspace_id AND m.message_id = x.source_id
         AND m.created_on = (to_timestamp(((x.source_id >> 22) + 1735689600000) / 1000.0) AT TIME ZONE 'UTC')::date
@@ -159,8 +199,8 @@ SELECT DISTINCT d.workspace_id, d.agent_id
 
 impl Store {
     /// Dead-letters what has expired by `now` in these mailboxes, lowest seq first, at most 500 rows a
-    /// mailbox; a mailbox that yields 500 may hold more. Returns the rows that this call dead-lettered:
-    /// two callers at once never return the same row.
+    /// mailbox; a mailbox that yields 500 may hold more. Returns the rows that this call dead-lettered, and
+    /// their events: two callers at once never return the same row.
     ///
     /// # Errors
     /// When Postgres is away or the transaction lost a lock race; nothing has changed then.
@@ -168,17 +208,70 @@ impl Store {
         &self,
         mailboxes: &[(WorkspaceScope, AgentId)],
         now: DateTime<Utc>,
-    ) -> StoreResult<Vec<DeadLettered>> {
+    ) -> StoreResult<(Vec<DeadLettered>, Vec<Recorded>)> {
+        self.dead_letter_mailboxes(mailboxes, DeadReason::TtlExpired, now).await
+    }
+
+    /// Dead-letters what the reason covers in these mailboxes, lowest seq first, at most 500 rows a mailbox: what has
+    /// expired, what is unsettled where the agent's session is gone for good, or else all that is unsettled.
+    ///
+    /// # Errors
+    /// When Postgres is away or the transaction lost a lock race; nothing has changed then.
+    pub async fn dead_letter_mailboxes(
+        &self,
+        mailboxes: &[(WorkspaceScope, AgentId)],
+        reason: DeadReason,
+        now: DateTime<Utc>,
+    ) -> StoreResult<(Vec<DeadLettered>, Vec<Recorded>)> {
         if mailboxes.is_empty() {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), Vec::new()));
         }
         let (workspaces, agents): (Vec<i64>, Vec<i64>) =
             mailboxes.iter().map(|(scope, agent)| (scope.workspace_id().get(), agent.get())).unzip();
-        let doing = "dead-lettering expired deliveries";
+        let doing = "dead-lettering mailboxes";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let dead = dead_letter(&mut tx, &workspaces, &agents, now).await?;
+        let dead = dead_letter(&mut tx, &workspaces, &agents, reason, now).await?;
+        let recorded = record(&mut tx, &dead, now).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(dead)
+        Ok((dead, recorded))
+    }
+
+    /// How far the expiry loop is behind.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn expiry_lag(&self, now: DateTime<Utc>) -> StoreResult<Duration> {
+        let until: Option<String> = sqlx::query_scalar("SELECT value ->> 'until' FROM loop_state WHERE loop = $1")
+            .bind(ExpiryPass::First.name())
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("measuring the expiry loop's lag"))?
+            .flatten();
+        let until = until.and_then(|text| text.parse::<DateTime<Utc>>().ok()).unwrap_or(now);
+        Ok((now - until).to_std().unwrap_or_default())
+    }
+
+    /// Mailboxes of agents that were deleted within the last hour and that still hold something: whoever deleted
+    /// the agent did not get to it.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn mailboxes_of_deleted(&self, limit: i64) -> StoreResult<Vec<(WorkspaceScope, AgentId)>> {
+        let rows: Vec<(i64, i64)> = sqlx::query_as(
+            "SELECT a.workspace_id, a.agent_id
+               FROM agents a
+               JOIN mailbox_heads h USING (workspace_id, agent_id)
+               JOIN mailbox_cursors c USING (workspace_id, agent_id)
+              WHERE a.deleted_at > now() - interval '1 hour' AND c.settled_floor < h.next_seq - 1
+              ORDER BY a.deleted_at LIMIT $1",
+        )
+        .bind(limit)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("finding the mailboxes of deleted agents"))?;
+        let scoped =
+            |(workspace, agent)| (WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)), AgentId::new(agent));
+        Ok(rows.into_iter().map(scoped).collect())
     }
 
     /// One step of the expiry loop: looks at the rows that expired since the last step, up to a bound,
@@ -217,22 +310,25 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let (workspaces, agents): (Vec<i64>, Vec<i64>) = mailboxes.into_iter().unzip();
-        let dead = dead_letter(&mut tx, &workspaces, &agents, now).await?;
+        let dead = dead_letter(&mut tx, &workspaces, &agents, DeadReason::TtlExpired, now).await?;
         // A mailbox with more than one call may dead-letter is looked at again before we go on.
         let unfinished = has_full_mailbox(&dead);
         if !unfinished {
             remember(&mut tx, pass.name(), &Scanned { until }).await?;
         }
+        let recorded = record(&mut tx, &dead, now).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(Expired { dead, more: unfinished || full.is_some() })
+        Ok(Expired { dead, recorded, more: unfinished || full.is_some() })
     }
 }
 
-/// Locks the mailboxes, dead-letters what has expired in them and lets their settled floors run on.
+/// Locks the mailboxes, dead-letters what has expired in them, or all of it for another reason, and lets their
+/// settled floors run on.
 async fn dead_letter(
     tx: &mut PgConnection,
     workspaces: &[i64],
     agents: &[i64],
+    reason: DeadReason,
     now: DateTime<Utc>,
 ) -> StoreResult<Vec<DeadLettered>> {
     if agents.is_empty() {
@@ -246,15 +342,27 @@ async fn dead_letter(
         .bind(now)
         .bind((now - TimeDelta::days(KEPT_DAYS)).date_naive())
         .bind(PER_MAILBOX)
-        .bind(TTL_ERROR)
+        .bind(reason.error())
+        .bind(reason.as_str())
         .fetch_all(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-    let dead: Vec<_> = rows.iter().map(dead_lettered).collect();
+    let dead: Vec<_> = rows.iter().map(|row| dead_lettered(row, reason)).collect();
     if !dead.is_empty() {
         extend_settled_floors(tx, workspaces, agents).await?;
     }
     Ok(dead)
+}
+
+/// Records dead letters, in the order of their mailboxes.
+pub(crate) async fn record(
+    tx: &mut PgConnection,
+    dead: &[DeadLettered],
+    now: DateTime<Utc>,
+) -> StoreResult<Vec<Recorded>> {
+    let of_workspaces = dead.chunk_by(|a, b| a.scope == b.scope);
+    let some = of_workspaces.flat_map(|letters| letters.iter().take(EVENTS_PER_WORKSPACE));
+    events::append_mixed(tx, now, some.map(|letter| (letter.scope, letter.event())).collect()).await
 }
 
 /// Lets the settled floors of these mailboxes run on; the caller holds the locks on their cursor rows.
@@ -294,7 +402,7 @@ fn has_full_mailbox(dead: &[DeadLettered]) -> bool {
         .any(|mailbox| mailbox.len() >= limit)
 }
 
-fn dead_lettered(row: &PgRow) -> DeadLettered {
+fn dead_lettered(row: &PgRow, reason: DeadReason) -> DeadLettered {
     DeadLettered {
         scope: WorkspaceScope::from_engine_row(WorkspaceId::new(row.get("workspace_id"))),
         delivery_id: DeliveryId {
@@ -303,7 +411,10 @@ fn dead_lettered(row: &PgRow) -> DeadLettered {
             redrive_no: row.get("redrive_no"),
         },
         seq: row.get("seq"),
+        reason,
+        error: None,
         agent_name: row.get("name"),
         sender: row.get::<Option<i64>, _>("sender").map(AgentId::new),
+        place: Place::from_row(row),
     }
 }

@@ -4,11 +4,16 @@
 
 use std::collections::HashMap;
 
-use chrono::Utc;
-use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceScope};
+use chrono::{DateTime, Utc};
+use relay_domain::{AgentId, InvocationId, NodeId, ProviderName, WorkspaceScope};
 use sqlx::PgConnection;
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{
+    Store, StoreError, StoreResult,
+    events::{self, Recorded, status_event},
+    sessions,
+    spawned::{self, CameUp, Reconciled},
+};
 
 /// A connection's claim on a provider.
 #[derive(Debug, Clone)]
@@ -45,6 +50,8 @@ pub struct Listed {
     pub name: String,
     /// Handle for resuming its session.
     pub session_ref: Option<String>,
+    /// The invocation that brought it up.
+    pub invocation: Option<InvocationId>,
 }
 
 /// Why an entry of an inventory cannot be taken.
@@ -59,7 +66,7 @@ pub enum Conflict {
 }
 
 /// What came of an inventory.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Inventory {
     /// Taken over as the provider's complete live set.
     Synced {
@@ -69,6 +76,10 @@ pub enum Inventory {
         left: Vec<NodeId>,
         /// Agents of this provider that were not listed, now offline.
         missing: Vec<AgentId>,
+        /// What it means for what the provider was told to do.
+        reconciled: Reconciled,
+        /// Who came online by it, and who went offline.
+        recorded: Recorded,
     },
     /// These entries are in conflict. Nothing was changed.
     Conflicts(Vec<(AgentId, Conflict)>),
@@ -110,27 +121,44 @@ impl Store {
         }))
     }
 
-    /// Marks agents online: the connection that hosts them has registered.
+    /// Marks agents online: the connection that hosts them has registered. Records those that were offline.
     ///
     /// # Errors
     /// When Postgres is away.
-    pub async fn agents_online(&self, scope: WorkspaceScope, agents: &[AgentId]) -> StoreResult<()> {
+    pub async fn agents_online(
+        &self,
+        scope: WorkspaceScope,
+        agents: &[AgentId],
+        at: DateTime<Utc>,
+    ) -> StoreResult<Recorded> {
+        let doing = "marking agents online";
         let ids: Vec<i64> = agents.iter().map(|agent| agent.get()).collect();
-        sqlx::query(
-            "UPDATE agents SET status = CASE WHEN status = 'offline' THEN 'active' ELSE status END,
-                    last_seen_at = now()
-              WHERE workspace_id = $1 AND agent_id = ANY ($2) AND deleted_at IS NULL",
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let came: Vec<(i64, String)> = sqlx::query_as(
+            "WITH here AS MATERIALIZED (
+                 SELECT agent_id, name, status FROM agents
+                  WHERE workspace_id = $1 AND agent_id = ANY ($2) AND deleted_at IS NULL
+                  ORDER BY agent_id FOR UPDATE
+             ), seen AS (
+                 UPDATE agents a SET status = CASE WHEN here.status = 'offline' THEN 'active' ELSE here.status END,
+                        last_seen_at = now()
+                   FROM here WHERE a.workspace_id = $1 AND a.agent_id = here.agent_id
+             )
+             SELECT agent_id, name FROM here WHERE status = 'offline' ORDER BY agent_id",
         )
         .bind(scope.workspace_id().get())
         .bind(ids)
-        .execute(&self.pool)
+        .fetch_all(&mut *tx)
         .await
-        .map_err(StoreError::from_sqlx("marking agents online"))?;
-        Ok(())
+        .map_err(StoreError::from_sqlx(doing))?;
+        let events = came.iter().map(|(id, name)| status_event(AgentId::new(*id), name, "active")).collect();
+        let recorded = events::append(&mut tx, scope, at, events).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(recorded)
     }
 
-    /// Moves an agent to the fence's node and provider, online. Returns the node that it left, or
-    /// `None` when the fence no longer holds or the agent is gone.
+    /// Moves an agent to the fence's node and provider, online. Returns the node that it left and what was
+    /// recorded if it was not active before, or `None` when the fence no longer holds or the agent is gone.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -141,25 +169,29 @@ impl Store {
         binding_id: &str,
         session_ref: Option<&str>,
         resumable: Option<bool>,
-    ) -> StoreResult<Option<NodeId>> {
-        let left: Option<String> = sqlx::query_scalar(
+        at: DateTime<Utc>,
+    ) -> StoreResult<Option<(NodeId, Recorded)>> {
+        let doing = "moving an agent to a provider";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let moved: Option<(String, String, String)> = sqlx::query_as(
             "WITH held AS (
                  SELECT 1 FROM providers
                   WHERE workspace_id = $1 AND node_id = $3 AND provider = $4 AND epoch = $5 FOR SHARE
              ), before AS (
-                 SELECT node_id FROM agents
+                 SELECT node_id, name, status FROM agents
                   WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR UPDATE
              ), moved AS (
                  UPDATE agents
                     SET node_id = $3, provider = $4, status = 'active', last_seen_at = now(),
                         binding_id = coalesce(binding_id, $6), bound_at = coalesce(bound_at, now()),
                         rebound_at = CASE WHEN bound_at IS NULL THEN NULL ELSE now() END,
-                        session_ref = coalesce($7, session_ref), resumable = coalesce($8, resumable)
+                        session_ref = coalesce($7, session_ref), resumable = coalesce($8, resumable),
+                        session_node_id = $3, mailbox_orphaned = false
                   WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL
                     AND EXISTS (SELECT 1 FROM held) AND EXISTS (SELECT 1 FROM before)
               RETURNING agent_id
              )
-             SELECT before.node_id FROM before, moved",
+             SELECT before.node_id, before.name, before.status FROM before, moved",
         )
         .bind(fence.scope.workspace_id().get())
         .bind(agent.get())
@@ -169,26 +201,44 @@ impl Store {
         .bind(binding_id)
         .bind(session_ref)
         .bind(resumable)
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *tx)
         .await
-        .map_err(StoreError::from_sqlx("moving an agent to a provider"))?;
-        Ok(left.map(NodeId::new))
+        .map_err(StoreError::from_sqlx(doing))?;
+        let Some((left, name, status)) = moved else { return Ok(None) };
+        let events = if status == "active" { Vec::new() } else { vec![status_event(agent, &name, "active")] };
+        let recorded = events::append(&mut tx, fence.scope, at, events).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some((NodeId::new(left), recorded)))
     }
 
-    /// Unbinds an agent that this provider hosts: back to its implicit direct node, offline. Returns
-    /// whether it was hosted here.
+    /// Unbinds an agent that this provider hosts: back to its implicit direct node, offline, which is recorded
+    /// if it was not. `None` when it was not hosted here.
     ///
     /// # Errors
     /// When Postgres is away.
-    pub async fn unhost_agent(&self, fence: &Fence, agent: AgentId) -> StoreResult<bool> {
-        let done = sqlx::query(
-            "UPDATE agents
+    pub async fn unhost_agent(
+        &self,
+        fence: &Fence,
+        agent: AgentId,
+        at: DateTime<Utc>,
+    ) -> StoreResult<Option<Recorded>> {
+        let doing = "unbinding an agent from a provider";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let left: Option<(String, String)> = sqlx::query_as(
+            "WITH here AS MATERIALIZED (
+                 SELECT agent_id, name, status FROM agents
+                  WHERE workspace_id = $1 AND agent_id = $2 AND node_id = $3 AND deleted_at IS NULL
+                    AND (provider IS NULL OR provider = $4)
+                    AND EXISTS (SELECT 1 FROM providers WHERE workspace_id = $1 AND node_id = $3
+                                   AND provider = $4 AND epoch = $5)
+                    FOR UPDATE
+             )
+             UPDATE agents a
                 SET node_id = $6, provider = NULL, status = 'offline', binding_id = NULL, bound_at = NULL,
-                    rebound_at = NULL
-              WHERE workspace_id = $1 AND agent_id = $2 AND node_id = $3 AND deleted_at IS NULL
-                AND (provider IS NULL OR provider = $4)
-                AND EXISTS (SELECT 1 FROM providers WHERE workspace_id = $1 AND node_id = $3
-                               AND provider = $4 AND epoch = $5)",
+                    rebound_at = NULL, mailbox_orphaned = coalesce(NOT a.resumable, false)
+               FROM here
+              WHERE a.workspace_id = $1 AND a.agent_id = here.agent_id
+          RETURNING here.name, here.status",
         )
         .bind(fence.scope.workspace_id().get())
         .bind(agent.get())
@@ -196,17 +246,23 @@ impl Store {
         .bind(fence.provider.as_str())
         .bind(fence.epoch)
         .bind(NodeId::direct(agent).as_str())
-        .execute(&self.pool)
+        .fetch_optional(&mut *tx)
         .await
-        .map_err(StoreError::from_sqlx("unbinding an agent from a provider"))?;
-        Ok(done.rows_affected() == 1)
+        .map_err(StoreError::from_sqlx(doing))?;
+        let Some((name, status)) = left else { return Ok(None) };
+        let mut events = if status == "offline" { Vec::new() } else { vec![status_event(agent, &name, "offline")] };
+        events.extend(sessions::exits(&mut tx, fence, &[agent.get()], "deregistered").await?);
+        let recorded = events::append(&mut tx, fence.scope, at, events).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some(recorded))
     }
 
-    /// Takes a provider's inventory over: listed agents are bound and online, others offline.
+    /// Takes a provider's inventory over: listed agents are bound and online, others offline. Who was not so
+    /// before is recorded.
     ///
     /// # Errors
     /// When Postgres is away.
-    pub async fn sync_inventory(&self, fence: &Fence, listed: &[Listed]) -> StoreResult<Inventory> {
+    pub async fn sync_inventory(&self, fence: &Fence, listed: &[Listed], at: DateTime<Utc>) -> StoreResult<Inventory> {
         let doing = "taking an inventory over";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         if !hold(&mut tx, fence).await? {
@@ -230,6 +286,7 @@ impl Store {
         .map_err(StoreError::from_sqlx(doing))?;
         let known: HashMap<i64, Known> = known.into_iter().map(|agent| (agent.agent_id, agent)).collect();
         let (mut rebound, mut left, mut conflicts) = (0, Vec::new(), Vec::new());
+        let mut events = Vec::new();
         for entry in listed {
             let Some(agent) = known.get(&entry.agent_id.get()).filter(|agent| agent.name == entry.name) else {
                 conflicts.push((entry.agent_id, Conflict::Identity));
@@ -253,16 +310,19 @@ impl Store {
             if !here || other_provider || agent.status == "offline" {
                 rebound += 1;
             }
+            if agent.status == "offline" {
+                events.push(status_event(entry.agent_id, &agent.name, "active"));
+            }
         }
         if !conflicts.is_empty() {
             return Ok(Inventory::Conflicts(conflicts));
         }
         bind_listed(&mut tx, fence, listed).await?;
-        let missing: Vec<i64> = sqlx::query_scalar(
-            "UPDATE agents SET status = 'offline'
+        let missing: Vec<(i64, String)> = sqlx::query_as(
+            "UPDATE agents SET status = 'offline', mailbox_orphaned = coalesce(NOT resumable, false)
               WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND deleted_at IS NULL
                 AND status <> 'offline' AND agent_id <> ALL ($4)
-          RETURNING agent_id",
+          RETURNING agent_id, name",
         )
         .bind(fence.scope.workspace_id().get())
         .bind(fence.node_id.as_str())
@@ -271,9 +331,25 @@ impl Store {
         .fetch_all(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
+        events.extend(missing.iter().map(|(id, name)| status_event(AgentId::new(*id), name, "offline")));
+        let came_up: Vec<CameUp> = listed.iter().filter_map(came_up).collect();
+        let reconciled = spawned::reconcile(&mut tx, fence, &came_up, at).await?;
+        let gone: Vec<i64> = missing.iter().map(|(id, _)| *id).collect();
+        events.extend(sessions::exits(&mut tx, fence, &gone, "missing_from_inventory").await?);
+        let recorded = events::append(&mut tx, fence.scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(Inventory::Synced { rebound, left, missing: missing.into_iter().map(AgentId::new).collect() })
+        let missing = missing.into_iter().map(|(id, _)| AgentId::new(id)).collect();
+        Ok(Inventory::Synced { rebound, left, missing, reconciled, recorded })
     }
+}
+
+fn came_up(entry: &Listed) -> Option<CameUp> {
+    Some(CameUp {
+        invocation: entry.invocation?,
+        agent_id: entry.agent_id,
+        name: entry.name.clone(),
+        session_ref: entry.session_ref.clone(),
+    })
 }
 
 /// Locks the provider row and tells whether the fence still holds.
@@ -300,7 +376,8 @@ async fn bind_listed(tx: &mut PgConnection, fence: &Fence, listed: &[Listed]) ->
         "UPDATE agents a
             SET node_id = $2, provider = $3, status = CASE WHEN status = 'offline' THEN 'active' ELSE status END,
                 last_seen_at = now(), binding_id = coalesce(a.binding_id, l.binding_id),
-                bound_at = coalesce(a.bound_at, now()), session_ref = coalesce(l.session_ref, a.session_ref)
+                bound_at = coalesce(a.bound_at, now()), session_ref = coalesce(l.session_ref, a.session_ref),
+                session_node_id = $2, mailbox_orphaned = false
            FROM unnest($4::bigint[], $5::text[], $6::text[]) AS l (agent_id, session_ref, binding_id)
           WHERE a.workspace_id = $1 AND a.agent_id = l.agent_id",
     )

@@ -2,10 +2,15 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope};
 use sqlx::{PgConnection, Row};
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{
+    Store, StoreError, StoreResult,
+    events::{self, NewEvent, Recorded, status_event},
+    presence,
+};
 
 /// A provider whose connection was ended by the system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +25,7 @@ pub struct DisconnectedProvider {
     pub gateway_id: GatewayId,
     /// Its epoch from now on: what the old connection does is refused.
     pub epoch: i64,
-    /// Whether no other provider of the node is connected: the node is offline now.
+    /// Whether no other provider of the node is connected: the node is offline now. Not said of direct nodes.
     pub node_is_offline: bool,
 }
 
@@ -36,12 +41,14 @@ pub struct AgentOffline {
 }
 
 /// What ending connections changed.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Disconnected {
     /// The providers that were connected.
     pub providers: Vec<DisconnectedProvider>,
     /// The agents that were not offline.
     pub agents: Vec<AgentOffline>,
+    /// That they and their nodes went offline.
+    pub recorded: Vec<Recorded>,
 }
 
 /// The providers to disconnect, locked, as columns.
@@ -88,12 +95,7 @@ UPDATE providers p
        AS k (workspace_id, node_id, provider, epoch)
  WHERE p.workspace_id = k.workspace_id AND p.node_id = k.node_id AND p.provider = k.provider
    AND p.epoch = k.epoch AND p.gateway_id IS NOT NULL
-RETURNING p.workspace_id, p.node_id, p.provider, p.epoch,
-          NOT EXISTS (SELECT FROM providers o
-                       WHERE o.workspace_id = p.workspace_id AND o.node_id = p.node_id
-                         AND o.gateway_id IS NOT NULL
-                         AND (o.workspace_id, o.node_id, o.provider) NOT IN
-                             (SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[]))) AS node_is_offline";
+RETURNING p.workspace_id, p.node_id, p.provider, p.epoch";
 
 // An agent of no particular provider goes offline with the node's last one. Agents are locked in order.
 const AGENTS_OFFLINE: &str = "
@@ -116,14 +118,20 @@ UPDATE agents a SET status = 'offline'
 RETURNING a.workspace_id, a.agent_id, a.name";
 
 impl Store {
-    /// Disconnects up to `limit` connected providers not heard of for `ttl`, and marks their agents offline.
+    /// Disconnects up to `limit` connected providers not heard of for `ttl`, marks their agents offline, and
+    /// records both.
     ///
     /// Judge only when this process has itself seen Postgres up for a full `ttl`: while Postgres was away,
     /// nobody could be heard.
     ///
     /// # Errors
     /// When Postgres is away or the transaction lost a lock race; nothing has changed then.
-    pub async fn disconnect_silent_providers(&self, ttl: Duration, limit: i64) -> StoreResult<Disconnected> {
+    pub async fn disconnect_silent_providers(
+        &self,
+        ttl: Duration,
+        limit: i64,
+        at: DateTime<Utc>,
+    ) -> StoreResult<Disconnected> {
         let doing = "disconnecting silent providers";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let rows = sqlx::query(SILENT)
@@ -132,14 +140,19 @@ impl Store {
             .fetch_all(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
-        let changed = disconnect(&mut tx, &Condemned::from_rows(&rows)).await?;
+        let changed = disconnect(&mut tx, &Condemned::from_rows(&rows), "liveness_timeout", at).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(changed)
     }
 }
 
-/// Ends these connections and marks their agents offline.
-pub(crate) async fn disconnect(tx: &mut PgConnection, condemned: &Condemned) -> StoreResult<Disconnected> {
+/// Ends these connections, marks their agents offline and records it: the last that the transaction does.
+pub(crate) async fn disconnect(
+    tx: &mut PgConnection,
+    condemned: &Condemned,
+    reason: &'static str,
+    at: DateTime<Utc>,
+) -> StoreResult<Disconnected> {
     let doing = "disconnecting providers";
     if condemned.is_empty() {
         return Ok(Disconnected::default());
@@ -156,9 +169,19 @@ pub(crate) async fn disconnect(tx: &mut PgConnection, condemned: &Condemned) -> 
         .bind(&condemned.workspaces)
         .bind(&condemned.nodes)
         .bind(&condemned.providers)
-        .fetch_all(tx)
+        .fetch_all(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
+    let mut agents: Vec<AgentOffline> = offline
+        .iter()
+        .map(|row| AgentOffline {
+            scope: scope(row.get("workspace_id")),
+            agent_id: AgentId::new(row.get("agent_id")),
+            name: row.get("name"),
+        })
+        .collect();
+    agents.sort_by_key(|agent| (agent.scope.workspace_id(), agent.agent_id));
+    let nodes = presence::brokers_without_provider(tx, &condemned.workspaces, &condemned.nodes).await?;
 
     let mut changed = Disconnected::default();
     for row in &ended {
@@ -167,23 +190,21 @@ pub(crate) async fn disconnect(tx: &mut PgConnection, condemned: &Condemned) -> 
         let at = (0..condemned.nodes.len()).find(|&i| {
             condemned.workspaces[i] == workspace && condemned.nodes[i] == node && condemned.providers[i] == provider
         });
+        let (scope, node_id) = (scope(workspace), NodeId::new(node));
         changed.providers.push(DisconnectedProvider {
-            scope: scope(workspace),
-            node_id: NodeId::new(node),
+            node_is_offline: nodes.iter().any(|offline| offline.scope == scope && offline.node_id == node_id),
+            scope,
+            node_id,
             provider: ProviderName::new(provider),
             gateway_id: GatewayId::new(at.map_or(0, |i| condemned.gateways[i])),
             epoch: row.get("epoch"),
-            node_is_offline: row.get("node_is_offline"),
         });
     }
-    changed.agents = offline
-        .iter()
-        .map(|row| AgentOffline {
-            scope: scope(row.get("workspace_id")),
-            agent_id: AgentId::new(row.get("agent_id")),
-            name: row.get("name"),
-        })
-        .collect();
+    let mut events: Vec<(WorkspaceScope, NewEvent)> = Vec::with_capacity(agents.len() + nodes.len());
+    events.extend(agents.iter().map(|agent| (agent.scope, status_event(agent.agent_id, &agent.name, "offline"))));
+    events.extend(nodes.iter().map(|node| (node.scope, node.offline(reason))));
+    changed.recorded = events::append_mixed(tx, at, events).await?;
+    changed.agents = agents;
     Ok(changed)
 }
 

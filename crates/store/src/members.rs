@@ -3,10 +3,14 @@
 //! Every change raises the channel's `members_version` in the same statement: sends rely on it.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, ChannelId, WorkspaceScope, names};
+use relay_domain::{AgentId, ChannelId, WorkspaceScope, names, observer::ObserverFilters};
 use sqlx::{FromRow, Row, postgres::PgRow};
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{
+    Store, StoreError, StoreResult,
+    events::{self, NewEvent, Recorded},
+    filters,
+};
 
 /// A member of a channel.
 #[derive(Debug, Clone)]
@@ -60,10 +64,10 @@ impl FromRow<'_, PgRow> for Membership {
 }
 
 /// What became of joining.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Joining {
     /// The agent is a member from now on.
-    Joined,
+    Joined(Recorded),
     /// It was one before.
     AlreadyMember,
     /// The channel is archived or gone, or the agent is.
@@ -71,7 +75,7 @@ pub enum Joining {
 }
 
 impl Store {
-    /// Makes an agent a member of a channel that is not archived.
+    /// Makes an agent a member of a channel that is not archived. `event` is recorded if it was none.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -81,6 +85,7 @@ impl Store {
         channel: ChannelId,
         agent: AgentId,
         at: DateTime<Utc>,
+        event: NewEvent,
     ) -> StoreResult<Joining> {
         let doing = "joining a channel";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
@@ -120,19 +125,28 @@ impl Store {
         .fetch_one(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
+        if !joined {
+            return Ok(if alive { Joining::AlreadyMember } else { Joining::Refused });
+        }
+        let recorded = events::append(&mut tx, scope, at, vec![event]).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(match (alive, joined) {
-            (false, _) => Joining::Refused,
-            (true, true) => Joining::Joined,
-            (true, false) => Joining::AlreadyMember,
-        })
+        Ok(Joining::Joined(recorded))
     }
 
-    /// Ends a membership. False when there was none.
+    /// Ends a membership and records `event`. `None` when there was none.
     ///
     /// # Errors
     /// When Postgres is away.
-    pub async fn leave_channel(&self, scope: WorkspaceScope, channel: ChannelId, agent: AgentId) -> StoreResult<bool> {
+    pub async fn leave_channel(
+        &self,
+        scope: WorkspaceScope,
+        channel: ChannelId,
+        agent: AgentId,
+        at: DateTime<Utc>,
+        event: NewEvent,
+    ) -> StoreResult<Option<Recorded>> {
+        let doing = "leaving a channel";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let left: Option<i64> = sqlx::query_scalar(
             "WITH locked AS (
                 SELECT channel_id FROM channels WHERE workspace_id = $1 AND channel_id = $2 FOR UPDATE
@@ -148,13 +162,19 @@ impl Store {
         .bind(scope.workspace_id().get())
         .bind(channel.get())
         .bind(agent.get())
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *tx)
         .await
-        .map_err(StoreError::from_sqlx("leaving a channel"))?;
-        Ok(left.is_some())
+        .map_err(StoreError::from_sqlx(doing))?;
+        if left.is_none() {
+            return Ok(None);
+        }
+        let recorded = events::append(&mut tx, scope, at, vec![event]).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some(recorded))
     }
 
-    /// Mutes or unmutes a channel for one member. False when the agent is no member.
+    /// Mutes or unmutes a channel for one member; `event` is recorded if that is a change. `None` when the
+    /// agent is no member.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -164,8 +184,12 @@ impl Store {
         channel: ChannelId,
         agent: AgentId,
         muted: bool,
-    ) -> StoreResult<bool> {
-        let member: bool = sqlx::query_scalar(
+        at: DateTime<Utc>,
+        event: NewEvent,
+    ) -> StoreResult<Option<Recorded>> {
+        let doing = "muting a channel";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let (member, changed): (bool, bool) = sqlx::query_as(
             "WITH locked AS (
                 SELECT channel_id FROM channels WHERE workspace_id = $1 AND channel_id = $2 FOR UPDATE
              ), changed AS (
@@ -178,16 +202,23 @@ impl Store {
                 WHERE c.workspace_id = $1 AND c.channel_id = changed.channel_id
              )
              SELECT EXISTS (SELECT FROM channel_members
-                            WHERE workspace_id = $1 AND channel_id = $2 AND agent_id = $3)",
+                            WHERE workspace_id = $1 AND channel_id = $2 AND agent_id = $3),
+                    EXISTS (SELECT FROM changed)",
         )
         .bind(scope.workspace_id().get())
         .bind(channel.get())
         .bind(agent.get())
         .bind(muted)
-        .fetch_one(&self.pool)
+        .fetch_one(&mut *tx)
         .await
-        .map_err(StoreError::from_sqlx("muting a channel"))?;
-        Ok(member)
+        .map_err(StoreError::from_sqlx(doing))?;
+        if !member {
+            return Ok(None);
+        }
+        let events = if changed { vec![event] } else { Vec::new() };
+        let recorded = events::append(&mut tx, scope, at, events).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some(recorded))
     }
 
     /// Whether an agent is a member of a channel.
@@ -207,21 +238,29 @@ impl Store {
         .map_err(StoreError::from_sqlx("looking for a member of a channel"))
     }
 
-    /// The members of a channel in the order of joining, at most [`names::MAX_LISTED_MEMBERS`].
+    /// The members of a channel in the order of joining, those that the filters let pass, at most
+    /// [`names::MAX_LISTED_MEMBERS`].
     ///
     /// # Errors
     /// When Postgres is away.
-    pub async fn channel_members(&self, scope: WorkspaceScope, channel: ChannelId) -> StoreResult<Vec<MemberRow>> {
+    pub async fn channel_members(
+        &self,
+        scope: WorkspaceScope,
+        channel: ChannelId,
+        filters: &ObserverFilters,
+    ) -> StoreResult<Vec<MemberRow>> {
         sqlx::query_as(
             "SELECT m.agent_id, a.name AS agent_name, m.role, m.joined_at, m.muted
              FROM channel_members m
              JOIN agents a ON a.workspace_id = m.workspace_id AND a.agent_id = m.agent_id AND a.deleted_at IS NULL
              WHERE m.workspace_id = $1 AND m.channel_id = $2
+               AND ($4::bigint[] IS NULL OR m.agent_id = ANY ($4))
              ORDER BY m.joined_at, m.agent_id LIMIT $3",
         )
         .bind(scope.workspace_id().get())
         .bind(channel.get())
         .bind(names::MAX_LISTED_MEMBERS)
+        .bind(filters::agent_ids(filters))
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("listing the members of a channel"))

@@ -1,10 +1,10 @@
 //! Reading messages. They are written by the committer only.
 
 use chrono::{DateTime, NaiveDate, Utc};
-use relay_domain::{ChannelId, MessageId, WorkspaceScope, snowflake};
+use relay_domain::{ChannelId, MessageId, WorkspaceScope, observer::ObserverFilters, snowflake};
 use serde_json::Value;
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{Store, StoreError, StoreResult, filters};
 
 /// A message with what is needed of its channel: everything that an answer or a frame shows.
 #[derive(Debug, Clone, sqlx::FromRow)]
@@ -53,8 +53,10 @@ pub struct ListedMessage {
     pub message: MessageRow,
     /// Replies to it.
     pub reply_count: i64,
-    /// Agents that read it explicitly.
+    /// Agents that read it, counted up to [`crate::read_state::MAX_COUNTED_READERS`].
     pub read_by_count: i64,
+    /// The reactions to it: `[{emoji, count, agents: [names]}]`, the earliest first, with at most 100 names each.
+    pub reactions: Value,
 }
 
 /// A page of messages: ids strictly between the two, at most `limit`.
@@ -83,8 +85,27 @@ macro_rules! listed {
                     (SELECT count(*) FROM messages r
                       WHERE r.workspace_id = m.workspace_id AND r.thread_id = m.message_id
                         AND r.created_on >= m.created_on) AS reply_count,
-                    (SELECT count(*) FROM message_reads s
-                      WHERE s.workspace_id = m.workspace_id AND s.message_id = m.message_id) AS read_by_count
+                    -- Read explicitly, or acknowledged before it expired.
+                    (SELECT least(count(*), 1000) FROM (
+                        (SELECT s.agent_id FROM message_reads s
+                          WHERE s.workspace_id = m.workspace_id AND s.message_id = m.message_id LIMIT 1000)
+                        UNION
+                        (SELECT d.agent_id FROM deliveries d
+                           JOIN mailbox_cursors k ON k.workspace_id = d.workspace_id AND k.agent_id = d.agent_id
+                          WHERE d.workspace_id = m.workspace_id AND d.source_id = m.message_id
+                            AND d.created_on = m.created_on AND d.source_kind = 0 AND d.seq <= k.ack_floor
+                            AND NOT EXISTS (SELECT FROM delivery_exceptions x
+                                             WHERE x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id
+                                               AND x.seq = d.seq AND x.state = 4)
+                          LIMIT 1000)) AS readers) AS read_by_count,
+                    (SELECT coalesce(json_agg(json_build_object('emoji', g.emoji, 'count', g.count, 'agents', g.agents)
+                                              ORDER BY g.first), '[]')
+                       FROM (SELECT r.emoji, count(*) AS count, min(r.reaction_id) AS first,
+                                    (array_agg(a.name ORDER BY r.reaction_id))[1:100] AS agents
+                               FROM message_reactions r
+                               JOIN agents a ON a.workspace_id = r.workspace_id AND a.agent_id = r.agent_id
+                              WHERE r.workspace_id = m.workspace_id AND r.message_id = m.message_id
+                              GROUP BY r.emoji) AS g) AS reactions
                FROM (",
             $selection,
             ") m JOIN channels c ON c.workspace_id = m.workspace_id AND c.channel_id = m.channel_id ",
@@ -94,7 +115,8 @@ macro_rules! listed {
 }
 
 impl Store {
-    /// The root messages of a channel or conversation, newest first.
+    /// The root messages of a channel or conversation, newest first; of them, those whose author and age
+    /// the filters let pass.
     ///
     /// # Errors
     /// When Postgres does not answer.
@@ -103,25 +125,30 @@ impl Store {
         scope: WorkspaceScope,
         channel: ChannelId,
         page: MessagePage,
+        filters: &ObserverFilters,
     ) -> StoreResult<Vec<ListedMessage>> {
+        let (not_before, above) = filters::not_before(filters);
         sqlx::query_as(listed!(
             "SELECT * FROM messages
               WHERE workspace_id = $1 AND channel_id = $2 AND thread_id IS NULL
-                AND message_id < $3 AND message_id > $4
+                AND message_id < $3 AND message_id > $4 AND created_at >= $6
+                AND ($7::bigint[] IS NULL OR agent_id = ANY ($7))
               ORDER BY message_id DESC LIMIT $5",
             "ORDER BY m.message_id DESC"
         ))
         .bind(scope.workspace_id().get())
         .bind(channel.get())
         .bind(page.before.map_or(i64::MAX, MessageId::get))
-        .bind(page.after.map_or(-1, MessageId::get))
+        .bind(page.after.map_or(-1, MessageId::get).max(above))
         .bind(page.limit)
+        .bind(not_before)
+        .bind(filters::agent_ids(filters))
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("listing the messages of a channel"))
     }
 
-    /// The replies of a thread, oldest first.
+    /// The replies of a thread, oldest first; of them, those whose author and age the filters let pass.
     ///
     /// # Errors
     /// When Postgres does not answer.
@@ -130,20 +157,25 @@ impl Store {
         scope: WorkspaceScope,
         root: MessageId,
         page: MessagePage,
+        filters: &ObserverFilters,
     ) -> StoreResult<Vec<ListedMessage>> {
+        let (not_before, above) = filters::not_before(filters);
         sqlx::query_as(listed!(
             "SELECT * FROM messages
               WHERE workspace_id = $1 AND thread_id = $2 AND message_id < $3 AND message_id > $4
-                AND created_on >= $6
+                AND created_on >= $6 AND created_at >= $7
+                AND ($8::bigint[] IS NULL OR agent_id = ANY ($8))
               ORDER BY message_id LIMIT $5",
             "ORDER BY m.message_id"
         ))
         .bind(scope.workspace_id().get())
         .bind(root.get())
         .bind(page.before.map_or(i64::MAX, MessageId::get))
-        .bind(page.after.map_or(-1, MessageId::get))
+        .bind(page.after.map_or(-1, MessageId::get).max(above))
         .bind(page.limit)
         .bind(day_of(root.get()))
+        .bind(not_before)
+        .bind(filters::agent_ids(filters))
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("listing the replies of a thread"))

@@ -1,10 +1,19 @@
 //! Nodes as the roster shows them.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{NodeId, ProviderName, WorkspaceScope, node::NODE_TTL};
+use relay_domain::{
+    AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
+    node::{NODE_TTL, NodeKind},
+};
 use serde_json::Value;
+use sqlx::{FromRow as _, Row as _};
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{
+    Store, StoreError, StoreResult, capabilities,
+    events::{self, NewEvent, Recorded, status_event},
+    presence,
+    subscriptions::Sealed,
+};
 
 /// A node as stored. What its providers add is in [`NodeProviderRow`].
 #[derive(Debug, Clone, sqlx::FromRow)]
@@ -29,6 +38,8 @@ pub struct NodeRow {
     pub version: Option<String>,
     /// Agents it takes, 0 for unlimited; providers bring their own figures.
     pub max_agents: i32,
+    /// How it is called, without its secrets; nodes of kind `http_push` only.
+    pub delivery: Option<Value>,
     /// When it was first enrolled.
     pub created_at: DateTime<Utc>,
 }
@@ -50,6 +61,8 @@ pub struct NodeProviderRow {
     pub max_agents: i32,
     /// Agents it said it has.
     pub active_agents: i32,
+    /// Places promised to what is on its way there.
+    pub reserved_agents: i64,
     /// From 0 to 1.
     pub load: f64,
     /// Whether it said its handlers run.
@@ -74,7 +87,7 @@ pub struct NodeFilter {
 }
 
 const NODE_COLUMNS: &str = "n.node_id, n.name, n.kind, n.role, n.machine_id, n.delivery_adapter, n.capabilities, \
-                            n.tags, n.version, n.max_agents, n.created_at";
+                            n.tags, n.version, n.max_agents, n.delivery, n.created_at";
 
 impl Store {
     /// The node of a name or id; a name wins.
@@ -84,7 +97,7 @@ impl Store {
     pub async fn node(&self, scope: WorkspaceScope, name_or_id: &str) -> StoreResult<Option<NodeRow>> {
         sqlx::query_as(
             "SELECT node_id, name, kind, role, machine_id, delivery_adapter, capabilities, tags, version,
-                    max_agents, created_at
+                    max_agents, delivery, created_at
                FROM nodes WHERE workspace_id = $1 AND (name = $2 OR node_id = $2)
               ORDER BY (name = $2) DESC LIMIT 1",
         )
@@ -93,6 +106,59 @@ impl Store {
         .fetch_optional(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("reading a node"))
+    }
+
+    /// The kinds of those of these nodes that there are.
+    ///
+    /// # Errors
+    /// When Postgres does not answer.
+    pub async fn node_kinds(
+        &self,
+        of: &[(WorkspaceScope, NodeId)],
+    ) -> StoreResult<Vec<(WorkspaceScope, NodeId, NodeKind)>> {
+        let rows: Vec<(i64, String, String)> = sqlx::query_as(
+            "SELECT n.workspace_id, n.node_id, n.kind
+               FROM unnest($1::bigint[], $2::text[]) AS k (workspace_id, node_id)
+               JOIN nodes n USING (workspace_id, node_id)",
+        )
+        .bind(of.iter().map(|(scope, _)| scope.workspace_id().get()).collect::<Vec<_>>())
+        .bind(of.iter().map(|(_, node)| node.as_str()).collect::<Vec<_>>())
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading the kinds of nodes"))?;
+        let known = rows.into_iter().filter_map(|(workspace, node, kind)| {
+            let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(workspace));
+            Some((scope, NodeId::new(node), NodeKind::parse(&kind)?))
+        });
+        Ok(known.collect())
+    }
+
+    /// The node of an id or, without one, of a name, with the secrets of its delivery settings.
+    ///
+    /// # Errors
+    /// When Postgres does not answer.
+    pub async fn node_to_change(
+        &self,
+        scope: WorkspaceScope,
+        id: Option<&NodeId>,
+        name: &str,
+    ) -> StoreResult<Option<(NodeRow, Option<Sealed>)>> {
+        let row = sqlx::query(
+            "SELECT node_id, name, kind, role, machine_id, delivery_adapter, capabilities, tags, version,
+                    max_agents, delivery, created_at, sealed_key_id, sealed
+               FROM nodes WHERE workspace_id = $1 AND (node_id = $2 OR name = $3)
+              ORDER BY (node_id = $2) DESC NULLS LAST LIMIT 1",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(id.map(NodeId::as_str))
+        .bind(name)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading a node to be changed"))?;
+        let Some(row) = row else { return Ok(None) };
+        let node = NodeRow::from_row(&row).map_err(StoreError::from_sqlx("reading a node to be changed"))?;
+        let sealed = row.get::<Option<String>, _>("sealed_key_id").zip(row.get::<Option<Vec<u8>>, _>("sealed"));
+        Ok(Some((node, sealed.map(|(key_id, bytes)| Sealed { key_id, bytes }))))
     }
 
     /// Nodes: brokers first, then by name.
@@ -124,12 +190,13 @@ impl Store {
             query.push_bind(wanted).push("))");
         }
         if let Some(live) = filter.live {
+            // What is called or asks has no connection that could be lost.
             query.push(
-                " AND EXISTS (SELECT FROM providers p WHERE p.workspace_id = n.workspace_id
+                " AND (n.kind <> 'ws' OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = n.workspace_id
                                AND p.node_id = n.node_id AND p.gateway_id IS NOT NULL
                                AND p.last_heartbeat_at > now() - make_interval(secs => ",
             );
-            query.push_bind(NODE_TTL.as_secs_f64()).push(")) = ").push_bind(live);
+            query.push_bind(NODE_TTL.as_secs_f64()).push("))) = ").push_bind(live);
         }
         query.push(" ORDER BY n.role, n.name LIMIT ").push_bind(filter.limit);
         query.build_query_as().fetch_all(&self.pool).await.map_err(StoreError::from_sqlx("listing nodes"))
@@ -147,8 +214,11 @@ impl Store {
         sqlx::query_as(
             "SELECT node_id, provider, capabilities, tags, version, max_agents, active_agents, load, handlers_live,
                     last_heartbeat_at,
-                    gateway_id IS NOT NULL AND last_heartbeat_at > now() - make_interval(secs => $3) AS live
-               FROM providers WHERE workspace_id = $1 AND node_id = ANY($2)
+                    gateway_id IS NOT NULL AND last_heartbeat_at > now() - make_interval(secs => $3) AS live,
+                    (SELECT count(*) FROM invocations i
+                      WHERE i.workspace_id = p.workspace_id AND i.node_id = p.node_id AND i.provider = p.provider
+                        AND i.status = 'dispatched' AND i.reserves) AS reserved_agents
+               FROM providers p WHERE workspace_id = $1 AND node_id = ANY($2)
               ORDER BY node_id, registered_at, provider",
         )
         .bind(scope.workspace_id().get())
@@ -160,8 +230,8 @@ impl Store {
     }
 
     /// Forgets a provider: its capabilities leave the node, and its agents are offline and wait for
-    /// whichever provider claims them. Returns the epoch that it was held under; `None` when there is no
-    /// such provider.
+    /// whichever provider claims them. Returns the epoch that it was held under (`None` when there is no such
+    /// provider), and what was recorded.
     ///
     /// # Errors
     /// When Postgres does not answer.
@@ -170,11 +240,13 @@ impl Store {
         scope: WorkspaceScope,
         node: &NodeId,
         provider: &ProviderName,
-    ) -> StoreResult<Option<i64>> {
+        at: DateTime<Utc>,
+    ) -> StoreResult<(Option<i64>, Recorded)> {
         let doing = "removing a provider";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let epoch: Option<i64> = sqlx::query_scalar(
-            "DELETE FROM providers WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 RETURNING epoch",
+        let gone: Option<(i64, bool)> = sqlx::query_as(
+            "DELETE FROM providers WHERE workspace_id = $1 AND node_id = $2 AND provider = $3
+          RETURNING epoch, gateway_id IS NOT NULL",
         )
         .bind(scope.workspace_id().get())
         .bind(node.as_str())
@@ -182,17 +254,34 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-        sqlx::query(
-            "UPDATE agents SET provider = NULL, status = 'offline', rebound_at = now()
-              WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND deleted_at IS NULL",
+        let agents: Vec<(i64, String, String)> = sqlx::query_as(
+            "WITH theirs AS MATERIALIZED (
+                 SELECT agent_id, name, status FROM agents
+                  WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND deleted_at IS NULL
+                  ORDER BY agent_id FOR UPDATE
+             ), left_open AS (
+                 UPDATE agents a SET provider = NULL, status = 'offline', rebound_at = now()
+                   FROM theirs WHERE a.workspace_id = $1 AND a.agent_id = theirs.agent_id
+             )
+             SELECT agent_id, name, status FROM theirs ORDER BY agent_id",
         )
         .bind(scope.workspace_id().get())
         .bind(node.as_str())
         .bind(provider.as_str())
-        .execute(&mut *tx)
+        .fetch_all(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
+        capabilities::forget(&mut tx, scope, node, provider).await?;
+        let were_there = agents.iter().filter(|(_, _, status)| status != "offline");
+        let mut events: Vec<NewEvent> =
+            were_there.map(|(id, name, _)| status_event(AgentId::new(*id), name, "offline")).collect();
+        if gone.is_some_and(|(_, was_connected)| was_connected) {
+            let (workspace, node) = ([scope.workspace_id().get()], [node.to_string()]);
+            let offline = presence::brokers_without_provider(&mut tx, &workspace, &node).await?;
+            events.extend(offline.iter().map(|node| node.offline("deregistered")));
+        }
+        let recorded = events::append(&mut tx, scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(epoch)
+        Ok((gone.map(|(epoch, _)| epoch), recorded))
     }
 }

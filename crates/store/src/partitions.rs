@@ -17,6 +17,12 @@ pub enum DailyTable {
     Deliveries,
     /// The ack log: kept as long as the deliveries it speaks of.
     AckLog,
+    /// The search index: goes with the messages.
+    MessageSearch,
+    /// The event log: what observers may resume from.
+    EventLog,
+    /// Tries to hand deliveries over.
+    Attempts,
 }
 
 impl DailyTable {
@@ -25,6 +31,9 @@ impl DailyTable {
             Self::Messages => "messages",
             Self::Deliveries => "deliveries",
             Self::AckLog => "ack_log",
+            Self::EventLog => "event_log",
+            Self::Attempts => "delivery_attempts",
+            Self::MessageSearch => "message_search",
         }
     }
 }
@@ -62,7 +71,7 @@ impl Store {
     }
 
     /// Drops the table's partitions of days before `first_kept`, oldest first, and what hangs on their rows:
-    /// a delivery's exception, a message's explicit reads. Returns how many days were dropped.
+    /// a delivery's exception, a message's explicit reads and reactions. Returns how many days were dropped.
     ///
     /// # Errors
     /// When Postgres is away, or readers held a partition for longer than the lock timeout; what has been
@@ -101,21 +110,32 @@ impl Store {
                 ))
                 .await?;
             }
-            DailyTable::Messages => self.remove_reads_before(day + TimeDelta::days(1)).await?,
-            DailyTable::AckLog => {}
+            DailyTable::Messages => self.remove_what_hangs_on_messages(day + TimeDelta::days(1)).await?,
+            DailyTable::AckLog | DailyTable::EventLog | DailyTable::MessageSearch | DailyTable::Attempts => {}
         }
         self.run(format!(r#"DROP TABLE "{name}""#)).await
     }
 
-    /// Explicit reads of messages made before `day`: a message's time is in the upper bits of its id.
-    async fn remove_reads_before(&self, day: NaiveDate) -> StoreResult<()> {
+    /// Reads of and reactions to messages made before `day`, and what was counted of them: a message's time is
+    /// in the upper bits of its id.
+    async fn remove_what_hangs_on_messages(&self, day: NaiveDate) -> StoreResult<()> {
+        let doing = "removing what hangs on dropped messages";
         let midnight_ms = day.and_time(chrono::NaiveTime::MIN).and_utc().timestamp_millis();
         let first_kept_id = (midnight_ms - relay_domain::snowflake::EPOCH_MS).max(0) << 22;
-        sqlx::query("DELETE FROM message_reads WHERE message_id < $1")
-            .bind(first_kept_id)
+        for statement in
+            ["DELETE FROM message_reads WHERE message_id < $1", "DELETE FROM message_reactions WHERE message_id < $1"]
+        {
+            sqlx::query(statement)
+                .bind(first_kept_id)
+                .execute(&self.pool)
+                .await
+                .map_err(StoreError::from_sqlx(doing))?;
+        }
+        sqlx::query("DELETE FROM message_stats WHERE created_on < $1")
+            .bind(day)
             .execute(&self.pool)
             .await
-            .map_err(StoreError::from_sqlx("removing reads of dropped messages"))?;
+            .map_err(StoreError::from_sqlx(doing))?;
         Ok(())
     }
 

@@ -36,6 +36,11 @@ impl Store {
             // Every statement has its index. Tables that have grown since they were last analysed look small
             // to the planner, and a plan that scans them whole may be kept for a minute.
             ("enable_seqscan", "off"),
+            // Such a plan that cannot do without a scan is priced so high that Postgres would compile it to machine
+            // code at every run, for a hundred milliseconds. No statement runs long enough to earn that back.
+            ("jit", "off"),
+            // A request is one backend's work: starting helpers takes longer than any of them should run.
+            ("max_parallel_workers_per_gather", "0"),
             // Statements are few and prepared; planning each anew over daily partitions would cost more
             // than running it. Partitions are pruned when it runs.
             ("plan_cache_mode", "force_generic_plan"),
@@ -47,12 +52,40 @@ impl Store {
         Ok(Self { pool })
     }
 
-    /// Brings the schema up to date.
+    /// Brings the schema up to date. One that a newer version has brought further is left as it is: it still carries this one.
     ///
     /// # Errors
     /// When Postgres is away or a migration fails; a failed migration leaves no trace.
     pub async fn migrate(&self) -> Result<(), sqlx::migrate::MigrateError> {
-        MIGRATOR.run(&self.pool).await
+        let mut migrator = sqlx::migrate::Migrator::with_migrations(MIGRATOR.migrations.to_vec());
+        migrator.set_ignore_missing(true).run(&self.pool).await
+    }
+
+    /// The version that this program needs the schema to have at least.
+    #[must_use]
+    pub fn needed_schema_version() -> i64 {
+        MIGRATOR.iter().map(|migration| migration.version).max().unwrap_or_default()
+    }
+
+    /// The last migration that is complete; none without a schema.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn schema_version(&self) -> StoreResult<Option<i64>> {
+        let doing = "reading the version of the schema";
+        let there: bool = sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL")
+            .fetch_one(&self.pool)
+            .patiently()
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        if !there {
+            return Ok(None);
+        }
+        sqlx::query_scalar("SELECT max(version) FROM _sqlx_migrations WHERE success")
+            .fetch_one(&self.pool)
+            .patiently()
+            .await
+            .map_err(StoreError::from_sqlx(doing))
     }
 
     /// One round trip, for readiness. Returns Postgres' clock in unix milliseconds.

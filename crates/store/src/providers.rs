@@ -2,10 +2,17 @@
 //!
 //! What a connection may change about its node is guarded by its epoch in the WHERE (invariant 5).
 
-use relay_domain::{GatewayId, NodeId, ProviderName, WorkspaceScope, takeover::Incumbent};
-use sqlx::Row;
+use chrono::{DateTime, Utc};
+use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope, takeover::Incumbent};
+use sqlx::{PgConnection, Row};
 
-use crate::{Store, StoreError, StoreResult, patience::Patient as _};
+use crate::{
+    Store, StoreError, StoreResult, capabilities,
+    events::{self, NewEvent, Recorded, status_event},
+    patience::{PATIENCE, Patient as _},
+    presence::{self, Broker},
+    redispatch,
+};
 
 /// Who holds a provider now.
 #[derive(Debug, Clone)]
@@ -38,6 +45,8 @@ pub struct NodeIdentity {
     pub name: String,
     /// Whether it is one agent's own connection.
     pub direct: bool,
+    /// Whether it connects at all: nodes that are pushed to or whose agents claim do not.
+    pub has_socket: bool,
 }
 
 /// What a provider says of itself.
@@ -61,41 +70,35 @@ pub struct Registration {
     pub max_agents: i32,
 }
 
+/// What a connection claims a provider with.
+#[derive(Debug, Clone)]
+pub struct Claim<'a> {
+    /// The epoch that it takes over from; none: there is no row yet.
+    pub expected_epoch: Option<i64>,
+    /// The gateway with the socket.
+    pub gateway: GatewayId,
+    /// A fresh id for each capability, which may become an action.
+    pub action_ids: &'a [i64],
+}
+
 /// What came of a registration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Registered {
     /// The provider is this connection's, under this epoch.
     Taken {
         /// The fence of everything that the connection changes.
         epoch: i64,
+        /// That the node came online, if it did.
+        recorded: Recorded,
     },
     /// Somebody else registered since the holder was read: look again.
     Raced,
     /// Another node has the name.
     NameConflict,
+    /// An action of this name is somebody else's.
+    ActionConflict(String),
     /// The node is gone.
     NoNode,
-}
-
-/// What a heartbeat says.
-#[derive(Debug, Clone)]
-pub struct Heartbeat {
-    /// The tenant.
-    pub scope: WorkspaceScope,
-    /// The node.
-    pub node_id: NodeId,
-    /// The provider.
-    pub provider: ProviderName,
-    /// The connection's epoch.
-    pub epoch: i64,
-    /// From 0 to 1.
-    pub load: f64,
-    /// Agents that it runs.
-    pub active_agents: i32,
-    /// Whether its handlers answer.
-    pub handlers_live: bool,
-    /// The capability list, if the heartbeat carried one.
-    pub capabilities: Option<serde_json::Value>,
 }
 
 impl Store {
@@ -104,15 +107,15 @@ impl Store {
     /// # Errors
     /// When Postgres is away.
     pub async fn node_identity(&self, scope: WorkspaceScope, node: &NodeId) -> StoreResult<Option<NodeIdentity>> {
-        let row: Option<(String, String)> =
-            sqlx::query_as("SELECT name, role FROM nodes WHERE workspace_id = $1 AND node_id = $2")
+        let row: Option<(String, String, bool)> =
+            sqlx::query_as("SELECT name, role, kind = 'ws' FROM nodes WHERE workspace_id = $1 AND node_id = $2")
                 .bind(scope.workspace_id().get())
                 .bind(node.as_str())
                 .fetch_optional(&self.pool)
                 .patiently()
                 .await
                 .map_err(StoreError::from_sqlx("reading a node"))?;
-        Ok(row.map(|(name, role)| NodeIdentity { name, direct: role == "direct" }))
+        Ok(row.map(|(name, role, has_socket)| NodeIdentity { name, direct: role == "direct", has_socket }))
     }
 
     /// Who holds a provider, judged by the holder's gateway lease.
@@ -145,11 +148,13 @@ impl Store {
         }))
     }
 
-    /// Registers a provider's connection, taking over from the holder with `expected_epoch` (none: no
-    /// row yet). The node takes the name that the registration gives.
+    /// Registers a provider's connection, taking over from the holder with the claim's epoch. The node takes the name that the registration gives. With its first provider a node comes
+    /// online, which is recorded unless it is a direct one.
     ///
     /// A first epoch is the time in milliseconds, so that epochs rise even over a row that was removed
     /// and made again: a connection from before never passes the fence.
+    ///
+    /// What it advertises becomes actions.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -157,9 +162,9 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         node: &NodeId,
-        expected_epoch: Option<i64>,
-        gateway: GatewayId,
+        claim: Claim<'_>,
         registration: &Registration,
+        at: DateTime<Utc>,
     ) -> StoreResult<Registered> {
         let workspace = scope.workspace_id().get();
         let doing = "registering a provider";
@@ -188,6 +193,8 @@ impl Store {
                 other => other?,
             };
         }
+        let direct = role == "direct";
+        let was_connected = direct || is_connected(&mut tx, scope, node, &registration.provider).await?;
         let epoch: Option<i64> = sqlx::query_scalar(
             "INSERT INTO providers AS p (workspace_id, node_id, provider, instance_id, epoch, gateway_id,
                     capabilities, cursor_granted, tags, version, max_agents, handlers_live,
@@ -198,7 +205,7 @@ impl Store {
                     gateway_id = excluded.gateway_id, capabilities = excluded.capabilities,
                     cursor_granted = excluded.cursor_granted, tags = excluded.tags,
                     version = excluded.version, max_agents = excluded.max_agents,
-                    handlers_live = excluded.handlers_live, load = 0, active_agents = 0,
+                    handlers_live = excluded.handlers_live, load = 0, load_measured = false, active_agents = 0,
                     registered_at = now(), last_heartbeat_at = now()
               WHERE p.epoch = $5
              RETURNING epoch",
@@ -207,8 +214,8 @@ impl Store {
         .bind(node.as_str())
         .bind(registration.provider.as_str())
         .bind(&registration.instance_id)
-        .bind(expected_epoch)
-        .bind(gateway.get())
+        .bind(claim.expected_epoch)
+        .bind(claim.gateway.get())
         .bind(&registration.capabilities)
         .bind(registration.cursor_granted)
         .bind(&registration.tags)
@@ -219,62 +226,27 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         let Some(epoch) = epoch else { return Ok(Registered::Raced) };
+        if !direct {
+            let Registration { provider, capabilities, .. } = registration;
+            let stored =
+                capabilities::replace(&mut tx, scope, node, provider, capabilities, claim.action_ids, at).await?;
+            if let Err(name) = stored {
+                return Ok(Registered::ActionConflict(name));
+            }
+            redispatch::wake_waiting(&mut tx, scope, node, provider).await?;
+        }
+        let mut events = Vec::new();
+        if !was_connected && presence::is_only_provider(&mut tx, scope, node, &registration.provider).await? {
+            let name = registration.node_name.clone();
+            events.push(Broker { scope, node_id: node.clone(), name }.online());
+        }
+        let recorded = events::append(&mut tx, scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(Registered::Taken { epoch })
+        Ok(Registered::Taken { epoch, recorded })
     }
 
-    /// Records heartbeats, set-wise; at most one per provider. Those of an older epoch change nothing.
-    ///
-    /// # Errors
-    /// When Postgres is away.
-    pub async fn record_heartbeats(&self, beats: &[Heartbeat]) -> StoreResult<()> {
-        let workspaces: Vec<i64> = beats.iter().map(|b| b.scope.workspace_id().get()).collect();
-        let nodes: Vec<&str> = beats.iter().map(|b| b.node_id.as_str()).collect();
-        let providers: Vec<&str> = beats.iter().map(|b| b.provider.as_str()).collect();
-        let epochs: Vec<i64> = beats.iter().map(|b| b.epoch).collect();
-        let loads: Vec<f64> = beats.iter().map(|b| b.load).collect();
-        let actives: Vec<i32> = beats.iter().map(|b| b.active_agents).collect();
-        let live: Vec<bool> = beats.iter().map(|b| b.handlers_live).collect();
-        let capabilities: Vec<Option<&serde_json::Value>> = beats.iter().map(|b| b.capabilities.as_ref()).collect();
-        sqlx::query(
-            "WITH beats AS (
-                 SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[],
-                                      $5::float8[], $6::int[], $7::bool[], $8::jsonb[])
-                     AS b (workspace_id, node_id, provider, epoch, load, active, live, capabilities)
-                  ORDER BY workspace_id, node_id, provider
-             ), heard AS (
-                 UPDATE providers p
-                    SET load = b.load, active_agents = b.active, handlers_live = b.live,
-                        capabilities = coalesce(b.capabilities, p.capabilities), last_heartbeat_at = now()
-                   FROM beats b
-                  WHERE p.workspace_id = b.workspace_id AND p.node_id = b.node_id
-                    AND p.provider = b.provider AND p.epoch = b.epoch
-              RETURNING p.workspace_id, p.node_id, p.provider
-             )
-             -- A node that is heard of speaks for its agents, which may never call by themselves.
-             UPDATE agents a SET last_seen_at = now()
-               FROM heard h
-              WHERE a.workspace_id = h.workspace_id AND a.node_id = h.node_id AND a.deleted_at IS NULL
-                AND (a.provider IS NULL OR a.provider = h.provider) AND a.status <> 'offline'
-                AND a.last_seen_at < now() - interval '30 seconds'",
-        )
-        .bind(workspaces)
-        .bind(nodes)
-        .bind(providers)
-        .bind(epochs)
-        .bind(loads)
-        .bind(actives)
-        .bind(live)
-        .bind(capabilities)
-        .execute(&self.pool)
-        .patiently()
-        .await
-        .map_err(StoreError::from_sqlx("recording heartbeats"))?;
-        Ok(())
-    }
-
-    /// A provider's connection ended: it is disconnected and its agents are offline. Returns whether
-    /// this epoch still held it.
+    /// A provider's connection ended: it is disconnected and its agents are offline. Returns what was recorded
+    /// of that; `None` when this epoch did not hold it any more.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -284,38 +256,19 @@ impl Store {
         node: &NodeId,
         provider: &ProviderName,
         epoch: i64,
-    ) -> StoreResult<bool> {
-        let row = sqlx::query(
-            "WITH gone AS (
-                 UPDATE providers SET gateway_id = NULL, handlers_live = false, active_agents = 0, load = 0
-                  WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND epoch = $4
-                    AND gateway_id IS NOT NULL
-              RETURNING workspace_id, node_id, provider
-             ), offline AS (
-                 UPDATE agents a SET status = 'offline'
-                   FROM gone
-                  WHERE a.workspace_id = gone.workspace_id AND a.node_id = gone.node_id
-                    AND (a.provider = gone.provider
-                         OR a.provider IS NULL AND NOT EXISTS (
-                            SELECT 1 FROM providers p
-                             WHERE p.workspace_id = gone.workspace_id AND p.node_id = gone.node_id
-                               AND p.provider <> gone.provider AND p.gateway_id IS NOT NULL))
-                    AND a.deleted_at IS NULL
-             )
-             SELECT count(*) AS n FROM gone",
-        )
-        .bind(scope.workspace_id().get())
-        .bind(node.as_str())
-        .bind(provider.as_str())
-        .bind(epoch)
-        .fetch_one(&self.pool)
-        .patiently()
-        .await
-        .map_err(StoreError::from_sqlx("disconnecting a provider"))?;
-        Ok(row.get::<i64, _>("n") == 1)
+        at: DateTime<Utc>,
+    ) -> StoreResult<Option<Recorded>> {
+        let doing = "disconnecting a provider";
+        let work = async {
+            let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+            let Some(ended) = end_connection(&mut tx, scope, node, provider, epoch).await? else { return Ok(None) };
+            finish(tx, scope, ended, "disconnected", at).await.map(Some)
+        };
+        tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| Err(StoreError::still_away(doing)))
     }
 
-    /// A provider leaves for good: its row goes with its capabilities, its agents are offline.
+    /// A provider leaves for good: its row goes with its capabilities, its agents are offline. `None` as
+    /// above.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -325,21 +278,118 @@ impl Store {
         node: &NodeId,
         provider: &ProviderName,
         epoch: i64,
-    ) -> StoreResult<bool> {
-        if !self.disconnect_provider(scope, node, provider, epoch).await? {
-            return Ok(false);
-        }
-        let gone = sqlx::query(
-            "DELETE FROM providers WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND epoch = $4",
-        )
+        at: DateTime<Utc>,
+    ) -> StoreResult<Option<Recorded>> {
+        let doing = "removing a provider";
+        let work = async {
+            let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+            let Some(ended) = end_connection(&mut tx, scope, node, provider, epoch).await? else { return Ok(None) };
+            sqlx::query(
+                "DELETE FROM providers WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND epoch = $4",
+            )
+            .bind(scope.workspace_id().get())
+            .bind(node.as_str())
+            .bind(provider.as_str())
+            .bind(epoch)
+            .execute(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+            capabilities::forget(&mut tx, scope, node, provider).await?;
+            finish(tx, scope, ended, "deregistered", at).await.map(Some)
+        };
+        tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| Err(StoreError::still_away(doing)))
+    }
+}
+
+/// Whether a provider counts as connected. Its row, if there is one, stays as it is until the commit.
+async fn is_connected(
+    tx: &mut PgConnection,
+    scope: WorkspaceScope,
+    node: &NodeId,
+    provider: &ProviderName,
+) -> StoreResult<bool> {
+    let connected: Option<bool> = sqlx::query_scalar(
+        "SELECT gateway_id IS NOT NULL FROM providers
+          WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 FOR UPDATE",
+    )
+    .bind(scope.workspace_id().get())
+    .bind(node.as_str())
+    .bind(provider.as_str())
+    .fetch_optional(tx)
+    .await
+    .map_err(StoreError::from_sqlx("locking a provider"))?;
+    Ok(connected.unwrap_or(false))
+}
+
+/// A connection that was ended.
+struct Ended {
+    node_id: NodeId,
+    direct: bool,
+    offline: Vec<NewEvent>,
+}
+
+// Agents are locked in order. One of no particular provider goes offline with the node's last one.
+const END_CONNECTION: &str = "
+WITH gone AS (
+    UPDATE providers SET gateway_id = NULL, handlers_live = false, active_agents = 0, load = 0
+     WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND epoch = $4 AND gateway_id IS NOT NULL
+ RETURNING workspace_id, node_id, provider
+), theirs AS MATERIALIZED (
+    SELECT a.agent_id
+      FROM agents a JOIN gone USING (workspace_id, node_id)
+     WHERE a.deleted_at IS NULL AND a.status <> 'offline'
+       AND (a.provider = gone.provider
+            OR a.provider IS NULL AND NOT EXISTS (
+               SELECT 1 FROM providers p
+                WHERE p.workspace_id = gone.workspace_id AND p.node_id = gone.node_id
+                  AND p.provider <> gone.provider AND p.gateway_id IS NOT NULL))
+     ORDER BY a.agent_id FOR UPDATE OF a
+), offline AS (
+    UPDATE agents a SET status = 'offline' FROM theirs WHERE a.workspace_id = $1 AND a.agent_id = theirs.agent_id
+ RETURNING a.agent_id, a.name
+)
+SELECT coalesce((SELECT role = 'direct' FROM nodes WHERE workspace_id = $1 AND node_id = $2), true) AS direct,
+       ARRAY(SELECT agent_id FROM offline ORDER BY agent_id) AS agents,
+       ARRAY(SELECT name FROM offline ORDER BY agent_id) AS names
+  FROM gone";
+
+/// Ends the connection of this epoch. `None` when it has been ended or superseded.
+async fn end_connection(
+    tx: &mut PgConnection,
+    scope: WorkspaceScope,
+    node: &NodeId,
+    provider: &ProviderName,
+    epoch: i64,
+) -> StoreResult<Option<Ended>> {
+    let row = sqlx::query(END_CONNECTION)
         .bind(scope.workspace_id().get())
         .bind(node.as_str())
         .bind(provider.as_str())
         .bind(epoch)
-        .execute(&self.pool)
-        .patiently()
+        .fetch_optional(tx)
         .await
-        .map_err(StoreError::from_sqlx("removing a provider"))?;
-        Ok(gone.rows_affected() == 1)
+        .map_err(StoreError::from_sqlx("ending a provider's connection"))?;
+    let Some(row) = row else { return Ok(None) };
+    let agents = row.get::<Vec<i64>, _>("agents").into_iter().zip(row.get::<Vec<String>, _>("names"));
+    let offline = agents.map(|(id, name)| status_event(AgentId::new(id), &name, "offline")).collect();
+    Ok(Some(Ended { node_id: node.clone(), direct: row.get("direct"), offline }))
+}
+
+/// Records what the end of a connection changed, and commits.
+async fn finish(
+    mut tx: sqlx::PgTransaction<'_>,
+    scope: WorkspaceScope,
+    ended: Ended,
+    reason: &'static str,
+    at: DateTime<Utc>,
+) -> StoreResult<Recorded> {
+    let mut events = ended.offline;
+    if !ended.direct {
+        let (workspace, node) = ([scope.workspace_id().get()], [ended.node_id.to_string()]);
+        let gone = presence::brokers_without_provider(&mut tx, &workspace, &node).await?;
+        events.extend(gone.iter().map(|node| node.offline(reason)));
     }
+    let recorded = events::append(&mut tx, scope, at, events).await?;
+    tx.commit().await.map_err(StoreError::from_sqlx("ending a provider's connection"))?;
+    Ok(recorded)
 }

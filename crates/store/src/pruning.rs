@@ -33,9 +33,9 @@ struct Position {
 // In primary key order, so that the scan's position is a key. $4 rows a step.
 const PAGE: &str = "
 SELECT e.workspace_id, e.agent_id, e.seq,
-       (e.state <> 4 AND e.seq <= c.ack_floor) AS settled_by_the_floor,
+       (e.state <> 4 AND e.redriven_seq IS NULL AND e.seq <= c.ack_floor) AS settled_by_the_floor,
        (e.state IN (1, 2, 4) AND e.seq = c.settled_floor + 1) AS floor_is_behind
-  FROM (SELECT workspace_id, agent_id, seq, state FROM delivery_exceptions
+  FROM (SELECT workspace_id, agent_id, seq, state, redriven_seq FROM delivery_exceptions
          WHERE (workspace_id, agent_id, seq) > ($1, $2, $3)
          ORDER BY workspace_id, agent_id, seq LIMIT $4) AS e
   LEFT JOIN mailbox_cursors c USING (workspace_id, agent_id)
@@ -45,12 +45,14 @@ SELECT e.workspace_id, e.agent_id, e.seq,
 const REMOVE: &str = "
 DELETE FROM delivery_exceptions e
  USING unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS k (workspace_id, agent_id, seq)
- WHERE e.workspace_id = k.workspace_id AND e.agent_id = k.agent_id AND e.seq = k.seq AND e.state <> 4";
+ WHERE e.workspace_id = k.workspace_id AND e.agent_id = k.agent_id AND e.seq = k.seq AND e.state <> 4
+   AND e.redriven_seq IS NULL";
 
 impl Store {
     /// One step over the exception rows: removes REST-acked, failed and deferred ones at or below their
-    /// mailbox's ack floor. Dead-lettered ones stay as long as their delivery. Also lets a settled floor run
-    /// on that a race has left behind (an ack and an expiry that did not see each other's rows).
+    /// mailbox's ack floor. Dead-lettered ones, and those that name what took their place, stay as long as their
+    /// delivery. Also lets a settled floor run on that a race has left behind (an ack and an expiry that did not
+    /// see each other's rows).
     ///
     /// # Errors
     /// When Postgres is away or the transaction lost a lock race; nothing has changed then.

@@ -6,10 +6,15 @@ use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, DeliveryId, MessageId, WorkspaceScope};
 use sqlx::{PgTransaction, Row as _};
 
-use crate::{DeliveryReport, Store, StoreError, StoreResult, exceptions, messages_read::day_of};
+use crate::{
+    DeliveryReport, Store, StoreError, StoreResult,
+    events::{self, NewEvent, Recorded},
+    exceptions,
+    messages_read::day_of,
+};
 
 /// An agent's read of a message.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct ReadReceipt {
     /// When it was first read.
     pub read_at: DateTime<Utc>,
@@ -17,10 +22,24 @@ pub struct ReadReceipt {
     pub first: bool,
     /// Whether a delivery was settled by it.
     pub settled: bool,
+    /// What was recorded; nothing unless this call was the first.
+    pub recorded: Recorded,
+}
+
+/// Where a message that was read is.
+#[derive(Debug, Clone, sqlx::FromRow)]
+pub struct ReadPlace {
+    /// Its channel.
+    pub channel_id: i64,
+    /// The channel's name.
+    pub channel_name: String,
+    /// What clients call the conversation; `None` for a channel.
+    pub conversation_id: Option<String>,
 }
 
 impl Store {
     /// Records that the agent read the message, and acknowledges its delivery of it, if any.
+    /// The event, made from the place and the time, is recorded the first time.
     /// `None` when there is no such message or the agent is not a member of its channel.
     ///
     /// # Errors
@@ -30,31 +49,36 @@ impl Store {
         scope: WorkspaceScope,
         message: MessageId,
         agent: AgentId,
+        at: DateTime<Utc>,
+        event: impl FnOnce(ReadPlace, DateTime<Utc>) -> NewEvent + Send,
     ) -> StoreResult<Option<ReadReceipt>> {
         let doing = "marking a message as read";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let member: bool = sqlx::query_scalar(
-            "SELECT EXISTS (
-                SELECT FROM messages m JOIN channel_members cm USING (workspace_id, channel_id)
-                 WHERE m.workspace_id = $1 AND m.message_id = $2 AND m.created_on = $3 AND cm.agent_id = $4)",
+        let place: Option<ReadPlace> = sqlx::query_as(
+            "SELECT c.channel_id, c.name AS channel_name, c.conversation_id
+               FROM messages m
+               JOIN channel_members cm ON cm.workspace_id = m.workspace_id AND cm.channel_id = m.channel_id
+               JOIN channels c ON c.workspace_id = m.workspace_id AND c.channel_id = m.channel_id
+              WHERE m.workspace_id = $1 AND m.message_id = $2 AND m.created_on = $3 AND cm.agent_id = $4",
         )
         .bind(scope.workspace_id().get())
         .bind(message.get())
         .bind(day_of(message.get()))
         .bind(agent.get())
-        .fetch_one(&mut *tx)
+        .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-        if !member {
-            return Ok(None);
-        }
+        let Some(place) = place else { return Ok(None) };
         let delivery = DeliveryId { source: message.get(), agent, redrive_no: 0 };
         // Cursor first, then the read: the order of every transaction that touches both.
         let settled = exceptions::report_in(&mut tx, scope, delivery, &DeliveryReport::Ack).await?;
         let (read_at, first) = record(&mut tx, scope, message, agent).await?;
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         let settled = settled == Some(true);
-        Ok(Some(ReadReceipt { read_at, first: first || settled, settled }))
+        let first = first || settled;
+        let events = if first { vec![event(place, read_at)] } else { Vec::new() };
+        let recorded = events::append(&mut tx, scope, at, events).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some(ReadReceipt { read_at, first, settled, recorded }))
     }
 }
 

@@ -1,10 +1,13 @@
 //! Reading delivery rows back in seq order: replay, gap repair and republishing.
 
+use std::borrow::Cow;
+
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, MessageId, WorkspaceId, WorkspaceScope, delivery::Exception, session::Seq};
+use relay_domain::{AgentId, InvocationId, MessageId, WorkspaceId, WorkspaceScope, delivery::Exception, session::Seq};
+use serde_json::Value;
 use sqlx::{Row, postgres::PgRow};
 
-use crate::{MessageRow, Store, StoreError, StoreResult, patience::Patient as _};
+use crate::{MessageRow, Store, StoreError, StoreResult, finish::OutcomeFacts, patience::Patient as _};
 
 /// Rows read per mailbox and page.
 pub const PAGE: i64 = 50;
@@ -32,26 +35,34 @@ pub struct StoredDelivery {
     pub expires_at: DateTime<Utc>,
     /// How the row departs from its mailbox's floors.
     pub exception: Option<Exception>,
-    /// The message; none once retention has dropped it.
+    /// The message; none once retention has dropped it, and none for an outcome.
     pub message: Option<MessageRow>,
+    /// What a caller is told of an invocation's outcome: the kind of event, and its data.
+    pub outcome: Option<(Cow<'static, str>, Value)>,
 }
 
-const COLUMNS: &str = "d.workspace_id, d.agent_id, a.name AS recipient_name, a.node_id, a.provider,
+pub(crate) const COLUMNS: &str = "d.workspace_id, d.agent_id, a.name AS recipient_name, a.node_id, a.provider,
     d.seq, d.source_id, d.redrive_no, d.mode AS delivery_mode, d.expires_at, x.state,
     m.message_id, m.created_at, m.channel_id, ch.name AS channel_name, ch.type AS channel_type,
     ch.conversation_id, m.agent_id AS author_id, m.agent_name AS author_name, m.agent_type, m.thread_id,
-    m.text, m.blocks, m.metadata, m.attachments, m.mentions, m.mode, m.content_type";
+    m.text, m.blocks, m.metadata, m.attachments, m.mentions, m.mode, m.content_type,
+    i.invocation_id, i.action_name, i.status AS invocation_status, i.output, i.error AS invocation_error";
 
-/// A message's day follows from its snowflake, so that its partition is found without a search.
-const SOURCE_JOINS: &str = "
-    JOIN agents a ON a.workspace_id = d.workspace_id AND a.agent_id = d.agent_id
+/// The recipients, for a selection that does not provide them as `a`.
+pub(crate) const RECIPIENT_JOIN: &str = "
+    JOIN agents a ON a.workspace_id = d.workspace_id AND a.agent_id = d.agent_id";
+
+/// A message's day follows from its snowflake, so that its partition is found without a search: the milliseconds since
+/// 2025 are above its 22 lowest bits.
+pub(crate) const SOURCE_JOINS: &str = "
     LEFT JOIN delivery_exceptions x
            ON x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id AND x.seq = d.seq
     LEFT JOIN messages m
            ON d.source_kind = 0 AND m.workspace_id = d.workspace_id AND m.message_id = d.source_id
-          AND m.created_on = (to_timestamp(((d.source_id >> 22) + 1735689600000) / 1000.0)
-                              AT TIME ZONE 'UTC')::date
-    LEFT JOIN channels ch ON ch.workspace_id = m.workspace_id AND ch.channel_id = m.channel_id";
+          AND m.created_on = DATE '2025-01-01' + ((d.source_id >> 22) / 86400000)::integer
+    LEFT JOIN channels ch ON ch.workspace_id = m.workspace_id AND ch.channel_id = m.channel_id
+    LEFT JOIN invocations i
+           ON d.source_kind = 1 AND i.workspace_id = d.workspace_id AND i.invocation_id = d.source_id";
 
 impl Store {
     /// For each mailbox the rows from the given seq on, in order, at most [`PAGE`] each, and none
@@ -75,7 +86,7 @@ impl Store {
                      WHERE workspace_id = k.workspace_id AND agent_id = k.agent_id
                        AND seq >= k.from_seq AND created_on >= $4
                      ORDER BY seq LIMIT $5) AS d
-               {SOURCE_JOINS}
+               {RECIPIENT_JOIN} {SOURCE_JOINS}
               ORDER BY d.workspace_id, d.agent_id, d.seq"
         );
         let rows = sqlx::query(sqlx::AssertSqlSafe(query))
@@ -102,7 +113,7 @@ impl Store {
             "SELECT {COLUMNS}
                FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, source_id)
                JOIN deliveries d ON d.workspace_id = k.workspace_id AND d.source_id = k.source_id
-               {SOURCE_JOINS}
+               {RECIPIENT_JOIN} {SOURCE_JOINS}
               ORDER BY d.workspace_id, d.agent_id, d.seq"
         );
         let rows = sqlx::query(sqlx::AssertSqlSafe(query))
@@ -116,7 +127,7 @@ impl Store {
     }
 }
 
-fn stored(row: &PgRow) -> StoredDelivery {
+pub(crate) fn stored(row: &PgRow) -> StoredDelivery {
     let message = row.get::<Option<i64>, _>("message_id").map(|message_id| MessageRow {
         message_id,
         channel_id: row.get("channel_id"),
@@ -148,5 +159,15 @@ fn stored(row: &PgRow) -> StoredDelivery {
         expires_at: row.get("expires_at"),
         exception: row.get::<Option<i16>, _>("state").and_then(|code| Exception::from_code(code).ok()),
         message,
+        outcome: row.get::<Option<i64>, _>("invocation_id").map(|id| {
+            let outcome = OutcomeFacts {
+                invocation_id: InvocationId::new(id),
+                action_name: row.get("action_name"),
+                status: row.get("invocation_status"),
+                output: row.get("output"),
+                error: row.get("invocation_error"),
+            };
+            (outcome.kind().into(), outcome.data())
+        }),
     }
 }

@@ -5,7 +5,11 @@ use relay_domain::{AgentId, WorkspaceScope, token::TokenHash};
 use serde_json::json;
 use sqlx::{PgConnection, Row};
 
-use crate::{Store, StoreError, StoreResult, tokens::read_hash};
+use crate::{
+    Store, StoreError, StoreResult,
+    events::{self, Recorded, status_event},
+    tokens::read_hash,
+};
 
 /// The idempotency key of a spawn, hashed.
 #[derive(Debug, Clone, Copy)]
@@ -17,7 +21,7 @@ pub struct SpawnKey {
 }
 
 /// What became of spawning an agent whose name is taken.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Respawn {
     /// The spawner has the agent now, with the new token.
     Adopted {
@@ -29,6 +33,8 @@ pub enum Respawn {
         replaced_token: Option<TokenHash>,
         /// Whether the key had been answered before.
         replayed: bool,
+        /// That it became active, if it was not.
+        recorded: Recorded,
     },
     /// Somebody else hosts the agent now. Nothing was changed.
     Hosted,
@@ -57,7 +63,7 @@ impl Store {
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         // The agent's row serialises spawns, rotations and inventories.
         let agent = sqlx::query(
-            "SELECT a.agent_id, a.created_at,
+            "SELECT a.agent_id, a.created_at, a.status,
                     a.status <> 'offline' AND EXISTS (
                         SELECT FROM providers p JOIN gateways g ON g.gateway_id = p.gateway_id
                          WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id
@@ -92,8 +98,11 @@ impl Store {
         }
         let replaced_token = replace_token(&mut tx, scope, agent_id, token, at).await?;
         remember(&mut tx, scope, key, agent_id, at).await?;
+        let was_active = agent.get::<&str, _>("status") == "active";
+        let events = if was_active { Vec::new() } else { vec![status_event(agent_id, name, "active")] };
+        let recorded = events::append(&mut tx, scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(Respawn::Adopted { agent_id, created_at: agent.get("created_at"), replaced_token, replayed })
+        Ok(Respawn::Adopted { agent_id, created_at: agent.get("created_at"), replaced_token, replayed, recorded })
     }
 
     /// Remembers which agent a spawn's key was answered with.

@@ -5,7 +5,7 @@ use relay_domain::{ChannelId, WorkspaceId, WorkspaceScope, names, token::TokenHa
 use serde_json::Value;
 use sqlx::{FromRow, Row, postgres::PgRow};
 
-use crate::{Store, StoreError, StoreResult, tokens::read_hash};
+use crate::{Store, StoreError, StoreResult, observer_tokens, tokens::read_hash};
 
 /// A workspace that is neither deleted nor expired.
 #[derive(Debug, Clone)]
@@ -26,6 +26,8 @@ pub struct WorkspaceRow {
     pub created_at: DateTime<Utc>,
     /// When it ends, if it does.
     pub expires_at: Option<DateTime<Utc>>,
+    /// How long its deliveries live, in seconds.
+    pub delivery_ttl_seconds: i32,
 }
 
 impl FromRow<'_, PgRow> for WorkspaceRow {
@@ -39,6 +41,7 @@ impl FromRow<'_, PgRow> for WorkspaceRow {
             provenance: row.try_get("provenance")?,
             created_at: row.try_get("created_at")?,
             expires_at: row.try_get("expires_at")?,
+            delivery_ttl_seconds: row.try_get("delivery_ttl_seconds")?,
         })
     }
 }
@@ -91,7 +94,7 @@ pub enum Creation {
 
 macro_rules! columns {
     () => {
-        "workspace_id, name, plan, system_prompt, metadata, provenance, created_at, expires_at"
+        "workspace_id, name, plan, system_prompt, metadata, provenance, created_at, expires_at, delivery_ttl_seconds"
     };
 }
 macro_rules! alive {
@@ -209,12 +212,14 @@ impl Store {
         system_prompt: Option<Option<&str>>,
         metadata: Option<&Value>,
         metadata_limit: i32,
+        delivery_ttl_seconds: Option<i32>,
     ) -> StoreResult<Option<WorkspaceRow>> {
         sqlx::query_as(concat!(
             "UPDATE workspaces w SET
                 name = coalesce($2, name),
                 system_prompt = CASE WHEN $3 THEN $4 ELSE system_prompt END,
-                metadata = merged.value
+                metadata = merged.value,
+                delivery_ttl_seconds = coalesce($7, delivery_ttl_seconds)
              FROM (
                 SELECT coalesce((
                     SELECT jsonb_object_agg(key, value)
@@ -236,6 +241,7 @@ impl Store {
         .bind(system_prompt.flatten())
         .bind(metadata)
         .bind(metadata_limit)
+        .bind(delivery_ttl_seconds)
         .fetch_optional(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("updating a workspace"))
@@ -247,15 +253,35 @@ impl Store {
     /// # Errors
     /// When Postgres is away.
     pub async fn delete_workspace(&self, scope: WorkspaceScope, at: DateTime<Utc>) -> StoreResult<Vec<TokenHash>> {
-        let hashes: Vec<Vec<u8>> = sqlx::query_scalar(
-            "WITH gone AS (UPDATE workspaces SET deleted_at = $2 WHERE workspace_id = $1 AND deleted_at IS NULL)
-             DELETE FROM tokens WHERE workspace_id = $1 RETURNING token_hash",
+        let doing = "deleting a workspace";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        sqlx::query("UPDATE workspaces SET deleted_at = $2 WHERE workspace_id = $1 AND deleted_at IS NULL")
+            .bind(scope.workspace_id().get())
+            .bind(at)
+            .execute(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        sqlx::query(
+            "WITH files AS (
+                UPDATE files SET status = 'deleted', deleted_at = $2
+                 WHERE workspace_id = $1 AND status <> 'deleted'
+             )
+             UPDATE file_objects SET remove_after = now() WHERE workspace_id = $1 AND NOT removing",
         )
         .bind(scope.workspace_id().get())
         .bind(at)
-        .fetch_all(&self.pool)
+        .execute(&mut *tx)
         .await
-        .map_err(StoreError::from_sqlx("deleting a workspace"))?;
+        .map_err(StoreError::from_sqlx(doing))?;
+        let hashes: Vec<Vec<u8>> =
+            sqlx::query_scalar("DELETE FROM tokens WHERE workspace_id = $1 RETURNING token_hash")
+                .bind(scope.workspace_id().get())
+                .fetch_all(&mut *tx)
+                .await
+                .map_err(StoreError::from_sqlx(doing))?;
+        // Whoever was making observer tokens has ended or waits: the workspace's row is held.
+        observer_tokens::overrule_all(&mut tx, scope).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(hashes.iter().filter_map(|bytes| read_hash(bytes)).collect())
     }
 }

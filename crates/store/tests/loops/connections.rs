@@ -8,7 +8,9 @@ const GRACE: Duration = Duration::from_secs(5);
 impl Database {
     async fn provider(&self, node: &str, provider: &str, gateway: i64, silent_seconds: i64) {
         self.run(&format!(
-            "INSERT INTO providers (workspace_id, node_id, provider, instance_id, epoch, gateway_id, handlers_live,
+            "INSERT INTO nodes (workspace_id, node_id, name, created_at)
+             VALUES ({WORKSPACE}, '{node}', 'box {node}', now()) ON CONFLICT DO NOTHING;
+             INSERT INTO providers (workspace_id, node_id, provider, instance_id, epoch, gateway_id, handlers_live,
                                     registered_at, last_heartbeat_at)
              VALUES ({WORKSPACE}, '{node}', '{provider}', 'i', 3, {gateway}, true, now(),
                      now() - make_interval(secs => {silent_seconds}))"
@@ -45,7 +47,7 @@ async fn a_silent_provider_is_disconnected_and_only_its_agents_go_offline() {
     db.provider("n1", "b", 5, 10).await;
     db.provider("n2", "a", 5, 10).await;
 
-    let gone = db.store.disconnect_silent_providers(TTL, 100).await.unwrap();
+    let gone = db.store.disconnect_silent_providers(TTL, 100, db.now).await.unwrap();
     assert_eq!(gone.providers.len(), 1);
     let provider = &gone.providers[0];
     assert_eq!((provider.node_id.as_str(), provider.provider.as_str()), ("n1", "a"));
@@ -56,7 +58,7 @@ async fn a_silent_provider_is_disconnected_and_only_its_agents_go_offline() {
         assert_eq!(db.status(agent).await, "active");
     }
     assert_eq!(db.number("SELECT count(*) FROM providers WHERE gateway_id IS NULL").await, 1);
-    assert!(db.store.disconnect_silent_providers(TTL, 100).await.unwrap().providers.is_empty());
+    assert!(db.store.disconnect_silent_providers(TTL, 100, db.now).await.unwrap().providers.is_empty());
 }
 
 #[tokio::test]
@@ -66,10 +68,12 @@ async fn the_last_provider_takes_the_unclaimed_agents_of_its_node_along() {
     db.locate(1, "n1", None).await;
     db.provider("n1", "a", 5, 60).await;
     db.provider("n1", "b", 5, 60).await;
-    let gone = db.store.disconnect_silent_providers(TTL, 100).await.unwrap();
+    let gone = db.store.disconnect_silent_providers(TTL, 100, db.now).await.unwrap();
     assert_eq!(gone.providers.len(), 2);
     assert!(gone.providers.iter().all(|provider| provider.node_is_offline));
     assert_eq!(gone.agents.len(), 1);
+    let told: Vec<_> = gone.recorded.iter().flat_map(|recorded| &recorded.events).map(|e| &*e.kind).collect();
+    assert_eq!(told, ["agent.status.offline", "node.status.offline"], "the node once, though it had two providers");
 }
 
 #[tokio::test]
@@ -83,7 +87,7 @@ async fn a_dead_gateways_providers_are_disconnected_after_the_grace() {
     for gateway in 1..=4 {
         db.provider(&format!("n{gateway}"), "default", gateway, 0).await;
     }
-    let gone = db.store.disconnect_orphaned_providers(GRACE, 100).await.unwrap();
+    let gone = db.store.disconnect_orphaned_providers(GRACE, 100, db.now).await.unwrap();
     let gateways: Vec<_> = gone.providers.iter().map(|provider| provider.gateway_id.get()).collect();
     assert_eq!(gateways, [3, 4], "1 lives, 2 is within the grace, 4 gave its lease back");
 
@@ -99,6 +103,6 @@ async fn disconnecting_is_bounded_and_goes_on() {
         db.provider(&format!("n{node}"), "default", 8, 0).await;
     }
     for expected in [2, 2, 1, 0] {
-        assert_eq!(db.store.disconnect_orphaned_providers(GRACE, 2).await.unwrap().providers.len(), expected);
+        assert_eq!(db.store.disconnect_orphaned_providers(GRACE, 2, db.now).await.unwrap().providers.len(), expected);
     }
 }

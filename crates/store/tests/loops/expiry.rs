@@ -24,8 +24,11 @@ async fn expired_rows_become_dead_letters_once_and_name_their_sender() {
     assert_eq!(db.exceptions(ADA).await, [(1, 4), (2, 4)]);
     assert_eq!(db.settled_floor(ADA).await, 2, "the floor runs on over dead letters");
 
-    let again = db.store.dead_letter_expired(&[Database::mailbox(ADA)], db.now).await.unwrap();
-    assert!(again.is_empty(), "a dead letter is made once");
+    let (again, events) = db.store.dead_letter_expired(&[Database::mailbox(ADA)], db.now).await.unwrap();
+    assert!(again.is_empty() && events.is_empty(), "a dead letter is made once");
+    let told: Vec<_> = expired.recorded.iter().flat_map(|r| &r.events).map(|e| (&*e.kind, e.agent_id)).collect();
+    let ada = Some(relay_domain::AgentId::new(ADA));
+    assert_eq!(told, [("delivery.failed", ada), ("delivery.failed", ada)]);
 }
 
 #[tokio::test]
@@ -38,7 +41,7 @@ async fn settled_rows_are_left_alone_and_a_deferred_one_expires() {
     db.exception(ADA, 3, 2).await;
     db.exception(ADA, 5, 3).await;
 
-    let dead = db.store.dead_letter_expired(&[Database::mailbox(ADA)], db.now).await.unwrap();
+    let (dead, _) = db.store.dead_letter_expired(&[Database::mailbox(ADA)], db.now).await.unwrap();
     assert_eq!(dead.iter().map(|d| d.seq).collect::<Vec<_>>(), [4, 5]);
     assert_eq!(db.exceptions(ADA).await, [(2, 1), (3, 2), (4, 4), (5, 4)]);
     assert_eq!(db.settled_floor(ADA).await, 5);
@@ -70,7 +73,7 @@ async fn an_ack_that_commits_first_wins_over_the_expiry() {
     })
     .await;
     ack.commit().await.unwrap();
-    assert!(expiry.await.unwrap().unwrap().is_empty(), "what is acked does not expire");
+    assert!(expiry.await.unwrap().unwrap().0.is_empty(), "what is acked does not expire");
     assert!(db.exceptions(ADA).await.is_empty());
 }
 
@@ -137,5 +140,5 @@ async fn two_workers_at_once_dead_letter_a_row_once() {
         db.store.dead_letter_expired(&reversed, db.now),
         db.store.expire_step(ExpiryPass::First, db.now),
     );
-    assert_eq!(a.unwrap().len() + b.unwrap().len() + c.unwrap().dead.len(), 80);
+    assert_eq!(a.unwrap().0.len() + b.unwrap().0.len() + c.unwrap().dead.len(), 80);
 }

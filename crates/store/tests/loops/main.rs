@@ -3,7 +3,12 @@
 mod compaction;
 mod connections;
 mod expiry;
+mod files;
 mod fixture;
 mod outbox_relay;
 mod partitions;
+mod presence;
 mod pruning;
+mod reading;
+mod redrives;
+mod subscriptions;

@@ -22,9 +22,11 @@ impl Database {
 async fn partitions_are_made_ahead_once_with_keys_and_indexes() {
     let db = Database::fresh().await;
     assert_eq!(db.store.ensure_partitions(7).await.unwrap(), 0, "the migration made them");
-    assert_eq!(db.store.ensure_partitions(9).await.unwrap(), 6);
+    let tables = db.number("SELECT count(*) FROM pg_partitioned_table").await;
+    assert!(tables >= 5);
+    assert_eq!(i64::from(db.store.ensure_partitions(9).await.unwrap()), 2 * tables);
     let (a, b) = tokio::join!(db.store.ensure_partitions(11), db.store.ensure_partitions(11));
-    assert_eq!(a.unwrap() + b.unwrap(), 6, "two callers at once make each day once");
+    assert_eq!(i64::from(a.unwrap() + b.unwrap()), 2 * tables, "two callers at once make each day once");
     assert_eq!(db.days("deliveries").await, 13);
     let last = db.now.date_naive() + Days::new(11);
     let indexes = db

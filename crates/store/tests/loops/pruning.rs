@@ -28,3 +28,44 @@ async fn old_rows_go_and_young_ones_stay() {
     assert_eq!(db.store.prune_worker_ids(HOUR).await.unwrap(), 1);
     assert_eq!(db.store.prune_worker_ids(HOUR).await.unwrap(), 0);
 }
+
+#[tokio::test]
+async fn a_revoked_token_goes_when_no_string_of_it_could_verify() {
+    let db = Database::fresh().await;
+    db.run(
+        "INSERT INTO observer_tokens (workspace_id, token_id, name, scopes, signed_until, created_at, revoked_at)
+         SELECT 7, id, id::text, '{stream:read}', until, now() - interval '90 days', revoked
+           FROM (VALUES (1, now() - interval '9 days', now() - interval '40 days'),
+                        (2, now() - interval '9 days', now() - interval '20 days'),
+                        (3, now() + interval '9 days', now() - interval '40 days'),
+                        (4, 'infinity', now() - interval '40 days'),
+                        (5, now() - interval '9 days', NULL)) AS t (id, until, revoked);
+         INSERT INTO observer_overrides (token_id, workspace_id, state, version, scopes, filters)
+         SELECT token_id, 7, 'revoked', 1, scopes, '{}' FROM observer_tokens;
+         INSERT INTO signing_keys (kid, public_key, created_at) VALUES ('old', '', now() - interval '80 days'),
+                                                                       ('new', '', now() - interval '35 days')",
+    )
+    .await;
+    let kept = "SELECT sum(token_id)::bigint FROM observer_tokens";
+    assert_eq!(db.store.prune_observer_tokens(30 * DAY, 100).await.unwrap(), 1);
+    assert_eq!(db.number(kept).await, 2 + 3 + 4 + 5);
+    assert_eq!(db.number("SELECT sum(token_id)::bigint FROM observer_overrides").await, 2 + 3 + 4 + 5);
+    // Every key that could have signed them is retired.
+    db.run("UPDATE signing_keys SET retired_at = now() WHERE kid = 'old'").await;
+    assert_eq!(db.store.prune_observer_tokens(30 * DAY, 1).await.unwrap(), 1, "bounded");
+    assert_eq!(db.store.prune_observer_tokens(30 * DAY, 100).await.unwrap(), 1);
+    assert_eq!(db.number(kept).await, 2 + 5);
+}
+
+#[tokio::test]
+async fn what_a_message_said_goes_after_the_events_that_told_it() {
+    let db = Database::fresh().await;
+    db.run(
+        "INSERT INTO message_edits (workspace_id, message_id, until_seq, text, mentions, metadata, edited_at)
+         SELECT 7, 1, n, '', '{}', '{}', now() - make_interval(days => n) FROM generate_series(1, 12) AS n",
+    )
+    .await;
+    assert_eq!(db.store.prune_message_edits(9 * DAY, 2).await.unwrap(), 2, "bounded");
+    assert_eq!(db.store.prune_message_edits(9 * DAY, 100).await.unwrap(), 2);
+    assert_eq!(db.number("SELECT count(*) FROM message_edits").await, 8);
+}

@@ -1,5 +1,8 @@
-use relay_domain::{AgentId, ChannelId, ConversationId, WorkspaceId, conversation::direct_names};
-use relay_store::{KeptAnswer, MessagePage, NewConversation, OpenOutcome};
+use relay_domain::{
+    AgentId, ChannelId, ConversationId, WorkspaceId, conversation::direct_names, observer::ObserverFilters,
+};
+use relay_store::{KeptAnswer, MessagePage, NewConversation, OpenOutcome, events::NewEvent};
+use serde_json::json;
 
 use crate::fixture::{Database, WORKSPACE};
 
@@ -101,10 +104,11 @@ async fn a_group_is_made_once_under_its_key_and_listed_with_what_is_unread() {
     assert_eq!(group.participant_names, ["ada", "bob"]);
     assert_eq!((group.last_message_id, group.unread_count), (Some(last), 1), "own and acked ones are read");
 
-    let page = db.store.channel_messages(scope, ChannelId::new(50), PAGE).await.unwrap();
+    let page = db.store.channel_messages(scope, ChannelId::new(50), PAGE, &ObserverFilters::default()).await.unwrap();
     let seen: Vec<_> = page.iter().map(|m| (m.message.message_id & 0xff, m.reply_count)).collect();
     assert_eq!(seen, [(3, 0), (2, 0), (1, 1)], "roots, newest first");
-    let replies = db.store.replies(scope, relay_domain::MessageId::new(first), PAGE).await.unwrap();
+    let replies =
+        db.store.replies(scope, relay_domain::MessageId::new(first), PAGE, &ObserverFilters::default()).await.unwrap();
     assert_eq!(replies.len(), 1);
 }
 
@@ -128,10 +132,12 @@ async fn who_leaves_raises_the_members_version() {
     };
     let OpenOutcome::Open(made) = db.store.open_conversation(scope, &new).await.unwrap() else { panic!() };
     let channel = ChannelId::new(60);
-    assert!(db.store.add_participant(scope, channel, AgentId::new(3)).await.unwrap());
-    assert!(!db.store.add_participant(scope, channel, AgentId::new(3)).await.unwrap());
-    assert!(db.store.remove_participant(scope, channel, AgentId::new(2)).await.unwrap());
-    assert!(!db.store.remove_participant(scope, channel, AgentId::new(2)).await.unwrap());
+    let (event, (cyd, bob)) = (|| NewEvent::new("member", json!({})), (AgentId::new(3), AgentId::new(2)));
+    assert!(db.store.add_participant(scope, channel, cyd, db.now, event()).await.unwrap().is_some());
+    assert!(db.store.add_participant(scope, channel, cyd, db.now, event()).await.unwrap().is_none());
+    assert!(db.store.remove_participant(scope, channel, bob, db.now, event()).await.unwrap().is_some());
+    assert!(db.store.remove_participant(scope, channel, bob, db.now, event()).await.unwrap().is_none());
+    assert_eq!(db.number("SELECT sum(last_seq - first_seq + 1)::bigint FROM event_log").await, 2);
     let now = db.store.conversation(scope, "60").await.unwrap().unwrap();
     assert_eq!(now.members_version, made.members_version + 2);
     assert_eq!(db.store.participant_count(scope, channel).await.unwrap(), 2);

@@ -9,17 +9,21 @@ fn enrolment(id: Option<&str>, name: &str, token: &str) -> NodeEnrolment {
         fresh_id: NodeId::new(format!("node_{token}")),
         name: name.into(),
         machine_id: None,
+        kind: "ws",
+        delivery_adapter: None,
+        delivery: None,
         role: None,
         capabilities: None,
         max_agents: None,
         tags: None,
         version: None,
         token_hash: TokenHash::of(token),
+        ceiling: None,
     }
 }
 
 async fn enrol(db: &Database, enrolment: &NodeEnrolment) -> EnrolOutcome {
-    db.store.enrol_node(Database::mailbox(1).0, enrolment).await.unwrap()
+    db.store.enrol_node(Database::mailbox(1).0, enrolment, db.now).await.unwrap().0
 }
 
 fn enrolled(node: &str, replaced: Option<&str>) -> EnrolOutcome {
@@ -73,10 +77,10 @@ async fn first_enrolments_of_one_name_at_once_make_one_node() {
     let db = Database::fresh().await;
     let mut tasks = tokio::task::JoinSet::new();
     for n in 0..8 {
-        let store = db.store.clone();
+        let (store, now) = (db.store.clone(), db.now);
         tasks.spawn(async move {
             let request = enrolment(None, "box", &format!("t{n}"));
-            store.enrol_node(Database::mailbox(1).0, &request).await.unwrap()
+            store.enrol_node(Database::mailbox(1).0, &request, now).await.unwrap().0
         });
     }
     while let Some(done) = tasks.join_next().await {

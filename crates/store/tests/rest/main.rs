@@ -6,4 +6,5 @@ mod fixture;
 
 mod conversations;
 mod enrolment;
+mod limits;
 mod settling;

@@ -3,7 +3,7 @@ use relay_domain::{
     AgentId, DeliveryId,
     delivery::{DeliveryState, Exception, state_of},
 };
-use relay_store::{DeliveryReport, DeliveryRow};
+use relay_store::{DeliveryReport, DeliveryRow, Reported, events::NewEvent};
 
 use crate::fixture::Database;
 
@@ -17,7 +17,19 @@ impl Database {
 
     async fn report(&self, seq: i64, report: DeliveryReport) -> Option<bool> {
         let (scope, _) = Self::mailbox(ADA);
-        self.store.report_delivery(scope, self.delivery_id(seq), &report).await.unwrap()
+        let events = |_: &Reported| vec![NewEvent::new("delivery", serde_json::json!({}))];
+        let reported = self.store.report_delivery(scope, self.delivery_id(seq), &report, self.now, events);
+        reported.await.unwrap().map(|changed| changed.is_some())
+    }
+
+    async fn mark_read(
+        &self,
+        scope: relay_domain::WorkspaceScope,
+        message: relay_domain::MessageId,
+        agent: AgentId,
+    ) -> relay_store::StoreResult<Option<relay_store::ReadReceipt>> {
+        let event = |_, _| NewEvent::new("message.read", serde_json::json!({}));
+        self.store.mark_read(scope, message, agent, self.now, event).await
     }
 
     async fn state(&self, seq: i64) -> DeliveryState {
@@ -37,7 +49,7 @@ fn state(row: &DeliveryRow) -> DeliveryState {
 }
 
 fn fail() -> DeliveryReport {
-    DeliveryReport::Fail { error: Some("no".into()), retryable: Some(false) }
+    DeliveryReport::Fail { error: Some("no".into()), retryable: None }
 }
 
 fn defer() -> DeliveryReport {
@@ -108,10 +120,10 @@ async fn a_rest_ack_reads_the_message_and_leaves_the_ack_floor() {
     // Reading an older message acks its delivery, and does not move the pointer back.
     let (scope, ada) = Database::mailbox(ADA);
     let older = relay_domain::MessageId::new(db.delivery_id(1).source);
-    let read = db.store.mark_read(scope, older, ada).await.unwrap().unwrap();
+    let read = db.mark_read(scope, older, ada).await.unwrap().unwrap();
     assert!(read.settled);
     assert_eq!(db.settled_floor(ADA).await, 2);
-    let again = db.store.mark_read(scope, older, ada).await.unwrap().unwrap();
+    let again = db.mark_read(scope, older, ada).await.unwrap().unwrap();
     assert_eq!((again.settled, again.read_at), (false, read.read_at), "one receipt");
     let last: i64 = sqlx::query_scalar("SELECT last_read_id FROM channel_members WHERE agent_id = 1")
         .fetch_one(&db.pool)
@@ -119,7 +131,7 @@ async fn a_rest_ack_reads_the_message_and_leaves_the_ack_floor() {
         .unwrap();
     assert_eq!(last, db.delivery_id(2).source);
     let stranger = AgentId::new(crate::fixture::SENDER);
-    assert!(db.store.mark_read(scope, older, stranger).await.unwrap().is_none(), "not a member");
+    assert!(db.mark_read(scope, older, stranger).await.unwrap().is_none(), "not a member");
 }
 
 #[tokio::test]
@@ -153,12 +165,14 @@ async fn reports_on_one_mailbox_at_once_lose_nothing() {
     let db = mailbox_of(&[60; 40]).await;
     let mut tasks = tokio::task::JoinSet::new();
     for seq in (1..=40).rev() {
-        let (store, id) = (db.store.clone(), db.delivery_id(seq));
+        let (store, id, now) = (db.store.clone(), db.delivery_id(seq), db.now);
         let (scope, _) = Database::mailbox(ADA);
-        tasks.spawn(async move { store.report_delivery(scope, id, &DeliveryReport::Ack).await });
+        let event = NewEvent::new("delivery", serde_json::json!({}));
+        tasks.spawn(async move { store.report_delivery(scope, id, &DeliveryReport::Ack, now, |_| vec![event]).await });
     }
     while let Some(done) = tasks.join_next().await {
-        assert_eq!(done.unwrap().unwrap(), Some(true));
+        assert!(done.unwrap().unwrap().flatten().is_some());
     }
     assert_eq!(db.settled_floor(ADA).await, 40);
+    assert_eq!(db.number("SELECT next_seq FROM event_heads").await, 41);
 }

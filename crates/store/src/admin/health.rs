@@ -1,0 +1,140 @@
+//! What `relayctl doctor` asks Postgres.
+
+use chrono::{DateTime, Utc};
+
+use crate::{MIGRATOR, Store, StoreError, StoreResult};
+
+/// Postgres' settings and the state of what lives in it.
+#[derive(Debug, Clone, sqlx::FromRow, serde::Serialize)]
+pub struct DatabaseHealth {
+    /// As in `150018`.
+    pub server_version_num: i32,
+    /// Of the database: must be UTF8.
+    pub encoding: String,
+    /// `on` or `off`.
+    pub fsync: String,
+    /// `on` or `off`.
+    pub full_page_writes: String,
+    /// `off` would answer before the disk has it.
+    pub synchronous_commit: String,
+    /// Connections that the server takes.
+    pub max_connections: i32,
+    /// Connections that are open now.
+    pub connections: i64,
+    /// Whether it is a standby, which takes no writes.
+    pub in_recovery: bool,
+    /// Postgres' clock.
+    pub now: DateTime<Utc>,
+}
+
+/// The schema in the database, compared with the one that this program knows.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct SchemaState {
+    /// The newest migration in the database, if there is any.
+    pub applied: Option<i64>,
+    /// The newest one that this program has.
+    pub known: i64,
+    /// Migrations that failed or were changed after they were applied.
+    pub broken: Vec<i64>,
+    /// Days from today on for which every partitioned table has its partition; `None` without a schema.
+    pub partition_days: Option<i64>,
+    /// Gateways whose lease holds.
+    pub gateways: i64,
+    /// Batches that are not marked published.
+    pub outbox: i64,
+    /// Age of the oldest of them, in seconds.
+    pub outbox_seconds: f64,
+    /// Tables that the database's user does not own: it could make no partitions of them.
+    pub foreign_tables: Vec<String>,
+}
+
+impl Store {
+    /// Settings of Postgres that the engine relies on.
+    ///
+    /// # Errors
+    /// When Postgres does not answer.
+    pub async fn database_health(&self) -> StoreResult<DatabaseHealth> {
+        sqlx::query_as(
+            "SELECT current_setting('server_version_num')::int AS server_version_num,
+                    (SELECT pg_encoding_to_char(encoding)::text FROM pg_database WHERE datname = current_database())
+                        AS encoding,
+                    current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes,
+                    current_setting('synchronous_commit') AS synchronous_commit,
+                    current_setting('max_connections')::int AS max_connections,
+                    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
+                    pg_is_in_recovery() AS in_recovery, clock_timestamp() AS now",
+        )
+        .fetch_one(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading the settings of postgres"))
+    }
+
+    /// The state of the schema and of what works on it.
+    ///
+    /// # Errors
+    /// When Postgres does not answer.
+    pub async fn schema_state(&self) -> StoreResult<SchemaState> {
+        let doing = "reading the state of the schema";
+        let known = MIGRATOR.iter().map(|migration| migration.version).max().unwrap_or(0);
+        let mut state = SchemaState {
+            applied: None,
+            known,
+            broken: Vec::new(),
+            partition_days: None,
+            gateways: 0,
+            outbox: 0,
+            outbox_seconds: 0.0,
+            foreign_tables: Vec::new(),
+        };
+        let there: bool = sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL")
+            .fetch_one(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        if !there {
+            return Ok(state);
+        }
+        let rows: Vec<(i64, bool, Vec<u8>)> =
+            sqlx::query_as("SELECT version, success, checksum FROM _sqlx_migrations ORDER BY version")
+                .fetch_all(&self.pool)
+                .await
+                .map_err(StoreError::from_sqlx(doing))?;
+        state.applied = rows.last().map(|(version, ..)| *version);
+        for (version, success, checksum) in rows {
+            let changed =
+                MIGRATOR.iter().any(|migration| migration.version == version && migration.checksum[..] != checksum[..]);
+            if !success || changed {
+                state.broken.push(version);
+            }
+        }
+        let (gateways, outbox, outbox_seconds, foreign_tables) = sqlx::query_as(
+            "SELECT (SELECT count(*) FROM gateways WHERE lease_until > now()),
+                    (SELECT count(*) FROM outbox WHERE published_at IS NULL),
+                    coalesce((SELECT extract(epoch FROM now() - min(created_at))::float8 FROM outbox
+                               WHERE published_at IS NULL), 0),
+                    ARRAY(SELECT c.relname::text FROM pg_class c
+                           WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p')
+                             AND NOT pg_has_role(c.relowner, 'USAGE') ORDER BY 1 LIMIT 20)",
+        )
+        .fetch_one(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        (state.gateways, state.outbox, state.outbox_seconds, state.foreign_tables) =
+            (gateways, outbox, outbox_seconds, foreign_tables);
+        // A partition's name ends in its day: relay_ensure_partitions.
+        state.partition_days = sqlx::query_scalar(
+            "SELECT min(days) FROM (
+                SELECT max(to_date(right(child.relname, 8), 'YYYYMMDD')) - (now() AT TIME ZONE 'UTC')::date AS days
+                  FROM pg_inherits i
+                  JOIN pg_class child ON child.oid = i.inhrelid
+                  JOIN pg_class parent ON parent.oid = i.inhparent AND parent.relkind = 'p'
+                 WHERE parent.relnamespace = current_schema()::regnamespace AND child.relname ~ '_[0-9]{8}$'
+                 GROUP BY parent.oid
+             ) tables",
+        )
+        .fetch_one(&self.pool)
+        .await
+        .map(|days: Option<i32>| days.map(i64::from))
+        .map_err(StoreError::from_sqlx(doing))?;
+        Ok(state)
+    }
+}

@@ -1,0 +1,95 @@
+//! Which callers have been told of outcomes, and which have not: a caller that was away hears of it when it is back.
+
+use std::time::Duration;
+
+use relay_domain::{AgentId, InvocationId, WorkspaceScope};
+use sqlx::Row as _;
+
+use crate::{
+    Store, StoreError, StoreResult,
+    finish::{OutcomeFacts, OutcomeNotice, scope_of},
+    hosting::Fence,
+};
+
+/// Outcomes that one look brings at most.
+const PER_LOOK: i64 = 1000;
+/// Outcomes that one caller is told when it comes back, the newest.
+const PER_CALLER: i64 = 100;
+
+const UNTOLD: &str = "
+SELECT i.workspace_id, i.caller_id, i.invocation_id, i.action_name, i.status, i.output, i.error
+  FROM unnest($1::bigint[], $2::text[], $3::text[]) AS k (workspace_id, node_id, provider)
+  JOIN agents a ON a.workspace_id = k.workspace_id AND a.node_id = k.node_id
+       AND (a.provider IS NULL OR a.provider = k.provider) AND a.deleted_at IS NULL
+ CROSS JOIN LATERAL (
+       SELECT * FROM invocations i
+        WHERE i.workspace_id = a.workspace_id AND i.caller_id = a.agent_id
+          AND i.completed_at IS NOT NULL AND NOT i.told AND i.completed_at > now() - make_interval(secs => $4)
+          -- Of a later one its caller, connected by then, was told as it happened, and the note of that is on its way.
+          AND i.completed_at < now() - interval '2 seconds'
+        ORDER BY i.completed_at DESC LIMIT $5) AS i
+ WHERE NOT (i.durable AND EXISTS (
+       SELECT FROM deliveries d
+        WHERE d.workspace_id = i.workspace_id AND d.source_id = i.invocation_id AND d.agent_id = i.caller_id
+          AND d.source_kind = 1))
+ ORDER BY i.completed_at LIMIT $6";
+
+impl Store {
+    /// Outcomes of the last `since` that nobody has told those callers who are located at these providers.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn untold_outcomes(&self, at: &[Fence], since: Duration) -> StoreResult<Vec<OutcomeNotice>> {
+        let rows = sqlx::query(UNTOLD)
+            .bind(at.iter().map(|fence| fence.scope.workspace_id().get()).collect::<Vec<_>>())
+            .bind(at.iter().map(|fence| fence.node_id.as_str()).collect::<Vec<_>>())
+            .bind(at.iter().map(|fence| fence.provider.as_str()).collect::<Vec<_>>())
+            .bind(since.as_secs_f64())
+            .bind(PER_CALLER)
+            .bind(PER_LOOK)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("looking for outcomes that nobody was told"))?;
+        let notice = |row: &sqlx::postgres::PgRow| {
+            let facts = OutcomeFacts {
+                invocation_id: InvocationId::new(row.get("invocation_id")),
+                action_name: row.get("action_name"),
+                status: row.get("status"),
+                output: row.get("output"),
+                error: row.get("error"),
+            };
+            OutcomeNotice {
+                scope: scope_of(row.get("workspace_id")),
+                caller: AgentId::new(row.get("caller_id")),
+                invocation: facts.invocation_id,
+                kind: facts.kind(),
+                data: facts.data(),
+            }
+        };
+        Ok(rows.iter().map(notice).collect())
+    }
+
+    /// Notes that callers were told of these outcomes.
+    ///
+    /// # Errors
+    /// When Postgres is away; they are told again then.
+    pub async fn outcomes_told(&self, told: &[(WorkspaceScope, InvocationId)]) -> StoreResult<()> {
+        sqlx::query(
+            "WITH told AS MATERIALIZED (
+                 SELECT i.workspace_id, i.invocation_id
+                   FROM (SELECT DISTINCT * FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, invocation_id))
+                        AS k
+                   JOIN invocations i USING (workspace_id, invocation_id)
+                  WHERE NOT i.told ORDER BY 1, 2 FOR UPDATE OF i
+             )
+             UPDATE invocations i SET told = true
+               FROM told WHERE i.workspace_id = told.workspace_id AND i.invocation_id = told.invocation_id",
+        )
+        .bind(told.iter().map(|(scope, _)| scope.workspace_id().get()).collect::<Vec<_>>())
+        .bind(told.iter().map(|(_, id)| id.get()).collect::<Vec<_>>())
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("noting outcomes as told"))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,196 @@
+//! Numbers that were given away before a restore, and must not be given away again.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{AgentId, WorkspaceScope, dead_letter::DeadReason, session::Seq};
+
+use crate::{
+    Store, StoreError, StoreResult,
+    cursors::split,
+    expiry::{extend_settled_floors, lock_cursors},
+};
+
+const LOCK_HEADS: &str = "
+SELECT count(*) FROM (
+    SELECT h.agent_id
+      FROM mailbox_heads h JOIN unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
+     USING (workspace_id, agent_id)
+     ORDER BY h.workspace_id, h.agent_id
+       FOR UPDATE OF h) AS l";
+
+/// The numbers between what a mailbox has and what it is raised to, as columns of `k`.
+const GAPS: &str = "
+  FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS k (workspace_id, agent_id, highest)
+  JOIN mailbox_heads h USING (workspace_id, agent_id)
+ CROSS JOIN LATERAL generate_series(h.next_seq, k.highest) AS n (seq)
+ WHERE NOT EXISTS (SELECT FROM deliveries d
+                    WHERE d.workspace_id = k.workspace_id AND d.agent_id = k.agent_id AND d.seq = n.seq)";
+
+const RAISE: &str = "
+WITH k AS (SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS k (workspace_id, agent_id, highest)),
+sent AS (
+    UPDATE mailbox_cursors c SET sent_seq = greatest(c.sent_seq, k.highest)
+      FROM k WHERE c.workspace_id = k.workspace_id AND c.agent_id = k.agent_id
+)
+UPDATE mailbox_heads h SET next_seq = k.highest + 1
+  FROM k
+ WHERE h.workspace_id = k.workspace_id AND h.agent_id = k.agent_id AND h.next_seq <= k.highest";
+
+const PAGE: &str = "
+SELECT workspace_id, agent_id FROM mailbox_heads
+ WHERE (workspace_id, agent_id) > ($1, $2) ORDER BY workspace_id, agent_id LIMIT $3";
+
+/// Numbers of mailboxes that hold something: each is settled apart, since the floor cannot pass what waits.
+const SETTLE_JUMPED: &str = "
+INSERT INTO delivery_exceptions (workspace_id, agent_id, seq, state, reason, at)
+SELECT k.workspace_id, k.agent_id, n.seq, 1, $4, now()
+  FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
+  JOIN mailbox_heads h USING (workspace_id, agent_id)
+  JOIN mailbox_cursors c USING (workspace_id, agent_id)
+ CROSS JOIN LATERAL generate_series(h.next_seq, h.next_seq + $3 - 1) AS n (seq)
+ WHERE c.settled_floor < h.next_seq - 1
+    ON CONFLICT DO NOTHING";
+
+const JUMP: &str = "
+WITH k AS (SELECT * FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)),
+idle AS (
+    UPDATE mailbox_cursors c
+       SET sent_seq = h.next_seq + $3 - 1, ack_floor = h.next_seq + $3 - 1, settled_floor = h.next_seq + $3 - 1
+      FROM k JOIN mailbox_heads h USING (workspace_id, agent_id)
+     WHERE c.workspace_id = k.workspace_id AND c.agent_id = k.agent_id AND c.settled_floor >= h.next_seq - 1
+), busy AS (
+    UPDATE mailbox_cursors c SET sent_seq = greatest(c.sent_seq, h.next_seq + $3 - 1)
+      FROM k JOIN mailbox_heads h USING (workspace_id, agent_id)
+     WHERE c.workspace_id = k.workspace_id AND c.agent_id = k.agent_id AND c.settled_floor < h.next_seq - 1
+)
+UPDATE mailbox_heads h SET next_seq = h.next_seq + $3
+  FROM k WHERE h.workspace_id = k.workspace_id AND h.agent_id = k.agent_id";
+
+impl Store {
+    /// Raises heads above the highest number that is known to have been given away. A number below that no row is
+    /// known of becomes a dead letter. `fresh_id` makes the id of what is not known. Returns how many these were.
+    ///
+    /// # Errors
+    /// When Postgres is away; nothing has changed then.
+    pub async fn raise_heads(
+        &self,
+        highest: &[(WorkspaceScope, AgentId, Seq)],
+        now: DateTime<Utc>,
+        mut fresh_id: impl FnMut() -> i64,
+    ) -> StoreResult<u64> {
+        let doing = "raising mailbox heads";
+        let failed = StoreError::from_sqlx;
+        let keys: Vec<_> = highest.iter().map(|(scope, agent, _)| (*scope, *agent)).collect();
+        let (workspaces, agents) = split(&keys);
+        let to: Vec<Seq> = highest.iter().map(|(_, _, seq)| *seq).collect();
+        let mut tx = self.pool.begin().await.map_err(failed(doing))?;
+        sqlx::query(LOCK_HEADS).bind(&workspaces).bind(&agents).execute(&mut *tx).await.map_err(failed(doing))?;
+        lock_cursors(&mut tx, &workspaces, &agents).await?;
+        let gaps: Vec<(i64, i64, Seq)> = sqlx::query_as(sqlx::AssertSqlSafe(format!(
+            "SELECT k.workspace_id, k.agent_id, n.seq {GAPS} ORDER BY 1, 2, 3"
+        )))
+        .bind(&workspaces)
+        .bind(&agents)
+        .bind(&to)
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(failed(doing))?;
+        if !gaps.is_empty() {
+            let ids: Vec<i64> = gaps.iter().map(|_| fresh_id()).collect();
+            let reason = DeadReason::LostInRestore;
+            sqlx::query(
+                "WITH gaps AS (
+                    SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[])
+                                  AS g (workspace_id, agent_id, seq, source_id)
+                 ), rows AS (
+                    INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_kind, source_id, node_id,
+                                            created_at, expires_at)
+                    SELECT g.workspace_id, g.agent_id, g.seq, ($5 AT TIME ZONE 'UTC')::date, 2, g.source_id, a.node_id,
+                           $5, $5
+                      FROM gaps g JOIN agents a USING (workspace_id, agent_id)
+                 )
+                 INSERT INTO delivery_exceptions (workspace_id, agent_id, seq, state, error, retryable, reason, at)
+                 SELECT g.workspace_id, g.agent_id, g.seq, 4, $6, false, $7, $5 FROM gaps g
+                     ON CONFLICT DO NOTHING",
+            )
+            .bind(gaps.iter().map(|gap| gap.0).collect::<Vec<_>>())
+            .bind(gaps.iter().map(|gap| gap.1).collect::<Vec<_>>())
+            .bind(gaps.iter().map(|gap| gap.2).collect::<Vec<_>>())
+            .bind(ids)
+            .bind(now)
+            .bind(reason.error())
+            .bind(reason.as_str())
+            .execute(&mut *tx)
+            .await
+            .map_err(failed(doing))?;
+        }
+        sqlx::query(RAISE).bind(&workspaces).bind(&agents).bind(&to).execute(&mut *tx).await.map_err(failed(doing))?;
+        extend_settled_floors(&mut tx, &workspaces, &agents).await?;
+        tx.commit().await.map_err(failed(doing))?;
+        Ok(gaps.len() as u64)
+    }
+
+    /// Raises the heads of the next mailboxes behind `after` by `margin`: nobody can tell what was given away. What
+    /// lies between counts as settled. Returns the last of them, `None` when there was none, and how many there were.
+    ///
+    /// # Errors
+    /// When Postgres is away; nothing has changed then.
+    pub async fn jump_heads(
+        &self,
+        after: (i64, i64),
+        limit: i64,
+        margin: i64,
+    ) -> StoreResult<(Option<(i64, i64)>, u64)> {
+        let doing = "raising mailbox heads by a margin";
+        let failed = StoreError::from_sqlx;
+        let mut tx = self.pool.begin().await.map_err(failed(doing))?;
+        let page: Vec<(i64, i64)> = sqlx::query_as(PAGE)
+            .bind(after.0)
+            .bind(after.1)
+            .bind(limit)
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(failed(doing))?;
+        let (workspaces, agents): (Vec<i64>, Vec<i64>) = page.iter().copied().unzip();
+        sqlx::query(LOCK_HEADS).bind(&workspaces).bind(&agents).execute(&mut *tx).await.map_err(failed(doing))?;
+        lock_cursors(&mut tx, &workspaces, &agents).await?;
+        for statement in [SETTLE_JUMPED, JUMP] {
+            let query = sqlx::query(statement).bind(&workspaces).bind(&agents).bind(margin);
+            let query = if statement == SETTLE_JUMPED { query.bind(DeadReason::LostInRestore.as_str()) } else { query };
+            query.execute(&mut *tx).await.map_err(failed(doing))?;
+        }
+        tx.commit().await.map_err(failed(doing))?;
+        Ok((page.last().copied(), page.len() as u64))
+    }
+
+    /// Raises the numbers of events above those that are known to have been given away.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn raise_event_heads(&self, last: &[(WorkspaceScope, i64)]) -> StoreResult<u64> {
+        let raised = sqlx::query(
+            "UPDATE event_heads h SET next_seq = k.last + 1
+               FROM (SELECT workspace_id, max(last) AS last
+                       FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, last) GROUP BY 1) AS k
+              WHERE h.workspace_id = k.workspace_id AND h.next_seq <= k.last",
+        )
+        .bind(last.iter().map(|(scope, _)| scope.workspace_id().get()).collect::<Vec<_>>())
+        .bind(last.iter().map(|(_, last)| *last).collect::<Vec<_>>())
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("raising event numbers"))?;
+        Ok(raised.rows_affected())
+    }
+
+    /// Raises the numbers of events of all workspaces by `margin`.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn jump_event_heads(&self, margin: i64) -> StoreResult<()> {
+        sqlx::query("UPDATE event_heads SET next_seq = next_seq + $1")
+            .bind(margin)
+            .execute(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("raising event numbers by a margin"))?;
+        Ok(())
+    }
+}

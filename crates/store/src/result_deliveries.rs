@@ -1,0 +1,79 @@
+//! Durable outcomes: rows in the callers' mailboxes, in the transaction that records the outcome.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{AgentId, WorkspaceScope};
+use sqlx::PgConnection;
+
+use crate::{StoreError, StoreResult, commit::day_of, invocations::InvocationRow};
+
+/// What `source_kind` says of an outcome. Its `source_id` is the invocation's.
+pub(crate) const SOURCE_KIND: i16 = 1;
+/// What `reason` says of it.
+const REASON: i16 = 4;
+
+// A caller with a full mailbox gets none, as with messages: the outcome is there to be read.
+const WRITE: &str = "
+WITH want AS (
+    SELECT w.workspace_id, w.agent_id, w.source_id,
+           row_number() OVER (PARTITION BY w.workspace_id, w.agent_id ORDER BY w.source_id) AS rank
+      FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS w (workspace_id, agent_id, source_id)
+), locked AS MATERIALIZED (
+    SELECT h.workspace_id, h.agent_id, h.next_seq
+      FROM mailbox_heads h
+      JOIN (SELECT DISTINCT workspace_id, agent_id FROM want) AS k USING (workspace_id, agent_id)
+     ORDER BY h.workspace_id, h.agent_id
+       FOR UPDATE OF h
+), fitted AS MATERIALIZED (
+    SELECT w.*, l.next_seq, a.node_id, s.delivery_ttl_seconds AS ttl
+      FROM want w
+      JOIN locked l USING (workspace_id, agent_id)
+      JOIN mailbox_cursors c USING (workspace_id, agent_id)
+      JOIN agents a USING (workspace_id, agent_id)
+      JOIN workspaces s USING (workspace_id)
+     WHERE a.deleted_at IS NULL
+       AND l.next_seq - 1 - c.settled_floor + w.rank <= s.mailbox_depth
+           + (SELECT count(*) FROM delivery_exceptions x
+               WHERE x.workspace_id = w.workspace_id AND x.agent_id = w.agent_id
+                 AND x.seq > c.settled_floor AND x.state IN (1, 2, 4))
+), bumped AS (
+    UPDATE mailbox_heads h
+       SET next_seq = b.next_seq
+      FROM (SELECT workspace_id, agent_id, max(next_seq + rank) AS next_seq
+              FROM fitted GROUP BY workspace_id, agent_id) AS b
+     WHERE h.workspace_id = b.workspace_id AND h.agent_id = b.agent_id
+)
+INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_kind, source_id, node_id, reason,
+                        created_at, expires_at)
+SELECT workspace_id, agent_id, next_seq + rank - 1, $4, $6, source_id, node_id, $7, $5,
+       $5::timestamptz + make_interval(secs => ttl)
+  FROM fitted
+RETURNING workspace_id, agent_id";
+
+/// Writes a row for each outcome that is to be durable. Returns whose mailboxes they are.
+pub(crate) async fn write(
+    tx: &mut PgConnection,
+    done: &[InvocationRow],
+    at: DateTime<Utc>,
+) -> StoreResult<Vec<(WorkspaceScope, AgentId)>> {
+    let durable: Vec<(WorkspaceScope, AgentId, i64)> = done
+        .iter()
+        .filter(|row| row.durable)
+        .filter_map(|row| Some((row.scope, row.caller_id?, row.invocation_id.get())))
+        .collect();
+    if durable.is_empty() {
+        return Ok(Vec::new());
+    }
+    let written: Vec<(i64, i64)> = sqlx::query_as(WRITE)
+        .bind(durable.iter().map(|(scope, _, _)| scope.workspace_id().get()).collect::<Vec<_>>())
+        .bind(durable.iter().map(|(_, agent, _)| agent.get()).collect::<Vec<_>>())
+        .bind(durable.iter().map(|(_, _, id)| *id).collect::<Vec<_>>())
+        .bind(day_of(at))
+        .bind(at)
+        .bind(SOURCE_KIND)
+        .bind(REASON)
+        .fetch_all(tx)
+        .await
+        .map_err(StoreError::from_sqlx("delivering outcomes"))?;
+    let mailboxes = durable.into_iter().map(|(scope, agent, _)| (scope, agent));
+    Ok(mailboxes.filter(|(scope, agent)| written.contains(&(scope.workspace_id().get(), agent.get()))).collect())
+}

@@ -1,0 +1,77 @@
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use relay_domain::agent::AgentStatus;
+use relay_store::{Seen, events::Recorded};
+
+use crate::fixture::Database;
+
+const TTL: Duration = Duration::from_secs(300);
+
+async fn statuses(db: &Database) -> Vec<(i64, String)> {
+    sqlx::query_as("SELECT agent_id, status FROM agents ORDER BY agent_id").fetch_all(&db.pool).await.unwrap()
+}
+
+fn told(recorded: &[Recorded]) -> Vec<(&str, i64)> {
+    let events = recorded.iter().flat_map(|recorded| &recorded.events);
+    events.map(|event| (&*event.kind, event.agent_id.map_or(0, |id| id.get()))).collect()
+}
+
+#[tokio::test]
+async fn silent_agents_go_offline_once_and_come_back_with_their_next_call() {
+    let db = Database::fresh().await;
+    for agent in 1..=5 {
+        db.agent(agent, &format!("agent-{agent}")).await;
+    }
+    db.run(
+        "UPDATE agents SET last_seen_at = now() - interval '6 minutes' WHERE agent_id IN (1, 2, 4);
+         UPDATE agents SET status = 'offline' WHERE agent_id = 2;
+         UPDATE agents SET status = 'blocked' WHERE agent_id = 4;
+         UPDATE agents SET last_seen_at = now() - interval '4 minutes' WHERE agent_id = 5",
+    )
+    .await;
+    // In steps: a pass over all that are not offline, which goes on where it stopped.
+    let first = db.store.mark_silent_agents(TTL, 2, db.now).await.unwrap();
+    assert_eq!((first.agents, first.more), (1, true));
+    assert_eq!(told(&first.recorded), [("agent.status.offline", 1)]);
+    let second = db.store.mark_silent_agents(TTL, 2, db.now).await.unwrap();
+    assert_eq!((told(&second.recorded), second.more), (vec![("agent.status.offline", 4)], true));
+    let third = db.store.mark_silent_agents(TTL, 2, db.now).await.unwrap();
+    assert_eq!((third.agents, third.more), (0, false), "the pass is over");
+    let again = db.store.mark_silent_agents(TTL, 100, db.now).await.unwrap();
+    assert_eq!((again.agents, again.recorded.len()), (0, 0), "told once");
+    let offline: Vec<i64> =
+        statuses(&db).await.into_iter().filter(|(_, status)| status == "offline").map(|(id, _)| id).collect();
+    assert_eq!(offline, [1, 2, 4]);
+
+    let at = db.now + TimeDelta::seconds(1);
+    let seen = |agent: i64| {
+        let (scope, agent_id) = Database::mailbox(agent);
+        Seen { scope, agent_id, at }
+    };
+    let back = db.store.agents_seen(&[seen(1), seen(3), seen(1), seen(2)], at).await.unwrap();
+    assert_eq!(told(&back), [("agent.status.active", 1), ("agent.status.active", 2)], "only who was offline");
+    assert!(db.store.agents_seen(&[seen(1), seen(2)], at).await.unwrap().is_empty());
+    // Events and rows agree: the log has what was told.
+    assert_eq!(db.number("SELECT next_seq FROM event_heads WHERE workspace_id = 7").await, 5);
+}
+
+#[tokio::test]
+async fn a_status_that_stays_makes_no_event() {
+    let db = Database::fresh().await;
+    db.agent(1, "agent-1").await;
+    let (scope, agent) = Database::mailbox(1);
+    let set = |status| db.store.set_agent_status(scope, agent, status, None, db.now);
+    assert!(set(AgentStatus::Active).await.unwrap().is_none());
+    let recorded = set(AgentStatus::Idle).await.unwrap().unwrap();
+    assert_eq!(told(&[recorded]), [("agent.status.idle", 1)]);
+    assert!(set(AgentStatus::Idle).await.unwrap().is_none());
+    // A sign of life ends an absence and nothing else.
+    let alive = || db.store.set_agent_status(scope, agent, AgentStatus::Active, Some(AgentStatus::Offline), db.now);
+    assert!(alive().await.unwrap().is_none());
+    assert_eq!(statuses(&db).await[0], (1, "idle".to_owned()));
+    assert!(set(AgentStatus::Offline).await.unwrap().is_some());
+    assert_eq!(told(&[alive().await.unwrap().unwrap()]), [("agent.status.active", 1)]);
+    db.run("UPDATE agents SET deleted_at = now() WHERE agent_id = 1").await;
+    assert!(set(AgentStatus::Blocked).await.unwrap().is_none(), "deleted");
+}

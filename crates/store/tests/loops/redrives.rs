@@ -1,0 +1,88 @@
+use chrono::TimeDelta;
+use relay_domain::{AgentId, dead_letter::DeadReason};
+use relay_store::{dead_letters::LetterFilter, expiry::ExpiryPass, redrives::Redriven};
+
+use crate::fixture::{Database, WORKSPACE};
+
+const ADA: i64 = 1;
+const BOB: i64 = 2;
+
+/// ada has two dead letters, seq 1 and 2, and one living delivery, seq 3.
+async fn with_letters() -> Database {
+    let db = Database::fresh().await;
+    db.run(&format!("INSERT INTO workspaces (workspace_id, name, created_at) VALUES ({WORKSPACE}, 'w', now())")).await;
+    db.agent(ADA, "ada").await;
+    db.deliveries(ADA, &[-10, -5, 3600]).await;
+    db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
+    db
+}
+
+#[tokio::test]
+async fn two_redrives_of_one_letter_at_once_make_one_delivery() {
+    let db = with_letters().await;
+    let (scope, ada) = Database::mailbox(ADA);
+    let redrive = || db.store.redrive_letter(scope, ada, 1, db.now);
+    let (one, other, third) = tokio::join!(redrive(), redrive(), redrive());
+    let outcomes = [one.unwrap().0, other.unwrap().0, third.unwrap().0];
+    let made = |now| Redriven::As { seq: 4, redrive_no: 1, now };
+    assert_eq!(outcomes.iter().filter(|outcome| **outcome == made(true)).count(), 1, "{outcomes:?}");
+    assert_eq!(outcomes.iter().filter(|outcome| **outcome == made(false)).count(), 2, "{outcomes:?}");
+    assert_eq!(db.number("SELECT count(*) FROM deliveries WHERE redrive_no = 1").await, 1);
+    assert_eq!(db.number("SELECT next_seq FROM mailbox_heads WHERE agent_id = 1").await, 5);
+    assert_eq!(db.store.redrive_letter(scope, ada, 3, db.now).await.unwrap().0, Redriven::NotFound, "it lives");
+}
+
+#[tokio::test]
+async fn what_cannot_be_redriven_says_why_and_leaves_no_gap() {
+    let db = with_letters().await;
+    let (scope, ada) = Database::mailbox(ADA);
+    db.run("UPDATE workspaces SET mailbox_depth = 1").await;
+    assert_eq!(db.store.redrive_letter(scope, ada, 1, db.now).await.unwrap().0, Redriven::MailboxFull);
+    db.run("UPDATE workspaces SET mailbox_depth = 2; UPDATE deliveries SET redrive_no = 3 WHERE seq = 1").await;
+    assert_eq!(db.store.redrive_letter(scope, ada, 1, db.now).await.unwrap().0, Redriven::Exhausted);
+    let (outcome, _) = db.store.redrive_letter(scope, ada, 2, db.now).await.unwrap();
+    assert_eq!(outcome, Redriven::As { seq: 4, redrive_no: 1, now: true });
+    db.run("UPDATE agents SET deleted_at = now() WHERE agent_id = 1; UPDATE deliveries SET redrive_no = 0").await;
+    assert_eq!(db.store.redrive_letter(scope, ada, 1, db.now).await.unwrap().0, Redriven::AgentGone);
+}
+
+#[tokio::test]
+async fn a_redrive_by_filter_goes_on_where_it_stopped_and_ends() {
+    let db = with_letters().await;
+    db.agent(BOB, "bob").await;
+    let (scope, ada) = Database::mailbox(ADA);
+    let later = db.now + TimeDelta::seconds(1);
+    let filter = LetterFilter { agent: Some(ada), ..LetterFilter::default() };
+    assert_eq!(db.store.count_dead_letters(scope, &filter, true).await.unwrap(), [("ttl_expired".to_owned(), 2)]);
+    db.store.begin_redrive(scope, 1, &filter, 4, 2, later).await.unwrap();
+    // At 4 a second, a quarter of a second is one letter. Several workers at once share the steps.
+    let step = || db.store.redrive_step(TimeDelta::milliseconds(250), later);
+    let (one, other) = tokio::join!(step(), step());
+    assert!([one.unwrap(), other.unwrap()].iter().flatten().all(|step| step.redriven == 1));
+    for _ in 0..5 {
+        db.run("UPDATE redrives SET next_at = now() WHERE next_at IS NOT NULL").await;
+        step().await.unwrap();
+    }
+    let through = db.store.redrive(scope, 1).await.unwrap().unwrap();
+    assert_eq!((through.redriven, through.refused, through.finished_at.is_some()), (2, 0, true));
+    assert_eq!(db.number("SELECT count(*) FROM deliveries WHERE redrive_no = 1").await, 2);
+    assert_eq!(db.store.count_dead_letters(scope, &filter, true).await.unwrap(), []);
+    assert_eq!(db.store.count_dead_letters(scope, &filter, false).await.unwrap(), [("ttl_expired".to_owned(), 2)]);
+}
+
+#[tokio::test]
+async fn what_a_deleted_agent_leaves_is_found_and_dead_lettered() {
+    let db = with_letters().await;
+    assert!(db.store.mailboxes_of_deleted(10).await.unwrap().is_empty());
+    db.run("UPDATE agents SET deleted_at = now() WHERE agent_id = 1").await;
+    let found = db.store.mailboxes_of_deleted(10).await.unwrap();
+    assert_eq!(found, [Database::mailbox(ADA)]);
+    let (dead, _) = db.store.dead_letter_mailboxes(&found, DeadReason::AgentDeleted, db.now).await.unwrap();
+    assert_eq!(
+        dead.iter().map(|letter| (letter.seq, letter.reason)).collect::<Vec<_>>(),
+        [(3, DeadReason::AgentDeleted)]
+    );
+    assert_eq!(dead[0].delivery_id.agent, AgentId::new(ADA));
+    assert_eq!(db.settled_floor(ADA).await, 3);
+    assert!(db.store.mailboxes_of_deleted(10).await.unwrap().is_empty());
+}

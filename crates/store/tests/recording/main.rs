@@ -1,0 +1,9 @@
+//! What mutations record in the event log, each test on a fresh database of a real Postgres.
+
+#[path = "../loops/fixture.rs"]
+#[allow(dead_code, reason = "shared with the tests of the worker loops, which use other parts")]
+mod fixture;
+
+mod acks;
+mod nodes;
+mod numbering;

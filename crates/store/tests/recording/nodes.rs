@@ -1,0 +1,127 @@
+use relay_domain::{GatewayId, NodeId, ProviderName, WorkspaceScope};
+use relay_store::{
+    events::EventBody,
+    providers::{Claim, Registered, Registration},
+};
+use serde_json::json;
+
+use crate::fixture::{Database, WORKSPACE};
+
+fn registration(provider: &ProviderName) -> Registration {
+    Registration {
+        node_name: "box".into(),
+        provider: provider.clone(),
+        instance_id: "i".into(),
+        capabilities: json!([]),
+        cursor_granted: false,
+        tags: Vec::new(),
+        version: String::new(),
+        max_agents: 0,
+    }
+}
+
+impl Database {
+    async fn node(&self, node: &str, role: &str) {
+        self.run(&format!(
+            "INSERT INTO nodes (workspace_id, node_id, name, role, created_at)
+             VALUES ({WORKSPACE}, '{node}', 'box', '{role}', now())"
+        ))
+        .await;
+    }
+
+    /// Connects a provider, over whoever held it; its epoch, and the kinds of what was recorded.
+    async fn connect(&self, scope: WorkspaceScope, node: &NodeId, provider: &ProviderName) -> (i64, Vec<String>) {
+        loop {
+            let holder = self.store.provider_holder(scope, node, provider).await.unwrap();
+            let epoch = holder.map(|holder| holder.epoch);
+            let registration = registration(provider);
+            let claim = Claim { expected_epoch: epoch, gateway: GatewayId::new(1), action_ids: &[] };
+            match self.store.register_provider(scope, node, claim, &registration, self.now).await.unwrap() {
+                Registered::Taken { epoch, recorded } => {
+                    return (epoch, recorded.events.iter().map(|event| event.kind.to_string()).collect());
+                }
+                Registered::Raced => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_node_is_online_from_its_first_provider_to_its_last() {
+    let db = Database::fresh().await;
+    db.agent(1, "ada").await;
+    db.node("n1", "broker").await;
+    db.run("UPDATE agents SET node_id = 'n1', provider = 'a' WHERE agent_id = 1").await;
+    let (scope, _) = Database::mailbox(1);
+    let node = NodeId::new("n1");
+    let (a, b) = (ProviderName::new("a"), ProviderName::new("b"));
+    let (_, told) = db.connect(scope, &node, &a).await;
+    assert_eq!(told, ["node.status.online"]);
+    let (second, told) = db.connect(scope, &node, &a).await;
+    assert!(told.is_empty(), "a take-over is no change: {told:?}");
+    let (other, told) = db.connect(scope, &node, &b).await;
+    assert!(told.is_empty(), "{told:?}");
+
+    let stale = db.store.disconnect_provider(scope, &node, &a, second - 1, db.now).await.unwrap();
+    assert!(stale.is_none(), "superseded");
+    let told = db.store.disconnect_provider(scope, &node, &a, second, db.now).await.unwrap().unwrap();
+    let kinds: Vec<_> = told.events.iter().map(|event| &*event.kind).collect();
+    assert_eq!(kinds, ["agent.status.offline"], "the node is still there");
+    let told = db.store.deregister_provider(scope, &node, &b, other, db.now).await.unwrap().unwrap();
+    assert_eq!(told.events.len(), 1);
+    let data = json!({ "node_id": "n1", "node_name": "box", "reason": "deregistered" });
+    assert_eq!((&*told.events[0].kind, &told.events[0].body), ("node.status.offline", &EventBody::Data(data)));
+    assert_eq!(db.number("SELECT count(*) FROM providers").await, 1);
+
+    let (_, told) = db.connect(scope, &node, &a).await;
+    assert_eq!(told, ["node.status.online"]);
+    let (held, told) = db.store.forget_provider(scope, &node, &a, db.now).await.unwrap();
+    assert!(held.is_some());
+    let kinds: Vec<_> = told.events.iter().map(|event| &*event.kind).collect();
+    assert_eq!(kinds, ["node.status.offline"], "its agent was offline before");
+}
+
+#[tokio::test]
+async fn a_direct_node_shows_as_its_agent_only() {
+    let db = Database::fresh().await;
+    db.agent(1, "ada").await;
+    let (scope, ada) = Database::mailbox(1);
+    let node = NodeId::direct(ada);
+    db.node(node.as_str(), "direct").await;
+    let provider = ProviderName::new("default");
+    let (epoch, told) = db.connect(scope, &node, &provider).await;
+    assert!(told.is_empty(), "{told:?}");
+    let told = db.store.disconnect_provider(scope, &node, &provider, epoch, db.now).await.unwrap().unwrap();
+    let kinds: Vec<_> = told.events.iter().map(|event| &*event.kind).collect();
+    assert_eq!(kinds, ["agent.status.offline"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn providers_that_come_and_go_at_once_tell_each_change_of_their_node_once() {
+    let db = std::sync::Arc::new(Database::fresh().await);
+    db.node("n1", "broker").await;
+    let (scope, _) = Database::mailbox(1);
+    let mut tasks = tokio::task::JoinSet::new();
+    for name in ["a", "b", "c", "d"] {
+        let db = std::sync::Arc::clone(&db);
+        tasks.spawn(async move {
+            let (node, provider) = (NodeId::new("n1"), ProviderName::new(name));
+            for _ in 0..20 {
+                let (epoch, _) = db.connect(scope, &node, &provider).await;
+                let ended = db.store.disconnect_provider(scope, &node, &provider, epoch, db.now).await.unwrap();
+                assert!(ended.is_some(), "nobody else ends it");
+            }
+        });
+    }
+    tasks.join_all().await;
+    let kinds: Vec<String> =
+        sqlx::query_scalar("SELECT e ->> 't' FROM event_log l, json_array_elements(l.events) AS e ORDER BY l.last_seq")
+            .fetch_all(&db.pool)
+            .await
+            .unwrap();
+    assert!(kinds.len() >= 2 && kinds.len().is_multiple_of(2), "it ends offline: {kinds:?}");
+    for pair in kinds.chunks(2) {
+        assert_eq!(pair, ["node.status.online", "node.status.offline"], "one after the other: {kinds:?}");
+    }
+}
