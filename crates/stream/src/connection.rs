@@ -1,6 +1,6 @@
 //! The connection to NATS, which may come and go.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use async_nats::{Client, ConnectOptions, Event, connection::State, jetstream};
 use tokio::sync::watch;
@@ -13,6 +13,19 @@ const SUBSCRIPTION_CAPACITY: usize = 1024;
 const LOG_MAX_AGE: Duration = Duration::from_secs(70 * 60);
 /// Bytes that the log keeps before it drops the oldest: replay does not need them, Postgres has all.
 const LOG_MAX_BYTES: i64 = 4 << 30;
+
+/// Watchers read what is older from Postgres.
+const EVENTS_MAX_AGE: Duration = Duration::from_secs(10 * 60);
+const EVENTS_MAX_BYTES: i64 = 1 << 30;
+
+/// On the delivery stream, in its metadata: all that Postgres had to give has been put into it.
+pub(crate) const REBUILT: &str = "relay-rebuilt";
+
+/// Name, subjects, greatest age and greatest size of each stream: deliveries, then events.
+pub(crate) const STREAMS: [(&str, &str, Duration, i64); 2] = [
+    ("RELAY_DELIVERIES", subjects::LOG_WILDCARD, LOG_MAX_AGE, LOG_MAX_BYTES),
+    ("RELAY_EVENTS", subjects::EVENTS_WILDCARD, EVENTS_MAX_AGE, EVENTS_MAX_BYTES),
+];
 
 /// What the tail should make of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -86,30 +99,55 @@ impl Stream {
         self.client.connection_state() == State::Connected
     }
 
-    /// Creates the delivery stream, or brings it to its settings. Idempotent.
+    /// Creates the delivery and the event stream with `replicas` copies each, or brings them to their settings.
+    /// Idempotent. Tells whether the delivery stream holds all that it should: one that is new does not.
     ///
     /// # Errors
-    /// When JetStream is away; the caller tries again.
-    pub async fn ensure_log(&self) -> StreamResult<()> {
+    /// When JetStream is away, or cannot keep so many copies or bytes; the caller tries again.
+    pub async fn ensure_log(&self, replicas: u8) -> StreamResult<bool> {
+        let mut rebuilt = false;
+        for (nth, (name, subjects, max_age, max_bytes)) in STREAMS.into_iter().enumerate() {
+            let metadata = self.ensure_stream(name, subjects, max_age, max_bytes, replicas).await?;
+            rebuilt |= nth == 0 && metadata.contains_key(REBUILT);
+        }
+        Ok(rebuilt)
+    }
+
+    /// A stream over `subjects` that republishes what it has stored, for live tails.
+    async fn ensure_stream(
+        &self,
+        name: &str,
+        subjects: &str,
+        max_age: Duration,
+        max_bytes: i64,
+        replicas: u8,
+    ) -> StreamResult<HashMap<String, String>> {
+        let found = self.jetstream.get_stream(name).await.ok();
+        let mut metadata = found.map(|stream| stream.cached_info().config.metadata.clone()).unwrap_or_default();
+        // NATS puts words of its own there.
+        metadata.retain(|key, _| key == REBUILT);
+        let kept = metadata.clone();
         self.jetstream
             .create_or_update_stream(jetstream::stream::Config {
-                name: "RELAY_DELIVERIES".to_owned(),
-                subjects: vec![subjects::LOG_WILDCARD.to_owned()],
-                max_age: LOG_MAX_AGE,
-                max_bytes: LOG_MAX_BYTES,
+                name: name.to_owned(),
+                subjects: vec![subjects.to_owned()],
+                max_age,
+                max_bytes,
+                num_replicas: replicas.into(),
                 discard: jetstream::stream::DiscardPolicy::Old,
                 duplicate_window: Duration::from_secs(120),
                 allow_direct: true,
                 republish: Some(jetstream::stream::Republish {
-                    source: subjects::LOG_WILDCARD.to_owned(),
-                    destination: format!("{}{}", subjects::LIVE_PREFIX, subjects::LOG_WILDCARD),
+                    source: subjects.to_owned(),
+                    destination: format!("{}{subjects}", subjects::LIVE_PREFIX),
                     headers_only: false,
                 }),
+                metadata,
                 ..Default::default()
             })
             .await
-            .map(drop)
-            .map_err(StreamError::from_nats("creating the delivery stream"))
+            .map(|_| kept)
+            .map_err(StreamError::from_nats("creating a stream"))
     }
 
     /// Sends what is buffered and closes.

@@ -1,7 +1,7 @@
 //! Hints between processes. A hint says "look", nothing more: losing one costs latency.
 
 use futures::StreamExt as _;
-use relay_domain::{AgentId, ChannelId, NodeId, WorkspaceId};
+use relay_domain::{AgentId, ChannelId, GatewayId, NodeId, ProviderName, WorkspaceId};
 use serde::{Deserialize, Serialize};
 
 use crate::{Stream, StreamError, StreamResult, subjects};
@@ -22,11 +22,24 @@ pub enum Hint {
         /// The mailboxes.
         agents: Vec<(WorkspaceId, AgentId)>,
     },
+    /// Rows were written in these mailboxes, whose agents are on nodes without a socket: who pushes to them, or waits
+    /// for them, is to look.
+    DeliveriesDue {
+        /// The mailboxes.
+        agents: Vec<(WorkspaceId, AgentId)>,
+    },
     /// A token, given by its hash in hex, no longer holds.
     TokenRevoked {
         /// Lower-case hex SHA-256.
         hash: String,
     },
+    /// What a workspace may use changed.
+    QuotasChanged {
+        /// The tenant.
+        workspace: WorkspaceId,
+    },
+    /// Observer tokens were changed, rotated or revoked, or the keys that sign them.
+    ObserversChanged,
     /// A channel's membership, mutes or archived flag changed.
     MembersChanged {
         /// The tenant.
@@ -45,18 +58,35 @@ pub enum Hint {
         /// The epoch that now holds it.
         epoch: i64,
     },
-    /// A best-effort event for agents' sockets (`context.update`), never replayed.
+    /// An invocation is to be written to a socket of this gateway.
+    Invoke {
+        /// The tenant.
+        workspace: WorkspaceId,
+        /// The node.
+        node: NodeId,
+        /// The provider.
+        provider: ProviderName,
+        /// The invocation.
+        invocation: i64,
+        /// Which try.
+        attempt: i32,
+        /// The frame; none: look for it.
+        frame: Option<String>,
+    },
+    /// A best-effort event for agents' sockets, never replayed.
     Notify {
         /// The tenant.
         workspace: WorkspaceId,
-        /// Whose sockets.
-        agents: Vec<AgentId>,
+        /// Whose sockets; none: those of all direct nodes of the workspace.
+        agents: Option<Vec<AgentId>>,
         /// presence, channel, thread or agent.
         topic: String,
         /// The event's name.
         event: String,
         /// Its data, an object.
         data: serde_json::Value,
+        /// Names the event when it goes out as a `deliver` frame with seq 0; none: a `context.update`.
+        event_id: Option<String>,
     },
 }
 
@@ -101,13 +131,35 @@ impl Stream {
         }
     }
 
+    /// Sends a hint to one gateway. With NATS away it is dropped.
+    pub async fn hint_to(&self, gateway: GatewayId, hint: &Hint) {
+        if !self.is_up() {
+            return;
+        }
+        let Ok(payload) = serde_json::to_vec(&Envelope { origin: self.origin.to_string(), hint }) else { return };
+        if let Err(error) = self.client.publish(subjects::gateway_hints(gateway), payload.into()).await {
+            tracing::debug!(%error, "a hint was not sent");
+        }
+    }
+
     /// Listens to the hints of all other processes.
     ///
     /// # Errors
     /// When the client has been closed.
     pub async fn hints(&self) -> StreamResult<Hints> {
-        let subscriber =
-            self.client.subscribe(subjects::HINTS).await.map_err(StreamError::from_nats("listening to hints"))?;
+        self.listen(subjects::HINTS.to_owned()).await
+    }
+
+    /// Listens to the hints for one gateway.
+    ///
+    /// # Errors
+    /// When the client has been closed.
+    pub async fn hints_to(&self, gateway: GatewayId) -> StreamResult<Hints> {
+        self.listen(subjects::gateway_hints(gateway)).await
+    }
+
+    async fn listen(&self, subject: String) -> StreamResult<Hints> {
+        let subscriber = self.client.subscribe(subject).await.map_err(StreamError::from_nats("listening to hints"))?;
         Ok(Hints { subscriber, origin: self.origin.to_string() })
     }
 }

@@ -16,10 +16,12 @@ use crate::{Stream, StreamError, StreamResult, subjects};
 /// Frames above this size travel as a reference: the gateway reads them from Postgres.
 pub const INLINE_LIMIT: usize = 32 * 1024;
 
-const MESSAGE_ID: &str = "Nats-Msg-Id";
-const SEQ: &str = "Relay-Seq";
+pub(crate) const MESSAGE_ID: &str = "Nats-Msg-Id";
+pub(crate) const SEQ: &str = "Relay-Seq";
 const LOCATION: &str = "Relay-Location";
-const REFERENCE: &str = "Relay-Reference";
+pub(crate) const REFERENCE: &str = "Relay-Reference";
+/// With a reference only: who is to be told if Postgres loses what it refers to.
+pub(crate) const SENDER: &str = "Relay-Sender";
 const TRACEPARENT: &str = "traceparent";
 
 /// A committed delivery on its way into the log.
@@ -37,6 +39,8 @@ pub struct LogFrame {
     pub location: String,
     /// The `deliver` frame, as it is written to the socket; none above [`INLINE_LIMIT`].
     pub body: Option<Bytes>,
+    /// Who sent it, if anybody.
+    pub sender: Option<AgentId>,
     /// W3C trace context.
     pub traceparent: Option<String>,
 }
@@ -128,6 +132,9 @@ impl Stream {
             }
             let body = frame.body.clone().unwrap_or_else(|| {
                 headers.insert(REFERENCE, "postgres");
+                if let Some(sender) = frame.sender {
+                    headers.insert(SENDER, sender.to_string());
+                }
                 Bytes::new()
             });
             let subject = subjects::log_subject(frame.scope, frame.agent_id);
