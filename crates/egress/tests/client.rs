@@ -1,0 +1,169 @@
+//! The client against receivers on this machine that misbehave.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use relay_egress::{Answer, Client, Failure, Limits, Options, Policy};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
+
+/// What a receiver does once it has read a request.
+#[derive(Clone, Copy)]
+enum Then {
+    /// Writes this, and reads the next request.
+    Answer(&'static str),
+    /// Writes this, then a body of so many bytes.
+    Large(&'static str, usize),
+    /// Writes this and hangs up.
+    Last(&'static str),
+    /// Keeps the connection open and silent.
+    Hang(&'static str),
+    /// A head without an end.
+    EndlessHead,
+}
+
+struct Receiver {
+    url: String,
+    connections: Arc<AtomicUsize>,
+}
+
+async fn receiver(then: Then) -> Receiver {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/in?a=b", listener.local_addr().unwrap());
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&connections);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            counter.fetch_add(1, Ordering::SeqCst);
+            tokio::spawn(serve(stream, then));
+        }
+    });
+    Receiver { url, connections }
+}
+
+async fn serve(mut stream: TcpStream, then: Then) -> std::io::Result<()> {
+    while let Some(request) = read_request(&mut stream).await {
+        assert!(request.starts_with("POST /in?a=b HTTP/1.1\r\n"), "{request}");
+        match then {
+            Then::Answer(text) => stream.write_all(text.as_bytes()).await?,
+            Then::Large(head, bytes) => {
+                stream.write_all(head.as_bytes()).await?;
+                stream.write_all(&vec![b'x'; bytes]).await?;
+            }
+            Then::Last(text) => return stream.write_all(text.as_bytes()).await,
+            Then::Hang(text) => {
+                stream.write_all(text.as_bytes()).await?;
+                std::future::pending::<()>().await;
+            }
+            Then::EndlessHead => {
+                stream.write_all(b"HTTP/1.1 200 OK\r\n").await?;
+                loop {
+                    stream.write_all(b"x-padding: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n").await?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One request with the body `{}`, or `None` when the caller has hung up.
+async fn read_request(stream: &mut TcpStream) -> Option<String> {
+    let mut read = Vec::new();
+    while !read.ends_with(b"\r\n\r\n{}") {
+        let mut chunk = [0; 4096];
+        match stream.read(&mut chunk).await {
+            Ok(0) | Err(_) => return None,
+            Ok(count) => read.extend_from_slice(&chunk[..count]),
+        }
+    }
+    Some(String::from_utf8(read).unwrap())
+}
+
+fn client() -> Client {
+    let allow = vec!["127.0.0.1".parse().unwrap()];
+    Client::new(Policy { strict: true, allow }, Limits::default())
+}
+
+async fn post(client: &Client, to: &Receiver, options: Options) -> Result<Answer, Failure> {
+    client.post_url(&to.url, HeaderMap::new(), Bytes::from_static(b"{}"), options).await
+}
+
+const SOON: Options = Options { timeout: Some(Duration::from_millis(300)) };
+
+#[tokio::test]
+async fn an_answer_comes_back_and_its_connection_is_used_again() {
+    let receiver = receiver(Then::Answer("HTTP/1.1 202 Accepted\r\nX-A: b\r\nContent-Length: 3\r\n\r\nyes")).await;
+    let client = client();
+    for _ in 0..10 {
+        let answer = post(&client, &receiver, Options::default()).await.unwrap();
+        assert_eq!((answer.status, &answer.body[..], answer.is_truncated), (202, &b"yes"[..], false));
+        assert_eq!(answer.headers["x-a"], "b");
+    }
+    assert_eq!(receiver.connections.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_redirect_is_an_answer() {
+    let target = receiver(Then::Answer("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")).await;
+    let head = format!("HTTP/1.1 301 Moved\r\nLocation: {}\r\nContent-Length: 0\r\n\r\n", target.url);
+    let redirecting = receiver(Then::Answer(head.leak())).await;
+    let answer = post(&client(), &redirecting, Options::default()).await.unwrap();
+    assert_eq!(answer.status, 301);
+    assert_eq!(target.connections.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn silence_and_dripping_end_at_the_timeout() {
+    for text in ["", "HTTP/1.1 200 OK\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"] {
+        let receiver = receiver(Then::Hang(text)).await;
+        assert!(matches!(post(&client(), &receiver, SOON).await, Err(Failure::Timeout)), "{text:?}");
+    }
+}
+
+#[tokio::test]
+async fn broken_answers_are_failures() {
+    for text in ["", "nonsense\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"] {
+        let receiver = receiver(Then::Last(text)).await;
+        let failure = post(&client(), &receiver, Options::default()).await.unwrap_err();
+        assert!(matches!(failure, Failure::Protocol(_)), "{text:?}: {failure:?}");
+    }
+}
+
+#[tokio::test]
+async fn heads_and_bodies_are_read_up_to_a_bound() {
+    let endless = receiver(Then::EndlessHead).await;
+    let failure = post(&client(), &endless, Options::default()).await.unwrap_err();
+    assert!(matches!(failure, Failure::TooLarge), "{failure:?}");
+    let large = receiver(Then::Large("HTTP/1.1 200 OK\r\nContent-Length: 10000000\r\n\r\n", 10_000_000)).await;
+    let answer = post(&client(), &large, Options::default()).await.unwrap();
+    assert_eq!((answer.body.len(), answer.is_truncated), (Limits::default().body_bytes, true));
+}
+
+#[tokio::test]
+async fn a_connection_that_the_receiver_closes_is_not_used_again() {
+    let text = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+    let receiver = receiver(Then::Last(text)).await;
+    let client = client();
+    for _ in 0..5 {
+        assert_eq!(post(&client, &receiver, Options::default()).await.unwrap().status, 200);
+    }
+    assert_eq!(receiver.connections.load(Ordering::SeqCst), 5);
+}
+
+#[tokio::test]
+async fn nothing_listens() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    drop(listener);
+    let posted = client().post_url(&url, HeaderMap::new(), Bytes::new(), Options::default()).await;
+    assert!(matches!(posted, Err(Failure::Connect(_))));
+}
