@@ -4,11 +4,14 @@ use chrono::{DateTime, Utc};
 use relay_domain::{
     AgentId, WorkspaceScope,
     agent::{AgentKind, AgentStatus},
+    dead_letter::DeadReason,
+    event,
     names::{self, InvalidText, MAX_METADATA_BYTES, MAX_PERSONA_BYTES, TextProblem, check_json_length, check_length},
+    plan::Ceiling,
     token::TokenKind,
 };
 pub use relay_store::AgentRow;
-use relay_store::{AgentChange, NewAgent, Registration, Respawn, SpawnKey};
+use relay_store::{AgentChange, DeleteIf, NewAgent, Registration, Respawn, SpawnKey, events::NewEvent};
 use serde_json::{Value, json};
 
 use crate::{
@@ -110,12 +113,21 @@ impl Engine {
             token: token.hash,
             at,
             joins: request.joins_general.then_some(names::GENERAL),
+            ceiling: self.ceiling(scope, Ceiling::Agents).await?,
         };
-        match self.store().register_agent(scope, &new).await? {
+        let joined = |channel| {
+            let data = json!({
+                "channel": names::GENERAL, "agent_name": request.name, "agent_id": agent_id.to_string(),
+            });
+            NewEvent::new(event::MEMBER_JOINED, data).in_channel(channel, names::GENERAL).by(agent_id)
+        };
+        match self.store().register_agent(scope, &new, joined).await? {
             Registration::NameTaken => Err(EngineError::AgentAlreadyExists(request.name.clone())),
+            Registration::NoRoom => Err(EngineError::PlanLimitExceeded(Ceiling::Agents)),
             Registration::Registered(channel) => {
-                if let Some(channel_id) = channel {
+                if let Some((channel_id, recorded)) = channel {
                     self.inner.hints.members_changed(scope, channel_id);
+                    self.announce(recorded);
                 }
                 Ok(RegisteredAgent { agent_id, token: token.text, created_at: at, replayed: false })
             }
@@ -148,7 +160,8 @@ impl Engine {
         }
         let token = self.fresh_token(TokenKind::Agent)?;
         match self.store().respawn_agent(scope, &request.name, &spawn, token.hash, self.now()).await? {
-            Respawn::Adopted { agent_id, created_at, replaced_token, replayed } => {
+            Respawn::Adopted { agent_id, created_at, replaced_token, replayed, recorded } => {
+                self.announce(recorded);
                 if let Some(old) = replaced_token {
                     self.revoke_token(old);
                 }
@@ -160,13 +173,13 @@ impl Engine {
         }
     }
 
-    /// The agents of a workspace, oldest first, at most [`names::MAX_LISTED_AGENTS`]; with `status`, only
-    /// those that are reported with it.
+    /// The agents of a workspace that the caller may see, oldest first, at most
+    /// [`names::MAX_LISTED_AGENTS`]; with `status`, only those that are reported with it.
     ///
     /// # Errors
     /// When storage is away.
-    pub async fn agents(&self, scope: WorkspaceScope, status: Option<AgentStatus>) -> EngineResult<Vec<AgentRow>> {
-        let mut agents = self.store().agents(scope).await?;
+    pub async fn agents(&self, caller: &Credential, status: Option<AgentStatus>) -> EngineResult<Vec<AgentRow>> {
+        let mut agents = self.store().agents(caller.scope(), &caller.view().filters).await?;
         if let Some(wanted) = status {
             let now = self.now();
             agents.retain(|agent| reported_status(agent, now) == wanted);
@@ -180,6 +193,19 @@ impl Engine {
     /// When there is none.
     pub async fn agent_by_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<AgentRow> {
         self.store().agent_by_name(scope, name).await?.ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))
+    }
+
+    /// The agent of that name if the caller may see it.
+    ///
+    /// # Errors
+    /// When there is none for this caller.
+    pub async fn visible_agent(&self, caller: &Credential, name: &str) -> EngineResult<AgentRow> {
+        let agent = self.agent_by_name(caller.scope(), name).await?;
+        if caller.view().sees_author(Some(agent.agent_id)) {
+            Ok(agent)
+        } else {
+            Err(EngineError::AgentNotFound(agent.name))
+        }
     }
 
     /// The agent of that id.
@@ -223,13 +249,17 @@ impl Engine {
             skills: change.skills.as_ref(),
         };
         let limit = i32::try_from(MAX_METADATA_BYTES).unwrap_or(i32::MAX);
-        let Some(agent) = self.store().update_agent(scope, name, &row_change, limit, self.now()).await? else {
+        let Some((agent, recorded)) = self.store().update_agent(scope, name, &row_change, limit, self.now()).await?
+        else {
             self.agent_by_name(scope, name).await?;
             // It is there, so what was refused is the size of the merged metadata.
             return Err(too_long("metadata"));
         };
         if change.status.is_some() {
             self.inner.seen.forget(scope, agent.agent_id);
+        }
+        if let Some(recorded) = recorded {
+            self.announce(recorded);
         }
         Ok(agent)
     }
@@ -239,9 +269,17 @@ impl Engine {
     /// # Errors
     /// When there is none of that name.
     pub async fn delete_agent(&self, scope: WorkspaceScope, name: &str) -> EngineResult<()> {
+        self.delete_agent_if(scope, name, &DeleteIf::default()).await
+    }
+
+    /// The same for an agent of which something must hold.
+    ///
+    /// # Errors
+    /// When there is none of that name, or it is not as it must be.
+    pub(crate) async fn delete_agent_if(&self, scope: WorkspaceScope, name: &str, only: &DeleteIf) -> EngineResult<()> {
         let gone = self
             .store()
-            .delete_agent(scope, name, self.now())
+            .delete_agent(scope, name, only, self.now())
             .await?
             .ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))?;
         for hash in gone.tokens {
@@ -251,6 +289,15 @@ impl Engine {
             self.inner.hints.members_changed(scope, channel);
         }
         self.inner.hints.agents_moved(scope, vec![gone.node_id]);
+        self.announce(gone.recorded);
+        // Nobody will take what is left. If this fails, the expiry loop does it.
+        let mailbox = [(scope, gone.agent_id)];
+        if let Err(error) = self.dead_letter_mailboxes(&mailbox, DeadReason::AgentDeleted).await {
+            tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                "a deleted agent's mailbox is left to the worker"
+            );
+        }
         Ok(())
     }
 
@@ -264,7 +311,9 @@ impl Engine {
         let agent_id = match caller {
             Credential::Workspace { .. } => self.agent_by_name(scope, name).await?.agent_id,
             Credential::Agent(agent) if &*agent.name == name => agent.agent_id,
-            Credential::Agent(_) | Credential::Node(_) => return Err(EngineError::AgentRecoveryNotAuthorized),
+            Credential::Agent(_) | Credential::Node(_) | Credential::Observer(_) => {
+                return Err(EngineError::AgentRecoveryNotAuthorized);
+            }
         };
         let token = self.fresh_token(TokenKind::Agent)?;
         let old = self
@@ -278,13 +327,34 @@ impl Engine {
         Ok(token.text)
     }
 
-    /// The agent says that it is there, or that it goes.
+    /// The agent says that it is there. What else it has said of itself, such as being blocked, stays.
     ///
     /// # Errors
     /// When storage is away.
-    pub async fn set_own_status(&self, caller: &AgentCaller, status: AgentStatus) -> EngineResult<()> {
-        self.store().set_agent_status(caller.scope, caller.agent_id, status, self.now()).await?;
-        self.inner.seen.forget(caller.scope, caller.agent_id);
+    pub async fn say_present(&self, caller: &AgentCaller) -> EngineResult<()> {
+        self.set_own_status(caller, AgentStatus::Active, Some(AgentStatus::Offline)).await
+    }
+
+    /// The agent says that it goes.
+    ///
+    /// # Errors
+    /// When storage is away.
+    pub async fn say_gone(&self, caller: &AgentCaller) -> EngineResult<()> {
+        self.set_own_status(caller, AgentStatus::Offline, None).await
+    }
+
+    async fn set_own_status(
+        &self,
+        caller: &AgentCaller,
+        status: AgentStatus,
+        only_from: Option<AgentStatus>,
+    ) -> EngineResult<()> {
+        let (scope, agent) = (caller.scope, caller.agent_id);
+        let recorded = self.store().set_agent_status(scope, agent, status, only_from, self.now()).await?;
+        self.inner.seen.forget(scope, agent);
+        if let Some(recorded) = recorded {
+            self.announce(recorded);
+        }
         Ok(())
     }
 }

@@ -14,12 +14,16 @@ use moka::sync::Cache;
 use relay_domain::{
     AgentId, NodeId, WorkspaceScope,
     agent::AgentKind,
+    observer::ObserverView,
     token::{TOKEN_BYTES, TokenHash, TokenKind},
 };
 use relay_store::{StoreError, TokenOwner};
 use tokio::sync::Mutex;
 
-use crate::{Engine, EngineError, EngineResult};
+use crate::{
+    Engine, EngineError, EngineResult,
+    observers::{self, ObserverAccess},
+};
 
 /// A revocation that this process did not hear of is noticed after this long at the latest.
 const CACHED_FOR: Duration = Duration::from_secs(2);
@@ -43,6 +47,8 @@ pub enum Credential {
     Agent(AgentCaller),
     /// A node.
     Node(NodeCaller),
+    /// An observer: reads, within [`Credential::view`].
+    Observer(ObserverAccess),
 }
 
 impl Credential {
@@ -53,6 +59,17 @@ impl Credential {
             Self::Workspace { scope } => *scope,
             Self::Agent(agent) => agent.scope,
             Self::Node(node) => node.scope,
+            Self::Observer(observer) => observer.scope,
+        }
+    }
+
+    /// What of the workspace the caller may be shown. Anyone but an observer: everything, except that
+    /// conversations are for those who take part in them.
+    #[must_use]
+    pub fn view(&self) -> &ObserverView {
+        match self {
+            Self::Observer(observer) => &observer.view,
+            Self::Workspace { .. } | Self::Agent(_) | Self::Node(_) => observers::everything(),
         }
     }
 
@@ -61,7 +78,7 @@ impl Credential {
     pub const fn agent_id(&self) -> Option<AgentId> {
         match self {
             Self::Agent(agent) => Some(agent.agent_id),
-            Self::Workspace { .. } | Self::Node(_) => None,
+            Self::Workspace { .. } | Self::Node(_) | Self::Observer(_) => None,
         }
     }
 }
@@ -126,11 +143,13 @@ impl Engine {
     /// workspace is gone; or storage is away.
     pub async fn authenticate(&self, token: &str) -> EngineResult<Credential> {
         let kind = TokenKind::of(token).ok_or(EngineError::InvalidTokenFormat)?;
-        let hash = TokenHash::of(token);
-        let credential = match self.inner.tokens.known.get(&hash) {
-            Some(known) => known,
-            None => self.look_up(kind, hash).await?,
-        };
+        if kind == TokenKind::Observer {
+            let access = self.authenticate_observer(token).await?;
+            self.refuse_suspended(access.scope)?;
+            return Ok(Credential::Observer(access));
+        }
+        let credential = self.known_or_looked_up(kind, TokenHash::of(token)).await?;
+        self.refuse_suspended(credential.scope())?;
         if let Credential::Agent(agent) = &credential {
             self.inner.seen.note(agent.scope, agent.agent_id, self.now());
         }
@@ -164,6 +183,14 @@ impl Engine {
         Ok(FreshToken { text, hash })
     }
 
+    /// Whom a token stands for, as remembered for at most 2 s.
+    pub(crate) async fn known_or_looked_up(&self, kind: TokenKind, hash: TokenHash) -> EngineResult<Credential> {
+        match self.inner.tokens.known.get(&hash) {
+            Some(known) => Ok(known),
+            None => self.look_up(kind, hash).await,
+        }
+    }
+
     async fn look_up(&self, kind: TokenKind, hash: TokenHash) -> EngineResult<Credential> {
         let cache = &self.inner.tokens;
         let mut away_since = cache.turns[usize::from(hash.as_bytes()[0]) % TURNS].lock().await;
@@ -191,6 +218,15 @@ impl Engine {
             }
             (TokenKind::Node, Some(TokenOwner::Node { workspace, node_id })) => {
                 Credential::Node(NodeCaller { scope: WorkspaceScope::from_verified_token(workspace), node_id })
+            }
+            (
+                TokenKind::Observer,
+                Some(TokenOwner::Observer { workspace, token_id, version, scopes, filters, expires_at }),
+            ) => {
+                let scope = WorkspaceScope::from_verified_token(workspace);
+                ObserverAccess::of_row(hash, scope, token_id, version, (&scopes, &filters), expires_at)
+                    .map(Credential::Observer)
+                    .ok_or(EngineError::UnknownToken { kind })?
             }
             (kind, _) => return Err(EngineError::UnknownToken { kind }),
         };

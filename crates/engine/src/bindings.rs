@@ -10,7 +10,7 @@ use relay_domain::{
 pub use relay_store::BindingRow;
 use relay_store::{BindOutcome, NodeRow};
 
-use crate::{Engine, EngineError, EngineResult};
+use crate::{Engine, EngineError, EngineResult, auth::Credential};
 
 /// A REST bind tells its caller where the mailbox stands, and the broker must know it before the first
 /// frame. So the gateways hear of the move this long after the answer was made.
@@ -49,10 +49,12 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such node.
-    pub async fn bindings(&self, scope: WorkspaceScope, node: &str) -> EngineResult<Vec<Binding>> {
+    pub async fn bindings(&self, caller: &Credential, node: &str) -> EngineResult<Vec<Binding>> {
+        let scope = caller.scope();
         let node = self.node_row(scope, node).await?;
         let id = NodeId::new(node.node_id.clone());
-        let rows = self.store().bindings(scope, &id, None, MAX_LISTED_BINDINGS).await?;
+        let shown = caller.view().filters.agent_ids.as_deref();
+        let rows = self.store().bindings(scope, &id, shown, MAX_LISTED_BINDINGS).await?;
         Ok(rows.into_iter().map(|row| Binding { row, node: node.clone() }).collect())
     }
 
@@ -85,7 +87,7 @@ impl Engine {
                     nodes.push(node_id.clone());
                 }
                 self.announce_move(scope, nodes);
-                let row = self.store().bindings(scope, &node_id, Some(agent), 1).await?.into_iter().next();
+                let row = self.store().bindings(scope, &node_id, Some(&[agent]), 1).await?.into_iter().next();
                 // Moved on by somebody else in this very moment.
                 let row = row.ok_or_else(|| EngineError::NodeAgentBindingNotFound {
                     agent: request.agent_name.clone(),

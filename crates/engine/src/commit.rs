@@ -4,17 +4,22 @@
 //! flight, with no timer, so a lone request commits at once and a busy engine commits large batches.
 //! Callers hear after the commit; publishing follows.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use chrono::DateTime;
 use relay_domain::{BatchId, GatewayId, snowflake};
 use relay_store::{
     Store, StoreError,
-    commit::{Batch, BatchError, NewSend, SendOutcome},
+    commit::{Batch, BatchError, BatchOutcome, NewSend, SendOutcome},
+    events::Recorded,
 };
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{Engine, EngineError, Inner, publish::Committed};
+use crate::{Engine, EngineError, Inner, publish::Committed, trace};
 
 /// Deliveries per batch, about: a batch closes once it has reached this many.
 const BATCH_DELIVERIES: usize = 512;
@@ -107,12 +112,15 @@ fn fold_equal_keys(pending: Vec<Pending>) -> (Vec<Pending>, Vec<Pending>) {
         .partition(|p| p.send.key.as_ref().is_none_or(|key| seen.insert((p.send.scope, key.hash.clone()))))
 }
 
-async fn commit(engine: &Engine, pending: Vec<Pending>) {
+async fn commit(engine: &Engine, mut pending: Vec<Pending>) {
     let batch = assemble(engine, &pending);
-    metrics::histogram!("relay_commit_batch_size").record(u32::try_from(pending.len()).unwrap_or(u32::MAX));
+    let spans = begin_commit(&mut pending);
+    metrics::histogram!(relay_domain::metric_names::COMMIT_BATCH_SIZE)
+        .record(u32::try_from(pending.len()).unwrap_or(u32::MAX));
     let started = std::time::Instant::now();
     let outcome = submit(engine.store(), &batch).await;
-    metrics::histogram!("relay_commit_seconds").record(started.elapsed().as_secs_f64());
+    metrics::histogram!(relay_domain::metric_names::COMMIT_SECONDS).record(started.elapsed().as_secs_f64());
+    drop(spans);
     match outcome {
         Ok(outcomes) => settle(engine, batch, pending, outcomes),
         Err(BatchError::Unknown(error)) => {
@@ -136,6 +144,17 @@ async fn commit(engine: &Engine, pending: Vec<Pending>) {
     }
 }
 
+/// A span for each traced request of a batch; what comes after the commit goes below it.
+fn begin_commit(pending: &mut [Pending]) -> Vec<tracing::Span> {
+    let requests = pending.len();
+    let traced = pending.iter_mut().filter_map(|one| {
+        let span = trace::below(one.traceparent.as_deref(), || tracing::info_span!("engine.commit", requests))?;
+        one.traceparent = trace::of(&span);
+        Some(span)
+    });
+    traced.collect()
+}
+
 /// Takes the ids: of the messages, in order, and of the batch.
 fn assemble(engine: &Engine, pending: &[Pending]) -> Batch {
     let sends = pending
@@ -157,7 +176,7 @@ fn assemble(engine: &Engine, pending: &[Pending]) -> Batch {
 }
 
 /// Submits a batch; one that lost against other transactions is tried again.
-async fn submit(store: &Store, batch: &Batch) -> Result<Vec<SendOutcome>, BatchError> {
+async fn submit(store: &Store, batch: &Batch) -> Result<BatchOutcome, BatchError> {
     let mut tries = 0;
     loop {
         match store.commit_batch(batch).await {
@@ -203,15 +222,15 @@ fn refuse(pending: Vec<Pending>, error: StoreError) {
 }
 
 /// Answers the callers and hands what was committed to the publisher.
-fn settle(engine: &Engine, batch: Batch, pending: Vec<Pending>, outcomes: Vec<SendOutcome>) {
+fn settle(engine: &Engine, batch: Batch, pending: Vec<Pending>, outcome: BatchOutcome) {
     let mut committed = Committed { batch: batch.id, sends: Vec::with_capacity(pending.len()) };
-    for ((one, send), outcome) in pending.into_iter().zip(batch.sends).zip(outcomes) {
+    for ((one, send), outcome) in pending.into_iter().zip(batch.sends).zip(outcome.sends) {
         let reply = match outcome {
             SendOutcome::Committed(rows) => {
                 let full = rows.iter().enumerate().filter(|(_, row)| row.is_none()).map(|(i, _)| i).collect();
-                metrics::counter!("relay_messages_accepted_total").increment(1);
+                metrics::counter!(relay_domain::metric_names::MESSAGES_ACCEPTED).increment(1);
                 let written = u64::try_from(rows.iter().flatten().count()).unwrap_or(0);
-                metrics::counter!("relay_deliveries_written_total").increment(written);
+                metrics::counter!(relay_domain::metric_names::DELIVERIES_WRITTEN).increment(written);
                 committed.push(send.clone(), one.names, rows, one.traceparent);
                 Reply::Committed { send: Box::new(send), full }
             }
@@ -222,8 +241,18 @@ fn settle(engine: &Engine, batch: Batch, pending: Vec<Pending>, outcomes: Vec<Se
         // A caller that went away changes nothing: the message is there.
         let _ = one.reply.send(Ok(reply));
     }
+    announce(engine, &committed, outcome.events);
+    engine.hint_at_due(&committed);
     if let Err(committed) = engine.inner.publisher.push(committed) {
         // The outbox relay will publish it; recipients need not wait for that.
         engine.hints().mailboxes_changed(committed.mailboxes());
+    }
+}
+
+/// Tells those who watch; the messages are at hand.
+fn announce(engine: &Engine, committed: &Committed, events: Vec<Recorded>) {
+    for recorded in events {
+        let messages = if recorded.watched { committed.messages(recorded.scope) } else { HashMap::new() };
+        engine.announce_with(recorded, messages);
     }
 }

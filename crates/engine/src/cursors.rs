@@ -5,15 +5,15 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError, Weak},
     time::Duration,
 };
 
 use relay_domain::{AgentId, WorkspaceScope};
-use relay_store::{Store, cursors::CursorMove};
+use relay_store::cursors::CursorMove;
 use tokio::sync::Notify;
 
-use crate::{Engine, EngineResult};
+use crate::{Engine, EngineResult, Inner};
 
 /// How long acks gather before they are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(20);
@@ -66,13 +66,14 @@ fn merge(waiting: &mut HashMap<(WorkspaceScope, AgentId), CursorMove>, moved: Cu
 }
 
 /// Writes moves until the engine is gone.
-pub(crate) async fn run(store: Store, moves: std::sync::Weak<CursorMoves>) {
+pub(crate) async fn run(engine: Weak<Inner>, moves: Weak<CursorMoves>) {
     loop {
         let Some(moves) = moves.upgrade() else { return };
         // The engine's end drops the moves: wake up now and then to notice.
         let _ = tokio::time::timeout(Duration::from_secs(1), moves.news.notified()).await;
         tokio::time::sleep(FLUSH_EVERY).await;
-        if let Err(error) = flush(&store, &moves).await {
+        let Some(inner) = engine.upgrade() else { return };
+        if let Err(error) = flush(&Engine { inner }, &moves).await {
             tracing::debug!(error = &error as &dyn std::error::Error, "cursor moves wait for postgres");
             tokio::time::sleep(RETRY_AFTER).await;
             moves.news.notify_one();
@@ -80,13 +81,14 @@ pub(crate) async fn run(store: Store, moves: std::sync::Weak<CursorMoves>) {
     }
 }
 
-async fn flush(store: &Store, moves: &CursorMoves) -> EngineResult<()> {
+async fn flush(engine: &Engine, moves: &CursorMoves) -> EngineResult<()> {
     let all = moves.take();
     for (nth, some) in all.chunks(PER_STATEMENT).enumerate() {
-        match store.flush_cursors(some).await {
-            Ok(acked) => {
-                let acked = u64::try_from(acked).unwrap_or(0);
-                metrics::counter!("relay_deliveries_acked_total").increment(acked);
+        match engine.store().flush_cursors(some, engine.now()).await {
+            Ok(flushed) => {
+                let acked = u64::try_from(flushed.acked).unwrap_or(0);
+                metrics::counter!(relay_domain::metric_names::DELIVERIES_ACKED).increment(acked);
+                flushed.recorded.into_iter().for_each(|recorded| engine.announce_to_observers(recorded));
             }
             Err(error) => {
                 moves.give_back(all[nth * PER_STATEMENT..].to_vec());
@@ -108,6 +110,6 @@ impl Engine {
     /// # Errors
     /// When Postgres is away; what was not written goes on waiting.
     pub async fn flush_cursors(&self) -> EngineResult<()> {
-        flush(self.store(), &Arc::clone(&self.inner.cursors)).await
+        flush(self, &self.inner.cursors).await
     }
 }

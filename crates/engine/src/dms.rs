@@ -3,10 +3,12 @@
 use relay_domain::{
     AgentId, ChannelId, ConversationId, WorkspaceScope,
     conversation::{MAX_LISTED_CONVERSATIONS, MAX_PARTICIPANTS, direct_names, group_channel_name},
+    event,
     names::{MAX_TEXT_BYTES, MAX_TITLE_BYTES, check_length},
+    observer::ObserverFilters,
 };
 pub use relay_store::ListedConversation;
-use relay_store::{ConversationRow, KeptAnswer, MessagePage, NewConversation, OpenOutcome};
+use relay_store::{ConversationRow, KeptAnswer, MessagePage, NewConversation, OpenOutcome, events::NewEvent};
 use serde_json::{Value, json};
 
 use crate::{
@@ -139,7 +141,8 @@ impl Engine {
         page: MessagePage,
     ) -> EngineResult<Vec<Value>> {
         let conversation = self.own_conversation(caller, id).await?;
-        let messages = self.store().channel_messages(caller.scope, conversation.channel_id, page).await?;
+        let all = ObserverFilters::default();
+        let messages = self.store().channel_messages(caller.scope, conversation.channel_id, page, &all).await?;
         Ok(messages.iter().map(|listed| render::in_conversation(&listed.message)).collect())
     }
 
@@ -230,18 +233,19 @@ impl Engine {
     /// or it is full.
     pub async fn add_participant(&self, caller: &AgentCaller, id: &str, agent_name: &str) -> EngineResult<bool> {
         let conversation = self.own_group(caller, id).await?;
-        let agent = self.participant_of_name(caller.scope, agent_name).await?;
+        let (agent, name) = self.participant_of_name(caller.scope, agent_name).await?;
         let count = self.store().participant_count(caller.scope, conversation.channel_id).await?;
         if count >= i64::try_from(MAX_PARTICIPANTS).unwrap_or(i64::MAX)
             && !self.store().is_member(caller.scope, conversation.channel_id, agent).await?
         {
             return Err(too_many());
         }
-        let added = self.store().add_participant(caller.scope, conversation.channel_id, agent).await?;
-        if added {
-            self.hints().members_changed(caller.scope, conversation.channel_id);
-        }
-        Ok(!added)
+        let event = participant_event(event::MEMBER_JOINED, &conversation, agent, &name);
+        let added = self.store().add_participant(caller.scope, conversation.channel_id, agent, self.now(), event);
+        let Some(recorded) = added.await? else { return Ok(true) };
+        self.hints().members_changed(caller.scope, conversation.channel_id);
+        self.announce(recorded);
+        Ok(false)
     }
 
     /// Ends an agent's part in a group of the caller's; one that takes no part is fine.
@@ -250,9 +254,12 @@ impl Engine {
     /// When the conversation or the agent is unknown, the caller takes no part in it, or it is no group's.
     pub async fn remove_participant(&self, caller: &AgentCaller, id: &str, agent_name: &str) -> EngineResult<()> {
         let conversation = self.own_group(caller, id).await?;
-        let agent = self.participant_of_name(caller.scope, agent_name).await?;
-        if self.store().remove_participant(caller.scope, conversation.channel_id, agent).await? {
+        let (agent, name) = self.participant_of_name(caller.scope, agent_name).await?;
+        let event = participant_event(event::MEMBER_LEFT, &conversation, agent, &name);
+        let left = self.store().remove_participant(caller.scope, conversation.channel_id, agent, self.now(), event);
+        if let Some(recorded) = left.await? {
             self.hints().members_changed(caller.scope, conversation.channel_id);
+            self.announce(recorded);
         }
         Ok(())
     }
@@ -266,10 +273,10 @@ impl Engine {
         }
     }
 
-    async fn participant_of_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<AgentId> {
+    async fn participant_of_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<(AgentId, String)> {
         let name = name.strip_prefix('@').unwrap_or(name);
-        let found = self.store().agent_ids(scope, &[name.to_owned()]).await?;
-        found.first().map(|(_, id)| *id).ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))
+        let found = self.store().agent_ids(scope, &[name.to_owned()]).await?.into_iter().next();
+        found.map(|(name, id)| (id, name)).ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))
     }
 
     /// The named agents and the caller, each once.
@@ -303,6 +310,16 @@ impl Engine {
         };
         Ok(self.replay(scope, &hash, &key.fingerprint()).await?.map(CreatedGroup::Replayed))
     }
+}
+
+/// Somebody has come to a conversation or left it.
+fn participant_event(kind: &'static str, to: &Conversation, agent: AgentId, name: &str) -> NewEvent {
+    let conversation = to.conversation_id.as_str();
+    let data = json!({
+        "conversation_id": conversation, "channel": to.channel_name,
+        "agent_name": name, "agent_id": agent.to_string(),
+    });
+    NewEvent::new(kind, data).in_conversation(Some(conversation.to_owned())).by(agent)
 }
 
 fn too_many() -> EngineError {

@@ -1,7 +1,9 @@
 //! What is to be posted, and what is refused of it before anything is written.
 
 use relay_domain::{
+    dead_letter::TTL_BOUNDS,
     delivery::Mode,
+    file::MAX_ATTACHMENTS,
     names::{MAX_METADATA_BYTES, MAX_TEXT_BYTES, check_json_length, check_length},
 };
 use relay_store::MessageRow;
@@ -22,12 +24,14 @@ pub struct Draft {
     pub blocks: Option<Value>,
     /// Kept as the message's metadata: an object.
     pub data: Option<Value>,
-    /// Ids of files. Files come with the API issue: until then none can exist.
+    /// Ids of complete files of the workspace, each once.
     pub attachments: Vec<String>,
     /// How it asks to be injected.
     pub mode: Mode,
     /// Free text of the client's.
     pub content_type: Option<String>,
+    /// How long its deliveries live, in milliseconds; without it, as long as the workspace says.
+    pub ttl_ms: Option<i64>,
 }
 
 pub(crate) fn check_draft(draft: &Draft) -> EngineResult<()> {
@@ -35,7 +39,7 @@ pub(crate) fn check_draft(draft: &Draft) -> EngineResult<()> {
         return Err(EngineError::InvalidRequest("text must not be empty".to_owned()));
     }
     check_length("text", &draft.text, MAX_TEXT_BYTES)?;
-    if !draft.attachments.is_empty() {
+    if draft.attachments.len() > MAX_ATTACHMENTS {
         return Err(EngineError::InvalidAttachments);
     }
     if draft.blocks.as_ref().is_some_and(|blocks| !blocks.is_array()) {
@@ -43,6 +47,13 @@ pub(crate) fn check_draft(draft: &Draft) -> EngineResult<()> {
     }
     if draft.data.as_ref().is_some_and(|data| !data.is_object()) {
         return Err(EngineError::InvalidRequest("data must be an object".to_owned()));
+    }
+    let (least, most) = TTL_BOUNDS;
+    let is_within =
+        |ttl: i64| u128::try_from(ttl).is_ok_and(|ttl| (least.as_millis()..=most.as_millis()).contains(&ttl));
+    if draft.ttl_ms.is_some_and(|ttl| !is_within(ttl)) {
+        let bounds = format!("ttl_ms must be {} to {}", least.as_millis(), most.as_millis());
+        return Err(EngineError::InvalidRequest(bounds));
     }
     check_length("content_type", draft.content_type.as_deref().unwrap_or_default(), 128)?;
     let encoded = |value: &Option<Value>| value.as_ref().map_or(0, |v| v.to_string().len());
@@ -52,7 +63,9 @@ pub(crate) fn check_draft(draft: &Draft) -> EngineResult<()> {
 
 /// Nothing may be accepted that cannot be framed.
 pub(crate) fn check_frame(message: &MessageRow) -> EngineResult<()> {
-    let extras = message.blocks.as_ref().map_or(0, |b| b.to_string().len()) + message.metadata.to_string().len();
+    let encoded = |value: &Value| value.to_string().len();
+    let extras =
+        message.blocks.as_ref().map_or(0, encoded) + encoded(&message.metadata) + encoded(&message.attachments);
     if message.text.len() + extras <= SURELY_FITS {
         return Ok(());
     }

@@ -1,6 +1,6 @@
 //! Everything a use case can refuse. The gateway gives each variant its status and code.
 
-use relay_domain::{NodeId, names::InvalidText, token::TokenKind};
+use relay_domain::{NodeId, names::InvalidText, plan::Ceiling, token::TokenKind};
 use relay_store::StoreError;
 
 /// The result of a use case.
@@ -46,9 +46,50 @@ pub enum EngineError {
         /// What it claims to be.
         kind: TokenKind,
     },
+    /// The workspace was suspended by an operator; nothing of it is lost.
+    #[error("the workspace is suspended")]
+    WorkspaceSuspended,
     /// Only an agent may do this.
     #[error("an agent token is required")]
     AgentTokenRequired,
+    /// The observer token lacks this scope.
+    #[error("the token lacks the scope {0}")]
+    InsufficientScope(String),
+
+    /// The workspace has as many of these as it may.
+    #[error("the plan allows no more {}", .0.as_str())]
+    PlanLimitExceeded(Ceiling),
+    /// A token of this kind cannot observe.
+    #[error("a {kind:?} token cannot observe")]
+    NotForObserving {
+        /// What it is.
+        kind: TokenKind,
+    },
+    /// No such observer token, or it is revoked.
+    #[error("observer token not found")]
+    ObserverTokenNotFound,
+    /// An active observer token has that name.
+    #[error("an active observer token is called {0}")]
+    ObserverTokenNameConflict(String),
+
+    /// Only an operator may do this, and the caller has not shown to be one.
+    #[error("operator credentials are required")]
+    NotAnOperator,
+    /// On a hosted installation workspaces are created by operators.
+    #[error("workspaces are created by operators here")]
+    HostedInstallation,
+    /// The OIDC issuer's keys cannot be fetched.
+    #[error("the OIDC issuer is unavailable")]
+    IssuerUnavailable,
+    /// No such signing key.
+    #[error("signing key not found")]
+    SigningKeyNotFound,
+    /// Tokens are still signed with the key.
+    #[error("the signing key is in use")]
+    SigningKeyInUse,
+    /// As many signing keys live as may.
+    #[error("too many signing keys live")]
+    TooManySigningKeys,
 
     /// A text is empty, too long or has forbidden characters.
     #[error(transparent)]
@@ -117,12 +158,92 @@ pub enum EngineError {
     /// Files that are not there, not complete, or named twice.
     #[error("invalid attachments")]
     InvalidAttachments,
+    /// No such file, or it is deleted.
+    #[error("file not found")]
+    FileNotFound,
+    /// The bytes of a file have not been uploaded.
+    #[error("the upload is incomplete")]
+    UploadIncomplete,
+    /// A complete file does not change.
+    #[error("the file is complete")]
+    FileComplete,
+    /// Only its owner may do this to a file.
+    #[error("the file is another agent's")]
+    NotFileOwner,
+    /// The file is larger than this engine takes.
+    #[error("a file has at most {max_bytes} bytes")]
+    FileTooLarge {
+        /// The largest size.
+        max_bytes: i64,
+    },
+    /// The token in a file's address is none of ours, for something else, or expired.
+    #[error("invalid or expired file token")]
+    InvalidFileToken,
+    /// The storage of files did not do what was asked.
+    #[error("the storage of files failed")]
+    FileStorage(#[source] relay_blobs::BlobError),
+    /// The storage of files has lost the bytes of a file.
+    #[error("the bytes of the file are missing")]
+    FileBytesMissing,
+
+    /// A call of a webhook's address without a webhook's token.
+    #[error("a webhook token is required")]
+    WebhookTokenRequired,
+    /// No such webhook.
+    #[error("webhook not found")]
+    WebhookNotFound,
+    /// No such subscription.
+    #[error("subscription not found")]
+    SubscriptionNotFound,
+    /// Only agents are somewhere.
+    #[error("only an agent can be placed beside itself")]
+    PlacementSelfRequiresAgent,
+    /// The caller runs on no node that brings agents up.
+    #[error("the caller runs on no broker node")]
+    PlacementSelfUnavailable,
+    /// The agent has another token by now.
+    #[error("the agent has another token by now")]
+    ReleaseGenerationConflict,
+    /// The node that runs the agent cannot be reached.
+    #[error("the node of agent {0} cannot be reached")]
+    AgentHostUnavailable(String),
+    /// No such trigger.
+    #[error("trigger not found")]
+    TriggerNotFound,
+    /// The workspace has as many triggers as it may.
+    #[error("too many triggers")]
+    TooManyTriggers,
+    /// Something was sealed with a key that this process was not given.
+    #[error("sealed with key {key_id}, which is not known here")]
+    SealedWithUnknownKey {
+        /// The key.
+        key_id: String,
+    },
+    /// The text is no type of session event.
+    #[error("invalid event type")]
+    InvalidEventType,
+    /// An agent reports for itself only.
+    #[error("an agent reports events of its own session only")]
+    NotOwnSession,
+
     /// The message would not fit into a frame.
     #[error("the message is too large to be delivered")]
     PayloadTooLarge,
     /// No such message, or none that the caller may see.
     #[error("message not found")]
     MessageNotFound,
+    /// Only its author may change a message.
+    #[error("not the author of this message")]
+    NotTheAuthor,
+    /// The text is no address.
+    #[error("invalid address")]
+    InvalidAddress,
+    /// The address fits more than one place.
+    #[error("ambiguous address")]
+    AmbiguousAddress,
+    /// Nobody is at that address.
+    #[error("address not found")]
+    AddressNotFound,
     /// No such conversation.
     #[error("conversation not found")]
     ConversationNotFound,
@@ -133,6 +254,60 @@ pub enum EngineError {
     #[error("delivery not found")]
     DeliveryNotFound,
 
+    /// The dead letter cannot be sent again; the text says why.
+    #[error("the dead letter cannot be sent again: {0}")]
+    NotRedrivable(String),
+    /// No such redrive.
+    #[error("redrive not found")]
+    RedriveNotFound,
+
+    /// No such action, or none that the caller may see.
+    #[error("action not found")]
+    ActionNotFound,
+    /// The name of an action is another handler's, or the engine's own.
+    #[error("the action name {0} is taken")]
+    ActionNameConflict(String),
+    /// An action has an agent or a node that handles it, not both and not none.
+    #[error("an action has exactly one handler")]
+    InvalidActionHandler,
+    /// The node does not advertise what it is to do.
+    #[error("node {node} lacks the capability {capability}")]
+    CapabilityMismatch {
+        /// The node's name.
+        node: String,
+        /// What it lacks.
+        capability: String,
+    },
+    /// Only the agent that handles it may do this.
+    #[error("not the handler")]
+    NotTheHandler,
+    /// The workspace has as many actions as it may.
+    #[error("too many actions")]
+    TooManyActions,
+    /// The caller may not invoke the action.
+    #[error("invoking {0} is denied")]
+    ActionDenied(String),
+    /// The input is not what the action's schema asks for.
+    #[error("the input at {path:?} does not fit: {message}")]
+    InvalidActionInput {
+        /// JSON pointer into the input.
+        path: String,
+        /// What is wrong there.
+        message: String,
+    },
+    /// Nobody can do it now; why.
+    #[error("no handler is available: {0}")]
+    HandlerUnavailable(String),
+    /// As many invocations of this are open as may be.
+    #[error("too many invocations of {0} are open")]
+    TooManyInvocations(&'static str),
+    /// No such invocation of that action.
+    #[error("invocation not found")]
+    InvocationNotFound,
+    /// A node says what came of it, over its socket.
+    #[error("the invocation is a node's")]
+    NodeOwnedInvocation,
+
     /// No such node.
     #[error("node {0} not found")]
     NodeNotFound(String),
@@ -142,9 +317,20 @@ pub enum EngineError {
     /// The name cannot be a node's.
     #[error("invalid node name")]
     InvalidNodeName,
-    /// A kind of node that this engine does not serve.
-    #[error("nodes of kind {0} are not supported")]
-    UnsupportedNodeKind(String),
+    /// Only agents on nodes of kind poll claim their deliveries: those of others are brought to them.
+    #[error("the caller is not on a node of kind poll")]
+    NotPolled,
+    /// A node keeps the kind that it was made with.
+    #[error("node {node} is of kind {kind}")]
+    NodeKindIsFixed {
+        /// The node's name.
+        node: String,
+        /// What it is.
+        kind: String,
+    },
+    /// The URL of a node leads to where nobody may call through us.
+    #[error("unsafe delivery url: {0}")]
+    UnsafeNodeDeliveryUrl(String),
     /// The delivery settings do not fit the node.
     #[error("invalid node delivery: {0}")]
     InvalidNodeDelivery(String),

@@ -1,11 +1,11 @@
 //! A gateway's lease: how everybody else knows that its sockets live.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use relay_domain::GatewayId;
 use relay_store::leases::{HeldProvider, Renewal};
 
-use crate::{Engine, EngineResult};
+use crate::{Engine, EngineResult, hints};
 
 /// A gateway that has not renewed for this long is taken for dead.
 pub const LEASE: Duration = Duration::from_secs(3);
@@ -19,7 +19,11 @@ impl Engine {
 
     /// Makes this process a gateway, with an id of its own that no restart reuses.
     pub fn become_gateway(&self) -> GatewayId {
-        *self.inner.gateway_id.get_or_init(|| GatewayId::new(self.next_id()))
+        *self.inner.gateway_id.get_or_init(|| {
+            let id = GatewayId::new(self.next_id());
+            tokio::spawn(hints::receive(Arc::downgrade(&self.inner), self.inner.stream.clone(), Some(id)));
+            id
+        })
     }
 
     /// Renews the lease; to be called each second. After a break, returns the connections that are

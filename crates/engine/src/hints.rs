@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use relay_domain::{AgentId, ChannelId, NodeId, ProviderName, WorkspaceScope, token::TokenHash};
+use relay_domain::{AgentId, ChannelId, GatewayId, NodeId, ProviderName, WorkspaceScope, token::TokenHash};
 pub use relay_stream::Hint;
 use relay_stream::Stream;
 use tokio::sync::{broadcast, mpsc};
@@ -18,16 +18,19 @@ const WAITING: usize = 4096;
 
 const SUBSCRIBE_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
+/// A hint for other processes: for one gateway, or for all.
+pub(crate) type Outgoing = (Option<GatewayId>, Arc<Hint>);
+
 /// Where hints of this process start from.
 #[derive(Debug)]
 pub struct Hints {
     local: broadcast::Sender<Arc<Hint>>,
-    remote: mpsc::Sender<Arc<Hint>>,
+    remote: mpsc::Sender<Outgoing>,
 }
 
 impl Hints {
     /// Hints, and the queue that [`forward`] empties into NATS.
-    pub(crate) fn new() -> (Self, mpsc::Receiver<Arc<Hint>>) {
+    pub(crate) fn new() -> (Self, mpsc::Receiver<Outgoing>) {
         let (remote, queue) = mpsc::channel(WAITING);
         (Self { local: broadcast::channel(WAITING).0, remote }, queue)
     }
@@ -57,6 +60,14 @@ impl Hints {
         }
     }
 
+    /// Rows of these mailboxes were written, of agents on nodes without a socket.
+    pub(crate) fn deliveries_due(&self, agents: &[(WorkspaceScope, AgentId)]) {
+        for some in agents.chunks(1000) {
+            let agents = some.iter().map(|(scope, agent)| (scope.workspace_id(), *agent)).collect();
+            self.give(Hint::DeliveriesDue { agents });
+        }
+    }
+
     /// Rows of one mailbox were written, or settled otherwise than over its socket.
     pub fn mailbox_changed(&self, scope: WorkspaceScope, agent: AgentId) {
         self.mailboxes_changed([(scope, agent)]);
@@ -65,6 +76,16 @@ impl Hints {
     /// A token is dead.
     pub fn token_revoked(&self, hash: TokenHash) {
         self.give(Hint::TokenRevoked { hash: hash.to_string() });
+    }
+
+    /// What a workspace may use changed.
+    pub fn quotas_changed(&self, scope: WorkspaceScope) {
+        self.give(Hint::QuotasChanged { workspace: scope.workspace_id() });
+    }
+
+    /// Observer tokens, or the keys that sign them, are no longer what they were.
+    pub(crate) fn observers_changed(&self) {
+        self.give(Hint::ObserversChanged);
     }
 
     /// A channel's members, mutes or archived flag changed.
@@ -87,12 +108,27 @@ impl Hints {
         event: &str,
         data: serde_json::Value,
     ) {
+        self.notify_all(scope, Some(agents), topic, event, data, None);
+    }
+
+    /// The same for all direct nodes of the workspace when no agents are given, and as a `deliver` frame with
+    /// seq 0 when an event id is.
+    pub(crate) fn notify_all(
+        &self,
+        scope: WorkspaceScope,
+        agents: Option<Vec<AgentId>>,
+        topic: &str,
+        event: &str,
+        data: serde_json::Value,
+        event_id: Option<String>,
+    ) {
         self.give(Hint::Notify {
             workspace: scope.workspace_id(),
             agents,
             topic: topic.to_owned(),
             event: event.to_owned(),
             data,
+            event_id,
         });
     }
 
@@ -100,14 +136,29 @@ impl Hints {
         let hint = Arc::new(hint);
         // Nobody listening is fine, and so is a full queue: the silence check finds what it hinted at.
         let _ = self.local.send(Arc::clone(&hint));
-        let _ = self.remote.try_send(hint);
+        let _ = self.remote.try_send((None, hint));
+    }
+
+    /// A hint that concerns one gateway, which may be `own`.
+    pub(crate) fn to_gateway(&self, gateway: GatewayId, own: Option<GatewayId>, hint: Hint) {
+        let hint = Arc::new(hint);
+        if own == Some(gateway) {
+            let _ = self.local.send(hint);
+        } else {
+            let _ = self.remote.try_send((Some(gateway), hint));
+        }
     }
 }
 
-/// Passes the hints of other processes to the listeners of this one, until the engine is gone.
-pub(crate) async fn receive(engine: Weak<Inner>, stream: Stream) {
+/// Passes the hints of other processes, for all or for one gateway, to the listeners of this one, until the engine is
+/// gone.
+pub(crate) async fn receive(engine: Weak<Inner>, stream: Stream, gateway: Option<GatewayId>) {
     let mut hints = loop {
-        match stream.hints().await {
+        let listened = match gateway {
+            None => stream.hints().await,
+            Some(gateway) => stream.hints_to(gateway).await,
+        };
+        match listened {
             Ok(hints) => break hints,
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "waiting for nats");
@@ -130,22 +181,32 @@ pub(crate) async fn obey(engine: Weak<Inner>, mut hints: broadcast::Receiver<Arc
         match hint.as_deref() {
             Ok(Hint::TokenRevoked { hash }) => {
                 if let Ok(hash) = hash.parse::<TokenHash>() {
-                    Engine { inner }.forget_token(&hash);
+                    let engine = Engine { inner };
+                    engine.forget_token(&hash);
+                    engine.inner.observers.recheck();
                 }
             }
+            Ok(Hint::ObserversChanged) => inner.observers.wake(),
             Ok(Hint::MembersChanged { workspace, channel }) => {
                 inner.audiences.forget(WorkspaceScope::from_engine_row(*workspace), *channel);
             }
+            Ok(Hint::QuotasChanged { workspace }) => Engine { inner }.forget_quotas(*workspace).await,
             Ok(_) => {}
-            Err(broadcast::error::RecvError::Lagged(_)) => Engine { inner }.forget_all_tokens(),
+            Err(broadcast::error::RecvError::Lagged(_)) => {
+                inner.observers.wake();
+                Engine { inner }.forget_all_tokens();
+            }
             Err(broadcast::error::RecvError::Closed) => return,
         }
     }
 }
 
 /// Sends this process's hints to the others until the engine is gone.
-pub(crate) async fn forward(stream: Stream, mut queue: mpsc::Receiver<Arc<Hint>>) {
-    while let Some(hint) = queue.recv().await {
-        stream.hint(&hint).await;
+pub(crate) async fn forward(stream: Stream, mut queue: mpsc::Receiver<Outgoing>) {
+    while let Some((gateway, hint)) = queue.recv().await {
+        match gateway {
+            None => stream.hint(&hint).await,
+            Some(gateway) => stream.hint_to(gateway, &hint).await,
+        }
     }
 }

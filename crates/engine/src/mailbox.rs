@@ -6,9 +6,10 @@ use relay_domain::{AgentId, DeliveryId, NodeId, ProviderName, WorkspaceScope, de
 use relay_store::replay::StoredDelivery;
 pub use relay_store::{
     cursors::{CursorMove, Located, Position},
+    heartbeats::Heartbeat,
     hosting::{Fence, Listed},
     leases::HeldProvider,
-    providers::{Heartbeat, Registration},
+    providers::Registration,
 };
 pub use relay_stream::{Link, LiveFrame, ProbeRequest, Probes, Tail};
 use tokio::sync::watch;
@@ -113,7 +114,8 @@ impl Engine {
             repaired.push(Repaired { agent_id: want.agent_id, frames: page_of(want, head, own, self.now()) });
         }
         let frames: usize = repaired.iter().map(|r| r.frames.len()).sum();
-        metrics::counter!("relay_deliveries_repaired_total").increment(u64::try_from(frames).unwrap_or(0));
+        metrics::counter!(relay_domain::metric_names::DELIVERIES_REPAIRED)
+            .increment(u64::try_from(frames).unwrap_or(0));
         Ok(repaired)
     }
 

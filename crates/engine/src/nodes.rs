@@ -10,15 +10,17 @@ use relay_domain::{
         check_json_length, check_length, check_name, strip_hash,
     },
     node::{
-        DIRECT_ID_PREFIX, DIRECT_NAME_PREFIX, LISTED_NODES, NodeRole, RequestedKind, WS_ADAPTER, capability_kind,
-        max_agents,
+        DIRECT_ID_PREFIX, DIRECT_NAME_PREFIX, LISTED_NODES, NodeKind, NodeRole, WS_ADAPTER, capability_kind, max_agents,
     },
+    plan::Ceiling,
+    push::{HTTP_ADAPTERS, POLL_ADAPTER},
     token::TokenKind,
 };
-use relay_store::{DirectTokenOutcome, EnrolOutcome, NodeEnrolment, NodeProviderRow};
-pub use relay_store::{NodeFilter, NodeRow};
+use relay_store::{DirectTokenOutcome, EnrolOutcome, NewDelivery, NodeEnrolment, subscriptions::Sealed};
+pub use relay_store::{NodeFilter, NodeProviderRow, NodeRow};
 use serde_json::{Value, json};
 
+use crate::push::delivery::DeliverySecrets;
 use crate::{Engine, EngineError, EngineResult, agents::encoded_length, auth::AgentCaller};
 
 /// A request to enrol a node. What is left out keeps its stored value.
@@ -36,6 +38,8 @@ pub struct EnrolNode {
     pub role: Option<String>,
     /// How deliveries reach it.
     pub delivery_adapter: Option<String>,
+    /// How it is called, if it is: an object.
+    pub delivery: Option<Value>,
     /// Names with their declared kind and metadata.
     pub capabilities: Option<Vec<Capability>>,
     /// 0 for unlimited.
@@ -76,8 +80,12 @@ pub struct Node {
     pub load: f64,
     /// Over all providers.
     pub active_agents: i32,
+    /// Places promised to what is on its way there, over all providers.
+    pub reserved_agents: i64,
     /// Over all providers; 0 for unlimited.
     pub max_agents: i32,
+    /// Its providers, in the order of their registration.
+    pub providers: Vec<NodeProviderRow>,
     /// Of a live provider, else of any.
     pub last_heartbeat_at: Option<DateTime<Utc>>,
 }
@@ -109,12 +117,27 @@ impl Engine {
     /// When a field is out of bounds, the kind is not served, or another live node has the name.
     pub async fn enrol_node(&self, scope: WorkspaceScope, request: EnrolNode) -> EngineResult<EnrolledNode> {
         let name = node_name(&request.name)?;
-        let role = requested_role(&request)?;
+        let node_id = request.node_id.clone().map(checked_node_id).transpose()?;
+        let fresh_id = NodeId::new(format!("node_{}", self.next_id()));
+        let stored = self.store().node_to_change(scope, node_id.as_ref(), name).await?;
+        let (kind, role) = requested_kind(&request, stored.as_ref().map(|(row, _)| row))?;
+        let own_id = match &stored {
+            Some((row, _)) => NodeId::new(row.node_id.clone()),
+            None => node_id.clone().unwrap_or_else(|| fresh_id.clone()),
+        };
+        let adapter = requested_adapter(kind, request.delivery_adapter.as_deref())?;
+        let (delivery_adapter, delivery) = match kind {
+            NodeKind::HttpPush => self.read_delivery(scope, &own_id, request.delivery, stored.as_ref(), false)?.unzip(),
+            NodeKind::Ws | NodeKind::Poll => (Some(adapter), None),
+        };
         let token = self.fresh_token(TokenKind::Node)?;
         let enrolment = NodeEnrolment {
-            node_id: request.node_id.map(checked_node_id).transpose()?,
-            fresh_id: NodeId::new(format!("node_{}", self.next_id())),
+            node_id,
+            fresh_id,
             name: name.to_owned(),
+            kind: kind.as_str(),
+            delivery_adapter,
+            delivery,
             machine_id: checked_note("machine_id", request.machine_id)?,
             role: role.map(NodeRole::as_str),
             capabilities: request.capabilities.map(checked_capabilities).transpose()?,
@@ -122,14 +145,17 @@ impl Engine {
             tags: checked_tags(request.tags)?,
             version: checked_note("version", request.version)?,
             token_hash: token.hash,
+            ceiling: self.ceiling(scope, Ceiling::Nodes).await?,
         };
-        let outcome = match self.store().enrol_node(scope, &enrolment).await {
+        let (outcome, recorded) = match self.store().enrol_node(scope, &enrolment, self.now()).await {
             // A node that renamed itself over its socket was faster.
-            Err(error) if error.violates("nodes_name_is_unique") => EnrolOutcome::NameTaken,
+            Err(error) if error.violates("nodes_name_is_unique") => (EnrolOutcome::NameTaken, None),
             other => other?,
         };
+        recorded.into_iter().for_each(|recorded| self.announce(recorded));
         match outcome {
             EnrolOutcome::NameTaken => Err(EngineError::NodeNameConflict(enrolment.name)),
+            EnrolOutcome::NoRoom => Err(EngineError::PlanLimitExceeded(Ceiling::Nodes)),
             EnrolOutcome::Enrolled { node, replaced_token } => {
                 if let Some(old) = replaced_token {
                     self.revoke_token(old);
@@ -139,6 +165,55 @@ impl Engine {
                 Ok(EnrolledNode { node, token: token.text })
             }
         }
+    }
+
+    /// Changes how a node is called. What is left out of `delivery` stays.
+    ///
+    /// # Errors
+    /// When there is no such node, it is of another kind, or a field is out of bounds.
+    pub async fn change_delivery(
+        &self,
+        scope: WorkspaceScope,
+        name_or_id: &str,
+        delivery: Value,
+    ) -> EngineResult<Node> {
+        let row = self.node_row(scope, name_or_id).await?;
+        let id = NodeId::new(row.node_id);
+        let stored = self.store().node_to_change(scope, Some(&id), &row.name).await?;
+        let stored = stored.ok_or_else(|| EngineError::NodeNotFound(row.name.clone()))?;
+        if stored.0.kind != NodeKind::HttpPush.as_str() {
+            return Err(EngineError::NodeKindIsFixed { node: row.name, kind: stored.0.kind });
+        }
+        if let Some((adapter, delivery)) = self.read_delivery(scope, &id, Some(delivery), Some(&stored), true)? {
+            self.store().change_delivery(scope, &id, adapter, &delivery).await?;
+            self.hints().node_changed(scope, id);
+        }
+        self.node(scope, &row.name).await
+    }
+
+    /// The settings that a request makes, with their adapter; `None` to keep the stored ones.
+    fn read_delivery(
+        &self,
+        scope: WorkspaceScope,
+        id: &NodeId,
+        given: Option<Value>,
+        stored: Option<&(NodeRow, Option<Sealed>)>,
+        keeps_the_rest: bool,
+    ) -> EngineResult<Option<(&'static str, NewDelivery)>> {
+        let Some(given) = given.filter(|given| !given.is_null()) else {
+            return match stored {
+                Some(_) => Ok(None),
+                None => Err(EngineError::InvalidNodeDelivery("delivery is required for kind http_push".into())),
+            };
+        };
+        let secrets = &self.inner.secrets;
+        let known = match stored {
+            Some((_, sealed)) => secrets.open_node_delivery(scope, id, sealed.as_ref())?,
+            None => DeliverySecrets::default(),
+        };
+        let shown = stored.and_then(|(row, _)| row.delivery.as_ref()).filter(|_| keeps_the_rest);
+        let (delivery, new) = secrets.node_delivery(self.egress().policy(), scope, id, given, shown, known)?;
+        Ok(Some((delivery.adapter(), new)))
     }
 
     /// The node of a name or id.
@@ -181,7 +256,9 @@ impl Engine {
     pub async fn forget_provider(&self, scope: WorkspaceScope, node: &str, provider: &str) -> EngineResult<()> {
         let node = NodeId::new(self.node_row(scope, node).await?.node_id);
         let provider = ProviderName::new(provider);
-        if let Some(epoch) = self.store().forget_provider(scope, &node, &provider).await? {
+        let (held, recorded) = self.store().forget_provider(scope, &node, &provider, self.now()).await?;
+        self.announce(recorded);
+        if let Some(epoch) = held {
             // Its socket, wherever it is, is closed: nobody may act for it any more.
             self.hints().provider_taken(scope, node.clone(), &provider, epoch + 1);
             self.hints().node_changed(scope, node);
@@ -239,11 +316,14 @@ fn whole(row: NodeRow, providers: &[&NodeProviderRow]) -> Node {
         capabilities,
         tags,
         version: newest.and_then(|p| p.version.clone()).or_else(|| row.version.clone()),
-        live: providers.iter().any(|p| p.live),
+        // What is called, or asks, has no connection that could be lost.
+        live: row.kind != NodeKind::Ws.as_str() || providers.iter().any(|p| p.live),
         handlers_live: providers.iter().any(|p| p.live && p.handlers_live),
         load: providers.iter().map(|p| p.load).fold(0.0, f64::max),
         active_agents: providers.iter().fold(0, |sum, p| sum.saturating_add(p.active_agents)),
+        reserved_agents: providers.iter().map(|p| p.reserved_agents).sum(),
         max_agents: max_agents(row.max_agents, &limits),
+        providers: providers.iter().map(|&provider| provider.clone()).collect(),
         last_heartbeat_at: newest.map(|p| p.last_heartbeat_at),
         row,
     }
@@ -268,27 +348,53 @@ fn checked_node_id(id: String) -> EngineResult<NodeId> {
     Ok(NodeId::new(id))
 }
 
-fn requested_role(request: &EnrolNode) -> EngineResult<Option<NodeRole>> {
-    let of_kind = match request.kind.as_deref() {
+/// What kind of node is meant, and its role if one follows.
+fn requested_kind(request: &EnrolNode, stored: Option<&NodeRow>) -> EngineResult<(NodeKind, Option<NodeRole>)> {
+    let wanted = match request.kind.as_deref() {
         None => None,
-        Some(word) => match RequestedKind::parse(word) {
-            Some(RequestedKind::Ws(role)) => role,
-            Some(RequestedKind::Unsupported) => {
-                return Err(EngineError::UnsupportedNodeKind(word.to_owned()));
-            }
-            None => {
-                return Err(EngineError::InvalidRequest("kind must be ws, http_push or poll".into()));
-            }
-        },
+        Some(word) => Some(
+            NodeKind::requested(word)
+                .ok_or_else(|| EngineError::InvalidRequest("kind must be ws, http_push or poll".into()))?,
+        ),
     };
-    if request.delivery_adapter.as_deref().is_some_and(|adapter| adapter != WS_ADAPTER) {
-        return Err(EngineError::InvalidNodeDelivery(format!("nodes of kind ws are reached by {WS_ADAPTER}")));
+    let known = stored.and_then(|row| NodeKind::parse(&row.kind));
+    let kind = wanted.map(|(kind, _)| kind).or(known).unwrap_or(NodeKind::Ws);
+    if let Some(row) = stored
+        && known != Some(kind)
+    {
+        return Err(EngineError::NodeKindIsFixed { node: row.name.clone(), kind: row.kind.clone() });
     }
-    match request.role.as_deref() {
-        None => Ok(of_kind),
-        Some(word) => NodeRole::parse(word)
-            .map(Some)
-            .ok_or_else(|| EngineError::InvalidRequest("role must be direct or broker".into())),
+    let role = match request.role.as_deref() {
+        Some(word) => Some(
+            NodeRole::parse(word).ok_or_else(|| EngineError::InvalidRequest("role must be direct or broker".into()))?,
+        ),
+        None => wanted.and_then(|(_, role)| role),
+    };
+    // A new node that is called, or asks, is one agent's unless it takes several.
+    let takes_several = request.max_agents.is_some_and(|n| n != 1);
+    let role = role.or_else(|| match kind {
+        NodeKind::HttpPush | NodeKind::Poll if stored.is_none() => {
+            Some(if takes_several { NodeRole::Broker } else { NodeRole::Direct })
+        }
+        _ => None,
+    });
+    Ok((kind, role))
+}
+
+/// The adapter of a node that is not called; that of one that is follows from how calls are authenticated.
+fn requested_adapter(kind: NodeKind, given: Option<&str>) -> EngineResult<&'static str> {
+    let (own, known): (_, &[&str]) = match kind {
+        NodeKind::Ws => (WS_ADAPTER, &[WS_ADAPTER]),
+        NodeKind::Poll => (POLL_ADAPTER, &[POLL_ADAPTER]),
+        NodeKind::HttpPush => (HTTP_ADAPTERS[0], &HTTP_ADAPTERS),
+    };
+    match given {
+        Some(adapter) if !known.contains(&adapter) => Err(EngineError::InvalidNodeDelivery(format!(
+            "nodes of kind {} are reached by {}",
+            kind.as_str(),
+            known.join(", ")
+        ))),
+        _ => Ok(own),
     }
 }
 
@@ -355,6 +461,7 @@ mod tests {
             version: Some(name.into()),
             max_agents: max,
             active_agents: 2,
+            reserved_agents: 1,
             load: if live { 0.25 } else { 0.5 },
             handlers_live: !live,
             last_heartbeat_at: Utc::now(),
@@ -375,18 +482,18 @@ mod tests {
             tags: vec!["gpu".into(), "own".into()],
             version: None,
             max_agents: 3,
+            delivery: None,
             created_at: Utc::now(),
         };
         let live = provider("a", true, json!([{ "name": "build", "kind": "capacity" }]), 8);
         let away = provider("b", false, json!([{ "name": "spawn:x", "kind": "capacity" }]), 2);
         let node = whole(row, &[&live, &away]);
-        let kinds: Vec<_> = node.capabilities.iter().map(|c| (c["name"].as_str(), c["kind"].as_str())).collect();
-        assert_eq!(
-            kinds,
-            [(Some("build"), Some("capacity")), (Some("spawn:x"), Some("capacity")), (Some("test"), Some("action"))]
-        );
+        let kind = |c: &Value| format!("{} {}", c["name"], c["kind"]).replace('"', "");
+        let kinds: Vec<_> = node.capabilities.iter().map(kind).collect();
+        assert_eq!(kinds, ["build capacity", "spawn:x capacity", "test action"]);
         assert_eq!((node.live, node.handlers_live), (true, false), "only live providers' handlers count");
-        assert_eq!((node.max_agents, node.active_agents), (10, 4));
+        assert_eq!((node.max_agents, node.active_agents, node.reserved_agents), (10, 4, 2));
+        assert_eq!(node.providers.len(), 2);
         assert_eq!(node.version.as_deref(), Some("a"));
         assert_eq!(node.tags, ["gpu", "own"]);
     }

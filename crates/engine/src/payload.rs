@@ -34,9 +34,9 @@ struct Deliver<'a> {
 }
 
 #[derive(Serialize)]
-struct Payload<T> {
+struct Payload<'a, T> {
     #[serde(rename = "type")]
-    kind: &'static str,
+    kind: &'a str,
     data: T,
 }
 
@@ -163,11 +163,17 @@ pub fn payload(message: &MessageRow, recipient: &str) -> Box<RawValue> {
     encoded.unwrap_or_default()
 }
 
+/// The id by which recipients know a delivered message: a redriven one is a new message to brokers, which remember
+/// ids.
+#[must_use]
+pub fn message_id(id: &DeliveryId) -> String {
+    if id.redrive_no == 0 { id.source.to_string() } else { format!("{}_r{}", id.source, id.redrive_no) }
+}
+
 /// The `deliver` frame of a row.
 #[must_use]
 pub fn deliver_frame(id: DeliveryId, agent: &str, seq: i64, mode: Mode, payload: &RawValue) -> Bytes {
-    // A redriven row is a new message to brokers, which remember ids.
-    let msg_id = if id.redrive_no == 0 { id.source.to_string() } else { format!("{}_r{}", id.source, id.redrive_no) };
+    let msg_id = message_id(&id);
     encode(&Deliver {
         v: 1,
         kind: "deliver",
@@ -205,10 +211,15 @@ pub fn tombstone_frame(agent_id: AgentId, agent: &str, seq: i64) -> Bytes {
 /// takes its place.
 #[must_use]
 pub fn stored_frame(row: &StoredDelivery) -> Option<Bytes> {
-    let message = row.message.as_ref()?;
     let id = DeliveryId { source: row.source_id, agent: row.agent_id, redrive_no: row.redrive_no };
     let mode = Mode::from_code(row.mode).unwrap_or_default();
-    Some(deliver_frame(id, &row.agent_name, row.seq, mode, &payload(message, &row.agent_name)))
+    let payload = match (&row.message, &row.outcome) {
+        (Some(message), _) => payload(message, &row.agent_name),
+        // Strings and JSON values always encode.
+        (None, Some((kind, data))) => to_raw_value(&Payload { kind, data }).unwrap_or_default(),
+        (None, None) => return None,
+    };
+    Some(deliver_frame(id, &row.agent_name, row.seq, mode, &payload))
 }
 
 fn encode(frame: &Deliver<'_>) -> Bytes {

@@ -3,17 +3,18 @@
 //! JetStream hears last and has no say. What it does not take, or takes too slowly, reaches the
 //! recipients all the same: their gateways are told to look into Postgres.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use relay_domain::{AgentId, BatchId, DeliveryId, MessageId, WorkspaceScope, delivery::Mode, metric_names};
+use relay_domain::{AgentId, BatchId, DeliveryId, MessageId, NodeId, WorkspaceScope, delivery::Mode, metric_names};
 use relay_store::{
+    MessageRow,
     commit::{NewSend, Written},
     replay::StoredDelivery,
 };
 use relay_stream::{INLINE_LIMIT, LogFrame, Stored};
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::{Engine, EngineResult, Inner, payload};
+use crate::{Engine, EngineResult, Inner, payload, trace};
 
 /// Batches that may wait for publishing. Beyond it the outbox relay takes over.
 const QUEUE: usize = 256;
@@ -51,6 +52,12 @@ impl Committed {
         self.sends.push(CommittedSend { send, names, rows, traceparent });
     }
 
+    /// The messages of a workspace, by id.
+    pub(crate) fn messages(&self, scope: WorkspaceScope) -> HashMap<i64, MessageRow> {
+        let own = self.sends.iter().filter(|s| s.send.scope == scope);
+        own.map(|s| (s.send.message.message_id, s.send.message.clone())).collect()
+    }
+
     pub(crate) fn mailboxes(&self) -> Vec<(WorkspaceScope, AgentId)> {
         let rows = self.sends.iter().flat_map(|s| {
             s.send
@@ -61,6 +68,24 @@ impl Committed {
                 .map(|(r, _)| (s.send.scope, r.agent_id))
         });
         rows.collect()
+    }
+
+    /// Whose mailboxes were written to, and where they were.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (WorkspaceScope, AgentId, &NodeId)> {
+        self.sends.iter().flat_map(|s| {
+            let rows = s.send.recipients.iter().zip(&s.rows);
+            rows.filter_map(|(r, row)| Some((s.send.scope, r.agent_id, &row.as_ref()?.node_id)))
+        })
+    }
+
+    /// A span for each traced send; its frames go below it.
+    fn begin_publish(&mut self) -> Vec<tracing::Span> {
+        let traced = self.sends.iter_mut().filter_map(|send| {
+            let span = trace::below(send.traceparent.as_deref(), || tracing::info_span!("stream.publish"))?;
+            send.traceparent = trace::of(&span);
+            Some(span)
+        });
+        traced.collect()
     }
 
     fn frames(&self) -> Vec<LogFrame> {
@@ -84,6 +109,7 @@ impl Committed {
                     // A copy of a large one for each of a thousand recipients would be a gigabyte.
                     body: (payload.get().len() <= INLINE_LIMIT)
                         .then(|| payload::deliver_frame(id, name, row.seq, mode, payload)),
+                    sender: Some(AgentId::new(message.agent_id)),
                     traceparent: s.traceparent.clone(),
                 });
             }
@@ -124,13 +150,14 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut queue: mpsc::Receive
     let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
     let (published, marks) = mpsc::channel(MARKS);
     tokio::spawn(mark(engine.clone(), marks));
-    while let Some(committed) = queue.recv().await {
+    while let Some(mut committed) = queue.recv().await {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
         if !engine.inner.stream.is_up() {
             engine.hints().mailboxes_changed(committed.mailboxes());
             continue;
         }
+        let spans = committed.begin_publish();
         let frames = committed.frames();
         if frames.is_empty() {
             let _ = published.try_send(committed.batch);
@@ -152,7 +179,7 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut queue: mpsc::Receive
                     if wait_stored(&engine, stored, &committed, frames.len()).await {
                         let _ = published.try_send(committed.batch);
                     }
-                    drop(permit);
+                    drop((permit, spans));
                 });
             }
             Err(error) => {
@@ -170,14 +197,14 @@ async fn wait_stored(engine: &Engine, stored: Stored, committed: &Committed, fra
     let outcome = match tokio::time::timeout(STALL, &mut wait).await {
         Ok(outcome) => outcome,
         Err(_) => {
-            metrics::counter!("relay_publish_stalled_total").increment(1);
+            metrics::counter!(metric_names::PUBLISH_STALLED).increment(1);
             engine.hints().mailboxes_changed(committed.mailboxes());
             wait.await
         }
     };
     match outcome {
         Ok(()) => {
-            metrics::counter!("relay_deliveries_published_total").increment(u64::try_from(frames).unwrap_or(0));
+            metrics::counter!(metric_names::DELIVERIES_PUBLISHED).increment(u64::try_from(frames).unwrap_or(0));
             true
         }
         Err(error) => {
@@ -225,7 +252,7 @@ impl Engine {
     }
 }
 
-fn log_frame(row: &StoredDelivery, traceparent: Option<&str>) -> Option<LogFrame> {
+pub(crate) fn log_frame(row: &StoredDelivery, traceparent: Option<&str>) -> Option<LogFrame> {
     let id = DeliveryId { source: row.source_id, agent: row.agent_id, redrive_no: row.redrive_no };
     Some(LogFrame {
         scope: row.scope,
@@ -237,6 +264,7 @@ fn log_frame(row: &StoredDelivery, traceparent: Option<&str>) -> Option<LogFrame
             Some(message) if message.text.len() > INLINE_LIMIT => None,
             _ => Some(payload::stored_frame(row)?).filter(|body| body.len() <= INLINE_LIMIT),
         },
+        sender: row.message.as_ref().map(|message| AgentId::new(message.agent_id)),
         traceparent: traceparent.map(ToOwned::to_owned),
     })
 }

@@ -6,7 +6,7 @@ use relay_store::{ListedMessage, MessageRow};
 use serde_json::{Map, Value, json};
 
 /// Metadata keys of the engine's own, hidden from clients.
-const HIDDEN_METADATA: &str = "__relaycast_";
+pub(crate) const HIDDEN_METADATA: &str = "__relaycast_";
 
 /// An instant as clients see it: UTC, milliseconds, `Z`.
 #[must_use]
@@ -39,20 +39,19 @@ pub fn metadata(stored: &Value) -> Value {
 
 /// A message in a list, or alone.
 ///
-/// `read_by_count` counts explicit reads (`POST …/read` and REST acks), not those that follow from
-/// socket acks.
+/// `read_by_count` counts those that read it explicitly and those that acknowledged it, up to 1000.
 #[must_use]
 pub fn listed(message: &ListedMessage) -> Value {
-    message_with(&message.message, message.reply_count, message.read_by_count)
+    message_with(&message.message, message.reply_count, message.read_by_count, message.reactions.clone())
 }
 
 /// A message that has just been accepted.
 #[must_use]
 pub fn fresh(message: &MessageRow) -> Value {
-    message_with(message, 0, 0)
+    message_with(message, 0, 0, json!([]))
 }
 
-fn message_with(message: &MessageRow, reply_count: i64, read_by_count: i64) -> Value {
+fn message_with(message: &MessageRow, reply_count: i64, read_by_count: i64, reactions: Value) -> Value {
     let mut rendered = json!({
         "id": message.message_id.to_string(),
         "channel_id": channel_id(message),
@@ -70,7 +69,7 @@ fn message_with(message: &MessageRow, reply_count: i64, read_by_count: i64) -> V
         "attachments": message.attachments,
         "injection_mode": message.mode,
         "reply_count": reply_count,
-        "reactions": [],
+        "reactions": reactions,
         "read_by_count": read_by_count,
     });
     if let Some(object) = rendered.as_object_mut() {

@@ -1,4 +1,4 @@
-//! Bringing the database up to date, for `relayctl migrate`.
+//! Bringing the database up to date, for `relayctl migrate`, and waiting until somebody has.
 
 use std::{
     error::Error,
@@ -6,6 +6,8 @@ use std::{
 };
 
 use relay_store::{Store, StoreError};
+
+use crate::EngineResult;
 
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(250);
 
@@ -36,4 +38,34 @@ pub async fn migrate(url: &str, patience: Duration) -> Result<(), MigrationError
         tokio::time::sleep(ASK_AGAIN_AFTER).await;
     }
     store.migrate().await.map_err(|error| MigrationError::Failed(Box::new(error)))
+}
+
+/// Waits, without end, until the schema is at least what this program needs. A newer one is fine: migrations only add, and what
+/// they take away no longer served the version before.
+///
+/// # Errors
+/// When Postgres refuses the question.
+pub(crate) async fn wait_for_schema(store: &Store) -> EngineResult<()> {
+    let needed = Store::needed_schema_version();
+    let mut told = None;
+    loop {
+        let waits_for = match store.schema_version().await {
+            Ok(version) if version >= Some(needed) => return Ok(()),
+            Ok(version) => {
+                if told != Some("a newer schema") {
+                    tracing::warn!(schema.version = ?version, schema.needed = needed, "waiting for a newer schema: run relayctl migrate");
+                }
+                "a newer schema"
+            }
+            Err(error) if error.is_unavailable() => {
+                if told != Some("postgres") {
+                    tracing::warn!(error = &error as &dyn Error, "waiting for postgres");
+                }
+                "postgres"
+            }
+            Err(error) => return Err(error.into()),
+        };
+        told = Some(waits_for);
+        tokio::time::sleep(ASK_AGAIN_AFTER).await;
+    }
 }

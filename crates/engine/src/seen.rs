@@ -1,12 +1,14 @@
 //! When agents were last heard of: noted off the request path, at most twice a minute for each.
 
-use std::time::Duration;
+use std::{sync::Weak, time::Duration};
 
 use chrono::{DateTime, Utc};
 use moka::sync::Cache;
 use relay_domain::{AgentId, WorkspaceScope};
-use relay_store::{Seen, Store};
+use relay_store::Seen;
 use tokio::sync::mpsc;
+
+use crate::{Engine, Inner};
 
 /// An agent's calls within this time after a noted one are not noted.
 const DEBOUNCE: Duration = Duration::from_secs(30);
@@ -47,13 +49,23 @@ impl SeenNotes {
 }
 
 /// Writes notes as they come, in batches, until the engine is gone.
-pub(crate) async fn write_notes(store: Store, mut notes: mpsc::Receiver<Seen>) {
+pub(crate) async fn write_notes(engine: Weak<Inner>, mut notes: mpsc::Receiver<Seen>) {
     let mut batch = Vec::with_capacity(BATCH);
     while notes.recv_many(&mut batch, BATCH).await > 0 {
-        if let Err(error) = store.agents_seen(&batch).await {
+        let Some(inner) = engine.upgrade() else { return };
+        let engine = Engine { inner };
+        match engine.store().agents_seen(&batch, engine.now()).await {
+            Ok(back) => back.into_iter().for_each(|recorded| engine.announce(recorded)),
             // Nothing depends on one note; the agents' next calls are noted in half a minute.
-            tracing::warn!(error = &error as &dyn std::error::Error, notes = batch.len(), "last-seen notes are lost");
+            Err(error) => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    notes = batch.len(),
+                    "last-seen notes are lost"
+                );
+            }
         }
+        drop(engine);
         batch.clear();
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

@@ -4,10 +4,12 @@
 //! a send whose facts have moved is resolved again. So a join answered anywhere counts for the next
 //! post anywhere.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use relay_domain::{
-    AgentId, ChannelId, MessageId, WorkspaceScope, conversation,
+    AgentId, ChannelId, MessageId, WorkspaceScope,
+    agent::AgentKind,
+    conversation,
     delivery::{Mode, Reason},
     mentions::mentions,
     names::{check_name, strip_hash},
@@ -16,6 +18,8 @@ use relay_store::{
     MessageRow,
     audience::{Audience, AudienceKey, Member},
     commit::{NewKey, NewRecipient, NewSend},
+    events::NewEvent,
+    webhooks::webhook_agent,
 };
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -26,6 +30,7 @@ use crate::{
     commit::{Pending, Reply},
     draft::{check_draft, check_frame},
     idempotency::ClientKey,
+    webhooks::HookCaller,
 };
 
 pub use crate::draft::Draft;
@@ -53,6 +58,8 @@ struct Sender {
     name: Arc<str>,
     kind: String,
     token_generation: Option<i64>,
+    /// Not an agent that anybody registered: whether it is alive is not asked.
+    is_hidden: bool,
 }
 
 impl From<&AgentCaller> for Sender {
@@ -63,6 +70,7 @@ impl From<&AgentCaller> for Sender {
             name: Arc::clone(&caller.name),
             kind: caller.kind.as_str().to_owned(),
             token_generation: Some(caller.token_generation),
+            is_hidden: false,
         }
     }
 }
@@ -124,7 +132,8 @@ impl Engine {
             .agent_on_node(caller.scope, &caller.node_id, from)
             .await?
             .ok_or_else(|| EngineError::AgentNotFound(from.to_owned()))?;
-        let sender = Sender { scope: caller.scope, agent_id, name: from.into(), kind, token_generation: None };
+        let (scope, name) = (caller.scope, from.into());
+        let sender = Sender { scope, agent_id, name, kind, token_generation: None, is_hidden: false };
         self.post(&sender, Target::Channel(strip_hash(channel).to_owned()), draft, key).await
     }
 
@@ -175,6 +184,29 @@ impl Engine {
         self.post(&caller.into(), Target::Conversation(conversation.to_owned()), draft, key).await
     }
 
+    /// Posts to the channel of a webhook, under its author's name; `events` go into the log with the message.
+    ///
+    /// # Errors
+    /// As for an agent.
+    pub(crate) async fn post_as_webhook(
+        &self,
+        caller: &HookCaller,
+        author: &str,
+        draft: Draft,
+        events: Vec<NewEvent>,
+    ) -> EngineResult<Posted> {
+        let sender = Sender {
+            scope: caller.scope,
+            agent_id: webhook_agent(caller.scope),
+            name: author.into(),
+            kind: AgentKind::System.as_str().to_owned(),
+            token_generation: None,
+            is_hidden: true,
+        };
+        let target = Target::Channel(caller.webhook.channel_name.clone());
+        self.post_with(&sender, target, draft, None, events).await
+    }
+
     async fn post(
         &self,
         sender: &Sender,
@@ -182,7 +214,19 @@ impl Engine {
         draft: Draft,
         key: Option<ClientKey>,
     ) -> EngineResult<Posted> {
+        self.post_with(sender, target, draft, key, Vec::new()).await
+    }
+
+    async fn post_with(
+        &self,
+        sender: &Sender,
+        target: Target,
+        draft: Draft,
+        key: Option<ClientKey>,
+        events: Vec<NewEvent>,
+    ) -> EngineResult<Posted> {
         check_draft(&draft)?;
+        let attachments = self.attachments(sender.scope, &draft.attachments).await?;
         let (operation, about) = target.key_scope();
         let key = key.map(|key| NewKey {
             hash: key.hash(&sender.agent_id.to_string(), operation, &about).to_vec(),
@@ -191,12 +235,17 @@ impl Engine {
         for attempt in 0..RESOLVE_TRIES {
             // A snapshot that was just refuted is not worth another look.
             let (audience, thread) = self.resolve(sender, &target, attempt > 0).await?;
-            let pending = self.prepare(sender, &audience, thread, &draft, key.clone())?;
+            let mut pending = self.prepare(sender, &audience, thread, &draft, key.clone(), &attachments)?;
+            pending.0.events.clone_from(&events);
             let (reply, answer) = oneshot::channel();
             let (send, names) = pending;
             let traceparent = crate::trace::current();
             self.inner.committer.push(Pending { send, names, traceparent, reply })?;
-            match answer.await.map_err(|_| EngineError::OutcomeUnknown)?? {
+            let asked_at = Instant::now();
+            let answer = answer.await;
+            // For the request's log line: the commit is made by another task, for several requests at once.
+            tracing::debug!(target: "relay::commit", elapsed_secs = asked_at.elapsed().as_secs_f64(), "waited for a commit");
+            match answer.map_err(|_| EngineError::OutcomeUnknown)?? {
                 Reply::Committed { send, full } => {
                     self.tell_full(sender, &send, &audience, &full);
                     let to = recipient_of(&audience, sender);
@@ -258,7 +307,7 @@ impl Engine {
         Ok(resolved)
     }
 
-    async fn audience(
+    pub(crate) async fn audience(
         &self,
         scope: WorkspaceScope,
         key: AudienceKey,
@@ -300,6 +349,7 @@ impl Engine {
         thread: Option<MessageId>,
         draft: &Draft,
         key: Option<NewKey>,
+        attachments: &Value,
     ) -> EngineResult<(NewSend, Vec<Arc<str>>)> {
         let mentioned = mentions(&draft.text);
         let message = MessageRow {
@@ -313,7 +363,7 @@ impl Engine {
             text: draft.text.clone(),
             blocks: draft.blocks.clone(),
             metadata: draft.data.clone().unwrap_or_else(|| json!({})),
-            attachments: json!([]),
+            attachments: attachments.clone(),
             mentions: mentioned,
             mode: draft.mode.as_str().to_owned(),
             content_type: draft.content_type.clone(),
@@ -330,7 +380,10 @@ impl Engine {
             recipients,
             members_version: audience.members_version,
             token_generation: sender.token_generation,
+            hidden_sender: sender.is_hidden,
             key,
+            ttl_ms: draft.ttl_ms,
+            events: Vec::new(),
         };
         Ok((send, names))
     }
@@ -358,7 +411,7 @@ impl Engine {
         for position in full {
             let Some(recipient) = send.recipients.get(*position) else { continue };
             let name = audience.members.iter().find(|m| m.agent_id == recipient.agent_id.get()).map(|m| &m.name);
-            metrics::counter!("relay_deliveries_refused_total").increment(1);
+            metrics::counter!(relay_domain::metric_names::DELIVERIES_REFUSED).increment(1);
             self.hints().notify(
                 sender.scope,
                 vec![sender.agent_id],

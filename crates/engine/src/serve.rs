@@ -13,8 +13,11 @@ use relay_domain::{
     takeover::{Decision, Proof, decide},
 };
 use relay_store::{
+    events::Recorded,
+    heartbeats::Heartbeat,
     hosting::{Conflict, Fence, Inventory, Listed},
-    providers::{Heartbeat, Holder, Registered, Registration},
+    providers::{Claim, Holder, NodeIdentity, Registered, Registration},
+    spawned::Reconciled,
 };
 use relay_stream::{ProbeRequest, Probes};
 
@@ -44,10 +47,29 @@ pub(crate) async fn write_heartbeats(engine: std::sync::Weak<Inner>) {
         };
         // The next heartbeat makes up for one that was lost with Postgres away.
         for some in beats.chunks(1000) {
-            if let Err(error) = inner.store.record_heartbeats(some).await {
-                tracing::debug!(error = &error as &dyn std::error::Error, "heartbeats were not recorded");
+            let changed = match inner.store.record_heartbeats(some).await {
+                Ok(changed) => changed,
+                Err(error) => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "heartbeats were not recorded");
+                    continue;
+                }
+            };
+            for beat in changed {
+                refresh_capabilities(&inner, beat).await;
             }
         }
+    }
+}
+
+/// What a heartbeat says that its provider can do is what placement goes by from now on.
+async fn refresh_capabilities(inner: &Inner, beat: &Heartbeat) {
+    let count = beat.capabilities.as_ref().and_then(serde_json::Value::as_array).map_or(0, Vec::len);
+    let ids: Vec<i64> = (0..count).map(|_| inner.ids.next_id()).collect();
+    let at = chrono::DateTime::from_timestamp_millis(inner.ids.now_ms()).unwrap_or_default();
+    match inner.store.refresh_capabilities(beat, &ids, at).await {
+        Ok(true) => {}
+        Ok(false) => tracing::info!(node.id = %beat.node_id, "a heartbeat claims an action that is another's"),
+        Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "capabilities were not refreshed"),
     }
 }
 
@@ -65,12 +87,20 @@ pub struct Registrant {
 }
 
 impl Engine {
+    /// What a socket must know of its node; `None` when there is no such node.
+    ///
+    /// # Errors
+    /// When storage is away.
+    pub async fn node_identity(&self, scope: WorkspaceScope, node: &NodeId) -> EngineResult<Option<NodeIdentity>> {
+        Ok(self.store().node_identity(scope, node).await?)
+    }
+
     /// Whether a node is one agent's own connection; `None` when there is no such node.
     ///
     /// # Errors
     /// When storage is away.
     pub async fn is_direct_node(&self, scope: WorkspaceScope, node: &NodeId) -> EngineResult<Option<bool>> {
-        Ok(self.store().node_identity(scope, node).await?.map(|node| node.direct))
+        Ok(self.node_identity(scope, node).await?.map(|node| node.direct))
     }
 
     /// Registers a provider's connection; returns its epoch.
@@ -81,7 +111,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::ProviderInstanceConflict`], [`EngineError::NodeNameConflict`],
-    /// [`EngineError::NodeNotFound`], an invalid name, or storage that is away.
+    /// [`EngineError::ActionNameConflict`], [`EngineError::NodeNotFound`], an invalid name, or storage that is away.
     pub async fn register_provider(&self, registrant: &Registrant) -> EngineResult<i64> {
         let Registrant { scope, node_id, gateway_id, registration } = registrant;
         check_name("name", &registration.node_name, MAX_NODE_NAME_BYTES)?;
@@ -112,14 +142,20 @@ impl Engine {
                     }
                 }
             }
-            match self.store().register_provider(*scope, node_id, epoch, *gateway_id, registration).await? {
-                Registered::Taken { epoch } => {
+            let at = self.now();
+            let capabilities = registration.capabilities.as_array().map_or(0, Vec::len);
+            let ids: Vec<i64> = (0..capabilities).map(|_| self.next_id()).collect();
+            let claim = Claim { expected_epoch: epoch, gateway: *gateway_id, action_ids: &ids };
+            match self.store().register_provider(*scope, node_id, claim, registration, at).await? {
+                Registered::Taken { epoch, recorded } => {
+                    self.announce(recorded);
                     self.hints().provider_taken(*scope, node_id.clone(), &registration.provider, epoch);
                     return Ok(epoch);
                 }
                 Registered::NameConflict => {
                     return Err(EngineError::NodeNameConflict(registration.node_name.clone()));
                 }
+                Registered::ActionConflict(name) => return Err(EngineError::ActionNameConflict(name)),
                 Registered::NoNode => return Err(EngineError::NodeNotFound(node_id.to_string())),
                 Registered::Raced => {}
             }
@@ -169,7 +205,9 @@ impl Engine {
     /// # Errors
     /// When storage is away; the worker finds out by the gateway's lease or the liveness sweep.
     pub async fn disconnect_provider(&self, fence: &Fence) -> EngineResult<bool> {
-        Ok(self.store().disconnect_provider(fence.scope, &fence.node_id, &fence.provider, fence.epoch).await?)
+        let Fence { scope, node_id, provider, epoch } = fence;
+        let ended = self.store().disconnect_provider(*scope, node_id, provider, *epoch, self.now()).await?;
+        Ok(self.announced(ended))
     }
 
     /// A provider leaves for good, with its capabilities.
@@ -177,7 +215,16 @@ impl Engine {
     /// # Errors
     /// When storage is away.
     pub async fn deregister_provider(&self, fence: &Fence) -> EngineResult<bool> {
-        Ok(self.store().deregister_provider(fence.scope, &fence.node_id, &fence.provider, fence.epoch).await?)
+        let Fence { scope, node_id, provider, epoch } = fence;
+        let gone = self.store().deregister_provider(*scope, node_id, provider, *epoch, self.now()).await?;
+        Ok(self.announced(gone))
+    }
+
+    /// Announces what was recorded of a change, and tells whether there was one.
+    fn announced(&self, changed: Option<Recorded>) -> bool {
+        let done = changed.is_some();
+        changed.into_iter().for_each(|recorded| self.announce(recorded));
+        done
     }
 
     /// A direct node's agent is there: its own connection has registered.
@@ -185,7 +232,8 @@ impl Engine {
     /// # Errors
     /// When storage is away.
     pub async fn agents_online(&self, scope: WorkspaceScope, agents: &[AgentId]) -> EngineResult<()> {
-        Ok(self.store().agents_online(scope, agents).await?)
+        self.announce(self.store().agents_online(scope, agents, self.now()).await?);
+        Ok(())
     }
 
     /// A provider's complete live set of agents.
@@ -196,20 +244,22 @@ impl Engine {
     /// # Errors
     /// The conflict of the first entry, when there are entries and none is acceptable; superseded; or
     /// storage that is away.
-    pub async fn sync_inventory(&self, fence: &Fence, mut listed: Vec<Listed>) -> EngineResult<(usize, Vec<AgentId>)> {
+    pub async fn sync_inventory(&self, fence: &Fence, mut listed: Vec<Listed>) -> EngineResult<Synced> {
         let asked = listed.len();
         let mut first_conflict = None;
         // Others may take agents between two rounds, but each round leaves at least one entry out.
         loop {
-            let conflicts = match self.store().sync_inventory(fence, &listed).await? {
-                Inventory::Synced { rebound, left, .. } => {
+            let conflicts = match self.store().sync_inventory(fence, &listed, self.now()).await? {
+                Inventory::Synced { rebound, left, recorded, reconciled, .. } => {
+                    self.announce(recorded);
                     if let (Some(conflict), true) = (first_conflict.take(), asked > 0 && listed.is_empty()) {
                         return Err(conflict);
                     }
                     if !left.is_empty() {
                         self.hints().agents_moved(fence.scope, left);
                     }
-                    return Ok((rebound, listed.into_iter().map(|entry| entry.agent_id).collect()));
+                    let agents = listed.into_iter().map(|entry| entry.agent_id).collect();
+                    return Ok(Synced { rebound, agents, reconciled });
                 }
                 Inventory::Superseded => return Err(EngineError::Superseded),
                 Inventory::Conflicts(conflicts) => conflicts.into_iter().collect::<HashMap<_, _>>(),
@@ -313,11 +363,12 @@ impl Engine {
         resumable: Option<bool>,
     ) -> EngineResult<Hosted> {
         let binding = format!("anb_{}", self.next_id());
-        let left = self
+        let (left, recorded) = self
             .store()
-            .host_agent(fence, agent_id, &binding, session_ref, resumable)
+            .host_agent(fence, agent_id, &binding, session_ref, resumable, self.now())
             .await?
             .ok_or(EngineError::Superseded)?;
+        self.announce(recorded);
         if left != fence.node_id {
             self.hints().agents_moved(fence.scope, vec![left]);
         }
@@ -335,8 +386,21 @@ impl Engine {
     /// # Errors
     /// When storage is away.
     pub async fn leave_node(&self, fence: &Fence, agent: AgentId) -> EngineResult<bool> {
-        Ok(self.store().unhost_agent(fence, agent).await?)
+        let Some(recorded) = self.store().unhost_agent(fence, agent, self.now()).await? else { return Ok(false) };
+        self.announce(recorded);
+        Ok(true)
     }
+}
+
+/// An inventory that was taken over.
+#[derive(Debug)]
+pub struct Synced {
+    /// How many agents were bound or brought online by it.
+    pub rebound: usize,
+    /// The agents that it lists, without those in conflict.
+    pub agents: Vec<AgentId>,
+    /// What it means for what the provider was told to do.
+    pub reconciled: Reconciled,
 }
 
 /// An agent that a provider now hosts.

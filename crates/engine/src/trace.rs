@@ -1,12 +1,111 @@
-//! W3C trace context of the span that is open now, for the outbox and the log.
+//! W3C trace context as the one line of text that travels in headers, rows and the log, and spans that go on where it
+//! ended. The only reader and the only writer of it.
 
-use opentelemetry::trace::TraceContextExt as _;
+use opentelemetry::{
+    Context,
+    trace::{SpanContext, SpanId, TraceContextExt as _, TraceFlags, TraceId, TraceState},
+};
+use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 /// `traceparent` of the current span; `None` when it is not sampled or nothing exports traces.
-pub(crate) fn current() -> Option<String> {
-    let context = tracing::Span::current().context();
+#[must_use]
+pub fn current() -> Option<String> {
+    of(&Span::current())
+}
+
+/// `traceparent` of a span; `None` when it is not sampled or nothing exports traces.
+#[must_use]
+pub fn of(span: &Span) -> Option<String> {
+    let context = span.context();
     let span = context.span();
     let ids = span.span_context();
     (ids.is_valid() && ids.is_sampled()).then(|| format!("00-{}-{}-01", ids.trace_id(), ids.span_id()))
+}
+
+/// The id of a span's trace; `None` when it is not sampled or nothing exports traces.
+#[must_use]
+pub fn id_of(span: &Span) -> Option<String> {
+    let context = span.context();
+    let span = context.span();
+    let ids = span.span_context();
+    (ids.is_valid() && ids.is_sampled()).then(|| ids.trace_id().to_string())
+}
+
+/// Makes `span` a child of the span that `traceparent` names. Text that is no `traceparent` is ignored, since it comes
+/// from outside. Call before the span is entered.
+pub fn set_parent(span: &Span, traceparent: &str) {
+    if let Some(parent) = parse(traceparent) {
+        // Refused only when nothing exports traces, or the span has started already: then there is nothing to link.
+        let _ = span.set_parent(Context::new().with_remote_span_context(parent));
+    }
+}
+
+/// The span that `make` makes, below the one that `traceparent` names. Nothing is made for what is not traced.
+pub(crate) fn below(traceparent: Option<&str>, make: impl FnOnce() -> Span) -> Option<Span> {
+    let traceparent = traceparent?;
+    parse(traceparent)?;
+    let span = make();
+    set_parent(&span, traceparent);
+    Some(span)
+}
+
+/// Reads `version-trace-span-flags`. Later versions may have more behind it.
+fn parse(traceparent: &str) -> Option<SpanContext> {
+    let mut parts = traceparent.split('-');
+    let version = parts.next().filter(|version| version.len() == 2 && *version != "ff")?;
+    let (trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?);
+    if trace.len() != 32 || span.len() != 16 || flags.len() != 2 || version == "00" && parts.next().is_some() {
+        return None;
+    }
+    let sampled = TraceFlags::new(u8::from_str_radix(flags, 16).ok()?) & TraceFlags::SAMPLED;
+    let (trace, span) = (TraceId::from_hex(trace).ok()?, SpanId::from_hex(span).ok()?);
+    let context = SpanContext::new(trace, span, sampled, true, TraceState::default());
+    context.is_valid().then_some(context)
+}
+
+#[cfg(test)]
+mod tests {
+    use opentelemetry::trace::TracerProvider as _;
+    use opentelemetry_sdk::trace::SdkTracerProvider;
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read_and_nonsense_is_not() {
+        let text = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let context = parse(text).expect("a trace context");
+        assert_eq!(format!("00-{}-{}-01", context.trace_id(), context.span_id()), text);
+        assert!(context.is_sampled());
+        let quiet = parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00").expect("a trace context");
+        assert!(!quiet.is_sampled(), "who calls decides whether it is traced");
+        for nonsense in [
+            "",
+            "00",
+            "00-x-y-01",
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more",
+            "not a traceparent",
+        ] {
+            assert!(parse(nonsense).is_none(), "{nonsense}");
+            set_parent(&tracing::info_span!("x"), nonsense);
+        }
+        assert!(below(None, || unreachable!("nobody traces")).is_none());
+        assert_eq!(current(), None, "nobody traces");
+    }
+
+    #[test]
+    fn a_trace_goes_on_across_a_header() {
+        let provider = SdkTracerProvider::builder().build();
+        let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
+        let subscriber = tracing_subscriber::registry().with(layer);
+        tracing::subscriber::with_default(subscriber, || {
+            let sent = tracing::info_span!("sent").in_scope(current).expect("a span is current");
+            let received = tracing::info_span!("received");
+            set_parent(&received, &sent);
+            assert_eq!(id_of(&received).as_deref(), sent.split('-').nth(1));
+        });
+    }
 }

@@ -22,6 +22,8 @@ use crate::{
 
 /// Shortest and longest life of a workspace that ends by itself, in seconds.
 const LIFETIME_SECONDS: std::ops::RangeInclusive<i64> = 60..=2_592_000;
+/// How long deliveries of a workspace may live, in seconds. The schema says the same.
+const DELIVERY_TTL_SECONDS: std::ops::RangeInclusive<i32> = 60..=518_400;
 /// What an anonymous creator's key must have at least: it stands in for the new workspace's key.
 const ANONYMOUS_KEY_LENGTH: usize = 32;
 /// Where the keys of anonymous creators are kept: no workspace has this id.
@@ -64,6 +66,8 @@ pub struct WorkspaceChange {
     pub system_prompt: Option<Option<String>>,
     /// Merged key by key; a null deletes its key.
     pub metadata: Option<Value>,
+    /// How long deliveries live from now on, in seconds.
+    pub delivery_ttl_seconds: Option<i32>,
 }
 
 impl Engine {
@@ -167,11 +171,16 @@ impl Engine {
         if let Some(Some(prompt)) = &change.system_prompt {
             check_length("system_prompt", prompt, MAX_SYSTEM_PROMPT_BYTES)?;
         }
+        let ttl = change.delivery_ttl_seconds;
+        if ttl.is_some_and(|seconds| !DELIVERY_TTL_SECONDS.contains(&seconds)) {
+            let (least, most) = (DELIVERY_TTL_SECONDS.start(), DELIVERY_TTL_SECONDS.end());
+            return Err(EngineError::InvalidRequest(format!("delivery_ttl_seconds must be {least} to {most}")));
+        }
         let limit = i32::try_from(MAX_METADATA_BYTES).unwrap_or(i32::MAX);
         let prompt = change.system_prompt.as_ref().map(Option::as_deref);
         let changed = self
             .store()
-            .update_workspace(scope, change.name.as_deref(), prompt, change.metadata.as_ref(), limit)
+            .update_workspace(scope, change.name.as_deref(), prompt, change.metadata.as_ref(), limit, ttl)
             .await?;
         match changed {
             Some(row) => Ok(row),
@@ -191,6 +200,7 @@ impl Engine {
         for hash in self.store().delete_workspace(scope, self.now()).await? {
             self.revoke_token(hash);
         }
+        self.observers_are_changed().await;
         Ok(())
     }
 

@@ -6,8 +6,16 @@
 
 mod connections;
 mod expiry;
+mod files;
+mod invocations;
 mod outbox_relay;
+mod push;
+mod reading;
+mod redrives;
 mod rows;
+mod sessions;
+mod subscriptions;
+mod triggers;
 mod uptime;
 
 use std::{
@@ -17,7 +25,7 @@ use std::{
 
 use relay_store::StoreError;
 
-use crate::{Engine, EngineError, EngineResult};
+use crate::{Engine, EngineError, EngineResult, recovery::Standing};
 
 use uptime::Uptime;
 
@@ -33,26 +41,59 @@ pub enum Loop {
     Expiry,
     /// Disconnects providers that went silent.
     Liveness,
+    /// Marks agents offline that have not been heard of for long.
+    Presence,
+    /// Removes the bytes of files that nobody needs any more.
+    Files,
+    /// Moves invocations on whose node was lost or silent.
+    Invocations,
     /// Disconnects the providers of gateways whose lease is gone.
     DeadGateways,
     /// Makes partitions ahead of time and drops those past their retention.
     Partitions,
     /// Removes exceptions that the ack floor has made redundant.
     Compaction,
-    /// Removes old keys, published batches and forgotten leases.
+    /// Removes old keys, published batches, forgotten leases and what is too much of event logs.
     Pruning,
+    /// Puts messages into the search index.
+    SearchIndex,
+    /// Moves last-read pointers up behind the ack floors.
+    ReadPointers,
+    /// Writes receipts for deliveries that retention is about to drop.
+    ReadReceipts,
+    /// Sends events to the addresses of subscriptions.
+    Subscriptions,
+    /// Sends dead letters again, as operators ask.
+    Redrives,
+    /// Finds mailboxes to be pushed that nobody serves.
+    PushSweep,
+    /// Invokes actions for messages that match triggers.
+    Triggers,
+    /// Empties the mailboxes of sessions that are gone, and deletes who was released for good.
+    Sessions,
 }
 
 impl Loop {
     /// All loops.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 18] = [
         Self::OutboxRelay,
         Self::Expiry,
         Self::Liveness,
+        Self::Presence,
+        Self::Files,
+        Self::Invocations,
         Self::DeadGateways,
         Self::Partitions,
         Self::Compaction,
         Self::Pruning,
+        Self::SearchIndex,
+        Self::ReadPointers,
+        Self::ReadReceipts,
+        Self::Subscriptions,
+        Self::Redrives,
+        Self::PushSweep,
+        Self::Triggers,
+        Self::Sessions,
     ];
 
     /// The name in logs and metrics.
@@ -62,10 +103,21 @@ impl Loop {
             Self::OutboxRelay => "outbox_relay",
             Self::Expiry => "expiry",
             Self::Liveness => "liveness",
+            Self::Presence => "presence",
+            Self::Files => "files",
+            Self::Invocations => "invocations",
             Self::DeadGateways => "dead_gateways",
             Self::Partitions => "partitions",
             Self::Compaction => "compaction",
             Self::Pruning => "pruning",
+            Self::SearchIndex => "search_index",
+            Self::ReadPointers => "read_pointers",
+            Self::ReadReceipts => "read_receipts",
+            Self::Subscriptions => "subscriptions",
+            Self::Redrives => "redrives",
+            Self::PushSweep => "push_sweep",
+            Self::Triggers => "triggers",
+            Self::Sessions => "sessions",
         }
     }
 
@@ -73,11 +125,14 @@ impl Loop {
     #[must_use]
     pub const fn period(self) -> Duration {
         match self {
-            Self::OutboxRelay => Duration::from_millis(500),
-            Self::Expiry | Self::DeadGateways => Duration::from_secs(1),
+            Self::OutboxRelay | Self::Invocations => Duration::from_millis(500),
+            Self::Expiry | Self::DeadGateways | Self::PushSweep | Self::Sessions => Duration::from_secs(1),
             Self::Liveness => Duration::from_secs(5),
-            Self::Compaction => Duration::from_secs(10),
-            Self::Pruning => Duration::from_secs(60),
+            Self::Compaction | Self::Files => Duration::from_secs(10),
+            Self::Presence => Duration::from_secs(15),
+            Self::Pruning | Self::ReadReceipts => Duration::from_secs(60),
+            Self::SearchIndex | Self::Subscriptions | Self::Redrives | Self::Triggers => Duration::from_millis(250),
+            Self::ReadPointers => Duration::from_secs(2),
             Self::Partitions => Duration::from_secs(3600),
         }
     }
@@ -90,6 +145,9 @@ pub struct Ticked {
     pub worked: u64,
     /// Whether more is waiting right now.
     pub more: bool,
+    /// How long the oldest thing that it deals with has been waiting, where that can be told; else what counts is
+    /// how late the tick is.
+    pub lag: Option<Duration>,
 }
 
 /// How long rows are kept. Lowering one frees disk at the next tick and cannot be undone.
@@ -100,6 +158,10 @@ pub struct Retention {
     pub delivery_days: u32,
     /// Days of messages, today not counted. At least as many as of deliveries, which refer to them.
     pub message_days: u32,
+    /// Days of the event log, today not counted.
+    pub event_days: u32,
+    /// Events that each workspace's log keeps at most.
+    pub workspace_events: u32,
 }
 
 impl Retention {
@@ -109,7 +171,7 @@ impl Retention {
 
 impl Default for Retention {
     fn default() -> Self {
-        Self { delivery_days: Self::LEAST_DAYS, message_days: 90 }
+        Self { delivery_days: Self::LEAST_DAYS, message_days: 90, event_days: 7, workspace_events: 1_000_000 }
     }
 }
 
@@ -118,6 +180,7 @@ pub struct Loops {
     engine: Engine,
     retention: Retention,
     uptime: Mutex<Uptime>,
+    subscriptions: subscriptions::Subscriptions,
 }
 
 impl Loops {
@@ -127,7 +190,13 @@ impl Loops {
         let delivery_days = retention.delivery_days.max(Retention::LEAST_DAYS);
         let message_days = retention.message_days.max(delivery_days);
         let uptime = Mutex::new(Uptime::default());
-        Self { engine, retention: Retention { delivery_days, message_days }, uptime }
+        let subscriptions = subscriptions::Subscriptions::new();
+        Self { engine, retention: Retention { delivery_days, message_days, ..retention }, uptime, subscriptions }
+    }
+
+    /// Ends what ticks have begun and left to itself. To be called once, after the last tick.
+    pub async fn drain(&self) {
+        self.subscriptions.drain().await;
     }
 
     /// Runs one tick of one loop.
@@ -136,15 +205,30 @@ impl Loops {
     /// When Postgres or NATS is away or a transaction lost a race. Nothing is half done: tick again.
     #[tracing::instrument(name = "worker.loop.tick", level = "debug", skip_all, fields(loop.name = which.name()))]
     pub async fn tick(&self, which: Loop) -> EngineResult<Ticked> {
+        // What a loop does may rest on what a restored database has forgotten.
+        if matches!(self.engine.standing(), Standing::Closed(_)) {
+            return Ok(Ticked::default());
+        }
         let work = async {
             match which {
                 Loop::OutboxRelay => outbox_relay::tick(&self.engine).await,
                 Loop::Expiry => expiry::tick(&self.engine).await,
                 Loop::Liveness => connections::silent_providers(&self.engine, self.storage_up_for()).await,
+                Loop::Presence => connections::silent_agents(&self.engine, self.storage_up_for()).await,
+                Loop::Files => files::tick(&self.engine).await,
+                Loop::Invocations => invocations::tick(&self.engine).await,
                 Loop::DeadGateways => connections::dead_gateways(&self.engine, self.storage_up_for()).await,
                 Loop::Partitions => rows::partitions(&self.engine, self.retention).await,
                 Loop::Compaction => rows::compaction(&self.engine).await,
-                Loop::Pruning => rows::pruning(&self.engine).await,
+                Loop::Pruning => rows::pruning(&self.engine, self.retention).await,
+                Loop::SearchIndex => reading::search_index(&self.engine).await,
+                Loop::ReadPointers => reading::pointers(&self.engine).await,
+                Loop::ReadReceipts => reading::receipts(&self.engine, self.retention).await,
+                Loop::Redrives => redrives::tick(&self.engine).await,
+                Loop::Subscriptions => self.subscriptions.tick(&self.engine).await,
+                Loop::PushSweep => push::sweep(&self.engine).await,
+                Loop::Triggers => triggers::tick(&self.engine).await,
+                Loop::Sessions => sessions::tick(&self.engine).await,
             }
         };
         // A connection that died without a word must not end the loop.

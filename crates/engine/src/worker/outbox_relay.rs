@@ -23,7 +23,7 @@ pub(super) async fn tick(engine: &Engine) -> EngineResult<Ticked> {
     metrics::gauge!(metric_names::OUTBOX_LAG_SECONDS).set(lag.oldest_seconds);
     // With NATS away gateways deliver from Postgres; the lag tells how much is to be published later.
     if lag.pending == 0 || !engine.inner.stream.is_up() {
-        return Ok(Ticked::default());
+        return Ok(Ticked { lag: Some(Duration::from_secs_f64(lag.oldest_seconds)), ..Ticked::default() });
     }
     let claimed_at = Instant::now();
     let batches = engine.store().claim_unpublished(PATIENCE, PER_TICK, CLAIM).await?;
@@ -49,6 +49,7 @@ pub(super) async fn tick(engine: &Engine) -> EngineResult<Ticked> {
         None => Ok(Ticked {
             worked: published.len() as u64,
             more: i64::try_from(batches.len()).is_ok_and(|claimed| claimed >= PER_TICK),
+            lag: Some(Duration::from_secs_f64(lag.oldest_seconds)),
         }),
     }
 }

@@ -1,0 +1,410 @@
+//! Looks at Postgres, NATS and their settings, and says what is wrong and what to do about it.
+
+use chrono::Utc;
+use relay_store::{
+    Store,
+    admin::{DatabaseHealth, SchemaState},
+};
+use relay_stream::admin::NatsHealth;
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// As it should be.
+    Ok,
+    /// It works, at a risk or a price.
+    Warn,
+    /// The engine cannot work, or not safely.
+    Fail,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Finding {
+    /// What was looked at.
+    pub check: &'static str,
+    /// How it is.
+    pub verdict: Verdict,
+    /// What was found.
+    pub found: String,
+    /// What to do, unless it is as it should be.
+    pub fix: Option<&'static str>,
+}
+
+/// The oldest Postgres that the engine is tested with, as `server_version_num`.
+const OLDEST_POSTGRES: i32 = 150_000;
+/// The oldest NATS that has all that the engine uses.
+const OLDEST_NATS: (u32, u32) = (2, 12);
+/// A `deliver` frame has up to 900 KiB, and headers.
+const LEAST_PAYLOAD: usize = 1 << 20;
+/// A gateway's and two workers' connections.
+const LEAST_CONNECTIONS: i64 = 16 + 2 * 6;
+/// A clock further off than this makes ids and expiries wrong, in milliseconds.
+const CLOCK_TOLERANCE_MS: i64 = 1000;
+/// An outbox that is older than this has nobody who publishes it, in seconds.
+const OUTBOX_TOLERANCE_SECONDS: f64 = 30.0;
+/// Partitions are made 7 days ahead, each hour.
+const LEAST_PARTITION_DAYS: i64 = 3;
+
+/// Looks at everything that `database_url` and `nats_url` lead to. Never fails: what cannot be reached is a finding.
+pub async fn examine(database_url: &str, nats_url: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    match Store::connect(database_url, 1) {
+        Err(error) => findings.push(fail("postgres", chain(&error), "correct DATABASE_URL")),
+        Ok(store) => match store.database_health().await {
+            Err(error) => {
+                let fix = "start Postgres, or correct DATABASE_URL: host, port, password, database";
+                findings.push(fail("postgres", chain(&error), fix));
+            }
+            Ok(health) => {
+                findings.extend(postgres(&health, Utc::now().timestamp_millis()));
+                match store.schema_state().await {
+                    Ok(state) => findings.extend(schema(&state)),
+                    Err(error) => findings.push(fail("schema", chain(&error), "run relayctl migrate")),
+                }
+            }
+        },
+    }
+    match relay_stream::admin::examine(nats_url).await {
+        Ok(health) => findings.extend(nats(&health)),
+        Err(error) => findings.push(Finding {
+            check: "nats",
+            verdict: Verdict::Warn,
+            found: chain(&error),
+            fix: Some("start NATS, or correct NATS_URL; until then delivery goes on from Postgres, later"),
+        }),
+    }
+    findings
+}
+
+fn postgres(health: &DatabaseHealth, own_clock_ms: i64) -> Vec<Finding> {
+    let version = health.server_version_num;
+    let skew = health.now.timestamp_millis() - own_clock_ms;
+    let free = i64::from(health.max_connections) - health.connections;
+    vec![
+        judge(
+            "postgres version",
+            version >= OLDEST_POSTGRES,
+            Verdict::Fail,
+            version.to_string(),
+            "upgrade to Postgres 15 or newer",
+        ),
+        judge(
+            "postgres role",
+            !health.in_recovery,
+            Verdict::Fail,
+            if health.in_recovery { "a standby" } else { "a primary" },
+            "point DATABASE_URL at the primary",
+        ),
+        judge(
+            "postgres encoding",
+            health.encoding == "UTF8",
+            Verdict::Fail,
+            &health.encoding,
+            "make the database anew with ENCODING 'UTF8'",
+        ),
+        judge(
+            "postgres fsync",
+            health.fsync == "on",
+            Verdict::Fail,
+            &health.fsync,
+            "set fsync = on: a 2xx means that it is on disk",
+        ),
+        judge(
+            "postgres full_page_writes",
+            health.full_page_writes == "on",
+            Verdict::Warn,
+            &health.full_page_writes,
+            "set full_page_writes = on, unless the file system writes pages whole",
+        ),
+        judge(
+            "postgres synchronous_commit",
+            health.synchronous_commit != "off",
+            Verdict::Fail,
+            &health.synchronous_commit,
+            "set synchronous_commit = on: off answers before the disk has it",
+        ),
+        judge(
+            "postgres connections",
+            free >= LEAST_CONNECTIONS || health.connections > LEAST_CONNECTIONS,
+            Verdict::Warn,
+            format!("{} of {} in use", health.connections, health.max_connections),
+            "raise max_connections: 16 for each gateway, 6 for each worker, some for you",
+        ),
+        judge(
+            "clocks",
+            skew.abs() <= CLOCK_TOLERANCE_MS,
+            Verdict::Warn,
+            format!("postgres is {skew} ms ahead of this machine"),
+            "synchronise the clocks (NTP) of all hosts",
+        ),
+    ]
+}
+
+fn schema(state: &SchemaState) -> Vec<Finding> {
+    let Some(applied) = state.applied else {
+        return vec![fail("schema", "there is none".into(), "run relayctl migrate")];
+    };
+    let newer = applied > state.known;
+    let mut findings = vec![judge(
+        "schema",
+        applied >= state.known,
+        Verdict::Fail,
+        format!(
+            "version {applied}, this program knows {}{}",
+            state.known,
+            if newer { ": the database is newer" } else { "" }
+        ),
+        "run relayctl migrate",
+    )];
+    findings.push(judge(
+        "migrations",
+        state.broken.is_empty(),
+        Verdict::Fail,
+        if state.broken.is_empty() {
+            "as written".to_owned()
+        } else {
+            format!("{:?} failed or were changed", state.broken)
+        },
+        "use a relayctl of the version that migrated this database, or restore it",
+    ));
+    let days = state.partition_days.unwrap_or(0);
+    findings.push(judge(
+        "partitions",
+        days >= LEAST_PARTITION_DAYS,
+        if days < 1 { Verdict::Fail } else { Verdict::Warn },
+        format!("made for {days} days ahead"),
+        "run a worker: it makes them each hour",
+    ));
+    findings.push(judge(
+        "table owner",
+        state.foreign_tables.is_empty(),
+        Verdict::Fail,
+        if state.foreign_tables.is_empty() {
+            "this user".to_owned()
+        } else {
+            format!("another user owns {}", state.foreign_tables.join(", "))
+        },
+        "let the user of DATABASE_URL own the tables: workers make partitions",
+    ));
+    findings.push(judge(
+        "gateways",
+        state.gateways > 0,
+        Verdict::Warn,
+        format!("{} hold a lease", state.gateways),
+        "start relay-gateway",
+    ));
+    findings.push(judge(
+        "outbox",
+        state.outbox_seconds <= OUTBOX_TOLERANCE_SECONDS,
+        Verdict::Warn,
+        format!("{} batches, the oldest {:.0} s", state.outbox, state.outbox_seconds),
+        "see docs/operations/runbooks/outbox-lag.md",
+    ));
+    findings
+}
+
+fn nats(health: &NatsHealth) -> Vec<Finding> {
+    let mut findings = vec![
+        judge(
+            "nats version",
+            version_of(&health.version) >= OLDEST_NATS,
+            Verdict::Fail,
+            &health.version,
+            "upgrade to NATS 2.12 or newer",
+        ),
+        judge(
+            "nats max_payload",
+            health.max_payload >= LEAST_PAYLOAD,
+            Verdict::Warn,
+            format!("{} bytes", health.max_payload),
+            "set max_payload to 1MB or more",
+        ),
+    ];
+    if let Some(error) = &health.jetstream_error {
+        findings.push(Finding {
+            check: "jetstream",
+            verdict: Verdict::Warn,
+            found: error.clone(),
+            fix: Some("start nats-server with JetStream (-js), and allow the account to use it"),
+        });
+        return findings;
+    }
+    let wanted: i64 = health.streams.iter().map(|stream| stream.max_bytes).sum();
+    let missing = health.streams.iter().filter(|stream| stream.found.is_none()).count();
+    if missing > 0 {
+        findings.push(Finding {
+            check: "jetstream streams",
+            verdict: Verdict::Warn,
+            found: format!("{missing} of {} are missing", health.streams.len()),
+            fix: Some("start a gateway; if one runs, it logs why JetStream refuses them: 5 GiB of file storage are reserved on each server"),
+        });
+    }
+    findings.push(judge(
+        "jetstream storage",
+        health.storage_limit.is_none_or(|limit| limit >= wanted),
+        Verdict::Warn,
+        match health.storage_limit {
+            None => "no limit for the account".to_owned(),
+            Some(limit) => format!("{limit} bytes for the account, the streams reserve {wanted}"),
+        },
+        "raise the account's limit of file storage to 5 GiB or more",
+    ));
+    for stream in &health.streams {
+        let Some(found) = &stream.found else { continue };
+        findings.push(judge(
+            "jetstream republish",
+            found.republishes,
+            Verdict::Warn,
+            format!("{}: {}", stream.name, if found.republishes { "on" } else { "off: nothing is delivered live" }),
+            "remove the stream; gateways make it anew",
+        ));
+        findings.push(judge(
+            "jetstream copies",
+            found.replicas >= 3 && found.current >= found.replicas,
+            Verdict::Warn,
+            format!(
+                "{}: {} wanted, {} up to date; {} messages, {} bytes",
+                stream.name, found.replicas, found.current, found.messages, found.bytes
+            ),
+            "in production run three servers with RELAY_NATS_REPLICAS=3; a loss costs latency, never a message",
+        ));
+    }
+    findings
+}
+
+/// Major and minor; 0.0 for a text that is no version.
+fn version_of(text: &str) -> (u32, u32) {
+    let mut numbers = text.trim_start_matches('v').split('.').map(|part| part.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+fn judge(check: &'static str, good: bool, otherwise: Verdict, found: impl Into<String>, fix: &'static str) -> Finding {
+    let verdict = if good { Verdict::Ok } else { otherwise };
+    Finding { check, verdict, found: found.into(), fix: (!good).then_some(fix) }
+}
+
+fn fail(check: &'static str, found: String, fix: &'static str) -> Finding {
+    Finding { check, verdict: Verdict::Fail, found, fix: Some(fix) }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text = format!("{text}: {next}");
+        cause = next.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use relay_stream::admin::{FoundStream, StreamHealth};
+
+    use super::*;
+
+    fn healthy() -> DatabaseHealth {
+        DatabaseHealth {
+            server_version_num: 150_018,
+            encoding: "UTF8".into(),
+            fsync: "on".into(),
+            full_page_writes: "on".into(),
+            synchronous_commit: "on".into(),
+            max_connections: 100,
+            connections: 3,
+            in_recovery: false,
+            now: chrono::DateTime::from_timestamp_millis(1_700_000_000_000).unwrap(),
+        }
+    }
+
+    fn worst(findings: &[Finding]) -> (Verdict, Vec<&'static str>) {
+        let bad: Vec<_> = findings.iter().filter(|finding| finding.verdict > Verdict::Ok).collect();
+        let worst = bad.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Ok);
+        (worst, bad.iter().map(|finding| finding.check).collect())
+    }
+
+    #[test]
+    fn what_is_unsafe_in_postgres_is_found() {
+        let clock = 1_700_000_000_000;
+        assert_eq!(worst(&postgres(&healthy(), clock)), (Verdict::Ok, vec![]));
+        let cases: [(&str, Verdict, DatabaseHealth); 6] = [
+            ("postgres version", Verdict::Fail, DatabaseHealth { server_version_num: 140_010, ..healthy() }),
+            ("postgres role", Verdict::Fail, DatabaseHealth { in_recovery: true, ..healthy() }),
+            ("postgres encoding", Verdict::Fail, DatabaseHealth { encoding: "SQL_ASCII".into(), ..healthy() }),
+            ("postgres fsync", Verdict::Fail, DatabaseHealth { fsync: "off".into(), ..healthy() }),
+            (
+                "postgres synchronous_commit",
+                Verdict::Fail,
+                DatabaseHealth { synchronous_commit: "off".into(), ..healthy() },
+            ),
+            ("postgres connections", Verdict::Warn, DatabaseHealth { max_connections: 20, ..healthy() }),
+        ];
+        for (check, verdict, health) in cases {
+            assert_eq!(worst(&postgres(&health, clock)), (verdict, vec![check]));
+        }
+        assert_eq!(worst(&postgres(&healthy(), clock + 5000)), (Verdict::Warn, vec!["clocks"]));
+    }
+
+    #[test]
+    fn what_is_wrong_with_the_schema_is_found() {
+        let good = SchemaState {
+            applied: Some(9),
+            known: 9,
+            broken: vec![],
+            partition_days: Some(7),
+            gateways: 1,
+            outbox: 0,
+            outbox_seconds: 0.0,
+            foreign_tables: vec![],
+        };
+        assert_eq!(worst(&schema(&good)), (Verdict::Ok, vec![]));
+        assert_eq!(worst(&schema(&SchemaState { applied: Some(10), ..good.clone() })), (Verdict::Ok, vec![]));
+        for (check, verdict, state) in [
+            ("schema", Verdict::Fail, SchemaState { applied: None, ..good.clone() }),
+            ("schema", Verdict::Fail, SchemaState { applied: Some(8), ..good.clone() }),
+            ("migrations", Verdict::Fail, SchemaState { broken: vec![3], ..good.clone() }),
+            ("partitions", Verdict::Warn, SchemaState { partition_days: Some(2), ..good.clone() }),
+            ("partitions", Verdict::Fail, SchemaState { partition_days: Some(0), ..good.clone() }),
+            ("table owner", Verdict::Fail, SchemaState { foreign_tables: vec!["messages".into()], ..good.clone() }),
+            ("gateways", Verdict::Warn, SchemaState { gateways: 0, ..good.clone() }),
+            ("outbox", Verdict::Warn, SchemaState { outbox: 4, outbox_seconds: 60.0, ..good.clone() }),
+        ] {
+            assert_eq!(worst(&schema(&state)), (verdict, vec![check]));
+        }
+    }
+
+    #[test]
+    fn weak_durability_and_a_small_jetstream_are_found() {
+        let stream = |replicas, current| StreamHealth {
+            name: "RELAY_DELIVERIES",
+            max_bytes: 4 << 30,
+            found: Some(FoundStream { replicas, current, republishes: true, messages: 0, bytes: 0 }),
+        };
+        let good = NatsHealth {
+            version: "2.15.1".into(),
+            max_payload: 1 << 20,
+            jetstream_error: None,
+            storage_limit: None,
+            storage_reserved: 0,
+            streams: vec![stream(3, 3)],
+        };
+        assert_eq!(worst(&nats(&good)), (Verdict::Ok, vec![]));
+        for (check, verdict, health) in [
+            ("nats version", Verdict::Fail, NatsHealth { version: "2.9.10".into(), ..good.clone() }),
+            ("nats max_payload", Verdict::Warn, NatsHealth { max_payload: 65536, ..good.clone() }),
+            ("jetstream", Verdict::Warn, NatsHealth { jetstream_error: Some("disabled".into()), ..good.clone() }),
+            ("jetstream storage", Verdict::Warn, NatsHealth { storage_limit: Some(1 << 30), ..good.clone() }),
+            ("jetstream copies", Verdict::Warn, NatsHealth { streams: vec![stream(1, 1)], ..good.clone() }),
+            ("jetstream copies", Verdict::Warn, NatsHealth { streams: vec![stream(3, 2)], ..good.clone() }),
+            (
+                "jetstream streams",
+                Verdict::Warn,
+                NatsHealth { streams: vec![StreamHealth { found: None, ..stream(3, 3) }], ..good.clone() },
+            ),
+        ] {
+            assert_eq!(worst(&nats(&health)), (verdict, vec![check]));
+        }
+    }
+}

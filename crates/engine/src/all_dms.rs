@@ -1,0 +1,88 @@
+//! Conversations as somebody reads them who takes part in none: the holder of the workspace's key.
+
+use relay_domain::ChannelId;
+pub use relay_store::AnyConversation;
+use relay_store::{MessagePage, MessageRow};
+
+use crate::{Engine, EngineError, EngineResult, auth::Credential};
+
+/// What a page of all conversations holds unless a limit is given, and at most.
+pub const ALL_CONVERSATIONS_PAGE: (i64, i64) = (500, 500);
+
+/// A page of a list, and where the next one begins.
+#[derive(Debug)]
+pub struct Page<T> {
+    /// What is on it.
+    pub items: Vec<T>,
+    /// The cursor of the next page; `None` on the last one.
+    pub next: Option<String>,
+}
+
+impl Engine {
+    /// The conversations of a workspace, the youngest first.
+    ///
+    /// # Errors
+    /// When the cursor is none of ours.
+    pub async fn all_conversations(
+        &self,
+        caller: &Credential,
+        cursor: Option<&str>,
+        limit: i64,
+    ) -> EngineResult<Page<AnyConversation>> {
+        let before = cursor.map(read_cursor).transpose()?;
+        let view = caller.view();
+        let mut items = self.store().all_conversations(caller.scope(), before, limit + 1).await?;
+        let more = items.len() as i64 > limit;
+        if more {
+            items.pop();
+        }
+        let next = items.last().filter(|_| more).map(|last| format!("c{:x}", last.channel_id));
+        if matches!(caller, Credential::Observer(_)) {
+            // A page may come out shorter: the cursor goes on all the same.
+            items.retain(|row| view.sees_conversation(&row.conversation_id));
+        }
+        Ok(Page { items, next })
+    }
+
+    /// The messages of any conversation, newest first.
+    ///
+    /// # Errors
+    /// When there is none of that id for the caller.
+    pub async fn any_conversation_messages(
+        &self,
+        caller: &Credential,
+        id: &str,
+        page: MessagePage,
+    ) -> EngineResult<Vec<MessageRow>> {
+        let (scope, view) = (caller.scope(), caller.view());
+        let hidden = matches!(caller, Credential::Observer(_)) && !view.sees_conversation(id);
+        if hidden || id.contains('\0') {
+            return Err(EngineError::ConversationNotFound);
+        }
+        let conversation = self.store().conversation(scope, id).await?.ok_or(EngineError::ConversationNotFound)?;
+        let listed =
+            self.store().channel_messages(scope, ChannelId::new(conversation.channel_id), page, &view.filters).await?;
+        Ok(listed.into_iter().map(|listed| listed.message).collect())
+    }
+}
+
+fn read_cursor(cursor: &str) -> EngineResult<ChannelId> {
+    let id = cursor.strip_prefix('c').and_then(|hex| i64::from_str_radix(hex, 16).ok());
+    id.filter(|id| *id >= 0)
+        .map(ChannelId::new)
+        .ok_or_else(|| EngineError::InvalidRequest("cursor is none that this list gave".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_reads_back_and_others_are_refused() {
+        let id = 243_812_004_871_278_592;
+        assert_eq!(read_cursor(&format!("c{id:x}")).ok(), Some(ChannelId::new(id)));
+        for other in ["", "c", "cx", "12", "c-1", "cffffffffffffffffff"] {
+            assert!(read_cursor(other).is_err(), "{other}");
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The keys that sign observer tokens: made here, kept in Postgres, the private half sealed where the
+//! configuration gives a secret for that.
+
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
+use jsonwebtoken::{DecodingKey, EncodingKey};
+use relay_store::SigningKeyRow;
+use ring::{
+    aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
+    rand::SystemRandom,
+    signature::{Ed25519KeyPair, KeyPair as _},
+};
+use sha2::{Digest, Sha256};
+
+use crate::{EngineError, EngineResult};
+
+/// The shortest secret that signing keys are sealed with, in bytes.
+const SHORTEST_SECRET: usize = 32;
+
+/// Seals the private halves of signing keys. Prints nothing of itself.
+pub struct SealingSecret {
+    key: LessSafeKey,
+    /// Tells which secret a key was sealed with.
+    id: String,
+}
+
+impl std::fmt::Debug for SealingSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SealingSecret(…)")
+    }
+}
+
+impl SealingSecret {
+    /// Reads a secret: any text of at least 32 bytes, best from a random source.
+    ///
+    /// # Errors
+    /// When it is shorter.
+    pub fn new(text: &str) -> EngineResult<Self> {
+        if text.len() < SHORTEST_SECRET {
+            return Err(EngineError::InvalidRequest(format!(
+                "the secret for signing keys must have at least {SHORTEST_SECRET} bytes"
+            )));
+        }
+        let digest = |purpose: &str| Sha256::new().chain_update(purpose).chain_update(text).finalize();
+        let key = UnboundKey::new(&AES_256_GCM, &digest("relay signing key seal\0"))
+            .map_err(|_| EngineError::NoRandomness)?;
+        let id = hex::encode(&digest("relay signing key seal id\0")[..8]);
+        Ok(Self { key: LessSafeKey::new(key), id })
+    }
+
+    fn seal(&self, kid: &str, mut private: Vec<u8>) -> EngineResult<Vec<u8>> {
+        let mut nonce = [0; NONCE_LEN];
+        getrandom::fill(&mut nonce).map_err(|_| EngineError::NoRandomness)?;
+        self.key
+            .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(kid), &mut private)
+            .map_err(|_| EngineError::NoRandomness)?;
+        Ok([&nonce[..], &private].concat())
+    }
+
+    fn open(&self, kid: &str, sealed: &[u8]) -> Option<Vec<u8>> {
+        let (nonce, sealed) = sealed.split_at_checked(NONCE_LEN)?;
+        let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
+        let mut bytes = sealed.to_vec();
+        self.key.open_in_place(nonce, Aad::from(kid), &mut bytes).ok().map(|opened| opened.to_vec())
+    }
+}
+
+/// A new key, ready to be stored.
+pub(super) fn generate(secret: Option<&SealingSecret>, at: DateTime<Utc>) -> EngineResult<SigningKeyRow> {
+    let document = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).map_err(|_| EngineError::NoRandomness)?;
+    let pair = Ed25519KeyPair::from_pkcs8(document.as_ref()).map_err(|_| EngineError::NoRandomness)?;
+    let public_key = pair.public_key().as_ref().to_vec();
+    // Short, because it is part of every token.
+    let kid = hex::encode(&Sha256::digest(&public_key)[..8]);
+    let private = document.as_ref().to_vec();
+    let private_key = match secret {
+        Some(secret) => secret.seal(&kid, private)?,
+        None => private,
+    };
+    Ok(SigningKeyRow {
+        kid,
+        public_key,
+        private_key: Some(private_key),
+        sealed_with: secret.map(|secret| secret.id.clone()),
+        created_at: at,
+        retired_at: None,
+    })
+}
+
+/// The living keys as this process knows them.
+#[derive(Default)]
+pub(super) struct KeyRing {
+    verifying: HashMap<String, DecodingKey>,
+    signing: Option<(String, EncodingKey)>,
+}
+
+impl KeyRing {
+    /// From the stored keys, newest first. Signed with is the newest that is sealed with exactly our
+    /// secret, or not sealed when we have none: two gateways with different secrets each have their own.
+    pub(super) fn read(rows: &[SigningKeyRow], secret: Option<&SealingSecret>) -> Self {
+        let living = || rows.iter().filter(|row| row.retired_at.is_none());
+        let signing =
+            living().filter(|row| row.sealed_with.as_ref() == secret.map(|secret| &secret.id)).find_map(|row| {
+                let stored = row.private_key.as_ref()?;
+                let private = match secret {
+                    Some(secret) => secret.open(&row.kid, stored)?,
+                    None => stored.clone(),
+                };
+                Some((row.kid.clone(), EncodingKey::from_ed_der(&private)))
+            });
+        let verifying = living().map(|row| (row.kid.clone(), DecodingKey::from_ed_der(&row.public_key))).collect();
+        Self { verifying, signing }
+    }
+
+    /// The public half of a living key.
+    pub(super) fn verifying(&self, kid: &str) -> Option<&DecodingKey> {
+        self.verifying.get(kid)
+    }
+
+    /// The name and private half of the key to sign with.
+    pub(super) const fn signing(&self) -> Option<&(String, EncodingKey)> {
+        self.signing.as_ref()
+    }
+
+    /// Whether the same keys live in both.
+    pub(super) fn same_as(&self, other: &Self) -> bool {
+        self.verifying.len() == other.verifying.len()
+            && self.verifying.keys().all(|kid| other.verifying.contains_key(kid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secret(text: &str) -> SealingSecret {
+        SealingSecret::new(&text.repeat(32)).expect("a secret")
+    }
+
+    fn signing_kid(rows: &[SigningKeyRow], secret: Option<&SealingSecret>) -> Option<String> {
+        KeyRing::read(rows, secret).signing().map(|(kid, _)| kid.clone())
+    }
+
+    #[test]
+    fn a_sealed_key_opens_with_its_secret_only() {
+        let (a, b) = (secret("a"), secret("b"));
+        let row = generate(Some(&a), DateTime::default()).expect("a key");
+        let stored = row.private_key.clone().expect("a private half");
+        assert!(Ed25519KeyPair::from_pkcs8(&stored).is_err(), "what is stored is not the key");
+        assert_eq!(signing_kid(std::slice::from_ref(&row), Some(&a)), Some(row.kid.clone()));
+        assert_eq!(signing_kid(std::slice::from_ref(&row), Some(&b)), None);
+        assert_eq!(signing_kid(std::slice::from_ref(&row), None), None);
+        // Bound to its name: a stored half cannot be passed off as another key's.
+        assert!(a.open("another", &stored).is_none() && a.open(&row.kid, &stored).is_some());
+        assert!(SealingSecret::new("short").is_err());
+        assert!(!format!("{a:?}").contains(&a.id));
+    }
+
+    #[test]
+    fn every_living_key_verifies_and_the_newest_of_ours_signs() {
+        let a = secret("a");
+        let key = |secret| generate(secret, DateTime::default()).expect("a key");
+        let (newest, older, plain, mut retired) = (key(Some(&a)), key(Some(&a)), key(None), key(Some(&a)));
+        retired.retired_at = Some(DateTime::default());
+        let rows = [retired.clone(), newest.clone(), older.clone(), plain.clone()];
+        let ring = KeyRing::read(&rows, Some(&a));
+        assert_eq!(ring.signing().map(|(kid, _)| kid), Some(&newest.kid));
+        for (row, lives) in [(&newest, true), (&older, true), (&plain, true), (&retired, false)] {
+            assert_eq!(ring.verifying(&row.kid).is_some(), lives);
+        }
+        assert_eq!(signing_kid(&rows, None), Some(plain.kid));
+        assert!(ring.same_as(&KeyRing::read(&rows, None)) && !ring.same_as(&KeyRing::read(&rows[..2], None)));
+    }
+}

@@ -1,0 +1,260 @@
+//! The endpoints of nodes: how they are called, and whether they may be called now.
+//!
+//! Each has its own slots, its own rate and its own breaker, so that one that hangs holds up nobody else. A workspace
+//! takes at most half of all slots.
+
+use std::{
+    num::NonZeroU32,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use chrono::{DateTime, Utc};
+use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
+use relay_domain::{
+    NodeId, WorkspaceScope,
+    push::{ATTEMPT_TIMEOUT, AckMode, BREAKER_FAILURES, BREAKER_OPEN, Ordering, RetryPolicy},
+};
+use relay_egress::{Refusal, Target};
+use relay_store::push_endpoints::{EndpointHealth, EndpointNews};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::{
+    PushConfig,
+    delivery::{DeliverySecrets, NodeAuth, NodeDelivery},
+};
+use crate::{Engine, EngineResult};
+
+/// Settings and health are read again after this long; hints are faster.
+const KNOWN_FOR: Duration = Duration::from_secs(5);
+/// Slots and rates of endpoints that nobody uses are forgotten after this long.
+const STATE_IDLE: Duration = Duration::from_secs(600);
+/// Endpoints that are remembered.
+const REMEMBERED: u64 = 100_000;
+/// Another worker probes: ask again then.
+const PROBED_ELSEWHERE: chrono::Duration = chrono::Duration::seconds(2);
+
+type Key = (WorkspaceScope, NodeId);
+
+/// How an endpoint is called.
+pub(super) struct Endpoint {
+    pub(super) scope: WorkspaceScope,
+    pub(super) node_id: NodeId,
+    /// As it was given, for the proxy's eyes.
+    pub(super) url: String,
+    /// Where its calls go. Its addresses are judged at each of them.
+    pub(super) way: Way,
+    pub(super) ack_mode: AckMode,
+    pub(super) ordering: Ordering,
+    pub(super) retry: RetryPolicy,
+    pub(super) auth: NodeAuth,
+    pub(super) secrets: DeliverySecrets,
+    state: Arc<State>,
+    /// The slots of its workspace.
+    workspace: Arc<Semaphore>,
+}
+
+/// Where the calls of an endpoint go. What can be seen of its URL was judged; the judgement rests on nothing that
+/// changes while a worker runs.
+pub(super) enum Way {
+    Straight(Target),
+    /// To the operator's proxy, with what is shown to it.
+    ByProxy(Target, Option<String>),
+    NoProxy,
+    Refused(Refusal),
+}
+
+/// What outlives its settings.
+struct State {
+    slots: Arc<Semaphore>,
+    rate: DefaultDirectRateLimiter,
+    health: Mutex<EndpointHealth>,
+}
+
+/// The right to call an endpoint once.
+pub(super) struct Pass {
+    _slots: [OwnedSemaphorePermit; 3],
+}
+
+/// All endpoints that this worker knows.
+pub(super) struct Endpoints {
+    engine: Engine,
+    known: moka::sync::Cache<Key, Arc<Endpoint>>,
+    /// Rises when a node has changed: what was read before that is not kept.
+    changes: AtomicU64,
+    states: moka::sync::Cache<Key, Arc<State>>,
+    workspaces: moka::sync::Cache<WorkspaceScope, Arc<Semaphore>>,
+    all: Arc<Semaphore>,
+    concurrency: usize,
+    of_one: usize,
+    rate: Quota,
+    proxy: Option<(String, Option<String>)>,
+}
+
+impl Endpoints {
+    pub(super) fn new(engine: Engine, config: &PushConfig) -> Self {
+        let concurrency = config.concurrency.max(1) as usize;
+        Self {
+            engine,
+            known: moka::sync::Cache::builder().max_capacity(REMEMBERED).time_to_live(KNOWN_FOR).build(),
+            changes: AtomicU64::new(0),
+            states: moka::sync::Cache::builder().max_capacity(REMEMBERED).time_to_idle(STATE_IDLE).build(),
+            workspaces: moka::sync::Cache::builder().max_capacity(REMEMBERED).time_to_idle(STATE_IDLE).build(),
+            all: Arc::new(Semaphore::new(concurrency)),
+            concurrency,
+            of_one: config.endpoint_concurrency.max(1) as usize,
+            rate: Quota::per_second(NonZeroU32::new(config.endpoint_rate).unwrap_or(NonZeroU32::MIN)),
+            proxy: config.proxy_url.clone().map(|url| (url, config.proxy_auth.clone())),
+        }
+    }
+
+    /// The endpoint of a node; `None` when the node is gone or is no http_push node.
+    pub(super) async fn get(&self, scope: WorkspaceScope, node: &NodeId) -> EngineResult<Option<Arc<Endpoint>>> {
+        let key = (scope, node.clone());
+        if let Some(known) = self.known.get(&key) {
+            return Ok(Some(known));
+        }
+        let changes = self.changes.load(Relaxed);
+        let Some(row) = self.engine.store().push_endpoint(scope, node).await? else { return Ok(None) };
+        let secrets = self.engine.inner.secrets.open_node_delivery(scope, node, row.sealed.as_ref())?;
+        let settings = row.delivery.and_then(|shown| serde_json::from_value::<NodeDelivery>(shown).ok());
+        let Some(settings) = settings else { return Ok(None) };
+        let state = self.states.get_with(key.clone(), || {
+            Arc::new(State {
+                slots: Arc::new(Semaphore::new(self.of_one)),
+                rate: RateLimiter::direct(self.rate),
+                health: Mutex::default(),
+            })
+        });
+        *state.health.lock().unwrap_or_else(PoisonError::into_inner) = row.health;
+        let way = self.way(&settings);
+        let half = (self.concurrency / 2).max(1);
+        let workspace = self.workspaces.get_with(scope, || Arc::new(Semaphore::new(half)));
+        let endpoint = Arc::new(Endpoint {
+            scope,
+            way,
+            node_id: node.clone(),
+            ack_mode: settings.ack_mode(),
+            ordering: settings.ordering(),
+            retry: settings.retry(),
+            url: settings.url,
+            auth: settings.auth,
+            secrets,
+            state,
+            workspace,
+        });
+        self.known.insert(key.clone(), Arc::clone(&endpoint));
+        // It may have changed after the read and before the insert: then this is not known.
+        if self.changes.load(Relaxed) != changes {
+            self.known.invalidate(&key);
+        }
+        Ok(Some(endpoint))
+    }
+
+    fn way(&self, settings: &NodeDelivery) -> Way {
+        let policy = self.engine.egress().policy();
+        // A proxy resolves the name; what can be seen of the URL is judged here all the same.
+        let target = match policy.check_url(&settings.url) {
+            Ok(target) if !settings.use_proxy => return Way::Straight(target),
+            Ok(_) => self.proxy.as_ref().map(|(proxy, auth)| (policy.vouch(proxy), auth)),
+            Err(refusal) => return Way::Refused(refusal),
+        };
+        match target {
+            Some((Ok(proxy), auth)) => Way::ByProxy(proxy, auth.clone()),
+            Some((Err(refusal), _)) => Way::Refused(refusal),
+            None => Way::NoProxy,
+        }
+    }
+
+    /// A node has changed.
+    pub(super) fn forget(&self, scope: WorkspaceScope, node: &NodeId) {
+        self.changes.fetch_add(1, Relaxed);
+        self.known.invalidate(&(scope, node.clone()));
+    }
+
+    /// Calls that one endpoint gets at a time.
+    pub(super) const fn of_one(&self) -> usize {
+        self.of_one
+    }
+
+    /// Waits for a turn. The inner error is the instant before which the endpoint is not to be called.
+    pub(super) async fn pass(&self, endpoint: &Endpoint) -> EngineResult<Result<Pass, DateTime<Utc>>> {
+        let state = &endpoint.state;
+        // First its own slot: who waits for a slow endpoint holds nothing that others need.
+        let own = acquire(&state.slots).await;
+        if let Some(until) = self.shut_until(endpoint).await? {
+            return Ok(Err(until));
+        }
+        state.rate.until_ready().await;
+        let pass = Pass { _slots: [own, acquire(&endpoint.workspace).await, acquire(&self.all).await] };
+        Ok(Ok(pass))
+    }
+
+    /// Until when the endpoint is left alone; `None` when it may be called. After an open breaker one worker gets to
+    /// try it once.
+    async fn shut_until(&self, endpoint: &Endpoint) -> EngineResult<Option<DateTime<Utc>>> {
+        let health = *endpoint.state.health.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.engine.now();
+        if let Some(until) = health.paused_until.filter(|until| *until > now) {
+            return Ok(Some(until));
+        }
+        if health.failures < BREAKER_FAILURES {
+            return Ok(None);
+        }
+        match health.open_until {
+            Some(until) if until > now => Ok(Some(until)),
+            Some(_) => {
+                let lasts = ATTEMPT_TIMEOUT + Duration::from_secs(5);
+                let is_ours = self.engine.store().probe_endpoint(endpoint.scope, &endpoint.node_id, lasts).await?;
+                if is_ours {
+                    return Ok(None);
+                }
+                self.forget(endpoint.scope, &endpoint.node_id);
+                Ok(Some(now + PROBED_ELSEWHERE))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// A try has succeeded, or has failed in a way that speaks against the endpoint, or it asked for a pause.
+    pub(super) async fn note(
+        &self,
+        endpoint: &Endpoint,
+        succeeded: bool,
+        failed: bool,
+        paused_until: Option<DateTime<Utc>>,
+    ) {
+        let before = *endpoint.state.health.lock().unwrap_or_else(PoisonError::into_inner);
+        let recovered = succeeded && (before.failures > 0 || before.open_until.is_some());
+        if !recovered && !failed && paused_until.is_none() {
+            return;
+        }
+        let news = EndpointNews {
+            scope: endpoint.scope,
+            node_id: endpoint.node_id.clone(),
+            failures: i32::from(failed),
+            succeeded,
+            paused_until,
+        };
+        match self.engine.store().note_endpoints(&[news], BREAKER_FAILURES, BREAKER_OPEN).await {
+            Ok(health) => {
+                if let Some(health) = health.first() {
+                    *endpoint.state.health.lock().unwrap_or_else(PoisonError::into_inner) = *health;
+                }
+            }
+            // The next try tells again.
+            Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "an endpoint was not noted"),
+        }
+    }
+}
+
+async fn acquire(slots: &Arc<Semaphore>) -> OwnedSemaphorePermit {
+    match Arc::clone(slots).acquire_owned().await {
+        Ok(permit) => permit,
+        // Nobody closes these.
+        Err(_) => std::future::pending().await,
+    }
+}

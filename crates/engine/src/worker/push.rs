@@ -1,0 +1,13 @@
+//! Mailboxes that are to be pushed and that nobody serves: their worker died, or the hint that told of them was lost.
+
+use super::Ticked;
+use crate::{Engine, EngineResult};
+
+/// One step over the mailboxes of http_push nodes.
+pub(super) async fn sweep(engine: &Engine) -> EngineResult<Ticked> {
+    let swept = engine.store().sweep_push_mailboxes().await?;
+    if swept.taken_back > 0 {
+        tracing::info!(mailboxes = swept.taken_back, "mailboxes were taken back from a worker that is gone");
+    }
+    Ok(Ticked { worked: swept.taken_back + swept.woken, more: swept.more, lag: None })
+}

@@ -1,0 +1,229 @@
+//! What a call to a subscription's address looks like (contract: rest.md 3.13).
+
+use std::time::Duration;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use chrono::{DateTime, Utc};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+use relay_domain::{WorkspaceScope, subscription::SignatureScheme, subscription_call::mentions_name};
+use relay_store::{
+    MessageRow,
+    events::{EventBody, NewEvent},
+    subscription_dispatch::{LeasedSubscription, WaitingCall},
+};
+use ring::hmac;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::{payload::payload, render::timestamp, subscriptions::SubscriptionSecrets};
+
+/// What a secret for the Standard Webhooks begins with.
+const STANDARD_PREFIX: &str = "whsec_";
+
+/// What an event says, as nodes get it: one flat object. `message` is the event's own, as it was then.
+pub(super) fn data(event: &NewEvent, message: Option<&MessageRow>) -> Map<String, Value> {
+    #[derive(Deserialize)]
+    struct Payload {
+        data: Map<String, Value>,
+    }
+    let mut data = match &event.body {
+        EventBody::Data(Value::Object(data)) => data.clone(),
+        EventBody::Data(_) => Map::new(),
+        EventBody::Message(id) => match message {
+            // Whom a direct message is for is in the conversation; a subscription is nobody's mailbox.
+            Some(message) => {
+                let read: Option<Payload> = serde_json::from_str(payload(message, "").get()).ok();
+                let mut data = read.map(|payload| payload.data).unwrap_or_default();
+                data.remove("to");
+                data
+            }
+            // Retention has dropped it: only that it was is still known.
+            None => Map::from_iter([("id".to_owned(), json!(id.to_string()))]),
+        },
+    };
+    let mut add = |key: &str, value: Option<Value>| {
+        if let (Some(value), false) = (value, data.contains_key(key)) {
+            data.insert(key.to_owned(), value);
+        }
+    };
+    add("channel_id", event.channel_id.map(|id| json!(id.to_string())));
+    add("channel_name", event.channel_name.as_ref().map(|name| json!(name)));
+    add("conversation_id", event.conversation_id.as_ref().map(|id| json!(id)));
+    data
+}
+
+/// Whether a filter lets an event through.
+pub(super) fn passes(filter: Option<&Value>, channel_name: Option<&str>, data: &Map<String, Value>) -> bool {
+    let wanted = |field: &str| filter.and_then(|filter| filter.get(field)).and_then(Value::as_str);
+    let text = || {
+        let text = data.get("text").or_else(|| data.get("message")?.get("text"));
+        text.and_then(Value::as_str).unwrap_or_default()
+    };
+    wanted("channel").is_none_or(|channel| channel_name == Some(channel))
+        && wanted("mentions").is_none_or(|name| mentions_name(text(), name))
+}
+
+/// The body, the same at each try.
+pub(super) fn body(scope: WorkspaceScope, kind: &str, at: DateTime<Utc>, data: Map<String, Value>) -> String {
+    json!({
+        "type": kind,
+        "workspace_id": scope.workspace_id().to_string(),
+        "timestamp": timestamp(at),
+        "data": data,
+    })
+    .to_string()
+}
+
+/// The headers of one try.
+pub(super) fn headers(
+    leased: &LeasedSubscription,
+    secrets: &SubscriptionSecrets,
+    waiting: &WaitingCall,
+    now: DateTime<Utc>,
+) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    // Names and values were checked when the subscription was made; what cannot be a header is left out.
+    let mut set = |name: &str, value: &str| {
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+            headers.insert(name, value);
+        }
+    };
+    for (name, value) in &secrets.headers {
+        set(name, value);
+    }
+    let id = waiting.delivery_id.to_string();
+    set(header::CONTENT_TYPE.as_str(), "application/json");
+    set("x-relay-event", &waiting.event_kind);
+    set("x-relay-timestamp", &timestamp(waiting.created_at));
+    set("x-relay-delivery", &id);
+    set("webhook-id", &id);
+    let Some(secret) = &secrets.secret else { return headers };
+    let scheme = leased.signature_scheme.as_deref().and_then(SignatureScheme::parse);
+    match scheme.unwrap_or(SignatureScheme::Relay) {
+        SignatureScheme::Relay => {
+            let tag = sign(secret.as_bytes(), &[waiting.body.as_bytes()]);
+            set("x-relay-signature", &format!("sha256={}", hex::encode(tag)));
+        }
+        SignatureScheme::StandardWebhooks => {
+            let key = STANDARD.decode(secret.trim_start_matches(STANDARD_PREFIX)).unwrap_or_default();
+            let seconds = now.timestamp().to_string();
+            let signed = [id.as_bytes(), b".", seconds.as_bytes(), b".", waiting.body.as_bytes()];
+            set("webhook-timestamp", &seconds);
+            set("webhook-signature", &format!("v1,{}", STANDARD.encode(sign(&key, &signed))));
+        }
+    }
+    headers
+}
+
+/// How long the receiver asks to be left alone: seconds or a date (RFC 9110, 10.2.3).
+pub(super) fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Duration> {
+    let text = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = text.parse::<u64>() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let at = DateTime::parse_from_rfc2822(text).ok()?;
+    Some((at.with_timezone(&Utc) - now).to_std().unwrap_or_default())
+}
+
+fn sign(key: &[u8], parts: &[&[u8]]) -> hmac::Tag {
+    let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, key));
+    parts.iter().for_each(|part| context.update(part));
+    context.sign()
+}
+
+#[cfg(test)]
+mod tests {
+    use relay_domain::{SubscriptionId, WorkspaceId};
+
+    use super::*;
+
+    fn leased(scheme: &str) -> LeasedSubscription {
+        LeasedSubscription {
+            scope: WorkspaceScope::from_engine_row(WorkspaceId::new(1)),
+            id: SubscriptionId::new(2),
+            epoch: 1,
+            events: vec!["*".into()],
+            filter: None,
+            url: "https://example.org".into(),
+            signature_scheme: Some(scheme.to_owned()),
+            sealed: None,
+            event_cursor: None,
+            failures: 0,
+            failing_since: None,
+        }
+    }
+
+    fn at(seconds: i64) -> DateTime<Utc> {
+        DateTime::from_timestamp(seconds, 0).unwrap()
+    }
+
+    fn signed(scheme: &str, secret: &str, id: i64, body: &str, now: i64) -> HeaderMap {
+        let waiting = WaitingCall {
+            delivery_id: id,
+            event_kind: "message.created".into(),
+            body: body.into(),
+            attempts: 0,
+            next_attempt_at: at(0),
+            created_at: at(0),
+        };
+        let secrets = SubscriptionSecrets {
+            secret: Some(secret.into()),
+            headers: [("X-Own".to_owned(), "a b".to_owned())].into(),
+        };
+        headers(&leased(scheme), &secrets, &waiting, at(now))
+    }
+
+    #[test]
+    fn the_relay_scheme_signs_the_body() {
+        // RFC 4231, test case 2.
+        let headers = signed("relay", "Jefe", 7, "what do ya want for nothing?", 0);
+        let tag = "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843";
+        assert_eq!(headers["x-relay-signature"], format!("sha256={tag}"));
+        assert_eq!((&headers["x-own"], &headers["webhook-id"]), (&"a b".parse().unwrap(), &"7".parse().unwrap()));
+        assert_eq!(headers["x-relay-event"], "message.created");
+        assert!(!headers.contains_key("webhook-signature"));
+    }
+
+    #[test]
+    fn the_standard_scheme_signs_id_time_and_body() {
+        let secret = format!("whsec_{}", STANDARD.encode(b"Jefe"));
+        let headers = signed("standard-webhooks", &secret, 7, "{}", 1_614_265_330);
+        let expected = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, b"Jefe"), b"7.1614265330.{}");
+        assert_eq!(headers["webhook-signature"], format!("v1,{}", STANDARD.encode(expected)));
+        assert_eq!(headers["webhook-timestamp"], "1614265330");
+        assert!(!headers.contains_key("x-relay-signature"));
+    }
+
+    #[test]
+    fn filters_compare_channels_and_look_for_mentions() {
+        let flat = Map::from_iter([("text".to_owned(), json!("hi @bob"))]);
+        let nested = Map::from_iter([("message".to_owned(), json!({ "text": "hi @bob" }))]);
+        for (filter, channel, passed) in [
+            (None, None, true),
+            (Some(json!({ "channel": "dev" })), Some("dev"), true),
+            (Some(json!({ "channel": "dev" })), Some("ops"), false),
+            (Some(json!({ "channel": "dev" })), None, false),
+            (Some(json!({ "mentions": "bob" })), None, true),
+            (Some(json!({ "mentions": "ann" })), None, false),
+            (Some(json!({ "channel": "dev", "mentions": "bob" })), Some("ops"), false),
+        ] {
+            for data in [&flat, &nested] {
+                assert_eq!(passes(filter.as_ref(), channel, data), passed, "{filter:?} {channel:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn retry_after_is_seconds_or_a_date() {
+        for (text, seconds) in [
+            ("7", Some(7)),
+            ("Thu, 01 Jan 1970 00:01:40 GMT", Some(40)),
+            ("Thu, 01 Jan 1970 00:00:00 GMT", Some(0)),
+            ("soon", None),
+            ("-1", None),
+        ] {
+            let headers = HeaderMap::from_iter([(header::RETRY_AFTER, text.parse().unwrap())]);
+            assert_eq!(retry_after(&headers, at(60)), seconds.map(Duration::from_secs), "{text}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Fires triggers: looks through the event log behind the commits, and invokes what the messages ask for.
+//!
+//! A part of a log is claimed, looked through, and given back with the position reached. A worker that dies in
+//! between leaves its claim to run out; what it had invoked already is recognised by the idempotency key of
+//! (trigger, message), so that each message invokes an action once however often it is looked at.
+
+use relay_domain::{
+    TriggerId, WorkspaceScope,
+    event::{MESSAGE_CREATED, THREAD_REPLY},
+    trigger::{Seen, concerns},
+};
+use relay_store::{
+    MessageRow,
+    events::Recorded,
+    triggers::{ClaimedEvents, TriggerRow},
+};
+
+use super::Ticked;
+use crate::{Engine, EngineError, EngineResult, events::told, triggers::Pattern};
+
+/// Workspaces that one tick looks at.
+const WORKSPACES_AT_ONCE: i64 = 16;
+/// Events of each of them, about.
+const EVENTS_AT_ONCE: i64 = 200;
+/// Actions that one tick invokes for a workspace; the rest of its events waits for the next.
+const FIRED_AT_ONCE: usize = 100;
+/// How long a workspace is a worker's own. One that takes longer, or dies, shares the work or leaves it.
+const CLAIM_SECONDS: i32 = 10;
+
+/// A trigger, ready to be compared.
+struct Ready {
+    row: TriggerRow,
+    pattern: Option<Pattern>,
+}
+
+impl Ready {
+    fn new(row: TriggerRow) -> Self {
+        // What was stored had been read before; what cannot be read matches nothing.
+        let pattern = row
+            .pattern
+            .as_deref()
+            .map(|pattern| Pattern::read(pattern).unwrap_or_else(|_| Pattern::Plain(pattern.to_owned())));
+        Self { row, pattern }
+    }
+
+    fn matches(&self, seq: i64, message: &MessageRow) -> bool {
+        let seen = Seen { channel: &message.channel_name, mentions: &message.mentions };
+        seq > self.row.after_seq
+            && concerns(self.row.channel.as_deref(), self.row.mention.as_deref(), &seen)
+            && self.pattern.as_ref().is_none_or(|pattern| pattern.is_in(&message.text))
+    }
+}
+
+/// Looks through what is new in some workspaces.
+pub(super) async fn tick(engine: &Engine) -> EngineResult<Ticked> {
+    let claimed = engine.store().claim_triggering(WORKSPACES_AT_ONCE, CLAIM_SECONDS).await?;
+    let mut done = Ticked::default();
+    for part in claimed {
+        let (fired, reached) = look_through(engine, &part).await?;
+        engine.store().finish_triggering(&part, reached).await?;
+        done.worked += fired;
+        done.more |= reached < part.newest_seq;
+    }
+    Ok(done)
+}
+
+/// How much was invoked, and up to where everything was.
+async fn look_through(engine: &Engine, part: &ClaimedEvents) -> EngineResult<(u64, i64)> {
+    let records = engine.store().events_since(part.scope, part.reached_seq, EVENTS_AT_ONCE).await?;
+    let Some(last) = records.last() else {
+        // Retention was here first.
+        return Ok((0, part.newest_seq));
+    };
+    let end = last.first_seq + i64::try_from(last.events.len()).unwrap_or(0) - 1;
+    let posted = posted(&records, part.reached_seq);
+    if posted.is_empty() {
+        return Ok((0, end));
+    }
+    // As they were posted: an edit triggers nothing, and takes nothing back.
+    let messages = engine.store().messages_of_events(part.scope, &posted).await?;
+    let triggers = engine.store().enabled_triggers(part.scope).await?;
+    let triggers: Vec<Ready> = triggers.into_iter().map(Ready::new).collect();
+    let mut fired = 0;
+    for (seq, _) in posted {
+        if fired >= FIRED_AT_ONCE {
+            return Ok((fired as u64, seq - 1));
+        }
+        let Some(message) = messages.get(&seq) else { continue };
+        for trigger in triggers.iter().filter(|trigger| trigger.matches(seq, message)) {
+            fire(engine, part.scope, &trigger.row, message).await?;
+            fired += 1;
+        }
+    }
+    Ok((fired as u64, end))
+}
+
+/// The messages of channels and their threads among the events above `since`, with the events' numbers.
+fn posted(records: &[Recorded], since: i64) -> Vec<(i64, i64)> {
+    told(records, |seq, event| {
+        let said = event.kind == MESSAGE_CREATED || event.kind == THREAD_REPLY;
+        said && event.conversation_id.is_none() && seq > since
+    })
+}
+
+/// Invokes the action for a message. A refusal is noted with the trigger; only trouble of our own is an error.
+async fn fire(engine: &Engine, scope: WorkspaceScope, trigger: &TriggerRow, message: &MessageRow) -> EngineResult<()> {
+    let refusal = match engine.invoke_for_message(scope, trigger, message).await {
+        // Made before and finished long ago, or being made by another worker right now.
+        Ok(()) | Err(EngineError::InvocationNotFound | EngineError::IdempotencyInProgress) => None,
+        Err(
+            error @ (EngineError::Unavailable(_)
+            | EngineError::Store(_)
+            | EngineError::Stream(_)
+            | EngineError::CommitUnavailable
+            | EngineError::OutcomeUnknown
+            | EngineError::Overloaded),
+        ) => return Err(error),
+        Err(error) => Some(error.to_string()),
+    };
+    let id = TriggerId::new(trigger.trigger_id);
+    engine.store().mark_triggered(scope, id, refusal.as_deref(), engine.now()).await?;
+    Ok(())
+}
