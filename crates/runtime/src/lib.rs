@@ -2,7 +2,8 @@
 //!
 //! Used by `main` functions only. It knows nothing of messages, Postgres or NATS.
 
+pub mod cost;
 pub mod metrics;
+pub mod settings;
 pub mod shutdown;
 pub mod telemetry;
-pub mod trace;

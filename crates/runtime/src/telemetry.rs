@@ -26,7 +26,7 @@ pub struct Guard {
 /// the tokio runtime.
 ///
 /// `RUST_LOG` filters logs and spans; the default is `info`, without the drivers' own chatter. Without an endpoint no span gets a trace
-/// id, and [`crate::trace::current_traceparent`] is `None`: tracing that nobody reads costs nothing.
+/// id: tracing that nobody reads costs nothing.
 ///
 /// # Errors
 /// When the endpoint or `RUST_LOG` cannot be parsed, or a subscriber was installed before.
@@ -46,7 +46,12 @@ pub fn init(service_name: &'static str) -> Result<Guard> {
         .with_span_list(false)
         .with_writer(stderr)
         .with_filter(filter());
-    tracing_subscriber::registry().with(spans).with(logs).try_init().context("install the log subscriber")?;
+    tracing_subscriber::registry()
+        .with(spans)
+        .with(logs)
+        .with(crate::cost::layer())
+        .try_init()
+        .context("install the log subscriber")?;
     Ok(Guard { provider })
 }
 

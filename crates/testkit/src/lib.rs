@@ -20,10 +20,12 @@
 
 pub mod binaries;
 pub mod client;
+pub mod http;
 mod os;
 pub mod ports;
 pub mod process;
 pub mod proxy;
+pub mod receiver;
 pub mod servers;
 mod shared;
 pub mod stack;

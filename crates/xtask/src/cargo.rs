@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use relay_testkit::binaries::BIN_DIR_VARIABLE;
 
 /// The packages whose binaries make up the engine.
-const ENGINE_PACKAGES: [&str; 3] = ["relay-gateway", "relay-worker", "relayctl"];
+pub(crate) const ENGINE_PACKAGES: [&str; 3] = ["relay-gateway", "relay-worker", "relayctl"];
 
 /// The repository's root, from where cargo set it for this run.
 pub(crate) fn root() -> PathBuf {

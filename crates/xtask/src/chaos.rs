@@ -7,6 +7,6 @@ use crate::test;
 pub(crate) fn run(mut args: test::Args) -> Result<()> {
     args.runner_args.splice(0..0, ["-p".to_owned(), "relay-acceptance".to_owned()]);
     args.profile = Some("chaos");
-    args.env.push(("RELAY_CHAOS", "full"));
+    args.env.push(("RELAY_CHAOS", "full".to_owned()));
     test::run(&args)
 }

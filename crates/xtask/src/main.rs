@@ -2,10 +2,15 @@
 
 mod cargo;
 mod chaos;
+mod chart;
 mod ci;
 mod dev;
+mod image;
+mod openapi;
+mod python;
 mod test;
 mod tidy;
+mod upgrade;
 
 use std::process::ExitCode;
 
@@ -26,8 +31,18 @@ enum Command {
     Test(test::Args),
     /// Runs the crash tests in full. Takes long; arguments go to the test runner.
     Chaos(test::Args),
-    /// What CI runs: fmt, clippy, docs, tidy, test.
+    /// Checks the Helm chart, the alerts and the dashboards.
+    Chart(chart::Args),
+    /// Builds the container image and writes it into an archive.
+    Image(image::Args),
+    /// Runs the chart's pods from the image with podman, and sends a message through them.
+    Smoke,
+    /// Runs this version beside the one before it, under load. Builds the one before, which takes long the first time.
+    Upgrade(upgrade::Args),
+    /// What CI runs: fmt, tidy, chart, clippy, docs, test, smoke.
     Ci,
+    /// Writes docs/openapi.json from the gateway's handlers.
+    Openapi,
     /// Checks the rules of this code base that no compiler knows.
     Tidy,
 }
@@ -37,7 +52,12 @@ fn main() -> ExitCode {
         Command::Dev(args) => dev::run(args),
         Command::Test(args) => test::run(&args),
         Command::Chaos(args) => chaos::run(args),
+        Command::Chart(args) => chart::run(&args),
+        Command::Image(args) => image::run(&args),
+        Command::Smoke => image::smoke::run(),
+        Command::Upgrade(args) => upgrade::run(&args),
         Command::Ci => ci::run(),
+        Command::Openapi => openapi::run(),
         Command::Tidy => tidy::run(),
     };
     match outcome {

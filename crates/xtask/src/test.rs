@@ -22,7 +22,7 @@ pub(crate) struct Args {
     pub(crate) profile: Option<&'static str>,
     /// Environment for the tests.
     #[arg(skip)]
-    pub(crate) env: Vec<(&'static str, &'static str)>,
+    pub(crate) env: Vec<(&'static str, String)>,
 }
 
 impl Args {
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         .env("RELAY_TEST_DATABASE_URL", stack.database_url())
         .env("RELAY_TEST_NATS_URL", stack.nats_url())
         .env(BIN_DIR_VARIABLE, &bin_dir)
-        .envs(args.env.iter().copied());
+        .envs(args.env.iter().map(|(name, value)| (name, value)));
     let outcome = cargo::run(&mut command);
     if outcome.is_err() {
         eprintln!("the shared engine's logs end:\n{}", stack.logs(20));

@@ -40,6 +40,8 @@ pub(super) fn all() {
     );
     describe_histogram!(name::COMMIT_BATCH_SIZE, "Requests that one commit carried.");
     describe_histogram!(name::COMMIT_SECONDS, Unit::Seconds, "Duration of one commit.");
+    describe_counter!(name::PUSH_ATTEMPTS, "Tries to hand a delivery over to an endpoint, by outcome.");
+    describe_histogram!(name::PUSH_SECONDS, Unit::Seconds, "Duration of one such try.");
     describe_gauge!(
         name::LOOP_LAST_SUCCESS,
         Unit::Seconds,
@@ -47,7 +49,29 @@ pub(super) fn all() {
     );
     describe_histogram!(name::LOOP_SECONDS, Unit::Seconds, "Duration of a worker loop's tick.");
     describe_counter!(name::LOOP_FAILURES, "Worker loop ticks that failed.");
+    describe_counter!(name::SUBSCRIPTION_CALLS, "Calls to the addresses of subscriptions, by outcome.");
+    describe_counter!(name::DELIVERIES_REDRIVEN, "Dead letters sent again.");
+    describe_gauge!(name::LOOP_LAG_SECONDS, Unit::Seconds, "How long the oldest work of a loop has been waiting.");
     describe_counter!(name::LOOP_WORK, "Things a worker loop dealt with.");
+    describe_counter!(name::REQUESTS_LIMITED, "Requests refused because a budget was used up.");
+    describe_counter!(name::BUDGET_TAKINGS, "Batches of request budgets taken from Postgres.");
     describe_counter!(name::HTTP_REQUESTS, "HTTP requests answered, by method, route template and status.");
     describe_histogram!(name::HTTP_SECONDS, Unit::Seconds, "Time to answer an HTTP request, by route template.");
+    describe_counter!(
+        name::ACTION_RESULTS_REFUSED,
+        "Results of invocations that came too late, or from somebody who was not asked."
+    );
+    describe_counter!(name::EVENTS_UNANNOUNCED, "Events that were not announced live, because too much was waiting.");
+    describe_counter!(name::EVENTS_REPAIRED, "Events read from Postgres because their live copy was missing or late.");
+    describe_gauge!(name::EVENT_FEEDS, "Workspaces whose events this gateway follows.");
+    describe_counter!(name::INVOCATIONS_SENT, "Invocations written to sockets.");
+    describe_counter!(name::NOTICES_DROPPED, "Best-effort notices that a connection had no room for.");
+    describe_counter!(name::OBSERVER_FRAMES, "Events written to observers.");
+    describe_counter!(name::OBSERVERS_CUT, "Observers closed because they did not keep up.");
+    describe_counter!(
+        name::RECOVERIES,
+        "Restored databases that this process has brought into line with what had been sent."
+    );
+    describe_counter!(name::DELIVERIES_RECOVERED, "Deliveries lost in a restore and written again from the log.");
+    describe_counter!(name::DELIVERIES_REBUILT, "Deliveries published again because the log was new.");
 }

@@ -3,12 +3,23 @@
 //! The listener is for operators: it is never the one that clients reach, and it needs no token.
 
 mod describe;
+mod exemplars;
+mod otlp;
 
 use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
-use axum::{Router, http::StatusCode, http::header::CONTENT_TYPE, routing::get};
+use axum::{
+    Router,
+    http::{
+        HeaderMap, StatusCode,
+        header::{ACCEPT, CONTENT_TYPE},
+    },
+    routing::get,
+};
+pub use exemplars::note as note_exemplar;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+pub use otlp::export;
 use relay_domain::metric_names as name;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -79,9 +90,15 @@ pub async fn serve(
     let routes = Router::new()
         .route(
             "/metrics",
-            get(move || {
+            get(move |headers: HeaderMap| {
                 let text = handle.render();
-                async move { ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text) }
+                let accepts = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+                let (kind, text) = if accepts.contains(exemplars::OPENMETRICS) {
+                    (exemplars::OPENMETRICS_ANSWER, exemplars::openmetrics(&text))
+                } else {
+                    ("text/plain; version=0.0.4; charset=utf-8", text)
+                };
+                async move { ([(CONTENT_TYPE, kind)], text) }
             }),
         )
         .route("/health", get(|| async { "ok\n" }))

@@ -63,7 +63,7 @@ impl Reply {
 impl Api {
     /// A client without a token.
     pub fn anonymous(base: &str) -> Self {
-        let http = Client::builder().timeout(Duration::from_secs(60)).no_proxy().build().unwrap_or_default();
+        let http = crate::http::client().timeout(Duration::from_secs(60)).build().unwrap_or_default();
         Self { http, base: base.trim_end_matches('/').to_owned(), token: None }
     }
 

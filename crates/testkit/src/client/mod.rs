@@ -4,7 +4,9 @@ mod api;
 mod frames;
 mod helpers;
 mod node_socket;
+mod observer;
 
 pub use api::{Api, Reply};
 pub use helpers::{Agent, NodeToken};
 pub use node_socket::{ConnectError, NodeSocket};
+pub use observer::{EventSource, ObserverSocket, ServerEvent};

@@ -1,7 +1,7 @@
 //! A private nats-server with JetStream in a folder.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -21,6 +21,7 @@ const STOP_WITHIN: Duration = Duration::from_secs(15);
 pub struct Nats {
     process: Process,
     port: Port,
+    store: PathBuf,
 }
 
 impl Nats {
@@ -30,11 +31,12 @@ impl Nats {
         let dir = dir.canonicalize()?;
         let port = Port::free()?;
         let config = dir.join("nats.conf");
-        fs::write(&config, configuration(port.number(), &dir.join("jetstream")))?;
+        let store = dir.join("jetstream");
+        fs::write(&config, configuration(port.number(), &store))?;
         let mut spec = Spec::new("nats", find::nats_server()?, dir.join("nats.log"));
         spec.args = vec!["-c".into(), config.display().to_string()];
         spec.cwd = Some(dir);
-        let server = Self { process: Process::start(spec)?, port };
+        let server = Self { process: Process::start(spec)?, port, store };
         server.wait_until_ready().await?;
         Ok(server)
     }
@@ -47,6 +49,11 @@ impl Nats {
     /// `host:port`.
     pub fn address(&self) -> String {
         self.port.address()
+    }
+
+    /// Where JetStream keeps its files.
+    pub fn store_dir(&self) -> &Path {
+        &self.store
     }
 
     /// The server's pid.

@@ -20,7 +20,7 @@ const DATABASE: &str = "relay";
 #[derive(Clone, Debug)]
 pub struct StackBuilder {
     gateways: usize,
-    worker: bool,
+    workers: usize,
     through_proxies: bool,
     state_dir: Option<PathBuf>,
     bin_dir: Option<PathBuf>,
@@ -29,7 +29,7 @@ pub struct StackBuilder {
 
 impl Default for StackBuilder {
     fn default() -> Self {
-        Self { gateways: 2, worker: true, through_proxies: false, state_dir: None, bin_dir: None, env: Vec::new() }
+        Self { gateways: 2, workers: 1, through_proxies: false, state_dir: None, bin_dir: None, env: Vec::new() }
     }
 }
 
@@ -44,7 +44,14 @@ impl StackBuilder {
     /// Whether there is a worker (default yes).
     #[must_use]
     pub fn worker(mut self, on: bool) -> Self {
-        self.worker = on;
+        self.workers = usize::from(on);
+        self
+    }
+
+    /// How many workers (default 1).
+    #[must_use]
+    pub fn workers(mut self, count: usize) -> Self {
+        self.workers = count;
         self
     }
 
@@ -104,7 +111,7 @@ impl StackBuilder {
         fs::create_dir_all(&logs)?;
         let mut stack = Stack {
             gateways: Vec::new(),
-            worker: None,
+            workers: Vec::new(),
             postgres_proxy,
             nats_proxy,
             nats,
@@ -112,7 +119,11 @@ impl StackBuilder {
             database_url,
             state,
         };
-        self.start_services(&mut stack, &bin_dir, &backends, &logs).await?;
+        // Files of all gateways and the worker are in one place, as on any single host.
+        let files = stack.state.path().join("files").to_string_lossy().into_owned();
+        let mut shared = self.clone();
+        shared.env.insert(0, ("RELAY_FILES_DIR".to_owned(), files));
+        shared.start_services(&mut stack, &bin_dir, &backends, &logs).await?;
         Ok(stack)
     }
 
@@ -126,15 +137,16 @@ impl StackBuilder {
             let gateway = Service::gateway(&name, program, backends, &listen, &metrics_listen, &self.env, &log)?;
             stack.gateways.push(gateway.keeping([main, metrics]));
         }
-        if self.worker {
+        for number in 1..=self.workers {
+            let name = if number == 1 { "worker".to_owned() } else { format!("worker-{number}") };
             let program = binaries::find(bin_dir, "relay-worker")?;
             let metrics = Port::free()?;
             let listen = metrics.address();
-            let log = logs.join("worker.log");
-            let worker = Service::worker("worker", program, backends, &listen, &self.env, &log)?;
-            stack.worker = Some(worker.keeping([metrics]));
+            let log = logs.join(format!("{name}.log"));
+            let worker = Service::worker(&name, program, backends, &listen, &self.env, &log)?;
+            stack.workers.push(worker.keeping([metrics]));
         }
-        for service in stack.gateways.iter().chain(&stack.worker) {
+        for service in stack.gateways.iter().chain(&stack.workers) {
             service.wait_ready().await?;
         }
         Ok(())

@@ -18,7 +18,7 @@ use state_dir::StateDir;
 pub struct Stack {
     // The order is the order of dropping: engine processes, proxies, servers, folder.
     gateways: Vec<Service>,
-    worker: Option<Service>,
+    workers: Vec<Service>,
     postgres_proxy: Option<TcpProxy>,
     nats_proxy: Option<TcpProxy>,
     nats: Nats,
@@ -47,13 +47,18 @@ impl Stack {
         &self.gateways
     }
 
-    /// The worker.
+    /// All workers.
+    pub fn workers(&self) -> &[Service] {
+        &self.workers
+    }
+
+    /// The (first) worker.
     ///
     /// # Panics
     /// If the stack was built without one.
     #[track_caller]
     pub fn worker(&self) -> &Service {
-        self.worker.as_ref().expect("this stack was built without a worker")
+        self.workers.first().expect("this stack was built without a worker")
     }
 
     /// The Postgres server.
@@ -101,7 +106,7 @@ impl Stack {
 
     /// The last lines of every engine process's log, for a failing test to print.
     pub fn logs(&self, lines: usize) -> String {
-        let services = self.gateways.iter().chain(&self.worker);
+        let services = self.gateways.iter().chain(&self.workers);
         services.map(|s| format!("== {} ==\n{}\n", s.name(), s.log_tail(lines))).collect()
     }
 }

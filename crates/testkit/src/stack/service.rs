@@ -14,6 +14,12 @@ const READY_WITHIN: Duration = Duration::from_secs(60);
 /// A drain is bounded by 30 s; a little more for the process to end.
 const DRAIN_WITHIN: Duration = Duration::from_secs(40);
 
+/// Switches the gateways' request budgets `on` or `off`.
+const RATE_LIMITS: &str = "RELAY_RATE_LIMITS";
+
+/// What tenants' URLs may lead to besides public addresses: receivers of tests and demos are on this machine.
+const EGRESS_ALLOW: (&str, &str) = ("RELAY_EGRESS_ALLOW", "127.0.0.0/8,::1");
+
 /// The connections an engine process is given.
 #[derive(Clone, Debug)]
 pub struct Backends {
@@ -45,7 +51,10 @@ impl Service {
         env: &[(String, String)],
         log: &Path,
     ) -> Result<Self> {
-        let addresses = [("RELAY_LISTEN", listen), ("RELAY_METRICS_LISTEN", metrics_listen)];
+        // Tests, the demo and the load generator ask for more than anybody's budget. `env` may say otherwise.
+        let limits = std::env::var(RATE_LIMITS).unwrap_or_else(|_| "off".to_owned());
+        let addresses =
+            [("RELAY_LISTEN", listen), ("RELAY_METRICS_LISTEN", metrics_listen), (RATE_LIMITS, limits.as_str())];
         let spec = specification(name, program, backends, &addresses, env, log);
         Self::start(spec, listen, metrics_listen)
     }
@@ -66,8 +75,7 @@ impl Service {
 
     fn start(spec: Spec, listen: &str, metrics_listen: &str) -> Result<Self> {
         // A fresh connection per probe: a kept one may belong to the process that was killed.
-        let http =
-            reqwest::Client::builder().pool_max_idle_per_host(0).timeout(Duration::from_secs(5)).no_proxy().build()?;
+        let http = crate::http::client().pool_max_idle_per_host(0).timeout(Duration::from_secs(5)).build()?;
         Ok(Self {
             process: Process::start(spec)?,
             url: format!("http://{listen}"),
@@ -210,7 +218,7 @@ fn specification(
 ) -> Spec {
     let mut spec = Spec::new(name, program, log);
     let own = [("DATABASE_URL", backends.database_url.as_str()), ("NATS_URL", backends.nats_url.as_str())];
-    for (key, value) in own.iter().chain(addresses) {
+    for (key, value) in own.iter().chain(&[EGRESS_ALLOW]).chain(addresses) {
         spec.env.push(((*key).to_owned(), Some((*value).to_owned())));
     }
     for (key, value) in env {

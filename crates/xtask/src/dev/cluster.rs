@@ -28,6 +28,9 @@ impl Cluster {
         stack::migrate(&bin_dir.join("relayctl"), &backends.database_url, &backends.nats_url).await?;
         let given =
             stack::Backends { database_url: backends.database_url.clone(), nats_url: backends.nats_url.clone() };
+        // The stack's own default lets tenants' URLs lead to this machine.
+        let strict = [("RELAY_EGRESS_ALLOW".to_owned(), String::new())];
+        let env = if args.strict { &strict[..] } else { &[] };
         let mut gateways = Vec::new();
         for (index, port) in ports.iter().enumerate() {
             let name = format!("gateway-{}", index + 1);
@@ -38,7 +41,7 @@ impl Cluster {
                 &given,
                 &format!("127.0.0.1:{port}"),
                 &metrics.address(),
-                &[],
+                env,
                 &logs.join(format!("{name}.log")),
             )?;
             gateways.push(gateway.keeping([metrics]));
@@ -46,7 +49,7 @@ impl Cluster {
         let metrics = Port::free()?;
         let log = logs.join("worker.log");
         let program = bin_dir.join("relay-worker");
-        let worker = Service::worker("worker", program, &given, &metrics.address(), &[], &log)?;
+        let worker = Service::worker("worker", program, &given, &metrics.address(), env, &log)?;
         let cluster = Self { gateways, worker: worker.keeping([metrics]), backends, logs };
         for service in cluster.services() {
             service.wait_ready().await?;

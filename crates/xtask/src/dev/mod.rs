@@ -33,6 +33,9 @@ pub(crate) struct Args {
     /// Starts the engine without showing it at work.
     #[arg(long)]
     no_demo: bool,
+    /// Refuses tenants' URLs that lead to this machine, as in production.
+    #[arg(long)]
+    strict: bool,
     /// Builds with optimisation; slow to compile.
     #[arg(long)]
     release: bool,

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use relay_testkit::client::Api;
+use serde_json::json;
 
 use super::cluster::Cluster;
 
@@ -13,6 +14,26 @@ pub(super) async fn kept_or_new(cluster: &Cluster, kept: Option<String>) -> Resu
     {
         return Ok(key);
     }
-    let workspace = Api::create_workspace(gateway, "dev").await.context("create the workspace")?;
-    Ok(workspace.token().to_owned())
+    create(gateway).await.context("create the workspace (with RELAY_HOSTED=on that takes RELAY_BOOTSTRAP_SECRET)")
+}
+
+/// The key of a new workspace. A hosted installation makes one for its operator only.
+async fn create(gateway: &str) -> Result<String> {
+    let secret = bootstrap_secret()?;
+    let headers: Vec<(&str, &str)> =
+        secret.iter().map(|secret| ("x-workspace-bootstrap-secret", secret.as_str())).collect();
+    let body = Some(json!({ "name": "dev" }));
+    let made = Api::anonymous(gateway).call("POST".parse()?, "/v1/workspaces", body, &headers).await?.success()?;
+    Ok(made["api_key"].as_str().context("no key in the answer")?.to_owned())
+}
+
+/// The operator's secret, from where the gateways take it.
+fn bootstrap_secret() -> Result<Option<String>> {
+    let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    if let Some(secret) = set("RELAY_BOOTSTRAP_SECRET") {
+        return Ok(Some(secret));
+    }
+    let Some(path) = set("RELAY_BOOTSTRAP_SECRET_FILE") else { return Ok(None) };
+    let secret = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    Ok(Some(secret.trim_end_matches(['\r', '\n']).to_owned()))
 }

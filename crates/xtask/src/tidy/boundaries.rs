@@ -12,7 +12,10 @@ struct Boundary {
 /// Tests, tools and the load generator look at the servers directly; they are not the engine.
 const OUTSIDE_THE_ENGINE: [&str; 4] = ["crates/testkit/", "crates/xtask/", "loadtest/", "tests/"];
 
-const BOUNDARIES: [Boundary; 3] = [
+/// What calls a URL that the operator has given, not a tenant.
+const NOT_TOWARDS_TENANTS: [&str; 1] = ["crates/engine/src/operators/issuer.rs"];
+
+const BOUNDARIES: [Boundary; 5] = [
     Boundary {
         needles: &["sqlx::"],
         applies_to: |path| in_engine(path) && !path.starts_with("crates/store/"),
@@ -22,6 +25,19 @@ const BOUNDARIES: [Boundary; 3] = [
         needles: &["async_nats::"],
         applies_to: |path| in_engine(path) && !path.starts_with("crates/stream/"),
         rule: "NATS is spoken in crates/stream only",
+    },
+    Boundary {
+        needles: &["object_store::"],
+        applies_to: |path| in_engine(path) && !path.starts_with("crates/blobs/"),
+        rule: "the bytes of files are kept by crates/blobs only",
+    },
+    Boundary {
+        needles: &["hyper::client", "hyper_util::", "hyper_rustls::", "reqwest::", "TcpStream::connect"],
+        applies_to: |path| {
+            let own = ["crates/egress/", "services/relayctl/"].iter().any(|place| path.starts_with(place));
+            in_engine(path) && !own && !NOT_TOWARDS_TENANTS.contains(&path)
+        },
+        rule: "tenants' URLs are called through crates/egress only",
     },
     Boundary {
         needles: &[
@@ -72,6 +88,8 @@ mod tests {
         assert!(!finds("crates/store/src/a.rs", "let x = sqlx::query(\"\");"));
         assert!(finds("services/gateway/src/a.rs", "use async_nats::Client;"));
         assert!(!finds("tests/tests/a.rs", "use async_nats::Client;"));
+        assert!(finds("crates/engine/src/a.rs", "use hyper_util::client::legacy::Client;"));
+        assert!(!finds("crates/egress/src/a.rs", "use hyper::client::conn::http1;"));
         assert!(finds("crates/domain/src/a.rs", "    let now = Instant::now();"));
         assert!(!finds("crates/domain/src/a.rs", "    // not Instant::now(), see above"));
     }

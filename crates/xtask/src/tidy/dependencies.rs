@@ -9,11 +9,12 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("crates/wire", &["relay-domain"]),
     ("crates/store", &["relay-domain"]),
     ("crates/stream", &["relay-domain"]),
-    ("crates/http-push", &["relay-domain"]),
+    ("crates/blobs", &["relay-domain"]),
+    ("crates/egress", &[]),
     ("crates/runtime", &["relay-domain"]),
-    ("crates/engine", &["relay-domain", "relay-store", "relay-stream"]),
+    ("crates/engine", &["relay-domain", "relay-store", "relay-stream", "relay-blobs", "relay-egress"]),
     ("services/gateway", &["relay-domain", "relay-wire", "relay-engine", "relay-runtime"]),
-    ("services/worker", &["relay-domain", "relay-engine", "relay-http-push", "relay-runtime"]),
+    ("services/worker", &["relay-domain", "relay-engine", "relay-runtime"]),
     ("services/relayctl", &["relay-domain", "relay-engine", "relay-runtime"]),
 ];
 

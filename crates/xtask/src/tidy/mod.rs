@@ -3,6 +3,7 @@
 mod boundaries;
 mod dependencies;
 mod length;
+mod migrations;
 mod names;
 mod paths;
 
@@ -22,7 +23,8 @@ struct Source {
 pub(crate) fn run() -> Result<()> {
     let sources = sources(&cargo::root())?;
     let mut findings = Vec::new();
-    for check in [boundaries::check, dependencies::check, length::check, names::check, paths::check] {
+    let checks = [boundaries::check, dependencies::check, length::check, migrations::check, names::check, paths::check];
+    for check in checks {
         check(&sources, &mut findings);
     }
     for finding in &findings {

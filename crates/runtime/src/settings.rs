@@ -1,0 +1,435 @@
+//! A program's settings: flags, environment, files of secrets, and an optional TOML file, with everything that is wrong told at once.
+//!
+//! The clap definition of a program says which settings there are; this reads them from more places. A setting with the variable `NAME` and the
+//! flag `--name` is taken from the first of:
+//!
+//! 1. the flag,
+//! 2. the variable `NAME`,
+//! 3. the file that the variable `NAME_FILE` names, without the line end at its end: secrets as files,
+//! 4. `name` (as the flag, with `_` for `-`) in the TOML file that `RELAY_CONFIG` names,
+//! 5. its default.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use anyhow::{Result as AnyResult, anyhow, bail};
+use clap::{Arg, ArgAction, Command, Parser};
+
+/// Names the TOML file.
+const CONFIG_FILE: &str = "RELAY_CONFIG";
+const CHECK: &str = "--config-check";
+const EXPLAIN: &str = "--config-explain";
+
+/// What a program was told.
+#[derive(Debug)]
+pub enum Told<T> {
+    /// To run.
+    Run(T),
+    /// To print this and end: 0 if all is well, else 1.
+    Print {
+        /// What to print.
+        text: String,
+        /// Whether the settings can be used.
+        well: bool,
+    },
+}
+
+/// Where settings come from besides flags.
+pub trait Surroundings {
+    /// The value of a variable; an empty one counts as unset.
+    fn variable(&self, name: &str) -> Option<String>;
+    /// The content of a file, or why it cannot be read.
+    fn file(&self, path: &str) -> Result<String, String>;
+}
+
+/// The process's own environment and files.
+#[derive(Debug, Clone, Copy)]
+pub struct Process;
+
+impl Surroundings for Process {
+    fn variable(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok().filter(|value| !value.is_empty())
+    }
+
+    fn file(&self, path: &str) -> Result<String, String> {
+        std::fs::read_to_string(path).map_err(|error| error.to_string())
+    }
+}
+
+/// Reads the settings of this process. `None`: it was only asked to check or explain them, has done so, and should end.
+///
+/// # Errors
+/// With everything that is wrong.
+pub fn read<T: Parser>() -> AnyResult<Option<T>> {
+    let arguments: Vec<String> = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect();
+    match told::<T>(&arguments, &Process).map_err(|wrong| anyhow!(wrong))? {
+        Told::Run(settings) => Ok(Some(settings)),
+        Told::Print { text, well } => {
+            println!("{text}");
+            if !well {
+                bail!("the configuration cannot be used");
+            }
+            Ok(None)
+        }
+    }
+}
+
+/// The same from given surroundings.
+///
+/// # Errors
+/// All that is wrong, a line each.
+pub fn told<T: Parser>(arguments: &[String], around: &impl Surroundings) -> Result<Told<T>, String> {
+    let wants = |flag: &str| arguments.iter().skip(1).any(|argument| argument == flag);
+    let (check, explain) = (wants(CHECK), wants(EXPLAIN));
+    let own: Vec<String> =
+        arguments.iter().filter(|argument| *argument != CHECK && *argument != EXPLAIN).cloned().collect();
+    // Help and version are clap's.
+    if own.iter().skip(1).any(|argument| matches!(argument.as_str(), "--help" | "-h" | "--version" | "-V")) {
+        return Ok(Told::Run(T::parse_from(&own)));
+    }
+    let settings = gather(&T::command(), &own, around);
+    if explain {
+        return Ok(Told::Print { text: explained(&settings), well: settings.wrong.is_empty() });
+    }
+    if !settings.wrong.is_empty() {
+        return Err(all(&settings.wrong));
+    }
+    let parsed = T::try_parse_from(settings.line(&own)).map_err(|error| all(&[first_line(&error)]))?;
+    if check {
+        Ok(Told::Print { text: "the configuration can be used".to_owned(), well: true })
+    } else {
+        Ok(Told::Run(parsed))
+    }
+}
+
+fn all(wrong: &[String]) -> String {
+    let lines: Vec<String> = wrong.iter().map(|line| format!("  - {line}")).collect();
+    format!("the configuration cannot be used:\n{}", lines.join("\n"))
+}
+
+/// One setting of the program.
+struct Setting {
+    flag: String,
+    variable: Option<String>,
+    secret: bool,
+    help: String,
+    /// Where the value comes from, and the value.
+    given: Option<(String, String)>,
+    default: Option<String>,
+}
+
+struct Settings {
+    all: Vec<Setting>,
+    wrong: Vec<String>,
+}
+
+impl Settings {
+    /// The command line with what was found elsewhere as further flags.
+    fn line(&self, own: &[String]) -> Vec<OsString> {
+        let mut line: Vec<OsString> = own.iter().map(OsString::from).collect();
+        for setting in &self.all {
+            if let Some((place, value)) = &setting.given
+                && place != "flag"
+            {
+                line.push(format!("--{}={value}", setting.flag).into());
+            }
+        }
+        line
+    }
+}
+
+fn gather(command: &Command, own: &[String], around: &impl Surroundings) -> Settings {
+    let mut wrong = Vec::new();
+    let mut file = config_file(around, &mut wrong);
+    let mut settings = Vec::new();
+    for argument in command.get_arguments().filter(|argument| argument.get_long().is_some()) {
+        let flag = argument.get_long().unwrap_or_default().to_owned();
+        if matches!(argument.get_action(), ArgAction::Help | ArgAction::Version) {
+            continue;
+        }
+        let variable = argument.get_env().map(|name| name.to_string_lossy().into_owned());
+        let in_file = file.remove(&flag.replace('-', "_"));
+        let given = flag_value(own, &flag)
+            .map(|value| ("flag".to_owned(), value))
+            .or_else(|| from_variables(variable.as_deref(), around, &mut wrong))
+            .or_else(|| in_file.map(|value| (CONFIG_FILE.to_owned(), value)));
+        if let Some((place, value)) = &given
+            && place != "flag"
+            && let Err(error) = try_one(argument, value)
+        {
+            wrong.push(format!("{} (from {place}): {error}", variable.as_deref().unwrap_or(&flag)));
+        }
+        if given.is_none() && argument.is_required_set() {
+            wrong.push(format!("{} is missing", variable.as_deref().unwrap_or(&flag)));
+        }
+        let default: Vec<_> =
+            argument.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
+        settings.push(Setting {
+            secret: argument.is_hide_env_values_set(),
+            help: argument.get_help().map(ToString::to_string).unwrap_or_default(),
+            default: (!default.is_empty()).then(|| default.join(",")),
+            flag,
+            variable,
+            given,
+        });
+    }
+    for unknown in file.keys() {
+        wrong.push(format!("{unknown} (in the file that {CONFIG_FILE} names) is no setting of this program"));
+    }
+    Settings { all: settings, wrong }
+}
+
+/// The flag's value on the command line, if it is there.
+fn flag_value(own: &[String], flag: &str) -> Option<String> {
+    let name = format!("--{flag}");
+    own.iter().enumerate().skip(1).find_map(|(index, argument)| {
+        if *argument == name {
+            return Some(own.get(index + 1).cloned().unwrap_or_default());
+        }
+        argument.strip_prefix(&name)?.strip_prefix('=').map(str::to_owned)
+    })
+}
+
+fn from_variables(
+    variable: Option<&str>,
+    around: &impl Surroundings,
+    wrong: &mut Vec<String>,
+) -> Option<(String, String)> {
+    let variable = variable?;
+    let named = format!("{variable}_FILE");
+    let path = around.variable(&named);
+    if let Some(value) = around.variable(variable) {
+        if path.is_some() {
+            wrong.push(format!("{variable} and {named} are both set"));
+        }
+        return Some((variable.to_owned(), value));
+    }
+    match around.file(&path?) {
+        Ok(text) => Some((named, text.trim_end_matches(['\r', '\n']).to_owned())),
+        Err(error) => {
+            wrong.push(format!("{named}: {error}"));
+            None
+        }
+    }
+}
+
+/// The settings of the TOML file, as text.
+fn config_file(around: &impl Surroundings, wrong: &mut Vec<String>) -> BTreeMap<String, String> {
+    let Some(path) = around.variable(CONFIG_FILE) else { return BTreeMap::new() };
+    let read = around.file(&path).and_then(|text| text.parse::<toml::Table>().map_err(|error| error.to_string()));
+    let table = match read {
+        Ok(table) => table,
+        Err(error) => {
+            wrong.push(format!("{CONFIG_FILE} ({path}): {error}"));
+            return BTreeMap::new();
+        }
+    };
+    let mut settings = BTreeMap::new();
+    for (name, value) in table {
+        match as_text(&value) {
+            Some(text) => {
+                settings.insert(name, text);
+            }
+            None => wrong
+                .push(format!("{name} (in the file that {CONFIG_FILE} names) is neither a value nor a list of values")),
+        }
+    }
+    settings
+}
+
+/// As the variable would have it: lists with commas, tables as JSON.
+fn as_text(value: &toml::Value) -> Option<String> {
+    match value {
+        toml::Value::String(text) => Some(text.clone()),
+        toml::Value::Integer(number) => Some(number.to_string()),
+        toml::Value::Float(number) => Some(number.to_string()),
+        // Switches are words.
+        toml::Value::Boolean(on) => Some(if *on { "on" } else { "off" }.to_owned()),
+        toml::Value::Array(values) => {
+            values.iter().map(as_text).collect::<Option<Vec<_>>>().map(|texts| texts.join(","))
+        }
+        toml::Value::Table(_) => serde_json::to_string(value).ok(),
+        toml::Value::Datetime(_) => None,
+    }
+}
+
+/// Whether the value alone can be used for the setting: what clap says of it, if not.
+fn try_one(argument: &Arg, value: &str) -> Result<(), String> {
+    let alone = Arg::new("setting")
+        .long("setting")
+        .value_parser(argument.get_value_parser().clone())
+        .value_delimiter(argument.get_value_delimiter())
+        .action(argument.get_action().clone());
+    Command::new("-")
+        .arg(alone)
+        .try_get_matches_from(["-".to_owned(), format!("--setting={value}")])
+        .map(drop)
+        .map_err(|error| cause(&error))
+}
+
+/// The reason in clap's message, without the value, which may be a secret.
+fn cause(error: &clap::Error) -> String {
+    let line = first_line(error);
+    line.rsplit_once("': ").map_or_else(|| line.clone(), |(_, reason)| reason.to_owned())
+}
+
+fn first_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines: Vec<&str> = text
+        .lines()
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"))
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
+    lines.join(" ").trim_start_matches("error: ").to_owned()
+}
+
+fn explained(settings: &Settings) -> String {
+    let mut text = String::new();
+    for setting in &settings.all {
+        let name = setting.variable.clone().unwrap_or_else(|| format!("--{}", setting.flag));
+        let shown = |value: &str| if setting.secret { "(not shown)".to_owned() } else { value.to_owned() };
+        let value = match (&setting.given, &setting.default) {
+            (Some((place, value)), _) => format!("{}  from {place}", shown(value)),
+            (None, Some(default)) if !default.is_empty() => format!("{default}  by default"),
+            (None, _) => "unset".to_owned(),
+        };
+        text.push_str(&format!("{name}\n    {value}\n    {}\n", setting.help));
+    }
+    for line in &settings.wrong {
+        text.push_str(&format!("WRONG: {line}\n"));
+    }
+    text.trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    #[command(name = "x")]
+    struct Config {
+        /// Where Postgres is.
+        #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
+        database_url: String,
+        /// How many.
+        #[arg(long, env = "RELAY_COUNT", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=9))]
+        count: u8,
+        /// Networks.
+        #[arg(long, env = "RELAY_NETWORKS", value_delimiter = ',')]
+        networks: Vec<std::net::IpAddr>,
+        /// Goes with the count.
+        #[arg(long, env = "RELAY_PLANS", default_value = "{}", value_parser = json)]
+        plans: serde_json::Value,
+    }
+
+    fn json(text: &str) -> Result<serde_json::Value, String> {
+        serde_json::from_str(text).map_err(|error| error.to_string())
+    }
+
+    #[derive(Default)]
+    struct Given {
+        variables: BTreeMap<&'static str, &'static str>,
+        files: BTreeMap<&'static str, &'static str>,
+    }
+
+    impl Surroundings for Given {
+        fn variable(&self, name: &str) -> Option<String> {
+            self.variables.get(name).map(|&value| value.to_owned())
+        }
+
+        fn file(&self, path: &str) -> Result<String, String> {
+            self.files.get(path).map(|&text| text.to_owned()).ok_or_else(|| "not found".to_owned())
+        }
+    }
+
+    fn given(variables: &[(&'static str, &'static str)], files: &[(&'static str, &'static str)]) -> Given {
+        Given { variables: variables.iter().copied().collect(), files: files.iter().copied().collect() }
+    }
+
+    fn run(arguments: &[&str], around: &Given) -> Result<Told<Config>, String> {
+        let arguments: Vec<String> = [&["x"], arguments].concat().into_iter().map(str::to_owned).collect();
+        told(&arguments, around)
+    }
+
+    fn config(arguments: &[&str], around: &Given) -> Config {
+        match run(arguments, around) {
+            Ok(Told::Run(config)) => config,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_first_place_counts() {
+        let file = (
+            "/c.toml",
+            "database_url = \"postgres://file\"\ncount = 3\nnetworks = [\"10.0.0.1\", \"10.0.0.2\"]\n[plans]\nfree = 1\n",
+        );
+        let toml = ("RELAY_CONFIG", "/c.toml");
+        let all = config(&[], &given(&[toml], &[file]));
+        assert_eq!((all.database_url.as_str(), all.count, all.networks.len()), ("postgres://file", 3, 2));
+        assert_eq!(all.plans, serde_json::json!({ "free": 1 }));
+        let secret = ("DATABASE_URL_FILE", "/s");
+        let by_file = config(&[], &given(&[toml, secret], &[file, ("/s", "postgres://secret\n")]));
+        assert_eq!(by_file.database_url, "postgres://secret");
+        let by_variable = given(&[toml, ("DATABASE_URL", "postgres://env"), ("RELAY_COUNT", "5")], &[file]);
+        assert_eq!(
+            (config(&[], &by_variable).database_url.as_str(), config(&[], &by_variable).count),
+            ("postgres://env", 5)
+        );
+        assert_eq!(config(&["--count", "6"], &by_variable).count, 6);
+        assert_eq!(config(&["--count=7"], &by_variable).count, 7);
+    }
+
+    #[test]
+    fn everything_that_is_wrong_is_told_at_once() {
+        let around = given(
+            &[
+                ("RELAY_CONFIG", "/c.toml"),
+                ("RELAY_COUNT", "12"),
+                ("RELAY_NETWORKS", "10.0.0.1,here"),
+                ("RELAY_PLANS_FILE", "/none"),
+            ],
+            &[("/c.toml", "colour = \"red\"\n")],
+        );
+        let told = run(&[], &around).unwrap_err();
+        for part in [
+            "DATABASE_URL is missing",
+            "RELAY_COUNT (from RELAY_COUNT)",
+            "RELAY_NETWORKS",
+            "RELAY_PLANS_FILE: not found",
+            "colour",
+        ] {
+            assert!(told.contains(part), "{part} is not in {told}");
+        }
+        let both = given(&[("DATABASE_URL", "a"), ("DATABASE_URL_FILE", "/s")], &[("/s", "b")]);
+        assert!(run(&[], &both).unwrap_err().contains("are both set"));
+        let broken = given(&[("DATABASE_URL", "a"), ("RELAY_CONFIG", "/c.toml")], &[("/c.toml", "count = ")]);
+        assert!(run(&[], &broken).unwrap_err().contains("RELAY_CONFIG (/c.toml)"));
+    }
+
+    #[test]
+    fn a_wrong_secret_is_not_repeated() {
+        let around = given(&[("DATABASE_URL", "a"), ("RELAY_PLANS", "sesame")], &[]);
+        let told = run(&[], &around).unwrap_err();
+        assert!(told.contains("RELAY_PLANS") && !told.contains("sesame"), "{told}");
+    }
+
+    #[test]
+    fn checking_and_explaining_run_nothing() {
+        let good = given(&[("DATABASE_URL", "postgres://a:secret@b")], &[]);
+        assert!(matches!(run(&["--config-check"], &good), Ok(Told::Print { well: true, .. })));
+        assert!(run(&["--config-check"], &Given::default()).is_err());
+        match run(&["--config-explain"], &good) {
+            Ok(Told::Print { text, well: true }) => {
+                assert!(
+                    text.contains("DATABASE_URL\n    (not shown)  from DATABASE_URL\n    Where Postgres is"),
+                    "{text}"
+                );
+                assert!(text.contains("RELAY_COUNT\n    4  by default"), "{text}");
+                assert!(!text.contains("secret@"), "{text}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
