@@ -1,8 +1,11 @@
 //! What a gateway is told at its start, by flags or environment.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
+use ipnet::IpNet;
+use relay_domain::plan::{PlanChanges, Plans};
+use relay_engine::{EgressConfig, files::FilesConfig, secrets::KeyList};
 
 /// The HTTP and WebSocket edge of the engine.
 #[derive(Debug, Clone, Parser)]
@@ -16,6 +19,10 @@ pub struct Config {
     #[arg(long, env = "NATS_URL", default_value = "nats://127.0.0.1:4222", hide_env_values = true)]
     pub nats_url: String,
 
+    /// Copies that JetStream keeps of each stream: 3 wants three servers or more.
+    #[arg(long, env = "RELAY_NATS_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
+    pub nats_replicas: u8,
+
     /// Where clients and nodes connect.
     #[arg(long, env = "RELAY_LISTEN", default_value = "127.0.0.1:8787")]
     pub listen: SocketAddr,
@@ -27,4 +34,127 @@ pub struct Config {
     /// Postgres connections at most. Past 16 more of them slow commits down.
     #[arg(long, env = "RELAY_DATABASE_CONNECTIONS", default_value_t = 16)]
     pub database_connections: u32,
+
+    /// By how much the numbers of mailboxes and events are raised in a restored database when nobody can tell which
+    /// ones were given away: more than any mailbox got in what was lost.
+    #[arg(long, env = "RELAY_RESTORE_MARGIN", default_value_t = relay_engine::recovery::DEFAULT_MARGIN, value_parser = clap::value_parser!(i64).range(1..=100_000))]
+    pub restore_margin: i64,
+
+    /// Whether requests are counted against the budgets of their workspaces.
+    #[arg(long, env = "RELAY_RATE_LIMITS", value_enum, default_value_t = Switch::On)]
+    pub rate_limits: Switch,
+
+    /// What plans allow where it differs from the defaults, as JSON: `{"free":{"agents":10}}`.
+    #[arg(long, env = "RELAY_PLANS", default_value = "{}", value_parser = plans)]
+    pub plans: Plans,
+
+    /// Proxies whose `X-Forwarded-For` is believed, as networks separated by commas. None by default.
+    #[arg(long, env = "RELAY_TRUSTED_PROXIES", value_delimiter = ',', value_parser = network)]
+    pub trusted_proxies: Vec<IpNet>,
+
+    /// Seals the private halves of the keys that sign observer tokens, at least 32 bytes; the same for all
+    /// gateways. Without it they are stored as they are.
+    #[arg(long, env = "RELAY_SIGNING_SECRET", hide_env_values = true)]
+    pub signing_secret: Option<String>,
+
+    /// What an operator shows to create workspaces, set quotas and rotate signing keys, at least 32 bytes.
+    #[arg(long, env = "RELAY_BOOTSTRAP_SECRET", hide_env_values = true)]
+    pub bootstrap_secret: Option<String>,
+
+    /// The OIDC issuer whose JWTs operators show, as in their `iss`. Its discovery document is read.
+    #[arg(long, env = "RELAY_OPERATOR_ISSUER", requires = "operator_audience")]
+    pub operator_issuer: Option<String>,
+
+    /// What the JWTs' `aud` must name. Every JWT for it is an operator's.
+    #[arg(long, env = "RELAY_OPERATOR_AUDIENCE", requires = "operator_issuer")]
+    pub operator_audience: Option<String>,
+
+    /// Where the issuer's keys are, if it has no discovery document.
+    #[arg(long, env = "RELAY_OPERATOR_JWKS_URL", requires = "operator_issuer")]
+    pub operator_jwks_url: Option<String>,
+
+    /// Whether workspaces are created by operators and by owners of others only.
+    #[arg(long, env = "RELAY_HOSTED", value_enum, default_value_t = Switch::Off)]
+    pub hosted: Switch,
+
+    /// What addresses that the engine mints begin with: `https://relay.example`. Without it they begin as
+    /// the client reached the gateway, which a proxy may hide.
+    #[arg(long, env = "RELAY_PUBLIC_URL", value_parser = public_url)]
+    pub public_url: Option<String>,
+
+    /// What secrets are sealed and addresses signed with: `id:base64` of 32 bytes, several separated by
+    /// commas. The first one is used, all are understood. Without any, a key that is kept in Postgres.
+    #[arg(long, env = "RELAY_SECRET_KEYS", default_value = "", hide_env_values = true)]
+    pub secret_keys: KeyList,
+
+    /// Where files are kept, and which.
+    #[command(flatten)]
+    pub files: FilesConfig,
+
+    /// Which URLs of tenants may be registered.
+    #[command(flatten)]
+    pub egress: EgressConfig,
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// On.
+    On,
+    /// Off.
+    Off,
+}
+
+fn plans(text: &str) -> Result<Plans, String> {
+    let changes: PlanChanges = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    Plans::changed(&changes)
+        .ok_or_else(|| "requests_per_minute must be 10 to 1000000, file_bytes not negative".to_owned())
+}
+
+/// A network, or a single address.
+fn network(text: &str) -> Result<IpNet, String> {
+    let text = text.trim();
+    text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).map_err(|error| error.to_string())
+}
+
+/// A base without a path, a query or a slash at its end.
+fn public_url(text: &str) -> Result<String, &'static str> {
+    let wrong = "must be http:// or https:// and a host, with nothing behind it";
+    let uri: http::Uri = text.trim_end_matches('/').parse().map_err(|_| wrong)?;
+    let scheme = uri.scheme_str().filter(|scheme| matches!(*scheme, "http" | "https")).ok_or(wrong)?;
+    let authority = uri.authority().filter(|authority| !authority.as_str().contains('@')).ok_or(wrong)?;
+    if uri.path().len() > 1 || uri.query().is_some() { Err(wrong) } else { Ok(format!("{scheme}://{authority}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_and_networks_are_checked_at_the_start() {
+        assert!(plans(r#"{"free":{"agents":3},"pro":{"requests_per_minute":60}}"#).is_ok());
+        for text in ["", r#"{"gold":{}}"#, r#"{"free":{"requests":1}}"#, r#"{"free":{"agents":-1}}"#] {
+            assert!(plans(text).is_err(), "{text}");
+        }
+        assert!(plans(r#"{"free":{"requests_per_minute":1}}"#).is_err());
+        assert_eq!(network(" 10.0.0.0/8"), Ok("10.0.0.0/8".parse().unwrap()));
+        assert_eq!(network("192.0.2.1"), Ok("192.0.2.1/32".parse().unwrap()));
+        assert!(network("proxy.example").is_err());
+    }
+
+    #[test]
+    fn a_public_url_is_a_bare_base() {
+        for (text, expected) in [
+            ("https://relay.example", Some("https://relay.example")),
+            ("http://127.0.0.1:8787/", Some("http://127.0.0.1:8787")),
+            ("relay.example", None),
+            ("https://relay.example/x", None),
+            ("https://relay.example?x", None),
+            ("ftp://relay.example", None),
+            ("https://a@relay.example", None),
+            ("", None),
+        ] {
+            assert_eq!(public_url(text).ok().as_deref(), expected, "{text}");
+        }
+    }
 }

@@ -49,6 +49,11 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, code, message)
     }
 
+    /// 401 for a node's token where none is taken.
+    pub fn node_token_forbidden() -> Self {
+        Self::unauthorized("node_token_forbidden", "Node tokens are not allowed here")
+    }
+
     /// 404 for a path that leads nowhere.
     pub fn route_not_found() -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", "Route not found")
@@ -70,8 +75,15 @@ impl ApiError {
     }
 
     /// 503 for now: nothing was done.
-    pub fn unavailable(code: &'static str, message: &'static str) -> Self {
+    pub fn unavailable(code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
         Self { retry_after: Some(RETRY_AFTER_SECONDS), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message) }
+    }
+
+    /// 429: a request budget is used up. `retry_after` is in seconds.
+    pub fn rate_limited(retry_after: u16) -> Self {
+        let error =
+            Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", "Rate limit exceeded, try again later");
+        Self { retry_after: Some(retry_after), ..error }
     }
 
     /// No status at all: the connection is closed. For a change that may have been committed, because
@@ -109,7 +121,13 @@ impl From<EngineError> for ApiError {
             }
             E::CommitUnavailable => Self::unavailable("database_overloaded", "Storage is unavailable, try again"),
             E::Overloaded => Self::unavailable("workspace_busy", "Too many requests are waiting, try again"),
-            E::Store(_) | E::CommitRefused | E::Stream(_) | E::NoRandomness | E::NoWorkerNumber => {
+            E::FileBytesMissing
+            | E::SealedWithUnknownKey { .. }
+            | E::Store(_)
+            | E::CommitRefused
+            | E::Stream(_)
+            | E::NoRandomness
+            | E::NoWorkerNumber => {
                 tracing::error!(error = &error as &dyn Error, "request failed");
                 Self::internal()
             }
@@ -126,7 +144,40 @@ impl From<EngineError> for ApiError {
                 TokenKind::Observer => Self::unauthorized("observer_token_invalid", "Invalid observer token"),
                 TokenKind::Webhook => Self::unauthorized("webhook_token_invalid", "Invalid webhook token"),
             },
+            E::WorkspaceSuspended => Self::new(StatusCode::LOCKED, "workspace_suspended", "The workspace is suspended"),
+            E::NotForObserving { kind: TokenKind::Node } => Self::node_token_forbidden(),
+            E::NotForObserving { .. } => {
+                Self::unauthorized("unauthorized", "Workspace key or observer token required for this endpoint")
+            }
+            E::ObserverTokenNotFound => missing("observer_token_not_found", "Observer token not found".to_owned()),
+            E::ObserverTokenNameConflict(name) => Self::new(
+                StatusCode::CONFLICT,
+                "observer_token_name_conflict",
+                format!("An active observer token is called \"{name}\""),
+            ),
+            E::NotAnOperator => Self::unauthorized("unauthorized", "Operator credentials required"),
+            E::HostedInstallation => Self::unauthorized(
+                "workspace_create_bootstrap_secret_invalid",
+                "Workspaces are created by the operator of this installation",
+            ),
+            E::IssuerUnavailable => {
+                Self::unavailable("identity_provider_unavailable", "The identity provider does not answer, try again")
+            }
+            E::SigningKeyNotFound => missing("signing_key_not_found", "Signing key not found".to_owned()),
+            E::SigningKeyInUse => {
+                conflict("signing_key_in_use", "The newest signing key cannot be retired: rotate first")
+            }
+            E::TooManySigningKeys => conflict("too_many_signing_keys", "Retire a signing key first"),
             E::AgentTokenRequired => forbidden("agent_token_required", "Agent token required"),
+
+            E::InsufficientScope(scope) => {
+                Self::new(StatusCode::FORBIDDEN, "insufficient_scope", format!("The token lacks the scope {scope}"))
+            }
+            E::PlanLimitExceeded(ceiling) => Self::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "plan_limit_exceeded",
+                format!("The plan of this workspace allows no more {}", ceiling.as_str()),
+            ),
 
             E::InvalidText(invalid) => Self::invalid_request(invalid.to_string()),
             E::InvalidRequest(message) => Self::invalid_request(message),
@@ -182,6 +233,44 @@ impl From<EngineError> for ApiError {
             E::FromRequired => bad("from_required", "from is required: the agent that the node posts for"),
             E::FromNotAllowed => bad("from_not_allowed", "from is for node tokens only"),
             E::InvalidAttachments => bad("invalid_attachments", "Attachments must be complete files, each named once"),
+            E::FileNotFound => missing("file_not_found", "File not found".to_owned()),
+            E::UploadIncomplete => conflict("upload_incomplete", "The bytes of the file have not been uploaded"),
+            E::FileComplete => forbidden("forbidden", "The file is complete and does not change any more"),
+            E::NotFileOwner => forbidden("forbidden", "Only the agent that uploaded a file may do this"),
+            E::FileTooLarge { max_bytes } => Self::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "payload_too_large",
+                format!("A file has at most {max_bytes} bytes"),
+            ),
+            E::InvalidFileToken => forbidden("forbidden", "The file address is invalid or has expired"),
+            E::FileStorage(_) => {
+                tracing::warn!(error = &error as &dyn Error, "request refused");
+                Self::unavailable("workspace_storage_unavailable", "The storage of files is unavailable, try again")
+            }
+            E::WebhookTokenRequired => Self::unauthorized("webhook_token_required", "Webhook token required"),
+            E::PlacementSelfRequiresAgent => {
+                bad("placement_self_requires_agent", "Only an agent can be placed beside itself")
+            }
+            E::PlacementSelfUnavailable => {
+                conflict("placement_self_unavailable", "The caller runs on no node that brings agents up")
+            }
+            E::ReleaseGenerationConflict => {
+                conflict("agent_release_generation_conflict", "The agent has another token by now")
+            }
+            E::AgentHostUnavailable(name) => Self {
+                retry_after: Some(RETRY_AFTER_SECONDS),
+                ..Self::new(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "agent_host_unavailable",
+                    format!("The node of agent \"{name}\" cannot be reached"),
+                )
+            },
+            E::TriggerNotFound => missing("trigger_not_found", "Trigger not found".to_owned()),
+            E::TooManyTriggers => conflict("too_many_triggers", "The workspace has as many triggers as it may"),
+            E::WebhookNotFound => missing("webhook_not_found", "Webhook not found".to_owned()),
+            E::SubscriptionNotFound => missing("subscription_not_found", "Subscription not found".to_owned()),
+            E::InvalidEventType => bad("invalid_event_type", "type must be two words with a dot between: word.word"),
+            E::NotOwnSession => forbidden("forbidden", "An agent reports events of its own session only"),
             E::PayloadTooLarge => Self::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "payload_too_large",
@@ -189,8 +278,64 @@ impl From<EngineError> for ApiError {
             ),
             E::MessageNotFound => missing("message_not_found", "Message not found".to_owned()),
             E::ConversationNotFound => missing("dm_conversation_not_found", "Conversation not found".to_owned()),
+            E::NotTheAuthor => forbidden("forbidden", "Only its author may change a message"),
+            E::InvalidAddress => bad("invalid_address", "An address is name@machine"),
+            E::AmbiguousAddress => bad("ambiguous_address", "The address names one node, and the machine of others"),
+            E::AddressNotFound => missing("address_not_found", "Nobody is at that address".to_owned()),
             E::NotAParticipant => forbidden("forbidden", "Not a participant of this conversation"),
             E::DeliveryNotFound => missing("delivery_not_found", "Delivery not found".to_owned()),
+
+            E::NotRedrivable(why) => Self::new(
+                StatusCode::CONFLICT,
+                "delivery_not_redrivable",
+                format!("The dead letter cannot be sent again: {why}"),
+            ),
+            E::RedriveNotFound => missing("redrive_not_found", "Redrive not found".to_owned()),
+
+            E::ActionNotFound => missing("action_not_found", "Action not found".to_owned()),
+            E::ActionNameConflict(name) => Self::new(
+                StatusCode::CONFLICT,
+                "action_name_conflict",
+                format!("The action name \"{name}\" is taken or reserved"),
+            ),
+            E::InvalidActionHandler => {
+                bad("invalid_action_handler", "An action has one handler: handler_agent or handler_node")
+            }
+            E::CapabilityMismatch { node, capability } => Self::new(
+                StatusCode::CONFLICT,
+                "capability_mismatch",
+                format!("Node \"{node}\" lacks the capability \"{capability}\""),
+            ),
+            E::NotTheHandler => forbidden("forbidden", "Only the agent that handles it may do this"),
+            E::TooManyActions => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_actions", "The workspace has too many actions")
+            }
+            E::ActionDenied(name) => {
+                Self::new(StatusCode::FORBIDDEN, "action_denied", format!("You may not invoke \"{name}\""))
+            }
+            E::InvalidActionInput { path, message } => {
+                Self::new(StatusCode::BAD_REQUEST, "invalid_action_input", format!("input{path}: {message}"))
+            }
+            E::HandlerUnavailable(why) => Self {
+                retry_after: Some(RETRY_AFTER_SECONDS),
+                ..Self::new(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "handler_unavailable",
+                    format!("Nobody can do this now ({why})"),
+                )
+            },
+            E::TooManyInvocations(what) => Self {
+                retry_after: Some(RETRY_AFTER_SECONDS),
+                ..Self::new(
+                    StatusCode::TOO_MANY_REQUESTS,
+                    "too_many_invocations",
+                    format!("Too many invocations of {what} are open"),
+                )
+            },
+            E::InvocationNotFound => missing("invocation_not_found", "Invocation not found".to_owned()),
+            E::NodeOwnedInvocation => {
+                forbidden("node_owned_invocation", "A node handles this invocation and ends it over its socket")
+            }
 
             E::NodeNotFound(name) => missing("node_not_found", format!("Node \"{name}\" not found")),
             E::NodeNameConflict(name) => {
@@ -200,11 +345,18 @@ impl From<EngineError> for ApiError {
                 "invalid_node_name",
                 "A node name has 1 to 128 bytes on one line and is not that of an agent's own node",
             ),
-            E::UnsupportedNodeKind(kind) => Self::new(
-                StatusCode::BAD_REQUEST,
-                "unsupported_node_kind",
-                format!("Nodes of kind \"{kind}\" are not supported yet"),
+            E::NotPolled => conflict(
+                "agent_location_conflict",
+                "Deliveries are claimed by agents on nodes of kind poll; those of others are brought to them",
             ),
+            E::NodeKindIsFixed { node, kind } => Self::new(
+                StatusCode::BAD_REQUEST,
+                "invalid_node_delivery",
+                format!("Node \"{node}\" is of kind {kind}, and stays so"),
+            ),
+            E::UnsafeNodeDeliveryUrl(why) => {
+                Self::new(StatusCode::BAD_REQUEST, "unsafe_node_delivery_url", format!("delivery.url: {why}"))
+            }
             E::InvalidNodeDelivery(why) => Self::new(StatusCode::BAD_REQUEST, "invalid_node_delivery", why),
             E::DirectNodeCapacity => {
                 bad("direct_node_capacity_exceeded", "A direct node has exactly one agent: max_agents must be 1")

@@ -2,11 +2,15 @@
 
 pub mod caller;
 pub mod config;
+mod console;
 pub mod envelope;
 pub mod error;
 pub mod extract;
+pub mod limits;
 pub mod middleware;
 pub mod node;
+pub mod observe;
+pub mod openapi;
 pub mod router;
 pub mod routes;
 pub mod state;

@@ -7,22 +7,35 @@ use std::{
 };
 
 use axum::{
-    extract::{MatchedPath, Request},
+    extract::{MatchedPath, Request, State},
     http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header, uri::PathAndQuery},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use relay_domain::metric_names as name;
+use relay_engine::recovery::Standing;
+use relay_runtime::{
+    cost::{self, Cost},
+    metrics,
+};
 use tower_http::cors::{AllowHeaders, Any as AnyOrigin, CorsLayer};
 use tracing::Instrument as _;
 
 use crate::{
     envelope::IDEMPOTENCY_REPLAYED,
     error::{ApiError, HangUp},
+    routes::{deliveries::CLAIM_PATH, files::TRANSFER_PATH},
+    state::AppState,
 };
 
 /// A request without an answer for this long is given up.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// A request that takes this long is worth a line in the log.
+const SLOW: Duration = Duration::from_secs(1);
+/// The bytes of a file may take longer; what stops coming is noticed by whoever takes them.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(3660);
+/// A claim may wait for 30 s before it does anything.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longer request ids are replaced.
 const MAX_REQUEST_ID_LENGTH: usize = 128;
 
@@ -43,26 +56,55 @@ pub async fn around(request: Request, next: Next) -> Response {
         "http.request", http.method = %method, http.path = %path, http.request_id = ?id, http.status = tracing::field::Empty
     );
     if let Some(parent) = request.headers().get("traceparent").and_then(|value| value.to_str().ok()) {
-        relay_runtime::trace::set_parent(&span, parent);
+        relay_engine::trace::set_parent(&span, parent);
     }
+    let limit = match &*path {
+        TRANSFER_PATH => TRANSFER_TIMEOUT,
+        CLAIM_PATH => CLAIM_TIMEOUT,
+        _ => REQUEST_TIMEOUT,
+    };
     let started_at = Instant::now();
     let inner = async {
         if has_nul {
             return ApiError::invalid_request("The character U+0000 cannot be looked for").into_response();
         }
-        match tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await {
+        match tokio::time::timeout(limit, next.run(request)).await {
             Ok(response) => response,
             Err(_) => timed_out(&method),
         }
     };
-    let mut response = inner.instrument(span.clone()).await;
+    let (mut response, cost) = cost::measured(inner.instrument(span.clone())).await;
     let (status, elapsed) = (response.status(), started_at.elapsed());
     span.record("http.status", status.as_u16());
-    span.in_scope(|| tracing::debug!(http.status = status.as_u16(), ?elapsed, "answered"));
+    span.in_scope(|| tell(&route, status, elapsed, cost));
+    if let Some(trace) = relay_engine::trace::id_of(&span) {
+        metrics::note_exemplar(&route, elapsed.as_secs_f64(), trace);
+    }
     count(&method, route, status, elapsed);
     response.headers_mut().insert(CORRELATION_ID, id.clone());
     response.headers_mut().insert(REQUEST_ID, id);
     response
+}
+
+/// Refuses whatever needs the database while it is not known to be the one that it was: numbers would be given away
+/// twice.
+pub async fn only_when_recovered(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    if let (Standing::Closed(reason), true) = (state.engine.standing(), request.uri().path().starts_with("/v1/")) {
+        return ApiError::unavailable("not_ready", format!("Not ready: {reason}")).into_response();
+    }
+    next.run(request).await
+}
+
+/// The line of a request in the log. Those that failed or took long are told always, the others on demand:
+/// `RUST_LOG=info,relay::requests=debug`.
+fn tell(route: &str, status: StatusCode, elapsed: Duration, cost: Cost) {
+    let (status, elapsed_ms) = (status.as_u16(), elapsed.as_secs_f64() * 1000.0);
+    let (queries, db_ms) = (cost.statements, cost.seconds * 1000.0);
+    if status >= 500 || elapsed >= SLOW {
+        tracing::event!(target: "relay::requests", tracing::Level::INFO, { http.route = route, http.status = status, elapsed_ms, db.queries = queries, db.ms = db_ms }, "answered");
+    } else {
+        tracing::event!(target: "relay::requests", tracing::Level::DEBUG, { http.route = route, http.status = status, elapsed_ms, db.queries = queries, db.ms = db_ms }, "answered");
+    }
 }
 
 /// The route template is a label, never the path: it has few values.
@@ -71,8 +113,8 @@ fn count(method: &Method, route: String, status: StatusCode, elapsed: Duration) 
     let known = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::HEAD];
     let method = known.iter().find(|known| *known == method).map_or("other", Method::as_str).to_owned();
     let status = status.as_str().to_owned();
-    metrics::histogram!(name::HTTP_SECONDS, "route" => route.clone()).record(elapsed.as_secs_f64());
-    metrics::counter!(name::HTTP_REQUESTS, "method" => method, "route" => route, "status" => status).increment(1);
+    ::metrics::histogram!(name::HTTP_SECONDS, "route" => route.clone()).record(elapsed.as_secs_f64());
+    ::metrics::counter!(name::HTTP_REQUESTS, "method" => method, "route" => route, "status" => status).increment(1);
 }
 
 /// Reading again is safe; a change may have been committed, so its client must not be told to repeat it.

@@ -9,11 +9,12 @@ use std::{
 };
 
 use axum::extract::FromRef;
+use ipnet::IpNet;
 use relay_domain::GatewayId;
-use relay_engine::Engine;
+use relay_engine::{Engine, operators::Operators, recovery::Standing};
 use relay_runtime::shutdown::Shutdown;
 
-use crate::node::Registry;
+use crate::{node::Registry, observe::Seats};
 
 /// How often storage is asked for a sign of life.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
@@ -27,28 +28,60 @@ pub struct AppState {
     pub shutdown: Shutdown,
     /// This process as the rest of the engine knows it.
     pub gateway_id: GatewayId,
+    /// What addresses that we mint begin with, if configured.
+    pub public_url: Option<Arc<str>>,
     /// The node sockets.
     pub registry: Registry,
+    /// Who runs the installation.
+    pub operators: Arc<Operators>,
+    /// Places for observers.
+    pub observers: Seats,
     /// Whether storage answered lately.
     storage_up: Arc<AtomicBool>,
+    /// Proxies whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Arc<[IpNet]>,
 }
 
 impl AppState {
     /// State over a started engine.
-    pub fn new(engine: Engine, shutdown: Shutdown) -> Self {
+    pub fn new(engine: Engine, shutdown: Shutdown, trusted_proxies: Vec<IpNet>, operators: Operators) -> Self {
         let gateway_id = engine.become_gateway();
         Self {
             engine,
             shutdown,
             gateway_id,
+            public_url: None,
             registry: Registry::default(),
+            operators: Arc::new(operators),
+            observers: Seats::default(),
             storage_up: Arc::new(AtomicBool::new(true)),
+            trusted_proxies: trusted_proxies.into(),
         }
+    }
+
+    /// The same, with what addresses that we mint begin with.
+    #[must_use]
+    pub fn with_public_url(self, public_url: Option<String>) -> Self {
+        Self { public_url: public_url.map(Arc::from), ..self }
     }
 
     /// Whether new work should be sent here: storage answers and the process is not draining.
     pub fn is_ready(&self) -> bool {
-        self.storage_up.load(Ordering::Relaxed) && !self.shutdown.is_asked()
+        self.why_not_ready().is_none()
+    }
+
+    /// Why new work should not be sent here; `None` when it may.
+    pub fn why_not_ready(&self) -> Option<&'static str> {
+        if self.shutdown.is_asked() {
+            return Some("draining");
+        }
+        if !self.storage_up.load(Ordering::Relaxed) {
+            return Some("storage is away");
+        }
+        match self.engine.standing() {
+            Standing::Closed(reason) => Some(reason),
+            Standing::Open(_) => None,
+        }
     }
 
     /// Keeps [`AppState::is_ready`] true to the facts, until the process drains.

@@ -15,7 +15,12 @@ use futures::{
     future::BoxFuture,
     stream::{FuturesUnordered, SelectAll, SplitStream},
 };
-use relay_domain::{AgentId, takeover::Proof};
+use relay_domain::{
+    AgentId,
+    names::{MAX_NOTE_BYTES, check_length},
+    session::Seq,
+    takeover::Proof,
+};
 use relay_engine::{
     EngineResult,
     auth::NodeCaller,
@@ -27,6 +32,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{
     control::{self, Bound, Effect, Outcome, Request},
     hosting::StartRule,
+    invoking::Invoked,
     outbound::Outbound,
     pacing::Pacing,
     registry::{Event, Handle},
@@ -37,6 +43,8 @@ use crate::state::AppState;
 
 /// Frames that may wait for the engine. Past it the socket is not read: its peer waits.
 const CONTROL_QUEUE: usize = 64;
+/// Results that are recorded side by side.
+const RESULTS: usize = 64;
 /// Inbound frames taken per [`RATE_WINDOW`]; past it the socket is not read until the window ends.
 const RATE: u32 = 2000;
 const RATE_WINDOW: Duration = Duration::from_millis(250);
@@ -56,6 +64,8 @@ pub(super) type TailStream = Pin<Box<dyn Stream<Item = (AgentId, LiveFrame)> + S
 /// What a job brought.
 pub(super) enum Done {
     Control(Box<Outcome>),
+    /// The answer to a result, if it has one.
+    Result(Option<String>),
     /// Agents with their tails already running, and how they start.
     Serve {
         start: StartRule,
@@ -67,6 +77,11 @@ pub(super) enum Done {
         positions: Vec<Position>,
     },
     Repaired(EngineResult<Vec<Repaired>>),
+    /// A held ack can be read in the store.
+    Stored {
+        agent: AgentId,
+        floor: Seq,
+    },
 }
 
 pub(super) struct Connection {
@@ -83,6 +98,8 @@ pub(super) struct Connection {
     pub(super) jobs: FuturesUnordered<BoxFuture<'static, Done>>,
     pub(super) waiting: VecDeque<Request>,
     pub(super) control_busy: bool,
+    /// Results that are being recorded. They may go side by side; what comes after them waits.
+    pub(super) results: usize,
     pub(super) repair_busy: bool,
     pub(super) relist_busy: bool,
     pub(super) relist_again: bool,
@@ -98,6 +115,8 @@ pub(super) struct Connection {
     pub(super) started: Instant,
     pub(super) last_inbound: Instant,
     pub(super) rate: (Instant, u32),
+    /// What this connection was told to do lately.
+    pub(super) invoked: Invoked,
     pub(super) provers: Vec<(Instant, oneshot::Sender<Proof>)>,
     pub(super) taken_by: Option<i64>,
     pub(super) closing: Option<(u16, &'static str)>,
@@ -124,6 +143,7 @@ pub(super) async fn serve(socket: WebSocket, state: AppState, node: NodeCaller, 
         jobs: FuturesUnordered::new(),
         waiting: VecDeque::new(),
         control_busy: false,
+        results: 0,
         repair_busy: false,
         relist_busy: false,
         relist_again: false,
@@ -135,6 +155,7 @@ pub(super) async fn serve(socket: WebSocket, state: AppState, node: NodeCaller, 
         started: now,
         last_inbound: now,
         rate: (now, 0),
+        invoked: Invoked::default(),
         provers: Vec::new(),
         taken_by: None,
         closing: None,
@@ -146,6 +167,7 @@ pub(super) async fn serve(socket: WebSocket, state: AppState, node: NodeCaller, 
 impl Connection {
     async fn run(&mut self, inbound: &mut SplitStream<WebSocket>, events: &mut mpsc::Receiver<Event>) {
         while self.closing.is_none() && !self.outbound.is_over() {
+            self.store_due_acks();
             self.pump();
             let pause = self.pause();
             tokio::select! {
@@ -174,6 +196,11 @@ impl Connection {
 
     /// How long the task may sleep if nothing happens.
     fn pause(&self) -> Duration {
+        let due = self.next_due_ack().map(|at| at.saturating_duration_since(Instant::now()));
+        due.unwrap_or(Duration::MAX).min(self.idle())
+    }
+
+    fn idle(&self) -> Duration {
         let retry = !self.queued.is_empty() && !self.outbound.is_full();
         if retry && !self.state.registry.is_trusted() {
             return Duration::from_millis(200);
@@ -243,12 +270,25 @@ impl Connection {
 
     /// Hands the next waiting frame to the engine, one at a time.
     pub(super) fn next_control(&mut self) {
-        if self.control_busy {
+        while !self.control_busy
+            && self.results < RESULTS
+            && matches!(self.waiting.front(), Some(Request { frame: Inbound::ActionResult(_), .. }))
+        {
+            let Some(request) = self.waiting.pop_front() else { return };
+            self.results += 1;
+            self.jobs.push(self.control().handle(request).map(|outcome| Done::Result(outcome.reply)).boxed());
+        }
+        if self.control_busy || self.results > 0 {
             return;
         }
         let Some(request) = self.waiting.pop_front() else { return };
         self.control_busy = true;
-        let connection = control::Connection {
+        let connection = self.control();
+        self.jobs.push(connection.handle(request).map(|outcome| Done::Control(Box::new(outcome))).boxed());
+    }
+
+    fn control(&self) -> control::Connection {
+        control::Connection {
             engine: self.state.engine.clone(),
             scope: self.node.scope,
             node_id: self.node.node_id.clone(),
@@ -256,8 +296,7 @@ impl Connection {
             gateway_id: self.state.gateway_id,
             connection: self.name.clone(),
             bound: self.bound.clone(),
-        };
-        self.jobs.push(connection.handle(request).map(|outcome| Done::Control(Box::new(outcome))).boxed());
+        }
     }
 
     pub(super) fn on_heartbeat(&mut self, id: Option<&str>, beat: frame::Heartbeat) {
@@ -266,6 +305,11 @@ impl Connection {
             return;
         }
         if let Err(error) = control::check_capabilities(beat.capabilities.as_deref().unwrap_or_default()) {
+            self.send(frame::error(id, "invalid_message", &error.to_string()));
+            return;
+        }
+        let version = beat.version.as_deref().unwrap_or_default();
+        if let Err(error) = check_length("version", version, MAX_NOTE_BYTES) {
             self.send(frame::error(id, "invalid_message", &error.to_string()));
             return;
         }
@@ -278,7 +322,11 @@ impl Connection {
             provider: fence.provider.clone(),
             epoch: fence.epoch,
             load: beat.load.unwrap_or_default().clamp(0.0, 1.0),
+            // Who does not measure says 0.
+            load_measured: beat.load_reported.unwrap_or(beat.load.is_some_and(|load| load > 0.0)),
             active_agents: i32::try_from(beat.active_agents).unwrap_or(i32::MAX),
+            max_agents: beat.max_agents.map(|most| i32::try_from(most).unwrap_or(i32::MAX)),
+            version: beat.version,
             handlers_live: beat.handlers_live,
             capabilities: beat.capabilities.as_deref().map(control::stored_capabilities),
         });
@@ -288,12 +336,8 @@ impl Connection {
         match event {
             Event::Positions(positions) => positions.iter().for_each(|position| self.on_position(position)),
             Event::Relist => self.relist(),
-            Event::Context { agents, frame } => {
-                let flows = |agent| self.agents.get(agent).is_some_and(|(served, _)| served.session.is_open());
-                if agents.iter().any(flows) && !self.outbound.is_full() {
-                    self.send(frame);
-                }
-            }
+            Event::Notice { agents, notice } => agents.iter().for_each(|agent| self.on_notice(*agent, &notice)),
+            Event::Invoke(invocation) => self.on_invoke(&invocation),
             Event::Taken { epoch } => {
                 self.taken_by = self.taken_by.max(Some(epoch));
                 self.close_if_taken();
@@ -326,6 +370,13 @@ impl Connection {
                 self.close_if_taken();
                 self.next_control();
             }
+            Done::Result(reply) => {
+                self.results -= 1;
+                if let Some(reply) = reply {
+                    self.send(reply);
+                }
+                self.next_control();
+            }
             Done::Serve { start, agents } => {
                 for (position, tail) in agents {
                     self.adopt(position, tail, start);
@@ -333,6 +384,7 @@ impl Connection {
             }
             Done::Relisted { asked, positions } => self.on_relisted(asked, positions),
             Done::Repaired(repaired) => self.on_repaired(repaired),
+            Done::Stored { agent, floor } => self.on_stored(agent, floor),
         }
     }
 
@@ -366,14 +418,18 @@ impl Connection {
     async fn end(mut self, mut inbound: SplitStream<WebSocket>, writer: tokio::task::JoinHandle<()>) {
         // What the node has asked for before it left still counts: its deregistration above all.
         let finish = async {
-            while self.control_busy || !self.waiting.is_empty() {
+            while self.control_busy || self.results > 0 || !self.waiting.is_empty() {
                 self.next_control();
-                let Some(done) = self.jobs.next().await else { break };
-                if let Done::Control(outcome) = done {
-                    self.control_busy = false;
-                    if let Effect::Registered(bound) = outcome.effect {
-                        self.bound = Some(bound);
+                match self.jobs.next().await {
+                    None => break,
+                    Some(Done::Result(_)) => self.results -= 1,
+                    Some(Done::Control(outcome)) => {
+                        self.control_busy = false;
+                        if let Effect::Registered(bound) = outcome.effect {
+                            self.bound = Some(bound);
+                        }
                     }
+                    Some(_) => {}
                 }
             }
         };

@@ -4,14 +4,18 @@
 use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope};
 use relay_engine::{
     Engine, EngineError,
+    actions::Completed,
     mailbox::{Fence, Listed, Position, Registration},
     serve::Registrant,
 };
-use relay_wire::frame::{AgentRecover, AgentRegister, Capability, Inbound, Inventory, Register};
+use relay_wire::frame::{ActionResult, AgentRecover, AgentRegister, Capability, Inbound, Inventory, Register, Spawn};
 use serde_json::{Value, json};
 
-use super::pacing::BROKER_VERSION;
-use crate::{error::ApiError, routes::nodes};
+use super::{held::LOOKS_UP_VERSION, pacing::BROKER_VERSION};
+use crate::{
+    error::ApiError,
+    routes::{actions, nodes},
+};
 
 /// Capability by which a broker asks for its agents' cursors.
 pub(super) const CURSOR: &str = "relay:delivery-cursor-v1";
@@ -26,6 +30,8 @@ pub(super) struct Bound {
     pub(super) cursor_granted: bool,
     /// One of the published brokers: paced, and asked for positions.
     pub(super) is_broker: bool,
+    /// A client whose acks are stored a little later.
+    pub(super) looks_up: bool,
     pub(super) capabilities: usize,
 }
 
@@ -83,6 +89,16 @@ impl Connection {
             Inbound::AgentDeregister(frame) => self.agent_deregister(&frame.agent_id).await,
             Inbound::Inventory(inventory) => self.inventory(inventory).await,
             Inbound::Deregister => self.deregister().await,
+            Inbound::ActionResult(result) => {
+                let done = self.action_result(result).await;
+                // What comes of a result is told only where it has an id to be told by.
+                if id.is_none() {
+                    return Outcome { reply: None, effect: Effect::None };
+                }
+                done
+            }
+            Inbound::ActionAccept(accept) => self.action_accept(&accept.invocation_id).await,
+            Inbound::Spawn(spawn) => self.spawn(spawn).await,
             Inbound::Heartbeat(_) | Inbound::Ack(_) | Inbound::Ignored => Ok((None, Effect::None)),
         };
         match done {
@@ -125,6 +141,7 @@ impl Connection {
             relay_domain::names::check_length("tag", tag, MAX_WORD_BYTES)?;
         }
         let is_broker = !self.direct && frame.version.starts_with(BROKER_VERSION);
+        let looks_up = self.direct && frame.version.starts_with(LOOKS_UP_VERSION);
         let registrant = Registrant {
             scope: self.scope,
             node_id: self.node_id.clone(),
@@ -144,6 +161,9 @@ impl Connection {
         let descriptor = nodes::descriptor(self.engine.node(self.scope, self.node_id.as_str()).await?);
         let mut data = serde_json::to_value(descriptor).unwrap_or_default();
         if let Some(data) = data.as_object_mut() {
+            // What only the roster shows: the reply is what published clients know.
+            data.remove("providers");
+            data.remove("reserved_agents");
             data.insert("provider".to_owned(), json!({ "name": provider, "instance_id": instance_id }));
             let accepted = frame
                 .capabilities
@@ -152,7 +172,7 @@ impl Connection {
             data.insert("accepted_capabilities".to_owned(), accepted.collect());
         }
         let fence = Fence { scope: self.scope, node_id: self.node_id, provider, epoch };
-        let bound = Bound { fence, cursor_granted, is_broker, capabilities: frame.capabilities.len() };
+        let bound = Bound { fence, cursor_granted, is_broker, looks_up, capabilities: frame.capabilities.len() };
         Ok((Some(data), Effect::Registered(bound)))
     }
 
@@ -173,6 +193,9 @@ impl Connection {
                 frame.auto_join_general.unwrap_or(true),
             )
             .await?;
+        if let Some(invocation) = frame.invocation_id.as_deref().and_then(|id| id.parse().ok()) {
+            self.engine.born(&bound.fence, invocation, hosted.agent_id, &hosted.name).await?;
+        }
         Ok(hosted_reply(hosted, bound.cursor_granted))
     }
 
@@ -210,14 +233,50 @@ impl Connection {
             let agent_id =
                 entry.agent_id.parse().map_err(|_| EngineError::AgentIdentityMismatch(entry.name.clone()))?;
             check_session_ref(entry.session_ref.as_deref())?;
-            listed.push(Listed { agent_id, name: entry.name, session_ref: entry.session_ref });
+            // An id that is none of ours says nothing.
+            let invocation = entry.invocation_id.as_deref().and_then(|id| id.parse().ok());
+            listed.push(Listed { agent_id, name: entry.name, session_ref: entry.session_ref, invocation });
         }
-        let (rebound, agents) = self.engine.sync_inventory(&bound.fence, listed).await?;
+        let synced = self.engine.sync_inventory(&bound.fence, listed).await?;
+        let invocations = synced.reconciled;
         let data = json!({
-            "rebound_agents": rebound, "open_invocations": 0, "completed_invocations": 0,
-            "rescheduled_invocations": 0,
+            "rebound_agents": synced.rebound, "open_invocations": invocations.open,
+            "completed_invocations": invocations.completed, "rescheduled_invocations": invocations.rescheduled,
         });
-        Ok((Some(data), Effect::Listed(agents)))
+        Ok((Some(data), Effect::Listed(synced.agents)))
+    }
+
+    async fn action_accept(self, invocation: &str) -> Result<(Option<Value>, Effect), EngineError> {
+        let id = invocation.parse().map_err(|_| EngineError::InvocationNotFound)?;
+        self.engine.provider_accepts(&self.bound()?.fence, id).await?;
+        Ok((Some(Value::Null), Effect::None))
+    }
+
+    async fn action_result(self, frame: ActionResult) -> Result<(Option<Value>, Effect), EngineError> {
+        // Only results of long tasks say whether they are final, and are answered.
+        let answer = frame.is_final.map(|_| Value::Null);
+        if frame.is_final == Some(false) {
+            return self.action_accept(&frame.invocation_id).await;
+        }
+        let bound = self.bound()?;
+        let result = match (frame.output, frame.error) {
+            (Some(output), None) => Ok(output.unwrap_or_default()),
+            (None, Some(error)) => Err(error),
+            _ => return Err(EngineError::InvalidRequest("one of output and error".to_owned())),
+        };
+        let id = frame.invocation_id.parse().map_err(|_| EngineError::InvocationNotFound)?;
+        let done = self.engine.provider_result(&bound.fence, id, result).await?;
+        if done == Completed::Refused {
+            tracing::debug!(node.id = %bound.fence.node_id, invocation.id = %id, "a late or foreign result was refused");
+        }
+        Ok((answer, Effect::None))
+    }
+
+    async fn spawn(self, frame: Spawn) -> Result<(Option<Value>, Effect), EngineError> {
+        self.broker_bound()?;
+        let made = self.engine.spawn_on_node(&self.bound()?.fence, frame.input).await?;
+        let ack = actions::acknowledgement(made);
+        Ok((Some(serde_json::to_value(ack).unwrap_or_default()), Effect::None))
     }
 
     async fn deregister(self) -> Result<(Option<Value>, Effect), EngineError> {

@@ -4,18 +4,29 @@ use std::time::{Duration, Instant};
 
 use axum::extract::ws::Utf8Bytes;
 use futures::FutureExt as _;
-use relay_domain::{AgentId, metric_names, session::Arrival};
+use relay_domain::{
+    AgentId, metric_names,
+    session::{Arrival, Seq},
+};
 use relay_engine::{
-    EngineResult,
+    Engine, EngineResult,
+    auth::NodeCaller,
     mailbox::{CursorMove, LiveFrame, Repaired, Want},
 };
 
+use relay_wire::frame;
+
 use super::{
     connection::{Connection, Done},
+    control::Bound,
+    held::HeldAcks,
+    notice::Notice,
     pacing::{BARRIER_AGENT, Pacing, position_probe},
-    served::Outgoing,
+    served::{Outgoing, Served},
 };
 
+/// How long a floor usually takes to be stored.
+const STORED_WITHIN: Duration = Duration::from_millis(40);
 /// Mailboxes repaired by one read.
 const REPAIRED_AT_ONCE: usize = 100;
 /// How long a failed repair waits before the next.
@@ -73,22 +84,62 @@ impl Connection {
         if ack.clamped {
             metrics::counter!(metric_names::ACKS_CLAMPED).increment(1);
         }
+        for sent in served.traced_until(ack.floor) {
+            // A moment below the frame's span: when its ack came.
+            let span = tracing::info_span!("node.ack", delivery.up_to_seq = ack.floor);
+            relay_engine::trace::set_parent(&span, &sent);
+            span.in_scope(|| {});
+        }
         if let Some(took) = served.timed_until(ack.floor) {
             metrics::histogram!(metric_names::ACK_LATENCY_SECONDS).record(took.as_secs_f64());
         }
-        self.cursor_moved(agent, 0, ack.floor);
+        match &mut served.held {
+            Some(held) => held.acked(ack.floor, Instant::now()),
+            None => self.cursor_moved(agent, 0, ack.floor),
+        }
+    }
+
+    /// Stores the held acks that are due, which makes room for more frames.
+    pub(super) fn store_due_acks(&mut self) {
+        if !self.bound.as_ref().is_some_and(|bound| bound.looks_up) {
+            return;
+        }
+        let now = Instant::now();
+        let held = |(agent, (served, _)): (&AgentId, &mut (Served, _))| Some((*agent, served.held.as_mut()?.due(now)?));
+        let due: Vec<_> = self.agents.iter_mut().filter_map(held).collect();
+        for (agent, floor) in due {
+            self.cursor_moved(agent, 0, floor);
+            self.jobs.push(until_stored(self.state.engine.clone(), self.node.clone(), agent, floor).boxed());
+        }
+    }
+
+    pub(super) fn on_stored(&mut self, agent: AgentId, floor: Seq) {
+        if let Some(held) = self.agents.get_mut(&agent).and_then(|(served, _)| served.held.as_mut()) {
+            held.stored(floor);
+        }
+        self.queue(agent);
+    }
+
+    /// When the next held ack is due.
+    pub(super) fn next_due_ack(&self) -> Option<Instant> {
+        self.agents.values().filter_map(|(served, _)| served.held.as_ref()?.next()).min()
+    }
+
+    /// The acks of an agent that leaves this connection are stored when they would have been.
+    pub(super) fn store_last_ack_later(&self, agent: AgentId, served: &Served) {
+        let (Some(bound), Some((at, floor))) = (&self.bound, served.held.as_ref().and_then(HeldAcks::last)) else {
+            return;
+        };
+        let (engine, moved) = (self.state.engine.clone(), moved(bound, agent, 0, floor));
+        tokio::spawn(async move {
+            tokio::time::sleep_until(at.into()).await;
+            engine.cursor_moved(moved);
+        });
     }
 
     pub(super) fn cursor_moved(&self, agent: AgentId, sent_seq: i64, acked_seq: i64) {
         let Some(bound) = &self.bound else { return };
-        self.state.engine.cursor_moved(CursorMove {
-            scope: bound.fence.scope,
-            agent_id: agent,
-            node_id: bound.fence.node_id.clone(),
-            provider: bound.fence.provider.clone(),
-            sent_seq,
-            acked_seq,
-        });
+        self.state.engine.cursor_moved(moved(bound, agent, sent_seq, acked_seq));
     }
 
     pub(super) fn queue(&mut self, agent: AgentId) {
@@ -124,8 +175,7 @@ impl Connection {
                 wants.push(Want { agent_id: agent, agent_name, from, settled_below: served.floor });
             } else if left
                 || served.wants_probe()
-                || served.session.has_ready()
-                || served.session.is_behind() && !self.repair_busy
+                || served.may_send() && (served.session.has_ready() || served.session.is_behind() && !self.repair_busy)
             {
                 // One whose repair is under way comes back with it.
                 self.queue(agent);
@@ -159,7 +209,10 @@ impl Connection {
         }
         let (mut last, mut sent) = (0, 0);
         for _ in 0..TURN {
-            if self.outbound.is_full() || self.pacing.as_ref().is_some_and(|pacing| !pacing.has_room()) {
+            if self.outbound.is_full()
+                || self.pacing.as_ref().is_some_and(|pacing| !pacing.has_room())
+                || !served.may_send()
+            {
                 break;
             }
             let Some((seq, out)) = served.session.take() else { break };
@@ -174,11 +227,16 @@ impl Connection {
             let span = out.traceparent.as_deref().map(|traceparent| {
                 let span =
                     tracing::info_span!("node.deliver", delivery.seq = seq, delivery.id = out.delivery_id.as_deref());
-                relay_runtime::trace::set_parent(&span, traceparent);
+                relay_engine::trace::set_parent(&span, traceparent);
                 span
             });
             let entered = span.as_ref().map(tracing::Span::enter);
             self.outbound.text(out.body);
+            if entered.is_some()
+                && let Some(sent) = relay_engine::trace::current()
+            {
+                served.trace(seq, sent);
+            }
             drop(entered);
             if !out.live {
                 metrics::counter!(metric_names::DELIVERIES_REPLAYED).increment(1);
@@ -188,8 +246,10 @@ impl Connection {
                 self.outbound.text(barrier.into());
             }
         }
-        let left =
-            served.session.has_ready() && !self.outbound.is_full() && self.pacing.as_ref().is_none_or(Pacing::has_room);
+        let left = served.session.has_ready()
+            && served.may_send()
+            && !self.outbound.is_full()
+            && self.pacing.as_ref().is_none_or(Pacing::has_room);
         next.store(served.session.next(), std::sync::atomic::Ordering::Relaxed);
         if last > 0 {
             metrics::counter!(metric_names::DELIVERIES_SENT).increment(sent);
@@ -224,6 +284,58 @@ impl Connection {
         let behind: Vec<_> =
             self.agents.iter().filter(|(_, (served, _))| served.session.is_behind()).map(|(agent, _)| *agent).collect();
         behind.into_iter().for_each(|agent| self.queue(agent));
+    }
+
+    /// Passes a best-effort event on, if there is room and the agent takes deliveries at all.
+    pub(super) fn on_notice(&mut self, agent: AgentId, notice: &Notice) {
+        let room = !self.outbound.is_full() && self.pacing.as_ref().is_none_or(Pacing::has_room);
+        let Some((served, _)) = self.agents.get(&agent).filter(|(served, _)| room && served.session.is_open()) else {
+            return;
+        };
+        let id = agent.to_string();
+        match &notice.event_id {
+            // Brokers do not know context updates and log each of them.
+            None if self.pacing.is_some() => {}
+            None => self.send(frame::context_update(&notice.topic, &notice.event, &[id], &notice.data)),
+            Some(event_id) => {
+                let text = frame::event_deliver(&id, &served.name, event_id, &notice.event, &notice.data);
+                if matches!(&*notice.event, "action.completed" | "action.failed")
+                    && let Some(invocation) = notice.data["invocation_id"].as_str().and_then(|id| id.parse().ok())
+                {
+                    self.state.engine.outcome_told(self.node.scope, invocation);
+                }
+                let barrier = self.pacing.as_mut().and_then(Pacing::sent);
+                self.send(text);
+                if let Some(barrier) = barrier {
+                    self.send(barrier);
+                }
+            }
+        }
+    }
+}
+
+/// Waits until a floor that was written behind can be read. The job ends with its connection, so it needs no other
+/// bound.
+async fn until_stored(engine: Engine, node: NodeCaller, agent: AgentId, floor: Seq) -> Done {
+    loop {
+        tokio::time::sleep(STORED_WITHIN).await;
+        match engine.positions(&[(node.scope, agent)]).await.as_deref() {
+            // An agent that has left for another node acknowledges nothing here any more.
+            Ok([position]) if position.ack_floor < floor && position.node_id == node.node_id => {}
+            Ok(_) => return Done::Stored { agent, floor },
+            Err(error) => tracing::debug!(error = error as &dyn std::error::Error, "held acks wait for storage"),
+        }
+    }
+}
+
+fn moved(bound: &Bound, agent: AgentId, sent_seq: Seq, acked_seq: Seq) -> CursorMove {
+    CursorMove {
+        scope: bound.fence.scope,
+        agent_id: agent,
+        node_id: bound.fence.node_id.clone(),
+        provider: bound.fence.provider.clone(),
+        sent_seq,
+        acked_seq,
     }
 }
 

@@ -18,6 +18,7 @@ use relay_engine::{
 use super::{
     connection::{Connection, Done},
     control::{Bound, Effect},
+    held::HeldAcks,
     served::{Served, Start},
 };
 
@@ -151,7 +152,9 @@ impl Connection {
             self.tails.push(Abortable::new(tail.map(move |live| (agent, live)).boxed(), registration).boxed());
             let next = self.state.registry.serve(&self.handle, &bound.fence, agent);
             self.names.insert(position.agent_name.clone(), agent);
-            self.agents.insert(agent, (Served::new(position.agent_name.clone(), abort), next));
+            let mut served = Served::new(position.agent_name.clone(), abort);
+            served.held = bound.looks_up.then(HeldAcks::default);
+            self.agents.insert(agent, (served, next));
         }
         let start = match start {
             StartRule::Open(start) => start,
@@ -182,6 +185,7 @@ impl Connection {
 
     pub(super) fn drop_agent(&mut self, agent: AgentId) {
         if let Some((served, _)) = self.agents.remove(&agent) {
+            self.store_last_ack_later(agent, &served);
             self.probing -= usize::from(served.is_probing());
             // The name may be a newer agent's by now.
             if self.names.get(&served.name) == Some(&agent) {

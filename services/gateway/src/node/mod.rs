@@ -8,13 +8,20 @@
 
 mod connection;
 mod control;
+mod direct;
+mod dispatching;
 mod flow;
+mod held;
 mod hosting;
+mod invoking;
+mod keeping_out;
+mod notice;
 mod outbound;
 mod pacing;
+mod proving;
 mod registry;
 mod served;
-mod upgrade;
+pub(crate) mod upgrade;
 
 pub use registry::Registry;
 

@@ -13,12 +13,15 @@ use std::{
 use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope, takeover::Proof};
 use relay_engine::{
     Engine,
+    actions::InvokeFrame,
     gateway::LEASE,
     hints::Hint,
     mailbox::{Fence, HeldProvider, Position},
 };
 use tokio::sync::{Notify, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
+
+use super::notice::Notice;
 
 /// Every session is compared with its mailbox this often; with NATS away, more often.
 const SILENCE_EVERY: Duration = Duration::from_secs(3);
@@ -28,7 +31,7 @@ const RELIST_ROUNDS: u32 = 4;
 /// Mailboxes per statement of the silence check.
 const SLICE: usize = 1000;
 /// Leases are renewed this often.
-const RENEW_EVERY: Duration = Duration::from_secs(1);
+pub(super) const RENEW_EVERY: Duration = Duration::from_secs(1);
 /// Events that may wait for a connection. Past it they are dropped: all but closes are hints, which the
 /// silence check makes up for.
 pub(super) const EVENTS: usize = 256;
@@ -40,8 +43,10 @@ pub(super) enum Event {
     Positions(Vec<Position>),
     /// Agents came or left: read again who is here.
     Relist,
-    /// A `context.update` for these agents' connection.
-    Context { agents: Vec<AgentId>, frame: String },
+    /// A best-effort event for these agents.
+    Notice { agents: Vec<AgentId>, notice: Arc<Notice> },
+    /// An invocation for the connection's provider.
+    Invoke(Arc<InvokeFrame>),
     /// The provider that the connection registered as is held under this epoch.
     Taken { epoch: i64 },
     /// The connection is over.
@@ -53,17 +58,17 @@ pub(super) enum Event {
 /// How to reach a connection.
 #[derive(Debug, Clone)]
 pub(super) struct Handle {
-    id: u64,
+    pub(super) id: u64,
     events: mpsc::Sender<Event>,
 }
 
 impl Handle {
-    fn tell(&self, event: Event) {
+    pub(super) fn tell(&self, event: Event) {
         let _ = self.events.try_send(event);
     }
 
     /// Closing must arrive even at a busy connection.
-    fn close(&self, code: u16, reason: &'static str) {
+    pub(super) fn close(&self, code: u16, reason: &'static str) {
         let events = self.events.clone();
         tokio::spawn(async move {
             let _ = events.send(Event::Close { code, reason }).await;
@@ -81,18 +86,22 @@ struct ServedBy {
 }
 
 #[derive(Debug)]
-struct Peer {
-    handle: Handle,
+pub(super) struct Peer {
+    pub(super) handle: Handle,
     /// What it registered as, and when.
-    fence: Option<Fence>,
-    bound_at: Instant,
+    pub(super) fence: Option<Fence>,
+    pub(super) bound_at: Instant,
+    /// Whether it was looked for what an earlier connection was sent.
+    pub(super) looked_back: bool,
 }
 
 #[derive(Debug, Default)]
-struct Maps {
-    peers: HashMap<u64, Peer>,
-    nodes: HashMap<(WorkspaceScope, NodeId), Vec<u64>>,
+pub(super) struct Maps {
+    pub(super) peers: HashMap<u64, Peer>,
+    pub(super) nodes: HashMap<(WorkspaceScope, NodeId), Vec<u64>>,
     agents: HashMap<(WorkspaceScope, AgentId), ServedBy>,
+    /// Those of `agents` that are on their own nodes.
+    direct: HashMap<WorkspaceScope, super::direct::DirectAgents>,
 }
 
 /// The connections of this gateway. Cheap to clone.
@@ -103,6 +112,7 @@ pub struct Registry {
     /// Mailboxes that hints have named and nobody has looked at yet. No more than this gateway serves.
     hinted: Arc<Mutex<HashSet<(WorkspaceScope, AgentId)>>>,
     hinted_news: Arc<Notify>,
+    pub(super) invocation_news: Arc<Notify>,
     started: Instant,
     /// Until when this gateway holds its lease for certain, in milliseconds after `started`.
     trusted_until_ms: Arc<AtomicU64>,
@@ -115,6 +125,7 @@ impl Default for Registry {
             ids: Arc::default(),
             hinted: Arc::default(),
             hinted_news: Arc::default(),
+            invocation_news: Arc::default(),
             started: Instant::now(),
             trusted_until_ms: Arc::default(),
         }
@@ -122,7 +133,7 @@ impl Default for Registry {
 }
 
 impl Registry {
-    fn maps(&self) -> MutexGuard<'_, Maps> {
+    pub(super) fn maps(&self) -> MutexGuard<'_, Maps> {
         self.maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -130,9 +141,12 @@ impl Registry {
         let (events, inbox) = mpsc::channel(EVENTS);
         let handle = Handle { id: self.ids.fetch_add(1, Ordering::Relaxed), events };
         let mut maps = self.maps();
-        maps.peers.insert(handle.id, Peer { handle: handle.clone(), fence: None, bound_at: Instant::now() });
+        maps.peers.insert(
+            handle.id,
+            Peer { handle: handle.clone(), fence: None, bound_at: Instant::now(), looked_back: false },
+        );
         maps.nodes.entry((scope, node.clone())).or_default().push(handle.id);
-        metrics::gauge!("relay_connected_nodes").increment(1);
+        metrics::gauge!(relay_domain::metric_names::CONNECTED_NODES).increment(1);
         (handle, inbox)
     }
 
@@ -141,6 +155,16 @@ impl Registry {
         if let Some(peer) = self.maps().peers.get_mut(&handle.id) {
             peer.fence = Some(fence.clone());
             peer.bound_at = Instant::now();
+            peer.looked_back = false;
+        }
+        // Something may have waited for it.
+        self.invocation_news.notify_one();
+    }
+
+    /// Tells an agent that is served here something.
+    pub(super) fn tell_agent(&self, scope: WorkspaceScope, agent: AgentId, notice: Notice) {
+        if let Some(served) = self.maps().agents.get(&(scope, agent)) {
+            served.handle.tell(Event::Notice { agents: vec![agent], notice: Arc::new(notice) });
         }
     }
 
@@ -155,7 +179,7 @@ impl Registry {
                 maps.nodes.remove(&(scope, node.clone()));
             }
         }
-        metrics::gauge!("relay_connected_nodes").decrement(1);
+        metrics::gauge!(relay_domain::metric_names::CONNECTED_NODES).decrement(1);
     }
 
     /// The connection serves an agent now; returns where it keeps the session's progress.
@@ -167,8 +191,12 @@ impl Registry {
             provider: fence.provider.clone(),
             next: Arc::clone(&next),
         };
-        if self.maps().agents.insert((fence.scope, agent), served).is_none() {
-            metrics::gauge!("relay_connected_agents").increment(1);
+        let mut maps = self.maps();
+        if fence.node_id == NodeId::direct(agent) {
+            maps.direct.entry(fence.scope).or_default().agents.insert(agent);
+        }
+        if maps.agents.insert((fence.scope, agent), served).is_none() {
+            metrics::gauge!(relay_domain::metric_names::CONNECTED_AGENTS).increment(1);
         }
         next
     }
@@ -178,7 +206,13 @@ impl Registry {
         let mut maps = self.maps();
         if maps.agents.get(&(scope, agent)).is_some_and(|served| served.handle.id == handle.id) {
             maps.agents.remove(&(scope, agent));
-            metrics::gauge!("relay_connected_agents").decrement(1);
+            if let Some(direct) = maps.direct.get_mut(&scope) {
+                direct.agents.remove(&agent);
+                if direct.agents.is_empty() {
+                    maps.direct.remove(&scope);
+                }
+            }
+            metrics::gauge!(relay_domain::metric_names::CONNECTED_AGENTS).decrement(1);
         }
     }
 
@@ -191,6 +225,8 @@ impl Registry {
                 self.obey_hints(&engine),
                 self.look_at_hinted(&engine),
                 self.answer_probes(&engine, gateway),
+                self.look_for_invocations(&engine, gateway),
+                self.close_kept_out(&engine),
             )
         };
         let _ = stop.run_until_cancelled(loops).await;
@@ -418,47 +454,33 @@ impl Registry {
                     }
                 }
             }
-            Hint::Notify { workspace, agents, topic, event, data } => {
+            Hint::Invoke { .. } => self.obey_invoke(hint),
+            Hint::Notify { workspace, agents, topic, event, data, event_id } => {
                 let scope = WorkspaceScope::from_engine_row(*workspace);
-                let maps = self.maps();
-                for agent in agents {
-                    let Some(served) = maps.agents.get(&(scope, *agent)) else { continue };
-                    let frame = relay_wire::frame::context_update(topic, event, &[agent.to_string()], data);
-                    served.handle.tell(Event::Context { agents: vec![*agent], frame });
-                }
-            }
-            Hint::TokenRevoked { .. } | Hint::MembersChanged { .. } => {}
-        }
-    }
-
-    async fn answer_probes(&self, engine: &Engine, gateway: GatewayId) {
-        let mut probes = loop {
-            match engine.probes(gateway).await {
-                Ok(probes) => break probes,
-                Err(error) => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "waiting for nats to be probed");
-                    tokio::time::sleep(RENEW_EVERY).await;
-                }
-            }
-        };
-        while let Some((request, reply)) = probes.next().await {
-            let (prove, proof) = oneshot::channel();
-            {
-                let maps = self.maps();
-                let scope = WorkspaceScope::from_engine_row(request.workspace);
-                let ids = maps.nodes.get(&(scope, request.node.clone())).into_iter().flatten();
-                let peer = ids.filter_map(|id| maps.peers.get(id)).find(|peer| {
-                    peer.fence.as_ref().is_some_and(|f| f.provider == request.provider && f.epoch == request.epoch)
+                let notice = Arc::new(Notice {
+                    topic: topic.clone(),
+                    event: event.clone(),
+                    data: data.clone(),
+                    event_id: event_id.clone(),
                 });
-                if let Some(peer) = peer {
-                    peer.handle.tell(Event::Prove(prove));
+                let second = self.elapsed_ms() / 1000;
+                let mut maps = self.maps();
+                let Maps { agents: served, direct, .. } = &mut *maps;
+                let tell = |agent: &AgentId| {
+                    if let Some(served) = served.get(&(scope, *agent)) {
+                        served.handle.tell(Event::Notice { agents: vec![*agent], notice: Arc::clone(&notice) });
+                    }
+                };
+                match agents {
+                    Some(agents) => agents.iter().for_each(tell),
+                    None => direct.get_mut(&scope).into_iter().flat_map(|d| d.told_in(second)).for_each(tell),
                 }
             }
-            let engine = engine.clone();
-            tokio::spawn(async move {
-                let proof = proof.await.unwrap_or(Proof::Silent);
-                engine.answer_probe(reply, proof).await;
-            });
+            Hint::TokenRevoked { .. }
+            | Hint::MembersChanged { .. }
+            | Hint::QuotasChanged { .. }
+            | Hint::DeliveriesDue { .. }
+            | Hint::ObserversChanged => {}
         }
     }
 }

@@ -1,16 +1,24 @@
 //! An agent served on a connection: its session, and how it gets to its first frame.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
 use axum::extract::ws::Utf8Bytes;
 use futures::stream::AbortHandle;
 use relay_domain::session::{Seq, Session};
 use relay_engine::mailbox::Position;
 
+use super::held::HeldAcks;
+
 /// How long a broker has to tell its position; silence counts as none.
 const PROBE_WAIT: Duration = Duration::from_secs(2);
 /// A broker without a position is replayed to from seq 1 up to this many tombstones (ADR 0002).
 const REPLAY_FROM_ONE: Seq = 100_000;
+
+/// Traced frames of an agent whose acks are waited for; of further ones the trace ends with the frame.
+const TRACED: usize = 64;
 
 /// A frame on its way out.
 pub(super) struct Outgoing {
@@ -51,7 +59,11 @@ pub(super) struct Served {
     pub(super) queued: bool,
     /// When the connection began to serve it.
     pub(super) adopted: Instant,
+    /// Acks that are stored later, for clients that need it.
+    pub(super) held: Option<HeldAcks>,
     probe: Option<Probe>,
+    /// Traced frames that are not acknowledged, oldest first.
+    traced: VecDeque<(Seq, String)>,
     /// A frame whose ack is timed.
     timed: Option<(Seq, Instant)>,
     tail: AbortHandle,
@@ -72,7 +84,9 @@ impl Served {
             sent_before: 0,
             queued: false,
             adopted: Instant::now(),
+            held: None,
             probe: None,
+            traced: VecDeque::new(),
             timed: None,
             tail,
         }
@@ -102,6 +116,9 @@ impl Served {
     fn open_at(&mut self, start: Seq, position: &Position) {
         self.floor = position.ack_floor;
         self.sent_before = position.sent_seq;
+        if let Some(held) = &mut self.held {
+            held.open_at(start - 1);
+        }
         let sent = position.sent_seq.max(position.settled_floor.min(start - 1));
         self.session.open(start, position.next_seq - 1, sent, position.ack_floor);
     }
@@ -117,6 +134,11 @@ impl Served {
         };
         self.open_at(start, &position);
         true
+    }
+
+    /// Whether held acks leave room for another frame.
+    pub(super) fn may_send(&self) -> bool {
+        self.held.as_ref().is_none_or(|held| held.has_room(self.session.next() - 1))
     }
 
     pub(super) const fn is_probing(&self) -> bool {
@@ -137,6 +159,19 @@ impl Served {
         if let Some(probe) = &mut self.probe {
             probe.sent = Some(Instant::now());
         }
+    }
+
+    /// Notes the span of a traced frame until its ack.
+    pub(super) fn trace(&mut self, seq: Seq, span: String) {
+        if self.traced.len() < TRACED {
+            self.traced.push_back((seq, span));
+        }
+    }
+
+    /// The spans of traced frames that an ack covers.
+    pub(super) fn traced_until(&mut self, floor: Seq) -> Vec<String> {
+        let covered = self.traced.iter().take_while(|(seq, _)| *seq <= floor).count();
+        self.traced.drain(..covered).map(|(_, span)| span).collect()
     }
 
     /// Starts timing the ack of a frame, one at a time.

@@ -5,7 +5,7 @@ use axum::{
         State,
         ws::{WebSocketUpgrade, rejection::WebSocketUpgradeRejection},
     },
-    http::{HeaderMap, StatusCode, header::AUTHORIZATION},
+    http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
 use relay_domain::token::TokenKind;
@@ -13,7 +13,7 @@ use relay_engine::{EngineError, auth::Credential};
 use serde::Deserialize;
 
 use super::connection;
-use crate::{error::ApiError, extract::Query, state::AppState};
+use crate::{caller::bearer_of, error::ApiError, extract::Query, state::AppState};
 
 /// Frames above this are not taken: the connection closes with 1009.
 pub(super) const FRAME_LIMIT: usize = 1024 * 1024;
@@ -23,14 +23,25 @@ const READ_LIMIT: usize = 8 * 1024 * 1024;
 const SOCKET_BUFFER: usize = 4 * 1024;
 
 /// The token may travel in the query; it is never logged.
-#[derive(Deserialize)]
-pub(super) struct Credentials {
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Credentials {
+    /// A node token.
     #[serde(default)]
     token: Option<String>,
 }
 
-/// `GET /v1/node/ws`.
-pub(super) async fn upgrade(
+/// Opens the socket of a node.
+///
+/// The token goes into the `Authorization` header or into `token`.
+#[utoipa::path(
+    get, path = "/v1/node/ws", operation_id = "node", tag = "sockets", security(("node_token" = [])), params(Credentials),
+    responses(
+        (status = 101),
+        (status = 426, body = String, content_type = "text/plain; charset=utf-8", description = "No upgrade was asked for"),
+    ),
+)]
+pub(crate) async fn upgrade(
     State(state): State<AppState>,
     Query(query): Query<Credentials>,
     headers: HeaderMap,
@@ -42,7 +53,7 @@ pub(super) async fn upgrade(
     let token = query
         .token
         .filter(|token| !token.is_empty())
-        .or_else(|| bearer(&headers))
+        .or_else(|| bearer_of(&headers).map(ToOwned::to_owned))
         .ok_or_else(|| ApiError::unauthorized("unauthorized", "Missing node token"))?;
     if TokenKind::of(&token) != Some(TokenKind::Node) {
         return Err(ApiError::unauthorized("unauthorized", "Invalid node token format"));
@@ -50,23 +61,32 @@ pub(super) async fn upgrade(
     if state.shutdown.is_asked() {
         return Err(ApiError::unavailable("workspace_busy", "This gateway is draining, try again"));
     }
-    let Credential::Node(node) = state.engine.authenticate(&token).await? else {
-        return Err(EngineError::UnknownToken { kind: TokenKind::Node }.into());
+    let node = match state.engine.authenticate(&token).await {
+        Ok(Credential::Node(node)) => node,
+        Ok(_) => return Err(EngineError::UnknownToken { kind: TokenKind::Node }.into()),
+        // Clients come back after a 503, with the same token and later each time; anything else is final for some.
+        Err(EngineError::WorkspaceSuspended) => {
+            return Err(ApiError::unavailable("workspace_suspended", "The workspace is suspended"));
+        }
+        Err(error) => return Err(error.into()),
     };
-    let direct = state
+    if state.engine.is_held(node.scope, &node.node_id) {
+        return Err(ApiError::unavailable("node_drained", "The node is drained"));
+    }
+    let identity = state
         .engine
-        .is_direct_node(node.scope, &node.node_id)
+        .node_identity(node.scope, &node.node_id)
         .await?
         .ok_or(EngineError::UnknownToken { kind: TokenKind::Node })?;
+    // Its agents would get everything twice: over the socket and by the way that their node is meant for.
+    if !identity.has_socket {
+        return Err(ApiError::unauthorized("node_token_forbidden", "A node of this kind has no socket"));
+    }
+    let direct = identity.direct;
     let socket = socket
         .max_message_size(READ_LIMIT)
         .max_frame_size(READ_LIMIT)
         .read_buffer_size(SOCKET_BUFFER)
         .write_buffer_size(SOCKET_BUFFER);
     Ok(socket.on_upgrade(move |socket| connection::serve(socket, state, node, direct)))
-}
-
-fn bearer(headers: &HeaderMap) -> Option<String> {
-    let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
-    (scheme.eq_ignore_ascii_case("bearer") && !token.trim().is_empty()).then(|| token.trim().to_owned())
 }

@@ -5,23 +5,38 @@ use chrono::{DateTime, Utc};
 use relay_domain::{
     WorkspaceScope,
     agent::{AgentKind, AgentStatus},
+    observer::ObserverScope,
 };
 use relay_engine::{
     Engine,
     agents::{AgentRow, ChangeAgent, RegisterAgent, SPAWN_KEY_PREFIX, reported_status},
+    auth::Credential,
     deliveries::Delivery,
 };
 use relay_wire::agent as wire;
 use serde_json::Value;
 
 use crate::{
-    caller::{Agent, Caller, WorkspaceKey},
+    caller::{Agent, Caller, ReaderOrAgent, WorkspaceKey, reads},
     envelope::{NoContent, Reply, acknowledged},
     error::ApiError,
     extract::{Body, KeyedBody, Path, Query},
+    openapi::IdempotencyKey,
 };
 
-/// `POST /v1/agents`.
+/// Registers an agent.
+///
+/// Its token is shown this once. It joins `general` unless told not to.
+/// An `Idempotency-Key` counts here only if it begins with `relay-spawn:`.
+#[utoipa::path(
+    post, path = "/v1/agents", tag = "agents",
+    security(("workspace_key" = [])), params(IdempotencyKey), request_body = wire::RegisterAgentBody,
+    responses(
+        (status = 201, body = wire::RegisteredAgent),
+        (status = 409, description = "agent_already_exists"),
+        (status = 429, description = "plan_limit_exceeded"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.agents.register", skip_all)]
 pub async fn register(
     State(engine): State<Engine>,
@@ -58,29 +73,39 @@ pub async fn register(
     .replayed(registered.replayed))
 }
 
-/// `GET /v1/agents`.
+/// Lists the agents.
+#[utoipa::path(
+    get, path = "/v1/agents", tag = "agents",
+    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])), params(wire::AgentsQuery),
+    responses((status = 200, body = Vec<wire::Agent>), (status = 403, description = "insufficient_scope")),
+)]
 #[tracing::instrument(level = "debug", name = "http.agents.list", skip_all)]
 pub async fn list(
     State(engine): State<Engine>,
-    Caller(caller): Caller,
+    ReaderOrAgent(caller): ReaderOrAgent<{ reads::AGENTS }>,
     Query(query): Query<wire::AgentsQuery>,
 ) -> Result<Reply<Vec<wire::Agent>>, ApiError> {
     let status = match query.status.as_deref() {
         None | Some("" | "all") => None,
         Some(word) => Some(parse_status(word)?),
     };
-    let rows = engine.agents(caller.scope(), status).await?;
+    let rows = engine.agents(&caller, status).await?;
     let now = engine.now();
     Ok(Reply::ok(rows.into_iter().map(|row| agent(caller.scope(), row, now)).collect()))
 }
 
-/// `GET /v1/agents/presence`.
+/// Tells which agents are there.
+#[utoipa::path(
+    get, path = "/v1/agents/presence", tag = "agents",
+    security(("workspace_key" = []), ("agent_token" = [])),
+    responses((status = 200, body = Vec<wire::Presence>)),
+)]
 #[tracing::instrument(level = "debug", name = "http.agents.presence", skip_all)]
 pub async fn presence(
     State(engine): State<Engine>,
     Caller(caller): Caller,
 ) -> Result<Reply<Vec<wire::Presence>>, ApiError> {
-    let rows = engine.agents(caller.scope(), None).await?;
+    let rows = engine.agents(&caller, None).await?;
     let now = engine.now();
     let presence = |row: AgentRow| wire::Presence {
         agent_id: row.agent_id,
@@ -90,25 +115,40 @@ pub async fn presence(
     Ok(Reply::ok(rows.into_iter().map(presence).collect()))
 }
 
-/// `GET /v1/agents/:name`.
+/// Shows an agent.
+#[utoipa::path(
+    get, path = "/v1/agents/{name}", tag = "agents",
+    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])),
+    responses((status = 200, body = wire::AgentDetails), (status = 403, description = "insufficient_scope"), (status = 404, description = "agent_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.agents.get", skip_all)]
 pub async fn get(
     State(engine): State<Engine>,
-    Caller(caller): Caller,
+    ReaderOrAgent(caller): ReaderOrAgent<{ reads::AGENTS }>,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::AgentDetails>, ApiError> {
-    let row = engine.agent_by_name(caller.scope(), &name).await?;
-    details(&engine, caller.scope(), row).await
+    let row = engine.visible_agent(&caller, &name).await?;
+    details(&engine, &caller, row).await
 }
 
-/// `GET /v1/agent`: the caller.
+/// Shows the caller.
+#[utoipa::path(
+    get, path = "/v1/agent", tag = "agents",
+    security(("agent_token" = [])),
+    responses((status = 200, body = wire::AgentDetails), (status = 404, description = "agent_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.agents.me", skip_all)]
 pub async fn me(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<wire::AgentDetails>, ApiError> {
     let row = engine.agent(caller.scope, caller.agent_id).await?;
-    details(&engine, caller.scope, row).await
+    details(&engine, &Credential::Agent(caller), row).await
 }
 
-/// `PATCH /v1/agents/:name`.
+/// Changes an agent.
+#[utoipa::path(
+    patch, path = "/v1/agents/{name}", tag = "agents",
+    security(("workspace_key" = [])), request_body = wire::UpdateAgentBody,
+    responses((status = 200, body = wire::Agent), (status = 404, description = "agent_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.agents.update", skip_all)]
 pub async fn update(
     State(engine): State<Engine>,
@@ -127,7 +167,12 @@ pub async fn update(
     Ok(Reply::ok(agent(caller.scope, row, engine.now())))
 }
 
-/// `DELETE /v1/agents/:name`.
+/// Removes an agent. Its name becomes free, its token dies.
+#[utoipa::path(
+    delete, path = "/v1/agents/{name}", tag = "agents",
+    security(("workspace_key" = [])),
+    responses((status = 204), (status = 404, description = "agent_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.agents.delete", skip_all)]
 pub async fn delete(
     State(engine): State<Engine>,
@@ -138,7 +183,18 @@ pub async fn delete(
     Ok(NoContent)
 }
 
-/// `POST /v1/agents/:name/rotate-token`: with the workspace's key, or with the agent's own token.
+/// Gives an agent a new token: with the workspace's key, or with the agent's own token.
+///
+/// The old token dies at once.
+#[utoipa::path(
+    post, path = "/v1/agents/{name}/rotate-token", tag = "agents",
+    security(("workspace_key" = []), ("agent_token" = [])),
+    responses(
+        (status = 200, body = wire::RotatedToken),
+        (status = 403, description = "agent_recovery_not_authorized"),
+        (status = 404, description = "agent_not_found"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.agents.rotate_token", skip_all)]
 pub async fn rotate_token(
     State(engine): State<Engine>,
@@ -149,29 +205,51 @@ pub async fn rotate_token(
     Ok(Reply::ok(wire::RotatedToken { name, token }))
 }
 
-/// `POST /v1/agents/heartbeat`.
+/// Says that the caller is there.
+#[utoipa::path(
+    post, path = "/v1/agents/heartbeat", tag = "agents",
+    security(("agent_token" = [])),
+    responses((status = 200, body = ())),
+)]
 #[tracing::instrument(level = "debug", name = "http.agents.heartbeat", skip_all)]
 pub async fn heartbeat(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<()>, ApiError> {
-    engine.set_own_status(&caller, AgentStatus::Active).await?;
+    engine.say_present(&caller).await?;
     Ok(acknowledged())
 }
 
-/// `POST /v1/agents/disconnect`.
+/// Says that the caller goes.
+#[utoipa::path(
+    post, path = "/v1/agents/disconnect", tag = "agents",
+    security(("agent_token" = [])),
+    responses((status = 200, body = ())),
+)]
 #[tracing::instrument(level = "debug", name = "http.agents.disconnect", skip_all)]
 pub async fn disconnect(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<()>, ApiError> {
-    engine.set_own_status(&caller, AgentStatus::Offline).await?;
+    engine.say_gone(&caller).await?;
     Ok(acknowledged())
 }
 
-async fn details(engine: &Engine, scope: WorkspaceScope, row: AgentRow) -> Result<Reply<wire::AgentDetails>, ApiError> {
-    let channels = engine.channels_of_agent(scope, row.agent_id).await?;
+/// An agent with what the caller may see of its channels, actions and deliveries.
+async fn details(engine: &Engine, caller: &Credential, row: AgentRow) -> Result<Reply<wire::AgentDetails>, ApiError> {
+    let (scope, view) = (caller.scope(), caller.view());
+    let mut channels = engine.channels_of_agent(scope, row.agent_id).await?;
+    channels.retain(|membership| view.sees_channel(membership.channel_id, &membership.name));
     let channel = |membership: relay_engine::channels::Membership| wire::AgentChannel {
         id: membership.channel_id,
         name: membership.name,
         role: membership.role,
         joined_at: membership.joined_at.into(),
     };
-    let pending = engine.pending_deliveries(scope, row.agent_id).await?;
+    let (provided, available) = if view.has(ObserverScope::Activity) {
+        engine.actions_of_agent(caller, &row).await?
+    } else {
+        Default::default()
+    };
+    let pending = if view.has(ObserverScope::Deliveries) {
+        engine.pending_deliveries(scope, row.agent_id).await?
+    } else {
+        Vec::new()
+    };
     let pending_delivery = |delivery: Delivery| wire::PendingDelivery {
         id: delivery.id.to_string(),
         message_id: delivery.row.source_id.to_string(),
@@ -183,8 +261,8 @@ async fn details(engine: &Engine, scope: WorkspaceScope, row: AgentRow) -> Resul
     Ok(Reply::ok(wire::AgentDetails {
         agent: agent(scope, row, engine.now()),
         channels: channels.into_iter().map(channel).collect(),
-        actions_provided: Vec::new(),
-        actions_available_to: Vec::new(),
+        actions_provided: provided,
+        actions_available_to: available,
         pending_deliveries: pending.into_iter().map(pending_delivery).collect(),
     }))
 }

@@ -11,13 +11,23 @@ use relay_wire::channel as wire;
 use serde_json::Value;
 
 use crate::{
-    caller::{ActingAgent, Agent, Caller, CallerOrNode},
+    caller::{ActingAgent, Agent, Caller, ReaderOrAgent, ReaderOrAgentOrNode, reads},
     envelope::{NoContent, Reply},
     error::ApiError,
     extract::{Body, Path, Query},
 };
 
-/// `POST /v1/channels`.
+/// Makes a channel. An agent that makes one owns it.
+#[utoipa::path(
+    post, path = "/v1/channels", tag = "channels",
+    security(("workspace_key" = []), ("agent_token" = [])), request_body = wire::CreateChannelBody,
+    responses(
+        (status = 201, body = wire::Channel),
+        (status = 400, description = "invalid_channel_name"),
+        (status = 409, description = "channel_already_exists"),
+        (status = 429, description = "plan_limit_exceeded"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.channels.create", skip_all)]
 pub async fn create(
     State(engine): State<Engine>,
@@ -29,34 +39,56 @@ pub async fn create(
     Ok(Reply::created(channel(caller.scope(), row)))
 }
 
-/// `GET /v1/channels`.
+/// Lists the channels.
+#[utoipa::path(
+    get, path = "/v1/channels", tag = "channels",
+    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = []), ("node_token" = [])), params(wire::ChannelsQuery),
+    responses((status = 200, body = Vec<wire::Channel>), (status = 403, description = "insufficient_scope")),
+)]
 #[tracing::instrument(level = "debug", name = "http.channels.list", skip_all)]
 pub async fn list(
     State(engine): State<Engine>,
-    CallerOrNode(caller): CallerOrNode,
+    ReaderOrAgentOrNode(caller): ReaderOrAgentOrNode<{ reads::CHANNELS }>,
     Query(query): Query<wire::ChannelsQuery>,
 ) -> Result<Reply<Vec<wire::Channel>>, ApiError> {
     let with_archived = matches!(query.include_archived.as_deref(), Some("true" | "1"));
-    let rows = engine.channels(caller.scope(), with_archived).await?;
+    let rows = engine.channels(&caller, with_archived).await?;
     Ok(Reply::ok(rows.into_iter().map(|row| channel(caller.scope(), row)).collect()))
 }
 
-/// `GET /v1/channels/:name`.
+/// Shows a channel and its members.
+#[utoipa::path(
+    get, path = "/v1/channels/{name}", tag = "channels",
+    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = []), ("node_token" = [])),
+    responses(
+        (status = 200, body = wire::ChannelDetails),
+        (status = 403, description = "insufficient_scope"), (status = 404, description = "channel_not_found"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.channels.get", skip_all)]
 pub async fn get(
     State(engine): State<Engine>,
-    CallerOrNode(caller): CallerOrNode,
+    ReaderOrAgentOrNode(caller): ReaderOrAgentOrNode<{ reads::CHANNELS }>,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::ChannelDetails>, ApiError> {
-    let row = engine.channel_by_name(caller.scope(), &name).await?;
-    let members = engine.channel_members(caller.scope(), row.channel_id).await?;
+    let row = engine.visible_channel(&caller, &name).await?;
+    let members = engine.channel_members(&caller, row.channel_id).await?;
     Ok(Reply::ok(wire::ChannelDetails {
         channel: channel(caller.scope(), row),
         members: members.into_iter().map(member).collect(),
     }))
 }
 
-/// `PATCH /v1/channels/:name`.
+/// Changes a channel.
+#[utoipa::path(
+    patch, path = "/v1/channels/{name}", tag = "channels",
+    security(("workspace_key" = []), ("agent_token" = [])), request_body = wire::UpdateChannelBody,
+    responses(
+        (status = 200, body = wire::Channel),
+        (status = 404, description = "channel_not_found"),
+        (status = 400, description = "channel_archived"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.channels.update", skip_all)]
 pub async fn update(
     State(engine): State<Engine>,
@@ -69,7 +101,16 @@ pub async fn update(
     Ok(Reply::ok(channel(caller.scope(), row)))
 }
 
-/// `PATCH /v1/channels/:name/topic`.
+/// Says what a channel is about.
+#[utoipa::path(
+    patch, path = "/v1/channels/{name}/topic", tag = "channels",
+    security(("workspace_key" = []), ("agent_token" = [])), request_body = wire::TopicBody,
+    responses(
+        (status = 200, body = wire::Channel),
+        (status = 404, description = "channel_not_found"),
+        (status = 400, description = "channel_archived"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.channels.set_topic", skip_all)]
 pub async fn set_topic(
     State(engine): State<Engine>,
@@ -82,7 +123,16 @@ pub async fn set_topic(
     Ok(Reply::ok(channel(caller.scope(), row)))
 }
 
-/// `DELETE /v1/channels/:name` archives it.
+/// Archives a channel. It can be read, and takes no more messages.
+#[utoipa::path(
+    delete, path = "/v1/channels/{name}", tag = "channels",
+    security(("workspace_key" = []), ("agent_token" = [])),
+    responses(
+        (status = 204),
+        (status = 400, description = "cannot_archive_general"),
+        (status = 404, description = "channel_not_found"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.channels.archive", skip_all)]
 pub async fn archive(
     State(engine): State<Engine>,
@@ -93,7 +143,16 @@ pub async fn archive(
     Ok(NoContent)
 }
 
-/// `POST /v1/channels/:name/join`.
+/// Makes the caller a member.
+#[utoipa::path(
+    post, path = "/v1/channels/{name}/join", tag = "channels",
+    security(("agent_token" = [])),
+    responses(
+        (status = 200, body = wire::Joined),
+        (status = 400, description = "channel_archived"),
+        (status = 404, description = "channel_not_found, agent_not_found"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.channels.join", skip_all)]
 pub async fn join(
     State(engine): State<Engine>,
@@ -104,7 +163,12 @@ pub async fn join(
     Ok(Reply::ok(wire::Joined { channel, agent_id: caller.agent_id, already_member }))
 }
 
-/// `POST /v1/channels/:name/leave`.
+/// Ends the membership of the caller.
+#[utoipa::path(
+    post, path = "/v1/channels/{name}/leave", tag = "channels",
+    security(("agent_token" = [])),
+    responses((status = 204), (status = 404, description = "channel_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.channels.leave", skip_all)]
 pub async fn leave(
     State(engine): State<Engine>,
@@ -115,7 +179,17 @@ pub async fn leave(
     Ok(NoContent)
 }
 
-/// `POST /v1/channels/:name/invite`.
+/// Makes another agent a member. The caller must be one.
+#[utoipa::path(
+    post, path = "/v1/channels/{name}/invite", tag = "channels",
+    security(("agent_token" = [])), request_body = wire::InviteBody,
+    responses(
+        (status = 200, body = wire::Invited),
+        (status = 400, description = "channel_archived"),
+        (status = 403, description = "agent_token_required, not_a_member"),
+        (status = 404, description = "channel_not_found, agent_not_found"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.channels.invite", skip_all)]
 pub async fn invite(
     State(engine): State<Engine>,
@@ -127,19 +201,33 @@ pub async fn invite(
     Ok(Reply::ok(wire::Invited { channel, agent: body.agent_name }))
 }
 
-/// `GET /v1/channels/:name/members`.
+/// Lists the members of a channel.
+#[utoipa::path(
+    get, path = "/v1/channels/{name}/members", tag = "channels",
+    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])),
+    responses((status = 200, body = Vec<wire::Member>), (status = 403, description = "insufficient_scope"), (status = 404, description = "channel_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.channels.members", skip_all)]
 pub async fn members(
     State(engine): State<Engine>,
-    Caller(caller): Caller,
+    ReaderOrAgent(caller): ReaderOrAgent<{ reads::CHANNELS }>,
     Path(name): Path<String>,
 ) -> Result<Reply<Vec<wire::Member>>, ApiError> {
-    let row = engine.channel_by_name(caller.scope(), &name).await?;
-    let members = engine.channel_members(caller.scope(), row.channel_id).await?;
+    let row = engine.visible_channel(&caller, &name).await?;
+    let members = engine.channel_members(&caller, row.channel_id).await?;
     Ok(Reply::ok(members.into_iter().map(member).collect()))
 }
 
-/// `POST /v1/channels/:name/mute`.
+/// Stops deliveries of the channel's messages to the caller, but for those that mention it.
+#[utoipa::path(
+    post, path = "/v1/channels/{name}/mute", tag = "channels",
+    security(("agent_token" = [])),
+    responses(
+        (status = 200, body = wire::Muted),
+        (status = 403, description = "not_a_member"),
+        (status = 404, description = "channel_not_found"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.channels.mute", skip_all)]
 pub async fn mute(
     State(engine): State<Engine>,
@@ -149,7 +237,16 @@ pub async fn mute(
     set_muted(&engine, &caller, &name, true).await
 }
 
-/// `POST /v1/channels/:name/unmute`.
+/// Starts deliveries of the channel's messages to the caller again.
+#[utoipa::path(
+    post, path = "/v1/channels/{name}/unmute", tag = "channels",
+    security(("agent_token" = [])),
+    responses(
+        (status = 200, body = wire::Muted),
+        (status = 403, description = "not_a_member"),
+        (status = 404, description = "channel_not_found"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.channels.unmute", skip_all)]
 pub async fn unmute(
     State(engine): State<Engine>,

@@ -1,9 +1,11 @@
 //! Delivery routes: an agent's own deliveries, one by one.
 
+use std::time::Duration;
+
 use axum::extract::State;
 use relay_domain::delivery::{DeliveryState, Exception};
 use relay_engine::{
-    Engine,
+    Engine, claims,
     deliveries::{self, DeliveryReport, DeliveryRow},
 };
 use relay_wire::delivery as wire;
@@ -16,7 +18,15 @@ use crate::{
     routes::page,
 };
 
-/// `GET /v1/deliveries`: the caller's own, oldest first.
+/// The route of claims, whose requests may take longer than others: they wait.
+pub(crate) const CLAIM_PATH: &str = "/v1/deliveries/claim";
+
+/// Lists the caller's own deliveries, oldest first: those that wait, unless a status is asked for.
+#[utoipa::path(
+    get, path = "/v1/deliveries", tag = "deliveries",
+    security(("agent_token" = [])), params(wire::DeliveriesQuery),
+    responses((status = 200, body = Vec<wire::Delivery>)),
+)]
 #[tracing::instrument(level = "debug", name = "http.deliveries.list", skip_all)]
 pub async fn list(
     State(engine): State<Engine>,
@@ -33,7 +43,66 @@ pub async fn list(
     Ok(Reply::ok(listed.into_iter().map(delivery).collect()))
 }
 
-/// `POST /v1/deliveries/:id/ack`. A body, if any, says nothing.
+/// Claims deliveries, lowest seq first: they are the caller's own until it reports on them or the lease ends.
+///
+/// For agents on nodes of kind poll. With `wait_ms` the answer waits for the first one to come.
+#[utoipa::path(
+    post, path = "/v1/deliveries/claim", tag = "deliveries",
+    security(("agent_token" = [])), request_body = wire::ClaimBody,
+    responses(
+        (status = 200, body = Vec<wire::ClaimedDelivery>),
+        (status = 409, description = "agent_location_conflict"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.deliveries.claim", skip_all)]
+pub async fn claim(
+    State(engine): State<Engine>,
+    Agent(caller): Agent,
+    Body(body): Body<wire::ClaimBody>,
+) -> Result<Reply<Vec<wire::ClaimedDelivery>>, ApiError> {
+    let limit = body.limit.unwrap_or(claims::CLAIMED.0);
+    if !(1..=claims::CLAIMED.1).contains(&limit) {
+        return Err(ApiError::invalid_request("limit must be 1 to 200"));
+    }
+    let wait = Duration::from_millis(body.wait_ms.unwrap_or(0));
+    if wait > claims::LONGEST_WAIT {
+        return Err(ApiError::invalid_request("wait_ms must be at most 30000"));
+    }
+    let lease = body.lease_ms.map_or(claims::LEASE, Duration::from_millis);
+    let claimed = engine.claim(&caller, limit, lease, wait).await?;
+    let shown = claimed.into_iter().map(|one| wire::ClaimedDelivery {
+        delivery: delivery(one.delivery),
+        leased_until: one.claim.leased_until.into(),
+        claim_count: one.claim.claim_count,
+    });
+    Ok(Reply::ok(shown.collect()))
+}
+
+/// Lists the tries to hand a delivery over to an endpoint, oldest first. They are kept for 7 days.
+#[utoipa::path(
+    get, path = "/v1/deliveries/{id}/attempts", tag = "deliveries",
+    security(("agent_token" = [])),
+    responses(
+        (status = 200, body = Vec<wire::DeliveryAttempt>),
+        (status = 404, description = "delivery_not_found"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.deliveries.attempts", skip_all)]
+pub async fn attempts(
+    State(engine): State<Engine>,
+    Agent(caller): Agent,
+    Path(id): Path<String>,
+) -> Result<Reply<Vec<wire::DeliveryAttempt>>, ApiError> {
+    let tries = engine.attempts(&caller, &id).await?;
+    Ok(Reply::ok(tries.into_iter().map(attempt).collect()))
+}
+
+/// Acknowledges a delivery. A body, if any, says nothing.
+#[utoipa::path(
+    post, path = "/v1/deliveries/{id}/ack", tag = "deliveries",
+    security(("agent_token" = [])),
+    responses((status = 200, body = wire::Delivery), (status = 404, description = "delivery_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.deliveries.ack", skip_all)]
 pub async fn ack(
     State(engine): State<Engine>,
@@ -44,7 +113,16 @@ pub async fn ack(
     Ok(Reply::ok(delivery(settled)))
 }
 
-/// `POST /v1/deliveries/:id/fail`.
+/// Reports that a delivery failed.
+///
+/// With `retryable: true` it comes back after a pause to an agent on a node of kind poll or http_push; on a node with
+/// a socket it is settled and sent again as a new delivery, three times at most. With `retryable: false` it is a dead
+/// letter, and its sender is told. Without it, it is settled and nothing follows.
+#[utoipa::path(
+    post, path = "/v1/deliveries/{id}/fail", tag = "deliveries",
+    security(("agent_token" = [])), request_body = wire::FailBody,
+    responses((status = 200, body = wire::Delivery), (status = 404, description = "delivery_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.deliveries.fail", skip_all)]
 pub async fn fail(
     State(engine): State<Engine>,
@@ -56,7 +134,12 @@ pub async fn fail(
     Ok(Reply::ok(delivery(engine.report_delivery(&caller, &id, &report).await?)))
 }
 
-/// `POST /v1/deliveries/:id/defer`.
+/// Puts a delivery off until an instant in the future.
+#[utoipa::path(
+    post, path = "/v1/deliveries/{id}/defer", tag = "deliveries",
+    security(("agent_token" = [])), request_body = wire::DeferBody,
+    responses((status = 200, body = wire::Delivery), (status = 404, description = "delivery_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.deliveries.defer", skip_all)]
 pub async fn defer(
     State(engine): State<Engine>,
@@ -72,9 +155,13 @@ fn delivery(delivery: deliveries::Delivery) -> wire::Delivery {
     let reason = delivery.reason().map(str::to_owned);
     let (mode, channel_id) = (delivery.mode(), delivery.channel_id());
     let message_channel = channel_id.clone();
+    let (is_retry, is_requeued) = (delivery.is_retry(), delivery.is_requeued());
+    let redriven_as = delivery.redriven_as().map(|id| id.to_string());
     let deliveries::Delivery { row, id, state, exception } = delivery;
     // Details of an exception count while the state is the exception's.
     let (failed, dead) = (state == DeliveryState::Failed, state == DeliveryState::DeadLettered);
+    // What the engine puts off after a try that failed, its recipient has not put off.
+    let (put_off, retried) = (state == DeliveryState::Queued && !is_retry, is_retry);
     let located = row.node_kind.is_some();
     let node_id = located.then(|| row.node_id.clone());
     wire::Delivery {
@@ -87,26 +174,39 @@ fn delivery(delivery: deliveries::Delivery) -> wire::Delivery {
         location_type: if located { "via_node" } else { "self_connected" },
         location_node_id: node_id.clone(),
         route_node_id: node_id,
-        dispatch_attempts: i32::from(row.seq <= row.sent_seq),
-        next_attempt_at: None,
-        last_dispatch_error: None,
+        dispatch_attempts: row.attempts.unwrap_or_else(|| i32::from(row.seq <= row.sent_seq)),
+        next_attempt_at: if retried { row.available_at.map(Into::into) } else { None },
+        last_dispatch_error: if retried { row.error.clone() } else { None },
         mode,
         reason,
         priority: "normal",
-        retryable: if failed || dead { row.retryable } else { None },
-        error: if failed || dead { row.error.clone() } else { None },
-        available_at: if state == DeliveryState::Queued { row.available_at.map(Into::into) } else { None },
+        retryable: if failed || dead || is_requeued { row.retryable } else { None },
+        error: if failed || dead || is_requeued { row.error.clone() } else { None },
+        available_at: if put_off { row.available_at.map(Into::into) } else { None },
         deadline: None,
         expires_at: Some(row.expires_at.into()),
-        delivered_at: None,
+        delivered_at: row.handed_over_at.map(Into::into),
         acked_at: if state == DeliveryState::Acked { acked_at(&row, exception).map(Into::into) } else { None },
         dead_lettered_at: if dead { row.exception_at.map(Into::into) } else { None },
         created_at: row.created_at.into(),
         updated_at: row.exception_at.or(row.floor_acked_at).map(Into::into),
+        redriven_as,
         message: message(&row, message_channel),
         route_node_kind: row.node_kind,
         route_node_role: row.node_role,
         delivery_adapter: row.node_adapter,
+    }
+}
+
+fn attempt(row: deliveries::AttemptRow) -> wire::DeliveryAttempt {
+    wire::DeliveryAttempt {
+        id: row.attempt_id.to_string(),
+        node_id: row.node_id,
+        attempted_at: row.attempted_at.into(),
+        latency_ms: row.latency_ms,
+        status: row.status,
+        error: row.error,
+        answer: row.answer.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
     }
 }
 

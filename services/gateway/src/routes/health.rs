@@ -3,24 +3,32 @@
 use axum::{
     Json,
     extract::State,
-    http::StatusCode,
     response::{IntoResponse as _, Response},
 };
-use serde_json::{Value, json};
+use relay_wire::health as wire;
 
-use crate::{error::ApiError, state::AppState};
+use crate::{envelope::Reply, error::ApiError, state::AppState};
 
-/// `GET /health`: the process lives. Not in the data envelope.
-pub async fn health() -> Json<Value> {
+/// Tells that the process lives.
+///
+/// Not in the envelope of the other answers.
+#[utoipa::path(
+    get, path = "/health", tag = "service",
+    responses((status = 200, body = wire::Health)),
+)]
+pub async fn health() -> Json<wire::Health> {
     let version = env!("CARGO_PKG_VERSION");
-    Json(json!({ "ok": true, "version": version, "build": { "name": env!("CARGO_PKG_NAME"), "version": version } }))
+    Json(wire::Health { ok: true, version, build: wire::Build { name: env!("CARGO_PKG_NAME"), version } })
 }
 
-/// `GET /ready`: new work may be sent here.
+/// Tells whether new work may be sent here.
+#[utoipa::path(
+    get, path = "/ready", tag = "service",
+    responses((status = 200, body = wire::Ready), (status = 503, description = "not_ready")),
+)]
 pub async fn ready(State(state): State<AppState>) -> Response {
-    if state.is_ready() {
-        (StatusCode::OK, Json(json!({ "ok": true, "data": { "ready": true } }))).into_response()
-    } else {
-        ApiError::unavailable("not_ready", "Not ready").into_response()
+    match state.why_not_ready() {
+        None => Reply::ok(wire::Ready { ready: true }).into_response(),
+        Some(reason) => ApiError::unavailable("not_ready", format!("Not ready: {reason}")).into_response(),
     }
 }

@@ -1,44 +1,59 @@
 //! Reading messages, and marking them as read.
 
 use axum::extract::State;
-use relay_engine::Engine;
-use relay_wire::message as wire;
+use relay_engine::{Engine, updates::MessageUpdate};
+use relay_wire::{inbox::UpdateMessageBody, message as wire};
 use serde_json::Value;
 
 use crate::{
-    caller::{Agent, Caller},
+    caller::{ActingAgent, Agent, ReaderOrAgent, reads},
     envelope::Reply,
     error::ApiError,
-    extract::{Path, Query},
+    extract::{Body, Path, Query},
     routes::page,
 };
 
-/// `GET /v1/channels/:name/messages`: root messages, newest first.
+/// Lists the messages of a channel, newest first, without replies.
+#[utoipa::path(
+    get, path = "/v1/channels/{name}/messages", tag = "messages",
+    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])), params(wire::PageQuery),
+    responses((status = 200, body = Vec<wire::Message>), (status = 403, description = "insufficient_scope"), (status = 404, description = "channel_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.messages.of_channel", skip_all)]
 pub async fn of_channel(
     State(engine): State<Engine>,
-    Caller(caller): Caller,
+    ReaderOrAgent(caller): ReaderOrAgent<{ reads::MESSAGES }>,
     Path(name): Path<String>,
     Query(query): Query<wire::PageQuery>,
 ) -> Result<Reply<Vec<Value>>, ApiError> {
-    Ok(Reply::ok(engine.channel_messages(caller.scope(), &name, page::messages(&query)?).await?))
+    Ok(Reply::ok(engine.channel_messages(&caller, &name, page::messages(&query)?).await?))
 }
 
-/// `GET /v1/messages/:id`.
+/// Shows a message. One of a conversation is there only for those who take part in it.
+#[utoipa::path(
+    get, path = "/v1/messages/{id}", tag = "messages",
+    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])),
+    responses((status = 200, body = wire::Message), (status = 403, description = "insufficient_scope"), (status = 404, description = "message_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.messages.get", skip_all)]
 pub async fn get(
     State(engine): State<Engine>,
-    Caller(caller): Caller,
+    ReaderOrAgent(caller): ReaderOrAgent<{ reads::MESSAGE }>,
     Path(id): Path<String>,
 ) -> Result<Reply<Value>, ApiError> {
     Ok(Reply::ok(engine.message(&caller, &id).await?))
 }
 
-/// `GET /v1/messages/:id/replies`: the thread, oldest first.
+/// Shows a thread, its replies oldest first.
+#[utoipa::path(
+    get, path = "/v1/messages/{id}/replies", tag = "messages",
+    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])), params(wire::PageQuery),
+    responses((status = 200, body = wire::Thread), (status = 403, description = "insufficient_scope"), (status = 404, description = "message_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.messages.replies", skip_all)]
 pub async fn replies(
     State(engine): State<Engine>,
-    Caller(caller): Caller,
+    ReaderOrAgent(caller): ReaderOrAgent<{ reads::THREADS }>,
     Path(id): Path<String>,
     Query(query): Query<wire::PageQuery>,
 ) -> Result<Reply<wire::Thread>, ApiError> {
@@ -46,7 +61,40 @@ pub async fn replies(
     Ok(Reply::ok(wire::Thread { parent: thread.parent, replies: thread.replies }))
 }
 
-/// `POST /v1/messages/:id/read`. Brokers send it for everything they show, whether it is a message or not.
+/// Changes a message of the caller. Who got it stays as it was.
+#[utoipa::path(
+    patch, path = "/v1/messages/{id}", tag = "messages",
+    security(("agent_token" = [])), request_body = UpdateMessageBody,
+    responses(
+        (status = 200, body = wire::Message),
+        (status = 403, description = "agent_token_required, forbidden"),
+        (status = 404, description = "message_not_found"),
+        (status = 413, description = "payload_too_large"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.messages.update", skip_all)]
+pub async fn update(
+    State(engine): State<Engine>,
+    ActingAgent(caller): ActingAgent,
+    Path(id): Path<String>,
+    Body(body): Body<UpdateMessageBody>,
+) -> Result<Reply<Value>, ApiError> {
+    let update = MessageUpdate {
+        text: body.text,
+        blocks: body.blocks.map(|blocks| blocks.map(Value::Array)),
+        data: body.data.map(|data| data.map(Value::Object)),
+    };
+    Ok(Reply::ok(engine.update_message(&caller, &id, &update).await?))
+}
+
+/// Marks a message as read by the caller, and its delivery as acknowledged.
+///
+/// Brokers send it for everything they show, whether it is a message or not.
+#[utoipa::path(
+    post, path = "/v1/messages/{id}/read", tag = "messages",
+    security(("agent_token" = [])),
+    responses((status = 200, body = wire::Read), (status = 404, description = "message_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.messages.read", skip_all)]
 pub async fn read(
     State(engine): State<Engine>,

@@ -10,14 +10,26 @@ use relay_engine::{
 use relay_wire::node as wire;
 
 use crate::{
-    caller::{Agent, Caller, WorkspaceKey},
+    caller::{Agent, ReaderOrAgent, WorkspaceKey, reads},
     envelope::{NoContent, Reply},
     error::ApiError,
     extract::{Body, Path, Query},
     routes::page,
 };
 
-/// `POST /v1/nodes`: creates or updates a node and mints its token.
+/// Creates or updates a node and mints its token.
+///
+/// The token before it dies. What is left out of the body keeps its stored value.
+#[utoipa::path(
+    post, path = "/v1/nodes", tag = "nodes",
+    security(("workspace_key" = [])), request_body(content = wire::EnrolNodeBody, example = json!({ "name": "build-box", "capabilities": ["spawn:claude"], "max_agents": 8 })),
+    responses(
+        (status = 201, body = wire::EnrolledNode),
+        (status = 400, description = "invalid_node_name, invalid_node_delivery, unsafe_node_delivery_url, direct_node_capacity_exceeded"),
+        (status = 409, description = "node_name_conflict"),
+        (status = 429, description = "plan_limit_exceeded"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.nodes.enrol", skip_all)]
 pub async fn enrol(
     State(engine): State<Engine>,
@@ -31,6 +43,7 @@ pub async fn enrol(
         kind: body.kind,
         role: body.role,
         delivery_adapter: body.delivery_adapter,
+        delivery: body.delivery,
         capabilities: body.capabilities.map(|given| given.into_iter().map(capability).collect()),
         max_agents: body.max_agents,
         tags: body.tags,
@@ -40,11 +53,16 @@ pub async fn enrol(
     Ok(Reply::created(wire::EnrolledNode { node: descriptor(enrolled.node), token: enrolled.token }))
 }
 
-/// `GET /v1/nodes`.
+/// Lists the nodes.
+#[utoipa::path(
+    get, path = "/v1/nodes", tag = "nodes",
+    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])), params(wire::NodesQuery),
+    responses((status = 200, body = Vec<wire::Node>), (status = 403, description = "insufficient_scope")),
+)]
 #[tracing::instrument(level = "debug", name = "http.nodes.list", skip_all)]
 pub async fn list(
     State(engine): State<Engine>,
-    Caller(caller): Caller,
+    ReaderOrAgent(caller): ReaderOrAgent<{ reads::NODES }>,
     Query(query): Query<wire::NodesQuery>,
 ) -> Result<Reply<Vec<wire::Node>>, ApiError> {
     let live = match query.status.as_deref() {
@@ -65,28 +83,68 @@ pub async fn list(
     Ok(Reply::ok(listed.into_iter().map(descriptor).collect()))
 }
 
-/// `GET /v1/nodes/:name`.
+/// Shows a node.
+#[utoipa::path(
+    get, path = "/v1/nodes/{name}", tag = "nodes",
+    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])),
+    responses((status = 200, body = wire::Node), (status = 403, description = "insufficient_scope"), (status = 404, description = "node_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.nodes.get", skip_all)]
 pub async fn get(
     State(engine): State<Engine>,
-    Caller(caller): Caller,
+    ReaderOrAgent(caller): ReaderOrAgent<{ reads::NODES }>,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::Node>, ApiError> {
     Ok(Reply::ok(descriptor(engine.node(caller.scope(), &name).await?)))
 }
 
-/// `GET /v1/nodes/:name/agents`.
+/// Changes how a node of kind http_push is called. Its token stays.
+#[utoipa::path(
+    patch, path = "/v1/nodes/{name}", tag = "nodes",
+    security(("workspace_key" = [])), request_body = wire::ChangeNodeBody,
+    responses(
+        (status = 200, body = wire::Node),
+        (status = 400, description = "invalid_node_delivery, unsafe_node_delivery_url"),
+        (status = 404, description = "node_not_found"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.nodes.change", skip_all)]
+pub async fn change(
+    State(engine): State<Engine>,
+    caller: WorkspaceKey,
+    Path(name): Path<String>,
+    Body(body): Body<wire::ChangeNodeBody>,
+) -> Result<Reply<wire::Node>, ApiError> {
+    Ok(Reply::ok(descriptor(engine.change_delivery(caller.scope, &name, body.delivery).await?)))
+}
+
+/// Lists the agents that are located on a node.
+#[utoipa::path(
+    get, path = "/v1/nodes/{name}/agents", tag = "nodes",
+    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])),
+    responses((status = 200, body = Vec<wire::Binding>), (status = 403, description = "insufficient_scope"), (status = 404, description = "node_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.nodes.agents", skip_all)]
 pub async fn agents(
     State(engine): State<Engine>,
-    Caller(caller): Caller,
+    ReaderOrAgent(caller): ReaderOrAgent<{ reads::NODES }>,
     Path(name): Path<String>,
 ) -> Result<Reply<Vec<wire::Binding>>, ApiError> {
-    let listed = engine.bindings(caller.scope(), &name).await?;
+    let listed = engine.bindings(&caller, &name).await?;
     Ok(Reply::ok(listed.into_iter().map(binding).collect()))
 }
 
-/// `POST /v1/nodes/:name/agents`: moves an agent to the node.
+/// Moves an agent to a node.
+#[utoipa::path(
+    post, path = "/v1/nodes/{name}/agents", tag = "nodes",
+    security(("workspace_key" = [])), request_body = wire::BindAgentBody,
+    responses(
+        (status = 201, body = wire::Binding),
+        (status = 400, description = "direct_node_capacity_exceeded"),
+        (status = 404, description = "node_not_found, agent_not_found"),
+        (status = 409, description = "node_capacity_exceeded"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.nodes.bind", skip_all)]
 pub async fn bind(
     State(engine): State<Engine>,
@@ -98,7 +156,15 @@ pub async fn bind(
     Ok(Reply::created(binding(engine.bind_agent(caller.scope, &name, &request).await?)))
 }
 
-/// `DELETE /v1/nodes/:name/agents/:agent`: the agent falls back to its own node.
+/// Takes an agent off a node. It falls back to its own.
+#[utoipa::path(
+    delete, path = "/v1/nodes/{name}/agents/{agent}", tag = "nodes",
+    security(("workspace_key" = [])),
+    responses(
+        (status = 204),
+        (status = 404, description = "node_not_found, agent_not_found, node_agent_binding_not_found"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.nodes.unbind", skip_all)]
 pub async fn unbind(
     State(engine): State<Engine>,
@@ -109,7 +175,12 @@ pub async fn unbind(
     Ok(NoContent)
 }
 
-/// `DELETE /v1/nodes/:name/providers/:provider`.
+/// Forgets a process that served a node.
+#[utoipa::path(
+    delete, path = "/v1/nodes/{name}/providers/{provider}", tag = "nodes",
+    security(("workspace_key" = [])),
+    responses((status = 204), (status = 404, description = "node_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.nodes.forget_provider", skip_all)]
 pub async fn forget_provider(
     State(engine): State<Engine>,
@@ -120,7 +191,18 @@ pub async fn forget_provider(
     Ok(NoContent)
 }
 
-/// `POST /v1/agent/node-token`: a new token for the caller's own node.
+/// Mints a token for the caller's own node.
+///
+/// The token before it dies.
+#[utoipa::path(
+    post, path = "/v1/agent/node-token", tag = "nodes",
+    security(("agent_token" = [])),
+    responses(
+        (status = 200, body = wire::NodeToken),
+        (status = 409, description = "agent_bound_to_node"),
+        (status = 404, description = "agent_not_found"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.nodes.mint_direct_token", skip_all)]
 pub async fn mint_direct_token(
     State(engine): State<Engine>,
@@ -147,18 +229,34 @@ pub(crate) fn descriptor(node: nodes::Node) -> wire::Node {
         role: row.role,
         machine_id: row.machine_id,
         delivery_adapter: row.delivery_adapter,
-        delivery: None,
+        delivery: row.delivery,
         capabilities: node.capabilities,
         tags: node.tags,
-        version: node.version,
+        version: node.version.unwrap_or_default(),
         status: if node.live { "online" } else { "offline" },
         live: node.live,
         handlers_live: node.handlers_live,
         load: node.load,
         active_agents: node.active_agents,
+        reserved_agents: node.reserved_agents,
         max_agents: node.max_agents,
+        providers: node.providers.into_iter().map(provider).collect(),
         last_heartbeat_at: node.last_heartbeat_at.map(Into::into),
         created_at: row.created_at.into(),
+    }
+}
+
+fn provider(row: nodes::NodeProviderRow) -> wire::NodeProvider {
+    wire::NodeProvider {
+        name: row.provider,
+        live: row.live,
+        handlers_live: row.live && row.handlers_live,
+        load: row.load,
+        active_agents: row.active_agents,
+        reserved_agents: row.reserved_agents,
+        max_agents: row.max_agents,
+        version: row.version.unwrap_or_default(),
+        last_heartbeat_at: row.last_heartbeat_at.into(),
     }
 }
 
@@ -173,7 +271,7 @@ fn binding(binding: bindings::Binding) -> wire::Binding {
         node_name: node.name,
         node_kind: node.kind,
         node_role: node.role,
-        status: "active",
+        status: if row.disabled { "disabled" } else { "active" },
         session_ref: row.session_ref,
         priority: row.priority,
         created_at: row.bound_at.into(),

@@ -30,7 +30,8 @@ pub(super) fn messages(query: &PageQuery) -> Result<MessagePage, ApiError> {
     })
 }
 
-fn cursor(given: Option<&str>) -> Result<Option<MessageId>, ApiError> {
+/// A message id to begin at.
+pub(super) fn cursor(given: Option<&str>) -> Result<Option<MessageId>, ApiError> {
     given.map(|text| text.parse().map_err(|_| invalid())).transpose()
 }
 

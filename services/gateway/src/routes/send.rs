@@ -6,7 +6,10 @@ use relay_engine::{
     Engine, EngineError, render,
     send::{Draft, Posted},
 };
-use relay_wire::message::{PostBody, PostMode};
+use relay_wire::{
+    dm,
+    message::{Message, PostBody, PostMode},
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -14,9 +17,23 @@ use crate::{
     envelope::Reply,
     error::ApiError,
     extract::{KeyedBody, Path},
+    openapi::IdempotencyKey,
 };
 
-/// `POST /v1/channels/:name/messages`: by an agent, or by a node for one of its agents.
+/// Posts a message to a channel: as an agent, or as a node for one of its agents.
+///
+/// Each member but the sender gets a delivery. Nobody needs to be a member to post. A node says in `from` for whom it posts.
+#[utoipa::path(
+    post, path = "/v1/channels/{name}/messages", tag = "messages",
+    security(("agent_token" = []), ("node_token" = [])), params(IdempotencyKey), request_body = PostBody,
+    responses(
+        (status = 201, body = Message),
+        (status = 400, description = "channel_archived, from_required, from_not_allowed, invalid_attachments"),
+        (status = 403, description = "agent_token_required"),
+        (status = 404, description = "channel_not_found, agent_not_found"),
+        (status = 413, description = "payload_too_large"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.messages.post", skip_all)]
 pub async fn to_channel(
     State(engine): State<Engine>,
@@ -36,7 +53,19 @@ pub async fn to_channel(
     Ok(Reply::created(render::fresh(&posted.message)).replayed(posted.replayed))
 }
 
-/// `POST /v1/messages/:id/replies`.
+/// Replies in the thread of a message.
+///
+/// A reply to a reply goes to the root of the thread.
+#[utoipa::path(
+    post, path = "/v1/messages/{id}/replies", tag = "messages",
+    security(("agent_token" = [])), params(IdempotencyKey), request_body = PostBody,
+    responses(
+        (status = 201, body = Message),
+        (status = 400, description = "channel_archived, invalid_attachments"),
+        (status = 403, description = "agent_token_required"),
+        (status = 404, description = "message_not_found"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.messages.reply", skip_all)]
 pub async fn reply(
     State(engine): State<Engine>,
@@ -49,19 +78,45 @@ pub async fn reply(
     Ok(Reply::created(render::fresh(&posted.message)).replayed(posted.replayed))
 }
 
-/// `POST /v1/dm`.
+/// Sends a direct message.
+///
+/// `to` is required: the name of an agent, with or without `@`. `@self` keeps a note without a delivery.
+#[utoipa::path(
+    post, path = "/v1/dm", tag = "direct messages",
+    security(("agent_token" = [])), params(IdempotencyKey),
+    request_body(content = PostBody, example = json!({ "to": "bob", "text": "the build is green" })),
+    responses(
+        (status = 201, body = dm::Sent),
+        (status = 400, description = "invalid_attachments, invalid_address, ambiguous_address"),
+        (status = 403, description = "agent_token_required"),
+        (status = 404, description = "agent_not_found"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.dms.send", skip_all)]
 pub async fn dm(
     State(engine): State<Engine>,
     ActingAgent(caller): ActingAgent,
     KeyedBody { body, key }: KeyedBody<PostBody>,
 ) -> Result<Reply<Value>, ApiError> {
-    let to = body.to.clone().ok_or_else(|| ApiError::invalid_request("to is required"))?;
-    let posted = engine.send_dm(&caller, &to, draft(body), key).await?;
+    let posted = match (body.to.clone(), body.address.clone()) {
+        (Some(to), None) => engine.send_dm(&caller, &to, draft(body), key).await?,
+        (None, Some(address)) => engine.send_to_address(&caller, &address, draft(body), key).await?,
+        _ => return Err(ApiError::invalid_request("exactly one of to and address is required")),
+    };
     Ok(Reply::created(in_conversation(&posted)).replayed(posted.replayed))
 }
 
-/// `POST /v1/dm/:conversation_id/messages`.
+/// Posts a message to a conversation of the caller.
+#[utoipa::path(
+    post, path = "/v1/dm/{id}/messages", tag = "direct messages",
+    security(("agent_token" = [])), params(IdempotencyKey), request_body = PostBody,
+    responses(
+        (status = 201, body = dm::Sent),
+        (status = 400, description = "invalid_attachments"),
+        (status = 403, description = "agent_token_required, forbidden"),
+        (status = 404, description = "dm_conversation_not_found"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.dms.post", skip_all)]
 pub async fn to_conversation(
     State(engine): State<Engine>,
@@ -84,6 +139,7 @@ fn draft(body: PostBody) -> Draft {
             Some(PostMode::Wait) | None => Mode::Wait,
         },
         content_type: body.content_type,
+        ttl_ms: body.ttl_ms,
     }
 }
 

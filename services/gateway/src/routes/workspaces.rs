@@ -4,23 +4,42 @@ use axum::{extract::State, http::StatusCode};
 use relay_domain::WorkspaceId;
 use relay_engine::{
     Engine, EngineError,
+    auth::Credential,
     workspaces::{CreateWorkspace, WorkspaceChange, WorkspaceRow},
 };
 use relay_wire::workspace as wire;
 use serde_json::Value;
 
 use crate::{
-    caller::{MaybeWorkspaceKey, WorkspaceKey},
+    caller::{Creator, Reader, WorkspaceKey, reads},
     envelope::{NoContent, Reply},
     error::ApiError,
     extract::{Body, KeyedBody, Path},
+    limits::PublicLookup,
+    openapi::IdempotencyKey,
 };
 
-/// `POST /v1/workspaces`: without a token, or with the key of a workspace that may be the one asked for.
+/// Makes a workspace.
+///
+/// Names are not unique. With the key of a workspace of that name, that workspace is answered, with 200.
+/// An `Idempotency-Key` of an anonymous caller must have at least 32 characters, because it gives the key out again.
+/// The workspace starts with the channel `general`. A hosted installation takes no anonymous callers: they
+/// show the header `X-Workspace-Bootstrap-Secret` or an operator's JWT.
+#[utoipa::path(
+    post, path = "/v1/workspaces", tag = "workspaces",
+    security((), ("workspace_key" = []), ("operator" = [])), params(IdempotencyKey), request_body = wire::CreateWorkspaceBody,
+    responses(
+        (status = 201, body = wire::CreatedWorkspace),
+        (status = 200, body = wire::CreatedWorkspace),
+        (status = 400, description = "workspace_create_idempotency_key_too_weak"),
+        (status = 401, description = "workspace_create_bootstrap_secret_invalid"),
+        (status = 409, description = "workspace_create_idempotency_conflict, workspace_create_idempotency_terminalized"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.workspaces.create", skip_all)]
 pub async fn create(
     State(engine): State<Engine>,
-    MaybeWorkspaceKey(owner): MaybeWorkspaceKey,
+    Creator(owner): Creator,
     KeyedBody { body, key }: KeyedBody<wire::CreateWorkspaceBody>,
 ) -> Result<Reply<wire::CreatedWorkspace>, ApiError> {
     let request = CreateWorkspace {
@@ -41,23 +60,49 @@ pub async fn create(
     Ok(Reply::with_status(status, data).replayed(!created.made_now && key.is_some()))
 }
 
-/// `GET /v1/workspaces/by-name/:name`.
+/// Finds a workspace by its name: the oldest one that has it.
+#[utoipa::path(
+    get, path = "/v1/workspaces/by-name/{name}", tag = "workspaces",
+    responses(
+        (status = 200, body = wire::WorkspaceName),
+        (status = 404, description = "workspace_not_found"), (status = 429, description = "rate_limit_exceeded"),
+    ),
+)]
 #[tracing::instrument(level = "debug", name = "http.workspaces.by_name", skip_all)]
 pub async fn by_name(
     State(engine): State<Engine>,
+    _: PublicLookup,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::WorkspaceName>, ApiError> {
     let row = engine.workspace_by_name(&name).await?;
     Ok(Reply::ok(wire::WorkspaceName { id: row.workspace_id, name: row.name, created_at: row.created_at.into() }))
 }
 
-/// `GET /v1/workspace`.
+/// Shows the caller's workspace.
+#[utoipa::path(
+    get, path = "/v1/workspace", tag = "workspaces",
+    security(("workspace_key" = []), ("observer_token" = [])),
+    responses((status = 200, body = wire::Workspace), (status = 404, description = "workspace_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.workspaces.info", skip_all)]
-pub async fn info(State(engine): State<Engine>, caller: WorkspaceKey) -> Result<Reply<wire::Workspace>, ApiError> {
-    Ok(Reply::ok(workspace(engine.workspace(caller.scope).await?)))
+pub async fn info(
+    State(engine): State<Engine>,
+    Reader(caller): Reader<{ reads::ANYTHING }>,
+) -> Result<Reply<wire::Workspace>, ApiError> {
+    let mut info = workspace(engine.workspace(caller.scope()).await?);
+    info.observer_token_id = match caller {
+        Credential::Observer(observer) => observer.token_id,
+        _ => None,
+    };
+    Ok(Reply::ok(info))
 }
 
-/// `PATCH /v1/workspace`.
+/// Changes the caller's workspace.
+#[utoipa::path(
+    patch, path = "/v1/workspace", tag = "workspaces",
+    security(("workspace_key" = [])), request_body = wire::UpdateWorkspaceBody,
+    responses((status = 200, body = wire::Workspace), (status = 404, description = "workspace_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.workspaces.update", skip_all)]
 pub async fn update(
     State(engine): State<Engine>,
@@ -68,18 +113,29 @@ pub async fn update(
         name: body.name,
         system_prompt: body.system_prompt,
         metadata: body.metadata.map(Value::Object),
+        delivery_ttl_seconds: body.delivery_ttl_seconds,
     };
     Ok(Reply::ok(workspace(engine.update_workspace(caller.scope, &change).await?)))
 }
 
-/// `DELETE /v1/workspace`.
+/// Deletes the caller's workspace. All of its tokens die.
+#[utoipa::path(
+    delete, path = "/v1/workspace", tag = "workspaces",
+    security(("workspace_key" = [])),
+    responses((status = 204)),
+)]
 #[tracing::instrument(level = "debug", name = "http.workspaces.delete", skip_all)]
 pub async fn delete(State(engine): State<Engine>, caller: WorkspaceKey) -> Result<NoContent, ApiError> {
     engine.delete_workspace(caller.scope).await?;
     Ok(NoContent)
 }
 
-/// `DELETE /v1/workspaces/:id`: the caller's own, by its id.
+/// Deletes the caller's workspace, by its id.
+#[utoipa::path(
+    delete, path = "/v1/workspaces/{id}", tag = "workspaces",
+    security(("workspace_key" = [])),
+    responses((status = 204), (status = 404, description = "workspace_not_found")),
+)]
 #[tracing::instrument(level = "debug", name = "http.workspaces.delete_by_id", skip_all)]
 pub async fn delete_by_id(
     State(engine): State<Engine>,
@@ -103,6 +159,8 @@ fn workspace(row: WorkspaceRow) -> wire::Workspace {
         expires_at: row.expires_at.map(Into::into),
         metadata: row.metadata,
         provenance: row.provenance,
+        delivery_ttl_seconds: row.delivery_ttl_seconds,
         api_key_hash: "",
+        observer_token_id: None,
     }
 }

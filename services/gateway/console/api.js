@@ -1,0 +1,50 @@
+// REST calls with one observer token. The token travels in the Authorization header.
+
+/** A refusal by the engine, or no answer at all (`status` 0). */
+export class ApiError extends Error {
+  constructor(status, code, message) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+export class Api {
+  #token;
+
+  constructor(token) {
+    this.#token = token;
+  }
+
+  /** `data` of the answer. */
+  async get(path, query = {}) {
+    const url = new URL(path, location.origin);
+    for (const [key, value] of Object.entries(query)) {
+      if (value !== undefined && value !== null) url.searchParams.set(key, value);
+    }
+    let response;
+    try {
+      response = await fetch(url, {
+        headers: { authorization: `Bearer ${this.#token}` },
+        cache: 'no-store',
+        signal: AbortSignal.timeout(20_000),
+      });
+    } catch {
+      throw new ApiError(0, 'no_answer', 'The gateway does not answer');
+    }
+    const body = await response.json().catch(() => null);
+    if (!response.ok || body?.ok !== true) {
+      const error = body?.error ?? {};
+      throw new ApiError(response.status, error.code ?? 'unknown', error.message ?? `HTTP ${response.status}`);
+    }
+    return body.data;
+  }
+
+  /** The live socket. Browsers can give it a token in the query only, which the engine never logs. */
+  socket() {
+    const url = new URL('/v1/ws', location.origin.replace(/^http/, 'ws'));
+    url.searchParams.set('token', this.#token);
+    url.searchParams.set('origin_client', 'console');
+    return new WebSocket(url);
+  }
+}

@@ -1,0 +1,65 @@
+//! `GET /v1/workspace/events`: the log, page by page.
+
+use axum::{extract::State, http::request::Parts};
+use relay_engine::events::{LogEvent, MAX_EVENTS_PAGE};
+use relay_wire::event::{EventsPage, LoggedEvent};
+use serde::Deserialize;
+
+use super::access::ObserverCredentials;
+use crate::{envelope::Reply, error::ApiError, extract::Query, limits, state::AppState};
+
+/// Events of a page when the caller does not say.
+const DEFAULT_PAGE: i64 = 200;
+
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct EventsQuery {
+    /// Only events behind this number: 0, or `next_since` of the page before.
+    #[serde(default)]
+    #[param(minimum = 0)]
+    since: Option<i64>,
+    /// How many events at most: 200 unless given, never more than 500.
+    #[serde(default)]
+    #[param(minimum = 1)]
+    limit: Option<i64>,
+}
+
+/// Reads the workspace's event log, oldest first.
+///
+/// An observer token needs the scope `stream:read`; what its scopes and filters hide is left out. `next_since` moves on
+/// even over pages where nothing is shown.
+#[utoipa::path(
+    get, path = "/v1/workspace/events", tag = "observers",
+    security(("workspace_key" = []), ("observer_token" = [])), params(EventsQuery),
+    responses((status = 200, body = EventsPage), (status = 403, description = "insufficient_scope")),
+)]
+pub(crate) async fn page(
+    State(state): State<AppState>,
+    Query(query): Query<EventsQuery>,
+    parts: Parts,
+) -> Result<Reply<EventsPage>, ApiError> {
+    let engine = &state.engine;
+    let token = ObserverCredentials { token: None }.token(&parts.headers)?;
+    let access = engine.observe(&token).await?;
+    limits::charge(&parts, &state, access.scope, access.holder()).await?;
+    let (since, limit) = (query.since.unwrap_or(0), query.limit.unwrap_or(DEFAULT_PAGE));
+    if since < 0 || limit < 1 {
+        return Err(ApiError::invalid_request("since must not be negative, and limit must be positive"));
+    }
+    let page = engine.event_page(access.scope, &access.view, since, limit.min(MAX_EVENTS_PAGE)).await?;
+    Ok(Reply::ok(EventsPage {
+        events: page.events.iter().filter_map(shown).collect(),
+        latest_seq: page.latest_seq,
+        next_since: page.next_since,
+    }))
+}
+
+fn shown(event: &LogEvent) -> Option<LoggedEvent> {
+    Some(LoggedEvent {
+        seq: event.seq,
+        kind: event.kind.clone(),
+        channel_id: event.channel_id.map(|id| id.to_string()),
+        payload: event.payload()?.to_owned(),
+        created_at: relay_engine::render::timestamp(event.created_at),
+    })
+}

@@ -1,0 +1,255 @@
+//! Actions and their invocations.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use chrono::DateTime;
+use relay_domain::{ActionId, InvocationId, NodeId};
+use relay_engine::{
+    Engine, EngineError,
+    actions::{Acknowledged, ActionRow, Complete, DefineAction, InvocationRow, InvokeAction},
+};
+use relay_wire::action as wire;
+use serde_json::Value;
+
+use crate::{
+    caller::{ActingAgent, Caller},
+    envelope::{NoContent, Reply},
+    error::ApiError,
+    extract::{Body, KeyedBody, Path, Query},
+    openapi::IdempotencyKey,
+};
+
+/// Defines an action, or changes one that the same handler has.
+///
+/// An agent defines actions that it handles itself. Answers 201 for a new one and 200 for a changed one.
+#[utoipa::path(
+    post, path = "/v1/actions", tag = "actions",
+    security(("workspace_key" = []), ("agent_token" = [])),
+    request_body = wire::ActionBody,
+    responses((status = 201, body = wire::Action), (status = 200, body = wire::Action), (status = 400, description = "invalid_action_handler"), (status = 403, description = "forbidden"), (status = 404, description = "agent_not_found, node_not_found"), (status = 409, description = "action_name_conflict, capability_mismatch"), (status = 429, description = "too_many_actions")),
+)]
+#[tracing::instrument(level = "debug", name = "http.actions.define", skip_all)]
+pub async fn define(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Body(body): Body<wire::ActionBody>,
+) -> Result<Reply<wire::Action>, ApiError> {
+    let request = DefineAction {
+        name: body.name,
+        description: body.description,
+        handler_agent: body.handler_agent.filter(|name| !name.is_empty()),
+        handler_node: body.handler_node.filter(|name| !name.is_empty()),
+        input_schema: body.input_schema,
+        output_schema: body.output_schema,
+        available_to: body.available_to,
+    };
+    let (row, new) = engine.define_action(&caller, request).await?;
+    Ok(Reply::with_status(if new { StatusCode::CREATED } else { StatusCode::OK }, action(row)))
+}
+
+/// Lists the actions that the caller may invoke, by name.
+///
+/// The workspace's key sees those that every agent may invoke.
+#[utoipa::path(
+    get, path = "/v1/actions", tag = "actions",
+    security(("workspace_key" = []), ("agent_token" = [])),
+    responses((status = 200, body = Vec<wire::Action>)),
+)]
+#[tracing::instrument(level = "debug", name = "http.actions.list", skip_all)]
+pub async fn list(State(engine): State<Engine>, Caller(caller): Caller) -> Result<Reply<Vec<wire::Action>>, ApiError> {
+    let rows = engine.actions(&caller).await?;
+    Ok(Reply::ok(rows.into_iter().map(action).collect()))
+}
+
+/// Shows an action.
+#[utoipa::path(
+    get, path = "/v1/actions/{name}", tag = "actions",
+    security(("workspace_key" = []), ("agent_token" = [])),
+    responses((status = 200, body = wire::Action), (status = 404, description = "action_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.actions.get", skip_all)]
+pub async fn get(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Path(name): Path<String>,
+) -> Result<Reply<wire::Action>, ApiError> {
+    Ok(Reply::ok(action(engine.action(&caller, &name).await?)))
+}
+
+/// Ends an action.
+///
+/// For the agent that handles it, and the workspace's key. What was invoked by it goes on.
+#[utoipa::path(
+    delete, path = "/v1/actions/{name}", tag = "actions",
+    security(("workspace_key" = []), ("agent_token" = [])),
+    responses((status = 204), (status = 403, description = "forbidden"), (status = 404, description = "action_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.actions.delete", skip_all)]
+pub async fn delete(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Path(name): Path<String>,
+) -> Result<NoContent, ApiError> {
+    engine.delete_action(&caller, &name).await?;
+    Ok(NoContent)
+}
+
+/// Invokes an action.
+///
+/// Answers as soon as the invocation is recorded and has somewhere to go. The outcome comes to the caller's node as
+/// `action.completed` or `action.failed`, and can be read.
+#[utoipa::path(
+    post, path = "/v1/actions/{name}/invoke", tag = "actions",
+    security(("agent_token" = [])), params(IdempotencyKey),
+    request_body = wire::InvokeBody,
+    responses((status = 201, body = wire::InvocationAck), (status = 400, description = "invalid_action_input, invalid_idempotency_key"), (status = 403, description = "action_denied, agent_token_required"), (status = 404, description = "action_not_found"), (status = 409, description = "idempotency_key_reused, idempotency_in_progress"), (status = 429, description = "too_many_invocations"), (status = 503, description = "handler_unavailable")),
+)]
+#[tracing::instrument(level = "debug", name = "http.actions.invoke", skip_all)]
+pub async fn invoke(
+    State(engine): State<Engine>,
+    ActingAgent(caller): ActingAgent,
+    Path(name): Path<String>,
+    KeyedBody { body, key }: KeyedBody<wire::InvokeBody>,
+) -> Result<Reply<wire::InvocationAck>, ApiError> {
+    let request = InvokeAction { name, node: None, input: body.input, durable: body.durable.unwrap_or_default() };
+    Ok(acknowledged(engine.invoke_action(&caller, request, key.as_ref()).await?))
+}
+
+/// Invokes an action of a node.
+#[utoipa::path(
+    post, path = "/v1/nodes/{name}/actions/{action}/invoke", tag = "actions",
+    security(("agent_token" = [])), params(IdempotencyKey),
+    request_body = wire::InvokeBody,
+    responses((status = 201, body = wire::InvocationAck), (status = 400, description = "invalid_action_input, invalid_idempotency_key"), (status = 403, description = "action_denied, agent_token_required"), (status = 404, description = "action_not_found, node_not_found"), (status = 409, description = "idempotency_key_reused, idempotency_in_progress"), (status = 429, description = "too_many_invocations"), (status = 503, description = "handler_unavailable")),
+)]
+#[tracing::instrument(level = "debug", name = "http.actions.invoke_on_node", skip_all)]
+pub async fn invoke_on_node(
+    State(engine): State<Engine>,
+    ActingAgent(caller): ActingAgent,
+    Path((node, name)): Path<(String, String)>,
+    KeyedBody { body, key }: KeyedBody<wire::InvokeBody>,
+) -> Result<Reply<wire::InvocationAck>, ApiError> {
+    let durable = body.durable.unwrap_or_default();
+    let request = InvokeAction { name, node: Some(node), input: body.input, durable };
+    Ok(acknowledged(engine.invoke_action(&caller, request, key.as_ref()).await?))
+}
+
+/// Shows an invocation.
+#[utoipa::path(
+    get, path = "/v1/actions/{name}/invocations/{id}", tag = "actions",
+    security(("workspace_key" = []), ("agent_token" = [])), params(wire::InvocationQuery),
+    responses((status = 200, body = wire::Invocation), (status = 404, description = "invocation_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.actions.invocation", skip_all)]
+pub async fn invocation(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Path((name, id)): Path<(String, String)>,
+    Query(query): Query<wire::InvocationQuery>,
+) -> Result<Reply<wire::Invocation>, ApiError> {
+    let row = engine.invocation(caller.scope(), &name, invocation_id(&id)?).await?;
+    let explain = query.explain.as_deref().is_some_and(|word| matches!(word, "true" | "1"));
+    Ok(Reply::ok(shown(row, explain)))
+}
+
+/// Ends an invocation.
+///
+/// For the agent that handles it, and the workspace's key. One that has ended is answered as it is.
+#[utoipa::path(
+    post, path = "/v1/actions/{name}/invocations/{id}/complete", tag = "actions",
+    security(("workspace_key" = []), ("agent_token" = [])),
+    request_body = wire::CompleteBody,
+    responses((status = 200, body = wire::Invocation), (status = 403, description = "forbidden, node_owned_invocation"), (status = 404, description = "invocation_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.actions.complete", skip_all)]
+pub async fn complete(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Path((name, id)): Path<(String, String)>,
+    Body(body): Body<wire::CompleteBody>,
+) -> Result<Reply<wire::Invocation>, ApiError> {
+    // Some clients measure in fractions.
+    #[expect(clippy::cast_possible_truncation, reason = "what does not fit is no duration")]
+    let duration_ms = body.duration_ms.map(|ms| ms.round() as i64);
+    let complete = Complete { output: body.output, error: body.error, duration_ms };
+    let row = engine.complete_invocation(&caller, &name, invocation_id(&id)?, complete).await?;
+    Ok(Reply::ok(shown(row, false)))
+}
+
+fn invocation_id(text: &str) -> Result<InvocationId, ApiError> {
+    text.parse().map_err(|_| EngineError::InvocationNotFound.into())
+}
+
+fn action(row: ActionRow) -> wire::Action {
+    wire::Action {
+        id: ActionId::new(row.action_id),
+        name: row.name,
+        description: row.description,
+        handler_agent: row.handler_agent.unwrap_or_default(),
+        handler_node: row.handler_node,
+        handler_node_id: row.handler_node_id.map(NodeId::new),
+        input_schema: row.input_schema,
+        output_schema: row.output_schema,
+        available_to: row.available_to,
+        is_active: true,
+        created_at: row.created_at.into(),
+    }
+}
+
+/// What every way to invoke something answers.
+pub(crate) fn acknowledged(ack: Acknowledged) -> Reply<wire::InvocationAck> {
+    let replayed = ack.replayed;
+    Reply::created(acknowledgement(ack)).replayed(replayed)
+}
+
+/// The same without the reply around it.
+pub(crate) fn acknowledgement(ack: Acknowledged) -> wire::InvocationAck {
+    wire::InvocationAck {
+        invocation_id: ack.id,
+        action_name: ack.action_name,
+        handler_agent_id: ack.handler_agent_id,
+        handler_node_id: ack.handler_node_id,
+        dispatched_node_id: ack.dispatched_node_id,
+        input: ack.input,
+        status: ack.status.as_str(),
+        created_at: ack.created_at.into(),
+    }
+}
+
+fn shown(row: InvocationRow, explain: bool) -> wire::Invocation {
+    let placements = explain.then(|| {
+        let list = row.placements.as_array().map(Vec::as_slice).unwrap_or_default();
+        list.iter().map(placement).collect()
+    });
+    wire::Invocation {
+        invocation_id: row.invocation_id,
+        action_name: row.action_name,
+        caller_id: row.caller_id.map_or_else(|| "workspace".to_owned(), |id| id.to_string()),
+        caller_name: row.caller_name,
+        input: row.input,
+        output: row.output,
+        status: row.status,
+        error: row.error,
+        duration_ms: row.duration_ms,
+        dispatched_node_id: row.node_id,
+        dispatched_at: row.dispatched_at.map(Into::into),
+        accepted_at: row.accepted_at.map(Into::into),
+        created_at: row.created_at.into(),
+        completed_at: row.completed_at.map(Into::into),
+        placements,
+    }
+}
+
+fn placement(stored: &Value) -> wire::PlacementReport {
+    let text = |key: &str| stored[key].as_str().map(ToOwned::to_owned);
+    wire::PlacementReport {
+        attempt: stored["attempt"].as_i64().unwrap_or_default(),
+        at: stored["at"].as_i64().and_then(DateTime::from_timestamp_millis).map(Into::into),
+        capability: text("capability").unwrap_or_default(),
+        target_node_id: text("target"),
+        chosen: stored["chosen"].clone(),
+        candidates: stored["candidates"].as_i64().unwrap_or_default(),
+        skipped: stored["skipped"].clone(),
+        skipped_unnamed: stored["skipped_unnamed"].as_i64().unwrap_or_default(),
+    }
+}
