@@ -2,7 +2,10 @@
 
 use std::net::SocketAddr;
 
-use relay_engine::{EngineConfig, worker::Retention};
+use relay_engine::{
+    EgressConfig, EngineConfig, files::FilesConfig, limits::LimitsConfig, push::PushConfig, secrets::KeyList,
+    worker::Retention,
+};
 
 /// Loops take turns, so a few connections are enough; more only lets more of them run at once.
 const DATABASE_CONNECTIONS: u32 = 6;
@@ -17,6 +20,9 @@ pub(crate) struct Config {
     /// The NATS server or servers, separated by commas.
     #[arg(long, env = "NATS_URL", hide_env_values = true, default_value = "nats://127.0.0.1:4222")]
     nats_url: String,
+    /// As for gateways: copies that JetStream keeps of each stream.
+    #[arg(long, env = "RELAY_NATS_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
+    nats_replicas: u8,
     /// Where /metrics, /health and /ready are served. Not for clients: keep it inside the cluster.
     #[arg(long, env = "RELAY_METRICS_LISTEN", default_value = "127.0.0.1:9465")]
     pub(crate) metrics_listen: SocketAddr,
@@ -28,18 +34,52 @@ pub(crate) struct Config {
     #[arg(long, env = "RELAY_MESSAGE_RETENTION_DAYS", default_value_t = 90,
           value_parser = clap::value_parser!(u32).range(i64::from(Retention::LEAST_DAYS)..=36500))]
     message_retention_days: u32,
+    /// Days to keep the event log, besides today. Observers can go back no further.
+    #[arg(long, env = "RELAY_EVENT_RETENTION_DAYS", default_value_t = 7,
+          value_parser = clap::value_parser!(u32).range(1..=3650))]
+    event_retention_days: u32,
+    /// Events that the log of each workspace keeps at most, however young.
+    #[arg(long, env = "RELAY_EVENT_RETENTION_COUNT", default_value_t = 1_000_000,
+          value_parser = clap::value_parser!(u32).range(1000..))]
+    event_retention_count: u32,
+    /// As for gateways: by how much numbers are raised in a restored database when nobody can tell which were given away.
+    #[arg(long, env = "RELAY_RESTORE_MARGIN", default_value_t = relay_engine::recovery::DEFAULT_MARGIN, value_parser = clap::value_parser!(i64).range(1..=100_000))]
+    restore_margin: i64,
+    /// As for gateways: `id:base64` of 32 bytes, separated by commas.
+    #[arg(long, env = "RELAY_SECRET_KEYS", default_value = "", hide_env_values = true)]
+    secret_keys: KeyList,
+    /// As for gateways.
+    #[command(flatten)]
+    files: FilesConfig,
+    /// How nodes of kind http_push are called.
+    #[command(flatten)]
+    pub(crate) push: PushConfig,
+    /// As for gateways: which URLs of tenants are called.
+    #[command(flatten)]
+    egress: EgressConfig,
 }
 
 impl Config {
     pub(crate) fn engine(&self) -> EngineConfig {
         EngineConfig {
+            limits: LimitsConfig::default(),
             database_url: self.database_url.clone(),
             nats_url: self.nats_url.clone(),
+            nats_replicas: self.nats_replicas,
             database_connections: DATABASE_CONNECTIONS,
+            restore_margin: self.restore_margin,
+            files: self.files.clone(),
+            secret_keys: self.secret_keys.clone(),
+            egress: self.egress.clone(),
         }
     }
 
     pub(crate) const fn retention(&self) -> Retention {
-        Retention { delivery_days: self.delivery_retention_days, message_days: self.message_retention_days }
+        Retention {
+            delivery_days: self.delivery_retention_days,
+            message_days: self.message_retention_days,
+            event_days: self.event_retention_days,
+            workspace_events: self.event_retention_count,
+        }
     }
 }

@@ -7,18 +7,18 @@ mod runner;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use clap::Parser as _;
 use relay_engine::{Engine, worker::Loops};
-use relay_runtime::{metrics, shutdown::Shutdown, telemetry};
+use relay_runtime::{metrics, settings, shutdown::Shutdown, telemetry};
 use tokio::sync::OnceCell;
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let config = config::Config::parse();
+    let Some(config) = settings::read::<config::Config>()? else { return Ok(()) };
     let _telemetry = telemetry::init("relay-worker")?;
     let recorder = metrics::install()?;
     let shutdown = Shutdown::on_signals().context("listen to signals")?;
 
+    metrics::export("relay-worker", recorder.clone(), shutdown.token()).context("export metrics")?;
     // The probes answer from the first moment on; ready only once the loops run and Postgres answers.
     let loops: Arc<OnceCell<Arc<Loops>>> = Arc::default();
     let ready = Arc::clone(&loops);
@@ -31,9 +31,12 @@ async fn main() -> Result<()> {
 
     let started = shutdown.token().run_until_cancelled_owned(Engine::start(config.engine())).await;
     let Some(engine) = started else { return Ok(()) };
-    let running = Arc::new(Loops::new(engine.context("start the engine")?, config.retention()));
+    let engine = engine.context("start the engine")?;
+    let pushing = tokio::spawn(runner::push(engine.clone(), config.push.clone(), shutdown.token()));
+    let running = Arc::new(Loops::new(engine, config.retention()));
     loops.set(Arc::clone(&running)).ok().context("the loops were started twice")?;
     runner::run_all(running, &shutdown.token()).await;
+    pushing.await.context("push deliveries")?;
 
     server.await.context("serve metrics")?.context("serve metrics")?;
     tracing::info!("worker drained");

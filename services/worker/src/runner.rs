@@ -6,7 +6,11 @@ use std::{
 };
 
 use relay_domain::metric_names as name;
-use relay_engine::worker::{Loop, Loops};
+use relay_engine::{
+    Engine,
+    push::{PushConfig, Pusher},
+    worker::{Loop, Loops},
+};
 use relay_runtime::telemetry;
 use tokio_util::sync::CancellationToken;
 
@@ -25,10 +29,27 @@ pub(crate) async fn run_all(loops: Arc<Loops>, stop: &CancellationToken) {
             tracing::error!(loop.name = which.name(), %error, "a loop ended by itself");
         }
     }
+    loops.drain().await;
+}
+
+/// Pushes deliveries until `stop`. Waits for a Postgres that is away.
+pub(crate) async fn push(engine: Engine, config: PushConfig, stop: CancellationToken) {
+    stop.run_until_cancelled(engine.recovered()).await;
+    while !stop.is_cancelled() {
+        match Pusher::start(engine.clone(), &config, stop.clone()).await {
+            Ok(pusher) => return pusher.run().await,
+            Err(error) => {
+                tracing::warn!(error = telemetry::chain(&error), "waiting to push deliveries");
+                // As often as a gateway asks whether storage is back.
+                stop.run_until_cancelled(tokio::time::sleep(Duration::from_secs(1))).await;
+            }
+        }
+    }
 }
 
 async fn run(loops: Arc<Loops>, which: Loop, stop: CancellationToken) {
     let mut failing_since: Option<Instant> = None;
+    let mut due = Instant::now();
     while !stop.is_cancelled() {
         let began = Instant::now();
         let outcome = loops.tick(which).await;
@@ -41,6 +62,10 @@ async fn run(loops: Arc<Loops>, which: Loop, stop: CancellationToken) {
                 }
                 metrics::gauge!(name::LOOP_LAST_SUCCESS, "loop" => which.name()).set(unix_seconds());
                 metrics::counter!(name::LOOP_WORK, "loop" => which.name()).increment(ticked.worked);
+                // A loop that failed for a while is as late as it failed.
+                let lag = ticked.lag.unwrap_or_else(|| began.saturating_duration_since(due));
+                metrics::gauge!(name::LOOP_LAG_SECONDS, "loop" => which.name()).set(lag.as_secs_f64());
+                due = Instant::now() + if ticked.more { Duration::ZERO } else { which.period() };
                 if ticked.more { Duration::ZERO } else { which.period() }
             }
             Err(error) => {

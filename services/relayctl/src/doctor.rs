@@ -1,0 +1,43 @@
+//! `relayctl doctor`.
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use relay_engine::admin::{Finding, Verdict, examine};
+
+use crate::{connection::Database, output::Output};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    database: Database,
+    /// The NATS server or servers.
+    #[arg(long, env = "NATS_URL", default_value = "nats://127.0.0.1:4222", hide_env_values = true)]
+    nats_url: String,
+}
+
+pub(crate) async fn run(arguments: &Arguments, out: Output) -> Result<ExitCode> {
+    let findings = examine(&arguments.database.database_url, &arguments.nats_url).await;
+    if out.is_json() {
+        println!("{}", serde_json::to_string_pretty(&findings)?);
+    } else {
+        let coloured = std::io::stdout().is_terminal();
+        for finding in &findings {
+            println!("{}", told(finding, coloured));
+        }
+    }
+    let failed = findings.iter().any(|finding| finding.verdict == Verdict::Fail);
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn told(finding: &Finding, coloured: bool) -> String {
+    let (word, colour) = match finding.verdict {
+        Verdict::Ok => ("ok  ", 32),
+        Verdict::Warn => ("warn", 33),
+        Verdict::Fail => ("FAIL", 31),
+    };
+    let word = if coloured { format!("\x1b[{colour}m{word}\x1b[0m") } else { word.to_owned() };
+    let fix = finding.fix.map(|fix| format!("\n      -> {fix}")).unwrap_or_default();
+    format!("{word}  {:<28} {}{fix}", finding.check, finding.found)
+}

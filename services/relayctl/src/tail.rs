@@ -1,0 +1,213 @@
+//! `relayctl tail`: the live feed of a workspace, from a gateway, as server-sent events.
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use crate::output::Output;
+
+/// The gateway sends something each 15 s; without anything for longer the connection is taken for dead.
+const SILENCE: Duration = Duration::from_secs(45);
+/// Before connecting again.
+const PAUSE: Duration = Duration::from_secs(1);
+/// The longest event that is taken: the gateway's own bound is far below.
+const LONGEST: usize = 4 << 20;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Address of a gateway.
+    #[arg(long, env = "RELAY_BASE_URL", default_value = "http://127.0.0.1:8787")]
+    gateway: String,
+    /// A workspace key, or an observer token with `stream:read`.
+    #[arg(long, env = "RELAY_API_KEY", hide_env_values = true)]
+    token: String,
+    /// Only events whose type begins with this, such as `message.`; may be given several times.
+    #[arg(long = "type")]
+    types: Vec<String>,
+    /// Only events that mention this text: a name, an id.
+    #[arg(long)]
+    grep: Option<String>,
+    /// Begin behind the event of this number; 0 for all that are kept. Without it, with the next event.
+    #[arg(long)]
+    since: Option<u64>,
+    /// End after so many events.
+    #[arg(long)]
+    count: Option<u64>,
+}
+
+pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
+    // Nothing else in this program speaks TLS over HTTP, so nobody has chosen yet.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let client = reqwest::Client::builder().read_timeout(SILENCE).build().context("set up the client")?;
+    let mut position = arguments.since.map(|since| since.to_string());
+    let mut shown = 0;
+    loop {
+        match follow(&client, &arguments, out, &mut position, &mut shown).await {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(Failure::Refused(error)) => return Err(error),
+            Err(Failure::Broken(error)) => eprintln!("{error:#}; connecting again"),
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+enum Failure {
+    /// Asking again would not help.
+    Refused(anyhow::Error),
+    /// It may work in a moment.
+    Broken(anyhow::Error),
+}
+
+/// Prints events until the connection ends (`false`) or enough were shown (`true`).
+async fn follow(
+    client: &reqwest::Client,
+    arguments: &Arguments,
+    out: Output,
+    position: &mut Option<String>,
+    shown: &mut u64,
+) -> Result<bool, Failure> {
+    let url = format!("{}/v1/workspace/events/stream", arguments.gateway.trim_end_matches('/'));
+    let mut request = client.get(&url).bearer_auth(&arguments.token);
+    if let Some(position) = position {
+        request = request.header("Last-Event-ID", position.as_str());
+    }
+    let broken = |error: reqwest::Error| Failure::Broken(anyhow::Error::new(error).context(format!("ask {url}")));
+    let mut response = request.send().await.map_err(broken)?;
+    let status = response.status();
+    if !status.is_success() {
+        let body = response.text().await.unwrap_or_default();
+        let error = anyhow::anyhow!("{url} answered {status}: {body}");
+        return Err(if status.is_server_error() { Failure::Broken(error) } else { Failure::Refused(error) });
+    }
+    let coloured = std::io::stdout().is_terminal();
+    let mut events = Events::default();
+    while let Some(chunk) = response.chunk().await.map_err(broken)? {
+        for event in events.feed(&chunk).map_err(Failure::Broken)? {
+            if event.id.is_some() {
+                *position = event.id;
+            }
+            let Ok(data) = serde_json::from_str::<Value>(&event.data) else { continue };
+            let kind = data["type"].as_str().unwrap_or(&event.name);
+            let wanted =
+                arguments.types.is_empty() || arguments.types.iter().any(|prefix| kind.starts_with(prefix.as_str()));
+            let mentioned = arguments.grep.as_ref().is_none_or(|text| event.data.contains(text.as_str()));
+            if !wanted || !mentioned {
+                continue;
+            }
+            println!("{}", if out.is_json() { event.data.clone() } else { line(kind, &data, coloured) });
+            *shown += 1;
+            if arguments.count.is_some_and(|count| *shown >= count) {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Number, type, and the rest of the event in short.
+fn line(kind: &str, data: &Value, coloured: bool) -> String {
+    let seq = data["seq"].as_u64().map_or_else(|| "-".to_owned(), |seq| seq.to_string());
+    let mut rest = data.clone();
+    if let Some(fields) = rest.as_object_mut() {
+        for known in ["type", "seq"] {
+            fields.remove(known);
+        }
+    }
+    // One colour for each family of events.
+    let colour = match kind.split('.').next().unwrap_or_default() {
+        "message" | "thread" | "dm" => 36,
+        "delivery" => 33,
+        "agent" | "node" => 32,
+        _ => 35,
+    };
+    let kind = if coloured { format!("\x1b[{colour}m{kind}\x1b[0m") } else { kind.to_owned() };
+    format!("{seq:>8}  {kind}  {rest}")
+}
+
+/// One server-sent event.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Event {
+    name: String,
+    id: Option<String>,
+    data: String,
+}
+
+/// Cuts a stream of bytes into events.
+#[derive(Debug, Default)]
+struct Events {
+    buffered: Vec<u8>,
+}
+
+impl Events {
+    fn feed(&mut self, bytes: &[u8]) -> Result<Vec<Event>> {
+        self.buffered.extend_from_slice(bytes);
+        let mut events = Vec::new();
+        while let Some(end) = self.buffered.windows(2).position(|pair| pair == b"\n\n") {
+            let block: Vec<u8> = self.buffered.drain(..end + 2).collect();
+            let event = read(&String::from_utf8_lossy(&block));
+            if event != Event::default() {
+                events.push(event);
+            }
+        }
+        if self.buffered.len() > LONGEST {
+            bail!("an event is longer than {LONGEST} bytes");
+        }
+        Ok(events)
+    }
+}
+
+fn read(block: &str) -> Event {
+    let mut event = Event::default();
+    for line in block.lines() {
+        let (field, value) = line.split_once(':').unwrap_or((line, ""));
+        let value = value.strip_prefix(' ').unwrap_or(value);
+        match field {
+            "event" => value.clone_into(&mut event.name),
+            "id" => event.id = Some(value.to_owned()),
+            "data" => {
+                if !event.data.is_empty() {
+                    event.data.push('\n');
+                }
+                event.data.push_str(value);
+            }
+            // Comments, and what later versions may send.
+            _ => {}
+        }
+    }
+    event
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_out_whole_however_the_bytes_are_cut() {
+        let text = ": hello\n\nid: 7\nevent: message.created\ndata: {\"a\":\ndata: 1}\n\nid: 8\ndata: {}\n\n";
+        let expected = [
+            Event { name: "message.created".into(), id: Some("7".into()), data: "{\"a\":\n1}".into() },
+            Event { name: String::new(), id: Some("8".into()), data: "{}".into() },
+        ];
+        for size in [1, 2, 3, 7, text.len()] {
+            let mut events = Events::default();
+            let got: Vec<Event> = text.as_bytes().chunks(size).flat_map(|chunk| events.feed(chunk).unwrap()).collect();
+            assert_eq!(got, expected, "cut into {size} bytes");
+        }
+    }
+
+    #[test]
+    fn an_endless_event_is_refused() {
+        let mut events = Events::default();
+        assert!(events.feed(&vec![b'x'; LONGEST + 1]).is_err());
+    }
+
+    #[test]
+    fn a_line_names_number_and_type_first() {
+        let data = serde_json::json!({ "type": "message.created", "seq": 7, "channel": "general" });
+        assert_eq!(line("message.created", &data, false), "       7  message.created  {\"channel\":\"general\"}");
+        assert!(line("message.created", &data, true).contains("\x1b[36mmessage.created\x1b[0m"));
+    }
+}
