@@ -59,6 +59,24 @@ impl Workspace {
         &self.pools[turn % self.pools.len()]
     }
 
+    /// The same, but never the gateway `away` while there are others.
+    pub(crate) fn pool_but(&self, turn: usize, away: usize) -> &Arc<Pool> {
+        let count = self.pools.len();
+        let skip = usize::from(count > 1 && turn % count == away);
+        self.pool(turn % count + skip)
+    }
+
+    /// The workspace's key.
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Makes an agent a member of a channel.
+    pub(crate) async fn join(&self, channel: &str, agent: &Agent) -> Result<()> {
+        let path = format!("/v1/channels/{channel}/join");
+        call::<Value>(self.pool(0), &path, Some(&agent.token), &json!({})).await.map(drop)
+    }
+
     /// The same workspace through gateway `index` only.
     pub(crate) fn through_gateway(&self, index: usize) -> Self {
         Self { pools: vec![Arc::clone(&self.pools[index])], key: Arc::clone(&self.key) }
@@ -99,6 +117,12 @@ impl Workspace {
         }
         let created: Created = call(self.pool(0), "/v1/nodes", Some(&self.key), &body).await?;
         Ok(NodeAccess { id: created.id, name: name.to_owned(), token: created.token })
+    }
+
+    /// Makes a node that is pushed to.
+    pub(crate) async fn push_node(&self, name: &str, delivery: Value) -> Result<()> {
+        let body = json!({"name": name, "kind": "http_push", "delivery": delivery});
+        call::<Value>(self.pool(0), "/v1/nodes", Some(&self.key), &body).await.map(drop)
     }
 
     /// Binds `agents` to the broker node `node`.

@@ -140,6 +140,15 @@ pub(crate) enum Scenario {
         #[arg(long, default_value_t = 10)]
         unacked: usize,
     },
+    /// Every gateway and worker is restarted, one after the other, under direct messages; beside the same load without that.
+    Rolling {
+        /// Messages a second; 0: as fast as the window allows.
+        #[arg(long, default_value_t = 0.0)]
+        rate: f64,
+        /// Connected receivers, which come back to another gateway.
+        #[arg(long, default_value_t = 100)]
+        agents: usize,
+    },
     /// Messages accepted while nobody was connected, then everybody connects.
     Replay {
         /// Messages.
@@ -158,7 +167,56 @@ pub(crate) enum Scenario {
         #[arg(long, default_value_t = 5_000)]
         direct_agents: usize,
     },
-    /// Everything above with its defaults.
+    /// Deliveries of a busy workspace without observers, then with many.
+    Observe {
+        /// Observers, all of one workspace.
+        #[arg(long, default_value_t = 1000)]
+        observers: usize,
+        /// Messages a second.
+        #[arg(long, default_value_t = 10.0)]
+        rate: f64,
+        /// Connected receivers.
+        #[arg(long, default_value_t = 100)]
+        agents: usize,
+    },
+    /// Deliveries posted to HTTP endpoints, and a plain HTTP client loop beside it.
+    Push {
+        /// Endpoints, one agent each.
+        #[arg(long, default_value_t = 100)]
+        endpoints: usize,
+        /// Deliveries to each; a mailbox holds 1000.
+        #[arg(long, default_value_t = 400)]
+        each: usize,
+    },
+    /// Listing, searching and the inbox over many messages.
+    Read {
+        /// Messages.
+        #[arg(long, default_value_t = 1_000_000)]
+        messages: usize,
+    },
+    /// Actions invoked on nodes that answer at once: at a rate, then as a burst beside bare NATS requests.
+    Invoke {
+        /// Nodes.
+        #[arg(long, default_value_t = 20)]
+        nodes: usize,
+        /// Invocations of the burst.
+        #[arg(long, default_value_t = 1000)]
+        burst: usize,
+        /// Invocations a second before it.
+        #[arg(long, default_value_t = 200.0)]
+        rate: f64,
+    },
+    /// Bursts of invocations placed on equal nodes, simulated: no servers are started.
+    Placement {
+        /// Nodes.
+        #[arg(long, default_value_t = 10_000)]
+        nodes: usize,
+        /// Invocations in each burst.
+        #[arg(long, default_value_t = 100_000)]
+        burst: usize,
+    },
+    /// All of the delivery scenarios with their defaults: everything but `rolling`, `observe`, `read`, `push`,
+    /// `invoke` and `placement`.
     All,
 }
 

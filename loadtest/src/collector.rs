@@ -18,6 +18,7 @@ pub(crate) struct Collector {
     stragglers: AtomicU64,
     last_at: AtomicU64,
     duplicates: AtomicU64,
+    repeated: AtomicU64,
     out_of_order: AtomicU64,
     closed_sockets: AtomicU64,
     caught_up: AtomicU64,
@@ -44,6 +45,16 @@ impl Collector {
     /// A delivery that this connection had already received.
     pub(crate) fn duplicate(&self) {
         self.duplicates.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A delivery that an earlier connection had received, and not acked in time: not a problem.
+    pub(crate) fn repeated(&self) {
+        self.repeated.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many of those there were.
+    pub(crate) fn repeated_count(&self) -> u64 {
+        self.repeated.load(Ordering::Relaxed)
     }
 
     /// A delivery that skipped at least one seq on this connection.
@@ -86,6 +97,7 @@ impl Collector {
             &self.delivered,
             &self.last_at,
             &self.duplicates,
+            &self.repeated,
             &self.out_of_order,
             &self.closed_sockets,
             &self.caught_up,

@@ -1,6 +1,6 @@
 //! Sends, as fast as the window allows or at a fixed rate, and counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -26,23 +26,29 @@ pub(crate) struct Load {
     pub(crate) fan_out: u64,
     /// While more deliveries than this are outstanding, nothing new is sent.
     pub(crate) backlog: u64,
+    /// Ends it before its time, once set.
+    pub(crate) stop: Arc<AtomicBool>,
 }
 
 impl Load {
     /// One recipient a request, as fast as possible for `duration`.
     pub(crate) fn closed(in_flight: usize, duration: Duration) -> Self {
-        Self { in_flight, rate: None, duration, most: u64::MAX, fan_out: 1, backlog: 10_000 }
+        Self { in_flight, backlog: 10_000, ..Self::of(None, duration) }
     }
 
     /// One recipient a request, `rate` requests a second for `duration`.
     pub(crate) fn paced(rate: f64, duration: Duration) -> Self {
-        Self { in_flight: 256, rate: Some(rate), duration, most: u64::MAX, fan_out: 1, backlog: u64::MAX }
+        Self::of(Some(rate), duration)
     }
 
     /// `count` requests to one recipient each, as fast as the window allows.
     pub(crate) fn counted(in_flight: usize, count: u64) -> Self {
-        let duration = Duration::from_secs(300);
-        Self { in_flight, rate: None, duration, most: count, fan_out: 1, backlog: u64::MAX }
+        Self { in_flight, most: count, ..Self::of(None, Duration::from_secs(300)) }
+    }
+
+    fn of(rate: Option<f64>, duration: Duration) -> Self {
+        let stop = Arc::default();
+        Self { in_flight: 256, rate, duration, most: u64::MAX, fan_out: 1, backlog: u64::MAX, stop }
     }
 }
 
@@ -98,7 +104,8 @@ where
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
         let due = load.rate.map(|rate| start + Duration::from_secs_f64(number as f64 / rate));
         let ends = start + load.duration;
-        if number >= load.most || due.unwrap_or_else(Instant::now) >= ends {
+        let stopped = load.stop.load(Ordering::Relaxed);
+        if stopped || number >= load.most || due.unwrap_or_else(Instant::now) >= ends {
             return;
         }
         if let Some(due) = due {

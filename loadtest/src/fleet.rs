@@ -1,18 +1,23 @@
 //! Many sockets at once.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use futures::stream::FuturesUnordered;
 use futures::{StreamExt, TryStreamExt, stream};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::api::{Agent, Workspace};
 use crate::collector::Collector;
-use crate::inbox::Acks;
+use crate::inbox::{Acks, Received};
 use crate::socket::{NodeSocket, NodeSpec};
 
+/// From the first connection to the last registration.
+const REGISTERED_WITHIN: Duration = Duration::from_secs(60);
 /// Sockets that connect at the same time.
 const AT_ONCE: usize = 64;
 
@@ -23,7 +28,7 @@ pub(crate) async fn nodes(
     per_socket: usize,
     prefix: &str,
 ) -> Result<Vec<NodeSpec>> {
-    let spec = |access, broker, agents, acks| NodeSpec { access, broker, agents, acks, goal: None };
+    let spec = |access, broker, agents, acks| NodeSpec { access, broker, agents, acks, goal: None, received: None };
     if per_socket == 1 {
         let accesses = workspace.direct_nodes(agents).await?;
         let pairs = accesses.into_iter().zip(agents);
@@ -57,6 +62,46 @@ impl Fleet {
         while let Some((node_id, socket)) = opened.try_next().await? {
             receivers.spawn(receive(socket, node_id, Arc::clone(collector)));
         }
+        Ok(Self { _receivers: receivers })
+    }
+
+    /// Connects every node, spread over the gateways, and again to the next one whenever its connection ends: at once, and after
+    /// `pause` where it is refused. All are registered when it returns. Ends are counted, and are no problem.
+    pub(crate) async fn returning(
+        workspace: &Workspace,
+        specs: &[NodeSpec],
+        collector: &Arc<Collector>,
+        pause: Duration,
+        ends: &Arc<AtomicU64>,
+    ) -> Result<Self> {
+        let mut receivers = JoinSet::new();
+        let mut registered = FuturesUnordered::new();
+        for (number, spec) in specs.iter().enumerate() {
+            let spec = NodeSpec { received: Some(Received::default()), ..spec.clone() };
+            let (workspace, collector, ends) = (workspace.clone(), Arc::clone(collector), Arc::clone(ends));
+            let (tell, told) = oneshot::channel();
+            registered.push(told);
+            receivers.spawn(async move {
+                let mut tell = Some(tell);
+                for turn in number.. {
+                    match NodeSocket::open(workspace.pool(turn).address(), &spec, Arc::clone(&collector)).await {
+                        Ok(socket) => {
+                            let _ = tell.take().map(|tell| tell.send(()));
+                            socket.run(&spec.access.id).await;
+                            ends.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err(_) => tokio::time::sleep(pause).await,
+                    }
+                }
+            });
+        }
+        let all = async {
+            while let Some(told) = registered.next().await {
+                told?
+            }
+            anyhow::Ok(())
+        };
+        tokio::time::timeout(REGISTERED_WITHIN, all).await.context("not all nodes were let in")??;
         Ok(Self { _receivers: receivers })
     }
 

@@ -51,11 +51,32 @@ impl Pool {
 
     /// One request and its answer. It is never repeated: an error leaves open whether it was carried out.
     pub(crate) async fn post(&self, path: &str, token: Option<&str>, body: &str) -> Result<Answer> {
-        let request = encode(&self.address, path, token, body);
+        self.ask("POST", path, token, None, body).await
+    }
+
+    /// The same with an idempotency key, so that the caller may repeat it.
+    pub(crate) async fn post_keyed(&self, path: &str, token: &str, key: &str, body: &str) -> Result<Answer> {
+        self.ask("POST", path, Some(token), Some(key), body).await
+    }
+
+    /// The same for reading.
+    pub(crate) async fn get(&self, path: &str, token: Option<&str>) -> Result<Answer> {
+        self.ask("GET", path, token, None, "").await
+    }
+
+    async fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        token: Option<&str>,
+        key: Option<&str>,
+        body: &str,
+    ) -> Result<Answer> {
+        let request = encode(&self.address, method, path, token, key, body);
         tokio::time::timeout(ANSWER_WITHIN, self.exchange(&request))
             .await
-            .with_context(|| format!("no answer to POST {path}"))?
-            .with_context(|| format!("POST {path} to {}", self.address))
+            .with_context(|| format!("no answer to {method} {path}"))?
+            .with_context(|| format!("{method} {path} to {}", self.address))
     }
 
     async fn exchange(&self, request: &[u8]) -> Result<Answer> {
@@ -85,12 +106,21 @@ impl Pool {
     }
 }
 
-fn encode(host: &str, path: &str, token: Option<&str>, body: &str) -> Vec<u8> {
-    let mut request = format!("POST {path} HTTP/1.1\r\nhost: {host}\r\n");
+fn encode(host: &str, method: &str, path: &str, token: Option<&str>, key: Option<&str>, body: &str) -> Vec<u8> {
+    let mut request = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\n");
     if let Some(token) = token {
         request.push_str("authorization: Bearer ");
         request.push_str(token);
         request.push_str("\r\n");
+    }
+    if let Some(key) = key {
+        request.push_str("idempotency-key: ");
+        request.push_str(key);
+        request.push_str("\r\n");
+    }
+    if body.is_empty() {
+        request.push_str("\r\n");
+        return request.into_bytes();
     }
     let length = body.len();
     request.push_str(&format!("content-type: application/json\r\ncontent-length: {length}\r\n\r\n"));

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -35,11 +35,16 @@ struct Frame<'a> {
     payload: Option<&'a RawValue>,
 }
 
+/// Highest seq by agent name, over all connections of a node.
+pub(crate) type Received = Arc<Mutex<HashMap<String, u64>>>;
+
 /// What one connection has received.
 pub(crate) struct Inbox {
     collector: Arc<Collector>,
     /// Highest seq by agent name, on this connection.
     seqs: HashMap<String, u64>,
+    /// What its node received on all connections, where that matters.
+    received: Option<Received>,
     acks: Acks,
     goal: Option<u64>,
     pub(crate) unacked: HashMap<String, u64>,
@@ -49,7 +54,13 @@ pub(crate) struct Inbox {
 impl Inbox {
     /// Of a connection that has just been made.
     pub(crate) fn new(collector: Arc<Collector>, acks: Acks, goal: Option<u64>) -> Self {
-        Self { collector, seqs: HashMap::new(), acks, goal, unacked: HashMap::new(), pending_replies: Vec::new() }
+        let (seqs, unacked, received) = Default::default();
+        Self { collector, seqs, received, acks, goal, unacked, pending_replies: Vec::new() }
+    }
+
+    /// Of a node that comes back: what it has received before counts as repeated.
+    pub(crate) fn remembering(self, received: Option<Received>) -> Self {
+        Self { received, ..self }
     }
 
     /// Whether the request `id` was answered.
@@ -93,7 +104,9 @@ impl Inbox {
         if seq != before + 1 {
             self.collector.out_of_order(|| format!("{agent} got seq {seq} after {before}"));
         }
-        self.collector.delivered(sent_at(payload));
+        if self.is_new(agent, seq) {
+            self.collector.delivered(sent_at(payload));
+        }
         if self.goal.is_some_and(|goal| before < goal && goal <= seq) {
             self.collector.caught_up();
         }
@@ -108,6 +121,25 @@ impl Inbox {
                 None
             }
         }
+    }
+}
+
+impl Inbox {
+    /// Whether no earlier connection of the node received it.
+    fn is_new(&self, agent: &str, seq: u64) -> bool {
+        let Some(received) = &self.received else { return true };
+        let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = received.entry(agent.to_owned()).or_insert(seq - 1);
+        if seq <= *last {
+            self.collector.repeated();
+            return false;
+        }
+        if seq != *last + 1 {
+            let before = *last;
+            self.collector.out_of_order(|| format!("{agent} got seq {seq}, having {before} from all its connections"));
+        }
+        *last = seq;
+        true
     }
 }
 
@@ -144,6 +176,25 @@ pub(crate) mod tests {
         assert_eq!(inbox.collector.delivered_count(), 2);
         assert_eq!(inbox.collector.problems(), ["1 duplicate frames"]);
         assert_eq!(inbox.collector.take_samples().len(), 2);
+    }
+
+    #[test]
+    fn the_next_connection_may_repeat_and_not_skip() {
+        let received = Received::default();
+        let mut first = inbox(Acks::Each, None).remembering(Some(Arc::clone(&received)));
+        for seq in [1, 2, 3] {
+            first.frame(&deliver("ada", seq)).unwrap();
+        }
+        let collector = Arc::clone(&first.collector);
+        let next = || Inbox::new(Arc::clone(&collector), Acks::Each, None).remembering(Some(Arc::clone(&received)));
+        let mut second = next();
+        for seq in [3, 4] {
+            assert!(second.frame(&deliver("ada", seq)).unwrap().is_some());
+        }
+        assert_eq!((collector.delivered_count(), collector.repeated_count()), (4, 1));
+        assert!(collector.problems().is_empty());
+        next().frame(&deliver("ada", 6)).unwrap();
+        assert_eq!(collector.problems()[0], "1 frames out of order");
     }
 
     #[test]

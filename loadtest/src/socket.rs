@@ -14,7 +14,7 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
 use crate::api::{Agent, NodeAccess};
 use crate::collector::Collector;
-use crate::inbox::{Acks, Inbox, ack_frame};
+use crate::inbox::{Acks, Inbox, Received, ack_frame};
 
 /// A node must be told apart from a dead one within 45 s.
 const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -33,6 +33,8 @@ pub(crate) struct NodeSpec {
     pub(crate) acks: Acks,
     /// An agent that has received this seq has caught up.
     pub(crate) goal: Option<u64>,
+    /// What it has received on all its connections; for nodes that come back.
+    pub(crate) received: Option<Received>,
 }
 
 /// A registered socket that receives.
@@ -54,7 +56,7 @@ impl NodeSocket {
             .await
             .context("no answer to the upgrade")?
             .context("upgrade")?;
-        let inbox = Inbox::new(collector, spec.acks, spec.goal);
+        let inbox = Inbox::new(collector, spec.acks, spec.goal).remembering(spec.received.clone());
         let mut socket = Self { stream, inbox, next_heartbeat: Instant::now() + HEARTBEAT };
         socket.request("register", register_frame(spec)).await?;
         if spec.broker {
@@ -197,7 +199,7 @@ mod tests {
         let other = tokio::spawn(gateway(listener, vec![1, 2, 3], expected_acks));
         let access = NodeAccess { id: "n1".into(), name: "box".into(), token: "nt_live_x".into() };
         let agents = vec![Agent { id: "a1".into(), name: "ada".into(), token: String::new() }];
-        let spec = NodeSpec { access, broker, agents, acks, goal: Some(3) };
+        let spec = NodeSpec { access, broker, agents, acks, goal: Some(3), received: None };
         let collector = Arc::new(Collector::default());
         let socket = NodeSocket::open(&address, &spec, Arc::clone(&collector)).await.unwrap();
         let why = socket.run("n1").await;

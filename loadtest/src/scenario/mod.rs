@@ -2,9 +2,15 @@
 
 mod fanout;
 mod idle;
+mod invoke;
 mod live;
+mod observe;
+mod placement;
+mod push;
+mod read;
 mod reconnect;
 mod replay;
+mod rolling;
 
 use anyhow::Result;
 
@@ -27,8 +33,22 @@ pub(crate) async fn run(scenario: &Scenario, common: &Common, report: &mut Repor
         Scenario::Replay { messages, agents } => {
             replay::run(common, common.scaled(*messages), common.scaled(*agents), report).await
         }
+        Scenario::Rolling { rate, agents } => rolling::run(common, *rate, common.scaled(*agents), report).await,
         Scenario::Idle { agents, direct_agents } => {
             idle::run(common, common.scaled(*agents), common.scaled(*direct_agents), report).await
+        }
+        Scenario::Observe { observers, rate, agents } => {
+            observe::run(common, common.scaled(*observers), *rate, common.scaled(*agents), report).await
+        }
+        Scenario::Push { endpoints, each } => {
+            push::run(common, common.scaled(*endpoints), common.scaled(*each), report).await
+        }
+        Scenario::Read { messages } => read::run(common, common.scaled(*messages), report).await,
+        Scenario::Invoke { nodes, burst, rate } => {
+            invoke::run(common, *nodes, common.scaled(*burst), *rate, report).await
+        }
+        Scenario::Placement { nodes, burst } => {
+            placement::run(common, common.scaled(*nodes), common.scaled(*burst), report)
         }
         Scenario::All => all(common, report).await,
     }
