@@ -1,5 +1,10 @@
 //! What the acceptance tests share beside the testkit.
 
+pub mod access;
+pub mod browser;
 pub mod chaos;
 pub mod clients;
+pub mod push_scene;
 pub mod raw;
+pub mod relayctl;
+pub mod routes;

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result};
 use relay_testkit::client::Reply;
-use reqwest::{Client, Method};
+use reqwest::Method;
 use serde_json::Value;
 
 /// A request that nothing is added to.
@@ -66,7 +66,7 @@ impl Raw {
     /// When none came.
     pub async fn send(self) -> Result<Reply> {
         let what = format!("{} {}", self.method, self.url);
-        let http = Client::builder().no_proxy().timeout(std::time::Duration::from_secs(60)).build()?;
+        let http = relay_testkit::http::client().timeout(std::time::Duration::from_secs(60)).build()?;
         let mut request = http.request(self.method, self.url);
         for (name, value) in self.headers {
             request = request.header(name, value);

@@ -52,7 +52,11 @@ impl Lead {
         let heard = wait::until_ok(&what, HEARD_WITHIN, || async {
             ensure!(script.heard().contains(text), "the command was given {:?}", script.heard());
             let known = self.floor().await?;
-            ensure!(known == floor, "delivery_ack_seq is {known}, the broker is at {:?}", broker.position(AGENT).await);
+            let position = broker.position(AGENT).await?;
+            ensure!(known == floor, "delivery_ack_seq is {known}, the broker is at {position:?}");
+            // The broker sends its ack before it writes down that it did.
+            let acked = position.map(|position| position.acked);
+            ensure!(acked == Some(floor), "the broker is at {position:?}");
             Ok::<_, anyhow::Error>(())
         });
         heard.await.inspect_err(|_| println!("the broker's log ends:\n{}", broker.log_tail(60)))?;

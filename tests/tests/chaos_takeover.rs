@@ -74,7 +74,10 @@ async fn a_message_whose_gateway_died_between_commit_and_publish_arrives() -> Re
         let proxy = scene.stack.postgres_proxy();
         wait::until("the cut", SOON, || async { proxy.connection_count() == 0 }).await;
         proxy.restore();
-        ensure!(scene.database.messages().await?.contains_key(&text), "the COMMIT was to arrive");
+        wait::until("the COMMIT to have arrived", SOON, || async {
+            scene.database.messages().await.is_ok_and(|messages| messages.contains_key(&text))
+        })
+        .await;
         sent.push(one);
         let since = Instant::now();
         scene.reaches("ada", head + 1, Duration::from_secs(15)).await;

@@ -5,8 +5,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use relay_acceptance::clients::Front;
 use relay_testkit::client::Api;
+use relay_testkit::shared;
 use relay_testkit::stack::Stack;
 use relay_testkit::wait;
+use relaycast::types::{
+    CreateObserverTokenRequest, CreateWebhookRequest, EmitSessionEventRequest, FileListOptions, ListSessionEventsQuery,
+    ObserverScope, ObserverTokenFilters, SearchOptions, SetSystemPromptRequest, UpdateObserverTokenRequest,
+    UploadRequest, WebhookTriggerRequest,
+};
 use relaycast::{
     AgentClient, CreateAgentRequest, CreateChannelRequest, CreateGroupDmRequest, EventReceiver, RelayCast,
     RelayCastOptions, RelayError, WorkspaceProvenance,
@@ -111,5 +117,172 @@ async fn the_rust_sdk_works_and_survives_its_gateway() -> Result<()> {
     assert_eq!(arrived.into_iter().map(|(_, text)| text).collect::<Vec<_>>(), meanwhile);
     ensure!(front.current() == 1, "the other gateway serves it");
     bob.disconnect().await;
+    Ok(())
+}
+
+/// Ada at one gateway, bob at the other, both in `#plans`, and the workspace's clients there.
+async fn pair(name: &str) -> Result<([RelayCast; 2], AgentClient, AgentClient)> {
+    let gateways = &shared().await.gateways;
+    let made = RelayCast::create_workspace(name, Some(gateways[0].as_str()), WorkspaceProvenance::sdk()).await?;
+    let options = |gateway: &str| RelayCastOptions::new(made.api_key.as_str()).with_base_url(gateway);
+    let (here, there) = (RelayCast::new(options(&gateways[0]))?, RelayCast::new(options(&gateways[1]))?);
+    let ada = here.as_agent(here.register_agent(agent("ada")).await?.token)?;
+    let bob = there.as_agent(there.register_agent(agent("bob")).await?.token)?;
+    ada.create_channel(CreateChannelRequest { name: "plans".to_owned(), topic: None, metadata: None }).await?;
+    bob.join_channel("plans").await?;
+    Ok(([here, there], ada, bob))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rust_sdk_reads_what_is_unread_and_finds_it() -> Result<()> {
+    let ([here, there], ada, bob) = pair("sdk-rust-reading").await?;
+    let mine = send(&bob, "from bob").await?;
+    let (first, second) = (send(&ada, "unread one").await?, send(&ada, "unread two, @bob").await?);
+    let dm = ada.dm_typed("bob", "a letter", None).await?;
+    // This client wants the text of the last letter where the others want an object.
+    let inbox = bob.inbox().await?;
+    assert_eq!((&*inbox.unread_channels[0].channel_name, inbox.unread_channels[0].unread_count), ("plans", 2));
+    assert_eq!(inbox.mentions.iter().map(|mention| &*mention.id).collect::<Vec<_>>(), [&*second]);
+    let letter = &inbox.unread_dms[0];
+    assert_eq!((&*letter.from, letter.unread_count, letter.last_message.as_deref()), ("ada", 1, Some("a letter")));
+    for read in [&first, &second, &dm.message.id] {
+        bob.mark_read(read).await?;
+    }
+    let inbox = bob.inbox().await?;
+    ensure!(inbox.unread_channels.is_empty() && inbox.unread_dms.is_empty(), "unread: {inbox:?}");
+    assert_eq!(ada.readers(&first).await?[0].agent_name, "bob");
+    let status = ada.read_status("plans").await?;
+    assert!(status.iter().any(|one| one.agent_name == "bob" && one.last_read_id.as_ref() == Some(&second)));
+
+    ada.react(&mine, "eyes").await?;
+    ada.react(&mine, "eyes").await?;
+    let groups = there.get_message_reactions(&mine).await?;
+    assert_eq!((&*groups[0].emoji, groups[0].count, &*groups[0].agents), ("eyes", 1, &["ada".to_owned()][..]));
+    ada.unreact(&mine, "eyes").await?;
+    assert!(bob.reactions(&mine).await?.is_empty());
+
+    let only = SearchOptions {
+        channel: Some("plans".to_owned()),
+        from: Some("ada".to_owned()),
+        limit: Some(1),
+        before: None,
+        after: Some(first.clone()),
+    };
+    let hits = bob.search("unread", Some(only)).await?;
+    assert_eq!(hits.iter().map(|hit| hit["id"].as_str().unwrap_or_default()).collect::<Vec<_>>(), [&*second]);
+
+    let conversations = here.all_dm_conversations().await?;
+    assert_eq!((&*conversations[0].id, conversations[0].message_count), (&*dm.conversation_id, 1));
+    assert_eq!(there.dm_messages(&dm.conversation_id, None).await?[0].text, "a letter");
+    assert_eq!(bob.dm_conversations().await?[0].last_message.as_deref(), Some("a letter"));
+    let stats = here.stats().await?;
+    assert_eq!((stats.agents.total, stats.messages.total, stats.channels.total), (2, 4, 2));
+    // Nobody has stated a latency: its type takes no null.
+    let overview = there.console_stats(None).await?;
+    assert_eq!((overview.total_messages, overview.dm_messages, overview.avg_latency_ms), (4, 1, 0.0));
+    let authors = here.console_agents(None).await?;
+    assert_eq!((&*authors[0].agent_name, authors[0].message_count), ("ada", 3));
+    assert_eq!(there.console_costs(None).await?.totals.total_tokens, 0);
+    assert_eq!(here.console_messages(None).await?.len(), 4);
+    let activity = there.activity(Some(2)).await?;
+    assert_eq!(activity.iter().map(|item| &*item.item_type).collect::<Vec<_>>(), ["dm", "message"]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rust_sdk_lists_all_conversations_page_by_page() -> Result<()> {
+    let ([here, _], ada, _) = pair("sdk-rust-pages").await?;
+    // It asks for 500 at a time.
+    for nth in 0..501 {
+        let group = CreateGroupDmRequest {
+            participants: vec!["bob".to_owned()],
+            name: Some(format!("group {nth}")),
+            text: String::new(),
+        };
+        ada.create_group_dm_typed(group).await?;
+    }
+    let all = here.all_dm_conversations().await?;
+    let ids: std::collections::BTreeSet<_> = all.iter().map(|one| one.id.as_str()).collect();
+    assert_eq!((all.len(), ids.len()), (501, 501));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rust_sdk_has_files_webhooks_observer_tokens_and_session_events() -> Result<()> {
+    let ([here, there], ada, bob) = pair("sdk-rust-rest").await?;
+    let http = relay_testkit::http::client().build()?;
+    let content = "what the file holds\n";
+    let request = UploadRequest {
+        filename: "plan.txt".to_owned(),
+        content_type: "text/plain".to_owned(),
+        size_bytes: i64::try_from(content.len())?,
+    };
+    let upload = ada.upload_file(request).await?;
+    let put = http.put(&upload.upload_url).header("Content-Type", "text/plain").body(content).send().await?;
+    ensure!(put.status().is_success(), "{}", put.status());
+    let file = ada.complete_upload(&upload.file_id).await?;
+    let info = bob.get_file(&file.file_id).await?;
+    assert_eq!((&*info.filename, info.size, &*info.uploaded_by), ("plan.txt", i64::try_from(content.len())?, "ada"));
+    assert_eq!(http.get(&info.url).send().await?.text().await?, content);
+    let listed = bob.list_files(Some(FileListOptions { uploaded_by: None, limit: Some(5) })).await?;
+    assert_eq!(listed.iter().map(|one| &one.file_id).collect::<Vec<_>>(), [&file.file_id]);
+    let posted = ada.send("plans", "see the file", Some(vec![file.file_id.clone()]), None, None).await?;
+    assert_eq!(posted.attachments[0].filename, "plan.txt");
+    ada.delete_file(&file.file_id).await?;
+
+    let hook =
+        here.create_webhook(CreateWebhookRequest { name: Some("builds".to_owned()), channel: "plans".to_owned() });
+    let hook = hook.await?;
+    let text = WebhookTriggerRequest { text: Some("green".to_owned()), ..WebhookTriggerRequest::default() };
+    let answer = there.trigger_webhook(&hook.webhook_id, text, hook.token.as_str()).await?;
+    assert_eq!(bob.message(&answer.message_id).await?.text, "green");
+    assert_eq!(there.list_webhooks().await?[0].channel_name, "plans");
+    here.delete_webhook(&hook.webhook_id).await?;
+
+    let request = CreateObserverTokenRequest {
+        name: "board".to_owned(),
+        scopes: vec![ObserverScope::StreamRead, ObserverScope::MessagesRead],
+        description: None,
+        filters: Some(ObserverTokenFilters {
+            channel_names: vec!["plans".to_owned()],
+            ..ObserverTokenFilters::default()
+        }),
+        expires_at: None,
+    };
+    let made = here.create_observer_token(request).await?;
+    let token = made.token.context("a token that is just made")?;
+    let observer = RelayCast::new(RelayCastOptions::new(token).with_base_url(&shared().await.gateways[1]))?;
+    assert_eq!(observer.list_messages("plans", None).await?.len(), 2);
+    match observer.list_messages("general", None).await {
+        Err(RelayError::Api { status: 404, .. }) => {}
+        answer => panic!("a hidden channel: {answer:?}"),
+    }
+    let update = UpdateObserverTokenRequest {
+        description: Some("on the wall".to_owned()),
+        ..UpdateObserverTokenRequest::default()
+    };
+    let updated = there.update_observer_token(&made.id, update).await?;
+    assert_eq!(updated.description.as_deref(), Some("on the wall"));
+    assert_eq!(here.get_observer_token(&made.id).await?.scopes.len(), 2);
+    ensure!(there.rotate_observer_token(&made.id).await?.token.is_some(), "a rotation gives a token");
+    assert_eq!(here.list_observer_tokens().await?[0].id, made.id);
+    here.revoke_observer_token(&made.id).await?;
+    wait::until_ok("the revoked token to be refused", ARRIVES_WITHIN, || async {
+        ensure!(observer.list_messages("plans", None).await.is_err(), "it still reads");
+        Ok::<_, anyhow::Error>(())
+    })
+    .await?;
+
+    let event = || EmitSessionEventRequest { event_type: "tool.called".to_owned(), payload: None };
+    let once = here.emit_agent_event_with_idempotency_key("ada", event(), "the-same-key").await?;
+    let again = there.emit_agent_event_with_idempotency_key("ada", event(), "the-same-key").await?;
+    assert_eq!((once.sequence, &once.id), (Some(1), &again.id));
+    assert_eq!(here.emit_agent_event("ada", event()).await?.sequence, Some(2));
+    let query = ListSessionEventsQuery { event_type: Some("tool.called".to_owned()), limit: Some(5) };
+    let events = there.list_agent_events("ada", Some(query)).await?;
+    assert_eq!(events.iter().map(|event| event.sequence).collect::<Vec<_>>(), [Some(2), Some(1)]);
+    let prompt = SetSystemPromptRequest { prompt: Some("be brief".to_owned()), reset: None };
+    assert_eq!(here.set_system_prompt(prompt).await?.prompt, "be brief");
+    assert_eq!(there.get_system_prompt().await?.prompt, "be brief");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `@relaycast/sdk` 6.0.2 from npm, unmodified, against two gateways.
+//! `@relaycast/sdk` 6.0.2 and `@agent-relay/sdk` 9.1.6 from npm, unmodified, against two gateways.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -55,4 +55,31 @@ async fn the_javascript_sdk_survives_its_gateway() -> Result<()> {
         })
         .await
         .inspect_err(|_| println!("{}", stack.logs(30)))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_javascript_sdk_works_in_its_whole_public_surface() -> Result<()> {
+    let stack = Stack::builder().gateways(2).start().await?;
+    let (victim, other) = (stack.gateway(0), stack.gateway(1));
+    let front = Front::start(&[victim.url(), other.url()]).await?;
+    let script = Script::node("whole.mjs").await?.env("RELAY_FRONT", front.url()).env("RELAY_OTHER", other.url());
+    script
+        .run(async |request| {
+            match request.0.as_str() {
+                "kill -9 the gateway" => victim.kill9(),
+                "start the gateway again" => victim.restart().await?,
+                request => panic!("{request:?} was not expected"),
+            }
+            Ok(())
+        })
+        .await
+        .inspect_err(|_| println!("{}", stack.logs(30)))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_agent_relay_sdk_sees_every_item_of_its_inbox() -> Result<()> {
+    let engine = shared().await;
+    let script = Script::node("agent_relay.mjs").await?;
+    let script = script.env("RELAY_A", &engine.gateways[0]).env("RELAY_B", &engine.gateways[1]);
+    script.run(async |request| panic!("{request:?} was not expected")).await
 }

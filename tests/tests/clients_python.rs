@@ -32,3 +32,21 @@ async fn the_python_sdk_survives_its_gateway() -> Result<()> {
         .await
         .inspect_err(|_| println!("{}", stack.logs(30)))
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_provider_of_the_python_sdk_serves_actions() -> Result<()> {
+    let engine = shared().await;
+    let (a, b) = (&engine.gateways[0], &engine.gateways[1]);
+    let workspace = Api::create_workspace(a, "sdk-python-actions").await?;
+    let script = Script::python("actions.py").await?.env("RELAY_A", a).env("RELAY_B", b);
+    script.env("RELAY_KEY", workspace.token()).run(async |request| panic!("{request:?} was not expected")).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_python_sdk_takes_every_answer_of_its_rest_calls() -> Result<()> {
+    let engine = shared().await;
+    let (a, b) = (&engine.gateways[0], &engine.gateways[1]);
+    let workspace = Api::create_workspace(a, "sdk-python-rest").await?;
+    let script = Script::python("rest.py").await?.env("RELAY_A", a).env("RELAY_B", b);
+    script.env("RELAY_KEY", workspace.token()).run(async |request| panic!("{request:?} was not expected")).await
+}

@@ -105,3 +105,57 @@ async fn the_newest_socket_of_a_direct_node_wins_and_the_older_closes_with_4001(
     assert_eq!(older.closed(SOON).await?, Some(4001));
     Ok(())
 }
+
+#[tokio::test]
+async fn what_a_hosted_agent_fails_for_now_is_sent_again_as_a_new_delivery() -> Result<()> {
+    let Scene { workspace, sender, mut socket } = scene("retrying").await?;
+    socket.auto_ack(false);
+    let hosted = socket.register_agent("worker").await?;
+    // Its reports go through any gateway.
+    let gateways = &shared().await.gateways;
+    let elsewhere = gateways.iter().find(|gateway| *gateway != workspace.base()).unwrap_or(&gateways[0]);
+    let worker = workspace.at(elsewhere).with_token(hosted["token"].as_str().unwrap_or_default());
+    let mut notices = sender.direct_socket().await?;
+    let fail = |id: String| {
+        let (worker, body) = (worker.clone(), json!({ "error": "busy", "retryable": true }));
+        async move { worker.post(&format!("/v1/deliveries/{id}/fail"), body).await?.success() }
+    };
+    sender.dm("worker", "one").await?.success()?;
+    let first = next_delivery(&mut socket).await?;
+    let (message, id) =
+        (first["msg_id"].as_str().unwrap_or_default(), first["delivery_id"].as_str().unwrap_or_default());
+    for number in 1..=3 {
+        let of = |number: i64| if number == 0 { id.to_owned() } else { format!("{id}_r{number}") };
+        let failed = fail(of(number - 1)).await?;
+        assert_eq!((&failed["status"], &failed["retryable"]), (&json!("failed"), &json!(true)), "{failed}");
+        assert_eq!(failed["redriven_as"], json!(of(number)), "{failed}");
+        let again = next_delivery(&mut socket).await?;
+        assert_eq!(shown(&again), (Some(number + 1), Some("one")), "{again}");
+        assert_eq!(again["msg_id"], json!(format!("{message}_r{number}")), "brokers remember ids");
+        assert_eq!(fail(of(number - 1)).await?["redriven_as"], json!(of(number)), "once only");
+    }
+    let rows = worker.get("/v1/deliveries?status=failed").await?.success()?;
+    let seqs: Vec<_> = rows.as_array().into_iter().flatten().filter_map(|row| row["seq"].as_i64()).collect();
+    assert_eq!(seqs, [1, 2, 3]);
+
+    // Three times is as often as may be.
+    let last = fail(format!("{id}_r3")).await?;
+    assert_eq!((&last["status"], &last["error"]), (&json!("dead_lettered"), &json!("busy")), "{last}");
+    let letters = workspace.get("/v1/dead-letters").await?.success()?;
+    assert_eq!(letters.as_array().map(Vec::len), Some(1), "{letters}");
+    assert_eq!((&letters[0]["reason"], &letters[0]["seq"]), (&json!("attempts_exhausted"), &json!(4)));
+    let told = notices.expect_where("the notice", SOON, |frame| frame["event"] == "delivery.failed").await?;
+    assert_eq!(told["data"]["reason"], "attempts_exhausted", "{told}");
+
+    // The connection flows on, and one that comes later gets nothing of what is settled.
+    sender.dm("worker", "two").await?.success()?;
+    assert_eq!(shown(&next_delivery(&mut socket).await?), (Some(5), Some("two")));
+    socket.ack("worker", 5).await?;
+    wait::until("all to be settled", SOON, || async {
+        worker.get("/v1/deliveries").await.is_ok_and(|rows| rows.data() == &json!([]))
+    })
+    .await;
+    let first = worker.get("/v1/deliveries?status=acked").await?.success()?;
+    assert_eq!(first[0]["redriven_as"], json!(format!("{id}_r1")), "the link is kept: {first}");
+    Ok(())
+}

@@ -100,7 +100,7 @@ async fn a_frame_that_cannot_be_taken_is_refused_with_its_id_and_the_socket_goes
         (r#"{"v":1,"id":"type-7","type":7}"#.into(), "type-7"),
         (r#"{"v":1,"id":"unknown","type":"node.explode"}"#.into(), "unknown"),
         (r#"{"v":1,"id":"ours","type":"deliver","seq":1}"#.into(), "ours"),
-        (r#"{"v":1,"id":"later","type":"action.result","invocation_id":"inv_1","output":null}"#.into(), "later"),
+        (r#"{"v":1,"id":"later","type":"action.result","output":null}"#.into(), "later"),
         (format!(r#"{{"v":1,"id":"long-type","type":"{long}"}}"#), "long-type"),
         (r#"{"v":1,"id":"bare-ack","type":"delivery.ack"}"#.into(), "bare-ack"),
         (r#"{"v":1,"id":"ack-7","type":"delivery.ack","agent":7,"up_to_seq":1}"#.into(), "ack-7"),

@@ -54,10 +54,12 @@ async fn room(name: &str) -> Result<Room> {
     Ok(Room { key, ann: as_ann, bob, carol, ids })
 }
 
-/// The next frames of a direct node: the notice, then the frame it announces.
+/// The next frames of a direct node about deliveries: the notice, then the frame it announces. What else it is
+/// told of its workspace may come at any time.
 async fn announced(socket: &mut NodeSocket) -> Result<Value> {
-    let notice = socket.next_frame(SOON).await?;
-    let frame = socket.next_frame(SOON).await?;
+    let about_delivery = |frame: &Value| frame["type"] != "context.update" || frame["topic"] == "agent";
+    let notice = socket.expect_where("a notice", SOON, about_delivery).await?;
+    let frame = socket.expect_where("its frame", SOON, about_delivery).await?;
     assert_eq!(
         (text(&notice["type"]), text(&notice["topic"]), text(&notice["event"]), text(&frame["type"])),
         ("context.update", "agent", "delivery.accepted", "deliver"),

@@ -276,11 +276,7 @@ async fn a_node_is_enrolled_connects_and_shows_on_the_roster() -> Result<()> {
         assert_eq!(ids(roster(query).await), ["node_9f"], "{query}");
     }
     assert_eq!(ids(roster("?capability=spawn:other").await), [""; 0]);
-    for kind in ["http_push", "poll"] {
-        key.post("/v1/nodes", json!({ "name": "pushed", "kind": kind }))
-            .await?
-            .refused(400, "unsupported_node_kind")?;
-    }
+    key.post("/v1/nodes", json!({ "name": "pushed", "kind": "smoke" })).await?.refused(400, "invalid_request")?;
     key.post("/v1/nodes", json!({ "name": "d", "role": "direct", "max_agents": 2 }))
         .await?
         .refused(400, "direct_node_capacity_exceeded")?;

@@ -3,96 +3,14 @@
 //! The routes come from the gateway's source: one that this table does not know fails the test.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use anyhow::{Result, ensure};
+use relay_acceptance::access::{Class, ROUTES};
 use relay_acceptance::raw::{Raw, is_failure};
+use relay_acceptance::routes::{anonymous, routes_of_the_gateway};
 use relay_testkit::client::{Agent, Api, NodeToken, Reply};
 use relay_testkit::shared;
 use serde_json::{Value, json};
-
-/// Who may call a route (contract: rest.md 2.2).
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Class {
-    /// Anybody.
-    None,
-    /// Anybody, but a token that is there must be a workspace key.
-    MaybeKey,
-    /// A workspace key.
-    Key,
-    /// An agent token.
-    Agent,
-    /// An agent token; a workspace key is understood, and refused with 403.
-    Acting,
-    /// A workspace key or an agent token.
-    Any,
-    /// The same, or a node token.
-    AnyOrNode,
-    /// An agent or node token; a workspace key is understood, and refused with 403.
-    Sender,
-    /// A node token, at the upgrade.
-    Socket,
-}
-
-/// Method, path, class, and the smallest body that is not refused for its shape.
-const ROUTES: &[(&str, &str, Class, &str)] = &[
-    ("GET", "/health", Class::None, ""),
-    ("GET", "/ready", Class::None, ""),
-    ("POST", "/v1/workspaces", Class::MaybeKey, r#"{"name":"w"}"#),
-    ("GET", "/v1/workspaces/by-name/{name}", Class::None, ""),
-    ("DELETE", "/v1/workspaces/{id}", Class::Key, ""),
-    ("GET", "/v1/workspace", Class::Key, ""),
-    ("PATCH", "/v1/workspace", Class::Key, r#"{"metadata":{"touched":true}}"#),
-    ("DELETE", "/v1/workspace", Class::Key, ""),
-    ("POST", "/v1/agents", Class::Key, r#"{"name":"intruder"}"#),
-    ("GET", "/v1/agents", Class::Any, ""),
-    ("GET", "/v1/agents/presence", Class::Any, ""),
-    ("POST", "/v1/agents/heartbeat", Class::Agent, "{}"),
-    ("POST", "/v1/agents/disconnect", Class::Agent, "{}"),
-    ("GET", "/v1/agents/{agent}", Class::Any, ""),
-    ("PATCH", "/v1/agents/{agent}", Class::Key, r#"{"persona":"touched"}"#),
-    ("DELETE", "/v1/agents/{agent}", Class::Key, ""),
-    ("POST", "/v1/agents/{agent}/rotate-token", Class::Any, "{}"),
-    ("GET", "/v1/agent", Class::Agent, ""),
-    ("POST", "/v1/agent/node-token", Class::Agent, "{}"),
-    ("POST", "/v1/channels", Class::Any, r#"{"name":"intruders"}"#),
-    ("GET", "/v1/channels", Class::AnyOrNode, ""),
-    ("GET", "/v1/channels/{channel}", Class::AnyOrNode, ""),
-    ("PATCH", "/v1/channels/{channel}", Class::Any, r#"{"topic":"touched"}"#),
-    ("DELETE", "/v1/channels/{channel}", Class::Any, ""),
-    ("PATCH", "/v1/channels/{channel}/topic", Class::Any, r#"{"topic":"touched"}"#),
-    ("POST", "/v1/channels/{channel}/join", Class::Agent, ""),
-    ("POST", "/v1/channels/{channel}/leave", Class::Agent, ""),
-    ("POST", "/v1/channels/{channel}/invite", Class::Acting, r#"{"agent_name":"{agent}"}"#),
-    ("GET", "/v1/channels/{channel}/members", Class::Any, ""),
-    ("POST", "/v1/channels/{channel}/mute", Class::Agent, ""),
-    ("POST", "/v1/channels/{channel}/unmute", Class::Agent, ""),
-    ("GET", "/v1/channels/{channel}/messages", Class::Any, ""),
-    ("POST", "/v1/channels/{channel}/messages", Class::Sender, r#"{"text":"touched"}"#),
-    ("POST", "/v1/nodes", Class::Key, r#"{"name":"intruder"}"#),
-    ("GET", "/v1/nodes", Class::Any, ""),
-    ("GET", "/v1/nodes/{node}", Class::Any, ""),
-    ("GET", "/v1/nodes/{node}/agents", Class::Any, ""),
-    ("POST", "/v1/nodes/{node}/agents", Class::Key, r#"{"agent_name":"{agent}"}"#),
-    ("DELETE", "/v1/nodes/{node}/agents/{agent}", Class::Key, ""),
-    ("DELETE", "/v1/nodes/{node}/providers/{provider}", Class::Key, ""),
-    ("GET", "/v1/deliveries", Class::Agent, ""),
-    ("POST", "/v1/deliveries/{delivery}/ack", Class::Agent, ""),
-    ("POST", "/v1/deliveries/{delivery}/fail", Class::Agent, ""),
-    ("POST", "/v1/deliveries/{delivery}/defer", Class::Agent, r#"{"available_at":"2030-01-01T00:00:00Z"}"#),
-    ("GET", "/v1/messages/{message}", Class::Any, ""),
-    ("GET", "/v1/messages/{message}/replies", Class::Any, ""),
-    ("POST", "/v1/messages/{message}/replies", Class::Acting, r#"{"text":"touched"}"#),
-    ("POST", "/v1/messages/{message}/read", Class::Agent, ""),
-    ("POST", "/v1/dm", Class::Acting, r#"{"to":"{agent}","text":"touched"}"#),
-    ("GET", "/v1/dm/conversations", Class::Agent, ""),
-    ("POST", "/v1/dm/group", Class::Acting, r#"{"participants":["{agent}"]}"#),
-    ("GET", "/v1/dm/{conversation}/messages", Class::Agent, ""),
-    ("POST", "/v1/dm/{conversation}/messages", Class::Acting, r#"{"text":"touched"}"#),
-    ("POST", "/v1/dm/{conversation}/participants", Class::Acting, r#"{"agent_name":"{agent}"}"#),
-    ("DELETE", "/v1/dm/{conversation}/participants/{agent}", Class::Acting, ""),
-    ("GET", "/v1/node/ws", Class::Socket, ""),
-];
 
 /// A workspace with one of everything.
 struct Tenant {
@@ -101,6 +19,8 @@ struct Tenant {
     ann: Agent,
     bob: Agent,
     node: NodeToken,
+    /// The text of an observer token that may follow the stream and nothing else.
+    observer: String,
     /// What the placeholders of paths and bodies mean.
     names: Vec<(&'static str, String)>,
 }
@@ -118,8 +38,22 @@ impl Tenant {
         let message = as_ann.post_message(&channel, "secret").await?.success()?;
         let node = key.create_broker_node(&format!("node_{tag}_{id}"), &format!("box-{tag}")).await?;
         let group = as_ann.post("/v1/dm/group", json!({ "participants": [bob.name], "name": "g" })).await?.success()?;
+        let observer = json!({ "name": "stream", "scopes": ["stream:read"] });
+        let observer = key.post("/v1/observer-tokens", observer).await?.success()?;
+        let declared = json!({ "filename": "f", "content_type": "text/plain", "size_bytes": 1 });
+        let file = key.as_agent(&bob).post("/v1/files/upload", declared).await?.success()?;
+        let webhook = key.post("/v1/webhooks", json!({ "channel": channel })).await?.success()?;
+        let subscription = json!({ "events": ["*"], "url": "https://127.0.0.1:9/" });
+        let subscription = key.post("/v1/subscriptions", subscription).await?.success()?;
+        let action = json!({ "name": format!("do-{tag}"), "handler_agent": bob.name });
+        let action = key.post("/v1/actions", action).await?.success()?;
+        let trigger = json!({ "channel": channel, "action_name": "build", "enabled": false });
+        let trigger = key.post("/v1/triggers", trigger).await?.success()?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let invoke = format!("/v1/actions/{}/invoke", text(&action["name"]));
+        let invocation = as_ann.post(&invoke, json!({})).await?.success()?;
         let names = vec![
+            ("{observer}", text(&observer["id"])),
             ("{message}", text(&message["id"])),
             ("{delivery}", format!("del_{}_{}", text(&message["id"]), bob.id)),
             ("{conversation}", text(&group["id"])),
@@ -127,10 +61,19 @@ impl Tenant {
             ("{agent}", bob.name.clone()),
             ("{node}", node.name.clone()),
             ("{provider}", "broker".to_owned()),
+            ("{emoji}", "+1".to_owned()),
+            ("{file}", text(&file["id"])),
+            ("{webhook}", text(&webhook["id"])),
+            ("{subscription}", text(&subscription["id"])),
+            ("{action}", text(&action["name"])),
+            ("{invocation}", text(&invocation["invocation_id"])),
+            ("{trigger}", text(&trigger["id"])),
+            ("{number}", "7".to_owned()),
             ("{id}", id.clone()),
             ("{name}", "nobody-has-this-name".to_owned()),
+            ("{file}", "app.js".to_owned()),
         ];
-        Ok(Self { key, id, ann, bob, node, names })
+        Ok(Self { key, id, ann, bob, node, observer: text(&observer["token"]), names })
     }
 
     fn fill(&self, template: &str) -> String {
@@ -141,7 +84,16 @@ impl Tenant {
     async fn state(&self) -> Result<Value> {
         let (ann, bob) = (self.key.as_agent(&self.ann), self.key.as_agent(&self.bob));
         let mut seen = Vec::new();
-        for path in ["/v1/workspace", "/v1/channels?include_archived=true", "/v1/nodes"] {
+        for path in [
+            "/v1/workspace",
+            "/v1/channels?include_archived=true",
+            "/v1/nodes",
+            "/v1/observer-tokens",
+            "/v1/webhooks",
+            "/v1/subscriptions",
+            "/v1/actions",
+            "/v1/triggers",
+        ] {
             seen.push(self.key.get(path).await?.success()?);
         }
         for path in [
@@ -149,6 +101,9 @@ impl Tenant {
             "/v1/channels/{channel}/messages",
             "/v1/messages/{message}/replies",
             "/v1/nodes/{node}/agents",
+            "/v1/files/{file}",
+            "/v1/agents/{agent}/events",
+            "/v1/actions/{action}/invocations/{invocation}",
         ] {
             seen.push(self.key.get(&self.fill(path)).await?.success()?);
         }
@@ -156,6 +111,11 @@ impl Tenant {
             seen.push(api.get("/v1/deliveries").await?.success()?);
             seen.push(api.get("/v1/dm/conversations").await?.success()?);
             seen.push(api.get(&self.fill("/v1/dm/{conversation}/messages")).await?.success()?);
+        }
+        for token in seen.iter_mut().flat_map(|list| list.as_array_mut()).flatten() {
+            if let Some(last_used) = token.get_mut("last_used_at") {
+                *last_used = Value::Null;
+            }
         }
         let mut agents = self.key.get("/v1/agents").await?.success()?;
         for agent in agents.as_array_mut().into_iter().flatten() {
@@ -174,57 +134,10 @@ async fn call(base: &str, method: &str, path: &str, body: &str, token: &str) -> 
     if !body.is_empty() {
         request = request.json(body);
     }
-    if path == "/v1/node/ws" {
+    if path == "/v1/node/ws" || path == "/v1/ws" {
         request = request.upgrade();
     }
     request.send().await
-}
-
-/// Every `.route(…)` of the gateway as (method, path with its parameters anonymous).
-fn routes_of_the_gateway() -> Result<BTreeSet<(String, String)>> {
-    let mut found = BTreeSet::new();
-    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../services/gateway/src")];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder)? {
-            let path = entry?.path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let source = std::fs::read_to_string(&path)?;
-                for part in source.split(".route(").skip(1) {
-                    let Some((_, rest)) = part.split_once('"') else { continue };
-                    let Some((route, rest)) = rest.split_once('"') else { continue };
-                    let handlers = argument(rest);
-                    for method in ["get", "post", "put", "patch", "delete", "any"] {
-                        // The fallback answers where a path must not seem to exist with this method.
-                        for handler in handlers.split(&format!("{method}(")).skip(1) {
-                            if !handler.starts_with("middleware::fallback") {
-                                found.insert((method.to_uppercase(), anonymous(route)));
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// The source up to where the parenthesis of `.route(` closes.
-fn argument(source: &str) -> &str {
-    let mut depth = 1;
-    for (at, byte) in source.bytes().enumerate() {
-        depth += i32::from(byte == b'(') - i32::from(byte == b')');
-        if depth == 0 {
-            return &source[..at];
-        }
-    }
-    source
-}
-
-fn anonymous(path: &str) -> String {
-    let segment = |part: &str| if part.starts_with('{') { "{}".to_owned() } else { part.to_owned() };
-    path.split('/').map(segment).collect::<Vec<_>>().join("/")
 }
 
 #[test]
@@ -242,15 +155,26 @@ fn the_table_has_every_route_of_the_gateway() -> Result<()> {
 /// let in.
 fn expected(class: Class, kind: &str, alive: bool) -> Option<(u16, &'static str)> {
     use Class as C;
+    if class == C::Operator {
+        return Some((401, "unauthorized"));
+    }
     if class == C::None || (class == C::MaybeKey && kind == "none") {
         return None;
     }
+    if class == C::Hook {
+        // Alive ones are of other kinds: the table has no webhook's own token.
+        let code = if kind == "wh" { "webhook_token_invalid" } else { "webhook_token_required" };
+        return Some((401, code));
+    }
     let allowed: &[&str] = match class {
-        C::None => &[],
+        C::None | C::Operator | C::Hook => &[],
         C::MaybeKey | C::Key => &["rk"],
         C::Agent => &["at"],
         C::Acting | C::Any => &["rk", "at"],
-        C::AnyOrNode | C::Sender => &["rk", "at", "nt"],
+        C::Sender => &["rk", "at", "nt"],
+        C::Observe | C::ReadAnything | C::Read => &["rk", "ot"],
+        C::ReadOrAgent => &["rk", "at", "ot"],
+        C::ReadOrAgentOrNode => &["rk", "at", "nt", "ot"],
         C::Socket => &["nt"],
     };
     if !allowed.contains(&kind) {
@@ -263,7 +187,10 @@ fn expected(class: Class, kind: &str, alive: bool) -> Option<(u16, &'static str)
     match (kind, alive) {
         ("rk", false) => Some((401, "unauthorized")),
         ("at", false) => Some((401, "agent_token_invalid")),
+        ("ot", false) => Some((401, "observer_token_invalid")),
         (_, false) => Some((401, "node_token_invalid")),
+        // It may follow the stream, and nothing else.
+        ("ot", true) if !matches!(class, C::Observe | C::ReadAnything) => Some((403, "insufficient_scope")),
         ("rk", true) if matches!(class, C::Acting | C::Sender) => Some((403, "agent_token_required")),
         (_, true) => None,
     }
@@ -285,10 +212,12 @@ async fn every_route_refuses_every_wrong_token_by_the_contracts_code() -> Result
         ("at", dead("at"), false),
         ("nt", dead("nt"), false),
         ("ot", dead("ot"), false),
+        ("ot", format!("ot_live_{}", "0".repeat(48)), false),
         ("wh", dead("wh"), false),
         ("rk", tenant.key.token().to_owned(), true),
         ("at", tenant.ann.token.clone(), true),
         ("nt", tenant.node.token.clone(), true),
+        ("ot", tenant.observer.clone(), true),
     ];
     let mut checked = 0;
     for (method, path, class, body) in ROUTES {
@@ -311,7 +240,7 @@ async fn every_route_refuses_every_wrong_token_by_the_contracts_code() -> Result
                     "unauthorized" if *kind == "none" && *class != Class::Socket => {
                         assert_eq!(message, "Missing or invalid Authorization header");
                     }
-                    "unauthorized" if *kind == "junk" && *class != Class::Socket => {
+                    "unauthorized" if *kind == "junk" && !matches!(class, Class::Socket | Class::Operator) => {
                         assert_eq!(message, "Invalid token format");
                     }
                     "unauthorized" if *kind == "rk" && allowed_key(*class) => assert_eq!(message, "Invalid API key"),
@@ -327,7 +256,7 @@ async fn every_route_refuses_every_wrong_token_by_the_contracts_code() -> Result
 }
 
 const fn allowed_key(class: Class) -> bool {
-    !matches!(class, Class::Agent | Class::Socket)
+    !matches!(class, Class::Agent | Class::Socket | Class::Operator)
 }
 
 #[tokio::test]
@@ -373,7 +302,10 @@ async fn what_another_tenant_owns_is_as_absent_as_what_nobody_has() -> Result<()
         ("{channel}", "no-such-room".to_owned()),
         ("{agent}", "no-such-agent".to_owned()),
         ("{node}", "no-such-node".to_owned()),
+        ("{observer}", "ot_1".to_owned()),
         ("{provider}", "broker".to_owned()),
+        ("{action}", "no-such-action".to_owned()),
+        ("{invocation}", "inv_1".to_owned()),
         ("{id}", "1".to_owned()),
     ];
     let mut checked = 0;
@@ -394,8 +326,10 @@ async fn what_another_tenant_owns_is_as_absent_as_what_nobody_has() -> Result<()
                     Class::Agent | Class::Acting => who == "agent",
                     Class::Any => who != "node",
                     Class::Sender => who != "key",
-                    Class::AnyOrNode => true,
-                    Class::None | Class::MaybeKey | Class::Socket => false,
+                    Class::ReadOrAgent => who != "node",
+                    Class::ReadOrAgentOrNode => true,
+                    Class::Observe | Class::ReadAnything | Class::Read => who == "key",
+                    Class::None | Class::MaybeKey | Class::Operator | Class::Hook | Class::Socket => false,
                 };
                 if !lets_in {
                     continue;

@@ -15,6 +15,12 @@ async fn an_upgrade_is_refused_with_a_plain_status_before_it_happens() -> Result
     let old = as_ann.direct_node_token().await?;
     let new = as_ann.direct_node_token().await?;
     let url = format!("{base}/v1/node/ws");
+    let push = json!({ "name": "hook", "kind": "http_push", "delivery": { "url": "https://example.org/" } });
+    let mut without_socket = Vec::new();
+    for node in [push, json!({ "name": "shelf", "kind": "poll" })] {
+        without_socket
+            .push(key.post("/v1/nodes", node).await?.success()?["token"].as_str().unwrap_or_default().to_owned());
+    }
     let dead = format!("nt_live_{}", "0".repeat(48));
     let refused = [
         (String::new(), "unauthorized"),
@@ -25,6 +31,8 @@ async fn an_upgrade_is_refused_with_a_plain_status_before_it_happens() -> Result
         ("?token=nt_live_".to_owned(), "unauthorized"),
         (format!("?token={dead}"), "node_token_invalid"),
         (format!("?token={}", old.token), "node_token_invalid"),
+        (format!("?token={}", without_socket[0]), "node_token_forbidden"),
+        (format!("?token={}", without_socket[1]), "node_token_forbidden"),
     ];
     for (query, code) in refused {
         let reply = Raw::new("GET", format!("{url}{query}")).upgrade().send().await?;

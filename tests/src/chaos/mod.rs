@@ -5,6 +5,7 @@
 
 pub mod database;
 pub mod ledger;
+pub mod load;
 pub mod node;
 pub mod scene;
 pub mod sender;

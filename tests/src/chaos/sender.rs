@@ -10,6 +10,9 @@ use serde_json::json;
 /// How long a keyed message is tried.
 const TRY_FOR: Duration = Duration::from_secs(90);
 const TRY_AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// What a published client waits before its second, third and fourth try. The shortest of the three clients' (Python's).
+const CLIENT_PAUSES: [Duration; 3] =
+    [Duration::from_millis(200), Duration::from_millis(400), Duration::from_millis(800)];
 
 /// What a sender knows of a message in the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,6 +109,47 @@ async fn keyed<'a>(apis: impl Iterator<Item = &'a Api>, target: &Target, text: &
             Ok(_) | Err(_) => {}
         }
         tokio::time::sleep(TRY_AGAIN_AFTER).await;
+    }
+    bail!("no gateway to send to")
+}
+
+/// A message that a published client sent, with what the client met on the way.
+#[derive(Clone, Debug)]
+pub struct AsClient {
+    /// The message.
+    pub sent: Sent,
+    /// Answers of 5xx.
+    pub server_errors: u64,
+    /// Tries without an answer.
+    pub no_answers: u64,
+}
+
+/// Sends with an idempotency key as published clients do: four tries at most, each at the next of these gateways.
+/// A message that is not accepted by then is an error.
+pub async fn send_as_client(gateways: impl Iterator<Item = Api>, target: &Target, text: &str) -> Result<AsClient> {
+    let (path, body) = target.request(text);
+    let key = uuid::Uuid::new_v4().to_string();
+    let (mut server_errors, mut no_answers, mut met) = (0, 0, Vec::new());
+    let mut pauses = CLIENT_PAUSES.iter();
+    for (tries, api) in (1..).zip(gateways) {
+        match api.call(Method::POST, &path, Some(body.clone()), &[("Idempotency-Key", &key)]).await {
+            Ok(reply) if reply.is_success() => {
+                let outcome = Outcome::Accepted(id_of(&reply)?);
+                let sent = Sent { text: text.to_owned(), recipients: target.recipients(), outcome, tries };
+                return Ok(AsClient { sent, server_errors, no_answers });
+            }
+            Ok(reply) if reply.status < 500 => bail!("{text} was refused with {}: {}", reply.status, reply.body),
+            Ok(reply) => {
+                server_errors += 1;
+                met.push(format!("{} {}", reply.status, reply.body));
+            }
+            Err(error) => {
+                no_answers += 1;
+                met.push(format!("{error:#}"));
+            }
+        }
+        let Some(pause) = pauses.next() else { bail!("{text} was given up after {met:?}") };
+        tokio::time::sleep(*pause).await;
     }
     bail!("no gateway to send to")
 }

@@ -38,6 +38,11 @@ impl AgentScript {
         Ok(Self { program, heard })
     }
 
+    /// The script's file.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
     /// What it was given so far.
     pub fn heard(&self) -> String {
         fs::read_to_string(&self.heard).unwrap_or_default()

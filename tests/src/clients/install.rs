@@ -38,10 +38,19 @@ pub async fn npm_packages() -> Result<PathBuf> {
 
 /// The folder with the Python packages of `requirements.txt`, for `PYTHONPATH`.
 pub async fn python_packages() -> Result<PathBuf> {
-    let requirements = sources().join("requirements.txt");
+    pip_packages("python", "requirements.txt").await
+}
+
+/// The folder with schemathesis, for `PYTHONPATH`.
+pub async fn schemathesis() -> Result<PathBuf> {
+    pip_packages("schemathesis", "schemathesis.txt").await
+}
+
+async fn pip_packages(name: &str, requirements: &str) -> Result<PathBuf> {
+    let requirements = sources().join(requirements);
     let version = Command::new("python3").arg("--version").output().await.context("run python3")?;
     let pins = format!("{}{}", String::from_utf8_lossy(&version.stdout), fs::read_to_string(&requirements)?);
-    install("python", &pins, async |dir| {
+    install(name, &pins, async |dir| {
         let mut pip = Command::new("python3");
         pip.args(["-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--upgrade", "--target"]);
         pip.arg(dir).arg("--requirement").arg(&requirements);

@@ -13,6 +13,8 @@ use super::install;
 
 /// Far more than a script takes on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(150);
+/// The same for the fuzzer, which tries every operation many times.
+const FUZZING_LIMIT: Duration = Duration::from_secs(330);
 
 /// What a script asks of the test: a line that begins with `@`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +25,7 @@ pub struct Request(pub String);
 pub struct Script {
     name: String,
     command: Command,
+    limit: Duration,
 }
 
 impl Script {
@@ -40,6 +43,18 @@ impl Script {
         Ok(script)
     }
 
+    /// Schemathesis, the fuzzer for OpenAPI documents, with the packages from PyPI.
+    pub async fn schemathesis(name: &str) -> Result<Self> {
+        let dir = install::schemathesis().await?;
+        let mut script = Self::new(name, "python3", &[]);
+        script.command.args(["-m", "schemathesis.cli"]);
+        let path = std::env::join_paths([dir.as_path(), install::sources()])?;
+        script.command.env("PYTHONPATH", path).env("SCHEMATHESIS_HOOKS", "openapi_hooks");
+        script.command.env("PYTHONUNBUFFERED", "1").env("PYTHONDONTWRITEBYTECODE", "1");
+        script.limit = FUZZING_LIMIT;
+        Ok(script)
+    }
+
     fn new(name: &str, program: &str, args: &[PathBuf]) -> Self {
         let mut command = Command::new(program);
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
@@ -47,13 +62,27 @@ impl Script {
         for proxy in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"] {
             command.env_remove(proxy);
         }
-        Self { name: name.to_owned(), command }
+        Self { name: name.to_owned(), command, limit: LIMIT }
     }
 
     /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, key: &str, value: impl AsRef<Path>) -> Self {
         self.command.env(key, value.as_ref());
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<'a>(mut self, args: impl IntoIterator<Item = &'a str>) -> Self {
+        self.command.args(args);
+        self
+    }
+
+    /// Runs it in this folder.
+    #[must_use]
+    pub fn within(mut self, folder: &Path) -> Self {
+        self.command.current_dir(folder);
         self
     }
 
@@ -75,7 +104,8 @@ impl Script {
             }
             Ok::<_, anyhow::Error>(child.wait().await?)
         };
-        let Ok(status) = timeout(LIMIT, all).await else { bail!("{} did not end in {LIMIT:?}", self.name) };
+        let limit = self.limit;
+        let Ok(status) = timeout(limit, all).await else { bail!("{} did not end in {limit:?}", self.name) };
         let status = status?;
         ensure!(status.success(), "{} ended with {status}", self.name);
         Ok(())

@@ -1,0 +1,131 @@
+//! Senders that go on while everything around them is replaced.
+
+use std::{
+    sync::{
+        Arc, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use relay_testkit::client::{Agent, Api};
+use tokio::task::JoinHandle;
+
+use super::{
+    below,
+    sender::{AsClient, Sent, Target, send_as_client},
+};
+
+/// Between two messages of one sender.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The gateways that clients are led to now, as a proxy would lead them: to one after the other.
+#[derive(Clone, Debug)]
+pub struct Front {
+    gateways: Arc<RwLock<Vec<String>>>,
+}
+
+impl Front {
+    /// Leads to these.
+    pub fn new(gateways: &[&str]) -> Self {
+        Self { gateways: Arc::new(RwLock::new(gateways.iter().map(|url| (*url).to_owned()).collect())) }
+    }
+
+    /// Leads to this one, too.
+    pub fn add(&self, gateway: &str) {
+        self.change(|gateways| gateways.push(gateway.to_owned()));
+    }
+
+    /// Leads to this one no more.
+    pub fn remove(&self, gateway: &str) {
+        self.change(|gateways| gateways.retain(|url| url != gateway));
+    }
+
+    /// The gateway for try number `turn`.
+    pub fn pick(&self, turn: usize) -> String {
+        let gateways = self.gateways.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        gateways[turn % gateways.len()].clone()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Vec<String>)) {
+        change(&mut self.gateways.write().unwrap_or_else(std::sync::PoisonError::into_inner));
+    }
+}
+
+/// Senders at work. They send direct messages to all of these agents until they are stopped.
+#[derive(Debug)]
+pub struct Senders {
+    stopped: Arc<AtomicBool>,
+    accepted: Arc<AtomicU64>,
+    tasks: Vec<JoinHandle<Result<Vec<AsClient>>>>,
+}
+
+/// What all senders were told.
+#[derive(Debug, Default)]
+pub struct Told {
+    /// Every message.
+    pub sent: Vec<Sent>,
+    /// Answers of 5xx, which were tried again.
+    pub server_errors: u64,
+    /// Connections that ended without an answer, which were tried again.
+    pub no_answers: u64,
+}
+
+impl Senders {
+    /// Starts `count` of them, all with this agent's token.
+    pub fn start(count: usize, as_agent: &Api, to: &[Agent], front: &Front) -> Self {
+        let (stopped, accepted) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let names: Arc<[String]> = to.iter().map(|agent| agent.name.clone()).collect();
+        let tasks = (0..count)
+            .map(|number| {
+                let (stopped, accepted, names) = (Arc::clone(&stopped), Arc::clone(&accepted), Arc::clone(&names));
+                let (api, front) = (as_agent.clone(), front.clone());
+                tokio::spawn(async move {
+                    let mut sent = Vec::new();
+                    while !stopped.load(Ordering::Relaxed) {
+                        let text = format!("{number}-{}", sent.len());
+                        let to = Target::Dm(names[below(names.len())].clone());
+                        let first = number + sent.len();
+                        let gateways = (0..).map(|try_no| api.at(&front.pick(first + try_no)));
+                        sent.push(send_as_client(gateways, &to, &text).await?);
+                        accepted.fetch_add(1, Ordering::Relaxed);
+                        tokio::time::sleep(PAUSE).await;
+                    }
+                    Ok(sent)
+                })
+            })
+            .collect();
+        Self { stopped, accepted, tasks }
+    }
+
+    /// Messages accepted so far.
+    pub fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::Relaxed)
+    }
+
+    /// Waits until `count` more messages were accepted. Fails as soon as a sender has.
+    pub async fn send(&self, count: u64) -> Result<()> {
+        let (goal, since) = (self.accepted() + count, Instant::now());
+        while self.accepted() < goal {
+            anyhow::ensure!(!self.tasks.iter().any(JoinHandle::is_finished), "a sender has given up");
+            anyhow::ensure!(since.elapsed() < Duration::from_secs(120), "{} of {goal} accepted", self.accepted());
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(())
+    }
+
+    /// Ends them and returns what they were told. A message that a client would have given up is an error.
+    pub async fn stop(self) -> Result<Told> {
+        self.stopped.store(true, Ordering::Relaxed);
+        let mut told = Told::default();
+        for task in self.tasks {
+            for one in task.await.context("a sender panicked")?? {
+                told.sent.push(one.sent);
+                told.server_errors += one.server_errors;
+                told.no_answers += one.no_answers;
+            }
+        }
+        Ok(told)
+    }
+}

@@ -1,0 +1,78 @@
+//! What tests of http_push nodes begin with.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use relay_testkit::client::{Agent, Api};
+use relay_testkit::receiver::{Receiver, Reply};
+use relay_testkit::{shared, wait};
+use serde_json::{Value, json};
+
+/// A push takes milliseconds; a loaded machine, and a try that times out after 10 s, are given time.
+const SOON: Duration = Duration::from_secs(40);
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+/// A workspace with a sender and an agent on an http_push node.
+pub struct Scene {
+    /// With the workspace's key.
+    pub key: Api,
+    /// The sender.
+    pub ann: Api,
+    /// The recipient.
+    pub bob: Agent,
+    /// Its endpoint, at `/hook`.
+    pub receiver: Receiver,
+}
+
+impl Scene {
+    /// On the shared engine; `delivery` without its URL.
+    pub async fn new(name: &str, delivery: Value) -> Result<Self> {
+        let key = Api::create_workspace(shared().await.any_gateway(), name).await?;
+        let ann = key.register_agent("ann").await?;
+        let bob = key.register_agent("bob").await?;
+        let receiver = Receiver::start(|_, _| Reply::Status(200)).await?;
+        let mut delivery = delivery;
+        delivery["url"] = json!(receiver.url("/hook"));
+        let body = json!({ "name": "hook", "kind": "http_push", "delivery": delivery });
+        key.post("/v1/nodes", body).await?.success()?;
+        let scene = Self { ann: key.as_agent(&ann), key, bob, receiver };
+        scene.key.bind("hook", "bob").await?;
+        Ok(scene)
+    }
+
+    /// Sends bob a message; returns its id.
+    pub async fn send(&self, message: &str) -> Result<String> {
+        let sent = self.ann.dm("bob", message).await?.success()?;
+        Ok(text(&sent["id"]).to_owned())
+    }
+
+    /// Bob's deliveries in a state; by default those that are queued or delivered.
+    pub async fn deliveries(&self, query: &str) -> Result<Vec<Value>> {
+        let listed = self.key.as_agent(&self.bob).get(&format!("/v1/deliveries{query}")).await?.success()?;
+        Ok(listed.as_array().cloned().unwrap_or_default())
+    }
+
+    /// Waits for a list of bob's deliveries.
+    pub async fn until(&self, what: &str, query: &str, condition: impl Fn(&[Value]) -> bool) -> Result<Vec<Value>> {
+        wait::until_ok(what, SOON, || async {
+            let rows = self.deliveries(query).await?;
+            if condition(&rows) { Ok(rows) } else { Err(anyhow::anyhow!("{}", Value::Array(rows))) }
+        })
+        .await
+    }
+
+    /// Waits for so many calls.
+    pub async fn until_called(&self, count: usize) {
+        wait::until("calls", SOON, || async { self.receiver.calls("/hook").len() >= count }).await;
+    }
+
+    /// The tries of a delivery, as its recipient reads them.
+    pub async fn attempts(&self, delivery: &Value) -> Result<Vec<Value>> {
+        let path = format!("/v1/deliveries/{}/attempts", text(&delivery["id"]));
+        let listed = self.key.as_agent(&self.bob).get(&path).await?.success()?;
+        Ok(listed.as_array().cloned().unwrap_or_default())
+    }
+}

@@ -1,0 +1,246 @@
+//! Actions from the call to the outcome, over two gateways.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use relay_testkit::{
+    client::{Agent, Api, NodeSocket},
+    shared,
+};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// A workspace with a node `box` at the second gateway and an agent `ann` at the first.
+struct Place {
+    key: Api,
+    ann: Agent,
+    node_id: String,
+}
+
+impl Place {
+    async fn new(name: &str) -> Result<Self> {
+        let key = Api::create_workspace(&shared().await.gateways[0], name).await?;
+        let ann = key.register_agent("ann").await?;
+        Ok(Self { key, ann, node_id: format!("node_{}", uuid::Uuid::new_v4().simple()) })
+    }
+
+    fn ann(&self) -> Api {
+        self.key.as_agent(&self.ann)
+    }
+
+    /// Registers a provider at the second gateway.
+    async fn provider(&self, node: &str, provider: Option<&str>, capabilities: Value) -> Result<NodeSocket> {
+        let token = self.key.create_broker_node(&format!("{}_{node}", self.node_id), node).await?;
+        self.register(&token.token, &token.node_id, node, provider, capabilities).await
+    }
+
+    async fn register(
+        &self,
+        token: &str,
+        node_id: &str,
+        name: &str,
+        provider: Option<&str>,
+        capabilities: Value,
+    ) -> Result<NodeSocket> {
+        let at = self.key.at(&shared().await.gateways[1]);
+        let mut socket = NodeSocket::connect(&at.ws_base(), token).await?;
+        let mut frame = json!({
+            "v": 1, "type": "node.register", "name": name, "node_id": node_id, "capabilities": capabilities,
+            "max_agents": 0, "tags": [], "version": "test/1",
+        });
+        if let Some(provider) = provider {
+            frame["provider"] = json!({ "name": provider, "instance_id": uuid::Uuid::new_v4().to_string() });
+        }
+        socket.request(frame).await?;
+        Ok(socket)
+    }
+
+    async fn invocation(&self, action: &str, id: &str, query: &str) -> Result<Value> {
+        self.key.get(&format!("/v1/actions/{action}/invocations/{id}{query}")).await?.success()
+    }
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+async fn told(caller: &mut NodeSocket, kind: &str) -> Result<Value> {
+    told_within(caller, kind, SOON).await
+}
+
+async fn told_within(caller: &mut NodeSocket, kind: &str, within: Duration) -> Result<Value> {
+    let frame = caller.expect_where(kind, within, |frame| frame["payload"]["type"] == kind).await?;
+    assert_eq!((&frame["type"], &frame["seq"]), (&json!("deliver"), &json!(0)), "{frame}");
+    Ok(frame["payload"]["data"].clone())
+}
+
+#[tokio::test]
+async fn a_node_does_what_an_agent_asked_for_and_the_caller_hears_of_it_once() -> Result<()> {
+    let place = Place::new("actions").await?;
+    let mut node = place.provider("box", None, json!([{ "name": "build", "kind": "action" }])).await?;
+    let mut caller = place.ann().direct_socket().await?;
+
+    let ack = place.ann().post("/v1/actions/build/invoke", json!({ "input": { "ref": "main" } })).await?;
+    assert_eq!(ack.status, 201, "{}", ack.body);
+    let ack = ack.success()?;
+    let id = text(&ack["invocation_id"]).to_owned();
+    assert!(id.starts_with("inv_"), "{ack}");
+    assert_eq!((&ack["status"], &ack["input"]), (&json!("dispatched"), &json!({ "ref": "main" })));
+
+    let frame = node.expect("action.invoke").await?;
+    let wanted =
+        json!({ "v": 1, "type": "action.invoke", "invocation_id": id, "action": "build", "input": { "ref": "main" } });
+    assert_eq!(frame, wanted, "no key more: strict clients drop the frame");
+    node.send_json(&json!({ "v": 1, "type": "action.result", "invocation_id": id, "output": { "ok": true } })).await?;
+    let outcome = told(&mut caller, "action.completed").await?;
+    assert_eq!(
+        outcome,
+        json!({ "invocation_id": id, "action_name": "build", "status": "completed", "output": { "ok": true }, "error": null })
+    );
+    // The second result changes nothing, and is not answered.
+    node.send_json(&json!({ "v": 1, "type": "action.result", "invocation_id": id, "error": "late" })).await?;
+    node.request(json!({ "v": 1, "type": "inventory.sync", "agents": [] })).await?;
+    let row = place.invocation("build", &id, "?explain=true").await?;
+    assert_eq!(
+        (&row["status"], &row["output"], &row["error"]),
+        (&json!("completed"), &json!({ "ok": true }), &Value::Null)
+    );
+    assert_eq!((text(&row["caller_name"]), text(&row["caller_id"])), ("ann", &*place.ann.id));
+    assert_eq!(text(&row["placements"][0]["chosen"]["node"]), "box", "{row}");
+    assert!(row["duration_ms"].is_i64() && row["completed_at"].is_string(), "{row}");
+    assert!(place.invocation("build", &id, "").await?.get("placements").is_none());
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_handles_its_own_action_and_nobody_else_ends_it() -> Result<()> {
+    let place = Place::new("agent-actions").await?;
+    let bob = place.key.register_agent("bob").await?;
+    let as_bob = place.key.as_agent(&bob).at(&shared().await.gateways[1]);
+    let schema = json!({ "type": "object", "required": ["n"], "properties": { "n": { "type": "integer" } } });
+    let body = json!({ "name": "double", "description": "twice", "handler_agent": "bob", "input_schema": schema });
+    place.ann().post("/v1/actions", body.clone()).await?.refused(403, "forbidden")?;
+    let made = as_bob.post("/v1/actions", body.clone()).await?;
+    assert_eq!(made.status, 201, "{}", made.body);
+    assert_eq!(as_bob.post("/v1/actions", body).await?.status, 200, "the same handler changes it");
+    let taken = json!({ "name": "double", "description": "", "handler_agent": "ann" });
+    place.ann().post("/v1/actions", taken).await?.refused(409, "action_name_conflict")?;
+
+    let invoke = "/v1/actions/double/invoke";
+    let refused = place.ann().post(invoke, json!({ "input": { "n": "2" } })).await?;
+    let refused = refused.refused(400, "invalid_action_input")?;
+    assert!(text(&refused.body["error"]["message"]).starts_with("input/n: "), "{}", refused.body);
+    place.key.post(invoke, json!({ "input": { "n": 2 } })).await?.refused(403, "agent_token_required")?;
+
+    let mut caller = place.ann().direct_socket().await?;
+    let mut handler = as_bob.direct_socket().await?;
+    let ack = place.ann().post(invoke, json!({ "input": { "n": 2 } })).await?.success()?;
+    let id = text(&ack["invocation_id"]);
+    assert_eq!((text(&ack["status"]), text(&ack["handler_agent_id"])), ("invoked", &*bob.id));
+    let frame = handler.expect("action.invoke").await?;
+    assert_eq!((text(&frame["agent_id"]), text(&frame["agent_name"])), (&*bob.id, "bob"));
+    let complete = format!("/v1/actions/double/invocations/{id}/complete");
+    place.ann().post(&complete, json!({ "output": 3 })).await?.refused(403, "forbidden")?;
+    let done = as_bob.post(&complete, json!({ "output": 4, "duration_ms": 12.4 })).await?.success()?;
+    assert_eq!((&done["status"], &done["output"], &done["duration_ms"]), (&json!("completed"), &json!(4), &json!(12)));
+    assert_eq!(
+        told(&mut caller, "action.completed").await?["output"],
+        json!({ "value": 4 }),
+        "typed clients take objects"
+    );
+    let again = as_bob.post(&complete, json!({ "error": "changed my mind" })).await?.success()?;
+    assert_eq!(again, done, "the first outcome counts");
+    assert_eq!(as_bob.delete("/v1/actions/double").await?.status, 204);
+    place.ann().post(invoke, json!({})).await?.refused(404, "action_not_found")?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn whoever_may_not_invoke_an_action_does_not_see_it_and_is_told() -> Result<()> {
+    let place = Place::new("denied").await?;
+    let bob = place.key.register_agent("bob").await?;
+    let as_bob = place.key.as_agent(&bob);
+    let body = json!({ "name": "secret", "description": "", "handler_agent": "bob", "available_to": ["carl"] });
+    as_bob.post("/v1/actions", body).await?.success()?;
+    let mut caller = place.ann().direct_socket().await?;
+    place.ann().get("/v1/actions/secret").await?.refused(404, "action_not_found")?;
+    place.key.get("/v1/actions/secret").await?.refused(404, "action_not_found")?;
+    assert_eq!(as_bob.get("/v1/actions/secret").await?.success()?["available_to"], json!(["carl"]));
+    assert_eq!(place.ann().get("/v1/actions").await?.success()?, json!([]));
+    // The frame is best-effort: a socket that has only just opened may not be known to serve its agent yet.
+    let mut denied = None;
+    for _ in 0..20 {
+        place.ann().post("/v1/actions/secret/invoke", json!({})).await?.refused(403, "action_denied")?;
+        denied = told_within(&mut caller, "action.denied", Duration::from_secs(1)).await.ok();
+        if denied.is_some() {
+            break;
+        }
+    }
+    let denied = denied.context("to be told of a denial")?;
+    assert_eq!((text(&denied["action_name"]), text(&denied["caller_name"])), ("secret", "ann"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_key_makes_one_invocation() -> Result<()> {
+    let place = Place::new("invoke-key").await?;
+    let mut node = place.provider("box", None, json!([{ "name": "build", "kind": "action" }])).await?;
+    let invoke = |input: i32| {
+        let ann = place.ann();
+        async move {
+            let body = json!({ "input": { "n": input } });
+            ann.call(Method::POST, "/v1/actions/build/invoke", Some(body), &[("Idempotency-Key", "once")]).await
+        }
+    };
+    let (first, second) = tokio::try_join!(invoke(1), invoke(1))?;
+    let first = first.success()?["invocation_id"].clone();
+    assert_eq!(second.success()?["invocation_id"], first, "folded while the first is under way");
+    let third = invoke(1).await?;
+    assert_eq!(third.headers.get("idempotency-replayed").context("the header")?, "true");
+    assert_eq!(third.success()?["invocation_id"], first);
+    invoke(2).await?.refused(409, "idempotency_key_reused")?;
+    node.expect("action.invoke").await?;
+    let more = node.expect_where("a second frame", Duration::from_millis(300), |f| f["type"] == "action.invoke").await;
+    assert!(more.is_err(), "{more:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agents_record_names_what_it_handles_and_what_it_may_invoke() -> Result<()> {
+    let place = Place::new("records").await?;
+    let bob = place.key.register_agent("bob").await?;
+    let (ann, bob) = (place.ann(), place.key.as_agent(&bob));
+    let define = |name: &str, handler: &str, for_whom: Value| json!({ "name": name, "description": "", "handler_agent": handler, "available_to": for_whom });
+    for (name, handler, for_whom) in [
+        ("open", "ann", Value::Null),
+        ("for-bob", "ann", json!(["bob"])),
+        ("own-secret", "ann", json!(["ann"])),
+        ("by-bob", "bob", json!([])),
+    ] {
+        place.key.post("/v1/actions", define(name, handler, for_whom)).await?.success()?;
+    }
+    let _node = place.provider("box", None, json!([{ "name": "build" }])).await?;
+    let lists = |record: Value| (record["actions_provided"].clone(), record["actions_available_to"].clone());
+    let of = async |api: &Api, path: &str| anyhow::Ok(lists(api.get(path).await?.success()?));
+
+    let anns = (json!(["for-bob", "open", "own-secret"]), json!(["build", "open", "own-secret"]));
+    assert_eq!(of(&ann, "/v1/agent").await?, anns);
+    assert_eq!(of(&place.key, "/v1/agents/ann").await?, anns);
+    assert_eq!(of(&bob, "/v1/agents/ann").await?, (json!(["for-bob", "open"]), json!(["build", "open"])));
+    assert_eq!(of(&place.key, "/v1/agents/bob").await?, (json!(["by-bob"]), json!(["build", "for-bob", "open"])));
+
+    let observer = async |scopes: Value| {
+        let made =
+            place.key.post("/v1/observer-tokens", json!({ "name": scopes.to_string(), "scopes": scopes })).await?;
+        anyhow::Ok(place.key.with_token(text(&made.success()?["token"])))
+    };
+    let nothing = (json!([]), json!([]));
+    assert_eq!(of(&observer(json!(["agents:read"])).await?, "/v1/agents/ann").await?, nothing);
+    assert_eq!(of(&observer(json!(["agents:read", "activity:read"])).await?, "/v1/agents/ann").await?, anns);
+
+    ann.delete("/v1/actions/open").await?.success()?;
+    assert_eq!(of(&ann, "/v1/agent").await?.0, json!(["for-bob", "own-secret"]));
+    Ok(())
+}

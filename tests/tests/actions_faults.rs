@@ -1,0 +1,350 @@
+//! Gateways and nodes that die while something is being done: one invocation, one outcome.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use relay_testkit::{
+    client::{Agent, Api, NodeSocket},
+    stack::Stack,
+    wait,
+};
+use serde_json::{Value, json};
+use sqlx::PgPool;
+
+const SOON: Duration = Duration::from_secs(10);
+const LATER: Duration = Duration::from_secs(40);
+
+struct Scene {
+    stack: Stack,
+    key: Api,
+    ann: Agent,
+    database: PgPool,
+}
+
+impl Scene {
+    async fn start() -> Result<Self> {
+        let stack = Stack::builder().gateways(2).start().await?;
+        let key = Api::create_workspace(stack.gateway(0).url(), "faults").await?;
+        let ann = key.register_agent("ann").await?;
+        let database = PgPool::connect(stack.database_url()).await?;
+        Ok(Self { stack, key, ann, database })
+    }
+
+    fn ann(&self, gateway: usize) -> Api {
+        self.key.as_agent(&self.ann).at(self.stack.gateway(gateway).url())
+    }
+
+    /// A node with this capacity, on a socket of this gateway.
+    async fn node(&self, gateway: usize, name: &str, capacity: &str) -> Result<Connected> {
+        let token = self.key.create_broker_node(&format!("node_{name}"), name).await?;
+        let node = Node { name: name.to_owned(), id: token.node_id, token: token.token, capacity: capacity.to_owned() };
+        let socket = node.connect(&self.stack.gateway(gateway).ws_url()).await?;
+        Ok(Connected { node, socket })
+    }
+
+    async fn invoke(&self, gateway: usize, action: &str) -> Result<String> {
+        let ack = self.ann(gateway).post(&format!("/v1/actions/{action}/invoke"), json!({})).await?.success()?;
+        Ok(ack["invocation_id"].as_str().context("an id")?.to_owned())
+    }
+
+    async fn outcome(&self, gateway: usize, action: &str, id: &str) -> Result<Value> {
+        let path = format!("/v1/actions/{action}/invocations/{id}");
+        let api = self.ann(gateway);
+        wait::until("an outcome", LATER, || async {
+            let row = api.get(&path).await.and_then(relay_testkit::client::Reply::success);
+            row.is_ok_and(|row| row["completed_at"].is_string())
+        })
+        .await;
+        api.get(&path).await?.success()
+    }
+
+    async fn reserved(&self) -> Result<i64> {
+        let query = "SELECT count(*) FROM invocations WHERE reserves";
+        Ok(sqlx::query_scalar(query).fetch_one(&self.database).await?)
+    }
+}
+
+struct Node {
+    name: String,
+    id: String,
+    token: String,
+    capacity: String,
+}
+
+/// A node with its socket.
+struct Connected {
+    node: Node,
+    socket: NodeSocket,
+}
+
+impl Node {
+    async fn connect(&self, ws_base: &str) -> Result<NodeSocket> {
+        let mut socket = NodeSocket::connect(ws_base, &self.token).await?;
+        let instance = uuid::Uuid::new_v4().to_string();
+        socket.register_broker_with(&self.id, &self.name, &instance, &[&self.capacity]).await?;
+        Ok(socket)
+    }
+}
+
+impl Connected {
+    /// Connects again, elsewhere; what is left of the old socket goes.
+    async fn reconnect(&mut self, scene: &Scene, gateway: usize) -> Result<()> {
+        self.socket = self.node.connect(&scene.stack.gateway(gateway).ws_url()).await?;
+        Ok(())
+    }
+
+    async fn told_to(&mut self, within: Duration) -> Result<String> {
+        let what = format!("an invocation at {}", self.node.name);
+        let frame = self.socket.expect_where(&what, within, |frame| frame["type"] == "action.invoke").await?;
+        Ok(frame["invocation_id"].as_str().context("an id")?.to_owned())
+    }
+
+    async fn result(&self, id: &str, output: &Value) -> Result<()> {
+        let frame = json!({ "v": 1, "type": "action.result", "invocation_id": id, "output": output });
+        self.socket.send_json(&frame).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_invocation_whose_gateway_died_before_it_was_sent_is_sent_by_the_next() -> Result<()> {
+    let scene = Scene::start().await?;
+    let mut node = scene.node(1, "box", "grind").await?;
+    // Frozen, it still holds its lease, and its node counts as there.
+    scene.stack.gateway(1).sigstop();
+    let id = scene.invoke(0, "grind").await?;
+    scene.stack.gateway(1).kill9();
+    ensure!(node.told_to(Duration::from_millis(200)).await.is_err(), "nothing can have been sent");
+    node.reconnect(&scene, 0).await?;
+    assert_eq!(node.told_to(SOON).await?, id);
+    node.result(&id, &json!({ "by": "box" })).await?;
+    let row = scene.outcome(0, "grind", &id).await?;
+    assert_eq!((&row["status"], &row["output"]), (&json!("completed"), &json!({ "by": "box" })));
+    assert_eq!(scene.reserved().await?, 0);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_finds_its_invocation_after_the_gateway_has_died() -> Result<()> {
+    let scene = Scene::start().await?;
+    let mut caller = scene.ann(0).direct_socket().await?;
+    let mut node = scene.node(1, "box", "grind").await?;
+    let id = scene.invoke(0, "grind").await?;
+    assert_eq!(node.told_to(SOON).await?, id);
+    scene.stack.gateway(1).kill9();
+    node.reconnect(&scene, 0).await?;
+    node.result(&id, &json!({ "by": "box" })).await?;
+    let row = scene.outcome(0, "grind", &id).await?;
+    assert_eq!((&row["status"], &row["output"]), (&json!("completed"), &json!({ "by": "box" })));
+    let told = |frame: &Value| frame["payload"]["type"] == "action.completed";
+    caller.expect_where("the outcome", SOON, told).await?;
+    let again = caller.expect_where("a second outcome", Duration::from_secs(1), told).await;
+    assert!(again.is_err(), "{again:?}");
+    assert_eq!(scene.reserved().await?, 0);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_lost_node_was_doing_goes_to_another_and_its_late_result_is_refused() -> Result<()> {
+    let scene = Scene::start().await?;
+    let mut nodes = [scene.node(0, "east", "grind").await?, scene.node(1, "west", "grind").await?];
+    let id = scene.invoke(0, "grind").await?;
+    let first = usize::from(nodes[0].told_to(Duration::from_secs(2)).await.is_err());
+    let second = 1 - first;
+    if first == 1 {
+        assert_eq!(nodes[1].told_to(SOON).await?, id);
+    }
+    assert_eq!(scene.reserved().await?, 1);
+    let gone = nodes[first].node.connect(&scene.stack.gateway(first).ws_url()).await;
+    ensure!(gone.is_err(), "another instance while the first lives: {gone:?}");
+    // The process is gone, and with it its socket.
+    let replacement = NodeSocket::connect(&scene.stack.gateway(first).ws_url(), &nodes[first].node.token).await?;
+    std::mem::replace(&mut nodes[first].socket, replacement).abort();
+    assert_eq!(nodes[second].told_to(LATER).await?, id, "the same invocation, at the other node");
+    nodes[first].reconnect(&scene, second).await?;
+    nodes[first].result(&id, &json!({ "by": "the late one" })).await?;
+    // Results are taken in order: once this is answered, the late one has been judged.
+    nodes[first].socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": [] })).await?;
+    let path = format!("/v1/actions/grind/invocations/{id}?explain=true");
+    let open = scene.ann(0).get(&path).await?.success()?;
+    assert_eq!(open["status"], "dispatched", "{open}");
+    nodes[second].result(&id, &json!({ "by": "the other" })).await?;
+    let row = scene.outcome(0, "grind", &id).await?;
+    assert_eq!(row["output"], json!({ "by": "the other" }));
+    let placements = open["placements"].as_array().context("placements")?;
+    assert_eq!(placements.len(), 2, "{open}");
+    assert_ne!(placements[0]["chosen"]["node"], placements[1]["chosen"]["node"], "{open}");
+    assert_eq!(scene.reserved().await?, 0);
+    let refused = scene.stack.gateway(second).metric("relay_action_results_refused_total").await?;
+    assert!(refused >= 1.0, "{refused}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_gateways_that_complete_at_once_agree_on_one_outcome() -> Result<()> {
+    let scene = Scene::start().await?;
+    let mut caller = scene.ann(0).direct_socket().await?;
+    let bob = scene.key.register_agent("bob").await?;
+    let bobs = [0, 1].map(|gateway| scene.key.as_agent(&bob).at(scene.stack.gateway(gateway).url()));
+    bobs[0]
+        .post("/v1/actions", json!({ "name": "decide", "description": "", "handler_agent": "bob" }))
+        .await?
+        .success()?;
+    for round in 0..20 {
+        let id = scene.invoke(round % 2, "decide").await?;
+        let path = format!("/v1/actions/decide/invocations/{id}/complete");
+        let (a, b) = tokio::try_join!(
+            bobs[0].post(&path, json!({ "output": { "said": "a" } })),
+            bobs[1].post(&path, json!({ "error": "b" })),
+        )?;
+        assert_eq!(a.success()?, b.success()?, "both are told the one outcome");
+        let told = |frame: &Value| frame["payload"]["data"]["invocation_id"] == id.as_str();
+        caller.expect_where("the outcome", SOON, told).await?;
+    }
+    let more = |frame: &Value| frame["payload"]["data"]["invocation_id"].is_string();
+    let again = caller.expect_where("an outcome more", Duration::from_secs(1), more).await;
+    assert!(again.is_err(), "{again:?}");
+    Ok(())
+}
+
+/// Sixty are under way when a gateway dies; its node comes back elsewhere, and does what it is told, twice if need be.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_is_done_completely_although_a_gateway_dies_in_it() -> Result<()> {
+    let scene = Scene::start().await?;
+    let mut nodes = [scene.node(0, "east", "grind").await?, scene.node(1, "west", "grind").await?];
+    let calls = futures::future::try_join_all((0..60).map(|_| scene.invoke(0, "grind"))).await?;
+    scene.stack.gateway(1).kill9();
+    nodes[1].reconnect(&scene, 0).await?;
+    let mut open: BTreeMap<String, ()> = calls.iter().map(|id| (id.clone(), ())).collect();
+    let deadline = tokio::time::Instant::now() + LATER;
+    while !open.is_empty() {
+        ensure!(tokio::time::Instant::now() < deadline, "left: {open:?}\n{}", scene.stack.logs(30));
+        for node in &mut nodes {
+            while let Ok(id) = node.told_to(Duration::from_millis(50)).await {
+                node.result(&id, &json!({ "by": node.node.name })).await?;
+                open.remove(&id);
+            }
+        }
+    }
+    for id in &calls {
+        let row = scene.outcome(0, "grind", id).await?;
+        assert_eq!(row["status"], "completed", "{row}");
+    }
+    assert_eq!(scene.reserved().await?, 0);
+    Ok(())
+}
+
+/// A long task says that it has begun; another one of the same node does not, and is silent for too long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_node_has_accepted_its_silence_does_not_take_away() -> Result<()> {
+    let scene = Scene::start().await?;
+    let mut first = scene.node(0, "east", "grind").await?;
+    let [accepted, silent, reported] =
+        [scene.invoke(0, "grind").await?, scene.invoke(0, "grind").await?, scene.invoke(1, "grind").await?];
+    for _ in 0..3 {
+        first.told_to(SOON).await?;
+    }
+    let mut second = scene.node(1, "west", "grind").await?;
+    let accept = |id: &str| json!({ "v": 1, "type": "action.accept", "invocation_id": id, "execution_id": "e-1" });
+    let refused = second.socket.request(accept(&accepted)).await.err().context("not its own")?.to_string();
+    ensure!(refused.contains("invocation_not_found"), "{refused}");
+    ensure!(first.socket.request(accept("inv_7")).await.is_err());
+    assert_eq!(first.socket.request(accept(&accepted)).await?, Value::Null);
+    let part = json!({ "v": 1, "type": "action.result", "invocation_id": reported, "output": { "done": 0.5 }, "final": false });
+    assert_eq!(first.socket.request(part).await?, Value::Null, "results of long tasks are answered");
+
+    let read = async |id: &str| scene.ann(0).get(&format!("/v1/actions/grind/invocations/{id}")).await?.success();
+    let since = read(&accepted).await?["accepted_at"].clone();
+    ensure!(since.is_string() && read(&reported).await?["accepted_at"].is_string());
+    ensure!(read(&silent).await?.get("accepted_at").is_none());
+    assert_eq!(first.socket.request(accept(&accepted)).await?, Value::Null);
+    assert_eq!(read(&accepted).await?["accepted_at"], since, "once");
+
+    sqlx::query("UPDATE invocations SET due_at = now() - interval '1 minute'").execute(&scene.database).await?;
+    assert_eq!(second.told_to(LATER).await?, silent, "what was not accepted goes elsewhere");
+    for id in [&accepted, &reported] {
+        assert_eq!(read(id).await?["status"], "dispatched");
+        first.result(id, &json!({ "by": "east" })).await?;
+        assert_eq!(scene.outcome(1, "grind", id).await?["output"]["by"], "east");
+    }
+    let late = first.socket.request(accept(&accepted)).await.err().context("it is over")?.to_string();
+    ensure!(late.contains("invocation_not_found"), "{late}");
+
+    // One whose node is lost goes elsewhere, accepted or not.
+    second.socket.request(accept(&silent)).await?;
+    second.socket.abort();
+    assert_eq!(first.told_to(LATER).await?, silent);
+    ensure!(read(&silent).await?.get("accepted_at").is_none());
+    first.result(&silent, &json!({ "by": "east" })).await?;
+    assert_eq!(scene.outcome(1, "grind", &silent).await?["status"], "completed");
+    assert_eq!(scene.reserved().await?, 0);
+    Ok(())
+}
+
+/// Ten thousand of one workspace wait for what nobody can do: it may open no more, and others do not notice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_workspace_is_bounded_and_its_thousands_delay_nobody_else() -> Result<()> {
+    let scene = Scene::start().await?;
+    let (_east, _west) = (scene.node(0, "east", "grind").await?, scene.node(1, "west", "mill").await?);
+    let flood = async |count: i64, action: &str, after: i64| {
+        sqlx::query(
+            "INSERT INTO invocations (workspace_id, invocation_id, action_name, capability, caller_name, input, status,
+                                      due_at, unreachable_since, created_at)
+             SELECT workspace_id, $3 + n, $2, 'nobody-can', 'x', '{}', 'pending', now(), now(), now()
+               FROM workspaces, generate_series(1, $1) AS n",
+        )
+        .bind(count)
+        .bind(action)
+        .bind(after)
+        .execute(&scene.database)
+        .await
+    };
+    let invoke = async |action: &str| scene.ann(0).post(&format!("/v1/actions/{action}/invoke"), json!({})).await;
+    flood(1_999, "grind", 0).await?;
+    invoke("grind").await?.success()?;
+    invoke("grind").await?.refused(429, "too_many_invocations")?;
+    invoke("mill").await?.success()?;
+    flood(7_999, "other", 2_000).await?;
+    invoke("mill").await?.refused(429, "too_many_invocations")?;
+
+    let other = Scene { key: Api::create_workspace(scene.stack.gateway(1).url(), "others").await?, ..scene };
+    let ann = other.key.register_agent("ann").await?;
+    let other = Scene { ann, ..other };
+    let mut box_ = other.node(1, "box", "spawn:sh").await?;
+    let spawn = async |name: &str| {
+        let body = json!({ "name": name, "cli": "sh", "node": "box", "task": "" });
+        let ack = other.ann(0).post("/v1/agents/spawn", body).await?.success()?;
+        anyhow::Ok((ack["invocation_id"].as_str().context("an id")?.to_owned(), ack["status"].clone()))
+    };
+    let (first, status) = spawn("one").await?;
+    assert_eq!((status, box_.told_to(SOON).await?), (json!("dispatched"), first.clone()));
+    box_.result(&first, &json!({})).await?;
+    assert_eq!(other.outcome(0, "spawn", &first).await?["status"], "completed");
+
+    // What waits for its node has its turn when the node is back, and its end when it does not come back in time.
+    let node = box_.node;
+    box_.socket.abort();
+    let away = wait::until_ok("the node to be away", SOON, || async {
+        let (id, status) = spawn("two").await?;
+        ensure!(status == "pending", "{status}");
+        anyhow::Ok(id)
+    });
+    let second = away.await?;
+    let mut socket = node.connect(&other.stack.gateway(0).ws_url()).await?;
+    let told = |frame: &Value| frame["invocation_id"] == second.as_str();
+    socket.expect_where("what waited", SOON, told).await?;
+    socket.abort();
+    let hopeless = wait::until_ok("the node to be away again", SOON, || async {
+        let (id, status) = spawn("three").await?;
+        ensure!(status == "pending", "{status}");
+        anyhow::Ok(id)
+    });
+    let hopeless = hopeless.await?;
+    let id: i64 = hopeless.trim_start_matches("inv_").parse()?;
+    sqlx::query("UPDATE invocations SET unreachable_since = now() - interval '121 seconds' WHERE invocation_id = $1")
+        .bind(id)
+        .execute(&other.database)
+        .await?;
+    let row = other.outcome(1, "spawn", &hopeless).await?;
+    assert_eq!((&row["status"], &row["error"]), (&json!("failed"), &json!("handler_unavailable")));
+    Ok(())
+}

@@ -1,0 +1,281 @@
+//! Where invocations go, what waits, and how callers that were away hear of outcomes.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context as _, Result};
+use relay_testkit::{
+    client::{Agent, Api, ConnectError, NodeSocket, NodeToken},
+    shared, wait,
+};
+use serde_json::{Value, json};
+
+const SOON: Duration = Duration::from_secs(15);
+
+struct Place {
+    key: Api,
+    ann: Agent,
+}
+
+impl Place {
+    async fn new(name: &str) -> Result<Self> {
+        let key = Api::create_workspace(&shared().await.gateways[0], name).await?;
+        let ann = key.register_agent("ann").await?;
+        Ok(Self { key, ann })
+    }
+
+    fn ann(&self) -> Api {
+        self.key.as_agent(&self.ann)
+    }
+
+    async fn node(&self, name: &str) -> Result<NodeToken> {
+        self.key.create_broker_node(&format!("node_{}", uuid::Uuid::new_v4().simple()), name).await
+    }
+
+    async fn invoke(&self, action: &str, body: Value) -> Result<String> {
+        let ack = self.ann().post(&format!("/v1/actions/{action}/invoke"), body).await?.success()?;
+        Ok(ack["invocation_id"].as_str().context("an id")?.to_owned())
+    }
+
+    async fn invocation(&self, action: &str, id: &str) -> Result<Value> {
+        self.key.get(&format!("/v1/actions/{action}/invocations/{id}?explain=true")).await?.success()
+    }
+
+    async fn ends(&self, action: &str, id: &str) -> Result<Value> {
+        wait::until("an outcome", SOON, || async {
+            self.invocation(action, id).await.is_ok_and(|row| row["completed_at"].is_string())
+        })
+        .await;
+        self.invocation(action, id).await
+    }
+}
+
+/// A node's socket at a gateway, not registered yet.
+async fn socket(node: &NodeToken, gateway: usize) -> Result<NodeSocket, ConnectError> {
+    let base = shared().await.gateways[gateway].replacen("http", "ws", 1);
+    NodeSocket::connect(&base, &node.token).await
+}
+
+fn register(node: &NodeToken, provider: &str, capabilities: &Value, max_agents: u32) -> Value {
+    json!({
+        "v": 1, "type": "node.register", "name": node.name, "node_id": node.node_id, "capabilities": capabilities,
+        "provider": { "name": provider, "instance_id": format!("of-{}", node.node_id) },
+        "max_agents": max_agents, "tags": [], "version": "test/1",
+    })
+}
+
+async fn told_to(socket: &mut NodeSocket, within: Duration) -> Result<String> {
+    let frame = socket.expect_where("an invocation", within, |frame| frame["type"] == "action.invoke").await?;
+    Ok(frame["invocation_id"].as_str().context("an id")?.to_owned())
+}
+
+async fn result(socket: &NodeSocket, id: &str, output: Value) -> Result<()> {
+    socket.send_json(&json!({ "v": 1, "type": "action.result", "invocation_id": id, "output": output })).await
+}
+
+#[tokio::test]
+async fn a_burst_spreads_evenly_and_nobody_gets_more_than_it_takes() -> Result<()> {
+    let place = Place::new("burst").await?;
+    let capacity = json!([{ "name": "grind", "kind": "capacity" }]);
+    let mut sockets = Vec::new();
+    for n in 0..4 {
+        let node = place.node(&format!("mill-{n}")).await?;
+        let mut socket = socket(&node, n % 2).await?;
+        socket.request(register(&node, "miller", &capacity, 10)).await?;
+        sockets.push(socket);
+    }
+    let gateways = &shared().await.gateways;
+    let calls = (0..44).map(|n| {
+        let api = place.ann().at(&gateways[n % 2]);
+        async move { api.post("/v1/actions/grind/invoke", json!({})).await }
+    });
+    let answers = futures::future::try_join_all(calls).await?;
+    let placed: Vec<String> = answers
+        .iter()
+        .filter(|answer| answer.is_success())
+        .map(|answer| answer.data()["dispatched_node_id"].as_str().unwrap_or_default().to_owned())
+        .collect();
+    let mut counts = BTreeMap::new();
+    placed.iter().for_each(|node| *counts.entry(node).or_insert(0) += 1);
+    assert_eq!((counts.len(), counts.values().copied().collect::<Vec<i32>>()), (4, vec![10; 4]));
+    let refused: Vec<_> = answers.iter().filter(|answer| !answer.is_success()).collect();
+    assert_eq!(refused.len(), 4);
+    for answer in refused {
+        assert_eq!((answer.status, answer.code()), (503, "handler_unavailable"), "{}", answer.body);
+        assert!(answer.body.to_string().contains("full"), "the reason is told: {}", answer.body);
+    }
+    let done = told_to(&mut sockets[0], SOON).await?;
+    result(&sockets[0], &done, json!({})).await?;
+    place.ends("grind", &done).await?;
+    let next = place.invoke("grind", json!({})).await?;
+    let row = place.invocation("grind", &next).await?;
+    let skipped = row["placements"][0]["skipped"].as_array().context("reasons")?;
+    assert!(skipped.len() == 3 && skipped.iter().all(|skip| skip["reason"] == "full"), "{row}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_may_wait_for_its_node_waits_and_the_rest_is_refused() -> Result<()> {
+    let place = Place::new("waiting").await?;
+    let node = place.node("box").await?;
+    let capabilities = json!([
+        { "name": "patient", "kind": "action", "global": true, "queue": true },
+        { "name": "hasty", "kind": "action", "global": true },
+    ]);
+    let mut first = socket(&node, 1).await?;
+    first.request(register(&node, "p", &capabilities, 0)).await?;
+    first.close().await?;
+    wait::until("the node to be away", SOON, || async {
+        place.key.get("/v1/nodes/box").await.is_ok_and(|reply| reply.data()["live"] == false)
+    })
+    .await;
+    place.ann().post("/v1/actions/hasty/invoke", json!({})).await?.refused(503, "handler_unavailable")?;
+    let id = place.invoke("patient", json!({})).await?;
+    let row = place.invocation("patient", &id).await?;
+    assert_eq!((&row["status"], &row["dispatched_node_id"]), (&json!("pending"), &Value::Null));
+    assert_eq!(row["placements"][0]["skipped"][0]["reason"], "not_live", "{row}");
+    let mut second = socket(&node, 0).await?;
+    second.request(register(&node, "p", &capabilities, 0)).await?;
+    assert_eq!(told_to(&mut second, SOON).await?, id);
+    result(&second, &id, json!({ "at": "last" })).await?;
+    assert_eq!(place.ends("patient", &id).await?["status"], "completed");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_hundred_wait_for_a_node_and_no_more() -> Result<()> {
+    let place = Place::new("queue").await?;
+    let node = place.node("mill").await?;
+    let queued = json!([{ "name": "grind", "kind": "action", "queue": true }]);
+    let mut away = socket(&node, 0).await?;
+    away.request(register(&node, "miller", &queued, 0)).await?;
+    away.close().await?;
+    wait::until("the node to be away", SOON, || async {
+        place.key.get("/v1/nodes/mill").await.is_ok_and(|reply| reply.data()["live"] == false)
+    })
+    .await;
+    let (api, path) = (place.ann(), "/v1/nodes/mill/actions/grind/invoke");
+    let gateways = &shared().await.gateways;
+    let calls = (0..120).map(|n| {
+        let api = api.at(&gateways[n % 2]);
+        async move { api.post(path, json!({})).await }
+    });
+    let answers = futures::future::try_join_all(calls).await?;
+    let refused: Vec<_> = answers.iter().filter(|answer| !answer.is_success()).collect();
+    for answer in &refused {
+        assert_eq!((answer.status, answer.code()), (503, "handler_unavailable"), "{}", answer.body);
+    }
+    assert_eq!(refused.len(), 20);
+    let mut back = socket(&node, 1).await?;
+    back.request(register(&node, "miller", &queued, 0)).await?;
+    let mut done = std::collections::BTreeSet::new();
+    while done.len() < 100 {
+        let id = told_to(&mut back, SOON).await?;
+        result(&back, &id, json!({})).await?;
+        done.insert(id);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_name_has_one_handler_and_the_default_provider_yields() -> Result<()> {
+    let place = Place::new("names").await?;
+    let (east, west) = (place.node("east").await?, place.node("west").await?);
+    let mut at_east = socket(&east, 0).await?;
+    let global = json!([{ "name": "build", "kind": "action", "global": true }]);
+    at_east.request(register(&east, "p", &global, 0)).await?;
+    let mut at_west = socket(&west, 1).await?;
+    let refused = at_west.request(register(&west, "p", &global, 0)).await;
+    assert!(refused.is_err_and(|error| error.to_string().contains("action_name_conflict")), "explicit claims conflict");
+    let quiet = json!([{ "name": "build", "kind": "action" }]);
+    at_west.request(register(&west, "default", &quiet, 0)).await?;
+    // The node's own route leads to its own action, the name to the first.
+    let by_name = place.invoke("build", json!({})).await?;
+    assert_eq!(told_to(&mut at_east, SOON).await?, by_name);
+    let of_west = place.ann().post("/v1/nodes/west/actions/build/invoke", json!({})).await?.success()?;
+    assert_eq!(told_to(&mut at_west, SOON).await?, of_west["invocation_id"].as_str().unwrap_or_default());
+    // Once it advertises something else the name is free.
+    at_east.request(register(&east, "p", &json!([]), 0)).await?;
+    place.ann().post("/v1/nodes/east/actions/build/invoke", json!({})).await?.refused(404, "action_not_found")?;
+    let missing = json!({ "name": "paint", "description": "", "handler_node": "west" });
+    place.key.post("/v1/actions", missing).await?.refused(409, "capability_mismatch")?;
+    for reserved in ["spawn", "release", "relay:x"] {
+        let body = json!({ "name": reserved, "description": "", "handler_agent": "ann" });
+        place.ann().post("/v1/actions", body).await?.refused(409, "action_name_conflict")?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_durable_outcome_waits_in_the_mailbox() -> Result<()> {
+    let place = Place::new("durable").await?;
+    let node = place.node("box").await?;
+    let mut socket = socket(&node, 1).await?;
+    socket.request(register(&node, "p", &json!([{ "name": "grind", "kind": "capacity" }]), 0)).await?;
+    let id = place.invoke("grind", json!({ "durable": true })).await?;
+    let told = told_to(&mut socket, SOON).await?;
+    result(&socket, &told, json!({ "flour": 1 })).await?;
+    place.ends("grind", &id).await?;
+    let listed = place.ann().get("/v1/deliveries").await?.success()?;
+    assert_eq!((&listed[0]["reason"], &listed[0]["seq"]), (&json!("action-result"), &json!(1)), "{listed}");
+    let mut caller = place.ann().direct_socket().await?;
+    let frame = caller.expect_where("the outcome", SOON, |frame| frame["seq"] == 1).await?;
+    assert_eq!(frame["payload"]["type"], "action.completed", "{frame}");
+    assert_eq!(frame["payload"]["data"]["invocation_id"], id.as_str());
+    assert_eq!(frame["payload"]["data"]["output"], json!({ "flour": 1 }));
+    caller.ack("ann", 1).await?;
+    wait::until("it to be acknowledged", SOON, || async {
+        place.ann().get("/v1/deliveries").await.is_ok_and(|reply| reply.data() == &json!([]))
+    })
+    .await;
+    let twice = |frame: &Value| frame["payload"]["type"] == "action.completed";
+    assert!(caller.expect_where("it again", Duration::from_secs(1), twice).await.is_err(), "told once");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_caller_that_was_away_hears_of_the_outcome_when_it_is_back() -> Result<()> {
+    let place = Place::new("away").await?;
+    let node = place.node("box").await?;
+    let mut socket = socket(&node, 1).await?;
+    socket.request(register(&node, "p", &json!([{ "name": "grind", "kind": "capacity" }]), 0)).await?;
+    let id = place.invoke("grind", json!({})).await?;
+    let told = told_to(&mut socket, SOON).await?;
+    let error = json!({ "v": 1, "type": "action.result", "invocation_id": told, "error": "out of corn" });
+    socket.send_json(&error).await?;
+    assert_eq!(place.ends("grind", &id).await?["error"], "out of corn");
+    let mut caller = place.ann().direct_socket().await?;
+    let failed = |frame: &Value| frame["payload"]["type"] == "action.failed";
+    let frame = caller.expect_where("the outcome", SOON, failed).await?;
+    assert_eq!((&frame["seq"], &frame["payload"]["data"]["error"]), (&json!(0), &json!("out of corn")));
+    caller.close().await?;
+    let mut again = place.ann().direct_socket().await?;
+    let twice = again.expect_where("it again", Duration::from_secs(6), failed).await;
+    assert!(twice.is_err(), "told once: {twice:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_inventory_that_shows_the_agent_completes_what_brought_it_up() -> Result<()> {
+    let place = Place::new("came-up").await?;
+    let node = place.node("box").await?;
+    let mut socket = socket(&node, 0).await?;
+    let capacity = json!([{ "name": "spawn:test", "kind": "capacity" }]);
+    socket.request(register(&node, "broker", &capacity, 4)).await?;
+    let id = place.invoke("spawn:test", json!({ "input": { "name": "new" } })).await?;
+    assert_eq!(told_to(&mut socket, SOON).await?, id);
+    let agent = json!({ "v": 1, "type": "agent.register", "name": "new", "invocation_id": id });
+    let agent = socket.request(agent).await?["agent_id"].clone();
+    let listed = json!([{ "agent_id": agent, "name": "new", "invocation_id": id }]);
+    let counts = socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": listed })).await?;
+    assert_eq!((&counts["completed_invocations"], &counts["open_invocations"]), (&json!(1), &json!(0)), "{counts}");
+    let row = place.ends("spawn:test", &id).await?;
+    assert_eq!(
+        (&row["status"], &row["output"]["agent_id"], &row["output"]["name"]),
+        (&json!("completed"), &agent, &json!("new"))
+    );
+    // The provider's own words come too late now.
+    result(&socket, &id, json!({ "spawned": true })).await?;
+    socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": listed })).await?;
+    assert_eq!(place.invocation("spawn:test", &id).await?["output"], row["output"]);
+    Ok(())
+}

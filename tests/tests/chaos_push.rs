@@ -1,0 +1,180 @@
+//! Pushing through crashes: three workers are killed at random while deliveries go out to many endpoints, some of them
+//! dead, and every healthy one gets all of its deliveries, in order, never two at a time.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use relay_acceptance::chaos::{below, is_full, sized};
+use relay_testkit::binaries;
+use relay_testkit::client::Api;
+use relay_testkit::ports::Port;
+use relay_testkit::receiver::{Receiver, Reply};
+use relay_testkit::stack::{Backends, Service, Stack};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+const WORKERS: usize = 3;
+const SENDERS: usize = 8;
+/// From the last kill until everything has arrived: the lease of a dead worker, and what has gathered.
+const SETTLED_WITHIN: Duration = Duration::from_secs(240);
+
+struct Field {
+    stack: Stack,
+    workers: Vec<Service>,
+}
+
+impl Field {
+    async fn new() -> Result<Self> {
+        let stack = Stack::builder().worker(false).start().await?;
+        let program = binaries::find(&binaries::directory()?, "relay-worker")?;
+        let backends = Backends { database_url: stack.database_url().to_owned(), nats_url: stack.nats_url() };
+        let mut workers = Vec::new();
+        for number in 0..WORKERS {
+            let port = Port::free()?;
+            let listen = port.address();
+            let name = format!("worker-{number}");
+            let log = stack.state_dir().join(format!("{name}.log"));
+            let worker = Service::worker(&name, program.clone(), &backends, &listen, &[], &log)?.keeping([port]);
+            workers.push(worker);
+        }
+        for worker in &workers {
+            worker.wait_ready().await?;
+        }
+        Ok(Self { stack, workers })
+    }
+
+    fn logs(&self) -> String {
+        self.workers.iter().map(|worker| format!("== {} ==\n{}\n", worker.name(), worker.log_tail(15))).collect()
+    }
+}
+
+/// How a round went.
+struct Round {
+    p99: Duration,
+    repeats: usize,
+    kills: usize,
+}
+
+/// Sends `each` deliveries to each of `endpoints`; every tenth is dead if `some_dead`.
+async fn round(
+    field: &Arc<Field>,
+    name: &str,
+    endpoints: usize,
+    each: usize,
+    some_dead: bool,
+    kill: bool,
+) -> Result<Round> {
+    let key = Api::create_workspace(field.stack.gateway(0).url(), name).await?;
+    let receiver = Receiver::start(|_, _| Reply::Status(200)).await?;
+    let is_dead = |number: usize| some_dead && number % 10 == 9;
+    let ann = key.as_agent(&key.register_agent("ann").await?);
+    for number in 0..endpoints {
+        let (path, agent) = (format!("/e{number}"), format!("a{number}"));
+        if is_dead(number) {
+            receiver.script(&path, [if number % 20 == 9 { Reply::Hang(Vec::new()) } else { Reply::Reset }]);
+        }
+        key.register_agent(&agent).await?;
+        let delivery = json!({ "url": receiver.url(&path), "ack_mode": "on_2xx" });
+        let node = json!({ "name": format!("n{number}"), "kind": "http_push", "delivery": delivery });
+        key.post("/v1/nodes", node).await?.success()?;
+        key.bind(&format!("n{number}"), &agent).await?;
+    }
+
+    let over = Arc::new(AtomicBool::new(false));
+    let killer = tokio::spawn(killer(Arc::clone(field), Arc::clone(&over), kill));
+    let mut senders = JoinSet::new();
+    for sender in 0..SENDERS {
+        let ann = ann.clone();
+        let mine: Vec<usize> = (0..endpoints).filter(|number| number % SENDERS == sender).collect();
+        senders.spawn(async move {
+            let mut sent: Vec<(usize, Vec<Instant>)> = mine.iter().map(|number| (*number, Vec::new())).collect();
+            for _ in 0..each {
+                for (number, at) in &mut sent {
+                    at.push(Instant::now());
+                    ann.dm(&format!("a{number}"), "over the top").await?.success()?;
+                }
+            }
+            anyhow::Ok(sent)
+        });
+    }
+    let mut sent = Vec::new();
+    while let Some(some) = senders.join_next().await {
+        sent.extend(some??);
+    }
+    over.store(true, Ordering::Relaxed);
+    let kills = killer.await??;
+
+    let healthy: Vec<&(usize, Vec<Instant>)> = sent.iter().filter(|(number, _)| !is_dead(*number)).collect();
+    let began = Instant::now();
+    let missing = || {
+        let left = |(number, at): &&&(usize, Vec<Instant>)| {
+            let seen: HashSet<i64> = receiver.seqs(&format!("/e{number}")).into_iter().collect();
+            seen.len() < at.len()
+        };
+        healthy.iter().filter(left).count()
+    };
+    while missing() > 0 {
+        let all = began.elapsed() < SETTLED_WITHIN;
+        ensure!(all, "{} endpoints still miss deliveries\n{}", missing(), field.logs());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+
+    let (mut latencies, mut repeats) = (Vec::new(), 0);
+    for (number, at) in &healthy {
+        let calls = receiver.calls(&format!("/e{number}"));
+        let mut highest = 0;
+        let mut ids = HashSet::new();
+        for call in &calls {
+            let body = call.json();
+            let id = body["delivery_id"].as_str().context("no delivery id")?.to_owned();
+            if !ids.insert(id) {
+                repeats += 1;
+                continue;
+            }
+            ensure!(call.seq() == highest + 1, "endpoint {number}: {} came after {highest}", call.seq());
+            highest = call.seq();
+            let position = usize::try_from(highest - 1)?;
+            latencies.push(call.at.saturating_duration_since(at[position]));
+        }
+        ensure!(highest == i64::try_from(at.len())?, "endpoint {number}: {highest} of {}", at.len());
+    }
+    ensure!(receiver.most_at_once() <= 1, "{} tries of one delivery at once", receiver.most_at_once());
+    latencies.sort_unstable();
+    let p99 = latencies.get(latencies.len() * 99 / 100).copied().unwrap_or_default();
+    println!("{name}: {} deliveries, p99 {p99:?}, {repeats} came again, {kills} kills", latencies.len());
+    Ok(Round { p99, repeats, kills })
+}
+
+/// Kills a worker at random and starts it again, until it is over.
+async fn killer(field: Arc<Field>, over: Arc<AtomicBool>, kill: bool) -> Result<usize> {
+    let mut kills = 0;
+    while kill && !over.load(Ordering::Relaxed) {
+        // Random, so that kills meet every step of a dispatch.
+        tokio::time::sleep(Duration::from_millis(500 + below(2500) as u64)).await;
+        let victim = &field.workers[below(WORKERS)];
+        victim.kill9();
+        tokio::time::sleep(Duration::from_millis(below(1500) as u64)).await;
+        victim.start_again()?;
+        kills += 1;
+    }
+    Ok(kills)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_healthy_endpoint_gets_everything_in_order_while_workers_are_killed() -> Result<()> {
+    let field = Arc::new(Field::new().await?);
+    let (endpoints, each) = sized((20, 40), (500, 100));
+    if is_full() {
+        let without = round(&field, "calm", endpoints, each, false, false).await?;
+        let with = round(&field, "some-dead", endpoints, each, true, false).await?;
+        ensure!(without.repeats + with.repeats == 0, "nothing was killed, yet something came again");
+        let bar = without.p99.mul_f64(1.2);
+        ensure!(with.p99 <= bar, "p99 {:?} with dead endpoints, {:?} without", with.p99, without.p99);
+    }
+    let stormy = round(&field, "storm", endpoints, each, true, true).await?;
+    ensure!(stormy.kills > 0, "nobody was killed");
+    Ok(())
+}

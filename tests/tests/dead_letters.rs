@@ -1,0 +1,361 @@
+//! Dead letters: how deliveries end there, and how operators look at them and send them again.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use relay_testkit::client::Api;
+use relay_testkit::{binaries, shared, wait};
+use serde_json::{Value, json};
+
+const SOON: Duration = Duration::from_secs(30);
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// A workspace with ann, who sends, and bob, who is not there.
+async fn workspace(name: &str) -> Result<(Api, Api, Api)> {
+    let key = Api::create_workspace(shared().await.any_gateway(), name).await?;
+    let ann = key.register_agent("ann").await?;
+    let bob = key.register_agent("bob").await?;
+    let (ann, bob) = (key.as_agent(&ann), key.as_agent(&bob));
+    Ok((key, ann, bob))
+}
+
+async fn send_briefly(ann: &Api, to: &str, words: &str) -> Result<()> {
+    ann.post("/v1/dm", json!({ "to": to, "text": words, "ttl_ms": 1000 })).await?.success()?;
+    Ok(())
+}
+
+/// Lets what a letter becomes live for an hour: it lives as long as the letter did.
+async fn live_long(key: &Api) -> Result<()> {
+    sqlx::query("UPDATE deliveries SET expires_at = created_at + interval '1 hour' WHERE workspace_id = $1")
+        .bind(text(&key.get("/v1/workspace").await?.success()?["id"]).parse::<i64>()?)
+        .execute(&sqlx::PgPool::connect(&shared().await.database_url).await?)
+        .await?;
+    Ok(())
+}
+
+/// Waits until there are so many dead letters, sent again or not, and returns the first page.
+async fn wait_for_letters(key: &Api, count: usize) -> Result<Vec<Value>> {
+    wait::until_ok("dead letters", SOON, || async {
+        let summary = key.get("/v1/dead-letters/summary").await?.success()?;
+        ensure!(summary["total"].as_u64() >= Some(count as u64), "{summary}");
+        Ok(list(&key.get("/v1/dead-letters").await?.success()?).to_vec())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_message_that_was_not_taken_in_its_time_can_be_sent_again() -> Result<()> {
+    let (key, ann, bob) = workspace("letters").await?;
+    for wrong in [json!(999), json!(518_400_001), json!(-1), json!("soon")] {
+        ann.post("/v1/dm", json!({ "to": "bob", "text": "x", "ttl_ms": wrong }))
+            .await?
+            .refused(400, "invalid_request")?;
+    }
+    // Somebody looks, so that the sender's notice is in the log too.
+    key.get("/v1/workspace/events?since=0&limit=1").await?.success()?;
+    send_briefly(&ann, "bob", "first").await?;
+    ann.dm("bob", "second lives as long as usual").await?.success()?;
+    let letters = wait_for_letters(&key, 1).await?;
+    let letter = &letters[0];
+    let id = text(&letter["delivery_id"]).to_owned();
+    assert_eq!((letters.len(), text(&letter["reason"]), letter["seq"].as_i64()), (1, "ttl_expired", Some(1)));
+    assert_eq!((text(&letter["agent_name"]), text(&letter["sender_name"])), ("bob", "ann"));
+    assert_eq!((&letter["redriven_as"], letter["redrive_count"].as_i64()), (&Value::Null, Some(0)));
+    assert_eq!(key.get(&format!("/v1/dead-letters/{id}")).await?.success()?, *letter);
+    for (query, found) in [
+        ("agent=bob", 1),
+        ("agent=ann", 0),
+        ("reason=ttl_expired", 1),
+        ("reason=rejected", 0),
+        ("until=2020-01-01T00:00:00Z", 0),
+        ("since=2020-01-01T00:00:00Z", 1),
+        ("node=nowhere", 0),
+        (&format!("node={}", text(&letter["node_id"])), 1),
+        (&format!("before={id}"), 0),
+    ] {
+        let found_now = key.get(&format!("/v1/dead-letters?{query}")).await?.success()?;
+        assert_eq!(list(&found_now).len(), found, "{query}");
+    }
+    key.get("/v1/dead-letters?reason=boredom").await?.refused(400, "invalid_request")?;
+    key.get("/v1/dead-letters?agent=nobody").await?.refused(404, "agent_not_found")?;
+    key.get("/v1/dead-letters/del_1_2").await?.refused(404, "delivery_not_found")?;
+    let log = key.get("/v1/workspace/events?since=0&limit=500").await?.success()?;
+    let told = list(&log["events"]).iter().find(|event| event["type"] == "delivery.failed").context("a notice")?;
+    assert_eq!((text(&told["payload"]["delivery_id"]), text(&told["payload"]["reason"])), (&*id, "ttl_expired"));
+
+    live_long(&key).await?;
+    let dry = json!({ "delivery_id": id, "dry_run": true });
+    assert_eq!(key.post("/v1/dead-letters/redrive", dry).await?.success()?["matched"], 1);
+    let redrive = || key.post("/v1/dead-letters/redrive", json!({ "delivery_id": id }));
+    let done = redrive().await?.success()?;
+    assert_eq!((text(&done["redriven_as"]), done["seq"].as_i64()), (&*format!("{id}_r1"), Some(3)));
+    assert_eq!(redrive().await?.success()?, done, "once only");
+    let letter = key.get(&format!("/v1/dead-letters/{id}")).await?.success()?;
+    assert_eq!(text(&letter["redriven_as"]), format!("{id}_r1"));
+
+    // The mailbox: the letter's place is a tombstone or skipped, the two others come in order.
+    let mut socket = bob.direct_socket().await?;
+    let durable = |frame: &Value| frame["type"] == "deliver" && frame["seq"].as_u64() > Some(1);
+    let second = socket.expect_where("seq 2", SOON, durable).await?;
+    let again = socket.expect_where("seq 3", SOON, durable).await?;
+    assert_eq!((second["seq"].as_u64(), again["seq"].as_u64()), (Some(2), Some(3)));
+    let message = text(&letter["message_id"]);
+    assert_eq!(text(&again["msg_id"]), format!("{message}_r1"), "a new message to brokers");
+    assert_eq!(text(&again["payload"]["data"]["text"]), "first");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_letter_is_redriven_three_times_at_most() -> Result<()> {
+    let (key, ann, _) = workspace("thrice").await?;
+    send_briefly(&ann, "bob", "again and again").await?;
+    let mut id = text(&wait_for_letters(&key, 1).await?[0]["delivery_id"]).to_owned();
+    for number in 1..=3 {
+        let done = key.post("/v1/dead-letters/redrive", json!({ "delivery_id": id })).await?.success()?;
+        assert!(text(&done["redriven_as"]).ends_with(&format!("_r{number}")), "{done}");
+        // Its life is as long as that of the first one.
+        let letters = wait_for_letters(&key, number + 1).await?;
+        id = text(&letters[0]["delivery_id"]).to_owned();
+        assert_eq!(id, text(&done["redriven_as"]), "the youngest is first");
+    }
+    key.post("/v1/dead-letters/redrive", json!({ "delivery_id": id }))
+        .await?
+        .refused(409, "delivery_not_redrivable")?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn redriving_by_filter_keeps_its_rate_and_repeats_nothing() -> Result<()> {
+    let full = std::env::var("RELAY_CHAOS").is_ok_and(|chaos| chaos == "full");
+    let (posts, rate) = if full { (1000, 1000) } else { (40, 200) };
+    const AGENTS: usize = 10;
+    let letters = posts * AGENTS;
+    let (key, ann, _) = workspace("by-filter").await?;
+    key.create_channel("dev").await?;
+    let mut members = BTreeMap::new();
+    for number in 0..AGENTS {
+        let agent = key.register_agent(&format!("member-{number}")).await?;
+        key.as_agent(&agent).join("dev").await?;
+        members.insert(agent.name.clone(), key.as_agent(&agent));
+    }
+    for number in 0..posts {
+        let body = json!({ "text": number.to_string(), "ttl_ms": 1000 });
+        ann.post("/v1/channels/dev/messages", body).await?.success()?;
+    }
+    wait_for_letters(&key, letters).await?;
+    let summary = key.get("/v1/dead-letters/summary").await?.success()?;
+    assert_eq!(
+        (summary["total"].as_u64(), summary["by_reason"]["ttl_expired"].as_u64()),
+        (Some(letters as u64), Some(letters as u64))
+    );
+
+    // Traffic goes on meanwhile.
+    let stop = Arc::new(AtomicBool::new(false));
+    let (is_stopped, writer) = (Arc::clone(&stop), ann.clone());
+    let traffic = tokio::spawn(async move {
+        let mut sent = 0;
+        while !is_stopped.load(Ordering::SeqCst) {
+            writer.dm("bob", &sent.to_string()).await?.success()?;
+            sent += 1;
+        }
+        anyhow::Ok(sent)
+    });
+    let filter = json!({ "reason": "ttl_expired", "older_than_seconds": 0 });
+    let dry = key.post("/v1/dead-letters/redrive", json!({ "filter": filter, "dry_run": true })).await?.success()?;
+    assert_eq!(dry["matched"].as_u64(), Some(letters as u64));
+    live_long(&key).await?;
+    let began = Instant::now();
+    let begun = key.post("/v1/dead-letters/redrive", json!({ "filter": filter, "rate": rate })).await?.success()?;
+    assert_eq!((text(&begun["status"]), begun["matched"].as_u64()), ("running", Some(letters as u64)));
+    let path = format!("/v1/dead-letters/redrives/{}", text(&begun["redrive_id"]));
+    let through = wait::until_ok("the redrive to be through", Duration::from_secs(120), || async {
+        let shown = key.get(&path).await?.success()?;
+        ensure!(shown["status"] == "finished", "{shown}");
+        Ok(shown)
+    })
+    .await?;
+    let took = began.elapsed();
+    stop.store(true, Ordering::SeqCst);
+    assert!(traffic.await?? > 0);
+    assert_eq!((through["redriven"].as_u64(), through["refused"].as_u64()), (Some(letters as u64), Some(0)));
+    // All but the burst of a second that may be made up for.
+    let at_least = Duration::from_secs_f64((letters as f64 / f64::from(rate) - 1.5).max(0.0));
+    assert!(took >= at_least, "{letters} at {rate} a second took {took:?}");
+    for (name, member) in &members {
+        let rows = member.get("/v1/deliveries?limit=200").await?.success()?;
+        let seqs: Vec<i64> = list(&rows).iter().filter_map(|row| row["seq"].as_i64()).collect();
+        let expected: Vec<i64> = (posts as i64 + 1..=2 * posts as i64).take(200).collect();
+        assert_eq!(seqs, expected, "{name}: each letter once, without a gap");
+        assert!(list(&rows).iter().all(|row| text(&row["id"]).ends_with("_r1")), "{name}");
+    }
+
+    // Once more: there is nothing left to do.
+    let again = key.post("/v1/dead-letters/redrive", json!({ "filter": filter, "rate": rate })).await?.success()?;
+    assert_eq!(again["matched"], 0);
+    let path = format!("/v1/dead-letters/redrives/{}", text(&again["redrive_id"]));
+    let again = wait::until_ok("the second redrive to be through", SOON, || async {
+        let shown = key.get(&path).await?.success()?;
+        ensure!(shown["status"] == "finished", "{shown}");
+        Ok(shown)
+    })
+    .await?;
+    assert_eq!((&again["redriven"], &again["refused"]), (&json!(0), &json!(0)));
+    for wrong in [json!({}), json!({ "filter": {}, "delivery_id": "x" }), json!({ "filter": {}, "rate": 0 })] {
+        key.post("/v1/dead-letters/redrive", wrong).await?.refused(400, "invalid_request")?;
+    }
+    key.get("/v1/dead-letters/redrives/7").await?.refused(404, "redrive_not_found")?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_deleted_agent_leaves_is_a_dead_letter_and_letters_can_be_put_away() -> Result<()> {
+    let (key, ann, _) = workspace("deleted").await?;
+    for number in 0..3 {
+        ann.dm("bob", &number.to_string()).await?.success()?;
+    }
+    assert_eq!(key.delete("/v1/agents/bob").await?.status, 204);
+    let letters = wait_for_letters(&key, 3).await?;
+    assert!(letters.iter().all(|letter| letter["reason"] == "agent_deleted"), "{letters:?}");
+    let id = text(&letters[0]["delivery_id"]).to_owned();
+    key.post("/v1/dead-letters/redrive", json!({ "delivery_id": id }))
+        .await?
+        .refused(409, "delivery_not_redrivable")?;
+
+    assert_eq!(key.delete(&format!("/v1/dead-letters/{id}")).await?.status, 204);
+    key.get(&format!("/v1/dead-letters/{id}")).await?.refused(404, "delivery_not_found")?;
+    key.delete(&format!("/v1/dead-letters/{id}")).await?.refused(404, "delivery_not_found")?;
+    let purge = |dry: bool| {
+        key.post("/v1/dead-letters/purge", json!({ "filter": { "reason": "agent_deleted" }, "dry_run": dry }))
+    };
+    assert_eq!(purge(true).await?.success()?["purged"], 2);
+    assert_eq!(purge(false).await?.success()?["purged"], 2);
+    assert_eq!(purge(false).await?.success()?["purged"], 0);
+    assert_eq!(key.get("/v1/dead-letters/summary").await?.success()?, json!({ "total": 0, "by_reason": {} }));
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_its_recipient_refuses_is_a_dead_letter_of_its_own() -> Result<()> {
+    let (key, ann, bob) = workspace("rejected").await?;
+    let mut notices = ann.direct_socket().await?;
+    for number in 1..=3 {
+        ann.dm("bob", &number.to_string()).await?.success()?;
+    }
+    let rows = bob.get("/v1/deliveries").await?.success()?;
+    let id = text(&rows[1]["id"]).to_owned();
+    let fail = format!("/v1/deliveries/{id}/fail");
+    for _ in 0..2 {
+        let failed = bob.post(&fail, json!({ "error": "not for me", "retryable": false })).await?.success()?;
+        assert_eq!((text(&failed["status"]), text(&failed["error"])), ("failed", "not for me"), "{failed}");
+    }
+    let letters = wait_for_letters(&key, 1).await?;
+    let letter = &letters[0];
+    assert_eq!((letters.len(), text(&letter["reason"]), text(&letter["error"])), (1, "rejected", "not for me"));
+    assert_eq!((text(&letter["delivery_id"]), text(&letter["sender_name"])), (&*id, "ann"));
+    let told = notices.expect_where("the notice", SOON, |frame| frame["event"] == "delivery.failed").await?;
+    assert_eq!((text(&told["data"]["reason"]), text(&told["data"]["delivery_id"])), ("rejected", &*id), "{told}");
+    assert_eq!((text(&told["data"]["error"]), &told["data"]["retryable"]), ("not for me", &json!(false)), "{told}");
+    let listed = |status: &'static str| {
+        let bob = bob.clone();
+        async move {
+            let rows = bob.get(&format!("/v1/deliveries?status={status}")).await?.success()?;
+            anyhow::Ok(list(&rows).iter().filter_map(|row| row["seq"].as_i64()).collect::<Vec<_>>())
+        }
+    };
+    assert_eq!(listed("failed").await?, [2], "to its recipient it has failed");
+    assert_eq!((listed("dead_lettered").await?, listed("queued").await?), (vec![], vec![1, 3]));
+
+    // The others are untouched, and this one can be sent again.
+    let done = key.post("/v1/dead-letters/redrive", json!({ "delivery_id": id })).await?.success()?;
+    assert_eq!((text(&done["redriven_as"]), done["seq"].as_i64()), (&*format!("{id}_r1"), Some(4)));
+    let mut socket = bob.direct_socket().await?;
+    let mut kinds = Vec::new();
+    while kinds.len() < 4 {
+        kinds.push(text(&socket.expect("deliver").await?["payload"]["type"]).to_owned());
+    }
+    assert_eq!(kinds, ["dm.received", "delivery.expired", "dm.received", "dm.received"], "a tombstone in its place");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_workspace_says_how_long_deliveries_live() -> Result<()> {
+    let (key, ann, bob) = workspace("lifetimes").await?;
+    for wrong in [json!(59), json!(518_401), json!("long")] {
+        key.patch("/v1/workspace", json!({ "delivery_ttl_seconds": wrong })).await?.refused(400, "invalid_request")?;
+    }
+    let shown = key.patch("/v1/workspace", json!({ "delivery_ttl_seconds": 120 })).await?.success()?;
+    assert_eq!(shown["delivery_ttl_seconds"], 120);
+    assert_eq!(key.get("/v1/workspace").await?.success()?["delivery_ttl_seconds"], 120);
+    ann.dm("bob", "briefly").await?.success()?;
+    ann.post("/v1/dm", json!({ "to": "bob", "text": "longer", "ttl_ms": 3_600_000 })).await?.success()?;
+    let rows = bob.get("/v1/deliveries").await?.success()?;
+    let life = |row: &Value| -> Result<i64> {
+        let at = |field: &str| text(&row[field]).parse::<chrono::DateTime<chrono::Utc>>();
+        Ok((at("expires_at")? - at("created_at")?).num_seconds())
+    };
+    assert_eq!((life(&rows[0])?, life(&rows[1])?), (120, 3600));
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_operator_redrives_from_a_terminal() -> Result<()> {
+    let (key, ann, bob) = workspace("terminal").await?;
+    let workspace = text(&key.get("/v1/workspace").await?.success()?["id"]).to_owned();
+    for number in 0..3 {
+        send_briefly(&ann, "bob", &number.to_string()).await?;
+    }
+    let id = text(&wait_for_letters(&key, 3).await?[0]["delivery_id"]).to_owned();
+    live_long(&key).await?;
+    let program = binaries::find(&binaries::directory()?, "relayctl")?;
+    let database = shared().await.database_url.clone();
+    let relayctl = |arguments: &[&str]| -> Result<(bool, String)> {
+        let output = Command::new(&program)
+            .args(["dead-letter", "redrive", "--workspace", &workspace])
+            .args(arguments)
+            .env("DATABASE_URL", &database)
+            .output()?;
+        Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
+    };
+    assert!(!relayctl(&[])?.0, "not without saying which");
+    let (done, told) = relayctl(&["--all", "--dry-run"])?;
+    assert!(done && told.contains("3  letters"), "{told}");
+    let (done, told) = relayctl(&["--delivery", &id])?;
+    assert!(done && told.contains(&format!("{id}_r1")), "{told}");
+    let (done, told) = relayctl(&["--agent", "bob", "--rate", "500"])?;
+    assert!(done && told.contains("is done: 2 of 2 sent again"), "{told}");
+    wait::until_ok("the letters to be deliveries again", SOON, || async {
+        let letters = key.get("/v1/dead-letters").await?.success()?;
+        let redriven = list(&letters).iter().filter(|letter| letter["redriven_as"].is_string()).count();
+        ensure!(redriven == 3, "{letters}");
+        Ok(())
+    })
+    .await?;
+    let purge = |arguments: &[&str]| -> Result<(bool, String)> {
+        let output = Command::new(&program)
+            .args(["dead-letter", "purge", "--workspace", &workspace])
+            .args(arguments)
+            .env("DATABASE_URL", &database)
+            .output()?;
+        Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
+    };
+    assert!(!purge(&[])?.0, "not without saying which");
+    let (done, told) = purge(&["--agent", "bob", "--dry-run"])?;
+    assert!(done && told.contains("3  letters"), "{told}");
+    assert_eq!(list(&key.get("/v1/dead-letters").await?.success()?).len(), 3, "a dry run changes nothing");
+    let (done, told) = purge(&["--reason", "ttl_expired"])?;
+    assert!(done && told.contains("3 letters were put out of sight"), "{told}");
+    assert_eq!(list(&key.get("/v1/dead-letters").await?.success()?).len(), 0);
+    drop(bob);
+    Ok(())
+}

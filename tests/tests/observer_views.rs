@@ -1,0 +1,310 @@
+//! What observer tokens show: each scope and each filter, live and read back alike; and how they end.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use relay_testkit::{
+    client::{Agent, Api, EventSource, ObserverSocket},
+    shared,
+};
+use serde_json::{Value, json};
+use sqlx::types::chrono::{DateTime, Utc};
+
+const SOON: Duration = Duration::from_secs(10);
+/// A revocation closes open sockets within this (issue: 5 s).
+const CLOSED_WITHIN: Duration = Duration::from_secs(5);
+
+const SCOPES: [&str; 12] = [
+    "stream:read",
+    "messages:read",
+    "threads:read",
+    "dms:read",
+    "channels:read",
+    "search:read",
+    "agents:read",
+    "nodes:read",
+    "deliveries:read",
+    "activity:read",
+    "files:read",
+    "reactions:read",
+];
+
+/// The scope that an event needs (contract: rest.md 4.4).
+fn scope_of(event: &Value) -> &'static str {
+    if event.get("conversation_id").is_some_and(|id| !id.is_null()) {
+        return "dms:read";
+    }
+    match event["type"].as_str().unwrap_or_default() {
+        "message.created" | "message.updated" | "message.read" | "webhook.received" => "messages:read",
+        "thread.reply" => "threads:read",
+        "message.reacted" => "reactions:read",
+        "file.uploaded" => "files:read",
+        kind if kind.starts_with("dm.") || kind.starts_with("group_dm.") => "dms:read",
+        kind if kind.starts_with("agent.status.") => "agents:read",
+        kind if kind.starts_with("channel.") || kind.starts_with("member.") => "channels:read",
+        kind if kind.starts_with("delivery.") => "deliveries:read",
+        kind if kind.starts_with("node.") => "nodes:read",
+        _ => "activity:read",
+    }
+}
+
+async fn token(key: &Api, name: &str, scopes: &[&str], filters: Value) -> Result<Value> {
+    key.post("/v1/observer-tokens", json!({ "name": name, "scopes": scopes, "filters": filters })).await?.success()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+/// A workspace in which something of every kind happens.
+struct Stage {
+    key: Api,
+    ann: Agent,
+    bob: Agent,
+    channel_id: String,
+    dm: String,
+}
+
+impl Stage {
+    async fn set(gateway: &str, name: &str) -> Result<Self> {
+        let key = Api::create_workspace(gateway, name).await?;
+        let (ann, bob) = (key.register_agent("ann").await?, key.register_agent("bob").await?);
+        let channel = key.as_agent(&ann).create_channel("room").await?;
+        key.as_agent(&ann).create_channel("annex").await?;
+        key.as_agent(&bob).join("room").await?;
+        let dm = key.as_agent(&ann).dm("bob", "hello").await?.success()?;
+        let (channel_id, dm) = (text(&channel["id"]), text(&dm["conversation_id"]));
+        Ok(Self { key, ann, bob, channel_id, dm })
+    }
+
+    /// One thing of every kind.
+    async fn play(&self) -> Result<()> {
+        let (ann, bob) = (self.key.as_agent(&self.ann), self.key.as_agent(&self.bob));
+        let message = ann.post_message("room", "in the room").await?.success()?;
+        let id = text(&message["id"]);
+        bob.post(&format!("/v1/messages/{id}/replies"), json!({ "text": "a reply" })).await?.success()?;
+        bob.post(&format!("/v1/messages/{id}/reactions"), json!({ "emoji": "tada" })).await?.success()?;
+        bob.post_empty(&format!("/v1/messages/{id}/read")).await?.success()?;
+        ann.post_message("annex", "in the annex").await?.success()?;
+        bob.dm("ann", "psst").await?.success()?;
+        let group = ann.post("/v1/dm/group", json!({ "participants": ["bob"], "name": "us" })).await?.success()?;
+        ann.post(&format!("/v1/dm/{}/messages", text(&group["id"])), json!({ "text": "all of us" }))
+            .await?
+            .success()?;
+        ann.patch("/v1/channels/room/topic", json!({ "topic": "things" })).await?.success()?;
+        bob.post_empty("/v1/channels/room/mute").await?.success()?;
+        bob.post_empty("/v1/channels/room/unmute").await?.success()?;
+        self.key.patch("/v1/agents/bob", json!({ "status": "blocked" })).await?.success()?;
+        self.key.patch("/v1/agents/bob", json!({ "status": "active" })).await?.success()?;
+        bob.post("/v1/agents/bob/events", json!({ "type": "tool.called", "payload": { "tool": "x" } }))
+            .await?
+            .success()?;
+        self.key.post("/v1/nodes", json!({ "name": "box", "kind": "ws", "role": "broker" })).await?.success()?;
+        Ok(())
+    }
+
+    /// Marks the end: whatever a token shows, it is shown before this is answered.
+    async fn latest(&self) -> Result<i64> {
+        let page = self.key.get("/v1/workspace/events?since=0&limit=1").await?.success()?;
+        page["latest_seq"].as_i64().context("latest_seq")
+    }
+}
+
+/// The whole log as a token has it.
+async fn log(api: &Api, since: i64) -> Result<Vec<Value>> {
+    let (mut events, mut since) = (Vec::new(), since);
+    loop {
+        let page = api.get(&format!("/v1/workspace/events?since={since}&limit=500")).await?.success()?;
+        events.extend(page["events"].as_array().context("events")?.iter().cloned());
+        let next = page["next_since"].as_i64().context("next_since")?;
+        if next == since {
+            return Ok(events);
+        }
+        since = next;
+    }
+}
+
+fn numbers(events: &[Value]) -> Vec<i64> {
+    events.iter().filter_map(|event| event["seq"].as_i64()).collect()
+}
+
+/// What a socket shows up to a number: an event behind it that every token sees ends it.
+async fn shown(socket: &mut ObserverSocket, expected: &[i64]) -> Result<Vec<i64>> {
+    let mut seen = Vec::new();
+    while seen.len() < expected.len() {
+        seen.push(socket.next(SOON).await?["seq"].as_i64().context("seq")?);
+    }
+    Ok(seen)
+}
+
+#[tokio::test]
+async fn each_scope_shows_its_events_and_no_others() -> Result<()> {
+    let gateways = &shared().await.gateways;
+    let stage = Stage::set(&gateways[0], "scopes").await?;
+    let start = stage.latest().await?;
+    let mut sockets = Vec::new();
+    for (nth, scope) in SCOPES.iter().enumerate() {
+        let made = token(&stage.key, scope, &["stream:read", scope], json!({ "include_dms": true })).await?;
+        let gateway = &gateways[nth % gateways.len()];
+        let api = Api::new(gateway, &text(&made["token"]));
+        sockets.push((*scope, ObserverSocket::open(gateway, api.token()).await?, api));
+    }
+    stage.play().await?;
+    let all = log(&stage.key, start).await?;
+    let kinds: BTreeSet<&str> = all.iter().filter_map(|event| event["type"].as_str()).collect();
+    for kind in [
+        "message.created",
+        "thread.reply",
+        "message.reacted",
+        "message.read",
+        "dm.received",
+        "group_dm.received",
+        "channel.updated",
+        "member.channel_muted",
+        "agent.status.blocked",
+        "delivery.accepted",
+        "node.registered",
+        "harness.tool.called",
+    ] {
+        assert!(kinds.contains(kind), "{kind} did not happen: {kinds:?}");
+    }
+    for (scope, socket, api) in &mut sockets {
+        let expected: Vec<Value> = all.iter().filter(|event| scope_of(&event["payload"]) == *scope).cloned().collect();
+        assert_eq!(numbers(&log(api, start).await?), numbers(&expected), "{scope} by the log");
+        assert_eq!(shown(socket, &numbers(&expected)).await?, numbers(&expected), "{scope} live");
+        assert!(socket.drain(SOON).await?.is_empty(), "{scope} shows more");
+    }
+    let read_but_no_stream = token(&stage.key, "no stream", &["messages:read"], json!({})).await?;
+    let api = stage.key.with_token(&text(&read_but_no_stream["token"]));
+    api.get("/v1/workspace/events").await?.refused(403, "insufficient_scope")?;
+    assert!(ObserverSocket::open(&gateways[0], api.token()).await.is_err());
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_filter_leaves_what_it_names() -> Result<()> {
+    let gateways = &shared().await.gateways;
+    let stage = Stage::set(&gateways[0], "filters").await?;
+    let start = stage.latest().await?;
+    let everything: Vec<&str> = SCOPES.to_vec();
+    stage.play().await?;
+    let all = log(&stage.key, start).await?;
+    let payload = |event: &Value| event["payload"].clone();
+    let is_dm = |event: &Value| scope_of(&payload(event)) == "dms:read";
+    let in_room = |event: &Value| payload(event)["channel"] == "room" || payload(event)["channel"]["name"] == "room";
+    let cut = all[all.len() / 2]["created_at"].clone();
+    type Keeps<'a> = Box<dyn Fn(&Value) -> bool + 'a>;
+    let table: Vec<(Value, Keeps<'_>)> = vec![
+        (json!({}), Box::new(|event| !is_dm(event))),
+        (json!({ "include_dms": true }), Box::new(|_| true)),
+        (
+            json!({ "include_dms": true, "dm_conversation_ids": [stage.dm] }),
+            Box::new(|event| !is_dm(event) || payload(event)["conversation_id"] == json!(stage.dm)),
+        ),
+        (json!({ "event_types": ["message.created", "dm.received"] }), Box::new(|e| e["type"] == "message.created")),
+        (json!({ "created_after": cut }), Box::new(|event| !is_dm(event) && text(&event["created_at"]) > text(&cut))),
+    ];
+    for (nth, (filters, keeps)) in table.iter().enumerate() {
+        let made = token(&stage.key, &format!("filter {nth}"), &everything, filters.clone()).await?;
+        let api = stage.key.with_token(&text(&made["token"]));
+        let expected: Vec<Value> = all.iter().filter(|event| keeps(event)).cloned().collect();
+        assert_eq!(numbers(&log(&api, start).await?), numbers(&expected), "{filters}");
+    }
+    // Channels by id or by name; events without a place are none of theirs to hide or show alike.
+    for filters in [json!({ "channel_ids": [stage.channel_id] }), json!({ "channel_names": ["room"] })] {
+        let made = token(&stage.key, &filters.to_string(), &everything, filters.clone()).await?;
+        let seen = log(&stage.key.with_token(&text(&made["token"])), start).await?;
+        for event in &all {
+            let placed = payload(event).get("channel").is_some_and(|channel| !channel.is_null());
+            if placed && !is_dm(event) {
+                let there = seen.iter().any(|one| one["seq"] == event["seq"]);
+                assert_eq!(there, in_room(event), "{filters}: {event}");
+            }
+        }
+    }
+    let made = token(&stage.key, "of ann", &everything, json!({ "agent_ids": [stage.ann.id] })).await?;
+    let seen = log(&stage.key.with_token(&text(&made["token"])), start).await?;
+    let authors: BTreeSet<String> = seen
+        .iter()
+        .filter(|e| e["type"] == "message.created")
+        .map(|e| text(&payload(e)["message"]["agent_name"]))
+        .collect();
+    assert_eq!(authors, BTreeSet::from(["ann".to_owned()]));
+    assert!(!seen.iter().any(|event| event["type"] == "thread.reply"), "bob replied");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_token_that_ends_closes_what_it_opened() -> Result<()> {
+    let gateways = &shared().await.gateways;
+    let stage = Stage::set(&gateways[0], "endings").await?;
+    for (way, word) in [("revoke", "revoked"), ("rotate", "rotated"), ("expire", "expired")] {
+        let expires = chrono_in(Duration::from_secs(if way == "expire" { 4 } else { 3600 }));
+        let body = json!({ "name": way, "scopes": ["stream:read", "messages:read"], "expires_at": expires });
+        let made = stage.key.post("/v1/observer-tokens", body).await?.success()?;
+        let value = text(&made["token"]);
+        // Both are at the gateway that does not hear of it first.
+        let mut socket = ObserverSocket::open(&gateways[1], &value).await?;
+        let mut stream = EventSource::open(&Api::new(&gateways[1], &value), None).await?;
+        stage.key.as_agent(&stage.ann).post_message("room", way).await?.success()?;
+        assert_eq!(socket.next(SOON).await?["message"]["text"], json!(way));
+        assert_eq!(stream.next(SOON).await?.data["message"]["text"], json!(way));
+        let id = text(&made["id"]);
+        match way {
+            "revoke" => drop(stage.key.delete(&format!("/v1/observer-tokens/{id}")).await?.success()?),
+            "rotate" => drop(stage.key.post(&format!("/v1/observer-tokens/{id}/rotate"), json!({})).await?.success()?),
+            _ => {}
+        }
+        let asked = Instant::now();
+        let limit = CLOSED_WITHIN + if way == "expire" { Duration::from_secs(4) } else { Duration::ZERO };
+        let (code, reason) = socket.closed(limit).await?;
+        assert_eq!(code, 1008, "{way}");
+        assert!(reason.contains(word), "{way}: {reason}");
+        let close = stream.next(limit).await?;
+        assert_eq!(close.event, "close", "{way}");
+        assert!(text(&close.data["reason"]).contains(word), "{way}: {close:?}");
+        assert!(asked.elapsed() < limit, "{way} took {:?}", asked.elapsed());
+        assert!(ObserverSocket::open(&gateways[0], &value).await.is_err());
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn narrower_filters_count_for_open_sockets() -> Result<()> {
+    let gateways = &shared().await.gateways;
+    let stage = Stage::set(&gateways[0], "narrowed").await?;
+    let made = token(&stage.key, "narrowed", &["stream:read", "messages:read"], json!({})).await?;
+    let mut socket = ObserverSocket::open(&gateways[1], &text(&made["token"])).await?;
+    let ann = stage.key.as_agent(&stage.ann);
+    ann.post_message("annex", "before").await?.success()?;
+    assert_eq!(socket.next(SOON).await?["channel"], "annex");
+    let path = format!("/v1/observer-tokens/{}", text(&made["id"]));
+    stage.key.patch(&path, json!({ "filters": { "channel_names": ["room"] } })).await?.success()?;
+    // Within the time that a revocation has, too.
+    let until = Instant::now() + CLOSED_WITHIN;
+    loop {
+        ann.post_message("annex", "hidden").await?.success()?;
+        ann.post_message("room", "shown").await?.success()?;
+        let mut annex = false;
+        loop {
+            let frame = socket.next(SOON).await?;
+            annex |= frame["channel"] == "annex";
+            if frame["channel"] == "room" {
+                break;
+            }
+        }
+        if !annex {
+            return Ok(());
+        }
+        assert!(Instant::now() < until, "the old filters still count");
+    }
+}
+
+/// An instant from now, as clients write it.
+fn chrono_in(ahead: Duration) -> String {
+    let at: DateTime<Utc> = (std::time::SystemTime::now() + ahead).into();
+    at.format("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
+}

@@ -1,0 +1,243 @@
+//! What becomes of a delivery by what its endpoint answers, or does not.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use relay_acceptance::push_scene::Scene;
+use relay_testkit::receiver::{Receiver, Reply};
+use serde_json::{Value, json};
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+/// A schedule of a single try each half minute would take too long.
+fn quick(ack_mode: &str) -> Value {
+    json!({ "ack_mode": ack_mode, "retry": { "schedule": [1, 1, 1] } })
+}
+
+/// The first try fails as told, the second succeeds: with the same id, and both are shown.
+async fn recovers(name: &str, ack_mode: &str, first: Reply, status: Value, error: &str) -> Result<Vec<Value>> {
+    let scene = Scene::new(name, quick(ack_mode)).await?;
+    scene.receiver.script("/hook", [first, Reply::json(200, r#"{"ack":true}"#)]);
+    scene.send("one").await?;
+    let acked = scene.until("it to be acked", "?status=acked", |rows| rows.len() == 1).await?;
+    let attempts = scene.attempts(&acked[0]).await?;
+    assert_eq!(attempts.len(), 2, "{attempts:?}");
+    assert_eq!((&attempts[0]["status"], text(&attempts[0]["error"])), (&status, error), "{attempts:?}");
+    let ids: Vec<_> =
+        scene.receiver.calls("/hook").iter().map(|call| text(&call.json()["delivery_id"]).to_owned()).collect();
+    assert!(ids.iter().all(|id| *id == text(&acked[0]["id"])), "{ids:?}");
+    Ok(attempts)
+}
+
+#[tokio::test]
+async fn errors_and_redirects_are_failures() -> Result<()> {
+    let redirect = Reply::Full(301, "Location: http://10.0.0.1/\r\n".into(), String::new());
+    let huge = Reply::Full(500, String::new(), "x".repeat(300_000));
+    for (name, behaviour, status) in [
+        ("push-500", Reply::Status(500), 500),
+        ("push-404", Reply::Status(404), 404),
+        ("push-301", redirect, 301),
+        ("push-huge", huge, 500),
+    ] {
+        let attempts = recovers(name, "on_2xx", behaviour, json!(status), &format!("HTTP {status}")).await?;
+        let kept = attempts[0]["answer"].as_str().map_or(0, str::len);
+        assert!(kept <= 1024, "{kept} bytes are kept");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn in_response_mode_the_body_must_declare_the_ack() -> Result<()> {
+    let unsignalled = "response ack not signaled";
+    for (name, body) in [("push-bad-json", "{\"ack\":tru"), ("push-no-ack", "{\"ack\":false}"), ("push-text", "ok")] {
+        recovers(name, "response", Reply::json(200, body), json!(200), unsignalled).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_endpoint_that_never_answers_is_given_up_after_ten_seconds() -> Result<()> {
+    let (hang, drip) = tokio::join!(
+        recovers("push-hang", "on_2xx", Reply::Hang(Vec::new()), Value::Null, "no complete answer in time"),
+        recovers("push-drip", "on_2xx", Reply::Drip, Value::Null, "no complete answer in time"),
+    );
+    for attempts in [hang?, drip?] {
+        let latency = attempts[0]["latency_ms"].as_i64().unwrap_or_default();
+        assert!((9_900..15_000).contains(&latency), "{latency} ms");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn retry_after_is_honoured() -> Result<()> {
+    // Without the header the next try would be half a minute away.
+    let scene = Scene::new("push-429", json!({ "ack_mode": "on_2xx" })).await?;
+    let busy = Reply::Full(429, "Retry-After: 2\r\n".into(), String::new());
+    scene.receiver.script("/hook", [busy, Reply::Status(200)]);
+    scene.send("one").await?;
+    scene.until("it to be acked", "?status=acked", |rows| rows.len() == 1).await?;
+    let calls = scene.receiver.calls("/hook");
+    let pause = calls[1].at - calls[0].at;
+    assert!((Duration::from_millis(1900)..Duration::from_secs(20)).contains(&pause), "{pause:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_endpoint_that_is_gone_gets_nothing_more_until_the_agent_is_bound_again() -> Result<()> {
+    let scene = Scene::new("push-410", json!({ "ack_mode": "on_2xx" })).await?;
+    scene.receiver.script("/hook", [Reply::Status(410), Reply::Status(200)]);
+    scene.send("one").await?;
+    scene
+        .until("the answer", "", |rows| rows.iter().any(|row| text(&row["last_dispatch_error"]) == "HTTP 410"))
+        .await?;
+    let bindings = scene.key.get("/v1/nodes/hook/agents").await?.success()?;
+    assert_eq!(text(&bindings[0]["status"]), "disabled", "{bindings}");
+    let events = scene.key.get("/v1/workspace/events").await?.body;
+    assert!(events.to_string().contains("node.binding.disabled"), "the owner is told: {events}");
+    scene.send("two").await?;
+    scene.key.bind("hook", "bob").await?;
+    scene.until("both to be acked", "?status=acked", |rows| rows.len() == 2).await?;
+    assert_eq!(scene.receiver.seqs("/hook"), [1, 1, 2]);
+    let bindings = scene.key.get("/v1/nodes/hook/agents").await?.success()?;
+    assert_eq!(text(&bindings[0]["status"]), "active", "{bindings}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_schedule_that_has_run_out_ends_the_delivery_and_the_sender_is_told() -> Result<()> {
+    let delivery = json!({ "ack_mode": "on_2xx", "retry": { "schedule": [1] } });
+    let scene = Scene::new("push-exhausted", delivery).await?;
+    let mut socket = scene.ann.direct_socket().await?;
+    let refused = Reply::Status(403);
+    scene.receiver.script("/hook", [refused.clone(), refused, Reply::Status(200)]);
+    scene.send("one").await?;
+    scene.send("two").await?;
+    let dead = scene.until("a dead letter", "?status=dead_lettered", |rows| rows.len() == 1).await?;
+    assert_eq!(text(&dead[0]["error"]), "delivery attempts exhausted", "{}", dead[0]);
+    scene.until("the next to be acked", "?status=acked", |rows| rows.len() == 1).await?;
+    assert_eq!(scene.receiver.seqs("/hook"), [1, 1, 2]);
+    let told =
+        socket.expect_where("the notice", Duration::from_secs(15), |frame| frame["event"] == "delivery.failed").await?;
+    assert_eq!(text(&told["data"]["reason"]), "attempts_exhausted", "{told}");
+    let letters = scene.key.get("/v1/dead-letters").await?.success()?;
+    assert_eq!(
+        (letters.as_array().map(Vec::len), text(&letters[0]["reason"]), text(&letters[0]["sender_name"])),
+        (Some(1), "attempts_exhausted", "ann"),
+        "{letters}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn in_response_mode_the_body_may_refuse_the_delivery_for_good() -> Result<()> {
+    let scene = Scene::new("push-rejected", quick("response")).await?;
+    let mut socket = scene.ann.direct_socket().await?;
+    let refused = Reply::json(200, r#"{"delivery_status":"rejected","error":"no such room"}"#);
+    scene.receiver.script("/hook", [refused, Reply::json(200, r#"{"ack":true}"#)]);
+    scene.send("one").await?;
+    scene.send("two").await?;
+    scene.until("the next to be acked", "?status=acked", |rows| rows.len() == 1).await?;
+    assert_eq!(scene.receiver.seqs("/hook"), [1, 2], "there is no second try");
+    let letters = scene.key.get("/v1/dead-letters?reason=rejected").await?.success()?;
+    assert_eq!((letters[0]["seq"].as_i64(), text(&letters[0]["error"])), (Some(1), "no such room"), "{letters}");
+    let failed = scene.deliveries("?status=failed").await?;
+    assert_eq!((failed.len(), text(&failed[0]["error"])), (1, "no such room"), "{failed:?}");
+    let attempts = scene.attempts(&failed[0]).await?;
+    assert_eq!((&attempts[0]["status"], text(&attempts[0]["error"])), (&json!(200), "no such room"), "{attempts:?}");
+    let told =
+        socket.expect_where("the notice", Duration::from_secs(15), |frame| frame["event"] == "delivery.failed").await?;
+    assert_eq!(text(&told["data"]["reason"]), "rejected", "{told}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_consumer_fails_for_now_comes_back_until_its_nodes_schedule_ends() -> Result<()> {
+    let scene = Scene::new("push-consumer", json!({ "ack_mode": "manual", "retry": { "schedule": [1] } })).await?;
+    scene.send("one").await?;
+    let rows = scene.until("it to be delivered", "?status=delivered", |rows| rows.len() == 1).await?;
+    let bob = scene.key.as_agent(&scene.bob);
+    let path = format!("/v1/deliveries/{}/fail", text(&rows[0]["id"]));
+    let fail = || bob.post(&path, json!({ "error": "busy", "retryable": true }));
+    let back = fail().await?.success()?;
+    assert_eq!((text(&back["status"]), back["available_at"].is_string()), ("queued", true), "{back}");
+    scene.until_called(2).await;
+    scene.until("it to be delivered again", "?status=delivered", |rows| rows.len() == 1).await?;
+    assert_eq!(text(&fail().await?.success()?["status"]), "dead_lettered");
+    let letters = scene.key.get("/v1/dead-letters").await?.success()?;
+    assert_eq!((text(&letters[0]["reason"]), text(&letters[0]["error"])), ("attempts_exhausted", "busy"), "{letters}");
+    assert_eq!(scene.receiver.seqs("/hook"), [1, 1]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn unordered_deliveries_do_not_wait_for_one_that_fails() -> Result<()> {
+    let mut delivery = quick("on_2xx");
+    delivery["ordering"] = json!("none");
+    let scene = Scene::new("push-unordered", delivery).await?;
+    scene.receiver.script("/hook", [Reply::Status(400), Reply::Status(200)]);
+    for n in 0..10 {
+        scene.send(&format!("message {n}")).await?;
+    }
+    scene.until("all to be acked", "?status=acked", |rows| rows.len() == 10).await?;
+    let mut seqs = scene.receiver.seqs("/hook");
+    assert_eq!(seqs.len(), 11, "one came twice: {seqs:?}");
+    let again = *seqs.last().unwrap_or(&0);
+    assert!(seqs[..10].contains(&again), "it came last: {seqs:?}");
+    seqs.sort_unstable();
+    seqs.dedup();
+    assert_eq!(seqs, (1..=10).collect::<Vec<_>>());
+    assert!(scene.deliveries("").await?.is_empty(), "nothing is left");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_hung_endpoint_slows_no_other() -> Result<()> {
+    let scene = Scene::new("push-bulkhead", quick("on_2xx")).await?;
+    let hung = Receiver::start(|_, _| Reply::Status(200)).await?;
+    hung.script("/hook", [Reply::Hang(Vec::new())]);
+    let delivery = json!({ "url": hung.url("/hook"), "ack_mode": "on_2xx" });
+    let node = json!({ "name": "hung", "kind": "http_push", "max_agents": 40, "delivery": delivery });
+    scene.key.post("/v1/nodes", node).await?.success()?;
+    for n in 0..30 {
+        let name = format!("stuck-{n}");
+        scene.key.register_agent(&name).await?;
+        scene.key.bind("hung", &name).await?;
+        scene.ann.dm(&name, "into the void").await?.success()?;
+    }
+    let began = Instant::now();
+    for n in 0..20 {
+        scene.send(&format!("message {n}")).await?;
+    }
+    scene.until("all to be acked", "?status=acked", |rows| rows.len() == 20).await?;
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    assert_eq!(scene.receiver.seqs("/hook"), (1..=20).collect::<Vec<_>>());
+    Ok(())
+}
+
+#[tokio::test]
+async fn events_without_a_delivery_are_posted_once() -> Result<()> {
+    let scene = Scene::new("push-events", json!({ "ack_mode": "on_2xx" })).await?;
+    let id = scene.send("one").await?;
+    scene.until("it to be acked", "?status=acked", |rows| rows.len() == 1).await?;
+    scene.ann.post(&format!("/v1/messages/{id}/reactions"), json!({ "emoji": "+1" })).await?.success()?;
+    let found = || {
+        let calls = scene.receiver.events("/hook");
+        calls.into_iter().filter(|call| call.json()["type"] == "message.reacted").collect::<Vec<_>>()
+    };
+    relay_testkit::wait::until("the reaction", Duration::from_secs(20), || async { !found().is_empty() }).await;
+    let calls = found();
+    assert_eq!(calls.len(), 1, "{calls:?}");
+    let call = &calls[0];
+    assert!(call.headers["webhook-id"].starts_with("whd_") && !call.headers.contains_key("x-relaycast-delivery"));
+    assert_eq!(call.headers["x-relaycast-event"], "message.reacted");
+    assert_eq!(
+        (text(&call.json()["data"]["emoji"]), text(&call.json()["topic"])),
+        ("+1", "channel"),
+        "{}",
+        call.json()
+    );
+    assert_eq!(call.json()["agent_ids"], json!([scene.bob.id]));
+    Ok(())
+}

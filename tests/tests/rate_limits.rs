@@ -1,0 +1,249 @@
+//! Request budgets: they hold across gateways, nobody uses a workspace's budget up alone, the headers tell,
+//! and what is refused was not done.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use relay_testkit::client::{Agent, Api, Reply};
+use relay_testkit::stack::Stack;
+use relay_testkit::wait;
+use reqwest::Method;
+use serde_json::json;
+
+/// Requests a minute of every workspace here.
+const BUDGET: usize = 240;
+/// What one gateway lets through before it has taken anything: a 32nd.
+const ALLOWANCE: usize = BUDGET / 32 + 1;
+/// A scenario is over before so many seconds of its minute.
+const SECONDS_NEEDED: i64 = 25;
+
+async fn stack() -> Result<Stack> {
+    let plans = json!({ "enterprise": { "requests_per_minute": BUDGET } });
+    Stack::builder()
+        .env("RELAY_RATE_LIMITS", "on")
+        .env("RELAY_PLANS", plans.to_string())
+        .env("RELAY_TRUSTED_PROXIES", "127.0.0.1, 10.0.0.0/8")
+        .start()
+        .await
+}
+
+fn header(reply: &Reply, name: &str) -> Result<i64> {
+    let value = reply.headers.get(name).with_context(|| format!("no {name} in {:?}", reply.headers))?;
+    Ok(value.to_str()?.parse()?)
+}
+
+/// Limit, remaining and reset of an answer.
+fn standing(reply: &Reply) -> Result<(i64, i64, i64)> {
+    Ok((
+        header(reply, "x-ratelimit-limit")?,
+        header(reply, "x-ratelimit-remaining")?,
+        header(reply, "x-ratelimit-reset")?,
+    ))
+}
+
+fn unix_seconds() -> i64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs().cast_signed()
+}
+
+/// A refusal in the envelope, with everything that clients need for coming back.
+fn is_refusal(reply: &Reply) -> Result<()> {
+    ensure!(reply.status == 429 && reply.code() == "rate_limit_exceeded", "{} {}", reply.status, reply.body);
+    let (_, remaining, reset) = standing(reply)?;
+    let retry_after = header(reply, "retry-after")?;
+    ensure!(remaining == 0 && (1..=60).contains(&retry_after), "{:?}", reply.headers);
+    ensure!((reset - unix_seconds() - retry_after).abs() <= 2, "{:?}", reply.headers);
+    Ok(())
+}
+
+/// A workspace at the beginning of one of its minutes, and so many agents in it.
+async fn workspace(stack: &Stack, name: &str, agents: usize) -> Result<(Api, Vec<Agent>)> {
+    let key = Api::create_workspace(stack.gateway(0).url(), name).await?;
+    // This look has a budget of its own.
+    let ends_at = header(&key.get("/v1/workspace").await?, "x-ratelimit-reset")?;
+    ensure!((0..=61).contains(&(ends_at - unix_seconds())), "a minute that ends at {ends_at}");
+    if ends_at - unix_seconds() < SECONDS_NEEDED {
+        let over = || async { unix_seconds() > ends_at };
+        wait::until("the workspace's next minute", Duration::from_secs(60), over).await;
+    }
+    let mut registered = Vec::new();
+    for number in 0..agents {
+        registered.push(key.register_agent(&format!("agent-{number}")).await?);
+    }
+    Ok((key, registered))
+}
+
+/// Asks until it is refused; returns how often it was answered.
+async fn ask_until_refused(api: &Api, path: &str) -> Result<usize> {
+    let mut answered = 0;
+    loop {
+        let reply = api.get(path).await?;
+        if reply.status == 429 {
+            is_refusal(&reply)?;
+            return Ok(answered);
+        }
+        ensure!(reply.is_success(), "{} {}", reply.status, reply.body);
+        answered += 1;
+        ensure!(answered <= 10 * BUDGET, "never refused");
+    }
+}
+
+#[tokio::test]
+async fn budgets_hold_across_gateways() -> Result<()> {
+    let stack = stack().await?;
+    tokio::try_join!(
+        everybody_together(&stack),
+        nobody_alone(&stack),
+        headers_and_prices(&stack),
+        refused_posts_leave_nothing(&stack),
+        lookups_by_address(&stack),
+    )?;
+    Ok(())
+}
+
+/// Eight agents on two gateways get the budget, and no more than an allowance of each gateway on top.
+async fn everybody_together(stack: &Stack) -> Result<()> {
+    const AGENTS: usize = 8;
+    let (key, agents) = workspace(stack, "together", AGENTS).await?;
+    let apis = agents.iter().flat_map(|agent| {
+        stack.gateways().iter().map(|gateway| key.as_agent(agent).at(gateway.url())).collect::<Vec<_>>()
+    });
+    let asking: Vec<_> = apis.collect();
+    let answered = futures::future::try_join_all(asking.iter().map(|api| ask_until_refused(api, "/v1/agent"))).await?;
+    let total = answered.iter().sum::<usize>() + AGENTS;
+    ensure!(total <= BUDGET + 2 * ALLOWANCE, "{total} requests of {BUDGET}: {answered:?}");
+    ensure!(total >= BUDGET - 2, "{total} requests of {BUDGET}: {answered:?}");
+    // Other budgets are not touched.
+    ensure!(key.get("/v1/workspace").await?.is_success());
+    is_refusal(&key.get("/v1/agents").await?)
+}
+
+/// One agent that asks both gateways without end gets half, and leaves the rest to the others.
+async fn nobody_alone(stack: &Stack) -> Result<()> {
+    let (key, agents) = workspace(stack, "alone", 2).await?;
+    let [greedy, modest] = &agents[..] else { anyhow::bail!("two agents") };
+    let apis: Vec<_> = stack.gateways().iter().map(|gateway| key.as_agent(greedy).at(gateway.url())).collect();
+    let answered = futures::future::try_join_all(apis.iter().map(|api| ask_until_refused(api, "/v1/agent"))).await?;
+    let total: usize = answered.iter().sum();
+    ensure!(total <= BUDGET / 2 + 2 * ALLOWANCE, "{total} requests of half of {BUDGET}");
+    ensure!(total >= BUDGET / 4, "{total} requests: a quarter may come at once");
+    for gateway in stack.gateways() {
+        let api = key.as_agent(modest).at(gateway.url());
+        for _ in 0..BUDGET / 12 {
+            ensure!(api.get("/v1/agent").await?.is_success(), "the other agent is served");
+        }
+    }
+    Ok(())
+}
+
+async fn headers_and_prices(stack: &Stack) -> Result<()> {
+    let (key, agents) = workspace(stack, "prices", 2).await?;
+    let ann = key.as_agent(&agents[0]);
+    let budget = i64::try_from(BUDGET)?;
+    let text = json!({ "text": "hello" });
+    let dm = json!({ "to": agents[1].name, "text": "hello" });
+    let group = json!({ "participants": [agents[1].name] });
+    for (method, path, body, tenths) in [
+        (Method::GET, "/v1/agent", None, 10),
+        (Method::POST, "/v1/channels/general/messages", Some(text), 5),
+        (Method::POST, "/v1/dm", Some(dm), 5),
+        (Method::POST, "/v1/dm/group", Some(group), 3),
+        (Method::GET, "/v1/agents/presence", None, 3),
+        // An answer that refuses for another reason tells too.
+        (Method::GET, "/v1/messages/1", None, 10),
+    ] {
+        let reply = ann.call(method, path, body, &[]).await?;
+        let (limit, remaining, reset) = standing(&reply)?;
+        ensure!(limit == budget * tenths / 10, "{path}: {limit}");
+        ensure!(remaining < limit && remaining > 0, "{path}: {remaining}");
+        ensure!((0..=61).contains(&(reset - unix_seconds())), "{path}: {reset}");
+    }
+    for path in ["/health", "/v1/nothing-here"] {
+        let reply = Api::anonymous(key.base()).get(path).await?;
+        ensure!(!reply.headers.contains_key("x-ratelimit-limit"), "{path} is not limited");
+    }
+    Ok(())
+}
+
+/// Posts until it is refused: what was answered is there, what was refused is not.
+async fn refused_posts_leave_nothing(stack: &Stack) -> Result<()> {
+    let (key, agents) = workspace(stack, "posts", 1).await?;
+    let ann = key.as_agent(&agents[0]);
+    let (mut accepted, mut refused) = (0, 0);
+    while refused < 5 {
+        let reply = ann.post_message("general", "hello").await?;
+        if reply.status == 429 {
+            is_refusal(&reply)?;
+            refused += 1;
+        } else {
+            ensure!(reply.is_success(), "{} {}", reply.status, reply.body);
+            accepted += 1;
+        }
+        ensure!(accepted <= BUDGET, "never refused");
+    }
+    let pool = sqlx::PgPool::connect(stack.database_url()).await?;
+    let stored: i64 = sqlx::query_scalar("SELECT count(*) FROM messages WHERE agent_id = $1")
+        .bind(agents[0].id.parse::<i64>()?)
+        .fetch_one(&pool)
+        .await?;
+    ensure!(stored == i64::try_from(accepted)?, "{stored} stored, {accepted} accepted");
+    Ok(())
+}
+
+async fn lookups_by_address(stack: &Stack) -> Result<()> {
+    let anonymous = Api::anonymous(stack.gateway(0).url());
+    let path = "/v1/workspaces/by-name/nobody-has-this-name";
+    let look = |address: &'static str| {
+        let anonymous = anonymous.clone();
+        async move { anonymous.call(Method::GET, path, None, &[("x-forwarded-for", address)]).await }
+    };
+    let first = look("198.51.100.1").await?;
+    ensure!(first.status == 404 && standing(&first)?.0 == 30, "{:?}", first.headers);
+    let mut answered = 1;
+    while answered < 100 {
+        let reply = look("198.51.100.1").await?;
+        if reply.status == 429 {
+            is_refusal(&reply)?;
+            break;
+        }
+        answered += 1;
+    }
+    // One comes back each 2 s.
+    ensure!((30..=45).contains(&answered), "{answered} look-ups");
+    for other in ["198.51.100.2", "198.51.100.1, 203.0.113.5, 10.1.2.3", "2001:db8::1"] {
+        ensure!(look(other).await?.status == 404, "{other} has a budget of its own");
+    }
+    // Whatever the client claims, the proxy names its address last.
+    is_refusal(&look("203.0.113.77, 198.51.100.1").await?)
+}
+
+/// How many of a kind a workspace may have, on a plan that allows two of each.
+#[tokio::test]
+async fn what_a_plan_does_not_allow_is_not_created() -> Result<()> {
+    let plans = json!({ "enterprise": { "agents": 2, "channels": 2, "nodes": 2 } });
+    let stack = Stack::builder().env("RELAY_PLANS", plans.to_string()).start().await?;
+    let key = Api::create_workspace(stack.gateway(0).url(), "ceilings").await?;
+    for (path, list) in [("/v1/agents", "/v1/agents"), ("/v1/channels", "/v1/channels"), ("/v1/nodes", "/v1/nodes")] {
+        let before = rows(&key, list).await?;
+        // Eight at once, on both gateways.
+        let asked = (0..8).map(|number| {
+            let api = key.at(stack.gateway(number % 2).url());
+            async move { api.post(path, json!({ "name": format!("thing-{number}") })).await }
+        });
+        let replies = futures::future::try_join_all(asked).await?;
+        let made = replies.iter().filter(|reply| reply.is_success()).count();
+        for refused in replies.iter().filter(|reply| !reply.is_success()) {
+            ensure!(refused.status == 429 && refused.code() == "plan_limit_exceeded", "{path}: {}", refused.body);
+            ensure!(!refused.headers.contains_key("retry-after"), "coming back does not help");
+        }
+        ensure!(before + made == 2 && rows(&key, list).await? == 2, "{path}: {before} and {made}");
+        // Who is there already is told so, or comes back, as below the ceiling.
+        let number = replies.iter().position(Reply::is_success).context("one was made")?;
+        let again = key.post(path, json!({ "name": format!("thing-{number}") })).await?;
+        ensure!(again.status == if path == "/v1/nodes" { 201 } else { 409 }, "{path}: {}", again.body);
+    }
+    Ok(())
+}
+
+async fn rows(key: &Api, path: &str) -> Result<usize> {
+    Ok(key.get(path).await?.success()?.as_array().context("a list")?.len())
+}

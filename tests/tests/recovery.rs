@@ -1,0 +1,253 @@
+//! Postgres restored to an older state than JetStream, and JetStream lost: the engine notices and mends it by itself.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use relay_testkit::{
+    client::{Agent, Api, NodeSocket},
+    stack::Stack,
+    wait,
+};
+use serde_json::{Value, json};
+use sqlx::{Connection as _, PgConnection};
+
+const SOON: Duration = Duration::from_secs(30);
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn stop(stack: &Stack) {
+    stack.gateways().iter().chain(stack.workers()).for_each(relay_testkit::stack::Service::kill9);
+}
+
+async fn start(stack: &Stack) -> Result<()> {
+    for service in stack.gateways().iter().chain(stack.workers()) {
+        service.start_again()?;
+    }
+    for service in stack.gateways().iter().chain(stack.workers()) {
+        service.wait_ready().await?;
+    }
+    Ok(())
+}
+
+/// A copy of a database that nobody uses, as a dump would be.
+async fn copy(stack: &Stack, from: &str, to: &str) -> Result<()> {
+    // The sessions of processes that were just killed may take a moment to end.
+    wait::until_ok("a copy of the database", SOON, || async {
+        let mut server = PgConnection::connect(&stack.postgres().url()).await?;
+        let statement = format!("CREATE DATABASE {to} TEMPLATE {from}");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut server).await?;
+        anyhow::Ok(())
+    })
+    .await
+}
+
+/// Puts the copy in the place of the engine's database; the engine is stopped.
+async fn restore(stack: &Stack, from: &str) -> Result<()> {
+    let mut server = PgConnection::connect(&stack.postgres().url()).await?;
+    sqlx::raw_sql("DROP DATABASE relay WITH (FORCE)").execute(&mut server).await?;
+    copy(stack, from, "relay").await
+}
+
+/// Waits until the engine has seen its database after the log was made: as in any installation older than seconds.
+async fn wait_seen(stack: &Stack) -> Result<()> {
+    let jetstream = async_nats::jetstream::new(async_nats::connect(stack.nats_url()).await?);
+    let made = jetstream.get_stream("RELAY_DELIVERIES").await?.cached_info().created.unix_timestamp();
+    wait::until_ok("a sign of life", SOON, || async {
+        let seen = number(stack, "SELECT extract(epoch FROM seen_at)::bigint FROM recovery_state", "").await?;
+        ensure!(seen > made + 1, "{seen} {made}");
+        anyhow::Ok(())
+    })
+    .await
+}
+
+struct Scene {
+    key: Api,
+    ada: Agent,
+    bob: Agent,
+    id: String,
+}
+
+impl Scene {
+    async fn new(stack: &Stack) -> Result<Self> {
+        let key = Api::create_workspace(stack.gateway(0).url(), "restored").await?;
+        let (ada, bob) = (key.register_agent("ada").await?, key.register_agent("bob").await?);
+        let id = text(&key.get("/v1/workspace").await?.success()?["id"]).to_owned();
+        Ok(Self { key, ada, bob, id })
+    }
+
+    async fn send(&self, words: &str) -> Result<Value> {
+        self.key.as_agent(&self.ada).dm("bob", words).await?.success()
+    }
+
+    async fn socket(&self) -> Result<NodeSocket> {
+        self.key.as_agent(&self.bob).direct_socket().await
+    }
+}
+
+/// What a delivery says.
+fn words(frame: &Value) -> &str {
+    text(&frame["payload"]["data"]["text"])
+}
+
+async fn next(socket: &mut NodeSocket) -> Result<(i64, String, String)> {
+    let frame = socket.expect("deliver").await?;
+    let seq = frame["seq"].as_i64().context("a seq")?;
+    Ok((seq, text(&frame["payload"]["type"]).to_owned(), words(&frame).to_owned()))
+}
+
+async fn number(stack: &Stack, query: &str, workspace: &str) -> Result<i64> {
+    let mut database = PgConnection::connect(stack.database_url()).await?;
+    let query = query.replace("WORKSPACE", workspace);
+    Ok(sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_one(&mut database).await?)
+}
+
+const HEAD: &str = "SELECT h.next_seq FROM mailbox_heads h JOIN agents a USING (workspace_id, agent_id)
+                     WHERE h.workspace_id = WORKSPACE AND a.name = 'bob'";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_restored_database_has_lost_is_recovered_from_the_log_or_given_up_aloud() -> Result<()> {
+    let stack = Stack::builder().gateways(2).start().await?;
+    let scene = Scene::new(&stack).await?;
+    let mut socket = scene.socket().await?;
+    socket.auto_ack(true);
+    scene.send("before").await?;
+    assert_eq!(next(&mut socket).await?, (1, "dm.received".to_owned(), "before".to_owned()));
+    wait::until_ok("the ack to be stored", SOON, || async {
+        let floor =
+            number(&stack, "SELECT max(ack_floor) FROM mailbox_cursors WHERE workspace_id = WORKSPACE", &scene.id);
+        ensure!(floor.await? == 1);
+        anyhow::Ok(())
+    })
+    .await?;
+    wait_seen(&stack).await?;
+    stop(&stack);
+    copy(&stack, "relay", "older").await?;
+    start(&stack).await?;
+
+    // After the copy: messages that are delivered and acknowledged, one of them too large for the log.
+    let mut socket = scene.socket().await?;
+    socket.auto_ack(true);
+    scene.send("after").await?;
+    let large = "x".repeat(40 * 1024);
+    let lost = scene.send(&large).await?;
+    scene.send("after that").await?;
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        seen.push(next(&mut socket).await?.0);
+    }
+    assert_eq!(seen, [2, 3, 4]);
+    wait::until_ok("the log to have it all", SOON, || async {
+        ensure!(number(&stack, "SELECT count(*) FROM outbox WHERE published_at IS NULL", &scene.id).await? == 0);
+        anyhow::Ok(())
+    })
+    .await?;
+    stop(&stack);
+    restore(&stack, "older").await?;
+    assert_eq!(number(&stack, HEAD, &scene.id).await?, 2, "this is the older state");
+    start(&stack).await?;
+
+    // Ready means recovered: the numbers are above all that were given away.
+    assert_eq!(number(&stack, HEAD, &scene.id).await?, 5);
+    let mut socket = scene.socket().await?;
+    socket.auto_ack(true);
+    scene.send("anew").await?;
+    let mut again: Vec<(i64, String, String)> = Vec::new();
+    while again.last().is_none_or(|(seq, ..)| *seq < 5) {
+        again.push(next(&mut socket).await?);
+    }
+    assert_eq!(again.last().context("the new one")?, &(5, "dm.received".to_owned(), "anew".to_owned()));
+    let kinds: Vec<_> = again.iter().map(|(seq, kind, words)| (*seq, kind.as_str(), words.as_str())).collect();
+    assert!(
+        kinds.contains(&(2, "dm.received", "after")) && kinds.contains(&(4, "dm.received", "after that")),
+        "{kinds:?}"
+    );
+    assert!(!kinds.iter().any(|(seq, kind, _)| *seq == 3 && *kind == "dm.received"), "{kinds:?}");
+
+    // What could not be recovered is a dead letter with its reason, and its sender is told in the log of events.
+    let letters = scene.key.get("/v1/dead-letters?reason=lost_in_restore").await?.success()?;
+    let letters = letters.as_array().context("letters")?;
+    assert_eq!(letters.len(), 1, "{letters:?}");
+    assert_eq!((&letters[0]["seq"], text(&letters[0]["reason"])), (&json!(3), "lost_in_restore"));
+    assert_eq!(letters[0]["message_id"], lost["message"]["id"], "{letters:?}");
+    let told = number(
+        &stack,
+        "SELECT count(*) FROM event_log WHERE workspace_id = WORKSPACE
+            AND events::text LIKE '%delivery.failed%' AND events::text LIKE '%lost_in_restore%'",
+        &scene.id,
+    );
+    assert_eq!(told.await?, 1);
+    // What was recovered is in the conversation again.
+    let listed = scene.key.as_agent(&scene.ada).get("/v1/dm/conversations").await?.success()?;
+    let conversation = text(&listed[0]["id"]).to_owned();
+    let messages = scene.key.as_agent(&scene.ada).get(&format!("/v1/dm/{conversation}/messages")).await?.success()?;
+    let found: HashSet<&str> = messages.as_array().context("messages")?.iter().map(|one| text(&one["text"])).collect();
+    assert!(found.is_superset(&HashSet::from(["before", "after", "after that", "anew"])), "{messages}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_the_log_gone_too_numbers_jump_by_the_margin() -> Result<()> {
+    let stack = Stack::builder().gateways(1).env("RELAY_RESTORE_MARGIN", "1000").start().await?;
+    let scene = Scene::new(&stack).await?;
+    scene.send("waits").await?;
+    stop(&stack);
+    copy(&stack, "relay", "older").await?;
+    start(&stack).await?;
+    scene.send("lost for good").await?;
+    stop(&stack);
+    stack.nats().stop().await?;
+    std::fs::remove_dir_all(stack.nats().store_dir())?;
+    stack.nats().restart().await?;
+    restore(&stack, "older").await?;
+    start(&stack).await?;
+
+    assert_eq!(number(&stack, HEAD, &scene.id).await?, 1002, "two were given away; nobody can tell");
+    let mut socket = scene.socket().await?;
+    socket.auto_ack(true);
+    scene.send("anew").await?;
+    // A position that lies in what was jumped over is settled: only what waited comes, then what is new.
+    let first = next(&mut socket).await?;
+    assert_eq!(first, (1, "dm.received".to_owned(), "waits".to_owned()));
+    let last = loop {
+        let frame = next(&mut socket).await?;
+        if frame.1 == "dm.received" {
+            break frame;
+        }
+    };
+    assert_eq!(last, (1002, "dm.received".to_owned(), "anew".to_owned()));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_was_lost_is_rebuilt_and_nothing_is_missing() -> Result<()> {
+    let stack = Stack::builder().gateways(1).start().await?;
+    let scene = Scene::new(&stack).await?;
+    for number in 1..=3 {
+        scene.send(&format!("letter {number}")).await?;
+    }
+    stack.nats().stop().await?;
+    std::fs::remove_dir_all(stack.nats().store_dir())?;
+    scene.send("letter 4").await?;
+    stack.nats().restart().await?;
+
+    wait::until_ok("the log to be rebuilt", SOON, || async {
+        let jetstream = async_nats::jetstream::new(async_nats::connect(stack.nats_url()).await?);
+        let stream = jetstream.get_stream("RELAY_DELIVERIES").await?;
+        let info = stream.cached_info();
+        ensure!(info.state.messages >= 4 && info.config.metadata.contains_key("relay-rebuilt"), "{:?}", info.state);
+        anyhow::Ok(())
+    })
+    .await?;
+    assert_eq!(number(&stack, HEAD, &scene.id).await?, 5, "numbers go on: Postgres has lost nothing");
+    let mut socket = scene.socket().await?;
+    socket.auto_ack(true);
+    for number in 1..=4 {
+        assert_eq!(next(&mut socket).await?, (number, "dm.received".to_owned(), format!("letter {number}")));
+    }
+    scene.send("letter 5").await?;
+    assert_eq!(next(&mut socket).await?.0, 5);
+    Ok(())
+}

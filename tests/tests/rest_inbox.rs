@@ -1,0 +1,192 @@
+//! Inbox and read state: what is unread is counted from last-read pointers, and pointers move by reading
+//! and by acknowledging.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use relay_testkit::client::{Agent, Api};
+use relay_testkit::{shared, wait};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn rows(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+struct Room {
+    key: Api,
+    ann: Api,
+    bob: Api,
+    bob_is: Agent,
+}
+
+/// Ann and bob in `#room`, at different gateways.
+async fn room(name: &str) -> Result<Room> {
+    let key = Api::create_workspace(&shared().await.gateways[0], name).await?;
+    let (ann, bob_is) = (key.register_agent("ann").await?, key.register_agent("bob").await?);
+    let (ann, bob) = (key.as_agent(&ann), key.as_agent(&bob_is).at(&shared().await.gateways[1]));
+    ann.create_channel("room").await?;
+    bob.join("room").await?;
+    Ok(Room { key, ann, bob, bob_is })
+}
+
+async fn inbox(api: &Api) -> Result<Value> {
+    api.get("/v1/inbox").await?.success()
+}
+
+#[tokio::test]
+async fn an_inbox_has_what_was_not_read_and_nothing_else() -> Result<()> {
+    let room = room("inbox").await?;
+    assert_eq!(
+        inbox(&room.bob).await?,
+        json!({ "unread_channels": [], "mentions": [], "unread_dms": [], "recent_reactions": [] })
+    );
+    let first = room.ann.post_message("room", "one").await?.success()?;
+    let named = room.ann.post_message("room", "two @bob").await?.success()?;
+    room.bob.post_message("room", "my own").await?.success()?;
+    room.ann.create_channel("old").await?;
+    room.bob.join("old").await?;
+    room.ann.post_message("old", "forgotten @bob").await?.success()?;
+    room.key.delete("/v1/channels/old").await?.success()?;
+    let reply = room
+        .ann
+        .post(&format!("/v1/messages/{}/replies", text(&first["id"])), json!({ "text": "@bob in a thread" }))
+        .await?
+        .success()?;
+    let dm = room.ann.dm("bob", "psst").await?.success()?;
+    let last = room.ann.dm("bob", "pssst").await?.success()?;
+
+    let all = inbox(&room.bob).await?;
+    assert_eq!(all["unread_channels"], json!([{ "channel_name": "room", "unread_count": 2 }]));
+    let mentions: Vec<_> = rows(&all["mentions"]).iter().map(|mention| text(&mention["id"])).collect();
+    assert_eq!(mentions, [text(&reply["id"]), text(&named["id"])], "newest first, replies included");
+    for field in ["channel_name", "agent_name", "text", "created_at"] {
+        assert!(all["mentions"][1][field].is_string(), "{field}");
+    }
+    assert_eq!(
+        all["unread_dms"],
+        json!([{
+            "conversation_id": dm["conversation_id"], "from": "ann", "unread_count": 2,
+            "last_message": { "id": last["id"], "text": "pssst", "created_at": last["created_at"] },
+        }])
+    );
+    let rust = [("x-relaycast-origin-client", "@relaycast/sdk-rust")];
+    let theirs = room.bob.call(Method::GET, "/v1/inbox", None, &rust).await?.success()?;
+    assert_eq!(theirs["unread_dms"][0]["last_message"], "pssst", "the one client that knows no object");
+
+    // The pointer moves forward only, and what is below it is read.
+    let read = room.bob.post_empty(&format!("/v1/messages/{}/read", text(&named["id"]))).await?.success()?;
+    assert_eq!(read["agent_id"], room.bob_is.id.as_str());
+    room.bob.post_empty(&format!("/v1/messages/{}/read", text(&first["id"]))).await?.success()?;
+    let all = inbox(&room.bob).await?;
+    assert_eq!(all["unread_channels"], json!([]), "{all}");
+    assert_eq!(rows(&all["mentions"]).len(), 1, "the reply is newer than what was read");
+    room.bob.post_empty(&format!("/v1/messages/{}/read", text(&last["id"]))).await?.success()?;
+    assert_eq!(inbox(&room.bob).await?["unread_dms"], json!([]));
+
+    let reacted = json!({ "emoji": "+1" });
+    let path = |id: &Value| format!("/v1/messages/{}/reactions", text(id));
+    room.bob.post(&path(&first["id"]), reacted.clone()).await?.success()?;
+    room.ann.post(&path(&first["id"]), reacted).await?.success()?;
+    let anns = inbox(&room.ann).await?["recent_reactions"].clone();
+    assert_eq!(rows(&anns).len(), 1, "her own is none: {anns}");
+    assert_eq!(
+        (&anns[0]["message_id"], text(&anns[0]["channel_name"]), text(&anns[0]["emoji"]), text(&anns[0]["agent_name"])),
+        (&first["id"], "room", "+1", "bob")
+    );
+    for (limit, expected) in [("1", 1), ("500", 2)] {
+        room.ann.create_channel(&format!("more-{limit}")).await?;
+        room.bob.join(&format!("more-{limit}")).await?;
+        room.ann.post_message(&format!("more-{limit}"), "x").await?.success()?;
+        let some = room.bob.get(&format!("/v1/inbox?limit={limit}")).await?.success()?;
+        assert_eq!(rows(&some["unread_channels"]).len(), expected, "{some}");
+    }
+    room.bob.get("/v1/inbox?limit=0").await?.refused(400, "invalid_request")?;
+    room.key.get("/v1/inbox").await?.refused(401, "unauthorized")?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn acknowledging_over_a_socket_is_reading() -> Result<()> {
+    let room = room("acked").await?;
+    let mut socket = room.bob.direct_socket().await?;
+    let mut ids = Vec::new();
+    for number in 1..=3 {
+        ids.push(room.ann.post_message("room", &format!("{number} @bob")).await?.success()?["id"].clone());
+    }
+    let dm = room.ann.dm("bob", "psst").await?.success()?;
+    for _ in 0..4 {
+        socket.expect("deliver").await?;
+    }
+    socket.ack("bob", 2).await?;
+    let readers = |id: &Value| {
+        let (ann, path) = (room.ann.clone(), format!("/v1/messages/{}/readers", text(id)));
+        async move { ann.get(&path).await.ok().map(|reply| reply.data().clone()).unwrap_or_default() }
+    };
+    wait::until("the ack to be written", SOON, || async { rows(&readers(&ids[1]).await).len() == 1 }).await;
+    let reader = readers(&ids[1]).await[0].clone();
+    assert_eq!((text(&reader["agent_name"]), reader["agent_id"].as_str()), ("bob", Some(&*room.bob_is.id)));
+    assert!(text(&reader["read_at"]).ends_with('Z'));
+    assert_eq!(readers(&ids[2]).await, json!([]));
+
+    let all = inbox(&room.bob).await?;
+    assert_eq!(all["unread_channels"], json!([{ "channel_name": "room", "unread_count": 1 }]));
+    assert_eq!(rows(&all["mentions"]).len(), 1);
+    assert_eq!(all["unread_dms"][0]["unread_count"], 1);
+    let status = room.key.get("/v1/channels/room/read-status").await?.success()?;
+    let of = |name: &str| rows(&status).iter().find(|row| row["agent_name"] == name).cloned().unwrap_or_default();
+    assert_eq!((&of("bob")["last_read_id"], of("bob")["last_read_at"].is_string()), (&ids[1], true), "{status}");
+    assert_eq!((&of("ann")["last_read_id"], &of("ann")["last_read_at"]), (&Value::Null, &Value::Null));
+    assert_eq!(rows(&status).len(), 2);
+    let listed = room.ann.get("/v1/channels/room/messages").await?.success()?;
+    let counts: Vec<_> = rows(&listed).iter().map(|message| message["read_by_count"].as_i64()).collect();
+    assert_eq!(counts, [Some(0), Some(1), Some(1)], "newest first");
+
+    // Read besides: still one reader. A REST ack reads, too.
+    room.bob.post_empty(&format!("/v1/messages/{}/read", text(&ids[1]))).await?.success()?;
+    assert_eq!(rows(&readers(&ids[1]).await).len(), 1);
+    let delivery = format!("/v1/deliveries/del_{}_{}/ack", text(&ids[2]), room.bob_is.id);
+    room.bob.post_empty(&delivery).await?.success()?;
+    assert_eq!(rows(&readers(&ids[2]).await).len(), 1);
+    let all = inbox(&room.bob).await?;
+    assert_eq!((&all["unread_channels"], &all["mentions"]), (&json!([]), &json!([])));
+    let conversations = room.bob.get("/v1/dm/conversations").await?.success()?;
+    assert_eq!(conversations[0]["unread_count"], 1);
+    socket.ack("bob", 4).await?;
+    let bob = room.bob.clone();
+    wait::until("the conversation to be read", SOON, || async {
+        inbox(&bob).await.is_ok_and(|all| all["unread_dms"] == json!([]))
+    })
+    .await;
+    let conversations = room.bob.get("/v1/dm/conversations").await?.success()?;
+    assert_eq!((&conversations[0]["id"], &conversations[0]["unread_count"]), (&dm["conversation_id"], &json!(0)));
+    // The worker moves the pointers meanwhile: nothing changes for those who look.
+    let positions = room.key.get("/v1/channels/room/read-status").await?.success()?;
+    let bobs = rows(&positions).iter().find(|row| row["agent_name"] == "bob").cloned().unwrap_or_default();
+    assert_eq!(bobs["last_read_id"], ids[2]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn readers_of_a_conversation_are_its_own_business() -> Result<()> {
+    let room = room("private").await?;
+    let eve = room.key.as_agent(&room.key.register_agent("eve").await?);
+    let dm = room.ann.dm("bob", "psst").await?.success()?;
+    let path = format!("/v1/messages/{}", text(&dm["id"]));
+    room.bob.post_empty(&format!("{path}/read")).await?.success()?;
+    assert_eq!(rows(&room.ann.get(&format!("{path}/readers")).await?.success()?).len(), 1);
+    for suffix in ["readers", "reactions"] {
+        eve.get(&format!("{path}/{suffix}")).await?.refused(404, "message_not_found")?;
+    }
+    eve.post(&format!("{path}/reactions"), json!({ "emoji": "x" })).await?.refused(404, "message_not_found")?;
+    eve.delete(&format!("{path}/reactions/x")).await?.refused(404, "message_not_found")?;
+    eve.get("/v1/messages/12/readers").await?.refused(404, "message_not_found")?;
+    room.key.get("/v1/channels/nowhere/read-status").await?.refused(404, "channel_not_found")?;
+    Ok(())
+}

@@ -1,0 +1,208 @@
+//! Everything is replaced, one process after the other, while messages flow. Nothing is lost and no client gives up.
+//! How long deliveries take meanwhile is measured by `relay-loadtest rolling`.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use relay_acceptance::chaos::{
+    load::{Front, Senders, Told},
+    node::Node,
+    scene::Scene,
+    sized,
+};
+use relay_testkit::{
+    binaries,
+    client::Agent,
+    ports::Port,
+    stack::{Backends, Service, Stack, migrate},
+    wait,
+};
+
+/// Names the folder with the binaries of the version before this one (`cargo xtask upgrade` builds them).
+const PREVIOUS: &str = "RELAY_PREVIOUS_BIN_DIR";
+const SENDERS: usize = 4;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rolling_restart_loses_nothing_and_no_client_gives_up() -> Result<()> {
+    let scene = Scene::with(Stack::builder().gateways(3).workers(2)).await?;
+    let urls: Vec<&str> = scene.stack.gateways().iter().map(Service::url).collect();
+    let (_nodes, agents) = nodes(&scene, &urls, 3).await?;
+    let sam = scene.workspace.register_agent("sam").await?;
+    let front = Front::new(&urls);
+    let senders = Senders::start(SENDERS, &scene.workspace.as_agent(&sam), &agents, &front);
+    for round in 0..sized(1, 3) {
+        for process in scene.stack.gateways().iter().chain(scene.stack.workers()) {
+            senders.send(50).await?;
+            let since = Instant::now();
+            // As in a cluster: no new connection is led there, then it is asked to end.
+            front.remove(process.url());
+            process.terminate().await?;
+            process.restart().await?;
+            if process.name().starts_with("gateway") {
+                front.add(process.url());
+            }
+            println!("round {round}: {} replaced in {:.1?}", process.name(), since.elapsed());
+        }
+    }
+    senders.send(50).await?;
+    settle(&scene, &agents, senders.stop().await?).await
+}
+
+/// Gateways end while clients still go to them: they are told nothing, or to try again, and do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn even_clients_that_go_on_calling_a_draining_gateway_lose_nothing() -> Result<()> {
+    let scene = Scene::with(Stack::builder().gateways(3)).await?;
+    let urls: Vec<&str> = scene.stack.gateways().iter().map(Service::url).collect();
+    let (_nodes, agents) = nodes(&scene, &urls, 3).await?;
+    let sam = scene.workspace.register_agent("sam").await?;
+    let senders = Senders::start(SENDERS, &scene.workspace.as_agent(&sam), &agents, &Front::new(&urls));
+    for gateway in &scene.stack.gateways()[..sized(2, 3)] {
+        senders.send(50).await?;
+        gateway.terminate().await?;
+        gateway.restart().await?;
+    }
+    senders.send(50).await?;
+    settle(&scene, &agents, senders.stop().await?).await
+}
+
+/// Old programs on the new schema, new programs before the old one is migrated, both at once, and the way back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upgrade_from_the_previous_version_loses_nothing() -> Result<()> {
+    let Some(previous) = std::env::var_os(PREVIOUS) else {
+        println!("not run: {PREVIOUS} is not set; `cargo xtask upgrade` builds the previous version and runs this");
+        return Ok(());
+    };
+    let scene = Scene::with(Stack::builder().gateways(2).bin_dir(previous)).await?;
+    let bin_dir = binaries::directory()?;
+    let backends = Backends { database_url: scene.stack.database_url().to_owned(), nats_url: scene.stack.nats_url() };
+    // Reserved before the nodes learn where they may go.
+    let ports = [(Port::free()?, Port::free()?), (Port::free()?, Port::free()?)];
+    let new_urls = ports.each_ref().map(|(main, _)| format!("http://{}", main.address()));
+    let old_urls = scene.from(0);
+    let all_urls: Vec<&str> = old_urls.iter().copied().chain(new_urls.iter().map(String::as_str)).collect();
+    let (_nodes, agents) = nodes(&scene, &all_urls, 2).await?;
+    let sam = scene.workspace.register_agent("sam").await?;
+    let front = Front::new(&old_urls);
+    let senders = Senders::start(SENDERS, &scene.workspace.as_agent(&sam), &agents, &front);
+    senders.send(100).await?;
+
+    // New programs on the old schema: they wait, and do no harm.
+    let mut new_gateways = Vec::new();
+    for (number, (main, metrics)) in ports.into_iter().enumerate() {
+        new_gateways.push(start_gateway(&scene, &bin_dir, &backends, number + 3, main, metrics)?);
+    }
+    let new_worker = start_worker(&scene, &bin_dir, &backends)?;
+    for waiting in new_gateways.iter().chain([&new_worker]) {
+        wait::until("a new program to see that the schema is old", Duration::from_secs(30), || async {
+            waiting.log_tail(20).contains("waiting for a newer schema")
+        })
+        .await;
+        ensure!(!waiting.is_ready().await, "{} is ready on the old schema", waiting.name());
+    }
+    senders.send(100).await?;
+
+    // The migration, under load. From here on old programs work on the new schema.
+    let since = Instant::now();
+    migrate(&binaries::find(&bin_dir, "relayctl")?, &backends.database_url, &backends.nats_url).await?;
+    println!("migrated under load in {:.1?}", since.elapsed());
+    senders.send(100).await?;
+    for waiting in new_gateways.iter().chain([&new_worker]) {
+        waiting.wait_ready().await?;
+    }
+    for url in &new_urls {
+        front.add(url);
+    }
+    senders.send(200).await?;
+    println!("both versions took messages");
+
+    // The way back: an old gateway and an old worker start on the new schema.
+    for old in [scene.stack.gateway(0), scene.stack.worker()] {
+        front.remove(old.url());
+        old.terminate().await?;
+        old.restart().await?;
+        if old.url() == old_urls[0] {
+            front.add(old.url());
+        }
+    }
+    senders.send(100).await?;
+    let failures = scene.stack.worker().metric("relay_loop_failures_total").await?;
+    ensure!(failures == 0.0, "loops of the old worker failed:\n{}", scene.stack.worker().log_tail(20));
+
+    // The upgrade ends: the old ones go.
+    for old in scene.stack.gateways().iter().chain([scene.stack.worker()]) {
+        front.remove(old.url());
+        old.terminate().await?;
+        senders.send(100).await?;
+    }
+    let failures = new_worker.metric("relay_loop_failures_total").await?;
+    ensure!(failures == 0.0, "loops of the new worker failed:\n{}", new_worker.log_tail(20));
+    settle(&scene, &agents, senders.stop().await?).await
+}
+
+/// Brokers with two agents each, and agents with nodes of their own, at home in turn at the first gateways, which are up.
+async fn nodes(scene: &Scene, urls: &[&str], up: usize) -> Result<(Vec<Node>, Vec<Agent>)> {
+    let (mut nodes, mut agents) = (Vec::new(), Vec::new());
+    let at_first = scene.workspace.at(urls[0]);
+    for number in 0..4 {
+        let mut order = urls.to_vec();
+        order.swap(0, number % up);
+        let hosted = [format!("b{number}"), format!("c{number}")];
+        let (node, on_it) =
+            Node::broker(&at_first, &format!("broker-{number}"), &hosted, &order, &scene.ledger).await?;
+        nodes.push(node);
+        agents.extend(on_it);
+        for name in [format!("d{number}"), format!("e{number}")] {
+            let agent = at_first.register_agent(&name).await?;
+            nodes.push(Node::direct(&at_first, &agent, &order, &scene.ledger).await?);
+            agents.push(agent);
+        }
+    }
+    Ok((nodes, agents))
+}
+
+/// Waits for all deliveries and judges what senders and nodes have seen.
+async fn settle(scene: &Scene, agents: &[Agent], told: Told) -> Result<()> {
+    println!(
+        "{} messages, {} answers of 5xx and {} lost connections on the way, {} frames came again",
+        told.sent.len(),
+        told.server_errors,
+        told.no_answers,
+        scene.ledger.repeats()
+    );
+    for agent in agents {
+        let head = scene.database.stand(&agent.name).await?.head;
+        scene.reaches(&agent.name, head, Duration::from_secs(30)).await;
+        scene.acked(&agent.name, head, Duration::from_secs(15)).await;
+    }
+    scene.judge(&told.sent).await
+}
+
+fn start_gateway(
+    scene: &Scene,
+    bin_dir: &std::path::Path,
+    backends: &Backends,
+    number: usize,
+    main: Port,
+    metrics: Port,
+) -> Result<Service> {
+    let name = format!("gateway-{number}");
+    let (listen, metrics_listen) = (main.address(), metrics.address());
+    let log = scene.stack.state_dir().join("logs").join(format!("{name}.log"));
+    let program = binaries::find(bin_dir, "relay-gateway")?;
+    let service = Service::gateway(&name, program, backends, &listen, &metrics_listen, &files(scene), &log);
+    Ok(service.context("start a new gateway")?.keeping([main, metrics]))
+}
+
+fn start_worker(scene: &Scene, bin_dir: &std::path::Path, backends: &Backends) -> Result<Service> {
+    let metrics = Port::free()?;
+    let log = scene.stack.state_dir().join("logs").join("worker-new.log");
+    let program = binaries::find(bin_dir, "relay-worker")?;
+    let service = Service::worker("worker-new", program, backends, &metrics.address(), &files(scene), &log);
+    Ok(service.context("start a new worker")?.keeping([metrics]))
+}
+
+/// Files of all processes are in one place.
+fn files(scene: &Scene) -> Vec<(String, String)> {
+    let dir = scene.stack.state_dir().join("files").to_string_lossy().into_owned();
+    vec![("RELAY_FILES_DIR".to_owned(), dir)]
+}
