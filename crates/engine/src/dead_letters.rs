@@ -188,7 +188,7 @@ impl Desk {
         let owner = format!("relayctl-{}", std::process::id());
         let worker = store.lease_worker_id(&owner, DESK_LEASE_SECONDS).await?.ok_or(EngineError::NoWorkerNumber)?;
         let ids = IdSource::new(worker.unsigned_abs());
-        ids.correct(store.ping().await?);
+        ids.correct(&store).await?;
         Ok(Self { store, scope, ids })
     }
 

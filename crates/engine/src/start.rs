@@ -68,7 +68,7 @@ impl Engine {
         wait_for_schema(&store).await?;
         let worker = wait_for_worker(&store, &owner).await?;
         let ids = IdSource::new(worker.unsigned_abs());
-        ids.correct(store.ping().await?);
+        ids.correct(&store).await?;
         let secrets = wait_for_secrets(&store, &config.secret_keys).await?;
         let stream = Stream::connect(&config.nats_url, "relay", &owner).await?;
         let (hints, hint_queue) = Hints::new();
@@ -221,6 +221,6 @@ async fn renew(inner: &Inner, worker: i16, owner: &str) -> Result<i16, StoreErro
         inner.ids.change_worker(fresh.unsigned_abs());
         current = fresh;
     }
-    inner.ids.correct(inner.store.ping().await?);
+    inner.ids.correct(&inner.store).await?;
     Ok(current)
 }

@@ -103,7 +103,7 @@ impl Admin {
         let owner = format!("relayctl-{}", std::process::id());
         let worker = self.store.lease_worker_id(&owner, LEASE_SECONDS).await?.ok_or(EngineError::NoWorkerNumber)?;
         let ids = IdSource::new(worker.unsigned_abs());
-        ids.correct(self.store.ping().await?);
+        ids.correct(&self.store).await?;
         let (key, hash) = fresh(TokenKind::Workspace)?;
         let workspace_id = WorkspaceId::new(ids.next_id());
         let new = NewWorkspace {

@@ -43,7 +43,7 @@ impl Admin {
         let owner = format!("relayctl-{}", std::process::id());
         let worker = self.store.lease_worker_id(&owner, LEASE_SECONDS).await?.ok_or(EngineError::NoWorkerNumber)?;
         let ids = IdSource::new(worker.unsigned_abs());
-        ids.correct(self.store.ping().await?);
+        ids.correct(&self.store).await?;
         let stream = Stream::connect(nats_url, "relayctl", &owner).await?;
         let since = Instant::now();
         while !stream.is_up() && since.elapsed() < PATIENCE {

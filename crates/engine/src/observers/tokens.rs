@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SubsecRound, Utc};
 use relay_domain::{
     ObserverTokenId, WorkspaceScope,
     names::{MAX_AGENT_NAME_BYTES, MAX_NOTE_BYTES, check_length, check_name},
@@ -75,7 +75,7 @@ impl Engine {
     ) -> EngineResult<IssuedObserverToken> {
         let now = self.now();
         check_fields(Some(&new.name), new.description.as_deref(), Some(new.scopes))?;
-        check_end(new.expires_at, now)?;
+        let expires_at = checked_end(new.expires_at, now)?;
         let (scopes, filters) = (texts(new.scopes), stored(checked(new.filters)?)?);
         let planned = self.ceiling(scope, Ceiling::ObserverTokens).await?;
         let at_most = planned.unwrap_or(MAX_OBSERVER_TOKENS).min(MAX_OBSERVER_TOKENS);
@@ -85,7 +85,7 @@ impl Engine {
             description: new.description.as_deref(),
             scopes: &scopes,
             filters: &filters,
-            expires_at: new.expires_at,
+            expires_at,
             created_at: now,
         };
         match self.store().create_observer_token(scope, &token, at_most).await? {
@@ -124,7 +124,7 @@ impl Engine {
     ) -> EngineResult<ObserverTokenRow> {
         let (token, now) = (parse(id)?, self.now());
         check_fields(change.name.as_deref(), change.description.as_ref().and_then(Option::as_deref), change.scopes)?;
-        check_end(change.expires_at.flatten(), now)?;
+        let expires_at = change.expires_at.map(|end| checked_end(end, now)).transpose()?;
         let scopes = change.scopes.map(texts);
         let filters = change.filters.map(|filters| checked(filters).and_then(stored)).transpose()?;
         let stored = ObserverTokenChange {
@@ -132,7 +132,7 @@ impl Engine {
             description: change.description.as_ref().map(Option::as_deref),
             scopes: scopes.as_deref(),
             filters: filters.as_ref(),
-            expires_at: change.expires_at,
+            expires_at,
         };
         match self.store().update_observer_token(scope, token, &stored, now).await? {
             ObserverTokenUpdate::Changed(row) => {
@@ -223,9 +223,12 @@ fn check_fields(name: Option<&str>, description: Option<&str>, scopes: Option<Sc
     Ok(())
 }
 
-fn check_end(expires_at: Option<DateTime<Utc>>, now: DateTime<Utc>) -> EngineResult<()> {
+/// An end in whole milliseconds, which is what a token says of it and what the engine's clock counts: the
+/// row and the token's text end in the same moment.
+fn checked_end(expires_at: Option<DateTime<Utc>>, now: DateTime<Utc>) -> EngineResult<Option<DateTime<Utc>>> {
+    let expires_at = expires_at.map(|at| at.trunc_subsecs(3));
     if expires_at.is_some_and(|at| at <= now) {
         return Err(EngineError::InvalidRequest("expires_at must be in the future".into()));
     }
-    Ok(())
+    Ok(expires_at)
 }
