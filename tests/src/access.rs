@@ -112,6 +112,7 @@ pub const ROUTES: &[(&str, &str, Class, &str)] = &[
     ("GET", "/v1/search", Class::ReadOrAgent, ""),
     ("GET", "/v1/activity", Class::Read, ""),
     ("GET", "/v1/workspace/metrics", Class::Read, ""),
+    ("GET", "/v1/workspace/usage", Class::Read, ""),
     ("GET", "/v1/messages/{message}/trace", Class::Read, ""),
     ("GET", "/v1/console/messages", Class::Read, ""),
     ("GET", "/v1/console/stats", Class::Key, ""),

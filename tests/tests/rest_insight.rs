@@ -1,8 +1,9 @@
-//! What a tenant may know of its own deliveries: `GET /v1/workspace/metrics` and `GET /v1/messages/:id/trace`.
+//! What a tenant may know of its own: `GET /v1/workspace/metrics`, `/v1/workspace/usage` and `/v1/messages/:id/trace`.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use relay_acceptance::relayctl::relayctl;
 use relay_testkit::{client::Api, shared, wait};
 use serde_json::{Value, json};
 
@@ -113,5 +114,60 @@ async fn a_token_for_some_agents_sees_those() -> Result<()> {
     let wrong = token(json!({}), "messages:read").await?;
     wrong.get(&path).await?.refused(403, "insufficient_scope")?;
     assert_eq!(scrape(base, wrong.token()).await?.0, 403);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_tenant_sees_what_it_used_once_the_minute_is_over() -> Result<()> {
+    let base = shared().await.any_gateway();
+    let key = Api::create_workspace(base, "usage").await?;
+    let other = Api::create_workspace(base, "usage-other").await?;
+    let (ada, bob) = (key.register_agent("ada").await?, key.register_agent("bob").await?);
+    key.register_agent("cleo").await?;
+    let mut socket = key.as_agent(&bob).direct_socket().await?;
+    for nth in 0..3 {
+        key.as_agent(&ada).post_message("general", &format!("message {nth}")).await?.success()?;
+        socket.expect("deliver").await?;
+    }
+    socket.ack("bob", 3).await?;
+    let token = |filters: Value| {
+        let key = &key;
+        async move {
+            let body = json!({ "name": format!("usage {filters}"), "scopes": ["activity:read"], "filters": filters });
+            let token = key.post("/v1/observer-tokens", body).await?.success()?;
+            Ok::<_, anyhow::Error>(key.with_token(token["token"].as_str().context("a token")?))
+        }
+    };
+    let observer = token(json!({})).await?;
+
+    let sum = |answer: &Value, of: &str| {
+        let whiles = answer["usage"].as_array().cloned().unwrap_or_default();
+        whiles.iter().filter_map(|one| one[of].as_i64()).sum::<i64>()
+    };
+    // A minute, and what a worker takes to come round.
+    let seen = wait::until_ok("the minute to be counted", Duration::from_secs(150), || async {
+        let seen = observer.get("/v1/workspace/usage?granularity=minute").await?.success()?;
+        ensure!(sum(&seen, "messages") == 3 && sum(&seen, "acked") == 3, "{seen}");
+        Ok::<_, anyhow::Error>(seen)
+    })
+    .await?;
+    assert_eq!((sum(&seen, "deliveries"), sum(&seen, "settled"), sum(&seen, "dead_letters")), (6, 3, 0), "{seen}");
+    let by_day = key.get("/v1/workspace/usage?granularity=day").await?.success()?;
+    assert_eq!((sum(&by_day, "messages"), &by_day["granularity"]), (3, &json!("day")));
+    let id = key.get("/v1/workspace").await?.success()?["id"].as_str().context("an id")?.to_owned();
+    let by_hand = relayctl(&["--json", "workspace", "usage", &id, "--granularity", "day"]).await?.json()?;
+    assert_eq!(sum(&by_hand, "deliveries"), 6, "{by_hand}");
+    let table = relayctl(&["workspace", "usage", &id]).await?.ok()?;
+    assert!(table.stdout.contains("DELIVERIES"), "{}", table.stdout);
+
+    assert_eq!(other.get("/v1/workspace/usage").await?.success()?["usage"], json!([]));
+    token(json!({ "agent_ids": [bob.id] }))
+        .await?
+        .get("/v1/workspace/usage")
+        .await?
+        .refused(403, "insufficient_scope")?;
+    for wrong in ["granularity=week", "since=2024-01-01T00:00:00Z", "since=yesterday"] {
+        key.get(&format!("/v1/workspace/usage?{wrong}")).await?.refused(400, "invalid_request")?;
+    }
     Ok(())
 }

@@ -60,6 +60,7 @@ pub mod subscriptions;
 pub mod trace;
 pub mod triggers;
 pub mod updates;
+pub mod usage;
 pub mod webhooks;
 pub mod worker;
 pub mod workspaces;

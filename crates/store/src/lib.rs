@@ -96,6 +96,7 @@ pub mod subscription_dispatch;
 pub mod subscriptions;
 mod tokens;
 pub mod triggers;
+pub mod usage;
 pub mod webhooks;
 mod worker_ids;
 mod workspaces;

@@ -23,6 +23,8 @@ pub enum DailyTable {
     EventLog,
     /// Tries to hand deliveries over.
     Attempts,
+    /// What workspaces used, by the minute.
+    Usage,
 }
 
 impl DailyTable {
@@ -33,6 +35,7 @@ impl DailyTable {
             Self::AckLog => "ack_log",
             Self::EventLog => "event_log",
             Self::Attempts => "delivery_attempts",
+            Self::Usage => "usage_minutes",
             Self::MessageSearch => "message_search",
         }
     }
@@ -111,7 +114,11 @@ impl Store {
                 .await?;
             }
             DailyTable::Messages => self.remove_what_hangs_on_messages(day + TimeDelta::days(1)).await?,
-            DailyTable::AckLog | DailyTable::EventLog | DailyTable::MessageSearch | DailyTable::Attempts => {}
+            DailyTable::AckLog
+            | DailyTable::EventLog
+            | DailyTable::MessageSearch
+            | DailyTable::Attempts
+            | DailyTable::Usage => {}
         }
         self.run(format!(r#"DROP TABLE "{name}""#)).await
     }

@@ -21,7 +21,7 @@ const SEARCH_INDEX: &str = "search_index";
 /// Workspaces that one step looks at.
 const WORKSPACES: i64 = 2000;
 /// A transaction takes seconds at most, and one whose COMMIT got no answer is submitted again for 30 s.
-const VISIBLE_WITHIN: TimeDelta = TimeDelta::seconds(120);
+pub(crate) const VISIBLE_WITHIN: TimeDelta = TimeDelta::seconds(120);
 
 /// What one step over the search index did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -27,6 +27,7 @@ pub mod session_event;
 pub mod spawn;
 pub mod subscription;
 pub mod trigger;
+pub mod usage;
 pub mod webhook;
 pub mod words;
 pub mod workspace;

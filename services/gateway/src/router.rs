@@ -11,7 +11,7 @@ use crate::{
     routes::{
         actions, activity, agents, channels, dead_letters, deliveries, dms, files, health, inbox, insight, mailboxes,
         messages, nodes, observer_tokens, operator, reference, send, session_events, spawn, subscriptions, triggers,
-        webhooks, workspaces,
+        usage, webhooks, workspaces,
     },
     state::AppState,
 };
@@ -160,6 +160,7 @@ fn activity_routes() -> Router<AppState> {
     Router::new()
         .route("/v1/activity", get(activity::activity))
         .route("/v1/workspace/metrics", get(insight::metrics))
+        .route("/v1/workspace/usage", get(usage::usage))
         .route("/v1/messages/{id}/trace", get(insight::trace))
         .route("/v1/console/messages", get(activity::console_messages))
         .route("/v1/console/stats", get(activity::stats))

@@ -8,7 +8,11 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use relay_engine::admin::{Erasure, WorkspaceSummary};
+use chrono::{DateTime, Utc};
+use relay_engine::{
+    admin::{Erasure, WorkspaceSummary},
+    usage::{Granularity, Usage, UsageQuery},
+};
 use serde_json::json;
 
 use crate::{
@@ -53,6 +57,22 @@ pub(crate) enum Command {
         /// Its id. A name is not enough.
         id: String,
     },
+    /// Show what a workspace used, by the minute, hour or day (UTC). Minutes are kept for 92 days.
+    Usage {
+        #[command(flatten)]
+        database: Database,
+        /// Id or name.
+        workspace: String,
+        /// From the minute, hour or day that this is in, as 2026-03-01T12:00:00Z. Unless given: an hour by minutes, a day by hours, 30 days by days.
+        #[arg(long)]
+        since: Option<DateTime<Utc>>,
+        /// Before this; now unless given.
+        #[arg(long)]
+        until: Option<DateTime<Utc>>,
+        /// Into what minutes are added up.
+        #[arg(long, value_enum, default_value_t = By::Hour)]
+        granularity: By,
+    },
     /// Write everything that a workspace has, a JSON object a line: `{"table":…,"row":{…}}`. Tokens and the bytes of files are not in it.
     Export {
         #[command(flatten)]
@@ -81,6 +101,24 @@ pub(crate) enum Command {
     },
 }
 
+/// What `--granularity` takes.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum By {
+    Minute,
+    Hour,
+    Day,
+}
+
+impl From<By> for Granularity {
+    fn from(by: By) -> Self {
+        match by {
+            By::Minute => Self::Minute,
+            By::Hour => Self::Hour,
+            By::Day => Self::Day,
+        }
+    }
+}
+
 pub(crate) async fn run(command: Command, out: Output) -> Result<()> {
     match command {
         Command::Create { database, name } => {
@@ -96,6 +134,10 @@ pub(crate) async fn run(command: Command, out: Output) -> Result<()> {
         }
         Command::Suspend { database, id } => suspend(&database, &id, true, out).await,
         Command::Resume { database, id } => suspend(&database, &id, false, out).await,
+        Command::Usage { database, workspace, since, until, granularity } => {
+            let query = UsageQuery { since, until, granularity: Some(granularity.into()) };
+            usage(&database, &workspace, query, out).await
+        }
         Command::Export { database, workspace, output } => export(&database, &workspace, output).await,
         Command::Delete { database, id, erase, nats_url, wait_seconds } => {
             delete(&database, &id, erase.then_some((nats_url, Duration::from_secs(wait_seconds))), out).await
@@ -119,6 +161,29 @@ fn cells(workspace: &WorkspaceSummary) -> Vec<String> {
         workspace.connected.to_string(),
         time(workspace.created_at),
     ]
+}
+
+async fn usage(database: &Database, workspace: &str, query: UsageQuery, out: Output) -> Result<()> {
+    let admin = database.admin()?;
+    let scope = admin.find(workspace).await.with_context(|| format!("find workspace {workspace}"))?;
+    let report = admin.usage(scope, query).await.context("read the usage")?;
+    if out.is_json() {
+        return out.one(&report, |_| String::new());
+    }
+    let headings = ["FROM", "MESSAGES", "DELIVERIES", "ACKED", "SETTLED", "DEAD", "INVOCATIONS", "PUSHED"];
+    let cells = |usage: &Usage| {
+        let numbers = [
+            usage.messages,
+            usage.deliveries,
+            usage.acked,
+            usage.settled,
+            usage.dead_letters,
+            usage.invocations,
+            usage.push_attempts,
+        ];
+        std::iter::once(time(usage.at)).chain(numbers.map(|number| number.to_string())).collect()
+    };
+    out.rows(&report.usage, &headings, cells, "nothing was used, or no worker has counted it yet")
 }
 
 async fn export(database: &Database, workspace: &str, output: Option<PathBuf>) -> Result<()> {

@@ -7,6 +7,7 @@ mod erase;
 mod holds;
 mod restore;
 
+use chrono::Utc;
 use relay_domain::{
     AgentId, ChannelId, WorkspaceId, WorkspaceScope,
     names::{MAX_WORKSPACE_NAME_BYTES, check_name},
@@ -18,7 +19,10 @@ pub use relay_store::admin::{
 use relay_store::{NewWorkspace, NodeFilter, NodeProviderRow, NodeRow, Store};
 use serde_json::json;
 
-use crate::{EngineError, EngineResult, IdSource};
+use crate::{
+    EngineError, EngineResult, IdSource,
+    usage::{UsageQuery, UsageReport},
+};
 
 pub use doctor::{Finding, Verdict, examine};
 pub use erase::Erasure;
@@ -141,6 +145,14 @@ impl Admin {
             ));
         }
         Ok(self.store.kill_token(TokenHash::of(token)).await?)
+    }
+
+    /// What a workspace used.
+    ///
+    /// # Errors
+    /// When the while is too long for its granularity, or storage is away.
+    pub async fn usage(&self, scope: WorkspaceScope, query: UsageQuery) -> EngineResult<UsageReport> {
+        crate::usage::report(&self.store, scope, query, Utc::now()).await
     }
 
     /// The nodes of a workspace with their processes.

@@ -17,6 +17,7 @@ mod sessions;
 mod subscriptions;
 mod triggers;
 mod uptime;
+mod usage;
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -71,11 +72,13 @@ pub enum Loop {
     Triggers,
     /// Empties the mailboxes of sessions that are gone, and deletes who was released for good.
     Sessions,
+    /// Adds up what workspaces use, by the minute.
+    Usage,
 }
 
 impl Loop {
     /// All loops.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::OutboxRelay,
         Self::Expiry,
         Self::Liveness,
@@ -94,6 +97,7 @@ impl Loop {
         Self::PushSweep,
         Self::Triggers,
         Self::Sessions,
+        Self::Usage,
     ];
 
     /// The name in logs and metrics.
@@ -118,6 +122,7 @@ impl Loop {
             Self::PushSweep => "push_sweep",
             Self::Triggers => "triggers",
             Self::Sessions => "sessions",
+            Self::Usage => "usage",
         }
     }
 
@@ -127,7 +132,7 @@ impl Loop {
         match self {
             Self::OutboxRelay | Self::Invocations => Duration::from_millis(500),
             Self::Expiry | Self::DeadGateways | Self::PushSweep | Self::Sessions => Duration::from_secs(1),
-            Self::Liveness => Duration::from_secs(5),
+            Self::Liveness | Self::Usage => Duration::from_secs(5),
             Self::Compaction | Self::Files => Duration::from_secs(10),
             Self::Presence => Duration::from_secs(15),
             Self::Pruning | Self::ReadReceipts => Duration::from_secs(60),
@@ -229,6 +234,7 @@ impl Loops {
                 Loop::PushSweep => push::sweep(&self.engine).await,
                 Loop::Triggers => triggers::tick(&self.engine).await,
                 Loop::Sessions => sessions::tick(&self.engine).await,
+                Loop::Usage => usage::tick(&self.engine).await,
             }
         };
         // A connection that died without a word must not end the loop.

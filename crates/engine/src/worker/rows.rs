@@ -13,6 +13,8 @@ use crate::{Engine, EngineResult};
 const DAYS_AHEAD: i32 = 7;
 /// Days that tries to hand a delivery over are kept, today not counted. A delivery lives for six at most.
 const ATTEMPT_DAYS: u32 = 7;
+/// Days that usage is kept by the minute, today not counted: a quarter of a year can be accounted for.
+const USAGE_DAYS: u32 = 92;
 /// Exception rows that one step of the compaction looks at.
 const COMPACTION_PAGE: i64 = 2000;
 /// Rows that one statement of the pruning removes.
@@ -67,6 +69,7 @@ pub(super) async fn partitions(engine: &Engine, retention: Retention) -> EngineR
     }
     dropped += store.drop_partitions_before(DailyTable::EventLog, first_kept(retention.event_days)).await?;
     dropped += store.drop_partitions_before(DailyTable::Attempts, first_kept(ATTEMPT_DAYS)).await?;
+    dropped += store.drop_partitions_before(DailyTable::Usage, first_kept(USAGE_DAYS)).await?;
     if made > 0 || dropped > 0 {
         tracing::info!(made_count = made, dropped_count = dropped, "partitions changed");
     }

@@ -11,7 +11,7 @@ use crate::{Store, StoreError, StoreResult};
 /// Rows removed by one statement.
 const BATCH: i64 = 5_000;
 /// Keys and hashes, and what only the engine can use.
-const NOT_EXPORTED: [&str; 4] = ["tokens", "idempotency_keys", "rate_budgets", "message_search"];
+const NOT_EXPORTED: [&str; 5] = ["tokens", "idempotency_keys", "rate_budgets", "message_search", "usage_floors"];
 
 /// What was removed from one table.
 #[derive(Debug, Clone, serde::Serialize)]

@@ -12,3 +12,4 @@ mod pruning;
 mod reading;
 mod redrives;
 mod subscriptions;
+mod usage;

@@ -83,6 +83,7 @@ const TAGS: &[(&str, &str)] = &[
         routes::activity::activity,
         routes::insight::metrics,
         routes::insight::trace,
+        routes::usage::usage,
         routes::activity::console_messages,
         routes::activity::stats,
         routes::activity::console_agents,

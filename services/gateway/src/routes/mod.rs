@@ -23,5 +23,6 @@ pub mod session_events;
 pub mod spawn;
 pub mod subscriptions;
 pub mod triggers;
+pub mod usage;
 pub mod webhooks;
 pub mod workspaces;
