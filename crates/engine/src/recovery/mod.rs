@@ -7,12 +7,14 @@
 mod frames;
 mod mend;
 mod rebuild;
+mod told;
 
 use std::{
-    sync::Weak,
+    sync::{Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
+use chrono::{DateTime, Utc};
 use tokio::sync::{Notify, watch};
 
 pub use mend::{Examined, Margin, Mended, Mender, Progress};
@@ -42,6 +44,8 @@ pub enum Standing {
 pub(crate) struct Recovery {
     standing: watch::Sender<Standing>,
     margin: i64,
+    /// When the database was last recovered, as of the last look.
+    recovered_at: Mutex<Option<DateTime<Utc>>>,
     /// The delivery log has lost what it held.
     log_is_new: Notify,
 }
@@ -49,7 +53,7 @@ pub(crate) struct Recovery {
 impl Recovery {
     pub(crate) fn new(margin: i64) -> Self {
         let (standing, _) = watch::channel(Standing::Closed("the database has not been looked at yet"));
-        Self { standing, margin, log_is_new: Notify::new() }
+        Self { standing, margin, recovered_at: Mutex::new(None), log_is_new: Notify::new() }
     }
 
     /// The log was made anew.
@@ -105,6 +109,7 @@ pub(crate) async fn run(engine: Weak<Inner>) {
             tokio::time::sleep(ASK_AGAIN_AFTER).await;
         };
         let Some(inner) = engine.upgrade() else { return };
+        note_recovery(&Engine { inner: inner.clone() }).await;
         inner.recovery.standing.send_replace(Standing::Open(rounds));
         drop(inner);
         if watch_over(&engine, compared).await.is_none() {
@@ -113,6 +118,17 @@ pub(crate) async fn run(engine: Weak<Inner>) {
         rounds += 1;
         let Some(inner) = engine.upgrade() else { return };
         inner.recovery.standing.send_replace(Standing::Closed("the database is another one than before"));
+    }
+}
+
+/// Remembers when the database was last recovered. When that cannot be read, what was known stays: brokers are then not asked for more.
+async fn note_recovery(engine: &Engine) {
+    match engine.store().database_state().await {
+        Ok(state) => {
+            let mut known = engine.inner.recovery.recovered_at.lock().unwrap_or_else(PoisonError::into_inner);
+            *known = state.recovered_at;
+        }
+        Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "the last recovery is not known"),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, WorkspaceScope, dead_letter::DeadReason, session::Seq};
+use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -78,55 +79,14 @@ impl Store {
         mut fresh_id: impl FnMut() -> i64,
     ) -> StoreResult<u64> {
         let doing = "raising mailbox heads";
-        let failed = StoreError::from_sqlx;
         let keys: Vec<_> = highest.iter().map(|(scope, agent, _)| (*scope, *agent)).collect();
         let (workspaces, agents) = split(&keys);
-        let to: Vec<Seq> = highest.iter().map(|(_, _, seq)| *seq).collect();
-        let mut tx = self.pool.begin().await.map_err(failed(doing))?;
-        sqlx::query(LOCK_HEADS).bind(&workspaces).bind(&agents).execute(&mut *tx).await.map_err(failed(doing))?;
-        lock_cursors(&mut tx, &workspaces, &agents).await?;
-        let gaps: Vec<(i64, i64, Seq)> = sqlx::query_as(sqlx::AssertSqlSafe(format!(
-            "SELECT k.workspace_id, k.agent_id, n.seq {GAPS} ORDER BY 1, 2, 3"
-        )))
-        .bind(&workspaces)
-        .bind(&agents)
-        .bind(&to)
-        .fetch_all(&mut *tx)
-        .await
-        .map_err(failed(doing))?;
-        if !gaps.is_empty() {
-            let ids: Vec<i64> = gaps.iter().map(|_| fresh_id()).collect();
-            let reason = DeadReason::LostInRestore;
-            sqlx::query(
-                "WITH gaps AS (
-                    SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[])
-                                  AS g (workspace_id, agent_id, seq, source_id)
-                 ), rows AS (
-                    INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_kind, source_id, node_id,
-                                            created_at, expires_at)
-                    SELECT g.workspace_id, g.agent_id, g.seq, ($5 AT TIME ZONE 'UTC')::date, 2, g.source_id, a.node_id,
-                           $5, $5
-                      FROM gaps g JOIN agents a USING (workspace_id, agent_id)
-                 )
-                 INSERT INTO delivery_exceptions (workspace_id, agent_id, seq, state, error, retryable, reason, at)
-                 SELECT g.workspace_id, g.agent_id, g.seq, 4, $6, false, $7, $5 FROM gaps g
-                     ON CONFLICT DO NOTHING",
-            )
-            .bind(gaps.iter().map(|gap| gap.0).collect::<Vec<_>>())
-            .bind(gaps.iter().map(|gap| gap.1).collect::<Vec<_>>())
-            .bind(gaps.iter().map(|gap| gap.2).collect::<Vec<_>>())
-            .bind(ids)
-            .bind(now)
-            .bind(reason.error())
-            .bind(reason.as_str())
-            .execute(&mut *tx)
-            .await
-            .map_err(failed(doing))?;
-        }
-        sqlx::query(RAISE).bind(&workspaces).bind(&agents).bind(&to).execute(&mut *tx).await.map_err(failed(doing))?;
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        lock(&mut tx, &workspaces, &agents).await?;
+        let given_up = raise(&mut tx, highest, now, &mut fresh_id).await?;
         extend_settled_floors(&mut tx, &workspaces, &agents).await?;
-        tx.commit().await.map_err(failed(doing))?;
-        Ok(gaps.len() as u64)
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(given_up)
     }
 
     /// Raises the heads of the next mailboxes behind `after` by `margin`: nobody can tell what was given away. What
@@ -151,8 +111,7 @@ impl Store {
             .await
             .map_err(failed(doing))?;
         let (workspaces, agents): (Vec<i64>, Vec<i64>) = page.iter().copied().unzip();
-        sqlx::query(LOCK_HEADS).bind(&workspaces).bind(&agents).execute(&mut *tx).await.map_err(failed(doing))?;
-        lock_cursors(&mut tx, &workspaces, &agents).await?;
+        lock(&mut tx, &workspaces, &agents).await?;
         for statement in [SETTLE_JUMPED, JUMP] {
             let query = sqlx::query(statement).bind(&workspaces).bind(&agents).bind(margin);
             let query = if statement == SETTLE_JUMPED { query.bind(DeadReason::LostInRestore.as_str()) } else { query };
@@ -193,4 +152,69 @@ impl Store {
             .map_err(StoreError::from_sqlx("raising event numbers by a margin"))?;
         Ok(())
     }
+}
+
+/// Locks heads, then cursors, for the rest of the transaction.
+pub(super) async fn lock(tx: &mut PgConnection, workspaces: &[i64], agents: &[i64]) -> StoreResult<()> {
+    sqlx::query(LOCK_HEADS)
+        .bind(workspaces)
+        .bind(agents)
+        .execute(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx("locking mailbox heads"))?;
+    lock_cursors(tx, workspaces, agents).await
+}
+
+/// As [`Store::raise_heads`], within a transaction that has locked them and extends the settled floors afterwards.
+pub(super) async fn raise(
+    tx: &mut PgConnection,
+    highest: &[(WorkspaceScope, AgentId, Seq)],
+    now: DateTime<Utc>,
+    fresh_id: &mut impl FnMut() -> i64,
+) -> StoreResult<u64> {
+    let doing = "raising mailbox heads";
+    let failed = StoreError::from_sqlx;
+    let keys: Vec<_> = highest.iter().map(|(scope, agent, _)| (*scope, *agent)).collect();
+    let (workspaces, agents) = split(&keys);
+    let to: Vec<Seq> = highest.iter().map(|(_, _, seq)| *seq).collect();
+    let gaps: Vec<(i64, i64, Seq)> = sqlx::query_as(sqlx::AssertSqlSafe(format!(
+        "SELECT k.workspace_id, k.agent_id, n.seq {GAPS} ORDER BY 1, 2, 3"
+    )))
+    .bind(&workspaces)
+    .bind(&agents)
+    .bind(&to)
+    .fetch_all(&mut *tx)
+    .await
+    .map_err(failed(doing))?;
+    if !gaps.is_empty() {
+        let ids: Vec<i64> = gaps.iter().map(|_| fresh_id()).collect();
+        let reason = DeadReason::LostInRestore;
+        sqlx::query(
+            "WITH gaps AS (
+                SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[])
+                              AS g (workspace_id, agent_id, seq, source_id)
+             ), rows AS (
+                INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_kind, source_id, node_id,
+                                        created_at, expires_at)
+                SELECT g.workspace_id, g.agent_id, g.seq, ($5 AT TIME ZONE 'UTC')::date, 2, g.source_id, a.node_id,
+                       $5, $5
+                  FROM gaps g JOIN agents a USING (workspace_id, agent_id)
+             )
+             INSERT INTO delivery_exceptions (workspace_id, agent_id, seq, state, error, retryable, reason, at)
+             SELECT g.workspace_id, g.agent_id, g.seq, 4, $6, false, $7, $5 FROM gaps g
+                 ON CONFLICT DO NOTHING",
+        )
+        .bind(gaps.iter().map(|gap| gap.0).collect::<Vec<_>>())
+        .bind(gaps.iter().map(|gap| gap.1).collect::<Vec<_>>())
+        .bind(gaps.iter().map(|gap| gap.2).collect::<Vec<_>>())
+        .bind(ids)
+        .bind(now)
+        .bind(reason.error())
+        .bind(reason.as_str())
+        .execute(&mut *tx)
+        .await
+        .map_err(failed(doing))?;
+    }
+    sqlx::query(RAISE).bind(&workspaces).bind(&agents).bind(&to).execute(tx).await.map_err(failed(doing))?;
+    Ok(gaps.len() as u64)
 }

@@ -1,9 +1,10 @@
 //! A database that was restored: noticing it, and bringing it into line with what had been sent (ADR 0017).
 //!
-//! Called by recovery only, under its lock, while no process serves anybody.
+//! Called by recovery only, under its lock, while no process serves anybody; `told` afterwards, for one mailbox.
 
 mod heads;
 mod logged;
+mod told;
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, session::Seq};
@@ -11,6 +12,7 @@ use serde_json::Value;
 use sqlx::{Connection as _, PgConnection, types::Json};
 
 pub use logged::{LoggedDelivery, LoggedMessage, Reinserted};
+pub use told::Told;
 
 use crate::{Store, StoreError, StoreResult, cursors::split, patience::Patient as _};
 

@@ -77,6 +77,12 @@ pub(super) enum Done {
         positions: Vec<Position>,
     },
     Repaired(EngineResult<Vec<Repaired>>),
+    /// Where a mailbox stands whose broker has told a position above it.
+    LookedInto {
+        agent: AgentId,
+        told: Seq,
+        position: Option<Position>,
+    },
     /// A held ack can be read in the store.
     Stored {
         agent: AgentId,
@@ -384,6 +390,7 @@ impl Connection {
             }
             Done::Relisted { asked, positions } => self.on_relisted(asked, positions),
             Done::Repaired(repaired) => self.on_repaired(repaired),
+            Done::LookedInto { agent, told, position } => self.on_looked_into(agent, told, position.as_ref()),
             Done::Stored { agent, floor } => self.on_stored(agent, floor),
         }
     }

@@ -11,7 +11,7 @@ use relay_domain::{
 use relay_engine::{
     Engine, EngineResult,
     auth::NodeCaller,
-    mailbox::{CursorMove, LiveFrame, Repaired, Want},
+    mailbox::{CursorMove, Fence, LiveFrame, Position, Repaired, Want},
 };
 
 use relay_wire::frame;
@@ -22,7 +22,7 @@ use super::{
     held::HeldAcks,
     notice::Notice,
     pacing::{BARRIER_AGENT, Pacing, position_probe},
-    served::{Outgoing, Served},
+    served::{Answered, Outgoing, Served},
 };
 
 /// How long a floor usually takes to be stored.
@@ -75,9 +75,16 @@ impl Connection {
         let only = || if self.direct { self.agents.keys().next().copied() } else { None };
         let Some(agent) = self.names.get(name).copied().or_else(only) else { return };
         let Some((served, _)) = self.agents.get_mut(&agent) else { return };
-        if served.probe_answered(up_to) {
-            self.probing = self.probing.saturating_sub(1);
-            self.queue(agent);
+        match served.probe_answered(up_to, self.state.engine.was_restored_lately()) {
+            Answered::Nothing => {}
+            Answered::Open => {
+                self.probing = self.probing.saturating_sub(1);
+                self.queue(agent);
+            }
+            Answered::Above => {
+                self.look_into(agent, up_to);
+                return;
+            }
         }
         let Some((served, _)) = self.agents.get_mut(&agent) else { return };
         let Some(ack) = served.session.on_ack(up_to) else { return };
@@ -97,6 +104,27 @@ impl Connection {
             Some(held) => held.acked(ack.floor, Instant::now()),
             None => self.cursor_moved(agent, 0, ack.floor),
         }
+    }
+
+    /// A broker has had more than its agent's mailbox holds: the database was restored, or the broker is wrong.
+    fn look_into(&mut self, agent: AgentId, told: Seq) {
+        let Some(bound) = &self.bound else { return };
+        let (engine, fence) = (self.state.engine.clone(), bound.fence.clone());
+        self.jobs.push(until_looked_into(engine, fence, agent, told).boxed());
+    }
+
+    pub(super) fn on_looked_into(&mut self, agent: AgentId, told: Seq, position: Option<&Position>) {
+        let Some((served, _)) = self.agents.get_mut(&agent).filter(|(served, _)| served.is_probing()) else { return };
+        let Some(position) = position else {
+            self.drop_agent(agent);
+            return;
+        };
+        served.looked_into(told, position);
+        self.probing = self.probing.saturating_sub(1);
+        // The answer is an ack like any other.
+        let name = served.name.clone();
+        self.queue(agent);
+        self.on_ack(&name, told);
     }
 
     /// Stores the held acks that are due, which makes room for more frames.
@@ -324,6 +352,19 @@ async fn until_stored(engine: Engine, node: NodeCaller, agent: AgentId, floor: S
             Ok([position]) if position.ack_floor < floor && position.node_id == node.node_id => {}
             Ok(_) => return Done::Stored { agent, floor },
             Err(error) => tracing::debug!(error = error as &dyn std::error::Error, "held acks wait for storage"),
+        }
+    }
+}
+
+/// Asks until storage answers. The job ends with its connection, so it needs no other bound.
+async fn until_looked_into(engine: Engine, fence: Fence, agent: AgentId, told: Seq) -> Done {
+    loop {
+        match engine.position_told(&fence, agent, told).await {
+            Ok(position) => return Done::LookedInto { agent, told, position },
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "a told position waits for storage");
+                tokio::time::sleep(REPAIR_RETRY).await;
+            }
         }
     }
 }

@@ -90,8 +90,12 @@ impl Connection {
     }
 
     /// Where agents start that no reply on this connection has told a cursor for.
-    pub(super) const fn start_of(&self, bound: &Bound) -> Start {
-        if bound.is_broker { Start::Probe } else { Start::AckFloor }
+    pub(super) fn start_of(&self, bound: &Bound) -> Start {
+        match bound.is_broker {
+            true if self.state.engine.was_restored_lately() => Start::ProbeAnyhow,
+            true => Start::Probe,
+            false => Start::AckFloor,
+        }
     }
 
     /// Serves all agents that are located here, tails first, so that nothing falls between.
@@ -176,7 +180,7 @@ impl Connection {
             self.agents.iter().filter(|(_, (served, _))| served.probe_is_late()).map(|(agent, _)| *agent).collect();
         for agent in late {
             if let Some((served, _)) = self.agents.get_mut(&agent) {
-                served.probe_answered(0);
+                served.probe_answered(0, false);
                 self.probing = self.probing.saturating_sub(1);
             }
             self.queue(agent);

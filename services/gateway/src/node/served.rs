@@ -38,6 +38,19 @@ pub(super) enum Start {
     Told(Seq),
     /// The broker is asked first.
     Probe,
+    /// The same even for a mailbox of which nothing was acknowledged: the database was restored, and the broker may know more.
+    ProbeAnyhow,
+}
+
+/// What the answer to a probe leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answered {
+    /// The session is open.
+    Open,
+    /// The broker has had more than the mailbox holds: whether that can be is asked first.
+    Above,
+    /// Nothing was asked, or the answer is there already.
+    Nothing,
 }
 
 /// A broker that is asked for an agent's position, and where its mailbox stood then.
@@ -45,6 +58,8 @@ struct Probe {
     /// None until there was room for it.
     sent: Option<Instant>,
     position: Position,
+    /// The answer lies above the mailbox's head and is being looked into.
+    looked_into: bool,
 }
 
 /// An agent on a connection.
@@ -105,8 +120,8 @@ impl Served {
             Start::AckFloor => self.open_at(position.ack_floor + 1, position),
             Start::Told(floor) => self.open_at(floor + 1, position),
             Start::Probe if position.ack_floor == 0 => self.open_at(1, position),
-            Start::Probe => {
-                self.probe = Some(Probe { sent: None, position: position.clone() });
+            Start::Probe | Start::ProbeAnyhow => {
+                self.probe = Some(Probe { sent: None, position: position.clone(), looked_into: false });
                 return true;
             }
         }
@@ -123,17 +138,37 @@ impl Served {
         self.session.open(start, position.next_seq - 1, sent, position.ack_floor);
     }
 
-    /// The broker told its position: `acked` is the first ack since the probe.
-    pub(super) fn probe_answered(&mut self, acked: Seq) -> bool {
-        let Some(Probe { position, .. }) = self.probe.take_if(|probe| probe.sent.is_some()) else { return false };
+    /// The broker told its position: `acked` is the first ack since the probe. `may_be_above` says whether the broker may
+    /// know more than the database.
+    pub(super) fn probe_answered(&mut self, acked: Seq, may_be_above: bool) -> Answered {
+        let Some(probe) = self.probe.as_mut().filter(|probe| probe.sent.is_some() && !probe.looked_into) else {
+            return Answered::Nothing;
+        };
+        if may_be_above && acked >= probe.position.next_seq {
+            probe.looked_into = true;
+            return Answered::Above;
+        }
+        let position = probe.position.clone();
+        self.open_told(acked, &position);
+        Answered::Open
+    }
+
+    /// What was looked into is settled: the mailbox stands there now, and the broker at `acked`.
+    pub(super) fn looked_into(&mut self, acked: Seq, position: &Position) {
+        if self.probe.as_ref().is_some_and(|probe| probe.looked_into) {
+            self.open_told(acked, position);
+        }
+    }
+
+    fn open_told(&mut self, acked: Seq, position: &Position) {
+        self.probe = None;
         let floor = position.ack_floor;
         let start = match acked {
             1.. => acked.min(floor) + 1,
             _ if floor <= REPLAY_FROM_ONE => 1,
             _ => floor + 1,
         };
-        self.open_at(start, &position);
-        true
+        self.open_at(start, position);
     }
 
     /// Whether held acks leave room for another frame.
@@ -146,7 +181,8 @@ impl Served {
     }
 
     pub(super) fn probe_is_late(&self) -> bool {
-        self.probe.as_ref().and_then(|probe| probe.sent).is_some_and(|since| since.elapsed() >= PROBE_WAIT)
+        let unanswered = self.probe.as_ref().filter(|probe| !probe.looked_into);
+        unanswered.and_then(|probe| probe.sent).is_some_and(|since| since.elapsed() >= PROBE_WAIT)
     }
 
     /// Whether the broker is still to be asked.

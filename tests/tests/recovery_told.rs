@@ -1,0 +1,181 @@
+//! A broker that has had more than a restored database, and a JetStream that was lost, know of.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use relay_testkit::{
+    client::{Agent, Api, NodeSocket},
+    stack::{Service, Stack},
+    wait,
+};
+use serde_json::Value;
+use sqlx::{Connection as _, PgConnection};
+
+const SOON: Duration = Duration::from_secs(30);
+/// Below the ten that the broker has had, so that jumping by it is not enough.
+const MARGIN: i64 = 6;
+
+struct Scene {
+    stack: Stack,
+    key: Api,
+    ada: Agent,
+    bob: Agent,
+    node: String,
+    token: String,
+    workspace: String,
+}
+
+impl Scene {
+    /// Ten messages to an agent on a broker's node, of which the database has forgotten all but the first, and the log too.
+    async fn restored() -> Result<Self> {
+        let stack = Stack::builder().gateways(1).env("RELAY_RESTORE_MARGIN", &MARGIN.to_string()).start().await?;
+        let key = Api::create_workspace(stack.gateway(0).url(), "told").await?;
+        let (ada, bob) = (key.register_agent("ada").await?, key.register_agent("bob").await?);
+        let node = format!("node_{}", &uuid::Uuid::new_v4().simple().to_string()[..18]);
+        let workspace = key.get("/v1/workspace").await?.success()?["id"].as_str().context("an id")?.to_owned();
+        let token = key.create_broker_node(&node, "box").await?.token;
+        key.bind(&node, "bob").await?;
+        let scene = Self { stack, key, ada, bob, node, token, workspace };
+        scene.send("message 1").await?;
+        let mut socket = scene.socket(0).await?;
+        scene.takes(&mut socket, 1..=1).await?;
+        scene.stopped(|| async { scene.database("CREATE DATABASE older TEMPLATE relay").await }).await?;
+
+        let mut socket = scene.socket(1).await?;
+        for nth in 2..=10 {
+            scene.send(&format!("message {nth}")).await?;
+        }
+        scene.takes(&mut socket, 2..=10).await?;
+        drop(socket);
+        scene
+            .stopped(|| async {
+                scene.stack.nats().stop().await?;
+                std::fs::remove_dir_all(scene.stack.nats().store_dir())?;
+                scene.stack.nats().restart().await?;
+                scene.database("DROP DATABASE relay WITH (FORCE)").await?;
+                scene.database("CREATE DATABASE relay TEMPLATE older").await
+            })
+            .await?;
+        Ok(scene)
+    }
+
+    async fn send(&self, words: &str) -> Result<Value> {
+        self.key.as_agent(&self.ada).dm("bob", words).await?.success()
+    }
+
+    /// Connects as a broker that has had everything up to `had`: it answers the question for its position.
+    async fn socket(&self, had: u64) -> Result<NodeSocket> {
+        let mut socket = NodeSocket::connect(&self.stack.gateway(0).ws_url(), &self.token).await?;
+        socket.register_broker_with(&self.node, "box", "told", &[]).await?;
+        socket.inventory(&[(&self.bob.id, "bob")]).await?;
+        if had > 0 {
+            let asked = socket
+                .expect_where("a question", SOON, |frame| frame["payload"]["type"] == "delivery.position")
+                .await?;
+            assert_eq!((&asked["seq"], &asked["agent"]), (&Value::from(0), &Value::from("bob")));
+            socket.ack("bob", had).await?;
+        }
+        Ok(socket)
+    }
+
+    /// Takes what a broker takes that has had everything before: the frames of these numbers, with what they say.
+    async fn takes(&self, socket: &mut NodeSocket, numbers: std::ops::RangeInclusive<i64>) -> Result<Vec<String>> {
+        let mut said = Vec::new();
+        for number in numbers.clone() {
+            let frame = socket
+                .expect_where("its number", SOON, |frame| frame["seq"] == number && frame["agent"] == "bob")
+                .await?;
+            said.push(frame["payload"]["data"]["text"].as_str().unwrap_or_default().to_owned());
+        }
+        let last = *numbers.end();
+        socket.ack("bob", last.unsigned_abs()).await?;
+        wait::until_ok("the ack to be stored", SOON, || async {
+            let floor = self
+                .number("SELECT c.ack_floor FROM mailbox_cursors c JOIN agents a USING (workspace_id, agent_id)")
+                .await?;
+            ensure!(floor == last, "{floor}");
+            anyhow::Ok(())
+        })
+        .await?;
+        Ok(said)
+    }
+
+    async fn stopped<F: Future<Output = Result<()>>>(&self, work: impl FnOnce() -> F) -> Result<()> {
+        let services = || self.stack.gateways().iter().chain(self.stack.workers());
+        services().for_each(Service::kill9);
+        work().await?;
+        for service in services() {
+            service.start_again()?;
+        }
+        for service in services() {
+            service.wait_ready().await?;
+        }
+        Ok(())
+    }
+
+    /// Runs a statement on the server, once the sessions of processes that were just killed have ended.
+    async fn database(&self, statement: &'static str) -> Result<()> {
+        wait::until_ok(statement, SOON, || async {
+            let mut server = PgConnection::connect(&self.stack.postgres().url()).await?;
+            sqlx::raw_sql(statement).execute(&mut server).await?;
+            anyhow::Ok(())
+        })
+        .await
+    }
+
+    /// A number of bob's mailbox.
+    async fn number(&self, query: &str) -> Result<i64> {
+        let mut database = PgConnection::connect(self.stack.database_url()).await?;
+        let query = format!("{query} WHERE a.workspace_id = {} AND a.name = 'bob'", self.workspace);
+        Ok(sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_one(&mut database).await?)
+    }
+
+    async fn next_seq(&self) -> Result<i64> {
+        self.number("SELECT h.next_seq FROM mailbox_heads h JOIN agents a USING (workspace_id, agent_id)").await
+    }
+
+    async fn lost(&self) -> Result<usize> {
+        let letters = self.key.get("/v1/dead-letters?reason=lost_in_restore").await?.success()?;
+        Ok(letters.as_array().context("letters")?.len())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_broker_has_had_is_not_given_away_again() -> Result<()> {
+    let scene = Scene::restored().await?;
+    assert_eq!(scene.next_seq().await?, 2 + MARGIN, "the first, and the margin");
+    // Written before the broker is back: it gets a number that the broker has had.
+    let anew = scene.send("anew").await?;
+    assert_eq!(scene.next_seq().await?, 9);
+
+    let mut socket = scene.socket(10).await?;
+    let frame = socket.expect_where("the message", SOON, |frame| frame["payload"]["type"] == "dm.received").await?;
+    assert_eq!((&frame["seq"], &frame["payload"]["data"]["text"]), (&Value::from(11), &Value::from("anew")), "{frame}");
+    assert_eq!(frame["payload"]["data"]["id"], anew["message"]["id"], "{frame}");
+    socket.ack("bob", 11).await?;
+    assert_eq!(scene.lost().await?, 2, "of 9 and 10 nothing is known");
+
+    scene.send("and on").await?;
+    assert_eq!(scene.takes(&mut socket, 12..=12).await?, ["and on"]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_claims_too_much_raises_nothing() -> Result<()> {
+    let scene = Scene::restored().await?;
+    for (told, expected) in [(1_000_000, 8), (u64::MAX, 8), (13, 14), (14, 14)] {
+        let socket = scene.socket(told).await?;
+        wait::until_ok("the claim to be judged", SOON, || async {
+            let next = scene.next_seq().await?;
+            ensure!(next == expected, "{told}: {next}");
+            anyhow::Ok(())
+        })
+        .await?;
+        socket.close().await?;
+    }
+    assert_eq!(scene.lost().await?, 6, "the margin is used up");
+    scene.send("after all").await?;
+    let mut socket = scene.socket(13).await?;
+    assert_eq!(scene.takes(&mut socket, 14..=14).await?, ["after all"]);
+    Ok(())
+}
