@@ -226,7 +226,16 @@ async fn the_doctor_finds_nothing_to_mend_here_and_something_where_nothing_runs(
     let findings = findings.as_array().context("findings")?;
     let failed: Vec<_> = findings.iter().filter(|finding| finding["verdict"] == "fail").collect();
     assert!(failed.is_empty(), "{failed:?}");
-    for check in ["postgres fsync", "schema", "partitions", "gateways", "nats version", "jetstream republish"] {
+    for check in [
+        "postgres fsync",
+        "schema",
+        "partitions",
+        "gateways",
+        "recovery",
+        "nats version",
+        "jetstream republish",
+        "jetstream log",
+    ] {
         let found = findings.iter().find(|finding| finding["check"] == check);
         assert_eq!(found.with_context(|| format!("{check} was not looked at"))?["verdict"], "ok", "{check}");
     }

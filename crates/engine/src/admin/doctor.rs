@@ -1,5 +1,7 @@
 //! Looks at Postgres, NATS and their settings, and says what is wrong and what to do about it.
 
+mod recovery;
+
 use chrono::Utc;
 use relay_store::{
     Store,
@@ -60,7 +62,12 @@ pub async fn examine(database_url: &str, nats_url: &str) -> Vec<Finding> {
             Ok(health) => {
                 findings.extend(postgres(&health, Utc::now().timestamp_millis()));
                 match store.schema_state().await {
-                    Ok(state) => findings.extend(schema(&state)),
+                    Ok(state) => {
+                        findings.extend(schema(&state));
+                        if state.applied >= Some(state.known) {
+                            findings.extend(recovery::examine(&store, nats_url).await);
+                        }
+                    }
                     Err(error) => findings.push(fail("schema", chain(&error), "run relayctl migrate")),
                 }
             }

@@ -107,6 +107,38 @@ impl Store {
         Ok(ours.then_some(RecoveryLock { connection }))
     }
 
+    /// Whether some process has the right to recover just now.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn recovery_is_under_way(&self) -> StoreResult<bool> {
+        // A lock by one number shows its upper half as classid, its lower half as objid.
+        sqlx::query_scalar(
+            "SELECT EXISTS (SELECT FROM pg_locks
+                             WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+                               AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                               AND (classid::bigint << 32) | objid::bigint = hashtext($1)::bigint)",
+        )
+        .bind(LOCK)
+        .fetch_one(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("looking for the lock of recovery"))
+    }
+
+    /// Mailboxes that hold something unsettled.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn count_busy_mailboxes(&self) -> StoreResult<i64> {
+        sqlx::query_scalar(
+            "SELECT count(*) FROM mailbox_cursors c JOIN mailbox_heads h USING (workspace_id, agent_id)
+              WHERE c.settled_floor < h.next_seq - 1",
+        )
+        .fetch_one(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("counting mailboxes that hold something"))
+    }
+
     /// From now on the engine knows this database; with what came of recovering it, if that was done.
     ///
     /// # Errors
