@@ -10,11 +10,12 @@ set -eu
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 cd "$(dirname "$0")/.."
+
+# One run writes beside the manifest of every member of the workspace; what is left of that goes, however this ends.
+name=sbom-$$
+trap 'find . -path ./target -prune -o -name "$name.json" -exec rm {} +' EXIT
+cargo cyclonedx --quiet --format json --no-build-deps --override-filename "$name"
 for service in gateway worker relayctl; do
-  cargo cyclonedx --quiet --format json --describe crate --manifest-path "services/$service/Cargo.toml"
+  # Crates of the workspace are named by where they lie: below its root, wherever that is.
+  sed "s|$PWD/||g" "services/$service/$name.json" > "$out/$service.cdx.json"
 done
-# It writes beside every manifest of the workspace.
-for service in gateway worker relayctl; do
-  mv "services/$service"/*.cdx.json "$out/$service.cdx.json"
-done
-find . -name '*.cdx.json' -not -path './target/*' -not -path "$out/*" -newer "$0" -delete

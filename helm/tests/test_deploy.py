@@ -43,6 +43,14 @@ def test_both_ways_to_the_image_end_alike():
     assert "USER 65532:65532" in settings("Containerfile")
 
 
+def test_the_folder_of_files_is_the_users():
+    """Copying makes everything root's; a volume takes over the owner of the folder that it is mounted on."""
+    for name in ("Dockerfile", "Containerfile"):
+        last_stage = (DEPLOY / name).read_text().split("FROM scratch")[1]
+        copies = [line for line in last_stage.splitlines() if line.startswith("COPY")]
+        assert "--chown=65532:65532" in copies[-1] and copies[-1].endswith(" /var/lib/relay"), name
+
+
 def test_the_user_is_the_same_everywhere():
     chart = (ROOT / "helm/relay/templates/_helpers.tpl").read_text()
     assert set(re.findall(r"runAsUser: (\d+)", chart)) == {"65532"}
