@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{Travelling, TravellingRecord, fan_out, frame::frame};
-use crate::{Engine, EngineResult, Inner};
+use crate::{Engine, EngineResult, Inner, recovery::Standing};
 
 /// Records that may wait to be announced. Beyond it they are left for the sweep and the feeds to find.
 const QUEUE: usize = 4096;
@@ -164,6 +164,10 @@ pub(crate) async fn sweep(engine: Weak<Inner>) {
         tokio::time::sleep(SWEEP_EVERY).await;
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
+        if !matches!(engine.standing(), Standing::Open(_)) {
+            // The counters of a restored database are raised first.
+            continue;
+        }
         let swept = async {
             let scopes = engine.store().unnumbered_workspaces(NOBODYS_AFTER, SWEPT_AT_ONCE).await?;
             if scopes.is_empty() { Ok(()) } else { engine.number_events(&scopes, &HashMap::new()).await }

@@ -22,9 +22,9 @@ use relay_domain::{
     takeover::Proof,
 };
 use relay_engine::{
-    EngineResult,
+    Engine, EngineResult,
     auth::NodeCaller,
-    mailbox::{Heartbeat, LiveFrame, Position, Repaired, Tail},
+    mailbox::{Fence, Heartbeat, LiveFrame, Position, Repaired, Tail},
 };
 use relay_wire::frame::{self, Inbound};
 use tokio::sync::{mpsc, oneshot};
@@ -58,6 +58,10 @@ const PROOF_WAIT: Duration = Duration::from_secs(1);
 const FINISH_WITHIN: Duration = Duration::from_secs(5);
 /// How long closing may take, so that the peer can take the close frame.
 const LINGER: Duration = Duration::from_secs(2);
+
+/// How often the engine is told that a connection has ended while storage does not take it.
+const DISCONNECT_ATTEMPTS: u32 = 10;
+const DISCONNECT_PAUSE: Duration = Duration::from_millis(500);
 
 pub(super) type TailStream = Pin<Box<dyn Stream<Item = (AgentId, LiveFrame)> + Send>>;
 
@@ -449,10 +453,8 @@ impl Connection {
             self.drop_agent(agent);
         }
         self.state.registry.leave(&self.handle, self.node.scope, &self.node.node_id);
-        if let Some(bound) = &self.bound
-            && let Err(error) = self.state.engine.disconnect_provider(&bound.fence).await
-        {
-            tracing::debug!(error = &error as &dyn std::error::Error, "the worker will notice the disconnect");
+        if let Some(bound) = &self.bound {
+            disconnect(&self.state.engine, &bound.fence).await;
         }
         if self.closing.is_some() {
             // Reading on lets the peer's frames and its close arrive, instead of a reset.
@@ -461,5 +463,19 @@ impl Connection {
         }
         drop(self.outbound);
         let _ = tokio::time::timeout(LINGER, writer).await;
+    }
+}
+
+/// Tells the engine that a connection has ended. A storage that is away for a moment is asked again; one that
+/// stays away leaves it to the worker, who notices half a minute later.
+async fn disconnect(engine: &Engine, fence: &Fence) {
+    for _ in 0..DISCONNECT_ATTEMPTS {
+        match engine.disconnect_provider(fence).await {
+            Ok(_) => return,
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "a disconnect waits for storage");
+                tokio::time::sleep(DISCONNECT_PAUSE).await;
+            }
+        }
     }
 }

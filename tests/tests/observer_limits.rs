@@ -1,0 +1,117 @@
+//! What an observer's stream does at its limits: nothing happens, its cursor is too old, it does not read.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use relay_domain::WorkspaceId;
+use relay_testkit::{
+    client::{Api, EventSource, ObserverSocket},
+    shared,
+};
+use serde_json::{Value, json};
+use sqlx::{Connection as _, PgConnection};
+
+/// Enough for a machine that does much else.
+const SOON: Duration = Duration::from_secs(30);
+
+fn seq(frame: &Value) -> i64 {
+    frame["seq"].as_i64().unwrap_or_default()
+}
+
+#[tokio::test]
+async fn a_silent_event_stream_is_kept_alive() -> Result<()> {
+    let key = Api::create_workspace(shared().await.any_gateway(), "keepalive").await?;
+    let mut stream = EventSource::open(&key, None).await?;
+    // A comment comes each 15 s: twice that long without an event shows at least one.
+    ensure!(stream.next(Duration::from_secs(32)).await.is_err(), "nothing happens here");
+    assert!(stream.comments >= 1);
+    let ann = key.as_agent(&key.register_agent("ann").await?);
+    ann.create_channel("room").await?;
+    while stream.next(SOON).await?.data["type"] != "channel.created" {}
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_cursor_that_is_too_old_is_told_so_once() -> Result<()> {
+    let shared = shared().await;
+    let key = Api::create_workspace(shared.any_gateway(), "too-old").await?;
+    let ann = key.as_agent(&key.register_agent("ann").await?);
+    ann.create_channel("room").await?;
+    for n in 0..4 {
+        ann.post_message("room", &format!("{n}")).await?.success()?;
+    }
+    let page = key.get("/v1/workspace/events").await?.success()?;
+    let latest = page["latest_seq"].as_i64().context("latest_seq")?;
+    let workspace: WorkspaceId = key.get("/v1/workspace").await?.success()?["id"].as_str().context("id")?.parse()?;
+    // What retention does with records of days gone by.
+    let mut postgres = PgConnection::connect(&shared.database_url).await?;
+    sqlx::query("DELETE FROM event_log WHERE workspace_id = $1 AND last_seq <= $2")
+        .bind(workspace.get())
+        .bind(latest - 2)
+        .execute(&mut postgres)
+        .await?;
+
+    let mut stream = EventSource::open(&key, Some(1)).await?;
+    let resync = stream.next(SOON).await?;
+    assert_eq!((&*resync.event, &resync.data["oldest_seq"]), ("resync", &json!(latest - 1)));
+    for seq in [latest - 1, latest] {
+        assert_eq!(stream.next(SOON).await?.id, Some(seq.to_string()));
+    }
+    ann.post_message("room", "live").await?.success()?;
+    assert_eq!(stream.next(SOON).await?.id, Some((latest + 1).to_string()), "once, and then on as ever");
+    Ok(())
+}
+
+/// One that does not read is cut off with a reason and resumes; meanwhile nobody waits for it.
+#[tokio::test]
+async fn an_observer_that_does_not_read_is_cut_and_resumes() -> Result<()> {
+    // More than sockets and rings hold together.
+    const POSTS: usize = 1500;
+    const TEXT: usize = 12_000;
+    let gateway = shared().await.any_gateway();
+    let key = Api::create_workspace(gateway, "stuck").await?;
+    let (ann, bob) = (key.register_agent("ann").await?, key.register_agent("bob").await?);
+    let (as_ann, as_bob) = (key.as_agent(&ann), key.as_agent(&bob));
+    let mut recipient = as_bob.direct_socket().await?;
+    recipient.auto_ack(true);
+    let mut stuck = ObserverSocket::open(gateway, key.token()).await?;
+    let mut reader = ObserverSocket::open(gateway, key.token()).await?;
+    let posting = tokio::spawn(async move {
+        let text = "x".repeat(TEXT);
+        for n in 0..POSTS {
+            as_ann.dm("bob", &format!("{n} {text}")).await?.success()?;
+        }
+        anyhow::Ok(())
+    });
+    let (mut told, mut posted, mut delivered) = (Vec::new(), 0, 0);
+    while posted < POSTS || delivered < POSTS {
+        tokio::select! {
+            frame = reader.next(SOON) => {
+                let frame = frame?;
+                posted += usize::from(frame["type"] == "dm.received");
+                told.push(seq(&frame));
+            }
+            frame = recipient.next_frame(SOON) => delivered += usize::from(frame?["type"] == "deliver"),
+        }
+    }
+    posting.await??;
+    let (first, last) = (told[0], told[told.len() - 1]);
+    assert_eq!(told, (first..=last).collect::<Vec<_>>(), "who reads misses nothing");
+
+    let mut seen = first - 1;
+    let cut = loop {
+        match stuck.next(SOON).await {
+            Ok(frame) => {
+                assert_eq!(seq(&frame), seen + 1, "what came before the cut is whole");
+                seen += 1;
+            }
+            Err(error) => break error,
+        }
+    };
+    assert!(seen < last, "it was cut before the end: {cut:#}");
+    let mut stream = EventSource::open(&key, Some(seen)).await?;
+    for seq in seen + 1..=last {
+        assert_eq!(stream.next(SOON).await?.id, Some(seq.to_string()));
+    }
+    Ok(())
+}
