@@ -11,7 +11,11 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
-use relay_testkit::{client::Api, stack::Stack, wait};
+use relay_testkit::{
+    client::Api,
+    stack::{Stack, StackBuilder},
+    wait,
+};
 use reqwest::Method;
 use ring::{
     rand::SystemRandom,
@@ -24,7 +28,7 @@ use tokio::{
     net::TcpListener,
 };
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 const ISSUER: &str = "https://issuer.example";
 const AUDIENCE: &str = "relay-operators";
 const SECRET: &str = "a-bootstrap-secret-of-the-tests-0123456789";
@@ -40,7 +44,8 @@ fn text(value: &Value) -> &str {
 struct Issuer {
     ed25519: Ed25519KeyPair,
     p256: EcdsaKeyPair,
-    url: String,
+    /// Where it is; its discovery document says where its keys are.
+    base: String,
     is_up: Arc<AtomicBool>,
 }
 
@@ -63,19 +68,26 @@ impl Issuer {
             { "kty": "oct", "kid": "shared", "k": encode(SECRET.as_bytes()) },
         ] });
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let url = format!("http://{}/keys", listener.local_addr()?);
+        let base = format!("http://{}", listener.local_addr()?);
+        let discovery = json!({ "issuer": base, "jwks_uri": format!("{base}/keys") }).to_string();
         let is_up = Arc::new(AtomicBool::new(true));
         let answers = Arc::clone(&is_up);
         tokio::spawn(async move {
-            let body = keys.to_string();
+            let keys = keys.to_string();
             while let Ok((mut socket, _)) = listener.accept().await {
-                let _ = socket.read(&mut [0; 4096]).await;
-                let status = if answers.load(Ordering::SeqCst) { "200 OK" } else { "503 Away" };
+                let mut request = [0; 4096];
+                let _ = socket.read(&mut request).await;
+                let (status, body) = match &request {
+                    _ if !answers.load(Ordering::SeqCst) => ("503 Away", ""),
+                    request if request.starts_with(b"GET /keys ") => ("200 OK", &*keys),
+                    request if request.starts_with(b"GET /.well-known/openid-configuration ") => ("200 OK", &*discovery),
+                    _ => ("404 Not Found", ""),
+                };
                 let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
                 let _ = socket.write_all(format!("{head}{body}").as_bytes()).await;
             }
         });
-        Ok(Self { ed25519, p256, url, is_up })
+        Ok(Self { ed25519, p256, base, is_up })
     }
 
     fn token(&self, header: Value, claims: &Value) -> String {
@@ -95,20 +107,40 @@ impl Issuer {
 
 /// Claims that are taken, valid for `seconds` from now.
 fn claims(seconds: i64) -> Value {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    json!({ "iss": ISSUER, "aud": AUDIENCE, "exp": i64::try_from(now).unwrap_or_default() + seconds })
+    claims_of(ISSUER, seconds)
 }
 
-async fn hosted(issuer: &Issuer) -> Result<Stack> {
+fn claims_of(issuer: &str, seconds: i64) -> Value {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    json!({ "iss": issuer, "aud": AUDIENCE, "exp": i64::try_from(now).unwrap_or_default() + seconds })
+}
+
+fn hosted_with(issuer: &str) -> StackBuilder {
     Stack::builder()
         .env("RELAY_HOSTED", "on")
         .env("RELAY_BOOTSTRAP_SECRET", SECRET)
-        .env("RELAY_OPERATOR_ISSUER", ISSUER)
+        .env("RELAY_OPERATOR_ISSUER", issuer)
         .env("RELAY_OPERATOR_AUDIENCE", AUDIENCE)
-        .env("RELAY_OPERATOR_JWKS_URL", &issuer.url)
         .env("RELAY_SIGNING_SECRET", "a-signing-secret-of-the-tests-0123456789")
-        .start()
-        .await
+}
+
+async fn hosted(issuer: &Issuer) -> Result<Stack> {
+    hosted_with(ISSUER).env("RELAY_OPERATOR_JWKS_URL", format!("{}/keys", issuer.base)).start().await
+}
+
+#[tokio::test]
+async fn an_issuer_tells_by_discovery_where_its_keys_are() -> Result<()> {
+    let issuer = Issuer::start().await?;
+    let stack = hosted_with(&issuer.base).gateways(1).start().await?;
+    let as_operator = |iss: &str| {
+        let token = issuer.token(json!({ "alg": "EdDSA", "kid": "ed" }), &claims_of(iss, 60));
+        let operator = Api::new(stack.gateway(0).url(), &token);
+        async move { operator.get("/v1/operator/signing-keys").await }
+    };
+    let admitted = || async { as_operator(&issuer.base).await.is_ok_and(|reply| reply.status == 200) };
+    wait::until("the issuer's keys to be found", SOON, admitted).await;
+    assert_eq!(as_operator(ISSUER).await?.status, 401);
+    Ok(())
 }
 
 #[tokio::test]
