@@ -334,7 +334,7 @@ async fn an_event_that_cannot_be_read_back_ends_the_connection_before_it() -> Re
 
     // Large frames are not kept in memory: they are read when they are written, which now fails.
     let database = sqlx::PgPool::connect(stack.database_url()).await?;
-    sqlx::query("ALTER TABLE message_edits RENAME TO message_edits_away").execute(&database).await?;
+    sqlx::query("ALTER TABLE message_edits RENAME COLUMN blocks TO away").execute(&database).await?;
     let long = "long ".repeat(8_000);
     ann.post_message("general", &long).await?.success()?;
     ann.post_message("general", "after").await?.success()?;
@@ -348,7 +348,7 @@ async fn an_event_that_cannot_be_read_back_ends_the_connection_before_it() -> Re
         }
     }
 
-    sqlx::query("ALTER TABLE message_edits_away RENAME TO message_edits").execute(&database).await?;
+    sqlx::query("ALTER TABLE message_edits RENAME COLUMN away TO blocks").execute(&database).await?;
     let mut resumed = EventSource::open(&key, Some(seq(&small))).await?;
     let mut texts = Vec::new();
     while texts.len() < 2 {

@@ -80,7 +80,9 @@ impl Issuer {
                 let (status, body) = match &request {
                     _ if !answers.load(Ordering::SeqCst) => ("503 Away", ""),
                     request if request.starts_with(b"GET /keys ") => ("200 OK", &*keys),
-                    request if request.starts_with(b"GET /.well-known/openid-configuration ") => ("200 OK", &*discovery),
+                    request if request.starts_with(b"GET /.well-known/openid-configuration ") => {
+                        ("200 OK", &*discovery)
+                    }
                     _ => ("404 Not Found", ""),
                 };
                 let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());

@@ -23,7 +23,8 @@ fn text(value: &Value) -> &str {
 async fn after_five_failures_an_endpoint_is_left_alone_and_then_tried_once() -> Result<()> {
     let schedule = json!({ "schedule": [1, 1, 1, 1, 1, 1, 1, 1, 1, 1] });
     let scene = Scene::new("push-breaker", json!({ "ack_mode": "on_2xx", "retry": schedule })).await?;
-    scene.receiver.script("/hook", vec![Reply::Status(500); 5]);
+    let fails = std::iter::repeat_n(Reply::Status(500), 5);
+    scene.receiver.script("/hook", fails.chain([Reply::Status(200)]));
     for n in 0..3 {
         scene.send(&format!("message {n}")).await?;
     }
@@ -55,7 +56,7 @@ async fn an_endpoint_that_is_overrun_is_given_a_pause() -> Result<()> {
     let delivery = json!({ "ack_mode": "on_2xx", "retry": schedule, "ordering": "none" });
     let scene = Scene::new("push-overrun", delivery).await?;
     let overrun = Reply::Full(502, "Retry-After: 8\r\n".to_owned(), String::new());
-    scene.receiver.script("/hook", [overrun]);
+    scene.receiver.script("/hook", [overrun, Reply::Status(200)]);
     scene.send("one").await?;
     wait::until("the refusal", IN_THE_END, || async { scene.receiver.calls("/hook").len() == 1 }).await;
     let first = scene.until("it to be noted", "", |rows| rows.iter().any(|row| row["next_attempt_at"].is_string()));
@@ -91,7 +92,9 @@ async fn calls_go_by_way_of_the_operators_proxy_if_the_node_says_so() -> Result<
     assert_eq!(text(&call.json()["message_id"]), text(&sent["id"]));
     let bob = key.as_agent(&bob);
     wait::until("the ack", IN_THE_END, || async {
-        bob.get("/v1/deliveries?status=acked").await.is_ok_and(|reply| reply.data().as_array().is_some_and(|r| r.len() == 1))
+        bob.get("/v1/deliveries?status=acked")
+            .await
+            .is_ok_and(|reply| reply.data().as_array().is_some_and(|r| r.len() == 1))
     })
     .await;
     Ok(())

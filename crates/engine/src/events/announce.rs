@@ -97,11 +97,7 @@ impl Engine {
     }
 
     /// Numbers what waits in these workspaces, and publishes what somebody may be looking at.
-    async fn number_events(
-        &self,
-        scopes: &[WorkspaceScope],
-        messages: &HashMap<i64, MessageRow>,
-    ) -> EngineResult<()> {
+    async fn number_events(&self, scopes: &[WorkspaceScope], messages: &HashMap<i64, MessageRow>) -> EngineResult<()> {
         loop {
             let batch = self.store().number_events(scopes).await?;
             for Numbered { record, watched } in batch.records {

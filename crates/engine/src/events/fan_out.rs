@@ -53,13 +53,9 @@ pub(super) async fn tell_sockets(engine: &Engine, recorded: &Recorded) {
                 None => (None, topic, None),
             },
             Audience::Agent { topic } => (event.agent_id.map(|id| vec![id]), topic, None),
-            Audience::Caller => {
-                (event.agent_id.map(|id| vec![id]), "agent", Some(its_id()))
-            }
+            Audience::Caller => (event.agent_id.map(|id| vec![id]), "agent", Some(its_id())),
             // Its own id, never the message's: brokers remember ids, and would take the message for a repeat.
-            Audience::Members => {
-                (members(engine, recorded, event).await, "channel", Some(its_id()))
-            }
+            Audience::Members => (members(engine, recorded, event).await, "channel", Some(its_id())),
         };
         if agents.is_none() && event_id.is_some() {
             continue;

@@ -125,12 +125,6 @@ impl Database {
             .unwrap()
     }
 
-    /// Numbers all events that wait.
-    pub(crate) async fn number_all(&self) {
-        let scopes = self.store.unnumbered_workspaces(-3600.0, 100).await.unwrap();
-        while !scopes.is_empty() && self.store.number_events(&scopes).await.unwrap().more {}
-    }
-
     pub(crate) async fn run(&self, sql: &str) {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
     }

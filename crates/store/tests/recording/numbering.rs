@@ -1,4 +1,6 @@
-use relay_domain::{AgentId, ChannelId, MessageId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, token::TokenHash};
+use relay_domain::{
+    AgentId, ChannelId, MessageId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, token::TokenHash,
+};
 use relay_store::{
     ChannelCreation, Joining, MessageChange, NewChannel, NodeEnrolment,
     events::{EventBody, NewEvent, Recorded},
@@ -36,6 +38,12 @@ fn enrolment(name: &str) -> NodeEnrolment {
 }
 
 impl Database {
+    /// Numbers all events that wait.
+    pub(crate) async fn number_all(&self) {
+        let scopes = self.store.unnumbered_workspaces(-3600.0, 100).await.unwrap();
+        while !scopes.is_empty() && self.store.number_events(&scopes).await.unwrap().more {}
+    }
+
     /// The numbers of the log of a workspace, record by record.
     async fn numbers(&self, workspace: i64) -> Vec<(i64, i64)> {
         sqlx::query("SELECT first_seq, last_seq FROM event_log WHERE workspace_id = $1 ORDER BY last_seq")

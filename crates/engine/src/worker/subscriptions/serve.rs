@@ -100,9 +100,7 @@ async fn queue_events(engine: &Engine, leased: &mut LeasedSubscription) -> Engin
     }
     let mut records = engine.store().events_since(leased.scope, since, EVENTS_AT_ONCE).await?;
     // Retention may have dropped what was left to look at.
-    let last = records
-        .last()
-        .map_or(head, LogRecord::last_seq);
+    let last = records.last().map_or(head, LogRecord::last_seq);
     let is_wanted = |kind: &str| wants(&leased.events, kind);
     let told = told(&records, |seq, event| seq > since && is_wanted(&event.kind));
     let messages = engine.store().messages_of_events(leased.scope, &told).await?;
