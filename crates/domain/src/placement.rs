@@ -5,7 +5,8 @@
 //!
 //! What is read is never quite true. Heartbeats are seconds old, and other placements are under way. So reservations
 //! count as load, nodes that look equal are drawn by lot, and a decision names a [`Decision::second`] node: whoever
-//! reserves looks at both again and asks [`prefer_second`]. That keeps a burst even where many place at once.
+//! reserves without a lock looks at both again and asks [`prefer_second`], which keeps a burst even where many place at
+//! once. The store reserves under a lock of the workspace (ADR 0011) and needs only the first.
 
 use std::cmp::Ordering;
 
