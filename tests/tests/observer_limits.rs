@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use relay_domain::WorkspaceId;
 use relay_testkit::{
     client::{Api, EventSource, ObserverSocket},
@@ -22,12 +22,12 @@ fn seq(frame: &Value) -> i64 {
 async fn a_silent_event_stream_is_kept_alive() -> Result<()> {
     let key = Api::create_workspace(shared().await.any_gateway(), "keepalive").await?;
     let mut stream = EventSource::open(&key, None).await?;
-    assert_eq!(stream.next(SOON).await?.data, Value::Null, "where it begins, for a client that comes back");
-    // A comment comes each 15 s: twice that long without an event shows at least one.
-    if let Ok(event) = stream.next(Duration::from_secs(32)).await {
-        bail!("nothing happens here, and yet: {event:?}");
+    // Each 15 s something comes that is no event: a comment, or the position, for a client that comes back.
+    let silence = stream.next(Duration::from_secs(32)).await;
+    if let Ok(event) = &silence {
+        assert!(event.id.is_some() && event.data.is_null(), "nothing happens here, and yet: {event:?}");
     }
-    assert!(stream.comments >= 1);
+    assert!(silence.is_ok() || stream.comments >= 1, "32 s without a sign of life");
     let ann = key.as_agent(&key.register_agent("ann").await?);
     ann.create_channel("room").await?;
     while stream.next(SOON).await?.data["type"] != "channel.created" {}
