@@ -108,6 +108,8 @@ pub(super) struct Connection {
     pub(super) jobs: FuturesUnordered<BoxFuture<'static, Done>>,
     pub(super) waiting: VecDeque<Request>,
     pub(super) control_busy: bool,
+    /// The answer to a direct node's registration, until its agent is served.
+    registered: Option<String>,
     /// Results that are being recorded. They may go side by side; what comes after them waits.
     pub(super) results: usize,
     pub(super) repair_busy: bool,
@@ -153,6 +155,7 @@ pub(super) async fn serve(socket: WebSocket, state: AppState, node: NodeCaller, 
         jobs: FuturesUnordered::new(),
         waiting: VecDeque::new(),
         control_busy: false,
+        registered: None,
         results: 0,
         repair_busy: false,
         relist_busy: false,
@@ -372,13 +375,17 @@ impl Connection {
     pub(super) fn on_done(&mut self, done: Done) {
         match done {
             Done::Control(outcome) => {
-                self.control_busy = false;
+                if self.direct && outcome.reply.is_some() && matches!(outcome.effect, Effect::Registered(_)) {
+                    // Answered once its agent is served: what happens after the answer is told to it.
+                    self.registered = outcome.reply;
+                    self.apply(outcome.effect);
+                    return;
+                }
                 if let Some(reply) = outcome.reply {
                     self.send(reply);
                 }
                 self.apply(outcome.effect);
-                self.close_if_taken();
-                self.next_control();
+                self.control_done();
             }
             Done::Result(reply) => {
                 self.results -= 1;
@@ -388,8 +395,15 @@ impl Connection {
                 self.next_control();
             }
             Done::Serve { start, agents } => {
+                let registered = self.registered.take();
+                let is_answer = registered.is_some();
+                // Before any delivery.
+                registered.into_iter().for_each(|reply| self.send(reply));
                 for (position, tail) in agents {
                     self.adopt(position, tail, start);
+                }
+                if is_answer {
+                    self.control_done();
                 }
             }
             Done::Relisted { asked, positions } => self.on_relisted(asked, positions),
@@ -397,6 +411,12 @@ impl Connection {
             Done::LookedInto { agent, told, position } => self.on_looked_into(agent, told, position.as_ref()),
             Done::Stored { agent, floor } => self.on_stored(agent, floor),
         }
+    }
+
+    fn control_done(&mut self) {
+        self.control_busy = false;
+        self.close_if_taken();
+        self.next_control();
     }
 
     pub(super) fn on_tick(&mut self) {
