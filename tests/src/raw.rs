@@ -1,12 +1,18 @@
 //! Requests exactly as a test spells them: any body, any headers, no help.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result};
 use relay_testkit::client::Reply;
 use reqwest::Method;
 use serde_json::Value;
 
+/// How often a request that storage had no room for is sent again.
+const TRIES: u32 = 40;
+const TRY_AGAIN_AFTER: Duration = Duration::from_millis(250);
+
 /// A request that nothing is added to.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Raw {
     method: Method,
     url: String,
@@ -60,13 +66,24 @@ impl Raw {
             .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
     }
 
-    /// The answer, whatever its status.
+    /// The answer, whatever its status; but one that says that storage had no room is followed by the next try.
     ///
     /// # Errors
     /// When none came.
     pub async fn send(self) -> Result<Reply> {
+        for _ in 0..TRIES {
+            let reply = self.clone().send_once().await?;
+            if !reply.was_shed() {
+                return Ok(reply);
+            }
+            tokio::time::sleep(TRY_AGAIN_AFTER).await;
+        }
+        self.send_once().await
+    }
+
+    async fn send_once(self) -> Result<Reply> {
         let what = format!("{} {}", self.method, self.url);
-        let http = relay_testkit::http::client().timeout(std::time::Duration::from_secs(60)).build()?;
+        let http = relay_testkit::http::client().timeout(Duration::from_secs(60)).build()?;
         let mut request = http.request(self.method, self.url);
         for (name, value) in self.headers {
             request = request.header(name, value);

@@ -68,7 +68,7 @@ impl Target {
 /// Sends once, without a key: what comes back is final.
 pub async fn send_once(api: &Api, target: &Target, text: &str) -> Result<Sent> {
     let (path, body) = target.request(text);
-    let outcome = match api.post(&path, body).await {
+    let outcome = match api.impatient().post(&path, body).await {
         Ok(reply) if reply.is_success() => Outcome::Accepted(id_of(&reply)?),
         Ok(reply) => Outcome::Refused(reply.status),
         Err(_) => Outcome::Unknown,
@@ -98,7 +98,7 @@ async fn keyed<'a>(apis: impl Iterator<Item = &'a Api>, target: &Target, text: &
     let (path, body) = target.request(text);
     let started = Instant::now();
     for (tries, api) in (1..).zip(apis) {
-        match api.call(Method::POST, &path, Some(body.clone()), &[("Idempotency-Key", key)]).await {
+        match api.impatient().call(Method::POST, &path, Some(body.clone()), &[("Idempotency-Key", key)]).await {
             Ok(reply) if reply.is_success() => {
                 let outcome = Outcome::Accepted(id_of(&reply)?);
                 return Ok(Sent { text: text.to_owned(), recipients: target.recipients(), outcome, tries });
@@ -132,7 +132,7 @@ pub async fn send_as_client(gateways: impl Iterator<Item = Api>, target: &Target
     let (mut server_errors, mut no_answers, mut met) = (0, 0, Vec::new());
     let mut pauses = CLIENT_PAUSES.iter();
     for (tries, api) in (1..).zip(gateways) {
-        match api.call(Method::POST, &path, Some(body.clone()), &[("Idempotency-Key", &key)]).await {
+        match api.impatient().call(Method::POST, &path, Some(body.clone()), &[("Idempotency-Key", &key)]).await {
             Ok(reply) if reply.is_success() => {
                 let outcome = Outcome::Accepted(id_of(&reply)?);
                 let sent = Sent { text: text.to_owned(), recipients: target.recipients(), outcome, tries };

@@ -14,7 +14,7 @@ use super::install;
 /// Far more than a script takes on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(150);
 /// The same for the fuzzer, which tries every operation many times.
-const FUZZING_LIMIT: Duration = Duration::from_secs(330);
+const FUZZING_LIMIT: Duration = Duration::from_secs(540);
 
 /// What a script asks of the test: a line that begins with `@`.
 #[derive(Clone, Debug, PartialEq, Eq)]

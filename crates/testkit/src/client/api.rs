@@ -1,18 +1,26 @@
 //! REST calls with one base URL and one bearer token.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use reqwest::header::HeaderMap;
 use reqwest::{Client, Method};
 use serde_json::Value;
 
+/// How long a request that storage had no room for is sent again.
+const PATIENCE: Duration = Duration::from_secs(30);
+const TRY_AGAIN_AFTER: Duration = Duration::from_millis(250);
+
 /// A REST client of one gateway, speaking with one token (or none).
+///
+/// Like every published client it comes back after a 503 that says "nothing was done, try again"; a machine that is
+/// busy with other tests gives some. [`Api::impatient`] takes every answer as it comes.
 #[derive(Clone, Debug)]
 pub struct Api {
     http: Client,
     base: String,
     token: Option<String>,
+    patient: bool,
 }
 
 /// An answer, of whatever status.
@@ -42,6 +50,11 @@ impl Reply {
         (200..300).contains(&self.status)
     }
 
+    /// Whether nothing was done because storage was away or had no room: the same request may be sent again.
+    pub fn was_shed(&self) -> bool {
+        self.status == 503 && is_shed(self.code())
+    }
+
     /// `data` of a 2xx answer, else an error with status and body.
     pub fn success(self) -> Result<Value> {
         ensure!(self.is_success(), "answered {}: {}", self.status, self.body);
@@ -60,11 +73,22 @@ impl Reply {
     }
 }
 
+/// Whether a refusal with this code means that nothing was done, for now.
+pub(crate) fn is_shed(code: &str) -> bool {
+    matches!(code, "database_overloaded" | "workspace_busy")
+}
+
 impl Api {
     /// A client without a token.
     pub fn anonymous(base: &str) -> Self {
         let http = crate::http::client().timeout(Duration::from_secs(60)).build().unwrap_or_default();
-        Self { http, base: base.trim_end_matches('/').to_owned(), token: None }
+        Self { http, base: base.trim_end_matches('/').to_owned(), token: None, patient: true }
+    }
+
+    /// The same, but the first answer counts, whatever it is: for tests of outages.
+    #[must_use]
+    pub fn impatient(&self) -> Self {
+        Self { patient: false, ..self.clone() }
     }
 
     /// A client with a bearer token.
@@ -135,6 +159,23 @@ impl Api {
         body: Option<Value>,
         headers: &[(&str, &str)],
     ) -> Result<Reply> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let reply = self.call_once(method.clone(), path, body.as_ref(), headers).await?;
+            if !self.patient || !reply.was_shed() || Instant::now() >= until {
+                return Ok(reply);
+            }
+            tokio::time::sleep(TRY_AGAIN_AFTER).await;
+        }
+    }
+
+    async fn call_once(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        headers: &[(&str, &str)],
+    ) -> Result<Reply> {
         let what = format!("{method} {}{path}", self.base);
         let mut request = self.http.request(method, format!("{}{path}", self.base));
         if let Some(token) = &self.token {
@@ -144,7 +185,7 @@ impl Api {
             request = request.header(*name, *value);
         }
         if let Some(body) = body {
-            request = request.json(&body);
+            request = request.json(body);
         }
         let response = request.send().await.with_context(|| what.clone())?;
         let (status, headers) = (response.status().as_u16(), response.headers().clone());

@@ -14,13 +14,16 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{self, Message, client::IntoClientRequest, http};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 
-use super::frames;
+use super::{api::is_shed, frames};
 
 type Stream = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 /// Frames that may wait for the test before the socket is read no further.
 const INBOX_FRAMES: usize = 65_536;
-const REPLY_WITHIN: Duration = Duration::from_secs(15);
+const REPLY_WITHIN: Duration = Duration::from_secs(30);
+/// A frame that storage had no room for is sent again so often.
+const TRIES: u32 = 40;
+const TRY_AGAIN_AFTER: Duration = Duration::from_millis(250);
 
 /// The capabilities of a broker that negotiates the delivery cursor.
 const BROKER_CAPABILITIES: [&str; 3] = ["spawn:testkit", "release", "relay:delivery-cursor-v1"];
@@ -148,7 +151,7 @@ impl NodeSocket {
         Ok(frame)
     }
 
-    /// The next frame of this `type` within 15 s; others that come before it stay for later calls.
+    /// The next frame of this `type` within 30 s; others that come before it stay for later calls.
     pub async fn expect(&mut self, kind: &str) -> Result<Value> {
         self.expect_where(kind, REPLY_WITHIN, |frame| frame["type"] == kind).await
     }
@@ -178,17 +181,25 @@ impl NodeSocket {
         Ok(frame)
     }
 
-    /// Sends a frame with an `id` of its own and returns the `data` of its reply; an `error` frame is an error.
+    /// Sends a frame with an `id` of its own and returns the `data` of its reply; an `error` frame is an error. One that
+    /// says that storage had no room is answered with the same frame again, as clients do.
     pub async fn request(&mut self, mut frame: Value) -> Result<Value> {
         let id = frame["id"].as_str().map_or_else(|| self.fresh_id(), str::to_owned);
         frame["id"] = Value::String(id.clone());
         let what = format!("the reply to {}", frame["type"]);
-        self.send_json(&frame).await?;
-        let reply = self.expect_where(&what, REPLY_WITHIN, |answer| answer["id"] == id.as_str()).await?;
-        if reply["ok"] != true {
-            bail!("{} was refused: {reply}", frame["type"]);
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            self.send_json(&frame).await?;
+            let reply = self.expect_where(&what, REPLY_WITHIN, |answer| answer["id"] == id.as_str()).await?;
+            if reply["ok"] == true {
+                return Ok(reply["data"].clone());
+            }
+            if tries == TRIES || !is_shed(reply["code"].as_str().unwrap_or_default()) {
+                bail!("{} was refused: {reply}", frame["type"]);
+            }
+            tokio::time::sleep(TRY_AGAIN_AFTER).await;
         }
-        Ok(reply["data"].clone())
     }
 
     /// Registers as a direct node and returns the reply's data.

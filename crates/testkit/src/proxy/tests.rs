@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(30);
 
 async fn echo_server() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
