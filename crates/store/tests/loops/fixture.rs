@@ -18,6 +18,14 @@ pub(crate) struct Database {
     pub(crate) now: DateTime<Utc>,
 }
 
+/// Tests count in days and read Postgres' clock more than once: none of them begins shortly before a day ends.
+async fn wait_over_midnight() {
+    let left = || 86_400 - Utc::now().timestamp().rem_euclid(86_400);
+    while left() < 60 {
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    }
+}
+
 /// The server: the one that the environment names, else one of our own for all tests of this process.
 async fn server_url() -> String {
     static OWN: OnceCell<(Postgres, tempfile::TempDir)> = OnceCell::const_new();
@@ -38,6 +46,7 @@ async fn server_url() -> String {
 impl Database {
     pub(crate) async fn fresh() -> Self {
         let server = server_url().await;
+        wait_over_midnight().await;
         let name = format!("relay_test_{}", uuid::Uuid::new_v4().simple());
         let mut admin = PgConnection::connect(&server).await.unwrap();
         sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut admin).await.unwrap();
