@@ -5,11 +5,17 @@ RELAY_FUZZ_REAL holds, for the segment before a path parameter, values that exis
 
 import json
 import os
+import time
 import zlib
 
 import jsonschema_rs
+import requests
 import schemathesis
 
+# How often a request that storage had no room for is sent again, each 0.25 s.
+TRIES = 80
+# How long a claim may wait for deliveries that do not come.
+MOST_WAIT_MS = 2000
 REAL = json.loads(os.environ["RELAY_FUZZ_REAL"])
 
 
@@ -23,6 +29,24 @@ def before_call(context, case, kwargs):
             choice = zlib.crc32(repr(case.path_parameters[name]).encode())
             if choice % 3:
                 case.path_parameters[name] = REAL[before][choice % len(REAL[before])]
+    wait = case.body.get("wait_ms") if isinstance(case.body, dict) else None
+    if isinstance(wait, int) and MOST_WAIT_MS < wait <= 30_000:
+        case.body["wait_ms"] = MOST_WAIT_MS
+
+
+@schemathesis.hook
+def after_call(context, case, response):
+    """A 503 that says that storage had no room for the request is followed by the same request, as with any client."""
+    for _ in range(TRIES):
+        if response.status_code != 503 or b'"database_overloaded"' not in response.content:
+            return
+        time.sleep(0.25)
+        with requests.Session() as session:
+            session.trust_env = False
+            answer = session.send(response.request, timeout=35)
+        again = type(response).from_requests(answer, verify=response.verify)
+        for field in ("status_code", "headers", "content", "content_size", "message", "encoding", "_deserialized"):
+            setattr(response, field, getattr(again, field))
 
 
 def closed(schema, root, within=False, seen=()):

@@ -10,7 +10,7 @@ use relay_testkit::{
 use reqwest::Method;
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 
 /// A workspace with a node `box` at the second gateway and an agent `ann` at the first.
 struct Place {

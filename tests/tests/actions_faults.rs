@@ -11,8 +11,9 @@ use relay_testkit::{
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
-const SOON: Duration = Duration::from_secs(10);
-const LATER: Duration = Duration::from_secs(40);
+const SOON: Duration = Duration::from_secs(30);
+/// What waits for the end of a node's time to begin (30 s), and then for its turn.
+const LATER: Duration = Duration::from_secs(75);
 
 struct Scene {
     stack: Stack,
@@ -109,9 +110,18 @@ impl Connected {
 async fn an_invocation_whose_gateway_died_before_it_was_sent_is_sent_by_the_next() -> Result<()> {
     let scene = Scene::start().await?;
     let mut node = scene.node(1, "box", "grind").await?;
-    // Frozen, it still holds its lease, and its node counts as there.
-    scene.stack.gateway(1).sigstop();
-    let id = scene.invoke(0, "grind").await?;
+    let mut tries = 0;
+    let id = loop {
+        tries += 1;
+        // Frozen, it still holds its lease, and its node counts as there: for three seconds.
+        scene.stack.gateway(1).sigstop();
+        match scene.invoke(0, "grind").await {
+            Ok(id) => break id,
+            Err(error) if tries == 5 => return Err(error),
+            Err(_) => scene.stack.gateway(1).sigcont(),
+        }
+        node = wait::until_ok("the node to be there again", SOON, || scene.node(1, "box", "grind")).await?;
+    };
     scene.stack.gateway(1).kill9();
     ensure!(node.told_to(Duration::from_millis(200)).await.is_err(), "nothing can have been sent");
     node.reconnect(&scene, 0).await?;
@@ -147,15 +157,25 @@ async fn a_result_finds_its_invocation_after_the_gateway_has_died() -> Result<()
 async fn what_a_lost_node_was_doing_goes_to_another_and_its_late_result_is_refused() -> Result<()> {
     let scene = Scene::start().await?;
     let mut nodes = [scene.node(0, "east", "grind").await?, scene.node(1, "west", "grind").await?];
-    let id = scene.invoke(0, "grind").await?;
-    let first = usize::from(nodes[0].told_to(Duration::from_secs(2)).await.is_err());
+    let ack = scene.ann(0).post("/v1/actions/grind/invoke", json!({})).await?.success()?;
+    let id = ack["invocation_id"].as_str().context("an id")?.to_owned();
+    let first = usize::from(ack["dispatched_node_id"] != nodes[0].node.id.as_str());
     let second = 1 - first;
-    if first == 1 {
-        assert_eq!(nodes[1].told_to(SOON).await?, id);
-    }
+    assert_eq!(nodes[first].told_to(SOON).await?, id);
     assert_eq!(scene.reserved().await?, 1);
-    let gone = nodes[first].node.connect(&scene.stack.gateway(first).ws_url()).await;
-    ensure!(gone.is_err(), "another instance while the first lives: {gone:?}");
+    // Another instance is refused while the first proves itself alive within a second. One that a busy machine let in is
+    // the first from then on.
+    let mut refused = false;
+    for _ in 0..5 {
+        match nodes[first].node.connect(&scene.stack.gateway(first).ws_url()).await {
+            Ok(socket) => nodes[first].socket = socket,
+            Err(_) => refused = true,
+        }
+        if refused {
+            break;
+        }
+    }
+    ensure!(refused, "another instance while the first lives");
     // The process is gone, and with it its socket.
     let replacement = NodeSocket::connect(&scene.stack.gateway(first).ws_url(), &nodes[first].node.token).await?;
     std::mem::replace(&mut nodes[first].socket, replacement).abort();

@@ -7,7 +7,9 @@ use relay_acceptance::chaos::{scene::Scene, sized};
 use relay_testkit::{stack::Stack, wait};
 use serde_json::json;
 
-const SOON: Duration = Duration::from_secs(5);
+/// What is lost is found by the silence check, each 3 s; the rest is for a busy machine. A socket that is stuck is given up
+/// after 30 s only, so that nothing that waits for it makes this limit.
+const SOON: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_lost_live_copy_of_a_last_message_costs_seconds_at_most() -> Result<()> {
@@ -55,8 +57,8 @@ async fn a_stuck_socket_stops_its_own_agents_only() -> Result<()> {
         scene.dm(&sam, usize::try_from(n % 2)?, "bob", &format!("bob {n}")).await?;
         scene.dm(&sam, usize::try_from(n % 2)?, "cyd", &format!("cyd {n}")).await?;
         if n % 10 == 0 {
-            scene.reaches("bob", n, Duration::from_secs(2)).await;
-            scene.reaches("cyd", n, Duration::from_secs(2)).await;
+            scene.reaches("bob", n, SOON).await;
+            scene.reaches("cyd", n, SOON).await;
         }
     }
     let held = scene.ledger.position("ada");
@@ -91,7 +93,7 @@ async fn rows_that_will_never_be_delivered_become_tombstones_and_nothing_stalls(
     }
     // Of these, 2 expires, 4 is failed and 5 acknowledged over REST, out of order.
     ensure!(scene.database.expire("ada", &[2]).await? == 1);
-    wait::until("the sender to be told of the expiry", Duration::from_secs(10), || async {
+    wait::until("the sender to be told of the expiry", SOON, || async {
         let told = scene.ledger.notices("delivery.failed");
         told.iter().any(|frame| frame["data"]["seq"] == 2 && frame["data"]["reason"] == "ttl_expired")
     })
@@ -107,7 +109,7 @@ async fn rows_that_will_never_be_delivered_become_tombstones_and_nothing_stalls(
     scene.speaker(ada, 1).post_empty(&format!("/v1/deliveries/{acked}/ack")).await?.success()?;
 
     ada_node.behave(|manner| (manner.returns, manner.acks) = (true, true));
-    scene.reaches("ada", 6, Duration::from_secs(15)).await;
+    scene.reaches("ada", 6, Duration::from_secs(30)).await;
     let frames = scene.ledger.frames("ada");
     let texts: Vec<Option<&str>> = frames.values().map(|frame| frame.text.as_deref()).collect();
     ensure!(

@@ -49,13 +49,21 @@ async fn nothing_is_lost_repeated_or_reordered_while_everything_is_killed() -> R
     println!("{} agents on {} nodes", cast.agents.len(), cast.nodes.len());
     let total = sized(3_000, 20_000);
     let next = Arc::new(AtomicUsize::new(0));
+    let rounds = Arc::new(AtomicUsize::new(0));
     let (done, over) = watch::channel(false);
     let mut senders = JoinSet::new();
     let started = Instant::now();
     for number in 0..SENDERS {
-        senders.spawn(sender(number, total, Arc::clone(&scene), Arc::clone(&cast), Arc::clone(&next)));
+        senders.spawn(sender(
+            number,
+            total,
+            Arc::clone(&scene),
+            Arc::clone(&cast),
+            Arc::clone(&next),
+            Arc::clone(&rounds),
+        ));
     }
-    let faults = tokio::spawn(faults(Arc::clone(&scene), Arc::clone(&cast), over));
+    let faults = tokio::spawn(faults(Arc::clone(&scene), Arc::clone(&cast), over, rounds));
     let mut sent = Vec::new();
     while let Some(one) = senders.join_next().await {
         match one? {
@@ -117,20 +125,21 @@ async fn cast(scene: &Scene) -> Result<Cast> {
     Ok(Cast { nodes, agents, channels })
 }
 
-/// Sends until `total` messages are out, by all senders together. Half of the messages carry a key and are
-/// tried until accepted,
-/// some at both gateways at once; of the others the first answer is final.
+/// Sends until `total` messages are out, by all senders together, and every kind of fault has met them. Half of the
+/// messages carry a key and are tried until accepted, some at both gateways at once; of the others the first answer is
+/// final.
 async fn sender(
     number: usize,
     total: usize,
     scene: Arc<Scene>,
     cast: Arc<Cast>,
     next: Arc<AtomicUsize>,
+    rounds: Arc<AtomicUsize>,
 ) -> Result<Vec<Sent>> {
     let mut sent = Vec::new();
     loop {
         let nth = next.fetch_add(1, Ordering::Relaxed);
-        if nth >= total {
+        if nth >= total && rounds.load(Ordering::Relaxed) > KINDS {
             return Ok(sent);
         }
         let text = format!("m{nth} {}", uuid::Uuid::new_v4());
@@ -179,17 +188,20 @@ struct Faults {
 const KINDS: usize = 5;
 
 /// Breaks something every few seconds until the senders are done, and puts it right again.
-async fn faults(scene: Arc<Scene>, cast: Arc<Cast>, mut over: watch::Receiver<bool>) -> Result<Faults> {
+async fn faults(
+    scene: Arc<Scene>,
+    cast: Arc<Cast>,
+    mut over: watch::Receiver<bool>,
+    rounds: Arc<AtomicUsize>,
+) -> Result<Faults> {
     let mut counts = Faults::default();
-    let mut round = 0;
-    loop {
+    for round in 0.. {
         let pause = Duration::from_millis(800 + below(2500) as u64);
         if tokio::time::timeout(pause, over.wait_for(|over| *over)).await.is_ok() {
             return Ok(counts);
         }
-        // The first rounds make sure that each kind occurs, then chance decides: half of it kills.
-        let kind = if round < KINDS { round } else { below(2 * KINDS) };
-        round += 1;
+        // The first rounds make sure that each kind occurs, and a second kill; then chance decides: half of it kills.
+        let kind = if round <= KINDS { round % KINDS } else { below(2 * KINDS) };
         match kind {
             1 => {
                 counts.nats += 1;
@@ -235,7 +247,9 @@ async fn faults(scene: Arc<Scene>, cast: Arc<Cast>, mut over: watch::Receiver<bo
                 scene.stack.gateway(victim).restart().await?;
             }
         }
+        rounds.fetch_add(1, Ordering::Relaxed);
     }
+    Ok(counts)
 }
 
 /// Waits until every agent has everything that its mailbox holds.

@@ -7,7 +7,7 @@ use relay_testkit::client::{Agent, Api, NodeSocket};
 use relay_testkit::{shared, wait};
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 
 /// The event log of a workspace, read to where it was last looked at. Reading it counts as watching.
 struct Log {

@@ -7,8 +7,8 @@ use anyhow::Result;
 use relay_testkit::{client::Api, stack::Stack, wait};
 use serde_json::{Value, json};
 
-/// Without a hint a change is read within a second or two.
-const SOON: Duration = Duration::from_secs(5);
+/// Without a hint a change is read within a second or two; the rest is for a busy machine.
+const SOON: Duration = Duration::from_secs(30);
 /// After half a minute without Postgres a gateway believes no token.
 const BELIEVED_FOR: Duration = Duration::from_secs(30);
 
@@ -69,6 +69,8 @@ async fn a_token_is_told_from_a_forged_one_without_postgres_but_not_for_ever() -
     let key = Api::create_workspace(stack.gateway(0).url(), "outage").await?;
     let (path, revoked) = issue(&key, "revoked").await?;
     let (_, known) = issue(&key, "known").await?;
+    // Answers that tell of the outage are what is asked for.
+    let known = known.impatient();
     let (_, unused) = issue(&key, "unused").await?;
     known.get("/v1/channels").await?.success()?;
     assert_eq!(key.delete(&path).await?.status, 204);
@@ -90,6 +92,6 @@ async fn a_token_is_told_from_a_forged_one_without_postgres_but_not_for_ever() -
     wait::until("the token to be doubted", BELIEVED_FOR + SOON, doubted).await;
     stack.postgres_proxy().restore();
     let believed = || async { known.get("/v1/channels").await.is_ok_and(|reply| reply.status == 200) };
-    wait::until("the token to be believed again", Duration::from_secs(20), believed).await;
+    wait::until("the token to be believed again", SOON, believed).await;
     Ok(())
 }

@@ -12,8 +12,8 @@ use sqlx::{
     types::chrono::{DateTime, Utc},
 };
 
-/// Hints are at once; a lost one is made up for within a second.
-const SOON: Duration = Duration::from_secs(5);
+/// Hints are at once, and a lost one is made up for within a second; the rest is for a busy machine.
+const SOON: Duration = Duration::from_secs(30);
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
@@ -345,7 +345,7 @@ async fn the_other_gateway_hears_of_every_change() -> Result<()> {
     let newer = key.with_token(text(&rotated["token"]));
     assert_eq!(newer.get("/v1/agents").await?.success()?, json!([]), "the filters of the last change hold");
 
-    let soon = in_seconds(3);
+    let soon = in_seconds(5);
     key.patch(&path, json!({ "expires_at": soon })).await?.success()?;
     became(newer.at(b), "/v1/agents", 401).await;
     became(newer.clone(), "/v1/agents", 401).await;
@@ -437,7 +437,7 @@ async fn the_last_use_is_noted_and_a_forged_token_is_nobody() -> Result<()> {
 async fn an_expired_tokens_name_is_free() -> Result<()> {
     let key = workspace("observer-names").await?;
     let body = |end: Option<String>| json!({ "name": "n", "scopes": ["channels:read"], "expires_at": end });
-    let (first, observer) = issue(&key, body(Some(in_seconds(2)))).await?;
+    let (first, observer) = issue(&key, body(Some(in_seconds(5)))).await?;
     let ended = || async { observer.get("/v1/channels").await.is_ok_and(|reply| reply.status == 401) };
     wait::until("the token to end", SOON, ended).await;
     let (second, _) = issue(&key, body(None)).await?;

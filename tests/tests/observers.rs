@@ -11,7 +11,7 @@ use relay_testkit::{
 };
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 
 fn seq(frame: &Value) -> i64 {
     frame["seq"].as_i64().unwrap_or_default()

@@ -57,7 +57,7 @@ async fn deliveries_are_posted_in_order_and_acknowledged_by_a_2xx() -> Result<()
 #[tokio::test]
 async fn a_failed_try_holds_up_the_rest_and_is_repeated_with_the_same_id() -> Result<()> {
     let scene =
-        Scene::new("push-retry", json!({ "ack_mode": "on_2xx", "retry": { "schedule": [1, 1, 1, 1] } })).await?;
+        Scene::new("push-retry", json!({ "ack_mode": "on_2xx", "retry": { "schedule": [8, 1, 1, 1] } })).await?;
     let failing = Reply::Full(500, String::new(), "out of order".to_owned());
     scene.receiver.script("/hook", [failing, Reply::Reset, Reply::Status(200)]);
     for n in 0..3 {
@@ -94,7 +94,7 @@ async fn a_manual_delivery_waits_for_its_recipient_and_is_not_posted_twice() -> 
     scene.send("three").await?;
     scene.until_called(3).await;
     assert_eq!(scene.receiver.seqs("/hook"), [1, 2, 3]);
-    let later = chrono_in(2);
+    let later = chrono_in(10);
     let deferred = bob
         .post(&format!("/v1/deliveries/{}/defer", text(&rows[0]["id"])), json!({ "available_at": later }))
         .await?

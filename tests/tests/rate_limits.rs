@@ -1,7 +1,7 @@
 //! Request budgets: they hold across gateways, nobody uses a workspace's budget up alone, the headers tell,
 //! and what is refused was not done.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use relay_testkit::client::{Agent, Api, Reply};
@@ -15,7 +15,12 @@ const BUDGET: usize = 240;
 /// What one gateway lets through before it has taken anything: a 32nd.
 const ALLOWANCE: usize = BUDGET / 32 + 1;
 /// A scenario is over before so many seconds of its minute.
-const SECONDS_NEEDED: i64 = 25;
+const SECONDS_NEEDED: i64 = 40;
+/// What was measured beyond the end of its minute means nothing, and is measured again so often.
+const MINUTES: usize = 4;
+/// Who comes too fast, or whom storage kept waiting, is told to come back within so many seconds; whose budget is used
+/// up, at the end of the minute.
+const SHORTLY: i64 = 5;
 
 async fn stack() -> Result<Stack> {
     let plans = json!({ "enterprise": { "requests_per_minute": BUDGET } });
@@ -51,32 +56,55 @@ fn is_refusal(reply: &Reply) -> Result<()> {
     let (_, remaining, reset) = standing(reply)?;
     let retry_after = header(reply, "retry-after")?;
     ensure!(remaining == 0 && (1..=60).contains(&retry_after), "{:?}", reply.headers);
-    ensure!((reset - unix_seconds() - retry_after).abs() <= 2, "{:?}", reply.headers);
+    // By the time that the answer is looked at, some seconds may have passed.
+    ensure!((-20..=2).contains(&(reset - unix_seconds() - retry_after)), "{:?}", reply.headers);
     Ok(())
 }
 
-/// A workspace at the beginning of one of its minutes, and so many agents in it.
-async fn workspace(stack: &Stack, name: &str, agents: usize) -> Result<(Api, Vec<Agent>)> {
+/// Whether it was refused, and told to come back in a moment.
+fn comes_back_shortly(reply: &Reply) -> Result<bool> {
+    Ok(reply.status == 429 && header(reply, "retry-after")? < SHORTLY)
+}
+
+/// Asks again, as clients do, while it is told to come back in a moment.
+async fn call(api: &Api, method: Method, path: &str, body: Option<serde_json::Value>) -> Result<Reply> {
+    loop {
+        let reply = api.call(method.clone(), path, body.clone(), &[]).await?;
+        if !comes_back_shortly(&reply)? {
+            return Ok(reply);
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// A workspace at the beginning of one of its minutes, and so many agents in it; when the minute ends, in unix seconds.
+async fn workspace(stack: &Stack, name: &str, agents: usize) -> Result<(Api, Vec<Agent>, i64)> {
     let key = Api::create_workspace(stack.gateway(0).url(), name).await?;
     // This look has a budget of its own.
-    let ends_at = header(&key.get("/v1/workspace").await?, "x-ratelimit-reset")?;
+    let mut ends_at = header(&key.get("/v1/workspace").await?, "x-ratelimit-reset")?;
     ensure!((0..=61).contains(&(ends_at - unix_seconds())), "a minute that ends at {ends_at}");
     if ends_at - unix_seconds() < SECONDS_NEEDED {
         let over = || async { unix_seconds() > ends_at };
-        wait::until("the workspace's next minute", Duration::from_secs(60), over).await;
+        wait::until("the workspace's next minute", Duration::from_secs(90), over).await;
+        ends_at += 60;
     }
     let mut registered = Vec::new();
     for number in 0..agents {
         registered.push(key.register_agent(&format!("agent-{number}")).await?);
     }
-    Ok((key, registered))
+    Ok((key, registered, ends_at))
 }
 
-/// Asks until it is refused; returns how often it was answered.
-async fn ask_until_refused(api: &Api, path: &str) -> Result<usize> {
+/// Asks until it is refused; returns how often it was answered. Before it was answered `at_least` so often, it comes back
+/// when it is told to come back in a moment.
+async fn ask_until_refused(api: &Api, path: &str, at_least: usize) -> Result<usize> {
     let mut answered = 0;
     loop {
         let reply = api.get(path).await?;
+        if answered < at_least && comes_back_shortly(&reply)? {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            continue;
+        }
         if reply.status == 429 {
             is_refusal(&reply)?;
             return Ok(answered);
@@ -103,40 +131,56 @@ async fn budgets_hold_across_gateways() -> Result<()> {
 /// Eight agents on two gateways get the budget, and no more than an allowance of each gateway on top.
 async fn everybody_together(stack: &Stack) -> Result<()> {
     const AGENTS: usize = 8;
-    let (key, agents) = workspace(stack, "together", AGENTS).await?;
-    let apis = agents.iter().flat_map(|agent| {
-        stack.gateways().iter().map(|gateway| key.as_agent(agent).at(gateway.url())).collect::<Vec<_>>()
-    });
-    let asking: Vec<_> = apis.collect();
-    let answered = futures::future::try_join_all(asking.iter().map(|api| ask_until_refused(api, "/v1/agent"))).await?;
-    let total = answered.iter().sum::<usize>() + AGENTS;
-    ensure!(total <= BUDGET + 2 * ALLOWANCE, "{total} requests of {BUDGET}: {answered:?}");
-    ensure!(total >= BUDGET - 2, "{total} requests of {BUDGET}: {answered:?}");
-    // Other budgets are not touched.
-    ensure!(key.get("/v1/workspace").await?.is_success());
-    is_refusal(&key.get("/v1/agents").await?)
+    for _ in 0..MINUTES {
+        let (key, agents, ends_at) = workspace(stack, "together", AGENTS).await?;
+        let apis = agents.iter().flat_map(|agent| {
+            stack.gateways().iter().map(|gateway| key.as_agent(agent).at(gateway.url())).collect::<Vec<_>>()
+        });
+        let asking: Vec<_> = apis.collect();
+        let asked = asking.iter().map(|api| ask_until_refused(api, "/v1/agent", BUDGET));
+        let answered = futures::future::try_join_all(asked).await?;
+        let (others, same) = (key.get("/v1/workspace").await?, key.get("/v1/agents").await?);
+        if unix_seconds() >= ends_at - SHORTLY {
+            continue;
+        }
+        let total = answered.iter().sum::<usize>() + AGENTS;
+        ensure!(total <= BUDGET + 2 * ALLOWANCE, "{total} requests of {BUDGET}: {answered:?}");
+        ensure!(total >= BUDGET - 2, "{total} requests of {BUDGET}: {answered:?}");
+        ensure!(others.is_success(), "other budgets are not touched: {}", others.body);
+        return is_refusal(&same);
+    }
+    anyhow::bail!("in {MINUTES} minutes the budget of one could not be used up")
 }
 
 /// One agent that asks both gateways without end gets half, and leaves the rest to the others.
 async fn nobody_alone(stack: &Stack) -> Result<()> {
-    let (key, agents) = workspace(stack, "alone", 2).await?;
-    let [greedy, modest] = &agents[..] else { anyhow::bail!("two agents") };
-    let apis: Vec<_> = stack.gateways().iter().map(|gateway| key.as_agent(greedy).at(gateway.url())).collect();
-    let answered = futures::future::try_join_all(apis.iter().map(|api| ask_until_refused(api, "/v1/agent"))).await?;
-    let total: usize = answered.iter().sum();
-    ensure!(total <= BUDGET / 2 + 2 * ALLOWANCE, "{total} requests of half of {BUDGET}");
-    ensure!(total >= BUDGET / 4, "{total} requests: a quarter may come at once");
-    for gateway in stack.gateways() {
-        let api = key.as_agent(modest).at(gateway.url());
-        for _ in 0..BUDGET / 12 {
-            ensure!(api.get("/v1/agent").await?.is_success(), "the other agent is served");
+    for _ in 0..MINUTES {
+        let (key, agents, ends_at) = workspace(stack, "alone", 2).await?;
+        let [greedy, modest] = &agents[..] else { anyhow::bail!("two agents") };
+        let apis: Vec<_> = stack.gateways().iter().map(|gateway| key.as_agent(greedy).at(gateway.url())).collect();
+        let asked = apis.iter().map(|api| ask_until_refused(api, "/v1/agent", BUDGET / 8));
+        let total: usize = futures::future::try_join_all(asked).await?.iter().sum();
+        let mut left_out = Vec::new();
+        for gateway in stack.gateways() {
+            let api = key.as_agent(modest).at(gateway.url());
+            for _ in 0..BUDGET / 12 {
+                let reply = call(&api, Method::GET, "/v1/agent", None).await?;
+                left_out.extend((!reply.is_success()).then_some(reply.body));
+            }
         }
+        if unix_seconds() >= ends_at {
+            continue;
+        }
+        ensure!(total <= BUDGET / 2 + 2 * ALLOWANCE, "{total} requests of half of {BUDGET}");
+        ensure!(total >= BUDGET / 4, "{total} requests: a quarter may come at once");
+        ensure!(left_out.is_empty(), "the other agent is served: {left_out:?}");
+        return Ok(());
     }
-    Ok(())
+    anyhow::bail!("in {MINUTES} minutes one agent's part could not be used up")
 }
 
 async fn headers_and_prices(stack: &Stack) -> Result<()> {
-    let (key, agents) = workspace(stack, "prices", 2).await?;
+    let (key, agents, _) = workspace(stack, "prices", 2).await?;
     let ann = key.as_agent(&agents[0]);
     let budget = i64::try_from(BUDGET)?;
     let text = json!({ "text": "hello" });
@@ -151,7 +195,7 @@ async fn headers_and_prices(stack: &Stack) -> Result<()> {
         // An answer that refuses for another reason tells too.
         (Method::GET, "/v1/messages/1", None, 10),
     ] {
-        let reply = ann.call(method, path, body, &[]).await?;
+        let reply = call(&ann, method, path, body).await?;
         let (limit, remaining, reset) = standing(&reply)?;
         ensure!(limit == budget * tenths / 10, "{path}: {limit}");
         ensure!(remaining < limit && remaining > 0, "{path}: {remaining}");
@@ -166,7 +210,7 @@ async fn headers_and_prices(stack: &Stack) -> Result<()> {
 
 /// Posts until it is refused: what was answered is there, what was refused is not.
 async fn refused_posts_leave_nothing(stack: &Stack) -> Result<()> {
-    let (key, agents) = workspace(stack, "posts", 1).await?;
+    let (key, agents, _) = workspace(stack, "posts", 1).await?;
     let ann = key.as_agent(&agents[0]);
     let (mut accepted, mut refused) = (0, 0);
     while refused < 5 {
@@ -196,9 +240,10 @@ async fn lookups_by_address(stack: &Stack) -> Result<()> {
         let anonymous = anonymous.clone();
         async move { anonymous.call(Method::GET, path, None, &[("x-forwarded-for", address)]).await }
     };
+    let began = Instant::now();
     let first = look("198.51.100.1").await?;
     ensure!(first.status == 404 && standing(&first)?.0 == 30, "{:?}", first.headers);
-    let mut answered = 1;
+    let mut answered = 1_u64;
     while answered < 100 {
         let reply = look("198.51.100.1").await?;
         if reply.status == 429 {
@@ -207,13 +252,19 @@ async fn lookups_by_address(stack: &Stack) -> Result<()> {
         }
         answered += 1;
     }
-    // One comes back each 2 s.
-    ensure!((30..=45).contains(&answered), "{answered} look-ups");
+    let back = began.elapsed().as_secs() / 2;
+    ensure!((30..=30 + back + 1).contains(&answered), "{answered} look-ups, of which one comes back each 2 s: {back}");
     for other in ["198.51.100.2", "198.51.100.1, 203.0.113.5, 10.1.2.3", "2001:db8::1"] {
         ensure!(look(other).await?.status == 404, "{other} has a budget of its own");
     }
-    // Whatever the client claims, the proxy names its address last.
-    is_refusal(&look("203.0.113.77, 198.51.100.1").await?)
+    // Whatever the client claims, the proxy names its address last. Had it a budget of its own, it would be 30 look-ups.
+    for _ in 0..15 {
+        let reply = look("203.0.113.77, 198.51.100.1").await?;
+        if reply.status == 429 {
+            return is_refusal(&reply);
+        }
+    }
+    anyhow::bail!("the first address counted")
 }
 
 /// How many of a kind a workspace may have, on a plan that allows two of each.

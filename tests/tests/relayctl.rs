@@ -7,7 +7,7 @@ use relay_acceptance::relayctl::{relayctl, relayctl_with};
 use relay_testkit::{client::Api, shared, wait};
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(15);
+const SOON: Duration = Duration::from_secs(30);
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()

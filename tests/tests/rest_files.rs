@@ -9,7 +9,7 @@ use relay_testkit::{shared, wait};
 use reqwest::Response;
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 /// The loop that removes bytes runs every ten seconds.
 const REMOVED_WITHIN: Duration = Duration::from_secs(60);
 

@@ -7,7 +7,7 @@ use relay_acceptance::relayctl::relayctl;
 use relay_testkit::{client::Api, shared, wait};
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(15);
+const SOON: Duration = Duration::from_secs(30);
 
 async fn scrape(base: &str, token: &str) -> Result<(u16, String)> {
     let answer = reqwest::Client::new().get(format!("{base}/v1/workspace/metrics")).bearer_auth(token).send().await?;

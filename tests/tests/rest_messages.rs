@@ -11,7 +11,7 @@ use relay_testkit::shared;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 
 fn keys(value: &Value) -> BTreeSet<&str> {
     value.as_object().into_iter().flatten().map(|(key, _)| key.as_str()).collect()

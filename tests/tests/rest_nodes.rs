@@ -9,7 +9,7 @@ use relay_testkit::client::{Api, NodeSocket};
 use relay_testkit::{shared, wait};
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 
 /// All of these are there, null or not.
 fn has(value: &Value, wanted: &str) {

@@ -10,7 +10,7 @@ use relay_testkit::shared;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 const EVENTS: &str = "/v1/agents/ann/events";
 
 fn text(value: &Value) -> &str {

@@ -9,7 +9,7 @@ use relay_testkit::{
 };
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(15);
+const SOON: Duration = Duration::from_secs(30);
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()

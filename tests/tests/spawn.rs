@@ -9,7 +9,7 @@ use relay_testkit::{shared, wait};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(15);
+const SOON: Duration = Duration::from_secs(30);
 const CAPABILITIES: [&str; 3] = ["spawn:sh", "release", "relay:delivery-cursor-v1"];
 
 struct Scene {

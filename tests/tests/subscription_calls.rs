@@ -14,7 +14,7 @@ use ring::hmac;
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(40);
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
@@ -146,12 +146,15 @@ async fn an_address_that_hangs_holds_up_nobody_else() -> Result<()> {
     say(&ann, "first").await?;
     hanging.wait_for(1, SOON).await;
     subscribe(&key, json!({ "events": ["message.created"], "url": healthy.url("/") })).await?;
-    let began = Instant::now();
+    let mut said_at = Vec::new();
     for number in 0..10 {
+        said_at.push(Instant::now());
         say(&ann, &number.to_string()).await?;
     }
-    healthy.wait_for(10, SOON).await;
-    assert!(began.elapsed() < Duration::from_secs(9), "not behind the call that hangs for 10 s");
+    let received = healthy.wait_for(10, SOON).await;
+    // Behind the call that hangs for 10 s all of them would have been late.
+    let took: Vec<Duration> = received.iter().zip(said_at).map(|(call, said)| call.at - said).collect();
+    assert!(took.iter().filter(|took| **took < Duration::from_secs(5)).count() >= 5, "{took:?}");
     let rows = key.get(&format!("{stuck}/deliveries?status=delivered")).await?.success()?;
     assert_eq!(rows, json!([]));
     Ok(())
