@@ -1,11 +1,14 @@
 //! Gateways and nodes that die while something is being done: one invocation, one outcome.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use relay_testkit::{
     client::{Agent, Api, NodeSocket},
-    stack::Stack,
+    stack::{Stack, StackBuilder},
     wait,
 };
 use serde_json::{Value, json};
@@ -24,7 +27,11 @@ struct Scene {
 
 impl Scene {
     async fn start() -> Result<Self> {
-        let stack = Stack::builder().gateways(2).start().await?;
+        Self::with(Stack::builder().gateways(2)).await
+    }
+
+    async fn with(builder: StackBuilder) -> Result<Self> {
+        let stack = builder.start().await?;
         let key = Api::create_workspace(stack.gateway(0).url(), "faults").await?;
         let ann = key.register_agent("ann").await?;
         let database = PgPool::connect(stack.database_url()).await?;
@@ -223,6 +230,59 @@ async fn two_gateways_that_complete_at_once_agree_on_one_outcome() -> Result<()>
     let more = |frame: &Value| frame["payload"]["data"]["invocation_id"].is_string();
     let again = caller.expect_where("an outcome more", Duration::from_secs(1), more).await;
     assert!(again.is_err(), "{again:?}");
+    Ok(())
+}
+
+/// A result has no id to be answered by: nobody would send it again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_that_comes_while_postgres_is_away_is_the_outcome() -> Result<()> {
+    let scene = Scene::with(Stack::builder().gateways(2).through_proxies(true)).await?;
+    let mut node = scene.node(1, "box", "grind").await?;
+    let id = scene.invoke(0, "grind").await?;
+    assert_eq!(node.told_to(SOON).await?, id);
+    scene.stack.postgres_proxy().cut();
+    node.result(&id, &json!({ "by": "box" })).await?;
+    // Shorter than the gateways' leases, longer than a result takes to be refused.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    scene.stack.postgres_proxy().restore();
+    let row = scene.outcome(0, "grind", &id).await?;
+    assert_eq!((&row["status"], &row["output"]), (&json!("completed"), &json!({ "by": "box" })));
+    let again = node.told_to(Duration::from_millis(100)).await;
+    assert!(again.is_err(), "it was not asked twice: {again:?}");
+    Ok(())
+}
+
+/// More than fits into a connection's queue at once, and more than one look brings of a provider.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_that_a_lost_connection_was_sent_is_sent_again() -> Result<()> {
+    const LARGE: usize = 5;
+    const SMALL: usize = 120;
+    let scene = Scene::start().await?;
+    let mut node = scene.node(1, "box", "grind").await?;
+    let large = "x".repeat(200 * 1024);
+    let calls = (0..LARGE + SMALL).map(|nth| {
+        let (api, input) = (scene.ann(0), if nth < LARGE { large.as_str() } else { "small" });
+        let body = json!({ "input": { "text": input } });
+        async move { api.post("/v1/actions/grind/invoke", body).await?.success() }
+    });
+    let calls = futures::future::try_join_all(calls).await?;
+    let sent: BTreeSet<String> =
+        calls.iter().filter_map(|ack| ack["invocation_id"].as_str().map(str::to_owned)).collect();
+    for round in ["first", "again"] {
+        let mut told = BTreeSet::new();
+        while told.len() < sent.len() {
+            told.insert(node.told_to(SOON).await.with_context(|| format!("{round}: {} told", told.len()))?);
+        }
+        assert_eq!(told, sent, "{round}");
+        // What was sent is noted behind it.
+        wait::until("all to be noted", SOON, || async {
+            let noted = "SELECT count(*) FROM invocations WHERE sent_epoch = (SELECT max(epoch) FROM providers)";
+            let noted: Result<i64, _> = sqlx::query_scalar(noted).fetch_one(&scene.database).await;
+            noted.is_ok_and(|noted| usize::try_from(noted) == Ok(sent.len()))
+        })
+        .await;
+        node.reconnect(&scene, 0).await?;
+    }
     Ok(())
 }
 

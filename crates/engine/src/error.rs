@@ -379,6 +379,14 @@ pub enum EngineError {
     AgentBoundToNode(NodeId),
 }
 
+impl EngineError {
+    /// Whether storage was not there, or had no room: nothing was done, and the same may be tried again.
+    #[must_use]
+    pub const fn is_passing(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::CommitUnavailable | Self::Overloaded)
+    }
+}
+
 impl From<StoreError> for EngineError {
     fn from(error: StoreError) -> Self {
         match error {

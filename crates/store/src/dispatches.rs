@@ -80,22 +80,26 @@ WITH held AS MATERIALIZED (
       FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[]) AS k (workspace_id, node_id, provider, epoch)
       JOIN providers p USING (workspace_id, node_id, provider, epoch)
 ), before AS (
-    SELECT h.workspace_id, i.invocation_id, h.node_id, h.provider, NULL::text AS agent_name
+    SELECT h.workspace_id, i.invocation_id, i.created_at, h.node_id, h.provider, NULL::text AS agent_name
       FROM held h
       JOIN invocations i USING (workspace_id, node_id, provider)
      WHERE i.status = 'dispatched' AND i.sent_epoch < h.epoch
      UNION ALL
-    SELECT h.workspace_id, i.invocation_id, h.node_id, h.provider, a.name
+    SELECT h.workspace_id, i.invocation_id, i.created_at, h.node_id, h.provider, a.name
       FROM held h
       JOIN agents a ON a.workspace_id = h.workspace_id AND a.node_id = h.node_id
            AND (a.provider IS NULL OR a.provider = h.provider) AND a.deleted_at IS NULL
       JOIN invocations i ON i.workspace_id = a.workspace_id AND i.handler_agent_id = a.agent_id
      WHERE i.status = 'invoked' AND i.sent_epoch < h.epoch
+), turns AS (
+    SELECT b.*, row_number() OVER (PARTITION BY b.workspace_id, b.node_id, b.provider ORDER BY b.created_at) AS nth
+      FROM before b
 )
-SELECT b.workspace_id, b.invocation_id, b.agent_name, b.node_id, b.provider, i.attempt, i.handler_agent_id,
+SELECT t.workspace_id, t.invocation_id, t.agent_name, t.node_id, t.provider, i.attempt, i.handler_agent_id,
        coalesce(i.capability, i.action_name) AS action, i.input, i.tells_caller, i.caller_id, i.caller_name
-  FROM before b JOIN invocations i USING (workspace_id, invocation_id)
- ORDER BY i.created_at LIMIT $5";
+  FROM turns t JOIN invocations i USING (workspace_id, invocation_id)
+ WHERE t.nth <= $5
+ ORDER BY t.nth, t.created_at LIMIT $6";
 
 /// An invocation that was written to a socket.
 #[derive(Debug, Clone)]
@@ -129,7 +133,8 @@ impl Store {
             .map_err(StoreError::from_sqlx("looking for unsent invocations"))
     }
 
-    /// What earlier connections of these providers were sent, and nobody has answered.
+    /// What earlier connections of these providers were sent, and nobody has answered, the oldest of each provider first.
+    /// What is noted as sent again is not brought by the next look, which goes on behind it.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -139,6 +144,7 @@ impl Store {
             .bind(fences.iter().map(|fence| fence.node_id.as_str()).collect::<Vec<_>>())
             .bind(fences.iter().map(|fence| fence.provider.as_str()).collect::<Vec<_>>())
             .bind(fences.iter().map(|fence| fence.epoch).collect::<Vec<_>>())
+            .bind(PER_PROVIDER)
             .bind(PER_LOOK)
             .fetch_all(&self.pool)
             .await

@@ -1,11 +1,11 @@
 //! The way of an invocation to a socket. The row is what counts; a hint carries the frame to the gateway that has the
 //! socket, and every gateway looks each second for what no hint has brought.
 
-use std::sync::Weak;
+use std::{sync::Weak, time::Duration};
 
 use relay_domain::{GatewayId, InvocationId, NodeId, ProviderName, WorkspaceScope};
 use relay_store::{
-    Sent, Unsent,
+    Sent, StoreError, Unsent,
     hosting::Fence,
     invoke::{Dispatch, Handler, NewInvocation},
 };
@@ -14,8 +14,10 @@ use tokio::sync::mpsc;
 use super::frame;
 use crate::{Engine, EngineResult, Inner, hints::Hint};
 
-/// Notes that wait to be written; what finds no room is sent once more, which handlers bear.
+/// Notes that wait to be written. What finds no room is found unnoted by its gateway, each second, and noted again.
 const NOTES: usize = 8192;
+/// Pause before notes are written again that storage was not there for.
+const NOTE_RETRY: Duration = Duration::from_millis(500);
 /// Notes that one statement writes.
 const NOTES_AT_ONCE: usize = 1000;
 /// Frames above this are not carried by hints: their gateway reads the row.
@@ -72,7 +74,6 @@ impl SentNotes {
 pub(crate) async fn write_notes(engine: Weak<Inner>, mut notes: mpsc::Receiver<Note>) {
     let mut gathered = Vec::new();
     while notes.recv_many(&mut gathered, NOTES_AT_ONCE).await > 0 {
-        let Some(inner) = engine.upgrade() else { return };
         let (mut sent, mut told) = (Vec::new(), Vec::new());
         for note in gathered.drain(..) {
             match note {
@@ -80,14 +81,26 @@ pub(crate) async fn write_notes(engine: Weak<Inner>, mut notes: mpsc::Receiver<N
                 Note::Told(scope, invocation) => told.push((scope, invocation)),
             }
         }
-        let noted = async {
-            if !sent.is_empty() {
-                inner.store.invocations_sent(&sent).await?;
+        // A note that is lost has its invocation done twice.
+        while let Some(inner) = engine.upgrade() {
+            let noted = async {
+                if !sent.is_empty() {
+                    inner.store.invocations_sent(&sent).await?;
+                }
+                if told.is_empty() { Ok(()) } else { inner.store.outcomes_told(&told).await }
+            };
+            match noted.await {
+                Err(error) if !matches!(error, StoreError::Refused { .. }) => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "what was sent is not noted yet");
+                }
+                Err(error) => {
+                    tracing::error!(error = &error as &dyn std::error::Error, "what was sent was not noted");
+                    break;
+                }
+                Ok(()) => break,
             }
-            if told.is_empty() { Ok(()) } else { inner.store.outcomes_told(&told).await }
-        };
-        if let Err(error) = noted.await {
-            tracing::debug!(error = &error as &dyn std::error::Error, "what was sent was not noted");
+            drop(inner);
+            tokio::time::sleep(NOTE_RETRY).await;
         }
     }
 }

@@ -196,6 +196,11 @@ impl Engine {
                 let FinishedAll { outcomes, .. } = done;
                 outcomes.into_iter().map(Ok).collect()
             }
+            // Storage does not take this one: whoever tries again must not do so for ever.
+            Err(error @ StoreError::Refused { .. }) if outcomes.len() == 1 => {
+                tracing::error!(error = &error as &dyn std::error::Error, "an outcome was not recorded");
+                vec![Err(error.into())]
+            }
             Err(error) if outcomes.len() == 1 || error.is_unavailable() => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "outcomes were not recorded");
                 outcomes.iter().map(|_| Err(EngineError::CommitUnavailable)).collect()

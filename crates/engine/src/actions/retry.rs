@@ -1,6 +1,7 @@
 //! The worker's part: invocations whose node was lost or silent, those that wait, and those that are hopeless.
 
 use relay_domain::action::CAME_UP_QUIET;
+use relay_store::StoreError;
 
 use crate::{Engine, EngineResult};
 
@@ -25,7 +26,15 @@ impl Engine {
         let mut more = lost >= PER_STEP.unsigned_abs() || failed >= PER_STEP.unsigned_abs();
         let mut tried = 0;
         for scope in self.store().workspaces_with_due_invocations(at).await? {
-            let done = self.store().redispatch(scope, PER_TURN, fastrand::u64(..), at).await?;
+            let done = match self.store().redispatch(scope, PER_TURN, fastrand::u64(..), at).await {
+                Ok(done) => done,
+                // Somebody invokes there all the time. It has its next turn in the next step, and the others have theirs now.
+                Err(StoreError::Aborted { .. }) => {
+                    tracing::debug!(workspace.id = %scope.workspace_id(), "a workspace's waiting invocations were locked");
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
             for sent in &done.sent {
                 self.hint_redispatch(sent.scope, sent.invocation_id, &sent.dispatch);
             }

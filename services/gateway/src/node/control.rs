@@ -1,6 +1,8 @@
 //! Frames that need the engine: registration, hosting, inventories. One at a time per connection, in
 //! arrival order; the connection goes on delivering meanwhile.
 
+use std::time::Duration;
+
 use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope};
 use relay_engine::{
     Engine, EngineError,
@@ -89,14 +91,12 @@ impl Connection {
             Inbound::AgentDeregister(frame) => self.agent_deregister(&frame.agent_id).await,
             Inbound::Inventory(inventory) => self.inventory(inventory).await,
             Inbound::Deregister => self.deregister().await,
-            Inbound::ActionResult(result) => {
-                let done = self.action_result(result).await;
-                // What comes of a result is told only where it has an id to be told by.
-                if id.is_none() {
-                    return Outcome { reply: None, effect: Effect::None };
-                }
-                done
+            // What comes of a result is told only where it has an id to be told by.
+            Inbound::ActionResult(result) if id.is_none() => {
+                self.untold_result(result).await;
+                return Outcome { reply: None, effect: Effect::None };
             }
+            Inbound::ActionResult(result) => self.action_result(result).await,
             Inbound::ActionAccept(accept) => self.action_accept(&accept.invocation_id).await,
             Inbound::Spawn(spawn) => self.spawn(spawn).await,
             Inbound::Heartbeat(_) | Inbound::Ack(_) | Inbound::Ignored => Ok((None, Effect::None)),
@@ -252,6 +252,18 @@ impl Connection {
         Ok((Some(Value::Null), Effect::None))
     }
 
+    /// Nobody is told what became of this result, and nobody sends it again: it is tried until storage has taken it. The
+    /// job ends with its connection, so it needs no other bound; whoever comes back is sent the invocation again.
+    async fn untold_result(self, frame: ActionResult) {
+        while let Err(error) = self.clone().action_result(frame.clone()).await {
+            if !error.is_passing() {
+                return;
+            }
+            tracing::debug!(error = &error as &dyn std::error::Error, "a result waits for storage");
+            tokio::time::sleep(RESULT_RETRY).await;
+        }
+    }
+
     async fn action_result(self, frame: ActionResult) -> Result<(Option<Value>, Effect), EngineError> {
         // Only results of long tasks say whether they are final, and are answered.
         let answer = frame.is_final.map(|_| Value::Null);
@@ -285,6 +297,8 @@ impl Connection {
     }
 }
 
+/// Pause before a result is recorded again that storage was not there for.
+const RESULT_RETRY: Duration = Duration::from_millis(500);
 /// Agents in one inventory.
 const MAX_INVENTORY: usize = 20_000;
 /// Bytes of a capability's name, its kind or a tag.

@@ -1,10 +1,7 @@
 //! Looking for invocations that no hint has brought: those not yet written to this gateway's sockets, and those that
 //! were written to a connection that is gone.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use relay_domain::{GatewayId, InvocationId, WorkspaceScope, action::RESEND_GRACE};
 use relay_engine::{Engine, EngineResult, actions::InvokeFrame, hints::Hint, mailbox::Fence};
@@ -39,14 +36,25 @@ impl Registry {
         for frame in engine.unsent_invocations(gateway).await? {
             self.invoke(Arc::new(frame));
         }
+        let registered_before = |peer: &Peer| peer.bound_at.elapsed() >= RESEND_GRACE;
         // What the connection before was sent may have been lost with it. Its result had time to arrive.
-        let registered = self.to_look_back(Instant::now(), RESEND_GRACE);
-        for some in registered.chunks(CONNECTIONS) {
+        let to_look_back = self.peers(|peer| registered_before(peer) && !peer.looked_back);
+        for some in to_look_back.chunks(CONNECTIONS) {
             let fences: Vec<Fence> = some.iter().map(|(_, fence)| fence.clone()).collect();
-            for frame in engine.invocations_sent_before(&fences).await? {
-                self.invoke(Arc::new(frame));
-            }
-            // Callers that come back hear what they have missed.
+            let frames = engine.invocations_sent_before(&fences).await?;
+            // What did not fit into a connection's queue, or into this look, is left for the next.
+            let is_through = |fence: &Fence| {
+                !frames.iter().any(|frame| {
+                    frame.scope == fence.scope && frame.node_id == fence.node_id && frame.provider == fence.provider
+                })
+            };
+            self.mark(some.iter().filter(|(_, fence)| is_through(fence)), |peer| peer.looked_back = true);
+            frames.into_iter().for_each(|frame| self.invoke(Arc::new(frame)));
+        }
+        // Callers that come back hear what they have missed.
+        let to_catch_up = self.peers(|peer| registered_before(peer) && !peer.caught_up);
+        for some in to_catch_up.chunks(CONNECTIONS) {
+            let fences: Vec<Fence> = some.iter().map(|(_, fence)| fence.clone()).collect();
             for (notice, event_id) in engine.untold_outcomes(&fences).await? {
                 let told = Notice {
                     topic: "agent".to_owned(),
@@ -56,7 +64,7 @@ impl Registry {
                 };
                 self.tell_agent(notice.scope, notice.caller, told);
             }
-            self.looked_back(some);
+            self.mark(some.iter(), |peer| peer.caught_up = true);
         }
         Ok(())
     }
@@ -87,19 +95,20 @@ impl Registry {
         }
     }
 
-    /// Connections that registered `grace` ago and for which nobody has looked back.
-    fn to_look_back(&self, now: Instant, grace: Duration) -> Vec<(Handle, Fence)> {
+    /// Connections that have registered, and that are meant.
+    fn peers(&self, is_meant: impl Fn(&Peer) -> bool) -> Vec<(Handle, Fence)> {
         let maps = self.maps();
-        let due = maps.peers.values().filter(|peer| !peer.looked_back && now.duration_since(peer.bound_at) >= grace);
-        due.filter_map(|peer| Some((peer.handle.clone(), peer.fence.clone()?))).collect()
+        let meant = maps.peers.values().filter(|peer| is_meant(peer));
+        meant.filter_map(|peer| Some((peer.handle.clone(), peer.fence.clone()?))).collect()
     }
 
-    /// It was looked back for these connections.
-    fn looked_back(&self, handles: &[(Handle, Fence)]) {
+    /// Notes something of connections, unless they have registered anew.
+    fn mark<'a>(&self, done: impl Iterator<Item = &'a (Handle, Fence)>, note: impl Fn(&mut Peer)) {
         let mut maps = self.maps();
-        for (handle, _) in handles {
-            if let Some(peer) = maps.peers.get_mut(&handle.id) {
-                peer.looked_back = true;
+        for (handle, fence) in done {
+            let is_same = |known: &Fence| known.epoch == fence.epoch;
+            if let Some(peer) = maps.peers.get_mut(&handle.id).filter(|peer| peer.fence.as_ref().is_some_and(is_same)) {
+                note(peer);
             }
         }
     }

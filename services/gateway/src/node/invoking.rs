@@ -34,18 +34,21 @@ impl Invoked {
 }
 
 impl Connection {
-    /// Writes an invocation, unless the peer takes nothing now: then the next look finds it.
+    /// Writes an invocation, unless the peer takes nothing now: then the next look finds it. One that the peer has is only
+    /// noted once more: somebody has found it without its note.
     pub(super) fn on_invoke(&mut self, invocation: &InvokeFrame) {
         let Some(bound) = &self.bound else { return };
         let fence = &bound.fence;
         let here = fence.scope == invocation.scope
             && fence.node_id == invocation.node_id
             && fence.provider == invocation.provider;
-        if !here || self.outbound.is_full() || !self.invoked.is_new(invocation.invocation, invocation.attempt) {
+        if !here || self.outbound.is_full() {
             return;
         }
-        self.outbound.text(invocation.text.clone().into());
-        metrics::counter!(relay_domain::metric_names::INVOCATIONS_SENT).increment(1);
+        if self.invoked.is_new(invocation.invocation, invocation.attempt) {
+            self.outbound.text(invocation.text.clone().into());
+            metrics::counter!(relay_domain::metric_names::INVOCATIONS_SENT).increment(1);
+        }
         self.state.engine.invocation_sent(Delivered {
             scope: fence.scope,
             invocation_id: invocation.invocation,

@@ -91,8 +91,10 @@ pub(super) struct Peer {
     /// What it registered as, and when.
     pub(super) fence: Option<Fence>,
     pub(super) bound_at: Instant,
-    /// Whether it was looked for what an earlier connection was sent.
+    /// Whether all that an earlier connection was sent has been sent again.
     pub(super) looked_back: bool,
+    /// Whether its agents were told of outcomes that they have missed.
+    pub(super) caught_up: bool,
 }
 
 #[derive(Debug, Default)]
@@ -143,7 +145,13 @@ impl Registry {
         let mut maps = self.maps();
         maps.peers.insert(
             handle.id,
-            Peer { handle: handle.clone(), fence: None, bound_at: Instant::now(), looked_back: false },
+            Peer {
+                handle: handle.clone(),
+                fence: None,
+                bound_at: Instant::now(),
+                looked_back: false,
+                caught_up: false,
+            },
         );
         maps.nodes.entry((scope, node.clone())).or_default().push(handle.id);
         metrics::gauge!(relay_domain::metric_names::CONNECTED_NODES).increment(1);
@@ -156,6 +164,7 @@ impl Registry {
             peer.fence = Some(fence.clone());
             peer.bound_at = Instant::now();
             peer.looked_back = false;
+            peer.caught_up = false;
         }
         // Something may have waited for it.
         self.invocation_news.notify_one();
