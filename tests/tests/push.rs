@@ -81,6 +81,62 @@ async fn a_failed_try_holds_up_the_rest_and_is_repeated_with_the_same_id() -> Re
     Ok(())
 }
 
+/// The next try of the first would be an hour away; what is behind it waits for it no longer than it lives.
+#[tokio::test]
+async fn a_delivery_that_has_expired_or_was_settled_holds_up_the_rest_no_longer() -> Result<()> {
+    let delivery = json!({ "ack_mode": "on_2xx", "retry": { "schedule": [3600, 3600, 3600] } });
+    let scene = Scene::new("push-unblocked", delivery).await?;
+    let refused = Reply::Status(500);
+    scene.receiver.script("/hook", [refused.clone(), Reply::Status(200), refused, Reply::Status(200)]);
+    scene.ann.post("/v1/dm", json!({ "to": "bob", "text": "one", "ttl_ms": 8000 })).await?.success()?;
+    scene.send("two").await?;
+    scene.until("the second to be acked", "?status=acked", |rows| rows.len() == 1).await?;
+    assert_eq!(scene.receiver.seqs("/hook"), [1, 2]);
+    assert_eq!(scene.deliveries("?status=dead_lettered").await?.len(), 1);
+
+    scene.send("three").await?;
+    scene.send("four").await?;
+    let waiting = scene.until("a retry", "", |rows| rows.iter().any(|row| row["next_attempt_at"].is_string())).await?;
+    let path = format!("/v1/deliveries/{}/ack", text(&waiting[0]["id"]));
+    scene.key.as_agent(&scene.bob).post_empty(&path).await?.success()?;
+    scene.until("all others to be acked", "?status=acked", |rows| rows.len() == 3).await?;
+    assert_eq!(scene.receiver.seqs("/hook"), [1, 2, 3, 4]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_workspace_that_is_suspended_or_deleted_calls_nobody() -> Result<()> {
+    let delivery = json!({ "ack_mode": "on_2xx", "retry": { "schedule": vec![1; 20] } });
+    let scene = Scene::new("push-held", delivery).await?;
+    scene.receiver.script("/hook", [Reply::Status(500)]);
+    scene.send("one").await?;
+    scene.until_called(2).await;
+    let id: i64 = text(&scene.key.get("/v1/workspace").await?.success()?["id"]).parse()?;
+    let pool = sqlx::PgPool::connect(&shared().await.database_url).await?;
+    let suspend = async |on: bool| {
+        let query = "UPDATE workspaces SET suspended_at = CASE WHEN $2 THEN now() END WHERE workspace_id = $1";
+        sqlx::query(query).bind(id).bind(on).execute(&pool).await
+    };
+    let calls = || scene.receiver.calls("/hook").len();
+    for deleted in [false, true] {
+        if deleted {
+            assert_eq!(scene.key.delete("/v1/workspace").await?.status, 204);
+        } else {
+            suspend(true).await?;
+        }
+        // One may be under way.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let before = calls();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(calls(), before, "deleted: {deleted}");
+        if !deleted {
+            suspend(false).await?;
+            scene.until_called(before + 1).await;
+        }
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_manual_delivery_waits_for_its_recipient_and_is_not_posted_twice() -> Result<()> {
     let scene = Scene::new("push-manual", json!({})).await?;

@@ -217,6 +217,7 @@ async fn apply(
     }
     if new.is_settled() {
         settle_contiguous(tx, scope, delivery.agent, cursor.settled_floor).await?;
+        push_mailboxes::unblock(tx, scope, delivery.agent).await?;
     }
     let mut first_read_at = None;
     if new == Exception::Acked && source_kind == SourceKind::Message.code() {

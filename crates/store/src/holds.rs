@@ -4,6 +4,18 @@ use relay_domain::{NodeId, WorkspaceId, WorkspaceScope};
 
 use crate::{Store, StoreError, StoreResult, patience::Patient as _};
 
+/// SQL: whether the workspace of a row is over, or suspended. Then nothing is sent to the addresses that it has given.
+macro_rules! is_held {
+    ($row:literal) => {
+        concat!(
+            "EXISTS (SELECT FROM workspaces held WHERE held.workspace_id = ",
+            $row,
+            ".workspace_id AND (held.deleted_at IS NOT NULL OR held.suspended_at IS NOT NULL OR held.expires_at <= now()))"
+        )
+    };
+}
+pub(crate) use is_held;
+
 /// Everybody who is kept out now.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct HoldRows {

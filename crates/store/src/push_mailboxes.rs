@@ -13,6 +13,7 @@ use sqlx::{PgTransaction, Row, postgres::PgRow};
 use crate::{
     Store, StoreError, StoreResult,
     cursors::split,
+    holds::is_held,
     loop_state::{Remembered, recall, remember},
     patience::Patient as _,
 };
@@ -61,10 +62,10 @@ pub struct Swept {
 
 // The agent must still be there: one that has moved on is somebody else's, and its row goes with the sweep.
 macro_rules! take {
-    ($which:literal) => {
+    ($($which:tt)*) => {
         concat!(
             "WITH locked AS MATERIALIZED (",
-            $which,
+            $($which)*,
             "
                  FOR UPDATE OF p SKIP LOCKED
              ), taken AS (
@@ -84,28 +85,31 @@ macro_rules! take {
 }
 
 // The workspaces take turns: of those due, the first of each come before the second of any.
-const TAKE_DUE: &str = take!(
+const TAKE_DUE: &str = take!(concat!(
     "SELECT p.workspace_id, p.agent_id
        FROM (SELECT workspace_id, agent_id,
                     row_number() OVER (PARTITION BY workspace_id ORDER BY due_at) AS turn, due_at
-               FROM (SELECT workspace_id, agent_id, due_at FROM push_mailboxes
+               FROM (SELECT workspace_id, agent_id, due_at FROM push_mailboxes m
                       WHERE owner IS NULL AND due_at IS NOT NULL AND disabled_at IS NULL AND due_at <= now()
-                      ORDER BY due_at LIMIT 8 * $2) AS due
+                        AND NOT ",
+    is_held!("m"),
+    " ORDER BY due_at LIMIT 8 * $2) AS due
               ORDER BY turn, due_at LIMIT $2) AS k
        JOIN push_mailboxes p USING (workspace_id, agent_id)
        JOIN agents a ON a.workspace_id = p.workspace_id AND a.agent_id = p.agent_id
                     AND a.node_id = p.node_id AND a.deleted_at IS NULL
       WHERE p.owner IS NULL AND p.disabled_at IS NULL AND p.due_at <= now()"
-);
+));
 
-const TAKE_NAMED: &str = take!(
+const TAKE_NAMED: &str = take!(concat!(
     "SELECT p.workspace_id, p.agent_id
        FROM unnest($2::bigint[], $3::bigint[]) AS k (workspace_id, agent_id)
        JOIN push_mailboxes p USING (workspace_id, agent_id)
        JOIN agents a ON a.workspace_id = p.workspace_id AND a.agent_id = p.agent_id
                     AND a.node_id = p.node_id AND a.deleted_at IS NULL
-      WHERE p.owner IS NULL AND p.disabled_at IS NULL AND NOT (p.is_blocked AND p.due_at > now())"
-);
+      WHERE p.owner IS NULL AND p.disabled_at IS NULL AND NOT (p.is_blocked AND p.due_at > now()) AND NOT ",
+    is_held!("p")
+));
 
 // Rows that are missing (an agent came to its node by another way than a binding) and those whose agent is gone.
 const ADD_MISSING: &str = "
@@ -417,4 +421,18 @@ pub(crate) async fn due_at(
     .await
     .map(|_| ())
     .map_err(StoreError::from_sqlx("putting off a push mailbox"))
+}
+
+/// A row of the mailbox was settled: it may be the one that the others wait for.
+pub(crate) async fn unblock(tx: &mut PgTransaction<'_>, scope: WorkspaceScope, agent: AgentId) -> StoreResult<()> {
+    sqlx::query(
+        "UPDATE push_mailboxes SET due_at = now()
+          WHERE workspace_id = $1 AND agent_id = $2 AND owner IS NULL AND is_blocked",
+    )
+    .bind(scope.workspace_id().get())
+    .bind(agent.get())
+    .execute(&mut **tx)
+    .await
+    .map(|_| ())
+    .map_err(StoreError::from_sqlx("unblocking a push mailbox"))
 }

@@ -6,6 +6,7 @@ use sqlx::Row as _;
 
 use crate::{
     Store, StoreError, StoreResult,
+    holds::is_held,
     patience::Patient as _,
     push_mailboxes::TakenMailbox,
     replay::{COLUMNS, SOURCE_JOINS, StoredDelivery, stored},
@@ -36,7 +37,7 @@ pub struct PushPage {
     pub scope: WorkspaceScope,
     /// Whose mailbox.
     pub agent_id: AgentId,
-    /// Whether the mailbox is still served by the one who asks, and its agent still there.
+    /// Whether the mailbox is still served by the one who asks, its agent still there, and its workspace not held.
     pub is_ours: bool,
     /// When the next row comes back that is put off now.
     pub next_back_at: Option<DateTime<Utc>>,
@@ -44,9 +45,13 @@ pub struct PushPage {
     pub rows: Vec<PushRow>,
 }
 
-const STATE: &str = "
+const STATE: &str = concat!(
+    "
 SELECT k.workspace_id, k.agent_id,
-       coalesce(p.owner = $1 AND p.epoch = k.epoch AND p.disabled_at IS NULL AND a.agent_id IS NOT NULL, false) AS ours,
+       coalesce(p.owner = $1 AND p.epoch = k.epoch AND p.disabled_at IS NULL AND a.agent_id IS NOT NULL, false)
+       AND NOT ",
+    is_held!("k"),
+    " AS ours,
        (SELECT min(e.available_at) FROM delivery_exceptions e
          WHERE e.workspace_id = k.workspace_id AND e.agent_id = k.agent_id AND e.seq > c.settled_floor
            AND e.seq <= k.pushed_seq AND e.state = 3 AND e.available_at > now()) AS next_back_at
@@ -55,7 +60,8 @@ SELECT k.workspace_id, k.agent_id,
   LEFT JOIN push_mailboxes p ON p.workspace_id = k.workspace_id AND p.agent_id = k.agent_id
   LEFT JOIN agents a ON a.workspace_id = p.workspace_id AND a.agent_id = p.agent_id
                     AND a.node_id = p.node_id AND a.deleted_at IS NULL
-  LEFT JOIN mailbox_cursors c ON c.workspace_id = k.workspace_id AND c.agent_id = k.agent_id";
+  LEFT JOIN mailbox_cursors c ON c.workspace_id = k.workspace_id AND c.agent_id = k.agent_id"
+);
 
 impl Store {
     /// Reads mailboxes that `owner` serves, one page each, in the order asked for.

@@ -14,6 +14,7 @@ use sqlx::Row;
 use crate::{
     Store, StoreError, StoreResult,
     events::{self, NewEvent, Recorded},
+    holds::is_held,
     patience::Patient as _,
     subscriptions::Sealed,
 };
@@ -104,13 +105,17 @@ pub struct CallTried {
 }
 
 // Due: not blocked, and something waits or has happened. Fair to tenants: at most $5 of one.
-const CLAIM: &str = "
+const CLAIM: &str = concat!(
+    "
 WITH due AS (
     SELECT s.workspace_id, s.subscription_id,
            row_number() OVER (PARTITION BY s.workspace_id ORDER BY s.lease_until NULLS FIRST) AS nth
       FROM subscriptions s
       LEFT JOIN event_heads h USING (workspace_id)
      WHERE s.is_active AND coalesce(s.lease_until < now(), true) AND coalesce(s.blocked_until <= now(), true)
+       AND NOT ",
+    is_held!("s"),
+    "
        AND (s.failures >= $4) = $3
        AND (s.event_cursor IS NULL OR s.event_cursor < coalesce(h.next_seq, 1) - 1
             OR EXISTS (SELECT FROM subscription_deliveries d
@@ -129,7 +134,8 @@ UPDATE subscriptions s
   FROM taken
  WHERE s.workspace_id = taken.workspace_id AND s.subscription_id = taken.subscription_id
 RETURNING s.workspace_id, s.subscription_id, s.lease_epoch, s.events, s.filter, s.url, s.signature_scheme,
-          s.secret_key_id, s.sealed, s.event_cursor, s.failures, s.failing_since";
+          s.secret_key_id, s.sealed, s.event_cursor, s.failures, s.failing_since"
+);
 
 const QUEUE: &str = "
 WITH held AS (
@@ -421,29 +427,37 @@ impl Store {
         Ok(ids.into_iter().map(|id| WorkspaceScope::from_engine_row(WorkspaceId::new(id))).collect())
     }
 
-    /// How long the oldest event that waits to be sent has been due, in seconds; 0 when none is.
+    /// How long the oldest event that waits to be sent has been due, in seconds; 0 when none is. What waits for a
+    /// subscription that was switched off, or whose workspace is held, is not due.
     ///
     /// # Errors
     /// When Postgres is away.
     pub async fn subscription_lag(&self) -> StoreResult<f64> {
-        sqlx::query_scalar(
-            "SELECT coalesce(greatest(extract(epoch FROM now() - min(next_attempt_at)), 0), 0)::float8
-               FROM subscription_deliveries WHERE status = 'pending'",
-        )
+        sqlx::query_scalar(concat!(
+            "SELECT coalesce(greatest(extract(epoch FROM now() - min(d.next_attempt_at)), 0), 0)::float8
+                   FROM subscription_deliveries d JOIN subscriptions s USING (workspace_id, subscription_id)
+                  WHERE d.status = 'pending' AND s.is_active AND NOT ",
+            is_held!("s")
+        ))
         .fetch_one(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("measuring the lag of subscriptions"))
     }
 
-    /// Removes what was delivered or given up longer ago than `age`, a bounded number of rows.
+    /// Removes what is older than `age` and was delivered or given up, or waits for a subscription that is switched off: a
+    /// bounded number of rows.
     ///
     /// # Errors
     /// When Postgres is away.
     pub async fn prune_subscription_deliveries(&self, age: Duration, limit: i64) -> StoreResult<u64> {
         let done = sqlx::query(
             "DELETE FROM subscription_deliveries d
-              USING (SELECT workspace_id, subscription_id, delivery_id FROM subscription_deliveries
-                      WHERE created_at < now() - make_interval(secs => $1) AND status <> 'pending'
+              USING (SELECT workspace_id, subscription_id, delivery_id FROM subscription_deliveries o
+                      WHERE created_at < now() - make_interval(secs => $1)
+                        AND (status <> 'pending'
+                             OR NOT EXISTS (SELECT FROM subscriptions s
+                                             WHERE s.workspace_id = o.workspace_id
+                                               AND s.subscription_id = o.subscription_id AND s.is_active))
                       ORDER BY created_at LIMIT $2 FOR UPDATE SKIP LOCKED) AS old
               WHERE d.workspace_id = old.workspace_id AND d.subscription_id = old.subscription_id
                 AND d.delivery_id = old.delivery_id",

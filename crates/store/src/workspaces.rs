@@ -273,6 +273,27 @@ impl Store {
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
+        // Nobody calls its addresses any more, whether or not this finds them: so they need not be looked at either.
+        sqlx::query(
+            "WITH idle AS (
+                SELECT agent_id FROM push_mailboxes
+                 WHERE workspace_id = $1 AND disabled_at IS NULL FOR UPDATE SKIP LOCKED
+             ), pushed AS (
+                UPDATE push_mailboxes p SET disabled_at = $2, disabled_reason = 'workspace_deleted'
+                  FROM idle WHERE p.workspace_id = $1 AND p.agent_id = idle.agent_id
+             ), unserved AS (
+                SELECT subscription_id FROM subscriptions
+                 WHERE workspace_id = $1 AND is_active FOR UPDATE SKIP LOCKED
+             )
+             UPDATE subscriptions s
+                SET is_active = false, disabled_at = $2, disabled_reason = 'workspace_deleted'
+               FROM unserved u WHERE s.workspace_id = $1 AND s.subscription_id = u.subscription_id",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(at)
+        .execute(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
         let hashes: Vec<Vec<u8>> =
             sqlx::query_scalar("DELETE FROM tokens WHERE workspace_id = $1 RETURNING token_hash")
                 .bind(scope.workspace_id().get())

@@ -54,6 +54,11 @@ impl Went {
         self.is_blocked = true;
         self
     }
+
+    /// Blocked by a row that waits: no longer than it lives.
+    fn blocked_by(self, row: &PushRow, at: DateTime<Utc>) -> Self {
+        self.blocked(at.min(row.delivery.expires_at))
+    }
 }
 
 /// What becomes of a row that was read.
@@ -279,7 +284,7 @@ async fn in_order(
             }
             Step::Wait(at) if row.is_back => went.due(at),
             Step::Wait(at) => {
-                went = went.blocked(at);
+                went = went.blocked_by(row, at);
                 break;
             }
             Step::Try => {
@@ -290,7 +295,7 @@ async fn in_order(
                         continue;
                     }
                     Turn::NotBefore(at) => {
-                        went = went.blocked(at);
+                        went = went.blocked_by(row, at);
                         break;
                     }
                     Turn::Stale => {
@@ -312,7 +317,7 @@ async fn in_order(
                 match outcome {
                     Outcome::Retry { at, .. } if row.is_back => went.due(at),
                     Outcome::Retry { at, .. } => {
-                        went = went.blocked(at);
+                        went = went.blocked_by(row, at);
                         break;
                     }
                     Outcome::Disabled { .. } => {

@@ -94,3 +94,34 @@ async fn one_workspace_does_not_take_all_places() {
     assert!(db.store.claim_subscriptions("one", false, 5, 10, 10, LEASE).await.unwrap().is_empty());
     assert_eq!(db.store.claim_subscriptions("one", true, 5, 10, 10, LEASE).await.unwrap().len(), 7);
 }
+
+#[tokio::test]
+async fn what_waits_for_a_subscription_that_was_switched_off_is_not_late_and_goes_with_age() {
+    let db = with_subscription().await;
+    let leased = db.store.claim_subscriptions("one", false, 5, 10, 10, LEASE).await.unwrap().remove(0);
+    assert!(db.store.queue_wanted(&leased, 2, &[wanted(&db, 1), wanted(&db, 2)], LEASE).await.unwrap());
+    db.run(
+        "UPDATE subscription_deliveries SET next_attempt_at = now() - interval '1 hour',
+                                            created_at = now() - interval '1 day'",
+    )
+    .await;
+    assert!(db.store.subscription_lag().await.unwrap() > 3000.0);
+    let hour = Duration::from_secs(3600);
+    assert_eq!(db.store.prune_subscription_deliveries(hour, 10).await.unwrap(), 0, "they are still to be sent");
+    assert!(db.store.disable_subscription(&leased, "gone", db.now).await.unwrap().is_some());
+    assert!(db.store.subscription_lag().await.unwrap() < 1.0);
+    assert_eq!(db.store.prune_subscription_deliveries(hour, 10).await.unwrap(), 2);
+}
+
+#[tokio::test]
+async fn nobody_serves_a_workspace_that_is_suspended_or_over() {
+    let db = with_subscription().await;
+    db.run(&format!("INSERT INTO workspaces (workspace_id, name, created_at) VALUES ({WORKSPACE}, 'w', now())")).await;
+    for held in ["suspended_at", "expires_at", "deleted_at"] {
+        db.run(&format!("UPDATE workspaces SET {held} = now() - interval '1 second'")).await;
+        let claimed = db.store.claim_subscriptions("one", false, 5, 10, 10, LEASE).await.unwrap();
+        assert!(claimed.is_empty(), "{held}");
+        db.run(&format!("UPDATE workspaces SET {held} = NULL")).await;
+    }
+    assert_eq!(db.store.claim_subscriptions("one", false, 5, 10, 10, LEASE).await.unwrap().len(), 1);
+}
