@@ -14,3 +14,4 @@ pub mod openapi;
 pub mod router;
 pub mod routes;
 pub mod state;
+pub mod stuck;

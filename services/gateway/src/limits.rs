@@ -5,7 +5,7 @@
 //! Node sockets and what comes over them are not limited.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     sync::{Arc, OnceLock},
 };
 
@@ -19,7 +19,7 @@ use ipnet::IpNet;
 use relay_domain::{WorkspaceScope, rate::Family};
 use relay_engine::limits::{Admission, Holder, Standing};
 
-use crate::{error::ApiError, state::AppState};
+use crate::{error::ApiError, state::AppState, stuck::Peer};
 
 const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
@@ -106,7 +106,7 @@ impl FromRequestParts<AppState> for PublicLookup {
 /// Who asks: the peer, or, if the peer is a trusted proxy, the last address of `X-Forwarded-For` that is
 /// none. What stands to the left of it is the client's own word.
 fn client_address(parts: &Parts, trusted: &[IpNet]) -> Option<IpAddr> {
-    let ConnectInfo(peer) = parts.extensions.get::<ConnectInfo<SocketAddr>>()?;
+    let ConnectInfo(Peer(peer)) = parts.extensions.get::<ConnectInfo<Peer>>()?;
     let is_trusted = |address: &IpAddr| trusted.iter().any(|network| network.contains(address));
     let mut client = peer.ip().to_canonical();
     let lines = parts.headers.get_all(FORWARDED_FOR).iter().collect::<Vec<_>>();
@@ -123,6 +123,8 @@ fn client_address(parts: &Parts, trusted: &[IpNet]) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use axum::body::Body;
 
     use super::*;
@@ -141,7 +143,7 @@ mod tests {
         ] {
             let request = http::Request::builder()
                 .header(FORWARDED_FOR, forwarded)
-                .extension(ConnectInfo(SocketAddr::new(peer.parse().unwrap(), 1)))
+                .extension(ConnectInfo(Peer(SocketAddr::new(peer.parse().unwrap(), 1))))
                 .body(Body::empty())
                 .unwrap();
             let (parts, _) = request.into_parts();

@@ -1,6 +1,6 @@
 //! Starts a gateway.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{future::IntoFuture as _, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use axum::{ServiceExt as MakeServiceExt, extract::Request, serve::ListenerExt as _};
@@ -18,6 +18,7 @@ use relay_gateway::{
     node::Registry,
     router,
     state::AppState,
+    stuck::{Guarded, Peer},
 };
 use relay_runtime::{metrics, settings, shutdown::Shutdown, telemetry};
 use tokio::net::TcpListener;
@@ -31,6 +32,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Sockets are closed over this long, so that their nodes do not all come back in the same moment.
 const DRAIN_SPREAD: Duration = Duration::from_secs(5);
+/// How long requests under way may take at the end. What comes after them has its time before the process ends hard.
+const REQUESTS_WITHIN: Duration = Duration::from_secs(15);
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -109,10 +112,17 @@ async fn main() -> anyhow::Result<()> {
     let service = router::router(state)
         .map_request(middleware::collapse_leading_slashes)
         .map_response(middleware::hang_up_if_marked);
-    axum::serve(listener, MakeServiceExt::<Request>::into_make_service_with_connect_info::<SocketAddr>(service))
-        .with_graceful_shutdown(async move { shutdown.asked().await })
-        .await
-        .context("serve")?;
+    let late = shutdown.clone();
+    let served =
+        axum::serve(Guarded(listener), MakeServiceExt::<Request>::into_make_service_with_connect_info::<Peer>(service))
+            .with_graceful_shutdown(async move { shutdown.asked().await });
+    tokio::select! {
+        served = served.into_future() => served.context("serve")?,
+        // What remains must be done before the process ends hard.
+        () = async { late.asked().await; tokio::time::sleep(REQUESTS_WITHIN).await } => {
+            tracing::warn!("some requests have not ended in time");
+        }
+    }
     drain.await.context("drain the sockets")?;
     let emptied = async {
         while registry.connections() > 0 {
