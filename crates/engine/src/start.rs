@@ -117,7 +117,6 @@ impl Engine {
         tokio::spawn(commit::run(weak(), commit_queue));
         tokio::spawn(publish::run(weak(), publish_queue));
         tokio::spawn(events::announce(weak(), announcements));
-        tokio::spawn(events::sweep(weak()));
         tokio::spawn(events::check_feeds(weak()));
         tokio::spawn(cursors::run(weak(), Arc::downgrade(&cursors)));
         tokio::spawn(serve::write_heartbeats(weak()));

@@ -87,8 +87,6 @@ impl Engine {
         };
         let new = NewSubscription { row: &row, sealed: sealed.as_ref() };
         let ceiling = self.ceiling(scope, Ceiling::Subscriptions).await?.unwrap_or(MAX_PER_WORKSPACE);
-        // What happened before has its number before: the subscription begins after it.
-        self.settle_events(scope).await?;
         if !self.store().create_subscription(scope, &new, ceiling.min(MAX_PER_WORKSPACE)).await? {
             return Err(EngineError::PlanLimitExceeded(Ceiling::Subscriptions));
         }

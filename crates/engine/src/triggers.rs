@@ -82,8 +82,6 @@ impl Engine {
             created_at: self.now(),
             updated_at: None,
         };
-        // What was posted before has its number before, and is none of its business.
-        self.settle_events(scope).await?;
         if self.store().create_trigger(scope, &row, MAX_PER_WORKSPACE).await? {
             Ok(row)
         } else {
@@ -124,7 +122,6 @@ impl Engine {
             action_name: change.action_name.map(checked_action).transpose()?,
             enabled: change.enabled,
         };
-        self.settle_events(scope).await?;
         self.store().update_trigger(scope, id, &change, self.now()).await?.ok_or(EngineError::TriggerNotFound)
     }
 

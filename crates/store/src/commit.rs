@@ -2,7 +2,7 @@
 //! outbox row commit together (invariant 3), or not at all.
 //!
 //! Statement order, and so lock order: outbox row with the facts (no locks), idempotency keys sorted,
-//! heads sorted. Cursors are only read, and events recorded without a lock.
+//! heads sorted, event counters sorted. Cursors are only read.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -238,7 +238,7 @@ async fn write_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option
     Ok(Some(BatchOutcome { sends, events }))
 }
 
-/// Records what the batch did.
+/// Records what the batch did, last of all: the counters of the event logs are shared by all senders.
 async fn record(
     tx: &mut PgConnection,
     sends: &[NewSend],

@@ -1,7 +1,7 @@
-//! The event log of a workspace: recorded by the transactions that make events, read by whoever observes.
+//! The event log of a workspace: written by the transactions that make events, read by whoever observes.
 //!
-//! A transaction records without a lock; [`crate::event_numbers`] gives the numbers, contiguous from 1 per
-//! workspace, and moves what was recorded into the log.
+//! Numbers are contiguous from 1 per workspace. The counter stays locked until the commit, so whoever sees
+//! event n can read all before it. It is the last lock that a transaction takes (invariant 8).
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::{PgConnection, types::Json};
 
-use crate::{MessageRow, Store, StoreError, StoreResult};
+use crate::{MessageRow, Store, StoreError, StoreResult, commit::day_of};
 
 /// Records of one read at most. With a record holding what one transaction made, a page of events needs few.
 const RECORDS_AT_ONCE: i64 = 500;
@@ -99,24 +99,9 @@ pub fn status_event(agent: AgentId, name: &str, status: &str) -> NewEvent {
     NewEvent::new(format!("agent.status.{status}"), data).by(agent)
 }
 
-/// Events of one transaction and workspace, before they have their numbers.
+/// Events of one transaction and workspace, with their numbers.
 #[derive(Debug, Clone)]
 pub struct Recorded {
-    /// The tenant.
-    pub scope: WorkspaceScope,
-    /// Which record it is, among all of the database.
-    pub record_id: i64,
-    /// When they happened.
-    pub created_at: DateTime<Utc>,
-    /// In order.
-    pub events: Vec<NewEvent>,
-    /// Whether somebody may have been looking when they were recorded.
-    pub watched: bool,
-}
-
-/// A record of the log: events of one transaction, with their numbers.
-#[derive(Debug, Clone)]
-pub struct LogRecord {
     /// The tenant.
     pub scope: WorkspaceScope,
     /// The number of the first; the others follow without a gap.
@@ -125,19 +110,13 @@ pub struct LogRecord {
     pub created_at: DateTime<Utc>,
     /// In order.
     pub events: Vec<NewEvent>,
-}
-
-impl LogRecord {
-    /// The number of the last event.
-    #[must_use]
-    pub fn last_seq(&self) -> i64 {
-        self.first_seq + i64::try_from(self.events.len()).unwrap_or(i64::MAX) - 1
-    }
+    /// Whether somebody may be looking.
+    pub watched: bool,
 }
 
 /// How an event is kept.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Kept {
+#[derive(Serialize, Deserialize)]
+struct Kept {
     t: Cow<'static, str>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     c: Option<i64>,
@@ -187,7 +166,8 @@ impl From<Kept> for NewEvent {
     }
 }
 
-/// Records what a transaction did in one workspace. Without events it does nothing and answers an empty record.
+/// Numbers and records what a transaction did in one workspace. The last statement before its COMMIT;
+/// without events it does nothing and answers an empty record.
 pub(crate) async fn append(
     tx: &mut PgConnection,
     scope: WorkspaceScope,
@@ -195,22 +175,10 @@ pub(crate) async fn append(
     events: Vec<NewEvent>,
 ) -> StoreResult<Recorded> {
     if events.is_empty() {
-        return Ok(Recorded { scope, record_id: 0, created_at: at, events, watched: false });
+        return Ok(Recorded { scope, first_seq: 0, created_at: at, events, watched: false });
     }
     let mut recorded = append_all(tx, at, vec![(scope, events)]).await?;
     recorded.pop().ok_or_else(|| StoreError::still_away("recording events"))
-}
-
-/// Records that a message was edited, which is what `event` tells.
-pub(crate) async fn append_edit(
-    tx: &mut PgConnection,
-    scope: WorkspaceScope,
-    at: DateTime<Utc>,
-    message: MessageId,
-    event: NewEvent,
-) -> StoreResult<Recorded> {
-    let mut recorded = record(tx, at, vec![(scope, vec![event])], Some(message)).await?;
-    recorded.pop().ok_or_else(|| StoreError::still_away("recording an edit"))
 }
 
 /// The same for several workspaces at once, none of them twice and none without events.
@@ -219,15 +187,7 @@ pub(crate) async fn append_all(
     at: DateTime<Utc>,
     events: Vec<(WorkspaceScope, Vec<NewEvent>)>,
 ) -> StoreResult<Vec<Recorded>> {
-    record(tx, at, events, None).await
-}
-
-async fn record(
-    tx: &mut PgConnection,
-    at: DateTime<Utc>,
-    events: Vec<(WorkspaceScope, Vec<NewEvent>)>,
-    edited: Option<MessageId>,
-) -> StoreResult<Vec<Recorded>> {
+    let doing = "recording events";
     let workspaces: Vec<i64> = events.iter().map(|(scope, _)| scope.workspace_id().get()).collect();
     let counts: Vec<i64> = events.iter().map(|(_, events)| i64::try_from(events.len()).unwrap_or(0)).collect();
     let mut bodies: Vec<String> = Vec::with_capacity(events.len());
@@ -236,29 +196,34 @@ async fn record(
         // Strings, numbers and JSON values always encode.
         bodies.push(serde_json::to_string(&kept).unwrap_or_default());
     }
-    let records: Vec<(i64, i64, bool)> = sqlx::query_as(
+    let numbered: Vec<(i64, i64, bool)> = sqlx::query_as(
         "WITH made AS (
-             INSERT INTO event_inbox (workspace_id, created_at, event_count, events, edited_message_id)
-             SELECT workspace_id, $4, n, events::json, $5
-               FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS e (workspace_id, n, events)
-             RETURNING workspace_id, record_id
+             SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS e (workspace_id, n, events)
+         ), bumped AS (
+             INSERT INTO event_heads AS h (workspace_id, next_seq)
+             SELECT workspace_id, 1 + n FROM made ORDER BY workspace_id
+             ON CONFLICT (workspace_id) DO UPDATE SET next_seq = h.next_seq + excluded.next_seq - 1
+             RETURNING workspace_id, next_seq, watched_until > now() AS watched
+         ), logged AS (
+             INSERT INTO event_log (workspace_id, last_seq, created_on, first_seq, created_at, events)
+             SELECT workspace_id, b.next_seq - 1, $5, b.next_seq - m.n, $4, m.events::json
+               FROM made m JOIN bumped b USING (workspace_id)
          )
-         SELECT workspace_id, record_id, coalesce(h.watched_until > now(), false)
-           FROM made LEFT JOIN event_heads h USING (workspace_id)",
+         SELECT workspace_id, next_seq - n, watched FROM made JOIN bumped USING (workspace_id)",
     )
     .bind(workspaces)
     .bind(counts)
     .bind(bodies)
     .bind(at)
-    .bind(edited.map(MessageId::get))
+    .bind(day_of(at))
     .fetch_all(tx)
     .await
-    .map_err(StoreError::from_sqlx("recording events"))?;
-    let mut recorded = Vec::with_capacity(records.len());
+    .map_err(StoreError::from_sqlx(doing))?;
+    let mut recorded = Vec::with_capacity(numbered.len());
     for (scope, events) in events {
         let workspace = scope.workspace_id().get();
-        let Some((_, record_id, watched)) = records.iter().find(|(id, _, _)| *id == workspace) else { continue };
-        recorded.push(Recorded { scope, record_id: *record_id, created_at: at, events, watched: *watched });
+        let Some((_, first_seq, watched)) = numbered.iter().find(|(id, _, _)| *id == workspace) else { continue };
+        recorded.push(Recorded { scope, first_seq: *first_seq, created_at: at, events, watched: *watched });
     }
     Ok(recorded)
 }
@@ -347,7 +312,7 @@ impl Store {
     ///
     /// # Errors
     /// When Postgres is away.
-    pub async fn events_since(&self, scope: WorkspaceScope, since: i64, events: i64) -> StoreResult<Vec<LogRecord>> {
+    pub async fn events_since(&self, scope: WorkspaceScope, since: i64, events: i64) -> StoreResult<Vec<Recorded>> {
         // How many records make that many events: read the small columns first.
         let rows: Vec<RecordRow> = sqlx::query_as(
             "WITH next AS (
@@ -370,11 +335,12 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading events"))?;
         Ok(rows
             .into_iter()
-            .map(|row| LogRecord {
+            .map(|row| Recorded {
                 scope,
                 first_seq: row.first_seq,
                 created_at: row.created_at,
                 events: row.events.0.into_iter().map(NewEvent::from).collect(),
+                watched: true,
             })
             .collect())
     }

@@ -32,7 +32,6 @@ mod dispatches;
 mod dms;
 mod enrolment;
 mod error;
-pub mod event_numbers;
 pub mod events;
 mod exceptions;
 pub mod expiry;

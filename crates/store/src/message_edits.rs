@@ -8,10 +8,6 @@ use sqlx::PgConnection;
 
 use crate::{MessageRow, Store, StoreError, StoreResult, messages_read::day_of};
 
-/// Stands, with the record's id added, for the number that the event of an edit does not have yet: above all
-/// numbers, and in the order of the edits.
-pub(crate) const NOT_NUMBERED: i64 = 1 << 62;
-
 /// What an edit replaces. JSON as it is stored.
 #[derive(Debug, sqlx::FromRow)]
 pub(crate) struct Replaced {
@@ -41,12 +37,12 @@ pub(crate) async fn lock(
     .map_err(StoreError::from_sqlx("locking a message"))
 }
 
-/// Keeps what a message said until the event of this record.
+/// Keeps what a message said until this event.
 pub(crate) async fn keep(
     tx: &mut PgConnection,
     scope: WorkspaceScope,
     message: MessageId,
-    record_id: i64,
+    until_seq: i64,
     replaced: &Replaced,
     at: DateTime<Utc>,
 ) -> StoreResult<()> {
@@ -56,7 +52,7 @@ pub(crate) async fn keep(
     )
     .bind(scope.workspace_id().get())
     .bind(message.get())
-    .bind(NOT_NUMBERED + record_id)
+    .bind(until_seq)
     .bind(&replaced.text)
     .bind(&replaced.mentions)
     .bind(&replaced.blocks)

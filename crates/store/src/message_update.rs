@@ -64,8 +64,9 @@ impl Store {
         if change.text.is_some() {
             search_index::replace(&mut tx, scope.workspace_id().get(), message.get()).await?;
         }
-        let recorded = events::append_edit(&mut tx, scope, at, message, event).await?;
-        message_edits::keep(&mut tx, scope, message, recorded.record_id, &replaced, at).await?;
+        let recorded = events::append(&mut tx, scope, at, vec![event]).await?;
+        // One statement later than the counter's lock wants, but only now the number is known; edits are rare.
+        message_edits::keep(&mut tx, scope, message, recorded.first_seq, &replaced, at).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(Some(recorded))
     }

@@ -1,8 +1,8 @@
 //! Which nodes have come or gone, for the event log.
 //!
 //! A node is online while any of its providers is connected. Two providers that come and go at once must
-//! not both miss the change, nor both tell it: who asks holds the counter of the workspace's events until the
-//! answer is recorded, and so asks after the last one's commit.
+//! not both miss the change, nor both tell it: who asks holds the workspace's event log, in which the
+//! answer is recorded next.
 
 use relay_domain::{NodeId, ProviderName, WorkspaceId, WorkspaceScope, event};
 use serde_json::json;
@@ -32,7 +32,7 @@ impl Broker {
     }
 }
 
-// Waits for whoever else asks in these workspaces. The statement after it sees what they did.
+// Waits for whoever records something in these workspaces. The statement after it sees what they did.
 const LOCK_LOGS_OF_BROKERS: &str = "
 WITH brokers AS MATERIALIZED (
     SELECT n.workspace_id, n.node_id, n.name
@@ -46,7 +46,7 @@ WITH brokers AS MATERIALIZED (
 )
 SELECT workspace_id, node_id, name FROM brokers ORDER BY workspace_id, node_id";
 
-/// Those of the nodes (each a workspace and an id) that have no connected provider now. Locks the event counters
+/// Those of the nodes (each a workspace and an id) that have no connected provider now. Locks the event logs
 /// of the workspaces with brokers among them: nothing but recording events may follow.
 pub(crate) async fn brokers_without_provider(
     tx: &mut PgConnection,
@@ -86,7 +86,7 @@ pub(crate) async fn brokers_without_provider(
         .collect())
 }
 
-/// Whether this provider is the only connected one of its node. Locks the workspace's event counter: nothing but
+/// Whether this provider is the only connected one of its node. Locks the workspace's event log: nothing but
 /// recording events may follow.
 pub(crate) async fn is_only_provider(
     tx: &mut PgConnection,

@@ -39,8 +39,7 @@ fn audience(kind: &str) -> Audience {
 
 /// Hints every gateway to pass these events on to the sockets that they concern.
 pub(super) async fn tell_sockets(engine: &Engine, recorded: &Recorded) {
-    for (place, event) in recorded.events.iter().enumerate() {
-        let its_id = || format!("evt-{}-{place}", recorded.record_id);
+    for (seq, event) in (recorded.first_seq..).zip(&recorded.events) {
         let EventBody::Data(data) = &event.body else { continue };
         // What was refused at the door or has expired is the sender's to know, and it has been told.
         if event.kind == "delivery.failed" && !data["target_agent_id"].is_null() {
@@ -53,9 +52,15 @@ pub(super) async fn tell_sockets(engine: &Engine, recorded: &Recorded) {
                 None => (None, topic, None),
             },
             Audience::Agent { topic } => (event.agent_id.map(|id| vec![id]), topic, None),
-            Audience::Caller => (event.agent_id.map(|id| vec![id]), "agent", Some(its_id())),
+            Audience::Caller => {
+                let id = format!("evt-{}-{seq}", recorded.scope.workspace_id());
+                (event.agent_id.map(|id| vec![id]), "agent", Some(id))
+            }
             // Its own id, never the message's: brokers remember ids, and would take the message for a repeat.
-            Audience::Members => (members(engine, recorded, event).await, "channel", Some(its_id())),
+            Audience::Members => {
+                let id = format!("evt-{}-{seq}", recorded.scope.workspace_id());
+                (members(engine, recorded, event).await, "channel", Some(id))
+            }
         };
         if agents.is_none() && event_id.is_some() {
             continue;

@@ -40,7 +40,6 @@ impl Engine {
         limit: i64,
     ) -> EngineResult<EventPage> {
         self.watch_events(&[scope]).await?;
-        self.settle_events(scope).await?;
         let (_, next_seq) = self.store().event_range(scope).await?;
         let mut page = EventPage { events: Vec::new(), latest_seq: next_seq - 1, next_since: since };
         let (mut scanned, mut bytes) = (0, 0);

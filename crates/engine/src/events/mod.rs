@@ -1,9 +1,9 @@
 //! What happens in a workspace, told to whoever observes it.
 //!
-//! The transaction that does something records it (`relay_store::events`). `announce` goes on after the
-//! commit: it tells agents' sockets, has the record numbered (ADR 0018) and publishes it to observers.
-//! `feed` is the other end: one gap-free order per workspace, repaired from Postgres. `log` reads what has
-//! been. A lost announcement costs latency, never an event.
+//! The transaction that does something records it (`relay_store::events`). Here it is announced after the
+//! commit: `announce` publishes it to observers and tells agents' sockets. `feed` is the other end: one
+//! gap-free order per workspace, repaired from Postgres. `log` reads what has been. A lost announcement
+//! costs latency, never an event.
 
 mod announce;
 mod fan_out;
@@ -21,7 +21,7 @@ use relay_store::events::NewEvent;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-pub(crate) use announce::{Announcer, run as announce, sweep, told};
+pub(crate) use announce::{Announcer, run as announce, told};
 pub(crate) use feed::{Feeds, check as check_feeds};
 pub use log::{EventPage, MAX_EVENTS_PAGE};
 pub use stream::{EventStream, Observed};

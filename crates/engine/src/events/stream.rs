@@ -52,7 +52,6 @@ impl Engine {
     /// # Errors
     /// When storage is away.
     pub async fn observe_events(&self, scope: WorkspaceScope, since: Option<i64>) -> EngineResult<EventStream> {
-        self.settle_events(scope).await?;
         let feed = self.feed(scope).await?;
         let (receiver, live_from) = feed.subscribe();
         let (mut next, mut resync) = (live_from, None);

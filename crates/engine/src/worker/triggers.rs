@@ -11,7 +11,7 @@ use relay_domain::{
 };
 use relay_store::{
     MessageRow,
-    events::LogRecord,
+    events::Recorded,
     triggers::{ClaimedEvents, TriggerRow},
 };
 
@@ -71,7 +71,7 @@ async fn look_through(engine: &Engine, part: &ClaimedEvents) -> EngineResult<(u6
         // Retention was here first.
         return Ok((0, part.newest_seq));
     };
-    let end = last.last_seq();
+    let end = last.first_seq + i64::try_from(last.events.len()).unwrap_or(0) - 1;
     let posted = posted(&records, part.reached_seq);
     if posted.is_empty() {
         return Ok((0, end));
@@ -95,7 +95,7 @@ async fn look_through(engine: &Engine, part: &ClaimedEvents) -> EngineResult<(u6
 }
 
 /// The messages of channels and their threads among the events above `since`, with the events' numbers.
-fn posted(records: &[LogRecord], since: i64) -> Vec<(i64, i64)> {
+fn posted(records: &[Recorded], since: i64) -> Vec<(i64, i64)> {
     told(records, |seq, event| {
         let said = event.kind == MESSAGE_CREATED || event.kind == THREAD_REPLY;
         said && event.conversation_id.is_none() && seq > since

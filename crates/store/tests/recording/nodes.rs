@@ -115,7 +115,6 @@ async fn providers_that_come_and_go_at_once_tell_each_change_of_their_node_once(
         });
     }
     tasks.join_all().await;
-    db.number_all().await;
     let kinds: Vec<String> =
         sqlx::query_scalar("SELECT e ->> 't' FROM event_log l, json_array_elements(l.events) AS e ORDER BY l.last_seq")
             .fetch_all(&db.pool)

@@ -8,10 +8,7 @@ use relay_domain::{
     subscription_call::{Verdict, is_given_up, pause_after, probe_pause, verdict, wants},
 };
 use relay_egress::{Failure, Options};
-use relay_store::{
-    events::LogRecord,
-    subscription_dispatch::{CallOutcome, CallTried, LeasedSubscription, WaitingCall, WantedEvent},
-};
+use relay_store::subscription_dispatch::{CallOutcome, CallTried, LeasedSubscription, WaitingCall, WantedEvent};
 use tokio_util::sync::CancellationToken;
 
 use super::{LEASE, call};
@@ -100,7 +97,9 @@ async fn queue_events(engine: &Engine, leased: &mut LeasedSubscription) -> Engin
     }
     let mut records = engine.store().events_since(leased.scope, since, EVENTS_AT_ONCE).await?;
     // Retention may have dropped what was left to look at.
-    let last = records.last().map_or(head, LogRecord::last_seq);
+    let last = records
+        .last()
+        .map_or(head, |record| record.first_seq + i64::try_from(record.events.len()).unwrap_or(i64::MAX) - 1);
     let is_wanted = |kind: &str| wants(&leased.events, kind);
     let told = told(&records, |seq, event| seq > since && is_wanted(&event.kind));
     let messages = engine.store().messages_of_events(leased.scope, &told).await?;
