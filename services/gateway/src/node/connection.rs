@@ -22,16 +22,16 @@ use relay_domain::{
     takeover::Proof,
 };
 use relay_engine::{
-    Engine, EngineResult,
+    EngineResult,
     auth::NodeCaller,
-    mailbox::{Fence, Heartbeat, LiveFrame, Position, Repaired, Tail},
+    mailbox::{Heartbeat, LiveFrame, Position, Repaired, Tail},
 };
 use relay_wire::frame::{self, Inbound};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
     control::{self, Bound, Effect, Outcome, Request},
-    hosting::StartRule,
+    hosting::{self, StartRule},
     invoking::Invoked,
     outbound::Outbound,
     pacing::Pacing,
@@ -58,10 +58,6 @@ const PROOF_WAIT: Duration = Duration::from_secs(1);
 const FINISH_WITHIN: Duration = Duration::from_secs(5);
 /// How long closing may take, so that the peer can take the close frame.
 const LINGER: Duration = Duration::from_secs(2);
-
-/// How often the engine is told that a connection has ended while storage does not take it.
-const DISCONNECT_ATTEMPTS: u32 = 10;
-const DISCONNECT_PAUSE: Duration = Duration::from_millis(500);
 
 pub(super) type TailStream = Pin<Box<dyn Stream<Item = (AgentId, LiveFrame)> + Send>>;
 
@@ -474,7 +470,7 @@ impl Connection {
         }
         self.state.registry.leave(&self.handle, self.node.scope, &self.node.node_id);
         if let Some(bound) = &self.bound {
-            disconnect(&self.state.engine, &bound.fence).await;
+            hosting::disconnect(&self.state.engine, &bound.fence).await;
         }
         if self.closing.is_some() {
             // Reading on lets the peer's frames and its close arrive, instead of a reset.
@@ -483,19 +479,5 @@ impl Connection {
         }
         drop(self.outbound);
         let _ = tokio::time::timeout(LINGER, writer).await;
-    }
-}
-
-/// Tells the engine that a connection has ended. A storage that is away for a moment is asked again; one that
-/// stays away leaves it to the worker, who notices half a minute later.
-async fn disconnect(engine: &Engine, fence: &Fence) {
-    for _ in 0..DISCONNECT_ATTEMPTS {
-        match engine.disconnect_provider(fence).await {
-            Ok(_) => return,
-            Err(error) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "a disconnect waits for storage");
-                tokio::time::sleep(DISCONNECT_PAUSE).await;
-            }
-        }
     }
 }

@@ -24,6 +24,8 @@ use super::{
 
 /// How long a job waits for a storage that is away.
 const STORAGE_RETRY: Duration = Duration::from_millis(500);
+/// How often the engine is told that a connection has ended while storage does not take it.
+const DISCONNECT_ATTEMPTS: u32 = 10;
 
 /// How agents that come to be served start.
 #[derive(Clone, Copy)]
@@ -263,6 +265,17 @@ async fn relist(engine: Engine, fence: Fence) -> Done {
 }
 
 async fn wait_for_storage(error: &EngineError) {
-    tracing::debug!(error = error as &dyn std::error::Error, "agents wait for storage");
+    tracing::debug!(error = error as &dyn std::error::Error, "waiting for storage");
     tokio::time::sleep(STORAGE_RETRY).await;
+}
+
+/// Tells the engine that a connection has ended. A storage that is away for a moment is asked again; one that
+/// stays away leaves it to the worker, who notices half a minute later.
+pub(super) async fn disconnect(engine: &Engine, fence: &Fence) {
+    for _ in 0..DISCONNECT_ATTEMPTS {
+        match engine.disconnect_provider(fence).await {
+            Ok(_) => return,
+            Err(error) => wait_for_storage(&error).await,
+        }
+    }
 }
