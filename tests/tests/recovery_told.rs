@@ -28,7 +28,7 @@ struct Scene {
 impl Scene {
     /// Ten messages to an agent on a broker's node, of which the database has forgotten all but the first, and the log too.
     async fn restored() -> Result<Self> {
-        let stack = Stack::builder().gateways(1).env("RELAY_RESTORE_MARGIN", &MARGIN.to_string()).start().await?;
+        let stack = Stack::builder().gateways(1).env("RELAY_RESTORE_MARGIN", MARGIN.to_string()).start().await?;
         let key = Api::create_workspace(stack.gateway(0).url(), "told").await?;
         let (ada, bob) = (key.register_agent("ada").await?, key.register_agent("bob").await?);
         let node = format!("node_{}", &uuid::Uuid::new_v4().simple().to_string()[..18]);
