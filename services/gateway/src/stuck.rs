@@ -27,7 +27,7 @@ const STUCK: Duration = Duration::from_secs(40);
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(pub SocketAddr);
 
-/// Accepts connections that end when their peer takes nothing for [`STUCK`].
+/// Accepts connections that end when their peer takes nothing for 40 s.
 #[derive(Debug)]
 pub struct Guarded<L>(pub L);
 
