@@ -101,6 +101,16 @@ impl Connected {
         Ok(())
     }
 
+    /// Its connection is lost, and another process of it comes.
+    async fn lost_and_back(self, scene: &Scene, gateway: usize) -> Result<Self> {
+        let Self { node, socket } = self;
+        socket.abort();
+        let url = scene.stack.gateway(gateway).ws_url();
+        // Until the end of the first is noticed, it counts as there.
+        let socket = wait::until_ok("the node's place to be free", LATER, async || node.connect(&url).await).await?;
+        Ok(Self { node, socket })
+    }
+
     async fn told_to(&mut self, within: Duration) -> Result<String> {
         let what = format!("an invocation at {}", self.node.name);
         let frame = self.socket.expect_where(&what, within, |frame| frame["type"] == "action.invoke").await?;
@@ -281,7 +291,7 @@ async fn all_that_a_lost_connection_was_sent_is_sent_again() -> Result<()> {
             noted.is_ok_and(|noted| usize::try_from(noted) == Ok(sent.len()))
         })
         .await;
-        node.reconnect(&scene, 0).await?;
+        node = node.lost_and_back(&scene, 0).await?;
     }
     Ok(())
 }
