@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use relay_acceptance::push_scene::Scene;
 use relay_testkit::client::Api;
 use relay_testkit::receiver::Reply;
-use relay_testkit::shared;
+use relay_testkit::{shared, wait};
 use ring::hmac;
 use serde_json::{Value, json};
 
@@ -108,7 +108,8 @@ async fn a_delivery_that_has_expired_or_was_settled_holds_up_the_rest_no_longer(
 async fn a_workspace_that_is_suspended_or_deleted_calls_nobody() -> Result<()> {
     let delivery = json!({ "ack_mode": "on_2xx", "retry": { "schedule": vec![1; 20] } });
     let scene = Scene::new("push-held", delivery).await?;
-    scene.receiver.script("/hook", [Reply::Status(500)]);
+    // Not now, but soon: no breaker opens, so that calls go on until something else ends them.
+    scene.receiver.script("/hook", [Reply::Full(429, "Retry-After: 1\r\n".to_owned(), String::new())]);
     scene.send("one").await?;
     scene.until_called(2).await;
     let id: i64 = text(&scene.key.get("/v1/workspace").await?.success()?["id"]).parse()?;
@@ -120,7 +121,9 @@ async fn a_workspace_that_is_suspended_or_deleted_calls_nobody() -> Result<()> {
     let calls = || scene.receiver.calls("/hook").len();
     for deleted in [false, true] {
         if deleted {
-            assert_eq!(scene.key.delete("/v1/workspace").await?.status, 204);
+            // The gateways hear of the end of the suspension a little later.
+            let delete = || async { scene.key.delete("/v1/workspace").await.is_ok_and(|reply| reply.status == 204) };
+            wait::until("the workspace to be deleted", Duration::from_secs(30), delete).await;
         } else {
             suspend(true).await?;
         }
