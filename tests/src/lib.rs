@@ -7,4 +7,5 @@ pub mod clients;
 pub mod push_scene;
 pub mod raw;
 pub mod relayctl;
+pub mod room;
 pub mod routes;

@@ -2,39 +2,13 @@
 //! messages sent to an address.
 
 use anyhow::Result;
-use relay_testkit::client::{Agent, Api};
-use relay_testkit::shared;
+use relay_acceptance::room::{Room, rows, text};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
-}
-
-fn rows(value: &Value) -> &[Value] {
-    value.as_array().map(Vec::as_slice).unwrap_or_default()
-}
-
-struct Room {
-    key: Api,
-    ann: Api,
-    bob: Api,
-    ann_is: Agent,
-    bob_is: Agent,
-}
-
-async fn room(name: &str) -> Result<Room> {
-    let key = Api::create_workspace(&shared().await.gateways[0], name).await?;
-    let (ann_is, bob_is) = (key.register_agent("ann").await?, key.register_agent("bob").await?);
-    let (ann, bob) = (key.as_agent(&ann_is), key.as_agent(&bob_is).at(&shared().await.gateways[1]));
-    ann.create_channel("room").await?;
-    bob.join("room").await?;
-    Ok(Room { key, ann, bob, ann_is, bob_is })
-}
-
 #[tokio::test]
 async fn activity_and_numbers_count_what_was_posted() -> Result<()> {
-    let room = room("activity").await?;
+    let room = Room::new("activity").await?;
     let told = json!({ "latency_ms": 40, "cost_usd": 0.5, "usage": { "prompt_tokens": 7, "completion_tokens": 3 } });
     let first =
         room.ann.post("/v1/channels/room/messages", json!({ "text": "one @bob", "data": told })).await?.success()?;
@@ -139,7 +113,7 @@ async fn activity_and_numbers_count_what_was_posted() -> Result<()> {
 
 #[tokio::test]
 async fn all_conversations_are_listed_in_pages_to_the_end() -> Result<()> {
-    let room = room("all-dms").await?;
+    let room = Room::new("all-dms").await?;
     let (first, second) = (room.ann.dm("bob", "one").await?.success()?, room.bob.dm("ann", "two").await?.success()?);
     for number in 0..4 {
         let body = json!({ "participants": ["bob"], "name": format!("g{number}") });
@@ -207,7 +181,7 @@ async fn all_conversations_are_listed_in_pages_to_the_end() -> Result<()> {
 
 #[tokio::test]
 async fn a_system_prompt_is_the_workspaces_own_or_the_default() -> Result<()> {
-    let room = room("prompt").await?;
+    let room = Room::new("prompt").await?;
     let path = "/v1/workspace/system-prompt";
     let default = room.ann.get(path).await?.success()?;
     assert_eq!(default["is_default"], true);
@@ -231,7 +205,7 @@ async fn a_system_prompt_is_the_workspaces_own_or_the_default() -> Result<()> {
 
 #[tokio::test]
 async fn an_address_is_a_name_and_the_place_where_it_is() -> Result<()> {
-    let room = room("addresses").await?;
+    let room = Room::new("addresses").await?;
     let dm = |body: Value| {
         let ann = room.ann.clone();
         async move { ann.post("/v1/dm", body).await }
@@ -269,7 +243,7 @@ async fn an_address_is_a_name_and_the_place_where_it_is() -> Result<()> {
 
 #[tokio::test]
 async fn an_observer_reads_what_its_scopes_and_filters_show() -> Result<()> {
-    let room = room("observed").await?;
+    let room = Room::new("observed").await?;
     room.ann.create_channel("hidden").await?;
     let seen = room.ann.post_message("room", "a plan").await?.success()?;
     let other = room.ann.post_message("hidden", "another plan").await?.success()?;

@@ -4,37 +4,13 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use relay_testkit::client::{Agent, Api};
-use relay_testkit::{shared, wait};
+use relay_acceptance::room::{Room, rows, text};
+use relay_testkit::client::Api;
+use relay_testkit::wait;
 use reqwest::Method;
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(30);
-
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
-}
-
-fn rows(value: &Value) -> &[Value] {
-    value.as_array().map(Vec::as_slice).unwrap_or_default()
-}
-
-struct Room {
-    key: Api,
-    ann: Api,
-    bob: Api,
-    bob_is: Agent,
-}
-
-/// Ann and bob in `#room`, at different gateways.
-async fn room(name: &str) -> Result<Room> {
-    let key = Api::create_workspace(&shared().await.gateways[0], name).await?;
-    let (ann, bob_is) = (key.register_agent("ann").await?, key.register_agent("bob").await?);
-    let (ann, bob) = (key.as_agent(&ann), key.as_agent(&bob_is).at(&shared().await.gateways[1]));
-    ann.create_channel("room").await?;
-    bob.join("room").await?;
-    Ok(Room { key, ann, bob, bob_is })
-}
 
 async fn inbox(api: &Api) -> Result<Value> {
     api.get("/v1/inbox").await?.success()
@@ -42,7 +18,7 @@ async fn inbox(api: &Api) -> Result<Value> {
 
 #[tokio::test]
 async fn an_inbox_has_what_was_not_read_and_nothing_else() -> Result<()> {
-    let room = room("inbox").await?;
+    let room = Room::new("inbox").await?;
     assert_eq!(
         inbox(&room.bob).await?,
         json!({ "unread_channels": [], "mentions": [], "unread_dms": [], "recent_reactions": [] })
@@ -114,7 +90,7 @@ async fn an_inbox_has_what_was_not_read_and_nothing_else() -> Result<()> {
 
 #[tokio::test]
 async fn acknowledging_over_a_socket_is_reading() -> Result<()> {
-    let room = room("acked").await?;
+    let room = Room::new("acked").await?;
     let mut socket = room.bob.direct_socket().await?;
     let mut ids = Vec::new();
     for number in 1..=3 {
@@ -175,7 +151,7 @@ async fn acknowledging_over_a_socket_is_reading() -> Result<()> {
 
 #[tokio::test]
 async fn readers_of_a_conversation_are_its_own_business() -> Result<()> {
-    let room = room("private").await?;
+    let room = Room::new("private").await?;
     let eve = room.key.as_agent(&room.key.register_agent("eve").await?);
     let dm = room.ann.dm("bob", "psst").await?.success()?;
     let path = format!("/v1/messages/{}", text(&dm["id"]));

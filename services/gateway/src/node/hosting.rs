@@ -24,7 +24,8 @@ use super::{
 
 /// How long a job waits for a storage that is away.
 const STORAGE_RETRY: Duration = Duration::from_millis(500);
-/// How often the engine is told that a connection has ended while storage does not take it.
+/// How often the engine is told that a connection has ended while storage does not take it: for five seconds and
+/// more, as long as a restart of Postgres takes.
 const DISCONNECT_ATTEMPTS: u32 = 10;
 
 /// How agents that come to be served start.
