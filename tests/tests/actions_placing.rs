@@ -7,6 +7,7 @@ use relay_testkit::{
     client::{Agent, Api, ConnectError, NodeSocket, NodeToken},
     shared, wait,
 };
+use reqwest::Method;
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -193,6 +194,23 @@ async fn a_name_has_one_handler_and_the_default_provider_yields() -> Result<()> 
     assert_eq!(told_to(&mut at_east, SOON).await?, by_name);
     let of_west = place.ann().post("/v1/nodes/west/actions/build/invoke", json!({})).await?.success()?;
     assert_eq!(told_to(&mut at_west, SOON).await?, of_west["invocation_id"].as_str().unwrap_or_default());
+    // What a node handles has no agent; the clients that take no null there are answered with an empty one.
+    let shown = |client: &'static str| {
+        let key = place.key.clone();
+        async move {
+            let who = [("x-relaycast-origin-client", client)];
+            key.call(Method::GET, "/v1/actions/build", None, &who).await?.success()
+        }
+    };
+    for (client, agent) in [
+        ("@relaycast/sdk-rust", json!("")),
+        ("agent-relay-broker", json!("")),
+        ("@relaycast/sdk", Value::Null),
+        ("@relaycast/python-sdk", Value::Null),
+        ("mine", Value::Null),
+    ] {
+        assert_eq!(shown(client).await?["handler_agent"], agent, "{client}");
+    }
     // Once it advertises something else the name is free.
     at_east.request(register(&east, "p", &json!([]), 0)).await?;
     place.ann().post("/v1/nodes/east/actions/build/invoke", json!({})).await?.refused(404, "action_not_found")?;

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result};
 use relay_testkit::{
     client::{Agent, Api, EventSource, ObserverSocket},
     shared,
+    stack::Stack,
 };
 use serde_json::{Value, json};
 use sqlx::types::chrono::{DateTime, Utc};
@@ -106,6 +107,21 @@ impl Stage {
             .success()?;
         self.key.post("/v1/nodes", json!({ "name": "box", "kind": "ws", "role": "broker" })).await?.success()?;
         Ok(())
+    }
+
+    /// Every filter of the contract, each in a way that hides something of a play and shows something.
+    fn filters(&self) -> [Value; 9] {
+        [
+            json!({}),
+            json!({ "include_dms": true }),
+            json!({ "include_dms": true, "dm_conversation_ids": [self.dm] }),
+            json!({ "include_dms": true, "channel_ids": [self.channel_id] }),
+            json!({ "channel_names": ["room"] }),
+            json!({ "include_dms": true, "agent_ids": [self.ann.id] }),
+            json!({ "event_types": ["message.created", "dm.received", "node.registered"] }),
+            json!({ "include_dms": true, "created_after": "2020-01-01T00:00:00Z" }),
+            json!({ "include_dms": true, "created_after": "2999-01-01T00:00:00Z" }),
+        ]
     }
 
     /// Marks the end: whatever a token shows, it is shown before this is answered.
@@ -236,6 +252,111 @@ async fn each_filter_leaves_what_it_names() -> Result<()> {
         .collect();
     assert_eq!(authors, BTreeSet::from(["ann".to_owned()]));
     assert!(!seen.iter().any(|event| event["type"] == "thread.reply"), "bob replied");
+    Ok(())
+}
+
+/// One scope with one filter, and what its stream has shown.
+struct Pair {
+    name: String,
+    scope: &'static str,
+    /// What the filter leaves for a token with every scope.
+    filtered: Api,
+    api: Api,
+    socket: ObserverSocket,
+    seen: Vec<i64>,
+}
+
+impl Pair {
+    /// What it has to show since a number.
+    async fn expected(&self, start: i64) -> Result<Vec<i64>> {
+        let left = log(&self.filtered, start).await?;
+        Ok(numbers(&left.into_iter().filter(|event| scope_of(&event["payload"]) == self.scope).collect::<Vec<_>>()))
+    }
+
+    /// Takes what the socket has still to show, and nothing besides.
+    async fn catch_up(&mut self, start: i64) -> Result<()> {
+        let expected = self.expected(start).await?;
+        while self.seen.len() < expected.len() {
+            let frame = self.socket.next(SOON).await?;
+            self.take(&[frame]);
+        }
+        let more = self.socket.drain(SOON).await?;
+        self.take(&more);
+        assert_eq!(self.seen, expected, "{}", self.name);
+        Ok(())
+    }
+
+    /// Events as a client takes them: what the log has shown before is left out.
+    fn take(&mut self, events: &[Value]) {
+        for seq in numbers(events) {
+            if self.seen.last().is_none_or(|last| seq > *last) {
+                self.seen.push(seq);
+            }
+        }
+    }
+
+    /// Reads what the dead gateway had still sent, opens the stream elsewhere, and reads the log up to it.
+    async fn resume(&mut self, gateway: &str, start: i64) -> Result<()> {
+        while let Ok(frame) = self.socket.next(SOON).await {
+            self.take(&[frame]);
+        }
+        self.api = self.api.at(gateway);
+        self.socket = ObserverSocket::open(gateway, self.api.token()).await?;
+        let missed = log(&self.api, self.seen.last().copied().unwrap_or(start)).await?;
+        self.take(&missed);
+        Ok(())
+    }
+}
+
+/// Every scope with every filter: live, on a gateway that dies, and resumed on another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_scope_with_each_filter_shows_the_same_through_a_dead_gateway() -> Result<()> {
+    let stack = Stack::builder().start().await?;
+    let (doomed, other) = (stack.gateway(0), stack.gateway(1));
+    let stage = Stage::set(other.url(), "pairs").await?;
+    let start = stage.latest().await?;
+    let mut witness = ObserverSocket::open(doomed.url(), stage.key.token()).await?;
+    let mut pairs = Vec::new();
+    for filters in stage.filters() {
+        let every = token(&stage.key, &filters.to_string(), &SCOPES, filters.clone()).await?;
+        for scope in SCOPES {
+            let name = format!("{scope} {filters}");
+            let made = token(&stage.key, &name, &["stream:read", scope], filters.clone()).await?;
+            let api = Api::new(doomed.url(), &text(&made["token"]));
+            let socket = ObserverSocket::open(doomed.url(), api.token()).await?;
+            let filtered = stage.key.with_token(&text(&every["token"]));
+            pairs.push(Pair { name, scope, filtered, api, socket, seen: Vec::new() });
+        }
+    }
+    stage.play().await?;
+    let all = numbers(&log(&stage.key, start).await?);
+    assert_eq!(shown(&mut witness, &all).await?, all, "the gateway has all of it");
+    for pair in &mut pairs {
+        pair.catch_up(start).await?;
+    }
+    let shows = pairs.iter().filter(|pair| !pair.seen.is_empty()).count();
+    assert!(shows > pairs.len() / 3, "{shows} of {} pairs show anything", pairs.len());
+
+    let killed = async {
+        let first = witness.next(SOON).await;
+        doomed.kill9();
+        first
+    };
+    let (played, first) = tokio::join!(stage.play(), killed);
+    played?;
+    first?;
+    let mut witness = ObserverSocket::open(other.url(), stage.key.token()).await?;
+    for pair in &mut pairs {
+        pair.resume(other.url(), start).await?;
+        assert_eq!(pair.seen, pair.expected(start).await?, "{} read on", pair.name);
+    }
+    let start_of_last = stage.latest().await?;
+    stage.play().await?;
+    let all = numbers(&log(&stage.key, start_of_last).await?);
+    assert_eq!(shown(&mut witness, &all).await?, all, "the other gateway has all of it");
+    for pair in &mut pairs {
+        pair.catch_up(start).await?;
+    }
     Ok(())
 }
 

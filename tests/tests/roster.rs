@@ -105,7 +105,20 @@ async fn each_process_of_a_node_shows_by_itself() -> Result<()> {
     ] {
         assert_eq!(found(&key, query).await?, names, "{query}");
     }
-    key.get("/v1/nodes?status=asleep").await?.refused(400, "invalid_request")?;
+    for query in ["status=asleep", "cursor=farm", "cursor=king/farm"] {
+        key.get(&format!("/v1/nodes?{query}")).await?.refused(400, "invalid_request")?;
+    }
+    // Page by page it is the same list.
+    let listed = key.get("/v1/nodes").await?.success()?;
+    let (mut paged, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let page = key.get(&format!("/v1/nodes?history=true&limit=1&cursor={cursor}")).await?.success()?;
+        paged.extend(page["nodes"].as_array().context("nodes")?.iter().map(|node| node["id"].clone()));
+        let Some(next) = page["next_cursor"].as_str() else { break };
+        cursor = next.to_owned();
+    }
+    let ids: Vec<Value> = listed.as_array().context("a list")?.iter().map(|node| node["id"].clone()).collect();
+    assert_eq!(paged, ids);
 
     // A place is promised until the agent is there, and it is the process's own.
     let ack = lead.post("/v1/agents/spawn", json!({ "name": "writer", "cli": "sh", "task": "" })).await?.success()?;

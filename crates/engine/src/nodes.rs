@@ -17,7 +17,7 @@ use relay_domain::{
     token::TokenKind,
 };
 use relay_store::{DirectTokenOutcome, EnrolOutcome, NewDelivery, NodeEnrolment, subscriptions::Sealed};
-pub use relay_store::{NodeFilter, NodeProviderRow, NodeRow};
+pub use relay_store::{NodeFilter, NodePlace, NodeProviderRow, NodeRow};
 use serde_json::{Value, json};
 
 use crate::push::delivery::DeliverySecrets;

@@ -121,7 +121,7 @@ pub use mailboxes::MailboxRow;
 pub use members::{Joining, MemberRow, Membership};
 pub use message_update::MessageChange;
 pub use messages_read::{ListedMessage, MessagePage, MessageRow};
-pub use nodes::{NodeFilter, NodeProviderRow, NodeRow};
+pub use nodes::{NodeFilter, NodePlace, NodeProviderRow, NodeRow};
 pub use observer_overrides::{OverrideCursor, OverrideRow, OverrideState, Retirement, SigningKeyRow};
 pub use observer_tokens::{
     NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenRow, ObserverTokenUpdate,

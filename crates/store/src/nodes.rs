@@ -82,8 +82,19 @@ pub struct NodeFilter {
     pub capability: Option<String>,
     /// Only live nodes, or only others.
     pub live: Option<bool>,
+    /// Nodes that are listed behind this one, whether it is still there or not.
+    pub after: Option<NodePlace>,
     /// How many at most.
     pub limit: i64,
+}
+
+/// Where a node stands in the list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodePlace {
+    /// Its role.
+    pub role: String,
+    /// Its name.
+    pub name: String,
 }
 
 const NODE_COLUMNS: &str = "n.node_id, n.name, n.kind, n.role, n.machine_id, n.delivery_adapter, n.capabilities, \
@@ -197,6 +208,9 @@ impl Store {
                                AND p.last_heartbeat_at > now() - make_interval(secs => ",
             );
             query.push_bind(NODE_TTL.as_secs_f64()).push("))) = ").push_bind(live);
+        }
+        if let Some(after) = &filter.after {
+            query.push(" AND (n.role, n.name) > (").push_bind(&after.role).push(", ").push_bind(&after.name).push(")");
         }
         query.push(" ORDER BY n.role, n.name LIMIT ").push_bind(filter.limit);
         query.build_query_as().fetch_all(&self.pool).await.map_err(StoreError::from_sqlx("listing nodes"))

@@ -47,9 +47,9 @@ pub struct Action {
     /// For people.
     #[schema(example = "Builds a revision.")]
     pub description: String,
-    /// The name of the agent that handles it; empty when a node does.
+    /// The name of the agent that handles it. Null when a node does; then empty for clients that take no null.
     #[schema(example = "builder")]
-    pub handler_agent: String,
+    pub handler_agent: Option<String>,
     /// The name of the node that handles it.
     pub handler_node: Option<String>,
     /// That node.

@@ -107,10 +107,35 @@ pub struct NodesQuery {
     /// online or offline.
     #[serde(default)]
     pub status: Option<String>,
+    /// Where to go on: the `next_cursor` of the page before.
+    #[serde(default)]
+    pub cursor: Option<String>,
+    /// `true`: answer with a page, which says where the next begins, instead of a list.
+    #[serde(default)]
+    pub history: Option<String>,
     /// How many at most.
     #[serde(default)]
     #[param(value_type = Option<i64>, minimum = 1)]
     pub limit: Option<String>,
+}
+
+/// Some of the nodes, in the form that was asked for.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum Nodes {
+    /// Without `history`.
+    List(Vec<Node>),
+    /// With it.
+    Page(NodesPage),
+}
+
+/// A page of nodes.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct NodesPage {
+    /// The nodes.
+    pub nodes: Vec<Node>,
+    /// Where the next page begins; null when this is the last.
+    pub next_cursor: Option<String>,
 }
 
 /// A capability as the roster shows it.

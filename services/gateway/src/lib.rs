@@ -11,6 +11,7 @@ pub mod middleware;
 pub mod node;
 pub mod observe;
 pub mod openapi;
+pub mod origin_client;
 pub mod router;
 pub mod routes;
 pub mod state;

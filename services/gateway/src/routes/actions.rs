@@ -17,6 +17,7 @@ use crate::{
     error::ApiError,
     extract::{Body, KeyedBody, Path, Query},
     openapi::IdempotencyKey,
+    origin_client::OriginClient,
 };
 
 /// Defines an action, or changes one that the same handler has.
@@ -32,6 +33,7 @@ use crate::{
 pub async fn define(
     State(engine): State<Engine>,
     Caller(caller): Caller,
+    client: OriginClient,
     Body(body): Body<wire::ActionBody>,
 ) -> Result<Reply<wire::Action>, ApiError> {
     let request = DefineAction {
@@ -44,7 +46,7 @@ pub async fn define(
         available_to: body.available_to,
     };
     let (row, new) = engine.define_action(&caller, request).await?;
-    Ok(Reply::with_status(if new { StatusCode::CREATED } else { StatusCode::OK }, action(row)))
+    Ok(Reply::with_status(if new { StatusCode::CREATED } else { StatusCode::OK }, action(row, client)))
 }
 
 /// Lists the actions that the caller may invoke, by name.
@@ -56,9 +58,13 @@ pub async fn define(
     responses((status = 200, body = Vec<wire::Action>)),
 )]
 #[tracing::instrument(level = "debug", name = "http.actions.list", skip_all)]
-pub async fn list(State(engine): State<Engine>, Caller(caller): Caller) -> Result<Reply<Vec<wire::Action>>, ApiError> {
+pub async fn list(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    client: OriginClient,
+) -> Result<Reply<Vec<wire::Action>>, ApiError> {
     let rows = engine.actions(&caller).await?;
-    Ok(Reply::ok(rows.into_iter().map(action).collect()))
+    Ok(Reply::ok(rows.into_iter().map(|row| action(row, client)).collect()))
 }
 
 /// Shows an action.
@@ -71,9 +77,10 @@ pub async fn list(State(engine): State<Engine>, Caller(caller): Caller) -> Resul
 pub async fn get(
     State(engine): State<Engine>,
     Caller(caller): Caller,
+    client: OriginClient,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::Action>, ApiError> {
-    Ok(Reply::ok(action(engine.action(&caller, &name).await?)))
+    Ok(Reply::ok(action(engine.action(&caller, &name).await?, client)))
 }
 
 /// Ends an action.
@@ -180,12 +187,13 @@ fn invocation_id(text: &str) -> Result<InvocationId, ApiError> {
     text.parse().map_err(|_| EngineError::InvocationNotFound.into())
 }
 
-fn action(row: ActionRow) -> wire::Action {
+fn action(row: ActionRow, client: OriginClient) -> wire::Action {
+    let no_agent = client.takes_no_null_handler().then(String::new);
     wire::Action {
         id: ActionId::new(row.action_id),
         name: row.name,
         description: row.description,
-        handler_agent: row.handler_agent.unwrap_or_default(),
+        handler_agent: row.handler_agent.or(no_agent),
         handler_node: row.handler_node,
         handler_node_id: row.handler_node_id.map(NodeId::new),
         input_schema: row.input_schema,

@@ -1,10 +1,6 @@
 //! Direct-message conversations: listing, reading, groups and who takes part. Posting is in `send`.
 
-use axum::{
-    Json,
-    extract::State,
-    http::{HeaderMap, StatusCode},
-};
+use axum::{Json, extract::State, http::StatusCode};
 use relay_domain::conversation::public_channel_id;
 use relay_engine::{
     Engine,
@@ -26,6 +22,7 @@ use crate::{
     error::ApiError,
     extract::{Body, KeyedBody, Path, Query},
     openapi::IdempotencyKey,
+    origin_client::OriginClient,
     routes::page,
 };
 
@@ -39,10 +36,9 @@ use crate::{
 pub async fn conversations(
     State(engine): State<Engine>,
     Agent(caller): Agent,
-    headers: HeaderMap,
+    client: OriginClient,
 ) -> Result<Reply<Vec<wire::Conversation>>, ApiError> {
-    // The one client that validates these fields as strings.
-    let names_only = headers.get("x-relaycast-origin-client").is_some_and(|client| client == "@relaycast/python-sdk");
+    let names_only = client.takes_conversations_as_names();
     let listed = engine.conversations(&caller).await?;
     Ok(Reply::ok(listed.into_iter().map(|row| conversation(row, names_only)).collect()))
 }

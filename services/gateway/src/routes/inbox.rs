@@ -1,6 +1,6 @@
 //! What an agent has not read; reactions; who has read what.
 
-use axum::{extract::State, http::HeaderMap};
+use axum::extract::State;
 use relay_engine::{
     Engine,
     inbox::{INBOX_PAGE, UnreadPlace},
@@ -12,6 +12,7 @@ use crate::{
     envelope::{NoContent, Reply},
     error::ApiError,
     extract::{Body, Path, Query},
+    origin_client::OriginClient,
     routes::page,
 };
 
@@ -29,11 +30,9 @@ use crate::{
 pub async fn get(
     State(engine): State<Engine>,
     Agent(caller): Agent,
-    headers: HeaderMap,
+    client: OriginClient,
     Query(query): Query<wire::InboxQuery>,
 ) -> Result<Reply<wire::Inbox>, ApiError> {
-    // The one client that validates the newest message as a string.
-    let text_only = headers.get("x-relaycast-origin-client").is_some_and(|client| client == "@relaycast/sdk-rust");
     let inbox = engine.inbox(&caller, page::limit(query.limit.as_deref(), INBOX_PAGE)?).await?;
     Ok(Reply::ok(wire::Inbox {
         unread_channels: inbox
@@ -52,7 +51,7 @@ pub async fn get(
                 created_at: row.created_at.into(),
             })
             .collect(),
-        unread_dms: inbox.conversations.into_iter().filter_map(|place| conversation(place, text_only)).collect(),
+        unread_dms: inbox.conversations.into_iter().filter_map(|place| conversation(place, client)).collect(),
         recent_reactions: inbox
             .reactions
             .into_iter()
@@ -67,10 +66,10 @@ pub async fn get(
     }))
 }
 
-fn conversation(place: UnreadPlace, text_only: bool) -> Option<wire::UnreadConversation> {
+fn conversation(place: UnreadPlace, client: OriginClient) -> Option<wire::UnreadConversation> {
     let last_message = place.newest_id.map(|id| {
         let text = place.newest_text.unwrap_or_default();
-        if text_only {
+        if client.takes_last_unread_as_text() {
             return wire::ShownUnread::Text(text);
         }
         let created_at = place.newest_at.unwrap_or_default().into();

@@ -5,7 +5,7 @@ use relay_domain::node::LISTED_NODES;
 use relay_engine::{
     Engine,
     bindings::{self, BindAgent},
-    nodes::{self, Capability, EnrolNode, NodeFilter},
+    nodes::{self, Capability, EnrolNode, NodeFilter, NodePlace},
 };
 use relay_wire::node as wire;
 
@@ -54,17 +54,19 @@ pub async fn enrol(
 }
 
 /// Lists the nodes.
+///
+/// With `history=true` as a page, which says where the next begins.
 #[utoipa::path(
     get, path = "/v1/nodes", tag = "nodes",
     security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])), params(wire::NodesQuery),
-    responses((status = 200, body = Vec<wire::Node>), (status = 403, description = "insufficient_scope")),
+    responses((status = 200, body = wire::Nodes), (status = 403, description = "insufficient_scope")),
 )]
 #[tracing::instrument(level = "debug", name = "http.nodes.list", skip_all)]
 pub async fn list(
     State(engine): State<Engine>,
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::NODES }>,
     Query(query): Query<wire::NodesQuery>,
-) -> Result<Reply<Vec<wire::Node>>, ApiError> {
+) -> Result<Reply<wire::Nodes>, ApiError> {
     let live = match query.status.as_deref() {
         None | Some("all" | "") => None,
         Some("online") => Some(true),
@@ -73,14 +75,26 @@ pub async fn list(
             return Err(ApiError::invalid_request("status must be online or offline"));
         }
     };
-    let filter = NodeFilter {
-        name: query.name,
-        capability: query.capability,
-        live,
-        limit: page::limit(query.limit.as_deref(), LISTED_NODES)?,
-    };
-    let listed = engine.nodes(caller.scope(), filter).await?;
-    Ok(Reply::ok(listed.into_iter().map(descriptor).collect()))
+    let limit = page::limit(query.limit.as_deref(), LISTED_NODES)?;
+    let after = query.cursor.as_deref().filter(|text| !text.is_empty()).map(place).transpose()?;
+    let filter = NodeFilter { name: query.name, capability: query.capability, live, after, limit };
+    let nodes: Vec<wire::Node> = engine.nodes(caller.scope(), filter).await?.into_iter().map(descriptor).collect();
+    Ok(Reply::ok(match query.history.as_deref() {
+        Some("true" | "1") => {
+            let is_full = i64::try_from(nodes.len()).is_ok_and(|found| found == limit);
+            let next_cursor = nodes.last().filter(|_| is_full).map(|last| format!("{}/{}", last.role, last.name));
+            wire::Nodes::Page(wire::NodesPage { nodes, next_cursor })
+        }
+        _ => wire::Nodes::List(nodes),
+    }))
+}
+
+/// Where a page begins, as the page before told it.
+fn place(cursor: &str) -> Result<NodePlace, ApiError> {
+    match cursor.split_once('/') {
+        Some((role @ ("broker" | "direct"), name)) => Ok(NodePlace { role: role.to_owned(), name: name.to_owned() }),
+        _ => Err(ApiError::invalid_request("Invalid pagination query")),
+    }
 }
 
 /// Shows a node.
