@@ -280,7 +280,7 @@ async fn every_route_refuses_every_wrong_token_by_the_contracts_code() -> Result
             }
         }
     }
-    assert!(checked > 500, "only {checked} combinations");
+    assert!(checked > 400, "only {checked} combinations");
     assert_eq!(tenant.state().await?, before, "a refused request changed something");
     Ok(())
 }
@@ -393,7 +393,7 @@ async fn what_another_tenant_owns_is_as_absent_as_what_nobody_has() -> Result<()
             }
         }
     }
-    assert!(checked > 500, "only {checked} combinations");
+    assert!(checked > 400, "only {checked} combinations");
     assert_eq!(victim.state().await?, before, "another tenant changed something");
     // A node enrolled under another tenant's id or name is the intruder's own, and leaves theirs alone.
     let body = json!({ "node_id": victim.node.node_id, "name": victim.node.name, "kind": "ws", "role": "broker" });
