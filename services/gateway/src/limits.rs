@@ -59,7 +59,8 @@ pub async fn tell(mut request: Request, next: Next) -> Response {
 /// Charges a request to its caller.
 ///
 /// # Errors
-/// 429 `rate_limit_exceeded`: a budget is used up, and nothing was done.
+/// 429 `rate_limit_exceeded`: a budget is used up, and nothing was done. 503 `database_overloaded`: storage does not
+/// say what is left.
 pub(crate) async fn charge(
     parts: &Parts,
     state: &AppState,
@@ -73,6 +74,9 @@ pub(crate) async fn charge(
 fn settle(parts: &Parts, admission: Option<Admission>) -> Result<(), ApiError> {
     let (standing, outcome) = match admission {
         None => return Ok(()),
+        Some(Admission::Unknown) => {
+            return Err(ApiError::unavailable("database_overloaded", "Storage is unavailable, try again"));
+        }
         Some(Admission::Admitted(standing)) => (standing, Ok(())),
         Some(Admission::Refused { standing, retry_after }) => (standing, Err(ApiError::rate_limited(retry_after))),
     };

@@ -18,7 +18,7 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use crate::{Engine, EngineResult};
 
-/// A request waits this long for units to be taken, then it is told to come back.
+/// A request waits this long for units to be taken, then storage counts as away.
 const WAIT: Duration = Duration::from_secs(1);
 /// A storage that was found away is not asked again by everybody.
 const AWAY_FOR: Duration = Duration::from_secs(1);
@@ -31,6 +31,8 @@ pub(super) enum Spent {
     No {
         wait: Option<Duration>,
     },
+    /// Nobody knows: storage does not say how much is left.
+    Unknown,
 }
 
 /// A workspace's budget, or one caller's part of it.
@@ -71,7 +73,7 @@ impl Account {
                 }
                 let turn = Arc::clone(&self.turn).lock_owned().await;
                 if turn.is_some_and(|away| away.elapsed() < AWAY_FOR) {
-                    return Spent::No { wait: Some(AWAY_FOR) };
+                    return Spent::Unknown;
                 }
                 // Somebody else may have taken meanwhile.
                 match self.charge(engine, budget, cost) {
@@ -81,7 +83,7 @@ impl Account {
                 }
             }
         };
-        tokio::time::timeout(WAIT, paid).await.unwrap_or(Spent::No { wait: Some(WAIT) })
+        tokio::time::timeout(WAIT, paid).await.unwrap_or(Spent::Unknown)
     }
 
     /// Gives back what was paid.

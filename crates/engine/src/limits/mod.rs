@@ -98,6 +98,8 @@ pub enum Admission {
         /// When to come back, in seconds: 1 to 60.
         retry_after: u16,
     },
+    /// Storage does not say what is left of the budget: nothing is wrong with the caller.
+    Unknown,
 }
 
 pub(crate) struct Limits {
@@ -139,8 +141,13 @@ impl Engine {
                     own.refund(cost);
                     (Some("workspace"), wait)
                 }
+                Spent::Unknown => {
+                    own.refund(cost);
+                    return Some(Admission::Unknown);
+                }
             },
             Spent::No { wait } => (Some("caller"), wait),
+            Spent::Unknown => return Some(Admission::Unknown),
         };
         let (_, reset_at) = rate::window(scope.workspace_id().get(), now);
         let limit = budget / cost;

@@ -94,7 +94,7 @@ async fn admit(
         }
         other => other?,
     };
-    let seat = state.observers.take()?;
+    let seat = state.observers.take(access.scope)?;
     let events = state.engine.observe_events(access.scope, None).await?;
     Ok((Watch::new(state.engine.clone(), access), events, seat))
 }

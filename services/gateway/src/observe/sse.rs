@@ -67,7 +67,7 @@ pub(crate) async fn stream(
     }
     let token = ObserverCredentials { token: query.token }.token(&headers)?;
     let access = state.engine.observe(&token).await?;
-    let seat = state.observers.take()?;
+    let seat = state.observers.take(access.scope)?;
     let events = state.engine.observe_events(access.scope, since).await?;
     let reader = Reader {
         watch: Watch::new(state.engine.clone(), access),
