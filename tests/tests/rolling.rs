@@ -234,7 +234,7 @@ async fn settle(scene: &Scene, agents: &[Agent], told: Told) -> Result<()> {
 
 fn start_gateway(
     scene: &Scene,
-    bin_dir: &std::path::Path,
+    bin_dir: &Path,
     backends: &Backends,
     number: usize,
     main: Port,
@@ -248,7 +248,7 @@ fn start_gateway(
     Ok(service.context("start a new gateway")?.keeping([main, metrics]))
 }
 
-fn start_worker(scene: &Scene, bin_dir: &std::path::Path, backends: &Backends) -> Result<Service> {
+fn start_worker(scene: &Scene, bin_dir: &Path, backends: &Backends) -> Result<Service> {
     let metrics = Port::free()?;
     let log = scene.stack.state_dir().join("logs").join("worker-new.log");
     let program = binaries::find(bin_dir, "relay-worker")?;
