@@ -281,6 +281,59 @@ def test_migrations_run_before_everything_else():
     assert find("bare", "Job") == []
 
 
+def test_the_migration_is_placed_where_it_may_run_and_does_not_wait_for_ever():
+    """Helm waits for the Job; on tainted nodes one that bears no taints stays pending."""
+    migrate = {
+        "nodeSelector": {"pool": "messaging"},
+        "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "high",
+    }
+    made = objects(render(merged(MINIMAL, {"migrate": {**migrate, "activeDeadlineSeconds": 900}})))
+    (job,) = [o for o in made if o["kind"] == "Job"]
+    assert {key: job["spec"]["template"]["spec"].get(key) for key in migrate} == migrate
+    assert job["spec"]["activeDeadlineSeconds"] == 900
+    assert one("minimal", "Job")["spec"]["activeDeadlineSeconds"] > 0
+
+
+def open_ports(values, component):
+    """The ports beside DNS, Postgres and NATS that the policy of a component lets out to."""
+    made = objects(render(merged(MINIMAL, values)))
+    (policy,) = [o for o in made if o["kind"] == "NetworkPolicy" and o["metadata"]["name"].endswith(component)]
+    ports = [entry["port"] for rule in policy["spec"]["egress"] for entry in rule["ports"]]
+    assert len(ports) == len(set(ports)) + 1, "DNS is there twice, nothing else is"
+    return set(ports) - {53, 5432, 4222}
+
+
+OPERATOR = {"audience": "relay"}
+
+
+@pytest.mark.parametrize(
+    ("values", "of_gateways", "of_workers"),
+    [
+        ({}, {443}, {443}),
+        ({"push": {"proxyUrl": "http://proxy:3128/fwd"}}, {443}, {443, 3128}),
+        ({"push": {"proxyUrl": "http://proxy/3128"}}, {443}, {443, 80}),
+        ({"push": {"proxyUrl": "https://user:4711@proxy/"}}, {443}, {443}),
+        ({"config": {"otlpEndpoint": "http://10.0.0.7"}}, {443, 80}, {443, 80}),
+        ({"config": {"otlpEndpoint": "http://10.0.0.7:4317/"}}, {443, 4317}, {443, 4317}),
+        ({"config": {"otlpEndpoint": "http://[fd00::7]:4317"}}, {443, 4317}, {443, 4317}),
+        ({"config": {"otlpEndpoint": "http://[fd00::7]"}}, {443, 80}, {443, 80}),
+        ({"files": {"s3": {"bucket": "b", "endpoint": "http://minio:9000"}}}, {443, 9000}, {443, 9000}),
+        ({"config": {"operator": {**OPERATOR, "issuer": "https://id.example:8443/realms/7"}}}, {443, 8443}, {443}),
+        (
+            {"config": {"operator": {**OPERATOR, "issuer": "https://id.example", "jwksUrl": "https://keys.example:9443/keys"}}},
+            {443, 9443},
+            {443},
+        ),
+        ({"networkPolicy": {"httpsPorts": []}, "files": {"s3": {"bucket": "b", "endpoint": "http://minio:9000"}}}, {9000}, {9000}),
+    ],
+)
+def test_policies_open_the_ports_that_urls_lead_to(values, of_gateways, of_workers):
+    assert open_ports(values, "gateway") == of_gateways
+    assert open_ports(values, "worker") == of_workers
+
+
 def test_weak_durability_is_said_aloud():
     assert "WARNING: JetStream keeps 1 copy" in notes(values_of("trial"))
     assert "WARNING: trialPostgres" in notes(values_of("trial"))

@@ -60,6 +60,17 @@ def promtool(*arguments):
     return subprocess.run(["promtool", *arguments], capture_output=True, text=True)
 
 
+def test_every_metric_is_documented_with_its_kind():
+    page = (ROOT / "docs/configuration.md").read_text()
+    rows = dict(re.findall(r"^\| `(relay_\w+)` \| (\w+) \|", page, re.MULTILINE))
+    tenants = {name: kind for name, kind in rows.items() if name.startswith("relay_workspace_")}
+    operators = {name: kind for name, kind in rows.items() if name not in tenants}
+    assert operators == {name: kind.lower() for name, kind in engine_metrics().items()}
+    source = (ROOT / "services/gateway/src/routes/insight.rs").read_text()
+    served = re.findall(r'\("(\w+)", "(counter|gauge)", ', source)
+    assert tenants == {f"relay_workspace_{name}": kind for name, kind in served}
+
+
 def test_every_metric_that_is_asked_for_exists():
     kinds = engine_metrics()
     asked = 0

@@ -113,7 +113,7 @@ NODES = board(
 )
 
 TENANTS = board(
-    "relay-tenants", "Relay: tenants", "What workspaces ask together, and what they are refused. Metrics carry no workspace: GET /v1/activity tells of one.",
+    "relay-tenants", "Relay: tenants", "What workspaces ask together, and what they are refused. Metrics carry no workspace: GET /v1/workspace/metrics tells of one.",
     graph("Refused requests", "reqps", "By what was used up: the workspace's budget, the caller's part, the address's.",
           ("{{by}}", rate("relay_requests_limited_total", by="by"))),
     graph("Budgets taken", "cps", "Batches of request budgets that gateways took from Postgres.", ("taken", rate("relay_budget_takings_total"))),
@@ -139,7 +139,7 @@ STORAGE = board(
 
 LOOPS = board(
     "relay-loops", "Relay: worker loops", "Expiry, the outbox relay, retention and the others.",
-    graph("Since the last success", "s", "Of the worker that did it last. More than ten periods is an alert.",
+    graph("Since the last success", "s", "Of the worker that did it last. More than 10 minutes is an alert; for partitions, 3 hours.",
           ("{{loop}}", f"time() - {gauge('max', 'relay_loop_last_success_timestamp_seconds', by='loop')}")),
     graph("Failures", "cps", "", ("{{loop}}", rate("relay_loop_failures_total", by="loop"))),
     graph("Work", "cps", "Things dealt with.", ("{{loop}}", rate("relay_loop_work_total", by="loop"))),

@@ -189,12 +189,39 @@ async fn only_operators_create_workspaces_on_a_hosted_installation() -> Result<(
         json!({ "plan": "gold" }),
         json!({ "own": { "robots": 1 } }),
         json!({ "own": { "agents": -1 } }),
+        json!({ "own": { "mailbox_depth": 0 } }),
+        json!({ "own": { "mailbox_depth": 100_001 } }),
+        json!({ "own": { "message_days": 7 } }),
         json!({ "limits": { "agents": 1 } }),
     ] {
         operator.put(&path, bad).await?.refused(400, "invalid_request")?;
     }
     operator.get("/v1/operator/workspaces/1/quotas").await?.refused(404, "workspace_not_found")?;
     owner.get(&path).await?.refused(401, "unauthorized")?;
+    depth_and_retention(&operator, &path, &owner).await
+}
+
+/// What commits go by follows at once, and goes back with what was set apart.
+async fn depth_and_retention(operator: &Api, path: &str, owner: &Api) -> Result<()> {
+    let shown = operator.get(path).await?.success()?;
+    assert_eq!((&shown["limits"]["mailbox_depth"], &shown["limits"]["message_days"]), (&json!(1000), &Value::Null));
+    let (ada, bob) = (owner.register_agent("ada").await?, owner.register_agent("bob").await?);
+    let (ada, bob) = (owner.as_agent(&ada), owner.as_agent(&bob));
+    let mut sent = 0;
+    for (own, fit) in
+        [(json!({ "mailbox_depth": 2, "message_days": 30 }), 2), (json!({ "mailbox_depth": 3 }), 3), (json!({}), 5)]
+    {
+        let set = operator.put(path, json!({ "own": own })).await?.success()?;
+        let wanted = (own.get("mailbox_depth").cloned().unwrap_or(json!(1000)), own["message_days"].clone());
+        assert_eq!((set["limits"]["mailbox_depth"].clone(), set["limits"]["message_days"].clone()), wanted);
+        for _ in 0..2 {
+            sent += 1;
+            assert_eq!(ada.dm("bob", &format!("message {sent}")).await?.status, 201, "the message itself is kept");
+        }
+        // One that finds the mailbox full is not written.
+        let waiting = bob.get("/v1/deliveries").await?.success()?;
+        assert_eq!(waiting.as_array().map(Vec::len), Some(fit), "after {own}: {waiting}");
+    }
     Ok(())
 }
 

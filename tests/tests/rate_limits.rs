@@ -294,7 +294,7 @@ async fn lookups_by_address(stack: &Stack) -> Result<()> {
 /// How many of a kind a workspace may have, on a plan that allows two of each.
 #[tokio::test]
 async fn what_a_plan_does_not_allow_is_not_created() -> Result<()> {
-    let plans = json!({ "enterprise": { "agents": 2, "channels": 2, "nodes": 2 } });
+    let plans = json!({ "enterprise": { "agents": 2, "channels": 2, "nodes": 2, "mailbox_depth": 2 } });
     let stack = Stack::builder().env("RELAY_PLANS", plans.to_string()).start().await?;
     let key = Api::create_workspace(stack.gateway(0).url(), "ceilings").await?;
     for (path, list) in [("/v1/agents", "/v1/agents"), ("/v1/channels", "/v1/channels"), ("/v1/nodes", "/v1/nodes")] {
@@ -316,6 +316,18 @@ async fn what_a_plan_does_not_allow_is_not_created() -> Result<()> {
         let again = key.post(path, json!({ "name": format!("thing-{number}") })).await?;
         ensure!(again.status == if path == "/v1/nodes" { 201 } else { 409 }, "{path}: {}", again.body);
     }
+    // Of a third delivery its sender is told that the mailbox is full.
+    let agents = key.get("/v1/agents").await?.success()?;
+    let names: Vec<&str> = agents.as_array().context("a list")?.iter().filter_map(|row| row["name"].as_str()).collect();
+    let mut clients = Vec::new();
+    for name in &names {
+        let rotated = key.post(&format!("/v1/agents/{name}/rotate-token"), json!({})).await?.success()?;
+        clients.push(key.with_token(rotated["token"].as_str().context("a token")?));
+    }
+    for number in 0..3 {
+        ensure!(clients[0].dm(names[1], &format!("message {number}")).await?.status == 201);
+    }
+    ensure!(rows(&clients[1], "/v1/deliveries").await? == 2, "the plan's mailboxes take two");
     Ok(())
 }
 

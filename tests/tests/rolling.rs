@@ -1,26 +1,37 @@
 //! Everything is replaced, one process after the other, while messages flow. Nothing is lost and no client gives up.
 //! How long deliveries take meanwhile is measured by `relay-loadtest rolling`.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
-use relay_acceptance::chaos::{
-    load::{Front, Senders, Told},
-    node::Node,
-    scene::Scene,
-    sized,
+use relay_acceptance::{
+    chaos::{
+        load::{Front, Senders, Told},
+        node::Node,
+        scene::Scene,
+        sized,
+    },
+    relayctl::relayctl_with,
 };
 use relay_testkit::{
     binaries,
     client::Agent,
     ports::Port,
+    servers::{Nats, Postgres},
     stack::{Backends, Service, Stack, migrate},
     wait,
 };
+use sqlx::{Connection as _, PgConnection, migrate::Migrator};
 
 /// Names the folder with the binaries of the version before this one (`cargo xtask upgrade` builds them).
 const PREVIOUS: &str = "RELAY_PREVIOUS_BIN_DIR";
 const SENDERS: usize = 4;
+/// Where the first version's schema ended.
+const FIRST_SCHEMA: i64 = 2;
+const MIGRATIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../migrations");
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rolling_restart_loses_nothing_and_no_client_gives_up() -> Result<()> {
@@ -63,6 +74,50 @@ async fn even_clients_that_go_on_calling_a_draining_gateway_lose_nothing() -> Re
     }
     senders.send(50).await?;
     settle(&scene, &agents, senders.stop().await?).await
+}
+
+/// The schema is the first version's, without its programs: those are a build of their own (the test below).
+#[tokio::test]
+async fn on_an_old_schema_programs_wait_for_the_migration_and_touch_nothing() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let (database_dir, stream_dir) = (dir.path().join("postgres"), dir.path().join("nats"));
+    let (postgres, nats) = tokio::try_join!(Postgres::start(&database_dir), Nats::start(&stream_dir))?;
+    let backends = Backends { database_url: postgres.create_database("relay").await?, nats_url: nats.url() };
+    let mut database = PgConnection::connect(&backends.database_url).await?;
+    let known = Migrator::new(Path::new(MIGRATIONS)).await?;
+    let old: Vec<_> = known.iter().filter(|migration| migration.version <= FIRST_SCHEMA).cloned().collect();
+    Migrator::with_migrations(old).run(&mut database).await?;
+
+    let variables = [("DATABASE_URL", backends.database_url.as_str()), ("NATS_URL", backends.nats_url.as_str())];
+    let doctor = relayctl_with(&["doctor"], &variables, "").await?;
+    ensure!(!doctor.success && doctor.stdout.contains("-> run relayctl migrate"), "{}", doctor.stdout);
+
+    let bin_dir = binaries::directory()?;
+    let log = |name: &str| dir.path().join(name);
+    let files = [("RELAY_FILES_DIR".to_owned(), dir.path().join("files").to_string_lossy().into_owned())];
+    let ports = [Port::free()?, Port::free()?, Port::free()?];
+    let [main, metrics, of_worker] = ports.each_ref().map(Port::address);
+    let gateway = binaries::find(&bin_dir, "relay-gateway")?;
+    let gateway = Service::gateway("gateway", gateway, &backends, &main, &metrics, &files, &log("gateway.log"))?;
+    let worker = binaries::find(&bin_dir, "relay-worker")?;
+    let worker = Service::worker("worker", worker, &backends, &of_worker, &files, &log("worker.log"))?;
+    for waiting in [&gateway, &worker] {
+        wait::until("a program to see that the schema is old", Duration::from_secs(30), || async {
+            waiting.log_tail(20).contains("waiting for a newer schema")
+        })
+        .await;
+        ensure!(!waiting.is_ready().await, "{} is ready on the old schema", waiting.name());
+    }
+    let leases = "SELECT (SELECT count(*) FROM gateways) + (SELECT count(*) FROM worker_ids WHERE owner IS NOT NULL)";
+    ensure!(sqlx::query_scalar::<_, i64>(leases).fetch_one(&mut database).await? == 0, "somebody took a lease");
+
+    migrate(&binaries::find(&bin_dir, "relayctl")?, &backends.database_url, &backends.nats_url).await?;
+    for served in [&gateway, &worker] {
+        served.wait_ready().await?;
+        served.terminate().await?;
+    }
+    drop(ports);
+    Ok(())
 }
 
 /// Old programs on the new schema, new programs before the old one is migrated, both at once, and the way back.
@@ -179,7 +234,7 @@ async fn settle(scene: &Scene, agents: &[Agent], told: Told) -> Result<()> {
 
 fn start_gateway(
     scene: &Scene,
-    bin_dir: &std::path::Path,
+    bin_dir: &Path,
     backends: &Backends,
     number: usize,
     main: Port,
@@ -193,7 +248,7 @@ fn start_gateway(
     Ok(service.context("start a new gateway")?.keeping([main, metrics]))
 }
 
-fn start_worker(scene: &Scene, bin_dir: &std::path::Path, backends: &Backends) -> Result<Service> {
+fn start_worker(scene: &Scene, bin_dir: &Path, backends: &Backends) -> Result<Service> {
     let metrics = Port::free()?;
     let log = scene.stack.state_dir().join("logs").join("worker-new.log");
     let program = binaries::find(bin_dir, "relay-worker")?;

@@ -87,6 +87,10 @@ pub struct Limits {
     pub observer_tokens: Option<u32>,
     /// See [`Ceiling::FileBytes`].
     pub file_bytes: Option<i64>,
+    /// Unsettled deliveries that one mailbox takes.
+    pub mailbox_depth: u32,
+    /// Days of messages besides today, if fewer than the installation keeps.
+    pub message_days: Option<u32>,
 }
 
 impl Limits {
@@ -116,6 +120,8 @@ impl Limits {
             subscriptions: own.subscriptions.or(self.subscriptions),
             observer_tokens: own.observer_tokens.or(self.observer_tokens),
             file_bytes: own.file_bytes.or(self.file_bytes),
+            mailbox_depth: own.mailbox_depth.unwrap_or(self.mailbox_depth),
+            message_days: own.message_days.or(self.message_days),
         }
     }
 }
@@ -140,20 +146,36 @@ pub struct OwnLimits {
     pub observer_tokens: Option<u32>,
     /// See [`Ceiling::FileBytes`].
     pub file_bytes: Option<i64>,
+    /// Unsettled deliveries that one mailbox takes.
+    pub mailbox_depth: Option<u32>,
+    /// Days of messages besides today.
+    pub message_days: Option<u32>,
 }
 
 impl OwnLimits {
-    /// Whether every number can be used: the request budget is in its range and nothing is negative.
+    /// What [`Self::is_usable`] wants, for people.
+    pub const USABLE: &str = "requests_per_minute must be between 10 and 1000000, mailbox_depth between 1 and 100000, \
+                              message_days between 8 and 36500, file_bytes not negative";
+
+    /// Whether every number can be used: it is in its range.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         self.requests_per_minute.is_none_or(|budget| REQUESTS_PER_MINUTE.contains(&budget))
             && self.file_bytes.is_none_or(|bytes| bytes >= 0)
+            && self.mailbox_depth.is_none_or(|depth| MAILBOX_DEPTH.contains(&depth))
+            && self.message_days.is_none_or(|days| MESSAGE_DAYS.contains(&days))
     }
 }
 
 /// What a request budget may be: below 10 one message would not fit, above a million the arithmetic in
 /// [`crate::rate`] would leave 32 bits.
 pub const REQUESTS_PER_MINUTE: std::ops::RangeInclusive<u32> = 10..=1_000_000;
+
+/// How deep a mailbox may be. Resuming one, and each look for what expires, reads what is unsettled in it.
+pub const MAILBOX_DEPTH: std::ops::RangeInclusive<u32> = 1..=100_000;
+
+/// How many days of messages may be kept: those that deliveries refer to at least.
+pub const MESSAGE_DAYS: std::ops::RangeInclusive<u32> = 8..=36_500;
 
 /// The limits of every plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,6 +186,8 @@ pub struct Plans {
 }
 
 const GIB: i64 = 1024 * 1024 * 1024;
+/// How deep mailboxes are on every plan, unless the installation says something else.
+const DEPTH: u32 = 1000;
 
 impl Default for Plans {
     fn default() -> Self {
@@ -176,6 +200,8 @@ impl Default for Plans {
             subscriptions: Some(10),
             observer_tokens: Some(10),
             file_bytes: Some(GIB),
+            mailbox_depth: DEPTH,
+            message_days: None,
         };
         let pro = Limits {
             requests_per_minute: 6000,
@@ -186,6 +212,8 @@ impl Default for Plans {
             subscriptions: Some(100),
             observer_tokens: Some(100),
             file_bytes: Some(100 * GIB),
+            mailbox_depth: DEPTH,
+            message_days: None,
         };
         let enterprise = Limits {
             requests_per_minute: 30_000,
@@ -196,6 +224,8 @@ impl Default for Plans {
             subscriptions: None,
             observer_tokens: None,
             file_bytes: None,
+            mailbox_depth: DEPTH,
+            message_days: None,
         };
         Self { free, pro, enterprise }
     }
@@ -243,11 +273,13 @@ mod tests {
     #[test]
     fn plans_are_changed_number_by_number() {
         let free = OwnLimits { agents: Some(3), ..OwnLimits::default() };
-        let enterprise = OwnLimits { requests_per_minute: Some(90_000), ..OwnLimits::default() };
+        let enterprise =
+            OwnLimits { requests_per_minute: Some(90_000), mailbox_depth: Some(5000), ..OwnLimits::default() };
         let plans = Plans::changed(&PlanChanges { free, enterprise, ..PlanChanges::default() }).unwrap();
         assert_eq!(plans.of(Plan::Free), Limits { agents: Some(3), ..Plans::default().of(Plan::Free) });
         assert_eq!(plans.of(Plan::Pro), Plans::default().of(Plan::Pro));
         assert_eq!(plans.of(Plan::Enterprise).requests_per_minute, 90_000);
+        assert_eq!(plans.of(Plan::Enterprise).mailbox_depth, 5000);
     }
 
     #[test]
@@ -256,6 +288,10 @@ mod tests {
             OwnLimits { requests_per_minute: Some(0), ..OwnLimits::default() },
             OwnLimits { requests_per_minute: Some(1_000_001), ..OwnLimits::default() },
             OwnLimits { file_bytes: Some(-1), ..OwnLimits::default() },
+            OwnLimits { mailbox_depth: Some(0), ..OwnLimits::default() },
+            OwnLimits { mailbox_depth: Some(100_001), ..OwnLimits::default() },
+            OwnLimits { message_days: Some(7), ..OwnLimits::default() },
+            OwnLimits { message_days: Some(36_501), ..OwnLimits::default() },
         ] {
             assert_eq!(Plans::changed(&PlanChanges { pro, ..PlanChanges::default() }), None);
         }

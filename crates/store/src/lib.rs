@@ -53,6 +53,7 @@ pub mod liveness;
 mod loop_state;
 mod mailboxes;
 mod members;
+pub mod message_days;
 mod message_edits;
 mod message_update;
 mod messages_read;
@@ -127,7 +128,7 @@ pub use observer_tokens::{
     NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenRow, ObserverTokenUpdate,
 };
 pub use pool::{MIGRATOR, Store};
-pub use quotas::QuotasRow;
+pub use quotas::{LimitsInForce, QuotasRow};
 pub use rate_budgets::Taken;
 pub use reactions::{NewReaction, Reacted, Reaction, ReactionCount};
 pub use reads::{ReadPlace, ReadReceipt};

@@ -15,6 +15,18 @@ pub struct QuotasRow {
     pub plan: Plan,
     /// What differs from the plan.
     pub own: OwnLimits,
+    /// What commits and workers go by.
+    pub in_force: LimitsInForce,
+}
+
+/// Limits that lie in the workspace's own row, where commits and workers read them. They follow from the plan and the own
+/// limits, which gateways work out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LimitsInForce {
+    /// Unsettled deliveries that a mailbox takes.
+    pub mailbox_depth: u32,
+    /// Days of messages, if fewer than the installation keeps.
+    pub message_days: Option<u32>,
 }
 
 impl FromRow<'_, PgRow> for QuotasRow {
@@ -32,6 +44,12 @@ impl FromRow<'_, PgRow> for QuotasRow {
                 subscriptions: count("subscriptions")?,
                 observer_tokens: count("observer_tokens")?,
                 file_bytes: row.try_get("file_bytes")?,
+                mailbox_depth: count("mailbox_depth")?,
+                message_days: count("message_days")?,
+            },
+            in_force: LimitsInForce {
+                mailbox_depth: count("depth_in_force")?.unwrap_or_default(),
+                message_days: count("days_in_force")?,
             },
         })
     }
@@ -50,7 +68,8 @@ impl Store {
     /// When Postgres is away.
     pub async fn quotas(&self, scope: WorkspaceScope) -> StoreResult<Option<QuotasRow>> {
         sqlx::query_as(concat!(
-            "SELECT w.plan, ",
+            "SELECT w.plan, w.mailbox_depth AS depth_in_force, w.message_days AS days_in_force,
+                    q.mailbox_depth, q.message_days, ",
             own_columns!(),
             " FROM workspaces w LEFT JOIN quotas q USING (workspace_id)
               WHERE w.workspace_id = $1 AND w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > now())"
@@ -75,13 +94,14 @@ impl Store {
              )
              INSERT INTO quotas (workspace_id, ",
             own_columns!(),
-            ")
-             SELECT workspace_id, $3, $4, $5, $6, $7, $8, $9, $10 FROM workspace
+            ", mailbox_depth, message_days)
+             SELECT workspace_id, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12 FROM workspace
              ON CONFLICT (workspace_id) DO UPDATE SET
                 requests_per_minute = excluded.requests_per_minute, agents = excluded.agents,
                 channels = excluded.channels, nodes = excluded.nodes, webhooks = excluded.webhooks,
                 subscriptions = excluded.subscriptions, observer_tokens = excluded.observer_tokens,
-                file_bytes = excluded.file_bytes, updated_at = now()
+                file_bytes = excluded.file_bytes, mailbox_depth = excluded.mailbox_depth,
+                message_days = excluded.message_days, updated_at = now()
              RETURNING workspace_id"
         ))
         .bind(scope.workspace_id().get())
@@ -94,9 +114,29 @@ impl Store {
         .bind(count(own.subscriptions))
         .bind(count(own.observer_tokens))
         .bind(own.file_bytes)
+        .bind(count(own.mailbox_depth))
+        .bind(count(own.message_days))
         .fetch_optional(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("setting a workspace's quotas"))?;
         Ok(set.is_some())
+    }
+    /// Lets commits and workers go by other limits of a workspace.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn put_in_force(&self, scope: WorkspaceScope, limits: LimitsInForce) -> StoreResult<()> {
+        let count = |count: u32| i32::try_from(count).unwrap_or(i32::MAX);
+        sqlx::query(
+            "UPDATE workspaces SET mailbox_depth = $2, message_days = $3
+              WHERE workspace_id = $1 AND (mailbox_depth, message_days) IS DISTINCT FROM ($2, $3)",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(count(limits.mailbox_depth))
+        .bind(limits.message_days.map(count))
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("putting a workspace's limits in force"))?;
+        Ok(())
     }
 }

@@ -77,6 +77,12 @@ init
 {{- end -}}
 {{- end -}}
 
+{{- /* The port that a URL leads to: the one behind its host, which may be an IPv6 literal in brackets, or else its scheme's. */ -}}
+{{- define "relay.urlPort" -}}
+{{- $url := urlParse . -}}
+{{- regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default (ternary "443" "80" (eq $url.scheme "https")) -}}
+{{- end -}}
+
 {{- /* What cannot work is refused before anything is made. */ -}}
 {{- define "relay.check" -}}
 {{- $v := .Values -}}

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use clap::{Parser, ValueEnum};
 use ipnet::IpNet;
-use relay_domain::plan::{PlanChanges, Plans};
+use relay_domain::plan::{OwnLimits, PlanChanges, Plans};
 use relay_engine::{EgressConfig, files::FilesConfig, secrets::KeyList};
 
 /// The HTTP and WebSocket edge of the engine.
@@ -107,8 +107,7 @@ pub enum Switch {
 
 fn plans(text: &str) -> Result<Plans, String> {
     let changes: PlanChanges = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    Plans::changed(&changes)
-        .ok_or_else(|| "requests_per_minute must be 10 to 1000000, file_bytes not negative".to_owned())
+    Plans::changed(&changes).ok_or_else(|| OwnLimits::USABLE.to_owned())
 }
 
 /// A network, or a single address.

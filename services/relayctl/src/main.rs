@@ -6,6 +6,8 @@ mod completions;
 mod config;
 mod connection;
 mod dead_letter;
+#[cfg(test)]
+mod docs;
 mod doctor;
 mod mailbox;
 mod migrate;

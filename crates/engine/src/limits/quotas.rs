@@ -4,6 +4,7 @@ use relay_domain::{
     WorkspaceId, WorkspaceScope,
     plan::{Ceiling, Limits, OwnLimits, Plan},
 };
+use relay_store::LimitsInForce;
 
 use crate::{Engine, EngineError, EngineResult};
 
@@ -19,7 +20,8 @@ pub struct Quotas {
 }
 
 impl Engine {
-    /// What a workspace may use. Remembered for a minute; a change made at another gateway is heard of.
+    /// What a workspace may use. Remembered for a minute; a change made at another gateway is heard of. What commits and
+    /// workers go by is brought into line where it differs: after a change, and when the installation's plans are others.
     ///
     /// # Errors
     /// When the workspace is gone, or storage is away.
@@ -30,6 +32,10 @@ impl Engine {
         }
         let row = self.store().quotas(scope).await?.ok_or(EngineError::WorkspaceNotFound)?;
         let limits = self.inner.limits.config.plans.of(row.plan).with(&row.own);
+        let in_force = LimitsInForce { mailbox_depth: limits.mailbox_depth, message_days: limits.message_days };
+        if row.in_force != in_force {
+            self.store().put_in_force(scope, in_force).await?;
+        }
         let quotas = Quotas { plan: row.plan, own: row.own, limits };
         cache.insert(scope.workspace_id(), quotas).await;
         Ok(quotas)
@@ -41,9 +47,7 @@ impl Engine {
     /// When a number is out of range, the workspace is gone, or storage is away.
     pub async fn set_quotas(&self, scope: WorkspaceScope, plan: Option<Plan>, own: &OwnLimits) -> EngineResult<Quotas> {
         if !own.is_usable() {
-            return Err(EngineError::InvalidRequest(
-                "requests_per_minute must be between 10 and 1000000, file_bytes not negative".into(),
-            ));
+            return Err(EngineError::InvalidRequest(OwnLimits::USABLE.into()));
         }
         if !self.store().set_quotas(scope, plan, own).await? {
             return Err(EngineError::WorkspaceNotFound);

@@ -260,3 +260,23 @@ impl Loops {
         self.uptime.lock().unwrap_or_else(PoisonError::into_inner).up_for(Instant::now())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Loop;
+
+    const RUNBOOK: &str = include_str!("../../../../docs/operations/runbooks/loop-stalled.md");
+    const CONFIGURATION: &str = include_str!("../../../../docs/configuration.md");
+
+    #[test]
+    fn operators_can_read_about_every_loop() {
+        let listed = CONFIGURATION.split("\nLoops: ").nth(1).and_then(|rest| rest.split(". ").next()).unwrap();
+        for name in Loop::ALL.map(|which| format!("`{}`", which.name())) {
+            let rows = RUNBOOK.lines().filter(|line| line.starts_with("| `"));
+            let in_runbook =
+                rows.filter(|row| row.split(" | ").next().is_some_and(|cell| cell.contains(&name))).count();
+            assert_eq!(in_runbook, 1, "rows of loop-stalled.md for {name}");
+            assert!(listed.contains(&name), "configuration.md does not list {name}");
+        }
+    }
+}

@@ -99,8 +99,11 @@ pub(super) async fn pruning(engine: &Engine, retention: Retention) -> EngineResu
     let redrives = store.prune_redrives(REDRIVES_KEPT, PRUNED_AT_ONCE).await?;
     let claims = store.prune_claims(CLAIMS_KEPT, PRUNED_AT_ONCE).await?;
     let edits = store.prune_message_edits(edits_kept(retention), PRUNED_AT_ONCE).await?;
+    // Deliveries refer to messages.
+    let least_days = i32::try_from(retention.delivery_days).unwrap_or(i32::MAX);
+    let messages = store.prune_old_messages(engine.now().date_naive(), least_days, PRUNED_AT_ONCE).await?;
     let removed =
         [keys, batches, budgets, events, reports, files, invocations, tokens, called, redrives, claims, edits];
-    let more = removed.iter().any(|removed| *removed >= PRUNED_AT_ONCE.unsigned_abs());
-    Ok(Ticked { worked: workers + removed.iter().sum::<u64>(), more, lag: None })
+    let more = messages.more || removed.iter().any(|removed| *removed >= PRUNED_AT_ONCE.unsigned_abs());
+    Ok(Ticked { worked: workers + messages.removed + removed.iter().sum::<u64>(), more, lag: None })
 }

@@ -4,7 +4,7 @@ use relay_store::partitions::DailyTable;
 use crate::fixture::Database;
 
 impl Database {
-    async fn day(&self, parent: &str, day: NaiveDate) {
+    pub(crate) async fn day(&self, parent: &str, day: NaiveDate) {
         let (name, next) = (format!("{parent}_{}", day.format("%Y%m%d")), day + Days::new(1));
         self.run(&format!("CREATE TABLE {name} PARTITION OF {parent} FOR VALUES FROM ('{day}') TO ('{next}')")).await;
     }

@@ -1,5 +1,8 @@
 use std::time::Duration;
 
+use chrono::Days;
+use relay_store::message_days::OldMessages;
+
 use crate::fixture::Database;
 
 const DAY: Duration = Duration::from_secs(86400);
@@ -68,4 +71,49 @@ async fn what_a_message_said_goes_after_the_events_that_told_it() {
     assert_eq!(db.store.prune_message_edits(9 * DAY, 2).await.unwrap(), 2, "bounded");
     assert_eq!(db.store.prune_message_edits(9 * DAY, 100).await.unwrap(), 2);
     assert_eq!(db.number("SELECT count(*) FROM message_edits").await, 8);
+}
+
+#[tokio::test]
+async fn a_workspace_may_keep_its_messages_for_a_shorter_time() {
+    let db = Database::fresh().await;
+    let today = db.now.date_naive();
+    db.run(
+        "INSERT INTO workspaces (workspace_id, name, message_days, created_at)
+         VALUES (7, 'short', 10, now()), (8, 'as the installation', NULL, now()), (9, 'too short', 8, now())
+         ON CONFLICT (workspace_id) DO UPDATE SET message_days = excluded.message_days",
+    )
+    .await;
+    for age in [9, 10, 11, 12] {
+        let day = today - Days::new(age);
+        db.day("messages", day).await;
+        db.day("message_search", day).await;
+        let midnight_ms = day.and_time(chrono::NaiveTime::MIN).and_utc().timestamp_millis();
+        let first = (midnight_ms - relay_domain::snowflake::EPOCH_MS) << 22;
+        db.run(&format!(
+            "INSERT INTO messages (workspace_id, message_id, created_on, channel_id, agent_id, agent_name, text, created_at)
+             SELECT w, {first} + n, '{day}', 1, 99, 'sender', 'hi', '{day}'
+               FROM unnest(ARRAY[7, 8, 9]) AS w, generate_series(1, 3) AS n;
+             INSERT INTO message_search (workspace_id, message_id, created_on, channel_id, direct, block, document)
+             SELECT workspace_id, message_id, created_on, 1, false, 0, '' FROM messages WHERE created_on = '{day}';
+             INSERT INTO message_reads SELECT workspace_id, message_id, 99, now() FROM messages WHERE created_on = '{day}';
+             INSERT INTO message_reactions (workspace_id, message_id, emoji, agent_id, reaction_id, author_id, created_at)
+             SELECT workspace_id, message_id, 'x', 99, message_id, 99, now() FROM messages WHERE created_on = '{day}'"
+        ))
+        .await;
+    }
+
+    let some = db.store.prune_old_messages(today, 9, 2).await.unwrap();
+    assert_eq!(some, OldMessages { removed: 2, more: true }, "bounded");
+    let rest = db.store.prune_old_messages(today, 9, 100).await.unwrap();
+    // Two days of one, and three of the other, which may not have less than its deliveries.
+    assert_eq!(rest, OldMessages { removed: 2 * 3 + 3 * 3 - 2, more: false });
+    for table in ["messages", "message_search", "message_reads", "message_reactions"] {
+        for (workspace, left) in [(7, 2 * 3), (8, 4 * 3), (9, 3)] {
+            let kept = format!("SELECT count(*) FROM {table} WHERE workspace_id = {workspace}");
+            assert_eq!(db.number(&kept).await, left, "{table} of {workspace}");
+        }
+    }
+    assert_eq!(db.store.prune_old_messages(today, 9, 100).await.unwrap(), OldMessages::default(), "nothing is due");
+    let tomorrow = today + Days::new(1);
+    assert_eq!(db.store.prune_old_messages(tomorrow, 9, 100).await.unwrap().removed, 3 + 3, "a day later a day is");
 }

@@ -1,7 +1,7 @@
 //! Quotas, and what gateways take of a request budget.
 
 use relay_domain::plan::{OwnLimits, Plan};
-use relay_store::{QuotasRow, Taken};
+use relay_store::{LimitsInForce, QuotasRow, Taken};
 
 use crate::fixture::Database;
 
@@ -43,11 +43,22 @@ async fn quotas_are_the_plans_until_set() {
     let (scope, _) = Database::mailbox(1);
     db.run("INSERT INTO workspaces (workspace_id, name, created_at) VALUES (7, 'w', now()) ON CONFLICT DO NOTHING")
         .await;
-    let of_the_plan = |plan| QuotasRow { plan, own: OwnLimits::default() };
+    let in_force = LimitsInForce { mailbox_depth: 1000, message_days: None };
+    let of_the_plan = |plan| QuotasRow { plan, own: OwnLimits::default(), in_force };
     assert_eq!(db.store.quotas(scope).await.unwrap(), Some(of_the_plan(Plan::Enterprise)));
-    let own = OwnLimits { requests_per_minute: Some(90), file_bytes: Some(0), ..OwnLimits::default() };
+    let own = OwnLimits {
+        requests_per_minute: Some(90),
+        file_bytes: Some(0),
+        mailbox_depth: Some(50),
+        message_days: Some(30),
+        ..OwnLimits::default()
+    };
     assert!(db.store.set_quotas(scope, Some(Plan::Free), &own).await.unwrap());
-    assert_eq!(db.store.quotas(scope).await.unwrap(), Some(QuotasRow { plan: Plan::Free, own }));
+    assert_eq!(db.store.quotas(scope).await.unwrap(), Some(QuotasRow { plan: Plan::Free, own, in_force }));
+    let in_force = LimitsInForce { mailbox_depth: 50, message_days: Some(30) };
+    db.store.put_in_force(scope, in_force).await.unwrap();
+    assert_eq!(db.store.quotas(scope).await.unwrap(), Some(QuotasRow { plan: Plan::Free, own, in_force }));
+    let of_the_plan = |plan| QuotasRow { plan, own: OwnLimits::default(), in_force };
     assert!(db.store.set_quotas(scope, None, &OwnLimits::default()).await.unwrap());
     assert_eq!(db.store.quotas(scope).await.unwrap(), Some(of_the_plan(Plan::Free)), "replaced, and the plan stays");
     db.run("UPDATE workspaces SET deleted_at = now()").await;

@@ -2,6 +2,7 @@
 //! through them, and the gateway drains.
 
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -26,6 +27,7 @@ pub(crate) fn run() -> Result<()> {
 /// The same with binaries and packages that are there already.
 pub(crate) fn check(packages: &Packages, binaries: &Path) -> Result<()> {
     let storage = Storage::new()?;
+    bills_of_materials(&storage)?;
     if let Some(reason) = probe::obstacle(&storage)? {
         // Only this is let pass: a machine that cannot run anybody's container.
         gather(&storage, binaries)?;
@@ -50,6 +52,30 @@ pub(crate) fn check(packages: &Packages, binaries: &Path) -> Result<()> {
     println!("in it: {}", version.context("relayctl does not run in the image")?.trim());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(deliver(&storage, packages))
+}
+
+/// `deploy/sbom.sh`, where its tool is installed: building that takes minutes, which is not worth it for every run.
+fn bills_of_materials(storage: &Storage) -> Result<()> {
+    if storage::run(&mut cargo::cargo(&["cyclonedx", "--version"])).is_err() {
+        println!("!! NO BILLS OF MATERIALS: cargo-cyclonedx is not installed; deploy/sbom.sh says how");
+        return Ok(());
+    }
+    let folder = storage.fresh_dir("sbom");
+    let mut script = Command::new(cargo::root().join("deploy/sbom.sh"));
+    storage::run(script.arg(&folder)).context("make the bills of materials")?;
+    for service in ["gateway", "worker", "relayctl"] {
+        let file = folder.join(format!("{service}.cdx.json"));
+        let text = std::fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+        let bill: serde_json::Value = serde_json::from_str(&text)?;
+        let crates = bill["components"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let is_whole = |part: &serde_json::Value| part["version"].is_string() && part["licenses"].is_array();
+        ensure!(
+            crates.iter().any(|part| part["name"] == "tokio" && is_whole(part)),
+            "{service}: tokio is not in its bill"
+        );
+        println!("the bill of materials of {service} names {} crates", crates.len());
+    }
+    Ok(())
 }
 
 fn size(storage: &Storage) -> Result<u64> {
