@@ -213,6 +213,7 @@ async fn a_post_on_one_gateway_and_its_ack_on_another_are_one_trace() -> Result<
     assert!([posted_at, acked_at].iter().flatten().filter(|sender| gateways.contains_key(sender)).count() == 2);
     leads_from_the_bucket_to_the_trace(sending.metrics_url(), &trace).await?;
     what_workers_call_is_below_the_trace(&receiver, &key, &key.as_agent(&ada)).await?;
+    what_is_published_late_is_in_the_trace(&receiver, &stack, &key.as_agent(&ada)).await?;
     // What the post cost: it was authenticated, resolved and committed.
     let line = wait::until_ok("the request's line in the log", SOON, || async {
         let log = std::fs::read_to_string(sending.log())?;
@@ -279,6 +280,27 @@ async fn what_workers_call_is_below_the_trace(receiver: &Receiver, key: &Api, se
         .await?;
     }
     Ok(())
+}
+
+/// What its gateway did not publish, a worker publishes below the same commit.
+async fn what_is_published_late_is_in_the_trace(receiver: &Receiver, stack: &Stack, sender: &Api) -> Result<()> {
+    stack.nats().stop().await?;
+    wait::until("the gateway to miss NATS", SOON, || async {
+        stack.gateway(0).metric("relay_nats_connected").await.is_ok_and(|connected| connected < 1.0)
+    })
+    .await;
+    let trace = trace(WAITING + TRACES + 2);
+    post(sender, "/v1/dm", json!({ "to": "bob", "text": "late" }), &trace).await?;
+    stack.nats().restart().await?;
+    wait::until_ok("the worker's publish", SOON, || async {
+        let spans = receiver.traced(&trace);
+        let span = spans.get("stream.republish").with_context(|| format!("it is not among {:?}", spans.keys()))?;
+        let above: Vec<_> = ancestors(&spans, span).into_iter().map(|span| &*span.name).collect();
+        ensure!(above.contains(&"engine.commit") && above.contains(&"http.request"), "it is below {above:?}");
+        ensure!(receiver.sender(span).is_some_and(|sender| sender.service == "relay-worker"));
+        anyhow::Ok(())
+    })
+    .await
 }
 
 /// The spans of a message from the request to the ack, once all are there. They are one tree: from what the caller said,

@@ -151,12 +151,12 @@ WITH held AS (
 ), queued AS (
     INSERT INTO subscription_deliveries (workspace_id, subscription_id, delivery_id, event_seq, event_kind, body,
                                          next_attempt_at, created_at, traceparent)
-    SELECT $1, $2, e.delivery_id, e.event_seq, e.kind, e.body, now(), e.created_at, m.traceparent
+    SELECT $1, $2, e.delivery_id, e.event_seq, e.kind, e.body, now(), e.created_at,
+           (SELECT m.traceparent FROM messages m
+             WHERE m.workspace_id = $1 AND m.message_id = e.message_id AND m.created_on = e.message_day)
       FROM held
      CROSS JOIN unnest($5::bigint[], $6::bigint[], $7::text[], $8::text[], $9::timestamptz[], $11::bigint[], $12::date[])
            AS e (delivery_id, event_seq, kind, body, created_at, message_id, message_day)
-      LEFT JOIN messages m
-             ON m.workspace_id = $1 AND m.message_id = e.message_id AND m.created_on = e.message_day
     ON CONFLICT (workspace_id, subscription_id, event_seq) WHERE event_seq > 0 DO NOTHING
 )
 SELECT count(*) FROM held";
