@@ -138,16 +138,19 @@ def test_every_alert_leads_to_a_page_that_helps():
     assert linked == set(RUNBOOKS.glob("*.md")) - {RUNBOOKS / "README.md"}, "a page without an alert"
 
 
-def test_the_chart_ships_the_rules_with_links_of_its_own():
+def test_the_chart_ships_the_rules_for_its_own_release(tmp_path):
     rule = next(o for o in objects(rendered("workers-by-lag")) if o["kind"] == "PrometheusRule")
     shipped = [r for group in rule["spec"]["groups"] for r in group["rules"]]
     # Each asks for its own release only: another one in the same Prometheus neither hides a fault of this one nor repeats it.
     own = 'namespace="messaging"'
-    for rule in shipped:
-        for asked in METRIC.finditer(rule["expr"]):
-            assert rule["expr"][asked.end() :].startswith(f"{{{own}"), f"{rule['alert']}: {asked[0]}"
+    for one in shipped:
+        for asked in METRIC.finditer(one["expr"]):
+            assert one["expr"][asked.end() :].startswith(f"{{{own}"), f"{one['alert']}: {asked[0]}"
     everywhere = [r["expr"].replace(f"{{{own}}}", "").replace(f"{own}, ", "") for r in shipped]
     assert everywhere == [r["expr"] for r in alerts()]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rule["spec"]))
+    checked = promtool("check", "rules", str(tmp_path / "rules.yaml"))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
     assert {r["annotations"]["runbook_url"].rsplit("/", 1)[0] for r in shipped} == {"https://wiki.example/relay"}
 
 
