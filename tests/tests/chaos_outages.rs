@@ -35,6 +35,25 @@ async fn pair(scene: &Scene) -> Result<(Agent, Both)> {
 /// Keeps two nodes alive.
 struct Both(#[expect(dead_code, reason = "held")] Node, #[expect(dead_code, reason = "held")] Node);
 
+/// A metric's sum over the gateways.
+async fn of_gateways(scene: &Scene, metric: &str) -> Result<f64> {
+    let mut sum = 0.0;
+    for gateway in scene.stack.gateways() {
+        sum += gateway.metric(metric).await?;
+    }
+    Ok(sum)
+}
+
+/// Waits until each process reports this.
+async fn reports(scene: &Scene, metric: &str, value: f64) {
+    for process in scene.stack.gateways().iter().chain(scene.stack.workers()) {
+        wait::until(&format!("{metric} of {} to be {value}", process.name()), SOON, || async {
+            process.metric(metric).await.is_ok_and(|reported| (reported - value).abs() < f64::EPSILON)
+        })
+        .await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_nats_away_posts_and_delivery_go_on_from_postgres() -> Result<()> {
     let scene = Scene::start().await?;
@@ -43,6 +62,9 @@ async fn with_nats_away_posts_and_delivery_go_on_from_postgres() -> Result<()> {
     scene.dm(&sam, 1, "bob", "before").await?;
     scene.reaches("ada", 1, SOON).await;
     scene.reaches("bob", 1, SOON).await;
+    reports(&scene, "relay_nats_connected", 1.0).await;
+    let missed = of_gateways(&scene, "relay_deliveries_repaired_total").await?;
+    let replayed = of_gateways(&scene, "relay_deliveries_replayed_total").await?;
 
     scene.stack.nats().stop().await?;
     let until = Instant::now() + outage();
@@ -60,6 +82,10 @@ async fn with_nats_away_posts_and_delivery_go_on_from_postgres() -> Result<()> {
     }
     println!("{sent} each with nats away, the slowest after {slowest:?}");
     scene.acked("ada", sent, SOON).await;
+    reports(&scene, "relay_nats_connected", 0.0).await;
+    // Both agents were connected all the time: what had no live copy was no replay.
+    assert!(of_gateways(&scene, "relay_deliveries_repaired_total").await? > missed, "no frame was missing");
+    assert_eq!(of_gateways(&scene, "relay_deliveries_replayed_total").await?, replayed);
 
     scene.stack.nats().restart().await?;
     for _ in 0..20 {

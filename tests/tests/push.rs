@@ -60,7 +60,8 @@ async fn a_failed_try_holds_up_the_rest_and_is_repeated_with_the_same_id() -> Re
         Scene::new("push-retry", json!({ "ack_mode": "on_2xx", "retry": { "schedule": [8, 1, 1, 1] } })).await?;
     let failing = Reply::Full(500, String::new(), "out of order".to_owned());
     scene.receiver.script("/hook", [failing, Reply::Reset, Reply::Status(200)]);
-    for n in 0..3 {
+    let first = scene.send("message 0").await?;
+    for n in 1..3 {
         scene.send(&format!("message {n}")).await?;
     }
     let waiting = scene.until("a retry", "", |rows| rows.iter().any(|row| row["next_attempt_at"].is_string())).await?;
@@ -78,6 +79,15 @@ async fn a_failed_try_holds_up_the_rest_and_is_repeated_with_the_same_id() -> Re
     let reset = text(&attempts[1]["error"]).to_owned();
     assert_eq!(shown, [(&json!(500), "HTTP 500"), (&Value::Null, &*reset), (&json!(200), "")]);
     assert_eq!(text(&attempts[0]["answer"]), "out of order");
+    // The way of the message tells of each of them.
+    let trace = scene.key.get(&format!("/v1/messages/{first}/trace")).await?.success()?;
+    let steps = trace["deliveries"][0]["steps"].as_array().cloned().unwrap_or_default();
+    let tries: Vec<_> = steps.iter().filter(|step| step["step"] == "attempted").collect();
+    let told: Vec<_> = tries.iter().map(|step| (&step["status"], text(&step["reason"]))).collect();
+    assert_eq!(told, shown, "{trace}");
+    assert!(tries.iter().all(|step| step["at"].is_string() && step["latency_ms"].is_i64()), "{trace}");
+    assert_eq!((&steps[0]["step"], &steps[steps.len() - 1]["step"]), (&json!("accepted"), &json!("acked")), "{trace}");
+    assert!(steps.iter().all(|step| step["step"] != "sent"), "no socket was written to: {trace}");
     Ok(())
 }
 

@@ -2,7 +2,6 @@
 //! metrics; what a request cost; the trace behind a slow bucket.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,23 +14,68 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse,
     trace_service_server::{TraceService, TraceServiceServer},
 };
+use opentelemetry_proto::tonic::common::v1::any_value;
 use opentelemetry_proto::tonic::metrics::v1::{Metric, metric::Data, number_data_point};
+use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::Span;
-use relay_testkit::{client::Api, ports::Port, stack::Stack, wait};
+use relay_testkit::{client::Api, ports::Port, receiver::Receiver as Endpoint, stack::Stack, wait};
 use serde_json::json;
-use tonic::{Request, Response, Status, transport::Server};
+use tonic::{
+    Request, Response, Status,
+    transport::{Identity, Server, ServerTlsConfig},
+};
 
 const SOON: Duration = Duration::from_secs(30);
 /// Messages that are followed until one is followed all the way.
-const TRACES: usize = 5;
+const TRACES: u64 = 5;
+/// Messages that wait for the recipient.
+const WAITING: u64 = 3;
 const CALLER: &str = "b7ad6b7169203331";
+
+/// What the collector wants to see before it takes anything.
+const PASSWORD: &str = "Bearer s3cret";
+/// For 127.0.0.1, from an authority that only the test's processes are told of.
+const AUTHORITY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/collector/authority.pem");
+const CERTIFICATE: &str = include_str!("collector/certificate.pem");
+const KEY: &str = include_str!("collector/key.pem");
+
+/// Who sent something.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Sender {
+    service: String,
+    instance: String,
+}
 
 /// What processes have sent.
 #[derive(Clone, Default)]
 struct Receiver {
-    spans: Arc<Mutex<Vec<Span>>>,
-    /// The newest export, by service and metric.
-    metrics: Arc<Mutex<HashMap<(String, String), Metric>>>,
+    spans: Arc<Mutex<Vec<(Sender, Span)>>>,
+    /// The newest export, by sender and metric.
+    metrics: Arc<Mutex<HashMap<(Sender, String), Metric>>>,
+}
+
+impl Sender {
+    fn of(resource: Option<Resource>) -> Self {
+        let attributes = resource.map(|resource| resource.attributes).unwrap_or_default();
+        let said = |key: &str| {
+            let found = attributes.iter().find(|attribute| attribute.key == key);
+            match found.and_then(|attribute| attribute.value.clone()?.value) {
+                Some(any_value::Value::StringValue(text)) => text,
+                _ => String::new(),
+            }
+        };
+        assert_eq!(said("deployment.environment.name"), "test", "what the environment adds: {attributes:?}");
+        Self { service: said("service.name"), instance: said("service.instance.id") }
+    }
+}
+
+/// Refuses whoever does not say the password.
+#[expect(clippy::result_large_err, reason = "the signature is tonic's")]
+fn admit(request: Request<()>) -> Result<Request<()>, Status> {
+    match request.metadata().get("authorization") {
+        Some(said) if said.to_str().is_ok_and(|said| said == PASSWORD) => Ok(request),
+        _ => Err(Status::unauthenticated("who is it?")),
+    }
 }
 
 #[tonic::async_trait]
@@ -42,10 +86,9 @@ impl MetricsService for Receiver {
     ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
         let mut known = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
         for resource in request.into_inner().resource_metrics {
-            let service = format!("{:?}", resource.resource.map(|resource| resource.attributes));
-            let service = if service.contains("relay-gateway") { "gateway" } else { "worker" };
+            let sender = Sender::of(resource.resource);
             for metric in resource.scope_metrics.into_iter().flat_map(|scope| scope.metrics) {
-                known.insert((service.to_owned(), metric.name.clone()), metric);
+                known.insert((sender.clone(), metric.name.clone()), metric);
             }
         }
         Ok(Response::new(ExportMetricsServiceResponse::default()))
@@ -58,23 +101,34 @@ impl TraceService for Receiver {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        let resources = request.into_inner().resource_spans;
-        let spans = resources.into_iter().flat_map(|resource| resource.scope_spans).flat_map(|scope| scope.spans);
-        self.spans.lock().unwrap_or_else(PoisonError::into_inner).extend(spans);
+        let mut known = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        for resource in request.into_inner().resource_spans {
+            let sender = Sender::of(resource.resource);
+            let spans = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
+            known.extend(spans.map(|span| (sender.clone(), span)));
+        }
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
 }
 
 impl Receiver {
-    fn metric(&self, service: &str, name: &str) -> Option<Metric> {
+    /// A metric as each process of a service has sent it.
+    fn metric(&self, service: &str, name: &str) -> HashMap<Sender, Metric> {
         let known = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(&(service.to_owned(), name.to_owned())).cloned()
+        let own = known.iter().filter(|((sender, metric), _)| sender.service == service && metric == name);
+        own.map(|((sender, _), metric)| (sender.clone(), metric.clone())).collect()
+    }
+
+    /// Who has sent a span.
+    fn sender(&self, of: &Span) -> Option<Sender> {
+        let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        spans.iter().find(|(_, span)| span.span_id == of.span_id).map(|(sender, _)| sender.clone())
     }
 
     /// The spans of a trace, by name.
     fn traced(&self, trace: &str) -> HashMap<String, Span> {
         let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = spans.iter().filter(|span| hex(&span.trace_id) == trace);
+        let own = spans.iter().map(|(_, span)| span).filter(|span| hex(&span.trace_id) == trace);
         own.map(|span| (span.name.clone(), span.clone())).collect()
     }
 }
@@ -91,18 +145,25 @@ fn hex(bytes: &[u8]) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_post_on_one_gateway_and_its_ack_on_another_are_one_trace() -> Result<()> {
     let receiver = Receiver::default();
-    let port = Port::free()?;
-    let address: SocketAddr = port.address().parse()?;
-    let server = Server::builder()
-        .add_service(TraceServiceServer::new(receiver.clone()))
-        .add_service(MetricsServiceServer::new(receiver.clone()))
-        .serve(address);
-    let server = tokio::spawn(server);
+    // Traces over TLS, metrics without.
+    let (secured, open) = (Port::free()?, Port::free()?);
+    let tls = ServerTlsConfig::new().identity(Identity::from_pem(CERTIFICATE, KEY));
+    let traces = Server::builder()
+        .tls_config(tls)?
+        .add_service(TraceServiceServer::with_interceptor(receiver.clone(), admit))
+        .serve(secured.address().parse()?);
+    let metrics = Server::builder()
+        .add_service(MetricsServiceServer::with_interceptor(receiver.clone(), admit))
+        .serve(open.address().parse()?);
+    let servers = [tokio::spawn(traces), tokio::spawn(metrics)];
     let stack = Stack::builder()
         .gateways(2)
-        .env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{address}"))
+        .env("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", format!("https://{}", secured.address()))
+        .env("OTEL_EXPORTER_OTLP_CERTIFICATE", AUTHORITY)
+        .env("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", format!("http://{}", open.address()))
+        .env("OTEL_EXPORTER_OTLP_HEADERS", format!("authorization={}", PASSWORD.replace(' ', "%20")))
+        .env("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
         .env("OTEL_BSP_SCHEDULE_DELAY", "200")
-        .env("OTEL_METRICS_EXPORTER", "otlp")
         .env("OTEL_METRIC_EXPORT_INTERVAL", "300")
         .env("RUST_LOG", "info,async_nats=warn,sqlx=warn,sqlx_core=warn,relay::requests=debug")
         .start()
@@ -110,24 +171,29 @@ async fn a_post_on_one_gateway_and_its_ack_on_another_are_one_trace() -> Result<
     let (sending, receiving) = (stack.gateway(0), stack.gateway(1));
     let key = Api::create_workspace(sending.url(), "traced").await?;
     let (ada, bob) = (key.register_agent("ada").await?, key.register_agent("bob").await?);
+    // The first publish of a process sets things up. What waits for an agent that comes later is a replay, and no live
+    // copy of it was missing.
+    for _ in 0..WAITING {
+        key.as_agent(&ada).dm("bob", "not followed").await?.success()?;
+    }
     let mut socket = Api::new(receiving.url(), &bob.token).direct_socket().await?;
-    // The first publish of a process sets things up.
-    key.as_agent(&ada).dm("bob", "not followed").await?.success()?;
-    socket.expect("deliver").await?;
-    socket.ack("bob", 1).await?;
+    for _ in 0..WAITING {
+        socket.expect("deliver").await?;
+    }
+    socket.ack("bob", WAITING).await?;
+    assert!(receiving.metric("relay_deliveries_replayed_total").await? >= 1.0);
+    assert_eq!(receiving.metric("relay_deliveries_repaired_total").await?, 0.0);
+    for process in [sending, receiving, stack.worker()] {
+        for gauge in ["relay_database_connections", "relay_database_connections_max", "relay_nats_connected"] {
+            assert!(process.metric(gauge).await? >= 1.0, "{gauge} of {}", process.name());
+        }
+    }
 
     // A frame that the log was too slow for was read from Postgres, and hangs on the commit: then another one is followed.
     let mut followed = Err(anyhow::anyhow!("nothing was followed"));
-    for seq in 2..2 + TRACES as u64 {
+    for seq in WAITING + 1..=WAITING + TRACES {
         let trace = trace(seq);
-        let posted = reqwest::Client::new()
-            .post(format!("{}/v1/dm", sending.url()))
-            .bearer_auth(&ada.token)
-            .header("traceparent", format!("00-{trace}-{CALLER}-01"))
-            .json(&json!({ "to": "bob", "text": "follow me" }))
-            .send()
-            .await?;
-        ensure!(posted.status().is_success(), "{posted:?}");
+        post(&key.as_agent(&ada), "/v1/dm", json!({ "to": "bob", "text": "follow me" }), &trace).await?;
         socket.expect("deliver").await?;
         socket.ack("bob", seq).await?;
         followed = whole_trace(&receiver, &trace).await.map(|spans| (trace, spans));
@@ -140,7 +206,14 @@ async fn a_post_on_one_gateway_and_its_ack_on_another_are_one_trace() -> Result<
         assert!(span.end_time_unix_nano >= span.start_time_unix_nano, "{} ends before it begins", span.name);
     }
     metrics_arrive(&receiver).await?;
+    // Who sent a span is who sent the metrics.
+    let gateways = receiver.metric("relay-gateway", "relay_connected_nodes");
+    let (posted_at, acked_at) = (receiver.sender(&spans["http.request"]), receiver.sender(&spans["node.ack"]));
+    assert_ne!(posted_at, acked_at);
+    assert!([posted_at, acked_at].iter().flatten().filter(|sender| gateways.contains_key(sender)).count() == 2);
     leads_from_the_bucket_to_the_trace(sending.metrics_url(), &trace).await?;
+    what_workers_call_is_below_the_trace(&receiver, &key, &key.as_agent(&ada)).await?;
+    what_is_published_late_is_in_the_trace(&receiver, &stack, &key.as_agent(&ada)).await?;
     // What the post cost: it was authenticated, resolved and committed.
     let line = wait::until_ok("the request's line in the log", SOON, || async {
         let log = std::fs::read_to_string(sending.log())?;
@@ -151,8 +224,83 @@ async fn a_post_on_one_gateway_and_its_ack_on_another_are_one_trace() -> Result<
     assert!(line["db.queries"].as_u64() >= Some(2), "{line}");
     assert!(line["db.ms"].as_f64() > Some(0.0) && line["elapsed_ms"].as_f64() >= line["db.ms"].as_f64(), "{line}");
     assert_eq!((&line["http.status"], &line["http.route"]), (&json!(201), &json!("/v1/dm")));
-    server.abort();
+    servers.iter().for_each(tokio::task::JoinHandle::abort);
     Ok(())
+}
+
+/// Posts as somebody whose own span is in a trace.
+async fn post(api: &Api, path: &str, body: serde_json::Value, trace: &str) -> Result<()> {
+    let posted = reqwest::Client::new()
+        .post(format!("{}{path}", api.base()))
+        .bearer_auth(api.token())
+        .header("traceparent", format!("00-{trace}-{CALLER}-01"))
+        .json(&body)
+        .send()
+        .await?;
+    ensure!(posted.status().is_success(), "{posted:?}");
+    Ok(())
+}
+
+/// An endpoint and a subscription's address are told the trace of the post that they are called for, and of no other.
+async fn what_workers_call_is_below_the_trace(receiver: &Receiver, key: &Api, sender: &Api) -> Result<()> {
+    let called = Endpoint::obliging().await?;
+    key.register_agent("carl").await?;
+    let delivery = json!({ "url": called.url("/push"), "ack_mode": "on_2xx" });
+    key.post("/v1/nodes", json!({ "name": "hook", "kind": "http_push", "delivery": delivery })).await?.success()?;
+    key.bind("hook", "carl").await?;
+    let subscription = json!({ "events": ["message.created"], "url": called.url("/events") });
+    key.post("/v1/subscriptions", subscription).await?.success()?;
+    let trace = trace(WAITING + TRACES + 1);
+    post(sender, "/v1/channels/general/messages", json!({ "text": "follow me" }), &trace).await?;
+    sender.post_message("general", "do not").await?.success()?;
+    for (path, name) in [("/push", "push.attempt"), ("/events", "subscription.call")] {
+        let calls = wait::until_ok("the calls of both messages", SOON, || async {
+            let all = called.received();
+            let of = |text: &str| {
+                let call = all.iter().find(|call| call.path == path && call.json().to_string().contains(text));
+                call.map(|call| call.header("traceparent").to_owned())
+            };
+            of("follow me").zip(of("do not")).context("not yet")
+        })
+        .await?;
+        let (traced, other) = calls;
+        let told: Vec<_> = traced.split('-').collect();
+        ensure!(told.len() == 4 && told[1] == trace && told[3] == "01", "{path} was told {traced:?}");
+        // The second post began a trace of its own.
+        ensure!(!other.contains(&trace), "{path} was told {other:?}");
+        wait::until_ok("the call's span below the commit", SOON, || async {
+            let spans = receiver.traced(&trace);
+            let span = spans.get(name).with_context(|| format!("no {name} in {:?}", spans.keys()))?;
+            ensure!(hex(&span.span_id) == told[2], "{path} was told {traced}, which is not {span:?}");
+            let above: Vec<_> = ancestors(&spans, span).into_iter().map(|span| &*span.name).collect();
+            ensure!(above.contains(&"engine.commit") && above.contains(&"http.request"), "{name} is below {above:?}");
+            ensure!(receiver.sender(span).is_some_and(|sender| sender.service == "relay-worker"));
+            anyhow::Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// What its gateway did not publish, a worker publishes below the same commit.
+async fn what_is_published_late_is_in_the_trace(receiver: &Receiver, stack: &Stack, sender: &Api) -> Result<()> {
+    stack.nats().stop().await?;
+    wait::until("the gateway to miss NATS", SOON, || async {
+        stack.gateway(0).metric("relay_nats_connected").await.is_ok_and(|connected| connected < 1.0)
+    })
+    .await;
+    let trace = trace(WAITING + TRACES + 2);
+    post(sender, "/v1/dm", json!({ "to": "bob", "text": "late" }), &trace).await?;
+    stack.nats().restart().await?;
+    wait::until_ok("the worker's publish", SOON, || async {
+        let spans = receiver.traced(&trace);
+        let span = spans.get("stream.republish").with_context(|| format!("it is not among {:?}", spans.keys()))?;
+        let above: Vec<_> = ancestors(&spans, span).into_iter().map(|span| &*span.name).collect();
+        ensure!(above.contains(&"engine.commit") && above.contains(&"http.request"), "it is below {above:?}");
+        ensure!(receiver.sender(span).is_some_and(|sender| sender.service == "relay-worker"));
+        anyhow::Ok(())
+    })
+    .await
 }
 
 /// The spans of a message from the request to the ack, once all are there. They are one tree: from what the caller said,
@@ -179,18 +327,21 @@ async fn whole_trace(receiver: &Receiver, trace: &str) -> Result<HashMap<String,
 
 /// Counters, gauges and histograms of both services.
 async fn metrics_arrive(receiver: &Receiver) -> Result<()> {
-    wait::until_ok("metrics of gateway and worker", SOON, || async {
-        let accepted = receiver.metric("gateway", "relay_messages_accepted_total").context("no counter yet")?;
-        let Some(Data::Sum(sum)) = accepted.data else { anyhow::bail!("{:?}", accepted.data) };
+    wait::until_ok("metrics of both gateways and the worker", SOON, || async {
+        let of = |service, name| receiver.metric(service, name).into_values().map(|metric| metric.data);
+        ensure!(of("relay-gateway", "relay_connected_nodes").len() == 2, "both gateways, each by itself");
+        let accepted =
+            of("relay-gateway", "relay_messages_accepted_total").flatten().next().context("no counter yet")?;
+        let Data::Sum(sum) = accepted else { anyhow::bail!("{accepted:?}") };
         ensure!(sum.is_monotonic && sum.data_points.len() == 1, "{sum:?}");
         ensure!(matches!(sum.data_points[0].value, Some(number_data_point::Value::AsDouble(count)) if count >= 1.0));
-        let requests = receiver.metric("gateway", "relay_http_seconds").context("no histogram yet")?;
-        let Some(Data::Histogram(histogram)) = requests.data else { anyhow::bail!("{:?}", requests.data) };
+        let requests = of("relay-gateway", "relay_http_seconds").flatten().next().context("no histogram yet")?;
+        let Data::Histogram(histogram) = requests else { anyhow::bail!("{requests:?}") };
         let point = histogram.data_points.first().context("a point")?;
         ensure!(point.bucket_counts.iter().sum::<u64>() == point.count && point.count > 0, "{point:?}");
         ensure!(point.bucket_counts.len() == point.explicit_bounds.len() + 1, "{point:?}");
-        let lag = receiver.metric("worker", "relay_outbox_lag_seconds").context("no gauge yet")?;
-        ensure!(matches!(lag.data, Some(Data::Gauge(_))), "{lag:?}");
+        let lag = of("relay-worker", "relay_outbox_lag_seconds").flatten().next().context("no gauge yet")?;
+        ensure!(matches!(lag, Data::Gauge(_)), "{lag:?}");
         anyhow::Ok(())
     })
     .await

@@ -20,7 +20,8 @@ pub const DELIVERIES_SENT: &str = "relay_deliveries_sent_total";
 pub const DELIVERIES_ACKED: &str = "relay_deliveries_acked_total";
 /// `deliver` frames sent because a mailbox was resumed. Counter.
 pub const DELIVERIES_REPLAYED: &str = "relay_deliveries_replayed_total";
-/// `deliver` frames read from Postgres because the live copy was missing or late. Counter.
+/// `deliver` frames read from Postgres because the live copy was missing or late, not because a mailbox was resumed.
+/// Counter.
 pub const DELIVERIES_REPAIRED: &str = "relay_deliveries_repaired_total";
 /// Deliveries dead-lettered. Counter; label `reason`.
 pub const DELIVERIES_DEAD_LETTERED: &str = "relay_deliveries_dead_lettered_total";
@@ -38,6 +39,12 @@ pub const OUTBOX_LAG_SECONDS: &str = "relay_outbox_lag_seconds";
 pub const OUTBOX_PENDING: &str = "relay_outbox_pending";
 /// Commit batches published by the outbox relay instead of their gateway. Counter.
 pub const OUTBOX_RELAYED: &str = "relay_outbox_relayed_total";
+/// Connections of this process to Postgres. Gauge; label `state`: used or idle.
+pub const DATABASE_CONNECTIONS: &str = "relay_database_connections";
+/// Connections to Postgres that this process may open. Gauge.
+pub const DATABASE_CONNECTIONS_MAX: &str = "relay_database_connections_max";
+/// Whether this process is connected to NATS, 1 or 0. Gauge.
+pub const NATS_CONNECTED: &str = "relay_nats_connected";
 /// Node sockets open on this gateway. Gauge.
 pub const CONNECTED_NODES: &str = "relay_connected_nodes";
 /// Agents served by the sockets of this gateway. Gauge.

@@ -56,6 +56,8 @@ pub struct Session<F> {
     next: Seq,
     /// The highest seq known to exist.
     head: Seq,
+    /// The highest seq known to exist when the session opened.
+    resumed_to: Seq,
     /// The highest seq ever written for this agent, on this connection or before.
     sent: Seq,
     acked: Seq,
@@ -81,6 +83,7 @@ impl<F> Session<F> {
             phase: Phase::Gated,
             next: 1,
             head: 0,
+            resumed_to: 0,
             sent: 0,
             acked: 0,
             early: BTreeMap::new(),
@@ -99,6 +102,7 @@ impl<F> Session<F> {
             return;
         }
         self.phase = Phase::Flowing;
+        self.resumed_to = self.head;
         self.next = start.max(1);
         self.sent = sent;
         self.acked = acked;
@@ -231,6 +235,13 @@ impl<F> Session<F> {
         self.phase != Phase::Gated
     }
 
+    /// Up to here the mailbox reached when the session opened: what is read from the store is a replay. Beyond it
+    /// there should have been a live frame.
+    #[must_use]
+    pub const fn resumed_to(&self) -> Seq {
+        self.resumed_to
+    }
+
     /// The highest seq written for this agent.
     #[must_use]
     pub const fn sent(&self) -> Seq {
@@ -279,6 +290,20 @@ mod tests {
         session.open(4, 3, 3, 3);
         session.on_head(4);
         assert_eq!(session.wants_repair(0), Some(4));
+    }
+
+    #[test]
+    fn a_replay_reaches_to_where_the_mailbox_did_at_the_opening() {
+        let mut session = Session::gated();
+        session.on_live(7, 7);
+        session.open(1, 5, 0, 0);
+        assert_eq!(session.resumed_to(), 7, "what came too early is read as well");
+        session.on_live(9, 9);
+        session.on_head(12);
+        session.open(1, 20, 0, 0);
+        session.suspend();
+        session.resume();
+        assert_eq!(session.resumed_to(), 7, "it was opened once");
     }
 
     #[test]

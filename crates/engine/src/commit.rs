@@ -161,6 +161,7 @@ fn assemble(engine: &Engine, pending: &[Pending]) -> Batch {
         .iter()
         .map(|p| {
             let mut send = p.send.clone();
+            send.traceparent.clone_from(&p.traceparent);
             send.message.message_id = engine.next_id();
             send.message.created_at =
                 DateTime::from_timestamp_millis(snowflake::made_at_ms(send.message.message_id)).unwrap_or_default();

@@ -1,16 +1,21 @@
 //! What a tenant may know of its own deliveries: numbers of the workspace, and every step of one message's way.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    MessageId,
+    AgentId, MessageId,
     delivery::{DeliveryState, Exception, Reason, state_of},
 };
+use relay_store::attempts::AttemptRow;
 pub use relay_store::insight::{TracedDelivery, WorkspaceNumbers};
 
 use crate::{Engine, EngineError, EngineResult, auth::Credential, history::facts};
 
 /// Deliveries of one message that are traced: the lowest agents' ids first.
 const TRACED: i64 = 1000;
+/// Tries of each that are shown: the newest.
+const TRIES: i64 = 100;
 
 /// The way of a message.
 #[derive(Debug)]
@@ -37,12 +42,22 @@ pub struct DeliveryTrace {
 /// Something that happened to a delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// accepted, sent, acked, failed, deferred or dead_lettered.
+    /// accepted, sent, attempted, acked, failed, deferred or dead_lettered.
     pub step: &'static str,
     /// When; `None` where the engine keeps no time.
     pub at: Option<DateTime<Utc>>,
     /// Why.
     pub reason: Option<String>,
+    /// Of a try to hand it to an endpoint: the HTTP status; none when no answer came.
+    pub status: Option<i16>,
+    /// Of such a try: how long it took.
+    pub latency_ms: Option<i32>,
+}
+
+impl Step {
+    const fn new(step: &'static str, at: Option<DateTime<Utc>>, reason: Option<String>) -> Self {
+        Self { step, at, reason, status: None, latency_ms: None }
+    }
 }
 
 impl Engine {
@@ -67,19 +82,39 @@ impl Engine {
         }
         let only = caller.view().filters.agent_ids.as_deref();
         let rows = self.store().deliveries_of_message(caller.scope(), id, only, TRACED).await?;
-        let deliveries = rows.into_iter().map(traced).collect();
+        let places: Vec<_> = rows.iter().map(|row| (AgentId::new(row.agent_id), row.seq)).collect();
+        let tries = self.store().attempts_of(caller.scope(), &places, message.created_at, TRIES).await?;
+        let mut tries_of: HashMap<_, Vec<AttemptRow>> = HashMap::new();
+        for (agent, seq, attempt) in tries {
+            tries_of.entry((agent, seq)).or_default().push(attempt);
+        }
+        let deliveries = rows
+            .into_iter()
+            .zip(places)
+            .map(|(row, place)| traced(row, tries_of.remove(&place).unwrap_or_default()))
+            .collect();
         Ok(MessageTrace { message_id: id, accepted_at: message.created_at, deliveries })
     }
 }
 
-fn traced(row: TracedDelivery) -> DeliveryTrace {
+fn traced(row: TracedDelivery, tries: Vec<AttemptRow>) -> DeliveryTrace {
     let exception = row.exception_state.and_then(|code| Exception::from_code(code).ok());
     let state = state_of(row.seq, row.sent_seq, row.ack_floor, exception);
     let reason = Reason::from_code(row.reason).ok().map(|reason| reason.as_str().to_owned());
-    let mut steps = vec![Step { step: "accepted", at: Some(row.created_at), reason }];
-    if row.seq <= row.sent_seq.max(row.ack_floor) {
-        steps.push(Step { step: "sent", at: None, reason: None });
+    let mut steps = vec![Step::new("accepted", Some(row.created_at), reason)];
+    // What an endpoint took was not sent besides.
+    let was_taken = tries.iter().any(|one| one.error.is_none());
+    if row.seq <= row.sent_seq.max(row.ack_floor) && !was_taken {
+        steps.push(Step::new("sent", None, None));
     }
+    let mut timed: Vec<Step> = tries
+        .into_iter()
+        .map(|one| Step {
+            status: one.status,
+            latency_ms: Some(one.latency_ms),
+            ..Step::new("attempted", Some(one.attempted_at), one.error)
+        })
+        .collect();
     if let Some(exception) = exception {
         let step = match exception {
             Exception::Acked => "acked",
@@ -88,11 +123,13 @@ fn traced(row: TracedDelivery) -> DeliveryTrace {
             Exception::DeadLettered => "dead_lettered",
         };
         let reason = row.exception_reason.clone().or_else(|| row.error.clone());
-        steps.push(Step { step, at: row.exception_at, reason });
+        timed.push(Step::new(step, row.exception_at, reason));
     }
+    timed.sort_by_key(|step| step.at);
+    steps.append(&mut timed);
     // The floor may pass a row that failed before; a REST ack and a dead letter stay what they are.
     if state == DeliveryState::Acked && exception != Some(Exception::Acked) {
-        steps.push(Step { step: "acked", at: row.floor_acked_at, reason: None });
+        steps.push(Step::new("acked", row.floor_acked_at, None));
     }
     DeliveryTrace { row, state, steps }
 }
@@ -101,9 +138,17 @@ fn traced(row: TracedDelivery) -> DeliveryTrace {
 mod tests {
     use super::*;
 
-    fn steps(sent_seq: i64, ack_floor: i64, exception: Option<Exception>) -> (DeliveryState, Vec<&'static str>) {
-        let at = |seconds: i64| DateTime::from_timestamp(1_700_000_000 + seconds, 0).unwrap();
-        let traced = traced(TracedDelivery {
+    fn at(seconds: i64) -> DateTime<Utc> {
+        DateTime::from_timestamp(1_700_000_000 + seconds, 0).unwrap()
+    }
+
+    fn steps(
+        sent_seq: i64,
+        ack_floor: i64,
+        exception: Option<Exception>,
+        tries: Vec<AttemptRow>,
+    ) -> (DeliveryState, Vec<Step>) {
+        let row = TracedDelivery {
             agent_id: 1,
             agent_name: "bob".into(),
             seq: 5,
@@ -120,8 +165,40 @@ mod tests {
             error: None,
             available_at: None,
             exception_at: exception.map(|_| at(1)),
-        });
-        (traced.state, traced.steps.iter().map(|step| step.step).collect())
+        };
+        let traced = traced(row, tries);
+        (traced.state, traced.steps)
+    }
+
+    fn names(steps: &[Step]) -> Vec<&'static str> {
+        steps.iter().map(|step| step.step).collect()
+    }
+
+    fn tried(seconds: i64, status: Option<i16>, error: Option<&str>) -> AttemptRow {
+        AttemptRow {
+            attempt_id: seconds,
+            node_id: "node_hook".into(),
+            attempted_at: at(seconds),
+            latency_ms: 12,
+            status,
+            answer: None,
+            error: error.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn each_try_is_a_step_at_its_time() {
+        let reset = tried(0, None, Some("connection reset"));
+        let (_, found) = steps(4, 4, Some(Exception::Deferred), vec![reset.clone()]);
+        assert_eq!(names(&found), ["accepted", "attempted", "deferred"]);
+        assert_eq!((found[1].at, found[1].status, found[1].latency_ms), (Some(at(0)), None, Some(12)));
+        assert_eq!(found[1].reason.as_deref(), Some("connection reset"));
+        // It was put off after the first try.
+        let taken = tried(2, Some(200), None);
+        let (_, found) = steps(5, 5, Some(Exception::Deferred), vec![reset, taken]);
+        assert_eq!(names(&found)[..4], ["accepted", "attempted", "deferred", "attempted"]);
+        assert_eq!((found[3].status, &found[3].reason), (Some(200), &None));
+        assert!(!names(&found).contains(&"sent"), "{found:?}");
     }
 
     #[test]
@@ -137,7 +214,8 @@ mod tests {
             (4, 4, Some(Exception::Deferred), (S::Queued, vec!["accepted", "deferred"])),
             (4, 4, Some(Exception::DeadLettered), (S::DeadLettered, vec!["accepted", "dead_lettered"])),
         ] {
-            assert_eq!(steps(sent, acked, exception), expected);
+            let (state, found) = steps(sent, acked, exception, Vec::new());
+            assert_eq!((state, names(&found)), expected);
         }
     }
 }

@@ -61,6 +61,7 @@ pub mod trace;
 pub mod triggers;
 pub mod updates;
 pub mod usage;
+mod vitals;
 pub mod webhooks;
 pub mod worker;
 pub mod workspaces;

@@ -51,6 +51,8 @@ pub struct Want {
     pub from: Seq,
     /// Rows at or below this seq are acknowledged: a tombstone stands for each, and none is read.
     pub settled_below: Seq,
+    /// Rows at or below this seq are replayed; a later one is missing, for there should have been a live copy.
+    pub resumed_to: Seq,
 }
 
 impl Engine {
@@ -113,9 +115,12 @@ impl Engine {
             let own = rows.iter().filter(|row| row.agent_id == want.agent_id);
             repaired.push(Repaired { agent_id: want.agent_id, frames: page_of(want, head, own, self.now()) });
         }
-        let frames: usize = repaired.iter().map(|r| r.frames.len()).sum();
+        let missed = wants
+            .iter()
+            .zip(&repaired)
+            .map(|(want, read)| read.frames.iter().filter(|frame| frame.seq > want.resumed_to).count());
         metrics::counter!(relay_domain::metric_names::DELIVERIES_REPAIRED)
-            .increment(u64::try_from(frames).unwrap_or(0));
+            .increment(u64::try_from(missed.sum::<usize>()).unwrap_or(0));
         Ok(repaired)
     }
 

@@ -383,6 +383,7 @@ impl Engine {
             hidden_sender: sender.is_hidden,
             key,
             ttl_ms: draft.ttl_ms,
+            traceparent: None,
             events: Vec::new(),
         };
         Ok((send, names))

@@ -25,6 +25,7 @@ use crate::{
     secrets::{KeyList, Secrets},
     seen,
     serve::{self, Heartbeats},
+    vitals,
 };
 
 /// How long a worker number is leased for.
@@ -126,6 +127,7 @@ impl Engine {
         tokio::spawn(keep_log(weak(), stream, config.nats_replicas));
         tokio::spawn(recovery::run(weak()));
         tokio::spawn(holds::run(weak()));
+        tokio::spawn(vitals::run(weak()));
         tokio::spawn(keep_worker(Arc::downgrade(&engine.inner), worker, owner));
         Ok(engine)
     }

@@ -1,6 +1,7 @@
 //! W3C trace context as the one line of text that travels in headers, rows and the log, and spans that go on where it
 //! ended. The only reader and the only writer of it.
 
+use http::{HeaderMap, HeaderValue};
 use opentelemetry::{
     Context,
     trace::{SpanContext, SpanId, TraceContextExt as _, TraceFlags, TraceId, TraceState},
@@ -50,6 +51,15 @@ pub(crate) fn below(traceparent: Option<&str>, make: impl FnOnce() -> Span) -> O
     Some(span)
 }
 
+/// Says in a call's headers what the receiver's spans go below: `span`, or what that is below where nothing exports
+/// traces.
+pub(crate) fn tell(headers: &mut HeaderMap, span: Option<&Span>, above: Option<&str>) {
+    let own = span.and_then(of);
+    if let Some(Ok(said)) = own.as_deref().or(above).map(HeaderValue::from_str) {
+        headers.insert("traceparent", said);
+    }
+}
+
 /// Reads `version-trace-span-flags`. Later versions may have more behind it.
 fn parse(traceparent: &str) -> Option<SpanContext> {
     let mut parts = traceparent.split('-');
@@ -94,6 +104,12 @@ mod tests {
         }
         assert!(below(None, || unreachable!("nobody traces")).is_none());
         assert_eq!(current(), None, "nobody traces");
+        let mut headers = HeaderMap::new();
+        tell(&mut headers, None, None);
+        assert!(headers.is_empty());
+        let unseen = below(Some(text), || tracing::info_span!("x"));
+        tell(&mut headers, unseen.as_ref(), Some(text));
+        assert_eq!(headers["traceparent"], text, "it goes on, though nobody sees the span");
     }
 
     #[test]
@@ -103,6 +119,11 @@ mod tests {
         let subscriber = tracing_subscriber::registry().with(layer);
         tracing::subscriber::with_default(subscriber, || {
             let sent = tracing::info_span!("sent").in_scope(current).expect("a span is current");
+            let below = below(Some(&sent), || tracing::info_span!("below"));
+            let mut headers = HeaderMap::new();
+            tell(&mut headers, below.as_ref(), Some(&sent));
+            let told = headers["traceparent"].to_str().expect("text").to_owned();
+            assert!(told != sent && told.split('-').nth(1) == sent.split('-').nth(1), "{told} is below {sent}");
             let received = tracing::info_span!("received");
             set_parent(&received, &sent);
             assert_eq!(id_of(&received).as_deref(), sent.split('-').nth(1));

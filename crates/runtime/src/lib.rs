@@ -4,6 +4,7 @@
 
 pub mod cost;
 pub mod metrics;
+mod otel;
 pub mod settings;
 pub mod shutdown;
 pub mod telemetry;

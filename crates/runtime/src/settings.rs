@@ -15,6 +15,8 @@ use std::ffi::OsString;
 use anyhow::{Result as AnyResult, anyhow, bail};
 use clap::{Arg, ArgAction, Command, Parser};
 
+use crate::otel::Wanted;
+
 /// Names the TOML file.
 const CONFIG_FILE: &str = "RELAY_CONFIG";
 const CHECK: &str = "--config-check";
@@ -173,6 +175,8 @@ fn gather(command: &Command, own: &[String], around: &impl Surroundings) -> Sett
             given,
         });
     }
+    // The standard variables of telemetry are no settings of a program, and can be as wrong.
+    Wanted::of(around, &mut wrong);
     for unknown in file.keys() {
         wrong.push(format!("{unknown} (in the file that {CONFIG_FILE} names) is no setting of this program"));
     }
@@ -389,6 +393,8 @@ mod tests {
                 ("RELAY_COUNT", "12"),
                 ("RELAY_NETWORKS", "10.0.0.1,here"),
                 ("RELAY_PLANS_FILE", "/none"),
+                ("RUST_LOG", "info,relay=loud"),
+                ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317"),
             ],
             &[("/c.toml", "colour = \"red\"\n")],
         );
@@ -399,6 +405,8 @@ mod tests {
             "RELAY_NETWORKS",
             "RELAY_PLANS_FILE: not found",
             "colour",
+            "RUST_LOG: ",
+            "OTEL_EXPORTER_OTLP_ENDPOINT: ",
         ] {
             assert!(told.contains(part), "{part} is not in {told}");
         }

@@ -1,17 +1,15 @@
-//! Logs and traces: JSON lines on stderr always, spans over OTLP when an endpoint is configured.
+//! Logs and traces: JSON lines on stderr always, spans over OTLP when the environment asks for it.
 
 use std::{error::Error, io::stderr, time::Duration};
 
 use anyhow::{Context as _, Result};
 use opentelemetry::{global, trace::TracerProvider as _};
-use opentelemetry_sdk::{Resource, propagation::TraceContextPropagator, trace::SdkTracerProvider};
-use tracing_subscriber::{EnvFilter, Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _};
+use opentelemetry_otlp::WithTonicConfig as _;
+use opentelemetry_sdk::{propagation::TraceContextPropagator, trace::SdkTracerProvider};
+use tracing_subscriber::{Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
-/// The variable that switches trace export on. Its value is a gRPC endpoint, `http://host:4317`.
-const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
-/// What is logged unless `RUST_LOG` says otherwise. The drivers report each attempt to reconnect; the engine
-/// reports the outage.
-const DEFAULT_FILTER: &str = "info,async_nats=warn,sqlx=warn,sqlx_core=warn";
+use crate::otel::{self, Target, Wanted};
+
 /// How long an ending process waits for its last spans to leave.
 const FLUSH_WITHIN: Duration = Duration::from_secs(2);
 
@@ -22,30 +20,28 @@ pub struct Guard {
     provider: Option<SdkTracerProvider>,
 }
 
-/// Starts logging and, if `OTEL_EXPORTER_OTLP_ENDPOINT` is set, exporting spans. Call once, first in `main`, inside
-/// the tokio runtime.
+/// Starts logging and, if `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_TRACES_EXPORTER`
+/// asks for it, exporting spans. Call once, first in `main`, inside the tokio runtime.
 ///
-/// `RUST_LOG` filters logs and spans; the default is `info`, without the drivers' own chatter. Without an endpoint no span gets a trace
-/// id: tracing that nobody reads costs nothing.
+/// `RUST_LOG` filters logs and spans; the default is `info`, without the drivers' own chatter. Without an export no span
+/// gets a trace id: tracing that nobody reads costs nothing.
 ///
 /// # Errors
-/// When the endpoint or `RUST_LOG` cannot be parsed, or a subscriber was installed before.
+/// When `RUST_LOG` or a variable of the exports cannot be used, or a subscriber was installed before.
 pub fn init(service_name: &'static str) -> Result<Guard> {
     global::set_text_map_propagator(TraceContextPropagator::new());
-    let provider = match std::env::var(OTLP_ENDPOINT) {
-        Ok(endpoint) if !endpoint.is_empty() => Some(provider(service_name)?),
-        _ => None,
-    };
-    let spans = provider
-        .as_ref()
-        .map(|provider| tracing_opentelemetry::layer().with_tracer(provider.tracer("relay")).with_filter(filter()));
+    let wanted = Wanted::read()?;
+    let provider = wanted.traces.as_ref().map(|target| provider(service_name, target)).transpose()?;
+    let spans = provider.as_ref().map(|provider| {
+        tracing_opentelemetry::layer().with_tracer(provider.tracer("relay")).with_filter(wanted.filter())
+    });
     let logs = tracing_subscriber::fmt::layer()
         .json()
         .flatten_event(true)
         .with_current_span(true)
         .with_span_list(false)
         .with_writer(stderr)
-        .with_filter(filter());
+        .with_filter(wanted.filter());
     tracing_subscriber::registry()
         .with(spans)
         .with(logs)
@@ -53,10 +49,6 @@ pub fn init(service_name: &'static str) -> Result<Guard> {
         .try_init()
         .context("install the log subscriber")?;
     Ok(Guard { provider })
-}
-
-fn filter() -> EnvFilter {
-    EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER))
 }
 
 /// An error and its causes on one line, for the `error` field of a log line.
@@ -72,16 +64,14 @@ pub fn chain(error: &dyn Error) -> String {
     line
 }
 
-fn provider(service_name: &'static str) -> Result<SdkTracerProvider> {
-    // The exporter reads the endpoint, headers and timeout from OTEL_EXPORTER_OTLP_* itself.
+fn provider(service_name: &'static str, target: &Target) -> Result<SdkTracerProvider> {
+    // The exporter reads headers and time-out from OTEL_EXPORTER_OTLP_* itself.
     let exporter = opentelemetry_otlp::SpanExporter::builder()
         .with_tonic()
+        .with_channel(target.channel()?)
         .build()
-        .with_context(|| format!("set up the trace exporter named by {OTLP_ENDPOINT}"))?;
-    Ok(SdkTracerProvider::builder()
-        .with_batch_exporter(exporter)
-        .with_resource(Resource::builder().with_service_name(service_name).build())
-        .build())
+        .context("set up the trace exporter")?;
+    Ok(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(otel::resource(service_name)).build())
 }
 
 impl Drop for Guard {

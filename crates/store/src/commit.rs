@@ -66,6 +66,8 @@ pub struct NewSend {
     pub key: Option<NewKey>,
     /// How long its deliveries live, in milliseconds; without it, as long as the workspace says.
     pub ttl_ms: Option<i64>,
+    /// W3C trace context, if the request is traced: what workers do with the message goes below it.
+    pub traceparent: Option<String>,
     /// Events that go into the log with the message's own. A `message.id` of null in one of them becomes the
     /// id of the message.
     pub events: Vec<NewEvent>,

@@ -56,12 +56,12 @@ WITH want AS (
 ), stored AS (
     INSERT INTO messages (workspace_id, message_id, created_on, channel_id, agent_id, agent_name,
                           agent_type, thread_id, text, blocks, metadata, attachments, mentions, mode,
-                          content_type, created_at)
-    SELECT w, m, d, c, a, n, t, h, x, b::json, e::json, f::json, string_to_array(p, ' '), o, y, z
+                          content_type, created_at, traceparent)
+    SELECT w, m, d, c, a, n, t, h, x, b::json, e::json, f::json, string_to_array(p, ' '), o, y, z, q
       FROM unnest($12::bigint[], $13::bigint[], $14::date[], $15::bigint[], $16::bigint[], $17::text[],
                   $18::text[], $19::bigint[], $20::text[], $21::text[], $22::text[], $23::text[],
-                  $24::text[], $25::text[], $26::text[], $27::timestamptz[])
-           AS s (w, m, d, c, a, n, t, h, x, b, e, f, p, o, y, z)
+                  $24::text[], $25::text[], $26::text[], $27::timestamptz[], $28::text[])
+           AS s (w, m, d, c, a, n, t, h, x, b, e, f, p, o, y, z, q)
 )
 SELECT ord, CASE WHEN fits THEN next_seq + rank - 1 END AS seq FROM fitted";
 
@@ -100,6 +100,7 @@ struct Messages<'a> {
     mode: Vec<&'a str>,
     content_type: Vec<Option<&'a str>>,
     created_at: Vec<DateTime<Utc>>,
+    traceparent: Vec<Option<&'a str>>,
 }
 
 impl<'a> Messages<'a> {
@@ -121,6 +122,7 @@ impl<'a> Messages<'a> {
         self.mode.push(&message.mode);
         self.content_type.push(message.content_type.as_deref());
         self.created_at.push(message.created_at);
+        self.traceparent.push(send.traceparent.as_deref());
     }
 }
 
@@ -189,6 +191,7 @@ pub(crate) async fn write(
         .bind(&m.mode)
         .bind(&m.content_type)
         .bind(&m.created_at)
+        .bind(&m.traceparent)
         .fetch_all(tx)
         .await
         .map_err(StoreError::from_sqlx("writing the batch"))?;

@@ -18,6 +18,17 @@ pub struct Store {
     pub(crate) pool: PgPool,
 }
 
+/// The pool's connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connections {
+    /// At work.
+    pub used: u32,
+    /// Open, with nothing to do.
+    pub idle: u32,
+    /// As many may be open.
+    pub max: u32,
+}
+
 impl Store {
     /// Connects with at most `connections` connections. The first one is opened lazily, so that a
     /// process starts, and reports itself as not ready, while Postgres is away.
@@ -50,6 +61,15 @@ impl Store {
             .acquire_timeout(Duration::from_secs(3))
             .connect_lazy_with(options);
         Ok(Self { pool })
+    }
+
+    /// How the pool's connections are used right now.
+    #[must_use]
+    pub fn connections(&self) -> Connections {
+        let open = self.pool.size();
+        // Both numbers move while they are read.
+        let idle = u32::try_from(self.pool.num_idle()).unwrap_or(open).min(open);
+        Connections { used: open - idle, idle, max: self.pool.options().get_max_connections() }
     }
 
     /// Brings the schema up to date. One that a newer version has brought further is left as it is: it still carries this one.

@@ -20,6 +20,8 @@ pub const PAGE: i64 = 50;
 pub struct PushRow {
     /// The delivery.
     pub delivery: StoredDelivery,
+    /// W3C trace context of its message, if that was traced.
+    pub traceparent: Option<String>,
     /// Until when it was put off.
     pub available_at: Option<DateTime<Utc>>,
     /// How often it has failed.
@@ -90,7 +92,7 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let query = format!(
-            "SELECT {COLUMNS}, x.available_at, coalesce(x.retry_no, 0::smallint) AS retry_no,
+            "SELECT {COLUMNS}, m.traceparent, x.available_at, coalesce(x.retry_no, 0::smallint) AS retry_no,
                     x.retry_no = 0 OR x.retryable IS NOT NULL AS by_consumer, d.is_back
                FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS k (workspace_id, agent_id, pushed_seq)
                JOIN agents a ON a.workspace_id = k.workspace_id AND a.agent_id = k.agent_id
@@ -145,6 +147,7 @@ impl Store {
             let Some(page) = pages.get_mut(at) else { continue };
             page.rows.push(PushRow {
                 delivery,
+                traceparent: row.get("traceparent"),
                 available_at: row.get("available_at"),
                 retry_no: row.get("retry_no"),
                 by_consumer: row.get::<Option<bool>, _>("by_consumer").unwrap_or(false),

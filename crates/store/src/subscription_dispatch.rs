@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use relay_domain::{SubscriptionId, WorkspaceId, WorkspaceScope, event};
+use relay_domain::{MessageId, SubscriptionId, WorkspaceId, WorkspaceScope, event};
 use serde_json::{Value, json};
 use sqlx::Row;
 
@@ -15,6 +15,7 @@ use crate::{
     Store, StoreError, StoreResult,
     events::{self, NewEvent, Recorded},
     holds::is_held,
+    messages_read::day_of,
     patience::Patient as _,
     subscriptions::Sealed,
 };
@@ -61,6 +62,8 @@ pub struct WaitingCall {
     pub next_attempt_at: DateTime<Utc>,
     /// When the event happened.
     pub created_at: DateTime<Utc>,
+    /// W3C trace context of the event's message, if that was traced.
+    pub traceparent: Option<String>,
 }
 
 /// An event that a subscription wants.
@@ -76,6 +79,8 @@ pub struct WantedEvent {
     pub body: String,
     /// When it happened.
     pub created_at: DateTime<Utc>,
+    /// The message that it is of.
+    pub message_id: Option<MessageId>,
 }
 
 /// What came of a try.
@@ -145,10 +150,13 @@ WITH held AS (
     RETURNING subscription_id
 ), queued AS (
     INSERT INTO subscription_deliveries (workspace_id, subscription_id, delivery_id, event_seq, event_kind, body,
-                                         next_attempt_at, created_at)
-    SELECT $1, $2, e.delivery_id, e.event_seq, e.kind, e.body, now(), e.created_at
-      FROM held, unnest($5::bigint[], $6::bigint[], $7::text[], $8::text[], $9::timestamptz[])
-           AS e (delivery_id, event_seq, kind, body, created_at)
+                                         next_attempt_at, created_at, traceparent)
+    SELECT $1, $2, e.delivery_id, e.event_seq, e.kind, e.body, now(), e.created_at,
+           (SELECT m.traceparent FROM messages m
+             WHERE m.workspace_id = $1 AND m.message_id = e.message_id AND m.created_on = e.message_day)
+      FROM held
+     CROSS JOIN unnest($5::bigint[], $6::bigint[], $7::text[], $8::text[], $9::timestamptz[], $11::bigint[], $12::date[])
+           AS e (delivery_id, event_seq, kind, body, created_at, message_id, message_day)
     ON CONFLICT (workspace_id, subscription_id, event_seq) WHERE event_seq > 0 DO NOTHING
 )
 SELECT count(*) FROM held";
@@ -221,7 +229,7 @@ impl Store {
     /// When Postgres is away.
     pub async fn waiting_calls(&self, of: &LeasedSubscription, limit: i64) -> StoreResult<Vec<WaitingCall>> {
         sqlx::query_as(
-            "SELECT delivery_id, event_kind, body, attempts, next_attempt_at, created_at
+            "SELECT delivery_id, event_kind, body, attempts, next_attempt_at, created_at, traceparent
                FROM subscription_deliveries
               WHERE workspace_id = $1 AND subscription_id = $2 AND status = 'pending'
               ORDER BY event_seq, delivery_id LIMIT $3",
@@ -257,6 +265,8 @@ impl Store {
             .bind(wanted.iter().map(|event| event.body.as_str()).collect::<Vec<_>>())
             .bind(wanted.iter().map(|event| event.created_at).collect::<Vec<_>>())
             .bind(lease.as_secs_f64())
+            .bind(wanted.iter().map(|event| event.message_id.map(MessageId::get)).collect::<Vec<_>>())
+            .bind(wanted.iter().map(|event| event.message_id.map(|id| day_of(id.get()))).collect::<Vec<_>>())
             .fetch_one(&self.pool)
             .await
             .map_err(StoreError::from_sqlx("queueing events for a subscription"))?;

@@ -39,10 +39,18 @@ pub struct DeliveryTrace {
 /// Something that happened to a delivery.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TraceStep {
-    /// accepted, sent, acked, failed, deferred or dead_lettered.
+    /// accepted, sent, attempted, acked, failed, deferred or dead_lettered. Sent is written to a socket; attempted is one
+    /// call of an http_push node's endpoint, of which the newest 100 of the last 7 days are shown.
     pub step: &'static str,
-    /// When. An ack over a socket is known to the second; of a sent frame no time is kept.
+    /// When; a try: when it began. An ack over a socket is known to the second. Of a frame sent over a socket no time is
+    /// kept: it is null.
     pub at: Option<Timestamp>,
-    /// Why: what made it a delivery, what the recipient said, or why it died.
+    /// Why: what made it a delivery, what went wrong with a try, what the recipient said, or why it died.
     pub reason: Option<String>,
+    /// Of a try: the HTTP status, unless no answer came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<i16>,
+    /// Of a try: how long it took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency_ms: Option<i32>,
 }

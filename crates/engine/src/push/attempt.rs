@@ -20,12 +20,14 @@ use relay_store::{
     push_record::{Attempt, Outcome, Tried},
 };
 use serde_json::json;
+use tracing::Instrument as _;
 
 use super::{
     Pusher,
     endpoints::{Endpoint, Way},
     request,
 };
+use crate::trace;
 
 /// An endpoint that wants fewer calls and does not say when gets none for this long.
 const PAUSE_UNTOLD: Duration = Duration::from_secs(5);
@@ -41,9 +43,13 @@ pub(super) async fn attempt(
 ) -> Option<Tried> {
     let engine = &pusher.engine;
     let at = engine.now();
-    let call = request::durable(&row.delivery, &endpoint.auth, &endpoint.secrets, at)?;
+    let mut call = request::durable(&row.delivery, &endpoint.auth, &endpoint.secrets, at)?;
+    let span = trace::below(row.traceparent.as_deref(), || {
+        tracing::info_span!("push.attempt", delivery.seq = row.delivery.seq, attempt = row.retry_no.saturating_add(1))
+    });
+    trace::tell(&mut call.headers, span.as_ref(), row.traceparent.as_deref());
     let began = std::time::Instant::now();
-    let answered = send(pusher, endpoint, call).await;
+    let answered = send(pusher, endpoint, call).instrument(span.unwrap_or_else(tracing::Span::none)).await;
     let latency = began.elapsed();
     let now = engine.now();
     let (verdict, error, wait) = judged(endpoint, &answered, now);

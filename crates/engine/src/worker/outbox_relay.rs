@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use relay_domain::metric_names;
+use tracing::Instrument as _;
 
 use super::Ticked;
-use crate::{Engine, EngineResult};
+use crate::{Engine, EngineResult, trace};
 
 /// A gateway publishes what it committed within milliseconds. After this long it is not going to.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -34,7 +35,11 @@ pub(super) async fn tick(engine: &Engine) -> EngineResult<Ticked> {
         if claimed_at.elapsed() >= CLAIM || !engine.inner.stream.is_up() {
             break;
         }
-        match engine.republish(&batch.sources, batch.traceparent.as_deref()).await {
+        let above = batch.traceparent.as_deref();
+        let span = trace::below(above, || tracing::info_span!("stream.republish", messages = batch.sources.len()));
+        let own = span.as_ref().and_then(trace::of);
+        let republished = engine.republish(&batch.sources, own.as_deref().or(above));
+        match republished.instrument(span.unwrap_or_else(tracing::Span::none)).await {
             Ok(()) => published.push(batch.batch_id),
             // One batch that cannot be published must not hold up the others; its claim lapses.
             Err(error) => failure = Some(error),

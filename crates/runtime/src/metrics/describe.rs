@@ -19,7 +19,7 @@ pub(super) fn all() {
     describe_counter!(name::DELIVERIES_REPLAYED, "Deliver frames sent because a mailbox was resumed.");
     describe_counter!(
         name::DELIVERIES_REPAIRED,
-        "Deliver frames read from Postgres because the live copy was missing or late."
+        "Deliver frames read from Postgres because the live copy was missing or late, not because a mailbox was resumed."
     );
     describe_counter!(name::DELIVERIES_DEAD_LETTERED, "Deliveries dead-lettered, by reason.");
     describe_counter!(name::DUPLICATES_DROPPED, "Live frames dropped because their seq had been sent already.");
@@ -31,6 +31,9 @@ pub(super) fn all() {
     );
     describe_gauge!(name::OUTBOX_PENDING, "Outbox rows not marked published, counted up to a bound.");
     describe_counter!(name::OUTBOX_RELAYED, "Commit batches published by the outbox relay instead of their gateway.");
+    describe_gauge!(name::DATABASE_CONNECTIONS, "Connections of this process to Postgres, by state.");
+    describe_gauge!(name::DATABASE_CONNECTIONS_MAX, "Connections to Postgres that this process may open.");
+    describe_gauge!(name::NATS_CONNECTED, "Whether this process is connected to NATS, 1 or 0.");
     describe_gauge!(name::CONNECTED_NODES, "Node sockets open on this gateway.");
     describe_gauge!(name::CONNECTED_AGENTS, "Agents served by the sockets of this gateway.");
     describe_histogram!(

@@ -1,14 +1,13 @@
 //! Metrics to an OTLP collector, for whoever does not scrape: the same page that Prometheus gets, once a period.
 //!
-//! Off unless asked for. `OTEL_METRICS_EXPORTER=otlp` or `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT` switches it on; the
-//! endpoint is gRPC, `http://host:4317`.
+//! Off unless asked for: `OTEL_METRICS_EXPORTER=otlp` or `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT` switches it on.
 
 use std::{
     collections::{BTreeMap, HashMap},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use opentelemetry_proto::tonic::{
     collector::metrics::v1::{ExportMetricsServiceRequest, metrics_service_client::MetricsServiceClient},
     common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value},
@@ -19,61 +18,71 @@ use opentelemetry_proto::tonic::{
     resource::v1::Resource,
 };
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, metadata::MetadataMap, transport::Channel};
 
 use super::Handle;
-
-/// OpenTelemetry's own default.
-const PERIOD: Duration = Duration::from_secs(60);
-/// A collector that takes longer is away.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Where metrics go and how often, as the environment says; `None` when they do not go anywhere.
-fn target(variable: impl Fn(&str) -> Option<String>) -> Option<(String, Duration)> {
-    let own = variable("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT");
-    let asked = variable("OTEL_METRICS_EXPORTER");
-    let on = asked.as_deref().map_or(own.is_some(), |exporters| exporters.split(',').any(|name| name.trim() == "otlp"));
-    let endpoint = own.or_else(|| variable("OTEL_EXPORTER_OTLP_ENDPOINT")).filter(|_| on)?;
-    let period = variable("OTEL_METRIC_EXPORT_INTERVAL").and_then(|millis| millis.parse().ok());
-    Some((endpoint, period.filter(|millis| *millis > 0).map_or(PERIOD, Duration::from_millis)))
-}
+use crate::otel::{self, Wanted};
 
 /// Sends the metrics until `stop`, and once more then, if the environment asks for it.
 ///
 /// # Errors
-/// When the endpoint is no URL.
+/// When a variable of the export cannot be used.
 pub fn export(service: &'static str, handle: Handle, stop: CancellationToken) -> Result<()> {
-    let Some((endpoint, period)) = target(|name| std::env::var(name).ok().filter(|value| !value.is_empty())) else {
-        return Ok(());
+    let wanted = Wanted::read()?;
+    let Some(target) = wanted.metrics else { return Ok(()) };
+    let mut sender = Sender {
+        client: MetricsServiceClient::new(target.channel()?),
+        headers: target.metadata()?,
+        resource: resource(service),
+        handle,
+        began: nanos(),
+        told: false,
     };
-    let channel = Endpoint::from_shared(endpoint).context("read the endpoint for metrics")?.timeout(PATIENCE);
-    let mut client = MetricsServiceClient::new(channel.connect_timeout(PATIENCE).connect_lazy());
-    let began = nanos();
     tokio::spawn(async move {
-        let mut told = false;
-        while stop.run_until_cancelled(tokio::time::sleep(period)).await.is_some() {
-            send(&mut client, service, &handle, began, &mut told).await;
+        while stop.run_until_cancelled(tokio::time::sleep(wanted.period)).await.is_some() {
+            sender.send().await;
         }
-        send(&mut client, service, &handle, began, &mut told).await;
+        sender.send().await;
     });
     Ok(())
 }
 
-async fn send(client: &mut MetricsServiceClient<Channel>, service: &str, handle: &Handle, began: u64, told: &mut bool) {
-    let metrics = read(&handle.render(), began, nanos());
-    let resource = Resource { attributes: vec![attribute("service.name", service)], ..Resource::default() };
-    let scope = InstrumentationScope { name: "relay".to_owned(), ..InstrumentationScope::default() };
-    let scope_metrics = vec![ScopeMetrics { scope: Some(scope), metrics, ..ScopeMetrics::default() }];
-    let resource_metrics =
-        vec![ResourceMetrics { resource: Some(resource), scope_metrics, ..ResourceMetrics::default() }];
-    match client.export(ExportMetricsServiceRequest { resource_metrics }).await {
-        Ok(_) => *told = false,
-        // Once per outage. Numbers are totals: the next time makes up for it.
-        Err(error) if !*told => {
-            tracing::warn!(%error, "metrics could not be exported");
-            *told = true;
+/// Who sends, as spans say it too. Several processes of a service are told apart by it.
+fn resource(service: &'static str) -> Resource {
+    let said = otel::resource(service);
+    let attributes = said.iter().map(|(key, value)| attribute(key.as_str(), &value.as_str())).collect();
+    Resource { attributes, ..Resource::default() }
+}
+
+struct Sender {
+    client: MetricsServiceClient<Channel>,
+    headers: MetadataMap,
+    resource: Resource,
+    handle: Handle,
+    /// When counting began.
+    began: u64,
+    /// Whether the collector's outage has been logged.
+    told: bool,
+}
+
+impl Sender {
+    async fn send(&mut self) {
+        let metrics = read(&self.handle.render(), self.began, nanos());
+        let scope = InstrumentationScope { name: "relay".to_owned(), ..InstrumentationScope::default() };
+        let scope_metrics = vec![ScopeMetrics { scope: Some(scope), metrics, ..ScopeMetrics::default() }];
+        let resource = Some(self.resource.clone());
+        let resource_metrics = vec![ResourceMetrics { resource, scope_metrics, ..ResourceMetrics::default() }];
+        let mut request = Request::new(ExportMetricsServiceRequest { resource_metrics });
+        *request.metadata_mut() = self.headers.clone();
+        match self.client.export(request).await {
+            Ok(_) => self.told = false,
+            // Once per outage. Numbers are totals: the next time makes up for it.
+            Err(error) if !self.told => {
+                tracing::warn!(%error, "metrics could not be exported");
+                self.told = true;
+            }
+            Err(_) => {}
         }
-        Err(_) => {}
     }
 }
 
@@ -242,22 +251,6 @@ fn attributes(labels: &str) -> Vec<KeyValue> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_environment_decides_where_metrics_go() {
-        let check = |set: &[(&str, &str)], expected: Option<(&str, u64)>| {
-            let of = |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
-            let expected = expected.map(|(url, millis)| (url.to_owned(), Duration::from_millis(millis)));
-            assert_eq!(target(of), expected, "{set:?}");
-        };
-        let (all, own) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT");
-        check(&[], None);
-        check(&[(all, "http://a")], None);
-        check(&[(all, "http://a"), ("OTEL_METRICS_EXPORTER", "otlp")], Some(("http://a", 60_000)));
-        check(&[(all, "http://a"), (own, "http://b")], Some(("http://b", 60_000)));
-        check(&[(own, "http://b"), ("OTEL_METRICS_EXPORTER", "none")], None);
-        check(&[(own, "http://b"), ("OTEL_METRIC_EXPORT_INTERVAL", "500")], Some(("http://b", 500)));
-    }
 
     #[test]
     fn a_page_becomes_sums_gauges_and_histograms() {

@@ -21,7 +21,7 @@ async fn with_subscription() -> Database {
 
 fn wanted(db: &Database, event_seq: i64) -> WantedEvent {
     let (kind, body) = ("message.created".to_owned(), "{}".to_owned());
-    WantedEvent { delivery_id: 100 + event_seq, event_seq, kind, body, created_at: db.now }
+    WantedEvent { delivery_id: 100 + event_seq, event_seq, kind, body, created_at: db.now, message_id: None }
 }
 
 #[tokio::test]

@@ -200,7 +200,13 @@ impl Connection {
                 && let Some(from) = served.session.wants_repair(now)
             {
                 let agent_name = served.name.clone();
-                wants.push(Want { agent_id: agent, agent_name, from, settled_below: served.floor });
+                wants.push(Want {
+                    agent_id: agent,
+                    agent_name,
+                    from,
+                    settled_below: served.floor,
+                    resumed_to: served.session.resumed_to(),
+                });
             } else if left
                 || served.wants_probe()
                 || served.may_send() && (served.session.has_ready() || served.session.is_behind() && !self.repair_busy)
@@ -266,7 +272,7 @@ impl Connection {
                 served.trace(seq, sent);
             }
             drop(entered);
-            if !out.live {
+            if !out.live && seq <= served.session.resumed_to() {
                 metrics::counter!(metric_names::DELIVERIES_REPLAYED).increment(1);
             }
             served.time(seq);

@@ -50,7 +50,8 @@ pub async fn metrics(
 
 /// Shows every step of every delivery of a message, without its text.
 ///
-/// An observer whose token names agents gets the deliveries to those.
+/// Each call of an http_push node's endpoint is a step with its time, status and latency. That a frame was sent over a socket is a step without
+/// a time: none is kept of it. An observer whose token names agents gets the deliveries to those.
 #[utoipa::path(
     get, path = "/v1/messages/{id}/trace", tag = "messages",
     security(("workspace_key" = []), ("observer_token" = [])),
@@ -79,6 +80,8 @@ fn delivery(trace: DeliveryTrace) -> wire::DeliveryTrace {
         step: step.step,
         at: step.at.map(Into::into),
         reason: step.reason,
+        status: step.status,
+        latency_ms: step.latency_ms,
     };
     wire::DeliveryTrace {
         agent_id: trace.row.agent_id.to_string(),

@@ -165,6 +165,7 @@ mod tests {
             attempts: 0,
             next_attempt_at: at(0),
             created_at: at(0),
+            traceparent: None,
         };
         let secrets = SubscriptionSecrets {
             secret: Some(secret.into()),

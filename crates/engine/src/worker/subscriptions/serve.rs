@@ -8,11 +8,15 @@ use relay_domain::{
     subscription_call::{Verdict, is_given_up, pause_after, probe_pause, verdict, wants},
 };
 use relay_egress::{Failure, Options};
-use relay_store::subscription_dispatch::{CallOutcome, CallTried, LeasedSubscription, WaitingCall, WantedEvent};
+use relay_store::{
+    events::EventBody,
+    subscription_dispatch::{CallOutcome, CallTried, LeasedSubscription, WaitingCall, WantedEvent},
+};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 use super::{LEASE, call};
-use crate::{Engine, EngineResult, events::told, subscriptions::SubscriptionSecrets};
+use crate::{Engine, EngineResult, events::told, subscriptions::SubscriptionSecrets, trace};
 
 /// Calls read at once.
 const WAITING_AT_ONCE: i64 = 50;
@@ -116,6 +120,10 @@ async fn queue_events(engine: &Engine, leased: &mut LeasedSubscription) -> Engin
             wanted.push(WantedEvent {
                 delivery_id: engine.next_id(),
                 event_seq,
+                message_id: match &event.body {
+                    EventBody::Message(id) => Some(*id),
+                    EventBody::Data(_) => None,
+                },
                 body: call::body(leased.scope, &event.kind, record.created_at, data),
                 kind: event.kind.into_owned(),
                 created_at: record.created_at,
@@ -145,8 +153,13 @@ async fn attempt(
     secrets: &SubscriptionSecrets,
     waiting: &WaitingCall,
 ) -> EngineResult<Next> {
-    let headers = call::headers(leased, secrets, waiting, engine.now());
-    let posted = engine.egress().post_url(&leased.url, headers, waiting.body.clone().into(), Options::default()).await;
+    let span = trace::below(waiting.traceparent.as_deref(), || {
+        tracing::info_span!("subscription.call", attempt = waiting.attempts + 1, event.kind = waiting.event_kind)
+    });
+    let mut headers = call::headers(leased, secrets, waiting, engine.now());
+    trace::tell(&mut headers, span.as_ref(), waiting.traceparent.as_deref());
+    let post = engine.egress().post_url(&leased.url, headers, waiting.body.clone().into(), Options::default());
+    let posted = post.instrument(span.unwrap_or_else(tracing::Span::none)).await;
     let now = engine.now();
     let (status, verdict, error, retry_after) = match posted {
         Ok(answer) => {
