@@ -191,7 +191,9 @@ impl Store {
         Ok(())
     }
 
-    /// Releases whose outcome is known, or whose invocation was never made, at most `limit`.
+    /// Releases whose outcome is known, or whose invocation was never made, at most `limit`. One that deletes its agent
+    /// waits until that one is offline as well: its node may say so later than that it has ended it, with the next
+    /// inventory at the latest. An agent that was brought up again since, or is still there after two minutes, stays.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -204,6 +206,9 @@ impl Store {
                LEFT JOIN agents a ON a.workspace_id = r.workspace_id AND a.agent_id = r.agent_id
                     AND a.deleted_at IS NULL
               WHERE i.completed_at IS NOT NULL
+                    AND NOT (r.deletes AND i.status = 'completed' AND coalesce(a.status <> 'offline', false)
+                             AND coalesce(a.rebound_at, a.bound_at, '-infinity') <= i.completed_at
+                             AND i.completed_at > now() - interval '2 minutes')
                  OR i.invocation_id IS NULL AND r.created_at < now() - interval '1 minute'
               ORDER BY r.workspace_id, r.invocation_id LIMIT $1",
         )
