@@ -67,7 +67,8 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading what a spawn was given"))
     }
 
-    /// What a spawn brought whose agent has come up on this provider and runs there; `None` when it has not.
+    /// What a spawn brought whose agent has come up on this provider and is located there; `None` when it has not. Whether
+    /// it shows as online does not matter: after a reconnection the provider may speak of it before its inventory does.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -76,7 +77,7 @@ impl Store {
             "SELECT a.agent_id, a.name, a.session_ref
                FROM invocations i JOIN agents a USING (workspace_id, agent_id)
               WHERE i.workspace_id = $1 AND i.invocation_id = $2 AND i.node_id = $3 AND i.provider = $4
-                AND a.node_id = $3 AND a.provider = $4 AND a.deleted_at IS NULL AND a.status <> 'offline'",
+                AND a.node_id = $3 AND a.provider = $4 AND a.deleted_at IS NULL",
         )
         .bind(fence.scope.workspace_id().get())
         .bind(invocation.get())
