@@ -69,6 +69,12 @@ async fn told_to(socket: &mut NodeSocket, within: Duration) -> Result<String> {
     Ok(frame["invocation_id"].as_str().context("an id")?.to_owned())
 }
 
+/// That the node cannot do it.
+async fn unable(socket: &NodeSocket, id: &str) -> Result<()> {
+    let error = json!({ "v": 1, "type": "action.result", "invocation_id": id, "error": "handler_unavailable" });
+    socket.send_json(&error).await
+}
+
 async fn result(socket: &NodeSocket, id: &str, output: Value) -> Result<()> {
     socket.send_json(&json!({ "v": 1, "type": "action.result", "invocation_id": id, "output": output })).await
 }
@@ -111,6 +117,94 @@ async fn a_burst_spreads_evenly_and_nobody_gets_more_than_it_takes() -> Result<(
     let row = place.invocation("grind", &next).await?;
     let skipped = row["placements"][0]["skipped"].as_array().context("reasons")?;
     assert!(skipped.len() == 3 && skipped.iter().all(|skip| skip["reason"] == "full"), "{row}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_node_that_comes_back_has_no_more_room_than_it_had() -> Result<()> {
+    let place = Place::new("room").await?;
+    let node = place.node("mill").await?;
+    // With the cursor its agents are back once an inventory names them, not before.
+    let capabilities = json!([
+        { "name": "grind", "kind": "capacity" }, { "name": "relay:delivery-cursor-v1", "kind": "capacity" },
+    ]);
+    let beat = |active: u32| json!({ "v": 1, "type": "node.heartbeat", "load": 0.5, "active_agents": active, "handlers_live": true });
+    let mut first = socket(&node, 0).await?;
+    first.request(register(&node, "miller", &capabilities, 2)).await?;
+    for name in ["east", "west"] {
+        first.register_agent(name).await?;
+    }
+    first.send_json(&beat(2)).await?;
+    let shows = |field: &'static str, wanted: Value| {
+        let key = place.key.clone();
+        async move {
+            wait::until(&format!("{field} to be {wanted}"), SOON, || async {
+                key.get("/v1/nodes/mill").await.is_ok_and(|reply| reply.data()[field] == wanted)
+            })
+            .await;
+        }
+    };
+    shows("active_agents", json!(2)).await;
+    first.close().await?;
+    shows("live", json!(false)).await;
+    let mut second = socket(&node, 1).await?;
+    second.request(register(&node, "miller", &capabilities, 2)).await?;
+    let refused = place.ann().post("/v1/actions/grind/invoke", json!({})).await?;
+    let refused = refused.refused(503, "handler_unavailable")?;
+    assert!(refused.body.to_string().contains("full"), "{}", refused.body);
+    second.send_json(&beat(1)).await?;
+    shows("active_agents", json!(1)).await;
+    let id = place.invoke("grind", json!({})).await?;
+    assert_eq!(told_to(&mut second, SOON).await?, id);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_node_cannot_do_goes_to_another_and_is_not_tried_for_ever() -> Result<()> {
+    let place = Place::new("handed-back").await?;
+    let capacity = json!([{ "name": "grind", "kind": "capacity" }]);
+    let (mut nodes, mut sockets) = (Vec::new(), Vec::new());
+    for (gateway, name) in ["east", "west"].into_iter().enumerate() {
+        let node = place.node(name).await?;
+        let mut socket = socket(&node, gateway).await?;
+        socket.request(register(&node, "miller", &capacity, 1)).await?;
+        nodes.push(node);
+        sockets.push(socket);
+    }
+    let shown = |name: &str| {
+        let (key, path) = (place.key.clone(), format!("/v1/nodes/{name}"));
+        async move { key.get(&path).await?.success() }
+    };
+    let ack = place.ann().post("/v1/actions/grind/invoke", json!({})).await?.success()?;
+    let id = ack["invocation_id"].as_str().context("an id")?;
+    let first = usize::from(ack["dispatched_node_id"] != nodes[0].node_id.as_str());
+    let second = 1 - first;
+    assert_eq!(told_to(&mut sockets[first], SOON).await?, id);
+    unable(&sockets[first], id).await?;
+    assert_eq!(told_to(&mut sockets[second], SOON).await?, id, "the same invocation");
+    for (nth, live) in [(first, false), (second, true)] {
+        let node = shown(&nodes[nth].name).await?;
+        assert_eq!((&node["live"], &node["handlers_live"]), (&json!(true), &json!(live)), "{node}");
+    }
+    result(&sockets[second], id, json!({ "by": "the other" })).await?;
+    let row = place.ends("grind", id).await?;
+    assert_eq!((&row["status"], &row["output"]), (&json!("completed"), &json!({ "by": "the other" })));
+
+    // The last of the attempts that may end like this is the end of it.
+    let id = place.invoke("grind", json!({})).await?;
+    assert_eq!(told_to(&mut sockets[second], SOON).await?, id, "the first takes nothing any more");
+    let database = sqlx::PgPool::connect(&shared().await.database_url).await?;
+    sqlx::query("UPDATE invocations SET attempt = $2 WHERE invocation_id = $1")
+        .bind(id.trim_start_matches("inv_").parse::<i64>()?)
+        .bind(relay_domain::action::MAX_HAND_BACKS)
+        .execute(&database)
+        .await?;
+    unable(&sockets[second], &id).await?;
+    let row = place.ends("grind", &id).await?;
+    assert_eq!((&row["status"], &row["error"]), (&json!("failed"), &json!("handler_unavailable")));
+    for node in &nodes {
+        assert_eq!(shown(&node.name).await?["reserved_agents"], 0);
+    }
     Ok(())
 }
 

@@ -183,7 +183,7 @@ async fn who_can_spawn_where_is_told() -> Result<()> {
 async fn an_agent_is_released_by_its_node_and_deleted_if_asked() -> Result<()> {
     let Scene { workspace, lead, mut socket, .. } = scene("release").await?;
     let mut direct = lead.direct_socket().await?;
-    for (name, deletes) in [("stays", false), ("goes", true)] {
+    for (name, deletes, ends_late) in [("stays", false, false), ("goes", true, false), ("lingers", true, true)] {
         lead.post("/v1/agents/spawn", json!({ "name": name, "cli": "sh" })).await?.success()?;
         let (frame, born) = bring_up(&mut socket).await?;
         result(&socket, &frame, json!({ "spawned": true })).await?;
@@ -195,9 +195,15 @@ async fn an_agent_is_released_by_its_node_and_deleted_if_asked() -> Result<()> {
         let asked = socket.expect("action.invoke").await?;
         assert_eq!(asked["action"], "release");
         assert_eq!(asked["input"], json!({ "name": name, "reason": "done", "delete_agent": deletes }));
-        socket.send_json(&json!({ "v": 1, "type": "agent.deregister", "agent_id": born["agent_id"] })).await?;
+        let ended = json!({ "v": 1, "type": "agent.deregister", "agent_id": born["agent_id"] });
+        if !ends_late {
+            socket.send_json(&ended).await?;
+        }
         result(&socket, &asked, json!({ "released": true, "name": name })).await?;
         assert_eq!(outcome(&lead, "release", &ack["invocation_id"]).await?["output"]["released"], true);
+        if ends_late {
+            socket.send_json(&ended).await?;
+        }
         let exited = direct.expect_where("its end", SOON, |f| f["payload"]["type"] == "agent.exited").await?;
         assert_eq!(
             (text(&exited["payload"]["data"]["agent_name"]), text(&exited["payload"]["data"]["reason"])),
@@ -371,6 +377,32 @@ async fn an_inventory_that_names_the_spawn_completes_it_once() -> Result<()> {
     Ok(())
 }
 
+/// An agent registers before its process starts. What brings another one up may have an inventory sent in between.
+#[tokio::test]
+async fn an_agent_that_is_being_brought_up_is_not_missing_from_an_inventory() -> Result<()> {
+    let Scene { workspace, lead, mut socket, .. } = scene("newborn").await?;
+    lead.post("/v1/agents/spawn", json!({ "name": "newborn", "cli": "sh" })).await?.success()?;
+    let frame = socket.expect("action.invoke").await?;
+    let id = &frame["invocation_id"];
+    let born = json!({ "v": 1, "type": "agent.register", "name": "newborn", "invocation_id": id });
+    socket.request(born).await?;
+    inventory(&mut socket, &[]).await?;
+    let status = async || anyhow::Ok(workspace.get("/v1/agents/newborn").await?.success()?["status"].clone());
+    assert_eq!(status().await?, "online");
+
+    // One that takes too long did not come up: its node is asked again.
+    let database = sqlx::PgPool::connect(&shared().await.database_url).await?;
+    sqlx::query("UPDATE invocations SET sent_at = now() - interval '1 minute' WHERE invocation_id = $1")
+        .bind(text(id).trim_start_matches("inv_").parse::<i64>()?)
+        .execute(&database)
+        .await?;
+    let counts = inventory(&mut socket, &[]).await?;
+    assert_eq!(counts["rescheduled_invocations"], 1, "{counts}");
+    assert_eq!(status().await?, "offline");
+    assert_eq!(&socket.expect("action.invoke").await?["invocation_id"], id);
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_session_is_taken_up_again_where_it_ran_with_its_mail() -> Result<()> {
     let Scene { workspace, lead, mut socket, node } = scene("resume").await?;
@@ -408,7 +440,8 @@ async fn mail_of_a_session_that_is_gone_for_good_is_given_up_with_notice() -> Re
     let Scene { lead, mut socket, .. } = scene("orphans").await?;
     let mut direct = lead.direct_socket().await?;
     lead.post("/v1/agents/spawn", json!({ "name": "mortal", "cli": "sh" })).await?.success()?;
-    let (_, born) = bring_up(&mut socket).await?;
+    let (frame, born) = bring_up(&mut socket).await?;
+    result(&socket, &frame, json!({ "spawned": true })).await?;
     let sent = lead.dm("mortal", "never read").await?.success()?;
     socket.expect("deliver").await?;
     inventory(&mut socket, &[]).await?;

@@ -55,6 +55,7 @@ impl FromRow<'_, PgRow> for Unsent {
     }
 }
 
+// An agent of no particular provider is asked through the one that registered first.
 const UNSENT: &str = "
 WITH unsent AS MATERIALIZED (
     SELECT i.workspace_id, i.invocation_id, i.created_at, a.name AS agent_name, p.node_id, p.provider,
@@ -66,6 +67,10 @@ WITH unsent AS MATERIALIZED (
            AND (p.provider = CASE WHEN i.status = 'invoked' THEN a.provider ELSE i.provider END
                 OR i.status = 'invoked' AND a.provider IS NULL)
      WHERE i.sent_epoch IS NULL AND i.status IN ('dispatched', 'invoked') AND p.gateway_id = $1
+       AND (i.status = 'dispatched' OR a.provider IS NOT NULL OR NOT EXISTS (
+            SELECT FROM providers o
+             WHERE o.workspace_id = p.workspace_id AND o.node_id = p.node_id AND o.gateway_id IS NOT NULL
+               AND (o.registered_at, o.provider) < (p.registered_at, p.provider)))
 )
 SELECT u.workspace_id, u.invocation_id, u.agent_name, u.node_id, u.provider, i.attempt, i.handler_agent_id,
        coalesce(i.capability, i.action_name) AS action, i.input, i.tells_caller, i.caller_id, i.caller_name
@@ -73,7 +78,8 @@ SELECT u.workspace_id, u.invocation_id, u.agent_name, u.node_id, u.provider, i.a
  WHERE u.nth <= $2
  ORDER BY u.nth, u.created_at LIMIT $3";
 
-// Two ways to the rows, each with an index: what nodes do, and what agents located there do.
+// Two ways to the rows, each with an index: what nodes do, and what agents located there do. Of an agent of no particular
+// provider the one that was sent it is asked again, as long as that one is there.
 const SENT_BEFORE: &str = "
 WITH held AS MATERIALIZED (
     SELECT p.workspace_id, p.node_id, p.provider, p.epoch
@@ -91,6 +97,10 @@ WITH held AS MATERIALIZED (
            AND (a.provider IS NULL OR a.provider = h.provider) AND a.deleted_at IS NULL
       JOIN invocations i ON i.workspace_id = a.workspace_id AND i.handler_agent_id = a.agent_id
      WHERE i.status = 'invoked' AND i.sent_epoch < h.epoch
+       AND (a.provider IS NOT NULL OR i.provider = h.provider OR NOT EXISTS (
+            SELECT FROM providers o
+             WHERE o.workspace_id = a.workspace_id AND o.node_id = a.node_id AND o.provider = i.provider
+               AND o.gateway_id IS NOT NULL))
 ), turns AS (
     SELECT b.*, row_number() OVER (PARTITION BY b.workspace_id, b.node_id, b.provider ORDER BY b.created_at) AS nth
       FROM before b

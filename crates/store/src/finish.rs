@@ -12,6 +12,7 @@ use crate::{
     events::{self, NewEvent, Recorded},
     hosting::Fence,
     invocations::{COLUMNS, InvocationRow},
+    redispatch::HANDLER_IS_AWAY,
     result_deliveries,
 };
 
@@ -77,7 +78,7 @@ pub struct OutcomeNotice {
 }
 
 // A provider may answer for what went back to waiting because its connection broke, as long as nobody else has it.
-// An agent's broker may say that it cannot reach the agent.
+// An agent's broker may say that it cannot reach the agent. Begin and end are told by two clocks.
 const FINISH: &str = "
 WITH r AS (
     SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bool[], $7::bigint[],
@@ -111,8 +112,8 @@ WITH r AS (
 UPDATE invocations i
    SET status = CASE WHEN v.error IS NULL THEN 'completed' ELSE 'failed' END,
        output = v.output::json, error = v.error, reserves = false, completed_at = $11,
-       duration_ms = coalesce(v.duration_ms,
-                              (extract(epoch FROM $11 - coalesce(i.sent_at, i.dispatched_at, i.created_at)) * 1000)::bigint)
+       duration_ms = coalesce(v.duration_ms, greatest(0,
+           (extract(epoch FROM $11 - coalesce(i.sent_at, i.dispatched_at, i.created_at)) * 1000)::bigint))
   FROM valid v
  WHERE i.workspace_id = v.workspace_id AND i.invocation_id = v.invocation_id AND i.completed_at IS NULL
 RETURNING v.ord, ";
@@ -183,7 +184,8 @@ impl Store {
              )
              UPDATE invocations i
                 SET status = 'completed', output = i.came_up, reserves = false, completed_at = $1,
-                    duration_ms = (extract(epoch FROM $1 - coalesce(i.sent_at, i.created_at)) * 1000)::bigint
+                    duration_ms = greatest(0,
+                        (extract(epoch FROM $1 - coalesce(i.sent_at, i.created_at)) * 1000)::bigint)
                FROM up
               WHERE i.workspace_id = up.workspace_id AND i.invocation_id = up.invocation_id
              RETURNING {COLUMNS}"
@@ -214,9 +216,11 @@ impl Store {
             "WITH hopeless AS MATERIALIZED (
                  SELECT workspace_id, invocation_id,
                         CASE WHEN created_at < $2 THEN 'timed out' ELSE '{}' END AS error
-                   FROM invocations
+                   FROM invocations i
                   WHERE completed_at IS NULL
-                    AND (created_at < $2 OR unreachable_since < $3 AND (status = 'pending' OR sent_epoch IS NULL))
+                    AND (created_at < $2
+                         OR unreachable_since < $3
+                            AND (status = 'pending' OR sent_epoch IS NULL OR status = 'invoked' AND {HANDLER_IS_AWAY}))
                   ORDER BY workspace_id, invocation_id LIMIT $4
                     FOR UPDATE SKIP LOCKED
              )

@@ -4,8 +4,8 @@
 
 use std::collections::HashMap;
 
-use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, InvocationId, NodeId, ProviderName, WorkspaceScope};
+use chrono::{DateTime, TimeDelta, Utc};
+use relay_domain::{AgentId, InvocationId, NodeId, ProviderName, WorkspaceScope, action};
 use sqlx::PgConnection;
 
 use crate::{
@@ -318,16 +318,23 @@ impl Store {
             return Ok(Inventory::Conflicts(conflicts));
         }
         bind_listed(&mut tx, fence, listed).await?;
+        // An agent registers before its process starts, and an inventory may come in between: who is just being brought up
+        // is not missing.
         let missing: Vec<(i64, String)> = sqlx::query_as(
-            "UPDATE agents SET status = 'offline', mailbox_orphaned = coalesce(NOT resumable, false)
-              WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND deleted_at IS NULL
-                AND status <> 'offline' AND agent_id <> ALL ($4)
-          RETURNING agent_id, name",
+            "UPDATE agents a SET status = 'offline', mailbox_orphaned = coalesce(NOT a.resumable, false)
+              WHERE a.workspace_id = $1 AND a.node_id = $2 AND a.provider = $3 AND a.deleted_at IS NULL
+                AND a.status <> 'offline' AND a.agent_id <> ALL ($4)
+                AND NOT EXISTS (SELECT FROM invocations i
+                                 WHERE i.workspace_id = a.workspace_id AND i.agent_id = a.agent_id
+                                   AND i.status = 'dispatched' AND i.came_up IS NULL
+                                   AND coalesce(i.sent_at, i.dispatched_at) > $5)
+          RETURNING a.agent_id, a.name",
         )
         .bind(fence.scope.workspace_id().get())
         .bind(fence.node_id.as_str())
         .bind(fence.provider.as_str())
         .bind(&ids)
+        .bind(at - TimeDelta::from_std(action::DISPATCH_TIMEOUT).unwrap_or_default())
         .fetch_all(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;

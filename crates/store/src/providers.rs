@@ -205,7 +205,7 @@ impl Store {
                     gateway_id = excluded.gateway_id, capabilities = excluded.capabilities,
                     cursor_granted = excluded.cursor_granted, tags = excluded.tags,
                     version = excluded.version, max_agents = excluded.max_agents,
-                    handlers_live = excluded.handlers_live, load = 0, load_measured = false, active_agents = 0,
+                    handlers_live = excluded.handlers_live, load = 0, load_measured = false,
                     registered_at = now(), last_heartbeat_at = now()
               WHERE p.epoch = $5
              RETURNING epoch",
@@ -328,10 +328,11 @@ struct Ended {
     offline: Vec<NewEvent>,
 }
 
-// Agents are locked in order. One of no particular provider goes offline with the node's last one.
+// Agents are locked in order. One of no particular provider goes offline with the node's last one. How many agents the
+// provider runs stays as it last said: it comes back with them, and has as little room until its next heartbeat.
 const END_CONNECTION: &str = "
 WITH gone AS (
-    UPDATE providers SET gateway_id = NULL, handlers_live = false, active_agents = 0, load = 0
+    UPDATE providers SET gateway_id = NULL, handlers_live = false, load = 0
      WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND epoch = $4 AND gateway_id IS NOT NULL
  RETURNING workspace_id, node_id, provider
 ), theirs AS MATERIALIZED (

@@ -53,8 +53,20 @@ WITH lost AS MATERIALIZED (
 UPDATE invocations i SET unreachable_since = $1
   FROM lost WHERE i.workspace_id = lost.workspace_id AND i.invocation_id = lost.invocation_id";
 
+/// Condition of an invocation `i` that an agent handles: the connection over which that agent is reached, wherever it is
+/// now, is gone. On nodes that are pushed to, or whose agents claim, there is none that could be.
+pub(crate) const HANDLER_IS_AWAY: &str = "coalesce((
+    SELECT coalesce(n.kind, 'ws') = 'ws' AND NOT EXISTS (
+           SELECT FROM providers p
+            WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id
+              AND (a.provider IS NULL OR p.provider = a.provider) AND p.gateway_id IS NOT NULL)
+      FROM agents a
+      LEFT JOIN nodes n ON n.workspace_id = a.workspace_id AND n.node_id = a.node_id
+     WHERE a.workspace_id = i.workspace_id AND a.agent_id = i.handler_agent_id), true)";
+
 // One that is only silent is asked no more where another could be; what it still says counts until another was asked.
-// One that has said that it is at work may be silent.
+// One that has said that it is at work may be silent, and so may one whose agent has come up: its inventory tells when
+// that one is gone. Of one that is lost the agent is kept in mind: it may still run when its provider is back.
 const TAKE_BACK: &str = "
 WITH lost AS MATERIALIZED (
     SELECT i.workspace_id, i.invocation_id
@@ -62,12 +74,13 @@ WITH lost AS MATERIALIZED (
       LEFT JOIN providers p ON p.workspace_id = i.workspace_id AND p.node_id = i.node_id AND p.provider = i.provider
      WHERE i.status = 'dispatched' AND i.came_up IS NULL
        AND (p.gateway_id IS NULL AND i.unreachable_since < $5
-            OR i.due_at <= $1 AND i.accepted_at IS NULL AND (i.target_node_id IS NULL OR i.sent_epoch IS NULL))
+            OR i.due_at <= $1 AND i.accepted_at IS NULL AND i.agent_id IS NULL
+               AND (i.target_node_id IS NULL OR i.sent_epoch IS NULL))
      ORDER BY i.workspace_id, i.invocation_id LIMIT $2
        FOR UPDATE OF i SKIP LOCKED
 )
 UPDATE invocations i
-   SET status = 'pending', reserves = false, sent_epoch = NULL, sent_at = NULL, agent_id = NULL, accepted_at = NULL,
+   SET status = 'pending', reserves = false, sent_epoch = NULL, sent_at = NULL, accepted_at = NULL,
        tried = CASE WHEN i.target_node_id IS NULL AND i.node_id <> ALL (i.tried) THEN i.tried || i.node_id
                     ELSE i.tried END,
        unreachable_since = coalesce(i.unreachable_since, $1),
@@ -80,13 +93,14 @@ RETURNING i.workspace_id";
 const DUE_WORKSPACES: &str = "
 SELECT workspace_id FROM (
     SELECT workspace_id, min(due_at) AS due FROM invocations
-     WHERE completed_at IS NULL AND status = 'pending' AND due_at <= $1 GROUP BY workspace_id) AS waiting
+     WHERE completed_at IS NULL AND status = 'pending' AND came_up IS NULL AND due_at <= $1
+     GROUP BY workspace_id) AS waiting
  ORDER BY due LIMIT $2";
 
 const DUE: &str = "
 SELECT invocation_id, capability, target_node_id, target_provider, attempt, tried, placements
   FROM invocations
- WHERE workspace_id = $1 AND status = 'pending' AND due_at <= $2
+ WHERE workspace_id = $1 AND status = 'pending' AND came_up IS NULL AND due_at <= $2
  ORDER BY due_at, invocation_id LIMIT $3
    FOR UPDATE SKIP LOCKED";
 
@@ -111,6 +125,7 @@ impl Store {
     pub async fn take_back_lost(&self, limit: i64, at: DateTime<Utc>) -> StoreResult<u64> {
         let doing = "taking invocations back";
         sqlx::query(NOTE_LOST).bind(at).bind(limit).execute(&self.pool).await.map_err(StoreError::from_sqlx(doing))?;
+        self.note_handlers(limit, at).await?;
         let first = action::backoff(1);
         let longest = action::backoff(i32::MAX);
         let taken = sqlx::query(TAKE_BACK)
@@ -123,6 +138,29 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         Ok(taken.rows_affected())
+    }
+
+    /// Notes of what agents were sent whose connection is gone, and forgets it of those that are back.
+    async fn note_handlers(&self, limit: i64, at: DateTime<Utc>) -> StoreResult<()> {
+        let query = format!(
+            "WITH changed AS MATERIALIZED (
+                 SELECT i.workspace_id, i.invocation_id
+                   FROM invocations i
+                  WHERE i.status = 'invoked' AND i.sent_epoch IS NOT NULL
+                    AND (i.unreachable_since IS NULL) = {HANDLER_IS_AWAY}
+                  ORDER BY i.workspace_id, i.invocation_id LIMIT $2
+                    FOR UPDATE OF i SKIP LOCKED
+             )
+             UPDATE invocations i SET unreachable_since = CASE WHEN i.unreachable_since IS NULL THEN $1::timestamptz END
+               FROM changed WHERE i.workspace_id = changed.workspace_id AND i.invocation_id = changed.invocation_id"
+        );
+        sqlx::query(sqlx::AssertSqlSafe(query))
+            .bind(at)
+            .bind(limit)
+            .execute(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("looking for handlers that are gone"))?;
+        Ok(())
     }
 
     /// Workspaces in which something waits that is due, those first that have waited longest.
@@ -281,7 +319,8 @@ async fn retry(
                 attempt = CASE WHEN $3::text IS NULL THEN attempt ELSE $5 END,
                 node_id = coalesce($3, node_id), provider = coalesce($4, provider),
                 dispatched_at = CASE WHEN $3::text IS NULL THEN dispatched_at ELSE $6 END,
-                agent_id = CASE WHEN $3::text IS NULL THEN agent_id END, reserves = $7, tells_caller = $8, due_at = $9, placements = $10,
+                agent_id = CASE WHEN $3::text IS NULL OR (node_id, provider) = ($3, $4) THEN agent_id END,
+                reserves = $7, tells_caller = $8, due_at = $9, placements = $10,
                 unreachable_since = coalesce(unreachable_since, $6)
           WHERE workspace_id = $1 AND invocation_id = $2 AND status = 'pending'",
     )
@@ -312,7 +351,8 @@ async fn retry(
     }))
 }
 
-/// A provider is there: what it was doing is not lost, and what waits for its node, or for something that it can do, is due.
+/// A provider is there: what it was doing is not lost, and what waits for its node, or for something that it can do, is
+/// due. What brought an agent up there is left alone for now: the provider's inventory says whether the agent still runs.
 pub(crate) async fn wake_waiting(
     tx: &mut PgConnection,
     scope: WorkspaceScope,
@@ -328,6 +368,7 @@ pub(crate) async fn wake_waiting(
               WHERE i.workspace_id = $1 AND i.status = 'pending'
                 AND (i.target_node_id IS NULL OR i.target_node_id = $2)
                 AND (i.target_provider IS NULL OR i.target_provider = $3)
+                AND (i.agent_id IS NULL OR i.node_id <> $2 OR i.provider <> $3)
               ORDER BY i.invocation_id FOR UPDATE OF i SKIP LOCKED
          ), there AS (
              UPDATE invocations i SET unreachable_since = NULL

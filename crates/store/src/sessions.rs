@@ -67,7 +67,8 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading what a spawn was given"))
     }
 
-    /// What a spawn brought whose agent has come up on this provider and runs there; `None` when it has not.
+    /// What a spawn brought whose agent has come up on this provider and is located there; `None` when it has not. Whether
+    /// it shows as online does not matter: after a reconnection the provider may speak of it before its inventory does.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -76,7 +77,7 @@ impl Store {
             "SELECT a.agent_id, a.name, a.session_ref
                FROM invocations i JOIN agents a USING (workspace_id, agent_id)
               WHERE i.workspace_id = $1 AND i.invocation_id = $2 AND i.node_id = $3 AND i.provider = $4
-                AND a.node_id = $3 AND a.provider = $4 AND a.deleted_at IS NULL AND a.status <> 'offline'",
+                AND a.node_id = $3 AND a.provider = $4 AND a.deleted_at IS NULL",
         )
         .bind(fence.scope.workspace_id().get())
         .bind(invocation.get())
@@ -191,7 +192,9 @@ impl Store {
         Ok(())
     }
 
-    /// Releases whose outcome is known, or whose invocation was never made, at most `limit`.
+    /// Releases whose outcome is known, or whose invocation was never made, at most `limit`. One that deletes its agent
+    /// waits until that one is offline as well: its node may say so later than that it has ended it, with the next
+    /// inventory at the latest. An agent that was brought up again since, or is still there after two minutes, stays.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -204,6 +207,9 @@ impl Store {
                LEFT JOIN agents a ON a.workspace_id = r.workspace_id AND a.agent_id = r.agent_id
                     AND a.deleted_at IS NULL
               WHERE i.completed_at IS NOT NULL
+                    AND NOT (r.deletes AND i.status = 'completed' AND coalesce(a.status <> 'offline', false)
+                             AND coalesce(a.rebound_at, a.bound_at, '-infinity') <= i.completed_at
+                             AND i.completed_at > now() - interval '2 minutes')
                  OR i.invocation_id IS NULL AND r.created_at < now() - interval '1 minute'
               ORDER BY r.workspace_id, r.invocation_id LIMIT $1",
         )

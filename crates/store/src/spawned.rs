@@ -73,14 +73,19 @@ pub(crate) async fn reconcile(
 ) -> StoreResult<Reconciled> {
     let doing = "comparing an inventory with invocations";
     let (completed, rescheduled, open): (i64, i64, i64) = sqlx::query_as(
+        // What was taken back while the provider was away and went nowhere since is its own again once it lists the agent.
         "WITH here AS MATERIALIZED (
-             SELECT invocation_id, capability, sent_at, accepted_at, agent_id, came_up_at FROM invocations
-              WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND status = 'dispatched'
+             SELECT invocation_id, capability, sent_at, accepted_at FROM invocations
+              WHERE workspace_id = $1 AND node_id = $2 AND provider = $3
+                AND invocation_id = ANY ($4::bigint[] || ARRAY(
+                    SELECT invocation_id FROM invocations
+                     WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND status = 'dispatched'))
+                AND status IN ('dispatched', 'pending')
               ORDER BY invocation_id FOR UPDATE
          ), listed AS (
              UPDATE invocations i
                 SET agent_id = l.agent_id, came_up = l.output::json, came_up_at = coalesce(i.came_up_at, $7),
-                    reserves = false
+                    reserves = false, unreachable_since = NULL
                FROM unnest($4::bigint[], $5::bigint[], $6::text[]) AS l (invocation_id, agent_id, output)
                JOIN here USING (invocation_id)
               WHERE i.workspace_id = $1 AND i.invocation_id = l.invocation_id

@@ -6,7 +6,7 @@ const TTL: Duration = Duration::from_secs(45);
 const GRACE: Duration = Duration::from_secs(5);
 
 impl Database {
-    async fn provider(&self, node: &str, provider: &str, gateway: i64, silent_seconds: i64) {
+    pub(crate) async fn provider(&self, node: &str, provider: &str, gateway: i64, silent_seconds: i64) {
         self.run(&format!(
             "INSERT INTO nodes (workspace_id, node_id, name, created_at)
              VALUES ({WORKSPACE}, '{node}', 'box {node}', now()) ON CONFLICT DO NOTHING;
@@ -18,7 +18,7 @@ impl Database {
         .await;
     }
 
-    async fn locate(&self, agent: i64, node: &str, provider: Option<&str>) {
+    pub(crate) async fn locate(&self, agent: i64, node: &str, provider: Option<&str>) {
         let provider = provider.map_or("NULL".to_owned(), |provider| format!("'{provider}'"));
         self.run(&format!("UPDATE agents SET node_id = '{node}', provider = {provider} WHERE agent_id = {agent}"))
             .await;

@@ -1,0 +1,300 @@
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use relay_domain::{AgentId, GatewayId, InvocationId, NodeId, ProviderName, WorkspaceScope};
+use relay_store::{
+    finish::{Finished, FinishedAll, Outcome, Source},
+    hosting::{Fence, Inventory, Listed},
+    spawned::Reconciled,
+};
+use serde_json::{Value, json};
+
+use crate::fixture::{Database, WORKSPACE};
+
+const ALL: i64 = 100;
+/// The epoch of the fixture's providers.
+const EPOCH: i64 = 3;
+
+fn scope() -> WorkspaceScope {
+    Database::mailbox(0).0
+}
+
+fn fence(node: &str, provider: &str) -> Fence {
+    Fence { scope: scope(), node_id: NodeId::new(node), provider: ProviderName::new(provider), epoch: EPOCH }
+}
+
+/// What came of each invocation that ended.
+fn ended(done: &FinishedAll) -> Vec<(i64, Option<&str>)> {
+    let recorded = done.outcomes.iter().filter_map(|outcome| match outcome {
+        Finished::Recorded(row) => Some((row.invocation_id.get(), row.error.as_deref())),
+        Finished::Refused => None,
+    });
+    let mut ended: Vec<_> = recorded.collect();
+    ended.sort_unstable();
+    ended
+}
+
+impl Database {
+    /// Nodes that can bring agents up, each with the provider `a` on a gateway that lives.
+    async fn hosts(&self, nodes: &[&str]) {
+        self.run("INSERT INTO gateways (gateway_id, lease_until) VALUES (5, now() + interval '1 hour')").await;
+        for node in nodes {
+            self.provider(node, "a", 5, 0).await;
+            self.run(&format!(
+                "INSERT INTO node_capabilities (workspace_id, name, node_id, provider, kind, queue, tells_caller)
+                 VALUES ({WORKSPACE}, 'spawn:sh', '{node}', 'a', 'capacity', false, false)"
+            ))
+            .await;
+        }
+    }
+
+    /// A spawn that the provider `a` of a node was sent a moment ago.
+    async fn spawn(&self, invocation: i64, node: &str) {
+        self.run(&format!(
+            "INSERT INTO invocations (workspace_id, invocation_id, action_name, capability, caller_name, input, status,
+                                      attempt, node_id, provider, dispatched_at, sent_epoch, sent_at, reserves, due_at,
+                                      created_at)
+             VALUES ({WORKSPACE}, {invocation}, 'spawn', 'spawn:sh', 'x', '{{}}', 'dispatched', 1, '{node}', 'a', now(),
+                     {EPOCH}, now(), true, now() + interval '30 seconds', now())"
+        ))
+        .await;
+    }
+
+    /// An agent that has registered for a spawn, online on the provider `a` of a node.
+    async fn born(&self, invocation: i64, agent: i64, node: &str) {
+        self.agent(agent, &format!("agent-{agent}")).await;
+        self.locate(agent, node, Some("a")).await;
+        let invocation = InvocationId::new(invocation);
+        assert!(self.store.agent_came_up(&fence(node, "a"), invocation, AgentId::new(agent)).await.unwrap());
+    }
+
+    /// What an agent was sent over the connection of a provider.
+    async fn handled(&self, invocation: i64, agent: i64, provider: &str) {
+        self.run(&format!(
+            "INSERT INTO invocations (workspace_id, invocation_id, action_name, handler_agent_id, caller_name, input,
+                                      status, node_id, provider, sent_epoch, sent_at, due_at, created_at)
+             SELECT {WORKSPACE}, {invocation}, 'double', {agent}, 'x', '{{}}', 'invoked', node_id, '{provider}', {EPOCH},
+                    now(), now(), now()
+               FROM agents WHERE agent_id = {agent}"
+        ))
+        .await;
+    }
+
+    async fn connected(&self, node: &str, gateway: &str) {
+        self.run(&format!("UPDATE providers SET gateway_id = {gateway} WHERE node_id = '{node}'")).await;
+    }
+
+    /// (status, agent) of an invocation.
+    async fn state(&self, invocation: i64) -> (String, Option<i64>) {
+        sqlx::query_as("SELECT status, agent_id FROM invocations WHERE invocation_id = $1")
+            .bind(invocation)
+            .fetch_one(&self.pool)
+            .await
+            .unwrap()
+    }
+
+    /// What an inventory of these agents, as (agent, invocation), means for invocations.
+    async fn inventory(&self, node: &str, agents: &[(i64, i64)]) -> Reconciled {
+        let listed: Vec<Listed> = agents
+            .iter()
+            .map(|(agent, invocation)| Listed {
+                agent_id: AgentId::new(*agent),
+                name: format!("agent-{agent}"),
+                session_ref: None,
+                invocation: Some(InvocationId::new(*invocation)),
+            })
+            .collect();
+        match self.store.sync_inventory(&fence(node, "a"), &listed, self.now).await.unwrap() {
+            Inventory::Synced { reconciled, .. } => reconciled,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Both steps of losing what a provider was doing: its time to come back passes in between.
+    async fn lose(&self) -> u64 {
+        assert_eq!(self.store.take_back_lost(ALL, self.now).await.unwrap(), 0, "it has a moment to come back");
+        self.store.take_back_lost(ALL, self.now + TimeDelta::seconds(3)).await.unwrap()
+    }
+}
+
+fn state(status: &str, agent: Option<i64>) -> (String, Option<i64>) {
+    (status.to_owned(), agent)
+}
+
+#[tokio::test]
+async fn a_spawn_whose_agent_has_registered_is_not_taken_back_for_silence() {
+    let db = Database::fresh().await;
+    db.hosts(&["n1"]).await;
+    db.spawn(101, "n1").await;
+    db.spawn(102, "n1").await;
+    db.born(101, 1, "n1").await;
+    let late = db.now + TimeDelta::seconds(90);
+    assert_eq!(db.store.take_back_lost(ALL, late).await.unwrap(), 1);
+    assert_eq!(db.state(101).await, state("dispatched", Some(1)));
+    assert_eq!(db.state(102).await, state("pending", None));
+    assert_eq!(db.number("SELECT count(*) FROM invocations WHERE reserves").await, 0);
+
+    // An inventory that lacks the agent says that it did not come up.
+    db.run("UPDATE invocations SET sent_at = sent_at - interval '5 minutes' WHERE invocation_id = 101").await;
+    assert_eq!(db.inventory("n1", &[]).await.rescheduled, 1);
+    assert_eq!(db.state(101).await, state("pending", None));
+}
+
+#[tokio::test]
+async fn a_spawn_that_was_taken_back_completes_by_the_inventory_that_lists_its_agent() {
+    let db = Database::fresh().await;
+    db.hosts(&["n1"]).await;
+    db.spawn(101, "n1").await;
+    db.born(101, 1, "n1").await;
+    db.connected("n1", "NULL").await;
+    assert_eq!(db.lose().await, 1);
+    assert_eq!(db.state(101).await, state("pending", Some(1)));
+
+    db.connected("n1", "5").await;
+    assert_eq!(db.inventory("n1", &[(1, 101)]).await, Reconciled { open: 0, completed: 1, rescheduled: 0 });
+    // It goes nowhere any more, and does not fail for having waited.
+    let later = db.now + TimeDelta::seconds(300);
+    assert!(db.store.workspaces_with_due_invocations(later).await.unwrap().is_empty());
+    assert_eq!(db.store.redispatch(scope(), ALL, 1, later).await.unwrap().looked_at, 0);
+    assert!(db.store.fail_hopeless(ALL, later).await.unwrap().outcomes.is_empty());
+    let done = db.store.finish_came_up(Duration::from_secs(2), ALL, later).await.unwrap();
+    assert_eq!(ended(&done), [(101, None)]);
+    assert_eq!(db.state(101).await, state("completed", Some(1)));
+    // One outcome: what its provider says afterwards is refused.
+    let outcome = Outcome {
+        scope: scope(),
+        invocation: InvocationId::new(101),
+        source: Source::Provider(fence("n1", "a")),
+        result: Err("spawn_agent_name_in_use".to_owned()),
+        duration_ms: None,
+    };
+    assert!(ended(&db.store.finish(&[outcome], later).await.unwrap()).is_empty());
+    assert_eq!(db.number("SELECT count(*) FROM invocations WHERE reserves").await, 0);
+}
+
+#[tokio::test]
+async fn an_inventory_completes_nothing_that_has_gone_to_another_node() {
+    let db = Database::fresh().await;
+    db.hosts(&["n1", "n2"]).await;
+    db.spawn(101, "n1").await;
+    db.born(101, 1, "n1").await;
+    db.connected("n1", "NULL").await;
+    assert_eq!(db.lose().await, 1);
+    let sent = db.store.redispatch(scope(), ALL, 1, db.now + TimeDelta::seconds(60)).await.unwrap().sent;
+    assert_eq!(sent.iter().map(|sent| sent.dispatch.node_id.as_str()).collect::<Vec<_>>(), ["n2"]);
+    assert_eq!(db.state(101).await, state("dispatched", None));
+    db.connected("n1", "5").await;
+    assert_eq!(db.inventory("n1", &[(1, 101)]).await, Reconciled::default());
+    assert_eq!(db.state(101).await, state("dispatched", None));
+}
+
+#[tokio::test]
+async fn a_spawn_that_goes_to_its_node_again_knows_the_agent_that_came_up_there() {
+    let db = Database::fresh().await;
+    db.hosts(&["n1"]).await;
+    db.spawn(101, "n1").await;
+    db.born(101, 1, "n1").await;
+    db.connected("n1", "NULL").await;
+    assert_eq!(db.lose().await, 1);
+    // Its agents are offline with it, and it says that it runs one of that name before it says which it runs.
+    db.run("UPDATE agents SET status = 'offline' WHERE agent_id = 1").await;
+    db.connected("n1", "5").await;
+    let sent = db.store.redispatch(scope(), ALL, 1, db.now + TimeDelta::seconds(60)).await.unwrap().sent;
+    assert_eq!(sent.iter().map(|sent| sent.dispatch.attempt).collect::<Vec<_>>(), [2]);
+    assert_eq!(db.state(101).await, state("dispatched", Some(1)));
+    let output = db.store.born_output(&fence("n1", "a"), InvocationId::new(101)).await.unwrap();
+    assert_eq!(output.map(|output| output["name"].clone()), Some(json!("agent-1")));
+}
+
+#[tokio::test]
+async fn an_invocation_fails_when_its_handler_was_away_for_two_minutes() {
+    let db = Database::fresh().await;
+    for (agent, node) in [(1, "leaves"), (2, "stays"), (3, "returns"), (4, "moves"), (5, "claims"), (6, "unbound")] {
+        db.agent(agent, &format!("agent-{agent}")).await;
+        if agent < 5 {
+            db.provider(node, "a", 5, 0).await;
+            db.locate(agent, node, Some("a")).await;
+        }
+        db.handled(100 + agent, agent, "a").await;
+    }
+    db.run(&format!(
+        "INSERT INTO nodes (workspace_id, node_id, name, kind, created_at)
+         VALUES ({WORKSPACE}, 'claims', 'claims', 'poll', now())"
+    ))
+    .await;
+    db.locate(5, "claims", None).await;
+    for node in ["leaves", "returns", "moves"] {
+        db.connected(node, "NULL").await;
+    }
+    let away = "SELECT count(*) FROM invocations WHERE unreachable_since IS NOT NULL";
+    db.store.take_back_lost(ALL, db.now).await.unwrap();
+    assert_eq!(db.number(away).await, 4, "three whose node is gone, and one whose agent has none any more");
+
+    db.connected("returns", "5").await;
+    db.locate(4, "stays", Some("a")).await;
+    let soon = db.now + TimeDelta::seconds(119);
+    assert!(db.store.fail_hopeless(ALL, soon).await.unwrap().outcomes.is_empty());
+    let late = db.now + TimeDelta::seconds(121);
+    let done = db.store.fail_hopeless(ALL, late).await.unwrap();
+    let why = Some("handler_unavailable");
+    assert_eq!(ended(&done), [(101, why), (106, why)], "those that are back are not judged by an old note");
+
+    // The time of one that was back begins anew.
+    db.store.take_back_lost(ALL, late).await.unwrap();
+    assert_eq!(db.number(away).await, 2, "of the two that ended");
+    db.connected("returns", "NULL").await;
+    db.store.take_back_lost(ALL, late).await.unwrap();
+    assert!(db.store.fail_hopeless(ALL, late + TimeDelta::seconds(119)).await.unwrap().outcomes.is_empty());
+    let done = db.store.fail_hopeless(ALL, late + TimeDelta::seconds(121)).await.unwrap();
+    assert_eq!(ended(&done), [(103, why)]);
+}
+
+#[tokio::test]
+async fn what_ends_before_it_began_took_no_time() {
+    let db = Database::fresh().await;
+    db.hosts(&["n1"]).await;
+    db.spawn(101, "n1").await;
+    db.spawn(102, "n1").await;
+    // Of two clocks one is behind.
+    db.run("UPDATE invocations SET sent_at = now() + interval '1 hour'").await;
+    let outcome = Outcome {
+        scope: scope(),
+        invocation: InvocationId::new(101),
+        source: Source::Provider(fence("n1", "a")),
+        result: Ok(Value::Null),
+        duration_ms: None,
+    };
+    assert_eq!(ended(&db.store.finish(&[outcome], db.now).await.unwrap()), [(101, None)]);
+    db.run("UPDATE invocations SET came_up = '{}', came_up_at = now() - interval '1 hour' WHERE invocation_id = 102")
+        .await;
+    let done = db.store.finish_came_up(Duration::from_secs(2), ALL, db.now).await.unwrap();
+    assert_eq!(ended(&done), [(102, None)]);
+    assert_eq!(db.number("SELECT count(*) FROM invocations WHERE duration_ms = 0").await, 2);
+}
+
+#[tokio::test]
+async fn an_agent_of_no_particular_provider_is_asked_through_one_of_its_node() {
+    let db = Database::fresh().await;
+    db.agent(1, "bound_by_rest").await;
+    db.locate(1, "n1", None).await;
+    db.provider("n1", "first", 5, 0).await;
+    db.provider("n1", "second", 6, 0).await;
+    db.run("UPDATE providers SET registered_at = now() - interval '1 minute' WHERE provider = 'first'").await;
+    db.handled(101, 1, "first").await;
+    db.run("UPDATE invocations SET sent_epoch = NULL, sent_at = NULL, node_id = NULL, provider = NULL").await;
+    let unsent = async |gateway| db.store.unsent_invocations(GatewayId::new(gateway)).await.unwrap().len();
+    assert_eq!((unsent(5).await, unsent(6).await), (1, 0));
+    db.run("UPDATE providers SET gateway_id = NULL WHERE provider = 'first'").await;
+    assert_eq!((unsent(5).await, unsent(6).await), (0, 1));
+
+    // Written to one of them, and again over its next connection, not over the other's.
+    db.run("UPDATE providers SET gateway_id = 5, epoch = 4; UPDATE invocations SET sent_epoch = 3, node_id = 'n1', provider = 'first'").await;
+    let again = async || {
+        let fences = ["first", "second"].map(|provider| Fence { epoch: 4, ..fence("n1", provider) });
+        let frames = db.store.invocations_sent_before(&fences).await.unwrap();
+        frames.into_iter().map(|frame| frame.provider.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(again().await, ["first"]);
+    db.run("DELETE FROM providers WHERE provider = 'first'").await;
+    assert_eq!(again().await, ["second"], "the one that was asked is gone");
+}
