@@ -126,6 +126,7 @@ pub use observer_overrides::{OverrideCursor, OverrideRow, OverrideState, Retirem
 pub use observer_tokens::{
     NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenRow, ObserverTokenUpdate,
 };
+pub use outcome_notices::Untold;
 pub use pool::{MIGRATOR, Store};
 pub use quotas::QuotasRow;
 pub use rate_budgets::Taken;
