@@ -133,6 +133,16 @@ async fn an_agent_handles_its_own_action_and_nobody_else_ends_it() -> Result<()>
     let refused = refused.refused(400, "invalid_action_input")?;
     assert!(text(&refused.body["error"]["message"]).starts_with("input/n: "), "{}", refused.body);
     place.key.post(invoke, json!({ "input": { "n": 2 } })).await?.refused(403, "agent_token_required")?;
+    as_bob.post("/v1/actions", json!({ "name": "any", "description": "", "handler_agent": "bob" })).await?.success()?;
+    let eve = place.key.as_agent(&place.key.register_agent("eve").await?);
+    for input in [json!(7), json!("n"), json!([{ "n": 2 }]), json!(false)] {
+        let asked = eve.post("/v1/actions/any/invoke", json!({ "input": input })).await?;
+        asked.refused(400, "invalid_action_input")?;
+    }
+    let given = eve.post("/v1/actions/any/invoke", json!({ "input": null })).await?.success()?;
+    assert_eq!(given["input"], json!({}), "nothing is an object without fields");
+    let complete = format!("/v1/actions/any/invocations/{}/complete", text(&given["invocation_id"]));
+    as_bob.post(&complete, json!({})).await?.success()?;
 
     let mut caller = place.ann().direct_socket().await?;
     let mut handler = as_bob.direct_socket().await?;
@@ -144,12 +154,11 @@ async fn an_agent_handles_its_own_action_and_nobody_else_ends_it() -> Result<()>
     let complete = format!("/v1/actions/double/invocations/{id}/complete");
     place.ann().post(&complete, json!({ "output": 3 })).await?.refused(403, "forbidden")?;
     let done = as_bob.post(&complete, json!({ "output": 4, "duration_ms": 12.4 })).await?.success()?;
-    assert_eq!((&done["status"], &done["output"], &done["duration_ms"]), (&json!("completed"), &json!(4), &json!(12)));
-    assert_eq!(
-        told(&mut caller, "action.completed").await?["output"],
-        json!({ "value": 4 }),
-        "typed clients take objects"
-    );
+    // Typed clients take objects, wherever they read it.
+    let output = json!({ "value": 4 });
+    assert_eq!((&done["status"], &done["output"], &done["duration_ms"]), (&json!("completed"), &output, &json!(12)));
+    assert_eq!(place.invocation("double", id, "").await?["output"], output);
+    assert_eq!(told(&mut caller, "action.completed").await?["output"], output);
     let again = as_bob.post(&complete, json!({ "error": "changed my mind" })).await?.success()?;
     assert_eq!(again, done, "the first outcome counts");
     assert_eq!(as_bob.delete("/v1/actions/double").await?.status, 204);
@@ -204,6 +213,17 @@ async fn one_key_makes_one_invocation() -> Result<()> {
     node.expect("action.invoke").await?;
     let more = node.expect_where("a second frame", Duration::from_millis(300), |f| f["type"] == "action.invoke").await;
     assert!(more.is_err(), "{more:?}");
+
+    // Whoever lost the answer gets it, although the action is gone by now.
+    let (ann, bob) = (place.ann(), place.key.as_agent(&place.key.register_agent("bob").await?));
+    bob.post("/v1/actions", json!({ "name": "brief", "description": "", "handler_agent": "bob" })).await?.success()?;
+    let brief = || ann.call(Method::POST, "/v1/actions/brief/invoke", Some(json!({})), &[("Idempotency-Key", "brief")]);
+    let made = brief().await?.success()?;
+    assert_eq!(bob.delete("/v1/actions/brief").await?.status, 204);
+    ann.post("/v1/actions/brief/invoke", json!({})).await?.refused(404, "action_not_found")?;
+    let again = brief().await?;
+    assert_eq!(again.headers.get("idempotency-replayed").context("the header")?, "true");
+    assert_eq!(again.success()?["invocation_id"], made["invocation_id"]);
     Ok(())
 }
 

@@ -1,6 +1,9 @@
 //! Where invocations go, what waits, and how callers that were away hear of outcomes.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use relay_testkit::{
@@ -237,13 +240,17 @@ async fn what_may_wait_for_its_node_waits_and_the_rest_is_refused() -> Result<()
 }
 
 #[tokio::test]
-async fn a_hundred_wait_for_a_node_and_no_more() -> Result<()> {
+async fn a_hundred_wait_for_a_provider_and_no_more() -> Result<()> {
     let place = Place::new("queue").await?;
     let node = place.node("mill").await?;
     let queued = json!([{ "name": "grind", "kind": "action", "queue": true }]);
     let mut away = socket(&node, 0).await?;
     away.request(register(&node, "miller", &queued, 0)).await?;
     away.close().await?;
+    let mut beside = socket(&node, 1).await?;
+    let baked = json!([{ "name": "bake", "kind": "action", "queue": true }]);
+    beside.request(register(&node, "baker", &baked, 0)).await?;
+    beside.close().await?;
     wait::until("the node to be away", SOON, || async {
         place.key.get("/v1/nodes/mill").await.is_ok_and(|reply| reply.data()["live"] == false)
     })
@@ -260,9 +267,12 @@ async fn a_hundred_wait_for_a_node_and_no_more() -> Result<()> {
         assert_eq!((answer.status, answer.code()), (503, "handler_unavailable"), "{}", answer.body);
     }
     assert_eq!(refused.len(), 20);
+    // Each provider has its own hundred.
+    let bread = place.ann().post("/v1/nodes/mill/actions/bake/invoke", json!({})).await?.success()?;
+    assert_eq!(bread["status"], "pending");
     let mut back = socket(&node, 1).await?;
     back.request(register(&node, "miller", &queued, 0)).await?;
-    let mut done = std::collections::BTreeSet::new();
+    let mut done = BTreeSet::new();
     while done.len() < 100 {
         let id = told_to(&mut back, SOON).await?;
         result(&back, &id, json!({})).await?;
@@ -318,6 +328,84 @@ async fn a_name_has_one_handler_and_the_default_provider_yields() -> Result<()> 
 }
 
 #[tokio::test]
+async fn the_provider_that_yielded_a_name_is_not_asked_for_it() -> Result<()> {
+    let place = Place::new("yields").await?;
+    let node = place.node("duo").await?;
+    let build = json!([{ "name": "build", "kind": "action" }]);
+    let (mut first, mut second) = (socket(&node, 0).await?, socket(&node, 1).await?);
+    first.request(register(&node, "p", &build, 0)).await?;
+    second.request(register(&node, "default", &build, 0)).await?;
+    let invoke = async || place.ann().post("/v1/nodes/duo/actions/build/invoke", json!({})).await;
+    for _ in 0..8 {
+        let id = invoke().await?.success()?["invocation_id"].clone();
+        assert_eq!(json!(told_to(&mut first, SOON).await?), id);
+    }
+    // Nor does its word count that invocations may wait: the one that has the name did not say so.
+    first.close().await?;
+    wait::until_ok("the first to be away", SOON, || async { invoke().await?.refused(503, "handler_unavailable") })
+        .await?;
+    let asked = second.expect_where("it", Duration::from_secs(1), |frame| frame["type"] == "action.invoke").await;
+    assert!(asked.is_err(), "{asked:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_capacity_is_not_looked_for_among_actions_of_that_name() -> Result<()> {
+    let place = Place::new("namesakes").await?;
+    let (east, west) = (place.node("east").await?, place.node("west").await?);
+    let (mut at_east, mut at_west) = (socket(&east, 0).await?, socket(&west, 1).await?);
+    at_east.request(register(&east, "p", &json!([{ "name": "grind", "kind": "capacity" }]), 0)).await?;
+    at_west.request(register(&west, "p", &json!([{ "name": "grind", "kind": "action" }]), 0)).await?;
+    // The more east has to do, the emptier looks west.
+    for _ in 0..4 {
+        let id = place.invoke("grind", json!({})).await?;
+        assert_eq!(told_to(&mut at_east, SOON).await?, id);
+    }
+    let of_west = place.ann().post("/v1/nodes/west/actions/grind/invoke", json!({})).await?.success()?;
+    assert_eq!(json!(told_to(&mut at_west, SOON).await?), of_west["invocation_id"]);
+    Ok(())
+}
+
+/// Two processes serve one node: one can spawn, the other stands before it and asks for that itself.
+#[tokio::test]
+async fn what_stands_before_a_capacity_is_not_asked_for_its_own_spawn() -> Result<()> {
+    let place = Place::new("wrapper").await?;
+    let node = place.node("box").await?;
+    let of_kind = |kind: &str| json!([{ "name": "spawn:sh", "kind": kind }]);
+    let spawn = || json!({ "v": 1, "type": "node.spawn", "input": { "name": "child", "cli": "sh" } });
+    let mut wrapper = socket(&node, 0).await?;
+    wrapper.request(register(&node, "wrapper", &of_kind("action"), 0)).await?;
+    let error = wrapper.request(spawn()).await.unwrap_err().to_string();
+    assert!(error.contains("capability_mismatch"), "an action of that name is no capacity: {error}");
+
+    // The more it has to do, the emptier looks what asks for it.
+    let mut inner = socket(&node, 1).await?;
+    inner.request(register(&node, "inner", &of_kind("capacity"), 0)).await?;
+    for _ in 0..4 {
+        let ack = wrapper.request(spawn()).await?;
+        assert_eq!(json!(told_to(&mut inner, SOON).await?), ack["invocation_id"]);
+    }
+
+    // What waits for the capacity is placed by the same rule. What it was doing is sent to it again.
+    inner.close().await?;
+    wait::until_ok("the capacity to be away", SOON, || async {
+        let row = place.key.get("/v1/nodes/box").await?.success()?;
+        let mut providers = row["providers"].as_array().into_iter().flatten();
+        let inner = providers.find(|provider| provider["name"] == "inner");
+        anyhow::ensure!(inner.is_some_and(|inner| inner["live"] == false), "{row}");
+        anyhow::Ok(())
+    })
+    .await?;
+    let ack = wrapper.request(spawn()).await?;
+    assert_eq!(ack["status"], "pending", "{ack}");
+    let mut back = socket(&node, 1).await?;
+    back.request(register(&node, "inner", &of_kind("capacity"), 0)).await?;
+    let waited = |frame: &Value| frame["invocation_id"] == ack["invocation_id"];
+    back.expect_where("what waited", SOON, waited).await?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_durable_outcome_waits_in_the_mailbox() -> Result<()> {
     let place = Place::new("durable").await?;
     let node = place.node("box").await?;
@@ -363,6 +451,73 @@ async fn a_caller_that_was_away_hears_of_the_outcome_when_it_is_back() -> Result
     let mut again = place.ann().direct_socket().await?;
     let twice = again.expect_where("it again", Duration::from_secs(6), failed).await;
     assert!(twice.is_err(), "told once: {twice:?}");
+    Ok(())
+}
+
+/// A broker takes 128 frames before it has confirmed some. What a caller on it is to hear beyond them, it hears later.
+#[tokio::test]
+async fn a_caller_on_a_broker_hears_of_all_that_ends_at_once() -> Result<()> {
+    const BURST: usize = 200;
+    let place = Place::new("many-outcomes").await?;
+    let mill = place.node("mill").await?;
+    let mut miller = socket(&mill, 1).await?;
+    miller.request(register(&mill, "p", &json!([{ "name": "grind", "kind": "capacity" }]), 0)).await?;
+    let node = place.node("host").await?;
+    let mut host = socket(&node, 0).await?;
+    host.register_broker(&node.node_id, &node.name, "run-1").await?;
+    let born = host.register_agent("ann-too").await?;
+    let (id, token) = (born["agent_id"].as_str().context("an id")?, born["token"].as_str().context("a token")?);
+    let caller = place.key.with_token(token);
+    host.close().await?;
+
+    // It hears what it has missed when it is back: from here on only what passes it by is looked for.
+    let invoke = async || {
+        let ack = caller.post("/v1/actions/grind/invoke", json!({})).await?.success()?;
+        anyhow::Ok(ack["invocation_id"].as_str().context("an id")?.to_owned())
+    };
+    let missed = invoke().await?;
+    let told = told_to(&mut miller, SOON).await?;
+    result(&miller, &told, json!({})).await?;
+    place.ends("grind", &missed).await?;
+    let mut host = wait::until_ok("the broker's place to be free", SOON, async || {
+        let mut host = socket(&node, 0).await?;
+        host.register_broker(&node.node_id, &node.name, "run-1").await?;
+        anyhow::Ok(host)
+    })
+    .await?;
+    host.inventory(&[(id, "ann-too")]).await?;
+    let mut heard = BTreeSet::new();
+    hear(&mut host, &mut heard, 1).await?;
+    assert_eq!(heard, BTreeSet::from([missed]));
+
+    // While they end it confirms nothing.
+    let made: BTreeSet<String> =
+        futures::future::try_join_all((0..BURST).map(|_| invoke())).await?.into_iter().collect();
+    for _ in 0..BURST {
+        let told = told_to(&mut miller, SOON).await?;
+        result(&miller, &told, json!({})).await?;
+    }
+    for id in &made {
+        place.ends("grind", id).await?;
+    }
+    hear(&mut host, &mut heard, 1 + BURST).await?;
+    assert!(made.is_subset(&heard));
+    Ok(())
+}
+
+/// Takes frames in as a broker does, until so many outcomes have been heard of.
+async fn hear(host: &mut NodeSocket, heard: &mut BTreeSet<String>, count: usize) -> Result<()> {
+    let until = tokio::time::Instant::now() + SOON;
+    while heard.len() < count {
+        let left = until.saturating_duration_since(tokio::time::Instant::now());
+        let frame = host.next_frame(left).await.with_context(|| format!("{} of {count} heard", heard.len()))?;
+        let payload = &frame["payload"];
+        if payload["type"] == "delivery.position" {
+            host.ack(frame["agent"].as_str().context("an agent")?, 0).await?;
+        } else if payload["type"] == "action.completed" {
+            heard.insert(payload["data"]["invocation_id"].as_str().context("an id")?.to_owned());
+        }
+    }
     Ok(())
 }
 

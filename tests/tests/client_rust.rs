@@ -286,3 +286,23 @@ async fn the_rust_sdk_has_files_webhooks_observer_tokens_and_session_events() ->
     assert_eq!(there.get_system_prompt().await?.prompt, "be brief");
     Ok(())
 }
+
+/// A handler in another language brings what is no object; this client's types take nothing else.
+#[tokio::test]
+async fn the_rust_sdk_reads_an_outcome_that_is_no_object() -> Result<()> {
+    let gateways = &shared().await.gateways;
+    let made = RelayCast::create_workspace("sdk-rust-actions", Some(&*gateways[0]), WorkspaceProvenance::sdk()).await?;
+    let key = Api::new(&gateways[0], made.api_key.as_str());
+    let there = RelayCast::new(RelayCastOptions::new(made.api_key.as_str()).with_base_url(&*gateways[1]))?;
+    let ada = there.as_agent(there.register_agent(agent("ada")).await?.token)?;
+    there.register_agent(agent("bob")).await?;
+    let count = serde_json::json!({ "name": "count", "description": "", "handler_agent": "bob" });
+    key.post("/v1/actions", count).await?.success()?;
+    let asked = ada.invoke_action("count", None).await?;
+    let complete = format!("/v1/actions/count/invocations/{}/complete", asked.invocation_id);
+    key.post(&complete, serde_json::json!({ "output": [1, 2] })).await?.success()?;
+    let read = ada.get_action_invocation("count", &asked.invocation_id).await?;
+    let output = serde_json::Value::Object(read.output.context("an output")?);
+    assert_eq!(output, serde_json::json!({ "value": [1, 2] }));
+    Ok(())
+}

@@ -159,6 +159,45 @@ async fn messages_that_match_invoke_the_action_once_each() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn a_message_that_came_while_too_much_was_open_fires_later() -> Result<()> {
+    let engine = shared().await;
+    let pool = PgPool::connect(&engine.database_url).await?;
+    let key = Api::create_workspace(&engine.gateways[0], "full").await?;
+    let bob = key.as_agent(&key.register_agent("bob").await?);
+    bob.post("/v1/actions", json!({ "name": "count", "description": "", "handler_agent": "bob" })).await?.success()?;
+    let trigger = key.post("/v1/triggers", json!({ "channel": "general", "action_name": "count" })).await?.success()?;
+    let workspace: i64 = text(&key.get("/v1/workspace").await?.success()?["id"]).parse()?;
+    sqlx::query(
+        "INSERT INTO invocations (workspace_id, invocation_id, action_name, capability, caller_name, input, status,
+                                  due_at, created_at)
+         SELECT $1, n, 'count', 'nobody-can', 'x', '{}', 'pending', now() + interval '1 day', now()
+           FROM generate_series(1, 2000) AS n",
+    )
+    .bind(workspace)
+    .execute(&pool)
+    .await?;
+    bob.post_message("general", "first").await?.success()?;
+    wait::until_ok("the trigger to say why not", SOON, || async {
+        let shown = key.get(&format!("/v1/triggers/{}", text(&trigger["id"]))).await?.success()?;
+        anyhow::ensure!(shown["last_error"].is_string(), "{shown}");
+        Ok::<_, anyhow::Error>(())
+    })
+    .await?;
+    bob.post_message("general", "second").await?.success()?;
+    sqlx::query("DELETE FROM invocations WHERE workspace_id = $1 AND invocation_id <= 2000")
+        .bind(workspace)
+        .execute(&pool)
+        .await?;
+    wait::until_ok("both messages to have fired", SOON, || async {
+        let fired = texts(&pool, &key, "count").await?;
+        anyhow::ensure!(fired == ["first", "second"], "{fired:?}");
+        Ok::<_, anyhow::Error>(())
+    })
+    .await?;
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_message_fires_once_though_workers_and_gateways_die() -> Result<()> {
     let stack = Stack::builder().gateways(2).start().await?;

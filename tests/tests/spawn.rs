@@ -315,10 +315,10 @@ async fn only_the_expected_agent_is_released() -> Result<()> {
 
 #[tokio::test]
 async fn a_spawn_with_a_key_happens_once() -> Result<()> {
-    let Scene { lead, mut socket, .. } = scene("spawn-once").await?;
-    let body = json!({ "name": "once", "cli": "sh" });
+    let Scene { lead, mut socket, node, .. } = scene("spawn-once").await?;
+    let body = json!({ "name": "once", "cli": "sh", "node": "box" });
     let first = keyed(&lead, "/v1/agents/spawn", body.clone(), "k").await?.success()?;
-    let again = keyed(&lead, "/v1/agents/spawn", body, "k").await?.success()?;
+    let again = keyed(&lead, "/v1/agents/spawn", body.clone(), "k").await?.success()?;
     assert_eq!(first["invocation_id"], again["invocation_id"]);
     keyed(&lead, "/v1/agents/spawn", json!({ "name": "other", "cli": "sh" }), "k")
         .await?
@@ -328,6 +328,12 @@ async fn a_spawn_with_a_key_happens_once() -> Result<()> {
     lead.post("/v1/agents/spawn", json!({ "name": "next", "cli": "sh" })).await?.success()?;
     let next = socket.expect("action.invoke").await?;
     assert_eq!(next["input"]["name"], "next", "the first was sent once");
+    // Whoever lost the answer gets it, although the node can do it no more.
+    socket.register_broker_with(&node, "box", "run-1", &["release"]).await?;
+    lead.post("/v1/agents/spawn", body.clone()).await?.refused(409, "capability_mismatch")?;
+    let late = keyed(&lead, "/v1/agents/spawn", body, "k").await?;
+    assert!(late.headers.contains_key("idempotency-replayed"));
+    assert_eq!(late.success()?["invocation_id"], first["invocation_id"]);
     Ok(())
 }
 
@@ -471,5 +477,42 @@ async fn a_node_spawns_on_itself() -> Result<()> {
     let refused = json!({ "v": 1, "type": "node.spawn", "input": { "name": "child", "cli": "claude" } });
     let error = socket.request(refused).await.unwrap_err().to_string();
     assert!(error.contains("capability_mismatch"), "{error}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn durable_spawns_and_releases_have_their_outcome_in_the_mailbox() -> Result<()> {
+    let Scene { workspace, lead, mut socket, .. } = scene("durable-spawn").await?;
+    let results = async || {
+        let listed = lead.get("/v1/deliveries").await?.success()?;
+        let rows = listed.as_array().context("deliveries")?;
+        anyhow::Ok(rows.iter().filter(|row| row["reason"] == "action-result").count())
+    };
+    lead.post("/v1/agents/spawn", json!({ "name": "quiet", "cli": "sh" })).await?.success()?;
+    let (frame, _) = bring_up(&mut socket).await?;
+    result(&socket, &frame, json!({ "spawned": true })).await?;
+    outcome(&lead, "spawn", &frame["invocation_id"]).await?;
+    assert_eq!(results().await?, 0, "only who asks for it has it in the mailbox");
+
+    let body = json!({ "name": "kept", "cli": "sh", "durable": true });
+    lead.post("/v1/agents/spawn", body.clone()).await?.success()?;
+    let frame = socket.expect("action.invoke").await?;
+    assert_eq!(frame["input"], body, "untouched");
+    result(&socket, &frame, json!({ "spawned": true })).await?;
+    outcome(&lead, "spawn", &frame["invocation_id"]).await?;
+    assert_eq!(results().await?, 1);
+    let wrong = json!({ "name": "wrong", "cli": "sh", "durable": "yes" });
+    lead.post("/v1/agents/spawn", wrong).await?.refused(400, "invalid_request")?;
+
+    // By either route, done by a node or by the engine.
+    let body = json!({ "input": { "name": "quiet" }, "durable": true });
+    lead.post("/v1/actions/release/invoke", body).await?.success()?;
+    let frame = socket.expect("action.invoke").await?;
+    result(&socket, &frame, json!({ "released": true })).await?;
+    outcome(&lead, "release", &frame["invocation_id"]).await?;
+    assert_eq!(results().await?, 2);
+    workspace.register_agent("own").await?;
+    let done = lead.post("/v1/agents/release", json!({ "name": "own", "durable": true })).await?.success()?;
+    assert_eq!((text(&done["status"]), results().await?), ("completed", 3));
     Ok(())
 }

@@ -3,10 +3,8 @@
 //! Pure: candidates and a request go in, a decision comes out, and chance comes in as a number. The engine reads the
 //! candidates and the store reserves the choice; neither judges a node by itself.
 //!
-//! What is read is never quite true. Heartbeats are seconds old, and other placements are under way. So reservations
-//! count as load, nodes that look equal are drawn by lot, and a decision names a [`Decision::second`] node: whoever
-//! reserves without a lock looks at both again and asks [`prefer_second`], which keeps a burst even where many place at
-//! once. The store reserves under a lock of the workspace (ADR 0011) and needs only the first.
+//! What is read is never quite true: heartbeats are seconds old. So reservations count as load, and nodes that look
+//! equal are drawn by lot. Other placements are no concern: the store reserves under a lock of the workspace (ADR 0011).
 
 use std::cmp::Ordering;
 
@@ -148,8 +146,6 @@ impl Skip {
 pub struct Decision {
     /// Index of the chosen candidate; `None` if nobody can.
     pub chosen: Option<usize>,
-    /// Index of another one that could do it, drawn from all of them, for [`prefer_second`].
-    pub second: Option<usize>,
     /// The nodes that could not, with the reason, in the order of the candidates. Nodes that could have and were more
     /// loaded are not in it.
     pub skipped: Vec<(String, Skip)>,
@@ -175,21 +171,8 @@ pub fn place(candidates: &[Candidate], request: &Request, entropy: u64) -> Decis
         skipped.sort_unstable_by_key(|(at, _)| *at);
     }
     let chosen = least(candidates, &eligible, entropy);
-    // Another draw, one place further if it falls upon the same.
-    let second = chosen.filter(|_| eligible.len() > 1).and_then(|chosen| {
-        let drawn = draw_index(eligible.len(), entropy.rotate_left(32))?;
-        let next = (drawn + 1) % eligible.len();
-        Some(if eligible[drawn] == chosen { eligible[next] } else { eligible[drawn] })
-    });
     let skipped = skipped.into_iter().map(|(at, reason)| (candidates[at].node_id.clone(), reason));
-    Decision { chosen, second, skipped: skipped.collect() }
-}
-
-/// Whether the second node of a decision gets the work, judged when it is reserved: the first one has got work since
-/// it was read (`seen` and `first` are its [`Candidate::fill`] then and now) and is no emptier than the second.
-#[must_use]
-pub const fn prefer_second(seen: u32, first: u32, second: u32) -> bool {
-    first > seen && second <= first
+    Decision { chosen, skipped: skipped.collect() }
 }
 
 /// One of the least loaded, by lot.
@@ -210,13 +193,9 @@ fn least(candidates: &[Candidate], eligible: &[usize], entropy: u64) -> Option<u
 
 /// One of these, evenly.
 fn draw(among: &[usize], entropy: u64) -> Option<usize> {
-    among.get(draw_index(among.len(), entropy)?).copied()
-}
-
-/// A number below `count`, evenly.
-fn draw_index(count: usize, entropy: u64) -> Option<usize> {
     // The upper half of a product is an even draw without a division; the mixing makes counters good enough.
-    usize::try_from((u128::from(mix(entropy)) * u128::try_from(count).ok()?) >> 64).ok()
+    let drawn = (u128::from(mix(entropy)) * u128::try_from(among.len()).ok()?) >> 64;
+    among.get(usize::try_from(drawn).ok()?).copied()
 }
 
 /// The finaliser of splitmix64 (Steele, Lea, Flood 2014): neighbouring numbers come out unlike.

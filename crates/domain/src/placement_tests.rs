@@ -67,11 +67,10 @@ proptest! {
     #[test]
     fn only_a_node_that_can_do_it_is_chosen(candidates in any_candidates(), request in any_request(), entropy: u64) {
         let decision = place(&candidates, &request, entropy);
-        for at in [decision.chosen, decision.second].into_iter().flatten() {
+        if let Some(at) = decision.chosen {
             prop_assert!(fit(&candidates[at], &request));
         }
         prop_assert_eq!(decision.chosen.is_some(), candidates.iter().any(|candidate| fit(candidate, &request)));
-        prop_assert!(decision.second.is_none() || decision.second != decision.chosen);
     }
 
     #[test]
@@ -184,21 +183,13 @@ fn equal_nodes_are_drawn_by_lot() {
 }
 
 #[test]
-fn the_second_is_taken_when_the_first_has_got_work_meanwhile() {
-    assert!(!prefer_second(4, 4, 0), "the first is as it was seen");
-    assert!(prefer_second(4, 5, 5));
-    assert!(prefer_second(4, 6, 5));
-    assert!(!prefer_second(4, 5, 6), "and yet emptier");
-}
-
-#[test]
 fn what_a_provider_has_begun_only_that_provider_ends() {
     let of = |provider: &str| Candidate { provider_id: Some(provider.to_owned()), ..node(1) };
     let candidates = [of("one"), of("two"), Candidate { provider_id: Some("two".to_owned()), ..node(2) }];
     let request = Request { target: Target::Provider("node_1".to_owned(), "two".to_owned()) };
     for entropy in 0..50 {
         let decision = place(&candidates, &request, entropy);
-        assert_eq!((decision.chosen, decision.second), (Some(1), None));
+        assert_eq!(decision.chosen, Some(1));
         assert!(decision.skipped.iter().all(|(_, skip)| *skip == Skip::NotTargeted));
     }
     assert_eq!(place(&candidates[..1], &request, 0).chosen, None);

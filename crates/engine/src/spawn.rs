@@ -38,6 +38,8 @@ pub struct ReleaseAgent {
     pub expected_token_hash: Option<String>,
     /// Its id: it must be this one.
     pub expected_agent_id: Option<AgentId>,
+    /// Whether the outcome goes into the caller's mailbox.
+    pub durable: bool,
 }
 
 impl Engine {
@@ -55,7 +57,12 @@ impl Engine {
         key: Option<&ClientKey>,
     ) -> EngineResult<Acknowledged> {
         let scope = caller.scope();
+        let key = key.map(|key| (key.hash(&actor(caller), "agent.spawn", ""), key.fingerprint()));
+        if let Some(before) = self.acknowledged_under(scope, key.as_ref()).await? {
+            return Ok(before);
+        }
         let capability = checked_spawn(&input)?;
+        let durable = durable || flag(&input, "durable")?;
         let target = match target_of(&input)? {
             Some("self") => Some(self.own_broker(caller).await?),
             Some(name) => Some(NodeId::new(self.node_row(scope, name).await?.node_id)),
@@ -69,8 +76,11 @@ impl Engine {
         if let Some(node) = &target {
             self.check_capability(scope, node, &capability).await?;
         }
-        let key = key.map(|key| (key.hash(&actor(caller), "agent.spawn", ""), key.fingerprint()));
-        self.acknowledge(scope, spawn_call(caller, capability, target, input, durable, key)).await
+        // Who names a node means that node, away or not.
+        let waits = if target.is_some() { Waits::Always } else { Waits::Never };
+        // An action called the same may stand before the capacity, and ask for that itself.
+        let handler = Handler::Node { capability, target, provider: None, only_capacity: false, waits };
+        self.acknowledge(scope, spawn_call(caller, handler, input, durable, key)).await
     }
 
     /// `spawn` and `release` by their names, as placement clients ask for them.
@@ -102,21 +112,33 @@ impl Engine {
             delete_agent: input.get("delete_agent") == Some(&Value::Bool(true)),
             expected_token_hash: owned("expected_token_hash")?,
             expected_agent_id: None,
+            durable: request.durable,
         };
         self.release(&caller, release, key).await
     }
 
-    /// A node has an agent brought up by itself, whatever else is called spawn there.
+    /// A node has an agent brought up by a capacity of its own: an action that is called the same is passed over, as
+    /// it may be what asks.
     ///
     /// # Errors
     /// As [`Engine::spawn`].
     pub async fn spawn_on_node(&self, fence: &Fence, input: Map<String, Value>) -> EngineResult<Acknowledged> {
         let capability = checked_spawn(&input)?;
-        self.check_capability(fence.scope, &fence.node_id, &capability).await?;
+        if self.store().capability_kind_on(fence.scope, &fence.node_id, &capability).await?.as_deref()
+            != Some("capacity")
+        {
+            return Err(EngineError::CapabilityMismatch { node: fence.node_id.to_string(), capability });
+        }
         let node = self.node_row(fence.scope, fence.node_id.as_str()).await?;
         let caller = Credential::Workspace { scope: fence.scope };
-        let target = Some(fence.node_id.clone());
-        let call = spawn_call(&caller, capability, target, input, false, None);
+        let handler = Handler::Node {
+            capability,
+            target: Some(fence.node_id.clone()),
+            provider: None,
+            only_capacity: true,
+            waits: Waits::Always,
+        };
+        let call = spawn_call(&caller, handler, input, false, None);
         self.acknowledge(fence.scope, Call { caller_name: node.name, ..call }).await
     }
 
@@ -134,11 +156,8 @@ impl Engine {
         let scope = caller.scope();
         let operation = "agent.release";
         let key = key.map(|key| (key.hash(&actor(caller), operation, &request.name), key.fingerprint()));
-        if let Some((hash, fingerprint)) = &key
-            && let Some(before) = self.replay(scope, hash, fingerprint).await?
-            && let Some(id) = before.data["invocation_id"].as_i64()
-        {
-            return self.acknowledged_before(scope, InvocationId::new(id)).await;
+        if let Some(before) = self.acknowledged_under(scope, key.as_ref()).await? {
+            return Ok(before);
         }
         check_length("reason", request.reason.as_deref().unwrap_or_default(), MAX_NOTE_BYTES)?;
         let agent = self.agent_by_name(scope, &request.name).await?;
@@ -164,12 +183,13 @@ impl Engine {
                 target: Some(agent.node_id.clone()),
                 // Another provider of the node knows nothing of it.
                 provider: agent.provider.clone(),
+                only_capacity: false,
                 waits: Waits::Never,
             },
             caller_id: caller.agent_id(),
             caller_name: name_of(caller),
             input: Value::Object(input),
-            durable: false,
+            durable: request.durable,
             key,
         };
         if agent.node_id == NodeId::direct(agent.agent_id) {
@@ -264,17 +284,14 @@ impl Engine {
 
 fn spawn_call(
     caller: &Credential,
-    capability: String,
-    target: Option<NodeId>,
+    handler: Handler,
     input: Map<String, Value>,
     durable: bool,
     key: Option<([u8; 32], [u8; 32])>,
 ) -> Call {
-    // Who names a node means that node, away or not.
-    let waits = if target.is_some() { Waits::Always } else { Waits::Never };
     Call {
         action_name: SPAWN.to_owned(),
-        handler: Handler::Node { capability, target, provider: None, waits },
+        handler,
         caller_id: caller.agent_id(),
         caller_name: name_of(caller),
         input: Value::Object(input),
@@ -312,6 +329,15 @@ fn text<'a>(input: &'a Map<String, Value>, field: &'static str) -> EngineResult<
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.as_str()).filter(|text| !text.is_empty())),
         Some(_) => Err(EngineError::InvalidRequest(format!("{field} must be a string"))),
+    }
+}
+
+/// A flag of the input; null and nothing count as false.
+fn flag(input: &Map<String, Value>, field: &'static str) -> EngineResult<bool> {
+    match input.get(field) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(_) => Err(EngineError::InvalidRequest(format!("{field} must be a boolean"))),
     }
 }
 

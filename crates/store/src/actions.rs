@@ -28,6 +28,8 @@ pub struct ActionRow {
     pub handler_node_id: Option<String>,
     /// That node's name.
     pub handler_node: Option<String>,
+    /// The provider of that node whose capability it is; none: it was defined by REST, and any of them may.
+    pub provider: Option<String>,
     /// What its input must be like: a JSON schema.
     pub input_schema: Value,
     /// What its output is like.
@@ -85,7 +87,7 @@ macro_rules! select {
     ($rest:literal) => {
         concat!(
             "SELECT c.action_id, c.name, c.description, c.claims_name, c.handler_agent_id, a.name AS handler_agent,
-                    c.handler_node_id, n.name AS handler_node, c.input_schema, c.output_schema, c.available_to,
+                    c.handler_node_id, n.name AS handler_node, c.provider, c.input_schema, c.output_schema, c.available_to,
                     c.created_at
                FROM actions c
                LEFT JOIN agents a ON a.workspace_id = c.workspace_id AND a.agent_id = c.handler_agent_id
@@ -270,7 +272,8 @@ impl Store {
         Ok(gone.rows_affected() == 1)
     }
 
-    /// Whether a node advertises a capability, over a socket or by REST; its kind if it does.
+    /// Whether a node advertises a capability, over a socket or by REST; its kind if it does: `capacity` when some of
+    /// its providers have it as an action and some as a capacity.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -288,7 +291,7 @@ impl Store {
                  SELECT 1, coalesce(c ->> 'kind', 'action')
                    FROM nodes n CROSS JOIN LATERAL jsonb_array_elements(n.capabilities) AS c
                   WHERE n.workspace_id = $1 AND n.node_id = $2 AND c ->> 'name' = $3
-             ) AS known ORDER BY rank LIMIT 1",
+             ) AS known ORDER BY rank, kind DESC LIMIT 1",
         )
         .bind(scope.workspace_id().get())
         .bind(node.as_str())

@@ -3,6 +3,8 @@
 //! Placements of one workspace wait for each other, so that what one has reserved the next one sees: no provider is
 //! given more than it takes.
 
+use std::collections::BTreeSet;
+
 use chrono::{DateTime, Utc};
 use relay_domain::{
     GatewayId, NodeId, ProviderName, WorkspaceScope, action,
@@ -45,17 +47,22 @@ impl Able {
         self.gateway_id.map(GatewayId::new)
     }
 
+    /// Whether it is what is wanted, and not only called the same.
+    fn is_capable(&self, wanted: &Wanted<'_>) -> bool {
+        !wanted.only_capacity || self.kind == "capacity"
+    }
+
     /// Whether doing it takes a place among the provider's agents. Ending an agent takes none, however full it is.
     pub(crate) fn takes_place(&self) -> bool {
         self.kind == "capacity" && self.name != action::RELEASE
     }
 
-    fn candidate(&self, avoided: &[String]) -> Candidate {
+    fn candidate(&self, wanted: &Wanted<'_>) -> Candidate {
         let number = |n: i64| u32::try_from(n.max(0)).unwrap_or(u32::MAX);
         Candidate {
             node_id: self.node_id.clone(),
             provider_id: Some(self.provider.clone()),
-            capable: true,
+            capable: self.is_capable(wanted),
             live: self.live,
             draining: self.draining,
             handlers_live: self.handlers_live,
@@ -64,7 +71,7 @@ impl Able {
             // An action of a node is no agent: what its agents take does not count.
             max: if self.takes_place() { number(self.max_agents.into()) } else { 0 },
             load: self.load_measured.then_some(self.load),
-            avoided: avoided.contains(&self.node_id),
+            avoided: wanted.avoided.contains(&self.node_id),
         }
     }
 }
@@ -77,6 +84,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) target: Option<&'a NodeId>,
     /// The only provider of that node that may.
     pub(crate) provider: Option<&'a ProviderName>,
+    /// Whether an action of that name will not do.
+    pub(crate) only_capacity: bool,
     /// Nodes where it came to nothing before: taken only when there is no other.
     pub(crate) avoided: &'a [String],
     pub(crate) attempt: i32,
@@ -122,6 +131,29 @@ SELECT c.workspace_id, c.name, c.node_id, n.name AS node_name, c.provider, c.kin
   LEFT JOIN gateways g ON g.gateway_id = p.gateway_id AND g.lease_until > now()
  ORDER BY c.workspace_id, c.name, c.node_id, c.provider";
 
+/// Takes the turns of those workspaces in which no other placement is under way, without waiting; those of the others
+/// come back. Of a single workspace it waits for the turn: nobody else is held up by that.
+pub(crate) async fn take_free_turns(
+    tx: &mut PgConnection,
+    scopes: impl Iterator<Item = WorkspaceScope>,
+) -> StoreResult<BTreeSet<WorkspaceScope>> {
+    let mut scopes: BTreeSet<WorkspaceScope> = scopes.collect();
+    if scopes.len() <= 1 {
+        take_turns(tx, &scopes.into_iter().collect::<Vec<_>>()).await?;
+        return Ok(BTreeSet::new());
+    }
+    let workspaces: Vec<i64> = scopes.iter().map(|scope| scope.workspace_id().get()).collect();
+    let free: Vec<i64> = sqlx::query_scalar(
+        "SELECT w FROM unnest($1::bigint[]) AS w WHERE pg_try_advisory_xact_lock(hashtextextended('placement', w))",
+    )
+    .bind(workspaces)
+    .fetch_all(tx)
+    .await
+    .map_err(StoreError::from_sqlx("taking the turns of placements"))?;
+    scopes.retain(|scope| !free.contains(&scope.workspace_id().get()));
+    Ok(scopes)
+}
+
 /// Waits until no other placement of these workspaces is under way; the statement after it sees what they did.
 pub(crate) async fn take_turns(tx: &mut PgConnection, scopes: &[WorkspaceScope]) -> StoreResult<()> {
     let mut workspaces: Vec<i64> = scopes.iter().map(|scope| scope.workspace_id().get()).collect();
@@ -164,7 +196,7 @@ impl Candidates {
         let these: Vec<usize> = (0..self.able.len())
             .filter(|&i| self.able[i].workspace_id == workspace && self.able[i].name == wanted.capability)
             .collect();
-        let candidates: Vec<Candidate> = these.iter().map(|&i| self.able[i].candidate(wanted.avoided)).collect();
+        let candidates: Vec<Candidate> = these.iter().map(|&i| self.able[i].candidate(wanted)).collect();
         let target = match (wanted.target, wanted.provider) {
             (Some(node), Some(provider)) => Target::Provider(node.to_string(), provider.to_string()),
             (Some(node), None) => Target::Node(node.to_string()),
@@ -175,7 +207,8 @@ impl Candidates {
         let chosen = decision.chosen.and_then(|nth| these.get(nth).copied());
         let reasons = self.reasons(wanted, &these, &decision, at);
         let of_target = |able: &Able| {
-            wanted.target.is_none_or(|node| node.as_str() == able.node_id)
+            able.is_capable(wanted)
+                && wanted.target.is_none_or(|node| node.as_str() == able.node_id)
                 && wanted.provider.is_none_or(|provider| provider.as_str() == able.provider)
         };
         let may_queue = these.iter().any(|&i| of_target(&self.able[i]) && self.able[i].queue);

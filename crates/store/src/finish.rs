@@ -271,6 +271,17 @@ fn notice(row: &InvocationRow) -> Option<OutcomeNotice> {
     Some(OutcomeNotice { scope: row.scope, caller: row.caller_id?, invocation: row.invocation_id, kind, data })
 }
 
+/// An output as callers are shown it: an object, or null. Typed clients take nothing else, so that what is neither comes
+/// as `{"value": …}`.
+#[must_use]
+pub fn shown_output(output: Option<&Value>) -> Option<Value> {
+    match output {
+        None | Some(Value::Null) => None,
+        Some(object @ Value::Object(_)) => Some(object.clone()),
+        Some(other) => Some(json!({ "value": other })),
+    }
+}
+
 /// What there is to tell of an outcome.
 pub(crate) struct OutcomeFacts {
     pub(crate) invocation_id: InvocationId,
@@ -296,16 +307,11 @@ impl OutcomeFacts {
         if self.error.is_none() { event::ACTION_COMPLETED } else { event::ACTION_FAILED }
     }
 
-    /// What callers are told. Typed clients take an object or nothing for the output.
+    /// What callers are told.
     pub(crate) fn data(&self) -> Value {
-        let output = match &self.output {
-            None | Some(Value::Null) => Value::Null,
-            Some(object @ Value::Object(_)) => object.clone(),
-            Some(other) => json!({ "value": other }),
-        };
         json!({
             "invocation_id": self.invocation_id, "action_name": self.action_name, "status": self.status,
-            "output": output, "error": self.error,
+            "output": shown_output(self.output.as_ref()), "error": self.error,
         })
     }
 }
@@ -352,4 +358,22 @@ impl Store {
 /// The scope of a row.
 pub(crate) const fn scope_of(workspace: i64) -> WorkspaceScope {
     WorkspaceScope::from_engine_row(WorkspaceId::new(workspace))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_output_is_shown_as_an_object_or_null() {
+        for (output, shown) in [
+            (None, None),
+            (Some(json!(null)), None),
+            (Some(json!({ "sum": 4 })), Some(json!({ "sum": 4 }))),
+            (Some(json!(4)), Some(json!({ "value": 4 }))),
+            (Some(json!([1, 2])), Some(json!({ "value": [1, 2] }))),
+        ] {
+            assert_eq!(shown_output(output.as_ref()), shown, "{output:?}");
+        }
+    }
 }

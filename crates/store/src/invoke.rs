@@ -13,7 +13,7 @@ use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
-    candidates::{Candidates, Wanted, take_turns},
+    candidates::{Candidates, Wanted, take_free_turns, take_turns},
     commit::IDEMPOTENCY_KEPT_HOURS,
     events::{self, NewEvent, Recorded},
     invocations::{COLUMNS, InvocationRow},
@@ -33,6 +33,8 @@ pub enum Handler {
         target: Option<NodeId>,
         /// The only provider of that node that may.
         provider: Option<ProviderName>,
+        /// Whether only a capacity will do, and no action that a node calls the same.
+        only_capacity: bool,
         /// What happens when nobody can right now.
         waits: Waits,
     },
@@ -107,6 +109,8 @@ pub enum Invoked {
     Made(Status, Option<Dispatch>),
     /// Its key was used before: nothing was done.
     KeyUsed,
+    /// Others are placing in its workspace: nothing was done, it is to be tried again.
+    Busy,
     /// Nobody can do it now. The reasons, for people.
     Unavailable(Value),
     /// As many wait for its node as may.
@@ -119,48 +123,21 @@ pub enum Invoked {
 
 impl Store {
     /// Makes invocations. Each of them succeeds or is refused by itself; the error is of all. What to announce comes
-    /// with them.
+    /// with them. Those of one workspace wait for their turn; among those of several nobody waits for a workspace that
+    /// is busy.
     ///
     /// # Errors
     /// When Postgres is away, or the transaction lost against others.
     pub async fn invoke(&self, new: &[NewInvocation]) -> StoreResult<(Vec<Invoked>, Vec<Recorded>)> {
         let doing = "invoking actions";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let used = claim_keys(&mut tx, new).await?;
-        take_turns(&mut tx, &new.iter().map(|one| one.scope).collect::<Vec<_>>()).await?;
-        let mut open = Open::read(&mut tx, new).await?;
-        let wanted = new.iter().filter_map(|one| match &one.handler {
-            Handler::Node { capability, .. } => Some((one.scope, capability.as_str())),
-            Handler::Agent(_) => None,
-        });
-        let mut candidates = Candidates::read(&mut tx, wanted).await?;
-        let hosts = hosts(&mut tx, new).await?;
-        let mut written = Rows::default();
-        let mut events = Vec::new();
-        let mut outcomes = Vec::with_capacity(new.len());
-        let mut refused_keys = Vec::new();
-        for (one, used) in new.iter().zip(used) {
-            let outcome = if used {
-                Invoked::KeyUsed
-            } else if let Some(refusal) = open.refusal(one) {
-                refusal
-            } else {
-                decide(&mut tx, one, &mut candidates, &hosts, &mut written).await?
-            };
-            if matches!(outcome, Invoked::Made(..)) {
-                open.count(one);
-                events.push((one.scope, invoked_event(one)));
-            } else if let (false, Some((hash, _))) = (used, &one.key) {
-                refused_keys.push((one.scope, *hash));
-            }
-            outcomes.push(outcome);
-        }
-        written.insert(&mut tx).await?;
-        release_keys(&mut tx, &refused_keys).await?;
-        let at = new.first().map_or_else(Utc::now, |one| one.at);
-        let recorded = events::append_mixed(&mut tx, at, events).await?;
+        let busy = take_free_turns(&mut tx, new.iter().map(|one| one.scope)).await?;
+        let free: Vec<&NewInvocation> = new.iter().filter(|one| !busy.contains(&one.scope)).collect();
+        let (made, recorded) = make(&mut tx, &free).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok((outcomes, recorded))
+        let mut made = made.into_iter();
+        let outcome = |one: &NewInvocation| if busy.contains(&one.scope) { None } else { made.next() };
+        Ok((new.iter().map(outcome).map(|outcome| outcome.unwrap_or(Invoked::Busy)).collect(), recorded))
     }
 
     /// Which of these invocations there are, when nobody heard how [`Store::invoke`] ended: whatever it did is done
@@ -185,6 +162,43 @@ impl Store {
     }
 }
 
+/// Makes those whose workspaces' turns were taken.
+async fn make(tx: &mut PgConnection, new: &[&NewInvocation]) -> StoreResult<(Vec<Invoked>, Vec<Recorded>)> {
+    let used = claim_keys(tx, new).await?;
+    let mut open = Open::read(tx, new).await?;
+    let wanted = new.iter().filter_map(|one| match &one.handler {
+        Handler::Node { capability, .. } => Some((one.scope, capability.as_str())),
+        Handler::Agent(_) => None,
+    });
+    let mut candidates = Candidates::read(tx, wanted).await?;
+    let hosts = hosts(tx, new).await?;
+    let mut written = Rows::default();
+    let mut events = Vec::new();
+    let mut outcomes = Vec::with_capacity(new.len());
+    let mut refused_keys = Vec::new();
+    for (&one, used) in new.iter().zip(used) {
+        let outcome = if used {
+            Invoked::KeyUsed
+        } else if let Some(refusal) = open.refusal(one) {
+            refusal
+        } else {
+            decide(tx, one, &mut candidates, &hosts, &mut written).await?
+        };
+        if matches!(outcome, Invoked::Made(..)) {
+            open.count(one);
+            events.push((one.scope, invoked_event(one)));
+        } else if let (false, Some((hash, _))) = (used, &one.key) {
+            refused_keys.push((one.scope, *hash));
+        }
+        outcomes.push(outcome);
+    }
+    written.insert(tx).await?;
+    release_keys(tx, &refused_keys).await?;
+    let at = new.first().map_or_else(Utc::now, |one| one.at);
+    let recorded = events::append_mixed(tx, at, events).await?;
+    Ok((outcomes, recorded))
+}
+
 /// Finds somebody for one invocation, and queues its row.
 async fn decide(
     tx: &mut PgConnection,
@@ -193,19 +207,27 @@ async fn decide(
     hosts: &HashMap<(i64, i64), Host>,
     written: &mut Rows,
 ) -> StoreResult<Invoked> {
-    let (capability, target, provider, waits) = match &one.handler {
+    let (capability, target, provider, only_capacity, waits) = match &one.handler {
         Handler::Agent(agent) => {
             let host = hosts.get(&(one.scope.workspace_id().get(), agent.get()));
             let dispatch = host.and_then(Host::dispatch);
             written.push(one, &Row { status: Status::Invoked, chosen: None, reasons: Value::Array(Vec::new()) });
             return Ok(Invoked::Made(Status::Invoked, dispatch));
         }
-        Handler::Node { capability, target, provider, waits } => {
-            (capability, target.as_ref(), provider.as_ref(), *waits)
+        Handler::Node { capability, target, provider, only_capacity, waits } => {
+            (capability, target.as_ref(), provider.as_ref(), *only_capacity, *waits)
         }
     };
-    let wanted =
-        Wanted { scope: one.scope, capability, target, provider, avoided: &[], attempt: 1, entropy: one.entropy };
+    let wanted = Wanted {
+        scope: one.scope,
+        capability,
+        target,
+        provider,
+        only_capacity,
+        avoided: &[],
+        attempt: 1,
+        entropy: one.entropy,
+    };
     let placed = candidates.place(&wanted, one.at);
     if let Some(able) = placed.chosen {
         let dispatch = Dispatch {
@@ -228,7 +250,8 @@ async fn decide(
     let Some(target) = target.filter(|_| waits && !placed.full) else {
         return Ok(Invoked::Unavailable(placed.reasons));
     };
-    if waiting(tx, one.scope, target).await? + written.waiting_for(one.scope, target) >= action::OFFLINE_QUEUE {
+    let before = waiting(tx, one.scope, target, provider).await?;
+    if before + written.waiting_for(one.scope, target, provider) >= action::OFFLINE_QUEUE {
         return Ok(Invoked::QueueFull);
     }
     let reasons = Value::Array(vec![placed.reasons]);
@@ -236,13 +259,21 @@ async fn decide(
     Ok(Invoked::Made(Status::Pending, None))
 }
 
-/// How many wait for a node.
-async fn waiting(tx: &mut PgConnection, scope: WorkspaceScope, node: &NodeId) -> StoreResult<i64> {
+/// How many wait for a provider of a node, or for the node if any of them will do.
+async fn waiting(
+    tx: &mut PgConnection,
+    scope: WorkspaceScope,
+    node: &NodeId,
+    provider: Option<&ProviderName>,
+) -> StoreResult<i64> {
     sqlx::query_scalar(
-        "SELECT count(*) FROM invocations WHERE workspace_id = $1 AND target_node_id = $2 AND status = 'pending'",
+        "SELECT count(*) FROM invocations
+          WHERE workspace_id = $1 AND target_node_id = $2 AND status = 'pending'
+            AND target_provider IS NOT DISTINCT FROM $3",
     )
     .bind(scope.workspace_id().get())
     .bind(node.as_str())
+    .bind(provider.map(ProviderName::as_str))
     .fetch_one(tx)
     .await
     .map_err(StoreError::from_sqlx("counting what waits for a node"))
@@ -255,7 +286,7 @@ struct Open {
 }
 
 impl Open {
-    async fn read(tx: &mut PgConnection, new: &[NewInvocation]) -> StoreResult<Self> {
+    async fn read(tx: &mut PgConnection, new: &[&NewInvocation]) -> StoreResult<Self> {
         let mut workspaces: Vec<i64> = new.iter().map(|one| one.scope.workspace_id().get()).collect();
         workspaces.sort_unstable();
         workspaces.dedup();
@@ -317,7 +348,7 @@ impl Host {
 }
 
 /// Where the agents are that handle these.
-async fn hosts(tx: &mut PgConnection, new: &[NewInvocation]) -> StoreResult<HashMap<(i64, i64), Host>> {
+async fn hosts(tx: &mut PgConnection, new: &[&NewInvocation]) -> StoreResult<HashMap<(i64, i64), Host>> {
     let (workspaces, agents): (Vec<i64>, Vec<i64>) = new
         .iter()
         .filter_map(|one| match one.handler {
@@ -363,7 +394,7 @@ fn invoked_event(one: &NewInvocation) -> NewEvent {
 }
 
 /// Claims the keys of those that have one, in the order of their hashes. Tells for each whether it was used before.
-pub(crate) async fn claim_keys(tx: &mut PgConnection, new: &[NewInvocation]) -> StoreResult<Vec<bool>> {
+pub(crate) async fn claim_keys(tx: &mut PgConnection, new: &[&NewInvocation]) -> StoreResult<Vec<bool>> {
     let mut keyed: Vec<(usize, i64, [u8; 32], [u8; 32])> = Vec::new();
     for (nth, one) in new.iter().enumerate() {
         if let Some((hash, fingerprint)) = one.key {

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{
-    AgentId, NodeId, WorkspaceScope,
+    AgentId, NodeId, ProviderName, WorkspaceScope,
     action::{self, Status},
 };
 use serde_json::Value;
@@ -31,6 +31,7 @@ pub(crate) struct Rows {
     handler: Vec<Option<i64>>,
     target: Vec<Option<String>>,
     target_provider: Vec<Option<String>>,
+    only_capacity: Vec<bool>,
     caller: Vec<Option<i64>>,
     caller_name: Vec<String>,
     input: Vec<String>,
@@ -49,11 +50,11 @@ pub(crate) struct Rows {
 
 impl Rows {
     pub(crate) fn push(&mut self, one: &NewInvocation, row: &Row<'_>) {
-        let (capability, handler, target, target_provider) = match &one.handler {
-            Handler::Agent(agent) => (None, Some(agent.get()), None, None),
-            Handler::Node { capability, target, provider, .. } => {
+        let (capability, handler, target, target_provider, only_capacity) = match &one.handler {
+            Handler::Agent(agent) => (None, Some(agent.get()), None, None, false),
+            Handler::Node { capability, target, provider, only_capacity, waits: _ } => {
                 let node = target.as_ref().map(ToString::to_string);
-                (Some(capability.clone()), None, node, provider.as_ref().map(ToString::to_string))
+                (Some(capability.clone()), None, node, provider.as_ref().map(ToString::to_string), *only_capacity)
             }
         };
         let looked_at = match row.status {
@@ -67,6 +68,7 @@ impl Rows {
         self.handler.push(handler);
         self.target.push(target);
         self.target_provider.push(target_provider);
+        self.only_capacity.push(only_capacity);
         self.caller.push(one.caller.agent_id.map(AgentId::get));
         self.caller_name.push(one.caller.name.clone());
         self.input.push(one.input.to_string());
@@ -83,11 +85,13 @@ impl Rows {
         self.created_at.push(one.at);
     }
 
-    pub(crate) fn waiting_for(&self, scope: WorkspaceScope, node: &NodeId) -> i64 {
-        let rows = self.workspace.iter().zip(&self.target).zip(&self.status);
-        let these = rows.filter(|((workspace, target), status)| {
+    /// How many of these wait for a provider of a node, or for the node if any of them will do.
+    pub(crate) fn waiting_for(&self, scope: WorkspaceScope, node: &NodeId, provider: Option<&ProviderName>) -> i64 {
+        let rows = self.workspace.iter().zip(&self.target).zip(&self.target_provider).zip(&self.status);
+        let these = rows.filter(|(((workspace, target), target_provider), status)| {
             **workspace == scope.workspace_id().get()
                 && target.as_deref() == Some(node.as_str())
+                && target_provider.as_deref() == provider.map(ProviderName::as_str)
                 && **status == Status::Pending.as_str()
         });
         i64::try_from(these.count()).unwrap_or(i64::MAX)
@@ -101,14 +105,14 @@ impl Rows {
             "INSERT INTO invocations (workspace_id, invocation_id, action_name, capability, handler_agent_id,
                     target_node_id, caller_id, caller_name, input, status, attempt, node_id, provider, dispatched_at,
                     reserves, tells_caller, due_at, unreachable_since, durable, placements, created_at,
-                    target_provider)
+                    target_provider, only_capacity)
              SELECT w, i, a, c, h, t, k, n, x::json, s, e, o, p, CASE WHEN o IS NULL THEN NULL ELSE z END,
-                    r, l, d, u, y, q::json, z, f
+                    r, l, d, u, y, q::json, z, f, oc
                FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::bigint[],
                            $8::text[], $9::text[], $10::text[], $11::int[], $12::text[], $13::text[], $14::bool[],
                            $15::bool[], $16::timestamptz[], $17::timestamptz[], $18::bool[], $19::text[],
-                           $20::timestamptz[], $21::text[])
-                    AS v (w, i, a, c, h, t, k, n, x, s, e, o, p, r, l, d, u, y, q, z, f)
+                           $20::timestamptz[], $21::text[], $22::bool[])
+                    AS v (w, i, a, c, h, t, k, n, x, s, e, o, p, r, l, d, u, y, q, z, f, oc)
              ON CONFLICT (workspace_id, invocation_id) DO NOTHING",
         )
         .bind(self.workspace)
@@ -132,6 +136,7 @@ impl Rows {
         .bind(self.placements)
         .bind(self.created_at)
         .bind(self.target_provider)
+        .bind(self.only_capacity)
         .execute(tx)
         .await
         .map_err(StoreError::from_sqlx("writing invocations"))?;

@@ -1,4 +1,5 @@
-//! Which callers have been told of outcomes, and which have not: a caller that was away hears of it when it is back.
+//! Which callers have been told of outcomes, and which have not: a caller that was away, or that a notice did not
+//! reach, hears of it later.
 
 use std::time::Duration;
 
@@ -8,45 +9,50 @@ use sqlx::Row as _;
 use crate::{
     Store, StoreError, StoreResult,
     finish::{OutcomeFacts, OutcomeNotice, scope_of},
-    hosting::Fence,
 };
 
 /// Outcomes that one look brings at most.
-const PER_LOOK: i64 = 1000;
-/// Outcomes that one caller is told when it comes back, the newest.
+const PER_LOOK: usize = 1000;
+/// Outcomes that one look brings of one caller, the newest.
 const PER_CALLER: i64 = 100;
+
+/// Outcomes that callers have not been told.
+#[derive(Debug)]
+pub struct Untold {
+    /// The oldest first.
+    pub notices: Vec<OutcomeNotice>,
+    /// Whether there may be more than one look brings.
+    pub more: bool,
+}
 
 const UNTOLD: &str = "
 SELECT i.workspace_id, i.caller_id, i.invocation_id, i.action_name, i.status, i.output, i.error
-  FROM unnest($1::bigint[], $2::text[], $3::text[]) AS k (workspace_id, node_id, provider)
-  JOIN agents a ON a.workspace_id = k.workspace_id AND a.node_id = k.node_id
-       AND (a.provider IS NULL OR a.provider = k.provider) AND a.deleted_at IS NULL
+  FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
  CROSS JOIN LATERAL (
        SELECT * FROM invocations i
-        WHERE i.workspace_id = a.workspace_id AND i.caller_id = a.agent_id
-          AND i.completed_at IS NOT NULL AND NOT i.told AND i.completed_at > now() - make_interval(secs => $4)
+        WHERE i.workspace_id = k.workspace_id AND i.caller_id = k.agent_id
+          AND i.completed_at IS NOT NULL AND NOT i.told AND i.completed_at > now() - make_interval(secs => $3)
           -- Of a later one its caller, connected by then, was told as it happened, and the note of that is on its way.
           AND i.completed_at < now() - interval '2 seconds'
-        ORDER BY i.completed_at DESC LIMIT $5) AS i
+        ORDER BY i.completed_at DESC LIMIT $4) AS i
  WHERE NOT (i.durable AND EXISTS (
        SELECT FROM deliveries d
         WHERE d.workspace_id = i.workspace_id AND d.source_id = i.invocation_id AND d.agent_id = i.caller_id
           AND d.source_kind = 1))
- ORDER BY i.completed_at LIMIT $6";
+ ORDER BY i.completed_at LIMIT $5";
 
 impl Store {
-    /// Outcomes of the last `since` that nobody has told those callers who are located at these providers.
+    /// Outcomes of the last `since` that nobody has told these callers.
     ///
     /// # Errors
     /// When Postgres is away.
-    pub async fn untold_outcomes(&self, at: &[Fence], since: Duration) -> StoreResult<Vec<OutcomeNotice>> {
+    pub async fn untold_outcomes(&self, callers: &[(WorkspaceScope, AgentId)], since: Duration) -> StoreResult<Untold> {
         let rows = sqlx::query(UNTOLD)
-            .bind(at.iter().map(|fence| fence.scope.workspace_id().get()).collect::<Vec<_>>())
-            .bind(at.iter().map(|fence| fence.node_id.as_str()).collect::<Vec<_>>())
-            .bind(at.iter().map(|fence| fence.provider.as_str()).collect::<Vec<_>>())
+            .bind(callers.iter().map(|(scope, _)| scope.workspace_id().get()).collect::<Vec<_>>())
+            .bind(callers.iter().map(|(_, agent)| agent.get()).collect::<Vec<_>>())
             .bind(since.as_secs_f64())
             .bind(PER_CALLER)
-            .bind(PER_LOOK)
+            .bind(i64::try_from(PER_LOOK).unwrap_or(i64::MAX))
             .fetch_all(&self.pool)
             .await
             .map_err(StoreError::from_sqlx("looking for outcomes that nobody was told"))?;
@@ -66,7 +72,7 @@ impl Store {
                 data: facts.data(),
             }
         };
-        Ok(rows.iter().map(notice).collect())
+        Ok(Untold { notices: rows.iter().map(notice).collect(), more: rows.len() >= PER_LOOK })
     }
 
     /// Notes that callers were told of these outcomes.

@@ -98,7 +98,7 @@ SELECT workspace_id FROM (
  ORDER BY due LIMIT $2";
 
 const DUE: &str = "
-SELECT invocation_id, capability, target_node_id, target_provider, attempt, tried, placements
+SELECT invocation_id, capability, target_node_id, target_provider, only_capacity, attempt, tried, placements
   FROM invocations
  WHERE workspace_id = $1 AND status = 'pending' AND came_up IS NULL AND due_at <= $2
  ORDER BY due_at, invocation_id LIMIT $3
@@ -111,6 +111,7 @@ struct Due {
     capability: String,
     target_node_id: Option<String>,
     target_provider: Option<String>,
+    only_capacity: bool,
     attempt: i32,
     tried: Vec<String>,
     placements: Value,
@@ -294,6 +295,7 @@ async fn retry(
         capability: &row.capability,
         target: target.as_ref(),
         provider: provider.as_ref(),
+        only_capacity: row.only_capacity,
         avoided: &row.tried,
         attempt,
         entropy: entropy.wrapping_add(u64::try_from(nth).unwrap_or(0).wrapping_mul(0x9e37_79b9_7f4a_7c15)),

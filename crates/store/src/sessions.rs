@@ -101,7 +101,7 @@ impl Store {
     pub async fn record_done(&self, new: &NewInvocation, output: &Value) -> StoreResult<Option<FinishedAll>> {
         let doing = "recording what was done already";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        if claim_keys(&mut tx, std::slice::from_ref(new)).await?.contains(&true) {
+        if claim_keys(&mut tx, &[new]).await?.contains(&true) {
             return Ok(None);
         }
         let (capability, target) = match &new.handler {
@@ -110,8 +110,8 @@ impl Store {
         };
         let query = format!(
             "INSERT INTO invocations AS i (workspace_id, invocation_id, action_name, capability, target_node_id, caller_id,
-                    caller_name, input, output, status, duration_ms, due_at, created_at, completed_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'completed', 0, $10, $10, $10)
+                    caller_name, input, output, status, duration_ms, due_at, created_at, completed_at, durable)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'completed', 0, $10, $10, $10, $11)
              RETURNING {COLUMNS}"
         );
         let done: Vec<InvocationRow> = sqlx::query_as(sqlx::AssertSqlSafe(query))
@@ -125,6 +125,7 @@ impl Store {
             .bind(&new.input)
             .bind(output)
             .bind(new.at)
+            .bind(new.durable)
             .fetch_all(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;

@@ -260,6 +260,21 @@ impl Store {
         Ok(())
     }
 
+    /// Says that a claimed part was looked through up to `seq`. What follows waits until the claim runs out.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn note_triggering(&self, claimed: &ClaimedEvents, seq: i64) -> StoreResult<()> {
+        sqlx::query("UPDATE trigger_progress SET reached_seq = $3 WHERE workspace_id = $1 AND reached_seq = $2")
+            .bind(claimed.scope.workspace_id().get())
+            .bind(claimed.reached_seq)
+            .bind(seq)
+            .execute(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("noting events for triggers"))?;
+        Ok(())
+    }
+
     /// Notes that a message matched, and why it invoked nothing if so.
     ///
     /// # Errors

@@ -136,7 +136,7 @@ pub struct Invocation {
     /// What it was given.
     #[schema(value_type = Object)]
     pub input: Value,
-    /// What it brought.
+    /// What it brought. What is no object comes as `{"value": …}`.
     #[schema(value_type = Option<Object>)]
     pub output: Option<Value>,
     /// pending, dispatched, invoked, completed or failed.

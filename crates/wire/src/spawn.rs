@@ -37,6 +37,8 @@ pub struct SpawnBody {
     /// Passed on.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Value>,
+    /// Whether the outcome goes into the caller's mailbox, where it stays until it is acknowledged.
+    pub durable: Option<bool>,
 }
 
 /// `POST /v1/agents/release`.
@@ -56,6 +58,9 @@ pub struct ReleaseBody {
     #[serde(default)]
     #[schema(pattern = "^[0-9a-fA-F]{64}$")]
     pub expected_token_hash: Option<String>,
+    /// Whether the outcome goes into the caller's mailbox, where it stays until it is acknowledged.
+    #[serde(default)]
+    pub durable: Option<bool>,
 }
 
 /// `POST /v1/agents/release-exact`.

@@ -47,9 +47,7 @@ pub(crate) async fn run(scenario: &Scenario, common: &Common, report: &mut Repor
         Scenario::Invoke { nodes, burst, rate } => {
             invoke::run(common, *nodes, common.scaled(*burst), *rate, report).await
         }
-        Scenario::Placement { nodes, burst } => {
-            placement::run(common, common.scaled(*nodes), common.scaled(*burst), report)
-        }
+        Scenario::Placement { nodes, burst } => placement::run(common.scaled(*nodes), common.scaled(*burst), report),
         Scenario::All => all(common, report).await,
     }
 }

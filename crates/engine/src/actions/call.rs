@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    AgentId, InvocationId, NodeId, WorkspaceScope,
+    AgentId, InvocationId, NodeId, ProviderName, WorkspaceScope,
     action::{MAX_ACTION_NAME_BYTES, MAX_VALUE_BYTES, RELEASE, SPAWN, Status, WORKSPACE_CALLER, is_invokable_capacity},
     names::check_name,
 };
@@ -116,8 +116,15 @@ impl Engine {
         request: InvokeAction,
         key: Option<([u8; 32], [u8; 32])>,
     ) -> EngineResult<Acknowledged> {
+        if let Some(before) = self.acknowledged_under(scope, key.as_ref()).await? {
+            return Ok(before);
+        }
         check_name("action", &request.name, MAX_ACTION_NAME_BYTES)?;
         let given = request.input.filter(|input| !input.is_null()).unwrap_or_else(|| json!({}));
+        if !given.is_object() {
+            let message = "input must be an object".to_owned();
+            return Err(EngineError::InvalidActionInput { path: String::new(), message });
+        }
         check_value("input", &given)?;
         let node = match &request.node {
             None => None,
@@ -208,6 +215,8 @@ impl Engine {
                 Ok(Made { id, status, node_id, created_at, replayed: false })
             }
             Invoked::KeyUsed => self.made_before(scope, key).await,
+            // The queue tries these again by itself.
+            Invoked::Busy => Err(EngineError::Overloaded),
             Invoked::Unavailable(reasons) => Err(EngineError::HandlerUnavailable(why(&reasons))),
             Invoked::QueueFull => Err(EngineError::HandlerUnavailable("as many wait for its node as may".to_owned())),
             Invoked::TooManyOfAction => Err(EngineError::TooManyInvocations("this action")),
@@ -264,12 +273,18 @@ impl Engine {
         }
         let known = match &node {
             None => self.store().capacity_exists(scope, name).await?,
-            Some(node) => self.store().capability_kind_on(scope, node, name).await?.is_some(),
+            Some(node) => self.store().capability_kind_on(scope, node, name).await?.as_deref() == Some("capacity"),
         };
         if !known {
             return Err(EngineError::ActionNotFound);
         }
-        Ok(Handler::Node { capability: name.to_owned(), target: node, provider: None, waits: Waits::AsDeclared })
+        Ok(Handler::Node {
+            capability: name.to_owned(),
+            target: node,
+            provider: None,
+            only_capacity: true,
+            waits: Waits::AsDeclared,
+        })
     }
 }
 
@@ -280,7 +295,9 @@ fn handler_of(action: &ActionRow) -> Handler {
         None => Handler::Node {
             capability: action.name.clone(),
             target: action.handler_node_id.as_deref().map(NodeId::new),
-            provider: None,
+            // The first of a node's providers keeps the name: another that advertises it as well was never asked for.
+            provider: action.provider.as_deref().map(ProviderName::new),
+            only_capacity: false,
             waits: Waits::AsDeclared,
         },
     }

@@ -15,9 +15,9 @@ mod retry;
 pub use call::{Acknowledged, Call, InvokeAction, Made};
 pub use dispatch::{Delivered, InvokeFrame};
 pub(crate) use dispatch::{SentNotes, write_notes};
-pub use outcome::{Complete, Completed};
+pub use outcome::{Complete, Completed, outcome_event_id};
 pub(crate) use queue::{CallQueues, run_calls, run_outcomes};
-pub use relay_store::{InvocationRow, actions::ActionRow};
+pub use relay_store::{InvocationRow, Untold, actions::ActionRow, finish::shown_output};
 
 use relay_domain::{
     ActionId, NodeId, WorkspaceScope,

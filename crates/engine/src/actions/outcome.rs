@@ -5,7 +5,8 @@ use relay_domain::{
     action::{HANDLER_UNAVAILABLE, MAX_ERROR_BYTES, NAME_IN_USE, TOLD_AFTERWARDS},
 };
 use relay_store::{
-    finish::{Finished, FinishedAll, Outcome, OutcomeNotice, Source},
+    Untold,
+    finish::{Finished, FinishedAll, Outcome, Source},
     hosting::Fence,
 };
 use serde_json::Value;
@@ -144,17 +145,12 @@ impl Engine {
         Ok(self.store().agent_came_up(fence, id, agent).await?)
     }
 
-    /// Outcomes that nobody has told those callers who are located at these providers.
+    /// Outcomes of 2 s ago and before that nobody has told these callers.
     ///
     /// # Errors
     /// When storage is away.
-    pub async fn untold_outcomes(&self, at: &[Fence]) -> EngineResult<Vec<(OutcomeNotice, String)>> {
-        let notices = self.store().untold_outcomes(at, TOLD_AFTERWARDS).await?;
-        let named = |notice: OutcomeNotice| {
-            let id = event_id(notice.invocation);
-            (notice, id)
-        };
-        Ok(notices.into_iter().map(named).collect())
+    pub async fn untold_outcomes(&self, callers: &[(WorkspaceScope, AgentId)]) -> EngineResult<Untold> {
+        Ok(self.store().untold_outcomes(callers, TOLD_AFTERWARDS).await?)
     }
 
     /// A caller's socket was told an outcome; noted soon.
@@ -169,7 +165,7 @@ impl Engine {
             self.announce_to_observers(recorded);
         }
         for notice in done.notices.drain(..) {
-            let (caller, id) = (vec![notice.caller], event_id(notice.invocation));
+            let (caller, id) = (vec![notice.caller], outcome_event_id(notice.invocation));
             self.hints().notify_all(notice.scope, Some(caller), "agent", notice.kind, notice.data, Some(id));
         }
         if !done.mailboxes.is_empty() {
@@ -180,7 +176,8 @@ impl Engine {
 
 /// What the frame that tells an outcome is known by: always the same, so that brokers take one told again for a
 /// repeat, and no message's id.
-fn event_id(invocation: InvocationId) -> String {
+#[must_use]
+pub fn outcome_event_id(invocation: InvocationId) -> String {
     format!("evt-{invocation}")
 }
 

@@ -8,6 +8,24 @@ use super::call::{Acknowledged, Call};
 use crate::{Engine, EngineError, EngineResult};
 
 impl Engine {
+    /// What a caller was told of what it has made with this key before. That is settled first: whatever has changed
+    /// since, a request sent again gets the same answer.
+    ///
+    /// # Errors
+    /// When the key was used for something else, what it made is gone, or storage is away.
+    pub(crate) async fn acknowledged_under(
+        &self,
+        scope: WorkspaceScope,
+        key: Option<&([u8; 32], [u8; 32])>,
+    ) -> EngineResult<Option<Acknowledged>> {
+        let Some((hash, fingerprint)) = key else { return Ok(None) };
+        let before = self.replay(scope, hash, fingerprint).await?;
+        match before.and_then(|before| before.data["invocation_id"].as_i64()) {
+            Some(id) => Ok(Some(self.acknowledged_before(scope, InvocationId::new(id)).await?)),
+            None => Ok(None),
+        }
+    }
+
     /// What a caller was told of an invocation before.
     ///
     /// # Errors
@@ -52,7 +70,7 @@ impl Engine {
             handler: call.handler,
             caller: Invoker { agent_id: call.caller_id, name: call.caller_name },
             input: call.input,
-            durable: false,
+            durable: call.durable && call.caller_id.is_some(),
             key: call.key,
             entropy: 0,
             at: self.now(),

@@ -1,5 +1,6 @@
 //! Group commit of invocations and of their outcomes: one transaction of each under way at a time, which takes
-//! whatever has arrived meanwhile. Workspaces take turns, so that one with thousands waiting delays nobody's first.
+//! whatever has arrived meanwhile. Workspaces take turns, so that one with thousands waiting delays nobody's first; one
+//! in which another process is placing comes back, so that nobody else waits for it.
 
 use std::{collections::VecDeque, sync::Weak, time::Duration};
 
@@ -17,6 +18,8 @@ use crate::{Engine, EngineError, EngineResult, Inner};
 const QUEUE: usize = 8192;
 /// Requests that one transaction takes.
 const BATCH: usize = 256;
+/// How long everything waits when all of it is of workspaces in which others are placing.
+const BUSY_PAUSE: Duration = Duration::from_millis(5);
 /// How often a batch that lost a lock race is tried again.
 const ABORT_RETRIES: u32 = 5;
 /// How long it is asked whether a batch was committed whose COMMIT nobody heard of. Then callers are left without a
@@ -83,6 +86,15 @@ impl<T> Turns<T> {
         }
     }
 
+    /// Has an item back that was taken, as its workspace's next.
+    fn put_back(&mut self, workspace: WorkspaceId, item: T) {
+        self.waiting += 1;
+        match self.workspaces.iter_mut().find(|(known, _)| *known == workspace) {
+            Some((_, items)) => items.push_front(item),
+            None => self.workspaces.push_back((workspace, VecDeque::from([item]))),
+        }
+    }
+
     /// Up to `most`, one of each workspace after the other.
     fn take(&mut self, most: usize) -> Vec<T> {
         let mut taken = Vec::with_capacity(most.min(self.waiting));
@@ -123,11 +135,25 @@ pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: Calls) {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
         let (new, replies): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-        for ((one, reply), outcome) in new.iter().zip(replies).zip(engine.make_all(&new).await) {
-            if let Ok(Invoked::Made(_, Some(dispatch))) = &outcome {
-                engine.hint_dispatch(one, dispatch);
+        let outcomes = engine.make_all(&new).await;
+        let taken = new.len();
+        let mut busy = Vec::new();
+        for ((one, reply), outcome) in new.into_iter().zip(replies).zip(outcomes) {
+            match &outcome {
+                Ok(Invoked::Busy) => {
+                    busy.push((one, reply));
+                    continue;
+                }
+                Ok(Invoked::Made(_, Some(dispatch))) => engine.hint_dispatch(&one, dispatch),
+                _ => {}
             }
             let _ = reply.send(outcome);
+        }
+        drop(engine);
+        let none_was_made = busy.len() == taken;
+        busy.into_iter().rev().for_each(|item| turns.put_back(item.0.scope.workspace_id(), item));
+        if none_was_made {
+            tokio::time::sleep(BUSY_PAUSE).await;
         }
     }
 }
@@ -239,5 +265,16 @@ mod tests {
         turns.push(WorkspaceId::new(2), (2, 0));
         assert_eq!(turns.take(4), [(1, 3), (2, 0), (1, 4), (1, 5)]);
         assert_eq!((turns.waiting, turns.take(10_000).len(), turns.waiting), (9_994, 9_994, 0));
+    }
+
+    #[test]
+    fn what_comes_back_is_its_workspaces_next_in_the_same_order() {
+        let mut turns = Turns::default();
+        (0..4).for_each(|n| turns.push(WorkspaceId::new(1), (1, n)));
+        turns.push(WorkspaceId::new(2), (2, 0));
+        assert_eq!(turns.take(3), [(1, 0), (2, 0), (1, 1)]);
+        [(1, 1), (2, 0), (1, 0)].into_iter().for_each(|item| turns.put_back(WorkspaceId::new(item.0), item));
+        assert_eq!(turns.take(3), [(1, 0), (2, 0), (1, 1)]);
+        assert_eq!((turns.take(9), turns.waiting), (vec![(1, 2), (1, 3)], 0));
     }
 }

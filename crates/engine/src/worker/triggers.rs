@@ -51,30 +51,58 @@ impl Ready {
     }
 }
 
-/// Looks through what is new in some workspaces.
+/// What came of looking through a part.
+struct Looked {
+    /// How much was invoked.
+    fired: u64,
+    /// Up to where everything was.
+    reached: i64,
+    /// Whether the next message has to wait: as many invocations are open as may be.
+    waits: bool,
+}
+
+/// Looks through what is new in some workspaces. The trouble of one is not the others': its claim runs out, and then it
+/// is looked at again.
 pub(super) async fn tick(engine: &Engine) -> EngineResult<Ticked> {
     let claimed = engine.store().claim_triggering(WORKSPACES_AT_ONCE, CLAIM_SECONDS).await?;
     let mut done = Ticked::default();
     for part in claimed {
-        let (fired, reached) = look_through(engine, &part).await?;
-        engine.store().finish_triggering(&part, reached).await?;
-        done.worked += fired;
-        done.more |= reached < part.newest_seq;
+        match look_through_and_note(engine, &part).await {
+            Ok(looked) => {
+                done.worked += looked.fired;
+                done.more |= looked.reached < part.newest_seq && !looked.waits;
+            }
+            Err(error) => {
+                let id = part.scope.workspace_id();
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(workspace.id = %id, error, "triggers wait for another look");
+            }
+        }
     }
     Ok(done)
 }
 
-/// How much was invoked, and up to where everything was.
-async fn look_through(engine: &Engine, part: &ClaimedEvents) -> EngineResult<(u64, i64)> {
+async fn look_through_and_note(engine: &Engine, part: &ClaimedEvents) -> EngineResult<Looked> {
+    let looked = look_through(engine, part).await?;
+    if looked.waits {
+        engine.store().note_triggering(part, looked.reached).await?;
+    } else {
+        engine.store().finish_triggering(part, looked.reached).await?;
+    }
+    Ok(looked)
+}
+
+async fn look_through(engine: &Engine, part: &ClaimedEvents) -> EngineResult<Looked> {
+    let through = |fired: u64, reached: i64| Looked { fired, reached, waits: false };
     let records = engine.store().events_since(part.scope, part.reached_seq, EVENTS_AT_ONCE).await?;
     let Some(last) = records.last() else {
         // Retention was here first.
-        return Ok((0, part.newest_seq));
+        return Ok(through(0, part.newest_seq));
     };
     let end = last.first_seq + i64::try_from(last.events.len()).unwrap_or(0) - 1;
     let posted = posted(&records, part.reached_seq);
     if posted.is_empty() {
-        return Ok((0, end));
+        return Ok(through(0, end));
     }
     // As they were posted: an edit triggers nothing, and takes nothing back.
     let messages = engine.store().messages_of_events(part.scope, &posted).await?;
@@ -83,15 +111,18 @@ async fn look_through(engine: &Engine, part: &ClaimedEvents) -> EngineResult<(u6
     let mut fired = 0;
     for (seq, _) in posted {
         if fired >= FIRED_AT_ONCE {
-            return Ok((fired as u64, seq - 1));
+            return Ok(through(fired as u64, seq - 1));
         }
         let Some(message) = messages.get(&seq) else { continue };
         for trigger in triggers.iter().filter(|trigger| trigger.matches(seq, message)) {
-            fire(engine, part.scope, &trigger.row, message).await?;
-            fired += 1;
+            match fire(engine, part.scope, &trigger.row, message).await? {
+                Fired::Settled => fired += 1,
+                // What the message has invoked already, its keys remember.
+                Fired::NotYet => return Ok(Looked { fired: fired as u64, reached: seq - 1, waits: true }),
+            }
         }
     }
-    Ok((fired as u64, end))
+    Ok(through(fired as u64, end))
 }
 
 /// The messages of channels and their threads among the events above `since`, with the events' numbers.
@@ -102,8 +133,23 @@ fn posted(records: &[Recorded], since: i64) -> Vec<(i64, i64)> {
     })
 }
 
+/// Whether a message is done with for a trigger.
+#[derive(Clone, Copy)]
+enum Fired {
+    /// It has invoked the action, or was refused.
+    Settled,
+    /// It is to be tried again: the message has not been what was wrong.
+    NotYet,
+}
+
 /// Invokes the action for a message. A refusal is noted with the trigger; only trouble of our own is an error.
-async fn fire(engine: &Engine, scope: WorkspaceScope, trigger: &TriggerRow, message: &MessageRow) -> EngineResult<()> {
+async fn fire(
+    engine: &Engine,
+    scope: WorkspaceScope,
+    trigger: &TriggerRow,
+    message: &MessageRow,
+) -> EngineResult<Fired> {
+    let mut fired = Fired::Settled;
     let refusal = match engine.invoke_for_message(scope, trigger, message).await {
         // Made before and finished long ago, or being made by another worker right now.
         Ok(()) | Err(EngineError::InvocationNotFound | EngineError::IdempotencyInProgress) => None,
@@ -115,9 +161,14 @@ async fn fire(engine: &Engine, scope: WorkspaceScope, trigger: &TriggerRow, mess
             | EngineError::OutcomeUnknown
             | EngineError::Overloaded),
         ) => return Err(error),
-        Err(error) => Some(error.to_string()),
+        Err(error) => {
+            if matches!(error, EngineError::TooManyInvocations(_)) {
+                fired = Fired::NotYet;
+            }
+            Some(error.to_string())
+        }
     };
     let id = TriggerId::new(trigger.trigger_id);
     engine.store().mark_triggered(scope, id, refusal.as_deref(), engine.now()).await?;
-    Ok(())
+    Ok(fired)
 }

@@ -7,3 +7,4 @@ mod fixture;
 mod acks;
 mod nodes;
 mod numbering;
+mod placing;

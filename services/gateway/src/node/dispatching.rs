@@ -6,10 +6,7 @@ use std::{sync::Arc, time::Duration};
 use relay_domain::{GatewayId, InvocationId, WorkspaceScope, action::RESEND_GRACE};
 use relay_engine::{Engine, EngineResult, actions::InvokeFrame, hints::Hint, mailbox::Fence};
 
-use super::{
-    notice::Notice,
-    registry::{Event, Handle, Peer, Registry},
-};
+use super::registry::{Event, Handle, Peer, Registry};
 
 /// How often everything is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -50,21 +47,6 @@ impl Registry {
             };
             self.mark(some.iter().filter(|(_, fence)| is_through(fence)), |peer| peer.looked_back = true);
             frames.into_iter().for_each(|frame| self.invoke(Arc::new(frame)));
-        }
-        // Callers that come back hear what they have missed.
-        let to_catch_up = self.peers(|peer| registered_before(peer) && !peer.caught_up);
-        for some in to_catch_up.chunks(CONNECTIONS) {
-            let fences: Vec<Fence> = some.iter().map(|(_, fence)| fence.clone()).collect();
-            for (notice, event_id) in engine.untold_outcomes(&fences).await? {
-                let told = Notice {
-                    topic: "agent".to_owned(),
-                    event: notice.kind.to_owned(),
-                    data: notice.data,
-                    event_id: Some(event_id),
-                };
-                self.tell_agent(notice.scope, notice.caller, told);
-            }
-            self.mark(some.iter(), |peer| peer.caught_up = true);
         }
         Ok(())
     }

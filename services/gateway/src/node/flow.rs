@@ -324,6 +324,9 @@ impl Connection {
     pub(super) fn on_notice(&mut self, agent: AgentId, notice: &Notice) {
         let room = !self.outbound.is_full() && self.pacing.as_ref().is_none_or(Pacing::has_room);
         let Some((served, _)) = self.agents.get(&agent).filter(|(served, _)| room && served.session.is_open()) else {
+            if notice.outcome().is_some() {
+                self.state.registry.may_have_missed(self.node.scope, agent);
+            }
             return;
         };
         let id = agent.to_string();
@@ -333,9 +336,7 @@ impl Connection {
             None => self.send(frame::context_update(&notice.topic, &notice.event, &[id], &notice.data)),
             Some(event_id) => {
                 let text = frame::event_deliver(&id, &served.name, event_id, &notice.event, &notice.data);
-                if matches!(&*notice.event, "action.completed" | "action.failed")
-                    && let Some(invocation) = notice.data["invocation_id"].as_str().and_then(|id| id.parse().ok())
-                {
+                if let Some(invocation) = notice.outcome() {
                     self.state.engine.outcome_told(self.node.scope, invocation);
                 }
                 let barrier = self.pacing.as_mut().and_then(Pacing::sent);

@@ -21,7 +21,7 @@ use relay_engine::{
 use tokio::sync::{Notify, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::notice::Notice;
+use super::notice::{Missed, Notice};
 
 /// Every session is compared with its mailbox this often; with NATS away, more often.
 const SILENCE_EVERY: Duration = Duration::from_secs(3);
@@ -63,8 +63,9 @@ pub(super) struct Handle {
 }
 
 impl Handle {
-    pub(super) fn tell(&self, event: Event) {
-        let _ = self.events.try_send(event);
+    /// Tells it unless too much waits for it already. False then, or when it is gone.
+    pub(super) fn tell(&self, event: Event) -> bool {
+        self.events.try_send(event).is_ok()
     }
 
     /// Closing must arrive even at a busy connection.
@@ -77,12 +78,14 @@ impl Handle {
 }
 
 #[derive(Debug)]
-struct ServedBy {
-    handle: Handle,
+pub(super) struct ServedBy {
+    pub(super) handle: Handle,
     node_id: NodeId,
     provider: ProviderName,
     /// The seq that the session sends next.
     next: Arc<AtomicI64>,
+    /// Whether there may be outcomes that the agent has not been told.
+    pub(super) missed: Option<Missed>,
 }
 
 #[derive(Debug)]
@@ -93,17 +96,15 @@ pub(super) struct Peer {
     pub(super) bound_at: Instant,
     /// Whether all that an earlier connection was sent has been sent again.
     pub(super) looked_back: bool,
-    /// Whether its agents were told of outcomes that they have missed.
-    pub(super) caught_up: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Maps {
     pub(super) peers: HashMap<u64, Peer>,
     pub(super) nodes: HashMap<(WorkspaceScope, NodeId), Vec<u64>>,
-    agents: HashMap<(WorkspaceScope, AgentId), ServedBy>,
+    pub(super) agents: HashMap<(WorkspaceScope, AgentId), ServedBy>,
     /// Those of `agents` that are on their own nodes.
-    direct: HashMap<WorkspaceScope, super::direct::DirectAgents>,
+    pub(super) direct: HashMap<WorkspaceScope, super::direct::DirectAgents>,
 }
 
 /// The connections of this gateway. Cheap to clone.
@@ -145,13 +146,7 @@ impl Registry {
         let mut maps = self.maps();
         maps.peers.insert(
             handle.id,
-            Peer {
-                handle: handle.clone(),
-                fence: None,
-                bound_at: Instant::now(),
-                looked_back: false,
-                caught_up: false,
-            },
+            Peer { handle: handle.clone(), fence: None, bound_at: Instant::now(), looked_back: false },
         );
         maps.nodes.entry((scope, node.clone())).or_default().push(handle.id);
         metrics::gauge!(relay_domain::metric_names::CONNECTED_NODES).increment(1);
@@ -164,17 +159,9 @@ impl Registry {
             peer.fence = Some(fence.clone());
             peer.bound_at = Instant::now();
             peer.looked_back = false;
-            peer.caught_up = false;
         }
         // Something may have waited for it.
         self.invocation_news.notify_one();
-    }
-
-    /// Tells an agent that is served here something.
-    pub(super) fn tell_agent(&self, scope: WorkspaceScope, agent: AgentId, notice: Notice) {
-        if let Some(served) = self.maps().agents.get(&(scope, agent)) {
-            served.handle.tell(Event::Notice { agents: vec![agent], notice: Arc::new(notice) });
-        }
     }
 
     pub(super) fn leave(&self, handle: &Handle, scope: WorkspaceScope, node: &NodeId) {
@@ -199,6 +186,8 @@ impl Registry {
             node_id: fence.node_id.clone(),
             provider: fence.provider.clone(),
             next: Arc::clone(&next),
+            // It may have been away until now.
+            missed: Some(Missed::now()),
         };
         let mut maps = self.maps();
         if fence.node_id == NodeId::direct(agent) {
@@ -235,6 +224,7 @@ impl Registry {
                 self.look_at_hinted(&engine),
                 self.answer_probes(&engine, gateway),
                 self.look_for_invocations(&engine, gateway),
+                self.catch_callers_up(&engine),
                 self.close_kept_out(&engine),
             )
         };
@@ -264,7 +254,7 @@ impl Registry {
         self.elapsed_ms() < self.trusted_until_ms.load(Ordering::Relaxed)
     }
 
-    fn elapsed_ms(&self) -> u64 {
+    pub(super) fn elapsed_ms(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
@@ -406,6 +396,7 @@ impl Registry {
                 Ok(hint) => self.obey(&hint),
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
                     tracing::warn!(missed, "hints were missed: the silence check makes up for them");
+                    self.all_may_have_missed();
                     for peer in self.maps().peers.values() {
                         peer.handle.tell(Event::Relist);
                     }
@@ -464,27 +455,7 @@ impl Registry {
                 }
             }
             Hint::Invoke { .. } => self.obey_invoke(hint),
-            Hint::Notify { workspace, agents, topic, event, data, event_id } => {
-                let scope = WorkspaceScope::from_engine_row(*workspace);
-                let notice = Arc::new(Notice {
-                    topic: topic.clone(),
-                    event: event.clone(),
-                    data: data.clone(),
-                    event_id: event_id.clone(),
-                });
-                let second = self.elapsed_ms() / 1000;
-                let mut maps = self.maps();
-                let Maps { agents: served, direct, .. } = &mut *maps;
-                let tell = |agent: &AgentId| {
-                    if let Some(served) = served.get(&(scope, *agent)) {
-                        served.handle.tell(Event::Notice { agents: vec![*agent], notice: Arc::clone(&notice) });
-                    }
-                };
-                match agents {
-                    Some(agents) => agents.iter().for_each(tell),
-                    None => direct.get_mut(&scope).into_iter().flat_map(|d| d.told_in(second)).for_each(tell),
-                }
-            }
+            Hint::Notify { .. } => self.obey_notify(hint),
             Hint::TokenRevoked { .. }
             | Hint::MembersChanged { .. }
             | Hint::QuotasChanged { .. }

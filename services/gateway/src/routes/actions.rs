@@ -6,7 +6,7 @@ use chrono::DateTime;
 use relay_domain::{ActionId, InvocationId, NodeId};
 use relay_engine::{
     Engine, EngineError,
-    actions::{Acknowledged, ActionRow, Complete, DefineAction, InvocationRow, InvokeAction},
+    actions::{Acknowledged, ActionRow, Complete, DefineAction, InvocationRow, InvokeAction, shown_output},
 };
 use relay_wire::action as wire;
 use serde_json::Value;
@@ -235,7 +235,7 @@ fn shown(row: InvocationRow, explain: bool) -> wire::Invocation {
         caller_id: row.caller_id.map_or_else(|| "workspace".to_owned(), |id| id.to_string()),
         caller_name: row.caller_name,
         input: row.input,
-        output: row.output,
+        output: shown_output(row.output.as_ref()),
         status: row.status,
         error: row.error,
         duration_ms: row.duration_ms,

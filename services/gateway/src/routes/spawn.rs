@@ -94,5 +94,6 @@ fn request(body: wire::ReleaseBody) -> ReleaseAgent {
         delete_agent: body.delete_agent.unwrap_or_default(),
         expected_token_hash: body.expected_token_hash,
         expected_agent_id: None,
+        durable: body.durable.unwrap_or_default(),
     }
 }
