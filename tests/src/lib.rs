@@ -9,3 +9,4 @@ pub mod raw;
 pub mod relayctl;
 pub mod room;
 pub mod routes;
+pub mod signature;

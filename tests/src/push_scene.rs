@@ -30,7 +30,12 @@ pub struct Scene {
 impl Scene {
     /// On the shared engine; `delivery` without its URL.
     pub async fn new(name: &str, delivery: Value) -> Result<Self> {
-        let key = Api::create_workspace(shared().await.any_gateway(), name).await?;
+        Self::at(shared().await.any_gateway(), name, delivery).await
+    }
+
+    /// On the engine of this gateway; `delivery` without its URL.
+    pub async fn at(gateway: &str, name: &str, delivery: Value) -> Result<Self> {
+        let key = Api::create_workspace(gateway, name).await?;
         let ann = key.register_agent("ann").await?;
         let bob = key.register_agent("bob").await?;
         let receiver = Receiver::start(|_, _| Reply::Status(200)).await?;
@@ -41,6 +46,21 @@ impl Scene {
         let scene = Self { ann: key.as_agent(&ann), key, bob, receiver };
         scene.key.bind("hook", "bob").await?;
         Ok(scene)
+    }
+
+    /// Another agent, on another node: at `/hook` of this receiver, and acknowledged by a 2xx.
+    pub async fn neighbour(&self, name: &str, receiver: &Receiver) -> Result<Agent> {
+        let delivery = json!({ "url": receiver.url("/hook"), "ack_mode": "on_2xx" });
+        let node = json!({ "name": format!("of-{name}"), "kind": "http_push", "delivery": delivery });
+        self.key.post("/v1/nodes", node).await?.success()?;
+        let agent = self.key.register_agent(name).await?;
+        self.key.bind(&format!("of-{name}"), name).await?;
+        Ok(agent)
+    }
+
+    /// The workspace's id.
+    pub async fn workspace_id(&self) -> Result<i64> {
+        Ok(text(&self.key.get("/v1/workspace").await?.success()?["id"]).parse()?)
     }
 
     /// Sends bob a message; returns its id.

@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use relay_acceptance::push_scene::Scene;
+use relay_acceptance::signature::standard_signature;
 use relay_testkit::client::Api;
-use relay_testkit::receiver::Reply;
+use relay_testkit::receiver::{Receiver, Reply};
 use relay_testkit::{shared, wait};
 use ring::hmac;
 use serde_json::{Value, json};
@@ -116,13 +119,20 @@ async fn a_delivery_that_has_expired_or_was_settled_holds_up_the_rest_no_longer(
 
 #[tokio::test]
 async fn a_workspace_that_is_suspended_or_deleted_calls_nobody() -> Result<()> {
-    let delivery = json!({ "ack_mode": "on_2xx", "retry": { "schedule": vec![1; 20] } });
+    let delivery = json!({ "ack_mode": "on_2xx", "retry": { "schedule": vec![1; 32] } });
     let scene = Scene::new("push-held", delivery).await?;
+    // She is told of what is given up by an event that no delivery carries.
+    let hers = Receiver::obliging().await?;
+    let ann = scene.neighbour("cyd", &hers).await?;
+    let ann = scene.key.as_agent(&ann);
     // Not now, but soon: no breaker opens, so that calls go on until something else ends them.
     scene.receiver.script("/hook", [Reply::Full(429, "Retry-After: 1\r\n".to_owned(), String::new())]);
     scene.send("one").await?;
     scene.until_called(2).await;
-    let id: i64 = text(&scene.key.get("/v1/workspace").await?.success()?["id"]).parse()?;
+    // Behind the first one, and over before it.
+    let short = json!({ "to": "bob", "text": "soon over", "ttl_ms": 8000 });
+    let mut given_up = vec![text(&ann.post("/v1/dm", short.clone()).await?.success()?["id"]).to_owned()];
+    let id = scene.workspace_id().await?;
     let pool = sqlx::PgPool::connect(&shared().await.database_url).await?;
     let suspend = async |on: bool| {
         let query = "UPDATE workspaces SET suspended_at = CASE WHEN $2 THEN now() END WHERE workspace_id = $1";
@@ -143,8 +153,22 @@ async fn a_workspace_that_is_suspended_or_deleted_calls_nobody() -> Result<()> {
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!(calls(), before, "deleted: {deleted}");
         if !deleted {
+            let sql = "SELECT count(*) FROM delivery_exceptions WHERE workspace_id = $1 AND state = 4";
+            let over = || async { sqlx::query_scalar::<_, i64>(sql).bind(id).fetch_one(&pool).await.ok() == Some(1) };
+            wait::until("it to be given up", Duration::from_secs(40), over).await;
             suspend(false).await?;
             scene.until_called(before + 1).await;
+            let sent = wait::until_ok("the gateways to hear of it", Duration::from_secs(30), || async {
+                ann.post("/v1/dm", short.clone()).await?.success()
+            });
+            given_up.push(text(&sent.await?["id"]).to_owned());
+            let told = || {
+                let events = hers.events("/hook").into_iter().map(|call| call.json());
+                let failed = events.filter(|event| event["type"] == "delivery.failed");
+                failed.map(|event| text(&event["data"]["message_id"]).to_owned()).collect::<Vec<_>>()
+            };
+            wait::until("the second's end", Duration::from_secs(40), || async { !told().is_empty() }).await;
+            assert_eq!(told(), given_up[1..], "of the first one she was not told, as the workspace was held");
         }
     }
     Ok(())
@@ -215,6 +239,19 @@ async fn calls_are_authenticated_as_the_node_says() -> Result<()> {
     assert!(!node.to_string().contains("-secret"), "{node}");
     scene.send("three").await?;
     scene.until_called(3).await;
+    let standard = STANDARD.encode([7; 32]);
+    let node = change(json!({
+        "type": "hmac_sha256", "secret": format!("whsec_{standard}"), "signature_scheme": "standard-webhooks",
+    }))
+    .await?;
+    assert_eq!(text(&node["delivery"]["auth"]["signature_scheme"]), "standard-webhooks", "{node}");
+    let read = scene.key.get("/v1/nodes/hook").await?.success()?;
+    for shown in [node, read] {
+        assert_eq!(text(&shown["delivery"]["auth"]["secret"]), "[redacted]", "{shown}");
+        assert!(!shown.to_string().contains(&standard), "{shown}");
+    }
+    scene.send("four").await?;
+    scene.until_called(4).await;
     let calls = scene.receiver.calls("/hook");
     assert_eq!(calls[0].headers["authorization"], "Bearer tok-secret");
     assert_eq!((&*calls[1].headers["x-key"], calls[1].headers.get("authorization")), ("k-secret", None));
@@ -227,6 +264,10 @@ async fn calls_are_authenticated_as_the_node_says() -> Result<()> {
         .collect::<Result<_, _>>()?;
     let key = hmac::Key::new(hmac::HMAC_SHA256, b"h-secret");
     assert!(hmac::verify(&key, &signed, &tag).is_ok(), "signed over timestamp and body");
+    assert_eq!(calls[3].header("webhook-signature"), standard_signature(&[7; 32], &calls[3]));
+    assert_eq!(calls[3].header("webhook-id"), text(&calls[3].json()["delivery_id"]));
+    assert!(!calls[3].headers.contains_key("x-relaycast-signature"), "{:?}", calls[3].headers);
+    assert!(!calls[2].headers.contains_key("webhook-signature"), "{:?}", calls[2].headers);
     Ok(())
 }
 

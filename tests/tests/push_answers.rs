@@ -6,6 +6,7 @@ use anyhow::Result;
 use futures::future::try_join_all;
 use relay_acceptance::push_scene::Scene;
 use relay_testkit::receiver::{Receiver, Reply};
+use relay_testkit::wait;
 use serde_json::{Value, json};
 
 fn text(value: &Value) -> &str {
@@ -235,7 +236,7 @@ async fn events_without_a_delivery_are_posted_once() -> Result<()> {
         let calls = scene.receiver.events("/hook");
         calls.into_iter().filter(|call| call.json()["type"] == "message.reacted").collect::<Vec<_>>()
     };
-    relay_testkit::wait::until("the reaction", Duration::from_secs(20), || async { !found().is_empty() }).await;
+    wait::until("the reaction", Duration::from_secs(20), || async { !found().is_empty() }).await;
     let calls = found();
     assert_eq!(calls.len(), 1, "{calls:?}");
     let call = &calls[0];
@@ -248,5 +249,115 @@ async fn events_without_a_delivery_are_posted_once() -> Result<()> {
         call.json()
     );
     assert_eq!(call.json()["agent_ids"], json!([scene.bob.id]));
+    Ok(())
+}
+
+/// Others' tries are recorded in the same transaction, which must not fail for it.
+#[tokio::test]
+async fn a_nul_in_an_answer_is_left_out_and_holds_up_nothing() -> Result<()> {
+    let scene = Scene::new("push-nul", quick("response")).await?;
+    let failing = Reply::Full(500, String::new(), "out of\0order".to_owned());
+    let refused = Reply::json(200, r#"{"delivery_status":"rejected","error":"no such\u0000 room"}"#);
+    scene.receiver.script("/hook", [failing, refused, Reply::json(200, r#"{"ack":true}"#)]);
+    scene.send("one").await?;
+    scene.send("two").await?;
+    scene.until("the next to be acked", "?status=acked", |rows| rows.len() == 1).await?;
+    assert_eq!(scene.receiver.seqs("/hook"), [1, 1, 2], "nothing came again");
+    let failed = scene.deliveries("?status=failed").await?;
+    assert_eq!((failed.len(), text(&failed[0]["error"])), (1, "no such room"), "{failed:?}");
+    let attempts = scene.attempts(&failed[0]).await?;
+    let shown: Vec<_> = attempts.iter().map(|attempt| text(&attempt["error"])).collect();
+    assert_eq!(shown, ["HTTP 500", "no such room"], "{attempts:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_was_acknowledged_during_its_last_try_is_not_told_to_have_failed() -> Result<()> {
+    let scene =
+        Scene::new("push-acked-meanwhile", json!({ "ack_mode": "manual", "retry": { "schedule": [1] } })).await?;
+    let mut socket = scene.ann.direct_socket().await?;
+    let failing = Reply::Status(500);
+    let late = Reply::After(Duration::from_secs(4), Box::new(failing.clone()));
+    scene.receiver.script("/hook", [failing.clone(), late, failing]);
+    scene.send("one").await?;
+    scene.until_called(2).await;
+    let rows = scene.deliveries("").await?;
+    let bob = scene.key.as_agent(&scene.bob);
+    bob.post_empty(&format!("/v1/deliveries/{}/ack", text(&rows[0]["id"]))).await?.success()?;
+    wait::until_ok("the last try to be recorded", Duration::from_secs(40), || async {
+        let attempts = scene.attempts(&rows[0]).await?;
+        anyhow::ensure!(attempts.len() == 2, "{attempts:?}");
+        Ok(())
+    })
+    .await?;
+    // The next one does fail: hers is the first notice.
+    let second = scene.send("two").await?;
+    let told =
+        socket.expect_where("the notice", Duration::from_secs(40), |frame| frame["event"] == "delivery.failed").await?;
+    assert_eq!(text(&told["data"]["message_id"]), second, "{told}");
+    let acked = scene.deliveries("?status=acked").await?;
+    assert_eq!((acked.len(), &acked[0]["id"]), (1, &rows[0]["id"]), "{acked:?}");
+    let log = scene.key.get("/v1/workspace/events?since=0&limit=500").await?.success()?;
+    let failed = log["events"].as_array().into_iter().flatten().filter(|event| event["type"] == "delivery.failed");
+    assert_eq!(failed.count(), 1, "{log}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_was_acknowledged_during_its_try_is_told_once() -> Result<()> {
+    let scene = Scene::new("push-acked-twice", json!({ "ack_mode": "on_2xx" })).await?;
+    let late = Reply::After(Duration::from_secs(4), Box::new(Reply::Status(200)));
+    scene.receiver.script("/hook", [late, Reply::Status(200)]);
+    // Acknowledgements make events where somebody looks.
+    let log = async || scene.key.get("/v1/workspace/events?since=0&limit=500").await?.success();
+    log().await?;
+    let sent = [scene.send("one").await?, scene.send("two").await?];
+    scene.until_called(1).await;
+    let rows = scene.deliveries("").await?;
+    let bob = scene.key.as_agent(&scene.bob);
+    bob.post_empty(&format!("/v1/deliveries/{}/ack", text(&rows[0]["id"]))).await?.success()?;
+    scene.until("both to be acked", "?status=acked", |rows| rows.len() == 2).await?;
+    let told = async || {
+        let log = log().await?;
+        let events = log["events"].as_array().into_iter().flatten();
+        let delivered = events.filter(|event| event["type"] == "delivery.delivered");
+        anyhow::Ok(delivered.map(|event| text(&event["payload"]["message_id"]).to_owned()).collect::<Vec<_>>())
+    };
+    wait::until_ok("the second's event", Duration::from_secs(20), || async {
+        let told = told().await?;
+        anyhow::ensure!(told.contains(&sent[1]), "{told:?}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(told().await?, sent, "each once");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_endpoint_that_hangs_keeps_events_from_no_other() -> Result<()> {
+    let scene = Scene::new("push-events-hung", json!({ "ack_mode": "on_2xx" })).await?;
+    // The older node comes first where one is told after the other.
+    let hung = Receiver::start(|_, _| Reply::Hang(Vec::new())).await?;
+    let cyd = scene.neighbour("cyd", &hung).await?;
+    let well = Receiver::obliging().await?;
+    let dee = scene.neighbour("dee", &well).await?;
+    scene.ann.create_channel("room").await?;
+    for agent in [&cyd, &dee] {
+        scene.key.as_agent(agent).join("room").await?;
+    }
+    let posted = scene.ann.post_message("room", "hello").await?.success()?;
+    let hung_told = || hung.received().iter().filter(|call| call.json()["type"] == "message.reacted").count();
+    let well_told = || {
+        let calls = well.events("/hook").into_iter();
+        calls.filter(|call| call.json()["type"] == "message.reacted").map(|call| call.at).collect::<Vec<_>>()
+    };
+    hung.wait_for(1, Duration::from_secs(40)).await;
+    let reacted_at = Instant::now();
+    let path = format!("/v1/messages/{}/reactions", text(&posted["id"]));
+    scene.ann.post(&path, json!({ "emoji": "+1" })).await?.success()?;
+    wait::until("the reaction", Duration::from_secs(40), || async { hung_told() == 1 && well_told().len() == 1 }).await;
+    // A call that hangs is given up after 10 s.
+    let took = well_told()[0] - reacted_at;
+    assert!(took < Duration::from_secs(8), "{took:?}");
     Ok(())
 }

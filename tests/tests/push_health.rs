@@ -1,12 +1,14 @@
 //! Endpoints that are unwell are left alone, at nobody else's cost; and calls by way of a proxy.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use futures::future::try_join_all;
 use relay_acceptance::push_scene::Scene;
 use relay_testkit::{
     client::Api,
     receiver::{Receiver, Reply},
+    shared,
     stack::Stack,
     wait,
 };
@@ -24,7 +26,8 @@ async fn after_five_failures_an_endpoint_is_left_alone_and_then_tried_once() -> 
     let schedule = json!({ "schedule": [1, 1, 1, 1, 1, 1, 1, 1, 1, 1] });
     let scene = Scene::new("push-breaker", json!({ "ack_mode": "on_2xx", "retry": schedule })).await?;
     let fails = std::iter::repeat_n(Reply::Status(500), 5);
-    scene.receiver.script("/hook", fails.chain([Reply::Status(200)]));
+    // The one try does not get through, but it shows that the endpoint is there.
+    scene.receiver.script("/hook", fails.chain([Reply::Status(404), Reply::Status(200)]));
     for n in 0..3 {
         scene.send(&format!("message {n}")).await?;
     }
@@ -41,12 +44,14 @@ async fn after_five_failures_an_endpoint_is_left_alone_and_then_tried_once() -> 
     wait::until("the neighbour's", IN_THE_END, || async { well.calls("/well").len() == 1 }).await;
     let answered = well.calls("/well")[0].at;
 
-    wait::until("the rest", IN_THE_END, || async { scene.receiver.calls("/hook").len() >= 8 }).await;
-    assert_eq!(scene.receiver.seqs("/hook"), [1, 1, 1, 1, 1, 1, 2, 3], "in order all the same");
+    wait::until("the rest", IN_THE_END, || async { scene.receiver.calls("/hook").len() >= 9 }).await;
+    assert_eq!(scene.receiver.seqs("/hook"), [1, 1, 1, 1, 1, 1, 1, 2, 3], "in order all the same");
     let calls = scene.receiver.calls("/hook");
     let alone = calls[5].at - calls[4].at;
     assert!(alone > Duration::from_secs(25), "the pauses of the schedule are of a second: {alone:?}");
     assert!(answered < calls[5].at, "the neighbour did not wait for it");
+    let back = calls[6].at - calls[5].at;
+    assert!(back < Duration::from_secs(12), "left alone for no longer once it answers: {back:?}");
     Ok(())
 }
 
@@ -67,6 +72,87 @@ async fn an_endpoint_that_is_overrun_is_given_a_pause() -> Result<()> {
     let calls = scene.receiver.calls("/hook");
     let pause = calls[1].at - calls[0].at;
     assert!(pause > Duration::from_secs(6), "called again after {pause:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_endpoint_that_is_overrun_by_events_is_given_a_pause() -> Result<()> {
+    let scene = Scene::new("push-overrun-events", json!({ "ack_mode": "on_2xx" })).await?;
+    let busy = Receiver::start(|_, call| {
+        if call.is_delivery() {
+            return Reply::Status(200);
+        }
+        Reply::Full(429, "Retry-After: 8\r\n".to_owned(), String::new())
+    })
+    .await?;
+    scene.neighbour("cyd", &busy).await?;
+    let sent = scene.ann.dm("cyd", "one").await?.success()?;
+    wait::until("the delivery", IN_THE_END, || async { busy.calls("/hook").len() == 1 }).await;
+    let path = format!("/v1/messages/{}/reactions", text(&sent["id"]));
+    scene.ann.post(&path, json!({ "emoji": "+1" })).await?.success()?;
+    let id = scene.workspace_id().await?;
+    let pool = sqlx::PgPool::connect(&shared().await.database_url).await?;
+    let sql = "SELECT count(*) FROM push_endpoints WHERE workspace_id = $1 AND paused_until IS NOT NULL";
+    wait::until("it to be noted", IN_THE_END, || async {
+        sqlx::query_scalar::<_, i64>(sql).bind(id).fetch_one(&pool).await.ok() == Some(1)
+    })
+    .await;
+    scene.ann.dm("cyd", "two").await?.success()?;
+    wait::until("the second", IN_THE_END, || async { busy.calls("/hook").len() == 2 }).await;
+    let pause = busy.calls("/hook")[1].at - busy.events("/hook")[0].at;
+    assert!(pause > Duration::from_secs(6), "called again after {pause:?}");
+    Ok(())
+}
+
+/// Two workspaces could keep all calls and all places busy between them.
+#[tokio::test]
+async fn workspaces_with_slow_endpoints_leave_room_for_others() -> Result<()> {
+    const NODES: usize = 4;
+    const AGENTS: usize = 20;
+    // One after the other, what these are sent would take minutes.
+    let slow = Receiver::start(|_, _| Reply::After(Duration::from_secs(8), Box::new(Reply::Status(200)))).await?;
+    let stack = Stack::builder()
+        .gateways(1)
+        .env("RELAY_PUSH_CONCURRENCY", "16")
+        .env("RELAY_PUSH_ENDPOINT_CONCURRENCY", "2")
+        .start()
+        .await?;
+    let gateway = stack.gateway(0).url();
+    let scene = Scene::at(gateway, "push-share", json!({ "ack_mode": "on_2xx" })).await?;
+    for name in ["push-share-slow", "push-share-slower"] {
+        let key = Api::create_workspace(gateway, name).await?;
+        let ann = key.as_agent(&key.register_agent("ann").await?);
+        for node in 0..NODES {
+            let delivery = json!({ "url": slow.url(&format!("/{name}/{node}")), "ack_mode": "on_2xx" });
+            let node = format!("slow-{node}");
+            let body = json!({ "name": node, "kind": "http_push", "max_agents": AGENTS, "delivery": delivery });
+            key.post("/v1/nodes", body).await?.success()?;
+            let (key, ann, node) = (&key, &ann, &node);
+            let all = (0..AGENTS).map(|agent| async move {
+                let agent = format!("{node}-{agent}");
+                key.register_agent(&agent).await?;
+                key.bind(node, &agent).await?;
+                ann.dm(&agent, "take your time").await?.success()
+            });
+            try_join_all(all).await?;
+        }
+    }
+    wait::until("both to be busy", IN_THE_END, || async {
+        let calls = slow.received();
+        ["/push-share-slow/", "/push-share-slower/"].iter().all(|of| calls.iter().any(|call| call.path.starts_with(of)))
+    })
+    .await;
+    let mut sent_at = Vec::new();
+    for n in 0..20 {
+        sent_at.push(Instant::now());
+        scene.send(&format!("message {n}")).await?;
+    }
+    scene.until("all to be acked", "?status=acked", |rows| rows.len() == 20).await?;
+    let calls = scene.receiver.calls("/hook");
+    let took: Vec<Duration> = calls.iter().zip(sent_at).map(|(call, sent)| call.at - sent).collect();
+    let prompt = took.iter().filter(|took| **took < Duration::from_secs(5)).count();
+    assert!(prompt >= 10, "{took:?}");
+    assert!(slow.count() < 2 * NODES * AGENTS, "they were busy all the time");
     Ok(())
 }
 

@@ -52,7 +52,8 @@ SELECT workspace_id, agent_id, seq, state, error, CASE WHEN state = 4 THEN false
     ON CONFLICT (workspace_id, agent_id, seq) DO UPDATE
        SET state = excluded.state, error = excluded.error, retryable = excluded.retryable, reason = excluded.reason,
            available_at = excluded.available_at, retry_no = excluded.retry_no, at = excluded.at
-     WHERE (excluded.state = 1 AND e.state IN (2, 3)) OR (excluded.state IN (3, 4) AND e.state = 3)";
+     WHERE (excluded.state = 1 AND e.state IN (2, 3)) OR (excluded.state IN (3, 4) AND e.state = 3)
+RETURNING e.workspace_id, e.agent_id, e.seq";
 
 /// Moves the floors as far as everything below is acknowledged or dead. Returns the acknowledged rows that lie
 /// above a gap.
@@ -159,11 +160,12 @@ impl<'a> Exceptions<'a> {
         }
     }
 
-    pub(crate) async fn write(self, tx: &mut PgTransaction<'_>) -> StoreResult<()> {
+    /// Returns the rows that have changed.
+    pub(crate) async fn write(self, tx: &mut PgTransaction<'_>) -> StoreResult<BTreeSet<(Key, Seq)>> {
         if self.seqs.is_empty() {
-            return Ok(());
+            return Ok(BTreeSet::new());
         }
-        sqlx::query(EXCEPT)
+        let rows: Vec<(i64, i64, Seq)> = sqlx::query_as(EXCEPT)
             .bind(self.workspaces)
             .bind(self.agents)
             .bind(self.seqs)
@@ -172,9 +174,9 @@ impl<'a> Exceptions<'a> {
             .bind(self.available)
             .bind(self.retries)
             .bind(self.reasons)
-            .execute(&mut **tx)
+            .fetch_all(&mut **tx)
             .await
-            .map(|_| ())
-            .map_err(StoreError::from_sqlx("recording what tries have come to"))
+            .map_err(StoreError::from_sqlx("recording what tries have come to"))?;
+        Ok(rows.into_iter().map(|(workspace, agent, seq)| ((workspace, agent), seq)).collect())
     }
 }

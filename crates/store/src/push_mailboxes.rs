@@ -170,17 +170,19 @@ impl Store {
             .map_err(StoreError::from_sqlx("reading who lives"))
     }
 
-    /// The agents of a workspace that are pushed to, with their nodes, 10 000 at most.
+    /// The agents of a workspace that are pushed to, with their nodes, 10 000 at most. None while it is held.
     ///
     /// # Errors
     /// When Postgres is away.
     pub async fn pushed_agents(&self, scope: WorkspaceScope) -> StoreResult<Vec<(AgentId, NodeId)>> {
-        let rows: Vec<(i64, String)> = sqlx::query_as(
+        let rows: Vec<(i64, String)> = sqlx::query_as(concat!(
             "SELECT p.agent_id, p.node_id FROM push_mailboxes p
                JOIN agents a ON a.workspace_id = p.workspace_id AND a.agent_id = p.agent_id
                             AND a.node_id = p.node_id AND a.deleted_at IS NULL
-              WHERE p.workspace_id = $1 AND p.disabled_at IS NULL ORDER BY p.agent_id LIMIT 10000",
-        )
+              WHERE p.workspace_id = $1 AND p.disabled_at IS NULL AND NOT ",
+            is_held!("p"),
+            " ORDER BY p.agent_id LIMIT 10000"
+        ))
         .bind(scope.workspace_id().get())
         .fetch_all(&self.pool)
         .patiently()

@@ -94,6 +94,16 @@ pub struct RecordedTries {
     pub recorded: Vec<Recorded>,
     /// Mailboxes that are no longer served by the one who tried.
     pub lost: HashSet<(WorkspaceScope, AgentId)>,
+    /// Rows that depart from the floors since then. One that was settled in the meantime stays what it was.
+    excepted: BTreeSet<(Key, Seq)>,
+}
+
+impl RecordedTries {
+    /// Whether a try has made its delivery a dead letter.
+    #[must_use]
+    pub fn has_given_up(&self, tried: &Tried) -> bool {
+        matches!(tried.outcome, Outcome::Dead { .. }) && self.excepted.contains(&(key_of(tried), tried.seq))
+    }
 }
 
 pub(crate) type Key = (i64, i64);
@@ -170,10 +180,14 @@ impl Store {
                     exceptions.push(key, tried.seq, State::Back(*at, *retry_no), error);
                 }
                 Outcome::Disabled { retry_no, .. } if ours => {
-                    exceptions.push(key, tried.seq, State::Back(tried.attempt.at, *retry_no), error);
+                    if tried.seq > position.ack_floor {
+                        exceptions.push(key, tried.seq, State::Back(tried.attempt.at, *retry_no), error);
+                    }
                     disabled.push(tried);
                 }
-                Outcome::Dead { reason } if ours => exceptions.push(key, tried.seq, State::Dead(*reason), error),
+                Outcome::Dead { reason } if ours && tried.seq > position.ack_floor => {
+                    exceptions.push(key, tried.seq, State::Dead(*reason), error);
+                }
                 _ => {}
             }
         }
@@ -181,7 +195,7 @@ impl Store {
         for (key, seq) in &alone {
             exceptions.push(*key, *seq, State::Acked, None);
         }
-        exceptions.write(&mut tx).await?;
+        result.excepted = exceptions.write(&mut tx).await?;
         forget_delivered(&mut tx, &changes).await?;
         let (workspaces, agents): (Vec<i64>, Vec<i64>) = changes.keys().copied().unzip();
         extend_settled_floors(&mut tx, &workspaces, &agents).await?;
@@ -192,7 +206,7 @@ impl Store {
             }
         }
         note_mailboxes(&mut tx, owner, tries, &changes, &disabled).await?;
-        let events = events_of(&mut tx, tries, &changes, &result).await?;
+        let events = events_of(&mut tx, tries, &changes, &alone, &result).await?;
         result.recorded = events::append_mixed(&mut tx, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(result)
@@ -327,33 +341,62 @@ async fn note_mailboxes(
     .map_err(StoreError::from_sqlx("noting where mailboxes stand"))
 }
 
+// Where somebody may be looking, and which of the rows below the floors there were settled by others.
+const WATCHED: &str = "
+WITH watched AS MATERIALIZED (
+    SELECT k.workspace_id FROM unnest($1::bigint[]) AS k (workspace_id)
+      JOIN event_heads h USING (workspace_id) WHERE h.watched_until > now()
+)
+SELECT workspace_id, NULL::bigint, NULL::bigint FROM watched
+UNION ALL
+SELECT k.workspace_id, k.agent_id, k.seq
+  FROM watched
+  JOIN unnest($2::bigint[], $3::bigint[], $4::bigint[]) AS k (workspace_id, agent_id, seq) USING (workspace_id)
+ CROSS JOIN LATERAL (
+       SELECT FROM delivery_exceptions e
+        WHERE e.workspace_id = k.workspace_id AND e.agent_id = k.agent_id AND e.seq = k.seq AND e.state IN (1, 4)
+        LIMIT 1) AS settled";
+
 /// What goes into the event logs: that deliveries were acknowledged, where somebody may be looking, and what the
-/// tries bring along.
+/// tries bring along. A delivery that somebody else has settled during the try is told of by them alone.
 async fn events_of(
     tx: &mut PgTransaction<'_>,
     tries: &[Tried],
     changes: &BTreeMap<Key, Changes>,
+    alone: &BTreeSet<(Key, Seq)>,
     result: &RecordedTries,
 ) -> StoreResult<Vec<(WorkspaceScope, NewEvent)>> {
     let mut workspaces: Vec<i64> = tries.iter().map(|t| t.mailbox.scope.workspace_id().get()).collect();
     workspaces.sort_unstable();
     workspaces.dedup();
-    let watched: Vec<i64> = sqlx::query_scalar(
-        "SELECT k.workspace_id FROM unnest($1::bigint[]) AS k (workspace_id)
-           JOIN event_heads h USING (workspace_id) WHERE h.watched_until > now()",
-    )
-    .bind(workspaces)
-    .fetch_all(&mut **tx)
-    .await
-    .map_err(StoreError::from_sqlx("reading who looks"))?;
+    let mut acked: BTreeSet<(Key, Seq)> =
+        changes.iter().flat_map(|(key, own)| own.acked.iter().map(|seq| (*key, *seq))).collect();
+    let by_floor: Vec<(Key, Seq)> = acked.difference(alone).copied().collect();
+    let rows: Vec<(i64, Option<i64>, Option<Seq>)> = sqlx::query_as(WATCHED)
+        .bind(workspaces)
+        .bind(by_floor.iter().map(|row| row.0.0).collect::<Vec<_>>())
+        .bind(by_floor.iter().map(|row| row.0.1).collect::<Vec<_>>())
+        .bind(by_floor.iter().map(|row| row.1).collect::<Vec<_>>())
+        .fetch_all(&mut **tx)
+        .await
+        .map_err(StoreError::from_sqlx("reading who looks"))?;
+    let mut watched = HashSet::new();
+    for (workspace, agent, seq) in rows {
+        match agent.zip(seq) {
+            Some((agent, seq)) => acked.remove(&((workspace, agent), seq)),
+            None => watched.insert(workspace),
+        };
+    }
+    acked.retain(|row| !alone.contains(row) || result.excepted.contains(row));
     let mut events = Vec::new();
     for tried in tries {
         let (scope, agent) = (tried.mailbox.scope, tried.mailbox.agent_id);
-        let is_acked = changes.get(&key_of(tried)).is_some_and(|own| own.acked.contains(&tried.seq));
+        let is_acked = acked.contains(&(key_of(tried), tried.seq));
         if is_acked && watched.contains(&scope.workspace_id().get()) {
             events.push((scope, delivered_event(tried.delivery_id, tried.place.as_ref())));
         }
-        if !result.lost.contains(&(scope, agent)) {
+        let is_dead = matches!(tried.outcome, Outcome::Dead { .. });
+        if !result.lost.contains(&(scope, agent)) && (!is_dead || result.has_given_up(tried)) {
             events.extend(tried.events.iter().map(|event| (scope, event.clone())));
         }
     }

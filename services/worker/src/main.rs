@@ -6,7 +6,7 @@ mod runner;
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use relay_engine::{Engine, worker::Loops};
 use relay_runtime::{metrics, settings, shutdown::Shutdown, telemetry};
 use tokio::sync::OnceCell;
@@ -32,11 +32,20 @@ async fn main() -> Result<()> {
     let started = shutdown.token().run_until_cancelled_owned(Engine::start(config.engine())).await;
     let Some(engine) = started else { return Ok(()) };
     let engine = engine.context("start the engine")?;
-    let pushing = tokio::spawn(runner::push(engine.clone(), config.push.clone(), shutdown.token()));
+    let mut pushing = tokio::spawn(runner::push(engine.clone(), config.push.clone(), shutdown.token()));
     let running = Arc::new(Loops::new(engine, config.retention()));
     loops.set(Arc::clone(&running)).ok().context("the loops were started twice")?;
-    runner::run_all(running, &shutdown.token()).await;
-    pushing.await.context("push deliveries")?;
+    let stop = shutdown.token();
+    let mut looping = std::pin::pin!(runner::run_all(running, &stop));
+    tokio::select! {
+        () = &mut looping => pushing.await.context("push deliveries")?,
+        ended = &mut pushing => {
+            ended.context("push deliveries")?;
+            // Whatever runs this starts it again; its mailboxes have been given back.
+            ensure!(stop.is_cancelled(), "pushing deliveries has ended by itself");
+            looping.await;
+        }
+    }
 
     server.await.context("serve metrics")?.context("serve metrics")?;
     tracing::info!("worker drained");

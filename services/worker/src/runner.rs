@@ -36,7 +36,7 @@ pub(crate) async fn run_all(loops: Arc<Loops>, stop: &CancellationToken) {
 pub(crate) async fn push(engine: Engine, config: PushConfig, stop: CancellationToken) {
     stop.run_until_cancelled(engine.recovered()).await;
     while !stop.is_cancelled() {
-        match Pusher::start(engine.clone(), &config, stop.clone()).await {
+        match Pusher::start(engine.clone(), &config, &stop).await {
             Ok(pusher) => return pusher.run().await,
             Err(error) => {
                 tracing::warn!(error = telemetry::chain(&error), "waiting to push deliveries");

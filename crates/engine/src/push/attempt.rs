@@ -53,13 +53,7 @@ pub(super) async fn attempt(
     let latency = began.elapsed();
     let now = engine.now();
     let (verdict, error, wait) = judged(endpoint, &answered, now);
-    let (failed, throttles) = match verdict {
-        Verdict::Failed { counts, throttles } => (counts, throttles),
-        _ => (false, false),
-    };
-    let succeeded = matches!(verdict, Verdict::Delivered | Verdict::Acked | Verdict::Rejected);
-    let paused = throttles.then(|| now + delta(wait.unwrap_or(PAUSE_UNTOLD)));
-    pusher.endpoints.note(endpoint, succeeded, failed, paused).await;
+    note(pusher, endpoint, &answered, verdict, wait, now).await;
 
     let retry_no = row.retry_no.saturating_add(1);
     let error = error.map(|error| error.chars().take(500).collect::<String>());
@@ -98,9 +92,26 @@ pub(super) async fn attempt(
 /// Posts an event once; whether it arrives is of no consequence but for what it shows of the endpoint.
 pub(super) async fn post_once(pusher: &Pusher, endpoint: &Endpoint, call: request::Call) {
     let answered = send(pusher, endpoint, call).await;
-    let (verdict, _, _) = judged(endpoint, &answered, pusher.engine.now());
-    let failed = matches!(verdict, Verdict::Failed { counts: true, .. });
-    pusher.endpoints.note(endpoint, answered.is_ok() && !failed, failed, None).await;
+    let now = pusher.engine.now();
+    let (verdict, _, wait) = judged(endpoint, &answered, now);
+    note(pusher, endpoint, &answered, verdict, wait, now).await;
+}
+
+/// What a call has shown of its endpoint. One that answers is there, whatever it thinks of the message.
+async fn note(
+    pusher: &Pusher,
+    endpoint: &Endpoint,
+    answered: &Result<Answer, NoAnswer>,
+    verdict: Verdict,
+    wait: Option<Duration>,
+    now: DateTime<Utc>,
+) {
+    let (failed, throttles) = match verdict {
+        Verdict::Failed { counts, throttles } => (counts, throttles),
+        _ => (false, false),
+    };
+    let paused = throttles.then(|| now + delta(wait.unwrap_or(PAUSE_UNTOLD)));
+    pusher.endpoints.note(endpoint, answered.is_ok() && !failed, failed, paused).await;
 }
 
 /// Why a call was not made or not answered, as it is told.

@@ -1,7 +1,7 @@
 //! The endpoints of nodes: how they are called, and whether they may be called now.
 //!
 //! Each has its own slots, its own rate and its own breaker, so that one that hangs holds up nobody else. A workspace
-//! takes at most half of all slots.
+//! takes an eighth of all slots.
 
 use std::{
     num::NonZeroU32,
@@ -34,6 +34,10 @@ const KNOWN_FOR: Duration = Duration::from_secs(5);
 const STATE_IDLE: Duration = Duration::from_secs(600);
 /// Endpoints that are remembered.
 const REMEMBERED: u64 = 100_000;
+/// How long a wait for slots lasts until it is asked whether there is room to wait.
+const WAIT: Duration = Duration::from_secs(2);
+/// A turn that was given back comes again then: past the time for which a mailbox is kept idle.
+const GIVEN_BACK: chrono::Duration = chrono::Duration::seconds(3);
 /// Another worker probes: ask again then.
 const PROBED_ELSEWHERE: chrono::Duration = chrono::Duration::seconds(2);
 
@@ -88,8 +92,8 @@ pub(super) struct Endpoints {
     states: moka::sync::Cache<Key, Arc<State>>,
     workspaces: moka::sync::Cache<WorkspaceScope, Arc<Semaphore>>,
     all: Arc<Semaphore>,
-    concurrency: usize,
     of_one: usize,
+    of_workspace: usize,
     rate: Quota,
     proxy: Option<(String, Option<String>)>,
 }
@@ -97,6 +101,7 @@ pub(super) struct Endpoints {
 impl Endpoints {
     pub(super) fn new(engine: Engine, config: &PushConfig) -> Self {
         let concurrency = config.concurrency.max(1) as usize;
+        let of_one = config.endpoint_concurrency.max(1) as usize;
         Self {
             engine,
             known: moka::sync::Cache::builder().max_capacity(REMEMBERED).time_to_live(KNOWN_FOR).build(),
@@ -104,8 +109,8 @@ impl Endpoints {
             states: moka::sync::Cache::builder().max_capacity(REMEMBERED).time_to_idle(STATE_IDLE).build(),
             workspaces: moka::sync::Cache::builder().max_capacity(REMEMBERED).time_to_idle(STATE_IDLE).build(),
             all: Arc::new(Semaphore::new(concurrency)),
-            concurrency,
-            of_one: config.endpoint_concurrency.max(1) as usize,
+            of_one,
+            of_workspace: share(concurrency, of_one),
             rate: Quota::per_second(NonZeroU32::new(config.endpoint_rate).unwrap_or(NonZeroU32::MIN)),
             proxy: config.proxy_url.clone().map(|url| (url, config.proxy_auth.clone())),
         }
@@ -131,8 +136,7 @@ impl Endpoints {
         });
         *state.health.lock().unwrap_or_else(PoisonError::into_inner) = row.health;
         let way = self.way(&settings);
-        let half = (self.concurrency / 2).max(1);
-        let workspace = self.workspaces.get_with(scope, || Arc::new(Semaphore::new(half)));
+        let workspace = self.workspaces.get_with(scope, || Arc::new(Semaphore::new(self.of_workspace)));
         let endpoint = Arc::new(Endpoint {
             scope,
             way,
@@ -180,17 +184,33 @@ impl Endpoints {
         self.of_one
     }
 
-    /// Waits for a turn. The inner error is the instant before which the endpoint is not to be called.
-    pub(super) async fn pass(&self, endpoint: &Endpoint) -> EngineResult<Result<Pass, DateTime<Utc>>> {
+    /// Waits for a turn, for long only where there is room to wait. The inner error is the instant before which the
+    /// endpoint is not to be called.
+    pub(super) async fn pass(
+        &self,
+        endpoint: &Endpoint,
+        is_crowded: impl Fn() -> bool + Sync,
+    ) -> EngineResult<Result<Pass, DateTime<Utc>>> {
         let state = &endpoint.state;
+        let given_back = || Ok(Err(self.engine.now() + GIVEN_BACK));
         // First its own slot: who waits for a slow endpoint holds nothing that others need.
-        let own = acquire(&state.slots).await;
+        let Some(own) = wait_for(&state.slots, &is_crowded).await else { return given_back() };
         if let Some(until) = self.shut_until(endpoint).await? {
             return Ok(Err(until));
         }
         state.rate.until_ready().await;
-        let pass = Pass { _slots: [own, acquire(&endpoint.workspace).await, acquire(&self.all).await] };
-        Ok(Ok(pass))
+        let Some(workspace) = wait_for(&endpoint.workspace, &is_crowded).await else { return given_back() };
+        Ok(Ok(Pass { _slots: [own, workspace, acquire(&self.all).await] }))
+    }
+
+    /// A turn without waiting; `None` when there is none to be had, or the endpoint is left alone now.
+    pub(super) async fn try_pass(&self, endpoint: &Endpoint) -> Option<Pass> {
+        let at_once = |slots: &Arc<Semaphore>| Arc::clone(slots).try_acquire_owned().ok();
+        let state = &endpoint.state;
+        let slots = [at_once(&state.slots)?, at_once(&endpoint.workspace)?, at_once(&self.all)?];
+        state.rate.check().ok()?;
+        let shut = self.shut_until(endpoint).await.ok()?;
+        shut.is_none().then_some(Pass { _slots: slots })
     }
 
     /// Until when the endpoint is left alone; `None` when it may be called. After an open breaker one worker gets to
@@ -251,10 +271,58 @@ impl Endpoints {
     }
 }
 
+/// What a workspace has of all slots: an eighth, and more if that is less than one endpoint may have; in no case more
+/// than half.
+fn share(concurrency: usize, of_one: usize) -> usize {
+    (concurrency / 8).max(of_one.min(concurrency / 2)).max(1)
+}
+
+/// A slot; `None` when that has taken long and others need the place of whoever waits.
+async fn wait_for(slots: &Arc<Semaphore>, is_crowded: &(impl Fn() -> bool + Sync)) -> Option<OwnedSemaphorePermit> {
+    if let Ok(permit) = Arc::clone(slots).try_acquire_owned() {
+        return Some(permit);
+    }
+    let mut permit = std::pin::pin!(acquire(slots));
+    loop {
+        match tokio::time::timeout(WAIT, &mut permit).await {
+            Ok(permit) => return Some(permit),
+            Err(_) if is_crowded() => return None,
+            Err(_) => {}
+        }
+    }
+}
+
 async fn acquire(slots: &Arc<Semaphore>) -> OwnedSemaphorePermit {
     match Arc::clone(slots).acquire_owned().await {
         Ok(permit) => permit,
         // Nobody closes these.
         Err(_) => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_workspace_has_an_eighth_but_room_for_one_endpoint() {
+        for (concurrency, of_one, expected) in
+            [(1024, 16, 128), (1024, 200, 200), (1024, 1024, 512), (64, 16, 16), (16, 2, 2), (16, 16, 8), (1, 16, 1)]
+        {
+            assert_eq!(share(concurrency, of_one), expected, "{concurrency} {of_one}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_for_a_slot_is_given_up_only_where_others_need_the_place() {
+        let slots = Arc::new(Semaphore::new(1));
+        let taken = acquire(&slots).await;
+        assert!(wait_for(&slots, &|| true).await.is_none());
+        let freed = async {
+            tokio::time::sleep(WAIT * 10).await;
+            drop(taken);
+        };
+        assert!(tokio::join!(wait_for(&slots, &|| false), freed).0.is_some(), "it kept its turn");
+        assert!(wait_for(&slots, &|| true).await.is_some(), "there is no wait");
     }
 }

@@ -13,6 +13,7 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
+use futures::{StreamExt as _, stream};
 use relay_domain::{AgentId, NodeId, WorkspaceId, WorkspaceScope, shard::turn_of};
 use relay_stream::Hint;
 use serde_json::{Map, Value, json};
@@ -25,8 +26,11 @@ use crate::{Engine, render::timestamp};
 const KNOWN_FOR: Duration = Duration::from_secs(5);
 /// Workspaces that are remembered.
 const REMEMBERED: u64 = 100_000;
-/// Events under way; beyond it they are dropped.
-const AT_ONCE: usize = 256;
+/// Events under way; beyond it they are dropped. None waits for an endpoint: each holds slots for the calls that it
+/// makes, of which its workspace has its share.
+const AT_ONCE: usize = 1024;
+/// Nodes that one event is posted to at a time.
+const NODES_AT_ONCE: usize = 64;
 
 /// The agents of a workspace that are pushed to, with their nodes.
 type Places = Arc<Vec<(AgentId, NodeId)>>;
@@ -115,19 +119,19 @@ async fn post_all(pusher: &Arc<Pusher>, hint: &Hint) {
             nodes.entry(node.as_str()).or_insert_with(|| (node, Vec::new())).1.push(*agent);
         }
     }
-    for (node, agents) in nodes.into_values() {
-        if !pusher.ephemeral.is_ours(pusher.owner, scope, node) {
-            continue;
-        }
-        let Ok(Some(endpoint)) = pusher.endpoints.get(scope, node).await else { continue };
-        // One that is left alone now misses the event.
-        let Ok(Ok(pass)) = pusher.endpoints.pass(&endpoint).await else { continue };
+    // One that is slow keeps the event from no other.
+    let ours = nodes.into_values().filter(|(node, _)| pusher.ephemeral.is_ours(pusher.owner, scope, node));
+    let posts = stream::iter(ours).for_each_concurrent(NODES_AT_ONCE, |(node, agents)| async move {
+        let Ok(Some(endpoint)) = pusher.endpoints.get(scope, node).await else { return };
+        // One that is busy or left alone now misses the event.
+        let Some(pass) = pusher.endpoints.try_pass(&endpoint).await else { return };
         let now = pusher.engine.now();
         let body = body(scope, topic, event, data, &agents, now);
         let call = request::ephemeral(event, &body, &endpoint.auth, &endpoint.secrets, now);
         attempt::post_once(pusher, &endpoint, call).await;
         drop(pass);
-    }
+    });
+    posts.await;
 }
 
 fn body(

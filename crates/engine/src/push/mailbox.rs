@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    panic::AssertUnwindSafe,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -10,7 +11,7 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use futures::{StreamExt as _, future::BoxFuture, stream};
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
 use relay_domain::{delivery::Exception, push::Ordering, session::Seq};
 use relay_store::{
     push_mailboxes::{Release, TakenMailbox},
@@ -28,6 +29,8 @@ const LINGER: Duration = Duration::from_secs(2);
 const UNRECORDED: usize = 32;
 /// With so many rows of a page left, the next page is asked for.
 const ASK_AHEAD: usize = 16;
+/// A mailbox whose task has panicked is left alone for this long.
+const AFTER_A_PANIC: chrono::Duration = chrono::Duration::seconds(30);
 /// Pause before storage that was away is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
@@ -74,7 +77,16 @@ enum Step {
 }
 
 /// Serves a mailbox until it is idle, lost, or the worker stops; then gives it back.
-pub(super) async fn serve(pusher: &Arc<Pusher>, mut mailbox: TakenMailbox, served: &Served) {
+pub(super) async fn serve(pusher: &Arc<Pusher>, mailbox: TakenMailbox, served: &Served) {
+    let taken = mailbox.clone();
+    if AssertUnwindSafe(serve_taken(pusher, mailbox, served)).catch_unwind().await.is_err() {
+        // While this worker lives, nobody else would take it; whoever does next has not the same bug at once.
+        let due_at = Some(pusher.engine.now() + AFTER_A_PANIC);
+        give_back(pusher, Release { mailbox: taken, due_at, is_blocked: true }).await;
+    }
+}
+
+async fn serve_taken(pusher: &Arc<Pusher>, mut mailbox: TakenMailbox, served: &Served) {
     let mut went = Went { again: true, ..Went::default() };
     let mut ahead = Ahead { recorded: mailbox.pushed_seq, ..Ahead::default() };
     while !pusher.stop.is_cancelled() && pusher.lease.covers_a_try() {
@@ -431,7 +443,7 @@ async fn try_row(
     row: &PushRow,
     epoch: (u64, u64),
 ) -> Turn {
-    let pass = match pusher.endpoints.pass(endpoint).await {
+    let pass = match pusher.endpoints.pass(endpoint, || pusher.is_crowded()).await {
         Ok(Ok(pass)) => pass,
         Ok(Err(until)) => return Turn::NotBefore(until),
         Err(_) => return Turn::NotBefore(pusher.engine.now() + chrono::Duration::seconds(1)),

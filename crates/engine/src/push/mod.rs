@@ -49,8 +49,8 @@ const RENEW_EVERY: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Mailboxes that one statement takes.
 const TAKEN_AT_ONCE: i64 = 256;
-/// Mailboxes that one worker serves at a time.
-const SERVED_AT_MOST: usize = 8192;
+/// Mailboxes that one worker serves at a time, for each call that it may have under way: 8192 by default.
+const SERVED_PER_CALL: usize = 8;
 /// A mailbox that another worker serves is not asked for again for this long: that worker hears the same hints.
 const ELSEWHERE_FOR: Duration = Duration::from_secs(1);
 
@@ -63,6 +63,7 @@ pub struct Pusher {
     lease: Lease,
     /// The mailboxes that are served here.
     served: Mutex<HashMap<Key, Arc<Served>>>,
+    served_at_most: usize,
     endpoints: Endpoints,
     reader: Reader,
     recorder: Recorder,
@@ -107,7 +108,7 @@ impl Pusher {
     ///
     /// # Errors
     /// When Postgres is away.
-    pub async fn start(engine: Engine, config: &PushConfig, stop: CancellationToken) -> EngineResult<Arc<Self>> {
+    pub async fn start(engine: Engine, config: &PushConfig, stop: &CancellationToken) -> EngineResult<Arc<Self>> {
         let owner = engine.next_id();
         let asked_at = Instant::now();
         engine.store().renew_push_worker(owner, LEASE).await?;
@@ -116,22 +117,31 @@ impl Pusher {
             owner,
             lease,
             served: Mutex::default(),
+            served_at_most: (config.concurrency as usize).saturating_mul(SERVED_PER_CALL),
             endpoints: Endpoints::new(engine.clone(), config),
             reader: Reader::start(engine.clone(), owner),
             recorder: Recorder::start(engine.clone(), owner),
             ephemeral: Ephemeral::new(),
-            stop,
+            // It stops by itself when it cannot go on.
+            stop: stop.child_token(),
             engine,
         }))
     }
 
-    /// Pushes until `stop`, then lets the tries under way end and gives everything back.
+    /// Pushes until `stop`, then lets the tries under way end and gives everything back. The same, without being told
+    /// to, when a part of it has ended that none of this goes without.
     pub async fn run(self: Arc<Self>) {
         let hints = self.engine.hints().listen();
         let mut helpers = JoinSet::new();
         helpers.spawn(Arc::clone(&self).keep_lease());
         let mut tasks = JoinSet::new();
-        self.take(&mut tasks, hints).await;
+        tokio::select! {
+            () = self.take(&mut tasks, hints) => {}
+            _ = helpers.join_next() => tracing::error!("the push lease is renewed no longer"),
+            () = self.recorder.ended() => tracing::error!("tries are recorded no longer"),
+            () = self.reader.ended() => tracing::error!("mailboxes are read no longer"),
+        }
+        self.stop.cancel();
         while tasks.join_next().await.is_some() {}
         helpers.abort_all();
         if let Err(error) = self.engine.store().retire_push_worker(self.owner).await {
@@ -162,7 +172,7 @@ impl Pusher {
         let mut look_at = Instant::now();
         while !self.stop.is_cancelled() {
             while tasks.try_join_next().is_some() {}
-            let room = SERVED_AT_MOST.saturating_sub(tasks.len());
+            let room = self.served_at_most.saturating_sub(tasks.len());
             if look_at <= Instant::now() {
                 let limit = i64::try_from(room).unwrap_or(0).min(TAKEN_AT_ONCE);
                 let more = self.take_due(tasks, limit).await;
@@ -302,6 +312,12 @@ impl Pusher {
                 served.remove(&key);
             }
         });
+    }
+
+    /// Whether so many mailboxes are served that those which wait for long are to make room.
+    fn is_crowded(&self) -> bool {
+        let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        served.len() > self.served_at_most / 2
     }
 
     /// What must not have changed since a mailbox was read for its rows to be tried.

@@ -31,10 +31,15 @@ impl Reader {
         Self { sender }
     }
 
+    /// Ends when the one who reads has.
+    pub(super) async fn ended(&self) {
+        self.sender.closed().await;
+    }
+
     /// Asks for one page of a mailbox behind `from`. The answer is `None`, or none comes, when storage is away.
     pub(super) async fn ask(&self, mailbox: &TakenMailbox, from: Seq) -> oneshot::Receiver<Option<PushPage>> {
         let (reply, answer) = oneshot::channel();
-        // Its task is gone only with the process.
+        // Without its task the worker stops.
         let _ = self.sender.send(Request { mailbox: mailbox.clone(), from, reply }).await;
         answer
     }

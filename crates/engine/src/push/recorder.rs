@@ -2,10 +2,12 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use relay_domain::{AgentId, WorkspaceScope, event, metric_names};
+use chrono::{DateTime, Utc};
+use relay_domain::{AgentId, WorkspaceScope, event, metric_names, push::RETRY_AFTER};
 use relay_store::{
+    StoreError,
     events::EventBody,
-    push_record::{Outcome, Tried},
+    push_record::{Attempt, Outcome, RecordedTries, Tried},
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -20,7 +22,12 @@ const AT_ONCE: usize = 1024;
 const TIMES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(250);
 
+/// What the log of a try says whose record Postgres refused.
+const UNRECORDABLE: &str = "the answer could not be recorded";
+
 type Waiting = (Tried, oneshot::Sender<bool>);
+/// Mailboxes that are no longer served here.
+type Lost = HashSet<(WorkspaceScope, AgentId)>;
 
 /// The way to the one who records.
 pub(super) struct Recorder {
@@ -34,10 +41,15 @@ impl Recorder {
         Self { sender }
     }
 
+    /// Ends when the one who records has.
+    pub(super) async fn ended(&self) {
+        self.sender.closed().await;
+    }
+
     /// Hands a try over. The answer tells, once it is recorded, whether the mailbox is still served here.
     pub(super) async fn record(&self, tried: Tried) -> oneshot::Receiver<bool> {
         let (reply, answer) = oneshot::channel();
-        // Its task is gone only with the process.
+        // Without its task the worker stops.
         let _ = self.sender.send((tried, reply)).await;
         answer
     }
@@ -47,24 +59,34 @@ async fn run(engine: Engine, owner: i64, mut queue: mpsc::Receiver<Waiting>) {
     let mut waiting: Vec<Waiting> = Vec::with_capacity(AT_ONCE);
     while queue.recv_many(&mut waiting, AT_ONCE).await > 0 {
         let (tries, replies): (Vec<Tried>, Vec<oneshot::Sender<bool>>) = waiting.drain(..).unzip();
-        let recorded = write(&engine, owner, &tries).await;
+        let lost = match write(&engine, owner, &tries).await {
+            Some(lost) => lost,
+            None => write_one_by_one(&engine, owner, &tries).await,
+        };
         for (tried, reply) in tries.iter().zip(replies) {
-            let key = (tried.mailbox.scope, tried.mailbox.agent_id);
-            let is_ours = recorded.as_ref().is_some_and(|recorded| !recorded.contains(&key));
-            let _ = reply.send(is_ours);
+            let _ = reply.send(!lost.contains(&key_of(tried)));
         }
     }
 }
 
-/// The mailboxes that are no longer served here; `None` when nothing could be written.
-async fn write(engine: &Engine, owner: i64, tries: &[Tried]) -> Option<HashSet<(WorkspaceScope, AgentId)>> {
+fn key_of(tried: &Tried) -> (WorkspaceScope, AgentId) {
+    (tried.mailbox.scope, tried.mailbox.agent_id)
+}
+
+/// The mailboxes that are no longer served here: all of them if Postgres stays away. `None` when it refuses what is to
+/// be written.
+async fn write(engine: &Engine, owner: i64, tries: &[Tried]) -> Option<Lost> {
     for time in 0..TIMES {
         match engine.store().record_tries(owner, tries, time > 0, engine.now()).await {
-            Ok(done) => {
-                count(tries);
-                done.recorded.into_iter().for_each(|recorded| engine.announce(recorded));
-                tell_senders(engine, tries, &done.lost);
+            Ok(mut done) => {
+                count(tries, &done);
+                std::mem::take(&mut done.recorded).into_iter().for_each(|recorded| engine.announce(recorded));
+                tell_senders(engine, tries, &done);
                 return Some(done.lost);
+            }
+            Err(error @ StoreError::Refused { .. }) => {
+                tracing::error!(error = &error as &dyn std::error::Error, "a record of tries was refused");
+                return None;
             }
             Err(error) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "tries were not recorded");
@@ -72,14 +94,49 @@ async fn write(engine: &Engine, owner: i64, tries: &[Tried]) -> Option<HashSet<(
             }
         }
     }
-    None
+    Some(tries.iter().map(key_of).collect())
+}
+
+/// Finds the tries that Postgres refuses among others, and records no more than that they were made.
+async fn write_one_by_one(engine: &Engine, owner: i64, tries: &[Tried]) -> Lost {
+    let mut lost = Lost::new();
+    let mut is_any_refused = false;
+    for tried in tries {
+        if let Some(own) = write(engine, owner, std::slice::from_ref(tried)).await {
+            lost.extend(own);
+            continue;
+        }
+        // Its task goes by another outcome: it is to read again.
+        lost.insert(key_of(tried));
+        is_any_refused |= write(engine, owner, &[unrecordable(tried, engine.now())]).await.is_none();
+    }
+    // Then nothing is wrong with what was answered: it would be refused again at once, and posted again each time.
+    if is_any_refused {
+        tokio::time::sleep(PAUSE * TIMES).await;
+    }
+    lost
+}
+
+/// A try without anything of its answer. It comes back.
+fn unrecordable(tried: &Tried, now: DateTime<Utc>) -> Tried {
+    let retry_no = match tried.outcome {
+        Outcome::Retry { retry_no, .. } | Outcome::Disabled { retry_no, .. } => retry_no,
+        _ => 1,
+    };
+    Tried {
+        attempt: Attempt { answer: None, error: Some(UNRECORDABLE.to_owned()), ..tried.attempt.clone() },
+        outcome: Outcome::Retry { at: now + RETRY_AFTER, retry_no },
+        pushed_seq: None,
+        events: Vec::new(),
+        ..tried.clone()
+    }
 }
 
 /// Senders hear of deliveries that were given up.
-fn tell_senders(engine: &Engine, tries: &[Tried], lost: &HashSet<(WorkspaceScope, AgentId)>) {
-    for tried in tries.iter().filter(|tried| matches!(tried.outcome, Outcome::Dead { .. })) {
+fn tell_senders(engine: &Engine, tries: &[Tried], done: &RecordedTries) {
+    for tried in tries.iter().filter(|tried| done.has_given_up(tried)) {
         let scope = tried.mailbox.scope;
-        let (Some(sender), false) = (tried.sender, lost.contains(&(scope, tried.mailbox.agent_id))) else { continue };
+        let Some(sender) = tried.sender else { continue };
         for failed in tried.events.iter().filter(|failed| failed.kind == event::DELIVERY_FAILED) {
             if let EventBody::Data(data) = &failed.body {
                 engine.hints().notify(scope, vec![sender], "agent", event::DELIVERY_FAILED, data.clone());
@@ -88,14 +145,16 @@ fn tell_senders(engine: &Engine, tries: &[Tried], lost: &HashSet<(WorkspaceScope
     }
 }
 
-fn count(tries: &[Tried]) {
+fn count(tries: &[Tried], done: &RecordedTries) {
     for tried in tries {
         let outcome = match tried.outcome {
             Outcome::Delivered => "delivered",
             Outcome::Acked => "acked",
             Outcome::Retry { .. } => "failed",
             Outcome::Dead { reason } => {
-                metrics::counter!(metric_names::DELIVERIES_DEAD_LETTERED, "reason" => reason.as_str()).increment(1);
+                if done.has_given_up(tried) {
+                    metrics::counter!(metric_names::DELIVERIES_DEAD_LETTERED, "reason" => reason.as_str()).increment(1);
+                }
                 "dead"
             }
             Outcome::Disabled { .. } => "gone",

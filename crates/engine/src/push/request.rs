@@ -173,8 +173,10 @@ pub(super) fn declared(headers: &HeaderMap, body: &[u8]) -> Option<(Declared, Op
         _ if body.get("ack") == Some(&true.into()) => Some((Declared::Acked, None)),
         Some("acked") => Some((Declared::Acked, None)),
         Some("rejected") => {
-            let why = body.get("error").and_then(serde_json::Value::as_str);
-            Some((Declared::Rejected, why.filter(|why| !why.is_empty()).map(str::to_owned)))
+            let why = body.get("error").and_then(serde_json::Value::as_str).unwrap_or_default();
+            // Postgres takes no NUL in a text.
+            let why = why.replace('\0', "");
+            Some((Declared::Rejected, (!why.is_empty()).then_some(why)))
         }
         _ => None,
     }
@@ -245,6 +247,12 @@ mod tests {
                 r#"{"delivery_status":"rejected","error":"no such room"}"#,
                 refused(Some("no such room")),
             ),
+            (
+                "application/json",
+                r#"{"delivery_status":"rejected","error":"no\u0000 such\u0000 room"}"#,
+                refused(Some("no such room")),
+            ),
+            ("application/json", r#"{"delivery_status":"rejected","error":"\u0000"}"#, refused(None)),
             ("text/plain", r#"{"ack":true}"#, None),
             ("text/plain", r#"{"delivery_status":"rejected"}"#, None),
             ("application/json", r#"{"ack":"true"}"#, None),
