@@ -9,6 +9,7 @@ mod outbox_relay;
 mod partitions;
 mod presence;
 mod pruning;
+mod push;
 mod reading;
 mod redrives;
 mod subscriptions;
