@@ -85,6 +85,7 @@ pub mod replay;
 mod respawn;
 mod result_deliveries;
 mod retries;
+pub mod sealed;
 pub mod search;
 pub mod search_index;
 mod secret_keys;

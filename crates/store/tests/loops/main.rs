@@ -12,5 +12,6 @@ mod pruning;
 mod push;
 mod reading;
 mod redrives;
+mod sealing;
 mod subscriptions;
 mod usage;
