@@ -203,7 +203,8 @@ UPDATE redrives
        -- Being late for a second is made up for, more is not: the rate is kept.
        next_at = CASE WHEN $10 THEN NULL
                       WHEN $9 THEN now() + make_interval(secs => $14)
-                      ELSE greatest(next_at, now() - interval '1 second') + make_interval(secs => $8::float8 / rate) END,
+                      ELSE greatest(next_at, now() - interval '1 second')
+                           + make_interval(secs => $8::float8 / rate) END,
        finished_at = CASE WHEN $10 THEN $15::timestamptz END
  WHERE workspace_id = $1 AND redrive_id = $2";
 

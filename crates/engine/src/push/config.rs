@@ -14,7 +14,8 @@ pub struct PushConfig {
     #[arg(long = "push-concurrency", env = "RELAY_PUSH_CONCURRENCY", default_value_t = 1024,
           value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub concurrency: u32,
-    /// Calls that one node's endpoint gets at a time, from all workers together. One agent's ordered deliveries need one.
+    /// Calls that one node's endpoint gets at a time, from all workers together. One agent's ordered deliveries need
+    /// one.
     #[arg(long = "push-endpoint-concurrency", env = "RELAY_PUSH_ENDPOINT_CONCURRENCY", default_value_t = 16,
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub endpoint_concurrency: u32,
@@ -24,7 +25,7 @@ pub struct PushConfig {
     pub endpoint_rate: u32,
 }
 
-/// What each of so many workers has of a figure that is meant for all of them: rounded up, since it must be able to call.
+/// What each of so many workers has of a figure that is meant for all of them, rounded up: each must be able to call.
 pub(super) fn of_each(figure: usize, workers: usize) -> usize {
     figure.div_ceil(workers.max(1)).max(1)
 }

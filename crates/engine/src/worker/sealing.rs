@@ -10,7 +10,7 @@ use crate::{Engine, EngineResult, push, secrets::Secrets, subscriptions};
 /// Nodes, and subscriptions, whose secrets one step seals anew.
 const AT_ONCE: i64 = 500;
 
-/// Seals secrets anew, with the first key: once none is left, the others can go. How many, and whether there may be more.
+/// Seals secrets anew, with the first key: once that is done, the others can go. How many, and whether more may wait.
 pub(super) async fn step(engine: &Engine) -> EngineResult<(u64, bool)> {
     let secrets = &engine.inner.secrets;
     let former = secrets.former_keys();
