@@ -155,7 +155,7 @@ export async function deliveries({ agents: { ada, bob, eve } }) {
   const later = new Date(Date.now() + 3_600_000).toISOString();
   const deferred = await eve.deferDelivery(defer.id, { availableAt: later, reason: 'busy' });
   same('one is put off', [deferred.status, new Date(deferred.availableAt).toISOString()], ['queued', later]);
-  same('it still waits', (await eve.deliveries()).map((one) => one.id), [defer.id]);
+  same('it still waits, and so does what was sent again', (await eve.deliveries()).map((one) => one.id), [defer.id, `${fail.id}_r1`]);
   same('the others are found by status', [(await eve.deliveries({ status: 'failed' })).map((one) => one.id)], [[fail.id]]);
   await refused('nobody settles another\'s', 'not_found', () => bob.ackDelivery(defer.id));
 }

@@ -13,6 +13,7 @@ use relay_testkit::client::Api;
 use relay_testkit::ports::Port;
 use relay_testkit::receiver::{Receiver, Reply};
 use relay_testkit::stack::{Backends, Service, Stack};
+use relay_testkit::wait;
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -108,19 +109,19 @@ async fn round(
     let kills = killer.await??;
 
     let healthy: Vec<&(usize, Vec<Instant>)> = sent.iter().filter(|(number, _)| !is_dead(*number)).collect();
-    let began = Instant::now();
-    let missing = || {
-        let left = |(number, at): &&&(usize, Vec<Instant>)| {
-            let seen: HashSet<i64> = receiver.seqs(&format!("/e{number}")).into_iter().collect();
-            seen.len() < at.len()
-        };
-        healthy.iter().filter(left).count()
-    };
-    while missing() > 0 {
-        let all = began.elapsed() < SETTLED_WITHIN;
-        ensure!(all, "{} endpoints still miss deliveries\n{}", missing(), field.logs());
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
+    let mut waiting = healthy.clone();
+    let settled = wait::until_ok("all endpoints to have everything", SETTLED_WITHIN, || {
+        waiting.retain(|(number, at)| {
+            let calls = receiver.calls(&format!("/e{number}"));
+            calls.len() < at.len() || calls.iter().map(|call| call.seq()).collect::<HashSet<_>>().len() < at.len()
+        });
+        let missing = waiting.len();
+        async move {
+            ensure!(missing == 0, "{missing} endpoints still miss deliveries");
+            Ok(())
+        }
+    });
+    settled.await.with_context(|| field.logs())?;
 
     let (mut latencies, mut repeats) = (Vec::new(), 0);
     for (number, at) in &healthy {

@@ -319,20 +319,24 @@ async fn an_operator_redrives_from_a_terminal() -> Result<()> {
     live_long(&key).await?;
     let program = binaries::find(&binaries::directory()?, "relayctl")?;
     let database = shared().await.database_url.clone();
-    let relayctl = |arguments: &[&str]| -> Result<(bool, String)> {
+    let relayctl = |command: &[&str], arguments: &[&str]| -> Result<(bool, String)> {
         let output = Command::new(&program)
-            .args(["dead-letter", "redrive", "--workspace", &workspace])
+            .args(command)
+            .args(["--workspace", &workspace])
             .args(arguments)
             .env("DATABASE_URL", &database)
             .output()?;
         Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
     };
-    assert!(!relayctl(&[])?.0, "not without saying which");
-    let (done, told) = relayctl(&["--all", "--dry-run"])?;
-    assert!(done && told.contains("3  letters"), "{told}");
-    let (done, told) = relayctl(&["--delivery", &id])?;
+    let (long, short) = (["dead-letter", "redrive"], ["redrive"]);
+    for command in [&long[..], &short[..]] {
+        assert!(!relayctl(command, &[])?.0, "not without saying which");
+        let (done, told) = relayctl(command, &["--all", "--dry-run"])?;
+        assert!(done && told.contains("3  letters"), "{told}");
+    }
+    let (done, told) = relayctl(&short, &["--delivery", &id])?;
     assert!(done && told.contains(&format!("{id}_r1")), "{told}");
-    let (done, told) = relayctl(&["--agent", "bob", "--rate", "500"])?;
+    let (done, told) = relayctl(&long, &["--agent", "bob", "--rate", "500"])?;
     assert!(done && told.contains("is done: 2 of 2 sent again"), "{told}");
     wait::until_ok("the letters to be deliveries again", SOON, || async {
         let letters = key.get("/v1/dead-letters").await?.success()?;
@@ -341,14 +345,7 @@ async fn an_operator_redrives_from_a_terminal() -> Result<()> {
         Ok(())
     })
     .await?;
-    let purge = |arguments: &[&str]| -> Result<(bool, String)> {
-        let output = Command::new(&program)
-            .args(["dead-letter", "purge", "--workspace", &workspace])
-            .args(arguments)
-            .env("DATABASE_URL", &database)
-            .output()?;
-        Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
-    };
+    let purge = |arguments: &[&str]| relayctl(&["dead-letter", "purge"], arguments);
     assert!(!purge(&[])?.0, "not without saying which");
     let (done, told) = purge(&["--agent", "bob", "--dry-run"])?;
     assert!(done && told.contains("3  letters"), "{told}");

@@ -213,9 +213,11 @@ async fn deliveries_are_settled() -> Result<()> {
     for _ in 0..2 {
         bob.post(&settle(0, "fail"), json!({ "error": "no", "retryable": true })).await?.success()?;
     }
-    let events = log.has(&["delivery.failed"]).await?;
+    let events = log.has(&["delivery.failed", "delivery.accepted"]).await?;
     says(&events[0], facts(0));
-    says(&events[0], json!({ "error": "no", "retryable": true }));
+    let again = format!("{}_r1", sent[0].0);
+    says(&events[0], json!({ "error": "no", "retryable": true, "redriven_as": again }));
+    says(&events[1], json!({ "delivery_id": again, "redrive_of": sent[0].0, "seq": 5 }));
     assert!(events[0]["conversation_id"].is_string(), "filtered like its message: {}", events[0]);
 
     let later = "2099-01-01T00:00:00.000Z";

@@ -106,6 +106,26 @@ async fn the_newest_socket_of_a_direct_node_wins_and_the_older_closes_with_4001(
     Ok(())
 }
 
+/// Its own node has no row: it has never asked for a token of it.
+#[tokio::test]
+async fn what_an_agent_without_a_node_token_fails_for_now_is_sent_again_too() -> Result<()> {
+    let workspace = Api::create_workspace(shared().await.any_gateway(), "tokenless").await?;
+    let sender = workspace.as_agent(&workspace.register_agent("sender").await?);
+    let ada = workspace.as_agent(&workspace.register_agent("ada").await?);
+    sender.dm("ada", "one").await?.success()?;
+    let listed = ada.get("/v1/deliveries").await?.success()?;
+    let id = listed[0]["id"].as_str().unwrap_or_default().to_owned();
+    let body = json!({ "error": "busy", "retryable": true });
+    let failed = ada.post(&format!("/v1/deliveries/{id}/fail"), body).await?.success()?;
+    assert_eq!((&failed["status"], &failed["redriven_as"]), (&json!("failed"), &json!(format!("{id}_r1"))), "{failed}");
+    let listed = ada.get("/v1/deliveries").await?.success()?;
+    assert_eq!((&listed[0]["id"], &listed[0]["seq"]), (&json!(format!("{id}_r1")), &json!(2)), "{listed}");
+    let mut socket = ada.direct_socket().await?;
+    let again = socket.expect_where("it again", SOON, |frame| frame["type"] == "deliver" && frame["seq"] == 2).await?;
+    assert_eq!(shown(&again), (Some(2), Some("one")));
+    Ok(())
+}
+
 #[tokio::test]
 async fn what_a_hosted_agent_fails_for_now_is_sent_again_as_a_new_delivery() -> Result<()> {
     let Scene { workspace, sender, mut socket } = scene("retrying").await?;

@@ -118,6 +118,25 @@ async fn a_delivery_that_has_expired_or_was_settled_holds_up_the_rest_no_longer(
 }
 
 #[tokio::test]
+async fn a_dead_letter_that_is_sent_again_is_posted_under_an_id_of_its_own() -> Result<()> {
+    let delivery = json!({ "ack_mode": "on_2xx", "retry": { "schedule": [3600, 3600, 3600] } });
+    let scene = Scene::new("push-redrive", delivery).await?;
+    scene.receiver.script("/hook", [Reply::Status(500), Reply::Status(200)]);
+    // What is sent again lives as long.
+    scene.ann.post("/v1/dm", json!({ "to": "bob", "text": "one", "ttl_ms": 8000 })).await?.success()?;
+    let dead = scene.until("a dead letter", "?status=dead_lettered", |rows| rows.len() == 1).await?;
+    let id = text(&dead[0]["id"]).to_owned();
+    let again = scene.key.post("/v1/dead-letters/redrive", json!({ "delivery_id": id })).await?.success()?;
+    assert_eq!((text(&again["redriven_as"]), &again["seq"]), (&*format!("{id}_r1"), &json!(2)));
+    let acked = scene.until("it to be acked", "?status=acked", |rows| rows.len() == 1).await?;
+    assert_eq!(text(&acked[0]["id"]), format!("{id}_r1"));
+    let posted: Vec<String> =
+        scene.receiver.calls("/hook").iter().map(|call| text(&call.json()["delivery_id"]).to_owned()).collect();
+    assert_eq!(posted, [id.clone(), format!("{id}_r1")]);
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_workspace_that_is_suspended_or_deleted_calls_nobody() -> Result<()> {
     let delivery = json!({ "ack_mode": "on_2xx", "retry": { "schedule": vec![1; 32] } });
     let scene = Scene::new("push-held", delivery).await?;

@@ -90,6 +90,8 @@ async fn retry_after_is_honoured() -> Result<()> {
 async fn an_endpoint_that_is_gone_gets_nothing_more_until_the_agent_is_bound_again() -> Result<()> {
     let scene = Scene::new("push-410", json!({ "ack_mode": "on_2xx" })).await?;
     scene.receiver.script("/hook", [Reply::Status(410), Reply::Status(200)]);
+    let owner = json!({ "events": ["node.binding.disabled"], "url": scene.receiver.url("/owner") });
+    scene.key.post("/v1/subscriptions", owner).await?.success()?;
     scene.send("one").await?;
     scene
         .until("the answer", "", |rows| rows.iter().any(|row| text(&row["last_dispatch_error"]) == "HTTP 410"))
@@ -97,7 +99,12 @@ async fn an_endpoint_that_is_gone_gets_nothing_more_until_the_agent_is_bound_aga
     let bindings = scene.key.get("/v1/nodes/hook/agents").await?.success()?;
     assert_eq!(text(&bindings[0]["status"]), "disabled", "{bindings}");
     let events = scene.key.get("/v1/workspace/events").await?.body;
-    assert!(events.to_string().contains("node.binding.disabled"), "the owner is told: {events}");
+    assert!(events.to_string().contains("node.binding.disabled"), "observers are told: {events}");
+    let to_owner = || scene.receiver.received().into_iter().find(|call| call.path == "/owner");
+    wait::until("the owner to be told", Duration::from_secs(40), || async { to_owner().is_some() }).await;
+    let told = to_owner().map(|call| call.json()).unwrap_or_default();
+    assert_eq!((text(&told["type"]), text(&told["data"]["agent_name"])), ("node.binding.disabled", "bob"), "{told}");
+    assert_eq!(text(&told["data"]["reason"]), "HTTP 410", "{told}");
     scene.send("two").await?;
     scene.key.bind("hook", "bob").await?;
     scene.until("both to be acked", "?status=acked", |rows| rows.len() == 2).await?;

@@ -86,7 +86,7 @@ pub const NODE_BINDING_DISABLED: &str = "node.binding.disabled";
 /// What the kind of a session event begins with: `harness.<session type>`.
 pub const HARNESS_PREFIX: &str = "harness.";
 
-/// The kinds that an event subscription may name (besides `*`).
+/// The kinds that an event subscription may name (besides `*`): those of the contract, and that a binding was disabled.
 pub const SUBSCRIBABLE: &[&str] = &[
     MESSAGE_CREATED,
     MESSAGE_UPDATED,
@@ -116,6 +116,7 @@ pub const SUBSCRIBABLE: &[&str] = &[
     ACTION_COMPLETED,
     ACTION_FAILED,
     ACTION_DENIED,
+    NODE_BINDING_DISABLED,
 ];
 
 /// What decides who may see an event.
@@ -227,7 +228,7 @@ mod tests {
 
     #[test]
     fn subscribable_kinds_are_named_once() {
-        assert_eq!(SUBSCRIBABLE.iter().collect::<BTreeSet<_>>().len(), 28);
-        assert_eq!(SUBSCRIBABLE.len(), 28);
+        assert_eq!(SUBSCRIBABLE.iter().collect::<BTreeSet<_>>().len(), 29);
+        assert_eq!(SUBSCRIBABLE.len(), 29);
     }
 }

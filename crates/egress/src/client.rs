@@ -114,7 +114,7 @@ impl Client {
     /// A client over the resolver of the system and TCP. Reads the root certificates of the machine.
     #[must_use]
     pub fn new(policy: Policy, limits: Limits) -> Self {
-        Self::over(policy, limits, SystemResolver, TcpConnector)
+        Self::over(policy, limits, SystemResolver::default(), TcpConnector)
     }
 }
 

@@ -101,7 +101,7 @@ impl Engine {
         let done = redrive_one(self.store(), scope, id, self.now()).await?;
         if done.now {
             metrics::counter!(metric_names::DELIVERIES_REDRIVEN).increment(1);
-            self.hints().mailboxes_changed([(scope, id.agent)]);
+            self.hints().redriven(&[(scope, id.agent)]);
         }
         if let Some(recorded) = done.recorded {
             self.announce(recorded);
@@ -160,7 +160,8 @@ impl Engine {
             late = late.max(step.late_seconds);
             redriven += step.redriven;
             metrics::counter!(metric_names::DELIVERIES_REDRIVEN).increment(step.redriven);
-            self.hints().mailboxes_changed(step.mailboxes.iter().map(|agent| (step.scope, *agent)));
+            let mailboxes: Vec<_> = step.mailboxes.iter().map(|agent| (step.scope, *agent)).collect();
+            self.hints().redriven(&mailboxes);
             if let Some(recorded) = step.recorded {
                 self.announce(recorded);
             }

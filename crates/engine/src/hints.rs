@@ -68,6 +68,12 @@ impl Hints {
         }
     }
 
+    /// Dead letters of these mailboxes were sent again, whatever the nodes of their agents are.
+    pub(crate) fn redriven(&self, agents: &[(WorkspaceScope, AgentId)]) {
+        self.mailboxes_changed(agents.iter().copied());
+        self.deliveries_due(agents);
+    }
+
     /// Rows of one mailbox were written, or settled otherwise than over its socket.
     pub fn mailbox_changed(&self, scope: WorkspaceScope, agent: AgentId) {
         self.mailboxes_changed([(scope, agent)]);
@@ -208,5 +214,29 @@ pub(crate) async fn forward(stream: Stream, mut queue: mpsc::Receiver<Outgoing>)
             None => stream.hint(&hint).await,
             Some(gateway) => stream.hint_to(gateway, &hint).await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use relay_domain::WorkspaceId;
+
+    use super::*;
+
+    #[test]
+    fn a_redrive_is_told_to_sockets_and_to_those_who_push() {
+        let (hints, _queue) = Hints::new();
+        let mut heard = hints.listen();
+        let (workspace, agent) = (WorkspaceId::new(7), AgentId::new(1));
+        hints.redriven(&[(WorkspaceScope::from_engine_row(workspace), agent)]);
+        let mut told = [false; 2];
+        while let Ok(hint) = heard.try_recv() {
+            match &*hint {
+                Hint::MailboxesChanged { agents } => told[0] = *agents == [(workspace, agent)],
+                Hint::DeliveriesDue { agents } => told[1] = *agents == [(workspace, agent)],
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(told, [true, true]);
     }
 }

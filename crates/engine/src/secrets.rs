@@ -1,6 +1,6 @@
 //! What the engine seals and signs with keys of its own.
 //!
-//! Sealing keeps what must be read again later (the secrets of event subscriptions); signing makes
+//! Sealing keeps what must be read again later (the secrets of nodes and event subscriptions); signing makes
 //! addresses that only we can have minted (uploads and downloads of files). Each key has an id, which is
 //! kept with what it sealed or signed: the first configured key is used from now on, the others stay
 //! readable, so that keys can be changed without anything being lost.
@@ -101,6 +101,13 @@ impl Secrets {
         Self::of(&[(id.to_owned(), [7; 32])])
     }
 
+    /// Keys of these ids.
+    #[cfg(test)]
+    pub(crate) fn for_test_of(ids: &[&str]) -> Self {
+        let keys: Vec<_> = ids.iter().map(|id| ((*id).to_owned(), [id.as_bytes()[0]; 32])).collect();
+        Self::of(&keys)
+    }
+
     fn of(keys: &[(String, [u8; 32])]) -> Self {
         Self { keys: keys.iter().filter_map(|(id, material)| Key::of(id, material)).collect() }
     }
@@ -118,6 +125,11 @@ impl Secrets {
             .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(context.as_bytes()), &mut sealed)
             .map_err(|_| EngineError::NoRandomness)?;
         Ok(Sealed { key_id: key.id.clone(), bytes: [&nonce[..], &sealed].concat() })
+    }
+
+    /// The ids of keys that seal nothing any more.
+    pub(crate) fn former_keys(&self) -> Vec<&str> {
+        self.keys.iter().skip(1).map(|key| key.id.as_str()).collect()
     }
 
     /// Opens what was sealed for that place. `None` when it was sealed for another, was changed, or its key
@@ -161,8 +173,7 @@ mod tests {
     use super::*;
 
     fn secrets(ids: &[&str]) -> Secrets {
-        let keys: Vec<_> = ids.iter().map(|id| ((*id).to_owned(), [id.as_bytes()[0]; 32])).collect();
-        Secrets::of(&keys)
+        Secrets::for_test_of(ids)
     }
 
     #[test]

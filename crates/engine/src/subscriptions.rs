@@ -187,7 +187,7 @@ impl Engine {
 }
 
 /// What sealed secrets count for.
-fn place(scope: WorkspaceScope, id: SubscriptionId) -> String {
+pub(crate) fn place(scope: WorkspaceScope, id: SubscriptionId) -> String {
     format!("subscription {}/{}", scope.workspace_id(), id.get())
 }
 

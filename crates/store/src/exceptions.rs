@@ -27,8 +27,8 @@ pub enum DeliveryReport {
         /// Why.
         error: Option<String>,
         /// Whether trying again could help. If so, the delivery comes back after a pause to an agent that is pushed
-        /// to or claims, and as a new delivery to one on a node with a socket, whose broker remembers ids; for others
-        /// it is recorded only. If not, it is a dead letter.
+        /// to or claims, and as a new delivery to all others: their nodes have a socket, or can have one, and
+        /// brokers remember ids. If not, it is a dead letter. Without a word on it, it is recorded only.
         retryable: Option<bool>,
     },
     /// Wants it later.

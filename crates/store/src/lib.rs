@@ -86,6 +86,7 @@ pub mod replay;
 mod respawn;
 mod result_deliveries;
 mod retries;
+pub mod sealed;
 pub mod search;
 pub mod search_index;
 mod secret_keys;

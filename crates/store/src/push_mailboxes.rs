@@ -111,7 +111,15 @@ const TAKE_NAMED: &str = take!(concat!(
     is_held!("p")
 ));
 
-// Rows that are missing (an agent came to its node by another way than a binding) and those whose agent is gone.
+const LAG: &str = concat!(
+    "SELECT coalesce((SELECT extract(epoch FROM now() - due_at)::float8 FROM push_mailboxes m
+                       WHERE owner IS NULL AND due_at IS NOT NULL AND disabled_at IS NULL AND due_at <= now()
+                         AND NOT ",
+    is_held!("m"),
+    " ORDER BY due_at LIMIT 1), 0)"
+);
+
+// Rows that are missing: an agent came to its node by another way than a binding.
 const ADD_MISSING: &str = "
 INSERT INTO push_mailboxes (workspace_id, agent_id, node_id, pushed_seq, due_at)
 SELECT a.workspace_id, a.agent_id, a.node_id, coalesce(c.settled_floor, 0), now()
@@ -126,6 +134,7 @@ SELECT a.workspace_id, a.agent_id, a.node_id, coalesce(c.settled_floor, 0), now(
        SET node_id = excluded.node_id, pushed_seq = excluded.pushed_seq, due_at = now(), owner = NULL,
            epoch = push_mailboxes.epoch + 1, disabled_at = NULL, disabled_reason = NULL";
 
+// What nobody serves, and what is left of agents that are gone, disabled or not.
 const PAGE: &str = "
 SELECT p.workspace_id, p.agent_id, h.next_seq - 1 > greatest(p.pushed_seq, coalesce(c.settled_floor, 0)) AS has_more,
        a.agent_id IS NULL AS is_gone
@@ -135,8 +144,8 @@ SELECT p.workspace_id, p.agent_id, h.next_seq - 1 > greatest(p.pushed_seq, coale
                     AND a.node_id = p.node_id AND a.deleted_at IS NULL
   LEFT JOIN mailbox_heads h ON h.workspace_id = p.workspace_id AND h.agent_id = p.agent_id
   LEFT JOIN mailbox_cursors c ON c.workspace_id = p.workspace_id AND c.agent_id = p.agent_id
- WHERE p.owner IS NULL AND p.disabled_at IS NULL
-   AND (NOT p.is_blocked OR p.due_at IS NULL OR a.agent_id IS NULL)
+ WHERE p.owner IS NULL
+   AND (a.agent_id IS NULL OR (p.disabled_at IS NULL AND (NOT p.is_blocked OR p.due_at IS NULL)))
  ORDER BY p.workspace_id, p.agent_id";
 
 impl Store {
@@ -276,6 +285,19 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx("releasing mailboxes"))?;
         Ok(())
+    }
+
+    /// How long the mailbox that is due longest has waited for a worker to take it, in seconds; 0 when none is due.
+    /// What is disabled, or whose workspace is held, is not due.
+    ///
+    /// # Errors
+    /// When Postgres is away.
+    pub async fn push_lag(&self) -> StoreResult<f64> {
+        sqlx::query_scalar(LAG)
+            .fetch_one(&self.pool)
+            .patiently()
+            .await
+            .map_err(StoreError::from_sqlx("measuring the lag of pushing"))
     }
 
     /// One step of the sweep: takes mailboxes back from workers whose lease has ended, adds what is missing, and

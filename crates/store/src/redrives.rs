@@ -3,8 +3,10 @@
 //! A letter is redriven once; what it becomes may die and be redriven in its turn, three times in all. The heads
 //! of the mailboxes are locked first and in order, as for a send, and everything else is read after that, so that
 //! two redrives of one letter cannot both find it untouched.
+//!
+//! A redrive by filter goes over its letters in passes: what a full mailbox has refused is tried again by the next one.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{AgentId, DeliveryId, WorkspaceId, WorkspaceScope, dead_letter::MAX_REDRIVES, event};
@@ -22,6 +24,10 @@ use crate::{
 
 /// Letters of one transaction.
 pub const LETTERS_AT_ONCE: i64 = 250;
+/// A mailbox that was full is tried again after this long.
+const NEXT_PASS_AFTER: Duration = Duration::from_secs(30);
+/// Mailboxes that are full for longer than this refuse their letters for good.
+const FULL_FOR: Duration = Duration::from_secs(3600);
 
 /// What became of a letter that was to be redriven.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +85,32 @@ pub struct RedriveStep {
     pub recorded: Option<Recorded>,
     /// How late the step was, in seconds.
     pub late_seconds: f64,
+}
+
+/// How the pass of a redrive that is under way has gone.
+#[derive(Debug, Default, FromRow)]
+struct Pass {
+    #[sqlx(rename = "pass_redriven")]
+    redriven: i64,
+    /// Never to be sent again.
+    #[sqlx(rename = "pass_refused")]
+    refused: i64,
+    /// Refused by a mailbox that was full.
+    #[sqlx(rename = "pass_full")]
+    full: i64,
+}
+
+impl Pass {
+    fn count(&mut self, outcomes: &[Redriven]) {
+        for outcome in outcomes {
+            match outcome {
+                Redriven::As { now: true, .. } => self.redriven += 1,
+                Redriven::As { .. } => {}
+                Redriven::MailboxFull => self.full += 1,
+                _ => self.refused += 1,
+            }
+        }
+    }
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -160,6 +192,22 @@ SELECT e.at, e.agent_id, e.seq
                   AND ($3::text IS NULL OR d.node_id = $3))
  ORDER BY e.at, e.agent_id, e.seq LIMIT $10";
 
+// $9: the pass is over and another follows; $10: it was the last one.
+const NOTE_STEP: &str = "
+UPDATE redrives
+   SET position_at = CASE WHEN NOT $9 THEN coalesce($3, position_at) END,
+       position_agent = CASE WHEN NOT $9 THEN coalesce($4, position_agent) END,
+       position_seq = CASE WHEN NOT $9 THEN coalesce($5, position_seq) END,
+       redriven = redriven + $6, refused = greatest(refused, $7),
+       pass_redriven = $11, pass_refused = $12, pass_full = $13,
+       -- Being late for a second is made up for, more is not: the rate is kept.
+       next_at = CASE WHEN $10 THEN NULL
+                      WHEN $9 THEN now() + make_interval(secs => $14)
+                      ELSE greatest(next_at, now() - interval '1 second')
+                           + make_interval(secs => $8::float8 / rate) END,
+       finished_at = CASE WHEN $10 THEN $15::timestamptz END
+ WHERE workspace_id = $1 AND redrive_id = $2";
+
 impl Store {
     /// Redrives one letter. Repeating it names the delivery that the first call made.
     ///
@@ -231,7 +279,8 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading a redrive"))
     }
 
-    /// One step of the redrive that is due longest: its next letters, as many as its rate allows in `step`.
+    /// One step of the redrive that is due longest: its next letters, as many as its rate allows in `step`. A pass in
+    /// which mailboxes were full is followed by another, unless it has sent nothing and the redrive is an hour old.
     /// `None` when none is due, or others are at all that are.
     ///
     /// # Errors
@@ -241,13 +290,17 @@ impl Store {
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let row = sqlx::query(
             "SELECT workspace_id, redrive_id, filter, from_at, until_at, rate, position_at, position_agent,
-                    position_seq, extract(epoch FROM now() - next_at)::float8 AS late_seconds
+                    position_seq, pass_redriven, pass_refused, pass_full,
+                    extract(epoch FROM now() - next_at)::float8 AS late_seconds,
+                    now() - created_at > make_interval(secs => $1) AS is_old
                FROM redrives WHERE next_at <= now() ORDER BY next_at LIMIT 1 FOR UPDATE SKIP LOCKED",
         )
+        .bind(FULL_FOR.as_secs_f64())
         .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         let Some(row) = row else { return Ok(None) };
+        let mut pass = Pass::from_row(&row).map_err(StoreError::from_sqlx(doing))?;
         let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(row.get("workspace_id")));
         let filter: Json<KeptFilter> = row.try_get("filter").map_err(StoreError::from_sqlx(doing))?;
         let rate: i32 = row.get("rate");
@@ -270,32 +323,36 @@ impl Store {
         let (outcomes, recorded) = redrive(&mut tx, scope, &agents, &seqs, at).await?;
         let is_redriven = |outcome: &&Redriven| matches!(outcome, Redriven::As { now: true, .. });
         let redriven = outcomes.iter().filter(is_redriven).count();
-        let refused = outcomes.iter().filter(|outcome| !matches!(outcome, Redriven::As { .. })).count();
+        pass.count(&outcomes);
+        let is_over = i64::try_from(letters.len()).is_ok_and(|found| found < most);
+        let is_given_up = pass.redriven == 0 && row.get::<bool, _>("is_old");
+        let follows_another = is_over && pass.full > 0 && !is_given_up;
+        let is_finished = is_over && !follows_another;
+        // Each pass meets again what can never be sent.
+        let refused = pass.refused + if is_finished { pass.full } else { 0 };
+        if follows_another {
+            pass = Pass::default();
+        }
         let last = letters.last();
-        sqlx::query(
-            "UPDATE redrives
-                SET position_at = coalesce($3, position_at), position_agent = coalesce($4, position_agent),
-                    position_seq = coalesce($5, position_seq), redriven = redriven + $6, refused = refused + $7,
-                    -- Being late for a second is made up for, more is not: the rate is kept.
-                    next_at = CASE WHEN $8 THEN NULL
-                                   ELSE greatest(next_at, now() - interval '1 second')
-                                        + make_interval(secs => $9::float8 / rate) END,
-                    finished_at = CASE WHEN $8 THEN $10::timestamptz END
-              WHERE workspace_id = $1 AND redrive_id = $2",
-        )
-        .bind(scope.workspace_id().get())
-        .bind(row.get::<i64, _>("redrive_id"))
-        .bind(last.map(|(at, _, _)| *at))
-        .bind(last.map(|(_, agent, _)| *agent))
-        .bind(last.map(|(_, _, seq)| *seq))
-        .bind(i64::try_from(redriven).unwrap_or(0))
-        .bind(i64::try_from(refused).unwrap_or(0))
-        .bind(i64::try_from(letters.len()).is_ok_and(|found| found < most))
-        .bind(f64::from(i32::try_from(letters.len()).unwrap_or(i32::MAX)))
-        .bind(at)
-        .execute(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
+        sqlx::query(NOTE_STEP)
+            .bind(scope.workspace_id().get())
+            .bind(row.get::<i64, _>("redrive_id"))
+            .bind(last.map(|(at, _, _)| *at))
+            .bind(last.map(|(_, agent, _)| *agent))
+            .bind(last.map(|(_, _, seq)| *seq))
+            .bind(i64::try_from(redriven).unwrap_or(0))
+            .bind(refused)
+            .bind(f64::from(i32::try_from(letters.len()).unwrap_or(i32::MAX)))
+            .bind(follows_another)
+            .bind(is_finished)
+            .bind(pass.redriven)
+            .bind(pass.refused)
+            .bind(pass.full)
+            .bind(NEXT_PASS_AFTER.as_secs_f64())
+            .bind(at)
+            .execute(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         let mut mailboxes: Vec<i64> =
             agents.iter().zip(&outcomes).filter(|(_, outcome)| is_redriven(outcome)).map(|(agent, _)| *agent).collect();
@@ -314,7 +371,7 @@ impl Store {
     ///
     /// # Errors
     /// When Postgres is away.
-    pub async fn prune_redrives(&self, age: std::time::Duration, limit: i64) -> StoreResult<u64> {
+    pub async fn prune_redrives(&self, age: Duration, limit: i64) -> StoreResult<u64> {
         let done = sqlx::query(
             "DELETE FROM redrives r
               USING (SELECT workspace_id, redrive_id FROM redrives

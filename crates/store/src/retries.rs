@@ -71,11 +71,12 @@ pub(crate) async fn begin(
     agent: AgentId,
 ) -> StoreResult<Option<Retry>> {
     let doing = "reading what kind of node an agent is on";
+    // The node of an agent's own has no row before its first token is minted; then it has a socket.
     let place: Option<(String, Option<i32>)> = sqlx::query_as(
-        "SELECT n.kind, CASE WHEN jsonb_typeof(n.delivery::jsonb #> '{retry,schedule}') = 'array'
+        "SELECT coalesce(n.kind, 'ws'), CASE WHEN jsonb_typeof(n.delivery::jsonb #> '{retry,schedule}') = 'array'
                              THEN jsonb_array_length(n.delivery::jsonb #> '{retry,schedule}') END
            FROM agents a
-           JOIN nodes n ON n.workspace_id = a.workspace_id AND n.node_id = a.node_id
+           LEFT JOIN nodes n ON n.workspace_id = a.workspace_id AND n.node_id = a.node_id
           WHERE a.workspace_id = $1 AND a.agent_id = $2 AND a.deleted_at IS NULL",
     )
     .bind(scope.workspace_id().get())

@@ -109,7 +109,7 @@ pub struct CallTried {
     pub blocked_until: Option<DateTime<Utc>>,
 }
 
-// Due: not blocked, and something waits or has happened. Fair to tenants: at most $5 of one.
+// Due: not blocked, and something waits or has happened. Fair to tenants: at most $5 of one are served here at a time.
 const CLAIM: &str = concat!(
     "
 WITH due AS (
@@ -126,11 +126,17 @@ WITH due AS (
             OR EXISTS (SELECT FROM subscription_deliveries d
                         WHERE d.workspace_id = s.workspace_id AND d.subscription_id = s.subscription_id
                           AND d.status = 'pending'))
+), served AS MATERIALIZED (
+    SELECT workspace_id, count(*) AS places
+      FROM subscriptions
+     WHERE lease_owner = $1 AND lease_until > now() AND (failures >= $4) = $3
+     GROUP BY workspace_id
 ), taken AS (
     SELECT s.workspace_id, s.subscription_id
       FROM subscriptions s
       JOIN due USING (workspace_id, subscription_id)
-     WHERE due.nth <= $5 AND coalesce(s.lease_until < now(), true)
+      LEFT JOIN served USING (workspace_id)
+     WHERE due.nth <= $5 - coalesce(served.places, 0) AND coalesce(s.lease_until < now(), true)
      ORDER BY s.lease_until NULLS FIRST LIMIT $2
        FOR UPDATE OF s SKIP LOCKED
 )
@@ -180,7 +186,8 @@ SELECT failures, failing_since FROM held";
 
 impl Store {
     /// Leases subscriptions for which something is to be done: with `failing` those that have failed
-    /// `failing_from` times in a row or more, else the others. At most `per_workspace` of a tenant.
+    /// `failing_from` times in a row or more, else the others. At most `per_workspace` of a tenant, with those that
+    /// this owner serves already.
     ///
     /// # Errors
     /// When Postgres is away.

@@ -170,7 +170,7 @@ pub struct Redrive {
     pub matched: i64,
     /// Letters that were sent again.
     pub redriven: i64,
-    /// Letters that could not be: three times already, a full mailbox, or the agent or the message is gone.
+    /// Letters that could not be: three times already, a mailbox that stayed full, or the agent or the message is gone.
     pub refused: i64,
     /// When it began.
     pub created_at: Timestamp,

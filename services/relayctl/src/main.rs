@@ -52,6 +52,8 @@ enum Command {
     /// Look at deliveries that could not be made, send them again, put them away.
     #[command(subcommand)]
     DeadLetter(dead_letter::Command),
+    /// Send dead letters again: one, or all that a filter asks for. The same as `dead-letter redrive`.
+    Redrive(dead_letter::Redrive),
     /// Follow what happens in a workspace.
     Tail(tail::Arguments),
     /// Recover a restored database by hand, which gateways and workers do by themselves when they start.
@@ -86,6 +88,7 @@ async fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Node(command) => node::run(command, out).await?,
         Command::Mailbox(command) => mailbox::run(command, out).await?,
         Command::DeadLetter(command) => dead_letter::run(command, out).await?,
+        Command::Redrive(arguments) => dead_letter::run(dead_letter::Command::Redrive(arguments), out).await?,
         Command::Restore(arguments) => restore::run(arguments, out).await?,
         Command::Tail(arguments) => tail::run(arguments, out).await?,
         Command::Doctor(arguments) => return doctor::run(&arguments, out).await,

@@ -204,7 +204,7 @@ impl Secrets {
 }
 
 /// What sealed secrets count for.
-fn place(scope: WorkspaceScope, node: &NodeId) -> String {
+pub(crate) fn place(scope: WorkspaceScope, node: &NodeId) -> String {
     format!("node {}/{node}", scope.workspace_id())
 }
 

@@ -1,13 +1,13 @@
 //! The endpoints of nodes: how they are called, and whether they may be called now.
 //!
 //! Each has its own slots, its own rate and its own breaker, so that one that hangs holds up nobody else. A workspace
-//! takes an eighth of all slots.
+//! takes an eighth of all slots. Slots and rate of an endpoint are for all workers: each has an equal share.
 
 use std::{
     num::NonZeroU32,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -24,6 +24,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
     PushConfig,
+    config::of_each,
     delivery::{DeliverySecrets, NodeAuth, NodeDelivery},
 };
 use crate::{Engine, EngineResult};
@@ -89,7 +90,10 @@ pub(super) struct Endpoints {
     known: moka::sync::Cache<Key, Arc<Endpoint>>,
     /// Rises when a node has changed: what was read before that is not kept.
     changes: AtomicU64,
-    states: moka::sync::Cache<Key, Arc<State>>,
+    /// The workers that live, this one included.
+    workers: AtomicUsize,
+    /// By how many workers share an endpoint: when that changes, calls under way keep the slots that they have.
+    states: moka::sync::Cache<(Key, usize), Arc<State>>,
     workspaces: moka::sync::Cache<WorkspaceScope, Arc<Semaphore>>,
     all: Arc<Semaphore>,
     of_one: usize,
@@ -106,6 +110,7 @@ impl Endpoints {
             engine,
             known: moka::sync::Cache::builder().max_capacity(REMEMBERED).time_to_live(KNOWN_FOR).build(),
             changes: AtomicU64::new(0),
+            workers: AtomicUsize::new(1),
             states: moka::sync::Cache::builder().max_capacity(REMEMBERED).time_to_idle(STATE_IDLE).build(),
             workspaces: moka::sync::Cache::builder().max_capacity(REMEMBERED).time_to_idle(STATE_IDLE).build(),
             all: Arc::new(Semaphore::new(concurrency)),
@@ -127,10 +132,11 @@ impl Endpoints {
         let secrets = self.engine.inner.secrets.open_node_delivery(scope, node, row.sealed.as_ref())?;
         let settings = row.delivery.and_then(|shown| serde_json::from_value::<NodeDelivery>(shown).ok());
         let Some(settings) = settings else { return Ok(None) };
-        let state = self.states.get_with(key.clone(), || {
+        let workers = self.workers.load(Relaxed);
+        let state = self.states.get_with((key.clone(), workers), || {
             Arc::new(State {
-                slots: Arc::new(Semaphore::new(self.of_one)),
-                rate: RateLimiter::direct(self.rate),
+                slots: Arc::new(Semaphore::new(of_each(self.of_one, workers))),
+                rate: RateLimiter::direct(self.rate_of_each(workers)),
                 health: Mutex::default(),
             })
         });
@@ -179,9 +185,19 @@ impl Endpoints {
         self.known.invalidate(&(scope, node.clone()));
     }
 
-    /// Calls that one endpoint gets at a time.
-    pub(super) const fn of_one(&self) -> usize {
-        self.of_one
+    /// So many workers live now. Endpoints that are known follow within seconds.
+    pub(super) fn shared_by(&self, workers: usize) {
+        self.workers.store(workers, Relaxed);
+    }
+
+    fn rate_of_each(&self, workers: usize) -> Quota {
+        let each = of_each(self.rate.burst_size().get() as usize, workers);
+        Quota::per_second(u32::try_from(each).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN))
+    }
+
+    /// Calls that one endpoint gets at a time from this worker.
+    pub(super) fn of_one(&self) -> usize {
+        of_each(self.of_one, self.workers.load(Relaxed))
     }
 
     /// Waits for a turn, for long only where there is room to wait. The inner error is the instant before which the

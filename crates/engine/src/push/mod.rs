@@ -159,6 +159,7 @@ impl Pusher {
                 }
             }
             if let Ok(workers) = self.engine.store().push_workers().await {
+                self.endpoints.shared_by(workers.len());
                 self.ephemeral.living(workers);
             }
             tokio::time::sleep(RENEW_EVERY).await;

@@ -13,6 +13,7 @@ mod push;
 mod reading;
 mod redrives;
 mod rows;
+mod sealing;
 mod sessions;
 mod subscriptions;
 mod triggers;
@@ -54,7 +55,8 @@ pub enum Loop {
     Partitions,
     /// Removes exceptions that the ack floor has made redundant.
     Compaction,
-    /// Removes old keys, published batches, forgotten leases and what is too much of event logs.
+    /// Removes old keys, published batches, forgotten leases and what is too much of event logs, and seals with the
+    /// current key what former ones have sealed.
     Pruning,
     /// Puts messages into the search index.
     SearchIndex,

@@ -6,7 +6,7 @@ use chrono::TimeDelta;
 use relay_domain::rate::WINDOW_SECONDS;
 use relay_store::partitions::DailyTable;
 
-use super::{Retention, Ticked};
+use super::{Retention, Ticked, sealing};
 use crate::{Engine, EngineResult};
 
 /// Partitions are made this many days ahead: a worker may be away for a week.
@@ -82,7 +82,7 @@ pub(super) async fn compaction(engine: &Engine) -> EngineResult<Ticked> {
     Ok(Ticked { worked: done.removed + done.extended, more: done.more, lag: None })
 }
 
-/// Removes old rows.
+/// Removes old rows, and the last of what former keys have sealed.
 pub(super) async fn pruning(engine: &Engine, retention: Retention) -> EngineResult<Ticked> {
     let store = engine.store();
     let keys = store.prune_idempotency_keys(IDEMPOTENCY_KEYS_KEPT, PRUNED_AT_ONCE).await?;
@@ -99,11 +99,13 @@ pub(super) async fn pruning(engine: &Engine, retention: Retention) -> EngineResu
     let redrives = store.prune_redrives(REDRIVES_KEPT, PRUNED_AT_ONCE).await?;
     let claims = store.prune_claims(CLAIMS_KEPT, PRUNED_AT_ONCE).await?;
     let edits = store.prune_message_edits(edits_kept(retention), PRUNED_AT_ONCE).await?;
+    let (sealed, more_sealed) = sealing::step(engine).await?;
     // Deliveries refer to messages.
     let least_days = i32::try_from(retention.delivery_days).unwrap_or(i32::MAX);
     let messages = store.prune_old_messages(engine.now().date_naive(), least_days, PRUNED_AT_ONCE).await?;
     let removed =
         [keys, batches, budgets, events, reports, files, invocations, tokens, called, redrives, claims, edits];
-    let more = messages.more || removed.iter().any(|removed| *removed >= PRUNED_AT_ONCE.unsigned_abs());
-    Ok(Ticked { worked: workers + messages.removed + removed.iter().sum::<u64>(), more, lag: None })
+    let more =
+        more_sealed || messages.more || removed.iter().any(|removed| *removed >= PRUNED_AT_ONCE.unsigned_abs());
+    Ok(Ticked { worked: workers + sealed + messages.removed + removed.iter().sum::<u64>(), more, lag: None })
 }

@@ -71,6 +71,47 @@ async fn a_redrive_by_filter_goes_on_where_it_stopped_and_ends() {
 }
 
 #[tokio::test]
+async fn letters_that_a_full_mailbox_refuses_are_sent_once_it_has_room() {
+    let db = with_letters().await;
+    let (scope, ada) = Database::mailbox(ADA);
+    // One letter can never be sent again: each pass meets it, and it counts once.
+    db.run("UPDATE workspaces SET mailbox_depth = 1; UPDATE deliveries SET redrive_no = 3 WHERE seq = 2").await;
+    let later = db.now + TimeDelta::seconds(1);
+    let filter = LetterFilter { agent: Some(ada), ..LetterFilter::default() };
+    db.store.begin_redrive(scope, 1, &filter, 100, 2, later).await.unwrap();
+    let pass = async || {
+        db.run("UPDATE redrives SET next_at = now() WHERE next_at IS NOT NULL").await;
+        db.store.redrive_step(TimeDelta::milliseconds(250), later).await.unwrap();
+        let through = db.store.redrive(scope, 1).await.unwrap().unwrap();
+        (through.redriven, through.refused, through.finished_at.is_some())
+    };
+    assert_eq!(pass().await, (0, 1, false));
+    let pause = "SELECT extract(epoch FROM next_at - now())::bigint FROM redrives WHERE position_at IS NULL";
+    assert!((25..=30).contains(&db.number(pause).await), "not at once");
+    assert_eq!(pass().await, (0, 1, false), "still full");
+    db.run("UPDATE workspaces SET mailbox_depth = 2").await;
+    assert_eq!(pass().await, (1, 1, true));
+    assert_eq!(db.number("SELECT count(*) FROM deliveries WHERE redrive_no = 1").await, 1);
+}
+
+#[tokio::test]
+async fn a_mailbox_that_stays_full_for_an_hour_refuses_its_letters() {
+    let db = with_letters().await;
+    let (scope, ada) = Database::mailbox(ADA);
+    db.run("UPDATE workspaces SET mailbox_depth = 1").await;
+    let later = db.now + TimeDelta::seconds(1);
+    let filter = LetterFilter { agent: Some(ada), ..LetterFilter::default() };
+    db.store.begin_redrive(scope, 1, &filter, 100, 2, later).await.unwrap();
+    for (age, redriven, refused, is_finished) in [(59, 0, 0, false), (61, 0, 2, true)] {
+        db.run(&format!("UPDATE redrives SET next_at = now(), created_at = now() - interval '{age} minutes'")).await;
+        db.store.redrive_step(TimeDelta::milliseconds(250), later).await.unwrap();
+        let through = db.store.redrive(scope, 1).await.unwrap().unwrap();
+        assert_eq!((through.redriven, through.refused), (redriven, refused), "{age} minutes");
+        assert_eq!(through.finished_at.is_some(), is_finished, "{age} minutes");
+    }
+}
+
+#[tokio::test]
 async fn what_a_deleted_agent_leaves_is_found_and_dead_lettered() {
     let db = with_letters().await;
     assert!(db.store.mailboxes_of_deleted(10).await.unwrap().is_empty());

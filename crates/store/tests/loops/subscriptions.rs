@@ -96,6 +96,23 @@ async fn one_workspace_does_not_take_all_places() {
 }
 
 #[tokio::test]
+async fn one_workspace_takes_no_more_places_by_being_claimed_more_often() {
+    let db = with_subscription().await;
+    db.run(&format!(
+        "INSERT INTO subscriptions (workspace_id, subscription_id, events, url, created_at)
+         SELECT {WORKSPACE}, 10 + n, '{{*}}', 'https://127.0.0.1:9', now() FROM generate_series(1, 39) AS n"
+    ))
+    .await;
+    let claim = |owner: &'static str| db.store.claim_subscriptions(owner, false, 5, 64, 16, LEASE);
+    let served = claim("one").await.unwrap();
+    assert_eq!(served.len(), 16);
+    assert!(claim("one").await.unwrap().is_empty(), "those that are served count");
+    assert_eq!(claim("other").await.unwrap().len(), 16, "another worker has places of its own");
+    db.store.release_subscription(&served[0], None).await.unwrap();
+    assert_eq!(claim("one").await.unwrap().len(), 1, "a place that is free again is taken");
+}
+
+#[tokio::test]
 async fn what_waits_for_a_subscription_that_was_switched_off_is_not_late_and_goes_with_age() {
     let db = with_subscription().await;
     let leased = db.store.claim_subscriptions("one", false, 5, 10, 10, LEASE).await.unwrap().remove(0);

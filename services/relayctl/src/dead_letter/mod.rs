@@ -4,6 +4,7 @@ mod purge;
 mod redrive;
 
 use anyhow::{Context as _, Result, bail};
+pub(crate) use redrive::Arguments as Redrive;
 use relay_engine::dead_letters::{Desk, LetterQuery};
 
 use crate::{
@@ -25,7 +26,7 @@ pub(crate) enum Command {
         limit: i64,
     },
     /// Send dead letters again: one, or all that a filter asks for.
-    Redrive(redrive::Arguments),
+    Redrive(Redrive),
     /// Put dead letters out of sight. They cannot be sent again afterwards.
     Purge(purge::Arguments),
 }

@@ -1,0 +1,57 @@
+use std::time::Duration;
+
+use crate::fixture::{Database, WORKSPACE};
+
+const NODE: &str = "node_hook";
+
+/// A mailbox at an http_push node, due since so many seconds.
+async fn mailbox(db: &Database, agent: i64, due_for: i64) {
+    db.agent(agent, &format!("agent-{agent}")).await;
+    db.run(&format!(
+        "UPDATE agents SET node_id = '{NODE}' WHERE agent_id = {agent};
+         INSERT INTO push_mailboxes (workspace_id, agent_id, node_id, due_at)
+         VALUES ({WORKSPACE}, {agent}, '{NODE}', now() - interval '{due_for} seconds')"
+    ))
+    .await;
+}
+
+#[tokio::test]
+async fn pushing_is_as_late_as_the_mailbox_that_waits_longest_for_a_worker() {
+    let db = Database::fresh().await;
+    db.run(&format!("INSERT INTO workspaces (workspace_id, name, created_at) VALUES ({WORKSPACE}, 'w', now())")).await;
+    let minutes = async || Duration::from_secs_f64(db.store.push_lag().await.unwrap()).as_secs() / 60;
+    assert_eq!(minutes().await, 0, "nothing is due");
+    for (agent, due_for) in [(1, -3600), (2, 600), (3, 1200), (4, 1800), (5, 60)] {
+        mailbox(&db, agent, due_for).await;
+    }
+    assert_eq!(minutes().await, 30);
+    db.run("UPDATE push_mailboxes SET owner = 1 WHERE agent_id = 4").await;
+    assert_eq!(minutes().await, 20, "one that is served is not late");
+    db.run("UPDATE push_mailboxes SET disabled_at = now(), disabled_reason = 'gone' WHERE agent_id = 3").await;
+    assert_eq!(minutes().await, 10, "nor one that is disabled");
+    db.run("UPDATE workspaces SET suspended_at = now()").await;
+    assert_eq!(minutes().await, 0, "nor one of a workspace that is held");
+    db.run("UPDATE workspaces SET suspended_at = NULL").await;
+    db.store.renew_push_worker(7, Duration::from_secs(60)).await.unwrap();
+    assert_eq!(db.store.take_due_mailboxes(7, 10).await.unwrap().len(), 2);
+    assert_eq!(minutes().await, 0, "all that is due is served");
+}
+
+#[tokio::test]
+async fn what_is_left_of_agents_that_are_gone_goes_even_where_it_was_disabled() {
+    let db = Database::fresh().await;
+    for agent in 1..=3 {
+        mailbox(&db, agent, 60).await;
+    }
+    db.run(
+        "UPDATE push_mailboxes SET disabled_at = now(), disabled_reason = 'gone', due_at = NULL;
+         UPDATE mailbox_heads SET next_seq = 5;
+         UPDATE agents SET node_id = 'node_elsewhere' WHERE agent_id = 1;
+         UPDATE agents SET deleted_at = now() WHERE agent_id = 2",
+    )
+    .await;
+    db.store.sweep_push_mailboxes().await.unwrap();
+    let left = "SELECT agent_id FROM push_mailboxes WHERE due_at IS NULL AND disabled_at IS NOT NULL";
+    assert_eq!(db.number("SELECT count(*) FROM push_mailboxes").await, 1);
+    assert_eq!(db.number(left).await, 3, "one that is there stays, disabled");
+}
