@@ -105,7 +105,6 @@ pub(super) async fn pruning(engine: &Engine, retention: Retention) -> EngineResu
     let messages = store.prune_old_messages(engine.now().date_naive(), least_days, PRUNED_AT_ONCE).await?;
     let removed =
         [keys, batches, budgets, events, reports, files, invocations, tokens, called, redrives, claims, edits];
-    let more =
-        more_sealed || messages.more || removed.iter().any(|removed| *removed >= PRUNED_AT_ONCE.unsigned_abs());
+    let more = more_sealed || messages.more || removed.iter().any(|removed| *removed >= PRUNED_AT_ONCE.unsigned_abs());
     Ok(Ticked { worked: workers + sealed + messages.removed + removed.iter().sum::<u64>(), more, lag: None })
 }

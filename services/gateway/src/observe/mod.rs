@@ -95,6 +95,7 @@ mod tests {
         greedy.pop();
         let again = seats.take(scope(2)).unwrap();
         drop((greedy, others, again));
-        assert_eq!((seats.taken().all, seats.taken().of.len()), (0, 0));
+        let taken = seats.taken();
+        assert_eq!((taken.all, taken.of.len()), (0, 0));
     }
 }
