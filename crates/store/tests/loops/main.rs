@@ -12,4 +12,5 @@ mod pruning;
 mod reading;
 mod redrives;
 mod subscriptions;
+mod tries;
 mod usage;
