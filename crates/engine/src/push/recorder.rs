@@ -4,6 +4,7 @@ use std::{collections::HashSet, time::Duration};
 
 use relay_domain::{AgentId, WorkspaceScope, event, metric_names};
 use relay_store::{
+    Store,
     events::EventBody,
     push_record::{Outcome, Tried},
 };
@@ -44,10 +45,11 @@ impl Recorder {
 }
 
 async fn run(engine: Engine, owner: i64, mut queue: mpsc::Receiver<Waiting>) {
+    let store = engine.store().alone();
     let mut waiting: Vec<Waiting> = Vec::with_capacity(AT_ONCE);
     while queue.recv_many(&mut waiting, AT_ONCE).await > 0 {
         let (tries, replies): (Vec<Tried>, Vec<oneshot::Sender<bool>>) = waiting.drain(..).unzip();
-        let recorded = write(&engine, owner, &tries).await;
+        let recorded = write(&engine, &store, owner, &tries).await;
         for (tried, reply) in tries.iter().zip(replies) {
             let key = (tried.mailbox.scope, tried.mailbox.agent_id);
             let is_ours = recorded.as_ref().is_some_and(|recorded| !recorded.contains(&key));
@@ -57,9 +59,14 @@ async fn run(engine: Engine, owner: i64, mut queue: mpsc::Receiver<Waiting>) {
 }
 
 /// The mailboxes that are no longer served here; `None` when nothing could be written.
-async fn write(engine: &Engine, owner: i64, tries: &[Tried]) -> Option<HashSet<(WorkspaceScope, AgentId)>> {
+async fn write(
+    engine: &Engine,
+    store: &Store,
+    owner: i64,
+    tries: &[Tried],
+) -> Option<HashSet<(WorkspaceScope, AgentId)>> {
     for time in 0..TIMES {
-        match engine.store().record_tries(owner, tries, time > 0, engine.now()).await {
+        match store.record_tries(owner, tries, time > 0, engine.now()).await {
             Ok(done) => {
                 count(tries);
                 done.recorded.into_iter().for_each(|recorded| engine.announce(recorded));
