@@ -217,7 +217,7 @@ async fn deliveries_are_settled() -> Result<()> {
     says(&events[0], facts(0));
     let again = format!("{}_r1", sent[0].0);
     says(&events[0], json!({ "error": "no", "retryable": true, "redriven_as": again }));
-    says(&events[1], json!({ "delivery_id": again, "redrive_of": sent[0].0, "seq": 5 }));
+    says(&events[1], json!({ "delivery_id": again, "redrive_of": sent[0].0, "delivery_seq": 5 }));
     assert!(events[0]["conversation_id"].is_string(), "filtered like its message: {}", events[0]);
 
     let later = "2099-01-01T00:00:00.000Z";

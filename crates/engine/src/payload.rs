@@ -43,7 +43,7 @@ struct Payload<'a, T> {
 /// What all messages show, in channels, threads and conversations.
 #[derive(Serialize)]
 struct Common<'a> {
-    id: String,
+    id: &'a str,
     agent_name: &'a str,
     from_name: &'a str,
     text: &'a str,
@@ -53,12 +53,12 @@ struct Common<'a> {
 
 /// `message.created` and `thread.reply`.
 #[derive(Serialize)]
-struct InChannel<'a> {
+pub(crate) struct InChannel<'a> {
     #[serde(flatten)]
     common: Common<'a>,
     channel_id: String,
     channel_name: &'a str,
-    agent_id: String,
+    agent_id: &'a str,
     blocks: Option<&'a Value>,
     has_attachments: bool,
     thread_id: Option<String>,
@@ -75,7 +75,7 @@ struct InChannel<'a> {
 /// `dm.received` and `group_dm.received`. Some clients read the nested message, others the flat copies:
 /// both are sent.
 #[derive(Serialize)]
-struct InConversation<'a> {
+pub(crate) struct InConversation<'a> {
     #[serde(flatten)]
     common: Common<'a>,
     conversation_id: Option<&'a str>,
@@ -101,66 +101,100 @@ struct Nested<'a> {
     metadata: &'a Value,
 }
 
-/// The payload `{type, data}` of a message for one recipient, as JSON text.
+/// What a payload's `data` is, by where its message was posted.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(crate) enum Data<'a> {
+    /// A channel or a thread.
+    Channel(InChannel<'a>),
+    /// A conversation.
+    Conversation(InConversation<'a>),
+}
+
+/// A message as one recipient is to see it, to be encoded on its own or as a part of something larger.
 ///
 /// Only a one-to-one conversation names its recipient; all others share one payload.
-#[must_use]
-pub fn payload(message: &MessageRow, recipient: &str) -> Box<RawValue> {
-    let shown = metadata(&message.metadata);
-    let id = message.message_id.to_string();
-    let author = message.agent_id.to_string();
-    let common = Common {
-        id: id.clone(),
-        agent_name: &message.agent_name,
-        from_name: &message.agent_name,
-        text: &message.text,
-        metadata: &shown,
-        created_at: timestamp(message.created_at),
-    };
-    let encoded = match (message.thread_id, message.channel_type) {
-        (None, 1 | 2) => {
+pub(crate) struct Shown<'a> {
+    message: &'a MessageRow,
+    recipient: &'a str,
+    id: String,
+    author: String,
+    metadata: Value,
+}
+
+impl<'a> Shown<'a> {
+    /// A message for `recipient`.
+    pub(crate) fn new(message: &'a MessageRow, recipient: &'a str) -> Self {
+        let (id, author) = (message.message_id.to_string(), message.agent_id.to_string());
+        Self { message, recipient, id, author, metadata: metadata(&message.metadata) }
+    }
+
+    /// The payload's type.
+    pub(crate) fn kind(&self) -> &'static str {
+        match (self.message.thread_id, self.message.channel_type) {
+            (None, 1) => "dm.received",
+            (None, 2) => "group_dm.received",
+            (None, _) => "message.created",
+            (Some(_), _) => "thread.reply",
+        }
+    }
+
+    /// The payload's data.
+    pub(crate) fn data(&self) -> Data<'_> {
+        let message = self.message;
+        let common = Common {
+            id: &self.id,
+            agent_name: &message.agent_name,
+            from_name: &message.agent_name,
+            text: &message.text,
+            metadata: &self.metadata,
+            created_at: timestamp(message.created_at),
+        };
+        if message.thread_id.is_none() && matches!(message.channel_type, 1 | 2) {
             let direct = message.channel_type == 1;
             let nested = Nested {
-                id: &id,
-                agent_id: &author,
+                id: &self.id,
+                agent_id: &self.author,
                 agent_name: &message.agent_name,
                 text: &message.text,
                 injection_mode: &message.mode,
                 attachments: &message.attachments,
-                metadata: &shown,
+                metadata: &self.metadata,
             };
-            let data = InConversation {
+            return Data::Conversation(InConversation {
                 common,
                 conversation_id: message.conversation_id.as_deref(),
                 message: nested,
                 injection_mode: &message.mode,
                 attachments: &message.attachments,
-                from_agent_id: direct.then_some(&author),
-                to: direct.then_some(recipient),
-                agent_id: (!direct).then_some(&author),
-            };
-            to_raw_value(&Payload { kind: if direct { "dm.received" } else { "group_dm.received" }, data })
+                from_agent_id: direct.then_some(&self.author),
+                to: direct.then_some(self.recipient),
+                agent_id: (!direct).then_some(&self.author),
+            });
         }
-        (thread, _) => {
-            let root = thread.is_none();
-            let data = InChannel {
-                common,
-                channel_id: channel_id(message),
-                channel_name: &message.channel_name,
-                agent_id: author,
-                blocks: message.blocks.as_ref(),
-                has_attachments: message.attachments.as_array().is_some_and(|list| !list.is_empty()),
-                thread_id: thread.map(|id| id.to_string()),
-                conversation_id: message.conversation_id.as_deref(),
-                mentions: root.then_some(message.mentions.as_slice()),
-                attachments: root.then_some(&message.attachments),
-                injection_mode: root.then_some(&message.mode),
-            };
-            to_raw_value(&Payload { kind: if root { "message.created" } else { "thread.reply" }, data })
-        }
-    };
+        let root = message.thread_id.is_none();
+        Data::Channel(InChannel {
+            common,
+            channel_id: channel_id(message),
+            channel_name: &message.channel_name,
+            agent_id: &self.author,
+            blocks: message.blocks.as_ref(),
+            has_attachments: message.attachments.as_array().is_some_and(|list| !list.is_empty()),
+            thread_id: message.thread_id.map(|id| id.to_string()),
+            conversation_id: message.conversation_id.as_deref(),
+            mentions: root.then_some(message.mentions.as_slice()),
+            attachments: root.then_some(&message.attachments),
+            injection_mode: root.then_some(&message.mode),
+        })
+    }
+}
+
+/// The payload `{type, data}` of a message for one recipient, as JSON text.
+#[must_use]
+pub fn payload(message: &MessageRow, recipient: &str) -> Box<RawValue> {
+    let shown = Shown::new(message, recipient);
     // Strings, numbers and JSON values always encode.
-    encoded.unwrap_or_default()
+    to_raw_value(&Payload { kind: shown.kind(), data: shown.data() }).unwrap_or_default()
 }
 
 /// The id by which recipients know a delivered message: a redriven one is a new message to brokers, which remember

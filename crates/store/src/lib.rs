@@ -68,6 +68,7 @@ mod pool;
 mod presence;
 pub mod providers;
 pub mod pruning;
+mod push_attempts;
 pub mod push_endpoints;
 mod push_floors;
 pub mod push_mailboxes;

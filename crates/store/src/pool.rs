@@ -72,6 +72,14 @@ impl Store {
         Connections { used: open - idle, idle, max: self.pool.options().get_max_connections() }
     }
 
+    /// The same database over one connection of its own. The connections of a pool take turns, and each plans each
+    /// statement for itself; a loop that goes round many times a second plans once here, and waits for nobody.
+    #[must_use]
+    pub fn alone(&self) -> Self {
+        let options = self.pool.options().clone().max_connections(1);
+        Self { pool: options.connect_lazy_with((*self.pool.connect_options()).clone()) }
+    }
+
     /// Brings the schema up to date. One that a newer version has brought further is left as it is: it still carries this one.
     ///
     /// # Errors

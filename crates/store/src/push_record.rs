@@ -14,6 +14,7 @@ use crate::{
     Place, Store, StoreError, StoreResult, delivered_event,
     events::{self, NewEvent, Recorded},
     expiry::extend_settled_floors,
+    push_attempts,
     push_floors::{Exceptions, State, move_floors},
     push_mailboxes::TakenMailbox,
     reads,
@@ -151,7 +152,7 @@ impl Store {
     ) -> StoreResult<RecordedTries> {
         let doing = "recording tries";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        insert_attempts(&mut tx, tries, again).await?;
+        push_attempts::write(&mut tx, tries, again).await?;
         let locked = lock(&mut tx, owner, tries).await?;
         let mut changes: BTreeMap<Key, Changes> = BTreeMap::new();
         let mut exceptions = Exceptions::default();
@@ -215,38 +216,6 @@ impl Store {
 
 fn key_of(tried: &Tried) -> Key {
     (tried.mailbox.scope.workspace_id().get(), tried.mailbox.agent_id.get())
-}
-
-macro_rules! insert_attempts {
-    ($rest:literal) => {
-        concat!(
-            "INSERT INTO delivery_attempts (workspace_id, agent_id, seq, attempt_id, created_on, node_id, attempted_at,
-                                        latency_ms, status, answer, error)
-         SELECT w, a, s, i, (t AT TIME ZONE 'UTC')::date, n, t, l, c, b, e
-           FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::text[], $6::timestamptz[],
-                       $7::int[], $8::smallint[], $9::bytea[], $10::text[]) AS k (w, a, s, i, n, t, l, c, b, e)",
-            $rest
-        )
-    };
-}
-
-async fn insert_attempts(tx: &mut PgTransaction<'_>, tries: &[Tried], again: bool) -> StoreResult<()> {
-    // Looking for what is there already costs a third more, and is of use after a failure only.
-    sqlx::query(if again { insert_attempts!(" ON CONFLICT DO NOTHING") } else { insert_attempts!("") })
-        .bind(tries.iter().map(|t| t.mailbox.scope.workspace_id().get()).collect::<Vec<_>>())
-        .bind(tries.iter().map(|t| t.mailbox.agent_id.get()).collect::<Vec<_>>())
-        .bind(tries.iter().map(|t| t.seq).collect::<Vec<_>>())
-        .bind(tries.iter().map(|t| t.attempt.id).collect::<Vec<_>>())
-        .bind(tries.iter().map(|t| t.mailbox.node_id.as_str()).collect::<Vec<_>>())
-        .bind(tries.iter().map(|t| t.attempt.at).collect::<Vec<_>>())
-        .bind(tries.iter().map(|t| t.attempt.latency_ms).collect::<Vec<_>>())
-        .bind(tries.iter().map(|t| t.attempt.status).collect::<Vec<_>>())
-        .bind(tries.iter().map(|t| t.attempt.answer.as_deref()).collect::<Vec<_>>())
-        .bind(tries.iter().map(|t| t.attempt.error.as_deref()).collect::<Vec<_>>())
-        .execute(&mut **tx)
-        .await
-        .map(|_| ())
-        .map_err(StoreError::from_sqlx("recording tries"))
 }
 
 /// Locks the cursors of all mailboxes that were tried.

@@ -48,9 +48,7 @@ pub struct TraceStep {
     /// Why: what made it a delivery, what went wrong with a try, what the recipient said, or why it died.
     pub reason: Option<String>,
     /// Of a try: the HTTP status, unless no answer came.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<i16>,
     /// Of a try: how long it took.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_ms: Option<i32>,
 }

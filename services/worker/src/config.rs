@@ -7,7 +7,7 @@ use relay_engine::{
     worker::Retention,
 };
 
-/// Loops take turns, so a few connections are enough; more only lets more of them run at once.
+/// Loops take turns, so a few connections are enough; more only lets more of them run at once. Pushing has two more, of its own.
 const DATABASE_CONNECTIONS: u32 = 6;
 
 /// Runs the background loops of a Relay engine.

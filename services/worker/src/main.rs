@@ -11,6 +11,11 @@ use relay_engine::{Engine, worker::Loops};
 use relay_runtime::{metrics, settings, shutdown::Shutdown, telemetry};
 use tokio::sync::OnceCell;
 
+/// A worker that pushes makes and drops dozens of small things for each call, which the system's allocator pays for most
+/// (loadtest/RESULTS.md).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[tokio::main]
 async fn main() -> Result<()> {
     let Some(config) = settings::read::<config::Config>()? else { return Ok(()) };

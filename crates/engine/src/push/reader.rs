@@ -46,10 +46,11 @@ impl Reader {
 }
 
 async fn run(engine: Engine, owner: i64, mut queue: mpsc::Receiver<Request>) {
+    let store = engine.store().alone();
     let mut requests = Vec::with_capacity(AT_ONCE);
     while queue.recv_many(&mut requests, AT_ONCE).await > 0 {
         let of: Vec<(TakenMailbox, Seq)> = requests.iter().map(|r| (r.mailbox.clone(), r.from)).collect();
-        let mut pages = match engine.store().read_push_pages(owner, &of, engine.now() - OLDEST_LIVE_ROW).await {
+        let mut pages = match store.read_push_pages(owner, &of, engine.now() - OLDEST_LIVE_ROW).await {
             Ok(pages) => pages.into_iter().map(Some).collect(),
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "mailboxes were not read");

@@ -5,7 +5,7 @@ use std::{collections::HashSet, time::Duration};
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, WorkspaceScope, event, metric_names, push::RETRY_AFTER};
 use relay_store::{
-    StoreError,
+    Store, StoreError,
     events::EventBody,
     push_record::{Attempt, Outcome, RecordedTries, Tried},
 };
@@ -56,12 +56,13 @@ impl Recorder {
 }
 
 async fn run(engine: Engine, owner: i64, mut queue: mpsc::Receiver<Waiting>) {
+    let store = engine.store().alone();
     let mut waiting: Vec<Waiting> = Vec::with_capacity(AT_ONCE);
     while queue.recv_many(&mut waiting, AT_ONCE).await > 0 {
         let (tries, replies): (Vec<Tried>, Vec<oneshot::Sender<bool>>) = waiting.drain(..).unzip();
-        let lost = match write(&engine, owner, &tries).await {
+        let lost = match write(&engine, &store, owner, &tries).await {
             Some(lost) => lost,
-            None => write_one_by_one(&engine, owner, &tries).await,
+            None => write_one_by_one(&engine, &store, owner, &tries).await,
         };
         for (tried, reply) in tries.iter().zip(replies) {
             let _ = reply.send(!lost.contains(&key_of(tried)));
@@ -75,9 +76,9 @@ fn key_of(tried: &Tried) -> (WorkspaceScope, AgentId) {
 
 /// The mailboxes that are no longer served here: all of them if Postgres stays away. `None` when it refuses what is to
 /// be written.
-async fn write(engine: &Engine, owner: i64, tries: &[Tried]) -> Option<Lost> {
+async fn write(engine: &Engine, store: &Store, owner: i64, tries: &[Tried]) -> Option<Lost> {
     for time in 0..TIMES {
-        match engine.store().record_tries(owner, tries, time > 0, engine.now()).await {
+        match store.record_tries(owner, tries, time > 0, engine.now()).await {
             Ok(mut done) => {
                 count(tries, &done);
                 std::mem::take(&mut done.recorded).into_iter().for_each(|recorded| engine.announce(recorded));
@@ -98,17 +99,17 @@ async fn write(engine: &Engine, owner: i64, tries: &[Tried]) -> Option<Lost> {
 }
 
 /// Finds the tries that Postgres refuses among others, and records no more than that they were made.
-async fn write_one_by_one(engine: &Engine, owner: i64, tries: &[Tried]) -> Lost {
+async fn write_one_by_one(engine: &Engine, store: &Store, owner: i64, tries: &[Tried]) -> Lost {
     let mut lost = Lost::new();
     let mut is_any_refused = false;
     for tried in tries {
-        if let Some(own) = write(engine, owner, std::slice::from_ref(tried)).await {
+        if let Some(own) = write(engine, store, owner, std::slice::from_ref(tried)).await {
             lost.extend(own);
             continue;
         }
         // Its task goes by another outcome: it is to read again.
         lost.insert(key_of(tried));
-        is_any_refused |= write(engine, owner, &[unrecordable(tried, engine.now())]).await.is_none();
+        is_any_refused |= write(engine, store, owner, &[unrecordable(tried, engine.now())]).await.is_none();
     }
     // Then nothing is wrong with what was answered: it would be refused again at once, and posted again each time.
     if is_any_refused {

@@ -7,11 +7,13 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use relay_domain::{DeliveryId, delivery::Mode, push::Declared};
 use relay_store::replay::StoredDelivery;
 use ring::hmac;
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
+use serde::Serialize;
 
 use super::delivery::{DeliverySecrets, NodeAuth, standard_key};
-use crate::{payload, render::timestamp};
+use crate::{
+    payload::{self, Data, Shown},
+    render::timestamp,
+};
 
 /// A call, ready to be sent.
 #[derive(Debug)]
@@ -32,16 +34,11 @@ struct Body<'a> {
     seq: i64,
     mode: &'static str,
     timestamp: &'a str,
-    data: &'a RawValue,
+    data: Data<'a>,
 }
 
-#[derive(Deserialize)]
-struct Payload<'a> {
-    #[serde(rename = "type", borrow)]
-    kind: std::borrow::Cow<'a, str>,
-    #[serde(borrow)]
-    data: &'a RawValue,
-}
+/// About what a body has around its message's text, which conversations have twice.
+const AROUND_TEXT: usize = 1024;
 
 /// The call for a delivery; `None` when its message is gone.
 pub(super) fn durable(
@@ -53,11 +50,10 @@ pub(super) fn durable(
     let message = row.message.as_ref()?;
     let id = DeliveryId { source: row.source_id, agent: row.agent_id, redrive_no: row.redrive_no };
     let delivery_id = id.to_string();
-    let payload = payload::payload(message, &row.agent_name);
-    let Payload { kind, data } = serde_json::from_str(payload.get()).ok()?;
+    let shown = Shown::new(message, &row.agent_name);
     let sent_at = timestamp(now);
     let body = Body {
-        kind: &kind,
+        kind: shown.kind(),
         workspace_id: row.scope.workspace_id().to_string(),
         delivery_id: &delivery_id,
         message_id: payload::message_id(&id),
@@ -66,12 +62,14 @@ pub(super) fn durable(
         seq: row.seq,
         mode: Mode::from_code(row.mode).unwrap_or_default().as_str(),
         timestamp: &sent_at,
-        data,
+        data: shown.data(),
     };
-    // Strings, numbers and raw JSON always encode.
-    let body = Bytes::from(serde_json::to_vec(&body).unwrap_or_default());
-    let mut headers = common(&kind, &delivery_id);
-    put(&mut headers, "x-relaycast-delivery", &delivery_id);
+    // Strings, numbers and JSON values always encode.
+    let mut encoded = Vec::with_capacity(AROUND_TEXT + 2 * message.text.len());
+    serde_json::to_writer(&mut encoded, &body).ok()?;
+    let body = Bytes::from(encoded);
+    let mut headers = common(shown.kind(), &delivery_id);
+    set(&mut headers, "x-relaycast-delivery", &delivery_id);
     authenticate(&mut headers, auth, secrets, &delivery_id, &sent_at, now, &body);
     Some(Call { headers, body })
 }
@@ -103,8 +101,8 @@ pub(super) fn ephemeral(
 fn common(kind: &str, webhook_id: &str) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(12);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    put(&mut headers, "x-relaycast-event", kind);
-    put(&mut headers, "webhook-id", webhook_id);
+    set(&mut headers, "x-relaycast-event", kind);
+    set(&mut headers, "webhook-id", webhook_id);
     headers
 }
 
@@ -131,8 +129,8 @@ fn authenticate(
             let seconds = now.timestamp().to_string();
             let key = secrets.secret.as_deref().and_then(standard_key).unwrap_or_default();
             let tag = sign(&key, &[webhook_id.as_bytes(), b".", seconds.as_bytes(), b".", body]);
-            put(headers, "webhook-timestamp", &seconds);
-            put(headers, "webhook-signature", &format!("v1,{}", STANDARD.encode(tag)));
+            set(headers, "webhook-timestamp", &seconds);
+            set(headers, "webhook-signature", &format!("v1,{}", STANDARD.encode(tag)));
         }
         NodeAuth::HmacSha256 { signature_header, timestamp_header, signed_payload, prefix, .. } => {
             let key = secrets.secret.as_deref().unwrap_or_default().as_bytes();
@@ -151,6 +149,13 @@ fn sign(key: &[u8], parts: &[&[u8]]) -> hmac::Tag {
     let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, key));
     parts.iter().for_each(|part| context.update(part));
     context.sign()
+}
+
+/// Sets a header that every such call has.
+fn set(headers: &mut HeaderMap, name: &'static str, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        headers.insert(name, value);
+    }
 }
 
 /// Sets a header. What names or values cannot be was refused when the node was made.

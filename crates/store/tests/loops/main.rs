@@ -16,4 +16,5 @@ mod redrives;
 mod sealing;
 mod sessions;
 mod subscriptions;
+mod tries;
 mod usage;
