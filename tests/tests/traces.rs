@@ -70,7 +70,6 @@ impl Sender {
 }
 
 /// Refuses whoever does not say the password.
-#[expect(clippy::result_large_err, reason = "the signature is tonic's")]
 fn admit(request: Request<()>) -> Result<Request<()>, Status> {
     match request.metadata().get("authorization") {
         Some(said) if said.to_str().is_ok_and(|said| said == PASSWORD) => Ok(request),
