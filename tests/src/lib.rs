@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod browser;
+pub mod calls;
 pub mod chaos;
 pub mod clients;
 pub mod push_scene;
@@ -10,3 +11,4 @@ pub mod relayctl;
 pub mod room;
 pub mod routes;
 pub mod signature;
+pub mod spawning;

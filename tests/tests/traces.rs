@@ -184,7 +184,12 @@ async fn a_post_on_one_gateway_and_its_ack_on_another_are_one_trace() -> Result<
     assert_eq!(receiving.metric("relay_deliveries_repaired_total").await?, 0.0);
     for process in [sending, receiving, stack.worker()] {
         for gauge in ["relay_database_connections", "relay_database_connections_max", "relay_nats_connected"] {
-            assert!(process.metric(gauge).await? >= 1.0, "{gauge} of {}", process.name());
+            // They are looked at each second.
+            wait::until_ok(&format!("{gauge} of {}", process.name()), SOON, || async {
+                ensure!(process.metric(gauge).await? >= 1.0, "not yet");
+                anyhow::Ok(())
+            })
+            .await?;
         }
     }
 

@@ -1,0 +1,150 @@
+//! How callers hear of outcomes: at once, later, or after they were away.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use anyhow::{Context as _, Result};
+use relay_acceptance::calls::{Place, SOON, register, result, socket, told_to};
+use relay_testkit::{client::NodeSocket, wait};
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn a_durable_outcome_waits_in_the_mailbox() -> Result<()> {
+    let place = Place::new("durable").await?;
+    let node = place.node("box").await?;
+    let mut socket = socket(&node, 1).await?;
+    socket.request(register(&node, "p", &json!([{ "name": "grind", "kind": "capacity" }]), 0)).await?;
+    let id = place.invoke("grind", json!({ "durable": true })).await?;
+    let told = told_to(&mut socket, SOON).await?;
+    result(&socket, &told, json!({ "flour": 1 })).await?;
+    place.ends("grind", &id).await?;
+    let listed = place.ann().get("/v1/deliveries").await?.success()?;
+    assert_eq!((&listed[0]["reason"], &listed[0]["seq"]), (&json!("action-result"), &json!(1)), "{listed}");
+    let mut caller = place.ann().direct_socket().await?;
+    let frame = caller.expect_where("the outcome", SOON, |frame| frame["seq"] == 1).await?;
+    assert_eq!(frame["payload"]["type"], "action.completed", "{frame}");
+    assert_eq!(frame["payload"]["data"]["invocation_id"], id.as_str());
+    assert_eq!(frame["payload"]["data"]["output"], json!({ "flour": 1 }));
+    caller.ack("ann", 1).await?;
+    wait::until("it to be acknowledged", SOON, || async {
+        place.ann().get("/v1/deliveries").await.is_ok_and(|reply| reply.data() == &json!([]))
+    })
+    .await;
+    let twice = |frame: &Value| frame["payload"]["type"] == "action.completed";
+    assert!(caller.expect_where("it again", Duration::from_secs(1), twice).await.is_err(), "told once");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_caller_that_was_away_hears_of_the_outcome_when_it_is_back() -> Result<()> {
+    let place = Place::new("away").await?;
+    let node = place.node("box").await?;
+    let mut socket = socket(&node, 1).await?;
+    socket.request(register(&node, "p", &json!([{ "name": "grind", "kind": "capacity" }]), 0)).await?;
+    let id = place.invoke("grind", json!({})).await?;
+    let told = told_to(&mut socket, SOON).await?;
+    let error = json!({ "v": 1, "type": "action.result", "invocation_id": told, "error": "out of corn" });
+    socket.send_json(&error).await?;
+    assert_eq!(place.ends("grind", &id).await?["error"], "out of corn");
+    let mut caller = place.ann().direct_socket().await?;
+    let failed = |frame: &Value| frame["payload"]["type"] == "action.failed";
+    let frame = caller.expect_where("the outcome", SOON, failed).await?;
+    assert_eq!((&frame["seq"], &frame["payload"]["data"]["error"]), (&json!(0), &json!("out of corn")));
+    caller.close().await?;
+    let mut again = place.ann().direct_socket().await?;
+    let twice = again.expect_where("it again", Duration::from_secs(6), failed).await;
+    assert!(twice.is_err(), "told once: {twice:?}");
+    Ok(())
+}
+
+/// A broker takes 128 frames before it has confirmed some. What a caller on it is to hear beyond them, it hears later.
+#[tokio::test]
+async fn a_caller_on_a_broker_hears_of_all_that_ends_at_once() -> Result<()> {
+    const BURST: usize = 200;
+    let place = Place::new("many-outcomes").await?;
+    let mill = place.node("mill").await?;
+    let mut miller = socket(&mill, 1).await?;
+    miller.request(register(&mill, "p", &json!([{ "name": "grind", "kind": "capacity" }]), 0)).await?;
+    let node = place.node("host").await?;
+    let mut host = socket(&node, 0).await?;
+    host.register_broker(&node.node_id, &node.name, "run-1").await?;
+    let born = host.register_agent("ann-too").await?;
+    let (id, token) = (born["agent_id"].as_str().context("an id")?, born["token"].as_str().context("a token")?);
+    let caller = place.key.with_token(token);
+    host.close().await?;
+
+    // It hears what it has missed when it is back: from here on only what passes it by is looked for.
+    let invoke = async || {
+        let ack = caller.post("/v1/actions/grind/invoke", json!({})).await?.success()?;
+        anyhow::Ok(ack["invocation_id"].as_str().context("an id")?.to_owned())
+    };
+    let missed = invoke().await?;
+    let told = told_to(&mut miller, SOON).await?;
+    result(&miller, &told, json!({})).await?;
+    place.ends("grind", &missed).await?;
+    let mut host = wait::until_ok("the broker's place to be free", SOON, async || {
+        let mut host = socket(&node, 0).await?;
+        host.register_broker(&node.node_id, &node.name, "run-1").await?;
+        anyhow::Ok(host)
+    })
+    .await?;
+    host.inventory(&[(id, "ann-too")]).await?;
+    let mut heard = BTreeSet::new();
+    hear(&mut host, &mut heard, 1).await?;
+    assert_eq!(heard, BTreeSet::from([missed]));
+
+    // While they end it confirms nothing.
+    let made: BTreeSet<String> =
+        futures::future::try_join_all((0..BURST).map(|_| invoke())).await?.into_iter().collect();
+    for _ in 0..BURST {
+        let told = told_to(&mut miller, SOON).await?;
+        result(&miller, &told, json!({})).await?;
+    }
+    for id in &made {
+        place.ends("grind", id).await?;
+    }
+    hear(&mut host, &mut heard, 1 + BURST).await?;
+    assert!(made.is_subset(&heard));
+    Ok(())
+}
+
+/// Takes frames in as a broker does, until so many outcomes have been heard of.
+async fn hear(host: &mut NodeSocket, heard: &mut BTreeSet<String>, count: usize) -> Result<()> {
+    let until = tokio::time::Instant::now() + SOON;
+    while heard.len() < count {
+        let left = until.saturating_duration_since(tokio::time::Instant::now());
+        let frame = host.next_frame(left).await.with_context(|| format!("{} of {count} heard", heard.len()))?;
+        let payload = &frame["payload"];
+        if payload["type"] == "delivery.position" {
+            host.ack(frame["agent"].as_str().context("an agent")?, 0).await?;
+        } else if payload["type"] == "action.completed" {
+            heard.insert(payload["data"]["invocation_id"].as_str().context("an id")?.to_owned());
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_inventory_that_shows_the_agent_completes_what_brought_it_up() -> Result<()> {
+    let place = Place::new("came-up").await?;
+    let node = place.node("box").await?;
+    let mut socket = socket(&node, 0).await?;
+    let capacity = json!([{ "name": "spawn:test", "kind": "capacity" }]);
+    socket.request(register(&node, "broker", &capacity, 4)).await?;
+    let id = place.invoke("spawn:test", json!({ "input": { "name": "new" } })).await?;
+    assert_eq!(told_to(&mut socket, SOON).await?, id);
+    let agent = json!({ "v": 1, "type": "agent.register", "name": "new", "invocation_id": id });
+    let agent = socket.request(agent).await?["agent_id"].clone();
+    let listed = json!([{ "agent_id": agent, "name": "new", "invocation_id": id }]);
+    let counts = socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": listed })).await?;
+    assert_eq!((&counts["completed_invocations"], &counts["open_invocations"]), (&json!(1), &json!(0)), "{counts}");
+    let row = place.ends("spawn:test", &id).await?;
+    assert_eq!(
+        (&row["status"], &row["output"]["agent_id"], &row["output"]["name"]),
+        (&json!("completed"), &agent, &json!("new"))
+    );
+    // The provider's own words come too late now.
+    result(&socket, &id, json!({ "spawned": true })).await?;
+    socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": listed })).await?;
+    assert_eq!(place.invocation("spawn:test", &id).await?["output"], row["output"]);
+    Ok(())
+}
