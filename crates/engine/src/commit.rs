@@ -113,8 +113,8 @@ fn fold_equal_keys(pending: Vec<Pending>) -> (Vec<Pending>, Vec<Pending>) {
 }
 
 async fn commit(engine: &Engine, mut pending: Vec<Pending>) {
-    let batch = assemble(engine, &pending);
     let spans = begin_commit(&mut pending);
+    let batch = assemble(engine, &pending);
     metrics::histogram!(relay_domain::metric_names::COMMIT_BATCH_SIZE)
         .record(u32::try_from(pending.len()).unwrap_or(u32::MAX));
     let started = std::time::Instant::now();
