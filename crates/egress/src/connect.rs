@@ -51,8 +51,8 @@ impl Default for SystemResolver {
 impl SystemResolver {
     /// A lookup in its turn. It goes on when nobody waits for it any more, and keeps its place until it has ended.
     ///
-    /// Callers take the error of one that did not get its turn for a failure of the address that they call, as they
-    /// take a timeout.
+    /// One that does not get its turn ends with [`io::ErrorKind::ResourceBusy`]: the address that was called is not at
+    /// fault.
     async fn in_turn<T: Send + 'static>(
         &self,
         lookup: impl Future<Output = io::Result<T>> + Send + 'static,

@@ -15,7 +15,7 @@ use crate::{Engine, EngineError, EngineResult, auth::Credential, history::facts}
 /// Deliveries of one message that are traced: the lowest agents' ids first.
 const TRACED: i64 = 1000;
 /// Tries of each that are shown: the newest.
-const TRIES: i64 = 100;
+const TRIES: i64 = 10;
 
 /// The way of a message.
 #[derive(Debug)]

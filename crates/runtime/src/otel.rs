@@ -85,7 +85,8 @@ impl Wanted {
         if traces.is_some() {
             reader.sampler();
         }
-        let period = reader.millis("OTEL_METRIC_EXPORT_INTERVAL").unwrap_or(DEFAULT_PERIOD);
+        let period = metrics.as_ref().and_then(|_| reader.millis("OTEL_METRIC_EXPORT_INTERVAL"));
+        let period = period.unwrap_or(DEFAULT_PERIOD);
         Self { filter, traces, metrics, period }
     }
 

@@ -254,15 +254,14 @@ pub(crate) async fn conclude(
     at: DateTime<Utc>,
 ) -> StoreResult<FinishedAll> {
     done.sort_unstable_by_key(|row| (row.scope.workspace_id(), row.invocation_id));
-    let mailboxes = result_deliveries::write(tx, &done, at).await?;
-    let notices = done.iter().filter(|row| !in_mailbox(row, &mailboxes)).filter_map(notice).collect();
+    let written = result_deliveries::write(tx, &done, at).await?;
+    let in_mailbox = |row: &InvocationRow| written.iter().any(|(_, _, id)| *id == row.invocation_id);
+    let notices = done.iter().filter(|row| !in_mailbox(row)).filter_map(notice).collect();
+    let mut mailboxes: Vec<_> = written.into_iter().map(|(scope, agent, _)| (scope, agent)).collect();
+    mailboxes.dedup();
     let events = done.iter().map(|row| (row.scope, outcome_event(row))).collect();
     let recorded = events::append_mixed(tx, at, events).await?;
     Ok(FinishedAll { outcomes: Vec::new(), recorded, mailboxes, notices })
-}
-
-fn in_mailbox(row: &InvocationRow, mailboxes: &[(WorkspaceScope, AgentId)]) -> bool {
-    row.durable && row.caller_id.is_some_and(|caller| mailboxes.contains(&(row.scope, caller)))
 }
 
 fn notice(row: &InvocationRow) -> Option<OutcomeNotice> {

@@ -129,7 +129,6 @@ pub use observer_overrides::{OverrideCursor, OverrideRow, OverrideState, Retirem
 pub use observer_tokens::{
     NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenRow, ObserverTokenUpdate,
 };
-pub use outcome_notices::Untold;
 pub use pool::{Connections, MIGRATOR, Store};
 pub use quotas::{LimitsInForce, QuotasRow};
 pub use rate_budgets::Taken;

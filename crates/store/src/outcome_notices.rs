@@ -16,20 +16,13 @@ const PER_LOOK: usize = 1000;
 /// Outcomes that one look brings of one caller, the newest.
 const PER_CALLER: i64 = 100;
 
-/// Outcomes that callers have not been told.
-#[derive(Debug)]
-pub struct Untold {
-    /// The oldest first.
-    pub notices: Vec<OutcomeNotice>,
-    /// Whether there may be more than one look brings.
-    pub more: bool,
-}
-
+// The newest of each caller before the second newest of any: one who is told in vain keeps nobody else from being told.
 const UNTOLD: &str = "
-SELECT i.workspace_id, i.caller_id, i.invocation_id, i.action_name, i.status, i.output, i.error
+SELECT * FROM (
+SELECT i.workspace_id, i.caller_id, i.invocation_id, i.action_name, i.status, i.output, i.error, i.completed_at
   FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
  CROSS JOIN LATERAL (
-       SELECT * FROM invocations i
+       SELECT i.*, row_number() OVER (ORDER BY i.completed_at DESC) AS nth FROM invocations i
         WHERE i.workspace_id = k.workspace_id AND i.caller_id = k.agent_id
           AND i.completed_at IS NOT NULL AND NOT i.told AND i.completed_at > now() - make_interval(secs => $3)
           -- Of a later one its caller, connected by then, was told as it happened, and the note of that is on its way.
@@ -39,14 +32,20 @@ SELECT i.workspace_id, i.caller_id, i.invocation_id, i.action_name, i.status, i.
        SELECT FROM deliveries d
         WHERE d.workspace_id = i.workspace_id AND d.source_id = i.invocation_id AND d.agent_id = i.caller_id
           AND d.source_kind = 1))
- ORDER BY i.completed_at LIMIT $5";
+ ORDER BY i.nth, i.completed_at LIMIT $5) AS found
+ ORDER BY completed_at";
 
 impl Store {
-    /// Outcomes of the last `since` that nobody has told these callers.
+    /// Outcomes of the last `since` that nobody has told these callers, the oldest first. Of at most 1000 callers each
+    /// who has missed something is among them.
     ///
     /// # Errors
     /// When Postgres is away.
-    pub async fn untold_outcomes(&self, callers: &[(WorkspaceScope, AgentId)], since: Duration) -> StoreResult<Untold> {
+    pub async fn untold_outcomes(
+        &self,
+        callers: &[(WorkspaceScope, AgentId)],
+        since: Duration,
+    ) -> StoreResult<Vec<OutcomeNotice>> {
         let rows = sqlx::query(UNTOLD)
             .bind(callers.iter().map(|(scope, _)| scope.workspace_id().get()).collect::<Vec<_>>())
             .bind(callers.iter().map(|(_, agent)| agent.get()).collect::<Vec<_>>())
@@ -72,7 +71,7 @@ impl Store {
                 data: facts.data(),
             }
         };
-        Ok(Untold { notices: rows.iter().map(notice).collect(), more: rows.len() >= PER_LOOK })
+        Ok(rows.iter().map(notice).collect())
     }
 
     /// Notes that callers were told of these outcomes.

@@ -1,7 +1,9 @@
 //! Durable outcomes: rows in the callers' mailboxes, in the transaction that records the outcome.
 
+use std::collections::HashSet;
+
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, WorkspaceScope};
+use relay_domain::{AgentId, InvocationId, WorkspaceScope};
 use sqlx::PgConnection;
 
 use crate::{StoreError, StoreResult, commit::day_of, invocations::InvocationRow};
@@ -47,33 +49,34 @@ INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_kind, so
 SELECT workspace_id, agent_id, next_seq + rank - 1, $4, $6, source_id, node_id, $7, $5,
        $5::timestamptz + make_interval(secs => ttl)
   FROM fitted
-RETURNING workspace_id, agent_id";
+RETURNING source_id";
 
-/// Writes a row for each outcome that is to be durable. Returns whose mailboxes they are.
+/// Writes a row for each outcome that is to be durable. Returns which have one, and whose mailboxes they are.
 pub(crate) async fn write(
     tx: &mut PgConnection,
     done: &[InvocationRow],
     at: DateTime<Utc>,
-) -> StoreResult<Vec<(WorkspaceScope, AgentId)>> {
-    let durable: Vec<(WorkspaceScope, AgentId, i64)> = done
+) -> StoreResult<Vec<(WorkspaceScope, AgentId, InvocationId)>> {
+    let durable: Vec<(WorkspaceScope, AgentId, InvocationId)> = done
         .iter()
         .filter(|row| row.durable)
-        .filter_map(|row| Some((row.scope, row.caller_id?, row.invocation_id.get())))
+        .filter_map(|row| Some((row.scope, row.caller_id?, row.invocation_id)))
         .collect();
     if durable.is_empty() {
         return Ok(Vec::new());
     }
-    let written: Vec<(i64, i64)> = sqlx::query_as(WRITE)
+    let written: HashSet<i64> = sqlx::query_scalar(WRITE)
         .bind(durable.iter().map(|(scope, _, _)| scope.workspace_id().get()).collect::<Vec<_>>())
         .bind(durable.iter().map(|(_, agent, _)| agent.get()).collect::<Vec<_>>())
-        .bind(durable.iter().map(|(_, _, id)| *id).collect::<Vec<_>>())
+        .bind(durable.iter().map(|(_, _, id)| id.get()).collect::<Vec<_>>())
         .bind(day_of(at))
         .bind(at)
         .bind(SOURCE_KIND)
         .bind(REASON)
         .fetch_all(tx)
         .await
-        .map_err(StoreError::from_sqlx("delivering outcomes"))?;
-    let mailboxes = durable.into_iter().map(|(scope, agent, _)| (scope, agent));
-    Ok(mailboxes.filter(|(scope, agent)| written.contains(&(scope.workspace_id().get(), agent.get()))).collect())
+        .map_err(StoreError::from_sqlx("delivering outcomes"))?
+        .into_iter()
+        .collect();
+    Ok(durable.into_iter().filter(|(_, _, id)| written.contains(&id.get())).collect())
 }

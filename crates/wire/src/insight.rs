@@ -40,7 +40,7 @@ pub struct DeliveryTrace {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TraceStep {
     /// accepted, sent, attempted, acked, failed, deferred or dead_lettered. Sent is written to a socket; attempted is one
-    /// call of an http_push node's endpoint, of which the newest 100 of the last 7 days are shown.
+    /// call of an http_push node's endpoint, of which the newest 10 of the last 7 days are shown.
     pub step: &'static str,
     /// When; a try: when it began. An ack over a socket is known to the second. Of a frame sent over a socket no time is
     /// kept: it is null.

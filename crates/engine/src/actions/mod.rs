@@ -17,7 +17,7 @@ pub use dispatch::{Delivered, InvokeFrame};
 pub(crate) use dispatch::{SentNotes, write_notes};
 pub use outcome::{Complete, Completed, outcome_event_id};
 pub(crate) use queue::{CallQueues, run_calls, run_outcomes};
-pub use relay_store::{InvocationRow, Untold, actions::ActionRow, finish::shown_output};
+pub use relay_store::{InvocationRow, actions::ActionRow, finish::shown_output};
 
 use relay_domain::{
     ActionId, NodeId, WorkspaceScope,

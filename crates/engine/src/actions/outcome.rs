@@ -5,8 +5,7 @@ use relay_domain::{
     action::{HANDLER_UNAVAILABLE, MAX_ERROR_BYTES, NAME_IN_USE, TOLD_AFTERWARDS},
 };
 use relay_store::{
-    Untold,
-    finish::{Finished, FinishedAll, Outcome, Source},
+    finish::{Finished, FinishedAll, Outcome, OutcomeNotice, Source},
     hosting::Fence,
 };
 use serde_json::Value;
@@ -149,7 +148,7 @@ impl Engine {
     ///
     /// # Errors
     /// When storage is away.
-    pub async fn untold_outcomes(&self, callers: &[(WorkspaceScope, AgentId)]) -> EngineResult<Untold> {
+    pub async fn untold_outcomes(&self, callers: &[(WorkspaceScope, AgentId)]) -> EngineResult<Vec<OutcomeNotice>> {
         Ok(self.store().untold_outcomes(callers, TOLD_AFTERWARDS).await?)
     }
 

@@ -175,6 +175,10 @@ fn judged(
         Err(failure @ NoAnswer::Failure(Failure::Refused(_)) | failure @ NoAnswer::NoProxy) => {
             (Verdict::Failed { counts: false, throttles: false }, Some(failure.text()), None)
         }
+        // Our own want of room says nothing of the endpoint.
+        Err(NoAnswer::Failure(Failure::Connect(error))) if error.kind() == std::io::ErrorKind::ResourceBusy => {
+            (Verdict::Failed { counts: false, throttles: false }, Some(error.to_string()), None)
+        }
         Err(failure) => (Verdict::Failed { counts: true, throttles: false }, Some(failure.text()), None),
     }
 }

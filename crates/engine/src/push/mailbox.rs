@@ -310,7 +310,7 @@ async fn in_order(
                         went = went.blocked_by(row, at);
                         break;
                     }
-                    Turn::Stale => {
+                    Turn::Stale | Turn::Unrecorded => {
                         went.again = true;
                         break;
                     }
@@ -380,7 +380,7 @@ async fn side_by_side(
                     if !ours || matches!(tried.outcome, Outcome::Disabled { .. }) {
                         shut.store(true, Relaxed);
                     }
-                    Turn::Tried(Box::new(tried))
+                    if ours { Turn::Tried(Box::new(tried)) } else { Turn::Unrecorded }
                 }
                 Turn::Nothing => Turn::Nothing,
                 turn => {
@@ -408,6 +408,11 @@ async fn side_by_side(
                 Outcome::Disabled { .. } => went.is_lost = true,
                 _ => {}
             },
+            // Whoever serves the mailbox next begins with it.
+            Some(Turn::Unrecorded) => {
+                went.is_lost = true;
+                is_run = false;
+            }
             Some(Turn::Nothing) | None => {}
         }
         if let Step::PutOff(at) | Step::Wait(at) = step {
@@ -433,6 +438,8 @@ enum Turn {
     NotBefore(DateTime<Utc>),
     /// What was read may no longer hold: read again.
     Stale,
+    /// It was tried, and what came of it is not recorded.
+    Unrecorded,
 }
 
 async fn try_row(

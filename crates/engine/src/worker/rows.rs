@@ -100,8 +100,8 @@ pub(super) async fn pruning(engine: &Engine, retention: Retention) -> EngineResu
     let claims = store.prune_claims(CLAIMS_KEPT, PRUNED_AT_ONCE).await?;
     let edits = store.prune_message_edits(edits_kept(retention), PRUNED_AT_ONCE).await?;
     let (sealed, more_sealed) = sealing::step(engine).await?;
-    // Deliveries refer to messages.
-    let least_days = i32::try_from(retention.delivery_days).unwrap_or(i32::MAX);
+    // Deliveries refer to messages, and what is sent again on its last day lives for six more.
+    let least_days = i32::try_from(retention.delivery_days + 6).unwrap_or(i32::MAX);
     let messages = store.prune_old_messages(engine.now().date_naive(), least_days, PRUNED_AT_ONCE).await?;
     let removed =
         [keys, batches, budgets, events, reports, files, invocations, tokens, called, redrives, claims, edits];

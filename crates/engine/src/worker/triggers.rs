@@ -4,6 +4,7 @@
 //! between leaves its claim to run out; what it had invoked already is recognised by the idempotency key of
 //! (trigger, message), so that each message invokes an action once however often it is looked at.
 
+use chrono::TimeDelta;
 use relay_domain::{
     TriggerId, WorkspaceScope,
     event::{MESSAGE_CREATED, THREAD_REPLY},
@@ -22,6 +23,9 @@ use crate::{Engine, EngineError, EngineResult, events::told, triggers::Pattern};
 const WORKSPACES_AT_ONCE: i64 = 16;
 /// Events of each of them, about.
 const EVENTS_AT_ONCE: i64 = 200;
+/// A message waits so long for room among the open invocations of what it triggers: what other triggers of its
+/// workspace wait for waits with it.
+const WAITS_FOR_ROOM: TimeDelta = TimeDelta::minutes(2);
 /// Actions that one tick invokes for a workspace; the rest of its events waits for the next.
 const FIRED_AT_ONCE: usize = 100;
 /// How long a workspace is a worker's own. One that takes longer, or dies, shares the work or leaves it.
@@ -162,7 +166,8 @@ async fn fire(
             | EngineError::Overloaded),
         ) => return Err(error),
         Err(error) => {
-            if matches!(error, EngineError::TooManyInvocations(_)) {
+            let waited = engine.now() - message.created_at;
+            if matches!(error, EngineError::TooManyInvocations(_)) && waited < WAITS_FOR_ROOM {
                 fired = Fired::NotYet;
             }
             Some(error.to_string())

@@ -20,6 +20,8 @@ use super::registry::{Event, Maps, Registry, ServedBy};
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// An outcome that was missed is found so long after it: before, the note that it was told may be on its way.
 const FOUND_AFTER: Duration = Duration::from_secs(3);
+/// So long after it, every clock shows that it has happened: what is not found then is not missed.
+const SURE_AFTER: Duration = Duration::from_secs(15);
 /// Callers that one statement looks for.
 const CALLERS: usize = 500;
 
@@ -130,17 +132,14 @@ impl Registry {
         };
         for some in callers.chunks(CALLERS) {
             let untold = engine.untold_outcomes(some).await?;
-            let told: HashSet<_> = untold.notices.iter().map(|notice| (notice.scope, notice.caller)).collect();
+            let told: HashSet<_> = untold.iter().map(|notice| (notice.scope, notice.caller)).collect();
             // Who is told something is looked at again: it may not reach its socket, or not be all.
-            if !untold.more {
-                let mut maps = self.maps();
-                for caller in some.iter().filter(|caller| !told.contains(*caller)) {
-                    if let Some(served) = maps.agents.get_mut(caller) {
-                        served.missed = served.missed.filter(|missed| missed.last + FOUND_AFTER > asked);
-                    }
+            for caller in some.iter().filter(|caller| !told.contains(*caller)) {
+                if let Some(served) = self.maps().agents.get_mut(caller) {
+                    served.missed = served.missed.filter(|missed| missed.last + SURE_AFTER > asked);
                 }
             }
-            for notice in untold.notices {
+            for notice in untold {
                 let told = Arc::new(Notice {
                     topic: "agent".to_owned(),
                     event: notice.kind.to_owned(),

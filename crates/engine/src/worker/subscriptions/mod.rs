@@ -61,14 +61,8 @@ impl Subscriptions {
             if free == 0 {
                 continue;
             }
-            let claim = engine.store().claim_subscriptions(
-                &self.owner,
-                failing,
-                PROBED_FROM,
-                free,
-                OF_ONE_WORKSPACE.min(free),
-                LEASE,
-            );
+            let claim =
+                engine.store().claim_subscriptions(&self.owner, failing, PROBED_FROM, free, OF_ONE_WORKSPACE, LEASE);
             for leased in claim.await? {
                 // Only this loop takes places, and it counted them.
                 let Ok(place) = Arc::clone(places).try_acquire_owned() else { break };
