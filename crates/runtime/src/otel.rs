@@ -360,9 +360,12 @@ mod tests {
         check(&[on, ("OTEL_EXPORTER_OTLP_HEADERS", "se same=b")], "OTEL_EXPORTER_OTLP_HEADERS");
         check(&[on, ("OTEL_TRACES_SAMPLER", "sometimes")], "OTEL_TRACES_SAMPLER");
         check(&[on, ("OTEL_TRACES_SAMPLER", "traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", "2")], "SAMPLER_ARG");
-        check(&[("OTEL_METRIC_EXPORT_INTERVAL", "0")], "OTEL_METRIC_EXPORT_INTERVAL");
+        let metrics = (METRICS, "http://a:4317");
+        check(&[metrics, ("OTEL_METRIC_EXPORT_INTERVAL", "0")], "OTEL_METRIC_EXPORT_INTERVAL");
         // Nothing is sent, so how it would be sent does not matter.
-        assert_eq!(of(&[("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")]).1, Vec::<String>::new());
+        for unused in [("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"), ("OTEL_METRIC_EXPORT_INTERVAL", "0")] {
+            assert_eq!(of(&[unused]).1, Vec::<String>::new());
+        }
         let (_, wrong) = of(&[("RUST_LOG", "relay=loud"), (ALL, "a"), ("OTEL_METRICS_EXPORTER", "carbon")]);
         assert_eq!(wrong.len(), 3, "{wrong:?}");
     }
