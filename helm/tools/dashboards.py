@@ -83,6 +83,7 @@ DELIVERY = board(
           ("written deliveries", rate("relay_deliveries_written_total")),
           ("published", rate("relay_deliveries_published_total")),
           ("sent", rate("relay_deliveries_sent_total")),
+          ("claimed", rate("relay_deliveries_claimed_total")),
           ("acknowledged", rate("relay_deliveries_acked_total"))),
     graph("Lost on the way", "cps", "Refused: the mailbox was full, and the sender was told. Dead letters, by reason.",
           ("refused, mailbox full", rate("relay_deliveries_refused_total")),

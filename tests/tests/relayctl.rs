@@ -141,6 +141,32 @@ async fn an_erased_workspace_leaves_nothing_and_its_neighbour_everything() -> Re
     Ok(())
 }
 
+#[tokio::test]
+async fn quotas_set_here_hold_at_gateways() -> Result<()> {
+    let made = relayctl(&["--json", "workspace", "create", "with quotas"]).await?.json()?;
+    let id = text(&made["workspace_id"]);
+    let set = ["--json", "workspace", "quotas", id, "--plan", "pro", "--set", "agents=1", "--set", "mailbox_depth=7"];
+    let expected = json!({ "workspace_id": id, "plan": "pro", "own": { "agents": 1, "mailbox_depth": 7 } });
+    assert_eq!(relayctl(&set).await?.json()?, expected);
+    for (wrong, why) in [
+        (["--set", "agent=5"], "unknown field"),
+        (["--set", "mailbox_depth=0"], "between 1 and 100000"),
+        (["--plan", "gold"], "free, pro or enterprise"),
+    ] {
+        let refused = relayctl(&[&["workspace", "quotas", id], &wrong[..]].concat()).await?;
+        assert!(!refused.success && refused.stderr.contains(why), "{}", refused.stderr);
+    }
+
+    let key = Api::new(shared().await.any_gateway(), text(&made["api_key"]));
+    key.register_agent("ann").await?;
+    let second = key.post("/v1/agents", json!({ "name": "bob", "type": "agent" })).await?;
+    second.refused(429, "plan_limit_exceeded")?;
+
+    let shown = relayctl(&["workspace", "quotas", id, "--unset", "agents"]).await?.ok()?.stdout;
+    assert_eq!(shown.lines().collect::<Vec<_>>(), ["plan pro", "mailbox_depth 7", "everything else as the plan says"]);
+    Ok(())
+}
+
 /// Tables with rows of a workspace and how many, asked of the catalog by the test itself.
 async fn rows_of(id: &str) -> Result<Vec<(String, i64)>> {
     use sqlx::Connection as _;

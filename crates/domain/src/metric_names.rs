@@ -16,6 +16,8 @@ pub const PUBLISH_STALLED: &str = "relay_publish_stalled_total";
 pub const DELIVERIES_REFUSED: &str = "relay_deliveries_refused_total";
 /// `deliver` frames written to sockets, replayed ones and tombstones included. Counter.
 pub const DELIVERIES_SENT: &str = "relay_deliveries_sent_total";
+/// Deliveries leased by who claims them without a socket. Counter.
+pub const DELIVERIES_CLAIMED: &str = "relay_deliveries_claimed_total";
 /// Deliveries settled by a socket's cumulative ack. Counter.
 pub const DELIVERIES_ACKED: &str = "relay_deliveries_acked_total";
 /// `deliver` frames sent because a mailbox was resumed. Counter.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use relay_domain::{AgentId, WorkspaceScope};
+use relay_domain::{AgentId, WorkspaceScope, metric_names};
 use relay_store::claims::{ClaimOutcome, Claimed};
 use relay_stream::Hint;
 use tokio::{sync::broadcast, time::Instant};
@@ -73,7 +73,9 @@ impl Engine {
             let claim = own(row.seq)?;
             Some(ClaimedDelivery { delivery: Delivery::from(row), claim })
         });
-        Ok(rows.collect())
+        let claimed: Vec<_> = rows.collect();
+        metrics::counter!(metric_names::DELIVERIES_CLAIMED).increment(claimed.len() as u64);
+        Ok(claimed)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use relay_domain::{InvocationId, NodeId, ProviderName, WorkspaceScope, action};
+use relay_domain::{InvocationId, NodeId, ProviderName, WorkspaceScope, action, node::NODE_TTL};
 use serde_json::Value;
 use sqlx::PgConnection;
 
@@ -52,6 +52,27 @@ WITH lost AS MATERIALIZED (
 )
 UPDATE invocations i SET unreachable_since = $1
   FROM lost WHERE i.workspace_id = lost.workspace_id AND i.invocation_id = lost.invocation_id";
+
+// An agent of no particular provider is asked through another one that is there, once the one it was asked through has
+// been silent for so long that it is taken for dead.
+const ASK_ANOTHER: &str = "
+WITH stray AS MATERIALIZED (
+    SELECT i.workspace_id, i.invocation_id
+      FROM invocations i
+      JOIN agents a ON a.workspace_id = i.workspace_id AND a.agent_id = i.handler_agent_id AND a.provider IS NULL
+     WHERE i.status = 'invoked' AND i.sent_epoch IS NOT NULL
+       AND NOT EXISTS (
+           SELECT FROM providers p
+            WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id AND p.provider = i.provider
+              AND (p.gateway_id IS NOT NULL OR p.last_heartbeat_at > $1))
+       AND EXISTS (
+           SELECT FROM providers p
+            WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id AND p.gateway_id IS NOT NULL)
+     ORDER BY i.workspace_id, i.invocation_id LIMIT $2
+       FOR UPDATE OF i SKIP LOCKED
+)
+UPDATE invocations i SET sent_epoch = NULL
+  FROM stray WHERE i.workspace_id = stray.workspace_id AND i.invocation_id = stray.invocation_id";
 
 /// Condition of an invocation `i` that an agent handles: the connection over which that agent is reached, wherever it is
 /// now, is gone. On nodes that are pushed to, or whose agents claim, there is none that could be.
@@ -127,6 +148,12 @@ impl Store {
         let doing = "taking invocations back";
         sqlx::query(NOTE_LOST).bind(at).bind(limit).execute(&self.pool).await.map_err(StoreError::from_sqlx(doing))?;
         self.note_handlers(limit, at).await?;
+        sqlx::query(ASK_ANOTHER)
+            .bind(at - TimeDelta::from_std(NODE_TTL).unwrap_or_default())
+            .bind(limit)
+            .execute(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
         let first = action::backoff(1);
         let longest = action::backoff(i32::MAX);
         let taken = sqlx::query(TAKE_BACK)

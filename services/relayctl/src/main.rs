@@ -13,6 +13,7 @@ mod mailbox;
 mod migrate;
 mod node;
 mod output;
+mod quotas;
 mod restore;
 mod tail;
 mod token;

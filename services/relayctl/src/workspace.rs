@@ -18,6 +18,7 @@ use serde_json::json;
 use crate::{
     connection::Database,
     output::{Output, or_dash, time},
+    quotas::{self, Quotas},
 };
 
 #[derive(Debug, clap::Subcommand)]
@@ -57,6 +58,8 @@ pub(crate) enum Command {
         /// Its id. A name is not enough.
         id: String,
     },
+    /// Show a workspace's plan and what differs from it, or change that. Counts at gateways within a minute.
+    Quotas(Quotas),
     /// Show what a workspace used, by the minute, hour or day (UTC). Minutes are kept for 92 days.
     Usage {
         #[command(flatten)]
@@ -134,6 +137,7 @@ pub(crate) async fn run(command: Command, out: Output) -> Result<()> {
         }
         Command::Suspend { database, id } => suspend(&database, &id, true, out).await,
         Command::Resume { database, id } => suspend(&database, &id, false, out).await,
+        Command::Quotas(asked) => quotas::run(asked, out).await,
         Command::Usage { database, workspace, since, until, granularity } => {
             let query = UsageQuery { since, until, granularity: Some(granularity.into()) };
             usage(&database, &workspace, query, out).await

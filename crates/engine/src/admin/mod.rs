@@ -5,6 +5,7 @@
 mod doctor;
 mod erase;
 mod holds;
+mod quotas;
 mod restore;
 
 use chrono::Utc;

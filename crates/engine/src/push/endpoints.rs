@@ -72,6 +72,19 @@ pub(super) enum Way {
     Refused(Refusal),
 }
 
+impl Endpoint {
+    fn health(&self) -> EndpointHealth {
+        *self.state.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Until when nobody may call it; `None` when somebody may, be it as the one try after an open breaker.
+    fn closed_until(&self, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
+        let health = self.health();
+        let open = health.open_until.filter(|_| health.failures >= BREAKER_FAILURES);
+        [health.paused_until, open].into_iter().flatten().find(|until| *until > now)
+    }
+}
+
 /// What outlives its settings.
 struct State {
     slots: Arc<Semaphore>,
@@ -211,12 +224,14 @@ impl Endpoints {
         let given_back = || Ok(Err(self.engine.now() + GIVEN_BACK));
         // First its own slot: who waits for a slow endpoint holds nothing that others need.
         let Some(own) = wait_for(&state.slots, &is_crowded).await else { return given_back() };
-        if let Some(until) = self.shut_until(endpoint).await? {
+        if let Some(until) = endpoint.closed_until(self.engine.now()) {
             return Ok(Err(until));
         }
         state.rate.until_ready().await;
         let Some(workspace) = wait_for(&endpoint.workspace, &is_crowded).await else { return given_back() };
-        Ok(Ok(Pass { _slots: [own, workspace, acquire(&self.all).await] }))
+        let pass = Pass { _slots: [own, workspace, acquire(&self.all).await] };
+        // Last: the one try after an open breaker is for who is about to make it.
+        Ok(self.shut_until(endpoint).await?.map_or(Ok(pass), Err))
     }
 
     /// A turn without waiting; `None` when there is none to be had, or the endpoint is left alone now.
@@ -232,27 +247,20 @@ impl Endpoints {
     /// Until when the endpoint is left alone; `None` when it may be called. After an open breaker one worker gets to
     /// try it once.
     async fn shut_until(&self, endpoint: &Endpoint) -> EngineResult<Option<DateTime<Utc>>> {
-        let health = *endpoint.state.health.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.engine.now();
-        if let Some(until) = health.paused_until.filter(|until| *until > now) {
+        if let Some(until) = endpoint.closed_until(now) {
             return Ok(Some(until));
         }
-        if health.failures < BREAKER_FAILURES {
+        let health = endpoint.health();
+        if health.failures < BREAKER_FAILURES || health.open_until.is_none() {
             return Ok(None);
         }
-        match health.open_until {
-            Some(until) if until > now => Ok(Some(until)),
-            Some(_) => {
-                let lasts = ATTEMPT_TIMEOUT + Duration::from_secs(5);
-                let is_ours = self.engine.store().probe_endpoint(endpoint.scope, &endpoint.node_id, lasts).await?;
-                if is_ours {
-                    return Ok(None);
-                }
-                self.forget(endpoint.scope, &endpoint.node_id);
-                Ok(Some(now + PROBED_ELSEWHERE))
-            }
-            None => Ok(None),
+        let lasts = ATTEMPT_TIMEOUT + Duration::from_secs(5);
+        if self.engine.store().probe_endpoint(endpoint.scope, &endpoint.node_id, lasts).await? {
+            return Ok(None);
         }
+        self.forget(endpoint.scope, &endpoint.node_id);
+        Ok(Some(now + PROBED_ELSEWHERE))
     }
 
     /// A try has succeeded, or has failed in a way that speaks against the endpoint, or it asked for a pause.
@@ -263,7 +271,7 @@ impl Endpoints {
         failed: bool,
         paused_until: Option<DateTime<Utc>>,
     ) {
-        let before = *endpoint.state.health.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = endpoint.health();
         let recovered = succeeded && (before.failures > 0 || before.open_until.is_some());
         if !recovered && !failed && paused_until.is_none() {
             return;

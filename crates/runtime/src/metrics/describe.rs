@@ -15,6 +15,7 @@ pub(super) fn all() {
         name::DELIVERIES_SENT,
         "Deliver frames written to sockets, replayed ones and tombstones included."
     );
+    describe_counter!(name::DELIVERIES_CLAIMED, "Deliveries leased by who claims them without a socket.");
     describe_counter!(name::DELIVERIES_ACKED, "Deliveries settled by a socket's cumulative ack.");
     describe_counter!(name::DELIVERIES_REPLAYED, "Deliver frames sent because a mailbox was resumed.");
     describe_counter!(
