@@ -56,7 +56,8 @@ pub(crate) async fn run(asked: Quotas, out: Output) -> Result<()> {
     let shown = json!({ "workspace_id": scope.workspace_id(), "plan": plan.as_str(), "own": own });
     out.one(&shown, |_| {
         let limits = own.iter().map(|(name, limit)| format!("\n{name} {limit}"));
-        let rest = if own.is_empty() { "\nnothing differs from the plan" } else { "\neverything else as the plan says" };
+        let rest =
+            if own.is_empty() { "\nnothing differs from the plan" } else { "\neverything else as the plan says" };
         format!("plan {}{}{rest}", plan.as_str(), limits.collect::<String>())
     })
 }

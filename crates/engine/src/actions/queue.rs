@@ -1,8 +1,13 @@
 //! Group commit of invocations and of their outcomes: one transaction of each under way at a time, which takes
 //! whatever has arrived meanwhile. Workspaces take turns, so that one with thousands waiting delays nobody's first; one
-//! in which another process is placing comes back, so that nobody else waits for it.
+//! in which another process is placing comes back, so that nobody else waits for it, and after a second has a
+//! transaction of its own that waits.
 
-use std::{collections::VecDeque, sync::Weak, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Weak,
+    time::{Duration, Instant},
+};
 
 use relay_domain::{WorkspaceId, action::Status};
 use relay_store::{
@@ -20,6 +25,8 @@ const QUEUE: usize = 8192;
 const BATCH: usize = 256;
 /// How long everything waits when all of it is of workspaces in which others are placing.
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
+/// A workspace that was passed over for this long gets a batch of its own, which waits for its turn.
+const PASSED_OVER: Duration = Duration::from_secs(1);
 /// How often a batch that lost a lock race is tried again.
 const ABORT_RETRIES: u32 = 5;
 /// How long it is asked whether a batch was committed whose COMMIT nobody heard of. Then callers are left without a
@@ -108,6 +115,18 @@ impl<T> Turns<T> {
         self.waiting -= taken.len();
         taken
     }
+
+    /// Up to `most` of one workspace.
+    fn take_of(&mut self, workspace: WorkspaceId, most: usize) -> Vec<T> {
+        let Some(at) = self.workspaces.iter().position(|(known, _)| *known == workspace) else { return Vec::new() };
+        let items = &mut self.workspaces[at].1;
+        let taken: Vec<T> = items.drain(..items.len().min(most)).collect();
+        if items.is_empty() {
+            self.workspaces.remove(at);
+        }
+        self.waiting -= taken.len();
+        taken
+    }
 }
 
 /// The next batch; `None` when all ways into the queue are gone.
@@ -131,7 +150,21 @@ async fn next<T>(
 /// Makes invocations until the engine is gone.
 pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: Calls) {
     let mut turns = Turns::default();
-    while let Some(batch) = next(&mut queue, &mut turns, |(new, _)| new.scope.workspace_id()).await {
+    // Since when: workspaces with something waiting in which others were placing each time.
+    let mut passed_over: BTreeMap<WorkspaceId, Instant> = BTreeMap::new();
+    loop {
+        let starved =
+            passed_over.iter().find(|(_, since)| since.elapsed() > PASSED_OVER).map(|(workspace, _)| *workspace);
+        let batch = match starved {
+            Some(workspace) => {
+                passed_over.remove(&workspace);
+                turns.take_of(workspace, BATCH)
+            }
+            None => match next(&mut queue, &mut turns, |(new, _)| new.scope.workspace_id()).await {
+                Some(batch) => batch,
+                None => return,
+            },
+        };
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
         let (new, replies): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
@@ -141,12 +174,14 @@ pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: Calls) {
         for ((one, reply), outcome) in new.into_iter().zip(replies).zip(outcomes) {
             match &outcome {
                 Ok(Invoked::Busy) => {
+                    passed_over.entry(one.scope.workspace_id()).or_insert_with(Instant::now);
                     busy.push((one, reply));
                     continue;
                 }
                 Ok(Invoked::Made(_, Some(dispatch))) => engine.hint_dispatch(&one, dispatch),
                 _ => {}
             }
+            passed_over.remove(&one.scope.workspace_id());
             let _ = reply.send(outcome);
         }
         drop(engine);
@@ -276,5 +311,16 @@ mod tests {
         [(1, 1), (2, 0), (1, 0)].into_iter().for_each(|item| turns.put_back(WorkspaceId::new(item.0), item));
         assert_eq!(turns.take(3), [(1, 0), (2, 0), (1, 1)]);
         assert_eq!((turns.take(9), turns.waiting), (vec![(1, 2), (1, 3)], 0));
+    }
+
+    #[test]
+    fn one_workspace_can_be_served_alone() {
+        let mut turns = Turns::default();
+        (0..3).for_each(|n| turns.push(WorkspaceId::new(1), (1, n)));
+        turns.push(WorkspaceId::new(2), (2, 0));
+        assert_eq!(turns.take_of(WorkspaceId::new(1), 2), [(1, 0), (1, 1)]);
+        assert_eq!(turns.take_of(WorkspaceId::new(1), 2), [(1, 2)]);
+        assert_eq!((turns.take_of(WorkspaceId::new(1), 2).len(), turns.waiting), (0, 1));
+        assert_eq!(turns.take(9), [(2, 0)]);
     }
 }
