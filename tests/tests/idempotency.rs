@@ -103,6 +103,28 @@ async fn equal_posts_at_once_are_one_message_one_fan_out_and_one_event() -> Resu
     Ok(())
 }
 
+#[tokio::test]
+async fn what_was_posted_is_answered_again_although_it_could_not_be_posted_now() -> Result<()> {
+    let Room { key, ann, .. } = room("gone-since").await?;
+    let (dm, post) = (json!({ "to": "bob", "text": "hi" }), json!({ "text": "hi all" }));
+    let first = keyed(&ann[0], "/v1/dm", "k1", &dm).await?.success()?;
+    let second = keyed(&ann[0], "/v1/channels/room/messages", "k2", &post).await?.success()?;
+    key.call(Method::DELETE, "/v1/agents/bob", None, &[]).await?.success()?;
+    key.call(Method::DELETE, "/v1/channels/room", None, &[]).await?.success()?;
+    for (path, id, body, before) in
+        [("/v1/dm", "k1", &dm, &first), ("/v1/channels/room/messages", "k2", &post, &second)]
+    {
+        let again = keyed(&ann[1], path, id, body).await?;
+        assert!(again.headers.contains_key("idempotency-replayed"), "{path}: {}", again.body);
+        assert_eq!(again.data()["id"], before["id"], "{path}");
+        keyed(&ann[1], path, id, &json!({ "to": "bob", "text": "other" }))
+            .await?
+            .refused(409, "idempotency_key_reused")?;
+        assert!(keyed(&ann[1], path, "fresh", body).await?.status >= 400, "{path}");
+    }
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn equal_session_events_at_once_are_one() -> Result<()> {
     let Room { key, ann, .. } = room("session-fire").await?;

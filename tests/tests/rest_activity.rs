@@ -237,7 +237,16 @@ async fn an_address_is_a_name_and_the_place_where_it_is() -> Result<()> {
     // The key counts for the address, as for a name.
     let key = [("idempotency-key", "one-address")];
     let post = || room.ann.call(Method::POST, "/v1/dm", Some(at("bob@m-1")), &key);
-    assert_eq!(post().await?.success()?["id"], post().await?.success()?["id"]);
+    let posted = post().await?.success()?;
+    assert_eq!(posted["id"], post().await?.success()?["id"]);
+    room.key.call(Method::DELETE, "/v1/nodes/box-a/agents/bob", None, &[]).await?.success()?;
+    dm(at("bob@m-1")).await?.refused(404, "address_not_found")?;
+    assert_eq!(posted["id"], post().await?.success()?["id"], "wherever bob is now");
+    // Only with an @ is it the caller.
+    let namesake = room.key.as_agent(&room.key.register_agent("self").await?);
+    assert_eq!(text(&room.ann.dm("self", "you").await?.success()?["to"]), "self");
+    assert_eq!(text(&room.ann.dm("@self", "me").await?.success()?["to"]), "ann");
+    assert_eq!(rows(&namesake.get("/v1/deliveries").await?.success()?).len(), 1);
     Ok(())
 }
 
@@ -289,6 +298,16 @@ async fn an_observer_reads_what_its_scopes_and_filters_show() -> Result<()> {
     assert_eq!(none.get("/v1/dm/conversations/all").await?.success()?, json!([]));
     none.get(&messages).await?.refused(404, "dm_conversation_not_found")?;
     assert_eq!(texts(&none.get("/v1/search?q=secret").await?.success()?), [""; 0]);
+    // What others wrote is neither shown nor counted, nor is it told who they are.
+    let only_bob = json!({ "include_dms": true, "agent_ids": [room.bob_is.id] });
+    let bobs = observer("bobs", json!(["dms:read", "messages:read"]), only_bob).await?;
+    let listed = bobs.get("/v1/dm/conversations/all").await?.success()?;
+    assert_eq!(
+        (&listed[0]["last_message"], &listed[0]["message_count"], &listed[0]["participants"]),
+        (&Value::Null, &json!(0), &json!(["bob"]))
+    );
+    let read = bobs.get("/v1/channels/room/read-status").await?.success()?;
+    assert_eq!(rows(&read).iter().map(|row| text(&row["agent_name"])).collect::<Vec<_>>(), ["bob"]);
     for path in ["/v1/inbox", "/v1/console/stats"] {
         none.get(path).await?.refused(401, "observer_token_forbidden")?;
     }

@@ -27,18 +27,23 @@ impl Engine {
         key: Option<ClientKey>,
     ) -> EngineResult<Posted> {
         let (name, machine) = split(address).ok_or(EngineError::InvalidAddress)?;
+        match self.check_whereabouts(caller, name, machine).await {
+            Ok(()) => self.send_dm(caller, name, draft, key).await,
+            // What was sent under this key stays sent, wherever its recipient is now.
+            Err(error) => self.sent_before(caller, name, key.as_ref()).await?.ok_or(error),
+        }
+    }
+
+    async fn check_whereabouts(&self, caller: &AgentCaller, name: &str, machine: &str) -> EngineResult<()> {
         let found = self.store().whereabouts(caller.scope, name, machine).await?;
         let found = found.ok_or(EngineError::AddressNotFound)?;
         if machine == DIRECT && found.direct {
-            return self.send_dm(caller, name, draft, key).await;
+            return Ok(());
         }
         if found.ambiguous {
             return Err(EngineError::AmbiguousAddress);
         }
-        if !found.there {
-            return Err(EngineError::AddressNotFound);
-        }
-        self.send_dm(caller, name, draft, key).await
+        if found.there { Ok(()) } else { Err(EngineError::AddressNotFound) }
     }
 }
 

@@ -31,7 +31,7 @@ impl Engine {
     ) -> EngineResult<Page<AnyConversation>> {
         let before = cursor.map(read_cursor).transpose()?;
         let view = caller.view();
-        let mut items = self.store().all_conversations(caller.scope(), before, limit + 1).await?;
+        let mut items = self.store().all_conversations(caller.scope(), before, limit + 1, &view.filters).await?;
         let more = items.len() as i64 > limit;
         if more {
             items.pop();

@@ -152,7 +152,7 @@ impl Engine {
     /// # Errors
     /// When a participant is unknown, there are too many, the text is too long, or the key was used with
     /// another body. When the first message cannot be committed, the group is there all the same: a
-    /// request with the same key finds it and posts the message.
+    /// request with the same key finds it and posts the message, one without gets no status.
     pub async fn create_group(
         &self,
         caller: &AgentCaller,
@@ -173,7 +173,9 @@ impl Engine {
         {
             // Under the same key, which counts for this conversation apart: it is posted once.
             let draft = Draft { text: text.to_owned(), ..Draft::default() };
-            self.post_to_conversation(caller, id, draft, key.cloned()).await?;
+            let posted = self.post_to_conversation(caller, id, draft, key.cloned()).await;
+            // Without a key the whole request once more would make another group.
+            posted.map_err(|error| if key.is_none() { error.after_commit() } else { error })?;
         }
         Ok(group)
     }

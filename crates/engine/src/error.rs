@@ -380,6 +380,12 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// For a step after one that is committed: what passes would have clients send the whole request again.
+    #[must_use]
+    pub(crate) fn after_commit(self) -> Self {
+        if self.is_passing() { Self::OutcomeUnknown } else { self }
+    }
+
     /// Whether storage was not there, or had no room: nothing was done, and the same may be tried again.
     #[must_use]
     pub const fn is_passing(&self) -> bool {
@@ -393,6 +399,7 @@ impl From<StoreError> for EngineError {
             StoreError::Unavailable { .. } => Self::Unavailable(error),
             // Lost against other transactions: nothing was done, and the next try will most likely win.
             StoreError::Aborted { .. } => Self::Overloaded,
+            StoreError::OutcomeUnknown { .. } => Self::OutcomeUnknown,
             StoreError::Refused { .. } => Self::Store(error),
         }
     }

@@ -62,6 +62,6 @@ impl Engine {
     /// When there is no channel of that name for the caller.
     pub async fn read_status(&self, caller: &Credential, channel: &str) -> EngineResult<Vec<ReadPosition>> {
         let channel = self.visible_channel(caller, channel).await?;
-        Ok(self.store().read_status(caller.scope(), channel.channel_id).await?)
+        Ok(self.store().read_status(caller.scope(), channel.channel_id, &caller.view().filters).await?)
     }
 }

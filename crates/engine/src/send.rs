@@ -87,14 +87,15 @@ enum Target {
 }
 
 impl Target {
-    /// The operation and target that an idempotency key counts for.
-    fn key_scope(&self) -> (&'static str, String) {
-        match self {
+    /// An idempotency key counts for one sender, operation and target.
+    fn key_hash(&self, sender: &Sender, key: &ClientKey) -> [u8; 32] {
+        let (operation, about) = match self {
             Self::Channel(name) => ("channel.post", name.clone()),
             Self::Conversation(id) => ("conversation.post", id.clone()),
             Self::Agent(_) => ("dm.post", String::new()),
             Self::Thread(id) => ("thread.post", id.to_string()),
-        }
+        };
+        key.hash(&sender.agent_id.to_string(), operation, &about)
     }
 }
 
@@ -162,10 +163,7 @@ impl Engine {
         draft: Draft,
         key: Option<ClientKey>,
     ) -> EngineResult<Posted> {
-        let to = match to.strip_prefix('@').unwrap_or(to) {
-            "self" => &caller.name,
-            name => name,
-        };
+        let to = if to == "@self" { &caller.name } else { to.strip_prefix('@').unwrap_or(to) };
         check_name("to", to, relay_domain::names::MAX_AGENT_NAME_BYTES)?;
         self.post(&caller.into(), Target::Agent(to.to_owned()), draft, key).await
     }
@@ -226,15 +224,56 @@ impl Engine {
         events: Vec<NewEvent>,
     ) -> EngineResult<Posted> {
         check_draft(&draft)?;
+        match self.post_under(sender, &target, draft, key.as_ref(), events).await {
+            Err(EngineError::UnknownToken { kind }) => Err(EngineError::UnknownToken { kind }),
+            Err(error) if error.is_passing() => Err(error),
+            Err(error) => self.posted_before(sender, &target, key.as_ref()).await?.ok_or(error),
+            posted => posted,
+        }
+    }
+
+    /// What was posted under this key: it stays posted, whatever has become of its target since.
+    async fn posted_before(
+        &self,
+        sender: &Sender,
+        target: &Target,
+        key: Option<&ClientKey>,
+    ) -> EngineResult<Option<Posted>> {
+        let Some(key) = key else { return Ok(None) };
+        let hash = target.key_hash(sender, key);
+        match self.replay(sender.scope, &hash, &key.fingerprint()).await? {
+            Some(before) => Ok(Some(self.replayed(sender, &before.data).await?)),
+            None => Ok(None),
+        }
+    }
+
+    /// [`Engine::posted_before`] for a direct message to an agent of this name.
+    ///
+    /// # Errors
+    /// When the key was used with another body, or storage is away.
+    pub(crate) async fn sent_before(
+        &self,
+        caller: &AgentCaller,
+        to: &str,
+        key: Option<&ClientKey>,
+    ) -> EngineResult<Option<Posted>> {
+        self.posted_before(&caller.into(), &Target::Agent(to.to_owned()), key).await
+    }
+
+    async fn post_under(
+        &self,
+        sender: &Sender,
+        target: &Target,
+        draft: Draft,
+        key: Option<&ClientKey>,
+        events: Vec<NewEvent>,
+    ) -> EngineResult<Posted> {
         let attachments = self.attachments(sender.scope, &draft.attachments).await?;
-        let (operation, about) = target.key_scope();
-        let key = key.map(|key| NewKey {
-            hash: key.hash(&sender.agent_id.to_string(), operation, &about).to_vec(),
-            fingerprint: key.fingerprint().to_vec(),
-        });
+        let key = key
+            .map(|key| NewKey { hash: target.key_hash(sender, key).to_vec(), fingerprint: key.fingerprint().to_vec() });
         for attempt in 0..RESOLVE_TRIES {
             // A snapshot that was just refuted is not worth another look.
-            let (audience, thread) = self.resolve(sender, &target, attempt > 0).await?;
+            let (audience, thread) = self.resolve(sender, target, attempt > 0).await?;
             let mut pending = self.prepare(sender, &audience, thread, &draft, key.clone(), &attachments)?;
             pending.0.events.clone_from(&events);
             let (reply, answer) = oneshot::channel();

@@ -239,7 +239,7 @@ impl Engine {
             self.update_agent(scope, &agent.name, &change).await?;
         }
         let output = json!({ "released": true, "name": agent.name });
-        self.record_done(scope, call, output).await
+        self.record_done(scope, call, output).await.map_err(EngineError::after_commit)
     }
 
     /// The broker node that the calling agent runs on.

@@ -90,9 +90,11 @@ impl Engine {
         if !self.store().create_subscription(scope, &new, ceiling.min(MAX_PER_WORKSPACE)).await? {
             return Err(EngineError::PlanLimitExceeded(Ceiling::Subscriptions));
         }
-        // Single deliveries make events only where somebody looks.
-        if row.events.iter().any(|kind| kind == "*" || kind.starts_with("delivery.")) {
-            self.watch_events(&[scope]).await?;
+        // Single deliveries make events only where somebody looks. It is there already: a worker asks for them, too.
+        if row.events.iter().any(|kind| kind == "*" || kind.starts_with("delivery."))
+            && let Err(error) = self.watch_events(&[scope]).await
+        {
+            tracing::debug!(error = &error as &dyn std::error::Error, "nobody asked for a new subscription's events");
         }
         Ok(row)
     }

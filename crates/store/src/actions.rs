@@ -154,7 +154,7 @@ impl Store {
             return Ok(Defined::TooMany);
         }
         let recorded = events::append(&mut tx, scope, new.at, vec![new.event.clone()]).await?;
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(Defined::Stored { new: ours.is_none(), recorded })
     }
 

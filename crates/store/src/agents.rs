@@ -213,7 +213,7 @@ impl Store {
             Some(channel) => Some((channel, events::append(&mut tx, scope, new.at, vec![joined(channel)]).await?)),
             None => None,
         };
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(Registration::Registered(registered))
     }
 
@@ -462,7 +462,7 @@ impl Store {
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(Some(old.and_then(|bytes| read_hash(&bytes))))
     }
 }

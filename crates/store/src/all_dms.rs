@@ -1,9 +1,9 @@
 //! Conversations as somebody sees them who takes part in none: all of a workspace.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{ChannelId, WorkspaceScope, conversation::MAX_COUNTED_MESSAGES};
+use relay_domain::{ChannelId, WorkspaceScope, conversation::MAX_COUNTED_MESSAGES, observer::ObserverFilters};
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{Store, StoreError, StoreResult, filters};
 
 /// A conversation of a workspace.
 #[derive(Debug, Clone, sqlx::FromRow)]
@@ -35,7 +35,7 @@ pub struct AnyConversation {
 
 impl Store {
     /// Conversations of a workspace, the youngest first: those begun before the one whose backing channel is
-    /// given, at most `limit`.
+    /// given, at most `limit`. Messages and participants that the filters hide are neither named nor counted.
     ///
     /// # Errors
     /// When Postgres does not answer.
@@ -44,7 +44,9 @@ impl Store {
         scope: WorkspaceScope,
         before: Option<ChannelId>,
         limit: i64,
+        filters: &ObserverFilters,
     ) -> StoreResult<Vec<AnyConversation>> {
+        let (not_before, above_id) = filters::not_before(filters);
         sqlx::query_as(
             "SELECT c.channel_id, c.type, c.conversation_id, c.title, c.created_at, p.names AS participants,
                     n.message_count, l.agent_id AS last_agent_id, l.agent_name AS last_agent_name,
@@ -56,15 +58,20 @@ impl Store {
                     SELECT coalesce(array_agg(a.name ORDER BY a.name), '{}') AS names
                       FROM channel_members o
                       JOIN agents a ON a.workspace_id = o.workspace_id AND a.agent_id = o.agent_id
-                     WHERE o.workspace_id = $1 AND o.channel_id = c.channel_id) AS p
+                     WHERE o.workspace_id = $1 AND o.channel_id = c.channel_id
+                       AND ($5::bigint[] IS NULL OR o.agent_id = ANY ($5))) AS p
               CROSS JOIN LATERAL (
                     SELECT count(*) AS message_count
                       FROM (SELECT FROM messages
                              WHERE workspace_id = $1 AND channel_id = c.channel_id AND thread_id IS NULL
+                               AND ($5::bigint[] IS NULL OR agent_id = ANY ($5))
+                               AND message_id > $7 AND created_at >= $6
                              LIMIT $4) AS counted) AS n
                LEFT JOIN LATERAL (
                     SELECT * FROM messages
                      WHERE workspace_id = $1 AND channel_id = c.channel_id AND thread_id IS NULL
+                       AND ($5::bigint[] IS NULL OR agent_id = ANY ($5))
+                       AND message_id > $7 AND created_at >= $6
                      ORDER BY message_id DESC LIMIT 1) AS l ON true
               ORDER BY c.channel_id DESC",
         )
@@ -72,6 +79,9 @@ impl Store {
         .bind(before.map_or(i64::MAX, ChannelId::get))
         .bind(limit)
         .bind(MAX_COUNTED_MESSAGES)
+        .bind(filters::agent_ids(filters))
+        .bind(not_before)
+        .bind(above_id)
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("listing all conversations"))

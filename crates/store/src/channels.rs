@@ -128,7 +128,7 @@ impl Store {
             return Ok(ChannelCreation::NoRoom);
         }
         let recorded = events::append(&mut tx, scope, new.at, vec![event]).await?;
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(ChannelCreation::Made(recorded))
     }
 

@@ -166,7 +166,7 @@ impl Store {
         if add_members(&mut tx, scope, channel, new.members, Some(new.created_by)).await? {
             conversation.members_version += 1;
         }
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(OpenOutcome::Open(conversation))
     }
 

@@ -165,7 +165,7 @@ impl Store {
         };
         let replaced_token = replace_node_token(&mut tx, scope, &node, enrolment.token_hash).await?;
         let recorded = events::append(&mut tx, scope, at, events).await?;
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok((EnrolOutcome::Enrolled { node, replaced_token }, Some(recorded)))
     }
 
@@ -235,7 +235,7 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         let replaced_token = replace_node_token(&mut tx, scope, &node, token_hash).await?;
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(DirectTokenOutcome::Minted { replaced_token })
     }
 }

@@ -23,6 +23,15 @@ pub enum StoreError {
         /// The cause.
         source: sqlx::Error,
     },
+    /// Postgres was lost while it committed: what was asked may be done, and nobody can say. Not to be tried again by
+    /// whoever would do it twice.
+    #[error("nobody heard of the commit after {doing}")]
+    OutcomeUnknown {
+        /// The operation and its object.
+        doing: &'static str,
+        /// The cause.
+        source: sqlx::Error,
+    },
     /// Postgres refused the data or the statement.
     #[error("postgres refused {doing}")]
     Refused {
@@ -56,6 +65,14 @@ impl StoreError {
         }
     }
 
+    /// Turns what became of a COMMIT into one of ours, where the same once more would be done twice.
+    pub(crate) fn from_commit(doing: &'static str) -> impl FnOnce(sqlx::Error) -> Self {
+        move |source| match Self::from_sqlx(doing)(source) {
+            Self::Unavailable { doing, source } => Self::OutcomeUnknown { doing, source },
+            other => other,
+        }
+    }
+
     /// For a caller that knows from another call, made a moment ago, that Postgres is away.
     #[must_use]
     pub const fn still_away(doing: &'static str) -> Self {
@@ -65,13 +82,16 @@ impl StoreError {
     /// Whether the violated constraint, if any, is the named one.
     #[must_use]
     pub fn violates(&self, constraint: &str) -> bool {
-        let (Self::Unavailable { source, .. } | Self::Aborted { source, .. } | Self::Refused { source, .. }) = self;
+        let (Self::Unavailable { source, .. }
+        | Self::Aborted { source, .. }
+        | Self::OutcomeUnknown { source, .. }
+        | Self::Refused { source, .. }) = self;
         source.as_database_error().and_then(|e| e.constraint()) == Some(constraint)
     }
 
     /// Whether Postgres itself was away, as opposed to having refused.
     #[must_use]
     pub const fn is_unavailable(&self) -> bool {
-        matches!(self, Self::Unavailable { .. })
+        matches!(self, Self::Unavailable { .. } | Self::OutcomeUnknown { .. })
     }
 }

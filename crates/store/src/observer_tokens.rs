@@ -171,7 +171,7 @@ impl Store {
             Err(error) if error.violates(NAME_TAKEN) => Ok(ObserverTokenCreation::NameTaken),
             Err(error) => Err(error),
             Ok(row) => {
-                tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+                tx.commit().await.map_err(StoreError::from_commit(doing))?;
                 Ok(ObserverTokenCreation::Made(Box::new(row)))
             }
         }
@@ -303,7 +303,7 @@ impl Store {
         let Some(row) = row else { return Ok(None) };
         let dead = drop_opaque(&mut tx, scope, token).await?;
         overrule(&mut tx, scope, token).await?;
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(Some((row, dead)))
     }
 

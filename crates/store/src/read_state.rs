@@ -5,9 +5,9 @@
 //! here, so that answers are exact.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{ChannelId, MessageId, WorkspaceScope, names};
+use relay_domain::{ChannelId, MessageId, WorkspaceScope, names, observer::ObserverFilters};
 
-use crate::{Store, StoreError, StoreResult, messages_read::day_of};
+use crate::{Store, StoreError, StoreResult, filters, messages_read::day_of};
 
 /// Deliveries of one mailbox between its folded mark and its ack floor that an answer looks at.
 ///
@@ -99,12 +99,17 @@ impl Store {
         .map_err(StoreError::from_sqlx("listing the readers of a message"))
     }
 
-    /// How far each member has read a channel, in the order of joining; at most
+    /// How far each member that the filters show has read a channel, in the order of joining; at most
     /// [`names::MAX_LISTED_MEMBERS`].
     ///
     /// # Errors
     /// When Postgres does not answer.
-    pub async fn read_status(&self, scope: WorkspaceScope, channel: ChannelId) -> StoreResult<Vec<ReadPosition>> {
+    pub async fn read_status(
+        &self,
+        scope: WorkspaceScope,
+        channel: ChannelId,
+        filters: &ObserverFilters,
+    ) -> StoreResult<Vec<ReadPosition>> {
         sqlx::query_as(
             "SELECT a.name AS agent_name, greatest(cm.last_read_id, acked.read_id) AS last_read_id,
                     CASE WHEN acked.read_id > coalesce(cm.last_read_id, -1) THEN
@@ -129,12 +134,13 @@ impl Store {
                                         WHERE x.workspace_id = $1 AND x.agent_id = cm.agent_id AND x.seq = d.seq
                                           AND x.state = 4)
                      ORDER BY d.source_id DESC LIMIT 1) AS acked ON true
-              WHERE cm.workspace_id = $1 AND cm.channel_id = $2
+              WHERE cm.workspace_id = $1 AND cm.channel_id = $2 AND ($4::bigint[] IS NULL OR cm.agent_id = ANY ($4))
               ORDER BY cm.joined_at, cm.agent_id LIMIT $3",
         )
         .bind(scope.workspace_id().get())
         .bind(channel.get())
         .bind(names::MAX_LISTED_MEMBERS)
+        .bind(filters::agent_ids(filters))
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("reading how far members have read a channel"))

@@ -69,7 +69,18 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         let Some(place) = place else { return Ok(None) };
-        let delivery = DeliveryId { source: message.get(), agent, redrive_no: 0 };
+        // What was sent again is a delivery of its own: the last one counts.
+        let redrive_no: Option<_> = sqlx::query_scalar(
+            "SELECT redrive_no FROM deliveries WHERE workspace_id = $1 AND source_id = $2 AND agent_id = $3
+              ORDER BY redrive_no DESC LIMIT 1",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(message.get())
+        .bind(agent.get())
+        .fetch_optional(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let delivery = DeliveryId { source: message.get(), agent, redrive_no: redrive_no.unwrap_or_default() };
         // Cursor first, then the read: the order of every transaction that touches both.
         let settled = exceptions::report_in(&mut tx, scope, delivery, &DeliveryReport::Ack).await?;
         let (read_at, first) = record(&mut tx, scope, message, agent).await?;

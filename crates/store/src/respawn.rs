@@ -101,7 +101,7 @@ impl Store {
         let was_active = agent.get::<&str, _>("status") == "active";
         let events = if was_active { Vec::new() } else { vec![status_event(agent_id, name, "active")] };
         let recorded = events::append(&mut tx, scope, at, events).await?;
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(Respawn::Adopted { agent_id, created_at: agent.get("created_at"), replaced_token, replayed, recorded })
     }
 

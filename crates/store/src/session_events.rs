@@ -116,7 +116,7 @@ impl Store {
         }
         let event = observed(new, sequence, changed);
         let recorded = events::append(&mut tx, scope, new.at, vec![event]).await?;
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(SessionEventOutcome::Recorded { sequence, status_changed: changed, recorded })
     }
 

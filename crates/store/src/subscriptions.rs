@@ -93,6 +93,8 @@ impl Store {
         limit: i64,
     ) -> StoreResult<bool> {
         let row = new.row;
+        let doing = "making a subscription";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let made = sqlx::query(
             "INSERT INTO subscriptions (workspace_id, subscription_id, events, filter, url, header_names,
                                         signature_scheme, secret_key_id, sealed, created_at, event_cursor)
@@ -112,9 +114,10 @@ impl Store {
         .bind(new.sealed.map(|sealed| sealed.bytes.as_slice()))
         .bind(row.created_at)
         .bind(limit)
-        .execute(&self.pool)
+        .execute(&mut *tx)
         .await
-        .map_err(StoreError::from_sqlx("making a subscription"))?;
+        .map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(made.rows_affected() == 1)
     }
 

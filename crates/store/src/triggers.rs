@@ -102,7 +102,7 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         stop_following(&mut tx, scope).await?;
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(made.rows_affected() == 1)
     }
 

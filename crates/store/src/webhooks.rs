@@ -64,6 +64,8 @@ impl Store {
     /// # Errors
     /// When Postgres is away.
     pub async fn create_webhook(&self, scope: WorkspaceScope, new: &NewWebhook<'_>, limit: i64) -> StoreResult<bool> {
+        let doing = "making a webhook";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let made = sqlx::query(
             "WITH room AS (
                 SELECT WHERE (SELECT count(*) FROM webhooks WHERE workspace_id = $1) < $8
@@ -88,9 +90,10 @@ impl Store {
         .bind(&new.token.as_bytes()[..])
         .bind(WEBHOOK_AGENT)
         .bind(limit)
-        .execute(&self.pool)
+        .execute(&mut *tx)
         .await
-        .map_err(StoreError::from_sqlx("making a webhook"))?;
+        .map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(made.rows_affected() == 1)
     }
 

@@ -166,7 +166,7 @@ impl Store {
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(Creation::Made)
     }
 
