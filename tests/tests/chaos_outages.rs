@@ -19,6 +19,7 @@ use relay_testkit::{
     stack::Stack,
     wait,
 };
+use serde_json::json;
 
 /// Nothing here is waited for in vain: the limits are for a busy machine.
 const SOON: Duration = Duration::from_secs(30);
@@ -267,6 +268,31 @@ async fn a_commit_that_never_arrives_is_made_again() -> Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_lost_with_its_connection_is_made_again() -> Result<()> {
     commit_is_cut(Verdict::DropThenReset).await
+}
+
+/// What may be done gets no status: clients send a request again after a 5xx, and would be told that the name is taken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_registration_whose_commit_is_cut_is_never_to_be_sent_again() -> Result<()> {
+    let scene = Scene::with(Stack::builder().through_proxies(true)).await?;
+    let mut unanswered = 0;
+    for round in 0..sized(4, 40) {
+        let name = format!("cut-{round}");
+        let fired = scene.cut_commit_of(&name, Verdict::ForwardThenCut);
+        let (api, body) = (scene.workspace.clone(), json!({ "name": name, "type": "agent" }));
+        let asked = tokio::spawn(async move { api.post("/v1/agents", body).await });
+        wait::until("a COMMIT to be cut", SOON, || async { fired.load(Ordering::Relaxed) }).await;
+        scene.stack.postgres_proxy().restore();
+        match asked.await? {
+            // Somebody else's COMMIT was cut, or this one never arrived: it was sent again until it was done.
+            Ok(reply) => drop(reply.success()?),
+            Err(_) => unanswered += 1,
+        }
+        for gateway in scene.stack.gateways() {
+            wait::until("the gateway to be ready", RECOVERED_WITHIN, || gateway.is_ready()).await;
+        }
+    }
+    ensure!(unanswered > 0, "no COMMIT of a registration was cut");
+    Ok(())
 }
 
 /// Bytes vanish for a second, as with a host that is gone without a reset: the connections that lost them never
