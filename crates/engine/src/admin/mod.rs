@@ -15,7 +15,7 @@ use relay_domain::{
     token::{TOKEN_BYTES, TokenHash, TokenKind},
 };
 pub use relay_store::admin::{
-    DeadLetterRow, Erased, MailboxException, MailboxFrame, MailboxInside, TokenKilled, WorkspaceSummary,
+    DeadLetterRow, Erased, ExportedRow, MailboxException, MailboxFrame, MailboxInside, TokenKilled, WorkspaceSummary,
 };
 use relay_store::{NewWorkspace, NodeFilter, NodeProviderRow, NodeRow, Store};
 use serde_json::json;
@@ -26,7 +26,7 @@ use crate::{
 };
 
 pub use doctor::{Finding, Verdict, examine};
-pub use erase::Erasure;
+pub use erase::{Erasure, Place};
 pub use restore::RestoreReport;
 
 /// Connections: commands are one thing at a time.
