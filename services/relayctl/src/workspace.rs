@@ -271,7 +271,10 @@ async fn delete(database: &Database, id: &str, erase: Option<(Option<String>, Du
         "JetStream was not looked at: run this again with NATS_URL or --nats-url, or it is not proved that nothing of \
          workspace {id} is left"
     );
-    ensure!(erasure.left.is_empty(), "something of workspace {id} is left: something still writes for it; run this again");
+    ensure!(
+        erasure.left.is_empty(),
+        "something of workspace {id} is left: something still writes for it; run this again"
+    );
     Ok(())
 }
 
