@@ -1,6 +1,6 @@
 //! Dead letters: how deliveries end there, and how operators look at them and send them again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -315,7 +315,7 @@ async fn an_operator_redrives_from_a_terminal() -> Result<()> {
     for number in 0..3 {
         send_briefly(&ann, "bob", &number.to_string()).await?;
     }
-    let id = text(&wait_for_letters(&key, 3).await?[0]["delivery_id"]).to_owned();
+    let letters = wait_for_letters(&key, 3).await?;
     live_long(&key).await?;
     let program = binaries::find(&binaries::directory()?, "relayctl")?;
     let database = shared().await.database_url.clone();
@@ -328,6 +328,21 @@ async fn an_operator_redrives_from_a_terminal() -> Result<()> {
             .output()?;
         Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
     };
+    let listed = || -> Result<Vec<Value>> {
+        let (done, told) = relayctl(&["--json", "dead-letter", "list"], &[])?;
+        ensure!(done, "{told}");
+        Ok(list(&serde_json::from_str(&told)?).to_vec())
+    };
+    // By the ids of the API, so that one of them can be named.
+    let rows = listed()?;
+    let ids =
+        |rows: &[Value]| -> BTreeSet<String> { rows.iter().map(|row| text(&row["delivery_id"]).to_owned()).collect() };
+    assert_eq!(ids(&rows), ids(&letters));
+    assert!(rows.iter().all(|row| row["redriven_as"].is_null() && row["agent"] == "bob"), "{rows:?}");
+    let id = text(&rows[0]["delivery_id"]).to_owned();
+    let (done, told) = relayctl(&["redrive"], &["--delivery", &id, "--dry-run"])?;
+    assert!(done && told.trim() == format!("{id}: ttl_expired"), "{told}");
+
     let (long, short) = (["dead-letter", "redrive"], ["redrive"]);
     for command in [&long[..], &short[..]] {
         assert!(!relayctl(command, &[])?.0, "not without saying which");
@@ -336,6 +351,10 @@ async fn an_operator_redrives_from_a_terminal() -> Result<()> {
     }
     let (done, told) = relayctl(&short, &["--delivery", &id])?;
     assert!(done && told.contains(&format!("{id}_r1")), "{told}");
+    let marked = listed()?.into_iter().find(|row| row["delivery_id"] == id).context("it is listed")?;
+    assert_eq!((text(&marked["redriven_as"]), &marked["redrive_no"]), (&*format!("{id}_r1"), &json!(0)), "{marked}");
+    let (_, table) = relayctl(&["dead-letter", "list"], &["--agent", "bob"])?;
+    assert!(table.contains("SENT AGAIN AS") && table.contains(&format!("{id}_r1")), "{table}");
     let (done, told) = relayctl(&long, &["--agent", "bob", "--rate", "500"])?;
     assert!(done && told.contains("is done: 2 of 2 sent again"), "{told}");
     wait::until_ok("the letters to be deliveries again", SOON, || async {
@@ -353,6 +372,7 @@ async fn an_operator_redrives_from_a_terminal() -> Result<()> {
     let (done, told) = purge(&["--reason", "ttl_expired"])?;
     assert!(done && told.contains("3 letters were put out of sight"), "{told}");
     assert_eq!(list(&key.get("/v1/dead-letters").await?.success()?).len(), 0);
+    assert_eq!(listed()?, Vec::<Value>::new(), "what is out of sight is out of sight here too");
     drop(bob);
     Ok(())
 }

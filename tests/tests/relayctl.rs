@@ -131,6 +131,13 @@ async fn an_erased_workspace_leaves_nothing_and_its_neighbour_everything() -> Re
     .await?;
     let again = relayctl(&["workspace", "export", &gone_id]).await?;
     assert!(!again.success && again.stderr.contains("not found"), "{}", again.stderr);
+    let again = relayctl(&["workspace", "delete", &gone_id, "--erase"]).await?.ok()?.stdout;
+    assert!(
+        again.contains("there is no workspace") && again.contains(&format!("nothing of workspace {gone_id}")),
+        "{again}"
+    );
+    let unknown = relayctl(&["workspace", "delete", &gone_id]).await?;
+    assert!(!unknown.success && unknown.stderr.contains("not found"), "{}", unknown.stderr);
 
     let mut after = rows_of(&stays_id).await?;
     after.retain(|(table, _)| before.iter().any(|(known, _)| known == table));
@@ -138,6 +145,35 @@ async fn an_erased_workspace_leaves_nothing_and_its_neighbour_everything() -> Re
         assert!(now >= then || table == "idempotency_keys", "{table} of the neighbour lost rows: {then} to {now}");
     }
     stays.get("/v1/workspace").await?.success()?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_erasure_without_nats_proves_nothing_and_can_be_repeated() -> Result<()> {
+    let key = furnished(shared().await.any_gateway(), "half erased").await?;
+    let id = id_of(&key).await?;
+    let erase = ["--json", "workspace", "delete", &id, "--erase", "--wait-seconds", "45"];
+    let away = relayctl_with(&erase, &[("NATS_URL", "nats://127.0.0.1:9")], "").await?;
+    assert!(!away.success && away.stderr.contains("can be repeated"), "{}", away.stderr);
+    assert!(rows_of(&id).await?.len() > 5, "nothing goes before NATS has answered");
+
+    // Everything but the row that the workspace is found by.
+    let blind = relayctl_with(&erase, &[("NATS_URL", "")], "").await?;
+    assert!(!blind.success && blind.stderr.contains("JetStream was not looked at"), "{}", blind.stderr);
+    let told: Value = serde_json::from_str(&blind.stdout)?;
+    let left = json!([{ "table": "workspaces", "rows": 1 }, { "table": "jetstream", "rows": null }]);
+    assert_eq!((&told["left"], &told["purged"]), (&left, &Value::Null), "{told}");
+    assert_eq!(rows_of(&id).await?, [("workspaces".to_owned(), 1)]);
+    let words = relayctl_with(&erase[1..], &[("NATS_URL", "")], "").await?;
+    assert!(
+        !words.stdout.contains("nothing of workspace") && words.stdout.contains("not looked at"),
+        "{}",
+        words.stdout
+    );
+
+    let done = relayctl(&erase).await?.json()?;
+    assert_eq!((&done["left"], &done["was_there"]), (&json!([]), &json!(true)), "{done}");
+    assert_eq!(rows_of(&id).await?, []);
     Ok(())
 }
 
@@ -186,6 +222,12 @@ async fn rows_of(id: &str) -> Result<Vec<(String, i64)>> {
         }
     }
     Ok(found)
+}
+
+#[tokio::test]
+async fn a_migration_answers_programs_too() -> Result<()> {
+    assert_eq!(relayctl(&["--json", "migrate"]).await?.json()?, json!({ "up_to_date": true }));
+    Ok(())
 }
 
 #[tokio::test]
@@ -315,6 +357,15 @@ async fn the_configuration_is_checked_as_a_whole_and_explained_without_secrets()
     }
     relayctl(&["config", "check", "gateway"]).await?.ok()?;
     relayctl(&["config", "check", "worker"]).await?.ok()?;
+    let usable = relayctl(&["--json", "config", "check", "gateway"]).await?.json()?;
+    assert_eq!(usable, json!({ "usable": true, "wrong": [] }));
+    let unusable = relayctl_with(&["--json", "config", "check", "gateway"], &wrong, "").await?;
+    let told: Value = serde_json::from_str(&unusable.stdout)?;
+    assert!(!unusable.success && told["wrong"].as_array().is_some_and(|wrong| wrong.len() == 3), "{told}");
+    let settings = relayctl(&["--json", "config", "explain", "worker"]).await?.json()?;
+    let of = |name: &str| settings["settings"].as_array()?.iter().find(|setting| setting["name"] == name);
+    let database = of("DATABASE_URL").context("DATABASE_URL is explained")?;
+    assert_eq!((&database["from"], &database["value"]), (&json!("DATABASE_URL"), &Value::Null), "{database}");
 
     let folder = tempfile::tempdir()?;
     let (settings, secret) = (folder.path().join("relay.toml"), folder.path().join("secret"));

@@ -14,6 +14,7 @@ use std::ffi::OsString;
 
 use anyhow::{Result as AnyResult, anyhow, bail};
 use clap::{Arg, ArgAction, Command, Parser};
+use serde_json::{Value, json};
 
 use crate::otel::Wanted;
 
@@ -21,6 +22,8 @@ use crate::otel::Wanted;
 const CONFIG_FILE: &str = "RELAY_CONFIG";
 const CHECK: &str = "--config-check";
 const EXPLAIN: &str = "--config-explain";
+/// With one of the two: answers programs.
+const JSON: &str = "--config-json";
 
 /// What a program was told.
 #[derive(Debug)]
@@ -82,26 +85,38 @@ pub fn read<T: Parser>() -> AnyResult<Option<T>> {
 /// All that is wrong, a line each.
 pub fn told<T: Parser>(arguments: &[String], around: &impl Surroundings) -> Result<Told<T>, String> {
     let wants = |flag: &str| arguments.iter().skip(1).any(|argument| argument == flag);
-    let (check, explain) = (wants(CHECK), wants(EXPLAIN));
+    let (check, explain, json) = (wants(CHECK), wants(EXPLAIN), wants(JSON));
     let own: Vec<String> =
-        arguments.iter().filter(|argument| *argument != CHECK && *argument != EXPLAIN).cloned().collect();
+        arguments.iter().filter(|argument| ![CHECK, EXPLAIN, JSON].contains(&argument.as_str())).cloned().collect();
     // Help and version are clap's.
     if own.iter().skip(1).any(|argument| matches!(argument.as_str(), "--help" | "-h" | "--version" | "-V")) {
         return Ok(Told::Run(T::parse_from(&own)));
     }
-    let settings = gather(&T::command(), &own, around);
+    let mut settings = gather(&T::command(), &own, around);
     if explain {
-        return Ok(Told::Print { text: explained(&settings), well: settings.wrong.is_empty() });
+        let text = if json { explained_json(&settings) } else { explained(&settings) };
+        return Ok(Told::Print { text, well: settings.wrong.is_empty() });
     }
-    if !settings.wrong.is_empty() {
-        return Err(all(&settings.wrong));
+    let mut parsed = None;
+    if settings.wrong.is_empty() {
+        match T::try_parse_from(settings.line(&own)) {
+            Ok(good) => parsed = Some(good),
+            Err(error) => settings.wrong.push(first_line(&error)),
+        }
     }
-    let parsed = T::try_parse_from(settings.line(&own)).map_err(|error| all(&[first_line(&error)]))?;
-    if check {
-        Ok(Told::Print { text: "the configuration can be used".to_owned(), well: true })
-    } else {
-        Ok(Told::Run(parsed))
+    match parsed {
+        _ if check && json => {
+            let well = settings.wrong.is_empty();
+            Ok(Told::Print { text: pretty(&json!({ "usable": well, "wrong": settings.wrong })), well })
+        }
+        None => Err(all(&settings.wrong)),
+        Some(_) if check => Ok(Told::Print { text: "the configuration can be used".to_owned(), well: true }),
+        Some(parsed) => Ok(Told::Run(parsed)),
     }
+}
+
+fn pretty(value: &Value) -> String {
+    format!("{value:#}")
 }
 
 fn all(wrong: &[String]) -> String {
@@ -306,6 +321,26 @@ fn explained(settings: &Settings) -> String {
     text.trim_end().to_owned()
 }
 
+/// The same for programs. A secret has no value, whether it is set or not.
+fn explained_json(settings: &Settings) -> String {
+    let shown: Vec<Value> = settings
+        .all
+        .iter()
+        .map(|setting| {
+            let (from, value) = match (&setting.given, &setting.default) {
+                (Some((place, value)), _) => (Some(place.as_str()), Some(value)),
+                (None, Some(default)) if !default.is_empty() => (Some("default"), Some(default)),
+                (None, _) => (None, None),
+            };
+            json!({
+                "name": setting.variable, "flag": format!("--{}", setting.flag), "from": from, "secret": setting.secret,
+                "value": value.filter(|_| !setting.secret), "help": setting.help,
+            })
+        })
+        .collect();
+    pretty(&json!({ "usable": settings.wrong.is_empty(), "wrong": settings.wrong, "settings": shown }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -323,11 +358,11 @@ mod tests {
         #[arg(long, env = "RELAY_NETWORKS", value_delimiter = ',')]
         networks: Vec<std::net::IpAddr>,
         /// Goes with the count.
-        #[arg(long, env = "RELAY_PLANS", default_value = "{}", value_parser = json)]
-        plans: serde_json::Value,
+        #[arg(long, env = "RELAY_PLANS", default_value = "{}", value_parser = parse_json)]
+        plans: Value,
     }
 
-    fn json(text: &str) -> Result<serde_json::Value, String> {
+    fn parse_json(text: &str) -> Result<Value, String> {
         serde_json::from_str(text).map_err(|error| error.to_string())
     }
 
@@ -372,7 +407,7 @@ mod tests {
         let toml = ("RELAY_CONFIG", "/c.toml");
         let all = config(&[], &given(&[toml], &[file]));
         assert_eq!((all.database_url.as_str(), all.count, all.networks.len()), ("postgres://file", 3, 2));
-        assert_eq!(all.plans, serde_json::json!({ "free": 1 }));
+        assert_eq!(all.plans, json!({ "free": 1 }));
         let secret = ("DATABASE_URL_FILE", "/s");
         let by_file = config(&[], &given(&[toml, secret], &[file, ("/s", "postgres://secret\n")]));
         assert_eq!(by_file.database_url, "postgres://secret");
@@ -439,5 +474,23 @@ mod tests {
             }
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn programs_are_answered_with_json() {
+        let printed = |arguments: &[&str], around: &Given| match run(arguments, around) {
+            Ok(Told::Print { text, well }) => (serde_json::from_str::<Value>(&text).unwrap(), well),
+            other => panic!("{other:?}"),
+        };
+        let good = given(&[("DATABASE_URL", "postgres://a:secret@b")], &[]);
+        let (check, explain) = (["--config-check", "--config-json"], ["--config-explain", "--config-json"]);
+        assert_eq!(printed(&check, &good), (json!({ "usable": true, "wrong": [] }), true));
+        let (told, well) = printed(&check, &Given::default());
+        assert_eq!((told, well), (json!({ "usable": false, "wrong": ["DATABASE_URL is missing"] }), false));
+        let (told, _) = printed(&explain, &good);
+        let (url, count) = (&told["settings"][0], &told["settings"][1]);
+        assert_eq!((&url["value"], &url["from"], &url["secret"]), (&Value::Null, &json!("DATABASE_URL"), &json!(true)));
+        assert_eq!((&count["value"], &count["from"]), (&json!("4"), &json!("default")));
+        assert!(!told.to_string().contains("secret@"), "{told}");
     }
 }

@@ -247,8 +247,8 @@ impl Store {
         .map_err(StoreError::from_sqlx("updating a workspace"))
     }
 
-    /// Deletes the workspace: its tokens are gone at once, its rows go with retention. Returns the hashes
-    /// of the tokens that died.
+    /// Deletes the workspace: its tokens are gone at once, its files soon. What is kept by the day goes with retention, everything
+    /// else when a worker erases it weeks later. Returns the hashes of the tokens that died.
     ///
     /// # Errors
     /// When Postgres is away.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_nats::{ConnectOptions, jetstream};
 use relay_domain::WorkspaceScope;
 
-use crate::{StreamError, StreamResult, connection::STREAMS, subjects};
+use crate::{StreamError, StreamResult, connection::STREAMS, recovery::find, subjects};
 
 /// How long to wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -101,12 +101,12 @@ pub async fn examine(url: &str) -> StreamResult<NatsHealth> {
 /// Removes what the streams hold of a workspace. Returns how many messages that were.
 ///
 /// # Errors
-/// When NATS cannot be reached, or refuses.
+/// When NATS cannot be reached, does not answer, or refuses: then what it holds is not known.
 pub async fn forget_workspace(url: &str, scope: WorkspaceScope) -> StreamResult<u64> {
     let (_client, context) = connect(url).await?;
     let mut purged = 0;
     for ((name, ..), subject) in STREAMS.iter().zip(subjects::all_of_workspace(scope)) {
-        let Ok(stream) = context.get_stream(*name).await else { continue };
+        let Some(stream) = find(&context, name).await? else { continue };
         let answer = stream.purge().filter(subject).await.map_err(StreamError::from_nats("purging a stream"))?;
         purged += answer.purged;
     }

@@ -2,7 +2,11 @@
 //!
 //! Only recovery comes here. Replay and repair read Postgres.
 
-use async_nats::jetstream::stream::{DirectGetErrorKind, Stream as JetStream};
+use async_nats::jetstream::{
+    self, ErrorCode,
+    context::GetStreamErrorKind,
+    stream::{DirectGetErrorKind, Stream as JetStream},
+};
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
 use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, session::Seq};
@@ -168,14 +172,18 @@ impl Stream {
     }
 
     async fn find(&self, kind: LogKind) -> StreamResult<Option<JetStream>> {
-        use async_nats::jetstream::{ErrorCode, context::GetStreamErrorKind};
-        match self.jetstream.get_stream(kind.name()).await {
-            Ok(stream) => Ok(Some(stream)),
-            Err(error) => match error.kind() {
-                GetStreamErrorKind::JetStream(cause) if cause.error_code() == ErrorCode::STREAM_NOT_FOUND => Ok(None),
-                _ => Err(StreamError::from_nats("looking at a stream")(error)),
-            },
-        }
+        find(&self.jetstream, kind.name()).await
+    }
+}
+
+/// A stream by its name; `None` when JetStream says that there is none.
+pub(crate) async fn find(context: &jetstream::Context, name: &str) -> StreamResult<Option<JetStream>> {
+    match context.get_stream(name).await {
+        Ok(stream) => Ok(Some(stream)),
+        Err(error) => match error.kind() {
+            GetStreamErrorKind::JetStream(cause) if cause.error_code() == ErrorCode::STREAM_NOT_FOUND => Ok(None),
+            _ => Err(StreamError::from_nats("looking at a stream")(error)),
+        },
     }
 }
 

@@ -83,7 +83,7 @@ async fn main() -> ExitCode {
 async fn run(arguments: Arguments) -> Result<ExitCode> {
     let out = output::Output::new(arguments.json);
     match arguments.command {
-        Command::Migrate(arguments) => migrate::run(arguments).await?,
+        Command::Migrate(arguments) => migrate::run(arguments, out).await?,
         Command::Workspace(command) => workspace::run(command, out).await?,
         Command::Token(command) => token::run(command, out).await?,
         Command::Node(command) => node::run(command, out).await?,
@@ -93,7 +93,7 @@ async fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Restore(arguments) => restore::run(arguments, out).await?,
         Command::Tail(arguments) => tail::run(arguments, out).await?,
         Command::Doctor(arguments) => return doctor::run(&arguments, out).await,
-        Command::Config(command) => return config::run(&command),
+        Command::Config(command) => return config::run(&command, out),
         Command::Completions(arguments) => completions::run(&arguments),
     }
     Ok(ExitCode::SUCCESS)

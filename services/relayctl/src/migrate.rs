@@ -3,6 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use serde_json::json;
+
+use crate::output::Output;
 
 /// What `relayctl migrate` takes.
 #[derive(Debug, clap::Args)]
@@ -15,10 +18,9 @@ pub(crate) struct Arguments {
     wait_seconds: u64,
 }
 
-pub(crate) async fn run(arguments: Arguments) -> Result<()> {
+pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
     relay_engine::migrate(&arguments.database_url, Duration::from_secs(arguments.wait_seconds))
         .await
         .context("migrate the database")?;
-    println!("the schema is up to date");
-    Ok(())
+    out.one(&json!({ "up_to_date": true }), |_| "the schema is up to date".to_owned())
 }

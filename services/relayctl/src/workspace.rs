@@ -2,14 +2,16 @@
 
 use std::{
     fs::File,
-    io::{BufWriter, Write},
+    io::{BufWriter, IsTerminal as _, Write},
     path::PathBuf,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use chrono::{DateTime, Utc};
+use relay_domain::WorkspaceId;
 use relay_engine::{
+    EngineError,
     admin::{Erasure, WorkspaceSummary},
     usage::{Granularity, Usage, UsageQuery},
 };
@@ -17,7 +19,7 @@ use serde_json::json;
 
 use crate::{
     connection::Database,
-    output::{Output, or_dash, time},
+    output::{Bar, Output, time},
     quotas::{self, Quotas},
 };
 
@@ -86,16 +88,17 @@ pub(crate) enum Command {
         #[arg(long, short)]
         output: Option<PathBuf>,
     },
-    /// Delete a workspace: its tokens are dead at once, its rows go with retention.
+    /// Delete a workspace: its tokens are dead at once, its files go soon. Messages, deliveries and events go with retention, the rest when a
+    /// worker erases it 30 days later.
     Delete {
         #[command(flatten)]
         database: Database,
         /// Its id. A name is not enough.
         id: String,
-        /// Remove everything of it now, and prove that nothing is left. Cannot be undone.
+        /// Remove everything of it now, and prove that nothing is left. Can be repeated if it was cut off, not undone.
         #[arg(long)]
         erase: bool,
-        /// The NATS server, whose copies are removed too.
+        /// The NATS server, whose copies are removed too. Without it nothing can be proved.
         #[arg(long, env = "NATS_URL", hide_env_values = true)]
         nats_url: Option<String>,
         /// How long to wait for a worker to remove the bytes of files, in seconds.
@@ -103,6 +106,9 @@ pub(crate) enum Command {
         wait_seconds: u64,
     },
 }
+
+/// Rows of an export between two looks at how far it is.
+const ROWS_A_LOOK: u64 = 1000;
 
 /// What `--granularity` takes.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
@@ -142,8 +148,10 @@ pub(crate) async fn run(command: Command, out: Output) -> Result<()> {
             let query = UsageQuery { since, until, granularity: Some(granularity.into()) };
             usage(&database, &workspace, query, out).await
         }
-        Command::Export { database, workspace, output } => export(&database, &workspace, output).await,
+        Command::Export { database, workspace, output } => export(&database, &workspace, output, out).await,
         Command::Delete { database, id, erase, nats_url, wait_seconds } => {
+            // An empty variable counts as unset, as for gateways and workers.
+            let nats_url = nats_url.filter(|url| !url.is_empty());
             delete(&database, &id, erase.then_some((nats_url, Duration::from_secs(wait_seconds))), out).await
         }
     }
@@ -190,22 +198,29 @@ async fn usage(database: &Database, workspace: &str, query: UsageQuery, out: Out
     out.rows(&report.usage, &headings, cells, "nothing was used, or no worker has counted it yet")
 }
 
-async fn export(database: &Database, workspace: &str, output: Option<PathBuf>) -> Result<()> {
+async fn export(database: &Database, workspace: &str, output: Option<PathBuf>, out: Output) -> Result<()> {
     let admin = database.admin()?;
     let scope = admin.find(workspace).await.with_context(|| format!("find workspace {workspace}"))?;
+    // A bar among the rows themselves would be read by nobody.
+    let has_bar = output.is_some() || !std::io::stdout().is_terminal();
     let mut sink: BufWriter<Box<dyn Write>> = BufWriter::new(match &output {
         Some(path) => Box::new(File::create_new(path).with_context(|| format!("create {}", path.display()))?),
         None => Box::new(std::io::stdout()),
     });
+    let mut bar = Bar::new("rows", out);
     let mut rows: u64 = 0;
-    admin
-        .export_workspace(scope, |table, row| {
-            rows += 1;
+    let exported = admin
+        .export_workspace(scope, |exported| {
+            rows = exported.nth;
+            if has_bar && (rows.is_multiple_of(ROWS_A_LOOK) || rows == exported.of) {
+                bar.show(rows, exported.of);
+            }
             // The row is JSON as Postgres wrote it; the table's name is one of ours.
-            writeln!(sink, "{{\"table\":\"{table}\",\"row\":{row}}}")
+            writeln!(sink, "{{\"table\":\"{}\",\"row\":{}}}", exported.table, exported.row)
         })
-        .await
-        .context("export the workspace")?;
+        .await;
+    bar.end();
+    exported.context("export the workspace")?;
     sink.flush().context("write the export")?;
     eprintln!("exported {rows} rows of workspace {}", scope.workspace_id());
     Ok(())
@@ -228,20 +243,38 @@ fn is_id(text: &str) -> bool {
 }
 
 async fn delete(database: &Database, id: &str, erase: Option<(Option<String>, Duration)>, out: Output) -> Result<()> {
-    ensure!(is_id(id), "{id:?} is no id: see `relayctl workspace list`");
+    let workspace: WorkspaceId =
+        id.parse().ok().with_context(|| format!("{id:?} is no id: see `relayctl workspace list`"))?;
     let admin = database.admin()?;
-    let scope = admin.find(id).await.with_context(|| format!("find workspace {id}"))?;
-    let tokens = admin.delete_workspace(scope).await.context("delete the workspace")?;
+    let deleted = admin.delete_workspace(workspace).await;
     let Some((nats_url, patience)) = erase else {
+        let tokens = deleted.with_context(|| format!("delete workspace {id}"))?;
         return out.one(&json!({ "workspace_id": id, "tokens": tokens }), |_| {
             format!(
                 "workspace {id} is deleted: {tokens} tokens are dead; gateways that remember one take it for 2 s more"
             )
         });
     };
-    let erasure = admin.erase_workspace(scope, nats_url.as_deref(), patience).await.context("erase the workspace")?;
+    match deleted {
+        // It may have been erased before: that is proved again.
+        Ok(_) | Err(EngineError::WorkspaceNotFound) => {}
+        Err(error) => return Err(error).with_context(|| format!("delete workspace {id}")),
+    }
+    let mut bar = Bar::new("tables", out);
+    let erasing = admin.erase_workspace(workspace, nats_url.as_deref(), patience, |done, of| bar.show(done, of)).await;
+    bar.end();
+    let erasure = erasing
+        .with_context(|| format!("erase workspace {id}, which can be repeated: what was removed stays removed"))?;
     out.one(&erasure, |erasure| told(id, erasure))?;
-    ensure!(erasure.left.is_empty(), "rows of workspace {id} are left: something still writes for it; run this again");
+    ensure!(
+        erasure.looked_at_jetstream(),
+        "JetStream was not looked at: run this again with NATS_URL or --nats-url, or it is not proved that nothing of \
+         workspace {id} is left"
+    );
+    ensure!(
+        erasure.left.is_empty(),
+        "something of workspace {id} is left: something still writes for it; run this again"
+    );
     Ok(())
 }
 
@@ -252,9 +285,19 @@ fn told(id: &str, erasure: &Erasure) -> String {
         .filter(|table| table.rows > 0)
         .map(|table| format!("{:>10}  {}", table.rows, table.table))
         .collect();
-    lines.push(format!("{:>10}  messages in JetStream", or_dash(erasure.purged)));
+    if !erasure.was_there {
+        lines.insert(0, format!("there is no workspace {id}: it was erased before, or never was"));
+    }
+    match erasure.purged {
+        Some(purged) => lines.push(format!("{purged:>10}  messages in JetStream")),
+        None => lines.push("         ?  messages in JetStream: it was not looked at, no NATS was named".to_owned()),
+    }
     if erasure.left.is_empty() {
-        lines.push(format!("nothing of workspace {id} is left in {} tables", erasure.looked_at));
+        lines.push(format!("nothing of workspace {id} is left in {} tables and JetStream", erasure.looked_at));
+    }
+    for place in &erasure.left {
+        let rows = place.rows.map_or_else(|| "not looked at".to_owned(), |rows| format!("{rows} left"));
+        lines.push(format!("{}: {rows}", place.table));
     }
     lines.join("\n")
 }

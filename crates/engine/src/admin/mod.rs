@@ -10,12 +10,12 @@ mod restore;
 
 use chrono::Utc;
 use relay_domain::{
-    AgentId, ChannelId, WorkspaceId, WorkspaceScope,
+    AgentId, ChannelId, DeliveryId, WorkspaceId, WorkspaceScope,
     names::{MAX_WORKSPACE_NAME_BYTES, check_name},
     token::{TOKEN_BYTES, TokenHash, TokenKind},
 };
 pub use relay_store::admin::{
-    DeadLetterRow, Erased, MailboxException, MailboxFrame, MailboxInside, TokenKilled, WorkspaceSummary,
+    DeadLetterRow, Erased, ExportedRow, MailboxException, MailboxFrame, MailboxInside, TokenKilled, WorkspaceSummary,
 };
 use relay_store::{NewWorkspace, NodeFilter, NodeProviderRow, NodeRow, Store};
 use serde_json::json;
@@ -26,7 +26,7 @@ use crate::{
 };
 
 pub use doctor::{Finding, Verdict, examine};
-pub use erase::Erasure;
+pub use erase::{Erasure, Place};
 pub use restore::RestoreReport;
 
 /// Connections: commands are one thing at a time.
@@ -58,6 +58,26 @@ pub struct InspectedMailbox {
     pub exceptions: Vec<MailboxException>,
     /// The newest rows.
     pub frames: Vec<MailboxFrame>,
+}
+
+/// A dead letter by the ids that the API gives it.
+#[derive(Debug, serde::Serialize)]
+pub struct ListedLetter {
+    /// What redrives and purges one letter.
+    pub delivery_id: String,
+    /// The delivery that took its place, if it was redriven.
+    pub redriven_as: Option<String>,
+    /// The row.
+    #[serde(flatten)]
+    pub row: DeadLetterRow,
+}
+
+impl From<DeadLetterRow> for ListedLetter {
+    fn from(row: DeadLetterRow) -> Self {
+        let id = DeliveryId { source: row.source_id, agent: AgentId::new(row.agent_id), redrive_no: row.redrive_no };
+        let next = row.redriven_seq.map(|_| DeliveryId { redrive_no: id.redrive_no + 1, ..id });
+        Self { delivery_id: id.to_string(), redriven_as: next.map(|next| next.to_string()), row }
+    }
 }
 
 impl Admin {
@@ -186,7 +206,7 @@ impl Admin {
         Ok(InspectedMailbox { inside, exceptions, frames })
     }
 
-    /// Dead letters that are still kept, newest first.
+    /// Dead letters that are still kept and were not purged, newest first.
     ///
     /// # Errors
     /// When storage is away.
@@ -195,8 +215,9 @@ impl Admin {
         scope: WorkspaceScope,
         agent: Option<&str>,
         limit: i64,
-    ) -> EngineResult<Vec<DeadLetterRow>> {
-        Ok(self.store.dead_letter_rows(scope, agent, limit).await?)
+    ) -> EngineResult<Vec<ListedLetter>> {
+        let rows = self.store.dead_letter_rows(scope, agent, limit).await?;
+        Ok(rows.into_iter().map(ListedLetter::from).collect())
     }
 }
 

@@ -5,6 +5,7 @@
 //! `services/worker` calls them, each on its period. Nothing here sleeps.
 
 mod connections;
+mod erasing;
 mod expiry;
 mod files;
 mod invocations;
@@ -76,11 +77,13 @@ pub enum Loop {
     Sessions,
     /// Adds up what workspaces use, by the minute.
     Usage,
+    /// Removes every row of workspaces that were deleted or expired 30 days ago.
+    Erasing,
 }
 
 impl Loop {
     /// All loops.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::OutboxRelay,
         Self::Expiry,
         Self::Liveness,
@@ -100,6 +103,7 @@ impl Loop {
         Self::Triggers,
         Self::Sessions,
         Self::Usage,
+        Self::Erasing,
     ];
 
     /// The name in logs and metrics.
@@ -125,6 +129,7 @@ impl Loop {
             Self::Triggers => "triggers",
             Self::Sessions => "sessions",
             Self::Usage => "usage",
+            Self::Erasing => "erasing",
         }
     }
 
@@ -135,7 +140,7 @@ impl Loop {
             Self::OutboxRelay | Self::Invocations => Duration::from_millis(500),
             Self::Expiry | Self::DeadGateways | Self::PushSweep | Self::Sessions => Duration::from_secs(1),
             Self::Liveness | Self::Usage => Duration::from_secs(5),
-            Self::Compaction | Self::Files => Duration::from_secs(10),
+            Self::Compaction | Self::Files | Self::Erasing => Duration::from_secs(10),
             Self::Presence => Duration::from_secs(15),
             Self::Pruning | Self::ReadReceipts => Duration::from_secs(60),
             Self::SearchIndex | Self::Subscriptions | Self::Redrives | Self::Triggers => Duration::from_millis(250),
@@ -237,6 +242,7 @@ impl Loops {
                 Loop::Triggers => triggers::tick(&self.engine).await,
                 Loop::Sessions => sessions::tick(&self.engine).await,
                 Loop::Usage => usage::tick(&self.engine).await,
+                Loop::Erasing => erasing::tick(&self.engine).await,
             }
         };
         // A connection that died without a word must not end the loop.

@@ -65,18 +65,26 @@ pub struct MailboxFrame {
 /// A dead letter.
 #[derive(Debug, Clone, sqlx::FromRow, serde::Serialize)]
 pub struct DeadLetterRow {
-    /// Whose it was.
+    /// Whose it was, by name.
     pub agent: String,
+    /// The same by id.
+    pub agent_id: i64,
     /// Its seq.
     pub seq: i64,
     /// The message or result that it delivered.
     pub source_id: i64,
+    /// How often it was redriven before.
+    pub redrive_no: i16,
     /// Why it died.
     pub reason: Option<String>,
     /// What the recipient said last.
     pub error: Option<String>,
     /// When it died.
     pub at: DateTime<Utc>,
+    /// The seq of the delivery that took its place, if it was redriven.
+    pub redriven_seq: Option<i64>,
+    /// When it was redriven.
+    pub redriven_at: Option<DateTime<Utc>>,
 }
 
 impl Store {
@@ -157,7 +165,7 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading the rows of a mailbox"))
     }
 
-    /// Dead letters of a workspace whose rows are still kept, newest first; of one agent if its name is given.
+    /// Dead letters of a workspace whose rows are still kept and that were not purged, newest first; of one agent if its name is given.
     ///
     /// # Errors
     /// When Postgres does not answer.
@@ -168,11 +176,12 @@ impl Store {
         limit: i64,
     ) -> StoreResult<Vec<DeadLetterRow>> {
         sqlx::query_as(
-            "SELECT a.name AS agent, x.seq, d.source_id, x.reason, x.error, x.at
+            "SELECT a.name AS agent, x.agent_id, x.seq, d.source_id, d.redrive_no, x.reason, x.error, x.at,
+                    x.redriven_seq, x.redriven_at
                FROM delivery_exceptions x
                JOIN agents a USING (workspace_id, agent_id)
                JOIN deliveries d ON d.workspace_id = x.workspace_id AND d.agent_id = x.agent_id AND d.seq = x.seq
-              WHERE x.workspace_id = $1 AND x.state = 4 AND ($2::text IS NULL OR a.name = $2)
+              WHERE x.workspace_id = $1 AND x.state = 4 AND x.purged_at IS NULL AND ($2::text IS NULL OR a.name = $2)
               ORDER BY x.at DESC, x.seq DESC LIMIT $3",
         )
         .bind(scope.workspace_id().get())

@@ -5,7 +5,7 @@ mod health;
 mod mailboxes;
 mod workspaces;
 
-pub use erase::Erased;
+pub use erase::{EndedWorkspace, EraseStep, Erased, ExportedRow, OWN_TABLE};
 pub use health::{DatabaseHealth, SchemaState};
 pub use mailboxes::{DeadLetterRow, MailboxException, MailboxFrame, MailboxInside};
 pub use workspaces::{TokenKilled, WorkspaceSummary};

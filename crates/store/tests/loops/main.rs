@@ -2,6 +2,7 @@
 
 mod compaction;
 mod connections;
+mod erasing;
 mod expiry;
 mod files;
 mod fixture;

@@ -5,7 +5,10 @@ mod redrive;
 
 use anyhow::{Context as _, Result, bail};
 pub(crate) use redrive::Arguments as Redrive;
-use relay_engine::dead_letters::{Desk, LetterQuery};
+use relay_engine::{
+    admin::ListedLetter,
+    dead_letters::{Desk, LetterQuery},
+};
 
 use crate::{
     connection::{Database, Workspace},
@@ -14,7 +17,8 @@ use crate::{
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
-    /// List deliveries that could not be made and whose rows are still kept, newest first.
+    /// List deliveries that could not be made, whose rows are still kept and which were not purged, newest first. Those that were sent again
+    /// say as what.
     List {
         #[command(flatten)]
         workspace: Workspace,
@@ -90,15 +94,17 @@ pub(crate) async fn run(command: Command, out: Output) -> Result<()> {
     };
     let (admin, scope) = workspace.find().await?;
     let letters = admin.dead_letters(scope, agent.as_deref(), limit).await.context("list dead letters")?;
-    let headings = ["AGENT", "SEQ", "SOURCE", "REASON", "ERROR", "DIED"];
-    let cells = |letter: &relay_engine::admin::DeadLetterRow| {
+    let headings = ["DELIVERY", "AGENT", "SEQ", "REASON", "ERROR", "DIED", "SENT AGAIN AS"];
+    let cells = |letter: &ListedLetter| {
+        let row = &letter.row;
         vec![
-            letter.agent.clone(),
-            letter.seq.to_string(),
-            letter.source_id.to_string(),
-            or_dash(letter.reason.as_ref()),
-            or_dash(letter.error.as_ref()),
-            time(letter.at),
+            letter.delivery_id.clone(),
+            row.agent.clone(),
+            row.seq.to_string(),
+            or_dash(row.reason.as_ref()),
+            or_dash(row.error.as_ref()),
+            time(row.at),
+            or_dash(letter.redriven_as.as_ref()),
         ]
     };
     out.rows(&letters, &headings, cells, "there are no dead letters")
