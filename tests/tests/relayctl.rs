@@ -313,6 +313,13 @@ async fn the_configuration_is_checked_as_a_whole_and_explained_without_secrets()
     for (variable, _) in wrong {
         assert!(checked.stderr.contains(variable), "{variable}: {}", checked.stderr);
     }
+    let together = [("RELAY_HOSTED", "on"), ("NATS_URL", "http://nats:4222"), ("RELAY_SIGNING_SECRET", "short")];
+    let checked = relayctl_with(&["config", "check", "gateway"], &together, "").await?;
+    for (variable, _) in together {
+        assert!(!checked.success && checked.stderr.contains(variable), "{variable}: {}", checked.stderr);
+    }
+    let empty = [("RELAY_SIGNING_SECRET", ""), ("RELAY_NATS_REPLICAS", ""), ("RELAY_FILES_S3_BUCKET", "")];
+    relayctl_with(&["config", "check", "gateway"], &empty, "").await?.ok()?;
     relayctl(&["config", "check", "gateway"]).await?.ok()?;
     relayctl(&["config", "check", "worker"]).await?.ok()?;
 

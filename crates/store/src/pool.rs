@@ -63,6 +63,22 @@ impl Store {
         Ok(Self { pool })
     }
 
+    /// Whether `url` is a Postgres URL, without going there.
+    ///
+    /// # Errors
+    /// When it is none, with the reason and without the URL.
+    pub fn check_url(url: &str) -> Result<(), String> {
+        // The driver reads URLs of any scheme.
+        if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+            return Err("must begin with postgres://".to_owned());
+        }
+        match url.parse::<PgConnectOptions>() {
+            Ok(_) => Ok(()),
+            Err(sqlx::Error::Configuration(cause)) => Err(cause.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
     /// How the pool's connections are used right now.
     #[must_use]
     pub fn connections(&self) -> Connections {

@@ -5,7 +5,11 @@ use std::time::Duration;
 use async_nats::{ConnectOptions, jetstream};
 use relay_domain::WorkspaceScope;
 
-use crate::{StreamError, StreamResult, connection::STREAMS, subjects};
+use crate::{
+    StreamError, StreamResult,
+    connection::{STREAMS, servers},
+    subjects,
+};
 
 /// How long to wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -114,7 +118,8 @@ pub async fn forget_workspace(url: &str, scope: WorkspaceScope) -> StreamResult<
 }
 
 async fn connect(url: &str) -> StreamResult<(async_nats::Client, jetstream::Context)> {
-    let connecting = ConnectOptions::new().name("relayctl").connection_timeout(PATIENCE).connect(url);
+    let servers = servers(url).map_err(StreamError::from_nats("reading the nats url"))?;
+    let connecting = ConnectOptions::new().name("relayctl").connection_timeout(PATIENCE).connect(servers);
     let client = match tokio::time::timeout(PATIENCE, connecting).await {
         Ok(connected) => connected.map_err(StreamError::from_nats("connecting"))?,
         Err(elapsed) => return Err(StreamError { doing: "connecting", source: elapsed.into() }),

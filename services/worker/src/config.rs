@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 
 use relay_engine::{
     EgressConfig, EngineConfig, files::FilesConfig, limits::LimitsConfig, push::PushConfig, secrets::KeyList,
-    worker::Retention,
+    settings as check, worker::Retention,
 };
+use relay_runtime::settings::{Settings, Values};
 
 /// Loops take turns, so a few connections are enough; more only lets more of them run at once. Pushing has two more, of its own.
 const DATABASE_CONNECTIONS: u32 = 6;
@@ -15,10 +16,10 @@ const DATABASE_CONNECTIONS: u32 = 6;
 #[command(name = "relay-worker", version)]
 pub(crate) struct Config {
     /// The Postgres database, migrated by `relayctl migrate`.
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_parser = check::database_url)]
     database_url: String,
     /// The NATS server or servers, separated by commas.
-    #[arg(long, env = "NATS_URL", hide_env_values = true, default_value = "nats://127.0.0.1:4222")]
+    #[arg(long, env = "NATS_URL", hide_env_values = true, default_value = "nats://127.0.0.1:4222", value_parser = check::nats_url)]
     nats_url: String,
     /// As for gateways: copies that JetStream keeps of each stream.
     #[arg(long, env = "RELAY_NATS_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
@@ -57,6 +58,16 @@ pub(crate) struct Config {
     /// As for gateways: which URLs of tenants are called.
     #[command(flatten)]
     egress: EgressConfig,
+}
+
+impl Settings for Config {
+    fn clashes(values: &Values) -> Vec<String> {
+        let half = FilesConfig::half_a_key(
+            values.of("RELAY_FILES_S3_ACCESS_KEY_ID"),
+            values.of("RELAY_FILES_S3_SECRET_ACCESS_KEY"),
+        );
+        half.into_iter().collect()
+    }
 }
 
 impl Config {
