@@ -260,6 +260,7 @@ async fn the_doctor_finds_nothing_to_mend_here_and_something_where_nothing_runs(
         "recovery",
         "nats version",
         "jetstream republish",
+        "jetstream bounds",
         "jetstream log",
     ] {
         let found = findings.iter().find(|finding| finding["check"] == check);

@@ -36,7 +36,9 @@ pub struct NatsHealth {
 pub struct StreamHealth {
     /// Its name.
     pub name: &'static str,
-    /// Bytes that it reserves.
+    /// How long it should keep what it holds.
+    pub max_age: Duration,
+    /// Bytes that it should reserve.
     pub max_bytes: i64,
     /// `None` when it is not there.
     pub found: Option<FoundStream>,
@@ -51,6 +53,10 @@ pub struct FoundStream {
     pub current: usize,
     /// Whether live copies go out.
     pub republishes: bool,
+    /// How long it keeps what it holds; zero for ever.
+    pub max_age: Duration,
+    /// Bytes that it keeps; -1 for any number.
+    pub max_bytes: i64,
     /// Messages in it.
     pub messages: u64,
     /// Their bytes.
@@ -82,7 +88,7 @@ pub async fn examine(url: &str) -> StreamResult<NatsHealth> {
             return Ok(health);
         }
     }
-    for (name, _, _, max_bytes) in STREAMS {
+    for (name, _, max_age, max_bytes) in STREAMS {
         let found = context.get_stream(name).await.ok().map(|stream| {
             let info = stream.cached_info();
             let followers = info
@@ -93,11 +99,13 @@ pub async fn examine(url: &str) -> StreamResult<NatsHealth> {
                 replicas: info.config.num_replicas,
                 current: followers + 1,
                 republishes: info.config.republish.is_some(),
+                max_age: info.config.max_age,
+                max_bytes: info.config.max_bytes,
                 messages: info.state.messages,
                 bytes: info.state.bytes,
             }
         });
-        health.streams.push(StreamHealth { name, max_bytes, found });
+        health.streams.push(StreamHealth { name, max_age, max_bytes, found });
     }
     Ok(health)
 }
