@@ -338,6 +338,22 @@ async fn the_configuration_is_checked_as_a_whole_and_explained_without_secrets()
 }
 
 #[tokio::test]
+async fn the_database_can_be_named_by_a_file() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (url, none) = (folder.path().join("url"), folder.path().join("none"));
+    std::fs::write(&url, format!("{}\n", shared().await.database_url))?;
+    let (url, none) = (url.display().to_string(), none.display().to_string());
+    let by_file = [("DATABASE_URL", ""), ("DATABASE_URL_FILE", url.as_str())];
+    relayctl_with(&["workspace", "list"], &by_file, "").await?.ok()?;
+    let missing = [("DATABASE_URL", ""), ("DATABASE_URL_FILE", none.as_str())];
+    let refused = relayctl_with(&["workspace", "list"], &missing, "").await?;
+    assert!(!refused.success && refused.stderr.contains("DATABASE_URL_FILE"), "{}", refused.stderr);
+    let both = relayctl_with(&["workspace", "list"], &[("DATABASE_URL_FILE", url.as_str())], "").await?;
+    assert!(!both.success && both.stderr.contains("both set"), "{}", both.stderr);
+    Ok(())
+}
+
+#[tokio::test]
 async fn shells_can_complete() -> Result<()> {
     for shell in ["bash", "zsh", "fish"] {
         let script = relayctl(&["completions", shell]).await?.ok()?.stdout;
