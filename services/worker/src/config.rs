@@ -94,3 +94,41 @@ impl Config {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use relay_runtime::settings::{Surroundings, told};
+
+    use super::*;
+
+    struct Given<'a>(&'a [(&'a str, &'a str)]);
+
+    impl Surroundings for Given<'_> {
+        fn variable(&self, name: &str) -> Option<String> {
+            self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        }
+
+        fn file(&self, _: &str) -> Result<String, String> {
+            Err("not found".to_owned())
+        }
+    }
+
+    #[test]
+    fn everything_that_can_be_known_to_be_wrong_is_told_at_once() {
+        let wrong = [
+            ("DATABASE_URL", "db:5432"),
+            ("NATS_URL", "nats://a:4222,"),
+            ("RELAY_DELIVERY_RETENTION_DAYS", "1"),
+            ("RELAY_PUSH_PROXY_URL", "proxy:3128"),
+            ("RELAY_FILES_S3_SECRET_ACCESS_KEY", "sesame"),
+        ];
+        let said = told::<Config>(&["relay-worker".to_owned()], &Given(&wrong)).unwrap_err();
+        for (variable, _) in wrong {
+            assert!(said.contains(variable), "{variable} is not in {said}");
+        }
+        assert!(!said.contains("sesame"), "{said}");
+        let right = [("DATABASE_URL", "postgres://relay@db/relay"), ("NATS_URL", "nats://a:4222,nats://b:4222")];
+        let told = told::<Config>(&["relay-worker".to_owned()], &Given(&right));
+        assert!(told.is_ok(), "{:?}", told.err());
+    }
+}
