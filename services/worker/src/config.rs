@@ -128,7 +128,7 @@ mod tests {
         }
         assert!(!said.contains("sesame"), "{said}");
         let right = [("DATABASE_URL", "postgres://relay@db/relay"), ("NATS_URL", "nats://a:4222,nats://b:4222")];
-        let told = told::<Config>(&["relay-worker".to_owned()], &Given(&right));
-        assert!(told.is_ok(), "{:?}", told.err());
+        let fits = told::<Config>(&["relay-worker".to_owned()], &Given(&right));
+        assert!(fits.is_ok(), "{:?}", fits.err());
     }
 }
