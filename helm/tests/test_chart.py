@@ -113,6 +113,12 @@ def test_without_servers_it_is_refused():
     [
         ({"gateway": {"terminationGracePeriodSeconds": 20}}, "preStopSeconds + 30"),
         ({"files": {"s3": {"bucket": "b"}, "existingClaim": "c"}}, "not in both"),
+        ({"files": {"s3": {"bucket": "b", "accessKeyId": "a"}}}, "secretAccessKey go together"),
+        ({"secrets": {"existingSecret": "mine"}, "push": {"proxyAuth": "let-me-out"}}, "RELAY_PUSH_PROXY_AUTH"),
+        (
+            {"secrets": {"existingSecret": "mine"}, "files": {"s3": {"bucket": "b", "accessKeyId": "a", "secretAccessKey": "k"}}},
+            "RELAY_FILES_S3_ACCESS_KEY_ID",
+        ),
         ({"config": {"operator": {"issuer": "https://id.example"}}}, "go together"),
         ({"config": {"hosted": True}}, "needs operators"),
         ({"gateway": {"autoscaling": {"enabled": True, "targetCpuPercent": 0}}}, "targetCpuPercent or"),
@@ -202,7 +208,7 @@ def test_every_reference_leads_somewhere(name):
 @every_set
 def test_policies_and_services_select_the_pods(name):
     made = objects(rendered(name))
-    pods = [o["spec"]["template"]["metadata"]["labels"] for o in made if o["kind"] in ("Deployment", "StatefulSet")]
+    pods = [o["spec"]["template"]["metadata"]["labels"] for o in made if o["kind"] in ("Deployment", "StatefulSet", "Job")]
     selectors = [o["spec"]["selector"] for o in made if o["kind"] == "Service"]
     selectors += [o["spec"]["podSelector"]["matchLabels"] for o in made if o["kind"] == "NetworkPolicy"]
     selectors += [o["spec"]["selector"]["matchLabels"] for o in made if o["kind"] in ("PodDisruptionBudget", "Deployment")]
@@ -303,6 +309,19 @@ def open_ports(values, component):
     ports = [entry["port"] for rule in policy["spec"]["egress"] for entry in rule["ports"]]
     assert len(ports) == len(set(ports)) + 1, "DNS is there twice, nothing else is"
     return set(ports) - {53, 5432, 4222}
+
+
+def test_the_migration_is_let_out_to_postgres_before_it_runs():
+    """A namespace may deny everything by default, and the release's own policies come after the hooks."""
+    made = objects(render(merged(MINIMAL, {"database": {"port": 6432}, "networkPolicy": {"database": [{"podSelector": {}}]}})))
+    (policy,) = [o for o in made if o["kind"] == "NetworkPolicy" and o["metadata"]["name"].endswith("-migrate")]
+    (job,) = [o for o in made if o["kind"] == "Job"]
+    weight = "helm.sh/hook-weight"
+    assert int(policy["metadata"]["annotations"][weight]) < int(job["metadata"]["annotations"][weight])
+    assert policy["metadata"]["annotations"]["helm.sh/hook"] == job["metadata"]["annotations"]["helm.sh/hook"]
+    dns, postgres = policy["spec"]["egress"]
+    assert {entry["port"] for entry in dns["ports"]} == {53}
+    assert postgres == {"ports": [{"port": 6432}], "to": [{"podSelector": {}}]}
 
 
 OPERATOR = {"audience": "relay"}

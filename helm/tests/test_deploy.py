@@ -26,6 +26,12 @@ def test_compose_sets_only_variables_that_the_engine_reads():
         assert f"`{variable}`" in documented, variable
 
 
+def test_compose_can_be_hosted_and_is_not_open_to_all():
+    gateway = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["gateway"]
+    assert {"RELAY_HOSTED", "RELAY_BOOTSTRAP_SECRET", "RELAY_PLANS", "RELAY_FILES_S3_BUCKET"} <= set(gateway["environment"])
+    assert gateway["ports"] == ["${RELAY_BIND:-127.0.0.1}:8787:8787"]
+
+
 def test_a_container_has_time_to_drain():
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     for name in ("gateway", "worker"):

@@ -302,6 +302,7 @@ async fn the_doctor_finds_nothing_to_mend_here_and_something_where_nothing_runs(
         "recovery",
         "nats version",
         "jetstream republish",
+        "jetstream bounds",
         "jetstream log",
     ] {
         let found = findings.iter().find(|finding| finding["check"] == check);
@@ -355,6 +356,13 @@ async fn the_configuration_is_checked_as_a_whole_and_explained_without_secrets()
     for (variable, _) in wrong {
         assert!(checked.stderr.contains(variable), "{variable}: {}", checked.stderr);
     }
+    let together = [("RELAY_HOSTED", "on"), ("NATS_URL", "http://nats:4222"), ("RELAY_SIGNING_SECRET", "short")];
+    let checked = relayctl_with(&["config", "check", "gateway"], &together, "").await?;
+    for (variable, _) in together {
+        assert!(!checked.success && checked.stderr.contains(variable), "{variable}: {}", checked.stderr);
+    }
+    let empty = [("RELAY_SIGNING_SECRET", ""), ("RELAY_NATS_REPLICAS", ""), ("RELAY_FILES_S3_BUCKET", "")];
+    relayctl_with(&["config", "check", "gateway"], &empty, "").await?.ok()?;
     relayctl(&["config", "check", "gateway"]).await?.ok()?;
     relayctl(&["config", "check", "worker"]).await?.ok()?;
     let usable = relayctl(&["--json", "config", "check", "gateway"]).await?.json()?;
@@ -377,6 +385,22 @@ async fn the_configuration_is_checked_as_a_whole_and_explained_without_secrets()
     assert!(told.contains("RELAY_LISTEN\n    127.0.0.1:0  from RELAY_CONFIG"), "{told}");
     assert!(told.contains("RELAY_BOOTSTRAP_SECRET\n    (not shown)  from RELAY_BOOTSTRAP_SECRET_FILE"), "{told}");
     assert!(!told.contains("0123456789abcdef"), "{told}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_database_can_be_named_by_a_file() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (url, none) = (folder.path().join("url"), folder.path().join("none"));
+    std::fs::write(&url, format!("{}\n", shared().await.database_url))?;
+    let (url, none) = (url.display().to_string(), none.display().to_string());
+    let by_file = [("DATABASE_URL", ""), ("DATABASE_URL_FILE", url.as_str())];
+    relayctl_with(&["workspace", "list"], &by_file, "").await?.ok()?;
+    let missing = [("DATABASE_URL", ""), ("DATABASE_URL_FILE", none.as_str())];
+    let refused = relayctl_with(&["workspace", "list"], &missing, "").await?;
+    assert!(!refused.success && refused.stderr.contains("DATABASE_URL_FILE"), "{}", refused.stderr);
+    let both = relayctl_with(&["workspace", "list"], &[("DATABASE_URL_FILE", url.as_str())], "").await?;
+    assert!(!both.success && both.stderr.contains("both set"), "{}", both.stderr);
     Ok(())
 }
 

@@ -51,7 +51,7 @@ pub const NATS_CONNECTED: &str = "relay_nats_connected";
 pub const CONNECTED_NODES: &str = "relay_connected_nodes";
 /// Agents served by the sockets of this gateway. Gauge.
 pub const CONNECTED_AGENTS: &str = "relay_connected_agents";
-/// From a message's commit to the ack of its delivery, in seconds. Histogram.
+/// From a frame's way into the socket's queue to its ack, in seconds; one frame an agent is timed at once. Histogram.
 pub const ACK_LATENCY_SECONDS: &str = "relay_ack_latency_seconds";
 /// Requests that one commit carried. Histogram.
 pub const COMMIT_BATCH_SIZE: &str = "relay_commit_batch_size";

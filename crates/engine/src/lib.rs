@@ -54,6 +54,7 @@ mod seen;
 pub mod send;
 pub mod serve;
 pub mod session_events;
+pub mod settings;
 pub mod spawn;
 mod start;
 pub mod subscriptions;

@@ -22,12 +22,12 @@ pub enum MigrationError {
     Failed(#[source] Box<dyn Error + Send + Sync>),
 }
 
-/// Applies the migrations to the database at `url`, waiting up to `patience` for Postgres to answer.
+/// Applies the migrations to the database at `url`, waiting up to `patience` for Postgres to answer, and as long again for locks.
 ///
-/// Idempotent; two at once are serialised by a lock in Postgres.
+/// Idempotent; of two at once the second waits until the first is done.
 ///
 /// # Errors
-/// When Postgres does not answer in time, or refuses a migration (which then leaves no trace).
+/// When Postgres does not answer in time, refuses a migration (which then leaves no trace), or somebody holds a lock for longer.
 pub async fn migrate(url: &str, patience: Duration) -> Result<(), MigrationError> {
     let store = Store::connect(url, 1)?;
     let asked_at = Instant::now();
@@ -37,7 +37,7 @@ pub async fn migrate(url: &str, patience: Duration) -> Result<(), MigrationError
         }
         tokio::time::sleep(ASK_AGAIN_AFTER).await;
     }
-    store.migrate().await.map_err(|error| MigrationError::Failed(Box::new(error)))
+    store.migrate(patience).await.map_err(|error| MigrationError::Failed(Box::new(error)))
 }
 
 /// Waits, without end, until the schema is at least what this program needs. A newer one is fine: migrations only add, and what

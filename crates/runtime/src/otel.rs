@@ -1,7 +1,10 @@
 //! What the environment says of telemetry: the standard `OTEL_*` variables and `RUST_LOG`, read and checked in one place.
 //!
-//! Both signals go over gRPC. What the standard names and this does not offer is wrong, not ignored: a process that starts
-//! exports what it was told to.
+//! Both signals go over gRPC. What the standard names of exporters and how they send, and this does not offer, is wrong, not
+//! ignored: a process that starts exports what it was told to. `VARIABLES` are those that are read; the SDK reads some more
+//! by itself (`OTEL_BSP_…`, limits of spans).
+
+mod variables;
 
 use std::{str::FromStr as _, sync::OnceLock, time::Duration};
 
@@ -17,6 +20,7 @@ use tonic::{
 };
 use tracing_subscriber::EnvFilter;
 
+pub(crate) use self::variables::VARIABLES;
 use crate::settings::{Process, Surroundings};
 
 /// What is logged unless `RUST_LOG` says otherwise. The drivers report each attempt to reconnect; the engine
@@ -84,6 +88,10 @@ impl Wanted {
         let metrics = reader.target("METRICS", false, &["otlp", "none", "prometheus"]);
         if traces.is_some() {
             reader.sampler();
+            reader.propagators();
+        }
+        if let Some(other) = around.variable("OTEL_LOGS_EXPORTER").filter(|name| name != "none") {
+            reader.wrong(format!("OTEL_LOGS_EXPORTER: there is none, and no {other}: logs are lines on stderr"));
         }
         let period = metrics.as_ref().and_then(|_| reader.millis("OTEL_METRIC_EXPORT_INTERVAL"));
         let period = period.unwrap_or(DEFAULT_PERIOD);
@@ -171,6 +179,14 @@ impl<S: Surroundings> Reader<'_, S> {
         if let Some((name, protocol)) = self.either(signal, "PROTOCOL").filter(|(_, protocol)| protocol != "grpc") {
             self.wrong(format!("{name}: there is grpc, and no {protocol}"));
         }
+        if let Some((name, way)) = self.either(signal, "COMPRESSION").filter(|(_, way)| way != "none") {
+            self.wrong(format!("{name}: there is none, and no {way}"));
+        }
+        for what in ["CLIENT_KEY", "CLIENT_CERTIFICATE"] {
+            if let Some((name, _)) = self.either(signal, what) {
+                self.wrong(format!("{name}: no certificate is shown to a collector; headers can say who sends"));
+            }
+        }
         let (from, url) = self
             .either(signal, "ENDPOINT")
             .unwrap_or_else(|| (format!("OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"), DEFAULT_ENDPOINT.to_owned()));
@@ -224,6 +240,14 @@ impl<S: Surroundings> Reader<'_, S> {
             }
         }
         headers
+    }
+
+    /// Trace contexts travel as `traceparent` and in no other way. Baggage, which the standard's default names too, is not sent.
+    fn propagators(&mut self) {
+        let Some(names) = self.around.variable("OTEL_PROPAGATORS") else { return };
+        if !names.split(',').any(|name| name.trim() == "tracecontext") {
+            self.wrong(format!("OTEL_PROPAGATORS: there is tracecontext, and no {names}"));
+        }
     }
 
     fn sampler(&mut self) {
@@ -354,6 +378,11 @@ mod tests {
         check(&[(METRICS, "http://a b")], "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT");
         check(&[("OTEL_TRACES_EXPORTER", "zipkin")], "OTEL_TRACES_EXPORTER");
         check(&[on, ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")], "OTEL_EXPORTER_OTLP_PROTOCOL");
+        check(&[on, ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")], "OTEL_EXPORTER_OTLP_COMPRESSION");
+        check(&[on, ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "/key")], "OTEL_EXPORTER_OTLP_CLIENT_KEY");
+        check(&[on, ("OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE", "/c")], "TRACES_CLIENT_CERTIFICATE");
+        check(&[on, ("OTEL_PROPAGATORS", "b3,jaeger")], "OTEL_PROPAGATORS: there is tracecontext");
+        check(&[("OTEL_LOGS_EXPORTER", "otlp")], "OTEL_LOGS_EXPORTER: there is none");
         check(&[on, ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s")], "OTEL_EXPORTER_OTLP_TIMEOUT");
         check(&[on, ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/none")], "OTEL_EXPORTER_OTLP_CERTIFICATE: not found");
         check(&[on, ("OTEL_EXPORTER_OTLP_HEADERS", "a=b,sesame")], "entry 2");
@@ -362,8 +391,15 @@ mod tests {
         check(&[on, ("OTEL_TRACES_SAMPLER", "traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", "2")], "SAMPLER_ARG");
         let metrics = (METRICS, "http://a:4317");
         check(&[metrics, ("OTEL_METRIC_EXPORT_INTERVAL", "0")], "OTEL_METRIC_EXPORT_INTERVAL");
+        let usable = [on, ("OTEL_PROPAGATORS", "tracecontext, baggage"), ("OTEL_LOGS_EXPORTER", "none")];
+        assert_eq!(of(&usable).1, Vec::<String>::new());
         // Nothing is sent, so how it would be sent does not matter.
-        for unused in [("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"), ("OTEL_METRIC_EXPORT_INTERVAL", "0")] {
+        for unused in [
+            ("OTEL_PROPAGATORS", "b3"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+            ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "/key"),
+            ("OTEL_METRIC_EXPORT_INTERVAL", "0"),
+        ] {
             assert_eq!(of(&[unused]).1, Vec::<String>::new());
         }
         let (_, wrong) = of(&[("RUST_LOG", "relay=loud"), (ALL, "a"), ("OTEL_METRICS_EXPORTER", "carbon")]);

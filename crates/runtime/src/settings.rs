@@ -8,15 +8,19 @@
 //! 3. the file that the variable `NAME_FILE` names, without the line end at its end: secrets as files,
 //! 4. `name` (as the flag, with `_` for `-`) in the TOML file that `RELAY_CONFIG` names,
 //! 5. its default.
+//!
+//! An empty variable counts as unset.
+
+mod file;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use anyhow::{Result as AnyResult, anyhow, bail};
-use clap::{Arg, ArgAction, Command, Parser};
+use clap::{Arg, ArgAction, Command, Parser, builder::Resettable};
 use serde_json::{Value, json};
 
-use crate::otel::Wanted;
+use crate::otel::{VARIABLES, Wanted};
 
 /// Names the TOML file.
 const CONFIG_FILE: &str = "RELAY_CONFIG";
@@ -24,6 +28,32 @@ const CHECK: &str = "--config-check";
 const EXPLAIN: &str = "--config-explain";
 /// With one of the two: answers programs.
 const JSON: &str = "--config-json";
+
+/// The settings of a program, and the rules that bind several of them.
+pub trait Settings: Parser {
+    /// What is wrong with settings together, though each could be used alone: a line each. Asked whatever else is wrong, so that all of it is
+    /// told at once; that is why such rules are not clap's.
+    fn clashes(values: &Values) -> Vec<String>;
+}
+
+/// Settings as text, given or by default, by their variables.
+#[derive(Debug, Default)]
+pub struct Values(BTreeMap<String, String>);
+
+impl Values {
+    /// The value of the setting with that variable; none if it has none, or an empty one.
+    #[must_use]
+    pub fn of(&self, variable: &str) -> Option<&str> {
+        self.0.get(variable).map(String::as_str).filter(|value| !value.is_empty())
+    }
+
+    /// Says that a setting is of no use without another, if it is there alone.
+    #[must_use]
+    pub fn lone(&self, variable: &str, needs: &str) -> Option<String> {
+        let lone = self.of(variable).is_some() && self.of(needs).is_none();
+        lone.then(|| format!("{variable} is of no use without {needs}"))
+    }
+}
 
 /// What a program was told.
 #[derive(Debug)]
@@ -65,7 +95,7 @@ impl Surroundings for Process {
 ///
 /// # Errors
 /// With everything that is wrong.
-pub fn read<T: Parser>() -> AnyResult<Option<T>> {
+pub fn read<T: Settings>() -> AnyResult<Option<T>> {
     let arguments: Vec<String> = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect();
     match told::<T>(&arguments, &Process).map_err(|wrong| anyhow!(wrong))? {
         Told::Run(settings) => Ok(Some(settings)),
@@ -83,7 +113,7 @@ pub fn read<T: Parser>() -> AnyResult<Option<T>> {
 ///
 /// # Errors
 /// All that is wrong, a line each.
-pub fn told<T: Parser>(arguments: &[String], around: &impl Surroundings) -> Result<Told<T>, String> {
+pub fn told<T: Settings>(arguments: &[String], around: &impl Surroundings) -> Result<Told<T>, String> {
     let wants = |flag: &str| arguments.iter().skip(1).any(|argument| argument == flag);
     let (check, explain, json) = (wants(CHECK), wants(EXPLAIN), wants(JSON));
     let own: Vec<String> =
@@ -93,13 +123,17 @@ pub fn told<T: Parser>(arguments: &[String], around: &impl Surroundings) -> Resu
         return Ok(Told::Run(T::parse_from(&own)));
     }
     let mut settings = gather(&T::command(), &own, around);
+    settings.wrong.extend(T::clashes(&settings.values()));
     if explain {
-        let text = if json { explained_json(&settings) } else { explained(&settings) };
+        let text = if json { explained_json(&settings, around) } else { explained(&settings, around) };
         return Ok(Told::Print { text, well: settings.wrong.is_empty() });
     }
     let mut parsed = None;
     if settings.wrong.is_empty() {
-        match T::try_parse_from(settings.line(&own)) {
+        // What the environment says is on the line by now. Asked again it would say that an empty variable is a value.
+        let command = T::command().mut_args(|argument| argument.env(Resettable::<clap::builder::OsStr>::Reset));
+        let matched = command.try_get_matches_from(settings.line(&own));
+        match matched.and_then(|matches| T::from_arg_matches(&matches)) {
             Ok(good) => parsed = Some(good),
             Err(error) => settings.wrong.push(first_line(&error)),
         }
@@ -135,12 +169,20 @@ struct Setting {
     default: Option<String>,
 }
 
-struct Settings {
+struct Gathered {
     all: Vec<Setting>,
     wrong: Vec<String>,
 }
 
-impl Settings {
+impl Gathered {
+    fn values(&self) -> Values {
+        let values = self.all.iter().filter_map(|setting| {
+            let value = setting.given.as_ref().map(|(_, value)| value).or(setting.default.as_ref())?;
+            Some((setting.variable.clone()?, value.clone()))
+        });
+        Values(values.collect())
+    }
+
     /// The command line with what was found elsewhere as further flags.
     fn line(&self, own: &[String]) -> Vec<OsString> {
         let mut line: Vec<OsString> = own.iter().map(OsString::from).collect();
@@ -155,9 +197,9 @@ impl Settings {
     }
 }
 
-fn gather(command: &Command, own: &[String], around: &impl Surroundings) -> Settings {
+fn gather(command: &Command, own: &[String], around: &impl Surroundings) -> Gathered {
     let mut wrong = Vec::new();
-    let mut file = config_file(around, &mut wrong);
+    let mut file = file::settings(around, &mut wrong);
     let mut settings = Vec::new();
     for argument in command.get_arguments().filter(|argument| argument.get_long().is_some()) {
         let flag = argument.get_long().unwrap_or_default().to_owned();
@@ -171,7 +213,6 @@ fn gather(command: &Command, own: &[String], around: &impl Surroundings) -> Sett
             .or_else(|| from_variables(variable.as_deref(), around, &mut wrong))
             .or_else(|| in_file.map(|value| (CONFIG_FILE.to_owned(), value)));
         if let Some((place, value)) = &given
-            && place != "flag"
             && let Err(error) = try_one(argument, value)
         {
             wrong.push(format!("{} (from {place}): {error}", variable.as_deref().unwrap_or(&flag)));
@@ -195,7 +236,7 @@ fn gather(command: &Command, own: &[String], around: &impl Surroundings) -> Sett
     for unknown in file.keys() {
         wrong.push(format!("{unknown} (in the file that {CONFIG_FILE} names) is no setting of this program"));
     }
-    Settings { all: settings, wrong }
+    Gathered { all: settings, wrong }
 }
 
 /// The flag's value on the command line, if it is there.
@@ -232,46 +273,6 @@ fn from_variables(
     }
 }
 
-/// The settings of the TOML file, as text.
-fn config_file(around: &impl Surroundings, wrong: &mut Vec<String>) -> BTreeMap<String, String> {
-    let Some(path) = around.variable(CONFIG_FILE) else { return BTreeMap::new() };
-    let read = around.file(&path).and_then(|text| text.parse::<toml::Table>().map_err(|error| error.to_string()));
-    let table = match read {
-        Ok(table) => table,
-        Err(error) => {
-            wrong.push(format!("{CONFIG_FILE} ({path}): {error}"));
-            return BTreeMap::new();
-        }
-    };
-    let mut settings = BTreeMap::new();
-    for (name, value) in table {
-        match as_text(&value) {
-            Some(text) => {
-                settings.insert(name, text);
-            }
-            None => wrong
-                .push(format!("{name} (in the file that {CONFIG_FILE} names) is neither a value nor a list of values")),
-        }
-    }
-    settings
-}
-
-/// As the variable would have it: lists with commas, tables as JSON.
-fn as_text(value: &toml::Value) -> Option<String> {
-    match value {
-        toml::Value::String(text) => Some(text.clone()),
-        toml::Value::Integer(number) => Some(number.to_string()),
-        toml::Value::Float(number) => Some(number.to_string()),
-        // Switches are words.
-        toml::Value::Boolean(on) => Some(if *on { "on" } else { "off" }.to_owned()),
-        toml::Value::Array(values) => {
-            values.iter().map(as_text).collect::<Option<Vec<_>>>().map(|texts| texts.join(","))
-        }
-        toml::Value::Table(_) => serde_json::to_string(value).ok(),
-        toml::Value::Datetime(_) => None,
-    }
-}
-
 /// Whether the value alone can be used for the setting: what clap says of it, if not.
 fn try_one(argument: &Arg, value: &str) -> Result<(), String> {
     let alone = Arg::new("setting")
@@ -303,7 +304,7 @@ fn first_line(error: &clap::Error) -> String {
     lines.join(" ").trim_start_matches("error: ").to_owned()
 }
 
-fn explained(settings: &Settings) -> String {
+fn explained(settings: &Gathered, around: &impl Surroundings) -> String {
     let mut text = String::new();
     for setting in &settings.all {
         let name = setting.variable.clone().unwrap_or_else(|| format!("--{}", setting.flag));
@@ -315,6 +316,15 @@ fn explained(settings: &Settings) -> String {
         };
         text.push_str(&format!("{name}\n    {value}\n    {}\n", setting.help));
     }
+    for variable in VARIABLES {
+        let value = match around.variable(variable.name) {
+            Some(_) if variable.secret => format!("(not shown)  from {}", variable.name),
+            Some(value) => format!("{value}  from {}", variable.name),
+            None if variable.default.is_empty() => "unset".to_owned(),
+            None => format!("{}  by default", variable.default),
+        };
+        text.push_str(&format!("{}\n    {value}\n    {}\n", variable.name, variable.help));
+    }
     for line in &settings.wrong {
         text.push_str(&format!("WRONG: {line}\n"));
     }
@@ -322,22 +332,28 @@ fn explained(settings: &Settings) -> String {
 }
 
 /// The same for programs. A secret has no value, whether it is set or not.
-fn explained_json(settings: &Settings) -> String {
-    let shown: Vec<Value> = settings
-        .all
-        .iter()
-        .map(|setting| {
-            let (from, value) = match (&setting.given, &setting.default) {
-                (Some((place, value)), _) => (Some(place.as_str()), Some(value)),
-                (None, Some(default)) if !default.is_empty() => (Some("default"), Some(default)),
-                (None, _) => (None, None),
-            };
-            json!({
-                "name": setting.variable, "flag": format!("--{}", setting.flag), "from": from, "secret": setting.secret,
-                "value": value.filter(|_| !setting.secret), "help": setting.help,
-            })
+fn explained_json(settings: &Gathered, around: &impl Surroundings) -> String {
+    let own = settings.all.iter().map(|setting| {
+        let (from, value) = match (&setting.given, &setting.default) {
+            (Some((place, value)), _) => (Some(place.as_str()), Some(value)),
+            (None, Some(default)) if !default.is_empty() => (Some("default"), Some(default)),
+            (None, _) => (None, None),
+        };
+        json!({
+            "name": setting.variable, "flag": format!("--{}", setting.flag), "from": from, "secret": setting.secret,
+            "value": value.filter(|_| !setting.secret), "help": setting.help,
         })
-        .collect();
+    });
+    let telemetry = VARIABLES.iter().map(|variable| {
+        let given = around.variable(variable.name);
+        let default = Some(variable.default.to_owned()).filter(|default| !default.is_empty());
+        let from = if given.is_some() { Some(variable.name) } else { default.as_ref().map(|_| "default") };
+        json!({
+            "name": variable.name, "flag": Value::Null, "from": from, "secret": variable.secret,
+            "value": given.or(default).filter(|_| !variable.secret), "help": variable.help,
+        })
+    });
+    let shown: Vec<Value> = own.chain(telemetry).collect();
     pretty(&json!({ "usable": settings.wrong.is_empty(), "wrong": settings.wrong, "settings": shown }))
 }
 
@@ -360,6 +376,12 @@ mod tests {
         /// Goes with the count.
         #[arg(long, env = "RELAY_PLANS", default_value = "{}", value_parser = parse_json)]
         plans: Value,
+    }
+
+    impl Settings for Config {
+        fn clashes(values: &Values) -> Vec<String> {
+            values.lone("RELAY_NETWORKS", "DATABASE_URL").into_iter().collect()
+        }
     }
 
     fn parse_json(text: &str) -> Result<Value, String> {
@@ -437,7 +459,8 @@ mod tests {
         for part in [
             "DATABASE_URL is missing",
             "RELAY_COUNT (from RELAY_COUNT)",
-            "RELAY_NETWORKS",
+            "RELAY_NETWORKS (from RELAY_NETWORKS)",
+            "RELAY_NETWORKS is of no use without DATABASE_URL",
             "RELAY_PLANS_FILE: not found",
             "colour",
             "RUST_LOG: ",
@@ -445,6 +468,11 @@ mod tests {
         ] {
             assert!(told.contains(part), "{part} is not in {told}");
         }
+        let by_flag = run(&["--count", "12"], &Given::default()).unwrap_err();
+        assert!(
+            by_flag.contains("RELAY_COUNT (from flag)") && by_flag.contains("DATABASE_URL is missing"),
+            "{by_flag}"
+        );
         let both = given(&[("DATABASE_URL", "a"), ("DATABASE_URL_FILE", "/s")], &[("/s", "b")]);
         assert!(run(&[], &both).unwrap_err().contains("are both set"));
         let broken = given(&[("DATABASE_URL", "a"), ("RELAY_CONFIG", "/c.toml")], &[("/c.toml", "count = ")]);
@@ -460,7 +488,8 @@ mod tests {
 
     #[test]
     fn checking_and_explaining_run_nothing() {
-        let good = given(&[("DATABASE_URL", "postgres://a:secret@b")], &[]);
+        let telemetry = [("RUST_LOG", "warn"), ("OTEL_EXPORTER_OTLP_HEADERS", "x=sesame")];
+        let good = given(&[("DATABASE_URL", "postgres://a:secret@b"), telemetry[0], telemetry[1]], &[]);
         assert!(matches!(run(&["--config-check"], &good), Ok(Told::Print { well: true, .. })));
         assert!(run(&["--config-check"], &Given::default()).is_err());
         match run(&["--config-explain"], &good) {
@@ -470,7 +499,10 @@ mod tests {
                     "{text}"
                 );
                 assert!(text.contains("RELAY_COUNT\n    4  by default"), "{text}");
-                assert!(!text.contains("secret@"), "{text}");
+                assert!(text.contains("RUST_LOG\n    warn  from RUST_LOG"), "{text}");
+                assert!(text.contains("OTEL_EXPORTER_OTLP_HEADERS\n    (not shown)  from"), "{text}");
+                assert!(text.contains("OTEL_SDK_DISABLED\n    unset"), "{text}");
+                assert!(!text.contains("secret@") && !text.contains("sesame"), "{text}");
             }
             other => panic!("{other:?}"),
         }

@@ -1,9 +1,10 @@
 //! The connection pool and the migrations.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlx::{
     PgPool,
+    migrate::MigrateError,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
@@ -11,6 +12,9 @@ use crate::{StoreError, StoreResult, patience::Patient as _};
 
 /// The schema, embedded from `migrations/`.
 pub static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
+
+/// How long to wait before a migration that lost against a lock is tried again.
+const MIGRATE_AGAIN_AFTER: Duration = Duration::from_millis(250);
 
 /// A handle on Postgres. Cheap to clone; all clones share one pool.
 #[derive(Debug, Clone)]
@@ -63,6 +67,22 @@ impl Store {
         Ok(Self { pool })
     }
 
+    /// Whether `url` is a Postgres URL, without going there.
+    ///
+    /// # Errors
+    /// When it is none, with the reason and without the URL.
+    pub fn check_url(url: &str) -> Result<(), String> {
+        // The driver reads URLs of any scheme.
+        if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+            return Err("must begin with postgres://".to_owned());
+        }
+        match url.parse::<PgConnectOptions>() {
+            Ok(_) => Ok(()),
+            Err(sqlx::Error::Configuration(cause)) => Err(cause.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
     /// How the pool's connections are used right now.
     #[must_use]
     pub fn connections(&self) -> Connections {
@@ -82,11 +102,27 @@ impl Store {
 
     /// Brings the schema up to date. One that a newer version has brought further is left as it is: it still carries this one.
     ///
+    /// A lock that somebody else holds, another migration or a `pg_dump`, is waited for up to `patience`, in tries that are as short as any
+    /// statement's wait for a lock: what a table's own traffic waits behind is never more than one of them.
+    ///
     /// # Errors
-    /// When Postgres is away or a migration fails; a failed migration leaves no trace.
-    pub async fn migrate(&self) -> Result<(), sqlx::migrate::MigrateError> {
+    /// When Postgres is away, a migration fails, or a lock was not to be had; a failed migration leaves no trace.
+    pub async fn migrate(&self, patience: Duration) -> Result<(), MigrateError> {
         let mut migrator = sqlx::migrate::Migrator::with_migrations(MIGRATOR.migrations.to_vec());
-        migrator.set_ignore_missing(true).run(&self.pool).await
+        migrator.set_ignore_missing(true);
+        let began = Instant::now();
+        loop {
+            // A connection for each try: the driver does not give back its own lock after a failure, so it goes with that.
+            let alone = self.alone();
+            let done = migrator.run(&alone.pool).await;
+            alone.pool.close().await;
+            match done {
+                Err(error) if is_held_up(&error) && began.elapsed() < patience => {
+                    tokio::time::sleep(MIGRATE_AGAIN_AFTER).await;
+                }
+                done => return done,
+            }
+        }
     }
 
     /// The version that this program needs the schema to have at least.
@@ -127,4 +163,11 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx("asking postgres for its clock"))
     }
+}
+
+/// Whether a migration lost against somebody else's lock, by waiting too long or by a deadlock.
+fn is_held_up(error: &MigrateError) -> bool {
+    let (MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _)) = error else { return false };
+    let code = cause.as_database_error().and_then(|error| error.code());
+    matches!(code.as_deref(), Some("55P03" | "40P01"))
 }

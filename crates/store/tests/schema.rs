@@ -4,9 +4,14 @@
 #[allow(dead_code, reason = "shared with the tests of the worker loops, which use other parts")]
 mod fixture;
 
-use std::collections::BTreeMap;
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use relay_store::MIGRATOR;
+use relay_testkit::wait;
 use sqlx::{PgPool, migrate::Migrator};
 
 use crate::fixture::Database;
@@ -95,4 +100,31 @@ async fn no_migration_takes_away_or_tightens_what_the_version_before_uses() {
         before = Some((now, rules_now));
     }
     pool.close().await;
+}
+
+/// The server processes that wait for a lock in the database of `pool`.
+async fn waiting(pool: &PgPool) -> Vec<i32> {
+    let waiting = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    sqlx::query_scalar(waiting).fetch_all(pool).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_migration_waits_for_whoever_holds_a_lock() {
+    let db = Database::fresh().await;
+    let mut other = db.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE _sqlx_migrations IN ACCESS EXCLUSIVE MODE").execute(&mut *other).await.unwrap();
+    assert!(db.store.migrate(Duration::ZERO).await.is_err(), "it has no time");
+    let store = db.store.clone();
+    let patient = tokio::spawn(async move { store.migrate(Duration::from_secs(60)).await });
+    // Each try has a connection of its own.
+    let seen = RefCell::new(BTreeSet::new());
+    let (pool, tries) = (&db.pool, &seen);
+    wait::until("a second try", Duration::from_secs(30), || async move {
+        let found = waiting(pool).await;
+        tries.borrow_mut().extend(found);
+        tries.borrow().len() > 1
+    })
+    .await;
+    other.rollback().await.unwrap();
+    patient.await.unwrap().unwrap();
 }

@@ -5,7 +5,12 @@ use std::time::Duration;
 use async_nats::{ConnectOptions, jetstream};
 use relay_domain::WorkspaceScope;
 
-use crate::{StreamError, StreamResult, connection::STREAMS, recovery::find, subjects};
+use crate::{
+    StreamError, StreamResult,
+    connection::{STREAMS, servers},
+    recovery::find,
+    subjects,
+};
 
 /// How long to wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -32,7 +37,9 @@ pub struct NatsHealth {
 pub struct StreamHealth {
     /// Its name.
     pub name: &'static str,
-    /// Bytes that it reserves.
+    /// How long it should keep what it holds.
+    pub max_age: Duration,
+    /// Bytes that it should reserve.
     pub max_bytes: i64,
     /// `None` when it is not there.
     pub found: Option<FoundStream>,
@@ -47,6 +54,10 @@ pub struct FoundStream {
     pub current: usize,
     /// Whether live copies go out.
     pub republishes: bool,
+    /// How long it keeps what it holds; zero for ever.
+    pub max_age: Duration,
+    /// Bytes that it keeps; -1 for any number.
+    pub max_bytes: i64,
     /// Messages in it.
     pub messages: u64,
     /// Their bytes.
@@ -78,7 +89,7 @@ pub async fn examine(url: &str) -> StreamResult<NatsHealth> {
             return Ok(health);
         }
     }
-    for (name, _, _, max_bytes) in STREAMS {
+    for (name, _, max_age, max_bytes) in STREAMS {
         let found = context.get_stream(name).await.ok().map(|stream| {
             let info = stream.cached_info();
             let followers = info
@@ -89,11 +100,13 @@ pub async fn examine(url: &str) -> StreamResult<NatsHealth> {
                 replicas: info.config.num_replicas,
                 current: followers + 1,
                 republishes: info.config.republish.is_some(),
+                max_age: info.config.max_age,
+                max_bytes: info.config.max_bytes,
                 messages: info.state.messages,
                 bytes: info.state.bytes,
             }
         });
-        health.streams.push(StreamHealth { name, max_bytes, found });
+        health.streams.push(StreamHealth { name, max_age, max_bytes, found });
     }
     Ok(health)
 }
@@ -114,7 +127,8 @@ pub async fn forget_workspace(url: &str, scope: WorkspaceScope) -> StreamResult<
 }
 
 async fn connect(url: &str) -> StreamResult<(async_nats::Client, jetstream::Context)> {
-    let connecting = ConnectOptions::new().name("relayctl").connection_timeout(PATIENCE).connect(url);
+    let servers = servers(url).map_err(StreamError::from_nats("reading the nats url"))?;
+    let connecting = ConnectOptions::new().name("relayctl").connection_timeout(PATIENCE).connect(servers);
     let client = match tokio::time::timeout(PATIENCE, connecting).await {
         Ok(connected) => connected.map_err(StreamError::from_nats("connecting"))?,
         Err(elapsed) => return Err(StreamError { doing: "connecting", source: elapsed.into() }),

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use async_nats::{Client, ConnectOptions, Event, connection::State, jetstream};
+use async_nats::{Client, ConnectOptions, Event, ServerAddr, connection::State, jetstream};
 use tokio::sync::watch;
 
 use crate::{StreamError, StreamResult, subjects};
@@ -26,6 +26,19 @@ pub(crate) const STREAMS: [(&str, &str, Duration, i64); 2] = [
     ("RELAY_DELIVERIES", subjects::LOG_WILDCARD, LOG_MAX_AGE, LOG_MAX_BYTES),
     ("RELAY_EVENTS", subjects::EVENTS_WILDCARD, EVENTS_MAX_AGE, EVENTS_MAX_BYTES),
 ];
+
+/// Whether `url` is a NATS URL, or several separated by commas, without going there.
+///
+/// # Errors
+/// When one is none, with the reason and without the URL.
+pub fn check_url(url: &str) -> Result<(), String> {
+    servers(url).map(drop).map_err(|error| error.to_string())
+}
+
+pub(crate) fn servers(url: &str) -> std::io::Result<Vec<ServerAddr>> {
+    let nobody = || std::io::Error::other("an address is empty");
+    url.split(',').map(str::trim).map(|server| if server.is_empty() { Err(nobody()) } else { server.parse() }).collect()
+}
 
 /// What the tail should make of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -52,7 +65,7 @@ impl Stream {
     /// `name` is what NATS shows; `origin` is unique to this process, so that it does not hear itself.
     ///
     /// # Errors
-    /// When the URL is not a NATS URL.
+    /// When the URL is not a NATS URL. Several, of the servers of a cluster, are separated by commas.
     pub async fn connect(url: &str, name: &str, origin: &str) -> StreamResult<Self> {
         let (link, _) = watch::channel(Link::default());
         let events = link.clone();
@@ -80,7 +93,7 @@ impl Stream {
                     }
                 }
             })
-            .connect(url)
+            .connect(servers(url).map_err(StreamError::from_nats("reading the nats url"))?)
             .await
             .map_err(StreamError::from_nats("connecting"))?;
         let jetstream = jetstream::context::ContextBuilder::new().timeout(Duration::from_secs(5)).build(client.clone());

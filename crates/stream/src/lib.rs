@@ -13,7 +13,7 @@ mod probe;
 mod recovery;
 mod subjects;
 
-pub use connection::{Link, Stream};
+pub use connection::{Link, Stream, check_url};
 pub use error::{StreamError, StreamResult};
 pub use events::{EVENT_RECORD_LIMIT, EventRecord, EventTail};
 pub use hints::{Hint, Hints};

@@ -106,6 +106,12 @@ init
 {{- if and $v.files.s3.bucket $v.files.existingClaim -}}
 {{- fail "files are kept in files.s3.bucket or in files.existingClaim, not in both" -}}
 {{- end -}}
+{{- if ne (empty $v.files.s3.accessKeyId) (empty $v.files.s3.secretAccessKey) -}}
+{{- fail "files.s3.accessKeyId and files.s3.secretAccessKey go together" -}}
+{{- end -}}
+{{- if and $v.secrets.existingSecret (or $v.push.proxyAuth $v.files.s3.accessKeyId) -}}
+{{- fail "with secrets.existingSecret, push.proxyAuth and files.s3.accessKeyId and secretAccessKey are not used: put RELAY_PUSH_PROXY_AUTH, RELAY_FILES_S3_ACCESS_KEY_ID and RELAY_FILES_S3_SECRET_ACCESS_KEY into that Secret" -}}
+{{- end -}}
 {{- if ne (empty $v.config.operator.issuer) (empty $v.config.operator.audience) -}}
 {{- fail "config.operator.issuer and config.operator.audience go together" -}}
 {{- end -}}

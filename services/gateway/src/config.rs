@@ -5,18 +5,19 @@ use std::net::{IpAddr, SocketAddr};
 use clap::{Parser, ValueEnum};
 use ipnet::IpNet;
 use relay_domain::plan::{OwnLimits, PlanChanges, Plans};
-use relay_engine::{EgressConfig, files::FilesConfig, secrets::KeyList};
+use relay_engine::{EgressConfig, files::FilesConfig, secrets::KeyList, settings as check};
+use relay_runtime::settings::{Settings, Values};
 
 /// The HTTP and WebSocket edge of the engine.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "relay-gateway", version)]
 pub struct Config {
     /// Where Postgres is: `postgres://user:password@host:port/database`.
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_parser = check::database_url)]
     pub database_url: String,
 
-    /// Where NATS is: `nats://host:port`.
-    #[arg(long, env = "NATS_URL", default_value = "nats://127.0.0.1:4222", hide_env_values = true)]
+    /// Where NATS is: `nats://host:port`, several servers of one cluster separated by commas.
+    #[arg(long, env = "NATS_URL", default_value = "nats://127.0.0.1:4222", hide_env_values = true, value_parser = check::nats_url)]
     pub nats_url: String,
 
     /// Copies that JetStream keeps of each stream: 3 wants three servers or more.
@@ -54,23 +55,23 @@ pub struct Config {
 
     /// Seals the private halves of the keys that sign observer tokens, at least 32 bytes; the same for all
     /// gateways. Without it they are stored as they are.
-    #[arg(long, env = "RELAY_SIGNING_SECRET", hide_env_values = true)]
+    #[arg(long, env = "RELAY_SIGNING_SECRET", hide_env_values = true, value_parser = check::secret)]
     pub signing_secret: Option<String>,
 
     /// What an operator shows to create workspaces, set quotas and rotate signing keys, at least 32 bytes.
-    #[arg(long, env = "RELAY_BOOTSTRAP_SECRET", hide_env_values = true)]
+    #[arg(long, env = "RELAY_BOOTSTRAP_SECRET", hide_env_values = true, value_parser = check::secret)]
     pub bootstrap_secret: Option<String>,
 
     /// The OIDC issuer whose JWTs operators show, as in their `iss`. Its discovery document is read.
-    #[arg(long, env = "RELAY_OPERATOR_ISSUER", requires = "operator_audience")]
+    #[arg(long, env = "RELAY_OPERATOR_ISSUER", value_parser = check::issuer_url)]
     pub operator_issuer: Option<String>,
 
     /// What the JWTs' `aud` must name. Every JWT for it is an operator's.
-    #[arg(long, env = "RELAY_OPERATOR_AUDIENCE", requires = "operator_issuer")]
+    #[arg(long, env = "RELAY_OPERATOR_AUDIENCE")]
     pub operator_audience: Option<String>,
 
     /// Where the issuer's keys are, if it has no discovery document.
-    #[arg(long, env = "RELAY_OPERATOR_JWKS_URL", requires = "operator_issuer")]
+    #[arg(long, env = "RELAY_OPERATOR_JWKS_URL", value_parser = check::issuer_url)]
     pub operator_jwks_url: Option<String>,
 
     /// Whether workspaces are created by operators and by owners of others only.
@@ -94,6 +95,27 @@ pub struct Config {
     /// Which URLs of tenants may be registered.
     #[command(flatten)]
     pub egress: EgressConfig,
+}
+
+impl Settings for Config {
+    fn clashes(values: &Values) -> Vec<String> {
+        let hosted_by_nobody = values.of("RELAY_HOSTED") == Some("on")
+            && values.of("RELAY_BOOTSTRAP_SECRET").is_none()
+            && values.of("RELAY_OPERATOR_ISSUER").is_none();
+        let operators = hosted_by_nobody
+            .then(|| "RELAY_HOSTED=on needs RELAY_BOOTSTRAP_SECRET or RELAY_OPERATOR_ISSUER".to_owned());
+        let half = FilesConfig::half_a_key(
+            values.of("RELAY_FILES_S3_ACCESS_KEY_ID"),
+            values.of("RELAY_FILES_S3_SECRET_ACCESS_KEY"),
+        );
+        let lone = [
+            ("RELAY_OPERATOR_ISSUER", "RELAY_OPERATOR_AUDIENCE"),
+            ("RELAY_OPERATOR_AUDIENCE", "RELAY_OPERATOR_ISSUER"),
+            ("RELAY_OPERATOR_JWKS_URL", "RELAY_OPERATOR_ISSUER"),
+        ];
+        let lone = lone.into_iter().filter_map(|(setting, needs)| values.lone(setting, needs));
+        operators.into_iter().chain(half).chain(lone).collect()
+    }
 }
 
 /// On or off.
@@ -127,7 +149,63 @@ fn public_url(text: &str) -> Result<String, &'static str> {
 
 #[cfg(test)]
 mod tests {
+    use relay_runtime::settings::{Surroundings, told};
+
     use super::*;
+
+    struct Given<'a>(&'a [(&'a str, &'a str)]);
+
+    impl Surroundings for Given<'_> {
+        fn variable(&self, name: &str) -> Option<String> {
+            self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        }
+
+        fn file(&self, _: &str) -> Result<String, String> {
+            Err("not found".to_owned())
+        }
+    }
+
+    #[test]
+    fn everything_that_can_be_known_to_be_wrong_is_told_at_once() {
+        let wrong = [
+            ("DATABASE_URL", "mysql://relay@db/relay"),
+            ("NATS_URL", "http://nats:4222"),
+            ("RELAY_LISTEN", "here"),
+            ("RELAY_SIGNING_SECRET", "short"),
+            ("RELAY_HOSTED", "on"),
+            ("RELAY_OPERATOR_JWKS_URL", "http://id.example/keys"),
+            ("RELAY_FILES_S3_ACCESS_KEY_ID", "id"),
+        ];
+        let said = told::<Config>(&["relay-gateway".to_owned()], &Given(&wrong)).unwrap_err();
+        for part in [
+            "DATABASE_URL (from",
+            "NATS_URL (from",
+            "RELAY_LISTEN (from",
+            "RELAY_SIGNING_SECRET (from RELAY_SIGNING_SECRET): must have at least 32 bytes",
+            "RELAY_HOSTED=on needs",
+            "RELAY_OPERATOR_JWKS_URL (from",
+            "RELAY_OPERATOR_JWKS_URL is of no use without RELAY_OPERATOR_ISSUER",
+            "RELAY_FILES_S3_ACCESS_KEY_ID and",
+        ] {
+            assert!(said.contains(part), "{part} is not in {said}");
+        }
+        assert!(!said.contains("short"), "{said}");
+    }
+
+    #[test]
+    fn an_installation_with_an_operator_may_be_hosted() {
+        let base = [("DATABASE_URL", "postgres://relay@db/relay"), ("RELAY_HOSTED", "on")];
+        let issuer = ("RELAY_OPERATOR_ISSUER", "https://id.example");
+        let check = |more: &[(&str, &str)], good: bool| {
+            let all = [&base[..], more].concat();
+            let said = told::<Config>(&["relay-gateway".to_owned()], &Given(&all));
+            assert_eq!(said.is_ok(), good, "{more:?}: {:?}", said.err());
+        };
+        check(&[], false);
+        check(&[("RELAY_BOOTSTRAP_SECRET", "0123456789abcdef0123456789abcdef")], true);
+        check(&[issuer], false);
+        check(&[issuer, ("RELAY_OPERATOR_AUDIENCE", "relay")], true);
+    }
 
     #[test]
     fn plans_and_networks_are_checked_at_the_start() {

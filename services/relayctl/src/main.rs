@@ -9,6 +9,7 @@ mod dead_letter;
 #[cfg(test)]
 mod docs;
 mod doctor;
+mod files;
 mod mailbox;
 mod migrate;
 mod node;
@@ -70,8 +71,11 @@ enum Command {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    match run(arguments).await {
+    let done = match files::arguments() {
+        Ok(arguments) => run(arguments).await,
+        Err(error) => Err(error),
+    };
+    match done {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");

@@ -13,7 +13,7 @@ pub(crate) struct Arguments {
     /// The Postgres database. Its user must own the schema.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
     database_url: String,
-    /// How long to wait for Postgres to answer, in seconds.
+    /// How long to wait for Postgres to answer, and then for locks that others hold (another migration, a pg_dump), in seconds.
     #[arg(long, default_value_t = 30)]
     wait_seconds: u64,
 }

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 
 use relay_engine::{
     EgressConfig, EngineConfig, files::FilesConfig, limits::LimitsConfig, push::PushConfig, secrets::KeyList,
-    worker::Retention,
+    settings as check, worker::Retention,
 };
+use relay_runtime::settings::{Settings, Values};
 
 /// Loops take turns, so a few connections are enough; more only lets more of them run at once. Pushing has two more, of its own.
 const DATABASE_CONNECTIONS: u32 = 6;
@@ -15,10 +16,10 @@ const DATABASE_CONNECTIONS: u32 = 6;
 #[command(name = "relay-worker", version)]
 pub(crate) struct Config {
     /// The Postgres database, migrated by `relayctl migrate`.
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_parser = check::database_url)]
     database_url: String,
     /// The NATS server or servers, separated by commas.
-    #[arg(long, env = "NATS_URL", hide_env_values = true, default_value = "nats://127.0.0.1:4222")]
+    #[arg(long, env = "NATS_URL", hide_env_values = true, default_value = "nats://127.0.0.1:4222", value_parser = check::nats_url)]
     nats_url: String,
     /// As for gateways: copies that JetStream keeps of each stream.
     #[arg(long, env = "RELAY_NATS_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
@@ -59,6 +60,16 @@ pub(crate) struct Config {
     egress: EgressConfig,
 }
 
+impl Settings for Config {
+    fn clashes(values: &Values) -> Vec<String> {
+        let half = FilesConfig::half_a_key(
+            values.of("RELAY_FILES_S3_ACCESS_KEY_ID"),
+            values.of("RELAY_FILES_S3_SECRET_ACCESS_KEY"),
+        );
+        half.into_iter().collect()
+    }
+}
+
 impl Config {
     pub(crate) fn engine(&self) -> EngineConfig {
         EngineConfig {
@@ -81,5 +92,43 @@ impl Config {
             event_days: self.event_retention_days,
             workspace_events: self.event_retention_count,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use relay_runtime::settings::{Surroundings, told};
+
+    use super::*;
+
+    struct Given<'a>(&'a [(&'a str, &'a str)]);
+
+    impl Surroundings for Given<'_> {
+        fn variable(&self, name: &str) -> Option<String> {
+            self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        }
+
+        fn file(&self, _: &str) -> Result<String, String> {
+            Err("not found".to_owned())
+        }
+    }
+
+    #[test]
+    fn everything_that_can_be_known_to_be_wrong_is_told_at_once() {
+        let wrong = [
+            ("DATABASE_URL", "db:5432"),
+            ("NATS_URL", "nats://a:4222,"),
+            ("RELAY_DELIVERY_RETENTION_DAYS", "1"),
+            ("RELAY_PUSH_PROXY_URL", "proxy:3128"),
+            ("RELAY_FILES_S3_SECRET_ACCESS_KEY", "sesame"),
+        ];
+        let said = told::<Config>(&["relay-worker".to_owned()], &Given(&wrong)).unwrap_err();
+        for (variable, _) in wrong {
+            assert!(said.contains(variable), "{variable} is not in {said}");
+        }
+        assert!(!said.contains("sesame"), "{said}");
+        let right = [("DATABASE_URL", "postgres://relay@db/relay"), ("NATS_URL", "nats://a:4222,nats://b:4222")];
+        let fits = told::<Config>(&["relay-worker".to_owned()], &Given(&right));
+        assert!(fits.is_ok(), "{:?}", fits.err());
     }
 }

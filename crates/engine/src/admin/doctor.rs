@@ -40,8 +40,10 @@ const OLDEST_POSTGRES: i32 = 150_000;
 const OLDEST_NATS: (u32, u32) = (2, 12);
 /// A `deliver` frame has up to 900 KiB, and headers.
 const LEAST_PAYLOAD: usize = 1 << 20;
-/// A gateway's and two workers' connections.
-const LEAST_CONNECTIONS: i64 = 16 + 2 * 6;
+/// A gateway's and two workers' connections: 6 for a worker's loops, 2 for its pushing.
+const LEAST_CONNECTIONS: i64 = 16 + 2 * (6 + 2);
+/// As many more stay free in an upgrade's favour: a new gateway is there before the old one goes.
+const SPARE_CONNECTIONS: i64 = 16;
 /// A clock further off than this makes ids and expiries wrong, in milliseconds.
 const CLOCK_TOLERANCE_MS: i64 = 1000;
 /// An outbox that is older than this has nobody who publishes it, in seconds.
@@ -88,7 +90,10 @@ pub async fn examine(database_url: &str, nats_url: &str) -> Vec<Finding> {
 fn postgres(health: &DatabaseHealth, own_clock_ms: i64) -> Vec<Finding> {
     let version = health.server_version_num;
     let skew = health.now.timestamp_millis() - own_clock_ms;
-    let free = i64::from(health.max_connections) - health.connections;
+    let usable = i64::from(health.max_connections) - i64::from(health.reserved);
+    let free = usable - health.connections;
+    // What is not running yet has to find room too.
+    let wanted = (LEAST_CONNECTIONS - health.own).max(SPARE_CONNECTIONS);
     vec![
         judge(
             "postgres version",
@@ -134,10 +139,10 @@ fn postgres(health: &DatabaseHealth, own_clock_ms: i64) -> Vec<Finding> {
         ),
         judge(
             "postgres connections",
-            free >= LEAST_CONNECTIONS || health.connections > LEAST_CONNECTIONS,
+            free >= wanted,
             Verdict::Warn,
-            format!("{} of {} in use", health.connections, health.max_connections),
-            "raise max_connections: 16 for each gateway, 6 for each worker, some for you",
+            format!("{} of {usable} in use, {} of them the engine's", health.connections, health.own),
+            "raise max_connections: 16 for each gateway, 8 for each worker, 16 more for upgrades, some for you",
         ),
         judge(
             "clocks",
@@ -202,6 +207,15 @@ fn schema(state: &SchemaState) -> Vec<Finding> {
         format!("{} hold a lease", state.gateways),
         "start relay-gateway",
     ));
+    if let Some(workers) = state.workers {
+        findings.push(judge(
+            "workers",
+            workers > 0,
+            Verdict::Warn,
+            format!("{workers} hold a lease"),
+            "start relay-worker: without one nothing is pushed, expires or is repaired",
+        ));
+    }
     findings.push(judge(
         "outbox",
         state.outbox_seconds <= OUTBOX_TOLERANCE_SECONDS,
@@ -268,6 +282,13 @@ fn nats(health: &NatsHealth) -> Vec<Finding> {
             "remove the stream; gateways make it anew",
         ));
         findings.push(judge(
+            "jetstream bounds",
+            found.max_age == stream.max_age && found.max_bytes == stream.max_bytes,
+            Verdict::Warn,
+            format!("{}: {} s, {} bytes at most", stream.name, found.max_age.as_secs(), found.max_bytes),
+            "somebody has set another age or size; a gateway that starts sets them again",
+        ));
+        findings.push(judge(
             "jetstream copies",
             found.replicas >= 3 && found.current >= found.replicas,
             Verdict::Warn,
@@ -308,6 +329,8 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use relay_stream::admin::{FoundStream, StreamHealth};
 
     use super::*;
@@ -320,7 +343,9 @@ mod tests {
             full_page_writes: "on".into(),
             synchronous_commit: "on".into(),
             max_connections: 100,
+            reserved: 3,
             connections: 3,
+            own: 1,
             in_recovery: false,
             now: chrono::DateTime::from_timestamp_millis(1_700_000_000_000).unwrap(),
         }
@@ -336,7 +361,9 @@ mod tests {
     fn what_is_unsafe_in_postgres_is_found() {
         let clock = 1_700_000_000_000;
         assert_eq!(worst(&postgres(&healthy(), clock)), (Verdict::Ok, vec![]));
-        let cases: [(&str, Verdict, DatabaseHealth); 6] = [
+        let busy = |connections, own| DatabaseHealth { connections, own, ..healthy() };
+        assert_eq!(worst(&postgres(&busy(70, 64), clock)), (Verdict::Ok, vec![]));
+        let cases: [(&str, Verdict, DatabaseHealth); 9] = [
             ("postgres version", Verdict::Fail, DatabaseHealth { server_version_num: 140_010, ..healthy() }),
             ("postgres role", Verdict::Fail, DatabaseHealth { in_recovery: true, ..healthy() }),
             ("postgres encoding", Verdict::Fail, DatabaseHealth { encoding: "SQL_ASCII".into(), ..healthy() }),
@@ -347,6 +374,9 @@ mod tests {
                 DatabaseHealth { synchronous_commit: "off".into(), ..healthy() },
             ),
             ("postgres connections", Verdict::Warn, DatabaseHealth { max_connections: 20, ..healthy() }),
+            ("postgres connections", Verdict::Warn, busy(97, 64)),
+            ("postgres connections", Verdict::Warn, busy(82, 64)),
+            ("postgres connections", Verdict::Warn, busy(70, 1)),
         ];
         for (check, verdict, health) in cases {
             assert_eq!(worst(&postgres(&health, clock)), (verdict, vec![check]));
@@ -362,6 +392,7 @@ mod tests {
             broken: vec![],
             partition_days: Some(7),
             gateways: 1,
+            workers: Some(1),
             outbox: 0,
             outbox_seconds: 0.0,
             foreign_tables: vec![],
@@ -376,6 +407,7 @@ mod tests {
             ("partitions", Verdict::Fail, SchemaState { partition_days: Some(0), ..good.clone() }),
             ("table owner", Verdict::Fail, SchemaState { foreign_tables: vec!["messages".into()], ..good.clone() }),
             ("gateways", Verdict::Warn, SchemaState { gateways: 0, ..good.clone() }),
+            ("workers", Verdict::Warn, SchemaState { workers: Some(0), ..good.clone() }),
             ("outbox", Verdict::Warn, SchemaState { outbox: 4, outbox_seconds: 60.0, ..good.clone() }),
         ] {
             assert_eq!(worst(&schema(&state)), (verdict, vec![check]));
@@ -384,11 +416,19 @@ mod tests {
 
     #[test]
     fn weak_durability_and_a_small_jetstream_are_found() {
-        let stream = |replicas, current| StreamHealth {
-            name: "RELAY_DELIVERIES",
-            max_bytes: 4 << 30,
-            found: Some(FoundStream { replicas, current, republishes: true, messages: 0, bytes: 0 }),
+        let (max_age, max_bytes) = (Duration::from_secs(4200), 4 << 30);
+        let found = |replicas, current| FoundStream {
+            replicas,
+            current,
+            republishes: true,
+            max_age,
+            max_bytes,
+            messages: 0,
+            bytes: 0,
         };
+        let with = |found| StreamHealth { name: "RELAY_DELIVERIES", max_age, max_bytes, found };
+        let stream = |replicas, current| with(Some(found(replicas, current)));
+        let unbounded = |max_age, max_bytes| with(Some(FoundStream { max_age, max_bytes, ..found(3, 3) }));
         let good = NatsHealth {
             version: "2.15.1".into(),
             max_payload: 1 << 20,
@@ -405,10 +445,16 @@ mod tests {
             ("jetstream storage", Verdict::Warn, NatsHealth { storage_limit: Some(1 << 30), ..good.clone() }),
             ("jetstream copies", Verdict::Warn, NatsHealth { streams: vec![stream(1, 1)], ..good.clone() }),
             ("jetstream copies", Verdict::Warn, NatsHealth { streams: vec![stream(3, 2)], ..good.clone() }),
+            ("jetstream streams", Verdict::Warn, NatsHealth { streams: vec![with(None)], ..good.clone() }),
             (
-                "jetstream streams",
+                "jetstream bounds",
                 Verdict::Warn,
-                NatsHealth { streams: vec![StreamHealth { found: None, ..stream(3, 3) }], ..good.clone() },
+                NatsHealth { streams: vec![unbounded(Duration::ZERO, max_bytes)], ..good.clone() },
+            ),
+            (
+                "jetstream bounds",
+                Verdict::Warn,
+                NatsHealth { streams: vec![unbounded(max_age, 1 << 30)], ..good.clone() },
             ),
         ] {
             assert_eq!(worst(&nats(&health)), (verdict, vec![check]));

@@ -50,6 +50,13 @@ pub struct FilesConfig {
 }
 
 impl FilesConfig {
+    /// What is wrong with a bucket's key that is there by half: its secret without its id, or its id without its secret.
+    #[must_use]
+    pub fn half_a_key(id: Option<&str>, secret: Option<&str>) -> Option<String> {
+        (id.is_some() != secret.is_some())
+            .then(|| "RELAY_FILES_S3_ACCESS_KEY_ID and RELAY_FILES_S3_SECRET_ACCESS_KEY go together".to_owned())
+    }
+
     pub(crate) fn blobs(&self) -> BlobConfig {
         match &self.files_s3_bucket {
             None => BlobConfig::Directory(self.files_dir.clone()),

@@ -13,10 +13,7 @@ use ring::{
 };
 use sha2::{Digest, Sha256};
 
-use crate::{EngineError, EngineResult};
-
-/// The shortest secret that signing keys are sealed with, in bytes.
-const SHORTEST_SECRET: usize = 32;
+use crate::{EngineError, EngineResult, settings::SHORTEST_SECRET};
 
 /// Seals the private halves of signing keys. Prints nothing of itself.
 pub struct SealingSecret {

@@ -215,7 +215,7 @@ fn max_age(header: &str) -> Option<Duration> {
 }
 
 /// Keys travel over TLS, or do not leave the machine.
-fn check_url(url: &str) -> Result<(), String> {
+pub(crate) fn check_url(url: &str) -> Result<(), String> {
     let parsed: http::Uri = url.parse().map_err(|_| "not a URL".to_owned())?;
     let host = parsed.host().unwrap_or_default();
     let is_local = host == "localhost"

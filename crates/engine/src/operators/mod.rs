@@ -13,10 +13,8 @@ use relay_domain::{
 
 use self::issuer::Issuer;
 pub use self::issuer::IssuerConfig;
-use crate::{Engine, EngineError, EngineResult, limits::Quotas};
-
-/// The shortest bootstrap secret, in bytes.
-const SHORTEST_SECRET: usize = 32;
+pub(crate) use self::issuer::check_url as check_issuer_url;
+use crate::{Engine, EngineError, EngineResult, limits::Quotas, settings::SHORTEST_SECRET};
 
 /// How operators are known.
 #[derive(Debug, Default)]

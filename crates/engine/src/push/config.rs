@@ -5,7 +5,7 @@
 pub struct PushConfig {
     /// The proxy that calls of nodes with `use_proxy` go through: the true URL rides in `X-Forward-To`. Without one,
     /// such calls fail.
-    #[arg(long = "push-proxy-url", env = "RELAY_PUSH_PROXY_URL")]
+    #[arg(long = "push-proxy-url", env = "RELAY_PUSH_PROXY_URL", value_parser = crate::settings::proxy_url)]
     pub proxy_url: Option<String>,
     /// What is shown to the proxy, in `X-Proxy-Auth`.
     #[arg(long = "push-proxy-auth", env = "RELAY_PUSH_PROXY_AUTH", hide_env_values = true)]

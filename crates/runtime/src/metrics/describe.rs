@@ -40,7 +40,7 @@ pub(super) fn all() {
     describe_histogram!(
         name::ACK_LATENCY_SECONDS,
         Unit::Seconds,
-        "From a message's commit to the ack of its delivery."
+        "From a frame's way into the socket's queue to its ack; one frame an agent is timed at once."
     );
     describe_histogram!(name::COMMIT_BATCH_SIZE, "Requests that one commit carried.");
     describe_histogram!(name::COMMIT_SECONDS, Unit::Seconds, "Duration of one commit.");

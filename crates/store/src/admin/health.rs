@@ -19,8 +19,12 @@ pub struct DatabaseHealth {
     pub synchronous_commit: String,
     /// Connections that the server takes.
     pub max_connections: i32,
-    /// Connections that are open now.
+    /// Those of them that are kept for superusers and the like.
+    pub reserved: i32,
+    /// Connections that are open now, whoever's they are.
     pub connections: i64,
+    /// Those of them that gateways and workers have, and this process.
+    pub own: i64,
     /// Whether it is a standby, which takes no writes.
     pub in_recovery: bool,
     /// Postgres' clock.
@@ -40,6 +44,8 @@ pub struct SchemaState {
     pub partition_days: Option<i64>,
     /// Gateways whose lease holds.
     pub gateways: i64,
+    /// Workers whose lease holds; `None` with a schema that is older than this program's.
+    pub workers: Option<i64>,
     /// Batches that are not marked published.
     pub outbox: i64,
     /// Age of the oldest of them, in seconds.
@@ -61,8 +67,14 @@ impl Store {
                     current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes,
                     current_setting('synchronous_commit') AS synchronous_commit,
                     current_setting('max_connections')::int AS max_connections,
-                    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
-                    pg_is_in_recovery() AS in_recovery, clock_timestamp() AS now",
+                    current_setting('superuser_reserved_connections')::int
+                        + coalesce(current_setting('reserved_connections', true)::int, 0) AS reserved,
+                    clients.connections, clients.own, pg_is_in_recovery() AS in_recovery, clock_timestamp() AS now
+               -- What kind other users' backends are is not shown to everybody; that they are in a database is.
+               FROM (SELECT count(*) AS connections,
+                            count(*) FILTER (WHERE datname = current_database() AND application_name = 'relay') AS own
+                       FROM pg_stat_activity
+                      WHERE datid IS NOT NULL AND coalesce(backend_type, 'client backend') = 'client backend') clients",
         )
         .fetch_one(&self.pool)
         .await
@@ -82,6 +94,7 @@ impl Store {
             broken: Vec::new(),
             partition_days: None,
             gateways: 0,
+            workers: None,
             outbox: 0,
             outbox_seconds: 0.0,
             foreign_tables: Vec::new(),
@@ -120,6 +133,13 @@ impl Store {
         .map_err(StoreError::from_sqlx(doing))?;
         (state.gateways, state.outbox, state.outbox_seconds, state.foreign_tables) =
             (gateways, outbox, outbox_seconds, foreign_tables);
+        if state.applied >= Some(known) {
+            state.workers = sqlx::query_scalar("SELECT count(*) FROM push_workers WHERE lease_until > now()")
+                .fetch_one(&self.pool)
+                .await
+                .map(Some)
+                .map_err(StoreError::from_sqlx(doing))?;
+        }
         // A partition's name ends in its day: relay_ensure_partitions.
         state.partition_days = sqlx::query_scalar(
             "SELECT min(days) FROM (

@@ -53,7 +53,7 @@ impl Database {
         let options: sqlx::postgres::PgConnectOptions = server.parse().unwrap();
         let pool = PgPool::connect_with(options.database(&name)).await.unwrap();
         let store = Store::connect(&url_of(&server, &name), 4).unwrap();
-        store.migrate().await.unwrap();
+        store.migrate(std::time::Duration::ZERO).await.unwrap();
         let now = sqlx::query_scalar("SELECT now()").fetch_one(&pool).await.unwrap();
         let database = Self { store, pool, now };
         database.agent(SENDER, "sender").await;
