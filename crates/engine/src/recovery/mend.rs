@@ -189,9 +189,11 @@ impl<'a> Mender<'a> {
             let mut after = (0, 0);
             loop {
                 let limit = i64::try_from(MAILBOXES).unwrap_or(i64::MAX);
-                let (last, jumped) = self.store.jump_heads(after, limit, margin.numbers).await?;
-                mended.jumped += jumped;
-                let Some(last) = last else { break };
+                let ids = || self.ids.next_id();
+                let jumped = self.store.jump_heads(after, limit, margin.numbers, self.now(), ids).await?;
+                mended.jumped += jumped.mailboxes;
+                mended.lost += jumped.given_up;
+                let Some(last) = jumped.last else { break };
                 after = last;
             }
         }

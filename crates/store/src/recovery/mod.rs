@@ -11,6 +11,7 @@ use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, session::Seq};
 use serde_json::Value;
 use sqlx::{Connection as _, PgConnection, types::Json};
 
+pub use heads::Jumped;
 pub use logged::{LoggedDelivery, LoggedMessage, Reinserted};
 pub use told::Told;
 
