@@ -176,3 +176,19 @@ async fn the_ack_floor_of_tries_passes_skipped_numbers() {
     let floor = db.number("SELECT ack_floor FROM mailbox_cursors WHERE agent_id = 1").await;
     assert_eq!((floor, db.settled_floor(ADA).await, db.exceptions(ADA).await), (102, 102, vec![]));
 }
+
+#[tokio::test]
+async fn a_log_with_numbers_or_mailboxes_that_are_not_there_is_ahead() {
+    let db = Database::fresh().await;
+    db.run(&format!("INSERT INTO workspaces (workspace_id, name, created_at) VALUES ({WORKSPACE}, 'w', now())")).await;
+    db.agent(ADA, "ada").await;
+    db.deliveries(ADA, &[60; 2]).await;
+    let ahead = async |agent, seq, unknown_too| {
+        let (scope, agent) = Database::mailbox(agent);
+        db.store.ahead_of_heads(&[(scope, agent, seq)], &[unknown_too]).await.unwrap()
+    };
+    assert_eq!((ahead(ADA, 2, true).await, ahead(ADA, 3, false).await), (0, 1));
+    assert_eq!((ahead(55, 1, true).await, ahead(55, 1, false).await), (1, 0), "an agent made later");
+    db.run("UPDATE workspaces SET deleted_at = now()").await;
+    assert_eq!(ahead(55, 1, true).await, 0, "it may have been erased");
+}
