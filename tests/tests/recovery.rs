@@ -193,6 +193,8 @@ async fn with_the_log_gone_too_numbers_jump_by_the_margin() -> Result<()> {
     let stack = Stack::builder().gateways(1).env("RELAY_RESTORE_MARGIN", "1000").start().await?;
     let scene = Scene::new(&stack).await?;
     scene.send("waits").await?;
+    let cyd = scene.key.register_agent("cyd").await?;
+    scene.key.as_agent(&scene.ada).dm("cyd", "waits as well").await?.success()?;
     stop(&stack);
     copy(&stack, "relay", "older").await?;
     start(&stack).await?;
@@ -205,6 +207,12 @@ async fn with_the_log_gone_too_numbers_jump_by_the_margin() -> Result<()> {
     start(&stack).await?;
 
     assert_eq!(number(&stack, HEAD, &scene.id).await?, 1002, "two were given away; nobody can tell");
+    let rows = "SELECT (SELECT count(*) FROM skipped_seqs WHERE workspace_id = WORKSPACE)
+                       + 1000 * (SELECT count(*) FROM delivery_exceptions WHERE workspace_id = WORKSPACE)";
+    assert_eq!(number(&stack, rows, &scene.id).await?, 2, "one for each mailbox in which something waits");
+    let idle = "SELECT c.settled_floor FROM mailbox_cursors c JOIN agents a USING (workspace_id, agent_id)
+                 WHERE c.workspace_id = WORKSPACE AND a.name = 'ada'";
+    assert_eq!(number(&stack, idle, &scene.id).await?, 1000);
     let mut socket = scene.socket().await?;
     socket.auto_ack(true);
     scene.send("anew").await?;
@@ -218,6 +226,15 @@ async fn with_the_log_gone_too_numbers_jump_by_the_margin() -> Result<()> {
         }
     };
     assert_eq!(last, (1002, "dm.received".to_owned(), "anew".to_owned()));
+
+    // Where REST settles what waited, the skipped numbers are settled with it.
+    let cyd = scene.key.as_agent(&cyd);
+    let listed = cyd.get("/v1/deliveries").await?.success()?;
+    assert_eq!(listed.as_array().map(Vec::len), Some(1), "{listed}");
+    cyd.post_empty(&format!("/v1/deliveries/{}/ack", text(&listed[0]["id"]))).await?.success()?;
+    let floor = "SELECT c.settled_floor FROM mailbox_cursors c JOIN agents a USING (workspace_id, agent_id)
+                  WHERE c.workspace_id = WORKSPACE AND a.name = 'cyd'";
+    assert_eq!(number(&stack, floor, &scene.id).await?, 1001);
     Ok(())
 }
 

@@ -7,13 +7,15 @@ use sqlx::{PgConnection, Row};
 use crate::{
     StoreError, StoreResult,
     commit::{Batch, Facts, NewSend, SendOutcome, Written, day_of},
+    skipped::count_settled_above,
 };
 
 /// Heads are locked in (workspace, agent) order, each mailbox's rows are ranked under that lock, and
 /// the first that fit under the depth cap get the next numbers. A mailbox's depth is what lies between
-/// its settled floor and its head, less the rows settled one by one in between (counted only when it
-/// looks full).
-const WRITE: &str = "
+/// its settled floor and its head, less what is settled apart in between (counted only when it looks
+/// full).
+const WRITE: &str = concat!(
+    "
 WITH want AS (
     SELECT *
       FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::date[], $5::bigint[], $6::text[],
@@ -35,9 +37,9 @@ WITH want AS (
     SELECT r.*,
            CASE WHEN r.next_seq - 1 - c.settled_floor + r.rank <= r.depth THEN true
                 ELSE r.next_seq - 1 - c.settled_floor + r.rank <= r.depth
-                     + (SELECT count(*) FROM delivery_exceptions x
-                         WHERE x.workspace_id = r.workspace_id AND x.agent_id = r.agent_id
-                           AND x.seq > c.settled_floor AND x.state IN (1, 2, 4))
+                     + ",
+    count_settled_above!("c", "c.settled_floor"),
+    "
            END AS fits
       FROM ranked r
       JOIN mailbox_cursors c USING (workspace_id, agent_id)
@@ -63,7 +65,8 @@ WITH want AS (
                   $24::text[], $25::text[], $26::text[], $27::timestamptz[], $28::text[])
            AS s (w, m, d, c, a, n, t, h, x, b, e, f, p, o, y, z, q)
 )
-SELECT ord, CASE WHEN fits THEN next_seq + rank - 1 END AS seq FROM fitted";
+SELECT ord, CASE WHEN fits THEN next_seq + rank - 1 END AS seq FROM fitted"
+);
 
 /// One row per delivery, as columns.
 #[derive(Default)]

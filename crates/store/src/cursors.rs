@@ -12,6 +12,7 @@ use crate::{
     delivered::{Acked, delivered_events},
     events::{self, Recorded},
     patience::{PATIENCE, Patient as _},
+    skipped::settled_above,
 };
 
 /// A mailbox and where its agent is.
@@ -80,7 +81,7 @@ const POSITION_COLUMNS: &str = "a.workspace_id, a.agent_id, a.name, a.node_id, a
     h.next_seq, c.sent_seq, c.ack_floor, c.settled_floor";
 
 /// The floor moves only while the agent is still at the node and provider that acknowledged. The
-/// settled floor follows it, and runs on over rows settled one by one.
+/// settled floor follows it, and runs on over what is settled apart.
 macro_rules! flush {
     ($moves:literal, $answer:literal) => {
         concat!(
@@ -103,11 +104,11 @@ WITH moves AS (
        SET sent_seq = greatest(c.sent_seq, l.sent),
            ack_floor = greatest(c.ack_floor, l.acked),
            settled_floor = (
-               SELECT coalesce(max(x.seq) FILTER (WHERE x.seq = l.base + x.nth), l.base)
-                 FROM (SELECT e.seq, row_number() OVER (ORDER BY e.seq) AS nth
-                         FROM delivery_exceptions e
-                        WHERE e.workspace_id = l.workspace_id AND e.agent_id = l.agent_id
-                          AND e.seq > l.base AND e.state IN (1, 2, 4)) AS x)
+               SELECT coalesce(max(x.last_seq) FILTER (WHERE x.last_seq = l.base + x.reach), l.base)
+                 FROM (SELECT apart.last_seq, sum(apart.width) OVER (ORDER BY apart.last_seq) AS reach
+                         FROM (",
+            settled_above!("l", "l.base"),
+            ") AS apart) AS x)
       FROM (SELECT *, greatest(settled_floor, acked) AS base FROM locked) AS l
      WHERE c.workspace_id = l.workspace_id AND c.agent_id = l.agent_id
 ), logged AS (

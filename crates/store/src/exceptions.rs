@@ -284,7 +284,7 @@ pub(crate) async fn lock_cursor(
         .map_err(StoreError::from_sqlx(doing))
 }
 
-/// Moves the settled floor over the rows that are settled one by one right above it. The caller holds
+/// Moves the settled floor over what is settled apart right above it. The caller holds
 /// the cursor row. Returns where the floor stands now.
 pub(crate) async fn settle_contiguous(
     tx: &mut PgTransaction<'_>,
@@ -296,11 +296,16 @@ pub(crate) async fn settle_contiguous(
     let (workspace, agent) = (scope.workspace_id().get(), agent.get());
     let mut floor = from;
     loop {
-        let page: Vec<i64> = sqlx::query_scalar(
-            // Acked, failed and dead-lettered rows are settled; deferred ones are not.
-            "SELECT seq FROM delivery_exceptions
-              WHERE workspace_id = $1 AND agent_id = $2 AND seq > $3 AND state <> 3
-              ORDER BY seq LIMIT $4",
+        let page: Vec<(i64, i64)> = sqlx::query_as(
+            // Acked, failed and dead-lettered rows are settled, and skipped runs; deferred rows are not.
+            "SELECT first_seq, last_seq
+               FROM ((SELECT seq AS first_seq, seq AS last_seq FROM delivery_exceptions
+                       WHERE workspace_id = $1 AND agent_id = $2 AND seq > $3 AND state <> 3
+                       ORDER BY seq LIMIT $4)
+                     UNION ALL
+                     SELECT first_seq, last_seq FROM skipped_seqs
+                      WHERE workspace_id = $1 AND agent_id = $2 AND last_seq > $3) AS apart
+              ORDER BY first_seq LIMIT $4",
         )
         .bind(workspace)
         .bind(agent)
@@ -309,8 +314,8 @@ pub(crate) async fn settle_contiguous(
         .fetch_all(&mut **tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-        let reached = extend_floor(floor, page.iter().copied());
-        let whole_page = page.last() == Some(&reached) && page.len() as i64 == FLOOR_PAGE;
+        let reached = extend_floor(floor, page.iter().flat_map(|&(first, last)| first..=last));
+        let whole_page = page.last().is_some_and(|run| run.1 == reached) && page.len() as i64 == FLOOR_PAGE;
         floor = reached;
         if !whole_page {
             break;

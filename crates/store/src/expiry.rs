@@ -17,6 +17,7 @@ use crate::{
     delivered::Place,
     events::{self, NewEvent, Recorded},
     loop_state::{Remembered, recall, remember},
+    skipped::settled_above,
 };
 
 /// The longest life of a delivery: older partitions hold nothing that is still to expire.
@@ -166,20 +167,23 @@ SELECT x.workspace_id, x.agent_id, x.seq, x.source_id, x.redrive_no, a.name,
         AND m.created_on = (to_timestamp(((x.source_id >> 22) + 1735689600000) / 1000.0) AT TIME ZONE 'UTC')::date
  ORDER BY x.workspace_id, x.agent_id, x.seq";
 
-/// Lets the settled floor of locked mailboxes run on over rows settled one by one.
-const EXTEND_SETTLED_FLOORS: &str = "
+/// Lets the settled floor of locked mailboxes run on over what is settled apart.
+const EXTEND_SETTLED_FLOORS: &str = concat!(
+    "
 UPDATE mailbox_cursors c
    SET settled_floor = run.floor
-  FROM (SELECT x.workspace_id, x.agent_id, max(x.seq) AS floor
-          FROM (SELECT e.workspace_id, e.agent_id, e.seq, c.settled_floor,
-                       row_number() OVER (PARTITION BY e.workspace_id, e.agent_id ORDER BY e.seq) AS nth
+  FROM (SELECT x.workspace_id, x.agent_id, max(x.last_seq) AS floor
+          FROM (SELECT b.workspace_id, b.agent_id, b.settled_floor, apart.last_seq,
+                       sum(apart.width) OVER (PARTITION BY b.workspace_id, b.agent_id ORDER BY apart.last_seq) AS reach
                   FROM (SELECT DISTINCT * FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)) AS k
-                  JOIN mailbox_cursors c USING (workspace_id, agent_id)
-                  JOIN delivery_exceptions e USING (workspace_id, agent_id)
-                 WHERE e.seq > c.settled_floor AND e.state IN (1, 2, 4)) AS x
-         WHERE x.seq = x.settled_floor + x.nth
+                  JOIN mailbox_cursors b ON b.workspace_id = k.workspace_id AND b.agent_id = k.agent_id
+                 CROSS JOIN LATERAL (",
+    settled_above!("b", "b.settled_floor"),
+    ") AS apart) AS x
+         WHERE x.last_seq = x.settled_floor + x.reach
          GROUP BY x.workspace_id, x.agent_id) AS run
- WHERE c.workspace_id = run.workspace_id AND c.agent_id = run.agent_id AND c.settled_floor < run.floor";
+ WHERE c.workspace_id = run.workspace_id AND c.agent_id = run.agent_id AND c.settled_floor < run.floor"
+);
 
 /// Where the next step of a scan ends: after at most `$4` rows, or at `$2`.
 const STEP_END: &str = "

@@ -8,7 +8,7 @@ use crate::{Store, StoreError, StoreResult};
 /// Numbers of a workspace. Those of mailboxes are sums over all that there ever were, so that they only rise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
 pub struct WorkspaceNumbers {
-    /// Messages that were accepted and indexed: some hundred milliseconds behind.
+    /// Messages that were accepted and indexed, since removed ones included: some hundred milliseconds behind.
     pub accepted: i64,
     /// Deliveries written.
     pub written: i64,
@@ -77,8 +77,8 @@ impl Store {
     ) -> StoreResult<WorkspaceNumbers> {
         let only: Option<Vec<i64>> = only.map(|agents| agents.iter().map(|agent| agent.get()).collect());
         sqlx::query_as(
-            "SELECT (SELECT coalesce(sum(channel_messages + direct_messages), 0)::bigint FROM message_stats
-                      WHERE workspace_id = $1) AS accepted,
+            // What is counted by day goes with its messages; this total stays.
+            "SELECT coalesce((SELECT indexed_count FROM search_progress WHERE workspace_id = $1), 0) AS accepted,
                     boxes.*,
                     (SELECT count(*) FROM delivery_exceptions x
                       WHERE x.workspace_id = $1 AND x.state = 4 AND ($2::bigint[] IS NULL OR x.agent_id = ANY ($2)))

@@ -93,6 +93,7 @@ pub mod search_index;
 mod secret_keys;
 pub mod session_events;
 pub mod sessions;
+mod skipped;
 pub mod spawned;
 pub mod stats;
 pub mod subscription_dispatch;

@@ -8,6 +8,7 @@ use crate::{
     Store, StoreError, StoreResult,
     expiry::{extend_settled_floors, lock_cursors},
     loop_state::{Remembered, recall, remember},
+    skipped,
 };
 
 const COMPACTION: &str = "compaction";
@@ -15,9 +16,9 @@ const COMPACTION: &str = "compaction";
 /// What one step of the compaction loop did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Compacted {
-    /// Exception rows removed.
+    /// Exception rows and runs of skipped numbers removed.
     pub removed: u64,
-    /// Mailboxes whose settled floor had fallen behind its exceptions and was moved on.
+    /// Mailboxes whose settled floor had fallen behind what is settled apart and was moved on.
     pub extended: u64,
     /// Whether the scan goes on; otherwise it has reached the end and starts over.
     pub more: bool,
@@ -52,7 +53,8 @@ impl Store {
     /// One step over the exception rows: removes REST-acked, failed and deferred ones at or below their
     /// mailbox's ack floor. Dead-lettered ones, and those that name what took their place, stay as long as their
     /// delivery. Also lets a settled floor run on that a race has left behind (an ack and an expiry that did not
-    /// see each other's rows).
+    /// see each other's rows). The step that ends the scan removes up to `page` runs of skipped numbers as well that
+    /// the ack floor has passed.
     ///
     /// # Errors
     /// When Postgres is away or the transaction lost a lock race; nothing has changed then.
@@ -95,6 +97,11 @@ impl Store {
             done.removed = removed.execute(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?.rows_affected();
         }
         done.more = usize::try_from(page).is_ok_and(|page| rows.len() >= page);
+        if !done.more {
+            let (removed, extended) = skipped::compact(&mut tx, page).await?;
+            done.removed += removed;
+            done.extended += extended;
+        }
         let next = match rows.last() {
             Some(&(workspace_id, agent_id, seq, ..)) if done.more => Position { workspace_id, agent_id, seq },
             _ => Position::default(),

@@ -14,14 +14,24 @@ use crate::{
 /// Rows above an ack floor that are looked at to see whether it can be moved over them.
 const LOOKED_OVER: i64 = 256;
 
+// Rows, and runs of skipped numbers.
 const SETTLED_ABOVE: &str = "
-SELECT k.workspace_id, k.agent_id, e.seq
-  FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[]) AS k (workspace_id, agent_id, above, upto)
+WITH k AS (
+    SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[])
+                  AS k (workspace_id, agent_id, above, upto)
+)
+SELECT k.workspace_id, k.agent_id, e.seq, e.seq
+  FROM k
  CROSS JOIN LATERAL (
        SELECT seq, state FROM delivery_exceptions e
         WHERE e.workspace_id = k.workspace_id AND e.agent_id = k.agent_id AND e.seq > k.above AND e.seq < k.upto
         ORDER BY e.seq LIMIT $5) AS e
- WHERE e.state IN (1, 4)";
+ WHERE e.state IN (1, 4)
+ UNION ALL
+SELECT k.workspace_id, k.agent_id, greatest(s.first_seq, k.above + 1), s.last_seq
+  FROM k
+  JOIN skipped_seqs s ON s.workspace_id = k.workspace_id AND s.agent_id = k.agent_id
+   AND s.last_seq > k.above AND s.last_seq < k.upto";
 
 const MOVE: &str = "
 WITH moved AS (
@@ -73,9 +83,10 @@ pub(crate) async fn move_floors(
             has_gap(floor, &own.acked).then(|| (*key, floor, own.acked.last().copied().unwrap_or(floor)))
         })
         .collect();
-    let mut passable: BTreeSet<(Key, Seq)> = BTreeSet::new();
+    // From the first number to the last of each run.
+    let mut passable: BTreeMap<(Key, Seq), Seq> = BTreeMap::new();
     if !gaps.is_empty() {
-        let rows: Vec<(i64, i64, Seq)> = sqlx::query_as(SETTLED_ABOVE)
+        let rows: Vec<(i64, i64, Seq, Seq)> = sqlx::query_as(SETTLED_ABOVE)
             .bind(gaps.iter().map(|gap| gap.0.0).collect::<Vec<_>>())
             .bind(gaps.iter().map(|gap| gap.0.1).collect::<Vec<_>>())
             .bind(gaps.iter().map(|gap| gap.1).collect::<Vec<_>>())
@@ -84,7 +95,7 @@ pub(crate) async fn move_floors(
             .fetch_all(&mut **tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
-        passable.extend(rows.into_iter().map(|(workspace, agent, seq)| ((workspace, agent), seq)));
+        passable.extend(rows.into_iter().map(|(workspace, agent, first, last)| (((workspace, agent), first), last)));
     }
     let mut alone = BTreeSet::new();
     let (mut workspaces, mut agents, mut sent, mut acked) = (vec![], vec![], vec![], vec![]);
@@ -92,8 +103,13 @@ pub(crate) async fn move_floors(
         let Some(position) = locked.get(key) else { continue };
         let mut floor = position.ack_floor;
         let top = own.acked.last().copied().unwrap_or(floor);
-        while floor < top && (own.acked.contains(&(floor + 1)) || passable.contains(&(*key, floor + 1))) {
-            floor += 1;
+        while floor < top {
+            let next = floor + 1;
+            floor = match passable.get(&(*key, next)) {
+                Some(last) => *last,
+                None if own.acked.contains(&next) => next,
+                None => break,
+            };
         }
         alone.extend(own.acked.range(floor + 1..).map(|seq| (*key, *seq)));
         let reached = top.max(own.delivered.last().copied().unwrap_or(0));

@@ -20,6 +20,7 @@ use crate::{
     dead_letters::LetterFilter,
     delivered::Place,
     events::{self, NewEvent, Recorded},
+    skipped::count_settled_above,
 };
 
 /// Letters of one transaction.
@@ -129,7 +130,8 @@ SELECT h.agent_id
    FOR UPDATE OF h";
 
 // Ranked among those that can go at all, so that one that cannot leaves no gap.
-const REDRIVE: &str = "
+const REDRIVE: &str = concat!(
+    "
 WITH letters AS MATERIALIZED (
     SELECT k.ord, e.agent_id, e.seq, e.redriven_seq, d.source_kind, d.source_id, d.redrive_no, d.channel_id, d.mode,
            d.reason, d.expires_at - d.created_at AS life, a.node_id,
@@ -147,10 +149,9 @@ WITH letters AS MATERIALIZED (
            AND m.created_on = (to_timestamp(((d.source_id >> 22) + 1735689600000) / 1000.0) AT TIME ZONE 'UTC')::date
 ), ranked AS (
     SELECT l.*, h.next_seq, row_number() OVER (PARTITION BY l.agent_id ORDER BY l.ord) AS rank,
-           w.mailbox_depth - (h.next_seq - 1 - c.settled_floor
-                              - (SELECT count(*) FROM delivery_exceptions x
-                                  WHERE x.workspace_id = $1 AND x.agent_id = l.agent_id
-                                    AND x.seq > c.settled_floor AND x.state IN (1, 2, 4))) AS room
+           w.mailbox_depth - (h.next_seq - 1 - c.settled_floor - ",
+    count_settled_above!("c", "c.settled_floor"),
+    ") AS room
       FROM letters l
       JOIN mailbox_heads h ON h.workspace_id = $1 AND h.agent_id = l.agent_id
       JOIN mailbox_cursors c ON c.workspace_id = $1 AND c.agent_id = l.agent_id
@@ -177,7 +178,8 @@ SELECT l.ord, l.agent_id, l.source_id, l.redrive_no, l.channel_id, l.bar::int AS
        coalesce(f.next_seq + f.rank - 1, l.redriven_seq) AS new_seq, c.name AS channel_name, c.conversation_id
   FROM letters l
   LEFT JOIN fitted f USING (ord)
-  LEFT JOIN channels c ON c.workspace_id = $1 AND c.channel_id = l.channel_id";
+  LEFT JOIN channels c ON c.workspace_id = $1 AND c.channel_id = l.channel_id"
+);
 
 const NEXT_LETTERS: &str = "
 SELECT e.at, e.agent_id, e.seq

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, InvocationId, WorkspaceScope};
 use sqlx::PgConnection;
 
-use crate::{StoreError, StoreResult, commit::day_of, invocations::InvocationRow};
+use crate::{StoreError, StoreResult, commit::day_of, invocations::InvocationRow, skipped::count_settled_above};
 
 /// What `source_kind` says of an outcome. Its `source_id` is the invocation's.
 pub(crate) const SOURCE_KIND: i16 = 1;
@@ -14,7 +14,8 @@ pub(crate) const SOURCE_KIND: i16 = 1;
 const REASON: i16 = 4;
 
 // A caller with a full mailbox gets none, as with messages: the outcome is there to be read.
-const WRITE: &str = "
+const WRITE: &str = concat!(
+    "
 WITH want AS (
     SELECT w.workspace_id, w.agent_id, w.source_id,
            row_number() OVER (PARTITION BY w.workspace_id, w.agent_id ORDER BY w.source_id) AS rank
@@ -34,9 +35,9 @@ WITH want AS (
       JOIN workspaces s USING (workspace_id)
      WHERE a.deleted_at IS NULL
        AND l.next_seq - 1 - c.settled_floor + w.rank <= s.mailbox_depth
-           + (SELECT count(*) FROM delivery_exceptions x
-               WHERE x.workspace_id = w.workspace_id AND x.agent_id = w.agent_id
-                 AND x.seq > c.settled_floor AND x.state IN (1, 2, 4))
+           + ",
+    count_settled_above!("c", "c.settled_floor"),
+    "
 ), bumped AS (
     UPDATE mailbox_heads h
        SET next_seq = b.next_seq
@@ -49,7 +50,8 @@ INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_kind, so
 SELECT workspace_id, agent_id, next_seq + rank - 1, $4, $6, source_id, node_id, $7, $5,
        $5::timestamptz + make_interval(secs => ttl)
   FROM fitted
-RETURNING source_id";
+RETURNING source_id"
+);
 
 /// Writes a row for each outcome that is to be durable. Returns which have one, and whose mailboxes they are.
 pub(crate) async fn write(

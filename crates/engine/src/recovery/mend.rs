@@ -102,12 +102,13 @@ impl<'a> Mender<'a> {
         DateTime::from_timestamp_millis(self.ids.now_ms()).unwrap_or_default()
     }
 
-    /// Whether the log shows numbers that mailboxes have not given away yet. The log is read first: what is in it
-    /// was committed before, so that in a database that was not restored it is below the head.
+    /// Whether the log shows numbers that mailboxes have not given away yet, or mailboxes that are not there. The log is
+    /// read first: what is in it was committed before, so that in a database that was not restored it is below the head.
+    /// Mailboxes that a recovery of this database could not bring back are known to be missing.
     ///
     /// # Errors
     /// When Postgres or JetStream is away.
-    pub async fn log_is_ahead(&self) -> EngineResult<bool> {
+    pub async fn log_is_ahead(&self, database: &DatabaseState) -> EngineResult<bool> {
         let Some(state) = self.stream.log_state(LogKind::Deliveries).await? else { return Ok(false) };
         if state.last == 0 {
             return Ok(false);
@@ -115,7 +116,9 @@ impl<'a> Mender<'a> {
         let from = state.last.saturating_sub(NEWEST - 1).max(state.first);
         let newest = self.stream.logged(from, state.last).await?;
         let places: Vec<_> = newest.iter().map(|frame| (frame.scope, frame.agent_id, frame.seq)).collect();
-        Ok(!places.is_empty() && self.store.ahead_of_heads(&places).await? > 0)
+        let mended_ms = database.recovered_at.map_or(i64::MIN, |at| at.timestamp_millis() + SLACK_MS);
+        let unknown_too: Vec<bool> = newest.iter().map(|frame| frame.stored_at_ms > mended_ms).collect();
+        Ok(!places.is_empty() && self.store.ahead_of_heads(&places, &unknown_too).await? > 0)
     }
 
     /// What [`Self::mend`] would look at.
@@ -123,7 +126,7 @@ impl<'a> Mender<'a> {
     /// # Errors
     /// When Postgres or JetStream is away.
     pub async fn examine(&self, database: &DatabaseState) -> EngineResult<Examined> {
-        let log_is_ahead = self.log_is_ahead().await?;
+        let log_is_ahead = self.log_is_ahead(database).await?;
         let (from, to, log_reaches_back) = self.span(LogKind::Deliveries, database).await?;
         Ok(Examined {
             database_is_another: database.is_another(),
@@ -189,9 +192,11 @@ impl<'a> Mender<'a> {
             let mut after = (0, 0);
             loop {
                 let limit = i64::try_from(MAILBOXES).unwrap_or(i64::MAX);
-                let (last, jumped) = self.store.jump_heads(after, limit, margin.numbers).await?;
-                mended.jumped += jumped;
-                let Some(last) = last else { break };
+                let ids = || self.ids.next_id();
+                let jumped = self.store.jump_heads(after, limit, margin.numbers, self.now(), ids).await?;
+                mended.jumped += jumped.mailboxes;
+                mended.lost += jumped.given_up;
+                let Some(last) = jumped.last else { break };
                 after = last;
             }
         }

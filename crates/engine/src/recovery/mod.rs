@@ -177,13 +177,14 @@ async fn watch_over(engine: &Weak<Inner>, mut compared: bool) -> Option<()> {
 
 /// Whether the database is another one, or older than the log; `None` while nobody can tell.
 async fn look_again(engine: &Engine) -> EngineResult<Option<bool>> {
-    if engine.store().database_state().await?.is_another() {
+    let database = engine.store().database_state().await?;
+    if database.is_another() {
         return Ok(Some(true));
     }
     if !engine.inner.stream.is_up() {
         return Ok(None);
     }
-    Mender::of(engine).log_is_ahead().await.map(Some)
+    Mender::of(engine).log_is_ahead(&database).await.map(Some)
 }
 
 enum Settled {
@@ -196,7 +197,7 @@ async fn settle(engine: &Engine, waited: bool) -> EngineResult<Settled> {
     crate::holds::refresh(&engine.inner).await?;
     let mender = Mender::of(engine);
     let database = engine.store().database_state().await?;
-    let ahead = mender.log_is_ahead().await;
+    let ahead = mender.log_is_ahead(&database).await;
     if !database.is_another() {
         match ahead {
             Ok(false) => {
@@ -223,7 +224,7 @@ async fn settle(engine: &Engine, waited: bool) -> EngineResult<Settled> {
     };
     // Somebody else may have done it before we had the lock.
     let again = engine.store().database_state().await?;
-    let outcome = if again.is_another() || mender.log_is_ahead().await? {
+    let outcome = if again.is_another() || mender.log_is_ahead(&again).await? {
         tracing::warn!(restored_to = %again.seen_at, "the database was restored to an older state: recovering");
         engine
             .inner

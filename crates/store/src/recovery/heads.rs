@@ -1,7 +1,7 @@
 //! Numbers that were given away before a restore, and must not be given away again.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, WorkspaceScope, dead_letter::DeadReason, session::Seq};
+use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, dead_letter::DeadReason, session::Seq};
 use sqlx::PgConnection;
 
 use crate::{
@@ -9,6 +9,17 @@ use crate::{
     cursors::split,
     expiry::{extend_settled_floors, lock_cursors},
 };
+
+/// What one step of [`Store::jump_heads`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Jumped {
+    /// The last mailbox; `None` when there was none left.
+    pub last: Option<(i64, i64)>,
+    /// How many were raised.
+    pub mailboxes: u64,
+    /// Numbers that nothing is known of, below rows of an interrupted recovery: dead letters.
+    pub given_up: u64,
+}
 
 const LOCK_HEADS: &str = "
 SELECT count(*) FROM (
@@ -40,16 +51,34 @@ const PAGE: &str = "
 SELECT workspace_id, agent_id FROM mailbox_heads
  WHERE (workspace_id, agent_id) > ($1, $2) ORDER BY workspace_id, agent_id LIMIT $3";
 
-/// Numbers of mailboxes that hold something: each is settled apart, since the floor cannot pass what waits.
-const SETTLE_JUMPED: &str = "
-INSERT INTO delivery_exceptions (workspace_id, agent_id, seq, state, reason, at)
-SELECT k.workspace_id, k.agent_id, n.seq, 1, $4, now()
+/// Rows at or above their heads: a recovery wrote them again and was interrupted before it raised the heads.
+const LEFT_ABOVE: &str = "
+SELECT h.workspace_id, h.agent_id, d.seq
   FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
   JOIN mailbox_heads h USING (workspace_id, agent_id)
-  JOIN mailbox_cursors c USING (workspace_id, agent_id)
- CROSS JOIN LATERAL generate_series(h.next_seq, h.next_seq + $3 - 1) AS n (seq)
- WHERE c.settled_floor < h.next_seq - 1
-    ON CONFLICT DO NOTHING";
+ CROSS JOIN LATERAL (
+       SELECT max(seq) AS seq FROM deliveries
+        WHERE workspace_id = h.workspace_id AND agent_id = h.agent_id AND seq >= h.next_seq) AS d
+ WHERE d.seq IS NOT NULL
+ ORDER BY h.workspace_id, h.agent_id";
+
+/// Numbers of mailboxes that hold something: the floor cannot pass what waits, so they are noted as one run. A run that
+/// ends at the head (of an interrupted recovery) grows.
+const SKIP: &str = "
+WITH busy AS (
+    SELECT h.workspace_id, h.agent_id, h.next_seq
+      FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
+      JOIN mailbox_heads h USING (workspace_id, agent_id)
+      JOIN mailbox_cursors c USING (workspace_id, agent_id)
+     WHERE c.settled_floor < h.next_seq - 1
+), before AS (
+    DELETE FROM skipped_seqs s USING busy b
+     WHERE s.workspace_id = b.workspace_id AND s.agent_id = b.agent_id AND s.last_seq = b.next_seq - 1
+    RETURNING s.workspace_id, s.agent_id, s.first_seq
+)
+INSERT INTO skipped_seqs (workspace_id, agent_id, first_seq, last_seq, at)
+SELECT b.workspace_id, b.agent_id, coalesce(p.first_seq, b.next_seq), b.next_seq + $3 - 1, now()
+  FROM busy b LEFT JOIN before p USING (workspace_id, agent_id)";
 
 const JUMP: &str = "
 WITH k AS (SELECT * FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)),
@@ -90,7 +119,8 @@ impl Store {
     }
 
     /// Raises the heads of the next mailboxes behind `after` by `margin`: nobody can tell what was given away. What
-    /// lies between counts as settled. Returns the last of them, `None` when there was none, and how many there were.
+    /// lies between counts as settled; that is one row in a mailbox that holds something, none in others. `fresh_id` is
+    /// as for [`Store::raise_heads`].
     ///
     /// # Errors
     /// When Postgres is away; nothing has changed then.
@@ -99,7 +129,9 @@ impl Store {
         after: (i64, i64),
         limit: i64,
         margin: i64,
-    ) -> StoreResult<(Option<(i64, i64)>, u64)> {
+        now: DateTime<Utc>,
+        mut fresh_id: impl FnMut() -> i64,
+    ) -> StoreResult<Jumped> {
         let doing = "raising mailbox heads by a margin";
         let failed = StoreError::from_sqlx;
         let mut tx = self.pool.begin().await.map_err(failed(doing))?;
@@ -112,13 +144,27 @@ impl Store {
             .map_err(failed(doing))?;
         let (workspaces, agents): (Vec<i64>, Vec<i64>) = page.iter().copied().unzip();
         lock(&mut tx, &workspaces, &agents).await?;
-        for statement in [SETTLE_JUMPED, JUMP] {
+        let above: Vec<(i64, i64, Seq)> = sqlx::query_as(LEFT_ABOVE)
+            .bind(&workspaces)
+            .bind(&agents)
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(failed(doing))?;
+        let mut given_up = 0;
+        if !above.is_empty() {
+            let scoped = |(workspace, agent, seq)| {
+                (WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)), AgentId::new(agent), seq)
+            };
+            let highest: Vec<_> = above.into_iter().map(scoped).collect();
+            given_up = raise(&mut tx, &highest, now, &mut fresh_id).await?;
+            extend_settled_floors(&mut tx, &workspaces, &agents).await?;
+        }
+        for statement in [SKIP, JUMP] {
             let query = sqlx::query(statement).bind(&workspaces).bind(&agents).bind(margin);
-            let query = if statement == SETTLE_JUMPED { query.bind(DeadReason::LostInRestore.as_str()) } else { query };
             query.execute(&mut *tx).await.map_err(failed(doing))?;
         }
         tx.commit().await.map_err(failed(doing))?;
-        Ok((page.last().copied(), page.len() as u64))
+        Ok(Jumped { last: page.last().copied(), mailboxes: page.len() as u64, given_up })
     }
 
     /// Raises the numbers of events above those that are known to have been given away.

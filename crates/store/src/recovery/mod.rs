@@ -11,6 +11,7 @@ use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, session::Seq};
 use serde_json::Value;
 use sqlx::{Connection as _, PgConnection, types::Json};
 
+pub use heads::Jumped;
 pub use logged::{LoggedDelivery, LoggedMessage, Reinserted};
 pub use told::Told;
 
@@ -159,22 +160,32 @@ impl Store {
     }
 
     /// How many of these places are not below their mailbox's head, though they were given away. A mailbox that is not
-    /// there cannot be compared.
+    /// there in a workspace that is there counts where `unknown_too` says so: agents are removed with their workspace
+    /// only, so it was made after the state of this database. A workspace that is not there may have been erased.
     ///
     /// # Errors
     /// When Postgres is away.
-    pub async fn ahead_of_heads(&self, of: &[(WorkspaceScope, AgentId, Seq)]) -> StoreResult<u64> {
+    pub async fn ahead_of_heads(
+        &self,
+        of: &[(WorkspaceScope, AgentId, Seq)],
+        unknown_too: &[bool],
+    ) -> StoreResult<u64> {
         let keys: Vec<_> = of.iter().map(|(scope, agent, _)| (*scope, *agent)).collect();
         let (workspaces, agents) = split(&keys);
         let ahead: i64 = sqlx::query_scalar(
             "SELECT count(*)
-               FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS k (workspace_id, agent_id, seq)
-               JOIN mailbox_heads h USING (workspace_id, agent_id)
-              WHERE k.seq >= h.next_seq",
+               FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::boolean[])
+                    AS k (workspace_id, agent_id, seq, unknown_too)
+               LEFT JOIN mailbox_heads h USING (workspace_id, agent_id)
+              WHERE k.seq >= h.next_seq
+                 OR (h.agent_id IS NULL AND k.unknown_too
+                     AND EXISTS (SELECT FROM workspaces w
+                                  WHERE w.workspace_id = k.workspace_id AND w.deleted_at IS NULL))",
         )
         .bind(workspaces)
         .bind(agents)
         .bind(of.iter().map(|(_, _, seq)| *seq).collect::<Vec<_>>())
+        .bind(unknown_too)
         .fetch_one(&self.pool)
         .patiently()
         .await

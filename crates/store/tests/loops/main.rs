@@ -13,6 +13,7 @@ mod presence;
 mod pruning;
 mod push;
 mod reading;
+mod recovery;
 mod redrives;
 mod sealing;
 mod sessions;

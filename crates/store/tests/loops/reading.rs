@@ -235,10 +235,14 @@ async fn dropped_messages_leave_the_index_and_the_counts() {
     db.run(&format!("INSERT INTO message_reactions VALUES (7, {message}, '+1', 1, 5, 99, now())")).await;
     while db.store.index_messages(db.now + TimeDelta::seconds(200), 100).await.unwrap().more {}
     assert_eq!(db.search("words").await, [db.message(1), message]);
+    let (scope, _) = Database::mailbox(ADA);
+    let accepted = async || db.store.workspace_numbers(scope, None).await.unwrap().accepted;
+    assert_eq!(accepted().await, 2);
     for table in [DailyTable::Messages, DailyTable::MessageSearch] {
         assert_eq!(db.store.drop_partitions_before(table, next).await.unwrap(), 1);
     }
     assert_eq!(db.search("words").await, [db.message(1)]);
     assert_eq!(db.number("SELECT count(*) FROM message_reactions").await, 0);
     assert_eq!(db.number("SELECT sum(channel_messages)::bigint FROM message_stats").await, 1);
+    assert_eq!(accepted().await, 2, "a counter does not fall");
 }

@@ -13,7 +13,7 @@ const AGENT: i64 = 1;
 const OWNER: i64 = 5;
 
 /// A try of every sort: answered and not, with text and bytes of all kinds.
-fn tried(seq: i64, first_id: i64, at: DateTime<Utc>) -> Tried {
+pub(crate) fn tried(seq: i64, first_id: i64, at: DateTime<Utc>) -> Tried {
     let (scope, agent_id) = Database::mailbox(AGENT);
     let (status, answer, error) = match seq % 3 {
         0 => (Some(204), None, None),

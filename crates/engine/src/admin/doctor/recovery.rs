@@ -42,7 +42,7 @@ pub(super) async fn examine(store: &Store, nats_url: &str) -> Vec<Finding> {
         Ok(known) => known,
         Err(error) => return vec![fail("recovery", chain(&error), "start Postgres, or correct DATABASE_URL")],
     };
-    let log = log(store, nats_url).await.ok().flatten();
+    let log = log(store, nats_url, &known.database).await.ok().flatten();
     let mut findings = vec![database(&known, log.as_ref(), Utc::now())];
     findings.extend(log.map(|log| jetstream(&known, &log)));
     findings
@@ -56,7 +56,7 @@ async fn known(store: &Store) -> EngineResult<Known> {
     })
 }
 
-async fn log(store: &Store, nats_url: &str) -> EngineResult<Option<Log>> {
+async fn log(store: &Store, nats_url: &str, database: &DatabaseState) -> EngineResult<Option<Log>> {
     let stream = Stream::connect(nats_url, "relayctl", &format!("relayctl-{}", std::process::id())).await?;
     let since = Instant::now();
     while !stream.is_up() {
@@ -69,7 +69,7 @@ async fn log(store: &Store, nats_url: &str) -> EngineResult<Option<Log>> {
         return Ok(Some(Log { state: None, is_rebuilt: false, is_ahead: false }));
     };
     // It only looks, and makes no ids.
-    let is_ahead = Mender::by_hand(store, &stream, &IdSource::new(0)).log_is_ahead().await?;
+    let is_ahead = Mender::by_hand(store, &stream, &IdSource::new(0)).log_is_ahead(database).await?;
     Ok(Some(Log { state: Some(state), is_rebuilt: stream.is_rebuilt().await?, is_ahead }))
 }
 
@@ -122,7 +122,10 @@ fn jetstream(known: &Known, log: &Log) -> Finding {
         None => finding(
             Verdict::Warn,
             format!("there is none; {waiting} mailboxes in Postgres hold something"),
-            Some("start a gateway: it makes the log and fills it"),
+            Some(
+                "start a gateway: it makes the log and fills it. If Postgres was put back from a snapshot too: first \
+                 relayctl restore --jump (docs/operations/backup.md)",
+            ),
         ),
         Some(state) if !log.is_rebuilt => finding(
             Verdict::Warn,
