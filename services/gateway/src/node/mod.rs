@@ -21,6 +21,7 @@ mod pacing;
 mod proving;
 mod registry;
 mod served;
+mod serving;
 pub(crate) mod upgrade;
 
 pub use registry::Registry;
