@@ -91,6 +91,10 @@ impl Connection {
                 self.drop_agent(agent);
             }
             Effect::Gone => self.closing = Some((1000, "deregistered")),
+            Effect::Unregistered { held, close } => {
+                self.bound = held.or(self.bound.take());
+                self.closing = Some(close);
+            }
         }
     }
 
