@@ -1,8 +1,8 @@
 //! Agents hosted by a broker over its socket: respawned, recovered, taken over, and a provider's last words.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use relay_testkit::client::{Api, NodeSocket};
 use relay_testkit::{shared, wait};
 use serde_json::{Value, json};
@@ -67,6 +67,97 @@ async fn agents_that_an_inventory_leaves_out_are_sent_nothing_until_they_are_nam
     sender.dm("worker", "are you there?").await?.success()?;
     socket.inventory(&[(&id, "worker")]).await?;
     assert_eq!(shown(&next_delivery(&mut socket).await?), (Some(1), Some("are you there?")));
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_entry_that_cannot_be_read_costs_no_other_entry_of_its_inventory() -> Result<()> {
+    let Scene { workspace, sender, mut socket } = scene("unreadable").await?;
+    let hosted = socket.register_agent("worker").await?;
+    let other = socket.register_agent("other").await?;
+    let entry =
+        |id: &Value, name: &str, session: String| json!({ "agent_id": id, "name": name, "session_ref": session });
+    let agents = json!([
+        entry(&json!("none of ours"), "stranger", String::new()),
+        entry(&other["agent_id"], "other", "x".repeat(2000)),
+        entry(&hosted["agent_id"], "worker", "s".to_owned()),
+    ]);
+    socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": agents })).await?;
+    sender.dm("worker", "still here?").await?.success()?;
+    assert_eq!(shown(&next_delivery(&mut socket).await?), (Some(1), Some("still here?")));
+    wait::until("the one that was left alone to count as not listed", SOON, || async {
+        workspace.get("/v1/agents/other").await.is_ok_and(|agent| agent.data()["status"] == "offline")
+    })
+    .await;
+    Ok(())
+}
+
+/// A broker that comes back on a new connection with `worker` and `other`, of whom each has acknowledged a message before.
+/// It is asked for their positions and does not answer; then it lists `other` alone.
+async fn back_and_silent(node: &str) -> Result<Scene> {
+    let Scene { workspace, sender, mut socket } = scene(node).await?;
+    let mut listed = Vec::new();
+    for name in ["worker", "other"] {
+        let hosted = socket.register_agent(name).await?;
+        let agent = workspace.with_token(hosted["token"].as_str().unwrap_or_default());
+        sender.dm(name, "one").await?.success()?;
+        assert_eq!(shown(&next_delivery(&mut socket).await?), (Some(1), Some("one")));
+        socket.ack(name, 1).await?;
+        wait::until("the ack to be stored", SOON, || async {
+            agent.get("/v1/deliveries").await.is_ok_and(|rows| rows.data() == &json!([]))
+        })
+        .await;
+        listed.push((hosted["agent_id"].as_str().unwrap_or_default().to_owned(), name));
+    }
+    socket.close().await?;
+    let token = workspace.create_broker_node(node, node).await?;
+    let mut socket = NodeSocket::connect(&workspace.ws_base(), &token.token).await?;
+    socket.register_broker(node, node, "run-2").await?;
+    let agents: Vec<_> = listed.iter().map(|(id, name)| (id.as_str(), *name)).collect();
+    socket.inventory(&agents).await?;
+    for _ in &agents {
+        let asked = next_delivery(&mut socket).await?;
+        assert_eq!((shown(&asked).0, &asked["payload"]["type"]), (Some(0), &json!("delivery.position")), "{asked}");
+    }
+    socket.inventory(&agents[1..]).await?;
+    // What came before this answer was sent while both were listed.
+    while socket.next_frame(Duration::ZERO).await.is_ok() {}
+    Ok(Scene { workspace, sender, socket })
+}
+
+#[tokio::test]
+async fn an_unanswered_question_for_a_position_is_given_up_on_a_busy_connection_too() -> Result<()> {
+    let Scene { sender, mut socket, .. } = back_and_silent("busy").await?;
+    sender.dm("other", "two").await?.success()?;
+    let asked = Instant::now();
+    let second = loop {
+        socket.heartbeat("busy").await?;
+        if let Ok(frame) = socket.next_frame(Duration::from_millis(20)).await
+            && shown(&frame).0 == Some(2)
+        {
+            break frame;
+        }
+        ensure!(asked.elapsed() < SOON, "nothing came while the connection was busy");
+    };
+    assert_eq!((shown(&second).1, &second["agent"]), (Some("two"), &json!("other")));
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_was_asked_for_and_is_no_longer_listed_is_sent_nothing() -> Result<()> {
+    let Scene { sender, mut socket, .. } = back_and_silent("unlisted").await?;
+    for (number, text) in [(2, "two"), (3, "three")] {
+        sender.dm("worker", text).await?.success()?;
+        sender.dm("other", text).await?.success()?;
+        // Both were asked for in one moment: what comes for the one would have come for the other.
+        loop {
+            let frame = next_delivery(&mut socket).await?;
+            assert_eq!(frame["agent"], "other", "{frame}");
+            if shown(&frame).0 == Some(number) {
+                break;
+            }
+        }
+    }
     Ok(())
 }
 

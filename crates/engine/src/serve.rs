@@ -388,6 +388,8 @@ impl Engine {
     pub async fn leave_node(&self, fence: &Fence, agent: AgentId) -> EngineResult<bool> {
         let Some(recorded) = self.store().unhost_agent(fence, agent, self.now()).await? else { return Ok(false) };
         self.announce(recorded);
+        // Its mail goes on over its own node's connection, if it has one.
+        self.hints().agents_moved(fence.scope, vec![fence.node_id.clone(), NodeId::direct(agent)]);
         Ok(true)
     }
 }

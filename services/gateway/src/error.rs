@@ -39,6 +39,11 @@ impl ApiError {
         (self.code, &self.message)
     }
 
+    /// Whether something failed here: nothing is known to be wrong with what was asked.
+    pub fn is_fault(&self) -> bool {
+        self.hangs_up || self.status.is_server_error()
+    }
+
     /// 400 `invalid_request`.
     pub fn invalid_request(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use anyhow::Result;
-use sqlx::{PgPool, postgres::PgPoolOptions};
+use sqlx::{PgPool, Postgres, Transaction, postgres::PgPoolOptions};
 
 /// The engine's database.
 #[derive(Clone, Debug)]
@@ -83,6 +83,22 @@ impl Database {
     pub async fn is_connected(&self, node_id: &str) -> Result<bool> {
         let connected = "SELECT EXISTS (SELECT FROM providers WHERE node_id = $1 AND gateway_id IS NOT NULL)";
         Ok(sqlx::query_scalar(connected).bind(node_id).fetch_one(&self.pool).await?)
+    }
+
+    /// Keeps the engine off a table, as a storage that does not answer, until what it returns is rolled back. The statement
+    /// is a `LOCK TABLE`.
+    pub async fn lock(&self, statement: &'static str) -> Result<Transaction<'static, Postgres>> {
+        let mut held = self.pool.begin().await?;
+        sqlx::query(statement).execute(&mut *held).await?;
+        Ok(held)
+    }
+
+    /// When the registration began that waits for the table of providers now, if one does.
+    pub async fn registration_waits_since(&self) -> Result<Option<String>> {
+        let waiting = "SELECT min(query_start)::text FROM pg_stat_activity
+                        WHERE datname = current_database() AND wait_event_type = 'Lock'
+                          AND query LIKE 'SELECT p.epoch, p.instance_id, %'";
+        Ok(sqlx::query_scalar(waiting).fetch_one(&self.pool).await?)
     }
 
     /// Runs a statement.

@@ -28,6 +28,7 @@ use relay_engine::{
 };
 use relay_wire::frame::{self, Inbound};
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     control::{self, Bound, Effect, Outcome, Request},
@@ -46,14 +47,8 @@ const CONTROL_QUEUE: usize = 64;
 /// Results that are recorded side by side.
 const RESULTS: usize = 64;
 /// Inbound frames taken per [`RATE_WINDOW`]; past it the socket is not read until the window ends.
-const RATE: u32 = 2000;
+pub(super) const RATE: u32 = 2000;
 const RATE_WINDOW: Duration = Duration::from_millis(250);
-/// A socket without any inbound frame is pinged, and later given up. The slowest clients heartbeat each
-/// 30 s.
-const PING_AFTER: Duration = Duration::from_secs(25);
-const DEAD_AFTER: Duration = Duration::from_secs(75);
-/// How long a peer has to answer the ping that proves it alive.
-const PROOF_WAIT: Duration = Duration::from_secs(1);
 /// How long frames that came before the end may take.
 const FINISH_WITHIN: Duration = Duration::from_secs(5);
 /// How long closing may take, so that the peer can take the close frame.
@@ -122,12 +117,17 @@ pub(super) struct Connection {
     pub(super) pacing: Option<Pacing>,
     pub(super) started: Instant,
     pub(super) last_inbound: Instant,
+    /// When the clock was looked at last, and when the peer was last pinged for its silence.
+    pub(super) ticked: Instant,
+    pub(super) pinged: Instant,
     pub(super) rate: (Instant, u32),
     /// What this connection was told to do lately.
     pub(super) invoked: Invoked,
     pub(super) provers: Vec<(Instant, oneshot::Sender<Proof>)>,
     pub(super) taken_by: Option<i64>,
     pub(super) closing: Option<(u16, &'static str)>,
+    /// Cancelled when the connection ends: nothing is tried again for a peer that has gone.
+    gone: CancellationToken,
 }
 
 /// Serves a node's socket until it ends.
@@ -163,11 +163,14 @@ pub(super) async fn serve(socket: WebSocket, state: AppState, node: NodeCaller, 
         pacing: None,
         started: now,
         last_inbound: now,
+        ticked: now,
+        pinged: now,
         rate: (now, 0),
         invoked: Invoked::default(),
         provers: Vec::new(),
         taken_by: None,
         closing: None,
+        gone: CancellationToken::new(),
     };
     connection.run(&mut inbound, &mut events).await;
     connection.end(inbound, writer).await;
@@ -178,7 +181,7 @@ impl Connection {
         while self.closing.is_none() && !self.outbound.is_over() {
             self.store_due_acks();
             self.pump();
-            let pause = self.pause();
+            let wakes_at = self.wakes_at();
             tokio::select! {
                 // What says that an agent has moved goes before what would still be sent to it.
                 biased;
@@ -191,8 +194,9 @@ impl Connection {
                 },
                 Some((agent, live)) = self.tails.next(), if !self.tails.is_empty() => self.on_live(agent, live),
                 () = self.outbound.drained() => {}
-                () = tokio::time::sleep(pause) => self.on_tick(),
+                () = tokio::time::sleep_until(wakes_at.into()) => {}
             }
+            self.tick_if_due();
         }
     }
 
@@ -201,26 +205,6 @@ impl Connection {
         self.waiting.len() < CONTROL_QUEUE
             && !self.outbound.is_crowded()
             && (self.rate.1 < RATE || self.rate.0.elapsed() >= RATE_WINDOW)
-    }
-
-    /// How long the task may sleep if nothing happens.
-    fn pause(&self) -> Duration {
-        let due = self.next_due_ack().map(|at| at.saturating_duration_since(Instant::now()));
-        due.unwrap_or(Duration::MAX).min(self.idle())
-    }
-
-    fn idle(&self) -> Duration {
-        let retry = !self.queued.is_empty() && !self.outbound.is_full();
-        if retry && !self.state.registry.is_trusted() {
-            return Duration::from_millis(200);
-        }
-        if retry || self.rate.1 >= RATE {
-            Duration::from_millis(10)
-        } else if !self.provers.is_empty() || self.probing > 0 {
-            Duration::from_millis(100)
-        } else {
-            Duration::from_secs(5)
-        }
     }
 
     pub(super) fn now_ms(&self) -> u64 {
@@ -305,6 +289,7 @@ impl Connection {
             gateway_id: self.state.gateway_id,
             connection: self.name.clone(),
             bound: self.bound.clone(),
+            gone: self.gone.clone(),
         }
     }
 
@@ -415,34 +400,13 @@ impl Connection {
         self.next_control();
     }
 
-    pub(super) fn on_tick(&mut self) {
-        if self.probing > 0 {
-            self.give_up_late_probes();
-        }
-        let (waiting, silent): (Vec<_>, Vec<_>) =
-            self.provers.drain(..).partition(|(since, _)| since.elapsed() < PROOF_WAIT);
-        self.provers = waiting;
-        for (_, proof) in silent {
-            let _ = proof.send(Proof::Silent);
-        }
-        if !self.takes_input() {
-            // Its silence is ours.
-            self.last_inbound = Instant::now();
-        }
-        let quiet = self.last_inbound.elapsed();
-        if quiet > DEAD_AFTER || self.pacing.as_ref().is_some_and(Pacing::is_silent) {
-            self.closing = Some((1011, "no sign of life"));
-        } else if quiet > PING_AFTER {
-            self.outbound.ping();
-        }
-    }
-
     pub(super) fn send(&self, text: String) {
         self.outbound.text(text.into());
     }
 
     /// Leaves everything in order: the close frame, the registry, the provider's row, the acks.
     async fn end(mut self, mut inbound: SplitStream<WebSocket>, writer: tokio::task::JoinHandle<()>) {
+        self.gone.cancel();
         // What the node has asked for before it left still counts: its deregistration above all.
         let finish = async {
             while self.control_busy || self.results > 0 || !self.waiting.is_empty() {
@@ -452,8 +416,11 @@ impl Connection {
                     Some(Done::Result(_)) => self.results -= 1,
                     Some(Done::Control(outcome)) => {
                         self.control_busy = false;
-                        if let Effect::Registered(bound) = outcome.effect {
-                            self.bound = Some(bound);
+                        match outcome.effect {
+                            Effect::Registered(bound) | Effect::Unregistered { held: Some(bound), .. } => {
+                                self.bound = Some(bound);
+                            }
+                            _ => {}
                         }
                     }
                     Some(_) => {}

@@ -3,24 +3,21 @@
 
 use std::time::Duration;
 
-use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope};
+use relay_domain::{AgentId, GatewayId, NodeId, WorkspaceScope};
 use relay_engine::{
     Engine, EngineError,
     actions::Completed,
-    mailbox::{Fence, Listed, Position, Registration},
-    serve::Registrant,
+    mailbox::{Fence, Listed, Position},
 };
-use relay_wire::frame::{ActionResult, AgentRecover, AgentRegister, Capability, Inbound, Inventory, Register, Spawn};
+use relay_wire::frame::{
+    ActionResult, AgentRecover, AgentRegister, Capability, Inbound, Inventory, InventoryEntry, Spawn,
+};
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
-use super::{held::LOOKS_UP_VERSION, pacing::BROKER_VERSION};
-use crate::{
-    error::ApiError,
-    routes::{actions, nodes},
-};
+use super::registering::INTERNAL;
+use crate::{error::ApiError, routes::actions};
 
-/// Capability by which a broker asks for its agents' cursors.
-pub(super) const CURSOR: &str = "relay:delivery-cursor-v1";
 /// Capability with which brokers list their live agents: information, not an ability.
 const LIVE_AGENTS: &str = "relay:live-agents:v1";
 
@@ -65,6 +62,12 @@ pub(super) enum Effect {
     Left(AgentId),
     /// The provider has left: close.
     Gone,
+    /// The connection could not register, which was not its peer's fault: close. What it holds all the same is given
+    /// back.
+    Unregistered {
+        held: Option<Bound>,
+        close: (u16, &'static str),
+    },
 }
 
 /// What a request needs to know of its connection.
@@ -78,12 +81,15 @@ pub(super) struct Connection {
     /// Names the connection: the instance of a provider that names none.
     pub(super) connection: String,
     pub(super) bound: Option<Bound>,
+    /// Cancelled when the connection ends.
+    pub(super) gone: CancellationToken,
 }
 
 impl Connection {
     /// Handles one frame.
     pub(super) async fn handle(self, request: Request) -> Outcome {
         let Request { id, frame } = request;
+        let registers = matches!(frame, Inbound::Register(_));
         let done = match frame {
             Inbound::Register(register) => self.register(*register).await,
             Inbound::AgentRegister(register) => self.agent_register(register).await,
@@ -108,72 +114,15 @@ impl Connection {
             }
             Err(error) => {
                 let error = ApiError::from(error);
+                if registers && error.is_fault() {
+                    // An error frame is final for some clients, and others do not read it.
+                    return Outcome { reply: None, effect: Effect::Unregistered { held: None, close: INTERNAL } };
+                }
                 let (code, message) = error.on_socket();
                 let reply = Some(relay_wire::frame::error(id.as_deref(), code, message));
                 Outcome { reply, effect: Effect::None }
             }
         }
-    }
-
-    async fn register(self, frame: Register) -> Result<(Option<Value>, Effect), EngineError> {
-        if frame.node_id != self.node_id.as_str() {
-            return Err(EngineError::NodeIdMismatch);
-        }
-        let (provider, instance_id) = match frame.provider {
-            Some(provider) => (ProviderName::new(provider.name), provider.instance_id),
-            None => (ProviderName::default_provider(), self.connection.clone()),
-        };
-        relay_domain::names::check_name("provider.name", provider.as_str(), 128)?;
-        relay_domain::names::check_name("provider.instance_id", &instance_id, 256)?;
-        let cursor_granted = !self.direct && frame.capabilities.iter().any(|c| c.name == CURSOR);
-        let stored = stored_capabilities(&frame.capabilities);
-        let mut tags = frame.tags;
-        if let Some(keys) = frame.repo_keys {
-            tags.retain(|tag| !tag.starts_with("repo:"));
-            tags.extend(keys.into_iter().map(|key| format!("repo:{key}")));
-        }
-        check_capabilities(&frame.capabilities)?;
-        relay_domain::names::check_length("version", &frame.version, relay_domain::names::MAX_NOTE_BYTES)?;
-        if tags.len() > relay_domain::names::MAX_TAGS {
-            return Err(EngineError::InvalidRequest(format!("at most {} tags", relay_domain::names::MAX_TAGS)));
-        }
-        for tag in &tags {
-            relay_domain::names::check_length("tag", tag, MAX_WORD_BYTES)?;
-        }
-        let is_broker = !self.direct && frame.version.starts_with(BROKER_VERSION);
-        let looks_up = self.direct && frame.version.starts_with(LOOKS_UP_VERSION);
-        let registrant = Registrant {
-            scope: self.scope,
-            node_id: self.node_id.clone(),
-            gateway_id: self.gateway_id,
-            registration: Registration {
-                node_name: frame.name.trim_start_matches('#').to_owned(),
-                provider: provider.clone(),
-                instance_id: instance_id.clone(),
-                capabilities: stored,
-                cursor_granted,
-                tags,
-                version: frame.version,
-                max_agents: i32::try_from(frame.max_agents).unwrap_or(i32::MAX),
-            },
-        };
-        let epoch = self.engine.register_provider(&registrant).await?;
-        let descriptor = nodes::descriptor(self.engine.node(self.scope, self.node_id.as_str()).await?);
-        let mut data = serde_json::to_value(descriptor).unwrap_or_default();
-        if let Some(data) = data.as_object_mut() {
-            // What only the roster shows: the reply is what published clients know.
-            data.remove("providers");
-            data.remove("reserved_agents");
-            data.insert("provider".to_owned(), json!({ "name": provider, "instance_id": instance_id }));
-            let accepted = frame
-                .capabilities
-                .iter()
-                .map(|c| json!({ "name": c.name, "kind": c.canonical_kind(), "accepted": true }));
-            data.insert("accepted_capabilities".to_owned(), accepted.collect());
-        }
-        let fence = Fence { scope: self.scope, node_id: self.node_id, provider, epoch };
-        let bound = Bound { fence, cursor_granted, is_broker, looks_up, capabilities: frame.capabilities.len() };
-        Ok((Some(data), Effect::Registered(bound)))
     }
 
     fn bound(&self) -> Result<&Bound, EngineError> {
@@ -229,15 +178,21 @@ impl Connection {
             return Err(EngineError::InvalidRequest(format!("at most {MAX_INVENTORY} agents")));
         }
         let mut listed = Vec::with_capacity(frame.agents.len());
+        let mut refusal = None;
         for entry in frame.agents {
-            let agent_id =
-                entry.agent_id.parse().map_err(|_| EngineError::AgentIdentityMismatch(entry.name.clone()))?;
-            check_session_ref(entry.session_ref.as_deref())?;
-            // An id that is none of ours says nothing.
-            let invocation = entry.invocation_id.as_deref().and_then(|id| id.parse().ok());
-            listed.push(Listed { agent_id, name: entry.name, session_ref: entry.session_ref, invocation });
+            match listed_entry(entry) {
+                Ok(entry) => listed.push(entry),
+                // Left alone like one in conflict: an error would cost the broker its socket, with all its agents.
+                Err(error) => {
+                    tracing::info!(error = &error as &dyn std::error::Error, "an inventory entry was left alone");
+                    refusal.get_or_insert(error);
+                }
+            }
         }
         let synced = self.engine.sync_inventory(&bound.fence, listed).await?;
+        if let (Some(refusal), true) = (refusal, synced.agents.is_empty()) {
+            return Err(refusal);
+        }
         let invocations = synced.reconciled;
         let data = json!({
             "rebound_agents": synced.rebound, "open_invocations": invocations.open,
@@ -302,7 +257,7 @@ const RESULT_RETRY: Duration = Duration::from_millis(500);
 /// Agents in one inventory.
 const MAX_INVENTORY: usize = 20_000;
 /// Bytes of a capability's name, its kind or a tag.
-const MAX_WORD_BYTES: usize = 256;
+pub(super) const MAX_WORD_BYTES: usize = 256;
 /// Bytes of the handle for resuming a session.
 const MAX_SESSION_REF_BYTES: usize = 1024;
 
@@ -318,6 +273,15 @@ pub(super) fn check_capabilities(capabilities: &[Capability]) -> Result<(), Engi
         check_json_length("metadata", capability.metadata.as_ref().map_or(0, |m| m.to_string().len()))?;
     }
     Ok(())
+}
+
+/// An entry of an inventory, if it can be one of an agent of ours.
+fn listed_entry(entry: InventoryEntry) -> Result<Listed, EngineError> {
+    let Ok(agent_id) = entry.agent_id.parse() else { return Err(EngineError::AgentIdentityMismatch(entry.name)) };
+    check_session_ref(entry.session_ref.as_deref())?;
+    // An id that is none of ours says nothing.
+    let invocation = entry.invocation_id.as_deref().and_then(|id| id.parse().ok());
+    Ok(Listed { agent_id, name: entry.name, session_ref: entry.session_ref, invocation })
 }
 
 fn check_session_ref(session_ref: Option<&str>) -> Result<(), EngineError> {

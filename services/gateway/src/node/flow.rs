@@ -39,10 +39,7 @@ impl Connection {
         let Some(bound) = &self.bound else { return };
         let Some((served, _)) = self.agents.get_mut(&agent) else { return };
         let fence = &bound.fence;
-        let here = live.location.split_once('/').is_some_and(|(node, provider)| {
-            node == fence.node_id.as_str() && (provider.is_empty() || provider == fence.provider.as_str())
-        });
-        if !here {
+        if !is_here(&live.location, fence) {
             // The agent was elsewhere when this was committed. Nothing is sent on the strength of a hint:
             // the binding is read again.
             served.session.suspend();
@@ -349,6 +346,12 @@ impl Connection {
     }
 }
 
+/// Whether a location, `node/provider` or `node/` for none in particular, is the fence's. Ids of nodes may contain `/`.
+fn is_here(location: &str, fence: &Fence) -> bool {
+    let provider = location.strip_prefix(fence.node_id.as_str()).and_then(|rest| rest.strip_prefix('/'));
+    provider.is_some_and(|provider| provider.is_empty() || provider == fence.provider.as_str())
+}
+
 /// Waits until a floor that was written behind can be read. The job ends with its connection, so it needs no other
 /// bound.
 async fn until_stored(engine: Engine, node: NodeCaller, agent: AgentId, floor: Seq) -> Done {
@@ -394,4 +397,26 @@ fn accepted(agent: AgentId, delivery_id: &str) -> String {
     format!(
         r#"{{"v":1,"type":"context.update","topic":"agent","event":"delivery.accepted","agent_ids":["{agent}"],"data":{{"delivery_id":"{delivery_id}","message_id":"{message_id}"}}}}"#
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use relay_domain::{NodeId, ProviderName, WorkspaceId, WorkspaceScope};
+
+    use super::*;
+
+    #[test]
+    fn a_location_is_here_whatever_its_node_is_called() {
+        let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(1));
+        for node in ["n", "team/n"] {
+            let (node_id, provider) = (NodeId::new(node), ProviderName::new("broker"));
+            let fence = Fence { scope, node_id, provider, epoch: 1 };
+            assert!(is_here(&format!("{node}/broker"), &fence) && is_here(&format!("{node}/"), &fence), "{node}");
+            for elsewhere in
+                [format!("{node}/other"), format!("{node}2/broker"), node.to_owned(), "m/broker".to_owned()]
+            {
+                assert!(!is_here(&elsewhere, &fence), "{elsewhere}");
+            }
+        }
+    }
 }

@@ -6,6 +6,7 @@ use futures::{
 };
 use std::{
     collections::{HashMap, HashSet},
+    sync::{Arc, atomic::AtomicI64},
     time::{Duration, Instant},
 };
 
@@ -77,9 +78,10 @@ impl Connection {
                 let start = self.bound.as_ref().map_or(Start::AckFloor, |bound| self.start_of(bound));
                 self.named = agents.iter().copied().collect();
                 // Nobody runs the others any more: nothing is sent until they are named again.
-                let open = self.agents.iter().filter(|(_, (served, _))| served.session.is_open());
+                let begun =
+                    self.agents.iter().filter(|(_, (served, _))| served.session.is_open() || served.is_probing());
                 let silent: Vec<_> =
-                    open.map(|(agent, _)| *agent).filter(|agent| !self.named.contains(agent)).collect();
+                    begun.map(|(agent, _)| *agent).filter(|agent| !self.named.contains(agent)).collect();
                 silent.into_iter().for_each(|agent| self.drop_agent(agent));
                 let keys = agents.into_iter().map(|agent| (self.node.scope, agent)).collect();
                 self.serve(Whom::These(keys), StartRule::Open(start));
@@ -89,6 +91,10 @@ impl Connection {
                 self.drop_agent(agent);
             }
             Effect::Gone => self.closing = Some((1000, "deregistered")),
+            Effect::Unregistered { held, close } => {
+                self.bound = held.or(self.bound.take());
+                self.closing = Some(close);
+            }
         }
     }
 
@@ -154,20 +160,24 @@ impl Connection {
         if !here {
             return;
         }
-        if !self.agents.contains_key(&agent) {
+        if self.agents.contains_key(&agent) {
+            self.keep_place(&position);
+        } else {
             let (abort, registration) = AbortHandle::new_pair();
             self.tails.push(Abortable::new(tail.map(move |live| (agent, live)).boxed(), registration).boxed());
-            let next = self.state.registry.serve(&self.handle, &bound.fence, agent);
+            let next = Arc::new(AtomicI64::new(0));
+            self.state.registry.serve(&self.handle, &bound.fence, agent, &next);
             self.names.insert(position.agent_name.clone(), agent);
             let mut served = Served::new(position.agent_name.clone(), abort);
             served.held = bound.looks_up.then(HeldAcks::default);
             self.agents.insert(agent, (served, next));
         }
         let start = match start {
-            StartRule::Open(start) => start,
+            // What named it may be out of date by now: it has left, or a newer inventory does not list it.
+            StartRule::Open(start) if !bound.cursor_granted || self.named.contains(&agent) => start,
             // This connection has named it before: it came back.
             StartRule::Gated if self.named.contains(&agent) => self.start_of(bound),
-            StartRule::Gated => return,
+            _ => return,
         };
         if let Some((served, _)) = self.agents.get_mut(&agent)
             && served.open(start, &position)
@@ -210,10 +220,22 @@ impl Connection {
             self.drop_agent(position.agent_id);
             return;
         }
+        self.keep_place(position);
         if let Some((served, _)) = self.agents.get_mut(&position.agent_id) {
             served.session.on_head(position.next_seq - 1);
             served.session.resume();
             self.queue(position.agent_id);
+        }
+    }
+
+    /// What is told to an agent that is served here comes here, also after another connection has served it for a while.
+    fn keep_place(&self, position: &Position) {
+        let (Some(bound), Some((_, next))) = (&self.bound, self.agents.get(&position.agent_id)) else { return };
+        match self.state.registry.served_by(self.node.scope, position.agent_id) {
+            Some(handle) if handle == self.handle.id => {}
+            // Of no particular provider, it is the other's just as well.
+            Some(_) if position.provider.is_none() => {}
+            _ => self.state.registry.serve(&self.handle, &bound.fence, position.agent_id, next),
         }
     }
 }

@@ -19,8 +19,11 @@ mod notice;
 mod outbound;
 mod pacing;
 mod proving;
+mod registering;
 mod registry;
 mod served;
+mod serving;
+mod ticking;
 pub(crate) mod upgrade;
 
 pub use registry::Registry;

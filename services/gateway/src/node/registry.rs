@@ -80,10 +80,10 @@ impl Handle {
 #[derive(Debug)]
 pub(super) struct ServedBy {
     pub(super) handle: Handle,
-    node_id: NodeId,
-    provider: ProviderName,
+    pub(super) node_id: NodeId,
+    pub(super) provider: ProviderName,
     /// The seq that the session sends next.
-    next: Arc<AtomicI64>,
+    pub(super) next: Arc<AtomicI64>,
     /// Whether there may be outcomes that the agent has not been told.
     pub(super) missed: Option<Missed>,
 }
@@ -176,42 +176,6 @@ impl Registry {
             }
         }
         metrics::gauge!(relay_domain::metric_names::CONNECTED_NODES).decrement(1);
-    }
-
-    /// The connection serves an agent now; returns where it keeps the session's progress.
-    pub(super) fn serve(&self, handle: &Handle, fence: &Fence, agent: AgentId) -> Arc<AtomicI64> {
-        let next = Arc::new(AtomicI64::new(0));
-        let served = ServedBy {
-            handle: handle.clone(),
-            node_id: fence.node_id.clone(),
-            provider: fence.provider.clone(),
-            next: Arc::clone(&next),
-            // It may have been away until now.
-            missed: Some(Missed::now()),
-        };
-        let mut maps = self.maps();
-        if fence.node_id == NodeId::direct(agent) {
-            maps.direct.entry(fence.scope).or_default().agents.insert(agent);
-        }
-        if maps.agents.insert((fence.scope, agent), served).is_none() {
-            metrics::gauge!(relay_domain::metric_names::CONNECTED_AGENTS).increment(1);
-        }
-        next
-    }
-
-    /// The connection no longer serves an agent.
-    pub(super) fn unserve(&self, handle: &Handle, scope: WorkspaceScope, agent: AgentId) {
-        let mut maps = self.maps();
-        if maps.agents.get(&(scope, agent)).is_some_and(|served| served.handle.id == handle.id) {
-            maps.agents.remove(&(scope, agent));
-            if let Some(direct) = maps.direct.get_mut(&scope) {
-                direct.agents.remove(&agent);
-                if direct.agents.is_empty() {
-                    maps.direct.remove(&scope);
-                }
-            }
-            metrics::gauge!(relay_domain::metric_names::CONNECTED_AGENTS).decrement(1);
-        }
     }
 
     /// Runs what concerns all connections until `stop`.
