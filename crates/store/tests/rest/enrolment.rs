@@ -1,4 +1,4 @@
-use relay_domain::{AgentId, NodeId, token::TokenHash};
+use relay_domain::{AgentId, NodeId, ProviderName, token::TokenHash};
 use relay_store::{BindOutcome, DirectTokenOutcome, EnrolOutcome, NodeEnrolment};
 
 use crate::fixture::Database;
@@ -135,4 +135,72 @@ async fn a_bind_takes_the_only_provider_and_respects_capacity() {
     let seen: Vec<_> =
         bindings.iter().map(|b| (b.agent_name.as_str(), b.binding_id.as_deref(), b.provider.as_deref())).collect();
     assert_eq!(seen, [("ada", Some("anb_1"), Some("broker")), ("bob", Some("anb_3"), Some("broker"))]);
+}
+
+/// Clients that only handle actions ignore what is delivered to them.
+#[tokio::test]
+async fn a_bind_takes_the_provider_that_has_agents_and_not_one_beside_it() {
+    let db = Database::fresh().await;
+    let (scope, _) = Database::mailbox(1);
+    for (agent, name) in [(1, "ada"), (2, "bob"), (3, "cyd")] {
+        db.agent(agent, name).await;
+    }
+    enrol(&db, &enrolment(Some("n1"), "box", "t1")).await;
+    db.run(
+        r#"INSERT INTO providers (workspace_id, node_id, provider, instance_id, epoch, gateway_id, capabilities,
+                                  cursor_granted, version, registered_at, last_heartbeat_at)
+           VALUES (7, 'n1', 'broker', 'i', 1, 1, '[{"name":"spawn:sh","kind":"capacity"}]', true, 'x/1', now(), now()),
+                  (7, 'n1', 'tools', 'i', 1, 1, '[{"name":"build","kind":"action"}]', false, 'y/1', now(), now())"#,
+    )
+    .await;
+    let node = NodeId::new("n1");
+    let bind = async |name: &str| {
+        let bound = db.store.bind_agent(scope, &node, name, "anb", None, None).await.unwrap();
+        assert!(matches!(bound, BindOutcome::Bound { .. }));
+        let bindings = db.store.bindings(scope, &node, None, 10).await.unwrap();
+        bindings.into_iter().find(|binding| binding.agent_name == name).unwrap().provider
+    };
+    let served = async |provider: &str| {
+        let provider = ProviderName::new(provider);
+        let positions = db.store.positions_of_provider(scope, &node, &provider).await.unwrap();
+        positions.into_iter().map(|position| position.agent_name).collect::<Vec<_>>()
+    };
+    assert_eq!(bind("ada").await.as_deref(), Some("broker"));
+    db.run("UPDATE providers SET gateway_id = NULL WHERE provider = 'broker'").await;
+    assert_eq!(bind("bob").await, None, "the broker is away for a moment");
+    assert!(served("tools").await.is_empty());
+    assert_eq!(served("broker").await, ["ada", "bob"]);
+    // One that was not heard of for days keeps nothing.
+    db.run("UPDATE providers SET last_heartbeat_at = now() - interval '2 days' WHERE provider = 'broker'").await;
+    assert_eq!(served("tools").await, ["bob"]);
+    db.run("DELETE FROM providers WHERE provider = 'broker'").await;
+    assert_eq!(bind("cyd").await.as_deref(), Some("tools"), "there is no other");
+}
+
+#[tokio::test]
+async fn providers_that_are_equally_fit_share_the_agents_of_no_particular_one() {
+    let db = Database::fresh().await;
+    let (scope, ada) = Database::mailbox(1);
+    db.agent(1, "ada").await;
+    enrol(&db, &enrolment(Some("n1"), "box", "t1")).await;
+    goes_live(&db, "n1").await;
+    db.run(
+        "INSERT INTO providers (workspace_id, node_id, provider, instance_id, epoch, gateway_id, registered_at,
+                                last_heartbeat_at)
+         VALUES (7, 'n1', 'other', 'i', 1, 1, now(), now())",
+    )
+    .await;
+    let node = NodeId::new("n1");
+    let served = async |provider: &str| {
+        let positions = db.store.positions_of_provider(scope, &node, &ProviderName::new(provider)).await.unwrap();
+        positions.into_iter().map(|position| position.agent_id).collect::<Vec<_>>()
+    };
+    db.store.bind_agent(scope, &node, "ada", "anb", None, None).await.unwrap();
+    for provider in ["broker", "other", "not registered yet"] {
+        assert_eq!(served(provider).await, [ada], "{provider}");
+    }
+    // A broker of a version without the cursor says that it is one.
+    db.run("UPDATE providers SET version = 'relay-broker/9.1.6' WHERE provider = 'broker'").await;
+    assert_eq!(served("broker").await, [ada]);
+    assert!(served("other").await.is_empty());
 }
