@@ -1,4 +1,4 @@
-//! Which providers of a node have the agents that are of no particular one.
+//! Which providers of a node have the agents that are of no particular one, and whether anybody has an agent.
 //!
 //! Beside its broker a node may have providers that only handle actions. Their clients take `deliver` frames and
 //! acknowledge none (contract: node.md 15.2), so an agent is not to be located there while the node has a better place
@@ -55,7 +55,33 @@ macro_rules! has_unclaimed {
         )
     };
 }
-pub(crate) use {counts, fitness, has_unclaimed};
+
+/// Whether an agent has ended: it is offline, or its node would have it over a socket and has none for it. What it calls
+/// after that makes it active for a while, and brings it up nowhere. True of no agent at all.
+macro_rules! has_ended {
+    ($agent:literal) => {
+        concat!(
+            "(coalesce(",
+            $agent,
+            ".status, 'offline') = 'offline'
+              OR NOT EXISTS (SELECT FROM providers at_it
+                              WHERE at_it.workspace_id = ",
+            $agent,
+            ".workspace_id AND at_it.node_id = ",
+            $agent,
+            ".node_id AND at_it.provider = coalesce(",
+            $agent,
+            ".provider, at_it.provider) AND at_it.gateway_id IS NOT NULL)
+             AND NOT EXISTS (SELECT FROM nodes its
+                              WHERE its.workspace_id = ",
+            $agent,
+            ".workspace_id AND its.node_id = ",
+            $agent,
+            ".node_id AND its.kind <> 'ws'))"
+        )
+    };
+}
+pub(crate) use {counts, fitness, has_ended, has_unclaimed};
 
 /// The providers of a node, for an agent that is to be located there.
 pub(crate) struct Providers {
