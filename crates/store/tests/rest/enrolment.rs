@@ -204,3 +204,47 @@ async fn providers_that_are_equally_fit_share_the_agents_of_no_particular_one() 
     assert_eq!(served("broker").await, [ada]);
     assert!(served("other").await.is_empty());
 }
+
+#[tokio::test]
+async fn a_node_under_another_id_keeps_what_is_not_its_old_providers() {
+    let db = Database::fresh().await;
+    db.agent(1, "ada").await;
+    enrol(&db, &enrolment(Some("n1"), "box", "t1")).await;
+    db.run(
+        "UPDATE agents SET node_id = 'n9', provider = 'p', session_ref = 's', session_node_id = 'n1' WHERE agent_id = 1;
+         INSERT INTO node_capabilities (workspace_id, node_id, provider, name, kind, queue, tells_caller)
+         VALUES (7, 'n1', 'tools', 'build', 'action', false, false), (7, 'n2', 'gone', 'old', 'action', false, false);
+         INSERT INTO actions (workspace_id, action_id, name, claims_name, handler_node_id, provider, created_at)
+         VALUES (7, 1, 'build', true, 'n1', 'tools', now()), (7, 2, 'deploy', true, 'n1', NULL, now()),
+                (7, 3, 'old', false, 'n2', 'gone', now()), (7, 4, 'deploy', false, 'n2', NULL, now()),
+                (7, 5, 'build', false, 'n3', 'tools', now());
+         INSERT INTO invocations (workspace_id, invocation_id, action_name, capability, target_node_id, caller_name,
+                                  input, status, due_at, created_at, completed_at)
+         VALUES (7, 1, 'deploy', 'deploy', 'n1', 'x', '{}', 'pending', now(), now(), NULL),
+                (7, 2, 'deploy', 'deploy', 'n1', 'x', '{}', 'completed', now(), now(), now())",
+    )
+    .await;
+    assert_eq!(enrol(&db, &enrolment(Some("n2"), "box", "t2")).await, enrolled("n2", Some("t1")));
+    let actions: Vec<(i64, String)> =
+        sqlx::query_as("SELECT action_id, handler_node_id FROM actions ORDER BY action_id")
+            .fetch_all(&db.pool)
+            .await
+            .unwrap();
+    assert_eq!(
+        actions,
+        [(2, "n2".to_owned()), (5, "n3".to_owned())],
+        "what providers advertised is theirs to say again"
+    );
+    assert_eq!(db.number("SELECT count(*) FROM node_capabilities").await, 0);
+    let agent: (String, Option<String>, Option<String>) =
+        sqlx::query_as("SELECT node_id, provider, session_node_id FROM agents WHERE agent_id = 1")
+            .fetch_one(&db.pool)
+            .await
+            .unwrap();
+    assert_eq!(agent, ("n9".to_owned(), Some("p".to_owned()), Some("n2".to_owned())), "its session, not its place");
+    let targets: Vec<String> = sqlx::query_scalar("SELECT target_node_id FROM invocations ORDER BY invocation_id")
+        .fetch_all(&db.pool)
+        .await
+        .unwrap();
+    assert_eq!(targets, ["n2", "n1"], "what has ended stays as it was");
+}
