@@ -56,8 +56,8 @@ macro_rules! has_unclaimed {
     };
 }
 
-/// Whether an agent has ended: it is offline, or its node would have it over a socket and has none for it. What it calls
-/// after that makes it active for a while, and brings it up nowhere. True of no agent at all.
+/// Whether an agent has ended: it is offline, or its node would have it over a socket and has none for it. What it
+/// calls after that makes it active for a while, and brings it up nowhere. True of no agent at all.
 macro_rules! has_ended {
     ($agent:literal) => {
         concat!(

@@ -329,8 +329,8 @@ struct Ended {
 }
 
 // Agents are locked in order. One of no particular provider goes offline with the node's last one. What an agent called
-// before this does not bring it back: such notes may be written later. How many agents the provider runs stays as it last
-// said: it comes back with them, and has as little room until its next heartbeat.
+// before this does not bring it back: such notes may be written later. How many agents the provider runs stays as it
+// last said: it comes back with them, and has as little room until its next heartbeat.
 const END_CONNECTION: &str = "
 WITH gone AS (
     UPDATE providers SET gateway_id = NULL, handlers_live = false, load = 0
