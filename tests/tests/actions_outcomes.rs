@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context as _, Result};
 use relay_acceptance::calls::{Place, SOON, register, result, socket, told_to};
+use relay_acceptance::push_scene::Scene;
 use relay_testkit::{client::NodeSocket, wait};
 use serde_json::{Value, json};
 
@@ -31,6 +32,34 @@ async fn a_durable_outcome_waits_in_the_mailbox() -> Result<()> {
     .await;
     let twice = |frame: &Value| frame["payload"]["type"] == "action.completed";
     assert!(caller.expect_where("it again", Duration::from_secs(1), twice).await.is_err(), "told once");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_durable_outcome_is_posted_to_a_caller_that_is_pushed_to() -> Result<()> {
+    let scene = Scene::new("durable-push", json!({ "ack_mode": "on_2xx" })).await?;
+    let node = scene.key.create_broker_node(&format!("node_{}", uuid::Uuid::new_v4().simple()), "box").await?;
+    let mut socket = socket(&node, 1).await?;
+    socket.request(register(&node, "p", &json!([{ "name": "grind", "kind": "capacity" }]), 0)).await?;
+    let bob = scene.key.as_agent(&scene.bob);
+    let made = bob.post("/v1/actions/grind/invoke", json!({ "durable": true })).await?.success()?;
+    let told = told_to(&mut socket, SOON).await?;
+    result(&socket, &told, json!({ "flour": 1 })).await?;
+    let rows = scene.until("the outcome to be acked", "?status=acked", |rows| rows.len() == 1).await?;
+    assert_eq!((&rows[0]["reason"], &rows[0]["seq"]), (&json!("action-result"), &json!(1)), "{}", rows[0]);
+    let calls = scene.receiver.calls("/hook");
+    assert_eq!(calls.len(), 1, "told once");
+    let body = calls[0].json();
+    assert_eq!((&body["type"], &body["delivery_id"]), (&json!("action.completed"), &rows[0]["id"]), "{body}");
+    assert_eq!((&body["seq"], &body["agent_name"]), (&json!(1), &json!("bob")));
+    assert_eq!((&body["topic"], &body["agent_ids"]), (&json!("agent"), &json!([scene.bob.id])), "as an event has it");
+    assert_eq!(body["data"]["invocation_id"], made["invocation_id"]);
+    assert_eq!(body["data"]["output"], json!({ "flour": 1 }));
+    let twice = scene.receiver.events("/hook").into_iter().filter(|call| call.json()["type"] == "action.completed");
+    assert_eq!(twice.count(), 0, "not as an event besides");
+    // What comes behind it is not held up.
+    scene.send("next").await?;
+    scene.until("the message to be acked", "?status=acked", |rows| rows.len() == 2).await?;
     Ok(())
 }
 

@@ -243,7 +243,7 @@ fn settle(engine: &Engine, batch: Batch, pending: Vec<Pending>, outcome: BatchOu
         let _ = one.reply.send(Ok(reply));
     }
     announce(engine, &committed, outcome.events);
-    engine.hint_at_due(&committed);
+    engine.hint_at_due(committed.places());
     if let Err(committed) = engine.inner.publisher.push(committed) {
         // The outbox relay will publish it; recipients need not wait for that.
         engine.hints().mailboxes_changed(committed.mailboxes());

@@ -1,7 +1,7 @@
 //! What gateways learn about mailboxes (sent, acknowledged), written behind and set-wise.
 //!
-//! An ack counts once it is in Postgres. One number per mailbox waits in memory, so an outage of
-//! Postgres costs no memory, and whatever waits is flushed within [`FLUSH_EVERY`].
+//! An ack counts once it is in Postgres. One move per mailbox, and per place that reports of it, waits in
+//! memory, so an outage of Postgres costs no memory, and whatever waits is flushed within [`FLUSH_EVERY`].
 
 use std::{
     collections::HashMap,
@@ -22,10 +22,14 @@ const PER_STATEMENT: usize = 1000;
 /// How long to wait for a Postgres that is away.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
+/// The moves of one mailbox, one for each place that reports. Nearly always there is one; there are more while an
+/// agent moves, or while it is of no particular provider. The fence of the statement tells which of them count.
+type Places = Vec<CursorMove>;
+
 /// Moves that wait to be written.
 #[derive(Debug, Default)]
 pub(crate) struct CursorMoves {
-    waiting: Mutex<HashMap<(WorkspaceScope, AgentId), CursorMove>>,
+    waiting: Mutex<HashMap<(WorkspaceScope, AgentId), Places>>,
     news: Notify,
 }
 
@@ -41,27 +45,35 @@ impl CursorMoves {
     fn give_back(&self, moves: Vec<CursorMove>) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         for moved in moves {
-            match waiting.get(&(moved.scope, moved.agent_id)) {
-                // The agent has moved meanwhile: what its old place learnt is void.
-                Some(newer) if newer.node_id != moved.node_id || newer.provider != moved.provider => {}
-                _ => merge(&mut waiting, moved),
-            }
+            merge(&mut waiting, moved);
         }
     }
 
-    fn take(&self) -> Vec<CursorMove> {
+    /// What waits, as rounds of at most one move per mailbox.
+    fn take(&self) -> Vec<Vec<CursorMove>> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.drain().map(|(_, moved)| moved).collect()
+        let mut rounds: Vec<Vec<CursorMove>> = Vec::new();
+        for (_, places) in waiting.drain() {
+            for (nth, moved) in places.into_iter().enumerate() {
+                if nth == rounds.len() {
+                    rounds.push(Vec::new());
+                }
+                rounds[nth].push(moved);
+            }
+        }
+        rounds
     }
 }
 
-fn merge(waiting: &mut HashMap<(WorkspaceScope, AgentId), CursorMove>, moved: CursorMove) {
-    let entry = waiting.entry((moved.scope, moved.agent_id)).or_insert_with(|| moved.clone());
-    if entry.node_id == moved.node_id && entry.provider == moved.provider {
-        entry.sent_seq = entry.sent_seq.max(moved.sent_seq);
-        entry.acked_seq = entry.acked_seq.max(moved.acked_seq);
-    } else {
-        *entry = moved;
+/// Adds a move to what waits. One place's never goes for another's: an ack that is lost here is not told again.
+fn merge(waiting: &mut HashMap<(WorkspaceScope, AgentId), Places>, moved: CursorMove) {
+    let places = waiting.entry((moved.scope, moved.agent_id)).or_default();
+    match places.iter_mut().find(|known| known.node_id == moved.node_id && known.provider == moved.provider) {
+        Some(known) => {
+            known.sent_seq = known.sent_seq.max(moved.sent_seq);
+            known.acked_seq = known.acked_seq.max(moved.acked_seq);
+        }
+        None => places.push(moved),
     }
 }
 
@@ -82,8 +94,9 @@ pub(crate) async fn run(engine: Weak<Inner>, moves: Weak<CursorMoves>) {
 }
 
 async fn flush(engine: &Engine, moves: &CursorMoves) -> EngineResult<()> {
-    let all = moves.take();
-    for (nth, some) in all.chunks(PER_STATEMENT).enumerate() {
+    let rounds = moves.take();
+    let statements: Vec<&[CursorMove]> = rounds.iter().flat_map(|round| round.chunks(PER_STATEMENT)).collect();
+    for (nth, some) in statements.iter().enumerate() {
         match engine.store().flush_cursors(some, engine.now()).await {
             Ok(flushed) => {
                 let acked = u64::try_from(flushed.acked).unwrap_or(0);
@@ -91,7 +104,7 @@ async fn flush(engine: &Engine, moves: &CursorMoves) -> EngineResult<()> {
                 flushed.recorded.into_iter().for_each(|recorded| engine.announce_to_observers(recorded));
             }
             Err(error) => {
-                moves.give_back(all[nth * PER_STATEMENT..].to_vec());
+                moves.give_back(statements[nth..].concat());
                 return Err(error.into());
             }
         }
@@ -111,5 +124,51 @@ impl Engine {
     /// When Postgres is away; what was not written goes on waiting.
     pub async fn flush_cursors(&self) -> EngineResult<()> {
         flush(self, &self.inner.cursors).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use relay_domain::{NodeId, ProviderName, WorkspaceId, session::Seq};
+
+    use super::*;
+
+    fn moved(provider: &str, sent_seq: Seq, acked_seq: Seq) -> CursorMove {
+        CursorMove {
+            scope: WorkspaceScope::from_engine_row(WorkspaceId::new(7)),
+            agent_id: AgentId::new(1),
+            node_id: NodeId::new("n1"),
+            provider: ProviderName::new(provider),
+            sent_seq,
+            acked_seq,
+        }
+    }
+
+    fn taken(moves: &CursorMoves) -> Vec<Vec<(String, Seq, Seq)>> {
+        let one = |m: CursorMove| (m.provider.to_string(), m.sent_seq, m.acked_seq);
+        moves.take().into_iter().map(|round| round.into_iter().map(one).collect()).collect()
+    }
+
+    #[test]
+    fn an_ack_waits_whatever_another_provider_reports() {
+        let moves = CursorMoves::default();
+        moves.add(moved("a", 4, 0));
+        moves.add(moved("a", 0, 4));
+        moves.add(moved("b", 2, 0));
+        moves.add(moved("a", 5, 3));
+        let rounds = taken(&moves);
+        assert_eq!(rounds, [[("a".to_owned(), 5, 4)], [("b".to_owned(), 2, 0)]], "one move per mailbox and statement");
+        assert!(taken(&moves).is_empty());
+    }
+
+    #[test]
+    fn what_could_not_be_written_lowers_nothing() {
+        let moves = CursorMoves::default();
+        moves.add(moved("a", 4, 4));
+        let unwritten = moves.take().concat();
+        moves.add(moved("b", 6, 6));
+        moves.add(moved("a", 5, 0));
+        moves.give_back(unwritten);
+        assert_eq!(taken(&moves), [[("b".to_owned(), 6, 6)], [("a".to_owned(), 5, 4)]]);
     }
 }

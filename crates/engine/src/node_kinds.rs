@@ -8,7 +8,7 @@ use relay_domain::{
     node::{DIRECT_ID_PREFIX, NodeKind},
 };
 
-use crate::{Engine, publish::Committed};
+use crate::Engine;
 
 /// Nodes that are remembered, and for how long. A node's kind never changes.
 const REMEMBERED: u64 = 100_000;
@@ -23,11 +23,11 @@ pub(crate) fn node_kinds() -> NodeKinds {
 }
 
 impl Engine {
-    /// Hints at deliveries that no socket takes. Nodes that are not known here are looked up first; a hint that is
+    /// Hints at deliveries that were written and that no socket takes. Nodes that are not known here are looked up first; a hint that is
     /// late or lost is made up for by the sweep.
-    pub(crate) fn hint_at_due(&self, committed: &Committed) {
+    pub(crate) fn hint_at_due<'a>(&self, written: impl Iterator<Item = (WorkspaceScope, AgentId, &'a NodeId)>) {
         let (mut due, mut unknown) = (Vec::new(), Vec::new());
-        for (scope, agent, node) in committed.places() {
+        for (scope, agent, node) in written {
             // Most agents are on a node of their own, which has a socket.
             if node.as_str().starts_with(DIRECT_ID_PREFIX) {
                 continue;

@@ -17,6 +17,7 @@ use crate::{
     ceilings::is_within,
     events::{self, NewEvent, Recorded, status_event},
     filters,
+    located::has_ended,
     tokens::read_hash,
 };
 
@@ -125,8 +126,8 @@ pub struct DeleteIf {
     pub agent: Option<AgentId>,
     /// This is its token still.
     pub token: Option<TokenHash>,
-    /// It is offline.
-    pub offline: bool,
+    /// It has ended: it is offline, or nobody at its node has it any more, whatever it calls.
+    pub ended: bool,
     /// Its mail becomes dead letters at once rather than with time.
     pub empties: bool,
 }
@@ -347,14 +348,16 @@ impl Store {
         // Channel rows are locked in the order of their ids, as two deletions at once may share channels.
         let doing = "deleting an agent";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let row = sqlx::query(
+        let row = sqlx::query(concat!(
             "WITH alive AS MATERIALIZED (
                 SELECT agent_id, status FROM agents a
                 WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL
                   AND ($4::bigint IS NULL OR agent_id = $4)
                   AND ($5::bytea IS NULL OR EXISTS (
                       SELECT FROM tokens t WHERE t.workspace_id = $1 AND t.agent_id = a.agent_id AND t.token_hash = $5))
-                  AND (NOT $6 OR status = 'offline')
+                  AND (NOT $6 OR ",
+            has_ended!("a"),
+            ")
                 FOR UPDATE
              ), gone AS (
                 UPDATE agents a SET deleted_at = $3, status = 'offline', token_generation = token_generation + 1,
@@ -387,14 +390,14 @@ impl Store {
              SELECT agent_id, node_id, was,
                     ARRAY(SELECT token_hash FROM dead_tokens) AS tokens,
                     ARRAY(SELECT channel_id FROM locked) AS channels
-             FROM gone",
-        )
+             FROM gone"
+        ))
         .bind(scope.workspace_id().get())
         .bind(name)
         .bind(at)
         .bind(only.agent.map(AgentId::get))
         .bind(only.token.as_ref().map(|token| &token.as_bytes()[..]))
-        .bind(only.offline)
+        .bind(only.ended)
         .bind(only.empties)
         .fetch_optional(&mut *tx)
         .await

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, NodeId, WorkspaceScope, node::max_agents};
 use sqlx::Row as _;
 
-use crate::{Store, StoreError, StoreResult, push_mailboxes};
+use crate::{Store, StoreError, StoreResult, located, push_mailboxes};
 
 /// An agent located on a node.
 #[derive(Debug, Clone, sqlx::FromRow)]
@@ -85,8 +85,9 @@ impl Store {
         .map_err(StoreError::from_sqlx("listing the agents of a node"))
     }
 
-    /// Moves an agent to a node. Its provider becomes the node's only one, or is left open when the
-    /// node has none or several; an agent that is bound there already keeps its binding.
+    /// Moves an agent to a node. Its provider becomes the node's only one, or the one of several that is there and
+    /// fittest to have agents; it is left open where that leaves a choice. An agent that is bound there already keeps
+    /// its binding.
     ///
     /// # Errors
     /// When Postgres does not answer.
@@ -125,15 +126,8 @@ impl Store {
         };
         let (agent, from) = (AgentId::new(agent.get(0)), NodeId::new(agent.get::<String, _>(1)));
 
-        let providers =
-            sqlx::query("SELECT provider, max_agents FROM providers WHERE workspace_id = $1 AND node_id = $2")
-                .bind(workspace)
-                .bind(node.as_str())
-                .fetch_all(&mut *tx)
-                .await
-                .map_err(StoreError::from_sqlx(doing))?;
-        let limits: Vec<i32> = providers.iter().map(|row| row.get(1)).collect();
-        let limit = max_agents(node_limit.unwrap_or_default(), &limits);
+        let providers = located::providers(&mut tx, scope, node).await?;
+        let limit = max_agents(node_limit.unwrap_or_default(), &providers.limits);
         if limit > 0 && from != *node {
             let located: i64 = sqlx::query_scalar(
                 "SELECT count(*) FROM agents WHERE workspace_id = $1 AND node_id = $2 AND deleted_at IS NULL",
@@ -148,11 +142,6 @@ impl Store {
             }
         }
 
-        let names: Vec<String> = providers.iter().map(|row| row.get(0)).collect();
-        let only = match names.as_slice() {
-            [only] => Some(only.as_str()),
-            _ => None,
-        };
         sqlx::query(
             "UPDATE agents SET
                     provider = CASE WHEN node_id = $3 AND provider = ANY($4) THEN provider ELSE $5 END,
@@ -167,8 +156,8 @@ impl Store {
         .bind(workspace)
         .bind(agent.get())
         .bind(node.as_str())
-        .bind(&names)
-        .bind(only)
+        .bind(&providers.names)
+        .bind(&providers.host)
         .bind(fresh_binding_id)
         .bind(session_ref)
         .bind(priority)

@@ -11,6 +11,7 @@ use crate::{
     Store, StoreError, StoreResult,
     delivered::{Acked, delivered_events},
     events::{self, Recorded},
+    located::has_unclaimed,
     patience::{PATIENCE, Patient as _},
     skipped::settled_above,
 };
@@ -168,7 +169,8 @@ impl Store {
         Ok(rows.iter().map(position).collect())
     }
 
-    /// The positions of all agents located on a node's provider, in name order.
+    /// The positions of all agents located on a node's provider, in name order. Those of no particular provider are
+    /// on all that are as fit to have them as any of the node.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -184,8 +186,9 @@ impl Store {
                JOIN mailbox_heads h USING (workspace_id, agent_id)
                JOIN mailbox_cursors c USING (workspace_id, agent_id)
               WHERE a.workspace_id = $1 AND a.node_id = $2 AND a.deleted_at IS NULL
-                AND (a.provider IS NULL OR a.provider = $3)
-              ORDER BY a.name"
+                AND (a.provider = $3 OR a.provider IS NULL AND {})
+              ORDER BY a.name",
+            has_unclaimed!()
         );
         let rows = sqlx::query(sqlx::AssertSqlSafe(query))
             .bind(scope.workspace_id().get())

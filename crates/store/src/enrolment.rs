@@ -314,8 +314,9 @@ async fn update_node(
     .map_err(StoreError::from_sqlx("updating a node"))
 }
 
-/// A broker that comes back under its name with another id: its agents follow, its old providers do
-/// not (none is live), and the token of the old id dies.
+/// A broker that comes back under its name with another id: its agents follow, and so does what was defined for it by
+/// REST, what its agents' sessions are resumed by, and what waits for it. Its old providers do not, nor what they
+/// advertised (none is live), and the token of the old id dies.
 async fn rename_node_id(
     tx: &mut PgTransaction<'_>,
     scope: WorkspaceScope,
@@ -324,8 +325,34 @@ async fn rename_node_id(
 ) -> StoreResult<()> {
     for statement in [
         "UPDATE nodes SET node_id = $3 WHERE workspace_id = $1 AND node_id = $2",
-        "UPDATE agents SET node_id = $3, provider = NULL WHERE workspace_id = $1 AND node_id = $2",
         "DELETE FROM providers WHERE workspace_id = $1 AND (node_id = $2 OR node_id = $3)",
+        "WITH theirs AS MATERIALIZED (
+             SELECT agent_id FROM agents
+              WHERE workspace_id = $1 AND (node_id = $2 OR session_node_id = $2)
+              ORDER BY agent_id FOR UPDATE
+         )
+         UPDATE agents a
+            SET node_id = CASE WHEN a.node_id = $2 THEN $3 ELSE a.node_id END,
+                provider = CASE WHEN a.node_id = $2 THEN NULL ELSE a.provider END,
+                session_node_id = CASE WHEN a.session_node_id = $2 THEN $3 ELSE a.session_node_id END
+           FROM theirs WHERE a.workspace_id = $1 AND a.agent_id = theirs.agent_id",
+        "DELETE FROM node_capabilities WHERE workspace_id = $1 AND (node_id = $2 OR node_id = $3)",
+        // A definition under the new id is left from an earlier life of it.
+        "DELETE FROM actions c
+          WHERE workspace_id = $1
+            AND (provider IS NOT NULL AND (handler_node_id = $2 OR handler_node_id = $3)
+                 OR provider IS NULL AND handler_node_id = $3
+                    AND EXISTS (SELECT FROM actions own
+                                 WHERE own.workspace_id = $1 AND own.handler_node_id = $2 AND own.name = c.name
+                                   AND own.provider IS NULL))",
+        "UPDATE actions SET handler_node_id = $3 WHERE workspace_id = $1 AND handler_node_id = $2",
+        "WITH waiting AS MATERIALIZED (
+             SELECT invocation_id FROM invocations
+              WHERE workspace_id = $1 AND target_node_id = $2 AND completed_at IS NULL
+              ORDER BY invocation_id FOR UPDATE
+         )
+         UPDATE invocations i SET target_node_id = $3
+           FROM waiting WHERE i.workspace_id = $1 AND i.invocation_id = waiting.invocation_id",
         // The token moves along, so that replacing it reports the old hash.
         "UPDATE tokens SET node_id = $3 WHERE workspace_id = $1 AND node_id = $2 AND kind = 'node'",
     ] {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use relay_domain::{AgentId, InvocationId, WorkspaceId, WorkspaceScope, action, event};
+use relay_domain::{AgentId, InvocationId, NodeId, WorkspaceId, WorkspaceScope, action, event};
 use serde_json::{Value, json};
 use sqlx::{PgConnection, Row as _};
 
@@ -56,8 +56,8 @@ pub struct FinishedAll {
     pub outcomes: Vec<Finished>,
     /// What to announce.
     pub recorded: Vec<Recorded>,
-    /// Mailboxes that got an outcome.
-    pub mailboxes: Vec<(WorkspaceScope, AgentId)>,
+    /// Mailboxes that got an outcome, with the nodes that their agents are on.
+    pub mailboxes: Vec<(WorkspaceScope, AgentId, NodeId)>,
     /// What callers are told beside their mailboxes.
     pub notices: Vec<OutcomeNotice>,
 }
@@ -255,9 +255,9 @@ pub(crate) async fn conclude(
 ) -> StoreResult<FinishedAll> {
     done.sort_unstable_by_key(|row| (row.scope.workspace_id(), row.invocation_id));
     let written = result_deliveries::write(tx, &done, at).await?;
-    let in_mailbox = |row: &InvocationRow| written.iter().any(|(_, _, id)| *id == row.invocation_id);
+    let in_mailbox = |row: &InvocationRow| written.iter().any(|one| one.invocation_id == row.invocation_id);
     let notices = done.iter().filter(|row| !in_mailbox(row)).filter_map(notice).collect();
-    let mut mailboxes: Vec<_> = written.into_iter().map(|(scope, agent, _)| (scope, agent)).collect();
+    let mut mailboxes: Vec<_> = written.into_iter().map(|one| (one.scope, one.agent_id, one.node_id)).collect();
     mailboxes.dedup();
     let events = done.iter().map(|row| (row.scope, outcome_event(row))).collect();
     let recorded = events::append_mixed(tx, at, events).await?;

@@ -212,7 +212,7 @@ impl Store {
     }
 
     /// Unbinds an agent that this provider hosts: back to its implicit direct node, offline, which is recorded
-    /// if it was not. `None` when it was not hosted here.
+    /// if it was not. What it called before brings it back no more. `None` when it was not hosted here.
     ///
     /// # Errors
     /// When Postgres is away.
@@ -234,8 +234,9 @@ impl Store {
                     FOR UPDATE
              )
              UPDATE agents a
-                SET node_id = $6, provider = NULL, status = 'offline', binding_id = NULL, bound_at = NULL,
-                    rebound_at = NULL, mailbox_orphaned = coalesce(NOT a.resumable, false)
+                SET node_id = $6, provider = NULL, status = 'offline', last_seen_at = greatest(a.last_seen_at, $7),
+                    binding_id = NULL, bound_at = NULL, rebound_at = NULL,
+                    mailbox_orphaned = coalesce(NOT a.resumable, false)
                FROM here
               WHERE a.workspace_id = $1 AND a.agent_id = here.agent_id
           RETURNING here.name, here.status",
@@ -246,6 +247,7 @@ impl Store {
         .bind(fence.provider.as_str())
         .bind(fence.epoch)
         .bind(NodeId::direct(agent).as_str())
+        .bind(at)
         .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
@@ -321,7 +323,8 @@ impl Store {
         // An agent registers before its process starts, and an inventory may come in between: who is just being brought up
         // is not missing.
         let missing: Vec<(i64, String)> = sqlx::query_as(
-            "UPDATE agents a SET status = 'offline', mailbox_orphaned = coalesce(NOT a.resumable, false)
+            "UPDATE agents a SET status = 'offline', last_seen_at = greatest(a.last_seen_at, $6),
+                    mailbox_orphaned = coalesce(NOT a.resumable, false)
               WHERE a.workspace_id = $1 AND a.node_id = $2 AND a.provider = $3 AND a.deleted_at IS NULL
                 AND a.status <> 'offline' AND a.agent_id <> ALL ($4)
                 AND NOT EXISTS (SELECT FROM invocations i
@@ -335,6 +338,7 @@ impl Store {
         .bind(fence.provider.as_str())
         .bind(&ids)
         .bind(at - TimeDelta::from_std(action::DISPATCH_TIMEOUT).unwrap_or_default())
+        .bind(at)
         .fetch_all(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;

@@ -50,6 +50,7 @@ pub mod invoke;
 mod invoke_rows;
 pub mod leases;
 pub mod liveness;
+mod located;
 mod loop_state;
 mod mailboxes;
 mod members;

@@ -97,7 +97,8 @@ UPDATE providers p
    AND p.epoch = k.epoch AND p.gateway_id IS NOT NULL
 RETURNING p.workspace_id, p.node_id, p.provider, p.epoch";
 
-// An agent of no particular provider goes offline with the node's last one. Agents are locked in order.
+// An agent of no particular provider goes offline with the node's last one. What an agent called before this does not
+// bring it back. Agents are locked in order.
 const AGENTS_OFFLINE: &str = "
 WITH gone AS MATERIALIZED (
     SELECT a.workspace_id, a.agent_id
@@ -113,7 +114,7 @@ WITH gone AS MATERIALIZED (
      ORDER BY a.workspace_id, a.agent_id
        FOR UPDATE OF a
 )
-UPDATE agents a SET status = 'offline'
+UPDATE agents a SET status = 'offline', last_seen_at = greatest(a.last_seen_at, $4)
   FROM gone WHERE a.workspace_id = gone.workspace_id AND a.agent_id = gone.agent_id
 RETURNING a.workspace_id, a.agent_id, a.name";
 
@@ -169,6 +170,7 @@ pub(crate) async fn disconnect(
         .bind(&condemned.workspaces)
         .bind(&condemned.nodes)
         .bind(&condemned.providers)
+        .bind(at)
         .fetch_all(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;

@@ -274,7 +274,8 @@ impl Store {
                   WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND deleted_at IS NULL
                   ORDER BY agent_id FOR UPDATE
              ), left_open AS (
-                 UPDATE agents a SET provider = NULL, status = 'offline', rebound_at = now()
+                 UPDATE agents a SET provider = NULL, status = 'offline', rebound_at = now(),
+                        last_seen_at = greatest(a.last_seen_at, $4)
                    FROM theirs WHERE a.workspace_id = $1 AND a.agent_id = theirs.agent_id
              )
              SELECT agent_id, name, status FROM theirs ORDER BY agent_id",
@@ -282,6 +283,7 @@ impl Store {
         .bind(scope.workspace_id().get())
         .bind(node.as_str())
         .bind(provider.as_str())
+        .bind(at)
         .fetch_all(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;

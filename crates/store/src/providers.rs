@@ -261,7 +261,7 @@ impl Store {
         let doing = "disconnecting a provider";
         let work = async {
             let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-            let Some(ended) = end_connection(&mut tx, scope, node, provider, epoch).await? else { return Ok(None) };
+            let Some(ended) = end_connection(&mut tx, scope, node, provider, epoch, at).await? else { return Ok(None) };
             finish(tx, scope, ended, "disconnected", at).await.map(Some)
         };
         tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| Err(StoreError::still_away(doing)))
@@ -283,7 +283,7 @@ impl Store {
         let doing = "removing a provider";
         let work = async {
             let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-            let Some(ended) = end_connection(&mut tx, scope, node, provider, epoch).await? else { return Ok(None) };
+            let Some(ended) = end_connection(&mut tx, scope, node, provider, epoch, at).await? else { return Ok(None) };
             sqlx::query(
                 "DELETE FROM providers WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND epoch = $4",
             )
@@ -328,8 +328,9 @@ struct Ended {
     offline: Vec<NewEvent>,
 }
 
-// Agents are locked in order. One of no particular provider goes offline with the node's last one. How many agents the
-// provider runs stays as it last said: it comes back with them, and has as little room until its next heartbeat.
+// Agents are locked in order. One of no particular provider goes offline with the node's last one. What an agent called
+// before this does not bring it back: such notes may be written later. How many agents the provider runs stays as it
+// last said: it comes back with them, and has as little room until its next heartbeat.
 const END_CONNECTION: &str = "
 WITH gone AS (
     UPDATE providers SET gateway_id = NULL, handlers_live = false, load = 0
@@ -346,7 +347,8 @@ WITH gone AS (
                   AND p.provider <> gone.provider AND p.gateway_id IS NOT NULL))
      ORDER BY a.agent_id FOR UPDATE OF a
 ), offline AS (
-    UPDATE agents a SET status = 'offline' FROM theirs WHERE a.workspace_id = $1 AND a.agent_id = theirs.agent_id
+    UPDATE agents a SET status = 'offline', last_seen_at = greatest(a.last_seen_at, $5)
+      FROM theirs WHERE a.workspace_id = $1 AND a.agent_id = theirs.agent_id
  RETURNING a.agent_id, a.name
 )
 SELECT coalesce((SELECT role = 'direct' FROM nodes WHERE workspace_id = $1 AND node_id = $2), true) AS direct,
@@ -361,12 +363,14 @@ async fn end_connection(
     node: &NodeId,
     provider: &ProviderName,
     epoch: i64,
+    at: DateTime<Utc>,
 ) -> StoreResult<Option<Ended>> {
     let row = sqlx::query(END_CONNECTION)
         .bind(scope.workspace_id().get())
         .bind(node.as_str())
         .bind(provider.as_str())
         .bind(epoch)
+        .bind(at)
         .fetch_optional(tx)
         .await
         .map_err(StoreError::from_sqlx("ending a provider's connection"))?;

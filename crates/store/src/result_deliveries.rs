@@ -1,9 +1,9 @@
 //! Durable outcomes: rows in the callers' mailboxes, in the transaction that records the outcome.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, InvocationId, WorkspaceScope};
+use relay_domain::{AgentId, InvocationId, NodeId, WorkspaceScope};
 use sqlx::PgConnection;
 
 use crate::{StoreError, StoreResult, commit::day_of, invocations::InvocationRow, skipped::count_settled_above};
@@ -50,15 +50,27 @@ INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_kind, so
 SELECT workspace_id, agent_id, next_seq + rank - 1, $4, $6, source_id, node_id, $7, $5,
        $5::timestamptz + make_interval(secs => ttl)
   FROM fitted
-RETURNING source_id"
+RETURNING source_id, node_id"
 );
 
-/// Writes a row for each outcome that is to be durable. Returns which have one, and whose mailboxes they are.
+/// A row that was written.
+pub(crate) struct Written {
+    /// The tenant.
+    pub(crate) scope: WorkspaceScope,
+    /// Whose mailbox.
+    pub(crate) agent_id: AgentId,
+    /// Where that one is.
+    pub(crate) node_id: NodeId,
+    /// What has the outcome.
+    pub(crate) invocation_id: InvocationId,
+}
+
+/// Writes a row for each outcome that is to be durable. Returns which have one.
 pub(crate) async fn write(
     tx: &mut PgConnection,
     done: &[InvocationRow],
     at: DateTime<Utc>,
-) -> StoreResult<Vec<(WorkspaceScope, AgentId, InvocationId)>> {
+) -> StoreResult<Vec<Written>> {
     let durable: Vec<(WorkspaceScope, AgentId, InvocationId)> = done
         .iter()
         .filter(|row| row.durable)
@@ -67,7 +79,7 @@ pub(crate) async fn write(
     if durable.is_empty() {
         return Ok(Vec::new());
     }
-    let written: HashSet<i64> = sqlx::query_scalar(WRITE)
+    let mut nodes: HashMap<i64, String> = sqlx::query_as::<_, (i64, String)>(WRITE)
         .bind(durable.iter().map(|(scope, _, _)| scope.workspace_id().get()).collect::<Vec<_>>())
         .bind(durable.iter().map(|(_, agent, _)| agent.get()).collect::<Vec<_>>())
         .bind(durable.iter().map(|(_, _, id)| id.get()).collect::<Vec<_>>())
@@ -80,5 +92,9 @@ pub(crate) async fn write(
         .map_err(StoreError::from_sqlx("delivering outcomes"))?
         .into_iter()
         .collect();
-    Ok(durable.into_iter().filter(|(_, _, id)| written.contains(&id.get())).collect())
+    let written = |(scope, agent_id, invocation_id): (WorkspaceScope, AgentId, InvocationId)| {
+        let node_id = NodeId::new(nodes.remove(&invocation_id.get())?);
+        Some(Written { scope, agent_id, node_id, invocation_id })
+    };
+    Ok(durable.into_iter().filter_map(written).collect())
 }

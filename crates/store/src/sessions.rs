@@ -12,6 +12,7 @@ use crate::{
     hosting::Fence,
     invocations::{COLUMNS, InvocationRow},
     invoke::{Handler, NewInvocation, claim_keys},
+    located::has_ended,
 };
 
 /// An agent that a node was asked to end.
@@ -194,13 +195,13 @@ impl Store {
     }
 
     /// Releases whose outcome is known, or whose invocation was never made, at most `limit`. One that deletes its agent
-    /// waits until that one is offline as well: its node may say so later than that it has ended it, with the next
+    /// waits until that one has ended as well: its node may say so later than that it has ended it, with the next
     /// inventory at the latest. An agent that was brought up again since, or is still there after two minutes, stays.
     ///
     /// # Errors
     /// When Postgres is away.
     pub async fn settled_releases(&self, limit: i64) -> StoreResult<Vec<Released>> {
-        let rows: Vec<(i64, i64, i64, Option<String>, bool)> = sqlx::query_as(
+        let rows: Vec<(i64, i64, i64, Option<String>, bool)> = sqlx::query_as(concat!(
             "SELECT r.workspace_id, r.invocation_id, r.agent_id, a.name,
                     r.deletes AND coalesce(i.status = 'completed', false)
                FROM agent_releases r
@@ -208,12 +209,14 @@ impl Store {
                LEFT JOIN agents a ON a.workspace_id = r.workspace_id AND a.agent_id = r.agent_id
                     AND a.deleted_at IS NULL
               WHERE i.completed_at IS NOT NULL
-                    AND NOT (r.deletes AND i.status = 'completed' AND coalesce(a.status <> 'offline', false)
+                    AND NOT (r.deletes AND i.status = 'completed' AND NOT ",
+            has_ended!("a"),
+            "
                              AND coalesce(a.rebound_at, a.bound_at, '-infinity') <= i.completed_at
                              AND i.completed_at > now() - interval '2 minutes')
                  OR i.invocation_id IS NULL AND r.created_at < now() - interval '1 minute'
-              ORDER BY r.workspace_id, r.invocation_id LIMIT $1",
-        )
+              ORDER BY r.workspace_id, r.invocation_id LIMIT $1"
+        ))
         .bind(limit)
         .fetch_all(&self.pool)
         .await

@@ -168,7 +168,8 @@ impl Engine {
             self.hints().notify_all(notice.scope, Some(caller), "agent", notice.kind, notice.data, Some(id));
         }
         if !done.mailboxes.is_empty() {
-            self.hints().mailboxes_changed(done.mailboxes.drain(..));
+            self.hint_at_due(done.mailboxes.iter().map(|(scope, agent, node)| (*scope, *agent, node)));
+            self.hints().mailboxes_changed(done.mailboxes.drain(..).map(|(scope, agent, _)| (scope, agent)));
         }
     }
 }

@@ -34,7 +34,7 @@ const PAUSE_UNTOLD: Duration = Duration::from_secs(5);
 /// What a delivery carries that ran out of tries.
 pub(super) const EXHAUSTED: &str = "delivery attempts exhausted";
 
-/// Tries a row once. `None` when its message is gone: there is nothing to send.
+/// Tries a row once. `None` when what it told of is gone: there is nothing to send.
 pub(super) async fn attempt(
     pusher: &Pusher,
     endpoint: &Endpoint,

@@ -202,7 +202,7 @@ fn step(row: &PushRow, now: DateTime<Utc>) -> Step {
         (Some(exception), _) if exception.is_settled() => Step::Pass,
         (Some(_), Some(at)) if at > now && row.by_consumer => Step::PutOff(at),
         (Some(_), Some(at)) if at > now => Step::Wait(at),
-        _ if row.delivery.message.is_none() => Step::Pass,
+        _ if row.delivery.message.is_none() && row.delivery.outcome.is_none() => Step::Pass,
         _ => Step::Try,
     }
 }

@@ -34,26 +34,50 @@ struct Body<'a> {
     seq: i64,
     mode: &'static str,
     timestamp: &'a str,
-    data: Data<'a>,
+    data: Told<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    topic: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agent_ids: Option<[String; 1]>,
+}
+
+/// What a delivery tells: a message, or what came of an invocation.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Told<'a> {
+    Message(&'a Data<'a>),
+    Outcome(&'a serde_json::Value),
 }
 
 /// About what a body has around its message's text, which conversations have twice.
 const AROUND_TEXT: usize = 1024;
+/// What the events are about that an outcome would be told by if it were not delivered.
+const OUTCOME_TOPIC: &str = "agent";
 
-/// The call for a delivery; `None` when its message is gone.
+/// The call for a delivery; `None` when its message, or the invocation, is gone. That of an outcome has what the event
+/// without a delivery would have, too (contract: node.md 13.5).
 pub(super) fn durable(
     row: &StoredDelivery,
     auth: &NodeAuth,
     secrets: &DeliverySecrets,
     now: DateTime<Utc>,
 ) -> Option<Call> {
-    let message = row.message.as_ref()?;
+    let (shown, posted);
+    let (kind, data, text_bytes) = match (&row.message, &row.outcome) {
+        (Some(message), _) => {
+            shown = Shown::new(message, &row.agent_name);
+            posted = shown.data();
+            (shown.kind(), Told::Message(&posted), message.text.len())
+        }
+        (None, Some((kind, data))) => (&**kind, Told::Outcome(data), 0),
+        (None, None) => return None,
+    };
+    let is_outcome = matches!(data, Told::Outcome(_));
     let id = DeliveryId { source: row.source_id, agent: row.agent_id, redrive_no: row.redrive_no };
     let delivery_id = id.to_string();
-    let shown = Shown::new(message, &row.agent_name);
     let sent_at = timestamp(now);
     let body = Body {
-        kind: shown.kind(),
+        kind,
         workspace_id: row.scope.workspace_id().to_string(),
         delivery_id: &delivery_id,
         message_id: payload::message_id(&id),
@@ -62,13 +86,15 @@ pub(super) fn durable(
         seq: row.seq,
         mode: Mode::from_code(row.mode).unwrap_or_default().as_str(),
         timestamp: &sent_at,
-        data: shown.data(),
+        data,
+        topic: is_outcome.then_some(OUTCOME_TOPIC),
+        agent_ids: is_outcome.then(|| [row.agent_id.to_string()]),
     };
     // Strings, numbers and JSON values always encode.
-    let mut encoded = Vec::with_capacity(AROUND_TEXT + 2 * message.text.len());
+    let mut encoded = Vec::with_capacity(AROUND_TEXT + 2 * text_bytes);
     serde_json::to_writer(&mut encoded, &body).ok()?;
     let body = Bytes::from(encoded);
-    let mut headers = common(shown.kind(), &delivery_id);
+    let mut headers = common(kind, &delivery_id);
     set(&mut headers, "x-relaycast-delivery", &delivery_id);
     authenticate(&mut headers, auth, secrets, &delivery_id, &sent_at, now, &body);
     Some(Call { headers, body })

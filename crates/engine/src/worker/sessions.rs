@@ -39,7 +39,7 @@ async fn settle_releases(engine: &Engine) -> EngineResult<Ticked> {
     let settled = engine.store().settled_releases(AT_ONCE).await?;
     for release in &settled {
         if let (true, Some(name)) = (release.deletes, &release.agent_name) {
-            let only = DeleteIf { agent: Some(release.agent), offline: true, empties: true, ..DeleteIf::default() };
+            let only = DeleteIf { agent: Some(release.agent), ended: true, empties: true, ..DeleteIf::default() };
             match engine.delete_agent_if(release.scope, name, &only).await {
                 // Somebody else was faster, or runs it again.
                 Ok(()) | Err(EngineError::AgentNotFound(_)) => {}

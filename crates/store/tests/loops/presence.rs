@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use relay_domain::agent::AgentStatus;
-use relay_store::{Seen, events::Recorded};
+use relay_domain::{AgentId, NodeId, ProviderName, agent::AgentStatus};
+use relay_store::{Seen, events::Recorded, hosting::Fence};
 
 use crate::fixture::Database;
 
@@ -74,4 +74,33 @@ async fn a_status_that_stays_makes_no_event() {
     assert_eq!(told(&[alive().await.unwrap().unwrap()]), [("agent.status.active", 1)]);
     db.run("UPDATE agents SET deleted_at = now() WHERE agent_id = 1").await;
     assert!(set(AgentStatus::Blocked).await.unwrap().is_none(), "deleted");
+}
+
+/// Notes of calls are written a little later: one from before must not undo what a node has said since.
+#[tokio::test]
+async fn what_an_agent_called_before_its_node_ended_it_does_not_bring_it_back() {
+    let db = Database::fresh().await;
+    let (before, ended, after) =
+        (db.now + TimeDelta::seconds(10), db.now + TimeDelta::seconds(20), db.now + TimeDelta::seconds(30));
+    for (agent, node) in [(1, "n1"), (2, "n1"), (3, "n3"), (4, "n4"), (5, "n5")] {
+        db.agent(agent, &format!("agent-{agent}")).await;
+        db.locate(agent, node, Some("a")).await;
+    }
+    for (node, silent_seconds) in [("n1", 0), ("n3", 0), ("n4", 50), ("n5", 0)] {
+        db.provider(node, "a", 5, silent_seconds).await;
+    }
+    let (scope, first) = Database::mailbox(1);
+    let provider = ProviderName::new("a");
+    let fence = Fence { scope, node_id: NodeId::new("n1"), provider: provider.clone(), epoch: 3 };
+    db.store.unhost_agent(&fence, first, ended).await.unwrap().unwrap();
+    db.store.sync_inventory(&fence, &[], ended).await.unwrap();
+    db.store.disconnect_provider(scope, &NodeId::new("n3"), &provider, 3, ended).await.unwrap().unwrap();
+    db.store.disconnect_silent_providers(Duration::from_secs(45), 100, ended).await.unwrap();
+    db.store.forget_provider(scope, &NodeId::new("n5"), &provider, ended).await.unwrap();
+    let offline = async || statuses(&db).await.into_iter().filter(|(_, status)| status == "offline").count();
+    assert_eq!(offline().await, 5);
+    let seen = |at| (1..=5).map(|agent| Seen { scope, agent_id: AgentId::new(agent), at }).collect::<Vec<_>>();
+    assert!(db.store.agents_seen(&seen(before), after).await.unwrap().is_empty());
+    assert_eq!(offline().await, 5);
+    assert_eq!(told(&db.store.agents_seen(&seen(after), after).await.unwrap()).len(), 5, "a later one does");
 }

@@ -1,4 +1,6 @@
-use relay_domain::{AgentId, InvocationId};
+use chrono::TimeDelta;
+use relay_domain::{AgentId, InvocationId, NodeId, ProviderName};
+use relay_store::{DeleteIf, Seen, hosting::Fence};
 
 use crate::fixture::{Database, WORKSPACE};
 
@@ -29,6 +31,7 @@ impl Database {
 #[tokio::test]
 async fn a_release_that_deletes_waits_for_the_end_of_its_agent() {
     let db = Database::fresh().await;
+    db.provider("n1", "a", 5, 0).await;
     db.released(1, 5).await;
     db.released(2, 5).await;
     assert!(db.settled().await.is_empty());
@@ -41,9 +44,43 @@ async fn a_release_that_deletes_waits_for_the_end_of_its_agent() {
 #[tokio::test]
 async fn a_release_does_not_wait_for_an_agent_that_goes_on() {
     let db = Database::fresh().await;
+    db.provider("n1", "a", 5, 0).await;
     db.released(1, 121).await;
     assert_eq!(db.settled().await, [(AgentId::new(1), true)], "still there after two inventories");
     db.released(2, 5).await;
     db.run("UPDATE agents SET rebound_at = now() WHERE agent_id = 2").await;
     assert_eq!(db.settled().await.len(), 2, "brought up again since");
+}
+
+/// An agent may call with its token until that is dead, and is active again for a while.
+#[tokio::test]
+async fn a_release_deletes_an_agent_that_calls_after_its_end() {
+    let db = Database::fresh().await;
+    db.provider("n1", "a", 5, 0).await;
+    db.released(1, 5).await;
+    let (scope, agent_id) = Database::mailbox(1);
+    let fence = Fence { scope, node_id: NodeId::new("n1"), provider: ProviderName::new("a"), epoch: 3 };
+    let delete = async |name: &str| {
+        let only = DeleteIf { ended: true, ..DeleteIf::default() };
+        db.store.delete_agent(scope, name, &only, db.now).await.unwrap().is_some()
+    };
+    assert!(!delete("agent-1").await, "its broker has it");
+    db.store.unhost_agent(&fence, agent_id, db.now + TimeDelta::seconds(10)).await.unwrap().unwrap();
+    let at = db.now + TimeDelta::seconds(20);
+    let back = db.store.agents_seen(&[Seen { scope, agent_id, at }], at).await.unwrap();
+    assert_eq!(back.len(), 1, "it is active");
+    assert_eq!(db.settled().await, [(agent_id, true)]);
+    assert!(delete("agent-1").await);
+
+    // Nobody need be connected where an agent is pushed to, and one that has a socket of its own goes on.
+    db.agent(2, "pushed").await;
+    db.agent(3, "connected").await;
+    db.run(&format!(
+        "INSERT INTO nodes (workspace_id, node_id, name, kind, created_at)
+         VALUES ({WORKSPACE}, 'n2', 'hook', 'http_push', now());
+         UPDATE agents SET node_id = 'n2' WHERE agent_id = 2"
+    ))
+    .await;
+    db.provider("node_direct_3", "default", 5, 0).await;
+    assert!(!delete("pushed").await && !delete("connected").await);
 }

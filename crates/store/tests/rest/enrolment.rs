@@ -1,4 +1,4 @@
-use relay_domain::{AgentId, NodeId, token::TokenHash};
+use relay_domain::{AgentId, NodeId, ProviderName, token::TokenHash};
 use relay_store::{BindOutcome, DirectTokenOutcome, EnrolOutcome, NodeEnrolment};
 
 use crate::fixture::Database;
@@ -135,4 +135,116 @@ async fn a_bind_takes_the_only_provider_and_respects_capacity() {
     let seen: Vec<_> =
         bindings.iter().map(|b| (b.agent_name.as_str(), b.binding_id.as_deref(), b.provider.as_deref())).collect();
     assert_eq!(seen, [("ada", Some("anb_1"), Some("broker")), ("bob", Some("anb_3"), Some("broker"))]);
+}
+
+/// Clients that only handle actions ignore what is delivered to them.
+#[tokio::test]
+async fn a_bind_takes_the_provider_that_has_agents_and_not_one_beside_it() {
+    let db = Database::fresh().await;
+    let (scope, _) = Database::mailbox(1);
+    for (agent, name) in [(1, "ada"), (2, "bob"), (3, "cyd")] {
+        db.agent(agent, name).await;
+    }
+    enrol(&db, &enrolment(Some("n1"), "box", "t1")).await;
+    db.run(
+        r#"INSERT INTO providers (workspace_id, node_id, provider, instance_id, epoch, gateway_id, capabilities,
+                                  cursor_granted, version, registered_at, last_heartbeat_at)
+           VALUES (7, 'n1', 'broker', 'i', 1, 1, '[{"name":"spawn:sh","kind":"capacity"}]', true, 'x/1', now(), now()),
+                  (7, 'n1', 'tools', 'i', 1, 1, '[{"name":"build","kind":"action"}]', false, 'y/1', now(), now())"#,
+    )
+    .await;
+    let node = NodeId::new("n1");
+    let bind = async |name: &str| {
+        let bound = db.store.bind_agent(scope, &node, name, "anb", None, None).await.unwrap();
+        assert!(matches!(bound, BindOutcome::Bound { .. }));
+        let bindings = db.store.bindings(scope, &node, None, 10).await.unwrap();
+        bindings.into_iter().find(|binding| binding.agent_name == name).unwrap().provider
+    };
+    let served = async |provider: &str| {
+        let provider = ProviderName::new(provider);
+        let positions = db.store.positions_of_provider(scope, &node, &provider).await.unwrap();
+        positions.into_iter().map(|position| position.agent_name).collect::<Vec<_>>()
+    };
+    assert_eq!(bind("ada").await.as_deref(), Some("broker"));
+    db.run("UPDATE providers SET gateway_id = NULL WHERE provider = 'broker'").await;
+    assert_eq!(bind("bob").await, None, "the broker is away for a moment");
+    assert!(served("tools").await.is_empty());
+    assert_eq!(served("broker").await, ["ada", "bob"]);
+    // One that was not heard of for days keeps nothing.
+    db.run("UPDATE providers SET last_heartbeat_at = now() - interval '2 days' WHERE provider = 'broker'").await;
+    assert_eq!(served("tools").await, ["bob"]);
+    db.run("DELETE FROM providers WHERE provider = 'broker'").await;
+    assert_eq!(bind("cyd").await.as_deref(), Some("tools"), "there is no other");
+}
+
+#[tokio::test]
+async fn providers_that_are_equally_fit_share_the_agents_of_no_particular_one() {
+    let db = Database::fresh().await;
+    let (scope, ada) = Database::mailbox(1);
+    db.agent(1, "ada").await;
+    enrol(&db, &enrolment(Some("n1"), "box", "t1")).await;
+    goes_live(&db, "n1").await;
+    db.run(
+        "INSERT INTO providers (workspace_id, node_id, provider, instance_id, epoch, gateway_id, registered_at,
+                                last_heartbeat_at)
+         VALUES (7, 'n1', 'other', 'i', 1, 1, now(), now())",
+    )
+    .await;
+    let node = NodeId::new("n1");
+    let served = async |provider: &str| {
+        let positions = db.store.positions_of_provider(scope, &node, &ProviderName::new(provider)).await.unwrap();
+        positions.into_iter().map(|position| position.agent_id).collect::<Vec<_>>()
+    };
+    db.store.bind_agent(scope, &node, "ada", "anb", None, None).await.unwrap();
+    for provider in ["broker", "other", "not registered yet"] {
+        assert_eq!(served(provider).await, [ada], "{provider}");
+    }
+    // A broker of a version without the cursor says that it is one.
+    db.run("UPDATE providers SET version = 'relay-broker/9.1.6' WHERE provider = 'broker'").await;
+    assert_eq!(served("broker").await, [ada]);
+    assert!(served("other").await.is_empty());
+}
+
+#[tokio::test]
+async fn a_node_under_another_id_keeps_what_is_not_its_old_providers() {
+    let db = Database::fresh().await;
+    db.agent(1, "ada").await;
+    enrol(&db, &enrolment(Some("n1"), "box", "t1")).await;
+    db.run(
+        "UPDATE agents SET node_id = 'n9', provider = 'p', session_ref = 's', session_node_id = 'n1' WHERE agent_id = 1;
+         INSERT INTO node_capabilities (workspace_id, node_id, provider, name, kind, queue, tells_caller)
+         VALUES (7, 'n1', 'tools', 'build', 'action', false, false), (7, 'n2', 'gone', 'old', 'action', false, false);
+         INSERT INTO actions (workspace_id, action_id, name, claims_name, handler_node_id, provider, created_at)
+         VALUES (7, 1, 'build', true, 'n1', 'tools', now()), (7, 2, 'deploy', true, 'n1', NULL, now()),
+                (7, 3, 'old', false, 'n2', 'gone', now()), (7, 4, 'deploy', false, 'n2', NULL, now()),
+                (7, 5, 'build', false, 'n3', 'tools', now());
+         INSERT INTO invocations (workspace_id, invocation_id, action_name, capability, target_node_id, caller_name,
+                                  input, status, due_at, created_at, completed_at)
+         VALUES (7, 1, 'deploy', 'deploy', 'n1', 'x', '{}', 'pending', now(), now(), NULL),
+                (7, 2, 'deploy', 'deploy', 'n1', 'x', '{}', 'completed', now(), now(), now())",
+    )
+    .await;
+    assert_eq!(enrol(&db, &enrolment(Some("n2"), "box", "t2")).await, enrolled("n2", Some("t1")));
+    let actions: Vec<(i64, String)> =
+        sqlx::query_as("SELECT action_id, handler_node_id FROM actions ORDER BY action_id")
+            .fetch_all(&db.pool)
+            .await
+            .unwrap();
+    assert_eq!(
+        actions,
+        [(2, "n2".to_owned()), (5, "n3".to_owned())],
+        "what providers advertised is theirs to say again"
+    );
+    assert_eq!(db.number("SELECT count(*) FROM node_capabilities").await, 0);
+    let agent: (String, Option<String>, Option<String>) =
+        sqlx::query_as("SELECT node_id, provider, session_node_id FROM agents WHERE agent_id = 1")
+            .fetch_one(&db.pool)
+            .await
+            .unwrap();
+    assert_eq!(agent, ("n9".to_owned(), Some("p".to_owned()), Some("n2".to_owned())), "its session, not its place");
+    let targets: Vec<String> = sqlx::query_scalar("SELECT target_node_id FROM invocations ORDER BY invocation_id")
+        .fetch_all(&db.pool)
+        .await
+        .unwrap();
+    assert_eq!(targets, ["n2", "n1"], "what has ended stays as it was");
 }
