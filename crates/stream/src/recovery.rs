@@ -158,7 +158,7 @@ impl Stream {
         kind: LogKind,
         from: u64,
         to: u64,
-    ) -> StreamResult<Vec<async_nats::jetstream::message::StreamMessage>> {
+    ) -> StreamResult<Vec<jetstream::message::StreamMessage>> {
         let Some(stream) = self.find(kind).await? else { return Ok(Vec::new()) };
         let stream = &stream;
         let read = futures::stream::iter(from..=to).map(|place| async move {
@@ -187,7 +187,7 @@ pub(crate) async fn find(context: &jetstream::Context, name: &str) -> StreamResu
     }
 }
 
-fn frame(message: async_nats::jetstream::message::StreamMessage) -> Option<LoggedFrame> {
+fn frame(message: jetstream::message::StreamMessage) -> Option<LoggedFrame> {
     let mut subject = message.subject.split('.').skip(2);
     let workspace: WorkspaceId = subject.next()?.parse().ok()?;
     let agent_id = subject.next()?.parse().ok()?;
