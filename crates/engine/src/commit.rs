@@ -216,6 +216,7 @@ fn refuse(pending: Vec<Pending>, error: StoreError) {
     for one in pending {
         let _ = one.reply.send(Err(match error {
             StoreError::Unavailable { .. } => EngineError::CommitUnavailable,
+            StoreError::OutcomeUnknown { .. } => EngineError::OutcomeUnknown,
             StoreError::Aborted { .. } => EngineError::Overloaded,
             StoreError::Refused { .. } => EngineError::CommitRefused,
         }));

@@ -1,5 +1,5 @@
 use chrono::{Days, TimeDelta};
-use relay_domain::{ChannelId, MessageId};
+use relay_domain::{ChannelId, MessageId, observer::ObserverFilters};
 use relay_store::{
     partitions::DailyTable,
     search::{Reader, SearchQuery},
@@ -45,7 +45,7 @@ impl Database {
     /// What the API says of the same, before and after folding.
     async fn read_position(&self, name: &str) -> Option<i64> {
         let (scope, _) = Self::mailbox(ADA);
-        let rows = self.store.read_status(scope, ChannelId::new(1)).await.unwrap();
+        let rows = self.store.read_status(scope, ChannelId::new(1), &ObserverFilters::default()).await.unwrap();
         rows.into_iter().find(|row| row.agent_name == name).unwrap().last_read_id
     }
 
