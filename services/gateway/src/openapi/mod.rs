@@ -13,7 +13,7 @@
 //!    domain need `#[schema(value_type = Id)]`, objects `value_type = Object`, words `value_type = words::…`. A field
 //!    that is left out instead of null needs `#[schema(nullable = false)]`. `#[schema(example = "…")]` where
 //!    `example::BY_NAME` knows no example. Names of wire types are unique, whatever their module.
-//! 5. The handler goes into the list of `Handlers` below. `tests/tests/openapi.rs` fails while it does not.
+//! 5. The handler goes into the list of `Handlers` below. `tests/tests/openapi/document.rs` fails while it does not.
 //!
 //! Then `cargo xtask openapi` writes `docs/openapi.json` again.
 

@@ -1,0 +1,5 @@
+//! The API as it describes itself.
+
+mod document;
+mod fuzzing;
+mod reference_page;

@@ -1,0 +1,17 @@
+//! The REST API, route by route, and what holds for all of them.
+
+mod activity;
+mod files;
+mod idempotency;
+mod inbox;
+mod insight;
+mod limits;
+mod messages;
+mod nodes;
+mod rate_limits;
+mod reactions;
+mod search;
+mod sessions;
+mod subscriptions;
+mod tenancy;
+mod webhooks;
