@@ -11,6 +11,7 @@
 //!
 //! An empty variable counts as unset.
 
+mod explain;
 mod file;
 
 use std::collections::BTreeMap;
@@ -20,7 +21,8 @@ use anyhow::{Result as AnyResult, anyhow, bail};
 use clap::{Arg, ArgAction, Command, Parser, builder::Resettable};
 use serde_json::{Value, json};
 
-use crate::otel::{VARIABLES, Wanted};
+use self::explain::{explained, explained_json};
+use crate::otel::Wanted;
 
 /// Names the TOML file.
 const CONFIG_FILE: &str = "RELAY_CONFIG";
@@ -302,59 +304,6 @@ fn first_line(error: &clap::Error) -> String {
         .filter(|line| !line.is_empty())
         .collect();
     lines.join(" ").trim_start_matches("error: ").to_owned()
-}
-
-fn explained(settings: &Gathered, around: &impl Surroundings) -> String {
-    let mut text = String::new();
-    for setting in &settings.all {
-        let name = setting.variable.clone().unwrap_or_else(|| format!("--{}", setting.flag));
-        let shown = |value: &str| if setting.secret { "(not shown)".to_owned() } else { value.to_owned() };
-        let value = match (&setting.given, &setting.default) {
-            (Some((place, value)), _) => format!("{}  from {place}", shown(value)),
-            (None, Some(default)) if !default.is_empty() => format!("{default}  by default"),
-            (None, _) => "unset".to_owned(),
-        };
-        text.push_str(&format!("{name}\n    {value}\n    {}\n", setting.help));
-    }
-    for variable in VARIABLES {
-        let value = match around.variable(variable.name) {
-            Some(_) if variable.secret => format!("(not shown)  from {}", variable.name),
-            Some(value) => format!("{value}  from {}", variable.name),
-            None if variable.default.is_empty() => "unset".to_owned(),
-            None => format!("{}  by default", variable.default),
-        };
-        text.push_str(&format!("{}\n    {value}\n    {}\n", variable.name, variable.help));
-    }
-    for line in &settings.wrong {
-        text.push_str(&format!("WRONG: {line}\n"));
-    }
-    text.trim_end().to_owned()
-}
-
-/// The same for programs. A secret has no value, whether it is set or not.
-fn explained_json(settings: &Gathered, around: &impl Surroundings) -> String {
-    let own = settings.all.iter().map(|setting| {
-        let (from, value) = match (&setting.given, &setting.default) {
-            (Some((place, value)), _) => (Some(place.as_str()), Some(value)),
-            (None, Some(default)) if !default.is_empty() => (Some("default"), Some(default)),
-            (None, _) => (None, None),
-        };
-        json!({
-            "name": setting.variable, "flag": format!("--{}", setting.flag), "from": from, "secret": setting.secret,
-            "value": value.filter(|_| !setting.secret), "help": setting.help,
-        })
-    });
-    let telemetry = VARIABLES.iter().map(|variable| {
-        let given = around.variable(variable.name);
-        let default = Some(variable.default.to_owned()).filter(|default| !default.is_empty());
-        let from = if given.is_some() { Some(variable.name) } else { default.as_ref().map(|_| "default") };
-        json!({
-            "name": variable.name, "flag": Value::Null, "from": from, "secret": variable.secret,
-            "value": given.or(default).filter(|_| !variable.secret), "help": variable.help,
-        })
-    });
-    let shown: Vec<Value> = own.chain(telemetry).collect();
-    pretty(&json!({ "usable": settings.wrong.is_empty(), "wrong": settings.wrong, "settings": shown }))
 }
 
 #[cfg(test)]

@@ -281,7 +281,9 @@ async fn a_registration_whose_commit_is_cut_is_never_to_be_sent_again() -> Resul
         let (api, body) = (scene.workspace.clone(), json!({ "name": name, "type": "agent" }));
         let asked = tokio::spawn(async move { api.post("/v1/agents", body).await });
         wait::until("a COMMIT to be cut", SOON, || async { fired.load(Ordering::Relaxed) }).await;
-        scene.stack.postgres_proxy().restore();
+        let proxy = scene.stack.postgres_proxy();
+        wait::until("its connection to be cut", SOON, || async { proxy.connection_count() == 0 }).await;
+        proxy.restore();
         match asked.await? {
             // Somebody else's COMMIT was cut, or this one never arrived: it was sent again until it was done.
             Ok(reply) => drop(reply.success()?),

@@ -35,7 +35,7 @@ const CALLER: &str = "b7ad6b7169203331";
 /// What the collector wants to see before it takes anything.
 const PASSWORD: &str = "Bearer s3cret";
 /// For 127.0.0.1, from an authority that only the test's processes are told of.
-const AUTHORITY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/collector/authority.pem");
+const AUTHORITY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/operating/collector/authority.pem");
 const CERTIFICATE: &str = include_str!("collector/certificate.pem");
 const KEY: &str = include_str!("collector/key.pem");
 
