@@ -9,7 +9,7 @@
 //! 4. `name` (as the flag, with `_` for `-`) in the TOML file that `RELAY_CONFIG` names,
 //! 5. its default.
 //!
-//! An empty variable counts as unset.
+//! An empty value counts as unset.
 
 mod explain;
 mod file;
@@ -85,7 +85,9 @@ pub struct Process;
 
 impl Surroundings for Process {
     fn variable(&self, name: &str) -> Option<String> {
-        std::env::var(name).ok().filter(|value| !value.is_empty())
+        // One that is no text is told as wrong, not taken for unset.
+        let value = std::env::var_os(name)?.to_string_lossy().into_owned();
+        Some(value).filter(|value| !value.is_empty())
     }
 
     fn file(&self, path: &str) -> Result<String, String> {
@@ -213,7 +215,7 @@ fn gather(command: &Command, own: &[String], around: &impl Surroundings) -> Gath
         let given = flag_value(own, &flag)
             .map(|value| ("flag".to_owned(), value))
             .or_else(|| from_variables(variable.as_deref(), around, &mut wrong))
-            .or_else(|| in_file.map(|value| (CONFIG_FILE.to_owned(), value)));
+            .or_else(|| in_file.filter(|value| !value.is_empty()).map(|value| (CONFIG_FILE.to_owned(), value)));
         if let Some((place, value)) = &given
             && let Err(error) = try_one(argument, value)
         {
@@ -264,10 +266,16 @@ fn from_variables(
         if path.is_some() {
             wrong.push(format!("{variable} and {named} are both set"));
         }
+        if value.contains(char::REPLACEMENT_CHARACTER) {
+            wrong.push(format!("{variable} is not UTF-8"));
+        }
         return Some((variable.to_owned(), value));
     }
     match around.file(&path?) {
-        Ok(text) => Some((named, text.trim_end_matches(['\r', '\n']).to_owned())),
+        Ok(text) => {
+            let value = text.trim_end_matches(['\r', '\n']);
+            (!value.is_empty()).then(|| (named, value.to_owned()))
+        }
         Err(error) => {
             wrong.push(format!("{named}: {error}"));
             None

@@ -348,10 +348,12 @@ async fn rename_node_id(
         "UPDATE actions SET handler_node_id = $3 WHERE workspace_id = $1 AND handler_node_id = $2",
         "WITH waiting AS MATERIALIZED (
              SELECT invocation_id FROM invocations
-              WHERE workspace_id = $1 AND target_node_id = $2 AND completed_at IS NULL
+              WHERE workspace_id = $1 AND (target_node_id = $2 OR node_id = $2) AND completed_at IS NULL
               ORDER BY invocation_id FOR UPDATE
          )
-         UPDATE invocations i SET target_node_id = $3
+         UPDATE invocations i
+            SET target_node_id = CASE WHEN i.target_node_id = $2 THEN $3 ELSE i.target_node_id END,
+                node_id = CASE WHEN i.node_id = $2 THEN $3 ELSE i.node_id END
            FROM waiting WHERE i.workspace_id = $1 AND i.invocation_id = waiting.invocation_id",
         // The token moves along, so that replacing it reports the old hash.
         "UPDATE tokens SET node_id = $3 WHERE workspace_id = $1 AND node_id = $2 AND kind = 'node'",

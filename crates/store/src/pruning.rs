@@ -97,7 +97,8 @@ impl Store {
             done.removed = removed.execute(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?.rows_affected();
         }
         done.more = usize::try_from(page).is_ok_and(|page| rows.len() >= page);
-        if !done.more {
+        // Cursors are locked in one go, in order: those above and these are not locked together.
+        if !done.more && behind.1.is_empty() {
             let (removed, extended) = skipped::compact(&mut tx, page).await?;
             done.removed += removed;
             done.extended += extended;

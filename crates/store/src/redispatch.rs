@@ -63,7 +63,7 @@ WITH stray AS MATERIALIZED (
      WHERE i.status = 'invoked' AND i.sent_epoch IS NOT NULL
        AND NOT EXISTS (
            SELECT FROM providers p
-            WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id AND p.provider = i.provider
+            WHERE p.workspace_id = i.workspace_id AND p.node_id = i.node_id AND p.provider = i.provider
               AND (p.gateway_id IS NOT NULL OR p.last_heartbeat_at > $1))
        AND EXISTS (
            SELECT FROM providers p

@@ -104,10 +104,12 @@ impl Settings for Config {
             && values.of("RELAY_OPERATOR_ISSUER").is_none();
         let operators = hosted_by_nobody
             .then(|| "RELAY_HOSTED=on needs RELAY_BOOTSTRAP_SECRET or RELAY_OPERATOR_ISSUER".to_owned());
-        let half = FilesConfig::half_a_key(
-            values.of("RELAY_FILES_S3_ACCESS_KEY_ID"),
-            values.of("RELAY_FILES_S3_SECRET_ACCESS_KEY"),
-        );
+        let half = values.of("RELAY_FILES_S3_BUCKET").and_then(|_| {
+            FilesConfig::half_a_key(
+                values.of("RELAY_FILES_S3_ACCESS_KEY_ID"),
+                values.of("RELAY_FILES_S3_SECRET_ACCESS_KEY"),
+            )
+        });
         let lone = [
             ("RELAY_OPERATOR_ISSUER", "RELAY_OPERATOR_AUDIENCE"),
             ("RELAY_OPERATOR_AUDIENCE", "RELAY_OPERATOR_ISSUER"),
@@ -174,6 +176,7 @@ mod tests {
             ("RELAY_SIGNING_SECRET", "short"),
             ("RELAY_HOSTED", "on"),
             ("RELAY_OPERATOR_JWKS_URL", "http://id.example/keys"),
+            ("RELAY_FILES_S3_BUCKET", "files"),
             ("RELAY_FILES_S3_ACCESS_KEY_ID", "id"),
         ];
         let said = told::<Config>(&["relay-gateway".to_owned()], &Given(&wrong)).unwrap_err();

@@ -58,7 +58,7 @@ fn with_file(argument: Arg, around: &Around<'_>, wrong: &mut Vec<String>) -> Arg
     }
     let Some(path) = path else {
         // Clap would take an empty variable for a value.
-        let is_empty = std::env::var_os(&name).is_some();
+        let is_empty = std::env::var_os(&name).is_some_and(|value| value.is_empty());
         return if is_empty { argument.env(Resettable::<OsStr>::Reset) } else { argument };
     };
     match (around.file)(&path) {

@@ -62,10 +62,12 @@ pub(crate) struct Config {
 
 impl Settings for Config {
     fn clashes(values: &Values) -> Vec<String> {
-        let half = FilesConfig::half_a_key(
-            values.of("RELAY_FILES_S3_ACCESS_KEY_ID"),
-            values.of("RELAY_FILES_S3_SECRET_ACCESS_KEY"),
-        );
+        let half = values.of("RELAY_FILES_S3_BUCKET").and_then(|_| {
+            FilesConfig::half_a_key(
+                values.of("RELAY_FILES_S3_ACCESS_KEY_ID"),
+                values.of("RELAY_FILES_S3_SECRET_ACCESS_KEY"),
+            )
+        });
         half.into_iter().collect()
     }
 }
@@ -120,6 +122,7 @@ mod tests {
             ("NATS_URL", "nats://a:4222,"),
             ("RELAY_DELIVERY_RETENTION_DAYS", "1"),
             ("RELAY_PUSH_PROXY_URL", "proxy:3128"),
+            ("RELAY_FILES_S3_BUCKET", "files"),
             ("RELAY_FILES_S3_SECRET_ACCESS_KEY", "sesame"),
         ];
         let said = told::<Config>(&["relay-worker".to_owned()], &Given(&wrong)).unwrap_err();

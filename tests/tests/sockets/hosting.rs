@@ -83,12 +83,18 @@ async fn an_entry_that_cannot_be_read_costs_no_other_entry_of_its_inventory() ->
         entry(&hosted["agent_id"], "worker", "s".to_owned()),
     ]);
     socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": agents })).await?;
-    sender.dm("worker", "still here?").await?.success()?;
-    assert_eq!(shown(&next_delivery(&mut socket).await?), (Some(1), Some("still here?")));
-    wait::until("the one that was left alone to count as not listed", SOON, || async {
-        workspace.get("/v1/agents/other").await.is_ok_and(|agent| agent.data()["status"] == "offline")
-    })
-    .await;
+    for name in ["worker", "other"] {
+        sender.dm(name, "still here?").await?.success()?;
+        assert_eq!(shown(&next_delivery(&mut socket).await?), (Some(1), Some("still here?")));
+    }
+    // Where nothing can be read, nothing is changed.
+    let strangers = json!([entry(&json!("none of ours"), "stranger", String::new())]);
+    let refused = socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": strangers })).await;
+    assert!(refused.is_err(), "{refused:?}");
+    for name in ["worker", "other"] {
+        let agent = workspace.get(&format!("/v1/agents/{name}")).await?.success()?;
+        assert_ne!(agent["status"], "offline", "{name}");
+    }
     Ok(())
 }
 

@@ -182,17 +182,18 @@ impl Connection {
         for entry in frame.agents {
             match listed_entry(entry) {
                 Ok(entry) => listed.push(entry),
-                // Left alone like one in conflict: an error would cost the broker its socket, with all its agents.
+                // Left alone: an error would cost the broker its socket, with all its agents.
                 Err(error) => {
                     tracing::info!(error = &error as &dyn std::error::Error, "an inventory entry was left alone");
                     refusal.get_or_insert(error);
                 }
             }
         }
-        let synced = self.engine.sync_inventory(&bound.fence, listed).await?;
-        if let (Some(refusal), true) = (refusal, synced.agents.is_empty()) {
+        // Nothing that can be read is not an empty inventory: that would end all its agents.
+        if let (Some(refusal), true) = (refusal, listed.is_empty()) {
             return Err(refusal);
         }
+        let synced = self.engine.sync_inventory(&bound.fence, listed).await?;
         let invocations = synced.reconciled;
         let data = json!({
             "rebound_agents": synced.rebound, "open_invocations": invocations.open,
@@ -278,10 +279,11 @@ pub(super) fn check_capabilities(capabilities: &[Capability]) -> Result<(), Engi
 /// An entry of an inventory, if it can be one of an agent of ours.
 fn listed_entry(entry: InventoryEntry) -> Result<Listed, EngineError> {
     let Ok(agent_id) = entry.agent_id.parse() else { return Err(EngineError::AgentIdentityMismatch(entry.name)) };
-    check_session_ref(entry.session_ref.as_deref())?;
+    // The agent runs, whatever its session is called.
+    let session_ref = entry.session_ref.filter(|session_ref| check_session_ref(Some(session_ref)).is_ok());
     // An id that is none of ours says nothing.
     let invocation = entry.invocation_id.as_deref().and_then(|id| id.parse().ok());
-    Ok(Listed { agent_id, name: entry.name, session_ref: entry.session_ref, invocation })
+    Ok(Listed { agent_id, name: entry.name, session_ref, invocation })
 }
 
 fn check_session_ref(session_ref: Option<&str>) -> Result<(), EngineError> {

@@ -232,9 +232,9 @@ impl Connection {
     fn keep_place(&self, position: &Position) {
         let (Some(bound), Some((_, next))) = (&self.bound, self.agents.get(&position.agent_id)) else { return };
         match self.state.registry.served_by(self.node.scope, position.agent_id) {
-            Some(handle) if handle == self.handle.id => {}
-            // Of no particular provider, it is the other's just as well.
-            Some(_) if position.provider.is_none() => {}
+            Some((handle, _)) if handle == self.handle.id => {}
+            // Of no particular provider, it is the other's of this node just as well.
+            Some((_, node)) if position.provider.is_none() && node == bound.fence.node_id => {}
             _ => self.state.registry.serve(&self.handle, &bound.fence, position.agent_id, next),
         }
     }

@@ -58,6 +58,13 @@ impl Pacing {
         self.oldest = (!self.barriers.is_empty()).then(Instant::now);
     }
 
+    /// What it has answered was not read: its time begins anew.
+    pub(super) fn excuse(&mut self) {
+        if let Some(oldest) = &mut self.oldest {
+            *oldest = Instant::now();
+        }
+    }
+
     /// Whether the oldest barrier has been out for too long.
     pub(super) fn is_silent(&self) -> bool {
         !self.barriers.is_empty() && self.oldest.is_some_and(|since| since.elapsed() > SILENT)

@@ -38,9 +38,9 @@ impl Registry {
         }
     }
 
-    /// The connection that serves an agent.
-    pub(super) fn served_by(&self, scope: WorkspaceScope, agent: AgentId) -> Option<u64> {
-        self.maps().agents.get(&(scope, agent)).map(|served| served.handle.id)
+    /// The connection that serves an agent, and its node.
+    pub(super) fn served_by(&self, scope: WorkspaceScope, agent: AgentId) -> Option<(u64, NodeId)> {
+        self.maps().agents.get(&(scope, agent)).map(|served| (served.handle.id, served.node_id.clone()))
     }
 
     /// The connection no longer serves an agent. Another one that does keeps its place.
@@ -81,13 +81,13 @@ mod tests {
         let ((older, old_fence), (newer, new_fence)) = (enter(1), enter(2));
         registry.serve(&newer, &new_fence, agent, &next);
         registry.serve(&older, &old_fence, agent, &next);
-        assert_eq!(registry.served_by(scope, agent), Some(newer.id));
+        assert_eq!(registry.served_by(scope, agent).map(|(id, _)| id), Some(newer.id));
         registry.unserve(&older, scope, agent);
-        assert_eq!(registry.served_by(scope, agent), Some(newer.id));
+        assert_eq!(registry.served_by(scope, agent).map(|(id, _)| id), Some(newer.id));
         registry.unserve(&newer, scope, agent);
         assert_eq!(registry.served_by(scope, agent), None);
         registry.serve(&older, &old_fence, agent, &next);
         registry.serve(&newer, &new_fence, agent, &next);
-        assert_eq!(registry.served_by(scope, agent), Some(newer.id));
+        assert_eq!(registry.served_by(scope, agent).map(|(id, _)| id), Some(newer.id));
     }
 }

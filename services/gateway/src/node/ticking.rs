@@ -60,6 +60,9 @@ impl Connection {
         if !self.takes_input() {
             // Its silence is ours.
             self.last_inbound = Instant::now();
+            if let Some(pacing) = &mut self.pacing {
+                pacing.excuse();
+            }
         }
         let quiet = self.last_inbound.elapsed();
         if quiet > DEAD_AFTER || self.pacing.as_ref().is_some_and(Pacing::is_silent) {
