@@ -54,7 +54,7 @@ pub(crate) fn check(packages: &Packages, binaries: &Path) -> Result<()> {
     runtime.block_on(deliver(&storage, packages))
 }
 
-/// `deploy/sbom.sh`, where its tool is installed: building that takes minutes, which is not worth it for every run.
+/// `deploy/sbom.sh`, where its tool is installed. CI installs it.
 fn bills_of_materials(storage: &Storage) -> Result<()> {
     if storage::run(&mut cargo::cargo(&["cyclonedx", "--version"])).is_err() {
         println!("!! NO BILLS OF MATERIALS: cargo-cyclonedx is not installed; deploy/sbom.sh says how");
