@@ -22,7 +22,7 @@ for name in relay-gateway relay-worker relayctl; do
   chmod 0755 "$root/usr/bin/$name"
 done
 
-# What the dynamic linker would load, each under the path that it looks at.
+# The libraries that the dynamic linker would load, each under its search path.
 for name in relay-gateway relay-worker relayctl; do
   ldd "$binaries/$name" | awk '$2 == "=>" && $3 ~ /^\// { print $3 } $1 ~ /^\// { print $1 }'
 done | sort -u | while read -r library; do

@@ -77,13 +77,13 @@ init
 {{- end -}}
 {{- end -}}
 
-{{- /* The port that a URL leads to: the one behind its host, which may be an IPv6 literal in brackets, or else its scheme's. */ -}}
+{{- /* Port of a URL: the one after its host, which may be an IPv6 literal in brackets, or else its scheme's. */ -}}
 {{- define "relay.urlPort" -}}
 {{- $url := urlParse . -}}
 {{- regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default (ternary "443" "80" (eq $url.scheme "https")) -}}
 {{- end -}}
 
-{{- /* What cannot work is refused before anything is made. */ -}}
+{{- /* Invalid combinations are refused before anything is created. */ -}}
 {{- define "relay.check" -}}
 {{- $v := .Values -}}
 {{- $databases := 0 -}}
