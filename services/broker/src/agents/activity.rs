@@ -1,0 +1,43 @@
+//! What lists show about a running agent.
+
+use relay_pty::Terminal;
+
+use crate::injection::DeliveryMode;
+
+/// State word of an agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AgentState {
+    Working,
+    Idle,
+}
+
+impl AgentState {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Working => "working",
+            Self::Idle => "idle",
+        }
+    }
+}
+
+/// Facts that change while an agent runs; written by its task.
+#[derive(Debug, Clone)]
+pub(crate) struct AgentInfo {
+    /// The terminal of the running process; none between two processes.
+    pub(crate) terminal: Option<Terminal>,
+    pub(crate) state: AgentState,
+    /// Unix time in milliseconds of the last output or step of a delivery.
+    pub(crate) last_activity_ms: i64,
+    /// Unix time in milliseconds of the start of the process.
+    pub(crate) started_ms: i64,
+    pub(crate) mode: DeliveryMode,
+    pub(crate) pending_count: usize,
+    pub(crate) unsettled_count: usize,
+}
+
+impl AgentInfo {
+    /// Process id of the agent's own program.
+    pub(crate) fn pid(&self) -> Option<i32> {
+        self.terminal.as_ref().map(|terminal| terminal.identity().pid)
+    }
+}

@@ -1,0 +1,28 @@
+//! [`AgentError`]: why an operation on an agent failed. The API maps it to codes.
+
+use crate::{engine::EngineError, engine_link::LinkError};
+
+/// Failed operation on an agent.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AgentError {
+    #[error("no agent named \"{name}\" runs here")]
+    NotFound { name: String },
+    #[error("an agent named \"{name}\" already exists")]
+    AlreadyExists { name: String },
+    #[error("{0}")]
+    Invalid(String),
+    #[error("{0}")]
+    SpawnFailed(String),
+    #[error("this broker hosts at most {max} agents")]
+    CapacityExceeded { max: u32 },
+    #[error("the agent does not take its input")]
+    NotTaken,
+    #[error("the agent has ended")]
+    Disappeared,
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error("the broker's state cannot be written: {0}")]
+    State(String),
+}

@@ -1,0 +1,62 @@
+//! [`ExitLine`]: an agent that prints `/exit` on a line of its own ends on purpose.
+
+use std::time::Duration;
+
+use relay_verification::Timestamp;
+
+const WORD: &str = "/exit";
+/// A message with such a line must not end the agent by its echo.
+const ECHO_TIME: Duration = Duration::from_secs(60);
+/// Longest line that is looked at.
+const MOST_BYTES: usize = 256;
+
+/// Looks for the line in the visible output.
+#[derive(Debug, Default)]
+pub(super) struct ExitLine {
+    line: String,
+    is_too_long: bool,
+    typed_at: Option<Timestamp>,
+}
+
+impl ExitLine {
+    /// Notes a text that was typed.
+    pub(super) fn on_typed(&mut self, at: Timestamp, text: &str) {
+        if text.lines().any(|line| line.trim() == WORD) {
+            self.typed_at = Some(at);
+        }
+    }
+
+    /// Takes visible output; returns whether it completes the line.
+    pub(super) fn on_text(&mut self, at: Timestamp, text: &str) -> bool {
+        let mut found = false;
+        for character in text.chars() {
+            match character {
+                '\n' => {
+                    found |= !self.is_too_long && self.line.trim() == WORD;
+                    self.line.clear();
+                    self.is_too_long = false;
+                }
+                _ if self.line.len() < MOST_BYTES => self.line.push(character),
+                _ => self.is_too_long = true,
+            }
+        }
+        found && self.typed_at.is_none_or(|typed_at| at >= typed_at + ECHO_TIME)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_line_of_its_own_that_nobody_typed_counts() {
+        let at = |seconds: i64| Timestamp::from_millis(seconds * 1000);
+        let mut exit = ExitLine::default();
+        assert!(!exit.on_text(at(0), "say /exit\n /ex"));
+        assert!(exit.on_text(at(0), "it \r\n"));
+        exit.on_typed(at(1), "Relay message from bob [1]: a\n/exit");
+        assert!(!exit.on_text(at(60), "/exit\n"));
+        assert!(exit.on_text(at(61), "/exit\n"));
+        assert!(!exit.on_text(at(70), &format!("{}\n", "x".repeat(300))));
+    }
+}

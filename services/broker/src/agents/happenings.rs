@@ -1,0 +1,466 @@
+//! What happens to a running agent, and what its task does about it.
+
+use bytes::Bytes;
+use relay_pty::{Injection, LeadKeys, OutputChunk, PasteStyle, SnapshotFormat, TerminalEvent};
+use relay_verification::{Level, Timestamp, echo::squash};
+use serde_json::json;
+use tokio::time::{Duration, Instant, sleep};
+
+use super::{
+    AgentCommand, AgentState, Drained, PendingMessage, Receipt,
+    task::{AckFileContent, AgentTask, Done, ProcessEnd, Running},
+};
+use crate::{
+    clock,
+    engine::Request,
+    events::{DeliveryRef, Event},
+    injection::{DeliveryMode, Effect, Failure, ReadySign, ScreenFacts, Settlement, TypeRequest},
+    mailbox::Message,
+    state::LedgerEntry,
+};
+
+/// Keys that interrupt a program, and the pause behind them.
+const INTERRUPT: &[u8] = b"\x1b\x1b";
+const INTERRUPT_PAUSE: Duration = Duration::from_millis(120);
+/// Ack files are looked for so often while any can come.
+const ACK_FILES_EVERY: Duration = Duration::from_millis(200);
+/// The screen is looked at so often while a delivery depends on it.
+const SCREEN_EVERY: Duration = Duration::from_millis(500);
+/// A prompt counts as rest after so long without output.
+const REST: Duration = Duration::from_secs(2);
+/// A ledger that cannot be written is tried again after this pause.
+const LEDGER_RETRY: Duration = Duration::from_secs(1);
+/// A failure is reported to the engine for so long before the ack passes it.
+const REPORT_LIMIT: Duration = Duration::from_secs(60);
+const REPORT_RETRY: Duration = Duration::from_secs(2);
+
+impl AgentTask {
+    /// Does everything that is due now.
+    pub(super) fn advance(&self, running: &mut Running, now: Timestamp) {
+        self.judge_readiness(running, now);
+        let screen = self.look(running, now);
+        let effects = running.pipeline.poll(now, &screen);
+        self.perform(running, effects);
+        self.look_for_ack_files(running, now);
+        self.judge_idleness(running, now);
+    }
+
+    /// Instant at which [`Self::advance`] has work again.
+    pub(super) fn next_deadline(&self, running: &Running, now: Timestamp) -> Timestamp {
+        let readiness = running.readiness.as_ref().map(|readiness| readiness.next_judgement());
+        let screen = running.pipeline.watches_screen().then(|| now + SCREEN_EVERY);
+        let files = running.pipeline.awaited_files().next().map(|_| running.ack_files_due.max(now));
+        let files = files.filter(|_| !running.is_reading_ack_files && self.launch.ack_folder.is_some());
+        let idle = (!running.is_idle_reported).then(|| self.idle_at(running)).flatten();
+        let deadlines = [running.pipeline.next_deadline(), readiness, screen, files, idle];
+        deadlines.into_iter().flatten().min().unwrap_or(now + Duration::from_secs(60))
+    }
+
+    pub(super) fn on_terminal_event(&self, running: &mut Running, event: Option<TerminalEvent>) -> Option<ProcessEnd> {
+        match event {
+            Some(TerminalEvent::Output(chunk)) => self.on_output(running, &chunk),
+            Some(TerminalEvent::InjectionBegan { id, .. }) => {
+                if let Some(key) = running.keys.remove(&id) {
+                    let now = running.tick();
+                    running.pipeline.on_began(key, now);
+                }
+                None
+            }
+            Some(TerminalEvent::WriteStalled { .. }) => {
+                let message = "the program does not take its input".to_owned();
+                self.publish(&Event::worker_error("write_stalled", message, true));
+                None
+            }
+            Some(TerminalEvent::Exited(report)) => Some(ProcessEnd::Exited { exit: report.exit, was_requested: false }),
+            // The terminal's task has failed.
+            None => Some(ProcessEnd::Exited { exit: relay_pty::Exit::Unknown, was_requested: false }),
+        }
+    }
+
+    fn on_output(&self, running: &mut Running, chunk: &OutputChunk) -> Option<ProcessEnd> {
+        running.latest = clock::timestamp(chunk.read_at()).max(running.latest);
+        let at = running.latest;
+        running.last_output_at = at;
+        running.is_idle_reported = false;
+        self.note_activity();
+        metrics::counter!("relay_node_output_bytes_total").increment(chunk.bytes().len() as u64);
+        self.publish(&Event::WorkerStream { stream: "stdout", chunk: chunk.text().into_owned() });
+        let (text, effects) = running.pipeline.on_output(at, chunk.bytes());
+        if let Some(readiness) = &mut running.readiness {
+            readiness.on_output(at, &text);
+        }
+        self.perform(running, effects);
+        let wants_end = running.exit_line.on_text(at, &text) && running.pipeline.unsettled_count() == 0;
+        wants_end.then(|| {
+            self.publish(&Event::AgentExit { reason: "agent_requested" });
+            ProcessEnd::Exited { exit: relay_pty::Exit::Code(0), was_requested: true }
+        })
+    }
+
+    pub(super) fn on_arrived(&self, running: &mut Running) {
+        for message in self.mailbox.fetch() {
+            let identity = &self.launch.services.identity;
+            let mode = running.pipeline.mode();
+            self.publish(&Event::RelayInbound {
+                event_id: message.event_id.clone(),
+                from: message.author.name.clone(),
+                target: message.target.clone(),
+                body: message.body.clone(),
+                thread_id: message.thread_id.clone(),
+                mode: mode.as_str(),
+                injection_mode: message.urgency.as_str(),
+                workspace_id: identity.workspace_id.clone(),
+                workspace_alias: identity.workspace_alias.clone(),
+            });
+            let is_held = mode == DeliveryMode::ManualFlush;
+            self.publish(&Event::DeliveryQueued {
+                delivery: reference(&message),
+                from: is_held.then(|| message.author.name.clone()),
+                target: is_held.then(|| message.target.clone()),
+                reason: is_held.then_some("inbound_delivery_manual_flush"),
+            });
+            running.pipeline.enqueue(message);
+        }
+    }
+
+    pub(super) fn on_command(&self, running: &mut Running, command: AgentCommand) -> Option<ProcessEnd> {
+        // A caller that has given up does not read its answer.
+        match command {
+            AgentCommand::Release { reason, reply } => {
+                return Some(ProcessEnd::Released { reason, reply: Some(reply) });
+            }
+            AgentCommand::SetMode { mode, reply } => {
+                let (before, count) = running.pipeline.set_mode(mode);
+                if before != mode {
+                    let (previous_mode, mode) = (before.as_str(), mode.as_str());
+                    self.publish(&Event::AgentInboundDeliveryModeChanged { previous_mode, mode });
+                }
+                if before != mode && mode == DeliveryMode::AutoInject {
+                    self.publish(&Event::AgentPendingDrained { count, reason: "delivery_mode_transition" });
+                }
+                let _ = reply.send(Drained { mode, count });
+            }
+            AgentCommand::Flush { reply } => {
+                let count = running.pipeline.flush();
+                if running.pipeline.mode() == DeliveryMode::ManualFlush {
+                    self.publish(&Event::AgentPendingDrained { count, reason: "explicit_flush" });
+                }
+                let _ = reply.send(count);
+            }
+            AgentCommand::Pending { reply } => {
+                let _ = reply.send(running.pipeline.pending().map(|message| self.shown(message)).collect());
+            }
+            AgentCommand::Unsettled { reply } => {
+                let unsettled = running.pipeline.unsettled();
+                let _ = reply.send(unsettled.map(|(message, attempts)| (self.shown(message), attempts)).collect());
+            }
+            AgentCommand::Ack { delivery_id, event_id, reply } => {
+                let now = running.tick();
+                let (answer, effects) = running.pipeline.on_ack(now, delivery_id.as_deref(), event_id.as_deref());
+                self.perform(running, effects);
+                let _ = reply.send(answer);
+            }
+            AgentCommand::Keys(keys) => {
+                let now = running.tick();
+                running.pipeline.on_keys(now, &keys);
+                running.is_idle_reported = false;
+                self.note_activity();
+            }
+        }
+        None
+    }
+
+    pub(super) fn on_done(&self, running: &mut Running, done: Done) {
+        match done {
+            Done::Written { key, result: Ok(receipt) } => {
+                let at = clock::timestamp(receipt.finished_at).max(clock::timestamp(receipt.began_at));
+                let effects = running.pipeline.on_written(key, at);
+                self.note_activity();
+                self.perform(running, effects);
+            }
+            // The program is ending; its messages are kept.
+            Done::Written { result: Err(error), .. } => {
+                tracing::debug!(agent.name = self.name(), %error, "a message was not typed");
+            }
+            Done::Recorded { settlement, is_written: true } => self.settle(&settlement),
+            Done::Recorded { settlement, is_written: false } => {
+                running.works.push(Box::pin(self.record(settlement, LEDGER_RETRY)));
+            }
+            Done::FailureReported(failure) => {
+                self.acknowledge(failure.message.seq);
+            }
+            Done::AckFiles(files) => {
+                running.is_reading_ack_files = false;
+                let now = running.tick();
+                for AckFileContent { key, path, content } in files {
+                    match running.pipeline.on_ack_file(key, now, &path, &content) {
+                        Ok(effects) => {
+                            self.perform(running, effects);
+                            self.remove_ack_file(path);
+                        }
+                        Err(rejection) => {
+                            tracing::debug!(
+                                agent.name = self.name(),
+                                reason = rejection.as_str(),
+                                "an ack file is refused"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn perform(&self, running: &mut Running, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Type(request) => self.type_text(running, request),
+                Effect::Dequeued(message) => {
+                    if self.mailbox.on_typed(&message) {
+                        self.launch.services.link.reconnect();
+                    }
+                }
+                Effect::Publish(event) => self.publish(&event),
+                Effect::Settle(settlement) => self.on_settlement(running, settlement),
+                Effect::Fail(failure) => self.on_failure(running, failure),
+                Effect::TaskTyped => {
+                    let (roster, name) = (self.launch.services.roster.clone(), self.name().to_owned());
+                    self.launch.services.tasks.spawn_blocking(move || {
+                        if let Err(error) = roster.mark_task_typed(&name) {
+                            tracing::error!(error = format!("{error:#}"), "a typed task is not written down");
+                        }
+                    });
+                }
+            }
+        }
+    }
+
+    fn type_text(&self, running: &mut Running, request: TypeRequest) {
+        let TypeRequest { key, text, interrupts, attempt } = request;
+        let harness = self.launch.harness.as_ref();
+        let mut injection = Injection::new(text);
+        if interrupts {
+            injection.lead = Some(LeadKeys { keys: Bytes::from_static(INTERRUPT), pause: INTERRUPT_PAUSE });
+        }
+        if let Some(harness) = harness {
+            injection.enter_gap = Duration::from_millis(harness.enter_gap_ms);
+            injection.paste = if harness.paste { PasteStyle::WhenEnabled } else { PasteStyle::Never };
+        }
+        running.exit_line.on_typed(running.latest, &injection.text);
+        let labels = [("harness", self.launch.handle.harness.clone()), ("attempt", attempt.to_string())];
+        metrics::counter!("relay_node_injections_total", &labels).increment(1);
+        match running.process.terminal.inject(injection) {
+            Ok(mut ticket) => {
+                running.keys.insert(ticket.id(), key);
+                running.works.push(Box::pin(async move { Done::Written { key, result: ticket.written().await } }));
+            }
+            // The program is ending; its messages are kept.
+            Err(error) => tracing::debug!(agent.name = self.name(), %error, "a message cannot be typed"),
+        }
+    }
+
+    fn on_settlement(&self, running: &mut Running, settlement: Box<Settlement>) {
+        let outcome = if settlement.is_verified { "verified" } else { "unverified" };
+        let harness = self.launch.handle.harness.clone();
+        let labels = [("harness", harness.clone()), ("outcome", outcome.to_owned())];
+        metrics::counter!("relay_node_deliveries_total", &labels).increment(1);
+        let labels = [
+            ("harness", harness.clone()),
+            ("method", settlement.method.to_owned()),
+            ("level", settlement.level.as_str().to_owned()),
+        ];
+        metrics::counter!("relay_node_verifications_total", &labels).increment(1);
+        if settlement.is_verified {
+            let labels = [("harness", harness), ("method", settlement.method.to_owned())];
+            metrics::histogram!("relay_node_verify_seconds", &labels).record(settlement.latency_ms as f64 / 1000.0);
+        }
+        if settlement.level >= Level::Echoed && settlement.message.seq.is_some() {
+            running.works.push(Box::pin(self.record(settlement, Duration::ZERO)));
+        } else {
+            self.settle(&settlement);
+        }
+    }
+
+    /// Writes the level down before the ack that rests on it is sent.
+    fn record(&self, settlement: Box<Settlement>, pause: Duration) -> impl Future<Output = Done> + Send + use<> {
+        let ledger = self.launch.services.ledger.clone();
+        let entry = LedgerEntry {
+            agent_id: self.launch.handle.agent_id.clone(),
+            msg_id: settlement.message.event_id.clone(),
+            level: settlement.level,
+            session_ref: self.launch.handle.spec.session_id.clone(),
+        };
+        async move {
+            sleep(pause).await;
+            Done::Recorded { is_written: ledger.record(entry).await, settlement }
+        }
+    }
+
+    fn settle(&self, settlement: &Settlement) {
+        let message = &settlement.message;
+        self.acknowledge(message.seq);
+        let (delivery, from, to) = (reference(message), message.author.name.clone(), message.target.clone());
+        self.publish(&Event::MessageDeliveryConfirmed { delivery: delivery.clone(), from, to });
+        if !settlement.is_verified {
+            return;
+        }
+        if !message.has_receipt() {
+            self.publish(&Event::DeliveryReadAck { delivery, status: "skipped_synthetic", reason: None });
+            return;
+        }
+        let receipt = Receipt { agent: self.name().to_owned(), token: self.launch.handle.token.clone(), delivery };
+        if self.launch.services.receipts.try_send(receipt).is_err() {
+            metrics::counter!("relay_node_receipts_dropped_total").increment(1);
+        }
+    }
+
+    fn acknowledge(&self, seq: Option<u64>) {
+        if let Some(position) = seq.and_then(|seq| self.mailbox.settle(seq)) {
+            self.launch.services.link.ack(self.name(), position);
+        }
+    }
+
+    fn on_failure(&self, running: &mut Running, failure: Box<Failure>) {
+        let labels = [("harness", self.launch.handle.harness.clone()), ("outcome", "failed".to_owned())];
+        metrics::counter!("relay_node_deliveries_total", &labels).increment(1);
+        let (message, reason) = (&failure.message, failure.reason.as_str());
+        self.publish(&Event::DeliveryFailed { delivery: reference(message), reason });
+        self.publish(&Event::MessageDeliveryFailed {
+            delivery: reference(message),
+            from: message.author.name.clone(),
+            to: message.target.clone(),
+            attempts: failure.attempts,
+            last_error: reason,
+        });
+        let (engine, token) = (self.launch.services.engine.clone(), self.launch.handle.token.clone());
+        running.works.push(Box::pin(async move {
+            if failure.message.seq.is_some() {
+                report_failure(&engine, &token, &failure).await;
+            }
+            Done::FailureReported(failure)
+        }));
+    }
+
+    fn judge_readiness(&self, running: &mut Running, now: Timestamp) {
+        let Some(readiness) = &running.readiness else { return };
+        let terminal = &running.process.terminal;
+        let screen = terminal.snapshot(SnapshotFormat::Plain).contents;
+        let Some(sign) = readiness.judge(now, &screen, &terminal.text_before_cursor()) else { return };
+        running.readiness = None;
+        running.pipeline.set_ready();
+        if sign == ReadySign::GaveUp {
+            let message = "the program gave no sign of being ready".to_owned();
+            self.publish(&Event::worker_error("not_ready", message, false));
+        }
+        self.publish_ready(running);
+    }
+
+    fn look(&self, running: &Running, now: Timestamp) -> ScreenFacts {
+        let terminal = &running.process.terminal;
+        let modes = terminal.input_modes();
+        let bracketed_paste = modes.is_ok_and(|modes| modes.bracketed_paste);
+        if !running.pipeline.wants_screen(now) {
+            return ScreenFacts { bracketed_paste, ..ScreenFacts::default() };
+        }
+        let screen = terminal.snapshot(SnapshotFormat::Plain).contents;
+        let harness = self.launch.harness.as_ref();
+        let rests = now >= running.last_output_at + REST
+            && harness.is_some_and(|harness| harness.is_at_prompt(&terminal.text_before_cursor()));
+        ScreenFacts {
+            at_prompt_since: rests.then_some(running.last_output_at),
+            is_folded: harness
+                .and_then(|harness| harness.fold_pattern.as_ref())
+                .is_some_and(|pattern| pattern.is_match(&screen)),
+            squashed: squash(&screen),
+            is_write_stalled: terminal.input_status().stalled_since.is_some(),
+            bracketed_paste,
+        }
+    }
+
+    fn look_for_ack_files(&self, running: &mut Running, now: Timestamp) {
+        let Some(folder) = &self.launch.ack_folder else { return };
+        if running.is_reading_ack_files || now < running.ack_files_due {
+            return;
+        }
+        let awaited: Vec<(u64, String)> =
+            running.pipeline.awaited_files().filter_map(|(key, file)| Some((key, file.path()?.to_owned()))).collect();
+        if awaited.is_empty() {
+            return;
+        }
+        running.is_reading_ack_files = true;
+        running.ack_files_due = now + ACK_FILES_EVERY;
+        let folder = folder.clone();
+        running.works.push(Box::pin(async move {
+            let read = move || {
+                let found = awaited.into_iter().filter_map(|(key, path)| {
+                    let content = folder.read(&path)?;
+                    Some(AckFileContent { key, path, content })
+                });
+                found.collect()
+            };
+            Done::AckFiles(tokio::task::spawn_blocking(read).await.unwrap_or_default())
+        }));
+    }
+
+    fn remove_ack_file(&self, path: String) {
+        if let Some(folder) = self.launch.ack_folder.clone() {
+            self.launch.services.tasks.spawn_blocking(move || folder.remove(&path));
+        }
+    }
+
+    fn idle_at(&self, running: &Running) -> Option<Timestamp> {
+        let threshold = self.launch.handle.spec.idle_threshold_secs;
+        let is_busy = running.pipeline.unsettled_count() > 0 || running.readiness.is_some();
+        (threshold > 0 && !is_busy).then(|| running.last_output_at + Duration::from_secs(threshold))
+    }
+
+    fn judge_idleness(&self, running: &mut Running, now: Timestamp) {
+        if running.is_idle_reported || self.idle_at(running).is_none_or(|idle_at| now < idle_at) {
+            return;
+        }
+        running.is_idle_reported = true;
+        let silence = now.duration_since(running.last_output_at);
+        let since = clock::unix_ms() - i64::try_from(silence.as_millis()).unwrap_or(0);
+        self.info.send_modify(|info| info.state = AgentState::Idle);
+        self.publish(&Event::AgentIdle { idle_secs: silence.as_secs(), since });
+    }
+
+    fn shown(&self, message: &Message) -> PendingMessage {
+        let identity = &self.launch.services.identity;
+        PendingMessage {
+            from: message.author.name.clone(),
+            body: message.body.clone(),
+            target: message.target.clone(),
+            priority: message.priority,
+            mode: message.urgency.as_str(),
+            queued_at_ms: message.queued_at_ms,
+            event_id: message.event_id.clone(),
+            thread_id: message.thread_id.clone(),
+            workspace_id: identity.workspace_id.clone(),
+            workspace_alias: identity.workspace_alias.clone(),
+            delivery_id: message.delivery_id.clone(),
+        }
+    }
+}
+
+fn reference(message: &Message) -> DeliveryRef {
+    DeliveryRef { delivery_id: message.delivery_id.clone(), event_id: message.event_id.clone() }
+}
+
+/// Reports a failure before the ack passes it: behind the floor it has no effect. After a minute without an engine the
+/// local record is all that is left.
+async fn report_failure(engine: &crate::engine::Engine, token: &str, failure: &Failure) {
+    let deadline = Instant::now() + REPORT_LIMIT;
+    let path = ["deliveries", failure.message.delivery_id.as_str(), "fail"];
+    loop {
+        let body = json!({ "error": failure.reason.as_str(), "retryable": false });
+        match engine.call(Request::post(&path, token, body)).await {
+            Ok(_) => return,
+            Err(error) if error.is_passing() && Instant::now() + REPORT_RETRY < deadline => sleep(REPORT_RETRY).await,
+            Err(error) => {
+                tracing::warn!(%error, delivery.id = failure.message.delivery_id, "a failure could not be reported");
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! [`StartedProcess`]: the program of an agent in its terminal.
+
+use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Instant};
+
+use relay_pty::{EventStream, PtyError, SpawnRequest, Terminal};
+
+use super::{AgentError, AgentHandle, Services, ack_files::AckFolder, environment::environment};
+use crate::{harness::Harness, state::AgentRecord};
+
+/// Everything that is needed to start the program of one agent, also once more.
+pub(super) struct Launch {
+    pub(super) services: Services,
+    pub(super) handle: AgentHandle,
+    pub(super) harness: Option<Arc<Harness>>,
+    pub(super) ack_folder: Option<AckFolder>,
+    pub(super) working_directory: PathBuf,
+}
+
+/// A program that runs.
+pub(super) struct StartedProcess {
+    pub(super) terminal: Terminal,
+    pub(super) events: EventStream,
+    pub(super) started_at: Instant,
+}
+
+impl StartedProcess {
+    /// Starts the program and writes down who runs, so that a later broker can end it. `resumes` continues the session
+    /// of the agent.
+    pub(super) async fn start(launch: &Launch, resumes: bool) -> Result<Self, AgentError> {
+        let Launch { services, handle, .. } = launch;
+        let spec = &handle.spec;
+        let marker = uuid::Uuid::new_v4().simple().to_string();
+        let args = launch.arguments(resumes);
+        let ack_folder = launch.ack_folder.as_ref().map(AckFolder::path);
+        let request = SpawnRequest {
+            args: args.into_iter().map(OsString::from).collect(),
+            working_directory: Some(launch.working_directory.clone()),
+            environment: environment(services, spec, handle, ack_folder),
+            ..SpawnRequest::new(spec.program.as_str(), marker.as_str())
+        };
+        let (terminal, events) = services.host.spawn(request).await.map_err(|error| match error {
+            PtyError::ShuttingDown => AgentError::Disappeared,
+            error => AgentError::SpawnFailed(error.to_string()),
+        })?;
+        let identity = terminal.identity();
+        let record = AgentRecord {
+            spec: spec.as_ref().clone(),
+            agent_id: handle.agent_id.clone(),
+            marker,
+            pid: identity.pid,
+            start_ticks: identity.start_ticks,
+            task_typed: false,
+        };
+        let (roster, name) = (services.roster.clone(), spec.name.clone());
+        let written = tokio::task::spawn_blocking(move || roster.put(&name, record)).await;
+        let problem = match written {
+            Ok(Ok(())) => return Ok(Self { terminal, events, started_at: Instant::now() }),
+            Ok(Err(error)) => format!("{error:#}"),
+            Err(error) => error.to_string(),
+        };
+        // A later broker would not know the program.
+        if let Err(error) = terminal.end(std::time::Duration::ZERO).await {
+            tracing::error!(agent.name = spec.name, %error, "a program could not be ended");
+        }
+        Err(AgentError::State(problem))
+    }
+}
+
+impl Launch {
+    /// Arguments of the program: those of its harness, then those of the request.
+    fn arguments(&self, resumes: bool) -> Vec<String> {
+        let (services, spec) = (&self.services, &self.handle.spec);
+        let Some(harness) = self.harness.as_ref().filter(|_| !spec.skip_relay_prompt) else {
+            return spec.args.clone();
+        };
+        let mut args = harness.model_arguments(spec.model.as_deref(), &spec.args);
+        args.extend(harness.session_arguments(spec.session_id.as_deref(), resumes, &spec.args));
+        args.extend(harness.mcp_arguments(&self.mcp_servers(), &spec.args));
+        if services.settings.allow_permission_bypass {
+            args.extend(harness.permission_bypass_args.iter().cloned());
+        }
+        args.extend(spec.args.iter().cloned());
+        args
+    }
+
+    fn mcp_servers(&self) -> Vec<crate::harness::McpServer> {
+        let Self { services, handle, .. } = self;
+        let own = std::env::current_exe().ok().and_then(|path| path.to_str().map(str::to_owned));
+        let words = shell_words::split(&services.settings.mcp_command).unwrap_or_default();
+        let settings = &services.settings;
+        let relay = crate::harness::McpServer {
+            name: "agent-relay",
+            command: words,
+            environment: vec![
+                ("RELAY_AGENT_NAME".to_owned(), handle.spec.name.clone()),
+                ("RELAY_AGENT_TOKEN".to_owned(), handle.token.clone()),
+                ("RELAY_BASE_URL".to_owned(), services.engine.base_url().to_owned()),
+            ],
+        };
+        let node = own.map(|own| crate::harness::McpServer {
+            name: "relay-node",
+            command: vec![own, "mcp".to_owned()],
+            environment: vec![
+                ("AGENT_RELAY_ACK_URL".to_owned(), format!("{}/api/delivery-ack", settings.api_url)),
+                ("AGENT_RELAY_ACK_TOKEN".to_owned(), handle.ack_token.clone()),
+            ],
+        });
+        let relay = Some(relay).filter(|server| !server.command.is_empty());
+        relay.into_iter().chain(node).collect()
+    }
+}

@@ -1,0 +1,100 @@
+//! [`Agents`]: the names in use.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use subtle::ConstantTimeEq as _;
+
+use super::{AgentError, AgentHandle};
+
+/// Running and starting agents by name.
+#[derive(Debug, Default)]
+pub(crate) struct Agents {
+    slots: RwLock<BTreeMap<String, Slot>>,
+}
+
+#[derive(Debug)]
+enum Slot {
+    Starting,
+    Running(AgentHandle),
+}
+
+/// A name that is being used for a start. Dropping it frees the name, unless the agent runs.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    agents: Arc<Agents>,
+    name: String,
+}
+
+impl Agents {
+    /// Reserves a name. `max` is the greatest number of agents, 0 for any.
+    pub(super) fn reserve(self: &Arc<Self>, name: &str, max: u32) -> Result<Reservation, AgentError> {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        if slots.contains_key(name) {
+            return Err(AgentError::AlreadyExists { name: name.to_owned() });
+        }
+        if max > 0 && slots.len() >= max as usize {
+            return Err(AgentError::CapacityExceeded { max });
+        }
+        slots.insert(name.to_owned(), Slot::Starting);
+        metrics::gauge!("relay_node_agents").set(slots.len() as f64);
+        Ok(Reservation { agents: self.clone(), name: name.to_owned() })
+    }
+
+    /// The running agent of a name.
+    pub(crate) fn get(&self, name: &str) -> Result<AgentHandle, AgentError> {
+        match self.slots.read().unwrap_or_else(PoisonError::into_inner).get(name) {
+            Some(Slot::Running(handle)) => Ok(handle.clone()),
+            Some(Slot::Starting) | None => Err(AgentError::NotFound { name: name.to_owned() }),
+        }
+    }
+
+    /// All running agents, by name.
+    pub(crate) fn list(&self) -> Vec<AgentHandle> {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        let running = slots.values().filter_map(|slot| match slot {
+            Slot::Running(handle) => Some(handle.clone()),
+            Slot::Starting => None,
+        });
+        running.collect()
+    }
+
+    /// The agent that a secret belongs to.
+    pub(crate) fn find_by_secret(&self, given: &str, secret: impl Fn(&AgentHandle) -> &str) -> Option<AgentHandle> {
+        // Every agent is compared, so that the time says nothing about which one matched.
+        let mut found = None;
+        for handle in self.list() {
+            if bool::from(secret(&handle).as_bytes().ct_eq(given.as_bytes())) {
+                found = Some(handle);
+            }
+        }
+        found
+    }
+
+    /// Frees the name of an agent that has ended.
+    pub(super) fn remove(&self, name: &str) {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        slots.remove(name);
+        metrics::gauge!("relay_node_agents").set(slots.len() as f64);
+    }
+}
+
+impl Reservation {
+    /// The agent runs under the name.
+    pub(super) fn run(self, handle: AgentHandle) {
+        let mut slots = self.agents.slots.write().unwrap_or_else(PoisonError::into_inner);
+        slots.insert(self.name.clone(), Slot::Running(handle));
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut slots = self.agents.slots.write().unwrap_or_else(PoisonError::into_inner);
+        if matches!(slots.get(&self.name), Some(Slot::Starting)) {
+            slots.remove(&self.name);
+            metrics::gauge!("relay_node_agents").set(slots.len() as f64);
+        }
+    }
+}

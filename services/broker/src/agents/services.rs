@@ -1,0 +1,85 @@
+//! [`Services`]: what the tasks of all agents share.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicU64},
+};
+
+use relay_pty::PtyHost;
+use relay_verification::Level;
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio_util::task::TaskTracker;
+
+use super::{Agents, CrashLog};
+use crate::{
+    engine::{Engine, Identity, Request},
+    engine_link::EngineLink,
+    events::{DeliveryRef, Event, Hub},
+    harness::HarnessTable,
+    state::{Ledger, Roster},
+};
+
+/// Handles and settings of the broker. Cheap to share.
+#[derive(Clone)]
+pub(crate) struct Services {
+    pub(crate) host: PtyHost,
+    pub(crate) link: EngineLink,
+    pub(crate) engine: Engine,
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) ledger: Ledger,
+    pub(crate) roster: Arc<Roster>,
+    pub(crate) agents: Arc<Agents>,
+    pub(crate) harnesses: Arc<HarnessTable>,
+    pub(crate) receipts: mpsc::Sender<Receipt>,
+    pub(crate) crashes: Arc<CrashLog>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) tasks: TaskTracker,
+    pub(crate) settings: Arc<AgentSettings>,
+}
+
+/// Settings that concern agents.
+#[derive(Debug)]
+pub(crate) struct AgentSettings {
+    pub(crate) working_directory: PathBuf,
+    /// URL of the local API.
+    pub(crate) api_url: String,
+    pub(crate) max_agents: u32,
+    pub(crate) default_channels: Vec<String>,
+    pub(crate) mcp_command: String,
+    pub(crate) share_workspace_key: bool,
+    pub(crate) allow_permission_bypass: bool,
+    pub(crate) minimum_high: Level,
+}
+
+/// Totals since the start of the broker.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) spawned: AtomicU64,
+    pub(crate) restarts: AtomicU64,
+}
+
+/// A message whose reader the engine is told about.
+#[derive(Debug)]
+pub(crate) struct Receipt {
+    pub(crate) agent: String,
+    pub(crate) token: String,
+    pub(crate) delivery: DeliveryRef,
+}
+
+/// Reports messages as read, one after the other; never on the way of an ack.
+pub(crate) async fn run_receipts(engine: Engine, hub: Arc<Hub>, mut receipts: mpsc::Receiver<Receipt>) {
+    while let Some(Receipt { agent, token, delivery }) = receipts.recv().await {
+        let path = ["messages", delivery.event_id.as_str(), "read"];
+        let outcome = engine.call(Request::post(&path, &token, json!({}))).await;
+        let (status, reason) = match outcome {
+            Ok(_) => ("marked", None),
+            Err(error) => {
+                tracing::info!(agent.name = agent, %error, "a read receipt was not taken");
+                ("failed", Some(error.to_string()))
+            }
+        };
+        hub.publish(&agent, &Event::DeliveryReadAck { delivery, status, reason });
+    }
+}

@@ -1,0 +1,238 @@
+//! [`Spawner`]: from a request to a running agent, with every step undone if a later one fails.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use relay_verification::RequiredChannels;
+use relay_wire::nodes::frame::AgentRegister;
+use serde_json::json;
+use tokio::{
+    sync::{mpsc, watch},
+    time::timeout,
+};
+
+use super::{
+    AgentError, AgentHandle, AgentInfo, AgentSpec, AgentState, Services, SpawnSource,
+    ack_files::AckFolder,
+    command::COMMANDS,
+    process::{Launch, StartedProcess},
+    task::AgentTask,
+};
+use crate::{
+    clock,
+    engine::{Engine, EngineError, Request},
+    engine_link::{HostedAgent, LinkError},
+    events::{Event, ProcessFacts},
+    injection::{DeliveryMode, Profile},
+    mailbox::{Mailbox, SharedMailbox},
+};
+
+/// Time for joining the agent's channels; a failure is a warning.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// An agent that was started.
+#[derive(Debug)]
+pub(crate) struct Spawned {
+    pub(crate) pid: i32,
+    pub(crate) pre_registered: bool,
+    pub(crate) warning: Option<String>,
+}
+
+/// Starts agents. Clones share everything.
+#[derive(Clone)]
+pub(crate) struct Spawner {
+    services: Services,
+}
+
+impl Spawner {
+    pub(crate) fn new(services: Services) -> Self {
+        Self { services }
+    }
+
+    /// Starts an agent. `had` are the messages that its session has already.
+    pub(crate) async fn spawn(
+        &self,
+        spec: AgentSpec,
+        source: SpawnSource,
+        had: Vec<String>,
+    ) -> Result<Spawned, AgentError> {
+        let services = &self.services;
+        let reservation = services.agents.reserve(&spec.name, services.settings.max_agents)?;
+        let (hosted, pre_registered) = match &spec.agent_token {
+            Some(token) => (self.bind(&spec, token).await?, true),
+            None => (self.register(&spec, had).await?, false),
+        };
+        let warning = join_channels(&services.engine, &hosted.token, &spec.channels).await;
+        let started = self.start(&spec, &hosted, source).await;
+        let (handle, pid) = started.inspect_err(|_| services.link.unhost(&spec.name, &hosted.agent_id))?;
+        let facts = process_facts(&spec, pid);
+        services.counters.spawned.fetch_add(1, Ordering::Relaxed);
+        metrics::counter!("relay_node_spawns_total").increment(1);
+        let event = Event::AgentSpawned {
+            process: facts,
+            parent: spec.parent.clone(),
+            source: source.as_str(),
+            pre_registered,
+            registration_warning: warning.clone(),
+        };
+        services.hub.publish(&spec.name, &event);
+        reservation.run(handle);
+        services.link.announce();
+        Ok(Spawned { pid, pre_registered, warning })
+    }
+
+    /// Registers the agent on the node socket, or over REST where the name belongs to an agent that runs nowhere.
+    async fn register(&self, spec: &AgentSpec, had: Vec<String>) -> Result<HostedAgent, AgentError> {
+        let services = &self.services;
+        let frame = AgentRegister {
+            name: spec.name.clone(),
+            invocation_id: spec.invocation_id.clone(),
+            session_ref: spec.session_id.clone(),
+            resumable: spec.is_resumable.then_some(true),
+            auto_join_general: Some(false),
+        };
+        match services.link.host(frame, had).await {
+            Err(LinkError::Refused(refused)) if refused.code == "agent_already_exists" => {
+                let body = json!({ "name": spec.name, "type": "agent", "auto_join_general": false });
+                let request = Request::post(&["agents"], &services.identity.workspace_key, body);
+                let request = request.keyed(format!("relay-spawn:{}", uuid::Uuid::new_v4()));
+                let registered = services.engine.call(request).await.map_err(|error| match error.refusal() {
+                    Some((409, _)) => AgentError::AlreadyExists { name: spec.name.clone() },
+                    Some(_) | None => AgentError::Engine(error),
+                })?;
+                let token = registered["token"].as_str().unwrap_or_default();
+                self.bind(spec, token).await
+            }
+            answer => Ok(answer?),
+        }
+    }
+
+    /// Binds an agent that exists to this node.
+    async fn bind(&self, spec: &AgentSpec, token: &str) -> Result<HostedAgent, AgentError> {
+        let services = &self.services;
+        let own = services.engine.call(Request::get(&["agent"], token)).await?;
+        let agent_id = own["id"].as_str().unwrap_or_default().to_owned();
+        let body = json!({ "agent_name": own["name"], "session_ref": spec.session_id });
+        let path = ["nodes", services.identity.node_id.as_str(), "agents"];
+        let bound = services.engine.call(Request::post(&path, &services.identity.workspace_key, body)).await?;
+        let cursor = bound["delivery_ack_seq"].as_u64().unwrap_or(0);
+        let mailbox = Mailbox::new(&agent_id, &services.identity.agent_id, cursor, []);
+        let hosted = HostedAgent {
+            agent_id,
+            token: token.to_owned(),
+            invocation_id: spec.invocation_id.clone(),
+            session_ref: spec.session_id.clone(),
+            mailbox: Arc::new(SharedMailbox::new(mailbox)),
+        };
+        services.link.adopt(&spec.name, hosted.clone());
+        Ok(hosted)
+    }
+
+    /// Starts the process and the task of the agent.
+    async fn start(
+        &self,
+        spec: &AgentSpec,
+        hosted: &HostedAgent,
+        source: SpawnSource,
+    ) -> Result<(AgentHandle, i32), AgentError> {
+        let services = &self.services;
+        let spec = Arc::new(spec.clone());
+        let working_directory = spec.cwd.clone().unwrap_or_else(|| services.settings.working_directory.clone());
+        let harness = services.harnesses.find(&spec.program);
+        let ack_folder = {
+            let (folder, name) = (working_directory.clone(), spec.name.clone());
+            let created = tokio::task::spawn_blocking(move || {
+                folder.is_dir().then(|| AckFolder::create(&folder, &name)).flatten()
+            });
+            created.await.unwrap_or_default()
+        };
+        let has_tools = harness.as_ref().is_some_and(|harness| harness.mcp.is_some()) && !spec.skip_relay_prompt;
+        let profile = Profile {
+            agent: spec.name.clone(),
+            workspace_alias: None,
+            strategy: harness.as_ref().map_or(relay_verification::strategy::Strategy::OTHER, |entry| entry.strategy()),
+            usable: RequiredChannels { echo: true, file: has_tools && ack_folder.is_some(), mcp: has_tools, api: true },
+            activity: harness.as_ref().map(|entry| entry.activity.clone()).unwrap_or_default(),
+            minimum_high: services.settings.minimum_high,
+            tool_prefix: harness.as_ref().filter(|_| has_tools).map(|entry| entry.tool_prefix.clone()),
+        };
+        let (commands, inbox) = mpsc::channel(COMMANDS);
+        let now_ms = clock::unix_ms();
+        let (info, info_receiver) = watch::channel(AgentInfo {
+            terminal: None,
+            state: AgentState::Working,
+            last_activity_ms: now_ms,
+            started_ms: now_ms,
+            mode: DeliveryMode::default(),
+            pending_count: 0,
+            unsettled_count: 0,
+        });
+        let handle = AgentHandle {
+            harness: harness.as_ref().map_or_else(|| "other".to_owned(), |entry| entry.name.clone()),
+            agent_id: hosted.agent_id.clone(),
+            token: hosted.token.clone(),
+            ack_token: secret("aat_"),
+            result_token: secret("arr_"),
+            spec,
+            info: info_receiver,
+            commands,
+        };
+        let launch =
+            Launch { services: services.clone(), handle: handle.clone(), harness, ack_folder, working_directory };
+        let process = StartedProcess::start(&launch, source == SpawnSource::Restart).await?;
+        let pid = process.terminal.identity().pid;
+        info.send_modify(|info| info.terminal = Some(process.terminal.clone()));
+        let task = AgentTask::new(launch, profile, hosted.mailbox.clone(), info, inbox);
+        services.tasks.spawn(task.run(process));
+        Ok((handle, pid))
+    }
+}
+
+/// Joins channels as the agent, and creates those that do not exist. Returns what went wrong.
+async fn join_channels(engine: &Engine, token: &str, channels: &[String]) -> Option<String> {
+    let joining = async {
+        for channel in channels {
+            let joined = match join(engine, token, channel).await {
+                Err(error) if error.has_code("channel_not_found") => {
+                    let create = Request::post(&["channels"], token, json!({ "name": channel }));
+                    match engine.call(create).await {
+                        // The creator is a member.
+                        Ok(_) => Ok(()),
+                        Err(error) if error.has_code("channel_already_exists") => join(engine, token, channel).await,
+                        Err(error) => Err(error),
+                    }
+                }
+                answer => answer,
+            };
+            joined.map_err(|error: EngineError| format!("channel {channel}: {error}"))?;
+        }
+        Ok::<_, String>(())
+    };
+    match timeout(JOIN_TIMEOUT, joining).await {
+        Ok(Ok(())) => None,
+        Ok(Err(problem)) => Some(problem),
+        Err(_) => Some("the agent's channels could not be joined in time".to_owned()),
+    }
+}
+
+async fn join(engine: &Engine, token: &str, channel: &str) -> Result<(), EngineError> {
+    engine.call(Request::post(&["channels", channel, "join"], token, json!({}))).await.map(drop)
+}
+
+/// Facts about an agent's process, for events.
+pub(super) fn process_facts(spec: &AgentSpec, pid: i32) -> ProcessFacts {
+    ProcessFacts {
+        runtime: "pty",
+        provider: spec.provider.clone(),
+        cli: spec.cli.clone(),
+        model: spec.model.clone(),
+        session_id: spec.session_id.clone(),
+        pid,
+    }
+}
+
+fn secret(prefix: &str) -> String {
+    format!("{prefix}{}", uuid::Uuid::new_v4().simple())
+}

@@ -1,0 +1,139 @@
+//! [`AgentSpec`]: everything that is needed to start an agent, also once more.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// An agent as it was asked for. Kept in the state file for a restart.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct AgentSpec {
+    pub(crate) name: String,
+    /// Command line or label, as drivers are shown it.
+    pub(crate) cli: String,
+    pub(crate) program: String,
+    pub(crate) args: Vec<String>,
+    #[serde(default)]
+    pub(crate) cwd: Option<PathBuf>,
+    #[serde(default)]
+    pub(crate) env: BTreeMap<String, String>,
+    #[serde(default)]
+    pub(crate) provider: Option<String>,
+    #[serde(default)]
+    pub(crate) model: Option<String>,
+    #[serde(default)]
+    pub(crate) task: Option<String>,
+    #[serde(default)]
+    pub(crate) channels: Vec<String>,
+    #[serde(default)]
+    pub(crate) team: Option<String>,
+    #[serde(default)]
+    pub(crate) parent: Option<String>,
+    #[serde(default)]
+    pub(crate) session_id: Option<String>,
+    /// The session can be resumed by the program.
+    #[serde(default)]
+    pub(crate) is_resumable: bool,
+    #[serde(default)]
+    pub(crate) idle_threshold_secs: u64,
+    #[serde(default)]
+    pub(crate) restart_policy: Option<RestartPolicy>,
+    /// No relay variables, no reminder, no ack hint.
+    #[serde(default)]
+    pub(crate) skip_relay_prompt: bool,
+    /// Token of an agent that was registered elsewhere.
+    #[serde(default)]
+    pub(crate) agent_token: Option<String>,
+    #[serde(default)]
+    pub(crate) result_schema: Option<Value>,
+    #[serde(default)]
+    pub(crate) invocation_id: Option<String>,
+}
+
+/// When an agent that ended by itself is started again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct RestartPolicy {
+    pub(crate) enabled: bool,
+    #[serde(alias = "maxRestarts")]
+    pub(crate) max_restarts: u32,
+    #[serde(alias = "cooldownMs")]
+    pub(crate) cooldown_ms: u64,
+    #[serde(alias = "maxConsecutiveFailures")]
+    pub(crate) max_consecutive_failures: u32,
+}
+
+impl Default for RestartPolicy {
+    fn default() -> Self {
+        Self { enabled: true, max_restarts: 5, cooldown_ms: 2000, max_consecutive_failures: 3 }
+    }
+}
+
+/// A life of so long resets the count of consecutive failures.
+const HEALTHY_LIFE: Duration = Duration::from_secs(60);
+
+/// Restarts of one agent so far. Pure.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct RestartCount {
+    pub(crate) restarts: u32,
+    consecutive: u32,
+}
+
+impl RestartCount {
+    /// Decides about an agent that failed after a life of this length: the pause before its restart, or the reason why
+    /// there is none.
+    pub(crate) fn on_failure(&mut self, policy: &RestartPolicy, life: Duration) -> Result<Duration, String> {
+        self.consecutive = if life >= HEALTHY_LIFE { 1 } else { self.consecutive + 1 };
+        if self.restarts >= policy.max_restarts {
+            return Err(format!("it was restarted {} times", self.restarts));
+        }
+        if self.consecutive > policy.max_consecutive_failures {
+            return Err(format!("it failed {} times in a row", self.consecutive));
+        }
+        self.restarts += 1;
+        Ok(Duration::from_millis(policy.cooldown_ms))
+    }
+}
+
+/// Who asked for an agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SpawnSource {
+    HttpApi,
+    Runner,
+    Engine,
+    /// An earlier process of the broker; the agent runs again after a crash.
+    Restart,
+}
+
+impl SpawnSource {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::HttpApi | Self::Restart => "http_api",
+            Self::Runner => "runner",
+            Self::Engine => "engine",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn restarts_end_by_their_number_or_by_failures_in_a_row() {
+        let policy = RestartPolicy { max_restarts: 4, max_consecutive_failures: 2, ..RestartPolicy::default() };
+        let mut count = RestartCount::default();
+        let (short, long) = (Duration::from_secs(1), Duration::from_secs(60));
+        assert!(count.on_failure(&policy, short).is_ok() && count.on_failure(&policy, short).is_ok());
+        assert!(count.on_failure(&policy, short).is_err());
+        let mut count = RestartCount::default();
+        assert!((0..4).all(|_| count.on_failure(&policy, long).is_ok()));
+        assert_eq!(count.on_failure(&policy, long), Err("it was restarted 4 times".into()));
+    }
+
+    #[test]
+    fn a_policy_needs_no_field() {
+        let policy: RestartPolicy = serde_json::from_str(r#"{"maxRestarts": 1}"#).expect("a policy");
+        assert_eq!(policy, RestartPolicy { max_restarts: 1, ..RestartPolicy::default() });
+    }
+}

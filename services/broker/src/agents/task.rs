@@ -1,0 +1,379 @@
+//! [`AgentTask`]: the one task of an agent. It runs the agent's programs, one after the other, feeds the pipeline with
+//! what happens, and performs the pipeline's effects.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    pin::Pin,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use futures::{StreamExt as _, stream::FuturesUnordered};
+use relay_pty::{Exit, PtyError, Terminal, WriteId, WriteReceipt};
+use relay_verification::{Timestamp, strategy::Learned};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{sleep_until, timeout},
+};
+
+use super::{
+    AgentCommand, AgentInfo, AgentState,
+    exit_line::ExitLine,
+    process::{Launch, StartedProcess},
+    spawner::process_facts,
+    spec::RestartCount,
+};
+use crate::{
+    clock,
+    events::Event,
+    injection::{DeliveryMode, Failure, Pipeline, Profile, Readiness, Settlement},
+    mailbox::{Author, Message, Origin, SharedMailbox, Urgency},
+};
+
+/// A released agent has so long between the polite signals and SIGKILL.
+const RELEASE_GRACE: Duration = Duration::from_secs(2);
+/// Outcomes that are being written when a program ends are waited for so long.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
+
+pub(super) type Work = Pin<Box<dyn Future<Output = Done> + Send>>;
+
+/// Result of something that the task has started.
+pub(super) enum Done {
+    Written {
+        key: u64,
+        result: Result<WriteReceipt, PtyError>,
+    },
+    /// The ledger has the settlement, or could not be written.
+    Recorded {
+        settlement: Box<Settlement>,
+        is_written: bool,
+    },
+    FailureReported(Box<Failure>),
+    AckFiles(Vec<AckFileContent>),
+}
+
+/// An ack file that was found.
+pub(super) struct AckFileContent {
+    pub(super) key: u64,
+    pub(super) path: String,
+    pub(super) content: Vec<u8>,
+}
+
+/// End of one program.
+pub(super) enum ProcessEnd {
+    /// It ended by itself, or printed `/exit`.
+    Exited {
+        exit: Exit,
+        was_requested: bool,
+    },
+    Released {
+        reason: Option<String>,
+        reply: Option<oneshot::Sender<()>>,
+    },
+}
+
+/// Task of one agent.
+pub(super) struct AgentTask {
+    pub(super) launch: Launch,
+    pub(super) profile: Profile,
+    pub(super) mailbox: Arc<SharedMailbox>,
+    pub(super) info: watch::Sender<AgentInfo>,
+    pub(super) commands: mpsc::Receiver<AgentCommand>,
+    restarts: RestartCount,
+}
+
+/// State of the task while one program runs.
+pub(super) struct Running {
+    pub(super) process: StartedProcess,
+    pub(super) pipeline: Pipeline,
+    pub(super) readiness: Option<Readiness>,
+    pub(super) works: FuturesUnordered<Work>,
+    pub(super) keys: HashMap<WriteId, u64>,
+    pub(super) exit_line: ExitLine,
+    pub(super) last_output_at: Timestamp,
+    /// Instants of events only rise, also where output is taken late.
+    pub(super) latest: Timestamp,
+    pub(super) is_idle_reported: bool,
+    pub(super) is_reading_ack_files: bool,
+    pub(super) ack_files_due: Timestamp,
+}
+
+impl AgentTask {
+    pub(super) fn new(
+        launch: Launch,
+        profile: Profile,
+        mailbox: Arc<SharedMailbox>,
+        info: watch::Sender<AgentInfo>,
+        commands: mpsc::Receiver<AgentCommand>,
+    ) -> Self {
+        Self { launch, profile, mailbox, info, commands, restarts: RestartCount::default() }
+    }
+
+    pub(super) async fn run(mut self, first: StartedProcess) {
+        let mut process = Some(first);
+        let mut left = VecDeque::from_iter(self.task_message());
+        let (mut learned, mut mode) = (Learned::new(), DeliveryMode::default());
+        while let Some(started) = process.take() {
+            let mut running = self.begin(started, left, learned, mode);
+            let end = self.drive(&mut running).await;
+            self.end_program(running.process.terminal.clone(), &end).await;
+            self.finish_works(&mut running).await;
+            let life = running.process.started_at.elapsed();
+            let (messages, kept_learned, kept_mode) = running.pipeline.end();
+            (left, learned, mode) = (messages.into(), kept_learned, kept_mode);
+            self.info.send_modify(|info| info.terminal = None);
+            process = self.conclude(end, life, left.len()).await;
+            // A session that was resumed has its task already.
+            let has_task = left.iter().any(|message| message.origin == Origin::Task);
+            if process.is_some() && !has_task && !self.launch.handle.spec.is_resumable {
+                left.extend(self.task_message());
+            }
+        }
+    }
+
+    fn begin(&self, process: StartedProcess, left: VecDeque<Message>, learned: Learned, mode: DeliveryMode) -> Running {
+        let mut pipeline = Pipeline::new(self.profile.clone(), learned);
+        pipeline.set_mode(mode);
+        left.into_iter().for_each(|message| pipeline.enqueue(message));
+        let now = clock::now();
+        let rule = self.launch.harness.as_ref().and_then(|harness| harness.ready.clone());
+        Running {
+            process,
+            pipeline,
+            readiness: Some(Readiness::new(now, rule)),
+            works: FuturesUnordered::new(),
+            keys: HashMap::new(),
+            exit_line: ExitLine::default(),
+            last_output_at: now,
+            latest: now,
+            is_idle_reported: false,
+            is_reading_ack_files: false,
+            ack_files_due: now,
+        }
+    }
+
+    /// Serves the program until its end.
+    async fn drive(&mut self, running: &mut Running) -> ProcessEnd {
+        loop {
+            let now = running.tick();
+            self.advance(running, now);
+            self.show(running);
+            let deadline = clock::instant(self.next_deadline(running, now));
+            tokio::select! {
+                event = running.process.events.next() => {
+                    if let Some(end) = self.on_terminal_event(running, event) {
+                        return end;
+                    }
+                }
+                command = self.commands.recv() => {
+                    let Some(command) = command else { return ProcessEnd::Released { reason: None, reply: None } };
+                    if let Some(end) = self.on_command(running, command) {
+                        return end;
+                    }
+                }
+                () = self.mailbox.arrived.notified() => self.on_arrived(running),
+                Some(done) = running.works.next() => self.on_done(running, done),
+                () = sleep_until(deadline) => {}
+            }
+        }
+    }
+
+    /// Ends what is left of the program and of its descendants.
+    async fn end_program(&self, terminal: Terminal, end: &ProcessEnd) {
+        let grace = match end {
+            ProcessEnd::Exited { was_requested: false, .. } => Duration::ZERO,
+            ProcessEnd::Exited { was_requested: true, .. } | ProcessEnd::Released { .. } => RELEASE_GRACE,
+        };
+        match terminal.end(grace).await {
+            Ok(report) if report.survivors.is_empty() => {}
+            Ok(report) => {
+                tracing::error!(agent.name = self.name(), survivors = ?report.survivors, "processes outlive their agent");
+            }
+            Err(error) => tracing::error!(agent.name = self.name(), %error, "an agent's processes could not be ended"),
+        }
+    }
+
+    /// Waits for outcomes that are being written down. What is not written is repeated by the engine.
+    async fn finish_works(&mut self, running: &mut Running) {
+        let finish = async {
+            while let Some(done) = running.works.next().await {
+                self.on_done(running, done);
+            }
+        };
+        if timeout(SETTLE_TIMEOUT, finish).await.is_err() {
+            tracing::warn!("outcomes of messages could not be written down in time, they will be repeated");
+        }
+    }
+
+    /// Reports the end, and starts the program again if the policy says so.
+    async fn conclude(&mut self, end: ProcessEnd, life: Duration, left: usize) -> Option<StartedProcess> {
+        match end {
+            ProcessEnd::Released { reason, reply } => {
+                self.leave().await;
+                if left > 0 {
+                    self.publish(&Event::DeliveryDropped { count: left, reason: "agent_released" });
+                }
+                self.publish(&Event::AgentReleased { reason });
+                if let Some(reply) = reply {
+                    // The caller may have given up.
+                    let _ = reply.send(());
+                }
+                None
+            }
+            ProcessEnd::Exited { exit, was_requested } => {
+                let (code, signal) = code_and_signal(exit);
+                let is_failure = !was_requested && exit != Exit::Code(0);
+                if is_failure {
+                    let crashes = &self.launch.services.crashes;
+                    crashes.record(self.name(), code, signal, life.as_secs(), clock::unix_ms());
+                }
+                let policy = self.launch.handle.spec.restart_policy.filter(|policy| policy.enabled && is_failure);
+                let decision = policy.map(|policy| self.restarts.on_failure(&policy, life));
+                let signal = signal.map(|signal| signal.to_string());
+                let exited = Event::AgentExited { code, signal: signal.clone(), reason: "child_exited" };
+                match decision {
+                    None => {
+                        self.leave().await;
+                        self.publish(&exited);
+                        None
+                    }
+                    Some(Err(reason)) => {
+                        self.leave().await;
+                        self.publish(&exited);
+                        self.publish(&Event::AgentPermanentlyDead { reason });
+                        None
+                    }
+                    Some(Ok(pause)) => self.restart(code, signal, pause).await,
+                }
+            }
+        }
+    }
+
+    async fn restart(&mut self, code: Option<i32>, signal: Option<String>, pause: Duration) -> Option<StartedProcess> {
+        let restart_count = self.restarts.restarts;
+        let delay_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+        self.publish(&Event::AgentRestarting { code, signal: signal.clone(), restart_count, delay_ms });
+        let due = tokio::time::Instant::now() + pause;
+        loop {
+            tokio::select! {
+                () = sleep_until(due) => break,
+                command = self.commands.recv() => match command {
+                    Some(AgentCommand::Release { reason, reply }) => {
+                        self.leave().await;
+                        self.publish(&Event::AgentReleased { reason });
+                        let _ = reply.send(());
+                        return None;
+                    }
+                    // Answered with an error by dropping its reply: no program runs.
+                    Some(_) => {}
+                    None => return None,
+                },
+            }
+        }
+        match StartedProcess::start(&self.launch, true).await {
+            Ok(process) => {
+                let pid = process.terminal.identity().pid;
+                let terminal = process.terminal.clone();
+                self.info.send_modify(|info| {
+                    info.terminal = Some(terminal);
+                    info.started_ms = clock::unix_ms();
+                });
+                self.launch.services.counters.restarts.fetch_add(1, Ordering::Relaxed);
+                self.publish(&Event::AgentRestarted { restart_count, pid });
+                Some(process)
+            }
+            Err(error) => {
+                self.leave().await;
+                self.publish(&Event::AgentExited { code, signal, reason: "child_exited" });
+                self.publish(&Event::AgentPermanentlyDead { reason: error.to_string() });
+                None
+            }
+        }
+    }
+
+    /// The agent is gone: for the engine, for a later broker, and for its name, in this order. The next agent of the
+    /// name has the same id, so the engine must not hear of this end after that start.
+    async fn leave(&self) {
+        let services = &self.launch.services;
+        services.link.unhost(self.name(), &self.launch.handle.agent_id);
+        let (roster, name) = (services.roster.clone(), self.name().to_owned());
+        let removed = tokio::task::spawn_blocking(move || roster.remove(&name)).await;
+        if let Ok(Err(error)) = removed {
+            tracing::error!(
+                agent.name = self.name(),
+                error = format!("{error:#}"),
+                "the agent's end is not written down"
+            );
+        }
+        services.agents.remove(self.name());
+    }
+
+    /// The agent's first task as a message, unless its arguments contain it.
+    fn task_message(&self) -> Option<Message> {
+        let spec = &self.launch.handle.spec;
+        let task = spec.task.as_deref().filter(|task| !task.trim().is_empty())?;
+        if spec.args.iter().any(|arg| arg == task) {
+            return None;
+        }
+        let id = format!("init_{}", uuid::Uuid::new_v4().simple());
+        Some(Message {
+            delivery_id: id.clone(),
+            event_id: id,
+            seq: None,
+            author: Author { name: "broker".to_owned(), agent_id: None },
+            target: spec.name.clone(),
+            body: task.to_owned(),
+            thread_id: None,
+            priority: 2,
+            urgency: Urgency::Wait,
+            origin: Origin::Task,
+            queued_at_ms: clock::unix_ms(),
+        })
+    }
+
+    fn show(&self, running: &Running) {
+        let (mode, pending, unsettled) =
+            (running.pipeline.mode(), running.pipeline.pending().len(), running.pipeline.unsettled_count());
+        self.info.send_if_modified(|info| {
+            let changed = info.mode != mode || info.pending_count != pending || info.unsettled_count != unsettled;
+            (info.mode, info.pending_count, info.unsettled_count) = (mode, pending, unsettled);
+            changed
+        });
+    }
+
+    pub(super) fn note_activity(&self) {
+        self.info.send_modify(|info| {
+            info.state = AgentState::Working;
+            info.last_activity_ms = clock::unix_ms();
+        });
+    }
+
+    pub(super) fn publish_ready(&self, running: &Running) {
+        let process = process_facts(&self.launch.handle.spec, running.process.terminal.identity().pid);
+        self.publish(&Event::WorkerReady { process });
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.launch.handle.spec.name
+    }
+
+    pub(super) fn publish(&self, event: &Event) {
+        self.launch.services.hub.publish(self.name(), event);
+    }
+}
+
+impl Running {
+    /// This moment, never before an earlier one.
+    pub(super) fn tick(&mut self) -> Timestamp {
+        self.latest = clock::now().max(self.latest);
+        self.latest
+    }
+}
+
+fn code_and_signal(exit: Exit) -> (Option<i32>, Option<i32>) {
+    match exit {
+        Exit::Code(code) => (Some(code), None),
+        Exit::Signal(signal) => (None, Some(signal)),
+        Exit::Unknown => (None, None),
+    }
+}

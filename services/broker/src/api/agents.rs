@@ -1,0 +1,87 @@
+//! Agents as drivers are shown them, and their channels.
+
+use axum::{Json, extract::Path};
+use chrono::{DateTime, SecondsFormat};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    error::ApiResult,
+    extract::{Body, Ready},
+};
+use crate::{
+    agents::AgentHandle,
+    engine::{EngineError, Request},
+    events::Event,
+};
+
+/// `GET /api/spawned`
+pub(super) async fn list(ready: Ready) -> Json<Value> {
+    let agents: Vec<Value> = ready.services.agents.list().iter().map(entry).collect();
+    Json(json!({ "success": true, "agents": agents }))
+}
+
+/// An agent in lists. Unset fields are null.
+pub(super) fn entry(agent: &AgentHandle) -> Value {
+    let (spec, info) = (&agent.spec, agent.info.borrow());
+    let now_ms = chrono::Utc::now().timestamp_millis();
+    let last_activity = DateTime::from_timestamp_millis(info.last_activity_ms);
+    json!({
+        "name": spec.name,
+        "runtime": "pty",
+        "provider": spec.provider,
+        "cli": spec.cli,
+        "model": spec.model,
+        "sessionId": spec.session_id,
+        "team": spec.team,
+        "channels": spec.channels,
+        "parent": spec.parent,
+        "pid": info.pid(),
+        "workerPid": info.pid(),
+        "last_activity_ms": now_ms - info.last_activity_ms,
+        "last_activity_at": last_activity.map(|at| at.to_rfc3339_opts(SecondsFormat::Millis, true)),
+        "context_budget_pct": null,
+        "current_state": info.state.as_str(),
+        "delivery_mode": info.mode.as_str(),
+        "pending": info.pending_count,
+        "harness": agent.harness,
+    })
+}
+
+#[derive(Debug, Deserialize)]
+struct ChannelsBody {
+    channels: Vec<String>,
+}
+
+/// `POST /api/spawned/{name}/subscribe`
+pub(super) async fn subscribe(ready: Ready, Path(name): Path<String>, body: Body) -> ApiResult<Json<Value>> {
+    change_channels(&ready, &name, &body, "join").await
+}
+
+/// `POST /api/spawned/{name}/unsubscribe`
+pub(super) async fn unsubscribe(ready: Ready, Path(name): Path<String>, body: Body) -> ApiResult<Json<Value>> {
+    change_channels(&ready, &name, &body, "leave").await
+}
+
+async fn change_channels(ready: &Ready, name: &str, body: &Body, verb: &str) -> ApiResult<Json<Value>> {
+    let body: ChannelsBody = body.parse()?;
+    let (services, agent) = (&ready.services, ready.services.agents.get(name)?);
+    let channels: Vec<String> =
+        body.channels.iter().map(|channel| channel.trim_start_matches('#').to_owned()).collect();
+    for channel in &channels {
+        let path = ["channels", channel.as_str(), verb];
+        services.engine.call(Request::post(&path, &agent.token, json!({}))).await?;
+    }
+    let event =
+        if verb == "join" { Event::ChannelSubscribed { channels } } else { Event::ChannelUnsubscribed { channels } };
+    services.hub.publish(name, &event);
+    Ok(Json(json!({ "name": name, "channels": joined_channels(ready, &agent).await? })))
+}
+
+/// The agent's channels as the engine knows them.
+async fn joined_channels(ready: &Ready, agent: &AgentHandle) -> Result<Vec<String>, EngineError> {
+    let own = ready.services.engine.call(Request::get(&["agent"], &agent.token)).await?;
+    let channels = own["channels"].as_array().cloned().unwrap_or_default();
+    let name = |channel: &Value| channel["name"].as_str().or(channel.as_str()).map(str::to_owned);
+    Ok(channels.iter().filter_map(name).collect())
+}

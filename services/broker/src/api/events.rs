@@ -1,0 +1,91 @@
+//! The event stream and the replay of missed events.
+
+use axum::{
+    Json,
+    extract::{
+        Query,
+        ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code},
+    },
+    http::StatusCode,
+    response::{IntoResponse as _, Response},
+};
+use serde::Deserialize;
+use serde_json::{Value, json, value::RawValue};
+use tokio::time::{Duration, Instant, interval};
+
+use super::{error::ApiError, extract::Ready};
+use crate::events::{Next, Subscription};
+
+const PING_EVERY: Duration = Duration::from_secs(30);
+const SILENCE: Duration = Duration::from_secs(60);
+const MAX_FRAME: usize = 1 << 20;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct SinceQuery {
+    #[serde(rename = "sinceSeq", alias = "since_seq")]
+    since_seq: Option<u64>,
+}
+
+/// `GET /api/events/replay`
+pub(super) async fn replay(ready: Ready, Query(query): Query<SinceQuery>) -> Json<Value> {
+    let replay = ready.services.hub.replay(query.since_seq.unwrap_or(0));
+    let events: Vec<Box<RawValue>> =
+        replay.events.iter().filter_map(|event| RawValue::from_string(event.to_string()).ok()).collect();
+    Json(json!({ "events": events, "gap": replay.gap, "oldestAvailable": replay.oldest_available }))
+}
+
+/// `GET /ws`
+pub(super) async fn stream(ready: Ready, Query(query): Query<SinceQuery>, upgrade: WebSocketUpgrade) -> Response {
+    match ready.services.hub.subscribe(query.since_seq.unwrap_or(0)) {
+        Some(subscription) => {
+            let closing = ready.0.inner.closing.clone();
+            upgrade.max_message_size(MAX_FRAME).on_upgrade(async move |socket| {
+                closing.run_until_cancelled_owned(serve(socket, subscription)).await;
+            })
+        }
+        None => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_subscribers", "64 subscribers are connected")
+            .into_response(),
+    }
+}
+
+async fn serve(mut socket: WebSocket, mut subscription: Subscription) {
+    let mut pings = interval(PING_EVERY);
+    let mut last_inbound = Instant::now();
+    loop {
+        let sent = tokio::select! {
+            next = subscription.next() => match next {
+                Next::Events(events) => send_all(&mut socket, events).await,
+                Next::FellBehind => {
+                    let frame = CloseFrame { code: close_code::AGAIN, reason: "too slow".into() };
+                    // The reader may have gone.
+                    let _ = socket.send(Message::Close(Some(frame))).await;
+                    return;
+                }
+            },
+            message = socket.recv() => {
+                last_inbound = Instant::now();
+                match message {
+                    Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+                    Some(Ok(_)) => Ok(()),
+                }
+            }
+            _ = pings.tick() => {
+                if last_inbound.elapsed() >= SILENCE {
+                    return;
+                }
+                socket.send(Message::Ping(Vec::new().into())).await
+            }
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
+}
+
+async fn send_all(socket: &mut WebSocket, events: Vec<std::sync::Arc<str>>) -> Result<(), axum::Error> {
+    for event in events {
+        socket.send(Message::text(&*event)).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,75 @@
+//! Bodies and the broker, as handlers take them.
+
+use axum::{
+    body::Bytes,
+    extract::{FromRequest, FromRequestParts, Request},
+    http::{StatusCode, request::Parts},
+};
+use serde::de::DeserializeOwned;
+
+use super::{
+    Api, Broker,
+    error::{ApiError, ApiResult},
+};
+
+/// Body of a request as bytes; too large ones are refused.
+pub(super) struct Body(Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for Body {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> ApiResult<Self> {
+        match Bytes::from_request(request, state).await {
+            Ok(bytes) => Ok(Self(bytes)),
+            Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+                Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", "the body is above 8 MiB"))
+            }
+            Err(rejection) => Err(ApiError::invalid(rejection.body_text())),
+        }
+    }
+}
+
+impl Body {
+    /// Parses the body.
+    pub(super) fn parse<T: DeserializeOwned>(&self) -> ApiResult<T> {
+        serde_json::from_slice(&self.0).map_err(|error| ApiError::invalid(format!("the body cannot be read: {error}")))
+    }
+
+    /// Parses the body; an empty one is the default.
+    pub(super) fn parse_optional<T: DeserializeOwned + Default>(&self) -> ApiResult<T> {
+        if self.0.iter().all(u8::is_ascii_whitespace) { Ok(T::default()) } else { self.parse() }
+    }
+}
+
+/// The broker, for handlers behind the readiness check.
+pub(crate) struct Ready(pub(super) Api);
+
+impl FromRequestParts<Api> for Ready {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(_: &mut Parts, api: &Api) -> ApiResult<Self> {
+        match api.broker() {
+            Some(_) => Ok(Self(api.clone())),
+            None => Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", "the broker is starting")),
+        }
+    }
+}
+
+impl Ready {
+    /// State of the routes.
+    pub(crate) fn api(&self) -> Api {
+        self.0.clone()
+    }
+}
+
+impl std::ops::Deref for Ready {
+    type Target = Broker;
+
+    fn deref(&self) -> &Broker {
+        match self.0.broker() {
+            Some(broker) => broker,
+            // The extractor has checked it, and it is set once.
+            None => unreachable!("the broker was ready"),
+        }
+    }
+}

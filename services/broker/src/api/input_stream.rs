@@ -1,0 +1,109 @@
+//! `GET /api/input/{name}/stream`: keys over a WebSocket, with an ack for each frame in order.
+
+use axum::{
+    extract::{
+        Path,
+        ws::{Message, WebSocket, WebSocketUpgrade},
+    },
+    response::Response,
+};
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::{error::ApiError, extract::Ready};
+use crate::agents::{AgentError, AgentHandle};
+
+const MAX_FRAME: usize = 1 << 20;
+
+/// Opens the stream. An unknown agent is refused after the upgrade: clients cannot read the body of a refused one.
+pub(super) async fn open(ready: Ready, Path(name): Path<String>, upgrade: WebSocketUpgrade) -> Response {
+    let agent = ready.services.agents.get(&name);
+    let closing = ready.0.inner.closing.clone();
+    upgrade.max_message_size(MAX_FRAME).on_upgrade(async move |socket| {
+        closing.run_until_cancelled_owned(serve(socket, name, agent)).await;
+    })
+}
+
+async fn serve(mut socket: WebSocket, name: String, agent: Result<AgentHandle, AgentError>) {
+    let agent = match agent {
+        Ok(agent) => agent,
+        Err(error) => return refuse(&mut socket, error.into()).await,
+    };
+    let ready = json!({ "type": "pty_input_ready", "name": name });
+    if send(&mut socket, &ready).await.is_err() {
+        return;
+    }
+    while let Some(Ok(message)) = socket.recv().await {
+        let keys = match message {
+            Message::Text(text) => keys_of(text.as_str()),
+            Message::Binary(bytes) => match std::str::from_utf8(&bytes) {
+                Ok(_) => Ok(bytes),
+                Err(_) => Err("the frame is not UTF-8"),
+            },
+            Message::Ping(_) | Message::Pong(_) => continue,
+            Message::Close(_) => return,
+        };
+        let answer = match keys {
+            Ok(keys) => match agent.type_keys(keys).await {
+                Ok(count) => json!({ "type": "pty_input_ack", "name": name, "bytes_written": count }),
+                Err(error) => return refuse(&mut socket, error.into()).await,
+            },
+            Err(problem) => error_frame("invalid_input", problem, 400),
+        };
+        if send(&mut socket, &answer).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Keys of a text frame: the `data` of a `pty_input` object, or the text itself.
+fn keys_of(text: &str) -> Result<Bytes, &'static str> {
+    let parsed = text.starts_with('{').then(|| serde_json::from_str::<Value>(text).ok()).flatten();
+    match parsed.filter(|object| object["type"] == "pty_input") {
+        Some(object) => match object["data"].as_str() {
+            Some(data) => Ok(data.to_owned().into()),
+            None => Err("pty_input needs data, a string"),
+        },
+        None => Ok(text.to_owned().into()),
+    }
+}
+
+async fn refuse(socket: &mut WebSocket, error: ApiError) {
+    let frame = error_frame(error.code(), error.message(), error.status().as_u16());
+    if send(socket, &frame).await.is_ok() {
+        // The client may have closed first.
+        let _ = socket.send(Message::Close(None)).await;
+    }
+}
+
+fn error_frame(code: &str, message: &str, status: u16) -> Value {
+    json!({
+        "type": "pty_input_error",
+        "code": code,
+        "message": message,
+        "retryable": status >= 500,
+        "statusCode": status,
+    })
+}
+
+async fn send(socket: &mut WebSocket, frame: &Value) -> Result<(), axum::Error> {
+    socket.send(Message::text(frame.to_string())).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_keys_unless_they_say_otherwise() {
+        for (frame, keys) in [
+            ("ls\r", Ok("ls\r")),
+            (r#"{"type":"pty_input","data":"\u0003"}"#, Ok("\u{3}")),
+            (r#"{"type":"other"}"#, Ok(r#"{"type":"other"}"#)),
+            ("{", Ok("{")),
+            (r#"{"type":"pty_input"}"#, Err("pty_input needs data, a string")),
+        ] {
+            assert_eq!(keys_of(frame), keys.map(|keys: &str| Bytes::from(keys.to_owned())), "{frame}");
+        }
+    }
+}

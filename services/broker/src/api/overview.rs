@@ -1,0 +1,106 @@
+//! Status, figures and crashes.
+
+use std::sync::atomic::Ordering;
+
+use axum::{
+    Json,
+    extract::Query,
+    http::header,
+    response::{IntoResponse, Response},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{agents::entry, error::ApiResult, extract::Ready};
+use crate::{
+    agents::{AgentCommand, AgentError},
+    clock,
+};
+
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct MetricsQuery {
+    agent: Option<String>,
+}
+
+/// `GET /api/metrics`
+pub(super) async fn metrics(ready: Ready, Query(query): Query<MetricsQuery>) -> ApiResult<Json<Value>> {
+    let services = &ready.services;
+    let agents = match &query.agent {
+        Some(name) => vec![services.agents.get(name)?],
+        None => services.agents.list(),
+    };
+    let usage = services.host.usage().await.map_err(|error| AgentError::State(error.to_string()))?;
+    let shown = agents.iter().map(|agent| {
+        let info = agent.info.borrow();
+        let identity = info.terminal.as_ref().map(relay_pty::Terminal::identity);
+        let memory = identity.and_then(|identity| usage.get(&identity)).map_or(0, |usage| usage.resident_bytes);
+        let uptime_ms = clock::unix_ms() - info.started_ms;
+        json!({ "name": agent.spec.name, "pid": info.pid(), "memory_bytes": memory, "uptime_secs": uptime_ms / 1000 })
+    });
+    Ok(Json(json!({
+        "agents": shown.collect::<Vec<_>>(),
+        "broker": {
+            "uptime_secs": clock::uptime().as_secs(),
+            "total_agents_spawned": services.counters.spawned.load(Ordering::Relaxed),
+            "total_crashes": services.crashes.total(),
+            "total_restarts": services.counters.restarts.load(Ordering::Relaxed),
+            "active_agents": services.agents.list().len(),
+        },
+    })))
+}
+
+/// `GET /api/status`
+pub(super) async fn status(ready: Ready) -> Json<Value> {
+    let services = &ready.services;
+    let agents = services.agents.list();
+    let now_ms = clock::unix_ms();
+    let mut pending = Vec::new();
+    for agent in &agents {
+        // An agent that ends meanwhile has nothing pending.
+        let typed = agent.ask(|reply| AgentCommand::Unsettled { reply }).await.unwrap_or_default();
+        let waiting = agent.ask(|reply| AgentCommand::Pending { reply }).await.unwrap_or_default();
+        for (message, attempts) in typed.into_iter().chain(waiting.into_iter().map(|message| (message, 0))) {
+            pending.push(json!({
+                "delivery_id": message.delivery_id,
+                "worker_name": agent.spec.name,
+                "event_id": message.event_id,
+                "from": message.from,
+                "to": message.target,
+                "attempts": attempts,
+                "queued_at_ms": message.queued_at_ms,
+                "age_ms": now_ms - message.queued_at_ms,
+            }));
+        }
+    }
+    let identity = &services.identity;
+    Json(json!({
+        "agent_count": agents.len(),
+        "agents": agents.iter().map(entry).collect::<Vec<_>>(),
+        "pending_delivery_count": pending.len(),
+        "pending_deliveries": pending,
+        "auth": {
+            "authenticated": true,
+            "workspace_count": 1,
+            "default_workspace_id": identity.workspace_id,
+            "workspaces": [{
+                "workspace_id": identity.workspace_id,
+                "workspace_alias": identity.workspace_alias,
+                "self_name": identity.agent_name,
+                "self_agent_id": identity.agent_id,
+                "authenticated": true,
+                "default": true,
+            }],
+        },
+    }))
+}
+
+/// `GET /api/crash-insights`
+pub(super) async fn crash_insights(ready: Ready) -> Json<crate::agents::CrashInsights> {
+    Json(ready.services.crashes.insights(clock::unix_ms()))
+}
+
+/// `GET /metrics`: Prometheus text.
+pub(super) async fn prometheus(ready: Ready) -> Response {
+    let text = ready.0.inner.metrics.render();
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}

@@ -1,0 +1,86 @@
+//! Reports of agents about themselves, with secrets of their own: results and acks.
+
+use axum::{
+    Json,
+    http::{HeaderMap, StatusCode},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    access::secret,
+    error::{ApiError, ApiResult},
+    extract::{Body, Ready},
+};
+use crate::{agents::AgentCommand, events::Event, injection::AckAnswer};
+
+/// Largest structured result.
+const MAX_RESULT: usize = 1 << 20;
+
+#[derive(Debug, Deserialize)]
+struct AckBody {
+    #[serde(default, alias = "deliveryId")]
+    delivery_id: Option<String>,
+    #[serde(default, alias = "eventId")]
+    event_id: Option<String>,
+}
+
+/// `POST /api/delivery-ack`
+pub(super) async fn ack(ready: Ready, headers: HeaderMap, body: Body) -> ApiResult<Json<Value>> {
+    let token = secret(&headers, "x-agent-ack-token").unwrap_or_default();
+    let agent = ready.services.agents.find_by_secret(token, |agent| &agent.ack_token).ok_or_else(unauthorized)?;
+    let AckBody { delivery_id, event_id } = body.parse()?;
+    if delivery_id.is_none() && event_id.is_none() {
+        return Err(ApiError::invalid("delivery_id or event_id is needed"));
+    }
+    match agent.ask(|reply| AgentCommand::Ack { delivery_id, event_id, reply }).await? {
+        AckAnswer::Accepted => Ok(Json(json!({ "success": true, "level": "L2", "method": "mcp" }))),
+        AckAnswer::NotFound => {
+            Err(ApiError::new(StatusCode::NOT_FOUND, "delivery_not_found", "no such delivery is outstanding"))
+        }
+        AckAnswer::Failed => Err(ApiError::new(StatusCode::CONFLICT, "delivery_failed", "the delivery has failed")),
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct ResultBody {
+    #[serde(default, deserialize_with = "relay_wire::field::present")]
+    data: Option<Option<Value>>,
+    #[serde(default)]
+    r#final: Option<bool>,
+    #[serde(default)]
+    metadata: Value,
+    #[serde(default, alias = "agent")]
+    name: Option<String>,
+}
+
+/// `POST /api/agent-result`
+pub(super) async fn result(ready: Ready, headers: HeaderMap, body: Body) -> ApiResult<Json<Value>> {
+    let token = secret(&headers, "x-agent-result-token").unwrap_or_default();
+    let agent = ready.services.agents.find_by_secret(token, |agent| &agent.result_token);
+    let agent = agent.ok_or_else(|| unauthorized().flagged())?;
+    let name = agent.spec.name.clone();
+    let flagged = |error: ApiError| error.flagged_with("name", &name);
+    let body: ResultBody = body.parse().map_err(flagged)?;
+    if body.name.is_some_and(|given| given != name) {
+        return Err(flagged(unauthorized()));
+    }
+    let data = body.data.ok_or_else(|| flagged(ApiError::invalid("data is needed")))?.unwrap_or(Value::Null);
+    if data.to_string().len() > MAX_RESULT {
+        let error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", "a result is above 1 MiB");
+        return Err(flagged(error));
+    }
+    let result_id = format!("ar_{}", uuid::Uuid::new_v4().simple());
+    let event = Event::AgentResult {
+        result_id: result_id.clone(),
+        data,
+        r#final: body.r#final.unwrap_or(true),
+        metadata: body.metadata,
+    };
+    ready.services.hub.publish(&name, &event);
+    Ok(Json(json!({ "success": true, "name": name, "result_id": result_id })))
+}
+
+fn unauthorized() -> ApiError {
+    ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", "the agent's token is missing or wrong")
+}

@@ -1,0 +1,80 @@
+//! The broker itself: health, session, lease, shutdown.
+
+use axum::{Json, extract::State};
+use serde_json::{Value, json};
+
+use super::{Api, extract::Ready};
+use crate::{clock, engine::Identity, version::VERSION};
+
+/// Version of this API.
+const PROTOCOL_VERSION: u32 = 2;
+
+/// `GET /health`: true figures, and no secret.
+pub(super) async fn health(State(api): State<Api>) -> Json<Value> {
+    let services = api.broker().map(|broker| &broker.services);
+    let identity = services.map(|services| &services.identity);
+    let is_connected = services.is_some_and(|services| services.link.is_up());
+    let agents = services.map(|services| services.agents.list()).unwrap_or_default();
+    let pending: usize = agents.iter().map(|agent| agent.info.borrow().pending_count).sum();
+    Json(json!({
+        "status": if is_connected { "ok" } else { "degraded" },
+        "service": "agent-relay-listen",
+        "version": VERSION,
+        "uptimeMs": clock::uptime().as_millis() as u64,
+        "workspaceId": identity.map(|identity| &identity.workspace_id),
+        "defaultWorkspaceId": identity.map(|identity| &identity.workspace_id),
+        "memberships": identity.map(|identity| memberships(identity)).unwrap_or_else(|| json!([])),
+        "agentCount": agents.len(),
+        "pendingDeliveryCount": pending,
+        "wsConnections": api.inner.hub.subscriber_count(),
+        "memoryMb": memory_mb(),
+        "relaycastConnected": is_connected,
+    }))
+}
+
+/// `GET /api/session`
+pub(super) async fn show(ready: Ready) -> Json<Value> {
+    let services = &ready.services;
+    Json(json!({
+        "broker_version": VERSION,
+        "protocol_version": PROTOCOL_VERSION,
+        "workspace_key": services.identity.workspace_key,
+        "relay_base_url": services.engine.base_url(),
+        "default_workspace_id": services.identity.workspace_id,
+        "mode": if ready.0.inner.lease.is_persistent() { "persist" } else { "ephemeral" },
+        "uptime_secs": clock::uptime().as_secs(),
+    }))
+}
+
+/// `POST /api/session/renew`
+pub(super) async fn renew(ready: Ready) -> Json<Value> {
+    let lease = &ready.0.inner.lease;
+    Json(json!({ "renewed": true, "expires_in_secs": lease.renew(), "persist": lease.is_persistent() }))
+}
+
+/// `GET /api/config`
+pub(super) async fn config(ready: Ready) -> Json<Value> {
+    let identity = &ready.services.identity;
+    Json(json!({
+        "workspaceKey": identity.workspace_key,
+        "defaultWorkspaceId": identity.workspace_id,
+        "memberships": memberships(identity),
+    }))
+}
+
+/// `POST /api/shutdown`: answers first.
+pub(super) async fn shutdown(ready: Ready) -> Json<Value> {
+    ready.0.inner.stop.cancel();
+    Json(json!({ "status": "shutting_down" }))
+}
+
+pub(super) fn memberships(identity: &Identity) -> Value {
+    json!([{ "workspace_id": identity.workspace_id, "workspace_alias": identity.workspace_alias }])
+}
+
+/// Resident memory of this process.
+fn memory_mb() -> Option<u64> {
+    let statistics = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statistics.split_whitespace().nth(1)?.parse().ok()?;
+    Some((pages * rustix::param::page_size() as u64) >> 20)
+}

@@ -1,0 +1,216 @@
+//! Agents: spawn, release, preflight.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use axum::{Json, extract::Path};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    Broker,
+    error::{ApiError, ApiResult},
+    extract::{Body, Ready},
+};
+use crate::agents::{AgentCommand, AgentError, AgentSpec, RestartPolicy, Services, SpawnSource};
+
+const DEFAULT_CLI: &str = "claude";
+const DEFAULT_IDLE_SECS: u64 = 30;
+/// How an agent is told to end after its task.
+const EXIT_INSTRUCTION: &str = "When the task is done, print /exit on a line of its own.";
+
+/// Body of `POST /api/spawn`. Drivers write the keys in camel case or in snake case.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct SpawnBody {
+    pub(crate) name: String,
+    pub(crate) cli: Option<String>,
+    pub(crate) args: Vec<String>,
+    #[serde(alias = "runtime")]
+    pub(crate) transport: Option<String>,
+    pub(crate) provider: Option<String>,
+    pub(crate) model: Option<String>,
+    #[serde(alias = "initial_task", alias = "initialTask")]
+    pub(crate) task: Option<String>,
+    pub(crate) channels: Vec<String>,
+    pub(crate) cwd: Option<String>,
+    pub(crate) team: Option<String>,
+    pub(crate) parent: Option<String>,
+    #[serde(alias = "idle_threshold_secs")]
+    pub(crate) idle_threshold_secs: Option<u64>,
+    #[serde(alias = "restart_policy")]
+    pub(crate) restart_policy: Option<RestartPolicy>,
+    #[serde(alias = "harness_config", alias = "harnessPlan", alias = "harness_plan")]
+    pub(crate) harness_config: Option<HarnessConfig>,
+    #[serde(alias = "spawn_mode")]
+    pub(crate) spawn_mode: Option<String>,
+    #[serde(alias = "exit_after_task")]
+    pub(crate) exit_after_task: bool,
+    #[serde(alias = "skip_relay_prompt")]
+    pub(crate) skip_relay_prompt: bool,
+    #[serde(alias = "agent_token")]
+    pub(crate) agent_token: Option<String>,
+    #[serde(alias = "agent_result_schema", alias = "resultSchema", alias = "result_schema")]
+    pub(crate) agent_result_schema: Option<Value>,
+    #[serde(alias = "session_id")]
+    pub(crate) session_id: Option<String>,
+    #[serde(alias = "harness_id")]
+    pub(crate) harness_id: Option<Value>,
+    #[serde(skip)]
+    pub(crate) invocation_id: Option<String>,
+}
+
+/// Program that a driver has resolved by itself.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct HarnessConfig {
+    runtime: Option<String>,
+    command: Option<String>,
+    args: Vec<String>,
+    cwd: Option<String>,
+    env: BTreeMap<String, String>,
+    #[serde(alias = "session_id")]
+    session_id: Option<String>,
+}
+
+/// `POST /api/spawn`
+pub(super) async fn spawn(ready: Ready, body: Body) -> ApiResult<Json<Value>> {
+    let body: SpawnBody = body.parse().map_err(ApiError::flagged)?;
+    let name = body.name.clone();
+    let flagged = |error: ApiError| error.flagged_with("name", &name);
+    let spec = body.into_spec(&ready.services).map_err(|error| flagged(error.into()))?;
+    let answer = start_agent(&ready, spec, SpawnSource::HttpApi).await;
+    Ok(Json(answer.map_err(|error| flagged(error.into()))?))
+}
+
+/// Starts an agent, also when the caller gives up, and returns the answer for drivers.
+pub(crate) async fn start_agent(broker: &Broker, spec: AgentSpec, source: SpawnSource) -> Result<Value, AgentError> {
+    let (name, model, session) = (spec.name.clone(), spec.model.clone(), spec.session_id.clone());
+    let spawner = broker.spawner.clone();
+    let running = broker.services.tasks.spawn(async move { spawner.spawn(spec, source, Vec::new()).await });
+    let spawned = running.await.map_err(|error| AgentError::State(error.to_string()))??;
+    Ok(json!({
+        "success": true,
+        "name": name,
+        "runtime": "pty",
+        "model": model,
+        "sessionId": session,
+        "pid": spawned.pid,
+        "pre_registered": spawned.pre_registered,
+        "warning": spawned.warning,
+    }))
+}
+
+impl SpawnBody {
+    /// Checks the request and resolves the program.
+    pub(crate) fn into_spec(self, services: &Services) -> Result<AgentSpec, AgentError> {
+        let invalid = |text: &str| Err(AgentError::Invalid(text.to_owned()));
+        if self.name.trim().is_empty() || self.name.contains(['\n', '\r']) {
+            return invalid("name must be one line and not blank");
+        }
+        if self.harness_id.is_some_and(|id| !id.is_null()) {
+            return invalid("harnessId is not supported, send harnessConfig");
+        }
+        let config = self.harness_config.unwrap_or_default();
+        let runtimes = [self.transport.as_deref(), config.runtime.as_deref()];
+        if runtimes.into_iter().flatten().any(|runtime| runtime != "pty") {
+            return invalid("only the runtime pty is supported");
+        }
+        let exits = match self.spawn_mode.as_deref().map(str::to_ascii_lowercase).as_deref() {
+            None | Some("interactive") => self.exit_after_task,
+            Some("task_exit" | "task-exit" | "single_shot" | "single-shot") => true,
+            Some(_) => return invalid("spawnMode must be interactive or task_exit"),
+        };
+        let label = self.cli.filter(|cli| !cli.trim().is_empty());
+        let command_line = config.command.clone().or(label.clone()).unwrap_or_else(|| DEFAULT_CLI.to_owned());
+        let words = shell_words::split(&command_line);
+        let words = words.map_err(|error| AgentError::Invalid(format!("cli cannot be split: {error}")))?;
+        let mut words = words.into_iter();
+        let Some(mut program) = words.next().filter(|program| !program.is_empty()) else {
+            return invalid("cli names no program");
+        };
+        let mut model = self.model.filter(|model| !model.is_empty());
+        let harness = match (services.harnesses.find(&program), program.split_once(':')) {
+            (None, Some((base, named))) if services.harnesses.find(base).is_some() => {
+                model = model.or_else(|| Some(named.to_owned()));
+                program = base.to_owned();
+                services.harnesses.find(&program)
+            }
+            (found, _) => found,
+        };
+        let own_args = if config.command.is_some() { config.args } else { self.args };
+        let cwd = config.cwd.or(self.cwd).filter(|cwd| !cwd.is_empty()).map(PathBuf::from);
+        let settings = &services.settings;
+        let cwd = cwd.map(|cwd| settings.working_directory.join(cwd));
+        let given_session = config.session_id.or(self.session_id).filter(|session| !session.is_empty());
+        let can_choose = harness.as_ref().is_some_and(|entry| !entry.session_new_args.is_empty());
+        let session_id =
+            given_session.or_else(|| (can_choose && !self.skip_relay_prompt).then(|| uuid::Uuid::new_v4().to_string()));
+        let channels = if self.channels.is_empty() { settings.default_channels.clone() } else { self.channels };
+        let task = self.task.filter(|task| !task.trim().is_empty());
+        Ok(AgentSpec {
+            name: self.name,
+            cli: label.unwrap_or_else(|| command_line.clone()),
+            program,
+            args: words.chain(own_args).collect(),
+            cwd,
+            env: config.env,
+            provider: self.provider.or_else(|| harness.as_ref().map(|entry| entry.name.clone())),
+            model,
+            task: task.map(|task| if exits { format!("{task}\n{EXIT_INSTRUCTION}") } else { task }),
+            channels: channels.iter().map(|name| name.trim_start_matches('#').to_owned()).collect(),
+            team: self.team,
+            parent: self.parent,
+            is_resumable: session_id.is_some()
+                && harness.as_ref().is_some_and(|entry| !entry.session_resume_args.is_empty()),
+            session_id,
+            idle_threshold_secs: self.idle_threshold_secs.unwrap_or(DEFAULT_IDLE_SECS),
+            restart_policy: self.restart_policy,
+            skip_relay_prompt: self.skip_relay_prompt,
+            agent_token: self.agent_token,
+            result_schema: self.agent_result_schema,
+            invocation_id: self.invocation_id,
+        })
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ReleaseBody {
+    reason: Option<String>,
+}
+
+/// `DELETE /api/spawned/{name}`: 200 for an unknown name too.
+pub(super) async fn release(ready: Ready, Path(name): Path<String>, body: Body) -> ApiResult<Json<Value>> {
+    let body: ReleaseBody = body.parse_optional().map_err(|error| error.flagged_with("name", &name))?;
+    release_agent(&ready.services, &name, body.reason).await;
+    Ok(Json(json!({ "success": true, "name": name })))
+}
+
+/// Releases an agent and waits until it has ended.
+pub(crate) async fn release_agent(services: &Services, name: &str, reason: Option<String>) {
+    if let Ok(agent) = services.agents.get(name) {
+        // An agent that ends by itself meanwhile is released as well.
+        let _ = agent.ask(|reply| AgentCommand::Release { reason, reply }).await;
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct PreflightBody {
+    agents: Vec<PreflightAgent>,
+}
+
+#[derive(Debug, Deserialize)]
+struct PreflightAgent {
+    #[serde(default)]
+    cli: String,
+}
+
+/// `POST /api/preflight`: resolves harnesses and starts nothing.
+pub(super) async fn preflight(ready: Ready, body: Body) -> ApiResult<Json<Value>> {
+    let body: PreflightBody = body.parse()?;
+    for agent in &body.agents {
+        let is_known = ready.services.harnesses.find(&agent.cli).is_some();
+        tracing::debug!(cli = agent.cli, is_known, "an agent is announced");
+    }
+    Ok(Json(json!({ "queued": body.agents.len() })))
+}

@@ -1,0 +1,125 @@
+//! The command line.
+
+use std::{net::IpAddr, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand};
+
+/// Node of a Relay workspace: hosts command-line agents in terminals and proves that messages reached them.
+#[derive(Debug, Parser)]
+#[command(name = "agent-relay-broker", version)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Runs the broker in the foreground.
+    Init(Box<Init>),
+    /// Prints the screen of an agent.
+    DumpPty(DumpPty),
+    /// Confirms a message from inside an agent.
+    Ack(Ack),
+    /// Answers questions about verification: JSON lines in, JSON lines out.
+    Verify,
+}
+
+/// Settings of the broker.
+#[derive(Debug, Args)]
+pub(crate) struct Init {
+    /// Name of the broker and its node; the directory's base name by default.
+    #[arg(long, visible_aliases = ["name", "broker-name"], env = "AGENT_RELAY_BROKER_NAME")]
+    pub(crate) instance_name: Option<String>,
+    /// Key of the workspace. Without one a workspace is created.
+    #[arg(long, env = "AGENT_RELAY_WORKSPACE_KEY", hide_env_values = true)]
+    pub(crate) workspace_key: Option<String>,
+    /// Channels of the broker's own agent.
+    #[arg(long, value_delimiter = ',', default_value = "general")]
+    pub(crate) channels: Vec<String>,
+    /// Port of the listen API; 0 for any.
+    #[arg(long, env = "AGENT_RELAY_API_PORT", default_value_t = 0)]
+    pub(crate) api_port: u16,
+    /// Address of the listen API. It controls every agent: beyond loopback only behind a guard.
+    #[arg(long, env = "AGENT_RELAY_API_BIND", default_value = "127.0.0.1")]
+    pub(crate) api_bind: IpAddr,
+    /// Runs without an owner's lease and keeps its state in the working directory.
+    #[arg(long, env = "AGENT_RELAY_PERSIST")]
+    pub(crate) persist: bool,
+    /// Directory of the state.
+    #[arg(long, env = "AGENT_RELAY_STATE_DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Greatest number of agents; 0 for any. The documented maximum is 500.
+    #[arg(long, env = "AGENT_RELAY_MAX_AGENTS", default_value_t = 0)]
+    pub(crate) max_agents: u32,
+    /// Harnesses that the engine may start here.
+    #[arg(long, env = "AGENT_RELAY_NODE_HARNESSES", value_delimiter = ',')]
+    pub(crate) spawn: Vec<String>,
+    /// TOML file with entries for agent programs.
+    #[arg(long, env = "AGENT_RELAY_HARNESSES")]
+    pub(crate) harnesses: Option<PathBuf>,
+    /// Starts the agents of the last broker again, also after a stop in order.
+    #[arg(long, env = "AGENT_RELAY_RESUME")]
+    pub(crate) resume: bool,
+    /// Gives agents the workspace key, which published clients expect.
+    #[arg(long, env = "AGENT_RELAY_SHARE_WORKSPACE_KEY", default_value_t = true, action = clap::ArgAction::Set)]
+    pub(crate) share_workspace_key: bool,
+    /// Starts known programs with the arguments that switch their permission questions off.
+    #[arg(long, env = "AGENT_RELAY_ALLOW_PERMISSION_BYPASS")]
+    pub(crate) allow_permission_bypass: bool,
+    /// Messages of high priority count as delivered only when the agent has confirmed them.
+    #[arg(long, env = "AGENT_RELAY_CONFIRM_HIGH_PRIORITY")]
+    pub(crate) confirm_high_priority: bool,
+    /// Address of /metrics, /health and /ready without a key.
+    #[arg(long, env = "AGENT_RELAY_METRICS")]
+    pub(crate) metrics: Option<std::net::SocketAddr>,
+    /// Base URL of the engine.
+    #[arg(long, env = "RELAYCAST_BASE_URL")]
+    pub(crate) engine_url: Option<String>,
+    /// Base URL of the engine's sockets, if it differs.
+    #[arg(long, env = "RELAYCAST_WS_URL")]
+    pub(crate) engine_socket_url: Option<String>,
+    /// Key of the listen API; invented when absent.
+    #[arg(long, env = "RELAY_BROKER_API_KEY", hide_env_values = true)]
+    pub(crate) api_key: Option<String>,
+    /// Node token made elsewhere.
+    #[arg(long, env = "RELAY_NODE_TOKEN", hide_env_values = true)]
+    pub(crate) node_token: Option<String>,
+    /// Type of the broker's own agent.
+    #[arg(long, env = "RELAY_AGENT_TYPE", default_value = "human")]
+    pub(crate) agent_type: String,
+    /// Channels of agents that are spawned without any.
+    #[arg(long, env = "RELAY_DEFAULT_CHANNELS", value_delimiter = ',', default_value = "general,engineering")]
+    pub(crate) default_channels: Vec<String>,
+    /// Command of the MCP server that agents get.
+    #[arg(long, env = "AGENT_RELAY_MCP_COMMAND", default_value = "npx -y agent-relay mcp")]
+    pub(crate) mcp_command: String,
+}
+
+/// Arguments of `dump-pty`.
+#[derive(Debug, Args)]
+pub(crate) struct DumpPty {
+    /// Name of the agent.
+    pub(crate) name: String,
+    /// `plain` or `ansi`.
+    #[arg(long, default_value = "plain")]
+    pub(crate) format: String,
+    /// URL of the broker.
+    #[arg(long, env = "RELAY_BROKER_URL")]
+    pub(crate) broker_url: Option<String>,
+    /// Key of the broker.
+    #[arg(long, env = "RELAY_BROKER_API_KEY", hide_env_values = true)]
+    pub(crate) api_key: Option<String>,
+    /// State directory of the broker, when URL and key are not given.
+    #[arg(long, env = "AGENT_RELAY_STATE_DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+}
+
+/// Arguments of `ack`.
+#[derive(Debug, Args)]
+pub(crate) struct Ack {
+    pub(crate) delivery_id: String,
+    pub(crate) event_id: String,
+    /// Folder of the agent's ack files.
+    #[arg(long, env = "AGENT_RELAY_ACK_DIR")]
+    pub(crate) ack_dir: PathBuf,
+}

@@ -1,0 +1,58 @@
+//! [`EngineError`]: why a call of the engine failed.
+
+use std::error::Error as _;
+
+/// Failed call of the engine.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum EngineError {
+    /// No answer: the connection failed or broke.
+    #[error("cannot reach {url}: {reason}")]
+    Unreachable { url: String, reason: String },
+    /// No answer in time.
+    #[error("{url} has not answered in time")]
+    TimedOut { url: String },
+    /// The engine refused the request.
+    #[error("the engine refused the request: {message} ({code}, {status})")]
+    Refused { status: u16, code: String, message: String },
+    /// The answer is not what the protocol says.
+    #[error("the engine's answer cannot be read: {0}")]
+    Unreadable(String),
+}
+
+impl EngineError {
+    pub(super) fn from_transport(url: &str, error: &reqwest::Error) -> Self {
+        if error.is_timeout() {
+            return Self::TimedOut { url: url.to_owned() };
+        }
+        // The innermost cause is the operating system's reason.
+        let mut reason = error.to_string();
+        let mut cause = error.source();
+        while let Some(next) = cause {
+            reason = next.to_string();
+            cause = next.source();
+        }
+        Self::Unreachable { url: url.to_owned(), reason }
+    }
+
+    /// Status and code of a refusal.
+    pub(crate) fn refusal(&self) -> Option<(u16, &str)> {
+        match self {
+            Self::Refused { status, code, .. } => Some((*status, code)),
+            Self::Unreachable { .. } | Self::TimedOut { .. } | Self::Unreadable(_) => None,
+        }
+    }
+
+    /// Returns whether the engine refused with this code.
+    pub(crate) fn has_code(&self, code: &str) -> bool {
+        self.refusal().is_some_and(|(_, refused)| refused == code)
+    }
+
+    /// Returns whether a repetition may succeed.
+    pub(crate) fn is_passing(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::TimedOut { .. } => true,
+            Self::Refused { status, .. } => *status >= 500 || *status == 429,
+            Self::Unreadable(_) => false,
+        }
+    }
+}

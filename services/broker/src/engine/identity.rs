@@ -1,0 +1,207 @@
+//! The broker at the engine: its workspace, its own agent, its node, its channels. Made once at the start.
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use futures::future::join_all;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use super::{Engine, EngineError, Request, node_id};
+use crate::{state::write_private_file, version};
+
+/// An engine that cannot be reached is tried for so long.
+const UNREACHABLE_LIMIT: Duration = Duration::from_secs(8);
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
+/// Channels of every broker.
+const CHANNELS: [&str; 2] = ["general", "engineering"];
+
+/// Wishes of the operator.
+#[derive(Debug)]
+pub(crate) struct JoinRequest {
+    pub(crate) instance: String,
+    pub(crate) workspace_key: Option<String>,
+    pub(crate) agent_type: String,
+    pub(crate) channels: Vec<String>,
+    pub(crate) machine_seed: String,
+    pub(crate) working_directory: PathBuf,
+    /// Takes its own agent over from an earlier broker of the same name.
+    pub(crate) takes_over: bool,
+    /// Node token made elsewhere; the node id is then the machine seed itself.
+    pub(crate) node_token: Option<String>,
+    /// File for the node token.
+    pub(crate) token_file: PathBuf,
+}
+
+/// The broker as the engine knows it.
+#[derive(Debug, Clone)]
+pub(crate) struct Identity {
+    pub(crate) workspace_id: String,
+    pub(crate) workspace_alias: Option<String>,
+    pub(crate) workspace_key: String,
+    pub(crate) agent_name: String,
+    pub(crate) agent_id: String,
+    pub(crate) agent_token: String,
+    pub(crate) node_id: String,
+    pub(crate) node_name: String,
+    pub(crate) node_token: String,
+    token_file: PathBuf,
+}
+
+/// Content of the token file.
+#[derive(Debug, Serialize, Deserialize)]
+struct CachedToken {
+    base_url: String,
+    workspace_id: String,
+    node_id: String,
+    node_name: String,
+    token: String,
+}
+
+/// Joins the workspace and enrols the node.
+///
+/// # Errors
+/// If the engine cannot be reached for 8 s, or refuses.
+pub(crate) async fn join(engine: &Engine, request: JoinRequest) -> Result<Identity> {
+    let workspace_key = match &request.workspace_key {
+        Some(key) => key.clone(),
+        None => create_workspace(engine, &request.instance).await?,
+    };
+    let workspace = patiently(engine, || Request::get(&["workspace"], &workspace_key)).await?;
+    let workspace_id = text(&workspace, "id")?;
+    let own = register_own_agent(engine, &workspace_key, &request).await?;
+    let (agent_name, agent_token) = (text(&own, "name")?, text(&own, "token")?);
+    let agent_id = match own["id"].as_str().or_else(|| own["agent_id"].as_str()) {
+        Some(id) => id.to_owned(),
+        None => text(&engine.call(Request::get(&["agents", &agent_name], &workspace_key)).await?, "id")?,
+    };
+    let mut identity = Identity {
+        workspace_alias: workspace["name"].as_str().map(str::to_owned),
+        node_id: match &request.node_token {
+            Some(_) => request.machine_seed.clone(),
+            None => node_id(&request.machine_seed, &request.working_directory, &workspace_id),
+        },
+        node_name: request.instance.clone(),
+        node_token: String::new(),
+        token_file: request.token_file.clone(),
+        workspace_id,
+        workspace_key,
+        agent_name,
+        agent_id,
+        agent_token,
+    };
+    match &request.node_token {
+        Some(token) => identity.node_token.clone_from(token),
+        None if identity.read_cached_token(engine) => {}
+        None => identity.enrol(engine).await?,
+    }
+    let channels = CHANNELS.iter().copied().chain(request.channels.iter().map(String::as_str));
+    join_all(channels.map(|channel| mute_channel(engine, &identity.agent_token, channel))).await;
+    Ok(identity)
+}
+
+impl Identity {
+    /// Gets a new node token; the earlier one opens no socket any more.
+    pub(crate) async fn enrol(&mut self, engine: &Engine) -> Result<(), EngineError> {
+        let body = |name: &str| json!({ "node_id": self.node_id, "name": name, "kind": "ws", "role": "broker", "version": version::wire() });
+        let first = engine.call(Request::post(&["nodes"], &self.workspace_key, body(&self.node_name))).await;
+        let node = match first {
+            Err(error) if error.has_code("node_name_conflict") => {
+                let suffix = self.node_id.get(5..9).unwrap_or("node");
+                let name = format!("{}-{suffix}", self.node_name);
+                engine.call(Request::post(&["nodes"], &self.workspace_key, body(&name))).await?
+            }
+            answer => answer?,
+        };
+        let field = |key: &str| {
+            let value = node[key].as_str().map(str::to_owned);
+            value.ok_or_else(|| EngineError::Unreadable(format!("the node has no {key}")))
+        };
+        (self.node_name, self.node_token) = (field("name")?, field("token")?);
+        let cached = CachedToken {
+            base_url: engine.base_url().to_owned(),
+            workspace_id: self.workspace_id.clone(),
+            node_id: self.node_id.clone(),
+            node_name: self.node_name.clone(),
+            token: self.node_token.clone(),
+        };
+        // Without the file the next broker asks for a token of its own.
+        if let Ok(content) = serde_json::to_vec(&cached)
+            && let Err(error) = write_private_file(&self.token_file, &content)
+        {
+            tracing::warn!(%error, "the node token could not be kept, the next start asks for another");
+        }
+        Ok(())
+    }
+
+    fn read_cached_token(&mut self, engine: &Engine) -> bool {
+        let content = std::fs::read(&self.token_file).ok();
+        let cached: Option<CachedToken> = content.and_then(|content| serde_json::from_slice(&content).ok());
+        let fits = |cached: &CachedToken| {
+            cached.base_url == engine.base_url()
+                && cached.workspace_id == self.workspace_id
+                && cached.node_id == self.node_id
+        };
+        match cached.filter(fits) {
+            Some(cached) => {
+                (self.node_name, self.node_token) = (cached.node_name, cached.token);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+async fn create_workspace(engine: &Engine, instance: &str) -> Result<String> {
+    let name = format!("{instance}-{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
+    let body = json!({ "name": name });
+    let created = patiently(engine, || Request::post(&["workspaces"], "", body.clone())).await?;
+    tracing::info!(workspace.name = %name, "no workspace key was given, a workspace was created");
+    text(&created, "api_key")
+}
+
+async fn register_own_agent(engine: &Engine, workspace_key: &str, request: &JoinRequest) -> Result<Value> {
+    let body = |name: &str| json!({ "name": name, "type": request.agent_type });
+    let first = engine.call(Request::post(&["agents"], workspace_key, body(&request.instance))).await;
+    match first {
+        Err(error) if error.has_code("agent_already_exists") && request.takes_over => {
+            let path = ["agents", &request.instance, "rotate-token"];
+            Ok(engine.call(Request::post(&path, workspace_key, json!({}))).await?)
+        }
+        Err(error) if error.has_code("agent_already_exists") => {
+            let name = format!("{}-{}", request.instance, &uuid::Uuid::new_v4().simple().to_string()[..4]);
+            Ok(engine.call(Request::post(&["agents"], workspace_key, body(&name))).await?)
+        }
+        answer => Ok(answer?),
+    }
+}
+
+/// Joins a channel as the broker's own agent and mutes it, so that no mail piles up there.
+async fn mute_channel(engine: &Engine, agent_token: &str, channel: &str) {
+    let created = engine.call(Request::post(&["channels"], agent_token, json!({ "name": channel }))).await;
+    let joined = engine.call(Request::post(&["channels", channel, "join"], agent_token, json!({}))).await;
+    let muted = engine.call(Request::post(&["channels", channel, "mute"], agent_token, json!({}))).await;
+    if let Err(error) = joined.and(muted) {
+        let created = created.is_ok();
+        tracing::warn!(%error, channel, created, "the broker's own agent could not join a channel");
+    }
+}
+
+/// Repeats a call while the engine cannot be reached.
+async fn patiently<'a>(engine: &Engine, request: impl Fn() -> Request<'a>) -> Result<Value> {
+    let deadline = Instant::now() + UNREACHABLE_LIMIT;
+    loop {
+        match engine.call(request()).await {
+            Ok(data) => return Ok(data),
+            Err(EngineError::Unreachable { .. }) if Instant::now() + RETRY_PAUSE < deadline => {
+                sleep(RETRY_PAUSE).await;
+            }
+            Err(error) => bail!(error),
+        }
+    }
+}
+
+fn text(data: &Value, key: &str) -> Result<String> {
+    data[key].as_str().map(str::to_owned).with_context(|| format!("the engine's answer has no {key}"))
+}

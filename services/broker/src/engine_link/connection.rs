@@ -1,0 +1,408 @@
+//! [`Connection`]: one node socket from its registration to its end.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{SinkExt as _, StreamExt as _, stream::SplitStream};
+use relay_wire::nodes::{
+    engine_frame::{self, Deliver, EngineFrame, RegisteredAgent},
+    frame::{Ack, AgentDeregister, InboundFrame, Inventory, encode_from_node},
+};
+use serde_json::Value;
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+    time::{Instant, interval, sleep_until, timeout},
+};
+use tokio_tungstenite::tungstenite::{Message, protocol::CloseFrame, protocol::frame::coding::CloseCode};
+
+use super::{
+    dial::Socket,
+    link::{HostRequest, LinkRequest, LinkShared, LinkState},
+    pending::{Pending, Waiting},
+    task::LinkSettings,
+};
+use crate::{clock, mailbox::FrameAnswer};
+
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
+const HEARTBEAT_EVERY: Duration = Duration::from_secs(12);
+const INVENTORY_EVERY: Duration = Duration::from_secs(60);
+/// Without an inbound frame for so long the connection is given up.
+const SILENCE: Duration = Duration::from_secs(48);
+/// Acks that come within this time are written together.
+const ACK_DELAY: Duration = Duration::from_millis(20);
+/// A missing predecessor is waited for so long before the engine is asked to repeat.
+const GAP_PATIENCE: Duration = Duration::from_secs(10);
+/// Connections are renewed for missing frames at most so often.
+const RENEWAL_EVERY: Duration = Duration::from_secs(30);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Frames that wait to be written. A socket that lets more pile up is given up.
+const OUTBOX: usize = 4096;
+const POSITION: &str = "delivery.position";
+
+/// End of a connection.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The broker has said goodbye.
+    Left,
+    /// Deregistered, to register again at once.
+    Renewed,
+    /// Broken, closed by the engine, or given up.
+    Lost(String),
+}
+
+/// One connection.
+pub(super) struct Connection<'a> {
+    own_agent_id: &'a str,
+    invocations: &'a mpsc::Sender<engine_frame::ActionInvoke>,
+    shared: &'a Arc<LinkShared>,
+    requests: &'a mut mpsc::Receiver<LinkRequest>,
+    stream: SplitStream<Socket>,
+    outbox: mpsc::Sender<Message>,
+    writer: JoinSet<()>,
+    pending: Pending,
+    last_inbound: Instant,
+    last_heartbeat: Instant,
+    last_inventory: Instant,
+    gap_since: Option<Instant>,
+    /// Since when the engine is expected to close the deregistered connection.
+    renewed_at: Option<Instant>,
+    began: Instant,
+}
+
+impl<'a> Connection<'a> {
+    pub(super) fn new(
+        settings: &'a LinkSettings,
+        shared: &'a Arc<LinkShared>,
+        requests: &'a mut mpsc::Receiver<LinkRequest>,
+        socket: Socket,
+    ) -> Self {
+        let (mut sink, stream) = socket.split();
+        let (outbox, mut frames) = mpsc::channel(OUTBOX);
+        let mut writer = JoinSet::new();
+        writer.spawn(async move {
+            while let Some(frame) = frames.recv().await {
+                if sink.send(frame).await.is_err() {
+                    return;
+                }
+            }
+            // The peer may have closed first.
+            let _ = sink.close().await;
+        });
+        let now = Instant::now();
+        Self {
+            own_agent_id: &settings.identity.agent_id,
+            invocations: &settings.invocations,
+            shared,
+            requests,
+            stream,
+            outbox,
+            writer,
+            pending: Pending::default(),
+            last_inbound: now,
+            last_heartbeat: now,
+            last_inventory: now,
+            gap_since: None,
+            renewed_at: None,
+            began: now,
+        }
+    }
+
+    /// Registers and serves until the end. Returns whether it was registered.
+    pub(super) async fn run(mut self, on_registered: impl FnOnce()) -> (End, bool) {
+        if let Err(reason) = self.register().await {
+            return (End::Lost(reason), false);
+        }
+        on_registered();
+        let end = match self.serve().await {
+            Ok(()) => {
+                self.leave().await;
+                End::Left
+            }
+            Err(_) if self.renewed_at.is_some() => End::Renewed,
+            Err(reason) => End::Lost(reason),
+        };
+        (end, true)
+    }
+
+    async fn register(&mut self) -> Result<(), String> {
+        let (reply, mut answer) = oneshot::channel();
+        let frame = InboundFrame::Register(Box::new(self.shared.manifest.borrow().register()));
+        self.request(Waiting::Register(reply), &frame)?;
+        let deadline = Instant::now() + REGISTER_TIMEOUT;
+        loop {
+            tokio::select! {
+                message = self.stream.next() => self.on_message(message)?,
+                () = sleep_until(deadline) => return Err("the engine has not answered the registration".to_owned()),
+            }
+            match answer.try_recv() {
+                Ok(Ok(_)) => break,
+                Ok(Err(refused)) => {
+                    return Err(format!("the registration was refused: {} ({})", refused.message, refused.code));
+                }
+                Err(oneshot::error::TryRecvError::Empty) => {}
+                Err(oneshot::error::TryRecvError::Closed) => return Err("the registration was lost".to_owned()),
+            }
+        }
+        self.announce()?;
+        for (name, mailbox) in self.shared.hosted.mailboxes() {
+            self.send_ack(&name, mailbox.acked())?;
+        }
+        self.shared.state.send_replace(LinkState::Up);
+        Ok(())
+    }
+
+    /// Serves until the broker leaves.
+    async fn serve(&mut self) -> Result<(), String> {
+        let stop = self.shared.stop.clone();
+        let shared = self.shared.clone();
+        let mut ticks = interval(Duration::from_secs(1));
+        let mut flush_at: Option<Instant> = None;
+        loop {
+            let flush = flush_at.unwrap_or_else(Instant::now);
+            tokio::select! {
+                message = self.stream.next() => self.on_message(message)?,
+                request = self.requests.recv() => {
+                    let Some(request) = request else { return Ok(()) };
+                    self.on_request(request)?;
+                }
+                () = shared.acks.arrived.notified(), if flush_at.is_none() => {
+                    flush_at = Some(Instant::now() + ACK_DELAY);
+                }
+                () = sleep_until(flush), if flush_at.is_some() => {
+                    flush_at = None;
+                    self.flush_acks()?;
+                }
+                () = shared.hosted.changed.notified() => self.announce()?,
+                () = shared.reconnect.notified() => return Err("frames have to be repeated".to_owned()),
+                _ = ticks.tick() => self.tick()?,
+                Some(_) = self.writer.join_next() => return Err("the socket takes no frames any more".to_owned()),
+                () = stop.cancelled() => return Ok(()),
+            }
+        }
+    }
+
+    async fn leave(mut self) {
+        // Acks and requests that came before the goodbye.
+        while let Ok(request) = self.requests.try_recv() {
+            if self.on_request(request).is_err() {
+                return;
+            }
+        }
+        let goodbye = self.flush_acks().and_then(|()| self.send(None, &InboundFrame::Deregister));
+        if goodbye.is_err() {
+            return;
+        }
+        let close = CloseFrame { code: CloseCode::Normal, reason: "deregistered".into() };
+        // A full outbox means that the engine reads nothing: there is nobody to say goodbye to.
+        let _ = self.outbox.try_send(Message::Close(Some(close)));
+        drop(self.outbox);
+        let ended = async {
+            self.writer.join_next().await;
+            while let Some(Ok(_)) = self.stream.next().await {}
+        };
+        if timeout(CLOSE_TIMEOUT, ended).await.is_err() {
+            tracing::debug!("the engine has not answered the goodbye");
+        }
+    }
+
+    fn on_message(
+        &mut self,
+        message: Option<Result<Message, tokio_tungstenite::tungstenite::Error>>,
+    ) -> Result<(), String> {
+        self.last_inbound = Instant::now();
+        match message {
+            None => Err("the engine has closed the connection".to_owned()),
+            Some(Err(error)) => Err(format!("the connection broke: {error}")),
+            Some(Ok(Message::Close(frame))) => Err(frame.map_or_else(
+                || "the engine has closed the connection".to_owned(),
+                |frame| format!("the engine has closed the connection: {} {}", u16::from(frame.code), frame.reason),
+            )),
+            Some(Ok(Message::Text(text))) => self.on_text(text.as_str()),
+            Some(Ok(Message::Binary(_) | Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => Ok(()),
+        }
+    }
+
+    fn on_text(&mut self, text: &str) -> Result<(), String> {
+        match engine_frame::decode(text) {
+            Ok(EngineFrame::Deliver(frame)) => self.on_deliver(*frame),
+            Ok(EngineFrame::Invoke(invoke)) => {
+                if self.invocations.try_send(*invoke).is_err() {
+                    tracing::warn!("too many invocations wait, one is left to the engine's time-out");
+                }
+                Ok(())
+            }
+            Ok(EngineFrame::Reply(reply)) => match self.pending.take_for(&reply) {
+                Some(Waiting::Register(waiting)) => {
+                    // The registration may have been given up.
+                    let _ = waiting.send(Ok(reply.data));
+                    Ok(())
+                }
+                Some(Waiting::Host(request)) => self.on_hosted(*request, reply.data),
+                Some(Waiting::Manifest(manifest, waiting)) => {
+                    self.shared.manifest.send_replace(*manifest);
+                    let _ = waiting.send(Ok(()));
+                    self.announce()
+                }
+                Some(Waiting::Logged(_)) | None => Ok(()),
+            },
+            Ok(EngineFrame::Error(error)) => {
+                match self.pending.take(&error.id) {
+                    Some(Waiting::Register(waiting)) => {
+                        let _ = waiting.send(Err(error));
+                    }
+                    Some(Waiting::Host(request)) => {
+                        let _ = request.reply.send(Err(error));
+                    }
+                    Some(Waiting::Manifest(_, waiting)) => {
+                        let _ = waiting.send(Err(error));
+                    }
+                    Some(Waiting::Logged(kind)) => {
+                        tracing::warn!(kind, code = error.code, message = error.message, "the engine refused a frame");
+                    }
+                    None => tracing::warn!(code = error.code, message = error.message, "the engine reports an error"),
+                }
+                Ok(())
+            }
+            Ok(EngineFrame::Ignored { kind }) => {
+                tracing::debug!(kind, "a frame asks nothing of this node");
+                Ok(())
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a frame of the engine cannot be read, it is ignored");
+                Ok(())
+            }
+        }
+    }
+
+    fn on_deliver(&mut self, frame: Deliver) -> Result<(), String> {
+        let name = frame.agent.clone();
+        let mailbox = self.shared.hosted.mailbox(&name);
+        if frame.seq == 0 && frame.payload.kind == POSITION {
+            // In socket order: everything before it was taken in. Barriers come for an agent that nobody is.
+            let position = mailbox.map_or(0, |mailbox| mailbox.acked());
+            return self.send_ack(&name, position);
+        }
+        let Some(mailbox) = mailbox else {
+            tracing::warn!(agent.name = name, frame.seq, "a frame is for an agent that is not hosted here");
+            return Ok(());
+        };
+        match mailbox.on_frame(frame, clock::unix_ms()) {
+            FrameAnswer::Ack(position) => self.send_ack(&name, position),
+            FrameAnswer::Nothing => Ok(()),
+        }
+    }
+
+    fn on_hosted(&mut self, request: HostRequest, data: Value) -> Result<(), String> {
+        let registered: RegisteredAgent = match serde_json::from_value(data) {
+            Ok(registered) => registered,
+            Err(error) => {
+                tracing::warn!(%error, "the reply to a registration cannot be read");
+                return Ok(());
+            }
+        };
+        if request.reply.is_closed() {
+            return self.undo_registration(registered.agent_id);
+        }
+        // Before the next frame is read: it may be the agent's first message.
+        let agent = self.shared.host(self.own_agent_id, &request, &registered);
+        if request.reply.send(Ok(agent)).is_err() {
+            self.shared.hosted.remove(&registered.name, &registered.agent_id);
+            return self.undo_registration(registered.agent_id);
+        }
+        Ok(())
+    }
+
+    /// The caller has given the registration up.
+    fn undo_registration(&mut self, agent_id: String) -> Result<(), String> {
+        self.request(Waiting::Logged("agent.deregister"), &InboundFrame::AgentDeregister(AgentDeregister { agent_id }))
+    }
+
+    fn on_request(&mut self, request: LinkRequest) -> Result<(), String> {
+        match request {
+            LinkRequest::Host(request) => {
+                let frame = InboundFrame::AgentRegister(request.frame.clone());
+                self.request(Waiting::Host(request), &frame)
+            }
+            LinkRequest::Register(manifest, reply) => {
+                let frame = InboundFrame::Register(Box::new(manifest.register()));
+                self.request(Waiting::Manifest(manifest, reply), &frame)
+            }
+            LinkRequest::Renew => {
+                self.flush_acks()?;
+                self.renewed_at = Some(Instant::now());
+                self.send(None, &InboundFrame::Deregister)
+            }
+            LinkRequest::Send(frame) => match *frame {
+                InboundFrame::ActionResult(_) => self.send(None, &frame),
+                _ => {
+                    // Acks count only while the agent is served here.
+                    self.flush_acks()?;
+                    self.request(Waiting::Logged("agent.deregister or action.accept"), &frame)
+                }
+            },
+        }
+    }
+
+    fn tick(&mut self) -> Result<(), String> {
+        let now = Instant::now();
+        if self.renewed_at.is_some_and(|renewed_at| now.duration_since(renewed_at) >= CLOSE_TIMEOUT) {
+            return Err("deregistered".to_owned());
+        }
+        if now.duration_since(self.last_inbound) >= SILENCE {
+            return Err("no sign of life of the engine".to_owned());
+        }
+        if now.duration_since(self.last_heartbeat) >= HEARTBEAT_EVERY {
+            self.send_heartbeat()?;
+            self.post(Message::Ping(Vec::new().into()))?;
+        }
+        if now.duration_since(self.last_inventory) >= INVENTORY_EVERY {
+            self.announce()?;
+        }
+        let has_gap = self.shared.hosted.mailboxes().iter().any(|(_, mailbox)| mailbox.has_gap());
+        let since = *self.gap_since.get_or_insert(now);
+        if !has_gap {
+            self.gap_since = None;
+        } else if now.duration_since(since) >= GAP_PATIENCE && now.duration_since(self.began) >= RENEWAL_EVERY {
+            return Err("a frame is missing".to_owned());
+        }
+        Ok(())
+    }
+
+    fn announce(&mut self) -> Result<(), String> {
+        let inventory = InboundFrame::Inventory(Inventory { agents: self.shared.hosted.inventory() });
+        self.request(Waiting::Logged("inventory.sync"), &inventory)?;
+        self.last_inventory = Instant::now();
+        self.send_heartbeat()
+    }
+
+    fn send_heartbeat(&mut self) -> Result<(), String> {
+        let heartbeat = self.shared.manifest.borrow().heartbeat(&self.shared.hosted.names());
+        self.last_heartbeat = Instant::now();
+        self.send(None, &InboundFrame::Heartbeat(Box::new(heartbeat)))
+    }
+
+    fn flush_acks(&mut self) -> Result<(), String> {
+        let acks = self.shared.acks.take();
+        acks.into_iter().try_for_each(|(name, position)| self.send_ack(&name, position))
+    }
+
+    fn send_ack(&self, agent: &str, up_to_seq: u64) -> Result<(), String> {
+        self.send(None, &InboundFrame::Ack(Ack { agent: agent.to_owned(), up_to_seq }))
+    }
+
+    fn request(&mut self, waiting: Waiting, frame: &InboundFrame) -> Result<(), String> {
+        let id = self.pending.add(waiting);
+        self.send(Some(&id), frame)
+    }
+
+    fn send(&self, id: Option<&str>, frame: &InboundFrame) -> Result<(), String> {
+        match encode_from_node(id, frame) {
+            Some(text) => self.post(Message::text(text)),
+            None => Ok(()),
+        }
+    }
+
+    fn post(&self, message: Message) -> Result<(), String> {
+        self.outbox.try_send(message).map_err(|_| "the engine takes no frames any more".to_owned())
+    }
+}

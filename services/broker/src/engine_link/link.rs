@@ -1,0 +1,243 @@
+//! [`EngineLink`]: the handle of the node socket.
+
+use std::{sync::Arc, time::Duration};
+
+use relay_wire::nodes::{
+    engine_frame::{ErrorReply, RegisteredAgent},
+    frame::{ActionAccept, ActionResult, AgentDeregister, AgentRegister, InboundFrame},
+};
+use tokio::{
+    sync::{Notify, mpsc, oneshot, watch},
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    acks::Acks,
+    hosted::{Hosted, HostedAgent},
+    manifest::{Manifest, RunnerManifest},
+};
+
+/// Time for registering an agent, waiting for a connection included.
+const HOST_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// State of the connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum LinkState {
+    /// Not registered; the reason of the last end, if there was one.
+    Down { reason: Option<String> },
+    /// Registered.
+    Up,
+    /// Left for good.
+    Left,
+}
+
+/// Failed request to the engine.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum LinkError {
+    /// There was no connection for as long as the request may take.
+    #[error("the engine cannot be reached")]
+    Unavailable,
+    /// The engine refused.
+    #[error("the engine refused the request: {} ({})", .0.message, .0.code)]
+    Refused(ErrorReply),
+}
+
+/// Registration of a runner's manifest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Registration {
+    /// The engine has accepted it.
+    Accepted,
+    /// It is registered with the next connection.
+    Pending,
+}
+
+/// Registration of an agent. Its mailbox is in place before the first frame for it is read.
+#[derive(Debug)]
+pub(crate) struct HostRequest {
+    pub(crate) frame: AgentRegister,
+    /// Messages that the agent's session has already.
+    pub(crate) had: Vec<String>,
+    pub(super) reply: oneshot::Sender<Result<HostedAgent, ErrorReply>>,
+}
+
+/// Frame for the connection.
+#[derive(Debug)]
+pub(super) enum LinkRequest {
+    Host(Box<HostRequest>),
+    Register(Box<Manifest>, oneshot::Sender<Result<(), ErrorReply>>),
+    /// Deregisters the provider and registers again, with the manifest of that moment.
+    Renew,
+    /// Sent once a connection is registered.
+    Send(Box<InboundFrame>),
+}
+
+/// State that handle and connection share.
+#[derive(Debug)]
+pub(super) struct LinkShared {
+    pub(super) hosted: Hosted,
+    pub(super) acks: Acks,
+    pub(super) state: watch::Sender<LinkState>,
+    /// What is registered with the next connection.
+    pub(super) manifest: watch::Sender<Manifest>,
+    /// The manifest without a runner.
+    pub(super) bootstrap: Manifest,
+    pub(super) reconnect: Notify,
+    pub(super) stop: CancellationToken,
+}
+
+/// Handle of the node socket. Clones are the same link.
+#[derive(Debug, Clone)]
+pub(crate) struct EngineLink {
+    pub(super) shared: Arc<LinkShared>,
+    pub(super) requests: mpsc::Sender<LinkRequest>,
+}
+
+impl EngineLink {
+    /// Registers an agent and its mailbox; waits for a connection.
+    ///
+    /// # Errors
+    /// If the engine refuses, or cannot be reached within 20 s.
+    pub(crate) async fn host(&self, frame: AgentRegister, had: Vec<String>) -> Result<HostedAgent, LinkError> {
+        let attempts = async {
+            loop {
+                self.wait_up().await?;
+                let (reply, answer) = oneshot::channel();
+                let request = HostRequest { frame: frame.clone(), had: had.clone(), reply };
+                let sent = self.requests.send(LinkRequest::Host(Box::new(request))).await;
+                sent.map_err(|_| LinkError::Unavailable)?;
+                match answer.await {
+                    Ok(Ok(agent)) => return Ok(agent),
+                    Ok(Err(refused)) => return Err(LinkError::Refused(refused)),
+                    // The connection was lost; the next one gets the request.
+                    Err(_) => {}
+                }
+            }
+        };
+        timeout(HOST_TIMEOUT, attempts).await.unwrap_or(Err(LinkError::Unavailable))
+    }
+
+    /// Adopts an agent that was bound over REST.
+    pub(crate) fn adopt(&self, name: &str, agent: HostedAgent) {
+        self.shared.hosted.insert(name, agent);
+        self.announce();
+    }
+
+    /// Ends the hosting of an agent and tells the engine.
+    pub(crate) fn unhost(&self, name: &str, agent_id: &str) {
+        if self.shared.hosted.remove(name, agent_id) {
+            let frame = AgentDeregister { agent_id: agent_id.to_owned() };
+            self.send(InboundFrame::AgentDeregister(frame));
+            self.announce();
+        }
+    }
+
+    /// Sends inventory and heartbeat, as after every change.
+    pub(crate) fn announce(&self) {
+        self.shared.hosted.changed.notify_one();
+    }
+
+    /// Acknowledges an agent's messages up to a position.
+    pub(crate) fn ack(&self, agent: &str, up_to_seq: u64) {
+        self.shared.acks.put(agent, up_to_seq);
+    }
+
+    /// Reports the end of an invocation.
+    pub(crate) fn send_result(&self, result: ActionResult) {
+        self.send(InboundFrame::ActionResult(result));
+    }
+
+    /// Keeps an invocation that takes longer.
+    pub(crate) fn accept(&self, invocation_id: &str) {
+        self.send(InboundFrame::ActionAccept(ActionAccept { invocation_id: invocation_id.to_owned() }));
+    }
+
+    /// Registers what a runner offers. A refusal leaves the manifest as it was.
+    pub(crate) async fn register_runner(&self, runner: RunnerManifest) -> Result<Registration, ErrorReply> {
+        let manifest = self.shared.bootstrap.with_runner(runner);
+        if self.is_up() {
+            let (reply, answer) = oneshot::channel();
+            let request = LinkRequest::Register(Box::new(manifest.clone()), reply);
+            if self.requests.send(request).await.is_ok()
+                && let Ok(outcome) = answer.await
+            {
+                return outcome.map(|()| Registration::Accepted);
+            }
+        }
+        self.shared.manifest.send_replace(manifest);
+        Ok(Registration::Pending)
+    }
+
+    /// Tells the engine whether a runner has handlers.
+    pub(crate) fn set_handlers_live(&self, is_live: bool) {
+        let handlers_live = is_live || self.shared.bootstrap.handlers_live;
+        self.shared.manifest.send_modify(|manifest| manifest.handlers_live = handlers_live);
+        self.announce();
+    }
+
+    /// Withdraws what a runner offered.
+    pub(crate) fn withdraw(&self) {
+        self.shared.manifest.send_replace(self.shared.bootstrap.clone());
+        if self.requests.try_send(LinkRequest::Renew).is_err() {
+            tracing::debug!("no connection takes requests, the next one registers without the runner");
+        }
+    }
+
+    /// The registered manifest.
+    pub(crate) fn manifest(&self) -> Manifest {
+        self.shared.manifest.borrow().clone()
+    }
+
+    /// Connects again, so that the engine repeats the frames that were not taken.
+    pub(crate) fn reconnect(&self) {
+        self.shared.reconnect.notify_one();
+    }
+
+    /// Returns whether the node is registered.
+    pub(crate) fn is_up(&self) -> bool {
+        *self.shared.state.borrow() == LinkState::Up
+    }
+
+    /// Says goodbye to the engine and waits until that is done.
+    pub(crate) async fn leave(&self) {
+        self.shared.stop.cancel();
+        // The sender is in `shared`, so the channel is open.
+        let _ = self.shared.state.subscribe().wait_for(|state| *state == LinkState::Left).await;
+    }
+
+    /// Waits for a registered connection.
+    pub(crate) async fn wait_up(&self) -> Result<(), LinkError> {
+        let mut state = self.shared.state.subscribe();
+        let reached = state.wait_for(|state| !matches!(state, LinkState::Down { .. })).await;
+        match reached.as_deref() {
+            Ok(LinkState::Up) => Ok(()),
+            Ok(LinkState::Down { .. } | LinkState::Left) | Err(_) => Err(LinkError::Unavailable),
+        }
+    }
+
+    /// Without room the engine is unavailable for long: it learns of ended agents from the next inventory, and takes
+    /// invocations without a result back.
+    fn send(&self, frame: InboundFrame) {
+        if self.requests.try_send(LinkRequest::Send(Box::new(frame))).is_err() {
+            tracing::warn!("too many frames wait for the engine, one is dropped");
+        }
+    }
+}
+
+impl LinkShared {
+    /// Puts the mailbox of a registered agent in place.
+    pub(super) fn host(&self, own_agent_id: &str, request: &HostRequest, registered: &RegisteredAgent) -> HostedAgent {
+        let cursor = registered.delivery_ack_seq.unwrap_or(0);
+        let had = request.had.iter().cloned();
+        let mailbox = crate::mailbox::Mailbox::new(&registered.agent_id, own_agent_id, cursor, had);
+        let agent = HostedAgent {
+            agent_id: registered.agent_id.clone(),
+            token: registered.token.clone(),
+            invocation_id: request.frame.invocation_id.clone(),
+            session_ref: request.frame.session_ref.clone(),
+            mailbox: Arc::new(crate::mailbox::SharedMailbox::new(mailbox)),
+        };
+        self.hosted.insert(&registered.name, agent.clone());
+        agent
+    }
+}

@@ -1,0 +1,19 @@
+//! The node socket `/v1/node/ws`: the only module that exchanges frames with the engine.
+//!
+//! [`EngineLink`] is the handle for the rest of the broker, [`LinkTask`] keeps one connection open. Frames for hosted
+//! agents go into their mailboxes without waiting for a terminal; probes and barriers are answered in socket order.
+
+mod acks;
+mod backoff;
+mod connection;
+mod dial;
+mod hosted;
+mod link;
+mod manifest;
+mod pending;
+mod task;
+
+pub(crate) use hosted::HostedAgent;
+pub(crate) use link::{EngineLink, LinkError, Registration};
+pub(crate) use manifest::{Manifest, RunnerManifest};
+pub(crate) use task::{LinkSettings, LinkTask};

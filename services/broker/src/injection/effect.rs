@@ -1,0 +1,52 @@
+//! [`Effect`]: the work that the pipeline leaves to the agent's task.
+
+use relay_verification::{Level, delivery::FailureReason};
+
+use crate::{events::Event, mailbox::Message};
+
+/// Consequence of a message, of output, or of time.
+#[derive(Debug)]
+pub(crate) enum Effect {
+    /// Hand a text to the terminal.
+    Type(TypeRequest),
+    /// A message has left the queue: there is room for another.
+    Dequeued(Box<Message>),
+    /// Tell the subscribers.
+    Publish(Box<Event>),
+    /// A message may be acknowledged.
+    Settle(Box<Settlement>),
+    /// Report a failure to the engine, then settle.
+    Fail(Box<Failure>),
+    /// The agent's task was typed.
+    TaskTyped,
+}
+
+/// Text for the terminal.
+#[derive(Debug)]
+pub(crate) struct TypeRequest {
+    /// Names the injection in [`super::Pipeline::on_began`] and [`super::Pipeline::on_written`].
+    pub(crate) key: u64,
+    pub(crate) text: String,
+    /// Two escapes go in front.
+    pub(crate) interrupts: bool,
+    pub(crate) attempt: u32,
+}
+
+/// Outcome that lets the engine's floor pass a message.
+#[derive(Debug)]
+pub(crate) struct Settlement {
+    pub(crate) message: Message,
+    pub(crate) level: Level,
+    pub(crate) method: &'static str,
+    pub(crate) is_verified: bool,
+    /// From the first byte to the signal, in milliseconds.
+    pub(crate) latency_ms: u64,
+}
+
+/// Delivery that failed for good.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) message: Message,
+    pub(crate) reason: FailureReason,
+    pub(crate) attempts: u32,
+}

@@ -1,0 +1,19 @@
+//! Messages into a terminal. [`Pipeline`] is the pure state machine of one agent: messages, output and time go in,
+//! [`Effect`]s come out, and the agent's task performs them. [`line`] builds the text that is typed, [`readiness`]
+//! recognises the moment of the first injection, [`keyboard`] leaves room for a person who types.
+
+mod effect;
+mod keyboard;
+mod line;
+mod outstanding;
+mod pipeline;
+mod readiness;
+mod reminder;
+#[cfg(test)]
+mod tests;
+mod verdict;
+
+pub(crate) use effect::{Effect, Failure, Settlement, TypeRequest};
+pub(crate) use pipeline::{DeliveryMode, Pipeline, Profile, ScreenFacts};
+pub(crate) use readiness::{Readiness, ReadySign, ends_in_prompt};
+pub(crate) use verdict::AckAnswer;

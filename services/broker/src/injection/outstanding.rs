@@ -1,0 +1,79 @@
+//! [`Outstanding`]: one message that was handed to the terminal, until no signal can count any more.
+
+use relay_verification::{
+    Channel, Timestamp,
+    activity::ActivitySearch,
+    channel::INJECTED_METHOD,
+    delivery::{Delivery, DeliveryState},
+    echo::{MatchDetail, WatchId},
+    strategy::DeliveryRecord,
+};
+
+use super::line::TypedLine;
+use crate::{
+    events::{DeliveryRef, Proven},
+    mailbox::Message,
+};
+
+/// A message on its way through the terminal.
+#[derive(Debug)]
+pub(super) struct Outstanding {
+    pub(super) key: u64,
+    pub(super) message: Message,
+    pub(super) delivery: Delivery,
+    pub(super) typed: TypedLine,
+    pub(super) watch: Option<WatchId>,
+    pub(super) detail: Option<MatchDetail>,
+    pub(super) activity: Option<ActivitySearch>,
+    pub(super) record: DeliveryRecord,
+    /// Text and Enter were written before the beginning was reported.
+    pub(super) written_at: Option<Timestamp>,
+}
+
+impl Outstanding {
+    /// Names the delivery in events.
+    pub(super) fn reference(&self) -> DeliveryRef {
+        DeliveryRef { delivery_id: self.message.delivery_id.clone(), event_id: self.message.event_id.clone() }
+    }
+
+    /// What is known now.
+    pub(super) fn proven(&self) -> Proven {
+        let strongest = self.delivery.strongest();
+        Proven {
+            attempt: self.delivery.attempt_count(),
+            level: self.delivery.level(),
+            confidence: strongest.map_or(INJECTED_METHOD, |proof| proof.channel.confidence()),
+            method: strongest.map_or(INJECTED_METHOD, |proof| proof.channel.method()),
+        }
+    }
+
+    /// Remembers a signal for what is learned about the program.
+    pub(super) fn note_signal(&mut self, at: Timestamp, channel: Channel) {
+        let Some(started_at) = self.delivery.attempt().map(relay_verification::attempt::Attempt::started_at) else {
+            return;
+        };
+        match channel {
+            Channel::Echo => {
+                self.record.echo_after.get_or_insert(at.duration_since(started_at));
+            }
+            Channel::File => self.record.has_file_ack = true,
+            Channel::Mcp | Channel::Api => self.record.has_api_ack = true,
+            Channel::Activity => {}
+        }
+    }
+
+    /// Returns whether no signal counts any more.
+    pub(super) fn is_over(&self, now: Timestamp) -> bool {
+        let state = self.delivery.state();
+        match state {
+            DeliveryState::Failed | DeliveryState::Cancelled => true,
+            DeliveryState::Verified | DeliveryState::Closed => {
+                self.delivery.attempt().is_none_or(|attempt| now >= attempt.signals_end_at())
+            }
+            DeliveryState::Queued
+            | DeliveryState::Injected
+            | DeliveryState::ReinjectionDue { .. }
+            | DeliveryState::Unverified { .. } => false,
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! [`Pipeline`]: the queue of one agent and the start of its injections. The judgement of what was typed is in
+//! `verdict`.
+
+use std::collections::VecDeque;
+
+use relay_verification::{
+    Level, RequiredChannels, Timestamp,
+    cleaning::Cleaner,
+    delivery::{Delivery, DeliveryState},
+    echo::EchoMonitor,
+    pacing::{HoldRule, InjectionGate, InjectionStart, OutputHold},
+    sanitise::TypingMode,
+    strategy::{DeliveryRecord, Learned, Strategy},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    effect::{Effect, TypeRequest},
+    keyboard::Keyboard,
+    line::TypedLine,
+    outstanding::Outstanding,
+    reminder::Reminder,
+};
+use crate::mailbox::{Message, Origin, Urgency};
+
+/// Messages of this priority or a higher one may demand a higher level.
+const HIGH_PRIORITY: u8 = 3;
+
+/// Facts about an agent that do not change while its process runs.
+#[derive(Debug, Clone)]
+pub(crate) struct Profile {
+    pub(crate) agent: String,
+    /// Named in front of event ids when the broker serves several workspaces.
+    pub(crate) workspace_alias: Option<String>,
+    pub(crate) strategy: Strategy,
+    /// Channels that can work for this agent.
+    pub(crate) usable: RequiredChannels,
+    pub(crate) activity: Vec<String>,
+    /// Level that messages of high priority demand.
+    pub(crate) minimum_high: Level,
+    /// Prefix of tool names, for agents with our MCP servers; they get a reminder in front of messages.
+    pub(crate) tool_prefix: Option<String>,
+}
+
+/// Treatment of messages of the engine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum DeliveryMode {
+    /// Typed in their turn.
+    #[default]
+    AutoInject,
+    /// Held until a driver asks for them.
+    ManualFlush,
+}
+
+impl DeliveryMode {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::AutoInject => "auto_inject",
+            Self::ManualFlush => "manual_flush",
+        }
+    }
+}
+
+/// The visible state of the terminal.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ScreenFacts {
+    /// Since when the program rests at its prompt.
+    pub(crate) at_prompt_since: Option<Timestamp>,
+    /// Text of the screen, squashed; read only while [`Pipeline::wants_screen`].
+    pub(crate) squashed: String,
+    /// The screen shows a folded paste.
+    pub(crate) is_folded: bool,
+    pub(crate) is_write_stalled: bool,
+    pub(crate) bracketed_paste: bool,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    message: Message,
+    /// First instant at which it could have been typed but for the agent's output or a person's keys.
+    ready_at: Option<Timestamp>,
+}
+
+/// Queue and injections of one agent.
+#[derive(Debug)]
+pub(crate) struct Pipeline {
+    pub(super) profile: Profile,
+    pub(super) learned: Learned,
+    mode: DeliveryMode,
+    is_ready: bool,
+    /// Messages of the broker itself, which wait for readiness only.
+    own: VecDeque<Waiting>,
+    waiting: VecDeque<Waiting>,
+    /// So many of `waiting` may be typed in manual mode.
+    released: usize,
+    pub(super) outstanding: Vec<Outstanding>,
+    /// The injection that was handed to the terminal and is not written.
+    pub(super) writing: Option<u64>,
+    next_key: u64,
+    pub(super) gate: InjectionGate,
+    pub(super) hold: OutputHold,
+    pub(super) cleaner: Cleaner,
+    pub(super) echo: EchoMonitor,
+    keyboard: Keyboard,
+    reminder: Option<Reminder>,
+    pub(super) output_bytes: u64,
+    /// Instant at which the next injection may start.
+    starts_at: Option<Timestamp>,
+}
+
+impl Pipeline {
+    /// For a process that was just started; messages wait until [`Self::set_ready`].
+    pub(crate) fn new(profile: Profile, learned: Learned) -> Self {
+        let reminder = profile.tool_prefix.as_deref().map(|prefix| Reminder::new(prefix, profile.usable.file));
+        Self {
+            profile,
+            learned,
+            mode: DeliveryMode::default(),
+            is_ready: false,
+            own: VecDeque::new(),
+            waiting: VecDeque::new(),
+            released: 0,
+            outstanding: Vec::new(),
+            writing: None,
+            next_key: 0,
+            gate: InjectionGate::new(),
+            hold: OutputHold::new(),
+            cleaner: Cleaner::new(),
+            echo: EchoMonitor::new(),
+            keyboard: Keyboard::default(),
+            reminder,
+            output_bytes: 0,
+            starts_at: None,
+        }
+    }
+
+    /// Queues a message behind the others of its kind.
+    pub(crate) fn enqueue(&mut self, message: Message) {
+        let waiting = Waiting { message, ready_at: None };
+        match waiting.message.origin {
+            Origin::Task => self.own.push_back(waiting),
+            Origin::Engine | Origin::ActionResult => self.waiting.push_back(waiting),
+        }
+    }
+
+    /// The program takes input from now on.
+    pub(crate) fn set_ready(&mut self) {
+        self.is_ready = true;
+    }
+
+    /// Messages of the engine that wait, oldest first.
+    pub(crate) fn pending(&self) -> impl ExactSizeIterator<Item = &Message> {
+        self.waiting.iter().map(|waiting| &waiting.message)
+    }
+
+    /// Messages that were typed and have no outcome.
+    pub(crate) fn unsettled_count(&self) -> usize {
+        self.outstanding.iter().filter(|outstanding| !outstanding.delivery.state().is_final()).count()
+    }
+
+    /// Messages that were typed and have no outcome, with the number of attempts.
+    pub(crate) fn unsettled(&self) -> impl Iterator<Item = (&Message, u32)> {
+        let unsettled = self.outstanding.iter().filter(|outstanding| !outstanding.delivery.state().is_final());
+        unsettled.map(|outstanding| (&outstanding.message, outstanding.delivery.attempt_count()))
+    }
+
+    pub(crate) fn mode(&self) -> DeliveryMode {
+        self.mode
+    }
+
+    /// Sets the mode and returns the former one and the number of messages that this lets through.
+    pub(crate) fn set_mode(&mut self, mode: DeliveryMode) -> (DeliveryMode, usize) {
+        let before = std::mem::replace(&mut self.mode, mode);
+        let drained = match (before, mode) {
+            (DeliveryMode::ManualFlush, DeliveryMode::AutoInject) => self.waiting.len() - self.released,
+            _ => 0,
+        };
+        self.released = 0;
+        (before, drained)
+    }
+
+    /// Lets the messages through that wait now, and returns their number.
+    pub(crate) fn flush(&mut self) -> usize {
+        match self.mode {
+            DeliveryMode::AutoInject => 0,
+            DeliveryMode::ManualFlush => {
+                let drained = self.waiting.len() - self.released;
+                self.released = self.waiting.len();
+                drained
+            }
+        }
+    }
+
+    /// A person has typed.
+    pub(crate) fn on_keys(&mut self, at: Timestamp, keys: &[u8]) {
+        self.keyboard.on_keys(at, keys);
+    }
+
+    /// Does everything that is due, with the terminal as it is now.
+    pub(crate) fn poll(&mut self, now: Timestamp, screen: &ScreenFacts) -> Vec<Effect> {
+        let mut effects = self.judge_due(now, screen);
+        self.start_next(now, screen, &mut effects);
+        effects
+    }
+
+    /// Returns whether [`Self::poll`] judges by the screen now.
+    pub(crate) fn wants_screen(&self, now: Timestamp) -> bool {
+        self.outstanding.iter().any(|outstanding| match outstanding.delivery.state() {
+            DeliveryState::Injected => outstanding.delivery.next_deadline().is_some_and(|deadline| deadline <= now),
+            DeliveryState::ReinjectionDue { .. } | DeliveryState::Unverified { .. } => true,
+            DeliveryState::Queued
+            | DeliveryState::Verified
+            | DeliveryState::Closed
+            | DeliveryState::Failed
+            | DeliveryState::Cancelled => false,
+        })
+    }
+
+    /// Instant at which [`Self::poll`] has work again, if nothing happens before.
+    pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
+        let ends = self.outstanding.iter().filter_map(|outstanding| {
+            let state = outstanding.delivery.state();
+            let end = outstanding.delivery.attempt().map(relay_verification::attempt::Attempt::signals_end_at);
+            if state.is_final() { end } else { outstanding.delivery.next_deadline() }
+        });
+        ends.chain(self.starts_at).min()
+    }
+
+    /// Returns whether a delivery waits for a condition of the screen, which has to be looked at from time to time.
+    pub(crate) fn watches_screen(&self) -> bool {
+        self.outstanding.iter().any(|outstanding| {
+            let state = outstanding.delivery.state();
+            matches!(state, DeliveryState::Unverified { .. } | DeliveryState::ReinjectionDue { .. })
+        })
+    }
+
+    fn start_next(&mut self, now: Timestamp, screen: &ScreenFacts, effects: &mut Vec<Effect>) {
+        self.starts_at = None;
+        if !self.is_ready || self.writing.is_some() {
+            return;
+        }
+        let again = self
+            .outstanding
+            .iter()
+            .position(|outstanding| matches!(outstanding.delivery.state(), DeliveryState::ReinjectionDue { .. }));
+        let is_steer = again.is_none() && self.head().is_some_and(|head| head.message.urgency == Urgency::Steer);
+        if again.is_none() && self.head().is_none() {
+            return;
+        }
+        let waits_for_verdict = self.profile.strategy.waits_for_verdict(&self.learned);
+        match self.gate.next_start(
+            now,
+            self.unsettled_count().saturating_sub(usize::from(again.is_some())),
+            waits_for_verdict,
+        ) {
+            InjectionStart::Now => {}
+            InjectionStart::At(instant) => {
+                self.starts_at = Some(instant);
+                return;
+            }
+            InjectionStart::AfterEnter | InjectionStart::AfterVerdict => return,
+        }
+        let ready_at = match again {
+            Some(_) => now,
+            None => self.head_ready_at(now),
+        };
+        let rule = if is_steer { HoldRule::Skip } else { HoldRule::Wait };
+        let flushes = self.released > 0 && self.own.is_empty();
+        let held = self.hold.opens_at(now, ready_at, rule);
+        let typed_on = if is_steer || flushes { None } else { self.keyboard.opens_at(now, ready_at) };
+        if let Some(opens_at) = held.max(typed_on) {
+            self.starts_at = Some(opens_at);
+            return;
+        }
+        match again {
+            Some(index) => effects.push(Effect::Type(self.type_again(index))),
+            None => self.type_head(now, screen, effects),
+        }
+    }
+
+    /// The message that is typed next.
+    fn head(&self) -> Option<&Waiting> {
+        let may_type = self.mode == DeliveryMode::AutoInject || self.released > 0;
+        self.own.front().or_else(|| self.waiting.front().filter(|_| may_type))
+    }
+
+    fn head_ready_at(&mut self, now: Timestamp) -> Timestamp {
+        let head = if self.own.is_empty() { self.waiting.front_mut() } else { self.own.front_mut() };
+        head.map_or(now, |head| *head.ready_at.get_or_insert(now))
+    }
+
+    fn type_again(&mut self, index: usize) -> TypeRequest {
+        let outstanding = &self.outstanding[index];
+        self.writing = Some(outstanding.key);
+        TypeRequest {
+            key: outstanding.key,
+            text: outstanding.typed.line.clone(),
+            interrupts: false,
+            attempt: outstanding.delivery.attempt_count() + 1,
+        }
+    }
+
+    fn type_head(&mut self, now: Timestamp, screen: &ScreenFacts, effects: &mut Vec<Effect>) {
+        let message = match self.own.pop_front() {
+            Some(own) => own.message,
+            None => {
+                self.released = self.released.saturating_sub(1);
+                let Some(waiting) = self.waiting.pop_front() else { return };
+                effects.push(Effect::Dequeued(Box::new(waiting.message.clone())));
+                waiting.message
+            }
+        };
+        let mode = if screen.bracketed_paste { TypingMode::BracketedPaste } else { TypingMode::Keys };
+        let typed = TypedLine::new(&message, self.profile.workspace_alias.as_deref(), mode);
+        let reminder = self.reminder.as_mut().map(|reminder| reminder.text(&message, now, self.output_bytes));
+        let minimum = if message.priority >= HIGH_PRIORITY && message.origin == Origin::Engine {
+            self.profile.minimum_high
+        } else {
+            Level::Echoed
+        };
+        let rules = self.profile.strategy.rules(self.profile.usable, &self.learned, minimum);
+        let key = self.next_key;
+        self.next_key += 1;
+        self.writing = Some(key);
+        effects.push(Effect::Type(TypeRequest {
+            key,
+            text: format!("{}{}", reminder.unwrap_or_default(), typed.line),
+            interrupts: message.urgency == Urgency::Steer,
+            attempt: 1,
+        }));
+        self.outstanding.push(Outstanding {
+            key,
+            message,
+            delivery: Delivery::new(rules),
+            typed,
+            watch: None,
+            detail: None,
+            activity: None,
+            record: DeliveryRecord::default(),
+            written_at: None,
+        });
+    }
+
+    /// The process has ended. Returns its messages without an outcome in their order: first those that were typed, then
+    /// those that waited.
+    pub(crate) fn end(mut self) -> (Vec<Message>, Learned, DeliveryMode) {
+        let mut messages = Vec::new();
+        for outstanding in &mut self.outstanding {
+            if outstanding.delivery.agent_ended().is_some() {
+                messages.push(outstanding.message.clone());
+            }
+        }
+        messages.extend(self.own.into_iter().chain(self.waiting).map(|waiting| waiting.message));
+        (messages, self.learned, self.mode)
+    }
+}

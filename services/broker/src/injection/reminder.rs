@@ -1,0 +1,58 @@
+//! The reminder in front of a message: how to reply, when to end, and how to confirm receipt.
+
+use std::time::Duration;
+
+use relay_verification::Timestamp;
+
+use crate::mailbox::Message;
+
+/// The full text is repeated after so long and so much output, when it has left the agent's view.
+const REPEAT_AFTER: Duration = Duration::from_secs(300);
+const REPEAT_AFTER_BYTES: u64 = 64 << 10;
+
+/// Decides between the full reminder and a short one. Only for agents that were given our MCP servers.
+#[derive(Debug, Clone)]
+pub(super) struct Reminder {
+    /// Prefix of tool names, such as `mcp__agent-relay__`.
+    tool_prefix: String,
+    shows_ack_hint: bool,
+    last_full: Option<(Timestamp, u64)>,
+}
+
+impl Reminder {
+    pub(super) fn new(tool_prefix: &str, shows_ack_hint: bool) -> Self {
+        Self { tool_prefix: tool_prefix.to_owned(), shows_ack_hint, last_full: None }
+    }
+
+    /// The lines in front of a message that is typed at `at`, after so many bytes of output.
+    pub(super) fn text(&mut self, message: &Message, at: Timestamp, output_bytes: u64) -> String {
+        let prefix = &self.tool_prefix;
+        let reply = match (&message.thread_id, message.target.strip_prefix('#')) {
+            (Some(_), _) => format!("{prefix}reply_to_thread"),
+            (None, Some(channel)) => format!("{prefix}post_message with channel \"{channel}\""),
+            (None, None) => format!("{prefix}send_dm with to \"{}\"", message.author.name),
+        };
+        let reply: String = reply.chars().filter(|character| !character.is_control()).collect();
+        let (delivery_id, event_id) = (&message.delivery_id, &message.event_id);
+        let is_due = self.last_full.is_none_or(|(shown_at, bytes)| {
+            at.duration_since(shown_at) >= REPEAT_AFTER && output_bytes.saturating_sub(bytes) >= REPEAT_AFTER_BYTES
+        });
+        if !is_due {
+            return format!("<system-reminder>Reply with {reply}. Delivery {delivery_id}.</system-reminder>\n");
+        }
+        self.last_full = Some((at, output_bytes));
+        let confirm = if self.shows_ack_hint {
+            format!(
+                "\nConfirm that you have read this: run `agent-relay-broker ack {delivery_id} {event_id}` or call \
+                 relay_ack with delivery_id \"{delivery_id}\"."
+            )
+        } else {
+            String::new()
+        };
+        format!(
+            "<system-reminder>\nThis is a message from another agent. Reply with {reply}; {prefix}check_inbox lists \
+             earlier messages.\nUse /exit or {prefix}remove_agent only when you are told to end.{confirm}\n\
+             </system-reminder>\n"
+        )
+    }
+}

@@ -1,0 +1,185 @@
+//! The pipeline against a terminal that is written down.
+
+use relay_verification::{
+    Level, RequiredChannels, Timestamp,
+    strategy::{Learned, Strategy},
+};
+
+use super::{DeliveryMode, Effect, Pipeline, Profile, ScreenFacts};
+use crate::{
+    events::Event,
+    mailbox::{Author, Message, Origin, Urgency},
+};
+
+fn at(millis: i64) -> Timestamp {
+    Timestamp::from_millis(millis)
+}
+
+fn message(seq: u64, body: &str) -> Message {
+    Message {
+        delivery_id: format!("del_{seq}"),
+        event_id: format!("evt_{seq}"),
+        seq: Some(seq),
+        author: Author { name: "bob".into(), agent_id: None },
+        target: "#room".into(),
+        body: body.into(),
+        thread_id: None,
+        priority: 2,
+        urgency: Urgency::Wait,
+        origin: Origin::Engine,
+        queued_at_ms: 0,
+    }
+}
+
+fn pipeline(harness: &str) -> Pipeline {
+    let profile = Profile {
+        agent: "ada".into(),
+        workspace_alias: None,
+        strategy: Strategy::builtin(harness),
+        usable: RequiredChannels { echo: true, ..RequiredChannels::NONE },
+        activity: vec!["Tool:".into()],
+        minimum_high: Level::Echoed,
+        tool_prefix: None,
+    };
+    Pipeline::new(profile, Learned::new())
+}
+
+struct Scene {
+    pipeline: Pipeline,
+    log: Vec<String>,
+}
+
+impl Scene {
+    fn new(harness: &str, messages: &[Message]) -> Self {
+        let mut pipeline = pipeline(harness);
+        messages.iter().for_each(|message| pipeline.enqueue(message.clone()));
+        pipeline.set_ready();
+        Self { pipeline, log: Vec::new() }
+    }
+
+    fn note(&mut self, effects: Vec<Effect>) -> Vec<(u64, String)> {
+        let mut typed = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Type(request) => {
+                    self.log.push(format!("type {}", request.attempt));
+                    typed.push((request.key, request.text));
+                }
+                Effect::Publish(event) => match *event {
+                    Event::DeliveryVerified { verification, .. } => self.log.push(format!("verdict {verification}")),
+                    Event::DeliveryActive { .. } => self.log.push("active".into()),
+                    _ => {}
+                },
+                Effect::Settle(settlement) => self.log.push(format!("settle {}", settlement.message.event_id)),
+                Effect::Fail(failure) => self.log.push(format!("fail {}", failure.attempts)),
+                Effect::Dequeued(_) | Effect::TaskTyped => {}
+            }
+        }
+        typed
+    }
+
+    /// Types what is due, and returns the texts.
+    fn step(&mut self, now: i64) -> Vec<String> {
+        let effects = self.pipeline.poll(at(now), &ScreenFacts::default());
+        let typed = self.note(effects);
+        for (key, _) in &typed {
+            self.pipeline.on_began(*key, at(now));
+            let written = self.pipeline.on_written(*key, at(now));
+            self.note(written);
+        }
+        typed.into_iter().map(|(_, text)| text).collect()
+    }
+
+    fn output(&mut self, now: i64, text: &str) {
+        let (_, effects) = self.pipeline.on_output(at(now), text.as_bytes());
+        self.note(effects);
+    }
+}
+
+#[test]
+fn an_echo_settles_a_message_and_the_next_follows_in_order() {
+    let mut scene = Scene::new("cat", &[message(1, "one"), message(2, "two")]);
+    let first = scene.step(0);
+    assert_eq!(first, ["Relay message from bob in #room [evt_1]: one"]);
+    assert!(scene.step(50).is_empty(), "the pause");
+    scene.output(60, &format!("{}\r\n", first[0]));
+    let second = scene.step(100);
+    assert_eq!(second, ["Relay message from bob in #room [evt_2]: two"]);
+    scene.output(110, &format!("{}\r\nTool: x", second[0]));
+    scene.output(120, "Tool: y");
+    assert_eq!(
+        scene.log,
+        ["type 1", "verdict echo", "settle evt_1", "type 1", "active", "verdict echo", "settle evt_2", "active"]
+    );
+}
+
+#[test]
+fn a_mute_program_gets_one_copy_that_is_settled_unverified() {
+    let mut scene = Scene::new("cat", &[message(1, "one")]);
+    assert_eq!(scene.step(0).len(), 1);
+    assert_eq!(scene.pipeline.next_deadline(), Some(at(2000)));
+    assert!(scene.step(2000).is_empty());
+    assert_eq!(scene.log, ["type 1", "verdict timeout_fallback", "settle evt_1"]);
+    assert_eq!(scene.pipeline.unsettled_count(), 0);
+}
+
+#[test]
+fn a_harness_at_its_prompt_gets_a_second_copy_and_a_busy_one_does_not() {
+    let mut scene = Scene::new("claude", &[message(1, "one")]);
+    scene.step(0);
+    assert!(scene.step(15_000).is_empty(), "it is not at its prompt");
+    assert!(scene.pipeline.watches_screen());
+    let rested = ScreenFacts { at_prompt_since: Some(at(15_500)), ..ScreenFacts::default() };
+    let shown = ScreenFacts { squashed: "[evt_1]".into(), ..rested.clone() };
+    let effects = scene.pipeline.poll(at(16_000), &shown);
+    assert!(scene.note(effects).is_empty(), "the screen shows the message");
+    let effects = scene.pipeline.poll(at(16_500), &rested);
+    assert_eq!(scene.note(effects).len(), 1);
+    assert_eq!(scene.log, ["type 1", "type 2"]);
+}
+
+#[test]
+fn manual_mode_holds_messages_until_they_are_flushed() {
+    let mut scene = Scene::new("cat", &[message(1, "one"), message(2, "two")]);
+    assert_eq!(scene.pipeline.set_mode(DeliveryMode::ManualFlush), (DeliveryMode::AutoInject, 0));
+    assert!(scene.step(0).is_empty());
+    assert_eq!((scene.pipeline.flush(), scene.pipeline.flush()), (2, 0));
+    scene.pipeline.enqueue(message(3, "three"));
+    let task = Message { origin: Origin::Task, seq: None, target: "ada".into(), ..message(9, "task") };
+    scene.pipeline.enqueue(task);
+    let mut typed = Vec::new();
+    for now in (0..2000).step_by(100) {
+        typed.extend(scene.step(now));
+    }
+    let bodies: Vec<_> = typed.iter().filter_map(|line| line.rsplit(' ').next()).collect();
+    assert_eq!(bodies, ["task", "one", "two"]);
+    assert_eq!(scene.pipeline.pending().len(), 1);
+    assert_eq!(scene.pipeline.set_mode(DeliveryMode::AutoInject), (DeliveryMode::ManualFlush, 1));
+}
+
+#[test]
+fn a_flood_holds_an_injection_for_ten_seconds_and_steering_for_none() {
+    let mut scene = Scene::new("cat", &[message(1, "one")]);
+    let flood = "x".repeat(40 << 10);
+    let mut now = 0;
+    while now < 9_900 {
+        scene.output(now, &flood);
+        assert!(scene.step(now).is_empty(), "{now}");
+        now += 100;
+    }
+    scene.output(10_000, &flood);
+    assert_eq!(scene.step(10_000).len(), 1);
+    scene.pipeline.enqueue(Message { urgency: Urgency::Steer, ..message(2, "now") });
+    scene.output(10_200, &flood);
+    assert_eq!(scene.step(10_200).len(), 1);
+}
+
+#[test]
+fn messages_without_an_outcome_outlive_the_process() {
+    let mut scene = Scene::new("claude", &[message(1, "one"), message(2, "two"), message(3, "three")]);
+    let first = scene.step(0);
+    scene.output(10, &format!("{}\r\n> ", first[0]));
+    scene.step(200);
+    let (left, _, _) = scene.pipeline.end();
+    assert_eq!(left.iter().map(|message| message.seq).collect::<Vec<_>>(), [Some(2), Some(3)]);
+}

@@ -1,0 +1,319 @@
+//! Judgement of what was typed: writes, output, signals and time.
+
+use relay_verification::{
+    Channel, Timestamp,
+    ack_file::{AckFile, AckFileRejection},
+    activity::ActivitySearch,
+    attempt::Attempt,
+    delivery::{AgentCondition, DeliveryEffect, DeliveryState},
+    echo::{MatchDetail, squash},
+};
+
+use super::{
+    effect::{Effect, Failure, Settlement},
+    outstanding::Outstanding,
+    pipeline::{Pipeline, ScreenFacts},
+};
+use crate::{events::Event, mailbox::Origin};
+
+/// A delivery that was looked up by an agent's ack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AckAnswer {
+    /// It counts, or has counted.
+    Accepted,
+    /// No such delivery is outstanding or was verified lately.
+    NotFound,
+    /// It has failed for good.
+    Failed,
+}
+
+impl Pipeline {
+    /// The first byte of an injection was written.
+    pub(crate) fn on_began(&mut self, key: u64, at: Timestamp) {
+        let Some(index) = self.index_of(key) else { return };
+        let outstanding = &mut self.outstanding[index];
+        // If an ack came between the request and the write, the text is typed all the same and changes nothing.
+        if !outstanding.delivery.begin_attempt(at) {
+            return;
+        }
+        let ends_at = outstanding.delivery.attempt().map_or(at, Attempt::echo_ends_at);
+        if let Some(watch) = outstanding.watch.take() {
+            self.echo.end(watch);
+        }
+        outstanding.watch = self.echo.begin(&outstanding.typed.expected, at, ends_at);
+        self.gate.started(at);
+        self.hold.injected(at);
+        if let Some(written_at) = outstanding.written_at.take() {
+            outstanding.delivery.enter_written(written_at.max(at));
+            self.gate.entered(written_at.max(at));
+            self.writing = None;
+        }
+    }
+
+    /// Text and Enter of an injection were taken by the terminal.
+    pub(crate) fn on_written(&mut self, key: u64, at: Timestamp) -> Vec<Effect> {
+        let Some(index) = self.index_of(key) else { return Vec::new() };
+        let outstanding = &mut self.outstanding[index];
+        let attempt = outstanding.delivery.attempt_count();
+        if attempt == 0 || matches!(outstanding.delivery.state(), DeliveryState::ReinjectionDue { .. }) {
+            // The event about its beginning is still on the way.
+            outstanding.written_at = Some(at);
+        } else {
+            outstanding.delivery.enter_written(at);
+            self.gate.entered(at);
+            self.writing = None;
+        }
+        let delivery = outstanding.reference();
+        let is_task = outstanding.message.origin == Origin::Task;
+        let mut effects =
+            vec![Effect::Publish(Box::new(Event::DeliveryInjected { delivery, attempt: attempt.max(1) }))];
+        if is_task && attempt <= 1 {
+            effects.push(Effect::TaskTyped);
+        }
+        effects
+    }
+
+    /// Takes output of the program. Returns its visible text and the consequences.
+    pub(crate) fn on_output(&mut self, at: Timestamp, bytes: &[u8]) -> (String, Vec<Effect>) {
+        let mut text = String::new();
+        self.cleaner.clean(bytes, &mut text);
+        self.output_bytes += text.len() as u64;
+        self.hold.on_output(at, text.len());
+        if self.hold.is_held(at) {
+            self.extend_echoes(at);
+        }
+        let mut effects = Vec::new();
+        let active: Vec<(u64, String)> = self.outstanding.iter_mut().filter_map(found_activity(&text)).collect();
+        for (key, pattern) in active {
+            effects.extend(self.on_activity(key, at, pattern));
+        }
+        for found in self.echo.on_text(&text, at) {
+            if let Some(index) = self.outstanding.iter().position(|candidate| candidate.watch == Some(found.watch)) {
+                self.outstanding[index].watch = None;
+                self.outstanding[index].detail = Some(found.detail);
+                effects.extend(self.signal(index, found.at, Channel::Echo));
+            }
+        }
+        (text, effects)
+    }
+
+    /// An agent has confirmed a delivery through MCP, named by either of its ids.
+    pub(crate) fn on_ack(
+        &mut self,
+        at: Timestamp,
+        delivery_id: Option<&str>,
+        event_id: Option<&str>,
+    ) -> (AckAnswer, Vec<Effect>) {
+        let is_named = |outstanding: &Outstanding| {
+            delivery_id.is_none_or(|id| outstanding.message.delivery_id == id)
+                && event_id.is_none_or(|id| outstanding.message.event_id == id)
+        };
+        let Some(index) = self.outstanding.iter().position(is_named) else { return (AckAnswer::NotFound, Vec::new()) };
+        if self.outstanding[index].delivery.state() == DeliveryState::Failed {
+            return (AckAnswer::Failed, Vec::new());
+        }
+        (AckAnswer::Accepted, self.signal(index, at, Channel::Mcp))
+    }
+
+    /// Ack files that are looked for, relative to the agent's working directory.
+    pub(crate) fn awaited_files(&self) -> impl Iterator<Item = (u64, AckFile)> {
+        self.outstanding.iter().filter(|outstanding| !outstanding.record.has_file_ack).map(|outstanding| {
+            let message = &outstanding.message;
+            (outstanding.key, AckFile::new(&self.profile.agent, &message.delivery_id, &message.event_id))
+        })
+    }
+
+    /// Judges the content of an ack file.
+    pub(crate) fn on_ack_file(
+        &mut self,
+        key: u64,
+        at: Timestamp,
+        path: &str,
+        content: &[u8],
+    ) -> Result<Vec<Effect>, AckFileRejection> {
+        let Some(index) = self.index_of(key) else { return Ok(Vec::new()) };
+        let message = &self.outstanding[index].message;
+        AckFile::new(&self.profile.agent, &message.delivery_id, &message.event_id).judge(path, content)?;
+        Ok(self.signal(index, at, Channel::File))
+    }
+
+    /// Takes everything that time decides.
+    pub(super) fn judge_due(&mut self, now: Timestamp, screen: &ScreenFacts) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for index in 0..self.outstanding.len() {
+            let delivery = &self.outstanding[index].delivery;
+            let is_due = delivery.next_deadline().is_some_and(|deadline| deadline <= now);
+            let waits =
+                matches!(delivery.state(), DeliveryState::Unverified { .. } | DeliveryState::ReinjectionDue { .. });
+            if !is_due && !waits {
+                continue;
+            }
+            if is_due
+                && let Some(watch) = self.outstanding[index].watch.take()
+                && let Some(found) = self.echo.end(watch)
+            {
+                self.outstanding[index].detail = Some(found.detail);
+                effects.extend(self.signal(index, found.at, Channel::Echo));
+            }
+            let condition = self.condition(index, now, screen);
+            let due = self.outstanding[index].delivery.tick(now, &condition);
+            effects.extend(self.apply(index, due));
+        }
+        self.forget_finished(now);
+        effects
+    }
+
+    fn condition(&self, index: usize, now: Timestamp, screen: &ScreenFacts) -> AgentCondition {
+        let event_id = squash(&self.outstanding[index].message.event_id);
+        AgentCondition {
+            is_echo_reliable: self.learned.is_echo_reliable(),
+            at_prompt_since: screen.at_prompt_since,
+            is_output_held: self.hold.is_held(now),
+            is_message_visible: screen.is_folded || (!event_id.is_empty() && screen.squashed.contains(&event_id)),
+            is_write_stalled: screen.is_write_stalled,
+        }
+    }
+
+    fn forget_finished(&mut self, now: Timestamp) {
+        for outstanding in self.outstanding.extract_if(.., |outstanding| outstanding.is_over(now)) {
+            if let Some(watch) = outstanding.watch {
+                self.echo.end(watch);
+            }
+            self.learned.record(outstanding.record);
+        }
+    }
+
+    fn extend_echoes(&mut self, at: Timestamp) {
+        for outstanding in &mut self.outstanding {
+            if let Some(ends_at) = outstanding.delivery.extend_echo(at)
+                && let Some(watch) = outstanding.watch
+            {
+                self.echo.set_deadline(watch, ends_at);
+            }
+        }
+    }
+
+    fn on_activity(&mut self, key: u64, at: Timestamp, pattern: String) -> Vec<Effect> {
+        let Some(index) = self.index_of(key) else { return Vec::new() };
+        let mut effects = self.signal(index, at, Channel::Activity);
+        let delivery = self.outstanding[index].reference();
+        effects.push(Effect::Publish(Box::new(Event::DeliveryActive { delivery, pattern })));
+        effects
+    }
+
+    fn signal(&mut self, index: usize, at: Timestamp, channel: Channel) -> Vec<Effect> {
+        self.outstanding[index].note_signal(at, channel);
+        let effects = self.outstanding[index].delivery.signal(at, channel);
+        self.apply(index, effects)
+    }
+
+    fn apply(&mut self, index: usize, delivery_effects: Vec<DeliveryEffect>) -> Vec<Effect> {
+        delivery_effects.into_iter().flat_map(|effect| self.apply_one(index, effect)).collect()
+    }
+
+    fn apply_one(&mut self, index: usize, effect: DeliveryEffect) -> Vec<Effect> {
+        let is_last = index + 1 == self.outstanding.len();
+        match effect {
+            DeliveryEffect::Verified { proof, .. } => {
+                self.gate.pause.verified();
+                self.judged(is_last);
+                let outstanding = &mut self.outstanding[index];
+                let patterns = self.profile.activity.iter().map(String::as_str);
+                outstanding.activity = Some(ActivitySearch::new(patterns, &outstanding.typed.line));
+                let latency_ms = millis(proof.elapsed);
+                settle(outstanding, true, proof.channel.method(), latency_ms, None)
+            }
+            DeliveryEffect::Closed { reason, proof } => {
+                self.gate.pause.unverified();
+                self.judged(is_last);
+                let latency_ms = proof.map_or(0, |proof| millis(proof.elapsed));
+                settle(&self.outstanding[index], false, "timeout_fallback", latency_ms, Some(reason.as_str()))
+            }
+            DeliveryEffect::Upgraded { proof, .. } => {
+                let outstanding = &self.outstanding[index];
+                let (delivery, proven) = (outstanding.reference(), outstanding.proven());
+                let latency_ms = millis(proof.elapsed);
+                vec![Effect::Publish(Box::new(Event::DeliveryUpgraded { delivery, latency_ms, proven }))]
+            }
+            DeliveryEffect::Reinject { attempt } => {
+                self.gate.pause.attempt_failed();
+                self.judged(is_last);
+                let delivery = self.outstanding[index].reference();
+                vec![Effect::Publish(Box::new(Event::DeliveryRetry { delivery, attempts: attempt }))]
+            }
+            DeliveryEffect::Held => {
+                self.gate.pause.unverified();
+                self.judged(is_last);
+                Vec::new()
+            }
+            DeliveryEffect::Failed(reason) => {
+                self.gate.pause.attempt_failed();
+                self.judged(is_last);
+                let outstanding = &self.outstanding[index];
+                let attempts = outstanding.delivery.attempt_count();
+                vec![Effect::Fail(Box::new(Failure { message: outstanding.message.clone(), reason, attempts }))]
+            }
+            DeliveryEffect::Cancelled => Vec::new(),
+            DeliveryEffect::Ignored { channel, reason } => {
+                tracing::debug!(method = channel.method(), reason = reason.as_str(), "a signal does not count");
+                metrics::counter!("relay_node_signals_ignored_total", "reason" => reason.as_str()).increment(1);
+                Vec::new()
+            }
+        }
+    }
+
+    /// The verdict on the newest injection opens the gate for the next.
+    fn judged(&mut self, is_last: bool) {
+        if is_last {
+            self.gate.judged();
+        }
+    }
+
+    fn index_of(&self, key: u64) -> Option<usize> {
+        self.outstanding.iter().position(|outstanding| outstanding.key == key)
+    }
+}
+
+fn found_activity(text: &str) -> impl FnMut(&mut Outstanding) -> Option<(u64, String)> {
+    move |outstanding| {
+        let pattern = outstanding.activity.as_mut()?.on_text(text)?.to_owned();
+        outstanding.activity = None;
+        Some((outstanding.key, pattern))
+    }
+}
+
+fn settle(
+    outstanding: &Outstanding,
+    is_verified: bool,
+    verification: &'static str,
+    latency_ms: u64,
+    reason: Option<&'static str>,
+) -> Vec<Effect> {
+    let proven = outstanding.proven();
+    let detail = outstanding.detail.filter(|_| verification == Channel::Echo.method()).map(|detail| match detail {
+        MatchDetail::Exact => "exact",
+        MatchDetail::Tokens => "tokens",
+    });
+    let settlement = Settlement {
+        message: outstanding.message.clone(),
+        level: proven.level,
+        method: proven.method,
+        is_verified,
+        latency_ms,
+    };
+    let ack = Event::DeliveryAck { delivery: outstanding.reference(), verified: is_verified, proven: proven.clone() };
+    let verdict = Event::DeliveryVerified {
+        delivery: outstanding.reference(),
+        verification,
+        verified: is_verified,
+        detail,
+        reason,
+        latency_ms,
+        proven,
+    };
+    vec![Effect::Publish(Box::new(ack)), Effect::Publish(Box::new(verdict)), Effect::Settle(Box::new(settlement))]
+}
+
+fn millis(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

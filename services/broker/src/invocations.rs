@@ -1,0 +1,203 @@
+//! Invocations of the engine: `release` and `spawn:…` by the broker itself, everything that a runner has a handler for by
+//! the runner.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use relay_wire::nodes::{engine_frame::ActionInvoke, frame::ActionResult};
+use serde_json::{Map, Value, json};
+use tokio::{
+    sync::mpsc,
+    time::{Duration, Instant, timeout_at},
+};
+
+use crate::{
+    agents::{AgentError, Services, SpawnSource, Spawner},
+    api::{SpawnBody, release_agent},
+    runner::Runners,
+};
+
+/// Error by which an invocation is given back.
+const UNAVAILABLE: &str = "handler_unavailable";
+/// Time of a handler whose capability says nothing about it.
+const HANDLER_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+const LONGEST_HANDLER: Duration = Duration::from_secs(24 * 60 * 60);
+/// A handler that takes longer is announced to the engine.
+const ACCEPT_AFTER: Duration = Duration::from_secs(10);
+/// Results remembered, to be repeated for a repeated invocation.
+const REMEMBERED: usize = 1024;
+
+/// Outcomes by invocation; absent while one is being handled.
+#[derive(Debug, Default)]
+struct Outcomes {
+    known: HashMap<String, Option<Result<Value, String>>>,
+    order: VecDeque<String>,
+}
+
+/// Who handles invocations: the broker, and the runner that is connected.
+#[derive(Clone)]
+pub(crate) struct Handlers {
+    pub(crate) services: Services,
+    pub(crate) spawner: Spawner,
+    pub(crate) runners: Arc<Runners>,
+}
+
+/// Handles invocations side by side, each once.
+pub(crate) async fn run(handlers: Handlers, mut invocations: mpsc::Receiver<ActionInvoke>) {
+    let services = handlers.services.clone();
+    let outcomes = Arc::<Mutex<Outcomes>>::default();
+    while let Some(invoke) = invocations.recv().await {
+        let id = invoke.invocation_id.clone();
+        let known = {
+            let mut outcomes = outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+            let known = outcomes.known.get(&id).cloned();
+            if known.is_none() {
+                outcomes.begin(&id);
+            }
+            known
+        };
+        match known {
+            Some(Some(outcome)) => services.link.send_result(result(id, outcome)),
+            // It is being handled.
+            Some(None) => {}
+            None => {
+                let (handlers, outcomes) = (handlers.clone(), outcomes.clone());
+                services.tasks.spawn(async move {
+                    let outcome = handle(&handlers, invoke).await;
+                    // An engine gives the same invocation again when no handler was there.
+                    let is_final = outcome != Err(UNAVAILABLE.to_owned());
+                    outcomes
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .finish(&id, is_final.then(|| outcome.clone()));
+                    handlers.services.link.send_result(result(id, outcome));
+                });
+            }
+        }
+    }
+}
+
+impl Outcomes {
+    fn begin(&mut self, id: &str) {
+        self.known.insert(id.to_owned(), None);
+        self.order.push_back(id.to_owned());
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+    }
+
+    /// Remembers an outcome; without one the invocation is handled anew when it comes again.
+    fn finish(&mut self, id: &str, outcome: Option<Result<Value, String>>) {
+        match (outcome, self.known.get_mut(id)) {
+            (Some(outcome), Some(known)) => *known = Some(outcome),
+            (None, Some(_)) => {
+                self.known.remove(id);
+                self.order.retain(|known| known != id);
+            }
+            (_, None) => {}
+        }
+    }
+}
+
+async fn handle(handlers: &Handlers, invoke: ActionInvoke) -> Result<Value, String> {
+    let Handlers { services, spawner, runners } = handlers;
+    match invoke.action.as_str() {
+        "release" => release(services, &invoke).await,
+        action if runners.has_handler(action) => run_handler(services, runners, invoke).await,
+        "spawn" => spawn(services, spawner, &invoke).await,
+        action if action.starts_with("spawn:") => spawn(services, spawner, &invoke).await,
+        _ => Err(UNAVAILABLE.to_owned()),
+    }
+}
+
+/// Has the runner handle an invocation, and keeps the engine from taking it away meanwhile.
+async fn run_handler(services: &Services, runners: &Runners, invoke: ActionInvoke) -> Result<Value, String> {
+    let ActionInvoke { invocation_id, action, input, .. } = invoke;
+    let limit = services.link.manifest().handler_timeout_ms(&action);
+    let limit = limit.map_or(HANDLER_TIMEOUT, |millis| Duration::from_millis(millis).min(LONGEST_HANDLER));
+    let deadline = Instant::now() + limit;
+    let Some(mut outcome) = runners.call(&invocation_id, &action, &Value::Object(input)) else {
+        return Err(UNAVAILABLE.to_owned());
+    };
+    let accept_at = Instant::now() + ACCEPT_AFTER;
+    if let Ok(outcome) = timeout_at(accept_at.min(deadline), &mut outcome).await {
+        return outcome.unwrap_or_else(|_| Err(UNAVAILABLE.to_owned()));
+    }
+    if accept_at < deadline {
+        services.link.accept(&invocation_id);
+        if let Ok(outcome) = timeout_at(deadline, &mut outcome).await {
+            return outcome.unwrap_or_else(|_| Err(UNAVAILABLE.to_owned()));
+        }
+    }
+    runners.cancel(&invocation_id, "handler_timeout");
+    Err("handler_timeout".to_owned())
+}
+
+async fn release(services: &Services, invoke: &ActionInvoke) -> Result<Value, String> {
+    let by_id = || {
+        let id = invoke.agent_id.as_deref()?;
+        services.agents.list().into_iter().find(|agent| agent.agent_id == id).map(|agent| agent.spec.name.clone())
+    };
+    let named = invoke.agent_name.clone().or_else(|| text(&invoke.input, &["name", "agent_name", "agent"]));
+    let name = named.or_else(by_id).ok_or("release_missing_agent_name")?;
+    release_agent(services, &name, text(&invoke.input, &["reason"])).await;
+    Ok(json!({ "released": true, "name": name }))
+}
+
+async fn spawn(services: &Services, spawner: &Spawner, invoke: &ActionInvoke) -> Result<Value, String> {
+    let input = &invoke.input;
+    let name = text(input, &["name", "agent_name", "agent"]).ok_or("spawn_missing_agent_name")?;
+    let named = invoke.action.strip_prefix("spawn:").map(str::to_owned);
+    let cli = text(input, &["cli", "command", "provider"]).or(named).ok_or("spawn_missing_cli")?;
+    let mut fields = input.clone();
+    fields.insert("name".to_owned(), json!(name));
+    fields.insert("cli".to_owned(), json!(cli));
+    for key in ["command", "provider", "capability", "initial_task", "initialTask", "prompt", "runtime"] {
+        fields.remove(key);
+    }
+    if let Some(task) = text(input, &["task", "initial_task", "prompt"]) {
+        fields.insert("task".to_owned(), json!(task));
+    }
+    if let (Some(channel), None) = (text(input, &["channel"]), input.get("channels")) {
+        fields.insert("channels".to_owned(), json!([channel]));
+    }
+    if let Some(session) = text(input, &["session_ref"]) {
+        fields.insert("session_id".to_owned(), json!(session));
+        fields.remove("sessionId");
+    }
+    let body: Result<SpawnBody, _> = serde_json::from_value(Value::Object(fields));
+    let mut body = body.map_err(|error| format!("spawn_failed: {error}"))?;
+    body.invocation_id = Some(invoke.invocation_id.clone());
+    let spec = body.into_spec(services).map_err(|error| format!("spawn_failed: {error}"))?;
+    match spawner.spawn(spec, SpawnSource::Engine, Vec::new()).await {
+        Ok(_) => Ok(json!({ "spawned": true, "name": name })),
+        Err(AgentError::AlreadyExists { .. }) => {
+            let is_same = services
+                .agents
+                .get(&name)
+                .is_ok_and(|agent| agent.spec.invocation_id.as_deref() == Some(invoke.invocation_id.as_str()));
+            if is_same {
+                Ok(json!({ "spawned": true, "name": name }))
+            } else {
+                Err("spawn_agent_name_in_use".to_owned())
+            }
+        }
+        Err(error) => Err(format!("spawn_failed: {error}")),
+    }
+}
+
+fn text(input: &Map<String, Value>, keys: &[&str]) -> Option<String> {
+    keys.iter().find_map(|key| input.get(*key)?.as_str()).filter(|text| !text.is_empty()).map(str::to_owned)
+}
+
+fn result(invocation_id: String, outcome: Result<Value, String>) -> ActionResult {
+    let (output, error) = match outcome {
+        Ok(output) => (Some(Some(output)), None),
+        Err(error) => (None, Some(error)),
+    };
+    ActionResult { invocation_id, output, error, is_final: None }
+}

@@ -1,0 +1,76 @@
+//! [`Message`]: a text for one agent, whichever way it came.
+
+use serde::{Deserialize, Serialize};
+
+/// Text that is to be typed into an agent's terminal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub(crate) delivery_id: String,
+    /// The engine's message id, or an id of the broker with a prefix.
+    pub(crate) event_id: String,
+    /// Place in the mailbox; `None` outside of it.
+    pub(crate) seq: Option<u64>,
+    pub(crate) author: Author,
+    /// `#channel`, or the agent's name.
+    pub(crate) target: String,
+    pub(crate) body: String,
+    pub(crate) thread_id: Option<String>,
+    /// 1 (low) to 4 (urgent).
+    pub(crate) priority: u8,
+    pub(crate) urgency: Urgency,
+    pub(crate) origin: Origin,
+    /// Unix time in milliseconds.
+    pub(crate) queued_at_ms: i64,
+}
+
+/// Sender of a message.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Author {
+    pub(crate) name: String,
+    pub(crate) agent_id: Option<String>,
+}
+
+/// Moment at which a message is typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Urgency {
+    /// In its turn.
+    Wait,
+    /// With two escapes in front, whatever the agent does.
+    Steer,
+}
+
+impl Urgency {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Wait => "wait",
+            Self::Steer => "steer",
+        }
+    }
+}
+
+/// Source of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A message of the engine.
+    Engine,
+    /// The outcome of an action, which has no read receipt.
+    ActionResult,
+    /// The first task of the agent. It does not wait in manual mode.
+    Task,
+}
+
+impl Message {
+    /// Bytes that count towards the bound of a queue.
+    pub(crate) fn len(&self) -> usize {
+        self.body.len() + self.delivery_id.len() + self.event_id.len() + self.target.len() + self.author.name.len()
+    }
+
+    /// Returns whether the engine keeps a read receipt for it.
+    pub(crate) fn has_receipt(&self) -> bool {
+        match self.origin {
+            Origin::Engine => true,
+            Origin::ActionResult | Origin::Task => false,
+        }
+    }
+}

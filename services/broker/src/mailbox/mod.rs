@@ -1,0 +1,12 @@
+//! Messages from the engine on their way to one agent: what a frame is ([`classify`]), its place in the order
+//! ([`Mailbox`]), and the queue between the engine link and the agent's task ([`SharedMailbox`]).
+
+mod classify;
+mod message;
+mod order;
+mod shared;
+
+pub(crate) use classify::{Classified, classify};
+pub(crate) use message::{Author, Message, Origin, Urgency};
+pub(crate) use order::{Mailbox, Verdict};
+pub(crate) use shared::{FrameAnswer, SharedMailbox};

@@ -1,0 +1,294 @@
+//! [`Mailbox`]: the order of one agent's messages, duplicates, and the cumulative ack. Pure: frames go in, verdicts
+//! come out.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+
+use relay_verification::ack_floor::AckFloor;
+use relay_wire::nodes::engine_frame::Deliver;
+
+use super::{Classified, Message, classify, classify::relayed_author};
+
+/// Message ids remembered for one agent.
+const REMEMBERED: usize = 512;
+/// Frames kept that came before their predecessors.
+const MOST_EARLY: usize = 64;
+/// Messages that wait for one agent, and their bytes.
+const MOST_QUEUED: usize = 1024;
+const MOST_QUEUED_BYTES: usize = 32 << 20;
+
+/// Order of one agent's messages.
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    agent_id: String,
+    /// Agent of the broker itself, whose messages carry the name of the real sender.
+    own_agent_id: String,
+    floor: AckFloor,
+    known: KnownIds,
+    /// Messages that the agent's session has from an earlier process of the broker.
+    had: HashSet<String>,
+    early: BTreeMap<u64, Deliver>,
+    queued_count: usize,
+    queued_bytes: usize,
+    /// The engine has frames that were not taken: a gap, or no room.
+    has_gap: bool,
+    is_refused: bool,
+}
+
+/// Consequence of a frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Messages to queue, in this order. The ack follows with them, unless `acked` has moved already.
+    Taken { messages: Vec<Message>, acked: Option<u64> },
+    /// Nothing new: the position is acknowledged again.
+    Repeated { acked: u64 },
+    /// Nothing is acknowledged: a predecessor is missing.
+    Early,
+    /// Nothing is acknowledged: the queue is full.
+    Full,
+    /// Nothing is acknowledged: the frame is for another agent of this name.
+    OtherAgent,
+}
+
+impl Mailbox {
+    /// Continues behind the engine's cursor, with the ids of messages that the agent's session has already.
+    pub(crate) fn new(agent_id: &str, own_agent_id: &str, cursor: u64, had: impl IntoIterator<Item = String>) -> Self {
+        Self {
+            agent_id: agent_id.to_owned(),
+            own_agent_id: own_agent_id.to_owned(),
+            floor: AckFloor::new(cursor),
+            known: KnownIds::default(),
+            had: had.into_iter().collect(),
+            early: BTreeMap::new(),
+            queued_count: 0,
+            queued_bytes: 0,
+            has_gap: false,
+            is_refused: false,
+        }
+    }
+
+    /// The position that may be acknowledged.
+    pub(crate) fn acked(&self) -> u64 {
+        self.floor.acked()
+    }
+
+    /// Takes a frame that came at `now_ms`.
+    pub(crate) fn on_frame(&mut self, frame: Deliver, now_ms: i64) -> Verdict {
+        if frame.agent_id != self.agent_id {
+            return Verdict::OtherAgent;
+        }
+        if frame.seq == 0 {
+            return self.take_outside(frame, now_ms);
+        }
+        let next = self.floor.received() + 1;
+        if frame.seq < next {
+            return Verdict::Repeated { acked: self.acked() };
+        }
+        if frame.seq > next {
+            self.has_gap = true;
+            if self.early.len() < MOST_EARLY {
+                self.early.insert(frame.seq, frame);
+            }
+            return Verdict::Early;
+        }
+        self.take_in_order(frame, now_ms)
+    }
+
+    fn take_outside(&mut self, frame: Deliver, now_ms: i64) -> Verdict {
+        let acked = Some(self.acked());
+        if !self.has_room(&frame) || !self.known.insert(&frame.msg_id) {
+            return Verdict::Repeated { acked: self.acked() };
+        }
+        match self.read(frame, now_ms) {
+            Classified::Typed(message) => {
+                self.queue(&message);
+                Verdict::Taken { messages: vec![*message], acked }
+            }
+            Classified::Silent { .. } => Verdict::Repeated { acked: self.acked() },
+        }
+    }
+
+    fn take_in_order(&mut self, frame: Deliver, now_ms: i64) -> Verdict {
+        let mut messages = Vec::new();
+        let mut acked = None;
+        let mut next = Some(frame);
+        while let Some(frame) = next {
+            if !self.has_room(&frame) {
+                self.is_refused = true;
+                break;
+            }
+            let seq = frame.seq;
+            // It is the next one, or the loop has reached it.
+            if !self.floor.receive(seq) {
+                break;
+            }
+            let is_had = self.had.remove(&frame.msg_id);
+            let is_new = self.known.insert(&frame.msg_id);
+            match self.read(frame, now_ms) {
+                Classified::Typed(message) if is_new && !is_had => {
+                    self.queue(&message);
+                    messages.push(*message);
+                }
+                // Nothing to see, or seen under this id before.
+                Classified::Typed(_) | Classified::Silent { .. } => acked = self.floor.settle(seq).or(acked),
+            }
+            next = self.early.remove(&(seq + 1));
+        }
+        self.early = self.early.split_off(&(self.floor.received() + 1));
+        self.has_gap = !self.early.is_empty();
+        if messages.is_empty() && acked.is_none() && self.is_refused {
+            return Verdict::Full;
+        }
+        Verdict::Taken { messages, acked }
+    }
+
+    fn read(&self, frame: Deliver, now_ms: i64) -> Classified {
+        let relayed = relayed_author(&frame.payload.data).map(str::to_owned);
+        let mut classified = classify(frame, now_ms);
+        if let (Classified::Typed(message), Some(relayed)) = (&mut classified, relayed)
+            && message.author.agent_id.as_deref() == Some(self.own_agent_id.as_str())
+        {
+            message.author.name = relayed;
+        }
+        classified
+    }
+
+    fn has_room(&self, frame: &Deliver) -> bool {
+        let text = frame.payload.data.get("text").and_then(|text| text.as_str()).map_or(0, str::len);
+        self.queued_count < MOST_QUEUED && self.queued_bytes + text <= MOST_QUEUED_BYTES
+    }
+
+    fn queue(&mut self, message: &Message) {
+        self.queued_count += 1;
+        self.queued_bytes += message.len();
+    }
+
+    /// A queued message was typed, or is not going to be. Returns `true` if frames that were refused can now be taken.
+    pub(crate) fn on_typed(&mut self, message: &Message) -> bool {
+        self.queued_count = self.queued_count.saturating_sub(1);
+        self.queued_bytes = self.queued_bytes.saturating_sub(message.len());
+        self.is_refused && self.queued_count <= MOST_QUEUED / 2 && self.queued_bytes <= MOST_QUEUED_BYTES / 2
+    }
+
+    /// Settles a message. Returns the position to acknowledge, if it rises.
+    pub(crate) fn settle(&mut self, seq: u64) -> Option<u64> {
+        self.floor.settle(seq)
+    }
+
+    /// The engine is going to send everything behind the acked position again.
+    pub(crate) fn on_reconnected(&mut self) {
+        self.early.clear();
+        self.has_gap = false;
+        self.is_refused = false;
+    }
+
+    /// Returns `true` while a predecessor of a frame is missing.
+    pub(crate) fn has_gap(&self) -> bool {
+        self.has_gap
+    }
+}
+
+/// The newest message ids.
+#[derive(Debug, Default)]
+struct KnownIds {
+    ids: HashSet<String>,
+    order: VecDeque<String>,
+}
+
+impl KnownIds {
+    /// Returns `false` if the id is known.
+    fn insert(&mut self, id: &str) -> bool {
+        if !self.ids.insert(id.to_owned()) {
+            return false;
+        }
+        self.order.push_back(id.to_owned());
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.ids.remove(&oldest);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn frame(seq: u64, msg_id: &str, kind: &str) -> Deliver {
+        let frame = json!({
+            "delivery_id": format!("del_{msg_id}"), "agent_id": "7", "agent": "ada", "msg_id": msg_id, "seq": seq,
+            "mode": "wait", "payload": { "type": kind, "data": { "text": msg_id, "agent_id": "1",
+            "metadata": { "relay_from": "outside" } } },
+        });
+        serde_json::from_value(frame).expect("a frame")
+    }
+
+    fn take(mailbox: &mut Mailbox, seq: u64, msg_id: &str) -> Verdict {
+        mailbox.on_frame(frame(seq, msg_id, "message.created"), 0)
+    }
+
+    fn bodies(verdict: &Verdict) -> Vec<&str> {
+        match verdict {
+            Verdict::Taken { messages, .. } => messages.iter().map(|message| message.body.as_str()).collect(),
+            Verdict::Repeated { .. } | Verdict::Early | Verdict::Full | Verdict::OtherAgent => Vec::new(),
+        }
+    }
+
+    #[test]
+    fn messages_are_taken_in_order_and_once() {
+        let mut mailbox = Mailbox::new("7", "1", 4, []);
+        assert_eq!(take(&mut mailbox, 7, "c"), Verdict::Early);
+        assert_eq!(take(&mut mailbox, 6, "b"), Verdict::Early);
+        assert!(mailbox.has_gap());
+        let taken = take(&mut mailbox, 5, "a");
+        assert_eq!(bodies(&taken), ["a", "b", "c"]);
+        assert!(!mailbox.has_gap());
+        assert_eq!(take(&mut mailbox, 6, "b"), Verdict::Repeated { acked: 4 });
+        assert_eq!((mailbox.settle(6), mailbox.settle(5)), (None, Some(6)));
+        // The same message under another number.
+        assert_eq!(take(&mut mailbox, 8, "a"), Verdict::Taken { messages: vec![], acked: None });
+        assert_eq!(mailbox.settle(7), Some(8));
+        let Verdict::Taken { messages, .. } = taken else { panic!("taken") };
+        assert_eq!(messages[0].author.name, "outside");
+    }
+
+    #[test]
+    fn frames_without_text_are_settled_in_their_turn() {
+        let mut mailbox = Mailbox::new("7", "1", 0, ["had".to_owned()]);
+        assert_eq!(bodies(&take(&mut mailbox, 1, "a")), ["a"]);
+        let tombstone = mailbox.on_frame(frame(2, "tomb", "delivery.expired"), 0);
+        assert_eq!(tombstone, Verdict::Taken { messages: vec![], acked: None });
+        assert_eq!(mailbox.settle(1), Some(2));
+        let had = take(&mut mailbox, 3, "had");
+        assert_eq!(had, Verdict::Taken { messages: vec![], acked: Some(3) });
+    }
+
+    #[test]
+    fn frames_outside_of_the_order_move_no_position() {
+        let mut mailbox = Mailbox::new("7", "1", 3, []);
+        let outcome = mailbox.on_frame(frame(0, "evt-1", "action.completed"), 0);
+        assert!(matches!(outcome, Verdict::Taken { acked: Some(3), .. }));
+        let again = mailbox.on_frame(frame(0, "evt-1", "action.completed"), 0);
+        assert_eq!(again, Verdict::Repeated { acked: 3 });
+        let other = Deliver { agent_id: "8".into(), ..frame(4, "x", "message.created") };
+        assert_eq!(mailbox.on_frame(other, 0), Verdict::OtherAgent);
+    }
+
+    #[test]
+    fn a_full_queue_refuses_the_newest_until_there_is_room() {
+        let mut mailbox = Mailbox::new("7", "1", 0, []);
+        let mut taken = Vec::new();
+        for seq in 1..=MOST_QUEUED as u64 {
+            let Verdict::Taken { messages, .. } = take(&mut mailbox, seq, &seq.to_string()) else { panic!("{seq}") };
+            taken.extend(messages);
+        }
+        let next = MOST_QUEUED as u64 + 1;
+        assert_eq!(take(&mut mailbox, next, "next"), Verdict::Full);
+        let room = taken.iter().position(|message| mailbox.on_typed(message));
+        assert_eq!(room, Some(MOST_QUEUED / 2 - 1));
+        mailbox.on_reconnected();
+        assert_eq!(bodies(&take(&mut mailbox, next, "next")), ["next"]);
+    }
+}

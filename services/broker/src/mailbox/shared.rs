@@ -1,0 +1,109 @@
+//! [`SharedMailbox`]: one agent's mailbox between the engine link, which fills it, and the agent's task.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+};
+
+use relay_wire::nodes::engine_frame::Deliver;
+use tokio::sync::Notify;
+
+use super::{Mailbox, Message, Verdict};
+
+/// Mailbox of one agent. The lock is held for one step of the state machine and never over an await.
+#[derive(Debug)]
+pub(crate) struct SharedMailbox {
+    content: Mutex<Content>,
+    /// Notified when messages have arrived.
+    pub(crate) arrived: Notify,
+}
+
+#[derive(Debug)]
+struct Content {
+    mailbox: Mailbox,
+    /// Messages that the agent's task has not fetched; bounded by the mailbox.
+    arrived: VecDeque<Message>,
+}
+
+/// Answer to a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FrameAnswer {
+    /// This position is acknowledged.
+    Ack(u64),
+    /// Nothing now.
+    Nothing,
+}
+
+impl SharedMailbox {
+    pub(crate) fn new(mailbox: Mailbox) -> Self {
+        Self { content: Mutex::new(Content { mailbox, arrived: VecDeque::new() }), arrived: Notify::new() }
+    }
+
+    /// Takes a frame of the engine.
+    pub(crate) fn on_frame(&self, frame: Deliver, now_ms: i64) -> FrameAnswer {
+        let seq = frame.seq;
+        let (verdict, acked) = self.with(|content| {
+            let verdict = content.mailbox.on_frame(frame, now_ms);
+            if let Verdict::Taken { messages, .. } = &verdict {
+                content.arrived.extend(messages.iter().cloned());
+            }
+            (verdict, content.mailbox.acked())
+        });
+        let result = match &verdict {
+            Verdict::Taken { .. } => "taken",
+            Verdict::Repeated { .. } => "repeated",
+            Verdict::Early => "early",
+            Verdict::Full => "full",
+            Verdict::OtherAgent => "other_agent",
+        };
+        metrics::counter!("relay_node_frames_total", "result" => result).increment(1);
+        match verdict {
+            Verdict::Taken { messages, acked: settled } => {
+                if !messages.is_empty() {
+                    self.arrived.notify_one();
+                }
+                if settled.is_some() { FrameAnswer::Ack(acked) } else { FrameAnswer::Nothing }
+            }
+            Verdict::Repeated { acked } => FrameAnswer::Ack(acked),
+            Verdict::Early | Verdict::Full => FrameAnswer::Nothing,
+            Verdict::OtherAgent => {
+                tracing::warn!(seq, "a frame names another agent than the one hosted here, it is refused");
+                FrameAnswer::Nothing
+            }
+        }
+    }
+
+    /// Takes the messages that have arrived, in order.
+    pub(crate) fn fetch(&self) -> VecDeque<Message> {
+        self.with(|content| std::mem::take(&mut content.arrived))
+    }
+
+    /// A message was typed. Returns `true` if refused frames can now be fetched again.
+    pub(crate) fn on_typed(&self, message: &Message) -> bool {
+        self.with(|content| content.mailbox.on_typed(message))
+    }
+
+    /// Settles a message. Returns the position to acknowledge, if it rises.
+    pub(crate) fn settle(&self, seq: u64) -> Option<u64> {
+        self.with(|content| content.mailbox.settle(seq))
+    }
+
+    /// The acked position.
+    pub(crate) fn acked(&self) -> u64 {
+        self.with(|content| content.mailbox.acked())
+    }
+
+    /// A new connection begins.
+    pub(crate) fn on_reconnected(&self) {
+        self.with(|content| content.mailbox.on_reconnected());
+    }
+
+    /// Returns `true` while a predecessor of a frame is missing.
+    pub(crate) fn has_gap(&self) -> bool {
+        self.with(|content| content.mailbox.has_gap())
+    }
+
+    fn with<T>(&self, step: impl FnOnce(&mut Content) -> T) -> T {
+        step(&mut self.content.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

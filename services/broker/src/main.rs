@@ -1,0 +1,49 @@
+//! `agent-relay-broker`: the node of one machine. It hosts command-line agents in terminals, types the messages of the
+//! engine into them, and tells the engine what is known to have arrived.
+//!
+//! A message goes from the node socket (`engine_link`) into its agent's mailbox (`mailbox`), from there to the agent's
+//! task (`agents`), which feeds the pure pipeline (`injection`) and performs its effects on the terminal; the outcome
+//! goes through the ledger (`state`) back to the engine. Drivers use the listen API (`api`) and its events (`events`).
+
+mod agents;
+mod api;
+mod cli;
+mod clock;
+mod commands;
+mod engine;
+mod engine_link;
+mod events;
+mod harness;
+mod injection;
+mod invocations;
+mod lease;
+mod mailbox;
+mod restore;
+mod runner;
+mod startup;
+mod state;
+mod version;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use cli::{Cli, Command};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Init(settings) => startup::run(*settings).await,
+        Command::DumpPty(arguments) => commands::dump_pty(arguments).await,
+        Command::Ack(arguments) => commands::ack(&arguments),
+        Command::Verify => commands::verify(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // The last line of stderr is shown to the person who started it.
+            eprintln!("agent-relay-broker: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

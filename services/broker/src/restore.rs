@@ -1,0 +1,66 @@
+//! After a crash: ends what the previous broker left behind, and starts its agents again.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use relay_pty::{Leftover, ProcessIdentity, PtyHost};
+
+use crate::{
+    agents::{AgentSpec, SpawnSource, Spawner},
+    state::{AgentRecord, LedgerTask, RosterFile},
+};
+
+/// Processes without a broker have so long to end politely.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// An agent to start again, with the messages that its session has already.
+#[derive(Debug)]
+pub(crate) struct Survivor {
+    spec: AgentSpec,
+    had: Vec<String>,
+}
+
+/// Ends all processes of the previous broker's agents.
+pub(crate) async fn end_leftovers(host: &PtyHost, previous: &RosterFile) -> Result<()> {
+    let leftover = |record: &AgentRecord| Leftover {
+        root: ProcessIdentity { pid: record.pid, start_ticks: record.start_ticks },
+        marker: record.marker.clone().into(),
+    };
+    let leftovers: Vec<Leftover> = previous.agents.values().map(leftover).collect();
+    if leftovers.is_empty() {
+        return Ok(());
+    }
+    let report = host.end_leftovers(&leftovers, GRACE).await.context("end the previous broker's agents")?;
+    tracing::info!(agents = leftovers.len(), killed = report.killed, "the previous broker's agents were ended");
+    Ok(())
+}
+
+/// The agents to start again.
+pub(crate) fn survivors(previous: RosterFile, resume: bool, ledger: &LedgerTask) -> Vec<Survivor> {
+    if previous.stopped_cleanly && !resume {
+        return Vec::new();
+    }
+    let survivor = |record: AgentRecord| {
+        let mut spec = record.spec;
+        // The invocation that it was started for has its result.
+        spec.invocation_id = None;
+        let session = spec.session_id.clone().filter(|_| spec.is_resumable);
+        let had = session.map(|session| ledger.known_messages(&record.agent_id, &session)).unwrap_or_default();
+        if spec.is_resumable && record.task_typed {
+            spec.task = None;
+        }
+        Survivor { spec, had }
+    };
+    previous.agents.into_values().map(survivor).collect()
+}
+
+/// Starts the agents again, one after the other.
+pub(crate) async fn start(spawner: Spawner, survivors: Vec<Survivor>) {
+    for Survivor { spec, had } in survivors {
+        let name = spec.name.clone();
+        match spawner.spawn(spec, SpawnSource::Restart, had).await {
+            Ok(spawned) => tracing::info!(agent.name = name, pid = spawned.pid, "an agent runs again"),
+            Err(error) => tracing::error!(agent.name = name, %error, "an agent could not be started again"),
+        }
+    }
+}

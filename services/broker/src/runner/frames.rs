@@ -1,0 +1,84 @@
+//! Frames of the runner socket: JSON text, `v` 2, a type and a payload.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// Version of the format.
+pub(super) const VERSION: u64 = 2;
+
+/// Frame of a runner.
+#[derive(Debug, PartialEq, Deserialize)]
+pub(super) struct Frame {
+    v: u64,
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    #[serde(default)]
+    pub(super) request_id: Option<String>,
+    #[serde(default)]
+    pub(super) payload: Value,
+}
+
+/// Failure of a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) code: String,
+    pub(super) message: String,
+    pub(super) retryable: bool,
+}
+
+impl Refusal {
+    pub(super) fn new(code: &str, message: impl Into<String>) -> Self {
+        Self { code: code.to_owned(), message: message.into(), retryable: false }
+    }
+}
+
+/// Decodes a frame; `None` for a text that is none.
+pub(super) fn decode(text: &str) -> Option<Frame> {
+    serde_json::from_str::<Frame>(text).ok().filter(|frame| frame.v == VERSION)
+}
+
+/// Encodes the answer to a request.
+pub(super) fn answer(request_id: Option<&str>, outcome: Result<Value, Refusal>) -> String {
+    let (kind, payload) = match outcome {
+        Ok(result) => ("ok", json!({ "result": result })),
+        Err(Refusal { code, message, retryable }) => {
+            ("error", json!({ "code": code, "message": message, "retryable": retryable }))
+        }
+    };
+    let mut frame = json!({ "v": VERSION, "type": kind, "payload": payload });
+    if let Some(request_id) = request_id {
+        frame["request_id"] = json!(request_id);
+    }
+    frame.to_string()
+}
+
+/// Encodes a call of a handler.
+pub(super) fn invoke_handler(invocation_id: &str, name: &str, input: &Value) -> String {
+    let payload = json!({ "invocation_id": invocation_id, "name": name, "input": input });
+    json!({ "v": VERSION, "type": "invoke_handler", "payload": payload }).to_string()
+}
+
+/// Encodes the end of a call that is not waited for any more.
+pub(super) fn cancel_handler(invocation_id: &str, reason: &str) -> String {
+    let payload = json!({ "invocation_id": invocation_id, "reason": reason });
+    json!({ "v": VERSION, "type": "cancel_handler", "payload": payload }).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_envelope_is_a_frame() {
+        let frame = decode(r#"{"v":2,"type":"hello","request_id":"1","payload":{"a":1}}"#).expect("a frame");
+        assert_eq!((frame.kind.as_str(), frame.request_id.as_deref()), ("hello", Some("1")));
+        for text in ["", "[]", r#"{"type":"hello"}"#, r#"{"v":1,"type":"hello"}"#, r#"{"v":2,"type":3}"#] {
+            assert_eq!(decode(text), None, "{text}");
+        }
+        assert_eq!(
+            answer(Some("1"), Err(Refusal::new("frame_failed", "no"))),
+            r#"{"v":2,"type":"error","payload":{"code":"frame_failed","message":"no","retryable":false},"request_id":"1"}"#
+        );
+        assert_eq!(answer(None, Ok(Value::Null)), r#"{"v":2,"type":"ok","payload":{"result":null}}"#);
+    }
+}

@@ -1,0 +1,88 @@
+//! Requests of a runner as calls of the listen API.
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    http::{Method, Request, StatusCode, header},
+};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde_json::{Value, json};
+use tower::ServiceExt as _;
+
+use super::frames::Refusal;
+
+/// Largest answer of a route.
+const MAX_ANSWER: usize = 32 << 20;
+
+/// Answers a request by the route that does the same.
+pub(super) async fn call(routes: Router, key: &str, kind: &str, payload: &Value) -> Result<Value, Refusal> {
+    let (method, path, body) = route(kind, payload)?;
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("x-api-key", key)
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Body::from(body.to_string()));
+    let request = request.map_err(|error| Refusal::new("frame_failed", error.to_string()))?;
+    // A router answers everything.
+    let answer = routes.oneshot(request).await.unwrap_or_else(|never| match never {});
+    let status = answer.status();
+    let bytes = to_bytes(answer.into_body(), MAX_ANSWER).await;
+    let bytes = bytes.map_err(|error| Refusal::new("internal_error", error.to_string()))?;
+    let body: Value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+    if status.is_success() {
+        return Ok(body);
+    }
+    let text = |key: &str| body[key].as_str().map(str::to_owned);
+    Err(Refusal {
+        code: text("code").unwrap_or_else(|| format!("http_{}", status.as_u16())),
+        message: text("message").unwrap_or_else(|| reason(status)),
+        retryable: status.is_server_error(),
+    })
+}
+
+fn route(kind: &str, payload: &Value) -> Result<(Method, String, Value), Refusal> {
+    let name = || {
+        let name = payload["name"].as_str();
+        let name = name.ok_or_else(|| Refusal::new("frame_failed", format!("{kind} needs a name")))?;
+        Ok::<_, Refusal>(utf8_percent_encode(name, NON_ALPHANUMERIC).to_string())
+    };
+    let given = payload.clone();
+    Ok(match kind {
+        "send_message" => (Method::POST, "/api/send".to_owned(), given),
+        "send_input" => (Method::POST, format!("/api/input/{}", name()?), given),
+        "release_agent" => (Method::DELETE, format!("/api/spawned/{}", name()?), given),
+        "subscribe_channels" => (Method::POST, format!("/api/spawned/{}/subscribe", name()?), given),
+        "unsubscribe_channels" => (Method::POST, format!("/api/spawned/{}/unsubscribe", name()?), given),
+        "list_agents" => (Method::GET, "/api/spawned".to_owned(), json!({})),
+        "resize_pty" => (Method::POST, format!("/api/resize/{}", name()?), given),
+        "set_model" => (Method::POST, format!("/api/spawned/{}/model", name()?), given),
+        "get_metrics" => {
+            let agent = payload["agent"].as_str();
+            let query = agent.map(|agent| format!("?agent={}", utf8_percent_encode(agent, NON_ALPHANUMERIC)));
+            (Method::GET, format!("/api/metrics{}", query.unwrap_or_default()), json!({}))
+        }
+        "get_status" => (Method::GET, "/api/status".to_owned(), json!({})),
+        "get_crash_insights" => (Method::GET, "/api/crash-insights".to_owned(), json!({})),
+        "preflight_agents" => (Method::POST, "/api/preflight".to_owned(), given),
+        "shutdown" => (Method::POST, "/api/shutdown".to_owned(), json!({})),
+        _ => return Err(Refusal::new("frame_failed", format!("{kind:?} is not known"))),
+    })
+}
+
+fn reason(status: StatusCode) -> String {
+    status.canonical_reason().unwrap_or("refused").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_encoded_and_unknown_types_refused() {
+        let (_, path, _) = route("release_agent", &json!({ "name": "a b/c" })).expect("a route");
+        assert_eq!(path, "/api/spawned/a%20b%2Fc");
+        assert_eq!(route("release_agent", &json!({})).expect_err("no name").code, "frame_failed");
+        assert_eq!(route("other", &json!({})).expect_err("unknown").code, "frame_failed");
+    }
+}

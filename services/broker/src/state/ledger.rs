@@ -1,0 +1,183 @@
+//! `ledger-<name>`: the messages that are known to have reached an agent's session, one JSON object a line, written
+//! before the ack that rests on them is sent. After a crash, messages that the session has already are acknowledged
+//! without being typed again.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fs::{File, OpenOptions},
+    io::{self, BufRead as _, BufReader, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::PathBuf,
+};
+
+use anyhow::{Context as _, Result};
+use relay_verification::Level;
+use serde::{Deserialize, Serialize};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::spawn_blocking,
+};
+
+use super::write_private_file;
+
+/// Messages remembered for one agent.
+const REMEMBERED: usize = 512;
+/// Entries that wait to be written. Agents wait for room beyond it.
+const QUEUE: usize = 1024;
+/// Entries written with one synchronisation of the disk.
+const BATCH: usize = 256;
+/// The file is rewritten when it has so many lines more than are remembered.
+const SURPLUS_LINES: usize = 8192;
+
+/// A message that reached an agent's session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LedgerEntry {
+    pub(crate) agent_id: String,
+    pub(crate) msg_id: String,
+    pub(crate) level: Level,
+    /// Session that has it; a process without one ends with the broker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) session_ref: Option<String>,
+}
+
+/// Handle for recording. Clones are the same ledger.
+#[derive(Debug, Clone)]
+pub(crate) struct Ledger {
+    requests: mpsc::Sender<(LedgerEntry, oneshot::Sender<()>)>,
+}
+
+impl Ledger {
+    /// Records an entry and waits until the disk has it. `false` if it could not be written, so that the ack must wait.
+    pub(crate) async fn record(&self, entry: LedgerEntry) -> bool {
+        let (written, wait) = oneshot::channel();
+        self.requests.send((entry, written)).await.is_ok() && wait.await.is_ok()
+    }
+}
+
+/// The task that writes the ledger. Runs until the last handle is dropped.
+#[derive(Debug)]
+pub(crate) struct LedgerTask {
+    path: PathBuf,
+    requests: mpsc::Receiver<(LedgerEntry, oneshot::Sender<()>)>,
+    remembered: HashMap<String, VecDeque<LedgerEntry>>,
+    lines: usize,
+}
+
+impl LedgerTask {
+    /// Reads the ledger of the previous broker. A line that a crash cut off is left out.
+    pub(crate) fn open(path: PathBuf) -> Result<(Ledger, Self)> {
+        let mut remembered = HashMap::new();
+        match File::open(&path) {
+            Ok(file) => {
+                for line in BufReader::new(file).lines() {
+                    let line = line.with_context(|| format!("read {}", path.display()))?;
+                    if let Ok(entry) = serde_json::from_str::<LedgerEntry>(&line) {
+                        remember(&mut remembered, entry);
+                    }
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
+        }
+        let (sender, requests) = mpsc::channel(QUEUE);
+        let mut task = Self { path, requests, remembered, lines: 0 };
+        task.rewrite().with_context(|| format!("write {}", task.path.display()))?;
+        Ok((Ledger { requests: sender }, task))
+    }
+
+    /// Messages that a session has already.
+    pub(crate) fn known_messages(&self, agent_id: &str, session_ref: &str) -> Vec<String> {
+        let entries = self.remembered.get(agent_id).into_iter().flatten();
+        entries
+            .filter(|entry| entry.session_ref.as_deref() == Some(session_ref) && entry.level >= Level::Echoed)
+            .map(|entry| entry.msg_id.clone())
+            .collect()
+    }
+
+    /// Writes entries as they come, many with one synchronisation.
+    pub(crate) async fn run(mut self) {
+        let mut batch = Vec::new();
+        while self.requests.recv_many(&mut batch, BATCH).await > 0 {
+            let entries = std::mem::take(&mut batch);
+            let written = spawn_blocking(move || {
+                let result = self.append(&entries);
+                (self, entries, result)
+            });
+            let Ok((task, entries, result)) = written.await else { return };
+            self = task;
+            match result {
+                Ok(()) => entries.into_iter().for_each(|(_, written)| {
+                    // The agent may have ended meanwhile.
+                    let _ = written.send(());
+                }),
+                Err(error) => tracing::error!(%error, "the ledger cannot be written, acks wait"),
+            }
+        }
+    }
+
+    fn append(&mut self, entries: &[(LedgerEntry, oneshot::Sender<()>)]) -> io::Result<()> {
+        let mut lines = Vec::new();
+        for (entry, _) in entries {
+            serde_json::to_writer(&mut lines, entry)?;
+            lines.push(b'\n');
+        }
+        let mut file = OpenOptions::new().create(true).append(true).mode(0o600).open(&self.path)?;
+        file.write_all(&lines)?;
+        file.sync_data()?;
+        self.lines += entries.len();
+        for (entry, _) in entries {
+            remember(&mut self.remembered, entry.clone());
+        }
+        let remembered: usize = self.remembered.values().map(VecDeque::len).sum();
+        if self.lines > remembered + SURPLUS_LINES { self.rewrite() } else { Ok(()) }
+    }
+
+    fn rewrite(&mut self) -> io::Result<()> {
+        let mut content = Vec::new();
+        self.lines = 0;
+        for entry in self.remembered.values().flatten() {
+            serde_json::to_writer(&mut content, entry)?;
+            content.push(b'\n');
+            self.lines += 1;
+        }
+        write_private_file(&self.path, &content)
+    }
+}
+
+fn remember(remembered: &mut HashMap<String, VecDeque<LedgerEntry>>, entry: LedgerEntry) {
+    let entries = remembered.entry(entry.agent_id.clone()).or_default();
+    entries.push_back(entry);
+    if entries.len() > REMEMBERED {
+        entries.pop_front();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn entries_outlive_the_broker_and_belong_to_a_session() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("ledger");
+        let (ledger, task) = LedgerTask::open(path.clone()).expect("a ledger");
+        let running = tokio::spawn(task.run());
+        for n in 0..600 {
+            let entry = LedgerEntry {
+                agent_id: "7".into(),
+                msg_id: n.to_string(),
+                level: Level::Echoed,
+                session_ref: Some("s".into()),
+            };
+            assert!(ledger.record(entry).await);
+        }
+        drop(ledger);
+        running.await.expect("the task ends with its last handle");
+        let cut_off = OpenOptions::new().append(true).open(&path).and_then(|mut file| file.write_all(b"{\"agent"));
+        cut_off.expect("a line is cut off");
+        let (_, task) = LedgerTask::open(path).expect("a ledger");
+        let known = task.known_messages("7", "s");
+        assert_eq!((known.len(), known[0].as_str()), (REMEMBERED, "88"));
+        assert!(task.known_messages("7", "t").is_empty() && task.known_messages("8", "s").is_empty());
+    }
+}

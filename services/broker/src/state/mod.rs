@@ -1,0 +1,14 @@
+//! Files of the broker: the state directory and its lock, the connection file, the agents that run, and the ledger of
+//! what was proven. Used by startup and by the tasks of agents.
+
+mod connection_file;
+mod directory;
+mod file;
+mod ledger;
+mod roster;
+
+pub(crate) use connection_file::ConnectionFile;
+pub(crate) use directory::{Persistence, StateDirectory};
+pub(crate) use file::{create_private_directory, write_private_file};
+pub(crate) use ledger::{Ledger, LedgerEntry, LedgerTask};
+pub(crate) use roster::{AgentRecord, Roster, RosterFile};
