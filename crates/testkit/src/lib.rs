@@ -1,7 +1,7 @@
-//! The engine as a test, `cargo xtask` or the load generator sees it: real servers, real processes, real sockets.
+//! Test support for the engine: everything of [`relay_stack`], the engine that tests share, and an HTTP endpoint that
+//! the engine can call.
 //!
-//! Nothing here is linked into a shipped binary. Everything talks to the engine the way a stranger would,
-//! over HTTP, WebSockets and signals; only the servers' own ports are touched besides.
+//! Nothing here is linked into a shipped binary.
 //!
 //! ```no_run
 //! # async fn example() -> anyhow::Result<()> {
@@ -15,20 +15,9 @@
 //! # Ok(())
 //! # }
 //! ```
-//!
-//! Children die with the process that started them, also when it is killed (see [`process`]).
 
-pub mod binaries;
-pub mod client;
-pub mod http;
-mod os;
-pub mod ports;
-pub mod process;
-pub mod proxy;
 pub mod receiver;
-pub mod servers;
 mod shared;
-pub mod stack;
-pub mod wait;
 
+pub use relay_stack::{binaries, client, http, ports, process, proxy, servers, stack, wait};
 pub use shared::{Shared, shared};

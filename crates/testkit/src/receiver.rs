@@ -1,5 +1,4 @@
-//! An HTTP endpoint of a test's own, for what the engine calls: it writes down every request and answers as the
-//! test says.
+//! HTTP endpoint for calls of the engine: records every request and answers as scripted. Main type: [`Receiver`].
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,70 +13,70 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::wait;
 
-/// A request as it came in.
+/// Recorded request.
 #[derive(Clone, Debug)]
 pub struct Received {
-    /// Path and query.
+    /// Path and query of the request.
     pub path: String,
     /// Headers; names in lower case.
     pub headers: HashMap<String, String>,
-    /// The body.
+    /// Body of the request.
     pub body: Vec<u8>,
-    /// When it was complete.
+    /// Time at which it was complete.
     pub at: Instant,
-    /// How many others were being answered at that moment.
-    pub beside: usize,
+    /// Number of other calls that were being answered at that time.
+    pub concurrent: usize,
 }
 
 impl Received {
-    /// A header, or nothing.
+    /// Returns a header, empty without it.
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", String::as_str)
     }
 
-    /// The body as JSON; null if it is none.
+    /// Returns the body as JSON; null if it is not JSON.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
 
-    /// Whether it is a delivery, rather than an event that none carries.
+    /// Returns whether the call is a delivery, as opposed to an event without one.
     pub fn is_delivery(&self) -> bool {
         self.headers.contains_key("x-relaycast-delivery")
     }
 
-    /// A delivery's place in its mailbox.
+    /// Returns the seq of a delivery.
     pub fn seq(&self) -> i64 {
         self.json()["seq"].as_i64().unwrap_or_default()
     }
 }
 
-/// What the endpoint does with a request.
+/// Behaviour of the endpoint for one request.
 #[derive(Clone, Debug)]
 pub enum Reply {
     /// A status without a body.
     Status(u16),
     /// Status, headers (with their line ends) and body.
     Full(u16, String, String),
-    /// An answer after a pause: a slow receiver.
+    /// An answer after a delay.
     After(Duration, Box<Reply>),
-    /// Exactly these bytes, then the connection is closed.
+    /// Exactly these bytes, followed by a close.
     Raw(Vec<u8>),
     /// These bytes, then silence.
     Hang(Vec<u8>),
-    /// A 200 of which a byte comes each second.
+    /// A 200 with one byte per second.
     Drip,
-    /// The connection is reset.
+    /// A reset of the connection.
     Reset,
 }
 
 impl Reply {
-    /// A JSON answer.
+    /// Creates a JSON answer.
     pub fn json(status: u16, body: &str) -> Self {
         Self::Full(status, "Content-Type: application/json\r\n".to_owned(), body.to_owned())
     }
 }
 
-/// The endpoint. It ends with this value.
+/// Endpoint, stopped when dropped.
 #[derive(Debug)]
 pub struct Receiver {
     url: String,
@@ -88,38 +87,38 @@ pub struct Receiver {
 #[derive(Debug, Default)]
 struct State {
     received: Vec<Arc<Received>>,
-    of_path: HashMap<String, Vec<Arc<Received>>>,
-    /// What deliveries to a path are answered, one after the other; the last one stays.
+    by_path: HashMap<String, Vec<Arc<Received>>>,
+    /// Answers to deliveries by path, one after the other; the last one is repeated.
     scripts: HashMap<String, VecDeque<Reply>>,
-    /// Calls under way, by their id.
-    under_way: HashMap<String, usize>,
-    most_at_once: usize,
+    /// Number of concurrent calls by delivery id.
+    in_flight: HashMap<String, usize>,
+    max_concurrency: usize,
 }
 
 impl State {
     fn begin(&mut self, request: Received) -> (usize, Arc<Received>, Option<Reply>) {
         let request = Arc::new(request);
-        let now = self.under_way.entry(request.header("webhook-id").to_owned()).or_default();
+        let now = self.in_flight.entry(request.header("webhook-id").to_owned()).or_default();
         *now += 1;
         if request.is_delivery() {
-            self.most_at_once = self.most_at_once.max(*now);
+            self.max_concurrency = self.max_concurrency.max(*now);
         }
         let script = self.scripts.get_mut(&request.path).filter(|_| request.is_delivery());
         let reply = script.and_then(|left| if left.len() > 1 { left.pop_front() } else { left.front().cloned() });
-        self.of_path.entry(request.path.clone()).or_default().push(Arc::clone(&request));
+        self.by_path.entry(request.path.clone()).or_default().push(Arc::clone(&request));
         self.received.push(Arc::clone(&request));
         (self.received.len() - 1, request, reply)
     }
 
     fn end(&mut self, id: &str) {
-        if let Some(now) = self.under_way.get_mut(id) {
+        if let Some(now) = self.in_flight.get_mut(id) {
             *now -= 1;
         }
     }
 }
 
 impl Receiver {
-    /// Listens on this machine. `answer` gets each request with its number, from 0, unless the path has a script.
+    /// Starts an endpoint. `answer` gets each request with its number, from 0, unless the path has a script.
     pub async fn start<F>(answer: F) -> Result<Self>
     where
         F: Fn(usize, &Received) -> Reply + Send + Sync + 'static,
@@ -127,68 +126,68 @@ impl Receiver {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("listen for calls")?;
         let url = format!("http://{}", listener.local_addr()?);
         let state: Arc<Mutex<State>> = Arc::default();
-        let served = Served { state: Arc::clone(&state), answer: Arc::new(answer), busy: Arc::default() };
+        let handler = Handler { state: Arc::clone(&state), answer: Arc::new(answer), busy: Arc::default() };
         let task = tokio::spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(served.clone().connection(stream));
+                connections.spawn(handler.clone().serve(stream));
                 while connections.try_join_next().is_some() {}
             }
         });
         Ok(Self { url, state, task: task.abort_handle() })
     }
 
-    /// An endpoint that takes everything.
-    pub async fn obliging() -> Result<Self> {
+    /// Starts an endpoint that accepts everything.
+    pub async fn accepting_all() -> Result<Self> {
         Self::start(|_, _| Reply::Status(204)).await
     }
 
-    /// `http://host:port` with a path behind it.
+    /// Returns the URL of a path.
     pub fn url(&self, path: &str) -> String {
         format!("{}{path}", self.url)
     }
 
-    /// What deliveries to a path are answered from now on, one after the other; the last one stays.
+    /// Scripts the answers to deliveries to a path, one after the other; the last one is repeated.
     pub fn script(&self, path: &str, replies: impl IntoIterator<Item = Reply>) {
         lock(&self.state).scripts.insert(path.to_owned(), replies.into_iter().collect());
     }
 
-    /// What has come in so far.
+    /// Returns the requests received so far.
     pub fn received(&self) -> Vec<Received> {
         lock(&self.state).received.iter().map(|received| Received::clone(received)).collect()
     }
 
-    /// The deliveries that came for a path, in order.
+    /// Returns the deliveries to a path, in order.
     pub fn calls(&self, path: &str) -> Vec<Arc<Received>> {
-        self.of_path(path, true)
+        self.recorded(path, true)
     }
 
-    /// The events without a delivery that came for a path, in order.
+    /// Returns the events without a delivery for a path, in order.
     pub fn events(&self, path: &str) -> Vec<Arc<Received>> {
-        self.of_path(path, false)
+        self.recorded(path, false)
     }
 
-    fn of_path(&self, path: &str, deliveries: bool) -> Vec<Arc<Received>> {
-        let all = lock(&self.state).of_path.get(path).cloned().unwrap_or_default();
+    fn recorded(&self, path: &str, deliveries: bool) -> Vec<Arc<Received>> {
+        let all = lock(&self.state).by_path.get(path).cloned().unwrap_or_default();
         all.into_iter().filter(|received| received.is_delivery() == deliveries).collect()
     }
 
-    /// The seqs of the deliveries that came for a path, in order.
+    /// Returns the seqs of the deliveries to a path, in order.
     pub fn seqs(&self, path: &str) -> Vec<i64> {
         self.calls(path).iter().map(|call| call.seq()).collect()
     }
 
-    /// Calls of one delivery that were ever under way at the same time; 1 unless something is wrong.
-    pub fn most_at_once(&self) -> usize {
-        lock(&self.state).most_at_once
+    /// Returns the maximum number of concurrent calls of one delivery; 1 unless ordering is broken.
+    pub fn max_concurrency(&self) -> usize {
+        lock(&self.state).max_concurrency
     }
 
-    /// How much has come in so far.
+    /// Returns the number of requests received so far.
     pub fn count(&self) -> usize {
         lock(&self.state).received.len()
     }
 
-    /// Waits until `count` requests have come in, and returns all there are.
+    /// Waits until `count` requests have arrived, and returns all of them.
     ///
     /// # Panics
     /// If that takes longer than `timeout`.
@@ -207,35 +206,36 @@ impl Drop for Receiver {
 
 type Answer = dyn Fn(usize, &Received) -> Reply + Send + Sync;
 
+/// Handler of the connections of one endpoint.
 #[derive(Clone)]
-struct Served {
+struct Handler {
     state: Arc<Mutex<State>>,
     answer: Arc<Answer>,
     busy: Arc<AtomicUsize>,
 }
 
-impl Served {
-    async fn connection(self, mut stream: TcpStream) {
+impl Handler {
+    async fn serve(self, mut stream: TcpStream) {
         let mut buffer = Vec::new();
         while let Ok(Some(mut request)) = read_request(&mut stream, &mut buffer).await {
-            request.beside = self.busy.fetch_add(1, Ordering::SeqCst);
+            request.concurrent = self.busy.fetch_add(1, Ordering::SeqCst);
             let (request, reply) = {
                 let mut state = lock(&self.state);
                 let (nth, request, scripted) = state.begin(request);
                 let reply = scripted.unwrap_or_else(|| (self.answer)(nth, &request));
                 (request, reply)
             };
-            let goes_on = write_reply(&mut stream, reply).await.unwrap_or(false);
+            let keep_alive = write_reply(&mut stream, reply).await.unwrap_or(false);
             self.busy.fetch_sub(1, Ordering::SeqCst);
             lock(&self.state).end(request.header("webhook-id"));
-            if !goes_on {
+            if !keep_alive {
                 return;
             }
         }
     }
 }
 
-/// Whether the connection takes another request.
+/// Returns whether the connection accepts another request.
 async fn write_reply(stream: &mut TcpStream, reply: Reply) -> std::io::Result<bool> {
     let mut reply = reply;
     while let Reply::After(pause, then) = reply {
@@ -248,7 +248,7 @@ async fn write_reply(stream: &mut TcpStream, reply: Reply) -> std::io::Result<bo
         Reply::Raw(bytes) => stream.write_all(&bytes).await.map(|()| false),
         Reply::Hang(bytes) => {
             stream.write_all(&bytes).await?;
-            // Until the caller hangs up.
+            // Waits until the caller disconnects.
             let _ = stream.read(&mut [0; 1]).await;
             Ok(false)
         }
@@ -269,10 +269,10 @@ async fn write_reply(stream: &mut TcpStream, reply: Reply) -> std::io::Result<bo
 
 async fn write_full(stream: &mut TcpStream, status: u16, headers: &str, body: &str) -> std::io::Result<()> {
     let length = if status == 204 { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
-    stream.write_all(format!("HTTP/1.1 {status} Told\r\n{length}{headers}\r\n{body}").as_bytes()).await
+    stream.write_all(format!("HTTP/1.1 {status} Scripted\r\n{length}{headers}\r\n{body}").as_bytes()).await
 }
 
-/// The next request, or `None` at the end of the connection. What was read beyond it stays in `buffer`.
+/// Returns the next request, or `None` at the end of the connection. Further bytes stay in `buffer`.
 async fn read_request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Result<Option<Received>> {
     let head_ends = loop {
         if let Some(at) = buffer.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
@@ -298,7 +298,7 @@ async fn read_request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Result<Op
     }
     let body = buffer[head_ends + 4..whole].to_vec();
     buffer.drain(..whole);
-    Ok(Some(Received { path, headers, body, at: Instant::now(), beside: 0 }))
+    Ok(Some(Received { path, headers, body, at: Instant::now(), concurrent: 0 }))
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {

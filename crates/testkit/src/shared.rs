@@ -1,4 +1,4 @@
-//! The one running engine that tests share when they do not break anything.
+//! The running engine that non-destructive tests share.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,14 +7,14 @@ use anyhow::{Context, Result};
 
 use crate::stack::Stack;
 
-/// Addresses of a running engine that other tests use at the same time: make workspaces of your own, kill nothing.
+/// Addresses of a running engine that other tests use concurrently: create separate workspaces, stop nothing.
 #[derive(Debug)]
 pub struct Shared {
     /// `http://host:port` of each gateway; at least two.
     pub gateways: Vec<String>,
-    /// Its database.
+    /// URL of the database.
     pub database_url: String,
-    /// Its NATS server.
+    /// URL of the NATS server.
     pub nats_url: String,
     next: AtomicUsize,
     // Held so that a stack started here lives as long as the process.
@@ -22,22 +22,22 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// One of the gateways, another each time.
+    /// Returns a gateway, another one each time.
     pub fn any_gateway(&self) -> &str {
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
         &self.gateways[turn % self.gateways.len()]
     }
 }
 
-/// The shared engine: what `cargo xtask test` named in `RELAY_TEST_GATEWAYS` (comma separated),
-/// `RELAY_TEST_DATABASE_URL` and `RELAY_TEST_NATS_URL`, else a stack of our own, started once per process.
+/// Returns the shared engine: the one in `RELAY_TEST_GATEWAYS` (comma separated), `RELAY_TEST_DATABASE_URL` and
+/// `RELAY_TEST_NATS_URL`, set by `cargo xtask test`, or a stack started once per process.
 ///
 /// # Panics
-/// If no engine is named and none can be started.
+/// If no engine is configured and none can be started.
 pub async fn shared() -> &'static Shared {
     static SHARED: OnceLock<Shared> = OnceLock::new();
-    // Started on a thread of its own: the stack outlives the runtime of the test that happens to come first.
-    let start = || SHARED.get_or_init(|| std::thread::spawn(obtain).join().unwrap_or_else(|_| unavailable()));
+    // Started on a separate thread, because the stack outlives the runtime of the first test.
+    let start = || SHARED.get_or_init(|| std::thread::spawn(obtain_engine).join().unwrap_or_else(|_| unavailable()));
     match tokio::task::spawn_blocking(start).await {
         Ok(shared) => shared,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
@@ -48,14 +48,14 @@ fn unavailable() -> Shared {
     panic!("the shared engine could not be started; see the message above")
 }
 
-fn obtain() -> Shared {
-    match named().transpose().unwrap_or_else(own) {
+fn obtain_engine() -> Shared {
+    match from_environment().transpose().unwrap_or_else(start_stack) {
         Ok(shared) => shared,
         Err(error) => panic!("no shared engine: {error:#}"),
     }
 }
 
-fn named() -> Result<Option<Shared>> {
+fn from_environment() -> Result<Option<Shared>> {
     let Ok(gateways) = std::env::var("RELAY_TEST_GATEWAYS") else {
         return Ok(None);
     };
@@ -69,7 +69,7 @@ fn named() -> Result<Option<Shared>> {
     }))
 }
 
-fn own() -> Result<Shared> {
+fn start_stack() -> Result<Shared> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let stack = runtime.block_on(Stack::builder().start())?;
     Ok(Shared {

@@ -1,5 +1,7 @@
 //! The node socket client against a scripted server.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests panic, as tests do")]
+
 use std::time::Duration;
 
 use futures::{SinkExt, StreamExt};
@@ -68,7 +70,7 @@ async fn durable_frames_are_acked_on_hand_out_when_asked() {
 }
 
 #[tokio::test]
-async fn the_close_code_is_told_and_earlier_frames_are_kept() {
+async fn the_close_code_is_reported_and_earlier_frames_are_kept() {
     let (mut socket, mut peer) = pair().await;
     say(&mut peer, deliver(1)).await;
     let close = CloseFrame { code: 4001.into(), reason: "superseded".into() };
@@ -81,7 +83,7 @@ async fn the_close_code_is_told_and_earlier_frames_are_kept() {
 }
 
 #[tokio::test]
-async fn a_refused_upgrade_tells_its_status() {
+async fn a_refused_upgrade_reports_its_status() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base = format!("ws://{}", listener.local_addr().unwrap());

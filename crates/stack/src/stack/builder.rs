@@ -1,0 +1,175 @@
+//! Builder of a stack: servers, schema, processes, readiness.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+use tokio::process::Command;
+
+use super::state_dir::StateDir;
+use super::{Backends, Service, ServiceSpec, Stack};
+use crate::binaries;
+use crate::ports::Port;
+use crate::proxy::TcpProxy;
+use crate::servers::{Nats, Postgres};
+
+const DATABASE: &str = "relay";
+
+/// Configuration of a [`Stack`].
+#[derive(Clone, Debug)]
+pub struct StackBuilder {
+    gateways: usize,
+    workers: usize,
+    through_proxies: bool,
+    state_dir: Option<PathBuf>,
+    bin_dir: Option<PathBuf>,
+    env: Vec<(String, String)>,
+}
+
+impl Default for StackBuilder {
+    fn default() -> Self {
+        Self { gateways: 2, workers: 1, through_proxies: false, state_dir: None, bin_dir: None, env: Vec::new() }
+    }
+}
+
+impl StackBuilder {
+    /// Sets the number of gateways (default 2; 0 starts only the servers with the schema).
+    #[must_use]
+    pub fn gateways(mut self, count: usize) -> Self {
+        self.gateways = count;
+        self
+    }
+
+    /// Enables or disables the worker (enabled by default).
+    #[must_use]
+    pub fn worker(mut self, on: bool) -> Self {
+        self.workers = usize::from(on);
+        self
+    }
+
+    /// Sets the number of workers (default 1).
+    #[must_use]
+    pub fn workers(mut self, count: usize) -> Self {
+        self.workers = count;
+        self
+    }
+
+    /// Connects gateways and workers to Postgres and NATS through controllable proxies (off by default).
+    #[must_use]
+    pub fn through_proxies(mut self, on: bool) -> Self {
+        self.through_proxies = on;
+        self
+    }
+
+    /// Stores data and logs in `dir` instead of a temporary folder.
+    #[must_use]
+    pub fn state_dir(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.state_dir = Some(dir.into());
+        self
+    }
+
+    /// Takes the binaries from `dir` (default: see [`binaries::directory`]).
+    #[must_use]
+    pub fn bin_dir(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.bin_dir = Some(dir.into());
+        self
+    }
+
+    /// Sets an environment variable for gateways and worker.
+    #[must_use]
+    pub fn env(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.env.push((key.into(), value.into()));
+        self
+    }
+
+    /// Starts everything and waits until it is ready.
+    pub async fn start(self) -> Result<Stack> {
+        let bin_dir = match &self.bin_dir {
+            Some(dir) => dir.clone(),
+            None => binaries::directory()?,
+        };
+        let state = match &self.state_dir {
+            Some(dir) => StateDir::kept(dir)?,
+            None => StateDir::temporary()?,
+        };
+        let (postgres_dir, nats_dir) = (state.path().join("postgres"), state.path().join("nats"));
+        let (postgres, nats) = tokio::try_join!(Postgres::start(&postgres_dir), Nats::start(&nats_dir))?;
+        let database_url = postgres.create_database(DATABASE).await?;
+        migrate(&binaries::find(&bin_dir, "relayctl")?, &database_url, &nats.url()).await?;
+
+        let mut backends = Backends { database_url: database_url.clone(), nats_url: nats.url() };
+        let (mut postgres_proxy, mut nats_proxy) = (None, None);
+        if self.through_proxies {
+            let to_postgres = TcpProxy::start(&postgres.address())?;
+            let to_nats = TcpProxy::start(&nats.address())?;
+            backends.database_url = to_postgres.through(&database_url)?;
+            backends.nats_url = format!("nats://{}", to_nats.address());
+            (postgres_proxy, nats_proxy) = (Some(to_postgres), Some(to_nats));
+        }
+        let logs = state.path().join("logs");
+        fs::create_dir_all(&logs)?;
+        let mut stack = Stack {
+            gateways: Vec::new(),
+            workers: Vec::new(),
+            postgres_proxy,
+            nats_proxy,
+            nats,
+            postgres,
+            database_url,
+            state,
+        };
+        // Files of all processes are in one folder, as on a single host.
+        let files = stack.state.path().join("files").to_string_lossy().into_owned();
+        let mut shared = self.clone();
+        shared.env.insert(0, ("RELAY_FILES_DIR".to_owned(), files));
+        shared.start_services(&mut stack, &bin_dir, &backends, &logs).await?;
+        Ok(stack)
+    }
+
+    async fn start_services(&self, stack: &mut Stack, bin_dir: &Path, backends: &Backends, logs: &Path) -> Result<()> {
+        for number in 1..=self.gateways {
+            let name = format!("gateway-{number}");
+            let program = binaries::find(bin_dir, "relay-gateway")?;
+            let log = logs.join(format!("{name}.log"));
+            let (main, metrics) = (Port::free()?, Port::free()?);
+            let spec = ServiceSpec { name: &name, program, backends, env: &self.env, log };
+            let gateway = Service::gateway(&spec, &main.address(), &metrics.address())?;
+            stack.gateways.push(gateway.with_reserved_ports([main, metrics]));
+        }
+        for number in 1..=self.workers {
+            let name = if number == 1 { "worker".to_owned() } else { format!("worker-{number}") };
+            let program = binaries::find(bin_dir, "relay-worker")?;
+            let metrics = Port::free()?;
+            let log = logs.join(format!("{name}.log"));
+            let spec = ServiceSpec { name: &name, program, backends, env: &self.env, log };
+            let worker = Service::worker(&spec, &metrics.address())?;
+            stack.workers.push(worker.with_reserved_ports([metrics]));
+        }
+        for service in stack.gateways.iter().chain(&stack.workers) {
+            service.wait_ready().await?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs `relayctl migrate`.
+pub async fn migrate(relayctl: &Path, database_url: &str, nats_url: &str) -> Result<()> {
+    let output = Command::new(relayctl)
+        .arg("migrate")
+        .env("DATABASE_URL", database_url)
+        .env("NATS_URL", nats_url)
+        .stdin(Stdio::null())
+        .output()
+        .await
+        .with_context(|| format!("run {}", relayctl.display()))?;
+    if !output.status.success() {
+        bail!(
+            "relayctl migrate ended with {}:\n{}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(())
+}
