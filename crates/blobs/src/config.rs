@@ -1,4 +1,4 @@
-//! Where the bytes of files are kept.
+//! Configuration of file storage.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -6,38 +6,37 @@ use object_store::{ClientOptions, ObjectStore, RetryConfig, aws::AmazonS3Builder
 
 use crate::{BlobError, BlobResult};
 
-/// An attempt at the bucket takes this long at most.
-const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Attempts at one request, the first not counted, and the time they have together.
+/// Timeout of one attempt at the bucket.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Number of retries of one request, and the time limit of all retries together.
 const RETRIES: usize = 3;
-const RETRY_WITHIN: Duration = Duration::from_secs(20);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Where the bytes of files are kept.
+/// Location of file contents.
 #[derive(Debug, Clone)]
 pub enum BlobConfig {
-    /// In a directory. For a single host: every gateway and worker must see the same one.
+    /// A directory. For a single host: every gateway and worker must see the same one.
     Directory(PathBuf),
-    /// In a bucket. For any number of hosts.
+    /// A bucket. For any number of hosts.
     S3(S3Config),
 }
 
-/// A bucket that speaks the protocol of S3.
+/// Bucket with an S3-compatible API.
 #[derive(Clone, Default)]
 pub struct S3Config {
-    /// The bucket.
+    /// Name of the bucket.
     pub bucket: String,
-    /// Where it is, unless at the provider's own address: `https://host[:port]`, or `http://…` for one
-    /// inside the same network.
+    /// Endpoint, unless it is that of the provider: `https://host[:port]`, or `http://…` within a private network.
     pub endpoint: Option<String>,
-    /// Its region.
+    /// Region of the bucket.
     pub region: Option<String>,
-    /// The key's id. Without one, what the environment of the process offers (`AWS_…`, instance roles).
+    /// Id of the access key. `None` uses the credentials of the environment (`AWS_…`, instance roles).
     pub access_key_id: Option<String>,
-    /// The key.
+    /// Secret of the access key.
     pub secret_access_key: Option<String>,
 }
 
-/// Never prints the key.
+/// Hides the secret.
 impl fmt::Debug for S3Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("S3Config")
@@ -48,14 +47,14 @@ impl fmt::Debug for S3Config {
     }
 }
 
-pub(crate) fn bucket(config: &S3Config) -> BlobResult<Arc<dyn ObjectStore>> {
-    // Another part of the process may have chosen a provider already: then that one is used.
+pub(crate) fn open_bucket(config: &S3Config) -> BlobResult<Arc<dyn ObjectStore>> {
+    // Fails if the process has installed a provider already, which is then used.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let plain = config.endpoint.as_deref().is_some_and(|endpoint| endpoint.starts_with("http://"));
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(&config.bucket)
-        .with_client_options(ClientOptions::new().with_allow_http(plain).with_timeout(ANSWER_WITHIN))
-        .with_retry(RetryConfig { max_retries: RETRIES, retry_timeout: RETRY_WITHIN, ..RetryConfig::default() });
+        .with_client_options(ClientOptions::new().with_allow_http(plain).with_timeout(ANSWER_TIMEOUT))
+        .with_retry(RetryConfig { max_retries: RETRIES, retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() });
     if let Some(endpoint) = &config.endpoint {
         builder = builder.with_endpoint(endpoint);
     }
@@ -65,5 +64,5 @@ pub(crate) fn bucket(config: &S3Config) -> BlobResult<Arc<dyn ObjectStore>> {
     if let (Some(id), Some(secret)) = (&config.access_key_id, &config.secret_access_key) {
         builder = builder.with_access_key_id(id).with_secret_access_key(secret);
     }
-    Ok(Arc::new(builder.build().map_err(BlobError::of("opening"))?))
+    Ok(Arc::new(builder.build().map_err(BlobError::from_storage("opening"))?))
 }

@@ -1,36 +1,36 @@
-//! What can go wrong between the engine and the bytes of files.
+//! Errors of file storage.
 
 use std::path::PathBuf;
 
-/// The result of a call.
+/// Result of a storage operation.
 pub type BlobResult<T> = Result<T, BlobError>;
 
-/// The storage of files did not do what was asked.
+/// Failure of file storage.
 #[derive(Debug, thiserror::Error)]
 pub enum BlobError {
-    /// The directory cannot be made.
-    #[error("the directory {directory} for files cannot be made")]
+    /// The directory cannot be created.
+    #[error("the directory {directory} for files cannot be created")]
     Directory {
-        /// The directory.
+        /// Path of the directory.
         directory: PathBuf,
-        /// The cause.
+        /// Cause of the failure.
         source: std::io::Error,
     },
     /// The directory or bucket failed.
-    #[error("the storage of files failed while {doing} an object")]
+    #[error("file storage failed while {doing} an object")]
     Storage {
-        /// What was being done.
+        /// Operation that failed, as a participle.
         doing: &'static str,
-        /// The cause.
+        /// Cause of the failure.
         source: Box<object_store::Error>,
     },
-    /// The upload broke off between the engine and its storage.
-    #[error("the storage of files failed while finishing an object")]
+    /// The upload failed while it was being completed.
+    #[error("file storage failed while finishing an object")]
     Finish(#[source] std::io::Error),
 }
 
 impl BlobError {
-    pub(crate) fn of(doing: &'static str) -> impl Fn(object_store::Error) -> Self {
+    pub(crate) fn from_storage(doing: &'static str) -> impl Fn(object_store::Error) -> Self {
         move |source| Self::Storage { doing, source: Box::new(source) }
     }
 }

@@ -1,8 +1,7 @@
-//! The bytes of files: a directory, or a bucket that speaks the protocol of S3.
+//! File contents in a directory or in a bucket with an S3-compatible API.
 //!
-//! Objects are named by [`BlobKey`], which is made of ids only: no text of a client ever becomes part of
-//! a path. What an object means, who may read it and when it goes is decided elsewhere; this crate puts,
-//! reads and deletes, with bounded memory.
+//! Objects are named by [`BlobKey`], which consists of ids only: client text never becomes part of a path. The engine
+//! decides on meaning, access and lifetime of objects; this crate writes, reads and deletes them with bounded memory.
 
 mod config;
 mod error;
@@ -19,14 +18,14 @@ pub use config::{BlobConfig, S3Config};
 pub use error::{BlobError, BlobResult};
 pub use upload::Upload;
 
-/// What an object is called: its workspace, its file, and which upload of the file it came from.
+/// Name of an object: its workspace, its file, and the upload that created it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlobKey {
-    /// The tenant.
+    /// Id of the workspace.
     pub workspace: i64,
-    /// The file.
+    /// Id of the file.
     pub file: i64,
-    /// The upload: each has an object of its own, so that none overwrites another.
+    /// Id of the upload. Every upload has its own object, so that concurrent uploads cannot overwrite each other.
     pub object: i64,
 }
 
@@ -43,8 +42,7 @@ impl fmt::Display for BlobKey {
     }
 }
 
-/// Where the bytes are. Cheap to clone; opened with the first use, so that a process which never touches
-/// a file needs no storage for them.
+/// Handle on file storage. Cheap to clone; opened on first use, so a process that touches no file needs no storage.
 #[derive(Clone)]
 pub struct Blobs {
     inner: Arc<Inner>,
@@ -56,45 +54,47 @@ struct Inner {
 }
 
 impl Blobs {
-    /// Storage as configured. Nothing is opened yet.
+    /// Creates a handle without opening the storage.
     #[must_use]
     pub fn new(config: BlobConfig) -> Self {
         Self { inner: Arc::new(Inner { config, store: OnceCell::new() }) }
     }
 
-    /// Begins an object. It is there, as a whole, once the upload is finished.
+    /// Starts an object. It becomes visible as a whole when the upload is finished.
     ///
     /// # Errors
-    /// When the storage cannot be opened.
+    /// If the storage cannot be opened.
     pub async fn upload(&self, key: BlobKey) -> BlobResult<Upload> {
         Ok(Upload::new(self.store().await?, key.path()))
     }
 
-    /// The bytes of an object in order, in pieces. `None` when there is no such object.
+    /// Reads an object in order, in pieces. Returns `None` when there is no such object.
     ///
     /// # Errors
-    /// When the storage is away; the stream ends with an error when it goes away in between.
+    /// If the storage is unavailable; the stream ends with an error if it fails while reading.
     pub async fn read(&self, key: BlobKey) -> BlobResult<Option<BoxStream<'static, BlobResult<Bytes>>>> {
         match self.store().await?.get(&key.path()).await {
-            Ok(found) => Ok(Some(found.into_stream().map(|piece| piece.map_err(BlobError::of("reading"))).boxed())),
+            Ok(found) => {
+                Ok(Some(found.into_stream().map(|piece| piece.map_err(BlobError::from_storage("reading"))).boxed()))
+            }
             Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(BlobError::of("opening")(error)),
+            Err(error) => Err(BlobError::from_storage("opening")(error)),
         }
     }
 
-    /// Deletes an object; one that is not there is fine.
+    /// Deletes an object. Succeeds if it does not exist.
     ///
     /// # Errors
-    /// When the storage is away.
+    /// If the storage is unavailable.
     pub async fn delete(&self, key: BlobKey) -> BlobResult<()> {
         match self.store().await?.delete(&key.path()).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(BlobError::of("deleting")(error)),
+            Err(error) => Err(BlobError::from_storage("deleting")(error)),
         }
     }
 
     async fn store(&self) -> BlobResult<Arc<dyn ObjectStore>> {
-        self.inner.store.get_or_try_init(|| async { open(&self.inner.config) }).await.cloned()
+        self.inner.store.get_or_try_init(|| async { open_store(&self.inner.config) }).await.cloned()
     }
 }
 
@@ -104,18 +104,18 @@ impl fmt::Debug for Blobs {
     }
 }
 
-fn open(config: &BlobConfig) -> BlobResult<Arc<dyn ObjectStore>> {
+fn open_store(config: &BlobConfig) -> BlobResult<Arc<dyn ObjectStore>> {
     match config {
         BlobConfig::Directory(directory) => {
             std::fs::create_dir_all(directory)
                 .map_err(|source| BlobError::Directory { directory: directory.clone(), source })?;
-            // Folders of ids go with their last object.
+            // Removes folders of ids with their last object.
             let store = LocalFileSystem::new_with_prefix(directory)
-                .map_err(BlobError::of("opening"))?
+                .map_err(BlobError::from_storage("opening"))?
                 .with_automatic_cleanup(true);
             Ok(Arc::new(store))
         }
-        BlobConfig::S3(s3) => config::bucket(s3),
+        BlobConfig::S3(s3) => config::open_bucket(s3),
     }
 }
 
@@ -137,7 +137,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let blobs = Blobs::new(BlobConfig::Directory(directory.path().join("made/when/needed")));
         let mut upload = blobs.upload(KEY).await.unwrap();
-        // More than one part.
+        // Larger than one part.
         let piece = Bytes::from(vec![7; 3 << 20]);
         for _ in 0..4 {
             upload.push(piece.clone()).await.unwrap();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_left_of_an_upload_that_was_given_up() {
+    async fn an_aborted_upload_leaves_nothing_behind() {
         let directory = tempfile::tempdir().unwrap();
         let blobs = Blobs::new(BlobConfig::Directory(directory.path().to_owned()));
         let mut upload = blobs.upload(KEY).await.unwrap();

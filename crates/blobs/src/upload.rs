@@ -1,4 +1,4 @@
-//! An object on its way in, piece by piece.
+//! Uploads of objects in parts. Main type: [`Upload`].
 
 use std::sync::Arc;
 
@@ -8,13 +8,12 @@ use tokio::io::AsyncWriteExt as _;
 
 use crate::{BlobError, BlobResult};
 
-/// Bytes kept in memory before a part is sent: the least that buckets take as a part. Smaller objects go
-/// out in one request.
+/// Part size: the minimum that buckets accept. Smaller objects are sent in one request.
 const PART_BYTES: usize = 5 << 20;
-/// Parts under way at once, for each upload.
+/// Maximum number of parts in flight per upload.
 const PARTS: usize = 2;
 
-/// An object that is being written. Dropping it leaves parts behind: finish it or give it up.
+/// Object that is being written. Finish or abort it; dropping it leaves parts behind.
 #[derive(Debug)]
 pub struct Upload {
     writer: BufWriter,
@@ -25,24 +24,24 @@ impl Upload {
         Self { writer: BufWriter::with_capacity(store, path, PART_BYTES).with_max_concurrency(PARTS) }
     }
 
-    /// Adds bytes. Waits while the storage is slower than they come.
+    /// Appends bytes. Waits while the storage is slower than the sender.
     ///
     /// # Errors
-    /// When the storage fails. Give the upload up then.
+    /// If the storage fails. Abort the upload then.
     pub async fn push(&mut self, bytes: Bytes) -> BlobResult<()> {
-        self.writer.put(bytes).await.map_err(BlobError::of("writing"))
+        self.writer.put(bytes).await.map_err(BlobError::from_storage("writing"))
     }
 
-    /// Makes the object visible, as a whole.
+    /// Makes the object visible as a whole.
     ///
     /// # Errors
-    /// When the storage fails; the object is not there then.
+    /// If the storage fails; the object does not exist then.
     pub async fn finish(mut self) -> BlobResult<()> {
         self.writer.shutdown().await.map_err(BlobError::Finish)
     }
 
-    /// Gives the upload up. What the storage does not remove now it is asked to remove later: an
-    /// object's name is known before its first byte.
+    /// Aborts the upload. Parts that the storage does not remove now are removed later, because the object's name is
+    /// known before its first byte.
     pub async fn abort(mut self) {
         let _ = self.writer.abort().await;
     }

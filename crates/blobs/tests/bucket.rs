@@ -1,4 +1,6 @@
-//! A bucket over HTTP: what is sent to it, for objects of one part and of several.
+//! Requests to a bucket over HTTP, for objects of one part and of several.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests panic, as tests do")]
 
 use std::{
     collections::BTreeMap,
@@ -110,7 +112,7 @@ async fn read(blobs: &Blobs, key: BlobKey) -> Option<Vec<u8>> {
 }
 
 #[tokio::test]
-async fn objects_of_one_part_and_of_several_come_back_as_they_were() {
+async fn objects_of_one_and_several_parts_are_read_back_unchanged() {
     let (bucket, blobs) = bucket().await;
     let small = BlobKey { workspace: 1, file: 2, object: 3 };
     write(&blobs, small, &[b"hello ".to_vec(), b"world".to_vec()]).await;
@@ -132,7 +134,7 @@ async fn objects_of_one_part_and_of_several_come_back_as_they_were() {
 }
 
 #[tokio::test]
-async fn a_bucket_that_is_away_is_an_error_and_not_an_absent_object() {
+async fn an_unavailable_bucket_is_an_error_and_not_an_absent_object() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move {

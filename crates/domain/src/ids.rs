@@ -1,16 +1,16 @@
-//! Identifiers. Each kind of id is a type of its own, so that one cannot be passed for another.
+//! Typed identifiers, so that ids of different kinds cannot be confused.
 //!
-//! Snowflake ids are 63-bit integers inside and decimal strings in JSON (never JSON numbers).
+//! Snowflake ids are 63-bit integers in memory and decimal strings in JSON, never JSON numbers.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-/// The text is not an id of the expected kind.
+/// Error for a text that is not an id of the expected kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a valid {kind} id")]
 pub struct InvalidId {
-    /// Which kind of id was expected.
+    /// Expected kind of id.
     pub kind: &'static str,
 }
 
@@ -18,16 +18,17 @@ macro_rules! snowflake_id {
     ($(#[$doc:meta])* $name:ident, $kind:literal) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[cfg_attr(feature = "sqlx", derive(sqlx::Type), sqlx(transparent))]
         pub struct $name(i64);
 
         impl $name {
-            /// Wraps a raw 63-bit value, as stored in Postgres.
+            /// Wraps a raw 63-bit value from storage.
             #[must_use]
             pub const fn new(raw: i64) -> Self {
                 Self(raw)
             }
 
-            /// The raw value, for storage.
+            /// Returns the raw value for storage.
             #[must_use]
             pub const fn get(self) -> i64 {
                 self.0
@@ -43,7 +44,7 @@ macro_rules! snowflake_id {
         impl FromStr for $name {
             type Err = InvalidId;
 
-            /// Accepts a plain decimal number from 0 to 2^63-1, without sign or leading zeros.
+            /// Parses a decimal number from 0 to 2^63-1 without sign or leading zeros.
             fn from_str(text: &str) -> Result<Self, InvalidId> {
                 let canonical = text == "0" || !text.starts_with(['0', '+', '-']);
                 text.parse()
@@ -70,32 +71,44 @@ macro_rules! snowflake_id {
 }
 
 snowflake_id!(
-    /// A workspace: the tenant.
+    /// Id of a workspace, the tenant.
     WorkspaceId, "workspace"
 );
 snowflake_id!(
-    /// An agent. Immutable: a deleted agent's name may come back, its id never does.
+    /// Id of an agent. A deleted agent's name may be reused, its id is not.
     AgentId, "agent"
 );
 snowflake_id!(
-    /// A channel, or the backing channel of a direct-message conversation.
+    /// Id of a channel, or of the backing channel of a conversation.
     ChannelId, "channel"
 );
 snowflake_id!(
-    /// A message. Ids sort by creation.
+    /// Id of a message. Ids sort by creation.
     MessageId, "message"
 );
 snowflake_id!(
-    /// A file.
+    /// Id of an attempt to hand a delivery over by http_push.
+    AttemptId, "attempt"
+);
+snowflake_id!(
+    /// Id of an http_push worker, the owner of mailbox leases. A process gets a new one at each start.
+    PushWorkerId, "push worker"
+);
+snowflake_id!(
+    /// Id of the delivery of one event to a subscription.
+    SubscriptionDeliveryId, "subscription delivery"
+);
+snowflake_id!(
+    /// Id of a file.
     FileId, "file"
 );
 snowflake_id!(
-    /// One transaction of the committer. Fixed before the transaction, so that a batch whose COMMIT
-    /// outcome is unknown can be submitted again and recognised.
+    /// Id of one transaction of the committer. Fixed before the transaction, so that a batch whose commit outcome is
+    /// unknown can be submitted again and recognised.
     BatchId, "batch"
 );
 snowflake_id!(
-    /// One run of a gateway process: what a lease belongs to. A restarted gateway has a new one.
+    /// Id of one run of a gateway process, the owner of its leases. A restarted gateway has a new one.
     GatewayId, "gateway"
 );
 
@@ -103,16 +116,17 @@ macro_rules! prefixed_id {
     ($(#[$doc:meta])* $name:ident, $prefix:literal, $kind:literal) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[cfg_attr(feature = "sqlx", derive(sqlx::Type), sqlx(transparent))]
         pub struct $name(i64);
 
         impl $name {
-            /// Wraps a raw 63-bit value, as stored in Postgres.
+            /// Wraps a raw 63-bit value from storage.
             #[must_use]
             pub const fn new(raw: i64) -> Self {
                 Self(raw)
             }
 
-            /// The raw value, for storage.
+            /// Returns the raw value for storage.
             #[must_use]
             pub const fn get(self) -> i64 {
                 self.0
@@ -128,7 +142,7 @@ macro_rules! prefixed_id {
         impl FromStr for $name {
             type Err = InvalidId;
 
-            /// Accepts the prefix and a plain decimal number from 0 to 2^63-1.
+            /// Parses the prefix and a decimal number from 0 to 2^63-1.
             fn from_str(text: &str) -> Result<Self, InvalidId> {
                 let invalid = InvalidId { kind: $kind };
                 let number: MessageId = text.strip_prefix($prefix).ok_or(invalid)?.parse().map_err(|_| invalid)?;
@@ -145,27 +159,27 @@ macro_rules! prefixed_id {
 }
 
 prefixed_id!(
-    /// An inbound webhook.
+    /// Id of an inbound webhook.
     WebhookId, "wh_", "webhook"
 );
 prefixed_id!(
-    /// An event subscription.
+    /// Id of an event subscription.
     SubscriptionId, "sub_", "subscription"
 );
 prefixed_id!(
-    /// What one session reported once.
+    /// Id of a session event.
     SessionEventId, "evt_", "session event"
 );
 prefixed_id!(
-    /// The definition of an action.
+    /// Id of an action definition.
     ActionId, "act_", "action"
 );
 prefixed_id!(
-    /// One call of an action, whichever nodes it was tried on.
+    /// Id of an invocation, the same for all its attempts.
     InvocationId, "inv_", "invocation"
 );
 prefixed_id!(
-    /// A trigger.
+    /// Id of a trigger.
     TriggerId, "trg_", "trigger"
 );
 
@@ -183,7 +197,7 @@ macro_rules! text_id {
                 Self(Arc::from(text.into()))
             }
 
-            /// The text.
+            /// Returns the text.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -195,34 +209,46 @@ macro_rules! text_id {
                 f.write_str(&self.0)
             }
         }
+
+        impl FromStr for $name {
+            type Err = std::convert::Infallible;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                Ok(Self(text.into()))
+            }
+        }
+
+        #[cfg(feature = "sqlx")]
+        crate::columns::text_column!($name);
     };
 }
 
 text_id!(
-    /// A node: chosen by the broker (`node_<hex>`), or `node_direct_<agent id>` for a direct node.
+    /// Id of a node: chosen by the broker (`node_<hex>`), or `node_direct_<agent id>` for a direct node.
     NodeId
 );
 text_id!(
-    /// One process serving a node. A socket that names none is `default`.
+    /// Name of a process that serves a node. A socket that names none is `default`.
     ProviderName
 );
 text_id!(
-    /// A conversation as clients see it: `dm_<24 hex>` or a bare snowflake for a group.
+    /// Public id of a conversation: `dm_<24 hex>`, or a bare snowflake for a group.
     ConversationId
 );
 
-/// An observer token. Its text form is `ot_<snowflake>`.
+/// Id of an observer token. Its text form is `ot_<snowflake>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "sqlx", derive(sqlx::Type), sqlx(transparent))]
 pub struct ObserverTokenId(i64);
 
 impl ObserverTokenId {
-    /// Wraps a raw 63-bit value, as stored in Postgres.
+    /// Wraps a raw 63-bit value from storage.
     #[must_use]
     pub const fn new(raw: i64) -> Self {
         Self(raw)
     }
 
-    /// The raw value, for storage.
+    /// Returns the raw value for storage.
     #[must_use]
     pub const fn get(self) -> i64 {
         self.0
@@ -240,7 +266,7 @@ impl FromStr for ObserverTokenId {
 
     fn from_str(text: &str) -> Result<Self, InvalidId> {
         let invalid = InvalidId { kind: "observer token" };
-        // The number is written as those of messages are.
+        // Message ids have the canonical decimal form that is required here.
         let number: MessageId = text.strip_prefix("ot_").ok_or(invalid)?.parse().map_err(|_| invalid)?;
         Ok(Self(number.get()))
     }
@@ -260,7 +286,7 @@ impl<'de> Deserialize<'de> for ObserverTokenId {
 }
 
 impl NodeId {
-    /// The implicit node of an agent that connects by itself.
+    /// Returns the id of the implicit node of an agent that connects directly.
     #[must_use]
     pub fn direct(agent: AgentId) -> Self {
         Self(format!("node_direct_{agent}").into())
@@ -268,23 +294,23 @@ impl NodeId {
 }
 
 impl ProviderName {
-    /// What a socket that names no provider is called.
+    /// Returns the provider name of a socket that names none.
     #[must_use]
     pub fn default_provider() -> Self {
         Self("default".into())
     }
 }
 
-/// One delivery: a source (a message, say) for one recipient, and how often it was redriven.
+/// Identity of one delivery: a source such as a message, its recipient, and the redrive number.
 ///
 /// Its text form is `del_<source>_<agent>`, with `_r<n>` from the first redrive on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DeliveryId {
-    /// The message, action result or notice that is delivered.
+    /// Id of the delivered message, action result or notice.
     pub source: i64,
-    /// The recipient.
+    /// Id of the recipient.
     pub agent: AgentId,
-    /// 0 for the original, then 1, 2, ….
+    /// 0 for the original delivery, then 1, 2, ….
     pub redrive_no: i16,
 }
 
@@ -312,7 +338,7 @@ impl FromStr for DeliveryId {
             Some(suffix) => suffix.strip_prefix('r').and_then(|n| n.parse().ok()).filter(|n| *n > 0).ok_or(invalid)?,
         };
         let id = Self { source: source.get(), agent, redrive_no };
-        // One text per delivery: whatever does not print back the same is no id of ours.
+        // Only the canonical text is accepted, so that one delivery has one id text.
         if id.to_string() == text { Ok(id) } else { Err(invalid) }
     }
 }

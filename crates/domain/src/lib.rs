@@ -1,40 +1,37 @@
-//! The rules of the engine: ids, sequences, session and delivery states, leases, names.
+//! Rules of the engine: ids, names, limits, states and placement.
 //!
-//! Nothing in here performs I/O, awaits or reads a clock: instants come in as values, decisions go
-//! out as values, and the caller acts on them. Every other crate may depend on this one.
+//! Nothing in this crate performs I/O, awaits or reads a clock: instants come in as values, decisions go out as values,
+//! and the caller acts on them. Every other crate may depend on this one.
+//!
+//! The feature `sqlx` lets ids and stored enums be bound to statements and decoded from rows; only `relay-store` turns
+//! it on.
 
-pub mod action;
-pub mod agent;
-pub mod conversation;
-pub mod dead_letter;
-pub mod delivery;
-pub mod event;
-pub mod event_id;
-pub mod file;
+#![warn(missing_docs)]
+
+pub mod access;
+pub mod actions;
+pub mod agents;
+pub mod channels;
+mod columns;
+pub mod events;
+pub mod files;
 pub mod ids;
-pub mod mentions;
+pub mod mailboxes;
+pub mod messages;
 pub mod metric_names;
 pub mod names;
-pub mod node;
-pub mod observer;
-pub mod placement;
-pub mod plan;
+pub mod nodes;
+pub mod observers;
 pub mod push;
-pub mod rate;
 pub mod recovery;
-pub mod scope;
-pub mod session;
-pub mod session_event;
 pub mod shard;
 pub mod snowflake;
-pub mod subscription;
-pub mod subscription_call;
-pub mod takeover;
-pub mod token;
-pub mod trigger;
+pub mod subscriptions;
+pub mod workspaces;
 
+pub use access::scope::WorkspaceScope;
 pub use ids::{
-    ActionId, AgentId, BatchId, ChannelId, ConversationId, DeliveryId, FileId, GatewayId, InvocationId, MessageId,
-    NodeId, ObserverTokenId, ProviderName, SessionEventId, SubscriptionId, TriggerId, WebhookId, WorkspaceId,
+    ActionId, AgentId, AttemptId, BatchId, ChannelId, ConversationId, DeliveryId, FileId, GatewayId, InvocationId,
+    MessageId, NodeId, ObserverTokenId, ProviderName, PushWorkerId, SessionEventId, SubscriptionDeliveryId,
+    SubscriptionId, TriggerId, WebhookId, WorkspaceId,
 };
-pub use scope::WorkspaceScope;

@@ -1,90 +1,90 @@
-//! What names may look like and how long texts may be.
+//! Rules for names, and length limits of texts.
 //!
-//! Every text that a client can store has a limit here; nothing is cut, what is too long is refused.
+//! Every text that a client can store has a limit here; longer texts are refused, never truncated.
 
 use std::fmt;
 
-/// An agent's or node's name, in bytes.
+/// Maximum length of an agent name, in bytes.
 pub const MAX_AGENT_NAME_BYTES: usize = 128;
-/// A node's name, in bytes.
+/// Maximum length of a node name, in bytes.
 pub const MAX_NODE_NAME_BYTES: usize = 128;
-/// A node id chosen by a broker, in bytes.
+/// Maximum length of a node id chosen by a broker, in bytes.
 pub const MAX_NODE_ID_BYTES: usize = 128;
-/// A channel's name, in bytes (it is ASCII).
+/// Maximum length of a channel name, in bytes (it is ASCII).
 pub const MAX_CHANNEL_NAME_BYTES: usize = 80;
-/// A workspace's name, in bytes.
+/// Maximum length of a workspace name, in bytes.
 pub const MAX_WORKSPACE_NAME_BYTES: usize = 256;
-/// A channel's topic, in bytes.
+/// Maximum length of a channel topic, in bytes.
 pub const MAX_TOPIC_BYTES: usize = 1024;
-/// A group conversation's name, in bytes.
+/// Maximum length of the name of a group conversation, in bytes.
 pub const MAX_TITLE_BYTES: usize = 256;
-/// An agent's persona, in bytes.
+/// Maximum length of an agent's persona, in bytes.
 pub const MAX_PERSONA_BYTES: usize = 16 * 1024;
-/// A workspace's system prompt, in bytes.
+/// Maximum length of a workspace's system prompt, in bytes.
 pub const MAX_SYSTEM_PROMPT_BYTES: usize = 64 * 1024;
-/// A message's text, in bytes.
+/// Maximum length of a message text, in bytes.
 pub const MAX_TEXT_BYTES: usize = 256 * 1024;
-/// Any JSON value that is stored as given (metadata, capabilities, skills, provenance), in bytes as JSON.
+/// Maximum size of a JSON value that is stored as given (metadata, capabilities, skills, provenance), in bytes.
 pub const MAX_METADATA_BYTES: usize = 64 * 1024;
-/// A reaction, in bytes: a shortcode, or a sequence of emoji.
+/// Maximum length of a reaction, in bytes: a shortcode, or a sequence of emoji.
 pub const MAX_EMOJI_BYTES: usize = 64;
-/// Different emoji that one message takes as reactions.
+/// Maximum number of distinct emoji in the reactions to one message.
 pub const MAX_DISTINCT_EMOJI: i64 = 50;
-/// What is searched for, in bytes.
+/// Maximum length of a search query, in bytes.
 pub const MAX_SEARCH_BYTES: usize = 1024;
-/// A short note such as an error, a reason, a version or a content type, in bytes.
+/// Maximum length of a short text such as an error, a reason or a version, in bytes.
 pub const MAX_NOTE_BYTES: usize = 2048;
-/// A content type, in bytes.
+/// Maximum length of a content type, in bytes.
 pub const MAX_CONTENT_TYPE_BYTES: usize = 128;
-/// Tags of a node; each at most [`MAX_AGENT_NAME_BYTES`] long.
+/// Maximum number of tags of a node; each has at most [`MAX_AGENT_NAME_BYTES`].
 pub const MAX_TAGS: usize = 64;
-/// Capabilities of a node or provider.
+/// Maximum number of capabilities of a node or provider.
 pub const MAX_CAPABILITIES: usize = 256;
-/// An `Idempotency-Key`, in visible ASCII characters.
+/// Maximum length of an `Idempotency-Key`, in visible ASCII characters.
 pub const MAX_IDEMPOTENCY_KEY_LENGTH: usize = 255;
 
-/// Levels of arrays and objects in a JSON text from outside. Strict parsers stop at 128, and what is
-/// stored travels inside frames and lists that add a few of their own.
+/// Maximum nesting of arrays and objects in JSON from clients. Strict parsers stop at 128, and stored values travel
+/// inside frames and lists that add a few levels.
 pub const MAX_JSON_DEPTH: usize = 64;
 
-/// Agents that a list or the presence route answers with, at most.
+/// Maximum number of agents in a list and in the presence response.
 pub const MAX_LISTED_AGENTS: i64 = 20_000;
-/// Channels that a list answers with, at most.
+/// Maximum number of channels in a list.
 pub const MAX_LISTED_CHANNELS: i64 = 5_000;
-/// Members that a channel's member list answers with, at most.
+/// Maximum number of members in a channel's member list.
 pub const MAX_LISTED_MEMBERS: i64 = 20_000;
 
-/// Names that begin so are the engine's own on node sockets (ADR 0002).
+/// Prefix of the engine's own names on node sockets (ADR 0002).
 pub const RESERVED_PREFIX: &str = ".relay-";
-/// Names that begin so are the engine's own agents, such as [`WEBHOOK_AGENT`].
+/// Prefix of the names of the engine's own agents, such as [`WEBHOOK_AGENT`].
 pub const SYSTEM_PREFIX: &str = "__relay_";
-/// The hidden agent whose messages are those of inbound webhooks.
+/// Hidden agent that authors the messages of inbound webhooks.
 pub const WEBHOOK_AGENT: &str = "__relay_webhook__";
-/// The channel that every workspace has and every agent joins.
-pub const GENERAL: &str = "general";
+/// Channel that every workspace has and every agent joins by default.
+pub const GENERAL_CHANNEL: &str = "general";
 
-/// A text is too long, empty or has characters that it must not have.
+/// Error for a text that breaks a rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {problem}")]
 pub struct InvalidText {
-    /// The field as the client calls it.
+    /// Name of the field in the request.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// Rule that the text breaks.
     pub problem: TextProblem,
 }
 
-/// What can be wrong with a text.
+/// Rule that a text breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextProblem {
-    /// Nothing in it.
+    /// Empty or blank.
     Empty,
-    /// More bytes than the limit given.
+    /// Longer than this number of bytes.
     TooLong(usize),
-    /// Control characters in it.
+    /// Contains control characters.
     ControlCharacter,
     /// Begins with [`RESERVED_PREFIX`] or [`SYSTEM_PREFIX`].
     Reserved,
-    /// Not of the form that the field has.
+    /// Not in the format of the field.
     Malformed,
 }
 
@@ -100,10 +100,10 @@ impl fmt::Display for TextProblem {
     }
 }
 
-/// A name: one line, not blank, at most `limit` bytes.
+/// Checks a name: one line, not blank, at most `limit` bytes.
 ///
 /// # Errors
-/// Says which of these it is not.
+/// Returns the rule that the name breaks.
 pub fn check_name(field: &'static str, name: &str, limit: usize) -> Result<(), InvalidText> {
     if name.trim().is_empty() {
         return Err(InvalidText { field, problem: TextProblem::Empty });
@@ -115,10 +115,10 @@ pub fn check_name(field: &'static str, name: &str, limit: usize) -> Result<(), I
     Ok(())
 }
 
-/// A text of any content, at most `limit` bytes.
+/// Checks the length of a text: at most `limit` bytes.
 ///
 /// # Errors
-/// When it is longer.
+/// If the text is longer.
 pub fn check_length(field: &'static str, text: &str, limit: usize) -> Result<(), InvalidText> {
     if text.len() > limit {
         return Err(InvalidText { field, problem: TextProblem::TooLong(limit) });
@@ -126,10 +126,10 @@ pub fn check_length(field: &'static str, text: &str, limit: usize) -> Result<(),
     Ok(())
 }
 
-/// A stored JSON value: its encoded length is at most [`MAX_METADATA_BYTES`].
+/// Checks the encoded size of a stored JSON value: at most [`MAX_METADATA_BYTES`].
 ///
 /// # Errors
-/// When it is longer.
+/// If the value is larger.
 pub fn check_json_length(field: &'static str, encoded_bytes: usize) -> Result<(), InvalidText> {
     if encoded_bytes > MAX_METADATA_BYTES {
         return Err(InvalidText { field, problem: TextProblem::TooLong(MAX_METADATA_BYTES) });
@@ -137,10 +137,10 @@ pub fn check_json_length(field: &'static str, encoded_bytes: usize) -> Result<()
     Ok(())
 }
 
-/// An agent's name. Names are case-sensitive.
+/// Checks the name of an agent. Names are case-sensitive.
 ///
 /// # Errors
-/// When it is blank, too long, has control characters or begins with a reserved prefix.
+/// If it is blank, too long, contains control characters or begins with a reserved prefix.
 pub fn check_agent_name(name: &str) -> Result<(), InvalidText> {
     check_name("name", name, MAX_AGENT_NAME_BYTES)?;
     if name.starts_with(RESERVED_PREFIX) || name.starts_with(SYSTEM_PREFIX) {
@@ -149,7 +149,7 @@ pub fn check_agent_name(name: &str) -> Result<(), InvalidText> {
     Ok(())
 }
 
-/// Whether this may name a channel: `[a-z0-9][a-z0-9-]*`, at most [`MAX_CHANNEL_NAME_BYTES`].
+/// Returns whether `name` is a valid channel name: `[a-z0-9][a-z0-9-]*`, at most [`MAX_CHANNEL_NAME_BYTES`].
 #[must_use]
 pub fn is_channel_name(name: &str) -> bool {
     let mut bytes = name.bytes();
@@ -158,39 +158,39 @@ pub fn is_channel_name(name: &str) -> bool {
         && bytes.all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
-/// A channel's name as a client wrote it, without one leading `#`.
+/// Removes one leading `#` from a channel name sent by a client.
 #[must_use]
 pub fn strip_hash(name: &str) -> &str {
     name.strip_prefix('#').unwrap_or(name)
 }
 
-/// An idempotency key, trimmed: 1 to 255 visible ASCII characters.
+/// Parses an idempotency key: 1 to 255 visible ASCII characters after trimming.
 #[must_use]
-pub fn idempotency_key(header: &str) -> Option<&str> {
+pub fn parse_idempotency_key(header: &str) -> Option<&str> {
     let key = header.trim();
     let fits = (1..=MAX_IDEMPOTENCY_KEY_LENGTH).contains(&key.len());
     (fits && key.bytes().all(|byte| byte.is_ascii_graphic())).then_some(key)
 }
 
-/// Whether a JSON text spells the character U+0000 somewhere, which Postgres cannot store.
+/// Returns whether a JSON text contains the character U+0000, which Postgres cannot store.
 ///
-/// JSON can only spell it as an escape, and an escape starts with a backslash that is not itself escaped.
+/// JSON can only contain it as an escape, and an escape starts with a backslash that is not itself escaped.
 #[must_use]
-pub fn spells_nul(json: &[u8]) -> bool {
+pub fn contains_nul_escape(json: &[u8]) -> bool {
     let mut rest = json;
     while let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
         if rest[at + 1..].starts_with(b"u0000") {
             return true;
         }
-        // The backslash and what it escapes.
+        // Skip the backslash and the character that it escapes.
         rest = rest.get(at + 2..).unwrap_or_default();
     }
     false
 }
 
-/// Whether a JSON text has more than [`MAX_JSON_DEPTH`] levels of arrays and objects.
+/// Returns whether a JSON text nests arrays and objects deeper than [`MAX_JSON_DEPTH`].
 #[must_use]
-pub fn nests_too_deeply(json: &[u8]) -> bool {
+pub fn exceeds_max_depth(json: &[u8]) -> bool {
     let (mut depth, mut in_string) = (0_usize, false);
     let mut bytes = json.iter();
     while let Some(byte) = bytes.next() {
@@ -240,14 +240,14 @@ mod tests {
 
     #[test]
     fn idempotency_keys_are_visible_ascii() {
-        assert_eq!(idempotency_key(" a-1 "), Some("a-1"));
+        assert_eq!(parse_idempotency_key(" a-1 "), Some("a-1"));
         for key in ["", "  ", "a b", "ä", "a\u{7f}", &"k".repeat(256)] {
-            assert_eq!(idempotency_key(key), None, "{key:?}");
+            assert_eq!(parse_idempotency_key(key), None, "{key:?}");
         }
     }
 
     #[test]
-    fn only_a_real_escape_spells_nul() {
+    fn only_a_real_escape_contains_nul() {
         for (json, expected) in [
             (r#"{"a":"\u0000"}"#, true),
             (r#""\\\u0000""#, true),
@@ -257,19 +257,19 @@ mod tests {
             ("\\", false),
             ("", false),
         ] {
-            assert_eq!(spells_nul(json.as_bytes()), expected, "{json}");
+            assert_eq!(contains_nul_escape(json.as_bytes()), expected, "{json}");
         }
     }
 
     #[test]
-    fn depth_is_counted_outside_of_strings() {
+    fn depth_is_counted_outside_strings() {
         let nested = |levels: usize| format!("{}1{}", "[".repeat(levels), "]".repeat(levels));
         let beside = format!("[{}]", vec!["{}"; 1000].join(","));
         let quoted = format!(r#"["\"{}"]"#, "[".repeat(1000));
         for (json, expected) in
             [(nested(MAX_JSON_DEPTH), false), (nested(MAX_JSON_DEPTH + 1), true), (beside, false), (quoted, false)]
         {
-            assert_eq!(nests_too_deeply(json.as_bytes()), expected, "{json}");
+            assert_eq!(exceeds_max_depth(json.as_bytes()), expected, "{json}");
         }
     }
 
@@ -283,8 +283,8 @@ mod tests {
 
         #[test]
         fn any_text_can_be_checked(text in any::<String>()) {
-            let _ = (check_agent_name(&text), is_channel_name(&text), idempotency_key(&text));
-            let _ = (spells_nul(text.as_bytes()), nests_too_deeply(text.as_bytes()));
+            let _ = (check_agent_name(&text), is_channel_name(&text), parse_idempotency_key(&text));
+            let _ = (contains_nul_escape(text.as_bytes()), exceeds_max_depth(text.as_bytes()));
         }
     }
 }

@@ -1,31 +1,31 @@
-//! Which of the fixed virtual shards an agent's log lives on.
+//! Virtual shards of logs, and the assignment of nodes to polling turns.
 
 use crate::{AgentId, NodeId, WorkspaceId};
 
-/// Number of virtual shards. Fixed for ever: subjects carry the shard, streams capture ranges.
+/// Number of virtual shards. Fixed forever: subjects contain the shard, streams capture ranges.
 pub const SHARDS: u16 = 64;
 
-/// The shard of an agent's mailbox, from 0 to 63.
+/// Returns the shard of an agent's mailbox, from 0 to 63.
 ///
-/// Mixes the two ids (the finaliser of MurmurHash3). The value is part of stored subjects, so it must
-/// never depend on the process, the platform or the version.
+/// Mixes the two ids (the finaliser of MurmurHash3). The value is part of stored subjects, so it must never depend on
+/// the process, the platform or the version.
 #[must_use]
-pub fn shard_of(workspace: WorkspaceId, agent: AgentId) -> u16 {
+pub fn agent_shard(workspace: WorkspaceId, agent: AgentId) -> u16 {
     let mut hash = mix(workspace.get().cast_unsigned()) ^ agent.get().cast_unsigned();
     hash = mix(hash);
     u16::try_from(hash % u64::from(SHARDS)).unwrap_or(0)
 }
 
-/// The shard of a workspace's event log, from 0 to 63. Stable like [`shard_of`].
+/// Returns the shard of a workspace's event log, from 0 to 63. Stable like [`agent_shard`].
 #[must_use]
-pub fn shard_of_workspace(workspace: WorkspaceId) -> u16 {
+pub fn workspace_shard(workspace: WorkspaceId) -> u16 {
     u16::try_from(mix(workspace.get().cast_unsigned()) % u64::from(SHARDS)).unwrap_or(0)
 }
 
-/// Which of `turns` turns a node of a workspace falls to, from 0 on. All processes come to the same, whatever they
-/// were built with: who hears the same hint and knows the same turns needs nobody else to tell whose turn it is.
+/// Returns the turn, from 0 to `turns` - 1, that a node falls to. The result is the same in all processes and versions,
+/// so processes that receive the same hint agree on the turn without coordination.
 #[must_use]
-pub fn turn_of(workspace: WorkspaceId, node: &NodeId, turns: usize) -> usize {
+pub fn node_turn(workspace: WorkspaceId, node: &NodeId, turns: usize) -> usize {
     let hash =
         node.as_str().bytes().fold(mix(workspace.get().cast_unsigned()), |hash, byte| mix(hash ^ u64::from(byte)));
     usize::try_from(hash % turns.max(1) as u64).unwrap_or(0)
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn turns_are_stable_and_spread() {
-        let turn = |node: u32, turns| turn_of(WorkspaceId::new(7), &NodeId::new(format!("node-{node}")), turns);
+        let turn = |node: u32, turns| node_turn(WorkspaceId::new(7), &NodeId::new(format!("node-{node}")), turns);
         assert_eq!((turn(0, 5), turn(1, 5), turn(2, 5)), (2, 0, 3), "old versions know these too");
         assert_eq!((turn(1, 0), turn(1, 1)), (0, 0));
         let mut seen = [0u32; 5];
@@ -55,10 +55,13 @@ mod tests {
 
     #[test]
     fn shards_are_stable_and_spread() {
-        assert_eq!(shard_of(WorkspaceId::new(1), AgentId::new(1)), shard_of(WorkspaceId::new(1), AgentId::new(1)));
+        assert_eq!(
+            agent_shard(WorkspaceId::new(1), AgentId::new(1)),
+            agent_shard(WorkspaceId::new(1), AgentId::new(1))
+        );
         let mut seen = [0u32; SHARDS as usize];
         for agent in 0..6400 {
-            seen[usize::from(shard_of(WorkspaceId::new(7), AgentId::new(agent << 12)))] += 1;
+            seen[usize::from(agent_shard(WorkspaceId::new(7), AgentId::new(agent << 12)))] += 1;
         }
         assert!(seen.iter().all(|n| (50..=150).contains(n)), "uneven: {seen:?}");
     }

@@ -2,30 +2,30 @@
 
 /// 2025-01-01T00:00:00Z in unix milliseconds: the epoch of every snowflake.
 pub const EPOCH_MS: i64 = 1_735_689_600_000;
-/// Worker numbers run from 0 to 1023. They are leased, so that no two processes share one.
+/// Number of worker numbers. They are leased, so that no two processes share one.
 pub const WORKERS: u16 = 1024;
-/// Ids that one worker can make in one millisecond.
+/// Maximum number of ids that one worker can generate per millisecond.
 const PER_MS: u16 = 4096;
 
-/// Makes ids for one worker number. Ids rise strictly even if the clock does not.
+/// Generator of ids for one worker number. Ids increase strictly even if the clock does not.
 #[derive(Debug)]
-pub struct Snowflakes {
+pub struct SnowflakeGenerator {
     worker: u16,
     last_ms: i64,
     next_in_ms: u16,
 }
 
-impl Snowflakes {
-    /// A generator for a leased worker number below [`WORKERS`].
+impl SnowflakeGenerator {
+    /// Creates a generator for a leased worker number below [`WORKERS`].
     #[must_use]
     pub fn new(worker: u16) -> Self {
         Self { worker: worker % WORKERS, last_ms: 0, next_in_ms: 0 }
     }
 
-    /// The next id, given the present in unix milliseconds.
+    /// Returns the next id, given the current time in unix milliseconds.
     ///
-    /// If the clock stands or steps back, ids go on from the latest millisecond used; when that one
-    /// is used up, they borrow from the next.
+    /// If the clock stops or steps back, ids continue from the latest millisecond used; when that one is exhausted,
+    /// they borrow from the next.
     pub fn next_id(&mut self, now_ms: i64) -> i64 {
         let now = (now_ms - EPOCH_MS).max(0);
         if now > self.last_ms {
@@ -41,15 +41,15 @@ impl Snowflakes {
     }
 }
 
-/// When an id was made, in unix milliseconds.
+/// Returns the creation time of an id, in unix milliseconds.
 #[must_use]
-pub const fn made_at_ms(id: i64) -> i64 {
+pub const fn created_at_ms(id: i64) -> i64 {
     (id >> 22) + EPOCH_MS
 }
 
-/// The smallest id that can have been made at that unix millisecond or later.
+/// Returns the smallest id that can have been created at this unix millisecond or later.
 #[must_use]
-pub const fn first_at_ms(ms: i64) -> i64 {
+pub const fn first_id_at(ms: i64) -> i64 {
     let since = ms.saturating_sub(EPOCH_MS);
     if since < 0 {
         0
@@ -65,8 +65,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_rise_when_the_clock_stands_or_steps_back() {
-        let mut ids = Snowflakes::new(5);
+    fn ids_increase_when_the_clock_stops_or_steps_back() {
+        let mut ids = SnowflakeGenerator::new(5);
         let start = EPOCH_MS + 1_000_000;
         let mut last = 0;
         for i in 0..20_000 {
@@ -74,20 +74,20 @@ mod tests {
             assert!(id > last);
             last = id;
         }
-        assert!(made_at_ms(last) <= start + 5, "the counter may run at most a few milliseconds ahead");
+        assert!(created_at_ms(last) <= start + 5, "the counter may run at most a few milliseconds ahead");
     }
 
     #[test]
-    fn an_instant_bounds_the_ids_made_since() {
+    fn an_instant_bounds_later_ids() {
         let at = EPOCH_MS + 77;
-        let id = Snowflakes::new(9).next_id(at);
-        assert!(first_at_ms(at) <= id && id < first_at_ms(at + 1));
-        assert_eq!((first_at_ms(0), first_at_ms(i64::MAX)), (0, i64::MAX));
+        let id = SnowflakeGenerator::new(9).next_id(at);
+        assert!(first_id_at(at) <= id && id < first_id_at(at + 1));
+        assert_eq!((first_id_at(0), first_id_at(i64::MAX)), (0, i64::MAX));
     }
 
     #[test]
-    fn two_workers_never_make_the_same_id() {
-        let (mut a, mut b) = (Snowflakes::new(1), Snowflakes::new(2));
+    fn two_workers_never_generate_the_same_id() {
+        let (mut a, mut b) = (SnowflakeGenerator::new(1), SnowflakeGenerator::new(2));
         let now = EPOCH_MS + 77;
         let left: std::collections::HashSet<_> = (0..5000).map(|_| a.next_id(now)).collect();
         assert!((0..5000).all(|_| !left.contains(&b.next_id(now))));

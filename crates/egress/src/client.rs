@@ -1,4 +1,4 @@
-//! One POST to one tenant's URL.
+//! HTTP client for a single POST to a tenant's URL. Main type: [`Client`].
 
 use std::{
     io,
@@ -21,27 +21,27 @@ use tokio_rustls::TlsConnector;
 
 use crate::{
     Connect, Policy, Refusal, Resolve, SystemResolver, Target, TcpConnector,
-    pool::{Connection, Place, Pool},
+    pool::{Connection, Pool, PoolKey},
     tls,
 };
 
-/// What one call may take.
+/// Limits of one call.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// From asking for the host's addresses to the last byte of the answer that is read.
+pub struct CallLimits {
+    /// Timeout from resolving the host to the last byte of the answer.
     pub timeout: Duration,
-    /// For one TCP connection; the next address is tried after it.
+    /// Timeout of one TCP connection, after which the next address is tried.
     pub connect_timeout: Duration,
-    /// Addresses of a host that are tried, after all were judged.
+    /// Maximum number of addresses of a host to try, after all were checked.
     pub addresses: usize,
-    /// Status line and headers of an answer, in bytes; not below 8192.
+    /// Maximum size of status line and headers of an answer, in bytes; at least 8192.
     pub head_bytes: usize,
-    /// What is read of an answer's body, in bytes.
+    /// Maximum number of bytes read of an answer's body.
     pub body_bytes: usize,
 }
 
-impl Default for Limits {
-    /// The contract's 10 s (node.md 13.2), and small answers.
+impl Default for CallLimits {
+    /// 10 s for one attempt (docs/protocol/node.md, "Push request"), and small answers.
     fn default() -> Self {
         Self {
             timeout: Duration::from_secs(10),
@@ -53,49 +53,49 @@ impl Default for Limits {
     }
 }
 
-/// What is different for one call.
+/// Options of a single call.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Options {
-    /// Instead of [`Limits::timeout`].
+pub struct CallOptions {
+    /// Overrides [`CallLimits::timeout`].
     pub timeout: Option<Duration>,
 }
 
-/// What a receiver answered.
+/// Answer of an endpoint.
 #[derive(Debug, Clone)]
 pub struct Answer {
-    /// The status. Redirects come back as they are.
+    /// HTTP status. Redirects are returned as they are.
     pub status: u16,
-    /// The headers.
+    /// HTTP headers of the answer.
     pub headers: HeaderMap,
-    /// The body, up to [`Limits::body_bytes`].
+    /// Body, truncated to [`CallLimits::body_bytes`].
     pub body: Bytes,
-    /// Whether the body was longer.
+    /// `true` if the body was longer.
     pub is_truncated: bool,
-    /// How long all of it took.
+    /// Duration of the whole call.
     pub latency: Duration,
 }
 
-/// Why there is no answer.
+/// Reason for the lack of an answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The URL or an address of its host is not to be called. Nothing was sent.
+    /// The policy blocks the URL or an address of its host. Nothing was sent.
     #[error("not called: {0}")]
     Refused(#[from] Refusal),
-    /// It took too long. It may have been received.
+    /// The call timed out. The endpoint may have received the request.
     #[error("no complete answer in time")]
     Timeout,
-    /// The host has no address, or nothing listens there, or TLS failed. Nothing was sent.
+    /// No address, no listener, or a failed TLS handshake. Nothing was sent.
     #[error("no connection")]
     Connect(#[source] io::Error),
-    /// The connection broke, or what came back was no HTTP. It may have been received.
+    /// The connection broke, or the answer was not HTTP. The endpoint may have received the request.
     #[error("no valid answer")]
     Protocol(#[source] hyper::Error),
-    /// The head of the answer was larger than is read. It was received.
+    /// The head of the answer exceeded its limit. The endpoint received the request.
     #[error("the answer's headers are too large")]
     TooLarge,
 }
 
-/// Calls tenants' URLs. Clones share their connections.
+/// HTTP client for tenants' URLs. Clones share their connections.
 #[derive(Clone)]
 pub struct Client<R = SystemResolver, C = TcpConnector> {
     inner: Arc<Inner<R, C>>,
@@ -103,7 +103,7 @@ pub struct Client<R = SystemResolver, C = TcpConnector> {
 
 struct Inner<R, C> {
     policy: Policy,
-    limits: Limits,
+    limits: CallLimits,
     resolver: R,
     connector: C,
     tls: TlsConnector,
@@ -111,22 +111,22 @@ struct Inner<R, C> {
 }
 
 impl Client {
-    /// A client over the resolver of the system and TCP. Reads the root certificates of the machine.
+    /// Creates a client with the system resolver and TCP. Reads the root certificates of the machine.
     #[must_use]
-    pub fn new(policy: Policy, limits: Limits) -> Self {
-        Self::over(policy, limits, SystemResolver::default(), TcpConnector)
+    pub fn new(policy: Policy, limits: CallLimits) -> Self {
+        Self::with_transport(policy, limits, SystemResolver::default(), TcpConnector)
     }
 }
 
 impl<R: Resolve, C: Connect> Client<R, C> {
-    /// A client over a resolver and a connector of the caller's.
+    /// Creates a client with a custom resolver and connector.
     #[must_use]
-    pub fn over(policy: Policy, limits: Limits, resolver: R, connector: C) -> Self {
+    pub fn with_transport(policy: Policy, limits: CallLimits, resolver: R, connector: C) -> Self {
         let inner = Inner { policy, limits, resolver, connector, tls: tls::connector(), pool: Arc::default() };
         Self { inner: Arc::new(inner) }
     }
 
-    /// What may be called.
+    /// Returns the policy of this client.
     #[must_use]
     pub fn policy(&self) -> &Policy {
         &self.inner.policy
@@ -135,29 +135,29 @@ impl<R: Resolve, C: Connect> Client<R, C> {
     /// Checks a URL and posts to it.
     ///
     /// # Errors
-    /// When it is refused, or no answer came back.
+    /// If the URL is refused, or there is no answer.
     pub async fn post_url(
         &self,
         url: &str,
         headers: HeaderMap,
         body: Bytes,
-        options: Options,
+        options: CallOptions,
     ) -> Result<Answer, Failure> {
         self.post(&self.inner.policy.check_url(url)?, headers, body, options).await
     }
 
-    /// Posts once. The host is resolved and all its addresses are judged each time. `Host` and what belongs to
-    /// the connection is set here, whatever `headers` say.
+    /// Posts once. Every call resolves the host and checks all its addresses. `Host` and the headers of the connection
+    /// are always set by the client.
     ///
     /// # Errors
-    /// When an address is refused, or no answer came back. Only [`Failure::Refused`] and [`Failure::Connect`] say
-    /// for certain that nothing was received.
+    /// If an address is refused, or there is no answer. Only [`Failure::Refused`] and [`Failure::Connect`] guarantee
+    /// that nothing was received.
     pub async fn post(
         &self,
         target: &Target,
         headers: HeaderMap,
         body: Bytes,
-        options: Options,
+        options: CallOptions,
     ) -> Result<Answer, Failure> {
         let began = Instant::now();
         let within = options.timeout.unwrap_or(self.inner.limits.timeout);
@@ -175,31 +175,31 @@ impl<R: Resolve, C: Connect> Inner<R, C> {
         headers: HeaderMap,
         body: Bytes,
     ) -> Result<(http::response::Parts, Bytes, bool), Failure> {
-        let addresses = self.judged_addresses(target).await?;
-        let mut request = request(target, headers, body);
+        let addresses = self.resolve_checked(target).await?;
+        let mut request = build_request(target, headers, body);
         for address in &addresses {
-            let place = Place { is_https: target.is_https, host: target.host.clone(), address: *address };
+            let place = PoolKey { is_https: target.is_https, host: target.host.clone(), address: *address };
             while let Some(mut connection) = self.pool.take(&place) {
                 if connection.ready().await.is_err() {
                     continue;
                 }
                 match connection.try_send_request(request).await {
-                    Ok(response) => return self.read(response, place, connection).await,
-                    // It closed before a byte was sent.
+                    Ok(response) => return self.read_answer(response, place, connection).await,
+                    // The idle connection was closed before a byte was sent, so the request can be repeated.
                     Err(mut error) => match error.take_message() {
                         Some(unsent) => request = unsent,
-                        None => return Err(failed(error.into_error())),
+                        None => return Err(classify_error(error.into_error())),
                     },
                 }
             }
         }
         let (place, mut connection) = self.connect(target, &addresses).await?;
-        let response = connection.send_request(request).await.map_err(failed)?;
-        self.read(response, place, connection).await
+        let response = connection.send_request(request).await.map_err(classify_error)?;
+        self.read_answer(response, place, connection).await
     }
 
-    /// All addresses of the target, each of them judged.
-    async fn judged_addresses(&self, target: &Target) -> Result<Vec<SocketAddr>, Failure> {
+    /// Resolves the target and checks all its addresses, so that no unchecked one can be connected to.
+    async fn resolve_checked(&self, target: &Target) -> Result<Vec<SocketAddr>, Failure> {
         let mut addresses: Vec<IpAddr> = match target.literal {
             Some(address) => vec![address],
             None => self.resolver.resolve(&target.host).await.map_err(Failure::Connect)?,
@@ -212,12 +212,12 @@ impl<R: Resolve, C: Connect> Inner<R, C> {
         Ok(addresses.into_iter().map(|address| SocketAddr::new(address, target.port)).collect())
     }
 
-    async fn connect(&self, target: &Target, addresses: &[SocketAddr]) -> Result<(Place, Connection), Failure> {
+    async fn connect(&self, target: &Target, addresses: &[SocketAddr]) -> Result<(PoolKey, Connection), Failure> {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for address in addresses {
             match timeout(self.limits.connect_timeout, self.connector.connect(*address)).await {
                 Ok(Ok(stream)) => {
-                    let place = Place { is_https: target.is_https, host: target.host.clone(), address: *address };
+                    let place = PoolKey { is_https: target.is_https, host: target.host.clone(), address: *address };
                     return Ok((place, self.handshake(target, stream).await?));
                 }
                 Ok(Err(error)) => last = error,
@@ -229,7 +229,7 @@ impl<R: Resolve, C: Connect> Inner<R, C> {
 
     async fn handshake(&self, target: &Target, stream: C::Stream) -> Result<Connection, Failure> {
         if !target.is_https {
-            return self.speak(stream).await;
+            return self.start_http(stream).await;
         }
         let name = match target.literal {
             Some(address) => ServerName::from(address),
@@ -237,32 +237,32 @@ impl<R: Resolve, C: Connect> Inner<R, C> {
                 .map_err(|error| Failure::Connect(io::Error::new(io::ErrorKind::InvalidInput, error)))?,
         };
         let stream = self.tls.connect(name, stream).await.map_err(Failure::Connect)?;
-        self.speak(stream).await
+        self.start_http(stream).await
     }
 
-    async fn speak<S>(&self, stream: S) -> Result<Connection, Failure>
+    async fn start_http<S>(&self, stream: S) -> Result<Connection, Failure>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let mut builder = http1::Builder::new();
         builder.max_buf_size(self.limits.head_bytes);
-        let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(failed)?;
-        // It ends when the sender is dropped, or the other side hangs up; errors come back with the answer.
+        let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(classify_error)?;
+        // Ends when the sender is dropped or the peer closes; errors surface with the answer.
         tokio::spawn(connection);
         Ok(sender)
     }
 
-    /// Reads an answer up to the bound. A connection of which all was read is kept.
-    async fn read(
+    /// Reads an answer up to the limit. Only a completely read connection is reusable.
+    async fn read_answer(
         &self,
         response: Response<Incoming>,
-        place: Place,
+        place: PoolKey,
         connection: Connection,
     ) -> Result<(http::response::Parts, Bytes, bool), Failure> {
         let (head, mut body) = response.into_parts();
         let mut read = BytesMut::new();
         while let Some(frame) = body.frame().await {
-            let Ok(data) = frame.map_err(failed)?.into_data() else { continue };
+            let Ok(data) = frame.map_err(classify_error)?.into_data() else { continue };
             let room = self.limits.body_bytes - read.len();
             read.extend_from_slice(&data[..data.len().min(room)]);
             if data.len() > room {
@@ -276,7 +276,7 @@ impl<R: Resolve, C: Connect> Inner<R, C> {
     }
 }
 
-fn request(target: &Target, mut headers: HeaderMap, body: Bytes) -> Request<Full<Bytes>> {
+fn build_request(target: &Target, mut headers: HeaderMap, body: Bytes) -> Request<Full<Bytes>> {
     for of_the_connection in [
         header::CONNECTION,
         header::CONTENT_LENGTH,
@@ -297,6 +297,6 @@ fn request(target: &Target, mut headers: HeaderMap, body: Bytes) -> Request<Full
     request
 }
 
-fn failed(error: hyper::Error) -> Failure {
+fn classify_error(error: hyper::Error) -> Failure {
     if error.is_parse_too_large() { Failure::TooLarge } else { Failure::Protocol(error) }
 }

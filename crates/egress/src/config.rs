@@ -1,40 +1,40 @@
-//! The policy as an operator writes it down.
+//! Configuration of the egress policy.
 
 use std::str::FromStr;
 
 use crate::{AllowRule, Policy};
 
-/// Which URLs of tenants are called.
+/// Settings for calls to tenants' URLs.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct EgressConfig {
-    /// Hosts, addresses and networks that tenants' URLs may lead to besides public addresses, separated by
-    /// commas. For tests and private installations.
+    /// Hosts, addresses and networks that tenants' URLs may lead to besides public addresses, separated by commas. For
+    /// tests and private installations.
     #[arg(long = "egress-allow", env = "RELAY_EGRESS_ALLOW", default_value = "")]
     pub allow: AllowList,
-    /// Whether tenants' URLs must be https. Private addresses are refused either way.
+    /// `on` requires https for tenants' URLs. Private addresses are refused either way.
     #[arg(long = "egress-strict", env = "RELAY_EGRESS_STRICT", value_enum, default_value_t = Switch::On)]
     pub strict: Switch,
 }
 
 impl EgressConfig {
-    /// The policy that is meant.
+    /// Returns the configured policy.
     #[must_use]
     pub fn policy(&self) -> Policy {
         Policy { strict: self.strict == Switch::On, allow: self.allow.0.clone() }
     }
 }
 
-/// On or off.
+/// Boolean setting, `on` or `off`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Switch {
-    /// On.
+    /// The setting is on.
     #[default]
     On,
-    /// Off.
+    /// The setting is off.
     Off,
 }
 
-/// Rules, separated by commas.
+/// Allow rules, separated by commas.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AllowList(pub Vec<AllowRule>);
 

@@ -1,5 +1,4 @@
-//! Asking for a host's addresses, and connecting to one. Traits, so that the guard can be tested without a packet
-//! leaving the machine.
+//! Resolver and connector. Both are traits, so that the policy can be tested without network traffic.
 
 use std::{
     future::Future,
@@ -15,49 +14,50 @@ use tokio::{
     sync::Semaphore,
 };
 
-/// Lookups under way at most. The system has a thread for each, and cannot be told to give one up: names that nobody
-/// answers for must not take all threads of the process.
-const LOOKUPS: usize = 128;
-/// How long a lookup waits for its turn.
-const LOOKUP_WAITS: Duration = Duration::from_secs(3);
+/// Maximum number of concurrent lookups. Each occupies a thread of the system resolver and cannot be cancelled;
+/// unresponsive name servers must not block all threads of the process.
+const MAX_LOOKUPS: usize = 128;
+/// Maximum time that a lookup waits for its turn.
+const LOOKUP_WAIT: Duration = Duration::from_secs(3);
 
-/// Finds the addresses of a host.
+/// Resolver of host names.
 pub trait Resolve: Send + Sync + 'static {
-    /// All addresses of `host`, a name.
+    /// Resolves all addresses of `host`, which is a name.
     fn resolve(&self, host: &str) -> impl Future<Output = io::Result<Vec<IpAddr>>> + Send;
 }
 
-/// Opens connections.
+/// Connector to an address.
 pub trait Connect: Send + Sync + 'static {
-    /// A connection.
+    /// Established connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
     /// Connects to exactly this address.
     fn connect(&self, address: SocketAddr) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 }
 
-/// The resolver of the operating system. Clones share its bound of lookups under way.
+/// Resolver of the operating system. Clones share the limit of concurrent lookups.
 #[derive(Debug, Clone)]
 pub struct SystemResolver {
     lookups: Arc<Semaphore>,
+    lookup_wait: Duration,
 }
 
 impl Default for SystemResolver {
     fn default() -> Self {
-        Self { lookups: Arc::new(Semaphore::new(LOOKUPS)) }
+        Self { lookups: Arc::new(Semaphore::new(MAX_LOOKUPS)), lookup_wait: LOOKUP_WAIT }
     }
 }
 
 impl SystemResolver {
-    /// A lookup in its turn. It goes on when nobody waits for it any more, and keeps its place until it has ended.
+    /// Runs a lookup when a slot is free. The lookup continues after its caller was dropped and occupies its slot until it
+    /// ends.
     ///
-    /// One that does not get its turn ends with [`io::ErrorKind::ResourceBusy`]: the address that was called is not at
-    /// fault.
-    async fn in_turn<T: Send + 'static>(
+    /// Fails with [`io::ErrorKind::ResourceBusy`] when no slot becomes free; the called host is then not at fault.
+    async fn run_bounded<T: Send + 'static>(
         &self,
         lookup: impl Future<Output = io::Result<T>> + Send + 'static,
     ) -> io::Result<T> {
-        let turn = tokio::time::timeout(LOOKUP_WAITS, Arc::clone(&self.lookups).acquire_owned()).await;
+        let turn = tokio::time::timeout(self.lookup_wait, Arc::clone(&self.lookups).acquire_owned()).await;
         let Ok(Ok(place)) = turn else {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "the name server is busy"));
         };
@@ -72,18 +72,18 @@ impl SystemResolver {
 
 impl Resolve for SystemResolver {
     async fn resolve(&self, host: &str) -> io::Result<Vec<IpAddr>> {
-        // The dot at the end keeps the domains that this machine searches out of it. Names of this machine are
-        // not in the DNS, and their addresses need an allowance anyhow.
+        // The trailing dot disables the search domains of this machine. Names of this machine are not in the DNS, and
+        // their addresses need an allow rule anyway.
         let name = if host.contains('.') { format!("{host}.") } else { host.to_owned() };
         let lookup = async move {
             let found = tokio::net::lookup_host((name, 0)).await?;
             Ok(found.map(|address| address.ip()).collect())
         };
-        self.in_turn(lookup).await
+        self.run_bounded(lookup).await
     }
 }
 
-/// TCP.
+/// Connector over TCP.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TcpConnector;
 
@@ -103,15 +103,16 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_lookup_keeps_its_place_until_it_ends_however_long_anybody_waits_for_it() {
-        let resolver = SystemResolver { lookups: Arc::new(Semaphore::new(1)) };
+    #[tokio::test]
+    async fn a_lookup_occupies_its_slot_until_it_ends() {
+        let resolver = SystemResolver { lookups: Arc::new(Semaphore::new(1)), lookup_wait: LOOKUP_WAIT };
+        let impatient = SystemResolver { lookup_wait: Duration::from_millis(10), ..resolver.clone() };
         let (end, ended) = oneshot::channel();
-        let hangs = resolver.in_turn(async { ended.await.map_err(io::Error::other) });
-        assert!(tokio::time::timeout(Duration::from_secs(1), hangs).await.is_err(), "its caller has gone");
-        let busy = resolver.in_turn(async { Ok(()) }).await.unwrap_err();
+        let hangs = resolver.run_bounded(async { ended.await.map_err(io::Error::other) });
+        assert!(tokio::time::timeout(Duration::from_millis(10), hangs).await.is_err(), "its caller has gone");
+        let busy = impatient.run_bounded(async { Ok(()) }).await.unwrap_err();
         assert_eq!(busy.kind(), io::ErrorKind::ResourceBusy);
         end.send(()).unwrap();
-        resolver.in_turn(async { Ok(()) }).await.unwrap();
+        resolver.run_bounded(async { Ok(()) }).await.unwrap();
     }
 }

@@ -1,11 +1,11 @@
-//! Calls to addresses that tenants gave: the only place of the engine that opens a connection to one.
+//! Calls to tenants' URLs: the only place of the engine that connects to addresses chosen by tenants.
 //!
-//! A URL is judged three times. [`Policy::check_url`] reads its text, when it is registered and again at each
-//! attempt. Each attempt resolves the host anew and judges *every* address that it has. The connection then goes
-//! to an address that was judged, never to a name, so that a name that changes its mind in between gains nothing.
-//! Redirects are not followed, proxies of the environment are not used, and answers are read up to a bound.
+//! A URL is checked three times. [`Policy::check_url`] checks its text at registration and again at every attempt.
+//! Every attempt resolves the host and checks *every* address. The connection then goes to a checked address, never to
+//! a name, so DNS rebinding has no effect. Redirects are not followed, proxies of the environment are not used, and
+//! answers are read up to a limit.
 //!
-//! Called by the worker's dispatching loops and, for the check at registration, by the gateway through the engine.
+//! Used by the worker's dispatch loops and, for the check at registration, by the gateway through the engine.
 
 mod address;
 mod client;
@@ -16,8 +16,8 @@ mod pool;
 mod target;
 mod tls;
 
-pub use address::{Reason, judge};
-pub use client::{Answer, Client, Failure, Limits, Options};
+pub use address::{BlockedReason, blocked_reason};
+pub use client::{Answer, CallLimits, CallOptions, Client, Failure};
 pub use config::{AllowList, EgressConfig, Switch};
 pub use connect::{Connect, Resolve, SystemResolver, TcpConnector};
 pub use policy::{AllowRule, Policy};

@@ -1,24 +1,24 @@
-//! What may be called: the public internet over TLS, and what the operator allows besides.
+//! Egress policy: the public internet over TLS, and exceptions allowed by the operator.
 
 use std::{net::IpAddr, str::FromStr};
 
 use ipnet::IpNet;
 
 use crate::{
-    address::{Reason, judge},
+    address::{BlockedReason, blocked_reason},
     target::{Refusal, Target},
 };
 
-/// Last parts of names that no public host has (RFC 6761, RFC 6762, RFC 8375, `.internal`, and what clusters use).
+/// Suffixes of names without public hosts (RFC 6761, RFC 6762, RFC 8375, `.internal`, and cluster domains).
 const PRIVATE_SUFFIXES: [&str; 10] =
     ["localhost", "localdomain", "local", "internal", "intranet", "lan", "home.arpa", "corp", "svc", "onion"];
 
-/// Something that is allowed besides the public internet.
+/// Exception of the policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AllowRule {
-    /// A host by its name in lower case: whatever addresses it has, over http too.
+    /// Host name in lower case: all its addresses, over http too.
     Host(String),
-    /// Addresses: whatever name they are called by. Over http too if the URL names the address itself.
+    /// Network: all host names that resolve into it. Over http too if the URL contains the address itself.
     Net(IpNet),
 }
 
@@ -32,44 +32,44 @@ impl FromStr for AllowRule {
         if let Ok(address) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
             return Ok(Self::Net(address.into()));
         }
-        match Target::read(&format!("https://{text}/")) {
+        match Target::parse(&format!("https://{text}/")) {
             Ok(target) if text.eq_ignore_ascii_case(&target.host) => Ok(Self::Host(target.host)),
             _ => Err(format!("\"{text}\" is neither a host, an address nor a network")),
         }
     }
 }
 
-/// What may be called.
+/// Rules for calls to tenants' URLs.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    /// Whether only https may be spoken. Addresses are judged either way.
+    /// `true` requires https. Addresses are checked either way.
     pub strict: bool,
-    /// What is allowed besides.
+    /// Exceptions allowed by the operator.
     pub allow: Vec<AllowRule>,
 }
 
 impl Default for Policy {
-    /// As in production: https to public addresses.
+    /// Returns the policy for production: https to public addresses.
     fn default() -> Self {
         Self { strict: true, allow: Vec::new() }
     }
 }
 
 impl Policy {
-    /// Reads a URL and judges what can be seen of it without asking anybody: for the moment it is registered.
+    /// Parses a URL and checks it without resolving the host, as at registration.
     ///
     /// # Errors
-    /// When it would be refused whatever its host's name leads to.
+    /// If the URL would be refused whatever addresses its host has.
     pub fn check_url(&self, url: &str) -> Result<Target, Refusal> {
-        let mut target = Target::read(url)?;
-        if self.names(&target.host) {
-            target.is_vouched = true;
+        let mut target = Target::parse(url)?;
+        if self.allows_host(&target.host) {
+            target.is_trusted = true;
             return Ok(target);
         }
         match target.literal {
-            Some(address) if self.covers(address) => return Ok(target),
+            Some(address) if self.allows_address(address) => return Ok(target),
             Some(address) => self.check_address(address)?,
-            None if is_private_name(&target.host) && !self.covers_names_of_this_host(&target.host) => {
+            None if is_private_name(&target.host) && !self.allows_loopback_name(&target.host) => {
                 return Err(Refusal::PrivateName);
             }
             None => {}
@@ -80,51 +80,52 @@ impl Policy {
         Ok(target)
     }
 
-    /// A URL of the operator's own, such as a proxy: read strictly, judged no further.
+    /// Parses a URL of the operator, such as a proxy, and exempts it from address checks.
     ///
     /// # Errors
-    /// When it is no URL.
-    pub fn vouch(&self, url: &str) -> Result<Target, Refusal> {
-        Ok(Target { is_vouched: true, ..Target::read(url)? })
+    /// If the URL is malformed.
+    pub fn trust_url(&self, url: &str) -> Result<Target, Refusal> {
+        Ok(Target { is_trusted: true, ..Target::parse(url)? })
     }
 
-    /// Judges one address.
+    /// Checks one address.
     pub(crate) fn check_address(&self, address: IpAddr) -> Result<(), Refusal> {
-        if self.covers(address) {
+        if self.allows_address(address) {
             return Ok(());
         }
-        judge(address).map_or(Ok(()), |reason| Err(Refusal::Address(reason)))
+        blocked_reason(address).map_or(Ok(()), |reason| Err(Refusal::Address(reason)))
     }
 
-    /// Judges all addresses of a target: one that is refused spoils the others.
+    /// Checks all addresses of a target. One blocked address refuses the whole target, because a connection might use
+    /// it.
     pub(crate) fn check_addresses(&self, target: &Target, addresses: &[IpAddr]) -> Result<(), Refusal> {
-        if target.is_vouched {
+        if target.is_trusted {
             return Ok(());
         }
         addresses.iter().try_for_each(|address| self.check_address(*address))
     }
 
-    fn names(&self, host: &str) -> bool {
+    fn allows_host(&self, host: &str) -> bool {
         self.allow.iter().any(|rule| matches!(rule, AllowRule::Host(name) if name == host))
     }
 
-    fn covers(&self, address: IpAddr) -> bool {
+    fn allows_address(&self, address: IpAddr) -> bool {
         self.allow.iter().any(|rule| matches!(rule, AllowRule::Net(net) if net.contains(&address)))
     }
 
-    /// `localhost` is an address of this machine by definition, so allowing those allows the name.
-    fn covers_names_of_this_host(&self, host: &str) -> bool {
+    /// Returns whether `host` is a loopback name and loopback addresses are allowed.
+    fn allows_loopback_name(&self, host: &str) -> bool {
         let is_local = host == "localhost" || host.ends_with(".localhost");
         is_local
             && self
                 .allow
                 .iter()
-                .any(|rule| matches!(rule, AllowRule::Net(net) if judge(net.network()) == Some(Reason::Loopback)))
+                .any(|rule| matches!(rule, AllowRule::Net(net) if blocked_reason(net.network()) == Some(BlockedReason::Loopback)))
     }
 }
 
 fn is_private_name(host: &str) -> bool {
-    // A name without a dot is looked for in the domains of this machine.
+    // The resolver looks names without a dot up in the machine's search domains.
     !host.contains('.')
         || PRIVATE_SUFFIXES
             .iter()
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_allows_is_allowed_and_nothing_else() {
+    fn only_exceptions_of_the_operator_are_allowed() {
         let private = policy(true, &["127.0.0.0/8", "::1", "hooks.corp", "10.1.2.3"]);
         for url in [
             "http://127.0.0.1:9/x",
@@ -159,7 +160,7 @@ mod tests {
         }
         let lenient = policy(false, &[]);
         assert!(lenient.check_url("http://public.example/").is_ok());
-        assert_eq!(lenient.check_url("http://127.0.0.1/"), Err(Refusal::Address(Reason::Loopback)));
+        assert_eq!(lenient.check_url("http://127.0.0.1/"), Err(Refusal::Address(BlockedReason::Loopback)));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Idle connections. Each is kept under the address that was judged when it was opened, so that an attempt takes
-//! one over only if its own look at the host has found, and approved, the same address.
+//! Pool of idle connections. Each is stored under its checked address, so that an attempt reuses one only after its own
+//! lookup has found and approved the same address.
 
 use std::{
     collections::HashMap,
@@ -12,22 +12,22 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::client::conn::http1::SendRequest;
 
-/// How long an idle connection is kept. Common servers close theirs after 5 s, and a request that crosses with
-/// the close fails for nothing.
+/// Maximum idle time of a connection. Common servers close theirs after 5 s, and a request that crosses with the close
+/// fails.
 const IDLE_FOR: Duration = Duration::from_secs(4);
-/// Idle connections to one place.
-const MOST_TO_ONE: usize = 16;
-/// Idle connections altogether.
-const MOST: usize = 2048;
-/// How often idle ones are looked through.
-const SWEEP_EVERY: Duration = Duration::from_secs(1);
+/// Maximum number of idle connections per key.
+const MAX_IDLE_PER_KEY: usize = 16;
+/// Maximum number of idle connections in total.
+const MAX_IDLE: usize = 2048;
+/// Interval of the search for expired connections.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A connection that takes requests.
+/// Reusable HTTP connection.
 pub(crate) type Connection = SendRequest<Full<Bytes>>;
 
-/// Where a connection leads, and as whom the other side was verified.
+/// Destination of a connection and verified identity of the server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
+pub(crate) struct PoolKey {
     pub(crate) is_https: bool,
     pub(crate) host: String,
     pub(crate) address: SocketAddr,
@@ -40,14 +40,14 @@ pub(crate) struct Pool {
 
 #[derive(Default)]
 struct Idle {
-    places: HashMap<Place, Vec<(Connection, Instant)>>,
+    places: HashMap<PoolKey, Vec<(Connection, Instant)>>,
     count: usize,
     is_swept: bool,
 }
 
 impl Pool {
-    /// The connection to this place that became idle last.
-    pub(crate) fn take(&self, place: &Place) -> Option<Connection> {
+    /// Takes the most recently used connection with this key.
+    pub(crate) fn take(&self, place: &PoolKey) -> Option<Connection> {
         let mut idle = self.lock();
         let connections = idle.places.get_mut(place)?;
         let taken = connections.pop();
@@ -59,14 +59,14 @@ impl Pool {
         (since.elapsed() < IDLE_FOR && !connection.is_closed()).then_some(connection)
     }
 
-    /// Keeps a connection, or closes it where there are enough.
-    pub(crate) fn keep(self: &Arc<Self>, place: Place, connection: Connection) {
+    /// Stores a connection, or closes it when the pool is full.
+    pub(crate) fn keep(self: &Arc<Self>, place: PoolKey, connection: Connection) {
         let mut idle = self.lock();
-        if connection.is_closed() || idle.count >= MOST {
+        if connection.is_closed() || idle.count >= MAX_IDLE {
             return;
         }
         let connections = idle.places.entry(place).or_default();
-        if connections.len() >= MOST_TO_ONE {
+        if connections.len() >= MAX_IDLE_PER_KEY {
             return;
         }
         connections.push((connection, Instant::now()));
@@ -76,7 +76,7 @@ impl Pool {
         }
     }
 
-    /// Closes what has been idle for too long. Returns whether anything is left.
+    /// Closes expired connections. Returns whether any connection is left.
     fn close_old(&self) -> bool {
         let mut idle = self.lock();
         idle.places.retain(|_, connections| {
@@ -93,10 +93,10 @@ impl Pool {
     }
 }
 
-/// Runs while anything is idle.
+/// Closes expired connections periodically until the pool is empty.
 async fn sweep(pool: Weak<Pool>) {
     loop {
-        tokio::time::sleep(SWEEP_EVERY).await;
+        tokio::time::sleep(SWEEP_INTERVAL).await;
         if !pool.upgrade().is_some_and(|pool| pool.close_old()) {
             return;
         }

@@ -1,5 +1,5 @@
-//! TLS towards receivers: certificates are verified against the roots of this machine, or, where it has none
-//! (a bare image), against Mozilla's. `SSL_CERT_FILE` and `SSL_CERT_DIR` name others.
+//! TLS configuration of the client: certificates are verified against the root certificates of the machine or, if it
+//! has none (a bare image), against Mozilla's. `SSL_CERT_FILE` and `SSL_CERT_DIR` select others.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(crate) fn connector() -> TlsConnector {
     }
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
     let versions = builder.with_safe_default_protocol_versions();
-    // It fails when a provider has no suites for a version; ring has them for both.
+    // Fails only for a provider without cipher suites for a version; ring has suites for both.
     let builder = versions.expect("ring speaks TLS 1.2 and 1.3");
     let mut config = builder.with_root_certificates(roots).with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];

@@ -1,5 +1,7 @@
 //! The client against receivers on this machine that misbehave.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests panic, as tests do")]
+
 use std::{
     sync::{
         Arc,
@@ -10,13 +12,13 @@ use std::{
 
 use bytes::Bytes;
 use http::HeaderMap;
-use relay_egress::{Answer, Client, Failure, Limits, Options, Policy};
+use relay_egress::{Answer, CallLimits, CallOptions, Client, Failure, Policy};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
 };
 
-/// What a receiver does once it has read a request.
+/// Behaviour of a server after it has read a request.
 #[derive(Clone, Copy)]
 enum Then {
     /// Writes this, and reads the next request.
@@ -90,21 +92,21 @@ async fn read_request(stream: &mut TcpStream) -> Option<String> {
 
 fn client() -> Client {
     let allow = vec!["127.0.0.1".parse().unwrap()];
-    Client::new(Policy { strict: true, allow }, Limits::default())
+    Client::new(Policy { strict: true, allow }, CallLimits::default())
 }
 
-async fn post(client: &Client, to: &Receiver, options: Options) -> Result<Answer, Failure> {
+async fn post(client: &Client, to: &Receiver, options: CallOptions) -> Result<Answer, Failure> {
     client.post_url(&to.url, HeaderMap::new(), Bytes::from_static(b"{}"), options).await
 }
 
-const SOON: Options = Options { timeout: Some(Duration::from_millis(300)) };
+const SOON: CallOptions = CallOptions { timeout: Some(Duration::from_millis(300)) };
 
 #[tokio::test]
-async fn an_answer_comes_back_and_its_connection_is_used_again() {
+async fn an_answer_is_returned_and_its_connection_reused() {
     let receiver = receiver(Then::Answer("HTTP/1.1 202 Accepted\r\nX-A: b\r\nContent-Length: 3\r\n\r\nyes")).await;
     let client = client();
     for _ in 0..10 {
-        let answer = post(&client, &receiver, Options::default()).await.unwrap();
+        let answer = post(&client, &receiver, CallOptions::default()).await.unwrap();
         assert_eq!((answer.status, &answer.body[..], answer.is_truncated), (202, &b"yes"[..], false));
         assert_eq!(answer.headers["x-a"], "b");
     }
@@ -116,7 +118,7 @@ async fn a_redirect_is_an_answer() {
     let target = receiver(Then::Answer("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")).await;
     let head = format!("HTTP/1.1 301 Moved\r\nLocation: {}\r\nContent-Length: 0\r\n\r\n", target.url);
     let redirecting = receiver(Then::Answer(head.leak())).await;
-    let answer = post(&client(), &redirecting, Options::default()).await.unwrap();
+    let answer = post(&client(), &redirecting, CallOptions::default()).await.unwrap();
     assert_eq!(answer.status, 301);
     assert_eq!(target.connections.load(Ordering::SeqCst), 0);
 }
@@ -133,37 +135,37 @@ async fn silence_and_dripping_end_at_the_timeout() {
 async fn broken_answers_are_failures() {
     for text in ["", "nonsense\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"] {
         let receiver = receiver(Then::Last(text)).await;
-        let failure = post(&client(), &receiver, Options::default()).await.unwrap_err();
+        let failure = post(&client(), &receiver, CallOptions::default()).await.unwrap_err();
         assert!(matches!(failure, Failure::Protocol(_)), "{text:?}: {failure:?}");
     }
 }
 
 #[tokio::test]
-async fn heads_and_bodies_are_read_up_to_a_bound() {
+async fn heads_and_bodies_are_read_up_to_a_limit() {
     let endless = receiver(Then::EndlessHead).await;
-    let failure = post(&client(), &endless, Options::default()).await.unwrap_err();
+    let failure = post(&client(), &endless, CallOptions::default()).await.unwrap_err();
     assert!(matches!(failure, Failure::TooLarge), "{failure:?}");
     let large = receiver(Then::Large("HTTP/1.1 200 OK\r\nContent-Length: 10000000\r\n\r\n", 10_000_000)).await;
-    let answer = post(&client(), &large, Options::default()).await.unwrap();
-    assert_eq!((answer.body.len(), answer.is_truncated), (Limits::default().body_bytes, true));
+    let answer = post(&client(), &large, CallOptions::default()).await.unwrap();
+    assert_eq!((answer.body.len(), answer.is_truncated), (CallLimits::default().body_bytes, true));
 }
 
 #[tokio::test]
-async fn a_connection_that_the_receiver_closes_is_not_used_again() {
+async fn a_connection_closed_by_the_server_is_not_reused() {
     let text = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
     let receiver = receiver(Then::Last(text)).await;
     let client = client();
     for _ in 0..5 {
-        assert_eq!(post(&client, &receiver, Options::default()).await.unwrap().status, 200);
+        assert_eq!(post(&client, &receiver, CallOptions::default()).await.unwrap().status, 200);
     }
     assert_eq!(receiver.connections.load(Ordering::SeqCst), 5);
 }
 
 #[tokio::test]
-async fn nothing_listens() {
+async fn a_refused_connection_is_a_connect_failure() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     drop(listener);
-    let posted = client().post_url(&url, HeaderMap::new(), Bytes::new(), Options::default()).await;
+    let posted = client().post_url(&url, HeaderMap::new(), Bytes::new(), CallOptions::default()).await;
     assert!(matches!(posted, Err(Failure::Connect(_))));
 }

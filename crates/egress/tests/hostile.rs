@@ -1,4 +1,6 @@
-//! Hostile URLs, judged with a resolver and a connector that write down what they are asked for: no packet leaves.
+//! Hostile URLs, checked with a recording resolver and connector: no packet leaves the machine.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests panic, as tests do")]
 
 use std::{
     collections::HashMap,
@@ -9,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use http::HeaderMap;
-use relay_egress::{Client, Connect, Failure, Limits, Options, Policy, Refusal, Resolve};
+use relay_egress::{CallLimits, CallOptions, Client, Connect, Failure, Policy, Refusal, Resolve};
 
 /// Names with the answers that each lookup gets in turn; the last one stays.
 type Names = HashMap<&'static str, Vec<Vec<&'static str>>>;
@@ -46,7 +48,7 @@ impl Recorder {
     }
 
     fn client(&self, policy: Policy) -> Client<Self, Self> {
-        Client::over(policy, Limits::default(), self.clone(), self.clone())
+        Client::with_transport(policy, CallLimits::default(), self.clone(), self.clone())
     }
 
     fn connected(&self) -> Vec<SocketAddr> {
@@ -55,7 +57,7 @@ impl Recorder {
 }
 
 async fn call(client: &Client<Recorder, Recorder>, url: &str) -> Failure {
-    let posted = client.post_url(url, HeaderMap::new(), Bytes::from_static(b"{}"), Options::default()).await;
+    let posted = client.post_url(url, HeaderMap::new(), Bytes::from_static(b"{}"), CallOptions::default()).await;
     posted.expect_err("the recorder never connects")
 }
 
@@ -74,7 +76,7 @@ const HOSTILE: &[&str] = &[
     "https://[::1]/",
     "https://[::]/",
     "https://[0:0:0:0:0:0:0:1]/",
-    // Private networks, the link, carriers, groups, what is reserved.
+    // Private, link-local, carrier-grade, multicast and reserved addresses.
     "https://10.0.0.1/",
     "https://172.16.0.1/",
     "https://172.31.255.255/",
@@ -255,34 +257,34 @@ async fn a_name_with_one_bad_address_is_never_connected_to() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_rebound_is_refused_at_its_next_attempt() {
+async fn a_rebound_name_is_refused_at_the_next_attempt() {
     let answers = vec![vec!["93.184.216.34"], vec!["127.0.0.1"], vec!["93.184.216.34"], vec!["169.254.169.254"]];
     let recorder = Recorder::naming([("rebound.example.org", answers)]);
     let client = recorder.client(Policy::default());
     let target = client.policy().check_url("https://rebound.example.org:8443/").unwrap();
-    let attempt = || client.post(&target, HeaderMap::new(), Bytes::new(), Options::default());
+    let attempt = || client.post(&target, HeaderMap::new(), Bytes::new(), CallOptions::default());
     assert!(matches!(attempt().await, Err(Failure::Connect(_))));
     assert!(matches!(attempt().await, Err(Failure::Refused(_))));
     assert!(matches!(attempt().await, Err(Failure::Connect(_))));
     assert!(matches!(attempt().await, Err(Failure::Refused(_))));
     let public: SocketAddr = "93.184.216.34:8443".parse().unwrap();
-    assert_eq!(recorder.connected(), [public, public], "the judged address is the one that is connected to");
+    assert_eq!(recorder.connected(), [public, public], "connections go to the checked address");
     assert_eq!(recorder.looked_up.lock().unwrap().len(), 4, "each attempt looks again, once");
 }
 
 #[tokio::test]
-async fn addresses_are_tried_in_turn_up_to_the_bound() {
+async fn addresses_are_tried_in_turn_up_to_the_limit() {
     let many = ["93.184.216.1", "93.184.216.2", "93.184.216.3", "93.184.216.4", "93.184.216.5"];
     let recorder = Recorder::naming([("many.example.org", vec![many.to_vec()]), ("none.example.org", vec![vec![]])]);
     let client = recorder.client(Policy::default());
     assert!(matches!(call(&client, "https://many.example.org/").await, Failure::Connect(_)));
-    assert_eq!(recorder.connected().len(), Limits::default().addresses);
+    assert_eq!(recorder.connected().len(), CallLimits::default().addresses);
     assert!(matches!(call(&client, "https://none.example.org/").await, Failure::Connect(_)));
     assert!(matches!(call(&client, "https://unknown.example.org/").await, Failure::Connect(_)));
 }
 
 #[tokio::test]
-async fn an_allowance_opens_what_it_names_and_no_more() {
+async fn an_allow_rule_permits_only_its_destination() {
     let recorder = Recorder::naming([
         ("dev.example.org", vec![vec!["127.0.0.1"]]),
         ("lan.example.org", vec![vec!["10.0.0.1"]]),

@@ -1,7 +1,7 @@
-//! What a request costs in the database: how many statements it waited for, and how long.
+//! Database cost of a request: the number of statements it waited for, and their duration.
 //!
-//! Read from what the driver reports of each statement, so that no caller of it has to count. Statements are
-//! reported within [`measured`] only; elsewhere they cost nothing.
+//! Read from the statement events of the database driver, so that callers do not have to count. Statements are counted
+//! only within [`measure_cost`]; elsewhere the events are disabled and cost nothing.
 
 use std::cell::Cell;
 
@@ -13,26 +13,26 @@ use tracing::{
 };
 use tracing_subscriber::{Layer, filter::dynamic_filter_fn, layer::Context, registry::LookupSpan};
 
-/// What the driver calls its reports, segment by segment.
+/// Target of the driver's statement events, by segment.
 const STATEMENT: [&str; 2] = ["sqlx", "query"];
-/// What the engine calls a wait for a commit that carries several requests: `elapsed_secs` says how long.
+/// Target of the engine's event for a commit that carried several requests; `elapsed_secs` is the wait.
 const COMMIT: &str = "relay::commit";
 
 tokio::task_local! {
     static COST: Cell<Cost>;
 }
 
-/// What something cost in the database.
+/// Database cost of one piece of work.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Cost {
-    /// Statements that were waited for; a commit that carried several requests counts as one.
+    /// Statements that were awaited; a commit that carried several requests counts as one.
     pub statements: u32,
-    /// How long they took together.
+    /// Their total duration.
     pub seconds: f64,
 }
 
-/// Does the work and tells what it cost. What it leaves to other tasks is not in it.
-pub async fn measured<T>(work: impl Future<Output = T>) -> (T, Cost) {
+/// Runs the work and returns its cost. Work spawned onto other tasks is not included.
+pub async fn measure_cost<T>(work: impl Future<Output = T>) -> (T, Cost) {
     COST.scope(Cell::default(), async {
         let done = work.await;
         (done, COST.with(Cell::get))
@@ -40,8 +40,8 @@ pub async fn measured<T>(work: impl Future<Output = T>) -> (T, Cost) {
     .await
 }
 
-/// Takes the reports in.
-pub(crate) fn layer<S>() -> impl Layer<S>
+/// Creates the layer that counts statements.
+pub(crate) fn cost_layer<S>() -> impl Layer<S>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
@@ -53,7 +53,7 @@ where
             },
         )
         .with_max_level_hint(LevelFilter::DEBUG);
-    Statements.with_filter(filter)
+    StatementCounter.with_filter(filter)
 }
 
 fn is_report(metadata: &Metadata<'_>) -> bool {
@@ -61,14 +61,14 @@ fn is_report(metadata: &Metadata<'_>) -> bool {
     metadata.is_event() && *metadata.level() <= Level::DEBUG && (target == COMMIT || target.split("::").eq(STATEMENT))
 }
 
-struct Statements;
+struct StatementCounter;
 
-impl<S: Subscriber> Layer<S> for Statements {
+impl<S: Subscriber> Layer<S> for StatementCounter {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        let mut elapsed = Elapsed(None);
+        let mut elapsed = ElapsedVisitor(None);
         event.record(&mut elapsed);
         let Some(seconds) = elapsed.0 else { return };
-        // Outside of a measured request there is nobody to tell.
+        // Outside of measured work there is nothing to count.
         let _ = COST.try_with(|cost| {
             let Cost { statements, seconds: before } = cost.get();
             cost.set(Cost { statements: statements.saturating_add(1), seconds: before + seconds });
@@ -76,10 +76,10 @@ impl<S: Subscriber> Layer<S> for Statements {
     }
 }
 
-/// The one field that counts.
-struct Elapsed(Option<f64>);
+/// Reads the duration of a statement event.
+struct ElapsedVisitor(Option<f64>);
 
-impl Visit for Elapsed {
+impl Visit for ElapsedVisitor {
     fn record_f64(&mut self, field: &Field, value: f64) {
         if field.name() == "elapsed_secs" {
             self.0 = Some(value);
@@ -96,18 +96,18 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn statements_within_count_and_others_do_not() {
-        let subscriber = tracing_subscriber::registry().with(layer());
+    async fn only_statements_within_measured_work_count() {
+        let subscriber = tracing_subscriber::registry().with(cost_layer());
         let _guard = tracing::subscriber::set_default(subscriber);
         let statement = || tracing::debug!(target: concat!("sqlx", "::query"), elapsed_secs = 0.25, "SELECT");
         statement();
-        let ((), cost) = measured(async {
+        let ((), cost) = measure_cost(async {
             statement();
             tracing::debug!(target: "relay::commit", elapsed_secs = 0.5);
             tracing::debug!(elapsed_secs = 8.0, "something else");
         })
         .await;
         assert_eq!(cost, Cost { statements: 2, seconds: 0.75 });
-        assert_eq!(measured(async {}).await.1, Cost::default());
+        assert_eq!(measure_cost(async {}).await.1, Cost::default());
     }
 }

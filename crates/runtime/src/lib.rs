@@ -1,6 +1,7 @@
-//! What every service process needs around its work: logs, traces, metrics, and an orderly end.
+//! Runtime of the service processes: configuration, logs, traces, metrics, and graceful shutdown.
 //!
-//! Used by `main` functions only. It knows nothing of messages, Postgres or NATS.
+//! Used by the `main` functions of the services and by their request middleware. It knows nothing of messages,
+//! Postgres or NATS.
 
 pub mod cost;
 pub mod metrics;

@@ -1,8 +1,8 @@
-//! What the environment says of telemetry: the standard `OTEL_*` variables and `RUST_LOG`, read and checked in one place.
+//! Telemetry configuration: the standard `OTEL_*` variables and `RUST_LOG`, read and validated in one place.
 //!
-//! Both signals go over gRPC. What the standard names of exporters and how they send, and this does not offer, is wrong, not
-//! ignored: a process that starts exports what it was told to. `VARIABLES` are those that are read; the SDK reads some more
-//! by itself (`OTEL_BSP_…`, limits of spans).
+//! Both signals use gRPC. Exporters and transports of the standard that are not supported are reported as invalid, so
+//! that a process that starts exports what it was configured to. `VARIABLES` lists the variables read here; the SDK
+//! itself reads some more (`OTEL_BSP_…`, span limits).
 
 mod variables;
 
@@ -21,12 +21,11 @@ use tonic::{
 use tracing_subscriber::EnvFilter;
 
 pub(crate) use self::variables::VARIABLES;
-use crate::settings::{Process, Surroundings};
+use crate::settings::{Environment, ProcessEnvironment};
 
-/// What is logged unless `RUST_LOG` says otherwise. The drivers report each attempt to reconnect; the engine
-/// reports the outage.
+/// Default of `RUST_LOG`. The drivers log every reconnect attempt, and the engine already logs the outage.
 const DEFAULT_FILTER: &str = "info,async_nats=warn,sqlx=warn,sqlx_core=warn";
-/// OpenTelemetry's own defaults.
+/// Defaults of OpenTelemetry.
 const DEFAULT_ENDPOINT: &str = "http://localhost:4317";
 const DEFAULT_PERIOD: Duration = Duration::from_secs(60);
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,84 +38,84 @@ const SAMPLERS: [&str; 6] = [
     "parentbased_traceidratio",
 ];
 
-/// What is exported, where to.
+/// Telemetry configuration of a process.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Wanted {
+pub(crate) struct TelemetryConfig {
     filter: String,
-    pub(crate) traces: Option<Target>,
-    pub(crate) metrics: Option<Target>,
-    /// How often metrics are sent.
+    pub(crate) traces: Option<ExportTarget>,
+    pub(crate) metrics: Option<ExportTarget>,
+    /// Interval between metrics exports.
     pub(crate) period: Duration,
 }
 
-/// A collector, for one signal.
+/// Collector of one signal.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Target {
+pub(crate) struct ExportTarget {
     url: String,
-    /// How long it may take to answer.
+    /// Timeout of one export.
     pub(crate) timeout: Duration,
     headers: Vec<(String, String)>,
-    /// Whom to trust, in PEM, instead of the system's authorities.
+    /// Trusted certificate authorities in PEM, instead of those of the system.
     authority: Option<String>,
 }
 
-impl Wanted {
-    /// What this process's environment says.
+impl TelemetryConfig {
+    /// Reads the configuration of this process.
     ///
     /// # Errors
-    /// With everything that is wrong.
+    /// Lists every problem.
     pub(crate) fn read() -> Result<Self> {
-        let mut wrong = Vec::new();
-        let wanted = Self::of(&Process, &mut wrong);
-        anyhow::ensure!(wrong.is_empty(), "{}", wrong.join("; "));
-        Ok(wanted)
+        let mut problems = Vec::new();
+        let config = Self::from_environment(&ProcessEnvironment, &mut problems);
+        anyhow::ensure!(problems.is_empty(), "{}", problems.join("; "));
+        Ok(config)
     }
 
-    /// What the surroundings say. What is wrong with it is put on the list.
-    pub(crate) fn of(around: &impl Surroundings, wrong: &mut Vec<String>) -> Self {
-        let filter = around.variable("RUST_LOG").unwrap_or_else(|| DEFAULT_FILTER.to_owned());
+    /// Reads the configuration from an environment and appends its problems to `problems`.
+    pub(crate) fn from_environment(environment: &impl Environment, problems: &mut Vec<String>) -> Self {
+        let filter = environment.variable("RUST_LOG").unwrap_or_else(|| DEFAULT_FILTER.to_owned());
         if let Err(error) = EnvFilter::builder().parse(&filter) {
-            wrong.push(format!("RUST_LOG: {error}"));
+            problems.push(format!("RUST_LOG: {error}"));
         }
-        let mut reader = Reader { around, wrong };
-        if around.variable("OTEL_SDK_DISABLED").is_some_and(|word| word.eq_ignore_ascii_case("true")) {
+        let mut reader = EnvironmentReader { environment, problems };
+        if environment.variable("OTEL_SDK_DISABLED").is_some_and(|word| word.eq_ignore_ascii_case("true")) {
             return Self { filter, traces: None, metrics: None, period: DEFAULT_PERIOD };
         }
-        // An endpoint for all signals is one for traces: metrics are scraped unless more is asked for.
-        let everywhere = around.variable("OTEL_EXPORTER_OTLP_ENDPOINT").is_some();
-        let traces = reader.target("TRACES", everywhere, &["otlp", "none"]);
-        let metrics = reader.target("METRICS", false, &["otlp", "none", "prometheus"]);
+        // A common endpoint enables traces only: metrics are scraped by default.
+        let everywhere = environment.variable("OTEL_EXPORTER_OTLP_ENDPOINT").is_some();
+        let traces = reader.read_target("TRACES", everywhere, &["otlp", "none"]);
+        let metrics = reader.read_target("METRICS", false, &["otlp", "none", "prometheus"]);
         if traces.is_some() {
-            reader.sampler();
-            reader.propagators();
+            reader.check_sampler();
+            reader.check_propagators();
         }
-        if let Some(other) = around.variable("OTEL_LOGS_EXPORTER").filter(|name| name != "none") {
-            reader.wrong(format!("OTEL_LOGS_EXPORTER: there is none, and no {other}: logs are lines on stderr"));
+        if let Some(other) = environment.variable("OTEL_LOGS_EXPORTER").filter(|name| name != "none") {
+            reader.add_problem(format!("OTEL_LOGS_EXPORTER: there is none, and no {other}: logs are lines on stderr"));
         }
-        let period = metrics.as_ref().and_then(|_| reader.millis("OTEL_METRIC_EXPORT_INTERVAL"));
+        let period = metrics.as_ref().and_then(|_| reader.read_millis("OTEL_METRIC_EXPORT_INTERVAL"));
         let period = period.unwrap_or(DEFAULT_PERIOD);
         Self { filter, traces, metrics, period }
     }
 
-    /// What is logged, and which spans there are.
+    /// Returns the filter of logs and spans.
     pub(crate) fn filter(&self) -> EnvFilter {
         EnvFilter::new(&self.filter)
     }
 }
 
-impl Target {
-    /// A connection, made once it is used.
+impl ExportTarget {
+    /// Creates a channel that connects on first use.
     ///
     /// # Errors
-    /// When the URL or the authorities cannot be used.
+    /// If the URL or the authorities are invalid.
     pub(crate) fn channel(&self) -> Result<Channel> {
         Ok(self.endpoint()?.connect_lazy())
     }
 
-    /// The headers of each call.
+    /// Returns the headers of every call.
     ///
     /// # Errors
-    /// When one is no header.
+    /// If a header is invalid.
     pub(crate) fn metadata(&self) -> Result<MetadataMap> {
         let mut metadata = MetadataMap::new();
         for (name, value) in &self.headers {
@@ -147,28 +146,28 @@ impl Target {
     }
 }
 
-struct Reader<'a, S> {
-    around: &'a S,
-    wrong: &'a mut Vec<String>,
+struct EnvironmentReader<'a, S> {
+    environment: &'a S,
+    problems: &'a mut Vec<String>,
 }
 
-impl<S: Surroundings> Reader<'_, S> {
-    /// Once, though both signals may share a variable.
-    fn wrong(&mut self, line: String) {
-        if !self.wrong.contains(&line) {
-            self.wrong.push(line);
+impl<S: Environment> EnvironmentReader<'_, S> {
+    /// Adds a problem once, although both signals may share a variable.
+    fn add_problem(&mut self, line: String) {
+        if !self.problems.contains(&line) {
+            self.problems.push(line);
         }
     }
 
-    /// Where a signal goes, if it is asked for: by its exporter, else by an endpoint.
-    fn target(&mut self, signal: &str, everywhere: bool, exporters: &[&str]) -> Option<Target> {
-        let own = self.around.variable(&format!("OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"));
+    /// Reads the collector of a signal, if it is enabled by its exporter or by an endpoint.
+    fn read_target(&mut self, signal: &str, everywhere: bool, exporters: &[&str]) -> Option<ExportTarget> {
+        let own = self.environment.variable(&format!("OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"));
         let asked = format!("OTEL_{signal}_EXPORTER");
-        let on = match self.around.variable(&asked) {
+        let on = match self.environment.variable(&asked) {
             None => everywhere || own.is_some(),
             Some(names) => {
                 for name in names.split(',').map(str::trim).filter(|name| !exporters.contains(name)) {
-                    self.wrong(format!("{asked}: there is {}, and no {name}", exporters.join(", ")));
+                    self.add_problem(format!("{asked}: there is {}, and no {name}", exporters.join(", ")));
                 }
                 names.split(',').any(|name| name.trim() == "otlp")
             }
@@ -176,96 +175,101 @@ impl<S: Surroundings> Reader<'_, S> {
         if !on {
             return None;
         }
-        if let Some((name, protocol)) = self.either(signal, "PROTOCOL").filter(|(_, protocol)| protocol != "grpc") {
-            self.wrong(format!("{name}: there is grpc, and no {protocol}"));
+        if let Some((name, protocol)) =
+            self.signal_variable(signal, "PROTOCOL").filter(|(_, protocol)| protocol != "grpc")
+        {
+            self.add_problem(format!("{name}: there is grpc, and no {protocol}"));
         }
-        if let Some((name, way)) = self.either(signal, "COMPRESSION").filter(|(_, way)| way != "none") {
-            self.wrong(format!("{name}: there is none, and no {way}"));
+        if let Some((name, way)) = self.signal_variable(signal, "COMPRESSION").filter(|(_, way)| way != "none") {
+            self.add_problem(format!("{name}: there is none, and no {way}"));
         }
         for what in ["CLIENT_KEY", "CLIENT_CERTIFICATE"] {
-            if let Some((name, _)) = self.either(signal, what) {
-                self.wrong(format!("{name}: no certificate is shown to a collector; headers can say who sends"));
+            if let Some((name, _)) = self.signal_variable(signal, what) {
+                self.add_problem(format!("{name}: no certificate is shown to a collector; headers can say who sends"));
             }
         }
         let (from, url) = self
-            .either(signal, "ENDPOINT")
+            .signal_variable(signal, "ENDPOINT")
             .unwrap_or_else(|| (format!("OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"), DEFAULT_ENDPOINT.to_owned()));
-        let timeout = self.either(signal, "TIMEOUT").and_then(|(name, _)| self.millis(&name));
-        let headers = self.either(signal, "HEADERS").map(|(name, text)| self.headers(&name, &text));
-        let authority = self.either(signal, "CERTIFICATE").and_then(|(name, path)| {
-            let pem = self.around.file(&path);
-            pem.map_err(|error| self.wrong(format!("{name}: {error}"))).ok()
+        let timeout = self.signal_variable(signal, "TIMEOUT").and_then(|(name, _)| self.read_millis(&name));
+        let headers = self.signal_variable(signal, "HEADERS").map(|(name, text)| self.parse_headers(&name, &text));
+        let authority = self.signal_variable(signal, "CERTIFICATE").and_then(|(name, path)| {
+            let pem = self.environment.file(&path);
+            pem.map_err(|error| self.add_problem(format!("{name}: {error}"))).ok()
         });
-        let target = Target {
+        let target = ExportTarget {
             url,
             timeout: timeout.unwrap_or(DEFAULT_TIMEOUT),
             headers: headers.unwrap_or_default(),
             authority,
         };
         if let Err(error) = target.endpoint() {
-            self.wrong(format!("{from}: {error:#}"));
+            self.add_problem(format!("{from}: {error:#}"));
         }
         if let Err(error) = target.metadata() {
-            self.wrong(format!("OTEL_EXPORTER_OTLP_HEADERS: {error:#}"));
+            self.add_problem(format!("OTEL_EXPORTER_OTLP_HEADERS: {error:#}"));
         }
         Some(target)
     }
 
-    /// The signal's own variable, else the one for all signals: its name and value.
-    fn either(&self, signal: &str, what: &str) -> Option<(String, String)> {
+    /// Returns name and value of the signal's own variable, or of the common one.
+    fn signal_variable(&self, signal: &str, what: &str) -> Option<(String, String)> {
         let names = [format!("OTEL_EXPORTER_OTLP_{signal}_{what}"), format!("OTEL_EXPORTER_OTLP_{what}")];
-        names.into_iter().find_map(|name| self.around.variable(&name).map(|value| (name, value)))
+        names.into_iter().find_map(|name| self.environment.variable(&name).map(|value| (name, value)))
     }
 
-    fn millis(&mut self, name: &str) -> Option<Duration> {
-        let text = self.around.variable(name)?;
+    fn read_millis(&mut self, name: &str) -> Option<Duration> {
+        let text = self.environment.variable(name)?;
         let millis = text.parse().ok().filter(|millis| *millis > 0).map(Duration::from_millis);
         if millis.is_none() {
-            self.wrong(format!("{name}: {text} is no number of milliseconds"));
+            self.add_problem(format!("{name}: {text} is no number of milliseconds"));
         }
         millis
     }
 
-    /// `name=value,name=value`, the values percent-encoded.
-    fn headers(&mut self, from: &str, text: &str) -> Vec<(String, String)> {
+    /// Parses `name=value,name=value` with percent-encoded values.
+    fn parse_headers(&mut self, from: &str, text: &str) -> Vec<(String, String)> {
         let mut headers = Vec::new();
         for (nth, part) in text.split_terminator(',').enumerate() {
             let header = part
                 .split_once('=')
-                .and_then(|(name, value)| Some((name.trim().to_ascii_lowercase(), decoded(value.trim())?)));
+                .and_then(|(name, value)| Some((name.trim().to_ascii_lowercase(), decode_percent(value.trim())?)));
             match header {
                 Some(header) => headers.push(header),
                 // Not repeated: it may be a secret.
-                None => self.wrong(format!("{from}: entry {} is no name=value", nth + 1)),
+                None => self.add_problem(format!("{from}: entry {} is no name=value", nth + 1)),
             }
         }
         headers
     }
 
-    /// Trace contexts travel as `traceparent` and in no other way. Baggage, which the standard's default names too, is not sent.
-    fn propagators(&mut self) {
-        let Some(names) = self.around.variable("OTEL_PROPAGATORS") else { return };
+    /// Checks that trace contexts use `traceparent`, the only supported format. Baggage, part of the standard's
+    /// default, is accepted but not sent.
+    fn check_propagators(&mut self) {
+        let Some(names) = self.environment.variable("OTEL_PROPAGATORS") else { return };
         if !names.split(',').any(|name| name.trim() == "tracecontext") {
-            self.wrong(format!("OTEL_PROPAGATORS: there is tracecontext, and no {names}"));
+            self.add_problem(format!("OTEL_PROPAGATORS: there is tracecontext, and no {names}"));
         }
     }
 
-    fn sampler(&mut self) {
-        let Some(sampler) = self.around.variable("OTEL_TRACES_SAMPLER") else { return };
+    fn check_sampler(&mut self) {
+        let Some(sampler) = self.environment.variable("OTEL_TRACES_SAMPLER") else { return };
         if !SAMPLERS.contains(&sampler.as_str()) {
-            self.wrong(format!("OTEL_TRACES_SAMPLER: there is {}, and no {sampler}", SAMPLERS.join(", ")));
+            self.add_problem(format!("OTEL_TRACES_SAMPLER: there is {}, and no {sampler}", SAMPLERS.join(", ")));
         }
-        let part = self.around.variable("OTEL_TRACES_SAMPLER_ARG");
+        let part = self.environment.variable("OTEL_TRACES_SAMPLER_ARG");
         if sampler.ends_with("traceidratio")
             && part.is_some_and(|part| !part.parse().is_ok_and(|part: f64| (0.0..=1.0).contains(&part)))
         {
-            self.wrong("OTEL_TRACES_SAMPLER_ARG: the part of the traces to keep is between 0.0 and 1.0".to_owned());
+            self.add_problem(
+                "OTEL_TRACES_SAMPLER_ARG: the part of the traces to keep is between 0.0 and 1.0".to_owned(),
+            );
         }
     }
 }
 
-/// Without its percent-encoding.
-fn decoded(text: &str) -> Option<String> {
+/// Decodes percent-encoding.
+fn decode_percent(text: &str) -> Option<String> {
     let mut bytes = text.bytes();
     let mut plain = Vec::with_capacity(text.len());
     while let Some(byte) = bytes.next() {
@@ -279,18 +283,18 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(plain).ok()
 }
 
-/// Who sends: the same for both signals, another for each process. What the environment says of it goes first.
+/// Builds the resource: shared by both signals, unique per process. Attributes from the environment take precedence.
 pub(crate) fn resource(service: &'static str) -> Resource {
     static INSTANCE: OnceLock<String> = OnceLock::new();
     let instance = INSTANCE.get_or_init(|| uuid::Uuid::new_v4().to_string());
     let mut own = vec![KeyValue::new("service.instance.id", instance.as_str())];
     // A pod's name, in Kubernetes.
-    own.extend(Process.variable("HOSTNAME").map(|host| KeyValue::new("host.name", host)));
+    own.extend(ProcessEnvironment.variable("HOSTNAME").map(|host| KeyValue::new("host.name", host)));
     let resource = Resource::builder_empty()
         .with_service_name(service)
         .with_attributes(own)
         .with_detectors(&[Box::new(TelemetryResourceDetector), Box::new(EnvResourceDetector::new())]);
-    match Process.variable("OTEL_SERVICE_NAME") {
+    match ProcessEnvironment.variable("OTEL_SERVICE_NAME") {
         Some(name) => resource.with_service_name(name).build(),
         None => resource.build(),
     }
@@ -304,10 +308,9 @@ mod tests {
     const TRACES: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
     const METRICS: &str = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT";
 
-    /// Variables.
-    struct Given<'a>(&'a [(&'a str, &'a str)]);
+    struct TestEnvironment<'a>(&'a [(&'a str, &'a str)]);
 
-    impl Surroundings for Given<'_> {
+    impl Environment for TestEnvironment<'_> {
         fn variable(&self, name: &str) -> Option<String> {
             self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         }
@@ -317,18 +320,18 @@ mod tests {
         }
     }
 
-    fn of(set: &[(&str, &str)]) -> (Wanted, Vec<String>) {
-        let mut wrong = Vec::new();
-        (Wanted::of(&Given(set), &mut wrong), wrong)
+    fn read_config(set: &[(&str, &str)]) -> (TelemetryConfig, Vec<String>) {
+        let mut problems = Vec::new();
+        (TelemetryConfig::from_environment(&TestEnvironment(set), &mut problems), problems)
     }
 
     #[test]
-    fn the_environment_decides_where_each_signal_goes() {
+    fn endpoints_and_exporters_enable_signals() {
         let check = |set: &[(&str, &str)], traces: Option<&str>, metrics: Option<&str>| {
-            let (wanted, wrong) = of(set);
-            assert_eq!(wrong, Vec::<String>::new(), "{set:?}");
-            assert_eq!(wanted.traces.map(|target| target.url).as_deref(), traces, "{set:?}");
-            assert_eq!(wanted.metrics.map(|target| target.url).as_deref(), metrics, "{set:?}");
+            let (config, problems) = read_config(set);
+            assert_eq!(problems, Vec::<String>::new(), "{set:?}");
+            assert_eq!(config.traces.map(|target| target.url).as_deref(), traces, "{set:?}");
+            assert_eq!(config.metrics.map(|target| target.url).as_deref(), metrics, "{set:?}");
         };
         let (a, b) = ("http://a:4317", "http://b:4317");
         check(&[], None, None);
@@ -346,8 +349,8 @@ mod tests {
     }
 
     #[test]
-    fn how_a_signal_is_sent_may_be_said_for_it_alone() {
-        let (wanted, wrong) = of(&[
+    fn a_variable_of_one_signal_overrides_the_common_one() {
+        let (config, problems) = read_config(&[
             (ALL, "http://a:4317"),
             ("OTEL_METRICS_EXPORTER", "otlp"),
             ("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer%20abc, x-tenant = one"),
@@ -356,8 +359,8 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "500"),
             ("OTEL_METRIC_EXPORT_INTERVAL", "250"),
         ]);
-        assert_eq!((wrong, wanted.period), (Vec::new(), Duration::from_millis(250)));
-        let (traces, metrics) = (wanted.traces.expect("traces"), wanted.metrics.expect("metrics"));
+        assert_eq!((problems, config.period), (Vec::new(), Duration::from_millis(250)));
+        let (traces, metrics) = (config.traces.expect("traces"), config.metrics.expect("metrics"));
         assert_eq!((traces.timeout.as_secs(), metrics.timeout.as_millis()), (3, 500));
         let headers = metrics.metadata().expect("headers");
         assert_eq!(headers.get("authorization").expect("the header"), "Bearer abc");
@@ -366,10 +369,10 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_wrong() {
+    fn unsupported_values_are_reported() {
         let check = |set: &[(&str, &str)], said: &str| {
-            let (_, wrong) = of(set);
-            assert!(wrong.len() == 1 && wrong[0].contains(said), "{set:?}: {wrong:?}");
+            let (_, problems) = read_config(set);
+            assert!(problems.len() == 1 && problems[0].contains(said), "{set:?}: {problems:?}");
         };
         let on = (ALL, "http://a:4317");
         check(&[("RUST_LOG", "info,relay=loud")], "RUST_LOG");
@@ -392,22 +395,22 @@ mod tests {
         let metrics = (METRICS, "http://a:4317");
         check(&[metrics, ("OTEL_METRIC_EXPORT_INTERVAL", "0")], "OTEL_METRIC_EXPORT_INTERVAL");
         let usable = [on, ("OTEL_PROPAGATORS", "tracecontext, baggage"), ("OTEL_LOGS_EXPORTER", "none")];
-        assert_eq!(of(&usable).1, Vec::<String>::new());
-        // Nothing is sent, so how it would be sent does not matter.
+        assert_eq!(read_config(&usable).1, Vec::<String>::new());
+        // Without an export its settings do not matter.
         for unused in [
             ("OTEL_PROPAGATORS", "b3"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
             ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "/key"),
             ("OTEL_METRIC_EXPORT_INTERVAL", "0"),
         ] {
-            assert_eq!(of(&[unused]).1, Vec::<String>::new());
+            assert_eq!(read_config(&[unused]).1, Vec::<String>::new());
         }
-        let (_, wrong) = of(&[("RUST_LOG", "relay=loud"), (ALL, "a"), ("OTEL_METRICS_EXPORTER", "carbon")]);
-        assert_eq!(wrong.len(), 3, "{wrong:?}");
+        let (_, problems) = read_config(&[("RUST_LOG", "relay=loud"), (ALL, "a"), ("OTEL_METRICS_EXPORTER", "carbon")]);
+        assert_eq!(problems.len(), 3, "{problems:?}");
     }
 
     #[test]
-    fn each_process_has_a_name_of_its_own() {
+    fn each_process_has_its_own_instance_id() {
         let resource = resource("relay-gateway");
         let said = |key: &'static str| resource.get(&key.into()).map(|value| value.to_string());
         assert_eq!(said("service.name").as_deref(), Some("relay-gateway"));

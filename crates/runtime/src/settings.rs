@@ -1,12 +1,13 @@
-//! A program's settings: flags, environment, files of secrets, and an optional TOML file, with everything that is wrong told at once.
+//! Settings of a program: flags, environment, secret files and an optional TOML file, with all problems reported at
+//! once.
 //!
-//! The clap definition of a program says which settings there are; this reads them from more places. A setting with the variable `NAME` and the
-//! flag `--name` is taken from the first of:
+//! The clap definition of a program declares its settings; this module reads them from more places. [`read`] is called
+//! by `main`. A setting with the variable `NAME` and the flag `--name` is taken from the first of:
 //!
 //! 1. the flag,
 //! 2. the variable `NAME`,
-//! 3. the file that the variable `NAME_FILE` names, without the line end at its end: secrets as files,
-//! 4. `name` (as the flag, with `_` for `-`) in the TOML file that `RELAY_CONFIG` names,
+//! 3. the file named by the variable `NAME_FILE`, without trailing line ends,
+//! 4. `name` (the flag with `_` for `-`) in the TOML file named by `RELAY_CONFIG`,
 //! 5. its default.
 //!
 //! An empty value counts as unset.
@@ -21,71 +22,66 @@ use anyhow::{Result as AnyResult, anyhow, bail};
 use clap::{Arg, ArgAction, Command, Parser, builder::Resettable};
 use serde_json::{Value, json};
 
-use self::explain::{explained, explained_json};
-use crate::otel::Wanted;
+use self::explain::{explain_as_json, explain_as_text};
+use crate::otel::TelemetryConfig;
 
-/// Names the TOML file.
+/// Variable that names the TOML file.
 const CONFIG_FILE: &str = "RELAY_CONFIG";
 const CHECK: &str = "--config-check";
 const EXPLAIN: &str = "--config-explain";
-/// With one of the two: answers programs.
+/// Makes one of the two print JSON.
 const JSON: &str = "--config-json";
 
-/// The settings of a program, and the rules that bind several of them.
+/// Settings of a program, with the rules that involve several of them.
 pub trait Settings: Parser {
-    /// What is wrong with settings together, though each could be used alone: a line each. Asked whatever else is wrong, so that all of it is
-    /// told at once; that is why such rules are not clap's.
-    fn clashes(values: &Values) -> Vec<String>;
+    /// Returns the problems of settings in combination, one per line. Called even if other problems were found, so
+    /// that all are reported at once; clap stops at the first, so such rules are not clap's.
+    fn check_combinations(values: &Values) -> Vec<String>;
 }
 
-/// Settings as text, given or by default, by their variables.
+/// Settings as text by variable name, explicit or default.
 #[derive(Debug, Default)]
 pub struct Values(BTreeMap<String, String>);
 
 impl Values {
-    /// The value of the setting with that variable; none if it has none, or an empty one.
+    /// Returns the value of a setting; `None` if it is unset or empty.
     #[must_use]
-    pub fn of(&self, variable: &str) -> Option<&str> {
+    pub fn get(&self, variable: &str) -> Option<&str> {
         self.0.get(variable).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// Says that a setting is of no use without another, if it is there alone.
+    /// Returns a problem if a setting is present without the one it requires.
     #[must_use]
-    pub fn lone(&self, variable: &str, needs: &str) -> Option<String> {
-        let lone = self.of(variable).is_some() && self.of(needs).is_none();
-        lone.then(|| format!("{variable} is of no use without {needs}"))
+    pub fn require_with(&self, variable: &str, needs: &str) -> Option<String> {
+        let unusable = self.get(variable).is_some() && self.get(needs).is_none();
+        unusable.then(|| format!("{variable} is of no use without {needs}"))
     }
 }
 
-/// What a program was told.
+/// Result of reading the settings.
 #[derive(Debug)]
-pub enum Told<T> {
-    /// To run.
+pub enum Startup<T> {
+    /// Run with these settings.
     Run(T),
-    /// To print this and end: 0 if all is well, else 1.
-    Print {
-        /// What to print.
-        text: String,
-        /// Whether the settings can be used.
-        well: bool,
-    },
+    /// Print this and exit: with 0 if the settings are valid, otherwise with 1.
+    Print { text: String, usable: bool },
 }
 
-/// Where settings come from besides flags.
-pub trait Surroundings {
-    /// The value of a variable; an empty one counts as unset.
+/// Source of settings besides flags.
+pub trait Environment {
+    /// Returns the value of a variable; an empty one counts as unset.
     fn variable(&self, name: &str) -> Option<String>;
-    /// The content of a file, or why it cannot be read.
+    /// Returns the content of a file, or why it cannot be read.
     fn file(&self, path: &str) -> Result<String, String>;
 }
 
-/// The process's own environment and files.
+/// Environment and files of this process.
 #[derive(Debug, Clone, Copy)]
-pub struct Process;
+pub struct ProcessEnvironment;
 
-impl Surroundings for Process {
+impl Environment for ProcessEnvironment {
     fn variable(&self, name: &str) -> Option<String> {
-        // One that is no text is told as wrong, not taken for unset.
+        // A value that is not UTF-8 is reported as invalid, not treated as unset.
         let value = std::env::var_os(name)?.to_string_lossy().into_owned();
         Some(value).filter(|value| !value.is_empty())
     }
@@ -95,17 +91,18 @@ impl Surroundings for Process {
     }
 }
 
-/// Reads the settings of this process. `None`: it was only asked to check or explain them, has done so, and should end.
+/// Reads the settings of this process. `None` if it was only asked to check or explain them, which has been done.
 ///
 /// # Errors
-/// With everything that is wrong.
+/// Lists every problem.
+#[expect(clippy::print_stdout, reason = "the process was only asked for this text")]
 pub fn read<T: Settings>() -> AnyResult<Option<T>> {
     let arguments: Vec<String> = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect();
-    match told::<T>(&arguments, &Process).map_err(|wrong| anyhow!(wrong))? {
-        Told::Run(settings) => Ok(Some(settings)),
-        Told::Print { text, well } => {
+    match resolve::<T>(&arguments, &ProcessEnvironment).map_err(|problems| anyhow!(problems))? {
+        Startup::Run(settings) => Ok(Some(settings)),
+        Startup::Print { text, usable } => {
             println!("{text}");
-            if !well {
+            if !usable {
                 bail!("the configuration cannot be used");
             }
             Ok(None)
@@ -113,72 +110,74 @@ pub fn read<T: Settings>() -> AnyResult<Option<T>> {
     }
 }
 
-/// The same from given surroundings.
+/// Reads the settings from an environment.
 ///
 /// # Errors
-/// All that is wrong, a line each.
-pub fn told<T: Settings>(arguments: &[String], around: &impl Surroundings) -> Result<Told<T>, String> {
+/// Lists every problem, one per line.
+pub fn resolve<T: Settings>(arguments: &[String], environment: &impl Environment) -> Result<Startup<T>, String> {
     let wants = |flag: &str| arguments.iter().skip(1).any(|argument| argument == flag);
     let (check, explain, json) = (wants(CHECK), wants(EXPLAIN), wants(JSON));
     let own: Vec<String> =
         arguments.iter().filter(|argument| ![CHECK, EXPLAIN, JSON].contains(&argument.as_str())).cloned().collect();
-    // Help and version are clap's.
+    // clap handles help and version.
     if own.iter().skip(1).any(|argument| matches!(argument.as_str(), "--help" | "-h" | "--version" | "-V")) {
-        return Ok(Told::Run(T::parse_from(&own)));
+        return Ok(Startup::Run(T::parse_from(&own)));
     }
-    let mut settings = gather(&T::command(), &own, around);
-    settings.wrong.extend(T::clashes(&settings.values()));
+    let mut settings = collect_settings(&T::command(), &own, environment);
+    settings.problems.extend(T::check_combinations(&settings.values()));
     if explain {
-        let text = if json { explained_json(&settings, around) } else { explained(&settings, around) };
-        return Ok(Told::Print { text, well: settings.wrong.is_empty() });
+        let text = if json { explain_as_json(&settings, environment) } else { explain_as_text(&settings, environment) };
+        return Ok(Startup::Print { text, usable: settings.problems.is_empty() });
     }
     let mut parsed = None;
-    if settings.wrong.is_empty() {
-        // What the environment says is on the line by now. Asked again it would say that an empty variable is a value.
+    if settings.problems.is_empty() {
+        // The environment's values are on the command line by now. clap would also read empty variables as values.
         let command = T::command().mut_args(|argument| argument.env(Resettable::<clap::builder::OsStr>::Reset));
-        let matched = command.try_get_matches_from(settings.line(&own));
+        let matched = command.try_get_matches_from(settings.to_command_line(&own));
         match matched.and_then(|matches| T::from_arg_matches(&matches)) {
-            Ok(good) => parsed = Some(good),
-            Err(error) => settings.wrong.push(first_line(&error)),
+            Ok(config_parsed) => parsed = Some(config_parsed),
+            Err(error) => settings.problems.push(first_line(&error)),
         }
     }
     match parsed {
         _ if check && json => {
-            let well = settings.wrong.is_empty();
-            Ok(Told::Print { text: pretty(&json!({ "usable": well, "wrong": settings.wrong })), well })
+            let usable = settings.problems.is_empty();
+            Ok(Startup::Print {
+                text: to_pretty_json(&json!({ "usable": usable, "wrong": settings.problems })),
+                usable,
+            })
         }
-        None => Err(all(&settings.wrong)),
-        Some(_) if check => Ok(Told::Print { text: "the configuration can be used".to_owned(), well: true }),
-        Some(parsed) => Ok(Told::Run(parsed)),
+        None => Err(format_problems(&settings.problems)),
+        Some(_) if check => Ok(Startup::Print { text: "the configuration can be used".to_owned(), usable: true }),
+        Some(parsed) => Ok(Startup::Run(parsed)),
     }
 }
 
-fn pretty(value: &Value) -> String {
+fn to_pretty_json(value: &Value) -> String {
     format!("{value:#}")
 }
 
-fn all(wrong: &[String]) -> String {
-    let lines: Vec<String> = wrong.iter().map(|line| format!("  - {line}")).collect();
+fn format_problems(problems: &[String]) -> String {
+    let lines: Vec<String> = problems.iter().map(|line| format!("  - {line}")).collect();
     format!("the configuration cannot be used:\n{}", lines.join("\n"))
 }
 
-/// One setting of the program.
 struct Setting {
     flag: String,
     variable: Option<String>,
     secret: bool,
     help: String,
-    /// Where the value comes from, and the value.
+    /// Source and value, if set explicitly.
     given: Option<(String, String)>,
     default: Option<String>,
 }
 
-struct Gathered {
+struct CollectedSettings {
     all: Vec<Setting>,
-    wrong: Vec<String>,
+    problems: Vec<String>,
 }
 
-impl Gathered {
+impl CollectedSettings {
     fn values(&self) -> Values {
         let values = self.all.iter().filter_map(|setting| {
             let value = setting.given.as_ref().map(|(_, value)| value).or(setting.default.as_ref())?;
@@ -187,8 +186,8 @@ impl Gathered {
         Values(values.collect())
     }
 
-    /// The command line with what was found elsewhere as further flags.
-    fn line(&self, own: &[String]) -> Vec<OsString> {
+    /// Returns the command line, with values from other sources added as flags.
+    fn to_command_line(&self, own: &[String]) -> Vec<OsString> {
         let mut line: Vec<OsString> = own.iter().map(OsString::from).collect();
         for setting in &self.all {
             if let Some((place, value)) = &setting.given
@@ -201,9 +200,9 @@ impl Gathered {
     }
 }
 
-fn gather(command: &Command, own: &[String], around: &impl Surroundings) -> Gathered {
-    let mut wrong = Vec::new();
-    let mut file = file::settings(around, &mut wrong);
+fn collect_settings(command: &Command, own: &[String], environment: &impl Environment) -> CollectedSettings {
+    let mut problems = Vec::new();
+    let mut file = file::read_settings(environment, &mut problems);
     let mut settings = Vec::new();
     for argument in command.get_arguments().filter(|argument| argument.get_long().is_some()) {
         let flag = argument.get_long().unwrap_or_default().to_owned();
@@ -214,15 +213,15 @@ fn gather(command: &Command, own: &[String], around: &impl Surroundings) -> Gath
         let in_file = file.remove(&flag.replace('-', "_"));
         let given = flag_value(own, &flag)
             .map(|value| ("flag".to_owned(), value))
-            .or_else(|| from_variables(variable.as_deref(), around, &mut wrong))
+            .or_else(|| read_variable(variable.as_deref(), environment, &mut problems))
             .or_else(|| in_file.filter(|value| !value.is_empty()).map(|value| (CONFIG_FILE.to_owned(), value)));
         if let Some((place, value)) = &given
-            && let Err(error) = try_one(argument, value)
+            && let Err(error) = check_value(argument, value)
         {
-            wrong.push(format!("{} (from {place}): {error}", variable.as_deref().unwrap_or(&flag)));
+            problems.push(format!("{} (from {place}): {error}", variable.as_deref().unwrap_or(&flag)));
         }
         if given.is_none() && argument.is_required_set() {
-            wrong.push(format!("{} is missing", variable.as_deref().unwrap_or(&flag)));
+            problems.push(format!("{} is missing", variable.as_deref().unwrap_or(&flag)));
         }
         let default: Vec<_> =
             argument.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
@@ -235,15 +234,15 @@ fn gather(command: &Command, own: &[String], around: &impl Surroundings) -> Gath
             given,
         });
     }
-    // The standard variables of telemetry are no settings of a program, and can be as wrong.
-    Wanted::of(around, &mut wrong);
+    // The telemetry variables are not settings of a program, but are validated with them.
+    TelemetryConfig::from_environment(environment, &mut problems);
     for unknown in file.keys() {
-        wrong.push(format!("{unknown} (in the file that {CONFIG_FILE} names) is no setting of this program"));
+        problems.push(format!("{unknown} (in the file that {CONFIG_FILE} names) is no setting of this program"));
     }
-    Gathered { all: settings, wrong }
+    CollectedSettings { all: settings, problems }
 }
 
-/// The flag's value on the command line, if it is there.
+/// Returns the flag's value on the command line.
 fn flag_value(own: &[String], flag: &str) -> Option<String> {
     let name = format!("--{flag}");
     own.iter().enumerate().skip(1).find_map(|(index, argument)| {
@@ -254,37 +253,37 @@ fn flag_value(own: &[String], flag: &str) -> Option<String> {
     })
 }
 
-fn from_variables(
+fn read_variable(
     variable: Option<&str>,
-    around: &impl Surroundings,
-    wrong: &mut Vec<String>,
+    environment: &impl Environment,
+    problems: &mut Vec<String>,
 ) -> Option<(String, String)> {
     let variable = variable?;
     let named = format!("{variable}_FILE");
-    let path = around.variable(&named);
-    if let Some(value) = around.variable(variable) {
+    let path = environment.variable(&named);
+    if let Some(value) = environment.variable(variable) {
         if path.is_some() {
-            wrong.push(format!("{variable} and {named} are both set"));
+            problems.push(format!("{variable} and {named} are both set"));
         }
         if value.contains(char::REPLACEMENT_CHARACTER) {
-            wrong.push(format!("{variable} is not UTF-8"));
+            problems.push(format!("{variable} is not UTF-8"));
         }
         return Some((variable.to_owned(), value));
     }
-    match around.file(&path?) {
+    match environment.file(&path?) {
         Ok(text) => {
             let value = text.trim_end_matches(['\r', '\n']);
             (!value.is_empty()).then(|| (named, value.to_owned()))
         }
         Err(error) => {
-            wrong.push(format!("{named}: {error}"));
+            problems.push(format!("{named}: {error}"));
             None
         }
     }
 }
 
-/// Whether the value alone can be used for the setting: what clap says of it, if not.
-fn try_one(argument: &Arg, value: &str) -> Result<(), String> {
+/// Checks a value with clap's parser of the setting alone.
+fn check_value(argument: &Arg, value: &str) -> Result<(), String> {
     let alone = Arg::new("setting")
         .long("setting")
         .value_parser(argument.get_value_parser().clone())
@@ -294,11 +293,11 @@ fn try_one(argument: &Arg, value: &str) -> Result<(), String> {
         .arg(alone)
         .try_get_matches_from(["-".to_owned(), format!("--setting={value}")])
         .map(drop)
-        .map_err(|error| cause(&error))
+        .map_err(|error| error_reason(&error))
 }
 
-/// The reason in clap's message, without the value, which may be a secret.
-fn cause(error: &clap::Error) -> String {
+/// Extracts the reason from clap's message, without the value, which may be a secret.
+fn error_reason(error: &clap::Error) -> String {
     let line = first_line(error);
     line.rsplit_once("': ").map_or_else(|| line.clone(), |(_, reason)| reason.to_owned())
 }
@@ -321,10 +320,10 @@ mod tests {
     #[derive(Debug, Parser)]
     #[command(name = "x")]
     struct Config {
-        /// Where Postgres is.
+        /// URL of Postgres.
         #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
         database_url: String,
-        /// How many.
+        /// Number of items.
         #[arg(long, env = "RELAY_COUNT", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=9))]
         count: u8,
         /// Networks.
@@ -336,8 +335,8 @@ mod tests {
     }
 
     impl Settings for Config {
-        fn clashes(values: &Values) -> Vec<String> {
-            values.lone("RELAY_NETWORKS", "DATABASE_URL").into_iter().collect()
+        fn check_combinations(values: &Values) -> Vec<String> {
+            values.require_with("RELAY_NETWORKS", "DATABASE_URL").into_iter().collect()
         }
     }
 
@@ -346,12 +345,12 @@ mod tests {
     }
 
     #[derive(Default)]
-    struct Given {
+    struct TestEnvironment {
         variables: BTreeMap<&'static str, &'static str>,
         files: BTreeMap<&'static str, &'static str>,
     }
 
-    impl Surroundings for Given {
+    impl Environment for TestEnvironment {
         fn variable(&self, name: &str) -> Option<String> {
             self.variables.get(name).map(|&value| value.to_owned())
         }
@@ -361,24 +360,24 @@ mod tests {
         }
     }
 
-    fn given(variables: &[(&'static str, &'static str)], files: &[(&'static str, &'static str)]) -> Given {
-        Given { variables: variables.iter().copied().collect(), files: files.iter().copied().collect() }
+    fn given(variables: &[(&'static str, &'static str)], files: &[(&'static str, &'static str)]) -> TestEnvironment {
+        TestEnvironment { variables: variables.iter().copied().collect(), files: files.iter().copied().collect() }
     }
 
-    fn run(arguments: &[&str], around: &Given) -> Result<Told<Config>, String> {
+    fn run(arguments: &[&str], environment: &TestEnvironment) -> Result<Startup<Config>, String> {
         let arguments: Vec<String> = [&["x"], arguments].concat().into_iter().map(str::to_owned).collect();
-        told(&arguments, around)
+        resolve(&arguments, environment)
     }
 
-    fn config(arguments: &[&str], around: &Given) -> Config {
-        match run(arguments, around) {
-            Ok(Told::Run(config)) => config,
+    fn config(arguments: &[&str], environment: &TestEnvironment) -> Config {
+        match run(arguments, environment) {
+            Ok(Startup::Run(config)) => config,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn the_first_place_counts() {
+    fn the_first_source_takes_precedence() {
         let file = (
             "/c.toml",
             "database_url = \"postgres://file\"\ncount = 3\nnetworks = [\"10.0.0.1\", \"10.0.0.2\"]\n[plans]\nfree = 1\n",
@@ -400,8 +399,8 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_wrong_is_told_at_once() {
-        let around = given(
+    fn all_problems_are_reported_at_once() {
+        let environment = given(
             &[
                 ("RELAY_CONFIG", "/c.toml"),
                 ("RELAY_COUNT", "12"),
@@ -412,7 +411,7 @@ mod tests {
             ],
             &[("/c.toml", "colour = \"red\"\n")],
         );
-        let told = run(&[], &around).unwrap_err();
+        let message = run(&[], &environment).unwrap_err();
         for part in [
             "DATABASE_URL is missing",
             "RELAY_COUNT (from RELAY_COUNT)",
@@ -423,9 +422,9 @@ mod tests {
             "RUST_LOG: ",
             "OTEL_EXPORTER_OTLP_ENDPOINT: ",
         ] {
-            assert!(told.contains(part), "{part} is not in {told}");
+            assert!(message.contains(part), "{part} is not in {message}");
         }
-        let by_flag = run(&["--count", "12"], &Given::default()).unwrap_err();
+        let by_flag = run(&["--count", "12"], &TestEnvironment::default()).unwrap_err();
         assert!(
             by_flag.contains("RELAY_COUNT (from flag)") && by_flag.contains("DATABASE_URL is missing"),
             "{by_flag}"
@@ -437,22 +436,22 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_secret_is_not_repeated() {
-        let around = given(&[("DATABASE_URL", "a"), ("RELAY_PLANS", "sesame")], &[]);
-        let told = run(&[], &around).unwrap_err();
-        assert!(told.contains("RELAY_PLANS") && !told.contains("sesame"), "{told}");
+    fn an_invalid_secret_is_not_printed() {
+        let environment = given(&[("DATABASE_URL", "a"), ("RELAY_PLANS", "sesame")], &[]);
+        let message = run(&[], &environment).unwrap_err();
+        assert!(message.contains("RELAY_PLANS") && !message.contains("sesame"), "{message}");
     }
 
     #[test]
-    fn checking_and_explaining_run_nothing() {
+    fn checking_and_explaining_do_not_run_the_program() {
         let telemetry = [("RUST_LOG", "warn"), ("OTEL_EXPORTER_OTLP_HEADERS", "x=sesame")];
-        let good = given(&[("DATABASE_URL", "postgres://a:secret@b"), telemetry[0], telemetry[1]], &[]);
-        assert!(matches!(run(&["--config-check"], &good), Ok(Told::Print { well: true, .. })));
-        assert!(run(&["--config-check"], &Given::default()).is_err());
-        match run(&["--config-explain"], &good) {
-            Ok(Told::Print { text, well: true }) => {
+        let config_parsed = given(&[("DATABASE_URL", "postgres://a:secret@b"), telemetry[0], telemetry[1]], &[]);
+        assert!(matches!(run(&["--config-check"], &config_parsed), Ok(Startup::Print { usable: true, .. })));
+        assert!(run(&["--config-check"], &TestEnvironment::default()).is_err());
+        match run(&["--config-explain"], &config_parsed) {
+            Ok(Startup::Print { text, usable: true }) => {
                 assert!(
-                    text.contains("DATABASE_URL\n    (not shown)  from DATABASE_URL\n    Where Postgres is"),
+                    text.contains("DATABASE_URL\n    (not shown)  from DATABASE_URL\n    URL of Postgres"),
                     "{text}"
                 );
                 assert!(text.contains("RELAY_COUNT\n    4  by default"), "{text}");
@@ -466,20 +465,20 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_answered_with_json() {
-        let printed = |arguments: &[&str], around: &Given| match run(arguments, around) {
-            Ok(Told::Print { text, well }) => (serde_json::from_str::<Value>(&text).unwrap(), well),
+    fn json_output_reports_problems_and_sources() {
+        let printed = |arguments: &[&str], environment: &TestEnvironment| match run(arguments, environment) {
+            Ok(Startup::Print { text, usable }) => (serde_json::from_str::<Value>(&text).unwrap(), usable),
             other => panic!("{other:?}"),
         };
-        let good = given(&[("DATABASE_URL", "postgres://a:secret@b")], &[]);
+        let config_parsed = given(&[("DATABASE_URL", "postgres://a:secret@b")], &[]);
         let (check, explain) = (["--config-check", "--config-json"], ["--config-explain", "--config-json"]);
-        assert_eq!(printed(&check, &good), (json!({ "usable": true, "wrong": [] }), true));
-        let (told, well) = printed(&check, &Given::default());
-        assert_eq!((told, well), (json!({ "usable": false, "wrong": ["DATABASE_URL is missing"] }), false));
-        let (told, _) = printed(&explain, &good);
-        let (url, count) = (&told["settings"][0], &told["settings"][1]);
+        assert_eq!(printed(&check, &config_parsed), (json!({ "usable": true, "wrong": [] }), true));
+        let (message, usable) = printed(&check, &TestEnvironment::default());
+        assert_eq!((message, usable), (json!({ "usable": false, "wrong": ["DATABASE_URL is missing"] }), false));
+        let (message, _) = printed(&explain, &config_parsed);
+        let (url, count) = (&message["settings"][0], &message["settings"][1]);
         assert_eq!((&url["value"], &url["from"], &url["secret"]), (&Value::Null, &json!("DATABASE_URL"), &json!(true)));
         assert_eq!((&count["value"], &count["from"]), (&json!("4"), &json!("default")));
-        assert!(!told.to_string().contains("secret@"), "{told}");
+        assert!(!message.to_string().contains("secret@"), "{message}");
     }
 }

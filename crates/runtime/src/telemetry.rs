@@ -1,4 +1,4 @@
-//! Logs and traces: JSON lines on stderr always, spans over OTLP when the environment asks for it.
+//! Logs and traces: JSON lines on stderr always, spans over OTLP if configured.
 
 use std::{error::Error, io::stderr, time::Duration};
 
@@ -8,32 +8,32 @@ use opentelemetry_otlp::WithTonicConfig as _;
 use opentelemetry_sdk::{propagation::TraceContextPropagator, trace::SdkTracerProvider};
 use tracing_subscriber::{Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
-use crate::otel::{self, Target, Wanted};
+use crate::otel::{self, ExportTarget, TelemetryConfig};
 
-/// How long an ending process waits for its last spans to leave.
+/// Time that an ending process waits for its last spans to be exported.
 const FLUSH_WITHIN: Duration = Duration::from_secs(2);
 
-/// Keeps telemetry running. Dropping it at the end of `main` sends what is still buffered.
+/// Keeps telemetry running. Dropping it at the end of `main` exports buffered spans.
 #[must_use = "telemetry ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct Guard {
     provider: Option<SdkTracerProvider>,
 }
 
-/// Starts logging and, if `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_TRACES_EXPORTER`
-/// asks for it, exporting spans. Call once, first in `main`, inside the tokio runtime.
+/// Starts logging and, if `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or
+/// `OTEL_TRACES_EXPORTER` enables it, exporting spans. Call once, first in `main`, inside the tokio runtime.
 ///
-/// `RUST_LOG` filters logs and spans; the default is `info`, without the drivers' own chatter. Without an export no span
-/// gets a trace id: tracing that nobody reads costs nothing.
+/// `RUST_LOG` filters logs and spans; the default is `info`, with less from the drivers. Without an export no span
+/// gets a trace id, so unused tracing costs nothing.
 ///
 /// # Errors
-/// When `RUST_LOG` or a variable of the exports cannot be used, or a subscriber was installed before.
+/// If `RUST_LOG` or a variable of the exports is invalid, or a subscriber is already installed.
 pub fn init(service_name: &'static str) -> Result<Guard> {
     global::set_text_map_propagator(TraceContextPropagator::new());
-    let wanted = Wanted::read()?;
-    let provider = wanted.traces.as_ref().map(|target| provider(service_name, target)).transpose()?;
+    let config = TelemetryConfig::read()?;
+    let provider = config.traces.as_ref().map(|target| build_provider(service_name, target)).transpose()?;
     let spans = provider.as_ref().map(|provider| {
-        tracing_opentelemetry::layer().with_tracer(provider.tracer("relay")).with_filter(wanted.filter())
+        tracing_opentelemetry::layer().with_tracer(provider.tracer("relay")).with_filter(config.filter())
     });
     let logs = tracing_subscriber::fmt::layer()
         .json()
@@ -41,19 +41,19 @@ pub fn init(service_name: &'static str) -> Result<Guard> {
         .with_current_span(true)
         .with_span_list(false)
         .with_writer(stderr)
-        .with_filter(wanted.filter());
+        .with_filter(config.filter());
     tracing_subscriber::registry()
         .with(spans)
         .with(logs)
-        .with(crate::cost::layer())
+        .with(crate::cost::cost_layer())
         .try_init()
         .context("install the log subscriber")?;
     Ok(Guard { provider })
 }
 
-/// An error and its causes on one line, for the `error` field of a log line.
+/// Formats an error and its causes on one line, for the `error` field of a log line.
 #[must_use]
-pub fn chain(error: &dyn Error) -> String {
+pub fn format_error_chain(error: &dyn Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(next) = cause {
@@ -64,7 +64,7 @@ pub fn chain(error: &dyn Error) -> String {
     line
 }
 
-fn provider(service_name: &'static str, target: &Target) -> Result<SdkTracerProvider> {
+fn build_provider(service_name: &'static str, target: &ExportTarget) -> Result<SdkTracerProvider> {
     // The exporter reads headers and time-out from OTEL_EXPORTER_OTLP_* itself.
     let exporter = opentelemetry_otlp::SpanExporter::builder()
         .with_tonic()
@@ -79,7 +79,7 @@ impl Drop for Guard {
         if let Some(provider) = self.provider.take()
             && let Err(error) = provider.shutdown_with_timeout(FLUSH_WITHIN)
         {
-            tracing::warn!(%error, "the last spans could not be exported");
+            tracing::warn!(%error, "failed to export the last spans");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What operators ask NATS: `relay_engine::admin`.
+//! Health checks and cleanup of NATS for operators. Used by the admin use cases.
 
 use std::time::Duration;
 
@@ -7,68 +7,68 @@ use relay_domain::WorkspaceScope;
 
 use crate::{
     StreamError, StreamResult,
-    connection::{STREAMS, servers},
-    recovery::find,
+    connection::{STREAMS, parse_servers},
+    recovery::find_stream,
     subjects,
 };
 
-/// How long to wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of one request to NATS.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A NATS server and its JetStream, as doctor needs them.
+/// State of a NATS server and its JetStream.
 #[derive(Debug, Clone)]
 pub struct NatsHealth {
-    /// As in `2.12.1`.
+    /// Server version, such as `2.12.1`.
     pub version: String,
-    /// The largest message, in bytes.
+    /// Maximum message size, in bytes.
     pub max_payload: usize,
-    /// Why JetStream cannot be used, if it cannot.
+    /// Error that makes JetStream unusable, if any.
     pub jetstream_error: Option<String>,
-    /// Bytes of file storage that the account may use; `None` for any.
+    /// File storage that the account may use, in bytes; `None` for unlimited.
     pub storage_limit: Option<i64>,
-    /// Bytes of it that streams have reserved.
+    /// File storage that streams have reserved, in bytes.
     pub storage_reserved: u64,
-    /// The engine's streams.
+    /// State of each of the engine's streams.
     pub streams: Vec<StreamHealth>,
 }
 
-/// One of the engine's streams.
+/// Expected settings and actual state of a stream.
 #[derive(Debug, Clone)]
 pub struct StreamHealth {
-    /// Its name.
+    /// Name of the stream.
     pub name: &'static str,
-    /// How long it should keep what it holds.
+    /// Expected retention.
     pub max_age: Duration,
-    /// Bytes that it should reserve.
+    /// Expected storage reservation, in bytes.
     pub max_bytes: i64,
-    /// `None` when it is not there.
+    /// Actual state; `None` when the stream does not exist.
     pub found: Option<FoundStream>,
 }
 
-/// A stream that is there.
+/// Actual state of a stream.
 #[derive(Debug, Clone)]
 pub struct FoundStream {
-    /// Copies that are kept.
+    /// Configured number of replicas.
     pub replicas: usize,
-    /// Copies that are up to date, the leader's included; as many as `replicas` on a single server.
+    /// Number of replicas that are up to date, including the leader; equals `replicas` on a single server.
     pub current: usize,
-    /// Whether live copies go out.
+    /// `true` if the stream republishes stored messages for live tails.
     pub republishes: bool,
-    /// How long it keeps what it holds; zero for ever.
+    /// Actual retention; zero means unlimited.
     pub max_age: Duration,
-    /// Bytes that it keeps; -1 for any number.
+    /// Actual storage limit in bytes; -1 means unlimited.
     pub max_bytes: i64,
-    /// Messages in it.
+    /// Number of stored messages.
     pub messages: u64,
-    /// Their bytes.
+    /// Size of the stored messages, in bytes.
     pub bytes: u64,
 }
 
-/// Looks at NATS over a connection of its own.
+/// Inspects NATS over a connection of its own.
 ///
 /// # Errors
-/// When it cannot be reached within 5 s.
-pub async fn examine(url: &str) -> StreamResult<NatsHealth> {
+/// If NATS is unavailable for 5 s.
+pub async fn inspect(url: &str) -> StreamResult<NatsHealth> {
     let (client, context) = connect(url).await?;
     let info = client.server_info();
     let mut health = NatsHealth {
@@ -111,15 +111,15 @@ pub async fn examine(url: &str) -> StreamResult<NatsHealth> {
     Ok(health)
 }
 
-/// Removes what the streams hold of a workspace. Returns how many messages that were.
+/// Removes all messages of a workspace from the streams and returns their number.
 ///
 /// # Errors
-/// When NATS cannot be reached, does not answer, or refuses: then what it holds is not known.
-pub async fn forget_workspace(url: &str, scope: WorkspaceScope) -> StreamResult<u64> {
+/// If NATS is unavailable or refuses; the streams may then still hold messages of the workspace.
+pub async fn purge_workspace(url: &str, scope: WorkspaceScope) -> StreamResult<u64> {
     let (_client, context) = connect(url).await?;
     let mut purged = 0;
-    for ((name, ..), subject) in STREAMS.iter().zip(subjects::all_of_workspace(scope)) {
-        let Some(stream) = find(&context, name).await? else { continue };
+    for ((name, ..), subject) in STREAMS.iter().zip(subjects::workspace_filters(scope)) {
+        let Some(stream) = find_stream(&context, name).await? else { continue };
         let answer = stream.purge().filter(subject).await.map_err(StreamError::from_nats("purging a stream"))?;
         purged += answer.purged;
     }
@@ -127,12 +127,12 @@ pub async fn forget_workspace(url: &str, scope: WorkspaceScope) -> StreamResult<
 }
 
 async fn connect(url: &str) -> StreamResult<(async_nats::Client, jetstream::Context)> {
-    let servers = servers(url).map_err(StreamError::from_nats("reading the nats url"))?;
-    let connecting = ConnectOptions::new().name("relayctl").connection_timeout(PATIENCE).connect(servers);
-    let client = match tokio::time::timeout(PATIENCE, connecting).await {
+    let servers = parse_servers(url).map_err(StreamError::from_nats("reading the nats url"))?;
+    let connecting = ConnectOptions::new().name("relayctl").connection_timeout(ANSWER_TIMEOUT).connect(servers);
+    let client = match tokio::time::timeout(ANSWER_TIMEOUT, connecting).await {
         Ok(connected) => connected.map_err(StreamError::from_nats("connecting"))?,
-        Err(elapsed) => return Err(StreamError { doing: "connecting", source: elapsed.into() }),
+        Err(elapsed) => return Err(StreamError { operation: "connecting", source: elapsed.into() }),
     };
-    let context = jetstream::context::ContextBuilder::new().timeout(PATIENCE).build(client.clone());
+    let context = jetstream::context::ContextBuilder::new().timeout(ANSWER_TIMEOUT).build(client.clone());
     Ok((client, context))
 }

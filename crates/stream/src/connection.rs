@@ -1,4 +1,4 @@
-//! The connection to NATS, which may come and go.
+//! Connection to NATS with automatic reconnects, and the definition of the streams. Main type: [`Stream`].
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -7,67 +7,68 @@ use tokio::sync::watch;
 
 use crate::{StreamError, StreamResult, subjects};
 
-/// Messages buffered per subscription before NATS' copy is dropped; the silence check repairs that.
+/// Messages buffered per subscription; NATS drops further ones, and the silence check repairs the gap.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
-/// The stream outlives the longest default delivery TTL (one hour) by ten minutes.
+/// Retention of deliveries: the longest default TTL (one hour) and ten minutes.
 const LOG_MAX_AGE: Duration = Duration::from_secs(70 * 60);
-/// Bytes that the log keeps before it drops the oldest: replay does not need them, Postgres has all.
+/// Storage limit of the delivery stream, in bytes. The oldest frames are dropped beyond it; Postgres has all of them.
 const LOG_MAX_BYTES: i64 = 4 << 30;
 
-/// Watchers read what is older from Postgres.
+/// Retention of events; observers read older ones from Postgres.
 const EVENTS_MAX_AGE: Duration = Duration::from_secs(10 * 60);
 const EVENTS_MAX_BYTES: i64 = 1 << 30;
 
-/// On the delivery stream, in its metadata: all that Postgres had to give has been put into it.
+/// Metadata key of the delivery stream: everything that Postgres holds has been published again.
 pub(crate) const REBUILT: &str = "relay-rebuilt";
 
-/// Name, subjects, greatest age and greatest size of each stream: deliveries, then events.
+/// Name, subjects, retention and storage limit of each stream: deliveries, then events.
 pub(crate) const STREAMS: [(&str, &str, Duration, i64); 2] = [
     ("RELAY_DELIVERIES", subjects::LOG_WILDCARD, LOG_MAX_AGE, LOG_MAX_BYTES),
     ("RELAY_EVENTS", subjects::EVENTS_WILDCARD, EVENTS_MAX_AGE, EVENTS_MAX_BYTES),
 ];
 
-/// Whether `url` is a NATS URL, or several separated by commas, without going there.
+/// Checks the syntax of a NATS URL, or of several separated by commas, without connecting.
 ///
 /// # Errors
-/// When one is none, with the reason and without the URL.
+/// If a URL is invalid. The text states the reason and does not contain the URL, which may hold a password.
 pub fn check_url(url: &str) -> Result<(), String> {
-    servers(url).map(drop).map_err(|error| error.to_string())
+    parse_servers(url).map(drop).map_err(|error| error.to_string())
 }
 
-pub(crate) fn servers(url: &str) -> std::io::Result<Vec<ServerAddr>> {
-    let nobody = || std::io::Error::other("an address is empty");
-    url.split(',').map(str::trim).map(|server| if server.is_empty() { Err(nobody()) } else { server.parse() }).collect()
+pub(crate) fn parse_servers(url: &str) -> std::io::Result<Vec<ServerAddr>> {
+    let empty = || std::io::Error::other("an address is empty");
+    url.split(',').map(str::trim).map(|server| if server.is_empty() { Err(empty()) } else { server.parse() }).collect()
 }
 
-/// What the tail should make of the connection.
+/// Connection state, as observed by live tails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Link {
-    /// Whether NATS is connected.
-    pub up: bool,
-    /// Rises whenever live copies may have been lost: a disconnect, a slow consumer.
-    pub doubts: u64,
+pub struct LinkState {
+    /// `true` while NATS is connected.
+    pub is_up: bool,
+    /// Counter that increases whenever live copies may have been lost: on a disconnect or a slow consumer.
+    pub possible_losses: u64,
 }
 
-/// A handle on NATS. Cheap to clone.
+/// Handle on NATS. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Stream {
     pub(crate) client: Client,
     pub(crate) jetstream: jetstream::Context,
-    link: watch::Sender<Link>,
-    /// Names this process in its hints.
+    link: watch::Sender<LinkState>,
+    /// Name of this process in its hints.
     pub(crate) origin: Arc<str>,
 }
 
 impl Stream {
-    /// Connects, in the background if NATS is away, and goes on reconnecting for ever.
+    /// Connects in the background and reconnects forever, so NATS may be unavailable at startup.
     ///
-    /// `name` is what NATS shows; `origin` is unique to this process, so that it does not hear itself.
+    /// `name` is shown by NATS; `origin` must be unique per process, which ignores its own hints by it. Several URLs of
+    /// a cluster are separated by commas.
     ///
     /// # Errors
-    /// When the URL is not a NATS URL. Several, of the servers of a cluster, are separated by commas.
+    /// If a URL is invalid.
     pub async fn connect(url: &str, name: &str, origin: &str) -> StreamResult<Self> {
-        let (link, _) = watch::channel(Link::default());
+        let (link, _) = watch::channel(LinkState::default());
         let events = link.clone();
         let client = ConnectOptions::new()
             .name(name)
@@ -81,43 +82,43 @@ impl Stream {
                 async move {
                     match event {
                         Event::Connected => events.send_modify(|link| {
-                            link.up = true;
-                            link.doubts += 1;
+                            link.is_up = true;
+                            link.possible_losses += 1;
                         }),
                         Event::Disconnected | Event::Closed => events.send_modify(|link| {
-                            link.up = false;
-                            link.doubts += 1;
+                            link.is_up = false;
+                            link.possible_losses += 1;
                         }),
-                        Event::SlowConsumer(_) => events.send_modify(|link| link.doubts += 1),
-                        _ => {}
+                        Event::SlowConsumer(_) => events.send_modify(|link| link.possible_losses += 1),
+                        Event::LameDuckMode | Event::Draining | Event::ServerError(_) | Event::ClientError(_) => {}
                     }
                 }
             })
-            .connect(servers(url).map_err(StreamError::from_nats("reading the nats url"))?)
+            .connect(parse_servers(url).map_err(StreamError::from_nats("reading the nats url"))?)
             .await
             .map_err(StreamError::from_nats("connecting"))?;
         let jetstream = jetstream::context::ContextBuilder::new().timeout(Duration::from_secs(5)).build(client.clone());
         Ok(Self { client, jetstream, link, origin: origin.into() })
     }
 
-    /// Whether NATS is connected, and how often live copies may have been lost.
+    /// Returns a watch on the connection state.
     #[must_use]
-    pub fn link(&self) -> watch::Receiver<Link> {
+    pub fn watch_link(&self) -> watch::Receiver<LinkState> {
         self.link.subscribe()
     }
 
-    /// Whether NATS is connected right now.
+    /// Returns whether NATS is connected right now.
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.client.connection_state() == State::Connected
     }
 
-    /// Creates the delivery and the event stream with `replicas` copies each, or brings them to their settings.
-    /// Idempotent. Tells whether the delivery stream holds all that it should: one that is new does not.
+    /// Creates or updates the delivery and event streams with `replicas` copies each. Idempotent. Returns whether the
+    /// delivery stream holds everything that Postgres had; a new stream does not.
     ///
     /// # Errors
-    /// When JetStream is away, or cannot keep so many copies or bytes; the caller tries again.
-    pub async fn ensure_log(&self, replicas: u8) -> StreamResult<bool> {
+    /// If JetStream is unavailable, or cannot provide the replicas or the storage; the caller retries.
+    pub async fn ensure_streams(&self, replicas: u8) -> StreamResult<bool> {
         let mut rebuilt = false;
         for (nth, (name, subjects, max_age, max_bytes)) in STREAMS.into_iter().enumerate() {
             let metadata = self.ensure_stream(name, subjects, max_age, max_bytes, replicas).await?;
@@ -126,7 +127,7 @@ impl Stream {
         Ok(rebuilt)
     }
 
-    /// A stream over `subjects` that republishes what it has stored, for live tails.
+    /// Creates or updates a stream over `subjects` that republishes stored messages for live tails.
     async fn ensure_stream(
         &self,
         name: &str,
@@ -137,7 +138,7 @@ impl Stream {
     ) -> StreamResult<HashMap<String, String>> {
         let found = self.jetstream.get_stream(name).await.ok();
         let mut metadata = found.map(|stream| stream.cached_info().config.metadata.clone()).unwrap_or_default();
-        // NATS puts words of its own there.
+        // Drop the keys that NATS adds itself, otherwise the update is refused.
         metadata.retain(|key, _| key == REBUILT);
         let kept = metadata.clone();
         self.jetstream
@@ -163,10 +164,10 @@ impl Stream {
             .map_err(StreamError::from_nats("creating a stream"))
     }
 
-    /// Sends what is buffered and closes.
+    /// Flushes buffered messages and closes the connection.
     pub async fn close(&self) {
         if let Err(error) = self.client.drain().await {
-            tracing::debug!(%error, "nats was gone before the drain");
+            tracing::debug!(%error, "failed to drain the nats connection");
         }
     }
 }

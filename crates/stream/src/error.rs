@@ -1,15 +1,15 @@
-//! What can go wrong between the engine and NATS.
+//! Errors of NATS operations.
 
-/// The result of a stream call.
+/// Result of a NATS operation.
 pub type StreamResult<T> = Result<T, StreamError>;
 
-/// NATS did not do what was asked. Never a reason to refuse a caller: Postgres has the record.
+/// Failure of a NATS operation. Never a reason to refuse a caller, because Postgres has the record.
 #[derive(Debug, thiserror::Error)]
-#[error("nats failed while {doing}")]
+#[error("nats failed while {operation}")]
 pub struct StreamError {
-    /// The operation and its object.
-    pub doing: &'static str,
-    /// The cause.
+    /// Failed operation and its object.
+    pub operation: &'static str,
+    /// Cause of the failure.
     #[source]
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
@@ -19,6 +19,6 @@ impl StreamError {
     where
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        move |source| Self { doing, source: source.into() }
+        move |source| Self { operation: doing, source: source.into() }
     }
 }

@@ -1,6 +1,6 @@
-//! Records of the event log on their way to those who watch: stored by JetStream, republished live.
+//! Event records: publishing them to JetStream, which republishes them for live tails.
 //!
-//! What gets lost or reordered here is noticed by its numbers and read from Postgres.
+//! Observers detect lost and reordered records by their numbers and read the missing events from Postgres.
 
 use std::future::IntoFuture as _;
 
@@ -11,31 +11,32 @@ use relay_domain::WorkspaceScope;
 
 use crate::{Stream, StreamError, StreamResult, subjects};
 
-/// Records above this size travel as a reference: watchers read them from Postgres.
+/// Maximum size of an inline record, in bytes. Larger records are references, and observers read the events from
+/// Postgres.
 pub const EVENT_RECORD_LIMIT: usize = 512 * 1024;
 
 const MESSAGE_ID: &str = "Nats-Msg-Id";
 const FIRST: &str = "Relay-First-Seq";
 pub(crate) const LAST: &str = "Relay-Last-Seq";
 
-/// A record of events of one workspace.
+/// Consecutive events of one workspace.
 #[derive(Debug, Clone)]
 pub struct EventRecord {
-    /// The number of its first event.
+    /// Number of the first event.
     pub first_seq: i64,
-    /// The number of its last event.
+    /// Number of the last event.
     pub last_seq: i64,
-    /// The events as the engine encodes them; empty when they are to be read from Postgres.
+    /// Events as encoded by the engine; empty for a reference.
     pub body: Bytes,
 }
 
-/// A workspace's records from now on.
+/// Live tail of one workspace's event records.
 pub struct EventTail {
     subscriber: Subscriber,
 }
 
 impl EventTail {
-    /// The next record; `None` once the client has been closed.
+    /// Returns the next record, or `None` once the client is closed.
     pub async fn next(&mut self) -> Option<EventRecord> {
         loop {
             let message = self.subscriber.next().await?;
@@ -48,11 +49,11 @@ impl EventTail {
 }
 
 impl Stream {
-    /// Publishes a record; the answer tells when JetStream has it. Above [`EVENT_RECORD_LIMIT`] only its
-    /// numbers travel.
+    /// Publishes a record and returns a future that completes when JetStream has stored it. Records above
+    /// [`EVENT_RECORD_LIMIT`] are published as references.
     ///
     /// # Errors
-    /// When the client has been closed, or JetStream did not take it: watchers find it in Postgres.
+    /// If the client is closed or JetStream rejects the record. Observers then read the events from Postgres.
     pub async fn publish_events(
         &self,
         scope: WorkspaceScope,
@@ -72,10 +73,10 @@ impl Stream {
         Ok(async move { ack.into_future().await.map(drop).map_err(StreamError::from_nats(doing)) })
     }
 
-    /// Tails a workspace's records from now on.
+    /// Subscribes to a workspace's new records.
     ///
     /// # Errors
-    /// When the client has been closed.
+    /// If the client is closed.
     pub async fn tail_events(&self, scope: WorkspaceScope) -> StreamResult<EventTail> {
         let subject = subjects::live_event_subject(scope);
         let subscriber = self.client.subscribe(subject).await.map_err(StreamError::from_nats("tailing events"))?;

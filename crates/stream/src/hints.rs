@@ -1,4 +1,5 @@
-//! Hints between processes. A hint says "look", nothing more: losing one costs latency.
+//! Hints between processes. A hint announces a possible change, and the receiver reads the rows; losing one costs
+//! latency only.
 
 use futures::StreamExt as _;
 use relay_domain::{AgentId, ChannelId, GatewayId, NodeId, ProviderName, WorkspaceId};
@@ -6,91 +7,91 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Stream, StreamError, StreamResult, subjects};
 
-/// What may have changed.
+/// Announcement of a possible change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "hint", rename_all = "snake_case")]
 pub enum Hint {
-    /// Agents came to or left these nodes, or a node's token changed.
+    /// Agents were bound to or unbound from these nodes, or a node's token changed.
     NodesChanged {
-        /// The tenant.
+        /// Id of the workspace.
         workspace: WorkspaceId,
-        /// The nodes.
+        /// Ids of the nodes.
         nodes: Vec<NodeId>,
     },
-    /// Rows were written or settled in these mailboxes otherwise than over their sockets.
+    /// Rows were written to or settled in these mailboxes by other means than their sockets.
     MailboxesChanged {
-        /// The mailboxes.
+        /// Workspace and agent of each mailbox.
         agents: Vec<(WorkspaceId, AgentId)>,
     },
-    /// Rows were written in these mailboxes, whose agents are on nodes without a socket: who pushes to them, or waits
-    /// for them, is to look.
+    /// Rows were written to these mailboxes of agents without a socket. Receivers that dispatch or claim for them read
+    /// the rows.
     DeliveriesDue {
-        /// The mailboxes.
+        /// Workspace and agent of each mailbox.
         agents: Vec<(WorkspaceId, AgentId)>,
     },
-    /// A token, given by its hash in hex, no longer holds.
+    /// A token was revoked.
     TokenRevoked {
-        /// Lower-case hex SHA-256.
+        /// SHA-256 of the token in lower-case hex.
         hash: String,
     },
-    /// What a workspace may use changed.
+    /// The plan or the quotas of a workspace changed.
     QuotasChanged {
-        /// The tenant.
+        /// Id of the workspace.
         workspace: WorkspaceId,
     },
-    /// Observer tokens were changed, rotated or revoked, or the keys that sign them.
+    /// Observer tokens were changed, rotated or revoked, or their signing keys changed.
     ObserversChanged,
     /// A channel's membership, mutes or archived flag changed.
     MembersChanged {
-        /// The tenant.
+        /// Id of the workspace.
         workspace: WorkspaceId,
-        /// The channel.
+        /// Id of the channel.
         channel: ChannelId,
     },
-    /// A provider was taken over: older connections of it must close.
+    /// A provider was taken over; its older connections must close.
     ProviderTaken {
-        /// The tenant.
+        /// Id of the workspace.
         workspace: WorkspaceId,
-        /// The node.
+        /// Id of the node.
         node: NodeId,
-        /// The provider.
+        /// Name of the provider.
         provider: String,
-        /// The epoch that now holds it.
+        /// Epoch of the new connection.
         epoch: i64,
     },
-    /// An invocation is to be written to a socket of this gateway.
+    /// An invocation waits for a socket of this gateway.
     Invoke {
-        /// The tenant.
+        /// Id of the workspace.
         workspace: WorkspaceId,
-        /// The node.
+        /// Id of the node.
         node: NodeId,
-        /// The provider.
+        /// Name of the provider.
         provider: ProviderName,
-        /// The invocation.
+        /// Id of the invocation.
         invocation: i64,
-        /// Which try.
+        /// Number of the attempt.
         attempt: i32,
-        /// The frame; none: look for it.
+        /// Frame to write; `None` if the receiver has to read it from Postgres.
         frame: Option<String>,
     },
     /// A best-effort event for agents' sockets, never replayed.
     Notify {
-        /// The tenant.
+        /// Id of the workspace.
         workspace: WorkspaceId,
-        /// Whose sockets; none: those of all direct nodes of the workspace.
+        /// Recipients; `None` for all direct nodes of the workspace.
         agents: Option<Vec<AgentId>>,
-        /// presence, channel, thread or agent.
+        /// `presence`, `channel`, `thread` or `agent`.
         topic: String,
-        /// The event's name.
+        /// Name of the event.
         event: String,
-        /// Its data, an object.
+        /// Data of the event, an object.
         data: serde_json::Value,
-        /// Names the event when it goes out as a `deliver` frame with seq 0; none: a `context.update`.
+        /// Id for a `deliver` frame with seq 0; `None` for a `context.update`.
         event_id: Option<String>,
     },
 }
 
-/// A hint as it travels: who sent it, so that nobody hears its own.
+/// Hint with its sender, so that a process can ignore its own hints.
 #[derive(Serialize, Deserialize)]
 struct Envelope<H> {
     origin: String,
@@ -98,15 +99,14 @@ struct Envelope<H> {
     hint: H,
 }
 
-/// Hints from the other processes.
+/// Subscription to the hints of other processes.
 pub struct Hints {
     subscriber: async_nats::Subscriber,
     origin: String,
 }
 
 impl Hints {
-    /// The next hint; `None` once the client has been closed. What cannot be read is skipped: it is
-    /// from a newer version.
+    /// Returns the next hint, or `None` once the client is closed. Skips unknown hints, which newer versions send.
     pub async fn next(&mut self) -> Option<Hint> {
         loop {
             let message = self.subscriber.next().await?;
@@ -120,45 +120,45 @@ impl Hints {
 }
 
 impl Stream {
-    /// Sends a hint to all other processes. With NATS away it is dropped.
-    pub async fn hint(&self, hint: &Hint) {
+    /// Sends a hint to all other processes. Drops it while NATS is unavailable.
+    pub async fn send_hint(&self, hint: &Hint) {
         if !self.is_up() {
             return;
         }
         let Ok(payload) = serde_json::to_vec(&Envelope { origin: self.origin.to_string(), hint }) else { return };
         if let Err(error) = self.client.publish(subjects::HINTS, payload.into()).await {
-            tracing::debug!(%error, "a hint was not sent");
+            tracing::debug!(%error, "failed to send a hint");
         }
     }
 
-    /// Sends a hint to one gateway. With NATS away it is dropped.
-    pub async fn hint_to(&self, gateway: GatewayId, hint: &Hint) {
+    /// Sends a hint to one gateway. Drops it while NATS is unavailable.
+    pub async fn send_hint_to(&self, gateway: GatewayId, hint: &Hint) {
         if !self.is_up() {
             return;
         }
         let Ok(payload) = serde_json::to_vec(&Envelope { origin: self.origin.to_string(), hint }) else { return };
-        if let Err(error) = self.client.publish(subjects::gateway_hints(gateway), payload.into()).await {
-            tracing::debug!(%error, "a hint was not sent");
+        if let Err(error) = self.client.publish(subjects::gateway_hint_subject(gateway), payload.into()).await {
+            tracing::debug!(%error, "failed to send a hint");
         }
     }
 
-    /// Listens to the hints of all other processes.
+    /// Subscribes to the hints of all other processes.
     ///
     /// # Errors
-    /// When the client has been closed.
-    pub async fn hints(&self) -> StreamResult<Hints> {
-        self.listen(subjects::HINTS.to_owned()).await
+    /// If the client is closed.
+    pub async fn subscribe_hints(&self) -> StreamResult<Hints> {
+        self.subscribe_to(subjects::HINTS.to_owned()).await
     }
 
-    /// Listens to the hints for one gateway.
+    /// Subscribes to the hints for one gateway.
     ///
     /// # Errors
-    /// When the client has been closed.
-    pub async fn hints_to(&self, gateway: GatewayId) -> StreamResult<Hints> {
-        self.listen(subjects::gateway_hints(gateway)).await
+    /// If the client is closed.
+    pub async fn subscribe_hints_to(&self, gateway: GatewayId) -> StreamResult<Hints> {
+        self.subscribe_to(subjects::gateway_hint_subject(gateway)).await
     }
 
-    async fn listen(&self, subject: String) -> StreamResult<Hints> {
+    async fn subscribe_to(&self, subject: String) -> StreamResult<Hints> {
         let subscriber = self.client.subscribe(subject).await.map_err(StreamError::from_nats("listening to hints"))?;
         Ok(Hints { subscriber, origin: self.origin.to_string() })
     }

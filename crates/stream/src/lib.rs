@@ -1,7 +1,7 @@
-//! All NATS of the engine: the per-agent log on JetStream, hints between processes, liveness probes.
+//! All NATS access of the engine: the per-agent log on JetStream, hints between processes, liveness probes.
 //!
-//! Nothing here has authority. The log may lag, lose or reorder, a hint may be lost; whoever reads
-//! them compares with Postgres. Losing NATS costs latency, never a message.
+//! Nothing here has authority: the log may lag, lose or reorder, a hint may be lost, and receivers compare with
+//! Postgres. An outage of NATS costs latency, never a message.
 
 pub mod admin;
 mod connection;
@@ -13,10 +13,10 @@ mod probe;
 mod recovery;
 mod subjects;
 
-pub use connection::{Link, Stream, check_url};
+pub use connection::{LinkState, Stream, check_url};
 pub use error::{StreamError, StreamResult};
 pub use events::{EVENT_RECORD_LIMIT, EventRecord, EventTail};
 pub use hints::{Hint, Hints};
-pub use log::{INLINE_LIMIT, LiveFrame, LogFrame, Stored, Tail};
+pub use log::{INLINE_LIMIT, LiveFrame, LogFrame, PendingStore, Tail};
 pub use probe::{ProbeRequest, Probes};
 pub use recovery::{LogKind, LogState, LoggedFrame};

@@ -1,4 +1,4 @@
-//! The per-agent log: publishing committed deliveries and tailing them live.
+//! Per-agent log: publishing committed deliveries and tailing them live.
 
 use std::{
     future::IntoFuture,
@@ -9,69 +9,69 @@ use std::{
 use async_nats::{HeaderMap, Message, Subscriber, jetstream::context::PublishAckFuture};
 use bytes::Bytes;
 use futures::{StreamExt as _, stream::FuturesUnordered};
-use relay_domain::{AgentId, WorkspaceScope, session::Seq};
+use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
 
 use crate::{Stream, StreamError, StreamResult, subjects};
 
-/// Frames above this size travel as a reference: the gateway reads them from Postgres.
+/// Maximum size of an inline frame, in bytes. Larger frames are references, which the gateway reads from Postgres.
 pub const INLINE_LIMIT: usize = 32 * 1024;
 
 pub(crate) const MESSAGE_ID: &str = "Nats-Msg-Id";
 pub(crate) const SEQ: &str = "Relay-Seq";
 const LOCATION: &str = "Relay-Location";
 pub(crate) const REFERENCE: &str = "Relay-Reference";
-/// With a reference only: who is to be told if Postgres loses what it refers to.
+/// Sender of a reference. Recovery notifies it if a restored Postgres has lost the message.
 pub(crate) const SENDER: &str = "Relay-Sender";
 const TRACEPARENT: &str = "traceparent";
 
-/// A committed delivery on its way into the log.
+/// Committed delivery to publish.
 #[derive(Debug, Clone)]
 pub struct LogFrame {
-    /// The tenant.
+    /// Workspace of the recipient.
     pub scope: WorkspaceScope,
-    /// The recipient.
+    /// Id of the recipient.
     pub agent_id: AgentId,
-    /// Its place in the mailbox.
+    /// Position in the mailbox.
     pub seq: Seq,
-    /// The delivery id: JetStream drops a second copy by it.
+    /// Id of the delivery, by which JetStream drops duplicates.
     pub delivery_id: String,
     /// `node/provider` of the recipient at commit; the provider may be empty.
     pub location: String,
-    /// The `deliver` frame, as it is written to the socket; none above [`INLINE_LIMIT`].
+    /// The `deliver` frame as written to the socket; `None` above [`INLINE_LIMIT`].
     pub body: Option<Bytes>,
-    /// Who sent it, if anybody.
+    /// Id of the sender, if any.
     pub sender: Option<AgentId>,
-    /// W3C trace context.
+    /// W3C trace context of the request.
     pub traceparent: Option<String>,
 }
 
-/// A live copy from the tail.
+/// Live copy of a delivery.
 #[derive(Debug, Clone)]
 pub struct LiveFrame {
-    /// Its place in the mailbox.
+    /// Position in the mailbox.
     pub seq: Seq,
-    /// The delivery's id.
+    /// Id of the delivery.
     pub delivery_id: String,
     /// `node/provider` of the recipient at commit.
     pub location: String,
-    /// The frame; none when it is too large for the log and must be read from Postgres.
+    /// The frame; `None` for a reference that must be read from Postgres.
     pub body: Option<Bytes>,
-    /// W3C trace context.
+    /// W3C trace context of the request.
     pub traceparent: Option<String>,
 }
 
 type AckFuture = <PublishAckFuture as IntoFuture>::IntoFuture;
 
-/// Frames on their way into the log.
-pub struct Stored {
+/// Published frames that JetStream has not confirmed yet.
+pub struct PendingStore {
     acks: FuturesUnordered<AckFuture>,
 }
 
-impl Stored {
+impl PendingStore {
     /// Waits until all frames are stored.
     ///
     /// # Errors
-    /// When one of them was not, or JetStream did not answer.
+    /// If a frame was not stored, or JetStream is unavailable.
     pub async fn wait(mut self) -> StreamResult<()> {
         while let Some(ack) = self.acks.next().await {
             ack.map_err(StreamError::from_nats("storing a delivery in the log"))?;
@@ -80,7 +80,7 @@ impl Stored {
     }
 }
 
-/// One agent's live tail.
+/// Live tail of one agent's log.
 pub struct Tail {
     subscriber: Subscriber,
 }
@@ -92,7 +92,7 @@ impl futures::Stream for Tail {
         loop {
             match Pin::new(&mut self.subscriber).poll_next(cx) {
                 Poll::Ready(Some(message)) => {
-                    if let Some(frame) = live_frame(message) {
+                    if let Some(frame) = decode_live_frame(message) {
                         return Poll::Ready(Some(frame));
                     }
                 }
@@ -103,7 +103,7 @@ impl futures::Stream for Tail {
     }
 }
 
-fn live_frame(message: Message) -> Option<LiveFrame> {
+fn decode_live_frame(message: Message) -> Option<LiveFrame> {
     let headers = message.headers?;
     let text = |name: &str| headers.get(name).map(|value| value.as_str().to_owned());
     Some(LiveFrame {
@@ -116,11 +116,11 @@ fn live_frame(message: Message) -> Option<LiveFrame> {
 }
 
 impl Stream {
-    /// Publishes frames pipelined, in order. The answer tells when JetStream has stored all of them.
+    /// Publishes frames pipelined and in order. The result completes when JetStream has stored all of them.
     ///
     /// # Errors
-    /// When the client has been closed. Publishing the same frames again does no harm.
-    pub async fn publish(&self, frames: &[LogFrame]) -> StreamResult<Stored> {
+    /// If the client is closed. Publishing the same frames again is harmless.
+    pub async fn publish(&self, frames: &[LogFrame]) -> StreamResult<PendingStore> {
         let acks = FuturesUnordered::new();
         for frame in frames {
             let mut headers = HeaderMap::new();
@@ -145,14 +145,14 @@ impl Stream {
                 .map_err(StreamError::from_nats("publishing a delivery"))?;
             acks.push(ack.into_future());
         }
-        Ok(Stored { acks })
+        Ok(PendingStore { acks })
     }
 
-    /// Tails an agent's log from now on.
+    /// Subscribes to an agent's new frames.
     ///
     /// # Errors
-    /// When the client has been closed.
-    pub async fn tail(&self, scope: WorkspaceScope, agent: AgentId) -> StreamResult<Tail> {
+    /// If the client is closed.
+    pub async fn tail_agent(&self, scope: WorkspaceScope, agent: AgentId) -> StreamResult<Tail> {
         let subscriber = self
             .client
             .subscribe(subjects::live_subject(scope, agent))

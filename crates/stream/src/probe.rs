@@ -1,36 +1,36 @@
-//! Asking a gateway whether one of its sockets is alive.
+//! Liveness probes: requests to a gateway to check one of its sockets.
 
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use relay_domain::{GatewayId, NodeId, ProviderName, WorkspaceId, takeover::Proof};
+use relay_domain::{GatewayId, NodeId, ProviderName, WorkspaceId, nodes::takeover::ProbeOutcome};
 use serde::{Deserialize, Serialize};
 
 use crate::{Stream, StreamError, StreamResult, subjects};
 
-/// How long the asker waits: the holder gives its socket one second to answer a ping.
-const PROBE_WAIT: Duration = Duration::from_millis(1500);
+/// Time to wait for an answer. The gateway gives its socket one second to answer a ping.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// Which connection is asked about.
+/// Identity of the connection to check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeRequest {
-    /// The tenant.
+    /// Id of the workspace.
     pub workspace: WorkspaceId,
-    /// The node.
+    /// Id of the node.
     pub node: NodeId,
-    /// The provider.
+    /// Name of the provider.
     pub provider: ProviderName,
-    /// The epoch of the connection.
+    /// Epoch of the connection.
     pub epoch: i64,
 }
 
-/// Probes addressed to this gateway.
+/// Subscription to the probes of this gateway.
 pub struct Probes {
     subscriber: async_nats::Subscriber,
 }
 
 impl Probes {
-    /// The next probe and where to answer it.
+    /// Returns the next probe and the subject for its answer, or `None` once the client is closed.
     pub async fn next(&mut self) -> Option<(ProbeRequest, String)> {
         loop {
             let message = self.subscriber.next().await?;
@@ -43,32 +43,32 @@ impl Probes {
 }
 
 impl Stream {
-    /// Asks a gateway for a proof of life. No answer in time, or nobody there, is silence.
-    pub async fn probe(&self, gateway: GatewayId, request: &ProbeRequest) -> Proof {
-        let Ok(payload) = serde_json::to_vec(request) else { return Proof::Silent };
+    /// Probes a connection through its gateway. A missing answer counts as silent.
+    pub async fn probe(&self, gateway: GatewayId, request: &ProbeRequest) -> ProbeOutcome {
+        let Ok(payload) = serde_json::to_vec(request) else { return ProbeOutcome::Silent };
         let answer = self.client.request(subjects::probe_subject(gateway), payload.into());
-        match tokio::time::timeout(PROBE_WAIT, answer).await {
-            Ok(Ok(message)) if message.payload.as_ref() == b"alive" => Proof::Alive,
-            _ => Proof::Silent,
+        match tokio::time::timeout(PROBE_TIMEOUT, answer).await {
+            Ok(Ok(message)) if message.payload.as_ref() == b"alive" => ProbeOutcome::Alive,
+            _ => ProbeOutcome::Silent,
         }
     }
 
     /// Answers a probe.
-    pub async fn answer_probe(&self, reply: String, proof: Proof) {
+    pub async fn answer_probe(&self, reply: String, proof: ProbeOutcome) {
         let word: &'static [u8] = match proof {
-            Proof::Alive => b"alive",
-            Proof::Silent => b"silent",
+            ProbeOutcome::Alive => b"alive",
+            ProbeOutcome::Silent => b"silent",
         };
         if let Err(error) = self.client.publish(reply, word.into()).await {
-            tracing::debug!(%error, "a probe was not answered");
+            tracing::debug!(%error, "failed to answer a probe");
         }
     }
 
-    /// Listens to the probes addressed to a gateway.
+    /// Subscribes to the probes of a gateway.
     ///
     /// # Errors
-    /// When the client has been closed.
-    pub async fn probes(&self, gateway: GatewayId) -> StreamResult<Probes> {
+    /// If the client is closed.
+    pub async fn subscribe_probes(&self, gateway: GatewayId) -> StreamResult<Probes> {
         let subscriber = self
             .client
             .subscribe(subjects::probe_subject(gateway))

@@ -1,6 +1,6 @@
-//! Reading the log back: what it still holds of deliveries and events that a restored Postgres has lost.
+//! Reads of the log for recovery: deliveries and events that a restored Postgres has lost.
 //!
-//! Only recovery comes here. Replay and repair read Postgres.
+//! Replay and repair read Postgres instead.
 
 use async_nats::jetstream::{
     self, ErrorCode,
@@ -9,7 +9,7 @@ use async_nats::jetstream::{
 };
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
-use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, session::Seq};
+use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq};
 
 use crate::{
     Stream, StreamError, StreamResult,
@@ -18,15 +18,15 @@ use crate::{
     log::{MESSAGE_ID, REFERENCE, SENDER, SEQ},
 };
 
-/// Reads that are under way at once.
-const IN_FLIGHT: usize = 256;
+/// Maximum number of concurrent reads.
+const MAX_CONCURRENT_READS: usize = 256;
 
 /// One of the engine's streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogKind {
-    /// Deliveries.
+    /// Delivery frames of all agents.
     Deliveries,
-    /// Events.
+    /// Event records of all workspaces.
     Events,
 }
 
@@ -40,45 +40,45 @@ impl LogKind {
     }
 }
 
-/// What a stream holds.
+/// Contents of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogState {
-    /// When it was made, in unix milliseconds.
+    /// Creation time, in unix milliseconds.
     pub created_at_ms: i64,
-    /// The oldest place that it still holds.
+    /// Position of the oldest message.
     pub first: u64,
-    /// When that was stored, in unix milliseconds.
+    /// Time at which the oldest message was stored, in unix milliseconds.
     pub first_at_ms: i64,
-    /// The newest place.
+    /// Position of the newest message.
     pub last: u64,
 }
 
-/// A delivery as the log holds it.
+/// Delivery read from the log.
 #[derive(Debug, Clone)]
 pub struct LoggedFrame {
-    /// The tenant.
+    /// Workspace of the recipient.
     pub scope: WorkspaceScope,
-    /// The recipient.
+    /// Id of the recipient.
     pub agent_id: AgentId,
-    /// Its place in the mailbox.
+    /// Position in the mailbox.
     pub seq: Seq,
-    /// Its id.
+    /// Id of the delivery.
     pub delivery_id: String,
-    /// When it was stored, in unix milliseconds.
+    /// Time at which it was stored, in unix milliseconds.
     pub stored_at_ms: i64,
-    /// The frame; none when it was too large for the log.
+    /// The frame; `None` for a reference.
     pub body: Option<Bytes>,
-    /// Who sent it, where the frame does not tell.
+    /// Id of the sender, if this is a reference.
     pub sender: Option<AgentId>,
 }
 
 impl Stream {
-    /// What a stream holds; `None` when there is no such stream.
+    /// Returns the contents of a stream, or `None` when it does not exist.
     ///
     /// # Errors
-    /// When JetStream does not answer.
+    /// If JetStream is unavailable.
     pub async fn log_state(&self, kind: LogKind) -> StreamResult<Option<LogState>> {
-        let Some(stream) = self.find(kind).await? else { return Ok(None) };
+        let Some(stream) = self.find_kind(kind).await? else { return Ok(None) };
         let info = stream.cached_info();
         Ok(Some(LogState {
             created_at_ms: millis(info.created.unix_timestamp_nanos()),
@@ -88,16 +88,16 @@ impl Stream {
         }))
     }
 
-    /// The first place whose message was stored at `at_ms` or later; behind the last one if there is none.
+    /// Returns the first position that was stored at `at_ms` or later, or the position after the last one.
     ///
     /// # Errors
-    /// When JetStream does not answer.
-    pub async fn place_of(&self, kind: LogKind, state: &LogState, at_ms: i64) -> StreamResult<u64> {
-        let Some(stream) = self.find(kind).await?.filter(|_| state.last > 0) else { return Ok(state.last + 1) };
+    /// If JetStream is unavailable.
+    pub async fn position_at(&self, kind: LogKind, state: &LogState, at_ms: i64) -> StreamResult<u64> {
+        let Some(stream) = self.find_kind(kind).await?.filter(|_| state.last > 0) else { return Ok(state.last + 1) };
         let (mut low, mut high) = (state.first, state.last + 1);
         while low < high {
             let middle = low + (high - low) / 2;
-            // Places may be empty: a workspace was erased.
+            // Positions may be empty after a workspace was erased.
             let next = stream.direct_get_next_for_subject(kind.subjects(), Some(middle)).await;
             match next {
                 Ok(message) if millis(message.time.unix_timestamp_nanos()) < at_ms => low = message.sequence + 1,
@@ -109,21 +109,21 @@ impl Stream {
         Ok(low)
     }
 
-    /// The deliveries from one place to another, in no particular order. What cannot be read as one is left out.
+    /// Reads the deliveries between two positions, in no particular order. Skips undecodable messages.
     ///
     /// # Errors
-    /// When JetStream does not answer.
-    pub async fn logged(&self, from: u64, to: u64) -> StreamResult<Vec<LoggedFrame>> {
-        let read = self.messages(LogKind::Deliveries, from, to).await?;
-        Ok(read.into_iter().filter_map(frame).collect())
+    /// If JetStream is unavailable.
+    pub async fn read_frames(&self, from: u64, to: u64) -> StreamResult<Vec<LoggedFrame>> {
+        let read = self.read_messages(LogKind::Deliveries, from, to).await?;
+        Ok(read.into_iter().filter_map(decode_logged_frame).collect())
     }
 
-    /// The workspaces and last numbers of the event records from one place to another, in no particular order.
+    /// Reads the workspace and the last number of the event records between two positions, in no particular order.
     ///
     /// # Errors
-    /// When JetStream does not answer.
-    pub async fn logged_events(&self, from: u64, to: u64) -> StreamResult<Vec<(WorkspaceScope, i64)>> {
-        let read = self.messages(LogKind::Events, from, to).await?;
+    /// If JetStream is unavailable.
+    pub async fn read_event_marks(&self, from: u64, to: u64) -> StreamResult<Vec<(WorkspaceScope, i64)>> {
+        let read = self.read_messages(LogKind::Events, from, to).await?;
         let marks = read.into_iter().filter_map(|message| {
             let workspace: WorkspaceId = message.subject.split('.').nth(2)?.parse().ok()?;
             let last = message.headers.get(LAST)?.as_str().parse().ok()?;
@@ -132,34 +132,34 @@ impl Stream {
         Ok(marks.collect())
     }
 
-    /// Whether [`Self::mark_rebuilt`] was called since the log was made.
+    /// Returns whether [`Self::mark_rebuilt`] was called since the stream was created.
     ///
     /// # Errors
-    /// When JetStream does not answer.
+    /// If JetStream is unavailable.
     pub async fn is_rebuilt(&self) -> StreamResult<bool> {
-        let stream = self.find(LogKind::Deliveries).await?;
+        let stream = self.find_kind(LogKind::Deliveries).await?;
         Ok(stream.is_some_and(|stream| stream.cached_info().config.metadata.contains_key(REBUILT)))
     }
 
-    /// Says that the log holds what Postgres has to give, until it is lost again.
+    /// Marks the delivery stream as holding everything that Postgres has. The mark is lost with the stream.
     ///
     /// # Errors
-    /// When JetStream does not answer.
+    /// If JetStream is unavailable.
     pub async fn mark_rebuilt(&self) -> StreamResult<()> {
         let doing = "marking the log as rebuilt";
-        let Some(stream) = self.find(LogKind::Deliveries).await? else { return Ok(()) };
+        let Some(stream) = self.find_kind(LogKind::Deliveries).await? else { return Ok(()) };
         let mut config = stream.cached_info().config.clone();
         config.metadata.insert(REBUILT.to_owned(), "yes".to_owned());
         self.jetstream.update_stream(config).await.map(drop).map_err(StreamError::from_nats(doing))
     }
 
-    async fn messages(
+    async fn read_messages(
         &self,
         kind: LogKind,
         from: u64,
         to: u64,
     ) -> StreamResult<Vec<jetstream::message::StreamMessage>> {
-        let Some(stream) = self.find(kind).await? else { return Ok(Vec::new()) };
+        let Some(stream) = self.find_kind(kind).await? else { return Ok(Vec::new()) };
         let stream = &stream;
         let read = futures::stream::iter(from..=to).map(|place| async move {
             match stream.direct_get(place).await {
@@ -168,26 +168,30 @@ impl Stream {
                 Err(error) => Err(StreamError::from_nats("reading the log back")(error)),
             }
         });
-        read.buffer_unordered(IN_FLIGHT).try_filter_map(|found| async move { Ok(found) }).try_collect().await
+        read.buffer_unordered(MAX_CONCURRENT_READS).try_filter_map(|found| async move { Ok(found) }).try_collect().await
     }
 
-    async fn find(&self, kind: LogKind) -> StreamResult<Option<JetStream>> {
-        find(&self.jetstream, kind.name()).await
+    async fn find_kind(&self, kind: LogKind) -> StreamResult<Option<JetStream>> {
+        find_stream(&self.jetstream, kind.name()).await
     }
 }
 
-/// A stream by its name; `None` when JetStream says that there is none.
-pub(crate) async fn find(context: &jetstream::Context, name: &str) -> StreamResult<Option<JetStream>> {
+/// Returns a stream by name, or `None` when JetStream reports that it does not exist.
+pub(crate) async fn find_stream(context: &jetstream::Context, name: &str) -> StreamResult<Option<JetStream>> {
     match context.get_stream(name).await {
         Ok(stream) => Ok(Some(stream)),
-        Err(error) => match error.kind() {
-            GetStreamErrorKind::JetStream(cause) if cause.error_code() == ErrorCode::STREAM_NOT_FOUND => Ok(None),
-            _ => Err(StreamError::from_nats("looking at a stream")(error)),
-        },
+        Err(error) => {
+            if let GetStreamErrorKind::JetStream(cause) = error.kind()
+                && cause.error_code() == ErrorCode::STREAM_NOT_FOUND
+            {
+                return Ok(None);
+            }
+            Err(StreamError::from_nats("looking at a stream")(error))
+        }
     }
 }
 
-fn frame(message: jetstream::message::StreamMessage) -> Option<LoggedFrame> {
+fn decode_logged_frame(message: jetstream::message::StreamMessage) -> Option<LoggedFrame> {
     let mut subject = message.subject.split('.').skip(2);
     let workspace: WorkspaceId = subject.next()?.parse().ok()?;
     let agent_id = subject.next()?.parse().ok()?;

@@ -1,54 +1,54 @@
-//! Every subject the engine uses.
+//! All NATS subjects of the engine.
 
 use relay_domain::{
     AgentId, GatewayId, WorkspaceScope,
-    shard::{shard_of, shard_of_workspace},
+    shard::{agent_shard, workspace_shard},
 };
 
-/// What the delivery streams capture. One stream holds all shards until one is not enough; ranges of
-/// shards can then move to streams of their own without renaming anything.
+/// Subjects of the delivery stream. One stream holds all shards; ranges of shards can move to streams of their own
+/// without renaming subjects.
 pub(crate) const LOG_WILDCARD: &str = "d.>";
-/// What the event stream captures.
+/// Subjects of the event stream.
 pub(crate) const EVENTS_WILDCARD: &str = "e.>";
-/// Where stored deliveries and events are republished: `live.` before the subject that they were stored under.
+/// Prefix of the subjects on which stored messages are republished.
 pub(crate) const LIVE_PREFIX: &str = "live.";
-/// Hints for every process.
+/// Subject of hints for every process.
 pub(crate) const HINTS: &str = "relay.hints";
 
-/// An agent's log.
+/// Returns the subject of an agent's log.
 pub(crate) fn log_subject(scope: WorkspaceScope, agent: AgentId) -> String {
     let workspace = scope.workspace_id();
-    format!("d.{}.{workspace}.{agent}", shard_of(workspace, agent))
+    format!("d.{}.{workspace}.{agent}", agent_shard(workspace, agent))
 }
 
-/// An agent's live tail.
+/// Returns the subject of an agent's live tail.
 pub(crate) fn live_subject(scope: WorkspaceScope, agent: AgentId) -> String {
     format!("{LIVE_PREFIX}{}", log_subject(scope, agent))
 }
 
-/// A workspace's events.
+/// Returns the subject of a workspace's events.
 pub(crate) fn event_subject(scope: WorkspaceScope) -> String {
     let workspace = scope.workspace_id();
-    format!("e.{}.{workspace}", shard_of_workspace(workspace))
+    format!("e.{}.{workspace}", workspace_shard(workspace))
 }
 
-/// A workspace's events, live.
+/// Returns the subject of a workspace's live events.
 pub(crate) fn live_event_subject(scope: WorkspaceScope) -> String {
     format!("{LIVE_PREFIX}{}", event_subject(scope))
 }
 
-/// Hints that concern one gateway only.
-pub(crate) fn gateway_hints(gateway: GatewayId) -> String {
+/// Returns the subject of hints for one gateway.
+pub(crate) fn gateway_hint_subject(gateway: GatewayId) -> String {
     format!("{HINTS}.{gateway}")
 }
 
-/// What the streams hold of a workspace, as filters: deliveries, then events.
-pub(crate) fn all_of_workspace(scope: WorkspaceScope) -> [String; 2] {
+/// Returns the subject filters of a workspace's messages: deliveries, then events.
+pub(crate) fn workspace_filters(scope: WorkspaceScope) -> [String; 2] {
     let workspace = scope.workspace_id();
     [format!("d.*.{workspace}.>"), format!("e.*.{workspace}")]
 }
 
-/// Where a gateway answers liveness probes.
+/// Returns the subject of liveness probes to a gateway.
 pub(crate) fn probe_subject(gateway: GatewayId) -> String {
     format!("relay.probe.{gateway}")
 }

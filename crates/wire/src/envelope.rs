@@ -1,9 +1,9 @@
-//! What every answer is wrapped in.
+//! Envelopes of all responses. Main types: [`Success`], [`Paged`] and [`Failure`]; constructed by the gateway.
 
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// A success: `{"ok":true,"data":…}`. `data` is always there, for strict clients.
+/// Envelope of a success: `{"ok":true,"data":…}`. `data` is always present, for strict clients.
 #[derive(Debug, Clone, Serialize)]
 pub struct Success<T> {
     ok: bool,
@@ -11,13 +11,13 @@ pub struct Success<T> {
 }
 
 impl<T> Success<T> {
-    /// Wraps an answer.
+    /// Wraps the data of a response.
     pub const fn new(data: T) -> Self {
         Self { ok: true, data }
     }
 }
 
-/// A success that is a page of a list: `cursor` says where the next one begins.
+/// Envelope of a page of a list: `cursor` names the start of the next page.
 #[derive(Debug, Clone, Serialize)]
 pub struct Paged<T> {
     ok: bool,
@@ -25,7 +25,7 @@ pub struct Paged<T> {
     cursor: Cursor,
 }
 
-/// Where the next page begins.
+/// Position of the next page.
 #[derive(Debug, Clone, Serialize)]
 struct Cursor {
     next: Option<String>,
@@ -33,20 +33,20 @@ struct Cursor {
 }
 
 impl<T> Paged<T> {
-    /// Wraps a page. Without a next one there is no more.
+    /// Wraps a page. `None` marks the last page.
     #[must_use]
     pub const fn new(data: Vec<T>, next: Option<String>) -> Self {
         Self { ok: true, data, cursor: Cursor { has_more: next.is_some(), next } }
     }
 }
 
-/// A refusal or failure: `{"ok":false,"error":{"code","message"}}`.
+/// Envelope of an error: `{"ok":false,"error":{"code","message"}}`.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct Failure<'a> {
     /// Always false.
     #[schema(example = false)]
     ok: bool,
-    /// Why.
+    /// Error details.
     error: ErrorBody<'a>,
 }
 
@@ -58,13 +58,13 @@ impl<'a> Failure<'a> {
     }
 }
 
-/// Why something was refused or failed.
+/// Details of an error.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ErrorBody<'a> {
-    /// A stable word for programs.
+    /// Stable code for programs.
     #[schema(pattern = "^[a-z0-9_]+$", example = "invalid_request")]
     code: &'a str,
-    /// A text for people; it may change.
+    /// Text for people; it may change.
     #[schema(min_length = 1, example = "Invalid request")]
     message: &'a str,
 }

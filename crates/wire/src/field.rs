@@ -1,4 +1,4 @@
-//! Fields that need more than their type says.
+//! Field types that need more than their Rust type for a schema.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::ToSchema;
 
-/// How an id looks in the schemas. The ids themselves are types of the domain.
+/// Schema of an id. The ids themselves are domain types.
 #[derive(Debug, ToSchema)]
 #[schema(value_type = String, pattern = "^[0-9]{1,19}$", examples("243812004871278592"))]
 pub struct Id(pub i64);
 
-/// An instant as `2026-03-01T12:00:00.000Z`.
+/// Instant in the format `2026-03-01T12:00:00.000Z`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ToSchema)]
 #[schema(value_type = String, format = DateTime, examples("2026-03-01T12:00:00.000Z"))]
 pub struct Timestamp(pub DateTime<Utc>);
@@ -34,10 +34,10 @@ impl Serialize for Timestamp {
     }
 }
 
-/// Tells a field that is `null` from one that is absent: `#[serde(default, deserialize_with = "present")]`.
+/// Distinguishes a field that is `null` from an absent one: `#[serde(default, deserialize_with = "present")]`.
 ///
 /// # Errors
-/// When the value has another type.
+/// If the value has another type.
 pub fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }

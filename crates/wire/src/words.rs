@@ -1,4 +1,4 @@
-//! The words that answers carry where a field has few values. The types describe; nothing is made of them.
+//! Enumerations of response fields with few values. The types only describe the schema and are never constructed.
 
 use utoipa::ToSchema;
 
@@ -14,57 +14,57 @@ macro_rules! words {
 }
 
 words!(
-    /// Whether an agent is there, in the words that every published client knows.
+    /// Availability of an agent, in the values that every published client accepts.
     Availability { Online = "online", Away = "away", Offline = "offline" }
 );
 words!(
-    /// What an agent is doing.
+    /// Reported activity of an agent.
     Activity { Active = "active", Idle = "idle", Blocked = "blocked", Waiting = "waiting", Offline = "offline" }
 );
 words!(
-    /// What a member of a channel may do.
+    /// Role of a channel member.
     Role { Owner = "owner", Member = "member" }
 );
 words!(
-    /// What is known of a delivery.
+    /// State of a delivery.
     DeliveryStatus {
         Queued = "queued", Delivered = "delivered", Acked = "acked", Failed = "failed", DeadLettered = "dead_lettered"
     }
 );
 words!(
-    /// How urgently a delivery is injected.
+    /// Urgency of an injection.
     DeliveryMode { Immediate = "immediate", NextToolCall = "next-tool-call" }
 );
 words!(
-    /// Where a recipient was when a delivery was accepted.
+    /// Kind of location that a recipient had when a delivery was accepted.
     LocationType { SelfConnected = "self_connected", ViaNode = "via_node" }
 );
 words!(
-    /// How important a delivery is.
+    /// Priority of a delivery.
     Priority { Normal = "normal" }
 );
 words!(
-    /// How a node is reached.
+    /// Transport of deliveries to a node.
     NodeKind { Ws = "ws", HttpPush = "http_push", Poll = "poll" }
 );
 words!(
-    /// Whether a node is one agent's own connection or hosts many.
+    /// Role of a node: one agent's own connection, or a host of many agents.
     NodeRole { Direct = "direct", Broker = "broker" }
 );
 words!(
-    /// Whether a node is connected.
+    /// Connection status of a node.
     NodeStatus { Online = "online", Offline = "offline" }
 );
 words!(
-    /// What a workspace is allowed.
+    /// Plan of a workspace.
     Plan { Free = "free", Pro = "pro", Enterprise = "enterprise" }
 );
 words!(
-    /// Whether a conversation has two members for good, or any number.
+    /// Type of a conversation: two fixed participants, or a group.
     ConversationType { Direct = "1:1", Group = "group" }
 );
 words!(
-    /// What an observer token may read.
+    /// Kind of data that an observer token may read.
     ObserverScope {
         Stream = "stream:read", Messages = "messages:read", Threads = "threads:read", Dms = "dms:read",
         Channels = "channels:read", Search = "search:read", Agents = "agents:read", Nodes = "nodes:read",
@@ -72,18 +72,18 @@ words!(
     }
 );
 words!(
-    /// Whether an observer token counts.
+    /// Status of an observer token.
     ObserverTokenStatus { Active = "active", Revoked = "revoked" }
 );
 words!(
-    /// Where a message of the activity is.
+    /// Place of a message in the activity list.
     ActivityType { Message = "message", Dm = "dm" }
 );
 words!(
-    /// What became of a file.
+    /// State of a file.
     FileStatus { Pending = "pending", Complete = "complete", Deleted = "deleted" }
 );
 words!(
-    /// What became of an event on its way to a subscription's address.
+    /// State of an event delivery to a subscription's URL.
     SubscriptionDeliveryStatus { Pending = "pending", Delivered = "delivered", DeadLetter = "dead_letter" }
 );

@@ -13,10 +13,10 @@ use std::{
 use fastrand::Rng;
 use relay_domain::{
     DeliveryId, MessageId,
-    names::{idempotency_key, nests_too_deeply, spells_nul},
-    token::{TokenHash, TokenKind},
+    access::token::{TokenHash, TokenKind},
+    names::{contains_nul_escape, exceeds_max_depth, parse_idempotency_key},
 };
-use relay_wire::frame::{self, Inbound, decode};
+use relay_wire::nodes::frame::{self, InboundFrame, decode};
 use serde_json::Value;
 
 /// Rounds of a target when no time is given: about a second in a debug build.
@@ -136,7 +136,7 @@ fn a_frame_is_decoded_or_refused_with_its_id() {
             Ok(decoded) => (&decoded.id, None),
             Err(refusal) => (&refusal.id, Some(&refusal.message)),
         };
-        // Whoever can read a frame's id gets it back; who cannot is given none that was not there.
+        // A readable id is returned in the refusal, an unreadable one is never invented.
         match &parsed {
             Some(Value::Object(frame)) => assert_eq!(id.as_deref(), frame.get("id").and_then(Value::as_str)),
             Some(_) => assert_eq!((id, decoded.is_err()), (&None, true)),
@@ -145,13 +145,13 @@ fn a_frame_is_decoded_or_refused_with_its_id() {
         }
         if let Some(message) = message {
             assert!(!message.is_empty() && message.len() < 2048);
-            let answer = frame::error(id.as_deref(), "invalid_message", message);
+            let answer = frame::encode_error(id.as_deref(), "invalid_message", message);
             assert!(serde_json::from_str::<Value>(&answer).is_ok_and(|answer| answer["ok"] == false));
         }
         if let Ok(decoded) = &decoded
-            && decoded.frame != Inbound::Ignored
+            && decoded.frame != InboundFrame::Ignored
         {
-            assert!(!spells_nul(text.as_bytes()) && !nests_too_deeply(text.as_bytes()));
+            assert!(!contains_nul_escape(text.as_bytes()) && !exceeds_max_depth(text.as_bytes()));
             if let Some(frame) = &parsed {
                 assert_eq!(frame["v"], 1);
             }
@@ -177,7 +177,7 @@ fn a_valid_frame_survives_white_space_and_unknown_keys() {
 }
 
 #[test]
-fn an_id_reads_back_what_it_prints_or_is_none() {
+fn an_id_reads_back_what_it_prints_or_is_invalid() {
     let corpus =
         ["del_147298826957365248_147298826957365249", "del_1_2_r3", "147298826957365248", "9223372036854775807"];
     fuzz("ids", &corpus, |text| {
@@ -194,10 +194,10 @@ fn an_id_reads_back_what_it_prints_or_is_none() {
 fn a_token_is_of_the_kind_of_its_prefix_or_none() {
     let corpus = ["rk_live_00112233445566778899aabbccddeeff", "at_live_00", "nt_live_00", "ot_live_00", "wh_live_00"];
     fuzz("tokens", &corpus, |text| {
-        if let Some(kind) = TokenKind::of(text) {
+        if let Some(kind) = TokenKind::from_prefix(text) {
             assert!(text.starts_with(kind.prefix()) && text.len() > kind.prefix().len());
         }
-        let hash = TokenHash::of(text);
+        let hash = TokenHash::from_token(text);
         assert_eq!(hash.to_string().parse(), Ok(hash));
         assert!(!text.parse::<TokenHash>().is_ok_and(|hash| !hash.to_string().eq_ignore_ascii_case(text)));
     });
@@ -206,9 +206,9 @@ fn a_token_is_of_the_kind_of_its_prefix_or_none() {
 #[test]
 fn an_idempotency_key_is_visible_ascii_or_none() {
     fuzz("keys", &["k", " 3f2b8c9e-1111-4222-8333-444455556666 ", "relay-spawn:00"], |text| {
-        if let Some(key) = idempotency_key(text) {
+        if let Some(key) = parse_idempotency_key(text) {
             assert!((1..=255).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()));
-            assert_eq!(idempotency_key(key), Some(key));
+            assert_eq!(parse_idempotency_key(key), Some(key));
         }
     });
 }

@@ -1,30 +1,30 @@
-//! What each metric means, for whoever reads `/metrics`. The names are in `relay_domain::metric_names`.
+//! Help texts of all metrics, as shown on `/metrics`. The names are in `relay_domain::metric_names`.
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 use relay_domain::metric_names as name;
 
 /// Describes every metric of every service.
-pub(super) fn all() {
+pub(super) fn describe_all() {
     describe_counter!(name::MESSAGES_ACCEPTED, "Messages committed.");
     describe_counter!(name::DELIVERIES_WRITTEN, "Delivery rows committed.");
     describe_counter!(name::DELIVERIES_PUBLISHED, "Delivery frames acknowledged by JetStream.");
-    describe_counter!(name::PUBLISH_SKIPPED, "Commit batches that the publisher had no room for.");
-    describe_counter!(name::PUBLISH_STALLED, "Commit batches that JetStream was slow to store.");
+    describe_counter!(name::PUBLISH_SKIPPED, "Commit batches not queued for publishing because the queue was full.");
+    describe_counter!(name::PUBLISH_STALLED, "Commit batches that JetStream stored too slowly.");
     describe_counter!(name::DELIVERIES_REFUSED, "Deliveries not written because the recipient's mailbox was full.");
     describe_counter!(
         name::DELIVERIES_SENT,
         "Deliver frames written to sockets, replayed ones and tombstones included."
     );
-    describe_counter!(name::DELIVERIES_CLAIMED, "Deliveries leased by who claims them without a socket.");
+    describe_counter!(name::DELIVERIES_CLAIMED, "Deliveries leased by consumers that claim them over REST.");
     describe_counter!(name::DELIVERIES_ACKED, "Deliveries settled by a socket's cumulative ack.");
-    describe_counter!(name::DELIVERIES_REPLAYED, "Deliver frames sent because a mailbox was resumed.");
+    describe_counter!(name::DELIVERIES_REPLAYED, "Deliver frames sent again after a mailbox was resumed.");
     describe_counter!(
         name::DELIVERIES_REPAIRED,
-        "Deliver frames read from Postgres because the live copy was missing or late, not because a mailbox was resumed."
+        "Deliver frames read from Postgres because the live copy was missing or late, without replays of resumed mailboxes."
     );
     describe_counter!(name::DELIVERIES_DEAD_LETTERED, "Deliveries dead-lettered, by reason.");
-    describe_counter!(name::DUPLICATES_DROPPED, "Live frames dropped because their seq had been sent already.");
-    describe_counter!(name::ACKS_CLAMPED, "Acks beyond the highest seq ever sent, cut down to it.");
+    describe_counter!(name::DUPLICATES_DROPPED, "Live frames dropped because their seq had already been sent.");
+    describe_counter!(name::ACKS_CLAMPED, "Acks above the highest seq ever sent, clamped to it.");
     describe_gauge!(
         name::OUTBOX_LAG_SECONDS,
         Unit::Seconds,
@@ -40,42 +40,39 @@ pub(super) fn all() {
     describe_histogram!(
         name::ACK_LATENCY_SECONDS,
         Unit::Seconds,
-        "From a frame's way into the socket's queue to its ack; one frame an agent is timed at once."
+        "Time from queueing a frame for a socket to its ack; one frame per agent is measured at a time."
     );
-    describe_histogram!(name::COMMIT_BATCH_SIZE, "Requests that one commit carried.");
+    describe_histogram!(name::COMMIT_BATCH_SIZE, "Requests per commit.");
     describe_histogram!(name::COMMIT_SECONDS, Unit::Seconds, "Duration of one commit.");
-    describe_counter!(name::PUSH_ATTEMPTS, "Tries to hand a delivery over to an endpoint, by outcome.");
-    describe_histogram!(name::PUSH_SECONDS, Unit::Seconds, "Duration of one such try.");
+    describe_counter!(name::PUSH_ATTEMPTS, "Attempts to dispatch a delivery to an http_push endpoint, by outcome.");
+    describe_histogram!(name::PUSH_SECONDS, Unit::Seconds, "Duration of one http_push attempt.");
     describe_gauge!(
         name::LOOP_LAST_SUCCESS,
         Unit::Seconds,
-        "When a worker loop last ended without an error, in unix seconds."
+        "Time of the last successful tick of a worker loop, in unix seconds."
     );
-    describe_histogram!(name::LOOP_SECONDS, Unit::Seconds, "Duration of a worker loop's tick.");
-    describe_counter!(name::LOOP_FAILURES, "Worker loop ticks that failed.");
-    describe_counter!(name::SUBSCRIPTION_CALLS, "Calls to the addresses of subscriptions, by outcome.");
-    describe_counter!(name::DELIVERIES_REDRIVEN, "Dead letters sent again.");
-    describe_gauge!(name::LOOP_LAG_SECONDS, Unit::Seconds, "How long the oldest work of a loop has been waiting.");
-    describe_counter!(name::LOOP_WORK, "Things a worker loop dealt with.");
-    describe_counter!(name::REQUESTS_LIMITED, "Requests refused because a budget was used up.");
-    describe_counter!(name::BUDGET_TAKINGS, "Batches of request budgets taken from Postgres.");
+    describe_histogram!(name::LOOP_SECONDS, Unit::Seconds, "Duration of one tick of a worker loop.");
+    describe_counter!(name::LOOP_FAILURES, "Failed ticks of a worker loop.");
+    describe_counter!(name::SUBSCRIPTION_CALLS, "Calls to subscription endpoints, by outcome.");
+    describe_counter!(name::DELIVERIES_REDRIVEN, "Dead letters redriven.");
+    describe_gauge!(name::LOOP_LAG_SECONDS, Unit::Seconds, "Age of the oldest work waiting for a worker loop.");
+    describe_counter!(name::LOOP_WORK, "Items processed by a worker loop.");
+    describe_counter!(name::REQUESTS_LIMITED, "Requests refused by a rate limit.");
+    describe_counter!(name::RATE_LIMIT_ACQUISITIONS, "Batches of rate limit tokens taken from Postgres.");
     describe_counter!(name::HTTP_REQUESTS, "HTTP requests answered, by method, route template and status.");
     describe_histogram!(name::HTTP_SECONDS, Unit::Seconds, "Time to answer an HTTP request, by route template.");
     describe_counter!(
         name::ACTION_RESULTS_REFUSED,
-        "Results of invocations that came too late, or from somebody who was not asked."
+        "Invocation results refused because they were late or came from another handler."
     );
-    describe_counter!(name::EVENTS_UNANNOUNCED, "Events that were not announced live, because too much was waiting.");
+    describe_counter!(name::EVENTS_UNANNOUNCED, "Events not announced live because the queue was full.");
     describe_counter!(name::EVENTS_REPAIRED, "Events read from Postgres because their live copy was missing or late.");
-    describe_gauge!(name::EVENT_FEEDS, "Workspaces whose events this gateway follows.");
+    describe_gauge!(name::EVENT_FEEDS, "Event feeds that this gateway follows, one per workspace.");
     describe_counter!(name::INVOCATIONS_SENT, "Invocations written to sockets.");
-    describe_counter!(name::NOTICES_DROPPED, "Best-effort notices that a connection had no room for.");
+    describe_counter!(name::NOTICES_DROPPED, "Best-effort notices dropped because a connection had no room.");
     describe_counter!(name::OBSERVER_FRAMES, "Events written to observers.");
-    describe_counter!(name::OBSERVERS_CUT, "Observers closed because they did not keep up.");
-    describe_counter!(
-        name::RECOVERIES,
-        "Restored databases that this process has brought into line with what had been sent."
-    );
-    describe_counter!(name::DELIVERIES_RECOVERED, "Deliveries lost in a restore and written again from the log.");
-    describe_counter!(name::DELIVERIES_REBUILT, "Deliveries published again because the log was new.");
+    describe_counter!(name::OBSERVERS_CUT, "Observers disconnected because they read too slowly.");
+    describe_counter!(name::RECOVERIES, "Restored databases that this process has recovered.");
+    describe_counter!(name::DELIVERIES_RECOVERED, "Deliveries lost in a restore and recovered from the log.");
+    describe_counter!(name::DELIVERIES_REBUILT, "Deliveries republished because the log was new.");
 }

@@ -1,7 +1,8 @@
-//! A trace for each bucket of a histogram: from a slow request on a dashboard to what it did.
+//! Exemplars: a recent trace for each bucket of the request histogram, which lead from a slow request on a dashboard
+//! to its trace.
 //!
-//! The recorder knows nothing of them, so they are kept here and written into its page for whoever asks for
-//! OpenMetrics, the only format that has a place for them.
+//! The recorder does not support them, so they are kept here and added to the page for clients that accept
+//! OpenMetrics, the only format with exemplars.
 
 use std::{
     collections::HashMap,
@@ -14,12 +15,12 @@ use relay_domain::metric_names as name;
 
 use super::SECONDS;
 
-/// Routes that are told apart, which are as many as there are templates.
-const ROUTES: usize = 512;
+/// Maximum routes with exemplars; there are fewer route templates.
+const MAX_ROUTES: usize = 512;
 
-/// The media type that asks for OpenMetrics, and what is answered then.
+/// Media type by which clients request OpenMetrics, and the one of the response.
 pub(super) const OPENMETRICS: &str = "application/openmetrics-text";
-pub(super) const OPENMETRICS_ANSWER: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(super) const OPENMETRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 #[derive(Debug, Clone)]
 struct Exemplar {
@@ -28,29 +29,29 @@ struct Exemplar {
     at: f64,
 }
 
-/// By route, for each bucket the newest; the last bucket is the one without a bound.
-type Kept = HashMap<String, Vec<Option<Exemplar>>>;
+/// Newest exemplar per route and bucket; the last bucket is unbounded.
+type Exemplars = HashMap<String, Vec<Option<Exemplar>>>;
 
-fn kept() -> MutexGuard<'static, Kept> {
-    static KEPT: OnceLock<Mutex<Kept>> = OnceLock::new();
-    KEPT.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_exemplars() -> MutexGuard<'static, Exemplars> {
+    static EXEMPLARS: OnceLock<Mutex<Exemplars>> = OnceLock::new();
+    EXEMPLARS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Remembers the trace of a request that took so long.
-pub fn note(route: &str, seconds: f64, trace: String) {
+/// Records the trace of a request as the exemplar of its bucket.
+pub fn record_exemplar(route: &str, seconds: f64, trace: String) {
     let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let bucket = SECONDS.iter().position(|bound| seconds <= *bound).unwrap_or(SECONDS.len());
-    let mut kept = kept();
-    if kept.len() >= ROUTES && !kept.contains_key(route) {
+    let mut exemplars = lock_exemplars();
+    if exemplars.len() >= MAX_ROUTES && !exemplars.contains_key(route) {
         return;
     }
-    let buckets = kept.entry(route.to_owned()).or_insert_with(|| vec![None; SECONDS.len() + 1]);
+    let buckets = exemplars.entry(route.to_owned()).or_insert_with(|| vec![None; SECONDS.len() + 1]);
     buckets[bucket] = Some(Exemplar { trace, seconds, at });
 }
 
-/// The page as OpenMetrics: families of counters are named without `_total`, exemplars are added, and it has an end.
-pub(super) fn openmetrics(page: &str) -> String {
-    let kept = kept();
+/// Converts a page to OpenMetrics: names counter families without `_total`, adds exemplars and the end mark.
+pub(super) fn render_openmetrics(page: &str) -> String {
+    let exemplars = lock_exemplars();
     let mut text = String::with_capacity(page.len() + 4096);
     let counters: Vec<&str> = page
         .lines()
@@ -64,7 +65,7 @@ pub(super) fn openmetrics(page: &str) -> String {
             Some(format!("{}{short} {rest}", &line[..7]))
         });
         text.push_str(renamed.as_deref().unwrap_or(line));
-        if let Some(exemplar) = exemplar_of(line, &kept) {
+        if let Some(exemplar) = find_exemplar(line, &exemplars) {
             let Exemplar { trace, seconds, at } = exemplar;
             let _ = write!(text, " # {{trace_id=\"{trace}\"}} {seconds} {at:.3}");
         }
@@ -74,11 +75,11 @@ pub(super) fn openmetrics(page: &str) -> String {
     text
 }
 
-/// The exemplar of a bucket's line: `relay_http_seconds_bucket{route="…",le="0.1"} 5`.
-fn exemplar_of<'a>(line: &str, kept: &'a Kept) -> Option<&'a Exemplar> {
+/// Finds the exemplar of a bucket line such as `relay_http_seconds_bucket{route="…",le="0.1"} 5`.
+fn find_exemplar<'a>(line: &str, exemplars: &'a Exemplars) -> Option<&'a Exemplar> {
     line.strip_prefix(name::HTTP_SECONDS)?.strip_prefix("_bucket{")?;
     let label = |wanted: &str| {
-        // Templates of routes hold neither quotes nor commas, but they hold braces.
+        // Route templates contain braces, but neither quotes nor commas.
         let (_, rest) = line.split_once(&format!("{wanted}=\""))?;
         Some(rest.split_once('"')?.0)
     };
@@ -87,7 +88,7 @@ fn exemplar_of<'a>(line: &str, kept: &'a Kept) -> Option<&'a Exemplar> {
         "+Inf" => SECONDS.len(),
         number => SECONDS.iter().position(|known| Some(*known) == number.parse().ok())?,
     };
-    kept.get(label("route")?)?.get(bucket)?.as_ref()
+    exemplars.get(label("route")?)?.get(bucket)?.as_ref()
 }
 
 #[cfg(test)]
@@ -95,10 +96,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slow_request_leads_to_its_trace() {
+    fn a_slow_request_has_an_exemplar_with_its_trace() {
         let route = "/v1/tests/{id}";
-        note(route, 0.07, "0af7651916cd43dd8448eb211c80319c".to_owned());
-        note(route, 99.0, "1af7651916cd43dd8448eb211c80319c".to_owned());
+        record_exemplar(route, 0.07, "0af7651916cd43dd8448eb211c80319c".to_owned());
+        record_exemplar(route, 99.0, "1af7651916cd43dd8448eb211c80319c".to_owned());
         let page = format!(
             "# HELP relay_x_total Things.\n# TYPE relay_x_total counter\nrelay_x_total 5\n\n\
              # TYPE relay_http_seconds histogram\n\
@@ -107,7 +108,7 @@ mod tests {
              relay_http_seconds_bucket{{route=\"{route}\",le=\"+Inf\"}} 2\n\
              relay_http_seconds_bucket{{route=\"/other\",le=\"0.1\"}} 1\n"
         );
-        let text = openmetrics(&page);
+        let text = render_openmetrics(&page);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[..3], ["# HELP relay_x Things.", "# TYPE relay_x counter", "relay_x_total 5"]);
         assert!(!lines[4].contains("trace_id"), "{}", lines[4]);

@@ -1,6 +1,6 @@
-//! Prometheus metrics and the probes, on a listener of their own.
+//! Prometheus metrics and health probes, on their own listener.
 //!
-//! The listener is for operators: it is never the one that clients reach, and it needs no token.
+//! The listener is for operators: clients never reach it, and it needs no token.
 
 mod describe;
 mod exemplars;
@@ -17,42 +17,42 @@ use axum::{
     },
     routing::get,
 };
-pub use exemplars::note as note_exemplar;
+pub use exemplars::record_exemplar;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-pub use otlp::export;
+pub use otlp::export_metrics;
 use relay_domain::metric_names as name;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// From a tenth of a millisecond to half a minute: the range in which latencies are told apart.
+/// Histogram buckets for latencies: a tenth of a millisecond to half a minute.
 const SECONDS: [f64; 17] =
     [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
-/// Commit batches hold a few hundred requests at most.
+/// Histogram buckets for commit batches, which hold a few hundred requests at most.
 const BATCH_SIZES: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
-/// How often histograms are folded, so that what nobody scrapes does not pile up.
-const UPKEEP_EACH: Duration = Duration::from_secs(5);
+/// Interval at which histograms are folded, so that they stay bounded if nothing scrapes them.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The process's metrics.
+/// Metrics recorder of the process.
 #[derive(Clone)]
 pub struct Handle {
     prometheus: PrometheusHandle,
 }
 
 impl Handle {
-    /// The metrics in Prometheus' text format.
+    /// Renders the metrics in the Prometheus text format.
     #[must_use]
     pub fn render(&self) -> String {
         self.prometheus.render()
     }
 }
 
-/// Whether the process should get work.
+/// Readiness check of the process.
 pub type Readiness = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// Collects metrics from now on. Call once, first in `main`.
+/// Installs the recorder. Call once, first in `main`.
 ///
 /// # Errors
-/// When metrics are collected already.
+/// If a recorder is already installed.
 pub fn install() -> Result<Handle> {
     let prometheus = PrometheusBuilder::new()
         .set_buckets(&SECONDS)
@@ -61,17 +61,17 @@ pub fn install() -> Result<Handle> {
         })
         .and_then(PrometheusBuilder::install_recorder)
         .context("install the metrics recorder")?;
-    describe::all();
+    describe::describe_all();
     Ok(Handle { prometheus })
 }
 
 /// Binds `addr` and serves `/metrics`, `/health` and `/ready` there until `stop`.
 ///
-/// `/health` is 200 while the process lives; `/ready` is 200 or 503, as `readiness` says.
-/// Returns the address, whose port is the system's choice when 0 was asked for, and the server to run.
+/// `/health` is 200 while the process runs; `/ready` is 200 or 503, as `readiness` says. Returns the bound address,
+/// whose port is chosen by the system if 0 was requested, and the server future.
 ///
 /// # Errors
-/// When the address cannot be bound.
+/// If the address cannot be bound.
 pub async fn serve(
     addr: SocketAddr,
     handle: Handle,
@@ -83,7 +83,7 @@ pub async fn serve(
     let upkeep = handle.prometheus.clone();
     let stopped = stop.clone();
     tokio::spawn(async move {
-        while stopped.run_until_cancelled(tokio::time::sleep(UPKEEP_EACH)).await.is_some() {
+        while stopped.run_until_cancelled(tokio::time::sleep(UPKEEP_INTERVAL)).await.is_some() {
             upkeep.run_upkeep();
         }
     });
@@ -94,7 +94,7 @@ pub async fn serve(
                 let text = handle.render();
                 let accepts = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
                 let (kind, text) = if accepts.contains(exemplars::OPENMETRICS) {
-                    (exemplars::OPENMETRICS_ANSWER, exemplars::openmetrics(&text))
+                    (exemplars::OPENMETRICS_CONTENT_TYPE, exemplars::render_openmetrics(&text))
                 } else {
                     ("text/plain; version=0.0.4; charset=utf-8", text)
                 };

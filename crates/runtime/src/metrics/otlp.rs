@@ -1,6 +1,6 @@
-//! Metrics to an OTLP collector, for whoever does not scrape: the same page that Prometheus gets, once a period.
+//! OTLP export of metrics, for installations that do not scrape: it periodically converts the Prometheus page.
 //!
-//! Off unless asked for: `OTEL_METRICS_EXPORTER=otlp` or `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT` switches it on.
+//! Disabled by default; `OTEL_METRICS_EXPORTER=otlp` or `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT` enables it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,53 +21,53 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, metadata::MetadataMap, transport::Channel};
 
 use super::Handle;
-use crate::otel::{self, Wanted};
+use crate::otel::{self, TelemetryConfig};
 
-/// Sends the metrics until `stop`, and once more then, if the environment asks for it.
+/// Starts exporting metrics until `stop`, and once more at the end, if the environment enables it.
 ///
 /// # Errors
-/// When a variable of the export cannot be used.
-pub fn export(service: &'static str, handle: Handle, stop: CancellationToken) -> Result<()> {
-    let wanted = Wanted::read()?;
-    let Some(target) = wanted.metrics else { return Ok(()) };
-    let mut sender = Sender {
+/// If a variable of the export is invalid.
+pub fn export_metrics(service: &'static str, handle: Handle, stop: CancellationToken) -> Result<()> {
+    let config = TelemetryConfig::read()?;
+    let Some(target) = config.metrics else { return Ok(()) };
+    let mut exporter = MetricsExporter {
         client: MetricsServiceClient::new(target.channel()?),
         headers: target.metadata()?,
-        resource: resource(service),
+        resource: build_resource(service),
         handle,
-        began: nanos(),
-        told: false,
+        started_at: unix_nanos(),
+        outage_logged: false,
     };
     tokio::spawn(async move {
-        while stop.run_until_cancelled(tokio::time::sleep(wanted.period)).await.is_some() {
-            sender.send().await;
+        while stop.run_until_cancelled(tokio::time::sleep(config.period)).await.is_some() {
+            exporter.send().await;
         }
-        sender.send().await;
+        exporter.send().await;
     });
     Ok(())
 }
 
-/// Who sends, as spans say it too. Several processes of a service are told apart by it.
-fn resource(service: &'static str) -> Resource {
-    let said = otel::resource(service);
-    let attributes = said.iter().map(|(key, value)| attribute(key.as_str(), &value.as_str())).collect();
+/// Builds the resource that spans use too. It distinguishes the processes of a service.
+fn build_resource(service: &'static str) -> Resource {
+    let shared = otel::resource(service);
+    let attributes = shared.iter().map(|(key, value)| attribute(key.as_str(), &value.as_str())).collect();
     Resource { attributes, ..Resource::default() }
 }
 
-struct Sender {
+struct MetricsExporter {
     client: MetricsServiceClient<Channel>,
     headers: MetadataMap,
     resource: Resource,
     handle: Handle,
-    /// When counting began.
-    began: u64,
-    /// Whether the collector's outage has been logged.
-    told: bool,
+    /// Start of counting.
+    started_at: u64,
+    /// True if the current outage of the collector has been logged.
+    outage_logged: bool,
 }
 
-impl Sender {
+impl MetricsExporter {
     async fn send(&mut self) {
-        let metrics = read(&self.handle.render(), self.began, nanos());
+        let metrics = parse_page(&self.handle.render(), self.started_at, unix_nanos());
         let scope = InstrumentationScope { name: "relay".to_owned(), ..InstrumentationScope::default() };
         let scope_metrics = vec![ScopeMetrics { scope: Some(scope), metrics, ..ScopeMetrics::default() }];
         let resource = Some(self.resource.clone());
@@ -75,18 +75,18 @@ impl Sender {
         let mut request = Request::new(ExportMetricsServiceRequest { resource_metrics });
         *request.metadata_mut() = self.headers.clone();
         match self.client.export(request).await {
-            Ok(_) => self.told = false,
-            // Once per outage. Numbers are totals: the next time makes up for it.
-            Err(error) if !self.told => {
-                tracing::warn!(%error, "metrics could not be exported");
-                self.told = true;
+            Ok(_) => self.outage_logged = false,
+            // Logged once per outage. Values are totals, so the next export includes this one.
+            Err(error) if !self.outage_logged => {
+                tracing::warn!(%error, "metrics export failed, retrying");
+                self.outage_logged = true;
             }
             Err(_) => {}
         }
     }
 }
 
-fn nanos() -> u64 {
+fn unix_nanos() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -96,27 +96,27 @@ fn attribute(key: &str, value: &str) -> KeyValue {
     KeyValue { key: key.to_owned(), value: Some(value), ..KeyValue::default() }
 }
 
-/// A family of the page.
+/// Metric family of the page.
 #[derive(Default)]
 struct Family<'a> {
     help: &'a str,
     kind: &'a str,
-    /// Series and their value.
+    /// Series with their values.
     values: Vec<(Vec<KeyValue>, f64)>,
-    /// Of histograms, by their labels without `le`.
-    histograms: BTreeMap<String, Buckets>,
+    /// Histogram series, by their labels without `le`.
+    histograms: BTreeMap<String, HistogramSeries>,
 }
 
 #[derive(Default)]
-struct Buckets {
+struct HistogramSeries {
     attributes: Vec<KeyValue>,
-    /// Bound and how many were not above it. Without a bound: all.
+    /// Upper bound and cumulative count. The entry without a bound counts all.
     cumulative: Vec<(Option<f64>, u64)>,
     sum: f64,
 }
 
-/// The metrics of a page in Prometheus' text format.
-fn read(page: &str, began: u64, now: u64) -> Vec<Metric> {
+/// Parses a page in the Prometheus text format.
+fn parse_page(page: &str, started_at: u64, now: u64) -> Vec<Metric> {
     let mut families: HashMap<&str, Family<'_>> = HashMap::new();
     for line in page.lines() {
         if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
@@ -128,46 +128,46 @@ fn read(page: &str, began: u64, now: u64) -> Vec<Metric> {
             let (name, labels) = series.split_once('{').unwrap_or((series, ""));
             let labels = labels.strip_suffix('}').unwrap_or_default();
             if let Some(family) = families.get_mut(name) {
-                family.values.push((attributes(labels), value));
+                family.values.push((parse_labels(labels), value));
                 continue;
             }
             for part in ["_bucket", "_sum", "_count"] {
                 let family = name.strip_suffix(part).and_then(|family| families.get_mut(family));
                 if let Some(family) = family {
-                    family.part(part, labels, value);
+                    family.add_histogram_part(part, labels, value);
                 }
             }
         }
     }
-    families.into_iter().filter_map(|(name, family)| family.metric(name, began, now)).collect()
+    families.into_iter().filter_map(|(name, family)| family.into_metric(name, started_at, now)).collect()
 }
 
 impl Family<'_> {
-    fn part(&mut self, part: &str, labels: &str, value: f64) {
-        let mut attributes = attributes(labels);
+    fn add_histogram_part(&mut self, part: &str, labels: &str, value: f64) {
+        let mut attributes = parse_labels(labels);
         let bound = attributes.iter().position(|label| label.key == "le").map(|nth| attributes.remove(nth));
         let buckets = self.histograms.entry(format!("{attributes:?}")).or_default();
         buckets.attributes = attributes;
         match part {
             "_sum" => buckets.sum = value,
             "_bucket" => {
-                let bound = bound.and_then(|label| match label.value?.value? {
-                    any_value::Value::StringValue(text) => text.parse().ok().filter(|bound: &f64| bound.is_finite()),
-                    _ => None,
+                let bound = bound.and_then(|label| {
+                    let any_value::Value::StringValue(text) = label.value?.value? else { return None };
+                    text.parse().ok().filter(|bound: &f64| bound.is_finite())
                 });
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count")]
                 buckets.cumulative.push((bound, value as u64));
             }
-            // The bucket without a bound says the same.
+            // The unbounded bucket contains the same count.
             _ => {}
         }
     }
 
-    fn metric(self, name: &str, began: u64, now: u64) -> Option<Metric> {
+    fn into_metric(self, name: &str, started_at: u64, now: u64) -> Option<Metric> {
         let points = |values: Vec<(Vec<KeyValue>, f64)>| {
             let point = |(attributes, value)| NumberDataPoint {
                 attributes,
-                start_time_unix_nano: began,
+                start_time_unix_nano: started_at,
                 time_unix_nano: now,
                 value: Some(number_data_point::Value::AsDouble(value)),
                 ..NumberDataPoint::default()
@@ -183,7 +183,7 @@ impl Family<'_> {
             }),
             "gauge" => Data::Gauge(Gauge { data_points: points(self.values) }),
             "histogram" => Data::Histogram(Histogram {
-                data_points: self.histograms.into_values().map(|buckets| buckets.point(began, now)).collect(),
+                data_points: self.histograms.into_values().map(|buckets| buckets.into_point(started_at, now)).collect(),
                 aggregation_temporality: cumulative,
             }),
             _ => return None,
@@ -199,8 +199,8 @@ impl Family<'_> {
     }
 }
 
-impl Buckets {
-    fn point(self, began: u64, now: u64) -> HistogramDataPoint {
+impl HistogramSeries {
+    fn into_point(self, started_at: u64, now: u64) -> HistogramDataPoint {
         let mut before = 0;
         let mut counts = Vec::with_capacity(self.cumulative.len());
         for (_, count) in &self.cumulative {
@@ -209,7 +209,7 @@ impl Buckets {
         }
         HistogramDataPoint {
             attributes: self.attributes,
-            start_time_unix_nano: began,
+            start_time_unix_nano: started_at,
             time_unix_nano: now,
             count: before,
             sum: Some(self.sum),
@@ -220,8 +220,8 @@ impl Buckets {
     }
 }
 
-/// Labels as they stand between braces.
-fn attributes(labels: &str) -> Vec<KeyValue> {
+/// Parses the labels between braces.
+fn parse_labels(labels: &str) -> Vec<KeyValue> {
     let mut found = Vec::new();
     let mut rest = labels;
     while let Some((key, value)) = rest.split_once("=\"") {
@@ -263,7 +263,7 @@ mod tests {
                     relay_h_seconds_bucket{route=\"/v1/{id}\",le=\"+Inf\"} 6\n\
                     relay_h_seconds_sum{route=\"/v1/{id}\"} 7.5\n\
                     relay_h_seconds_count{route=\"/v1/{id}\"} 6\n";
-        let mut metrics = read(page, 1, 2);
+        let mut metrics = parse_page(page, 1, 2);
         metrics.sort_by(|a, b| a.name.cmp(&b.name));
         let [a, g, h] = &metrics[..] else { panic!("{metrics:?}") };
         let Some(Data::Sum(sum)) = &a.data else { panic!("{a:?}") };

@@ -1,17 +1,15 @@
-//! The variables of telemetry that are read, for `--config-explain`.
+//! Telemetry variables, listed by `--config-explain`.
 
-/// One of them.
+/// Telemetry variable.
 #[derive(Debug)]
 pub(crate) struct Variable {
     pub(crate) name: &'static str,
-    /// Whether its value is not shown.
     pub(crate) secret: bool,
-    /// Empty where there is none.
     pub(crate) default: &'static str,
     pub(crate) help: &'static str,
 }
 
-const fn shown(name: &'static str, default: &'static str, help: &'static str) -> Variable {
+const fn visible(name: &'static str, default: &'static str, help: &'static str) -> Variable {
     Variable { name, secret: false, default, help }
 }
 
@@ -19,32 +17,32 @@ const fn secret(name: &'static str, help: &'static str) -> Variable {
     Variable { name, secret: true, default: "", help }
 }
 
-/// In the order of docs/configuration.md; a signal's own follow those for both.
+/// In the order of docs/telemetry.md; variables of one signal follow those of both.
 pub(crate) const VARIABLES: &[Variable] = &[
-    shown("RUST_LOG", super::DEFAULT_FILTER, "Filter of logs and spans"),
-    shown("OTEL_EXPORTER_OTLP_ENDPOINT", "", "gRPC endpoint of a collector; switches the export of traces on"),
-    shown("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "", "Another one for traces; switches their export on"),
-    shown("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "", "Another one for metrics; switches their export on"),
-    shown("OTEL_TRACES_EXPORTER", "", "otlp or none"),
-    shown("OTEL_METRICS_EXPORTER", "", "otlp, none or prometheus, separated by commas; scraping works either way"),
-    shown("OTEL_LOGS_EXPORTER", "none", "none: logs are lines on stderr"),
-    secret("OTEL_EXPORTER_OTLP_HEADERS", "name=value, separated by commas: sent with each export"),
+    visible("RUST_LOG", super::DEFAULT_FILTER, "Filter of logs and spans"),
+    visible("OTEL_EXPORTER_OTLP_ENDPOINT", "", "gRPC endpoint of a collector; enables the export of traces"),
+    visible("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "", "Endpoint for traces; enables their export"),
+    visible("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "", "Endpoint for metrics; enables their export"),
+    visible("OTEL_TRACES_EXPORTER", "", "otlp or none"),
+    visible("OTEL_METRICS_EXPORTER", "", "otlp, none or prometheus, separated by commas; scraping works either way"),
+    visible("OTEL_LOGS_EXPORTER", "none", "none: logs are lines on stderr"),
+    secret("OTEL_EXPORTER_OTLP_HEADERS", "Headers of each export: name=value, separated by commas"),
     secret("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "The same for traces"),
     secret("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "The same for metrics"),
-    shown("OTEL_EXPORTER_OTLP_CERTIFICATE", "", "File with the authorities that a collector is trusted by, in PEM"),
-    shown("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "", "The same for traces"),
-    shown("OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE", "", "The same for metrics"),
-    shown("OTEL_EXPORTER_OTLP_TIMEOUT", "10000", "How long an export may take, in milliseconds"),
-    shown("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "", "The same for traces"),
-    shown("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "", "The same for metrics"),
-    shown("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "grpc"),
-    shown("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "", "The same for traces"),
-    shown("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "", "The same for metrics"),
-    shown("OTEL_METRIC_EXPORT_INTERVAL", "60000", "How often metrics are sent, in milliseconds"),
-    shown("OTEL_TRACES_SAMPLER", "parentbased_always_on", "Which traces are kept"),
-    shown("OTEL_TRACES_SAMPLER_ARG", "", "The part of the traces to keep, for samplers with a ratio"),
-    shown("OTEL_PROPAGATORS", "tracecontext", "How trace contexts travel; must name tracecontext"),
-    shown("OTEL_SERVICE_NAME", "", "The name of the process; the program's own unless set"),
-    shown("OTEL_RESOURCE_ATTRIBUTES", "", "What the process says of itself besides, name=value"),
-    shown("OTEL_SDK_DISABLED", "", "true sends nothing"),
+    visible("OTEL_EXPORTER_OTLP_CERTIFICATE", "", "File with trusted certificate authorities of the collector, in PEM"),
+    visible("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "", "The same for traces"),
+    visible("OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE", "", "The same for metrics"),
+    visible("OTEL_EXPORTER_OTLP_TIMEOUT", "10000", "Timeout of an export, in milliseconds"),
+    visible("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "", "The same for traces"),
+    visible("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "", "The same for metrics"),
+    visible("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "grpc"),
+    visible("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "", "The same for traces"),
+    visible("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "", "The same for metrics"),
+    visible("OTEL_METRIC_EXPORT_INTERVAL", "60000", "Interval between metrics exports, in milliseconds"),
+    visible("OTEL_TRACES_SAMPLER", "parentbased_always_on", "Sampler of traces"),
+    visible("OTEL_TRACES_SAMPLER_ARG", "", "Ratio of the traces to keep, for samplers with a ratio"),
+    visible("OTEL_PROPAGATORS", "tracecontext", "Formats of trace contexts; must include tracecontext"),
+    visible("OTEL_SERVICE_NAME", "", "Service name; by default the program's name"),
+    visible("OTEL_RESOURCE_ATTRIBUTES", "", "Further resource attributes, name=value"),
+    visible("OTEL_SDK_DISABLED", "", "true disables all exports"),
 ];

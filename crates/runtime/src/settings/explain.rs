@@ -1,24 +1,24 @@
-//! What each setting is, where that comes from, and what it means.
+//! Output of `--config-explain`: each setting with its value, source and meaning.
 
 use serde_json::{Value, json};
 
-use super::{Gathered, Surroundings, pretty};
+use super::{CollectedSettings, Environment, to_pretty_json};
 use crate::otel::VARIABLES;
 
-pub(super) fn explained(settings: &Gathered, around: &impl Surroundings) -> String {
+pub(super) fn explain_as_text(settings: &CollectedSettings, environment: &impl Environment) -> String {
     let mut text = String::new();
     for setting in &settings.all {
         let name = setting.variable.clone().unwrap_or_else(|| format!("--{}", setting.flag));
-        let shown = |value: &str| if setting.secret { "(not shown)".to_owned() } else { value.to_owned() };
+        let displayed = |value: &str| if setting.secret { "(not shown)".to_owned() } else { value.to_owned() };
         let value = match (&setting.given, &setting.default) {
-            (Some((place, value)), _) => format!("{}  from {place}", shown(value)),
+            (Some((place, value)), _) => format!("{}  from {place}", displayed(value)),
             (None, Some(default)) if !default.is_empty() => format!("{default}  by default"),
             (None, _) => "unset".to_owned(),
         };
         text.push_str(&format!("{name}\n    {value}\n    {}\n", setting.help));
     }
     for variable in VARIABLES {
-        let value = match around.variable(variable.name) {
+        let value = match environment.variable(variable.name) {
             Some(_) if variable.secret => format!("(not shown)  from {}", variable.name),
             Some(value) => format!("{value}  from {}", variable.name),
             None if variable.default.is_empty() => "unset".to_owned(),
@@ -26,14 +26,14 @@ pub(super) fn explained(settings: &Gathered, around: &impl Surroundings) -> Stri
         };
         text.push_str(&format!("{}\n    {value}\n    {}\n", variable.name, variable.help));
     }
-    for line in &settings.wrong {
+    for line in &settings.problems {
         text.push_str(&format!("WRONG: {line}\n"));
     }
     text.trim_end().to_owned()
 }
 
-/// The same for programs. A secret has no value, whether it is set or not.
-pub(super) fn explained_json(settings: &Gathered, around: &impl Surroundings) -> String {
+/// Renders the settings as JSON. Secrets never have a value, whether set or not.
+pub(super) fn explain_as_json(settings: &CollectedSettings, environment: &impl Environment) -> String {
     let own = settings.all.iter().map(|setting| {
         let (from, value) = match (&setting.given, &setting.default) {
             (Some((place, value)), _) => (Some(place.as_str()), Some(value)),
@@ -46,7 +46,7 @@ pub(super) fn explained_json(settings: &Gathered, around: &impl Surroundings) ->
         })
     });
     let telemetry = VARIABLES.iter().map(|variable| {
-        let given = around.variable(variable.name);
+        let given = environment.variable(variable.name);
         let default = Some(variable.default.to_owned()).filter(|default| !default.is_empty());
         let from = if given.is_some() { Some(variable.name) } else { default.as_ref().map(|_| "default") };
         json!({
@@ -54,6 +54,8 @@ pub(super) fn explained_json(settings: &Gathered, around: &impl Surroundings) ->
             "value": given.or(default).filter(|_| !variable.secret), "help": variable.help,
         })
     });
-    let shown: Vec<Value> = own.chain(telemetry).collect();
-    pretty(&json!({ "usable": settings.wrong.is_empty(), "wrong": settings.wrong, "settings": shown }))
+    let displayed: Vec<Value> = own.chain(telemetry).collect();
+    to_pretty_json(
+        &json!({ "usable": settings.problems.is_empty(), "wrong": settings.problems, "settings": displayed }),
+    )
 }

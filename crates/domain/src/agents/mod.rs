@@ -1,0 +1,136 @@
+//! Agents: the senders and recipients of messages. Main types: [`Agent`], [`AgentKind`] and [`AgentStatus`]; bindings to nodes
+//! are in [`binding`], reports of sessions in [`session_event`].
+
+pub mod binding;
+pub mod session_event;
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use serde_json::Value;
+
+use crate::{AgentId, NodeId, ProviderName};
+
+/// Silence after which an agent is reported offline.
+pub const LIVENESS_TTL: Duration = Duration::from_secs(300);
+
+/// Agent that is not deleted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Agent {
+    /// Id of the agent.
+    pub id: AgentId,
+    /// Unique among the agents of a workspace that are not deleted.
+    pub name: String,
+    /// Type of the agent.
+    pub kind: AgentKind,
+    /// Free text that describes the agent.
+    pub persona: Option<String>,
+    /// JSON object of the client's.
+    pub metadata: Value,
+    /// JSON object of the client's.
+    pub capabilities: Option<Value>,
+    /// Last reported status. [`Self::status_at`] takes silence into account.
+    pub status: AgentStatus,
+    /// Node that the agent is located on.
+    pub node_id: NodeId,
+    /// Provider of that node which runs the agent; `None` while it is unassigned.
+    pub provider: Option<ProviderName>,
+    /// Time of registration.
+    pub created_at: DateTime<Utc>,
+    /// Time of the last call or heartbeat.
+    pub last_seen_at: DateTime<Utc>,
+}
+
+impl Agent {
+    /// Returns the status to report at `now`: offline after a silence of more than [`LIVENESS_TTL`].
+    #[must_use]
+    pub fn status_at(&self, now: DateTime<Utc>) -> AgentStatus {
+        // A negative silence comes from another process's clock and counts as none.
+        self.status.after_silence((now - self.last_seen_at).to_std().unwrap_or(Duration::ZERO))
+    }
+
+    /// Returns whether the agent is located on its own direct node.
+    #[must_use]
+    pub fn is_on_direct_node(&self) -> bool {
+        self.node_id == NodeId::direct(self.id)
+    }
+}
+
+/// Type of an agent.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, strum::EnumString, strum::IntoStaticStr, strum::VariantArray,
+)]
+#[strum(serialize_all = "snake_case")]
+pub enum AgentKind {
+    /// A software agent.
+    #[default]
+    Agent,
+    /// A person.
+    Human,
+    /// A component of a system.
+    System,
+}
+
+crate::columns::stored_name!(AgentKind);
+
+/// Reported activity of an agent.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, strum::EnumString, strum::IntoStaticStr, strum::VariantArray,
+)]
+#[strum(serialize_all = "snake_case")]
+pub enum AgentStatus {
+    /// Working on something.
+    #[default]
+    #[strum(to_string = "active", serialize = "online")]
+    Active,
+    /// Ready for work.
+    #[strum(to_string = "idle", serialize = "away")]
+    Idle,
+    /// Unable to continue.
+    Blocked,
+    /// Waiting for input or for another agent.
+    Waiting,
+    /// Disconnected, or silent for [`LIVENESS_TTL`].
+    Offline,
+}
+
+crate::columns::stored_name!(AgentStatus);
+
+impl AgentStatus {
+    /// Returns the status to report for an agent that has been silent for `silent_for`.
+    #[must_use]
+    pub fn after_silence(self, silent_for: Duration) -> Self {
+        if silent_for > LIVENESS_TTL { Self::Offline } else { self }
+    }
+
+    /// Returns `online` or `offline`, the two values that all published clients accept.
+    #[must_use]
+    pub const fn presence(self) -> &'static str {
+        match self {
+            Self::Offline => "offline",
+            Self::Active | Self::Idle | Self::Blocked | Self::Waiting => "online",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stored_words_read_back() {
+        for kind in [AgentKind::Agent, AgentKind::Human, AgentKind::System] {
+            assert_eq!(AgentKind::parse(kind.as_str()), Some(kind));
+        }
+        for word in ["active", "idle", "blocked", "waiting", "offline"] {
+            assert_eq!(AgentStatus::parse(word).map(AgentStatus::as_str), Some(word));
+        }
+        assert_eq!(AgentStatus::parse("released"), None);
+    }
+
+    #[test]
+    fn a_silent_agent_is_offline() {
+        assert_eq!(AgentStatus::Blocked.after_silence(LIVENESS_TTL).presence(), "online");
+        assert_eq!(AgentStatus::Active.after_silence(LIVENESS_TTL + Duration::from_secs(1)).presence(), "offline");
+    }
+}

@@ -1,0 +1,176 @@
+//! Messages: the [`Message`] itself, its reactions, and the mentions in its text. Used by storage, the engine and the
+//! gateway.
+
+mod mentions;
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{
+    AgentId, ChannelId, ConversationId, MessageId,
+    agents::AgentKind,
+    channels::{ChannelKind, client_channel_id},
+    events::kind,
+    mailboxes::delivery::Mode,
+    observers::MessageFacts,
+};
+
+pub use mentions::{MAX_MENTIONS, extract_mentions};
+
+/// A posted message, with the names of its channel and author.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Message {
+    /// Id, which also gives the time of creation.
+    pub id: MessageId,
+    /// Channel, or the backing channel of the conversation.
+    pub channel_id: ChannelId,
+    /// Name of the channel.
+    pub channel_name: String,
+    /// Kind of the channel.
+    pub channel_kind: ChannelKind,
+    /// Public id of the conversation; `None` in a channel.
+    pub conversation_id: Option<ConversationId>,
+    /// Author.
+    pub agent_id: AgentId,
+    /// The author's name when the message was posted.
+    pub agent_name: String,
+    /// The author's type when the message was posted.
+    pub agent_kind: AgentKind,
+    /// Root of the thread; `None` for a root.
+    pub thread_id: Option<MessageId>,
+    /// Text.
+    pub text: String,
+    /// Rich blocks, passed through.
+    pub blocks: Option<Value>,
+    /// JSON object of the client, with the engine's own keys.
+    pub metadata: Value,
+    /// Array of file descriptions.
+    pub attachments: Value,
+    /// Names mentioned in the text.
+    pub mentions: Vec<String>,
+    /// Requested injection mode.
+    pub mode: Mode,
+    /// Free text of the client.
+    pub content_type: Option<String>,
+    /// Time of acceptance.
+    pub created_at: DateTime<Utc>,
+}
+
+impl Message {
+    /// Returns the kind of the message's event, which is also the type of its payload.
+    #[must_use]
+    pub const fn event_kind(&self) -> &'static str {
+        match (self.thread_id, self.channel_kind) {
+            (Some(_), ChannelKind::Channel | ChannelKind::Direct | ChannelKind::Group) => kind::THREAD_REPLY,
+            (None, ChannelKind::Channel) => kind::MESSAGE_CREATED,
+            (None, ChannelKind::Direct) => kind::DM_RECEIVED,
+            (None, ChannelKind::Group) => kind::GROUP_DM_RECEIVED,
+        }
+    }
+
+    /// Returns the channel id that clients see. The channel of a one-to-one conversation is named after the
+    /// conversation.
+    #[must_use]
+    pub fn client_channel_id(&self) -> String {
+        client_channel_id(self.channel_id, self.conversation_id.as_ref().map(ConversationId::as_str))
+    }
+
+    /// Returns true if files are attached.
+    #[must_use]
+    pub fn has_attachments(&self) -> bool {
+        self.attachments.as_array().is_some_and(|list| !list.is_empty())
+    }
+
+    /// Returns the properties that decide which observers see the message.
+    #[must_use]
+    pub fn facts(&self) -> MessageFacts<'_> {
+        MessageFacts {
+            channel_id: self.channel_id,
+            channel_name: &self.channel_name,
+            conversation_id: self.conversation_id.as_ref().map(ConversationId::as_str),
+            agent_id: self.agent_id,
+            created_at: self.created_at,
+        }
+    }
+}
+
+/// A message with the counts that lists show.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ListedMessage {
+    /// The message itself.
+    pub message: Message,
+    /// Number of replies.
+    pub reply_count: i64,
+    /// Number of agents that have read it, up to a bound.
+    pub read_by_count: i64,
+    /// Reactions by emoji, the earliest first.
+    pub reactions: Vec<ReactionCount>,
+}
+
+impl From<Message> for ListedMessage {
+    /// Wraps a message that was just posted, which has no replies, readers or reactions.
+    fn from(message: Message) -> Self {
+        Self { message, reply_count: 0, read_by_count: 0, reactions: Vec::new() }
+    }
+}
+
+/// All reactions to a message with one emoji.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReactionCount {
+    /// Emoji.
+    pub emoji: String,
+    /// Number of agents.
+    pub count: i64,
+    /// Names of the agents in the order of their reactions, up to a bound.
+    pub agents: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message() -> Message {
+        Message {
+            id: MessageId::new(5),
+            channel_id: ChannelId::new(6),
+            channel_name: "general".into(),
+            channel_kind: ChannelKind::Channel,
+            conversation_id: None,
+            agent_id: AgentId::new(7),
+            agent_name: "ada".into(),
+            agent_kind: AgentKind::Agent,
+            thread_id: None,
+            text: "hello".into(),
+            blocks: None,
+            metadata: Value::Null,
+            attachments: Value::Array(Vec::new()),
+            mentions: Vec::new(),
+            mode: Mode::Wait,
+            content_type: None,
+            created_at: DateTime::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn the_event_kind_follows_from_thread_and_channel() {
+        let thread_id = Some(MessageId::new(4));
+        for (channel_kind, root) in [
+            (ChannelKind::Channel, "message.created"),
+            (ChannelKind::Direct, "dm.received"),
+            (ChannelKind::Group, "group_dm.received"),
+        ] {
+            assert_eq!(Message { channel_kind, ..message() }.event_kind(), root);
+            assert_eq!(Message { channel_kind, thread_id, ..message() }.event_kind(), "thread.reply");
+        }
+    }
+
+    #[test]
+    fn the_channel_of_a_direct_conversation_is_named_after_it() {
+        let of_conversation = |id: &str| Message { conversation_id: Some(ConversationId::new(id)), ..message() };
+        assert_eq!(message().client_channel_id(), "6");
+        let direct = of_conversation("dm_0123456789abcdef01234567");
+        assert_eq!(direct.client_channel_id(), "dmch_0123456789abcdef01234567");
+        assert_eq!(of_conversation("99").client_channel_id(), "6", "a group's channel keeps its own id");
+    }
+}

@@ -1,0 +1,84 @@
+//! Request and response bodies of the trigger routes.
+
+use relay_domain::TriggerId;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::field::{Timestamp, present};
+
+/// Body of `POST /v1/triggers`.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct CreateTriggerBody {
+    /// Only messages in this channel; a leading `#` is ignored.
+    #[serde(default)]
+    #[schema(example = "#general")]
+    pub channel: Option<String>,
+    /// Only texts that match this regular expression, or contain it if it is not a valid one.
+    #[serde(default)]
+    #[schema(max_length = 512, example = "^deploy\\b")]
+    pub pattern: Option<String>,
+    /// Only messages that mention this agent; a leading `@` is ignored.
+    #[serde(default)]
+    #[schema(example = "lead")]
+    pub mention: Option<String>,
+    /// Name of the action to invoke.
+    #[schema(example = "deploy")]
+    pub action_name: String,
+    /// `true` (default) enables the trigger.
+    #[serde(default)]
+    pub enabled: Option<bool>,
+}
+
+/// Body of `PATCH /v1/triggers/:id`. Absent fields keep their value; null removes a filter.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct UpdateTriggerBody {
+    /// Only messages in this channel; null removes the filter.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<String>, example = "#general")]
+    pub channel: Option<Option<String>>,
+    /// Only matching texts; null removes the filter.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<String>, max_length = 512, example = "^deploy\\b")]
+    pub pattern: Option<Option<String>>,
+    /// Only messages that mention this agent; null removes the filter.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<String>, example = "lead")]
+    pub mention: Option<Option<String>>,
+    /// Name of the action to invoke.
+    #[serde(default)]
+    #[schema(example = "deploy")]
+    pub action_name: Option<String>,
+    /// `true` enables the trigger.
+    #[serde(default)]
+    pub enabled: Option<bool>,
+}
+
+/// Trigger: invokes an action once for each matching message.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Trigger {
+    /// Id of the trigger.
+    #[schema(value_type = String, example = "trg_243812004871278592")]
+    pub id: TriggerId,
+    /// Only messages in this channel.
+    #[schema(example = "#general")]
+    pub channel: Option<String>,
+    /// Only texts that match this pattern.
+    #[schema(example = "^deploy\\b")]
+    pub pattern: Option<String>,
+    /// Only messages that mention this agent.
+    #[schema(example = "lead")]
+    pub mention: Option<String>,
+    /// Name of the invoked action.
+    #[schema(example = "deploy")]
+    pub action_name: String,
+    /// `true` while the trigger is enabled.
+    pub enabled: bool,
+    /// Time of the latest match.
+    pub last_triggered_at: Option<Timestamp>,
+    /// Error of the latest match, if it invoked nothing.
+    pub last_error: Option<String>,
+    /// Time of creation.
+    pub created_at: Timestamp,
+    /// Time of the last change.
+    pub updated_at: Option<Timestamp>,
+}

@@ -1,0 +1,202 @@
+//! Bodies of the message routes.
+
+pub mod webhook;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::{IntoParams, ToSchema};
+
+use crate::{agents::AgentType, field::Timestamp};
+
+/// Query of every list of messages.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct PageQuery {
+    /// Page size: 50 by default, at most 100.
+    #[serde(default)]
+    #[param(value_type = Option<i64>, minimum = 1)]
+    pub limit: Option<String>,
+    /// Only messages older than this message id.
+    #[serde(default)]
+    pub before: Option<String>,
+    /// Only messages newer than this message id.
+    #[serde(default)]
+    pub after: Option<String>,
+}
+
+/// Response of `GET /v1/messages/:id/replies`.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Thread {
+    /// The requested message.
+    #[schema(value_type = Message)]
+    pub parent: Value,
+    /// Replies, oldest first.
+    #[schema(value_type = Vec<Message>)]
+    pub replies: Vec<Value>,
+}
+
+/// Response of `POST /v1/messages/:id/read`.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Read {
+    /// Id of the message.
+    pub message_id: String,
+    /// Id of the reader.
+    pub agent_id: String,
+    /// Time of the first read.
+    pub read_at: Timestamp,
+}
+
+/// Body of a post to a channel, a thread or a conversation.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[schema(example = json!({ "text": "the build is green, @bob", "mode": "wait" }))]
+pub struct PostBody {
+    /// Text of the message.
+    pub text: String,
+    /// Rich blocks, passed through: an array of objects with a `type`.
+    #[serde(default)]
+    pub blocks: Option<Value>,
+    /// Free-form metadata of the message.
+    #[serde(default, alias = "metadata")]
+    pub data: Option<Value>,
+    /// Ids of complete files, each once.
+    #[serde(default)]
+    pub attachments: Option<Vec<String>>,
+    /// Requested injection mode, `wait` or `steer`.
+    #[serde(default)]
+    pub mode: Option<PostMode>,
+    /// Free-form content type of the client.
+    #[serde(default)]
+    pub content_type: Option<String>,
+    /// TTL of the deliveries in milliseconds; the workspace's default when absent. Deliveries that are not settled by
+    /// then become dead letters, and the sender is notified.
+    #[serde(default)]
+    #[schema(minimum = 1000, maximum = 518_400_000)]
+    pub ttl_ms: Option<i64>,
+    /// Name of the agent that a node posts for; refused from agents.
+    #[serde(default)]
+    pub from: Option<String>,
+    /// Name of the recipient of a direct message.
+    #[serde(default)]
+    pub to: Option<String>,
+    /// Recipient of a direct message with its location, `name@machine`.
+    #[serde(default)]
+    pub address: Option<String>,
+}
+
+/// Requested injection mode of a message.
+#[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PostMode {
+    /// Inject when the recipient is ready.
+    Wait,
+    /// Inject at once.
+    Steer,
+}
+
+/// Message, in lists and alone. Responses are rendered from storage as JSON; this type documents them.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Message {
+    /// Id of the message. Ids sort by creation.
+    pub id: String,
+    /// Id of the channel.
+    pub channel_id: String,
+    /// Name of the channel.
+    pub channel_name: String,
+    /// Id of the author.
+    pub agent_id: String,
+    /// Name of the author.
+    pub agent_name: String,
+    /// Type of the author.
+    pub agent_type: AgentType,
+    /// Text of the message.
+    pub text: String,
+    /// Rich blocks as posted.
+    pub blocks: Option<Value>,
+    /// Metadata as posted in `data`, without the engine's own keys.
+    #[schema(value_type = Object)]
+    pub metadata: Value,
+    /// `true` if the message has files.
+    pub has_attachments: bool,
+    /// Id of the thread's root message, for replies.
+    pub thread_id: Option<String>,
+    /// Time of acceptance.
+    pub created_at: Timestamp,
+    /// Names mentioned in the text with `@`.
+    pub mentions: Vec<String>,
+    /// Files attached to it.
+    pub attachments: Vec<Attachment>,
+    /// Injection mode that the author requested.
+    pub injection_mode: InjectionMode,
+    /// Number of replies.
+    pub reply_count: i64,
+    /// Reactions to it, by emoji.
+    pub reactions: Vec<ReactionGroup>,
+    /// Number of agents that have read it.
+    pub read_by_count: i64,
+    /// Content type as posted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, example = "text/markdown")]
+    pub content_type: Option<String>,
+    /// Id of the conversation, for direct messages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub conversation_id: Option<String>,
+}
+
+/// Message of a conversation.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ConversationMessage {
+    /// Id of the message.
+    pub id: String,
+    /// Id of the author.
+    pub agent_id: String,
+    /// Name of the author.
+    pub agent_name: String,
+    /// Type of the author.
+    pub agent_type: AgentType,
+    /// Text of the message.
+    pub text: String,
+    /// Injection mode that the author requested.
+    pub injection_mode: InjectionMode,
+    /// Files attached to it.
+    pub attachments: Vec<Attachment>,
+    /// Metadata as posted in `data`, without the engine's own keys.
+    #[schema(value_type = Object)]
+    pub metadata: Value,
+    /// Time of acceptance.
+    pub created_at: Timestamp,
+}
+
+/// Requested injection mode of a message.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum InjectionMode {
+    /// Inject when the recipient is ready.
+    Wait,
+    /// Inject at once.
+    Steer,
+}
+
+/// File attached to a message.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Attachment {
+    /// Id of the file.
+    pub file_id: String,
+    /// Name of the file.
+    pub filename: String,
+    /// Media type of the file.
+    pub content_type: String,
+    /// Size in bytes.
+    pub size_bytes: i64,
+}
+
+/// Reactions to a message with one emoji.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ReactionGroup {
+    /// The emoji or shortcode.
+    pub emoji: String,
+    /// Number of agents that reacted with it.
+    pub count: i64,
+    /// Names of these agents.
+    pub agents: Vec<String>,
+}

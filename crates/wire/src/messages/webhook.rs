@@ -1,0 +1,104 @@
+//! Request and response bodies of the inbound webhook routes.
+
+use relay_domain::{ChannelId, WebhookId, WorkspaceId};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use crate::field::{Id, Timestamp};
+
+/// Body of `POST /v1/webhooks`.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct CreateWebhookBody {
+    /// Name of the webhook; the channel's name by default.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Name of the channel to post to.
+    pub channel: String,
+}
+
+/// Inbound webhook.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Webhook {
+    /// Id of the webhook.
+    #[schema(value_type = String, example = "wh_243812004871278592")]
+    pub id: WebhookId,
+    /// Id of the webhook, as in `id`.
+    #[schema(value_type = String, example = "wh_243812004871278592")]
+    pub webhook_id: WebhookId,
+    /// Id of the workspace.
+    #[schema(value_type = Id)]
+    pub workspace_id: WorkspaceId,
+    /// Name of the webhook.
+    pub name: String,
+    /// Name of the channel that it posts to.
+    pub channel: String,
+    /// Name of the channel, as in `channel`.
+    pub channel_name: String,
+    /// Id of the channel that it posts to.
+    #[schema(value_type = Id)]
+    pub channel_id: ChannelId,
+    /// Path to call.
+    pub url: String,
+    /// Always true; deleted webhooks are not returned.
+    pub is_active: bool,
+    /// Time of creation.
+    pub created_at: Timestamp,
+}
+
+/// Response of `POST /v1/webhooks`.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CreatedWebhook {
+    /// The webhook itself.
+    #[serde(flatten)]
+    pub webhook: Webhook,
+    /// Bearer token, shown only in this response.
+    pub token: String,
+}
+
+/// Body of `POST /v1/hooks/:id`.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub struct HookBody {
+    /// Text of the message.
+    #[serde(default)]
+    pub text: Option<String>,
+    /// Alternative name of `text`.
+    #[serde(default)]
+    pub message: Option<String>,
+    /// Rich blocks, passed through.
+    #[serde(default)]
+    pub blocks: Option<Value>,
+    /// Name of the calling system.
+    #[serde(default)]
+    pub source: Option<String>,
+    /// Display name of the author.
+    #[serde(default)]
+    pub author: Option<String>,
+    /// Free-form payload.
+    #[serde(default)]
+    pub payload: Option<Value>,
+    /// Payload of systems that use none of these fields.
+    #[serde(flatten)]
+    #[schema(ignore)]
+    pub rest: Map<String, Value>,
+}
+
+/// Response of `POST /v1/hooks/:id`.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct HookAnswer {
+    /// Id of the message.
+    pub message_id: String,
+    /// Id of the webhook.
+    #[schema(value_type = String, example = "wh_243812004871278592")]
+    pub webhook_id: WebhookId,
+    /// Name of the channel.
+    pub channel: String,
+    /// Text of the message.
+    pub text: String,
+    /// Name of the calling system.
+    pub source: Option<String>,
+    /// Display name of the author.
+    pub author: String,
+    /// Time of acceptance.
+    pub created_at: Timestamp,
+}

@@ -1,0 +1,153 @@
+//! Request and response bodies of the workspace routes.
+
+pub mod activity;
+pub mod health;
+pub mod operator;
+pub mod usage;
+
+use relay_domain::{ObserverTokenId, WorkspaceId};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use crate::{
+    field::{Id, Timestamp, present},
+    words,
+};
+
+/// Body of `POST /v1/workspaces`.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct CreateWorkspaceBody {
+    /// Name of the workspace; not unique.
+    pub name: String,
+    /// Free-form data of clients.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    pub metadata: Option<Map<String, Value>>,
+    /// Lifetime: 60 to 2592000 seconds from now; unlimited when absent.
+    #[serde(default)]
+    #[schema(minimum = 60, maximum = 2_592_000)]
+    pub expires_in_seconds: Option<i64>,
+    /// Origin of the request.
+    #[serde(default)]
+    pub provenance: Option<Provenance>,
+}
+
+/// Origin of a workspace.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct Provenance {
+    /// Kind of tool.
+    pub source: ProvenanceSource,
+    /// Id within the tool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin_id: Option<String>,
+    /// Classification of the use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub classification: Option<Classification>,
+}
+
+/// Kind of tool that creates workspaces.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[expect(missing_docs, reason = "the words are the documentation")]
+pub enum ProvenanceSource {
+    Api,
+    Sdk,
+    Cli,
+    Mcp,
+    Ci,
+    Relayflow,
+    Dashboard,
+    Other,
+}
+
+/// Classification of a workspace's use.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[expect(missing_docs, reason = "the words are the documentation")]
+pub enum Classification {
+    Internal,
+    External,
+    Unknown,
+}
+
+/// Response of `POST /v1/workspaces`.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CreatedWorkspace {
+    /// Id of the workspace.
+    #[schema(value_type = Id)]
+    pub workspace_id: WorkspaceId,
+    /// API key of the workspace, shown only to its creator and owner.
+    pub api_key: String,
+    /// Time of creation.
+    pub created_at: Timestamp,
+    /// Time of expiry; null for none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub expires_at: Option<Timestamp>,
+}
+
+/// Response of `GET /v1/workspaces/by-name/:name`.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct WorkspaceName {
+    /// Id of the workspace.
+    #[schema(value_type = Id)]
+    pub id: WorkspaceId,
+    /// Name of the workspace.
+    pub name: String,
+    /// Time of creation.
+    pub created_at: Timestamp,
+}
+
+/// Response of `GET` and `PATCH /v1/workspace`.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Workspace {
+    /// Id of the workspace.
+    #[schema(value_type = Id)]
+    pub id: WorkspaceId,
+    /// Name of the workspace.
+    pub name: String,
+    /// Plan: free, pro or enterprise.
+    #[schema(value_type = words::Plan)]
+    pub plan: String,
+    /// System prompt of the workspace's agents.
+    pub system_prompt: Option<String>,
+    /// Time of creation.
+    pub created_at: Timestamp,
+    /// Time of expiry; null for none.
+    pub expires_at: Option<Timestamp>,
+    /// Free-form data of clients.
+    #[schema(value_type = Object)]
+    pub metadata: Value,
+    /// Origin of the workspace.
+    #[schema(value_type = Option<Provenance>)]
+    pub provenance: Option<Value>,
+    /// Default TTL of deliveries, in seconds.
+    pub delivery_ttl_seconds: i32,
+    /// Always empty; strict clients require the field.
+    pub api_key_hash: &'static str,
+    /// Id of the caller's observer token, if the caller is an observer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, nullable = false, example = "ot_243812500000000001")]
+    pub observer_token_id: Option<ObserverTokenId>,
+}
+
+/// Body of `PATCH /v1/workspace`.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct UpdateWorkspaceBody {
+    /// Name of the workspace.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// System prompt of the workspace's agents; null removes it.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<String>)]
+    pub system_prompt: Option<Option<String>>,
+    /// Default TTL of future deliveries, in seconds.
+    #[serde(default)]
+    #[schema(minimum = 60, maximum = 518_400)]
+    pub delivery_ttl_seconds: Option<i32>,
+    /// Merged into the stored metadata key by key; a null deletes its key.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    pub metadata: Option<Map<String, Value>>,
+}
