@@ -1,49 +1,44 @@
-//! What can go wrong between the engine and Postgres.
+//! Errors of store calls.
 
-/// The result of a store call.
 pub type StoreResult<T> = Result<T, StoreError>;
 
-/// Postgres did not do what was asked.
+/// Failure of a store call. A call that loses a race, or finds nothing, returns an outcome or `None` instead.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Postgres cannot be reached, is starting or stopping, or the pool gave no connection in time.
-    /// Nothing is known to be wrong with the request: it may be tried again later.
+    /// Postgres cannot be reached, is starting or stopping, or the pool gave no connection in time. Says nothing about
+    /// the request, which may be retried.
     #[error("postgres is unavailable while {doing}")]
     Unavailable {
-        /// The operation and its object.
+        /// Operation and object, for logs.
         doing: &'static str,
-        /// The cause.
         source: sqlx::Error,
     },
-    /// The transaction lost against others (deadlock, serialisation, lock timeout). Try it again.
+    /// The transaction was aborted by a deadlock, a serialization failure or a lock timeout. It may be retried.
     #[error("the transaction was aborted while {doing}")]
-    Aborted {
-        /// The operation and its object.
-        doing: &'static str,
-        /// The cause.
-        source: sqlx::Error,
-    },
-    /// Postgres was lost while it committed: what was asked may be done, and nobody can say. Not to be tried again by
-    /// whoever would do it twice.
-    #[error("nobody heard of the commit after {doing}")]
-    OutcomeUnknown {
-        /// The operation and its object.
-        doing: &'static str,
-        /// The cause.
-        source: sqlx::Error,
-    },
-    /// Postgres refused the data or the statement.
+    Aborted { doing: &'static str, source: sqlx::Error },
+    /// The connection was lost during COMMIT, so the commit outcome is unknown. Callers whose operation is not
+    /// idempotent must not retry.
+    #[error("commit outcome unknown after {doing}")]
+    OutcomeUnknown { doing: &'static str, source: sqlx::Error },
+    /// Postgres rejected the data or the statement.
     #[error("postgres refused {doing}")]
-    Refused {
-        /// The operation and its object.
-        doing: &'static str,
-        /// The cause.
+    Refused { doing: &'static str, source: sqlx::Error },
+    /// A stored value is none that its column may hold. Only an operator can repair the row.
+    #[error("corrupt value in {table}.{column}, row {row}")]
+    Corrupt {
+        /// First table that the statement reads; the column may come from a joined one.
+        table: &'static str,
+        /// Column, as the statement names it.
+        column: String,
+        /// Identifying columns of the row.
+        row: String,
         source: sqlx::Error,
     },
 }
 
 impl StoreError {
-    /// Turns a driver error into one of ours; `doing` names the operation and its object.
+    /// Converts a driver error; `doing` names the operation and its object.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "sqlx may add errors")]
     pub(crate) fn from_sqlx(doing: &'static str) -> impl FnOnce(sqlx::Error) -> Self {
         move |source| match &source {
             sqlx::Error::Database(database) => match database.code().as_deref() {
@@ -65,31 +60,33 @@ impl StoreError {
         }
     }
 
-    /// Turns what became of a COMMIT into one of ours, where the same once more would be done twice.
+    /// Converts an error of COMMIT for operations that are not idempotent: a lost connection becomes
+    /// [`Self::OutcomeUnknown`].
     pub(crate) fn from_commit(doing: &'static str) -> impl FnOnce(sqlx::Error) -> Self {
-        move |source| match Self::from_sqlx(doing)(source) {
-            Self::Unavailable { doing, source } => Self::OutcomeUnknown { doing, source },
-            other => other,
+        move |source| {
+            let error = Self::from_sqlx(doing)(source);
+            if let Self::Unavailable { doing, source } = error { Self::OutcomeUnknown { doing, source } } else { error }
         }
     }
 
-    /// For a caller that knows from another call, made a moment ago, that Postgres is away.
+    /// Creates an `Unavailable` without a call, for callers that have just seen Postgres fail or that gave up waiting.
     #[must_use]
-    pub const fn still_away(doing: &'static str) -> Self {
+    pub const fn unavailable(doing: &'static str) -> Self {
         Self::Unavailable { doing, source: sqlx::Error::PoolTimedOut }
     }
 
-    /// Whether the violated constraint, if any, is the named one.
+    /// Returns true if `constraint` is the one that was violated.
     #[must_use]
     pub fn violates(&self, constraint: &str) -> bool {
         let (Self::Unavailable { source, .. }
         | Self::Aborted { source, .. }
         | Self::OutcomeUnknown { source, .. }
-        | Self::Refused { source, .. }) = self;
+        | Self::Refused { source, .. }
+        | Self::Corrupt { source, .. }) = self;
         source.as_database_error().and_then(|e| e.constraint()) == Some(constraint)
     }
 
-    /// Whether Postgres itself was away, as opposed to having refused.
+    /// Returns true if Postgres could not be reached, as opposed to having refused.
     #[must_use]
     pub const fn is_unavailable(&self) -> bool {
         matches!(self, Self::Unavailable { .. } | Self::OutcomeUnknown { .. })

@@ -1,141 +1,73 @@
-//! All SQL of the engine, over one Postgres.
+//! All SQL of the service, over one Postgres. Called by `relay-engine`.
 //!
-//! Functions here are single steps: they take a [`WorkspaceScope`](relay_domain::WorkspaceScope) and
-//! plain values, and return plain values or an outcome. Rules live in `relay-domain`, use cases in
-//! `relay-engine`. Losing a race is an outcome, "not there" is `None`; only a database that did not do
-//! what was asked is an error.
+//! Functions are single steps: they take a [`WorkspaceScope`](relay_domain::WorkspaceScope) and plain values, and
+//! return plain values or an outcome. A lost race is an outcome and an absent row is `None`.
+//!
+//! Every call may fail with [`StoreError::Unavailable`], and one that locks rows with [`StoreError::Aborted`]. A failed
+//! call has changed nothing unless the error is [`StoreError::OutcomeUnknown`]; doc comments mention errors only where
+//! more is to be said.
+//!
+//! Lock order of transactions that lock several kinds of rows: node, agent, mailbox heads, mailbox cursors, event
+//! counters; within one kind by workspace and id.
 
+pub mod access;
 pub mod actions;
-pub mod activity;
-mod addresses;
 pub mod admin;
-pub mod agent_presence;
-mod agents;
-mod all_dms;
-pub mod attempts;
-pub mod audience;
-mod bindings;
-mod candidates;
-mod capabilities;
-mod ceilings;
-mod channels;
-pub mod claims;
-pub mod commit;
-mod commit_events;
-mod commit_write;
-pub mod cursors;
-pub mod dead_gateways;
-pub mod dead_letters;
-mod delivered;
-mod deliveries;
-mod dispatches;
-mod dms;
-mod enrolment;
+pub mod agents;
+pub mod channels;
+#[allow(dead_code)]
+mod codes;
+#[allow(dead_code)]
+mod decode;
 mod error;
 pub mod events;
-mod exceptions;
-pub mod expiry;
-mod file_objects;
 pub mod files;
-mod filters;
-pub mod finish;
-pub mod heartbeats;
-pub mod holds;
-pub mod hosting;
-mod idempotency;
-pub mod inbox;
-pub mod insight;
-mod invocations;
-pub mod invoke;
-mod invoke_rows;
-pub mod leases;
-pub mod liveness;
-mod located;
-mod loop_state;
-mod mailboxes;
-mod members;
-pub mod message_days;
-mod message_edits;
-mod message_update;
-mod messages_read;
-mod nodes;
-mod observer_overrides;
-mod observer_tokens;
-pub mod outbox_relay;
-mod outcome_notices;
-pub mod partitions;
-mod patience;
+pub mod mailboxes;
+pub mod maintenance;
+pub mod messages;
+pub mod nodes;
+mod observers;
 mod pool;
-mod presence;
-pub mod providers;
-pub mod pruning;
-mod push_attempts;
-pub mod push_endpoints;
-mod push_floors;
-pub mod push_mailboxes;
-pub mod push_read;
-pub mod push_record;
-mod quotas;
-mod rate_budgets;
-mod reactions;
-pub mod read_fold;
-pub mod read_state;
-mod reads;
+pub mod processes;
+pub mod push;
 pub mod recovery;
-pub mod redispatch;
-pub mod redrives;
-pub mod replay;
-mod respawn;
-mod result_deliveries;
-mod retries;
-pub mod sealed;
 pub mod search;
-pub mod search_index;
-mod secret_keys;
-pub mod session_events;
-pub mod sessions;
-mod skipped;
-pub mod spawned;
-pub mod stats;
-pub mod subscription_dispatch;
+mod statement_timeout;
 pub mod subscriptions;
-mod tokens;
-pub mod triggers;
-pub mod usage;
-pub mod webhooks;
-mod worker_ids;
-mod workspaces;
+pub mod workspaces;
 
-pub use addresses::Whereabouts;
-pub use agent_presence::Seen;
-pub use agents::{AgentChange, AgentRow, DeleteIf, DeletedAgent, NewAgent, Registration};
-pub use all_dms::AnyConversation;
-pub use bindings::{BindOutcome, BindingRow};
-pub use channels::{ChannelCreation, ChannelRow, NewChannel};
-pub use delivered::{Place, delivered_event};
-pub use deliveries::DeliveryRow;
-pub use dispatches::{Sent, Unsent};
-pub use dms::{ConversationRow, KeptAnswer, ListedConversation, NewConversation, OpenOutcome};
-pub use enrolment::{DirectTokenOutcome, EnrolOutcome, NewDelivery, NodeEnrolment};
+pub use access::idempotency::StoredResponse;
+pub use access::tokens::TokenOwner;
+pub use actions::dispatches::{SentInvocation, UnsentInvocation};
+pub use actions::invocations::InvocationRow;
+pub use agents::addresses::AgentLocation;
+pub use agents::bindings::{BindOutcome, NewBinding};
+pub use agents::lifecycle::{AgentChange, DeleteCondition, DeletedAgent, NewAgent, Registration};
+pub use agents::presence::LastSeen;
+pub use agents::respawn::{RespawnOutcome, SpawnKey};
+pub use channels::all_conversations::WorkspaceConversation;
+pub use channels::conversations::{
+    ConversationRow, IdempotentResponse, LastMessage, ListedConversation, NewConversation, OpenOutcome,
+};
+pub use channels::lifecycle::{ChannelCreation, ChannelRow, ChannelUpdate, NewChannel};
+pub use channels::members::{JoinOutcome, MemberKey, MemberRow, Membership};
 pub use error::{StoreError, StoreResult};
-pub use exceptions::{DeliveryReport, Reported};
-pub use file_objects::FileObject;
-pub use idempotency::StoredResponse;
-pub use invocations::InvocationRow;
-pub use mailboxes::MailboxRow;
-pub use members::{Joining, MemberRow, Membership};
-pub use message_update::MessageChange;
-pub use messages_read::{ListedMessage, MessagePage, MessageRow};
-pub use nodes::{NodeFilter, NodePlace, NodeProviderRow, NodeRow};
-pub use observer_overrides::{OverrideCursor, OverrideRow, OverrideState, Retirement, SigningKeyRow};
-pub use observer_tokens::{
+pub use files::objects::FileObject;
+pub use mailboxes::deliveries::DeliveryRow;
+pub use mailboxes::delivery_events::{MessageLocation, delivered_event};
+pub use mailboxes::positions::MailboxRow;
+pub use mailboxes::settlements::{DeliveryReport, ReportOutcome};
+pub use messages::queries::MessagePage;
+pub use messages::reactions::{NewReaction, Reaction, ReactionKey, ReactionOutcome};
+pub use messages::receipts::{ReadLocation, ReadReceipt};
+pub use messages::update::MessageChange;
+pub use nodes::enrolment::{DirectTokenOutcome, EnrolOutcome, NewDelivery, NodeEnrolment};
+pub use nodes::roster::{NodeFilter, NodeListPosition};
+pub use observers::overrides::{OverrideCursor, OverrideRow, OverrideState, RetireOutcome, SigningKeyRow};
+pub use observers::tokens::{
     NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenRow, ObserverTokenUpdate,
 };
 pub use pool::{Connections, MIGRATOR, Store};
-pub use quotas::{LimitsInForce, QuotasRow};
-pub use rate_budgets::Taken;
-pub use reactions::{NewReaction, Reacted, Reaction, ReactionCount};
-pub use reads::{ReadPlace, ReadReceipt};
-pub use respawn::{Respawn, SpawnKey};
-pub use tokens::TokenOwner;
-pub use workspaces::{Creation, CreationKey, NewWorkspace, WorkspaceRow};
+pub use workspaces::lifecycle::{CreationKey, NewWorkspace, WorkspaceChange, WorkspaceCreation, WorkspaceRow};
+pub use workspaces::quotas::{EffectiveLimits, QuotasRow};
+pub use workspaces::rate_limits::RateLimitGrant;

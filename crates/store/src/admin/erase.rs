@@ -1,6 +1,7 @@
-//! Everything that a workspace has: written out, or removed for good, with a count of what is left.
+//! Export and erasure of all rows of a workspace, with a count of the rows left.
 //!
-//! The tables are found by the catalog, so that one that a later version adds is neither forgotten in an export nor left behind.
+//! The tables are found in the catalog, so that a table of a later version is exported and erased too. Called by
+//! `relayctl` and by the worker that erases ended workspaces.
 
 use std::time::Duration;
 
@@ -13,66 +14,62 @@ use crate::{Store, StoreError, StoreResult};
 
 /// Rows removed by one statement.
 const BATCH: i64 = 5_000;
-/// The table of workspaces themselves: an erasure that was cut off is found and repeated by the row there, so it goes last.
-pub const OWN_TABLE: &str = "workspaces";
-/// Keys and hashes, and what only the engine can use.
+/// Table whose row is erased last: an interrupted erasure is found again by it.
+pub const WORKSPACES_TABLE: &str = "workspaces";
+/// Tables without a meaning outside the installation, or with credentials.
 const NOT_EXPORTED: [&str; 5] = ["tokens", "idempotency_keys", "rate_budgets", "message_search", "usage_floors"];
 
-/// What was removed from one table.
+/// Number of rows in one table, removed or left.
 #[derive(Debug, Clone, serde::Serialize)]
-pub struct Erased {
-    /// The table, a partition's parent for partitions.
+pub struct TableRowCount {
     pub table: String,
-    /// Rows removed.
     pub rows: u64,
 }
 
-/// A row of an export.
+/// Row of an export.
 #[derive(Debug)]
 pub struct ExportedRow<'a> {
-    /// Its table.
     pub table: &'a str,
-    /// The row as JSON.
+    /// JSON object.
     pub row: &'a str,
-    /// How many rows there were up to it, itself counted.
-    pub nth: u64,
-    /// How many there are.
-    pub of: u64,
+    /// Number of the row in the export, from 1.
+    pub number: u64,
+    /// Number of rows in the export.
+    pub total: u64,
 }
 
-/// A workspace that ended long ago.
+/// Workspace that was deleted, or has expired, long ago.
 #[derive(Debug)]
 pub struct EndedWorkspace {
-    /// Which.
     pub scope: WorkspaceScope,
-    /// When it expired, if it has yet to be deleted.
+    /// Expiry of a workspace that is not deleted yet.
     pub expired_at: Option<DateTime<Utc>>,
 }
 
-/// What a step of an erasure did.
+/// Result of one step of an erasure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EraseStep {
-    /// Rows removed.
+    /// Number of removed rows.
     pub removed: u64,
-    /// Whether nothing is left, its own row included.
-    pub gone: bool,
+    /// Whether the row of the workspace itself was removed, which is the last one.
+    pub complete: bool,
 }
 
-/// A table with a tenant's rows.
+/// Table with a column `workspace_id`.
 #[derive(Debug, sqlx::FromRow)]
 struct TenantTable {
-    /// Quoted, for a statement.
+    /// Quoted name, for statements.
     quoted: String,
-    /// Its own name, or its parent's.
-    shown: String,
+    /// Plain name; that of the parent for a partition.
+    name: String,
 }
 
 impl Store {
-    /// Calls `each` with each row of the workspace, in one snapshot of the database. Tokens, keys of repeated requests and the search index
-    /// are left out.
+    /// Calls `each` with each row of the workspace, in one snapshot of the database. Excludes tokens, idempotency keys,
+    /// rate limits and the search index.
     ///
     /// # Errors
-    /// When Postgres does not answer, or `each` fails: with its error.
+    /// Fails with the error of `each` as soon as a call fails.
     pub async fn export_workspace<E: From<StoreError>>(
         &self,
         scope: WorkspaceScope,
@@ -84,62 +81,53 @@ impl Store {
             .execute(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
-        let mut tables = tables(&mut *tx, "NOT c.relispartition").await?;
-        tables.retain(|table| !NOT_EXPORTED.contains(&table.shown.as_str()));
-        let (mut nth, mut of) = (0, 0);
+        let mut tables = list_tables(&mut *tx, "NOT c.relispartition").await?;
+        tables.retain(|table| !NOT_EXPORTED.contains(&table.name.as_str()));
+        let (mut number, mut total) = (0, 0);
         for table in &tables {
-            of += count(&mut *tx, table, scope).await?;
+            total += count_table_rows(&mut *tx, table, scope).await?;
         }
         for table in &tables {
             let query = format!("SELECT row_to_json(t)::text FROM {} t WHERE workspace_id = $1", table.quoted);
             let mut rows =
-                sqlx::query_scalar::<_, String>(AssertSqlSafe(query)).bind(scope.workspace_id().get()).fetch(&mut *tx);
+                sqlx::query_scalar::<_, String>(AssertSqlSafe(query)).bind(scope.workspace_id()).fetch(&mut *tx);
             while let Some(row) = rows.try_next().await.map_err(StoreError::from_sqlx(doing))? {
-                nth += 1;
-                each(&ExportedRow { table: &table.shown, row: &row, nth, of })?;
+                number += 1;
+                each(&ExportedRow { table: &table.name, row: &row, number, total })?;
             }
         }
         Ok(())
     }
 
-    /// Whether the workspace is deleted: its tokens are dead, and nothing new is written for it.
-    ///
-    /// # Errors
-    /// When Postgres does not answer.
+    /// Returns whether the workspace is deleted; `None` if it does not exist.
     pub async fn is_deleted(&self, scope: WorkspaceScope) -> StoreResult<Option<bool>> {
         sqlx::query_scalar("SELECT deleted_at IS NOT NULL FROM workspaces WHERE workspace_id = $1")
-            .bind(scope.workspace_id().get())
+            .bind(scope.workspace_id())
             .fetch_optional(&self.pool)
             .await
             .map_err(StoreError::from_sqlx("reading a workspace"))
     }
 
-    /// Files of the workspace whose bytes a worker has yet to remove. Their rows name the bytes, so they must go last.
-    ///
-    /// # Errors
-    /// When Postgres does not answer.
-    pub async fn file_objects_left(&self, scope: WorkspaceScope) -> StoreResult<i64> {
+    /// Counts the files whose bytes a worker has yet to remove. Their rows name the bytes, so the bytes must go first.
+    pub async fn count_file_objects(&self, scope: WorkspaceScope) -> StoreResult<i64> {
         sqlx::query_scalar("SELECT count(*) FROM file_objects WHERE workspace_id = $1")
-            .bind(scope.workspace_id().get())
+            .bind(scope.workspace_id())
             .fetch_one(&self.pool)
             .await
-            .map_err(StoreError::from_sqlx("counting the bytes of files"))
+            .map_err(StoreError::from_sqlx("counting files to remove"))
     }
 
-    /// Removes every row of a workspace but its own, in batches, and calls `each` with how many tables are done, and of how many. Safe to
-    /// repeat; what is removed stays removed if it is cut off.
-    ///
-    /// # Errors
-    /// When Postgres does not answer.
+    /// Removes all rows of a workspace except its own, in batches, and calls `each` with the number of tables done and the
+    /// total. Idempotent; an interrupted call keeps what it removed.
     pub async fn erase_workspace(
         &self,
         scope: WorkspaceScope,
         mut each: impl FnMut(u64, u64),
-    ) -> StoreResult<Vec<Erased>> {
-        let mut erased: Vec<Erased> = Vec::new();
+    ) -> StoreResult<Vec<TableRowCount>> {
+        let mut erased: Vec<TableRowCount> = Vec::new();
         let mut tables = self.tables_with_rows().await?;
-        tables.retain(|table| table.shown != OWN_TABLE);
-        let of = tables.len() as u64;
+        tables.retain(|table| table.name != WORKSPACES_TABLE);
+        let total = tables.len() as u64;
         for (table, done) in tables.into_iter().zip(1..) {
             let mut rows = 0;
             loop {
@@ -149,43 +137,38 @@ impl Store {
                     break;
                 }
             }
-            match erased.iter_mut().find(|known| known.table == table.shown) {
-                Some(known) => known.rows += rows,
-                None => erased.push(Erased { table: table.shown, rows }),
+            match erased.iter_mut().find(|counted| counted.table == table.name) {
+                Some(counted) => counted.rows += rows,
+                None => erased.push(TableRowCount { table: table.name, rows }),
             }
-            each(done, of);
+            each(done, total);
         }
         Ok(erased)
     }
 
-    /// Removes a deleted workspace's own row, after which nothing tells that it was there. Returns how many rows that were.
-    ///
-    /// # Errors
-    /// When Postgres does not answer.
+    /// Removes the row of a deleted workspace itself. Returns 1, or 0 if it does not exist or is not deleted.
     pub async fn erase_own_row(&self, scope: WorkspaceScope) -> StoreResult<u64> {
         let done = sqlx::query("DELETE FROM workspaces WHERE workspace_id = $1 AND deleted_at IS NOT NULL")
-            .bind(scope.workspace_id().get())
+            .bind(scope.workspace_id())
             .execute(&self.pool)
             .await
             .map_err(StoreError::from_sqlx("erasing a workspace"))?;
         Ok(done.rows_affected())
     }
 
-    /// The workspace that ended first, if that is longer ago than `age`: by being deleted, or else by expiring. Left out are those that
-    /// expired while suspended, those with files whose bytes a worker has yet to remove, and those with observer tokens whose signature
-    /// still verifies: only their rows say that they are dead.
+    /// Returns the workspace that was deleted, or else expired, first, if that was longer than `age` ago.
     ///
-    /// # Errors
-    /// When Postgres does not answer.
-    pub async fn ended_workspace(&self, age: Duration) -> StoreResult<Option<EndedWorkspace>> {
-        let found: Option<(i64, Option<DateTime<Utc>>)> = sqlx::query_as(
+    /// Skips workspaces that expired while suspended, those with files whose bytes a worker has yet to remove, and those
+    /// with observer tokens whose signature still verifies, because only the overrides revoke them.
+    pub async fn find_ended_workspace(&self, age: Duration) -> StoreResult<Option<EndedWorkspace>> {
+        let found: Option<(WorkspaceId, Option<DateTime<Utc>>)> = sqlx::query_as(
             "SELECT w.workspace_id, CASE WHEN w.deleted_at IS NULL THEN w.expires_at END
                FROM workspaces w
               WHERE coalesce(w.deleted_at, w.expires_at) < now() - make_interval(secs => $1)
                 AND (w.deleted_at IS NOT NULL OR w.suspended_at IS NULL)
                 AND (w.deleted_at IS NULL OR NOT EXISTS (
                      SELECT FROM file_objects o WHERE o.workspace_id = w.workspace_id))
-                -- As the pruning of observer tokens has it.
+                -- The condition of prune_observer_tokens.
                 AND (w.deleted_at IS NULL OR NOT EXISTS (
                      SELECT FROM observer_tokens t
                       WHERE t.workspace_id = w.workspace_id AND t.signed_until >= now() - interval '1 day'
@@ -196,28 +179,25 @@ impl Store {
         .bind(age.as_secs_f64())
         .fetch_optional(&self.pool)
         .await
-        .map_err(StoreError::from_sqlx("looking for a workspace that ended"))?;
+        .map_err(StoreError::from_sqlx("finding a workspace to erase"))?;
         Ok(found.map(|(workspace, expired_at)| EndedWorkspace {
-            scope: WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)),
+            scope: WorkspaceScope::from_engine_row(workspace),
             expired_at,
         }))
     }
 
-    /// Removes about `limit` rows of a deleted workspace. Its own row goes with the step that finds no other. Safe to repeat, and to be done
-    /// by several at once.
-    ///
-    /// # Errors
-    /// When Postgres does not answer; what was removed stays removed.
-    pub async fn erase_some(&self, scope: WorkspaceScope, limit: u64) -> StoreResult<EraseStep> {
+    /// Removes about `limit` rows of a deleted workspace. A step that finds no row removes that of the workspace itself.
+    /// Idempotent and safe to run concurrently. Removed rows stay removed after an error.
+    pub async fn erase_rows(&self, scope: WorkspaceScope, limit: u64) -> StoreResult<EraseStep> {
         let mut removed = 0;
         let mut tables = self.tables_with_rows().await?;
-        tables.retain(|table| table.shown != OWN_TABLE);
+        tables.retain(|table| table.name != WORKSPACES_TABLE);
         for table in &tables {
             loop {
                 let batch = self.erase_batch(scope, table).await?;
                 removed += batch;
                 if removed >= limit {
-                    return Ok(EraseStep { removed, gone: false });
+                    return Ok(EraseStep { removed, complete: false });
                 }
                 if batch == 0 {
                     break;
@@ -225,34 +205,35 @@ impl Store {
             }
         }
         if removed > 0 {
-            return Ok(EraseStep { removed, gone: false });
+            return Ok(EraseStep { removed, complete: false });
         }
         let removed = self.erase_own_row(scope).await?;
-        Ok(EraseStep { removed, gone: removed > 0 })
+        Ok(EraseStep { removed, complete: removed > 0 })
     }
 
-    /// Counts what is left of a workspace in each table that could hold something of it, partitions one by one.
-    ///
-    /// # Errors
-    /// When Postgres does not answer.
-    pub async fn rows_left(&self, scope: WorkspaceScope) -> StoreResult<Vec<Erased>> {
+    /// Counts the rows of a workspace in each table and partition.
+    pub async fn count_rows_left(&self, scope: WorkspaceScope) -> StoreResult<Vec<TableRowCount>> {
         let tables = self.tables_with_rows().await?;
         let mut left = Vec::new();
         for table in &tables {
-            left.push(Erased { table: table.quoted.clone(), rows: count(&self.pool, table, scope).await? });
+            left.push(TableRowCount {
+                table: table.quoted.clone(),
+                rows: count_table_rows(&self.pool, table, scope).await?,
+            });
         }
         Ok(left)
     }
 
-    /// Removes up to [`BATCH`] rows from one table. Returns how many.
+    /// Removes up to [`BATCH`] rows from one table. Returns their number.
     async fn erase_batch(&self, scope: WorkspaceScope, table: &TenantTable) -> StoreResult<u64> {
-        // By place, so that each batch reads what it removes and nothing else. A batch is a transaction of its own.
+        // By ctid, so that each batch reads only the rows that it removes. A separate transaction per batch holds locks
+        // briefly and lets vacuum follow.
         let query = format!(
             "DELETE FROM {0} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {0} WHERE workspace_id = $1 LIMIT $2))",
             table.quoted
         );
         let done = sqlx::query(AssertSqlSafe(query))
-            .bind(scope.workspace_id().get())
+            .bind(scope.workspace_id())
             .bind(BATCH)
             .execute(&self.pool)
             .await
@@ -260,16 +241,19 @@ impl Store {
         Ok(done.rows_affected())
     }
 
-    /// The tables that hold rows themselves: partitions in place of their parents.
+    /// Returns the tables that store rows: partitions instead of their parents.
     async fn tables_with_rows(&self) -> StoreResult<Vec<TenantTable>> {
-        tables(&self.pool, "c.relkind = 'r'").await
+        list_tables(&self.pool, "c.relkind = 'r'").await
     }
 }
 
-/// Tables with a column `workspace_id` that meet a condition on `pg_class c`, by name.
-async fn tables<'c>(executor: impl sqlx::PgExecutor<'c>, condition: &'static str) -> StoreResult<Vec<TenantTable>> {
+/// Returns the tables with a column `workspace_id` that meet a condition on `pg_class c`, by name.
+async fn list_tables<'c>(
+    executor: impl sqlx::PgExecutor<'c>,
+    condition: &'static str,
+) -> StoreResult<Vec<TenantTable>> {
     sqlx::query_as(AssertSqlSafe(format!(
-        "SELECT quote_ident(c.relname) AS quoted, coalesce(parent.relname, c.relname)::text AS shown
+        "SELECT quote_ident(c.relname) AS quoted, coalesce(parent.relname, c.relname)::text AS name
            FROM pg_class c
            JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'workspace_id' AND NOT a.attisdropped
            LEFT JOIN pg_inherits i ON i.inhrelid = c.oid
@@ -279,18 +263,18 @@ async fn tables<'c>(executor: impl sqlx::PgExecutor<'c>, condition: &'static str
     )))
     .fetch_all(executor)
     .await
-    .map_err(StoreError::from_sqlx("finding the tables of tenants"))
+    .map_err(StoreError::from_sqlx("listing the tables of workspaces"))
 }
 
-/// How many rows of a workspace are in a table.
-async fn count<'c>(
+/// Counts the rows of a workspace in a table.
+async fn count_table_rows<'c>(
     executor: impl sqlx::PgExecutor<'c>,
     table: &TenantTable,
     scope: WorkspaceScope,
 ) -> StoreResult<u64> {
     let query = format!("SELECT count(*) FROM {} WHERE workspace_id = $1", table.quoted);
     let rows: i64 = sqlx::query_scalar(AssertSqlSafe(query))
-        .bind(scope.workspace_id().get())
+        .bind(scope.workspace_id())
         .fetch_one(executor)
         .await
         .map_err(StoreError::from_sqlx("counting the rows of a workspace"))?;

@@ -1,64 +1,60 @@
-//! What `relayctl doctor` asks Postgres.
+//! Settings and state of the database for `relayctl doctor`.
 
 use chrono::{DateTime, Utc};
 
 use crate::{MIGRATOR, Store, StoreError, StoreResult};
 
-/// Postgres' settings and the state of what lives in it.
+/// Settings and connections of the Postgres server.
 #[derive(Debug, Clone, sqlx::FromRow, serde::Serialize)]
 pub struct DatabaseHealth {
-    /// As in `150018`.
+    /// For example `150018`.
     pub server_version_num: i32,
-    /// Of the database: must be UTF8.
+    /// Encoding of the database; must be UTF8.
     pub encoding: String,
     /// `on` or `off`.
     pub fsync: String,
     /// `on` or `off`.
     pub full_page_writes: String,
-    /// `off` would answer before the disk has it.
+    /// With `off`, Postgres confirms a commit before it is durable.
     pub synchronous_commit: String,
-    /// Connections that the server takes.
     pub max_connections: i32,
-    /// Those of them that are kept for superusers and the like.
+    /// Connections reserved for superusers and privileged roles.
     pub reserved: i32,
-    /// Connections that are open now, whoever's they are.
+    /// Open connections of all users.
     pub connections: i64,
-    /// Those of them that gateways and workers have, and this process.
+    /// Open connections of gateways, workers and this process.
     pub own: i64,
-    /// Whether it is a standby, which takes no writes.
+    /// Whether the server is a standby, which accepts no writes.
     pub in_recovery: bool,
-    /// Postgres' clock.
+    /// Clock of Postgres.
     pub now: DateTime<Utc>,
 }
 
-/// The schema in the database, compared with the one that this program knows.
+/// Schema in the database, compared with that of this program, and state of the processes that use it.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct SchemaState {
-    /// The newest migration in the database, if there is any.
+    /// Newest migration in the database.
     pub applied: Option<i64>,
-    /// The newest one that this program has.
+    /// Newest migration of this program.
     pub known: i64,
     /// Migrations that failed or were changed after they were applied.
     pub broken: Vec<i64>,
-    /// Days from today on for which every partitioned table has its partition; `None` without a schema.
+    /// Days from today for which all partitioned tables have their partition; `None` without a schema.
     pub partition_days: Option<i64>,
-    /// Gateways whose lease holds.
+    /// Gateways with a valid lease.
     pub gateways: i64,
-    /// Workers whose lease holds; `None` with a schema that is older than this program's.
+    /// Workers with a valid lease; `None` if the schema is older than this program's.
     pub workers: Option<i64>,
-    /// Batches that are not marked published.
+    /// Batches that are not marked as published.
     pub outbox: i64,
     /// Age of the oldest of them, in seconds.
     pub outbox_seconds: f64,
-    /// Tables that the database's user does not own: it could make no partitions of them.
+    /// Tables that the user does not own, so that it cannot create partitions of them; at most 20.
     pub foreign_tables: Vec<String>,
 }
 
 impl Store {
-    /// Settings of Postgres that the engine relies on.
-    ///
-    /// # Errors
-    /// When Postgres does not answer.
+    /// Returns the settings that the engine relies on.
     pub async fn database_health(&self) -> StoreResult<DatabaseHealth> {
         sqlx::query_as(
             "SELECT current_setting('server_version_num')::int AS server_version_num,
@@ -70,7 +66,7 @@ impl Store {
                     current_setting('superuser_reserved_connections')::int
                         + coalesce(current_setting('reserved_connections', true)::int, 0) AS reserved,
                     clients.connections, clients.own, pg_is_in_recovery() AS in_recovery, clock_timestamp() AS now
-               -- What kind other users' backends are is not shown to everybody; that they are in a database is.
+               -- backend_type of other users' backends is visible to privileged roles only, datid to all roles.
                FROM (SELECT count(*) AS connections,
                             count(*) FILTER (WHERE datname = current_database() AND application_name = 'relay') AS own
                        FROM pg_stat_activity
@@ -81,10 +77,7 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading the settings of postgres"))
     }
 
-    /// The state of the schema and of what works on it.
-    ///
-    /// # Errors
-    /// When Postgres does not answer.
+    /// Returns the state of the schema. Reads only tables that the schema version in the database is known to have.
     pub async fn schema_state(&self) -> StoreResult<SchemaState> {
         let doing = "reading the state of the schema";
         let known = MIGRATOR.iter().map(|migration| migration.version).max().unwrap_or(0);
@@ -99,11 +92,11 @@ impl Store {
             outbox_seconds: 0.0,
             foreign_tables: Vec::new(),
         };
-        let there: bool = sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL")
+        let has_schema: bool = sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL")
             .fetch_one(&self.pool)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
-        if !there {
+        if !has_schema {
             return Ok(state);
         }
         let rows: Vec<(i64, bool, Vec<u8>)> =
@@ -140,7 +133,7 @@ impl Store {
                 .map(Some)
                 .map_err(StoreError::from_sqlx(doing))?;
         }
-        // A partition's name ends in its day: relay_ensure_partitions.
+        // relay_ensure_partitions ends the name of a partition with its day.
         state.partition_days = sqlx::query_scalar(
             "SELECT min(days) FROM (
                 SELECT max(to_date(right(child.relname, 8), 'YYYYMMDD')) - (now() AT TIME ZONE 'UTC')::date AS days

@@ -1,98 +1,97 @@
-//! The inside of a mailbox, and dead letters.
+//! Mailboxes and dead letters as operators see them.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, WorkspaceScope};
+use const_format::formatcp;
+use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceScope, mailboxes::delivery::Settlement};
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{
+    Store, StoreError, StoreResult,
+    codes::{DEAD_LETTERED, MESSAGE_SOURCE},
+    decode::decode_rows,
+};
 
-/// Where a mailbox stands.
+/// Floors and placement of a mailbox.
 #[derive(Debug, Clone, sqlx::FromRow, serde::Serialize)]
-pub struct MailboxInside {
-    /// The agent.
-    pub agent_id: i64,
-    /// Its name.
+pub struct MailboxDetails {
+    pub agent_id: AgentId,
     pub name: String,
-    /// Where its deliveries go.
-    pub node_id: String,
-    /// The process there, if one has claimed it.
-    pub provider: Option<String>,
-    /// Whether that process is connected.
+    /// Node that receives its deliveries.
+    pub node_id: NodeId,
+    /// Provider to which the agent is pinned.
+    pub provider: Option<ProviderName>,
+    /// Whether that provider, or any of the node without a pin, is connected.
     pub connected: bool,
-    /// The next seq to be given.
+    /// Seq of the next delivery.
     pub next_seq: i64,
     /// Highest seq written to a socket.
     pub sent_seq: i64,
-    /// Acknowledged over a socket up to here.
     pub ack_floor: i64,
-    /// Settled by any means up to here.
     pub settled_floor: i64,
-    /// Seqs above the settled floor that have no row: there should be none.
+    /// Seqs above the settled floor without a row, at most 20: there should be none.
     pub holes: Vec<i64>,
 }
 
-/// A row that was settled or parked apart from the floors.
+/// Row that was settled or deferred apart from the floors.
 #[derive(Debug, Clone, sqlx::FromRow, serde::Serialize)]
-pub struct MailboxException {
-    /// Its seq.
+pub struct MailboxSettlement {
     pub seq: i64,
-    /// 1 acked by REST, 2 failed, 3 deferred, 4 dead-lettered.
-    pub state: i16,
-    /// Why.
+    /// Serialized as its code.
+    #[serde(serialize_with = "serialize_code")]
+    pub state: Settlement,
     pub reason: Option<String>,
-    /// What the recipient said.
+    /// Error reported by the recipient.
     pub error: Option<String>,
-    /// Since when.
     pub at: DateTime<Utc>,
 }
 
-/// One of the newest rows.
+/// Delivery row.
 #[derive(Debug, Clone, sqlx::FromRow, serde::Serialize)]
-pub struct MailboxFrame {
-    /// Its seq.
+pub struct MailboxEntry {
     pub seq: i64,
-    /// The message or result that it delivers.
+    /// Delivered message or invocation result.
     pub source_id: i64,
-    /// How often it was redriven.
+    /// Number of redrives.
     pub redrive_no: i16,
-    /// When it was written.
     pub created_at: DateTime<Utc>,
-    /// When it becomes a dead letter unless it is settled.
+    /// Time at which it becomes a dead letter unless it is settled.
     pub expires_at: DateTime<Utc>,
-    /// The first characters of the text, of a message.
+    /// First 60 characters of the text of a message.
     pub beginning: Option<String>,
 }
 
-/// A dead letter.
+/// Dead letter.
 #[derive(Debug, Clone, sqlx::FromRow, serde::Serialize)]
-pub struct DeadLetterRow {
-    /// Whose it was, by name.
+pub struct DeadLetterSummary {
+    /// Name of the recipient.
     pub agent: String,
-    /// The same by id.
-    pub agent_id: i64,
-    /// Its seq.
+    pub agent_id: AgentId,
     pub seq: i64,
-    /// The message or result that it delivered.
+    /// Delivered message or invocation result.
     pub source_id: i64,
-    /// How often it was redriven before.
+    /// Number of earlier redrives.
     pub redrive_no: i16,
-    /// Why it died.
+    /// Reason of the dead-lettering.
     pub reason: Option<String>,
-    /// What the recipient said last.
+    /// Last error reported by the recipient.
     pub error: Option<String>,
-    /// When it died.
+    /// Time of the dead-lettering.
     pub at: DateTime<Utc>,
-    /// The seq of the delivery that took its place, if it was redriven.
+    /// Seq of the delivery that replaced it, if it was redriven.
     pub redriven_seq: Option<i64>,
-    /// When it was redriven.
     pub redriven_at: Option<DateTime<Utc>>,
 }
 
+fn serialize_code<S: serde::Serializer>(state: &Settlement, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_i16(state.code())
+}
+
 impl Store {
-    /// Where the mailbox of a living agent stands, by its name or id.
-    ///
-    /// # Errors
-    /// When Postgres does not answer.
-    pub async fn mailbox_inside(&self, scope: WorkspaceScope, name_or_id: &str) -> StoreResult<Option<MailboxInside>> {
+    /// Returns the mailbox of an agent that is not deleted, by its name or id. A name wins over an equal id.
+    pub async fn mailbox_details(
+        &self,
+        scope: WorkspaceScope,
+        name_or_id: &str,
+    ) -> StoreResult<Option<MailboxDetails>> {
         sqlx::query_as(
             "SELECT a.agent_id, a.name, a.node_id, a.provider,
                     EXISTS (SELECT FROM providers p WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id
@@ -112,79 +111,72 @@ impl Store {
               WHERE a.workspace_id = $1 AND a.deleted_at IS NULL AND (a.name = $2 OR a.agent_id::text = $2)
               ORDER BY (a.name = $2) DESC LIMIT 1",
         )
-        .bind(scope.workspace_id().get())
+        .bind(scope.workspace_id())
         .bind(name_or_id)
         .fetch_optional(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("reading a mailbox"))
     }
 
-    /// The newest exceptions of a mailbox, newest first.
-    ///
-    /// # Errors
-    /// When Postgres does not answer.
-    pub async fn mailbox_exceptions(
+    /// Returns the newest settlements of a mailbox, newest first.
+    pub async fn mailbox_settlements(
         &self,
         scope: WorkspaceScope,
         agent: AgentId,
         limit: i64,
-    ) -> StoreResult<Vec<MailboxException>> {
-        sqlx::query_as(
-            "SELECT seq, state, reason, error, at FROM delivery_exceptions
+    ) -> StoreResult<Vec<MailboxSettlement>> {
+        let rows = sqlx::query(
+            "SELECT agent_id, seq, state, reason, error, at FROM delivery_exceptions
               WHERE workspace_id = $1 AND agent_id = $2 ORDER BY seq DESC LIMIT $3",
         )
-        .bind(scope.workspace_id().get())
-        .bind(agent.get())
+        .bind(scope.workspace_id())
+        .bind(agent)
         .bind(limit)
         .fetch_all(&self.pool)
         .await
-        .map_err(StoreError::from_sqlx("reading the exceptions of a mailbox"))
+        .map_err(StoreError::from_sqlx("reading the settlements of a mailbox"))?;
+        decode_rows("delivery_exceptions", &rows)
     }
 
-    /// The newest rows of a mailbox, newest first.
-    ///
-    /// # Errors
-    /// When Postgres does not answer.
-    pub async fn mailbox_frames(
+    /// Returns the newest deliveries of a mailbox, newest first.
+    pub async fn mailbox_entries(
         &self,
         scope: WorkspaceScope,
         agent: AgentId,
         limit: i64,
-    ) -> StoreResult<Vec<MailboxFrame>> {
-        sqlx::query_as(
+    ) -> StoreResult<Vec<MailboxEntry>> {
+        sqlx::query_as(formatcp!(
             "SELECT d.seq, d.source_id, d.redrive_no, d.created_at, d.expires_at,
                     (SELECT left(m.text, 60) FROM messages m
-                      WHERE m.workspace_id = d.workspace_id AND m.message_id = d.source_id AND d.source_kind = 0) AS beginning
-               FROM deliveries d WHERE d.workspace_id = $1 AND d.agent_id = $2 ORDER BY d.seq DESC LIMIT $3",
-        )
-        .bind(scope.workspace_id().get())
-        .bind(agent.get())
+                      WHERE m.workspace_id = d.workspace_id AND m.message_id = d.source_id AND d.source_kind = {MESSAGE_SOURCE}) AS beginning
+               FROM deliveries d WHERE d.workspace_id = $1 AND d.agent_id = $2 ORDER BY d.seq DESC LIMIT $3"
+        ))
+        .bind(scope.workspace_id())
+        .bind(agent)
         .bind(limit)
         .fetch_all(&self.pool)
         .await
-        .map_err(StoreError::from_sqlx("reading the rows of a mailbox"))
+        .map_err(StoreError::from_sqlx("reading the deliveries of a mailbox"))
     }
 
-    /// Dead letters of a workspace whose rows are still kept and that were not purged, newest first; of one agent if its name is given.
-    ///
-    /// # Errors
-    /// When Postgres does not answer.
+    /// Returns the dead letters of a workspace, or of one agent by name, newest first. Excludes purged ones and those
+    /// whose delivery retention has dropped.
     pub async fn dead_letter_rows(
         &self,
         scope: WorkspaceScope,
         agent: Option<&str>,
         limit: i64,
-    ) -> StoreResult<Vec<DeadLetterRow>> {
-        sqlx::query_as(
+    ) -> StoreResult<Vec<DeadLetterSummary>> {
+        sqlx::query_as(formatcp!(
             "SELECT a.name AS agent, x.agent_id, x.seq, d.source_id, d.redrive_no, x.reason, x.error, x.at,
                     x.redriven_seq, x.redriven_at
                FROM delivery_exceptions x
                JOIN agents a USING (workspace_id, agent_id)
                JOIN deliveries d ON d.workspace_id = x.workspace_id AND d.agent_id = x.agent_id AND d.seq = x.seq
-              WHERE x.workspace_id = $1 AND x.state = 4 AND x.purged_at IS NULL AND ($2::text IS NULL OR a.name = $2)
-              ORDER BY x.at DESC, x.seq DESC LIMIT $3",
-        )
-        .bind(scope.workspace_id().get())
+              WHERE x.workspace_id = $1 AND x.state = {DEAD_LETTERED} AND x.purged_at IS NULL AND ($2::text IS NULL OR a.name = $2)
+              ORDER BY x.at DESC, x.seq DESC LIMIT $3"
+        ))
+        .bind(scope.workspace_id())
         .bind(agent)
         .bind(limit)
         .fetch_all(&self.pool)

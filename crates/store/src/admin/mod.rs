@@ -1,11 +1,12 @@
-//! What operators read and change with direct access to the database: `relay_engine::admin`. No request of a client comes here.
+//! Reads and changes of operators with direct access to the database. Called by `relay_engine::admin`, and by a worker
+//! for erasures; never by a request of a client.
 
 mod erase;
 mod health;
 mod mailboxes;
 mod workspaces;
 
-pub use erase::{EndedWorkspace, EraseStep, Erased, ExportedRow, OWN_TABLE};
+pub use erase::{EndedWorkspace, EraseStep, ExportedRow, TableRowCount, WORKSPACES_TABLE};
 pub use health::{DatabaseHealth, SchemaState};
-pub use mailboxes::{DeadLetterRow, MailboxException, MailboxFrame, MailboxInside};
-pub use workspaces::{TokenKilled, WorkspaceSummary};
+pub use mailboxes::{DeadLetterSummary, MailboxDetails, MailboxEntry, MailboxSettlement};
+pub use workspaces::{RevokedToken, WorkspaceSummary};

@@ -1,58 +1,55 @@
 //! Workspaces and their tokens as operators see them.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{WorkspaceScope, token::TokenHash};
+use relay_domain::{
+    NodeId, WorkspaceId, WorkspaceScope,
+    access::token::{TokenHash, TokenKind},
+    workspaces::plan::Plan,
+};
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{
+    Store, StoreError, StoreResult,
+    decode::{decode_row, decode_rows},
+};
 
-/// A workspace, alive or not, with what it holds.
+/// Workspace in any state, with counts.
 #[derive(Debug, Clone, sqlx::FromRow, serde::Serialize)]
 pub struct WorkspaceSummary {
-    /// Its id.
-    pub workspace_id: i64,
-    /// Its name; not unique.
+    pub workspace_id: WorkspaceId,
+    /// Not unique.
     pub name: String,
-    /// The plan: free, pro or enterprise.
-    pub plan: String,
-    /// When it was made.
+    pub plan: Plan,
     pub created_at: DateTime<Utc>,
-    /// When it ends, if it does.
     pub expires_at: Option<DateTime<Utc>>,
-    /// Since when nobody is let in, if so.
     pub suspended_at: Option<DateTime<Utc>>,
-    /// When it was deleted; its rows may still be there.
+    /// Other rows of a deleted workspace may remain until it is erased.
     pub deleted_at: Option<DateTime<Utc>>,
     /// Agents that are not deleted.
     pub agents: i64,
-    /// Providers that are connected.
+    /// Connected providers.
     pub connected: i64,
 }
 
-/// What a token was that is dead now.
+/// Token that was revoked.
 #[derive(Debug, Clone, sqlx::FromRow, serde::Serialize)]
-pub struct TokenKilled {
-    /// workspace, agent, node or observer.
-    pub kind: String,
-    /// Whose it was.
-    pub workspace_id: i64,
-    /// The agent's name, for an agent's token.
+pub struct RevokedToken {
+    pub kind: TokenKind,
+    pub workspace_id: WorkspaceId,
+    /// Name of the agent, for an agent token.
     pub agent: Option<String>,
-    /// The node, for a node's token.
-    pub node_id: Option<String>,
+    /// Node of a node token.
+    pub node_id: Option<NodeId>,
 }
 
 impl Store {
-    /// Workspaces by id, oldest first, behind `after`; of one name if one is given.
-    ///
-    /// # Errors
-    /// When Postgres does not answer.
+    /// Returns the workspaces with an id above `after`, oldest first; those of one name if it is given.
     pub async fn workspace_summaries(
         &self,
         name: Option<&str>,
-        after: i64,
+        after: WorkspaceId,
         limit: i64,
     ) -> StoreResult<Vec<WorkspaceSummary>> {
-        sqlx::query_as(
+        let rows = sqlx::query(
             "SELECT w.workspace_id, w.name, w.plan, w.created_at, w.expires_at, w.suspended_at, w.deleted_at,
                     (SELECT count(*) FROM agents a
                       WHERE a.workspace_id = w.workspace_id AND a.deleted_at IS NULL) AS agents,
@@ -67,20 +64,18 @@ impl Store {
         .bind(limit)
         .fetch_all(&self.pool)
         .await
-        .map_err(StoreError::from_sqlx("listing workspaces"))
+        .map_err(StoreError::from_sqlx("listing workspaces"))?;
+        decode_rows("workspaces", &rows)
     }
 
-    /// Gives a living workspace one more key. `false` when it is not alive.
-    ///
-    /// # Errors
-    /// When Postgres does not answer.
+    /// Adds a key to a workspace. Returns false if it is deleted or expired.
     pub async fn add_workspace_key(&self, scope: WorkspaceScope, key: TokenHash) -> StoreResult<bool> {
         let added = sqlx::query(
             "INSERT INTO tokens (token_hash, kind, workspace_id, created_at)
              SELECT $2, 'workspace', workspace_id, now() FROM workspaces
               WHERE workspace_id = $1 AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > now())",
         )
-        .bind(scope.workspace_id().get())
+        .bind(scope.workspace_id())
         .bind(&key.as_bytes()[..])
         .execute(&self.pool)
         .await
@@ -88,26 +83,25 @@ impl Store {
         Ok(added.rows_affected() == 1)
     }
 
-    /// Kills a token of any kind but signed ones, which have no row. `None` when there is no such token.
-    ///
-    /// # Errors
-    /// When Postgres does not answer.
-    pub async fn kill_token(&self, hash: TokenHash) -> StoreResult<Option<TokenKilled>> {
-        // The generation is raised with it: sends that were authenticated before are refused at their commit.
-        sqlx::query_as(
-            "WITH gone AS (
+    /// Revokes a token of a workspace, agent or node. Returns `None` if there is no such token; observer tokens are
+    /// revoked by their id.
+    pub async fn revoke_token(&self, hash: TokenHash) -> StoreResult<Option<RevokedToken>> {
+        // Raising the generation refuses sends of the agent that were authenticated before, at their commit.
+        let row = sqlx::query(
+            "WITH revoked AS (
                 DELETE FROM tokens WHERE token_hash = $1 AND kind <> 'observer'
                 RETURNING kind, workspace_id, agent_id, node_id
              ), raised AS (
-                UPDATE agents a SET token_generation = token_generation + 1 FROM gone
-                 WHERE a.workspace_id = gone.workspace_id AND a.agent_id = gone.agent_id
+                UPDATE agents a SET token_generation = token_generation + 1 FROM revoked
+                 WHERE a.workspace_id = revoked.workspace_id AND a.agent_id = revoked.agent_id
                 RETURNING a.name
              )
-             SELECT gone.kind, gone.workspace_id, (SELECT name FROM raised) AS agent, gone.node_id FROM gone",
+             SELECT revoked.kind, revoked.workspace_id, (SELECT name FROM raised) AS agent, revoked.node_id FROM revoked",
         )
         .bind(&hash.as_bytes()[..])
         .fetch_optional(&self.pool)
         .await
-        .map_err(StoreError::from_sqlx("killing a token"))
+        .map_err(StoreError::from_sqlx("revoking a token"))?;
+        row.map(|row| decode_row("tokens", &row)).transpose()
     }
 }

@@ -1,26 +1,32 @@
-//! Numbers that were given away before a restore, and must not be given away again.
+//! Raising of heads: seqs that were allotted before a restore must not be allotted again.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, dead_letter::DeadReason, session::Seq};
+use relay_domain::{
+    AgentId, WorkspaceId, WorkspaceScope,
+    mailboxes::{dead_letter::DeadLetterReason, stream::Seq},
+};
 use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
-    cursors::split,
-    expiry::{extend_settled_floors, lock_cursors},
+    mailboxes::{
+        cursors::split_keys,
+        expiry::{extend_settled_floors, lock_cursors},
+    },
 };
 
-/// What one step of [`Store::jump_heads`] did.
+/// Result of one step of [`Store::jump_heads`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Jumped {
-    /// The last mailbox; `None` when there was none left.
+pub struct HeadJump {
+    /// Last mailbox of the page; `None` if none was left.
     pub last: Option<(i64, i64)>,
-    /// How many were raised.
+    /// Mailboxes raised.
     pub mailboxes: u64,
-    /// Numbers that nothing is known of, below rows of an interrupted recovery: dead letters.
-    pub given_up: u64,
+    /// Seqs without a row below the rows of an interrupted recovery; they became dead letters.
+    pub lost: u64,
 }
 
+// Sorted, so that concurrent transactions take the row locks in one order. count(*) keeps the rows in Postgres.
 const LOCK_HEADS: &str = "
 SELECT count(*) FROM (
     SELECT h.agent_id
@@ -29,7 +35,7 @@ SELECT count(*) FROM (
      ORDER BY h.workspace_id, h.agent_id
        FOR UPDATE OF h) AS l";
 
-/// The numbers between what a mailbox has and what it is raised to, as columns of `k`.
+/// Selects the seqs without a row between the head of a mailbox and the seq to which it is raised.
 const GAPS: &str = "
   FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS k (workspace_id, agent_id, highest)
   JOIN mailbox_heads h USING (workspace_id, agent_id)
@@ -37,6 +43,7 @@ const GAPS: &str = "
  WHERE NOT EXISTS (SELECT FROM deliveries d
                     WHERE d.workspace_id = k.workspace_id AND d.agent_id = k.agent_id AND d.seq = n.seq)";
 
+// sent_seq rises with the head: the seqs may have been written to a socket before the restore.
 const RAISE: &str = "
 WITH k AS (SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS k (workspace_id, agent_id, highest)),
 sent AS (
@@ -51,7 +58,7 @@ const PAGE: &str = "
 SELECT workspace_id, agent_id FROM mailbox_heads
  WHERE (workspace_id, agent_id) > ($1, $2) ORDER BY workspace_id, agent_id LIMIT $3";
 
-/// Rows at or above their heads: a recovery wrote them again and was interrupted before it raised the heads.
+/// Finds rows at or above their heads: a recovery reinserted them and was interrupted before it raised the heads.
 const LEFT_ABOVE: &str = "
 SELECT h.workspace_id, h.agent_id, d.seq
   FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
@@ -62,8 +69,8 @@ SELECT h.workspace_id, h.agent_id, d.seq
  WHERE d.seq IS NOT NULL
  ORDER BY h.workspace_id, h.agent_id";
 
-/// Numbers of mailboxes that hold something: the floor cannot pass what waits, so they are noted as one run. A run that
-/// ends at the head (of an interrupted recovery) grows.
+/// Records the skipped seqs of a non-empty mailbox as one run, because its floor cannot pass the unsettled rows below. A
+/// run of an interrupted recovery that ends at the head is extended.
 const SKIP: &str = "
 WITH busy AS (
     SELECT h.workspace_id, h.agent_id, h.next_seq
@@ -80,6 +87,7 @@ INSERT INTO skipped_seqs (workspace_id, agent_id, first_seq, last_seq, at)
 SELECT b.workspace_id, b.agent_id, coalesce(p.first_seq, b.next_seq), b.next_seq + $3 - 1, now()
   FROM busy b LEFT JOIN before p USING (workspace_id, agent_id)";
 
+// An empty mailbox needs no run: its floors jump with the head.
 const JUMP: &str = "
 WITH k AS (SELECT * FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)),
 idle AS (
@@ -96,11 +104,8 @@ UPDATE mailbox_heads h SET next_seq = h.next_seq + $3
   FROM k WHERE h.workspace_id = k.workspace_id AND h.agent_id = k.agent_id";
 
 impl Store {
-    /// Raises heads above the highest number that is known to have been given away. A number below that no row is
-    /// known of becomes a dead letter. `fresh_id` makes the id of what is not known. Returns how many these were.
-    ///
-    /// # Errors
-    /// When Postgres is away; nothing has changed then.
+    /// Raises heads above the highest seqs known to have been allotted. A seq below without a row becomes a dead letter,
+    /// whose source id comes from `fresh_id`. Returns the count of these.
     pub async fn raise_heads(
         &self,
         highest: &[(WorkspaceScope, AgentId, Seq)],
@@ -109,21 +114,18 @@ impl Store {
     ) -> StoreResult<u64> {
         let doing = "raising mailbox heads";
         let keys: Vec<_> = highest.iter().map(|(scope, agent, _)| (*scope, *agent)).collect();
-        let (workspaces, agents) = split(&keys);
+        let (workspaces, agents) = split_keys(&keys);
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        lock(&mut tx, &workspaces, &agents).await?;
-        let given_up = raise(&mut tx, highest, now, &mut fresh_id).await?;
+        lock_mailboxes(&mut tx, &workspaces, &agents).await?;
+        let lost = raise_locked_heads(&mut tx, highest, now, &mut fresh_id).await?;
         extend_settled_floors(&mut tx, &workspaces, &agents).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(given_up)
+        Ok(lost)
     }
 
-    /// Raises the heads of the next mailboxes behind `after` by `margin`: nobody can tell what was given away. What
-    /// lies between counts as settled; that is one row in a mailbox that holds something, none in others. `fresh_id` is
-    /// as for [`Store::raise_heads`].
-    ///
-    /// # Errors
-    /// When Postgres is away; nothing has changed then.
+    /// Raises the heads of up to `limit` mailboxes behind `after` by `margin`, for a restore after which the allotted seqs are
+    /// unknown. The skipped seqs count as settled: one row in a non-empty mailbox, none in others. `fresh_id` serves as in
+    /// [`Store::raise_heads`].
     pub async fn jump_heads(
         &self,
         after: (i64, i64),
@@ -131,7 +133,7 @@ impl Store {
         margin: i64,
         now: DateTime<Utc>,
         mut fresh_id: impl FnMut() -> i64,
-    ) -> StoreResult<Jumped> {
+    ) -> StoreResult<HeadJump> {
         let doing = "raising mailbox heads by a margin";
         let failed = StoreError::from_sqlx;
         let mut tx = self.pool.begin().await.map_err(failed(doing))?;
@@ -143,20 +145,20 @@ impl Store {
             .await
             .map_err(failed(doing))?;
         let (workspaces, agents): (Vec<i64>, Vec<i64>) = page.iter().copied().unzip();
-        lock(&mut tx, &workspaces, &agents).await?;
+        lock_mailboxes(&mut tx, &workspaces, &agents).await?;
         let above: Vec<(i64, i64, Seq)> = sqlx::query_as(LEFT_ABOVE)
             .bind(&workspaces)
             .bind(&agents)
             .fetch_all(&mut *tx)
             .await
             .map_err(failed(doing))?;
-        let mut given_up = 0;
+        let mut lost = 0;
         if !above.is_empty() {
             let scoped = |(workspace, agent, seq)| {
                 (WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)), AgentId::new(agent), seq)
             };
             let highest: Vec<_> = above.into_iter().map(scoped).collect();
-            given_up = raise(&mut tx, &highest, now, &mut fresh_id).await?;
+            lost = raise_locked_heads(&mut tx, &highest, now, &mut fresh_id).await?;
             extend_settled_floors(&mut tx, &workspaces, &agents).await?;
         }
         for statement in [SKIP, JUMP] {
@@ -164,13 +166,10 @@ impl Store {
             query.execute(&mut *tx).await.map_err(failed(doing))?;
         }
         tx.commit().await.map_err(failed(doing))?;
-        Ok(Jumped { last: page.last().copied(), mailboxes: page.len() as u64, given_up })
+        Ok(HeadJump { last: page.last().copied(), mailboxes: page.len() as u64, lost })
     }
 
-    /// Raises the numbers of events above those that are known to have been given away.
-    ///
-    /// # Errors
-    /// When Postgres is away.
+    /// Raises event heads above the highest event seqs known to have been allotted. Returns the count of raised heads.
     pub async fn raise_event_heads(&self, last: &[(WorkspaceScope, i64)]) -> StoreResult<u64> {
         let raised = sqlx::query(
             "UPDATE event_heads h SET next_seq = k.last + 1
@@ -182,26 +181,23 @@ impl Store {
         .bind(last.iter().map(|(_, last)| *last).collect::<Vec<_>>())
         .execute(&self.pool)
         .await
-        .map_err(StoreError::from_sqlx("raising event numbers"))?;
+        .map_err(StoreError::from_sqlx("raising event heads"))?;
         Ok(raised.rows_affected())
     }
 
-    /// Raises the numbers of events of all workspaces by `margin`.
-    ///
-    /// # Errors
-    /// When Postgres is away.
+    /// Raises the event heads of all workspaces by `margin`.
     pub async fn jump_event_heads(&self, margin: i64) -> StoreResult<()> {
         sqlx::query("UPDATE event_heads SET next_seq = next_seq + $1")
             .bind(margin)
             .execute(&self.pool)
             .await
-            .map_err(StoreError::from_sqlx("raising event numbers by a margin"))?;
+            .map_err(StoreError::from_sqlx("raising event heads by a margin"))?;
         Ok(())
     }
 }
 
-/// Locks heads, then cursors, for the rest of the transaction.
-pub(super) async fn lock(tx: &mut PgConnection, workspaces: &[i64], agents: &[i64]) -> StoreResult<()> {
+/// Locks heads, then cursors (the order that all transactions keep), until the transaction ends.
+pub(super) async fn lock_mailboxes(tx: &mut PgConnection, workspaces: &[i64], agents: &[i64]) -> StoreResult<()> {
     sqlx::query(LOCK_HEADS)
         .bind(workspaces)
         .bind(agents)
@@ -211,8 +207,9 @@ pub(super) async fn lock(tx: &mut PgConnection, workspaces: &[i64], agents: &[i6
     lock_cursors(tx, workspaces, agents).await
 }
 
-/// As [`Store::raise_heads`], within a transaction that has locked them and extends the settled floors afterwards.
-pub(super) async fn raise(
+/// Performs [`Store::raise_heads`] within a transaction that has locked the mailboxes and extends the settled floors
+/// afterwards.
+pub(super) async fn raise_locked_heads(
     tx: &mut PgConnection,
     highest: &[(WorkspaceScope, AgentId, Seq)],
     now: DateTime<Utc>,
@@ -221,7 +218,7 @@ pub(super) async fn raise(
     let doing = "raising mailbox heads";
     let failed = StoreError::from_sqlx;
     let keys: Vec<_> = highest.iter().map(|(scope, agent, _)| (*scope, *agent)).collect();
-    let (workspaces, agents) = split(&keys);
+    let (workspaces, agents) = split_keys(&keys);
     let to: Vec<Seq> = highest.iter().map(|(_, _, seq)| *seq).collect();
     let gaps: Vec<(i64, i64, Seq)> = sqlx::query_as(sqlx::AssertSqlSafe(format!(
         "SELECT k.workspace_id, k.agent_id, n.seq {GAPS} ORDER BY 1, 2, 3"
@@ -234,7 +231,7 @@ pub(super) async fn raise(
     .map_err(failed(doing))?;
     if !gaps.is_empty() {
         let ids: Vec<i64> = gaps.iter().map(|_| fresh_id()).collect();
-        let reason = DeadReason::LostInRestore;
+        let reason = DeadLetterReason::LostInRestore;
         sqlx::query(
             "WITH gaps AS (
                 SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[])
@@ -255,7 +252,7 @@ pub(super) async fn raise(
         .bind(gaps.iter().map(|gap| gap.2).collect::<Vec<_>>())
         .bind(ids)
         .bind(now)
-        .bind(reason.error())
+        .bind(reason.default_error())
         .bind(reason.as_str())
         .execute(&mut *tx)
         .await

@@ -1,119 +1,107 @@
-//! A database that was restored: noticing it, and bringing it into line with what had been sent (ADR 0017).
+//! Recovery of a restored database: detects the restore and reconciles mailboxes with what had been sent (ADR 0017).
 //!
-//! Called by recovery only, under its lock, while no process serves anybody; `told` afterwards, for one mailbox.
+//! Called by `relay_engine::recovery` only, under the recovery lock while no process serves clients. The exception is
+//! [`reported_seqs`], which gateways call later for one mailbox at a time.
 
 mod heads;
 mod logged;
-mod told;
+mod reported_seqs;
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, session::Seq};
+use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq};
 use serde_json::Value;
 use sqlx::{Connection as _, PgConnection, types::Json};
 
-pub use heads::Jumped;
-pub use logged::{LoggedDelivery, LoggedMessage, Reinserted};
-pub use told::Told;
+pub use heads::HeadJump;
+pub use logged::{LoggedDelivery, LoggedMessage, ReinsertOutcome};
+pub use reported_seqs::ReportOutcome;
 
-use crate::{Store, StoreError, StoreResult, cursors::split, patience::Patient as _};
+use crate::{Store, StoreError, StoreResult, mailboxes::cursors::split_keys, statement_timeout::StatementTimeout as _};
 
-/// Of all locks of the installation, the one of whoever recovers.
+/// Name of the advisory lock of recovery.
 const LOCK: &str = "relay_recovery";
 
-/// What the database says of itself.
+/// Identity and recovery history of the database.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DatabaseState {
-    /// What it is now.
+    /// Current identity, derived from the Postgres cluster.
     pub identity: String,
-    /// What it was when the engine last agreed; `None` before the first start.
-    pub known: Option<String>,
-    /// When it was last seen to be that. In a restored database, when the restored state was.
+    /// Identity that the engine last adopted; `None` before the first start.
+    pub adopted_identity: Option<String>,
+    /// Last confirmation of the adopted identity. In a restored database, the time of the restored state.
     pub seen_at: DateTime<Utc>,
-    /// When it was last recovered.
     pub recovered_at: Option<DateTime<Utc>>,
-    /// What came of that.
+    /// Report of the last recovery.
     pub report: Option<Value>,
 }
 
 impl DatabaseState {
-    /// Whether this is not the database that the engine knew.
+    /// Returns true if the engine adopted another database than this one.
     #[must_use]
-    pub fn is_another(&self) -> bool {
-        self.known.as_ref().is_some_and(|known| *known != self.identity)
+    pub fn is_replaced(&self) -> bool {
+        self.adopted_identity.as_ref().is_some_and(|adopted| *adopted != self.identity)
     }
 }
 
-/// The right to recover, until it is dropped or released.
+/// Lock of recovery, held until it is dropped or released.
 #[derive(Debug)]
 pub struct RecoveryLock {
     connection: PgConnection,
 }
 
 impl RecoveryLock {
-    /// Lets the next one recover.
+    /// Releases the lock.
     pub async fn release(self) {
-        // The lock ends with its session, whatever comes of saying goodbye.
+        // The lock ends with the database session, even if closing the connection fails.
         let _ = self.connection.close().await;
     }
 }
 
 impl Store {
-    /// What the database says of itself.
-    ///
-    /// # Errors
-    /// When Postgres is away.
+    /// Reads the identity and recovery history of the database.
     pub async fn database_state(&self) -> StoreResult<DatabaseState> {
         type Row = (String, Option<String>, DateTime<Utc>, Option<DateTime<Utc>>, Option<Json<Value>>);
         let row: Row = sqlx::query_as(
             "SELECT relay_database_identity(), identity, seen_at, recovered_at, report FROM recovery_state",
         )
         .fetch_one(&self.pool)
-        .patiently()
+        .with_timeout()
         .await
-        .map_err(StoreError::from_sqlx("asking the database what it is"))?;
-        let (identity, known, seen_at, recovered_at, report) = row;
-        Ok(DatabaseState { identity, known, seen_at, recovered_at, report: report.map(|json| json.0) })
+        .map_err(StoreError::from_sqlx("reading the identity of the database"))?;
+        let (identity, adopted_identity, seen_at, recovered_at, report) = row;
+        Ok(DatabaseState { identity, adopted_identity, seen_at, recovered_at, report: report.map(|json| json.0) })
     }
 
-    /// Notes that the database is the one that the engine knows. `false` when it is not.
-    ///
-    /// # Errors
-    /// When Postgres is away.
-    pub async fn see_database(&self) -> StoreResult<bool> {
+    /// Confirms that this is the adopted database, and records the time. Returns false if it is another one.
+    pub async fn confirm_database(&self) -> StoreResult<bool> {
         let seen = sqlx::query("UPDATE recovery_state SET seen_at = now() WHERE identity = relay_database_identity()")
             .execute(&self.pool)
-            .patiently()
+            .with_timeout()
             .await
-            .map_err(StoreError::from_sqlx("noting that the database is the known one"))?;
+            .map_err(StoreError::from_sqlx("confirming the identity of the database"))?;
         Ok(seen.rows_affected() == 1)
     }
 
-    /// Takes the right to recover; `None` while another process has it.
-    ///
-    /// # Errors
-    /// When Postgres is away.
+    /// Takes the lock of recovery; `None` while another process holds it.
     pub async fn try_recovery_lock(&self) -> StoreResult<Option<RecoveryLock>> {
         let doing = "taking the lock of recovery";
-        // A connection of its own: the lock must not go back to the pool with it.
+        // A dedicated connection: the lock belongs to the database session and must not return to the pool with it.
         let mut connection = PgConnection::connect_with(&self.pool.connect_options())
-            .patiently()
+            .with_timeout()
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let ours: bool = sqlx::query_scalar("SELECT pg_try_advisory_lock(hashtext($1))")
             .bind(LOCK)
             .fetch_one(&mut connection)
-            .patiently()
+            .with_timeout()
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         Ok(ours.then_some(RecoveryLock { connection }))
     }
 
-    /// Whether some process has the right to recover just now.
-    ///
-    /// # Errors
-    /// When Postgres is away.
-    pub async fn recovery_is_under_way(&self) -> StoreResult<bool> {
-        // A lock by one number shows its upper half as classid, its lower half as objid.
+    /// Returns true while some process holds the lock of recovery.
+    pub async fn is_recovery_running(&self) -> StoreResult<bool> {
+        // pg_locks shows the upper half of a 64-bit key as classid and the lower half as objid.
         sqlx::query_scalar(
             "SELECT EXISTS (SELECT FROM pg_locks
                              WHERE locktype = 'advisory' AND objsubid = 1 AND granted
@@ -123,13 +111,10 @@ impl Store {
         .bind(LOCK)
         .fetch_one(&self.pool)
         .await
-        .map_err(StoreError::from_sqlx("looking for the lock of recovery"))
+        .map_err(StoreError::from_sqlx("finding the lock of recovery"))
     }
 
-    /// Mailboxes that hold something unsettled.
-    ///
-    /// # Errors
-    /// When Postgres is away.
+    /// Counts the mailboxes with unsettled deliveries.
     pub async fn count_busy_mailboxes(&self) -> StoreResult<i64> {
         sqlx::query_scalar(
             "SELECT count(*) FROM mailbox_cursors c JOIN mailbox_heads h USING (workspace_id, agent_id)
@@ -137,14 +122,11 @@ impl Store {
         )
         .fetch_one(&self.pool)
         .await
-        .map_err(StoreError::from_sqlx("counting mailboxes that hold something"))
+        .map_err(StoreError::from_sqlx("counting non-empty mailboxes"))
     }
 
-    /// From now on the engine knows this database; with what came of recovering it, if that was done.
-    ///
-    /// # Errors
-    /// When Postgres is away.
-    pub async fn know_database(&self, report: Option<&Value>) -> StoreResult<()> {
+    /// Adopts the identity of this database. A `report` also marks it as recovered now.
+    pub async fn adopt_database(&self, report: Option<&Value>) -> StoreResult<()> {
         sqlx::query(
             "UPDATE recovery_state
                 SET identity = relay_database_identity(), seen_at = now(),
@@ -153,50 +135,46 @@ impl Store {
         )
         .bind(report.map(Json))
         .execute(&self.pool)
-        .patiently()
+        .with_timeout()
         .await
-        .map_err(StoreError::from_sqlx("noting what the database is"))?;
+        .map_err(StoreError::from_sqlx("adopting the database"))?;
         Ok(())
     }
 
-    /// How many of these places are not below their mailbox's head, though they were given away. A mailbox that is not
-    /// there in a workspace that is there counts where `unknown_too` says so: agents are removed with their workspace
-    /// only, so it was made after the state of this database. A workspace that is not there may have been erased.
+    /// Counts the positions, all of which were allotted, that are not below the head of their mailbox.
     ///
-    /// # Errors
-    /// When Postgres is away.
-    pub async fn ahead_of_heads(
+    /// A missing mailbox of an existing workspace counts if its entry in `count_missing` is true: agents are removed with
+    /// their workspace only, so the mailbox was created after the state of this database. A missing workspace may have
+    /// been erased and never counts.
+    pub async fn count_ahead_of_heads(
         &self,
-        of: &[(WorkspaceScope, AgentId, Seq)],
-        unknown_too: &[bool],
+        positions: &[(WorkspaceScope, AgentId, Seq)],
+        count_missing: &[bool],
     ) -> StoreResult<u64> {
-        let keys: Vec<_> = of.iter().map(|(scope, agent, _)| (*scope, *agent)).collect();
-        let (workspaces, agents) = split(&keys);
+        let keys: Vec<_> = positions.iter().map(|(scope, agent, _)| (*scope, *agent)).collect();
+        let (workspaces, agents) = split_keys(&keys);
         let ahead: i64 = sqlx::query_scalar(
             "SELECT count(*)
                FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::boolean[])
-                    AS k (workspace_id, agent_id, seq, unknown_too)
+                    AS k (workspace_id, agent_id, seq, count_missing)
                LEFT JOIN mailbox_heads h USING (workspace_id, agent_id)
               WHERE k.seq >= h.next_seq
-                 OR (h.agent_id IS NULL AND k.unknown_too
+                 OR (h.agent_id IS NULL AND k.count_missing
                      AND EXISTS (SELECT FROM workspaces w
                                   WHERE w.workspace_id = k.workspace_id AND w.deleted_at IS NULL))",
         )
         .bind(workspaces)
         .bind(agents)
-        .bind(of.iter().map(|(_, _, seq)| *seq).collect::<Vec<_>>())
-        .bind(unknown_too)
+        .bind(positions.iter().map(|(_, _, seq)| *seq).collect::<Vec<_>>())
+        .bind(count_missing)
         .fetch_one(&self.pool)
-        .patiently()
+        .with_timeout()
         .await
         .map_err(StoreError::from_sqlx("comparing the log with mailbox heads"))?;
         Ok(ahead.unsigned_abs())
     }
 
-    /// Mailboxes that hold something, behind `after`, with their settled floors.
-    ///
-    /// # Errors
-    /// When Postgres is away.
+    /// Lists up to `limit` mailboxes with unsettled deliveries behind `after`, with their settled floors.
     pub async fn busy_mailboxes(
         &self,
         after: (i64, i64),
@@ -213,7 +191,7 @@ impl Store {
         .bind(limit)
         .fetch_all(&self.pool)
         .await
-        .map_err(StoreError::from_sqlx("finding mailboxes that hold something"))?;
+        .map_err(StoreError::from_sqlx("finding non-empty mailboxes"))?;
         let scoped = |(workspace, agent, floor)| {
             (WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)), AgentId::new(agent), floor)
         };

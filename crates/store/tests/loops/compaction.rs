@@ -7,13 +7,13 @@ async fn what_the_ack_floor_covers_is_removed_but_dead_letters_stay() {
         db.agent(agent, &format!("a{agent}")).await;
         db.ack_floor(agent, 4).await;
         for (seq, state) in [(1, 1), (2, 2), (3, 3), (4, 4), (6, 1)] {
-            db.exception(agent, seq, state).await;
+            db.settlement(agent, seq, state).await;
         }
     }
     let mut removed = 0;
     let mut steps = 0;
     loop {
-        let done = db.store.compact_exceptions(4).await.unwrap();
+        let done = db.store.compact_settlements(4).await.unwrap();
         removed += done.removed;
         steps += 1;
         if !done.more {
@@ -24,7 +24,7 @@ async fn what_the_ack_floor_covers_is_removed_but_dead_letters_stay() {
     for agent in 1..=3 {
         assert_eq!(db.exceptions(agent).await, [(4, 4), (6, 1)]);
     }
-    assert_eq!(db.store.compact_exceptions(100).await.unwrap().removed, 0);
+    assert_eq!(db.store.compact_settlements(100).await.unwrap().removed, 0);
 }
 
 #[tokio::test]
@@ -33,8 +33,8 @@ async fn a_settled_floor_left_behind_by_a_race_is_moved_on() {
     db.agent(1, "ada").await;
     db.ack_floor(1, 4).await;
     for (seq, state) in [(5, 4), (6, 1), (7, 3), (8, 4)] {
-        db.exception(1, seq, state).await;
+        db.settlement(1, seq, state).await;
     }
-    assert_eq!(db.store.compact_exceptions(100).await.unwrap().extended, 1);
+    assert_eq!(db.store.compact_settlements(100).await.unwrap().extended, 1);
     assert_eq!(db.settled_floor(1).await, 6, "a deferred row stops it");
 }

@@ -93,7 +93,7 @@ async fn a_dead_gateways_providers_are_disconnected_after_the_grace() {
 
     db.run("UPDATE gateways SET lease_until = now() - interval '2 hours' WHERE gateway_id IN (2, 3)").await;
     let hour = Duration::from_secs(3600);
-    assert_eq!(db.store.remove_dead_gateways(hour).await.unwrap(), 1, "2 still has a provider");
+    assert_eq!(db.store.remove_expired_gateways(hour).await.unwrap(), 1, "2 still has a provider");
 }
 
 #[tokio::test]

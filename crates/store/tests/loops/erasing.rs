@@ -8,7 +8,7 @@ use crate::fixture::{Database, WORKSPACE};
 const MONTH: Duration = Duration::from_secs(30 * 86400);
 
 async fn next(db: &Database) -> Option<(i64, bool)> {
-    let ended = db.store.ended_workspace(MONTH).await.unwrap()?;
+    let ended = db.store.find_ended_workspace(MONTH).await.unwrap()?;
     Some((ended.scope.workspace_id().get(), ended.expired_at.is_some()))
 }
 
@@ -38,7 +38,7 @@ async fn workspaces_that_ended_long_ago_go_and_others_keep_everything() {
 
     // What expired is deleted first, as of then.
     assert_eq!(next(&db).await, Some((9, true)), "the one that ended first");
-    let expired_at = db.store.ended_workspace(MONTH).await.unwrap().unwrap().expired_at.unwrap();
+    let expired_at = db.store.find_ended_workspace(MONTH).await.unwrap().unwrap().expired_at.unwrap();
     assert_eq!(
         db.store.delete_workspace(scope(9), expired_at).await.unwrap().len(),
         0,
@@ -46,21 +46,21 @@ async fn workspaces_that_ended_long_ago_go_and_others_keep_everything() {
     );
     assert_eq!(db.number("SELECT count(*) FROM tokens").await, 0);
     assert_eq!(next(&db).await, Some((9, false)));
-    let some = EraseStep { removed: 1, gone: false };
-    assert_eq!(db.store.erase_some(scope(9), 1000).await.unwrap(), some, "its agent");
+    let some = EraseStep { removed: 1, complete: false };
+    assert_eq!(db.store.erase_rows(scope(9), 1000).await.unwrap(), some, "its agent");
     assert_eq!(db.number("SELECT count(*) FROM workspaces WHERE workspace_id = 9").await, 1, "its own row goes last");
-    let last = EraseStep { removed: 1, gone: true };
-    assert_eq!(db.store.erase_some(scope(9), 1000).await.unwrap(), last);
-    assert!(!db.store.erase_some(scope(9), 1000).await.unwrap().gone, "once only");
+    let last = EraseStep { removed: 1, complete: true };
+    assert_eq!(db.store.erase_rows(scope(9), 1000).await.unwrap(), last);
+    assert!(!db.store.erase_rows(scope(9), 1000).await.unwrap().complete, "once only");
 
     assert_eq!(next(&db).await, Some((WORKSPACE, false)));
     let mut steps = 0;
-    while !db.store.erase_some(scope(WORKSPACE), 1).await.unwrap().gone {
+    while !db.store.erase_rows(scope(WORKSPACE), 1).await.unwrap().complete {
         steps += 1;
         assert!(steps < 100, "it comes to no end");
     }
     assert!(steps > 3, "a step is bounded, {steps} were enough");
-    assert!(db.store.rows_left(scope(WORKSPACE)).await.unwrap().iter().all(|table| table.rows == 0));
+    assert!(db.store.count_rows_left(scope(WORKSPACE)).await.unwrap().iter().all(|table| table.rows == 0));
     assert_eq!(next(&db).await, None);
     assert_eq!(db.number("SELECT sum(workspace_id)::bigint FROM workspaces").await, 8 + 10 + 11 + 12);
     assert_eq!(db.number("SELECT sum(workspace_id)::bigint FROM agents").await, 8 + 10 + 11 + 12);
@@ -91,8 +91,8 @@ async fn files_and_signatures_are_waited_for() {
     // Every key that could have signed for it is retired.
     db.run("UPDATE signing_keys SET retired_at = now() WHERE kid = 'old'").await;
     assert_eq!(next(&db).await, Some((9, false)));
-    assert!(!db.store.erase_some(scope(9), 1000).await.unwrap().gone);
-    assert!(db.store.erase_some(scope(9), 1000).await.unwrap().gone);
+    assert!(!db.store.erase_rows(scope(9), 1000).await.unwrap().complete);
+    assert!(db.store.erase_rows(scope(9), 1000).await.unwrap().complete);
     db.run("DELETE FROM file_objects").await;
     assert_eq!(next(&db).await, Some((8, false)));
 }

@@ -1,5 +1,5 @@
 use chrono::TimeDelta;
-use relay_store::{StoreError, expiry::ExpiryPass};
+use relay_store::{StoreError, mailboxes::expiry::ExpiryPass};
 
 use crate::fixture::{Database, SENDER};
 
@@ -37,9 +37,9 @@ async fn settled_rows_are_left_alone_and_a_deferred_one_expires() {
     db.agent(ADA, "ada").await;
     db.deliveries(ADA, &[-9, -8, -7, -6, -5, 3600]).await;
     db.ack_floor(ADA, 1).await;
-    db.exception(ADA, 2, 1).await;
-    db.exception(ADA, 3, 2).await;
-    db.exception(ADA, 5, 3).await;
+    db.settlement(ADA, 2, 1).await;
+    db.settlement(ADA, 3, 2).await;
+    db.settlement(ADA, 5, 3).await;
 
     let (dead, _) = db.store.dead_letter_expired(&[Database::mailbox(ADA)], db.now).await.unwrap();
     assert_eq!(dead.iter().map(|d| d.seq).collect::<Vec<_>>(), [4, 5]);

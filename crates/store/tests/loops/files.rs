@@ -1,10 +1,10 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use relay_domain::FileId;
+use relay_domain::{FileId, WorkspaceId, files::FileStatus};
 use relay_store::{
     FileObject,
-    files::{Completion, FileStatus, NewFile},
+    files::metadata::{Completion, NewFile},
 };
 
 use crate::fixture::{Database, WORKSPACE};
@@ -54,24 +54,24 @@ async fn an_object_goes_unless_its_file_took_it() {
     for object in [1, 2, 3] {
         assert!(db.store.begin_upload(scope, file, object, past).await.unwrap());
     }
-    assert!(db.store.take_upload(scope, file, 1).await.unwrap());
-    assert!(db.store.take_upload(scope, file, 2).await.unwrap(), "the last upload counts");
+    assert!(db.store.attach_upload(scope, file, 1).await.unwrap());
+    assert!(db.store.attach_upload(scope, file, 2).await.unwrap(), "the last upload counts");
     let due = db.store.claim_due_objects(CLAIM, 10).await.unwrap();
     assert_eq!(ids(&due), [1, 3], "the replaced one and the one that nobody took");
     assert!(db.store.claim_due_objects(CLAIM, 10).await.unwrap().is_empty(), "claimed");
-    assert!(!db.store.take_upload(scope, file, 3).await.unwrap(), "too late: it is being removed");
+    assert!(!db.store.attach_upload(scope, file, 3).await.unwrap(), "too late: it is being removed");
 
     // Whoever claimed them died: they are due again.
     db.run("UPDATE file_objects SET remove_after = now() - interval '1 second' WHERE removing").await;
     let due = db.store.claim_due_objects(CLAIM, 10).await.unwrap();
     assert_eq!(ids(&due), [1, 3]);
-    db.store.forget_objects(&due).await.unwrap();
+    db.store.delete_objects(&due).await.unwrap();
     assert_eq!(db.number("SELECT count(*) FROM file_objects").await, 1);
 
     let completed = db.store.complete_file(scope, file, owner, db.now).await.unwrap();
     assert!(matches!(completed, Completion::Completed(row, _) if row.object_id == Some(2)));
     assert!(!db.store.begin_upload(scope, file, 4, past).await.unwrap(), "complete");
-    assert!(!db.store.take_upload(scope, file, 2).await.unwrap(), "complete");
+    assert!(!db.store.attach_upload(scope, file, 2).await.unwrap(), "complete");
 }
 
 #[tokio::test]
@@ -83,12 +83,12 @@ async fn files_that_nobody_completes_are_given_up_and_forgotten() {
     let later = db.now + TimeDelta::hours(2);
     for (file, object) in [(late, 1), (kept, 2)] {
         assert!(db.store.begin_upload(scope, file, object, later).await.unwrap());
-        assert!(db.store.take_upload(scope, file, object).await.unwrap());
+        assert!(db.store.attach_upload(scope, file, object).await.unwrap());
     }
     db.store.complete_file(scope, kept, owner, db.now).await.unwrap();
     db.run("UPDATE files SET expires_at = now() - interval '2 hours' WHERE file_id IN (10, 11)").await;
-    assert_eq!(db.store.give_up_files(HOUR, 10).await.unwrap(), 1);
-    assert_eq!(db.store.give_up_files(HOUR, 10).await.unwrap(), 0);
+    assert_eq!(db.store.expire_pending_files(HOUR, 10).await.unwrap(), 1);
+    assert_eq!(db.store.expire_pending_files(HOUR, 10).await.unwrap(), 0);
     let status = async |file| db.store.file(scope, file).await.unwrap().map(|row| row.status);
     assert_eq!(status(late).await, Some(FileStatus::Deleted));
     assert_eq!((status(kept).await, status(young).await), (Some(FileStatus::Complete), Some(FileStatus::Pending)));
@@ -97,8 +97,8 @@ async fn files_that_nobody_completes_are_given_up_and_forgotten() {
     assert_eq!(db.store.prune_files(HOUR, 10).await.unwrap(), 0, "not while its bytes are there");
     // `remove_after` was set to now(); the claim wants it in the past.
     let due = db.store.claim_due_objects(CLAIM, 10).await.unwrap();
-    assert_eq!(due, [FileObject { workspace_id: WORKSPACE, file_id: 10, object_id: 1 }]);
-    db.store.forget_objects(&due).await.unwrap();
+    assert_eq!(due, [FileObject { workspace_id: WorkspaceId::new(WORKSPACE), file_id: FileId::new(10), object_id: 1 }]);
+    db.store.delete_objects(&due).await.unwrap();
     assert_eq!(db.store.prune_files(HOUR, 10).await.unwrap(), 1);
     assert_eq!(status(late).await, None);
 }

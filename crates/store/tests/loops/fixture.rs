@@ -104,7 +104,7 @@ impl Database {
     }
 
     /// A row settled or parked by itself: 1 acked by REST, 2 failed, 3 deferred, 4 dead-lettered.
-    pub(crate) async fn exception(&self, agent: i64, seq: i64, state: i16) {
+    pub(crate) async fn settlement(&self, agent: i64, seq: i64, state: i16) {
         let available_at = if state == 3 { "now()" } else { "NULL" };
         self.run(&format!(
             "INSERT INTO delivery_exceptions (workspace_id, agent_id, seq, state, available_at, at)

@@ -3,9 +3,12 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use relay_domain::{AgentId, GatewayId, InvocationId, NodeId, ProviderName, WorkspaceScope};
 use relay_store::{
-    finish::{Finished, FinishedAll, Outcome, Source},
-    hosting::{Fence, Inventory, Listed},
-    spawned::Reconciled,
+    actions::outcomes::{InvocationOutcome, OutcomeBatch, OutcomeRecording, OutcomeSource},
+    agents::spawn::InventoryReconciliation,
+    nodes::{
+        fence::Fence,
+        hosting::{InventoryOutcome, ListedAgent},
+    },
 };
 use serde_json::{Value, json};
 
@@ -24,10 +27,10 @@ fn fence(node: &str, provider: &str) -> Fence {
 }
 
 /// What came of each invocation that ended.
-fn ended(done: &FinishedAll) -> Vec<(i64, Option<&str>)> {
+fn ended(done: &OutcomeBatch) -> Vec<(i64, Option<&str>)> {
     let recorded = done.outcomes.iter().filter_map(|outcome| match outcome {
-        Finished::Recorded(row) => Some((row.invocation_id.get(), row.error.as_deref())),
-        Finished::Refused => None,
+        OutcomeRecording::Recorded(row) => Some((row.invocation_id.get(), row.error.as_deref())),
+        OutcomeRecording::Refused => None,
     });
     let mut ended: Vec<_> = recorded.collect();
     ended.sort_unstable();
@@ -65,7 +68,7 @@ impl Database {
         self.agent(agent, &format!("agent-{agent}")).await;
         self.locate(agent, node, Some("a")).await;
         let invocation = InvocationId::new(invocation);
-        assert!(self.store.agent_came_up(&fence(node, "a"), invocation, AgentId::new(agent)).await.unwrap());
+        assert!(self.store.link_spawned_agent(&fence(node, "a"), invocation, AgentId::new(agent)).await.unwrap());
     }
 
     /// What an agent was sent over the connection of a provider.
@@ -94,10 +97,10 @@ impl Database {
     }
 
     /// What an inventory of these agents, as (agent, invocation), means for invocations.
-    async fn inventory(&self, node: &str, agents: &[(i64, i64)]) -> Reconciled {
-        let listed: Vec<Listed> = agents
+    async fn inventory(&self, node: &str, agents: &[(i64, i64)]) -> InventoryReconciliation {
+        let listed: Vec<ListedAgent> = agents
             .iter()
-            .map(|(agent, invocation)| Listed {
+            .map(|(agent, invocation)| ListedAgent {
                 agent_id: AgentId::new(*agent),
                 name: format!("agent-{agent}"),
                 session_ref: None,
@@ -105,15 +108,19 @@ impl Database {
             })
             .collect();
         match self.store.sync_inventory(&fence(node, "a"), &listed, self.now).await.unwrap() {
-            Inventory::Synced { reconciled, .. } => reconciled,
-            other => panic!("{other:?}"),
+            InventoryOutcome::Synced { reconciled, .. } => reconciled,
+            other @ (InventoryOutcome::Conflicts(_) | InventoryOutcome::Superseded) => panic!("{other:?}"),
         }
     }
 
     /// Both steps of losing what a provider was doing: its time to come back passes in between.
     async fn lose(&self) -> u64 {
-        assert_eq!(self.store.take_back_lost(ALL, self.now).await.unwrap(), 0, "it has a moment to come back");
-        self.store.take_back_lost(ALL, self.now + TimeDelta::seconds(3)).await.unwrap()
+        assert_eq!(
+            self.store.reclaim_lost_invocations(ALL, self.now).await.unwrap(),
+            0,
+            "it has a moment to come back"
+        );
+        self.store.reclaim_lost_invocations(ALL, self.now + TimeDelta::seconds(3)).await.unwrap()
     }
 }
 
@@ -129,7 +136,7 @@ async fn a_spawn_whose_agent_has_registered_is_not_taken_back_for_silence() {
     db.spawn(102, "n1").await;
     db.born(101, 1, "n1").await;
     let late = db.now + TimeDelta::seconds(90);
-    assert_eq!(db.store.take_back_lost(ALL, late).await.unwrap(), 1);
+    assert_eq!(db.store.reclaim_lost_invocations(ALL, late).await.unwrap(), 1);
     assert_eq!(db.state(101).await, state("dispatched", Some(1)));
     assert_eq!(db.state(102).await, state("pending", None));
     assert_eq!(db.number("SELECT count(*) FROM invocations WHERE reserves").await, 0);
@@ -151,24 +158,27 @@ async fn a_spawn_that_was_taken_back_completes_by_the_inventory_that_lists_its_a
     assert_eq!(db.state(101).await, state("pending", Some(1)));
 
     db.connected("n1", "5").await;
-    assert_eq!(db.inventory("n1", &[(1, 101)]).await, Reconciled { open: 0, completed: 1, rescheduled: 0 });
+    assert_eq!(
+        db.inventory("n1", &[(1, 101)]).await,
+        InventoryReconciliation { open: 0, completed: 1, rescheduled: 0 }
+    );
     // It goes nowhere any more, and does not fail for having waited.
     let later = db.now + TimeDelta::seconds(300);
     assert!(db.store.workspaces_with_due_invocations(later).await.unwrap().is_empty());
-    assert_eq!(db.store.redispatch(scope(), ALL, 1, later).await.unwrap().looked_at, 0);
-    assert!(db.store.fail_hopeless(ALL, later).await.unwrap().outcomes.is_empty());
-    let done = db.store.finish_came_up(Duration::from_secs(2), ALL, later).await.unwrap();
+    assert_eq!(db.store.redispatch(scope(), ALL, 1, later).await.unwrap().examined, 0);
+    assert!(db.store.fail_unservable(ALL, later).await.unwrap().outcomes.is_empty());
+    let done = db.store.finish_spawned(Duration::from_secs(2), ALL, later).await.unwrap();
     assert_eq!(ended(&done), [(101, None)]);
     assert_eq!(db.state(101).await, state("completed", Some(1)));
     // One outcome: what its provider says afterwards is refused.
-    let outcome = Outcome {
+    let outcome = InvocationOutcome {
         scope: scope(),
         invocation: InvocationId::new(101),
-        source: Source::Provider(fence("n1", "a")),
+        source: OutcomeSource::Provider(fence("n1", "a")),
         result: Err("spawn_agent_name_in_use".to_owned()),
         duration_ms: None,
     };
-    assert!(ended(&db.store.finish(&[outcome], later).await.unwrap()).is_empty());
+    assert!(ended(&db.store.record_outcomes(&[outcome], later).await.unwrap()).is_empty());
     assert_eq!(db.number("SELECT count(*) FROM invocations WHERE reserves").await, 0);
 }
 
@@ -184,7 +194,7 @@ async fn an_inventory_completes_nothing_that_has_gone_to_another_node() {
     assert_eq!(sent.iter().map(|sent| sent.dispatch.node_id.as_str()).collect::<Vec<_>>(), ["n2"]);
     assert_eq!(db.state(101).await, state("dispatched", None));
     db.connected("n1", "5").await;
-    assert_eq!(db.inventory("n1", &[(1, 101)]).await, Reconciled::default());
+    assert_eq!(db.inventory("n1", &[(1, 101)]).await, InventoryReconciliation::default());
     assert_eq!(db.state(101).await, state("dispatched", None));
 }
 
@@ -202,7 +212,7 @@ async fn a_spawn_that_goes_to_its_node_again_knows_the_agent_that_came_up_there(
     let sent = db.store.redispatch(scope(), ALL, 1, db.now + TimeDelta::seconds(60)).await.unwrap().sent;
     assert_eq!(sent.iter().map(|sent| sent.dispatch.attempt).collect::<Vec<_>>(), [2]);
     assert_eq!(db.state(101).await, state("dispatched", Some(1)));
-    let output = db.store.born_output(&fence("n1", "a"), InvocationId::new(101)).await.unwrap();
+    let output = db.store.spawned_agent_output(&fence("n1", "a"), InvocationId::new(101)).await.unwrap();
     assert_eq!(output.map(|output| output["name"].clone()), Some(json!("agent-1")));
 }
 
@@ -227,25 +237,25 @@ async fn an_invocation_fails_when_its_handler_was_away_for_two_minutes() {
         db.connected(node, "NULL").await;
     }
     let away = "SELECT count(*) FROM invocations WHERE unreachable_since IS NOT NULL";
-    db.store.take_back_lost(ALL, db.now).await.unwrap();
+    db.store.reclaim_lost_invocations(ALL, db.now).await.unwrap();
     assert_eq!(db.number(away).await, 4, "three whose node is gone, and one whose agent has none any more");
 
     db.connected("returns", "5").await;
     db.locate(4, "stays", Some("a")).await;
     let soon = db.now + TimeDelta::seconds(119);
-    assert!(db.store.fail_hopeless(ALL, soon).await.unwrap().outcomes.is_empty());
+    assert!(db.store.fail_unservable(ALL, soon).await.unwrap().outcomes.is_empty());
     let late = db.now + TimeDelta::seconds(121);
-    let done = db.store.fail_hopeless(ALL, late).await.unwrap();
+    let done = db.store.fail_unservable(ALL, late).await.unwrap();
     let why = Some("handler_unavailable");
     assert_eq!(ended(&done), [(101, why), (106, why)], "those that are back are not judged by an old note");
 
     // The time of one that was back begins anew.
-    db.store.take_back_lost(ALL, late).await.unwrap();
+    db.store.reclaim_lost_invocations(ALL, late).await.unwrap();
     assert_eq!(db.number(away).await, 2, "of the two that ended");
     db.connected("returns", "NULL").await;
-    db.store.take_back_lost(ALL, late).await.unwrap();
-    assert!(db.store.fail_hopeless(ALL, late + TimeDelta::seconds(119)).await.unwrap().outcomes.is_empty());
-    let done = db.store.fail_hopeless(ALL, late + TimeDelta::seconds(121)).await.unwrap();
+    db.store.reclaim_lost_invocations(ALL, late).await.unwrap();
+    assert!(db.store.fail_unservable(ALL, late + TimeDelta::seconds(119)).await.unwrap().outcomes.is_empty());
+    let done = db.store.fail_unservable(ALL, late + TimeDelta::seconds(121)).await.unwrap();
     assert_eq!(ended(&done), [(103, why)]);
 }
 
@@ -257,17 +267,17 @@ async fn what_ends_before_it_began_took_no_time() {
     db.spawn(102, "n1").await;
     // Of two clocks one is behind.
     db.run("UPDATE invocations SET sent_at = now() + interval '1 hour'").await;
-    let outcome = Outcome {
+    let outcome = InvocationOutcome {
         scope: scope(),
         invocation: InvocationId::new(101),
-        source: Source::Provider(fence("n1", "a")),
+        source: OutcomeSource::Provider(fence("n1", "a")),
         result: Ok(Value::Null),
         duration_ms: None,
     };
-    assert_eq!(ended(&db.store.finish(&[outcome], db.now).await.unwrap()), [(101, None)]);
+    assert_eq!(ended(&db.store.record_outcomes(&[outcome], db.now).await.unwrap()), [(101, None)]);
     db.run("UPDATE invocations SET came_up = '{}', came_up_at = now() - interval '1 hour' WHERE invocation_id = 102")
         .await;
-    let done = db.store.finish_came_up(Duration::from_secs(2), ALL, db.now).await.unwrap();
+    let done = db.store.finish_spawned(Duration::from_secs(2), ALL, db.now).await.unwrap();
     assert_eq!(ended(&done), [(102, None)]);
     assert_eq!(db.number("SELECT count(*) FROM invocations WHERE duration_ms = 0").await, 2);
 }
@@ -291,15 +301,15 @@ async fn an_agent_of_no_particular_provider_is_asked_through_one_of_its_node() {
     db.run("UPDATE providers SET gateway_id = 5, epoch = 4; UPDATE invocations SET sent_epoch = 3, node_id = 'n1', provider = 'first'").await;
     let again = async || {
         let fences = ["first", "second"].map(|provider| Fence { epoch: 4, ..fence("n1", provider) });
-        let frames = db.store.invocations_sent_before(&fences).await.unwrap();
+        let frames = db.store.invocations_of_earlier_epochs(&fences).await.unwrap();
         frames.into_iter().map(|frame| frame.provider.to_string()).collect::<Vec<_>>()
     };
     assert_eq!(again().await, ["first"]);
     // One that goes may come back; when it stays away, the other one is asked, which has no need to connect anew.
     db.run("UPDATE providers SET gateway_id = NULL, last_heartbeat_at = now() WHERE provider = 'first'").await;
-    db.store.take_back_lost(ALL, db.now + TimeDelta::seconds(40)).await.unwrap();
+    db.store.reclaim_lost_invocations(ALL, db.now + TimeDelta::seconds(40)).await.unwrap();
     assert_eq!(unsent(5).await, 0);
-    db.store.take_back_lost(ALL, db.now + TimeDelta::seconds(50)).await.unwrap();
+    db.store.reclaim_lost_invocations(ALL, db.now + TimeDelta::seconds(50)).await.unwrap();
     assert_eq!(unsent(5).await, 1);
 
     db.run("UPDATE invocations SET sent_epoch = 3; DELETE FROM providers WHERE provider = 'first'").await;

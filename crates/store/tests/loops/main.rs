@@ -1,5 +1,7 @@
 //! The statements of the worker's loops, each test on a fresh database of a real Postgres.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests panic, as tests do")]
+
 mod compaction;
 mod connections;
 mod erasing;
@@ -12,11 +14,11 @@ mod partitions;
 mod presence;
 mod pruning;
 mod push;
+mod push_attempts;
 mod reading;
 mod recovery;
 mod redrives;
 mod sealing;
 mod sessions;
 mod subscriptions;
-mod tries;
 mod usage;

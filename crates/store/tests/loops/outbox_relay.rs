@@ -47,8 +47,8 @@ async fn a_batch_is_relayed_when_it_is_old_or_its_gateway_is_gone() {
     assert_eq!(lag.pending, 4);
     assert!(lag.oldest_seconds >= 3.0);
     let all: Vec<_> = [10, 11, 12, 13].map(relay_domain::BatchId::new).into();
-    assert_eq!(db.store.mark_relayed(&all).await.unwrap(), 4);
-    assert_eq!(db.store.mark_relayed(&all).await.unwrap(), 0);
+    assert_eq!(db.store.mark_published(&all).await.unwrap(), 4);
+    assert_eq!(db.store.mark_published(&all).await.unwrap(), 0);
     let lag = db.store.outbox_lag().await.unwrap();
     assert_eq!((lag.pending, lag.oldest_seconds), (0, 0.0));
 }

@@ -1,5 +1,5 @@
 use chrono::{Days, NaiveDate};
-use relay_store::partitions::DailyTable;
+use relay_store::maintenance::partitions::DailyTable;
 
 use crate::fixture::Database;
 
@@ -51,7 +51,7 @@ async fn old_days_are_dropped_with_what_hangs_on_them() {
              VALUES (7, 1, {seq}, '{day}', {seq}, 'n', '{day}', '{day}')"
         ))
         .await;
-        db.exception(1, seq, 4).await;
+        db.settlement(1, seq, 4).await;
         let midnight_ms = day.and_time(chrono::NaiveTime::MIN).and_utc().timestamp_millis();
         let message = (midnight_ms - relay_domain::snowflake::EPOCH_MS) << 22;
         db.run(&format!("INSERT INTO message_reads VALUES (7, {message}, 1, '{day}')")).await;

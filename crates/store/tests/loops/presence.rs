@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use relay_domain::{AgentId, NodeId, ProviderName, agent::AgentStatus};
-use relay_store::{Seen, events::Recorded, hosting::Fence};
+use relay_domain::{AgentId, NodeId, ProviderName, agents::AgentStatus};
+use relay_store::{LastSeen, events::RecordedEvents, nodes::fence::Fence};
 
 use crate::fixture::Database;
 
@@ -12,7 +12,7 @@ async fn statuses(db: &Database) -> Vec<(i64, String)> {
     sqlx::query_as("SELECT agent_id, status FROM agents ORDER BY agent_id").fetch_all(&db.pool).await.unwrap()
 }
 
-fn told(recorded: &[Recorded]) -> Vec<(&str, i64)> {
+fn told(recorded: &[RecordedEvents]) -> Vec<(&str, i64)> {
     let events = recorded.iter().flat_map(|recorded| &recorded.events);
     events.map(|event| (&*event.kind, event.agent_id.map_or(0, |id| id.get()))).collect()
 }
@@ -47,11 +47,11 @@ async fn silent_agents_go_offline_once_and_come_back_with_their_next_call() {
     let at = db.now + TimeDelta::seconds(1);
     let seen = |agent: i64| {
         let (scope, agent_id) = Database::mailbox(agent);
-        Seen { scope, agent_id, at }
+        LastSeen { scope, agent_id, at }
     };
-    let back = db.store.agents_seen(&[seen(1), seen(3), seen(1), seen(2)], at).await.unwrap();
+    let back = db.store.record_agents_seen(&[seen(1), seen(3), seen(1), seen(2)], at).await.unwrap();
     assert_eq!(told(&back), [("agent.status.active", 1), ("agent.status.active", 2)], "only who was offline");
-    assert!(db.store.agents_seen(&[seen(1), seen(2)], at).await.unwrap().is_empty());
+    assert!(db.store.record_agents_seen(&[seen(1), seen(2)], at).await.unwrap().is_empty());
     // Events and rows agree: the log has what was told.
     assert_eq!(db.number("SELECT next_seq FROM event_heads WHERE workspace_id = 7").await, 5);
 }
@@ -92,15 +92,15 @@ async fn what_an_agent_called_before_its_node_ended_it_does_not_bring_it_back() 
     let (scope, first) = Database::mailbox(1);
     let provider = ProviderName::new("a");
     let fence = Fence { scope, node_id: NodeId::new("n1"), provider: provider.clone(), epoch: 3 };
-    db.store.unhost_agent(&fence, first, ended).await.unwrap().unwrap();
+    db.store.unbind_hosted_agent(&fence, first, ended).await.unwrap().unwrap();
     db.store.sync_inventory(&fence, &[], ended).await.unwrap();
-    db.store.disconnect_provider(scope, &NodeId::new("n3"), &provider, 3, ended).await.unwrap().unwrap();
+    db.store.disconnect_provider(&Fence { node_id: NodeId::new("n3"), ..fence }, ended).await.unwrap().unwrap();
     db.store.disconnect_silent_providers(Duration::from_secs(45), 100, ended).await.unwrap();
-    db.store.forget_provider(scope, &NodeId::new("n5"), &provider, ended).await.unwrap();
+    db.store.remove_provider(scope, &NodeId::new("n5"), &provider, ended).await.unwrap();
     let offline = async || statuses(&db).await.into_iter().filter(|(_, status)| status == "offline").count();
     assert_eq!(offline().await, 5);
-    let seen = |at| (1..=5).map(|agent| Seen { scope, agent_id: AgentId::new(agent), at }).collect::<Vec<_>>();
-    assert!(db.store.agents_seen(&seen(before), after).await.unwrap().is_empty());
+    let seen = |at| (1..=5).map(|agent| LastSeen { scope, agent_id: AgentId::new(agent), at }).collect::<Vec<_>>();
+    assert!(db.store.record_agents_seen(&seen(before), after).await.unwrap().is_empty());
     assert_eq!(offline().await, 5);
-    assert_eq!(told(&db.store.agents_seen(&seen(after), after).await.unwrap()).len(), 5, "a later one does");
+    assert_eq!(told(&db.store.record_agents_seen(&seen(after), after).await.unwrap()).len(), 5, "a later one does");
 }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use chrono::Days;
-use relay_store::message_days::OldMessages;
+use relay_store::messages::retention::RetentionStep;
 
 use crate::fixture::Database;
 
@@ -103,17 +103,17 @@ async fn a_workspace_may_keep_its_messages_for_a_shorter_time() {
     }
 
     let some = db.store.prune_old_messages(today, 9, 2).await.unwrap();
-    assert_eq!(some, OldMessages { removed: 2, more: true }, "bounded");
+    assert_eq!(some, RetentionStep { removed: 2, more: true }, "bounded");
     let rest = db.store.prune_old_messages(today, 9, 100).await.unwrap();
     // Two days of one, and three of the other, which may not have less than its deliveries.
-    assert_eq!(rest, OldMessages { removed: 2 * 3 + 3 * 3 - 2, more: false });
+    assert_eq!(rest, RetentionStep { removed: 2 * 3 + 3 * 3 - 2, more: false });
     for table in ["messages", "message_search", "message_reads", "message_reactions"] {
         for (workspace, left) in [(7, 2 * 3), (8, 4 * 3), (9, 3)] {
             let kept = format!("SELECT count(*) FROM {table} WHERE workspace_id = {workspace}");
             assert_eq!(db.number(&kept).await, left, "{table} of {workspace}");
         }
     }
-    assert_eq!(db.store.prune_old_messages(today, 9, 100).await.unwrap(), OldMessages::default(), "nothing is due");
+    assert_eq!(db.store.prune_old_messages(today, 9, 100).await.unwrap(), RetentionStep::default(), "nothing is due");
     let tomorrow = today + Days::new(1);
     assert_eq!(db.store.prune_old_messages(tomorrow, 9, 100).await.unwrap().removed, 3 + 3, "a day later a day is");
 }

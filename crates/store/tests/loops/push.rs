@@ -1,10 +1,12 @@
 use std::time::Duration;
 
+use relay_domain::PushWorkerId;
+
 use crate::fixture::{Database, WORKSPACE};
 
 const NODE: &str = "node_hook";
 
-/// A mailbox at an http_push node, due since so many seconds.
+/// Adds a mailbox at an http_push node that has been due for `due_for` seconds.
 async fn mailbox(db: &Database, agent: i64, due_for: i64) {
     db.agent(agent, &format!("agent-{agent}")).await;
     db.run(&format!(
@@ -16,7 +18,7 @@ async fn mailbox(db: &Database, agent: i64, due_for: i64) {
 }
 
 #[tokio::test]
-async fn pushing_is_as_late_as_the_mailbox_that_waits_longest_for_a_worker() {
+async fn the_push_lag_is_the_longest_wait_of_a_due_mailbox() {
     let db = Database::fresh().await;
     db.run(&format!("INSERT INTO workspaces (workspace_id, name, created_at) VALUES ({WORKSPACE}, 'w', now())")).await;
     let minutes = async || Duration::from_secs_f64(db.store.push_lag().await.unwrap()).as_secs() / 60;
@@ -26,19 +28,20 @@ async fn pushing_is_as_late_as_the_mailbox_that_waits_longest_for_a_worker() {
     }
     assert_eq!(minutes().await, 30);
     db.run("UPDATE push_mailboxes SET owner = 1 WHERE agent_id = 4").await;
-    assert_eq!(minutes().await, 20, "one that is served is not late");
+    assert_eq!(minutes().await, 20, "a leased mailbox is not late");
     db.run("UPDATE push_mailboxes SET disabled_at = now(), disabled_reason = 'gone' WHERE agent_id = 3").await;
-    assert_eq!(minutes().await, 10, "nor one that is disabled");
+    assert_eq!(minutes().await, 10, "a disabled mailbox is not late");
     db.run("UPDATE workspaces SET suspended_at = now()").await;
-    assert_eq!(minutes().await, 0, "nor one of a workspace that is held");
+    assert_eq!(minutes().await, 0, "a mailbox of a suspended workspace is not late");
     db.run("UPDATE workspaces SET suspended_at = NULL").await;
-    db.store.renew_push_worker(7, Duration::from_secs(60)).await.unwrap();
-    assert_eq!(db.store.take_due_mailboxes(7, 10).await.unwrap().len(), 2);
-    assert_eq!(minutes().await, 0, "all that is due is served");
+    let worker = PushWorkerId::new(7);
+    db.store.renew_push_worker(worker, Duration::from_secs(60)).await.unwrap();
+    assert_eq!(db.store.claim_due_mailboxes(worker, 10).await.unwrap().len(), 2);
+    assert_eq!(minutes().await, 0, "all due mailboxes are leased");
 }
 
 #[tokio::test]
-async fn what_is_left_of_agents_that_are_gone_goes_even_where_it_was_disabled() {
+async fn the_sweep_removes_mailboxes_of_agents_that_moved_or_were_deleted_even_if_disabled() {
     let db = Database::fresh().await;
     for agent in 1..=3 {
         mailbox(&db, agent, 60).await;
@@ -53,5 +56,5 @@ async fn what_is_left_of_agents_that_are_gone_goes_even_where_it_was_disabled() 
     db.store.sweep_push_mailboxes().await.unwrap();
     let left = "SELECT agent_id FROM push_mailboxes WHERE due_at IS NULL AND disabled_at IS NOT NULL";
     assert_eq!(db.number("SELECT count(*) FROM push_mailboxes").await, 1);
-    assert_eq!(db.number(left).await, 3, "one that is there stays, disabled");
+    assert_eq!(db.number(left).await, 3, "the mailbox of the present agent stays, disabled");
 }

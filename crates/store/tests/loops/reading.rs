@@ -1,8 +1,8 @@
 use chrono::{Days, TimeDelta};
-use relay_domain::{ChannelId, MessageId, observer::ObserverFilters};
+use relay_domain::{ChannelId, MessageId, observers::ObserverFilters};
 use relay_store::{
-    partitions::DailyTable,
-    search::{Reader, SearchQuery},
+    maintenance::partitions::DailyTable,
+    search::queries::{Reader, SearchQuery},
 };
 
 use crate::fixture::{Database, SENDER};
@@ -46,7 +46,7 @@ impl Database {
     async fn read_position(&self, name: &str) -> Option<i64> {
         let (scope, _) = Self::mailbox(ADA);
         let rows = self.store.read_status(scope, ChannelId::new(1), &ObserverFilters::default()).await.unwrap();
-        rows.into_iter().find(|row| row.agent_name == name).unwrap().last_read_id
+        rows.into_iter().find(|row| row.agent_name == name).unwrap().last_read_id.map(MessageId::get)
     }
 
     async fn in_channel(&self) {
@@ -71,7 +71,7 @@ impl Database {
         let (scope, _) = Self::mailbox(ADA);
         let query = SearchQuery { text, channel: None, from: None, before: None, after: None };
         let found = self.store.search(scope, &Reader::Workspace, &query, 100).await.unwrap();
-        found.into_iter().map(|row| row.message_id).collect()
+        found.into_iter().map(|row| row.message_id.get()).collect()
     }
 
     async fn indexed(&self) -> i64 {
@@ -86,7 +86,7 @@ async fn what_is_acknowledged_is_read_before_and_after_it_is_folded() {
     db.deliveries(BOB, &[60; 5]).await;
     db.in_channel().await;
     // Bob's third has expired: his floor has passed it, but he did not read it.
-    db.exception(BOB, 3, 4).await;
+    db.settlement(BOB, 3, 4).await;
     for agent in [ADA, BOB] {
         db.ack_floor(agent, 3).await;
     }
@@ -161,7 +161,7 @@ async fn receipts_outlive_the_deliveries_that_tell_them() {
     }
     db.ack_floor(ADA, 2).await;
     // Bob let the old one expire.
-    db.exception(BOB, 1, 4).await;
+    db.settlement(BOB, 1, 4).await;
     db.ack_floor(BOB, 2).await;
     let first_unfolded = today - Days::new(7);
     assert_eq!(db.store.first_unfolded_day().await.unwrap(), None);
@@ -236,7 +236,7 @@ async fn dropped_messages_leave_the_index_and_the_counts() {
     while db.store.index_messages(db.now + TimeDelta::seconds(200), 100).await.unwrap().more {}
     assert_eq!(db.search("words").await, [db.message(1), message]);
     let (scope, _) = Database::mailbox(ADA);
-    let accepted = async || db.store.workspace_numbers(scope, None).await.unwrap().accepted;
+    let accepted = async || db.store.workspace_metrics(scope, None).await.unwrap().accepted;
     assert_eq!(accepted().await, 2);
     for table in [DailyTable::Messages, DailyTable::MessageSearch] {
         assert_eq!(db.store.drop_partitions_before(table, next).await.unwrap(), 1);

@@ -1,9 +1,13 @@
-use relay_domain::{DeliveryId, NodeId, ProviderName};
-use relay_store::{DeliveryReport, cursors::CursorMove, expiry::ExpiryPass, redrives::Redriven};
+use relay_domain::{DeliveryId, NodeId, ProviderName, PushWorkerId};
+use relay_store::{
+    DeliveryReport,
+    mailboxes::{cursors::CursorMove, expiry::ExpiryPass, redrives::RedriveOutcome},
+    push::attempts::RecordingPass,
+};
 
 use crate::{
     fixture::{Database, SENDER, WORKSPACE},
-    tries::tried,
+    push_attempts::push_attempt,
 };
 
 const ADA: i64 = 1;
@@ -11,9 +15,9 @@ const BOB: i64 = 2;
 const CYD: i64 = 3;
 
 impl Database {
-    /// Jumps all mailboxes, two at once. How many these were, and numbers given up.
+    /// Jumps all mailboxes, two per step. Returns the counts of mailboxes and lost seqs.
     async fn jump(&self, margin: i64) -> (u64, u64) {
-        let (mut after, mut mailboxes, mut given_up, mut id) = ((0, 0), 0, 0, 1000);
+        let (mut after, mut mailboxes, mut lost, mut id) = ((0, 0), 0, 0, 1000);
         loop {
             let fresh_id = || {
                 id += 1;
@@ -21,8 +25,8 @@ impl Database {
             };
             let step = self.store.jump_heads(after, 2, margin, self.now, fresh_id).await.unwrap();
             mailboxes += step.mailboxes;
-            given_up += step.given_up;
-            let Some(last) = step.last else { return (mailboxes, given_up) };
+            lost += step.lost;
+            let Some(last) = step.last else { return (mailboxes, lost) };
             after = last;
         }
     }
@@ -98,10 +102,10 @@ async fn a_floor_within_skipped_numbers_is_at_their_end() {
     // A client acknowledges some of the tombstones.
     db.acks(ADA, 50).await;
     assert_eq!(db.settled_floor(ADA).await, 101);
-    assert_eq!(db.store.compact_exceptions(10).await.unwrap().removed, 0, "they are above the ack floor");
+    assert_eq!(db.store.compact_settlements(10).await.unwrap().removed, 0, "they are above the ack floor");
     db.acks(ADA, 102).await;
     assert_eq!(db.settled_floor(ADA).await, 102);
-    assert_eq!(db.store.compact_exceptions(10).await.unwrap().removed, 1);
+    assert_eq!(db.store.compact_settlements(10).await.unwrap().removed, 1);
     assert_eq!(db.skipped(ADA).await, []);
 }
 
@@ -117,9 +121,9 @@ async fn jumps_after_each_other_make_one_run_and_later_ones_another() {
     db.jump(10).await;
     assert_eq!(db.skipped(ADA).await, [(2, 21), (23, 32)]);
     for seq in [1, 22] {
-        db.exception(ADA, seq, 1).await;
+        db.settlement(ADA, seq, 1).await;
     }
-    assert_eq!(db.store.compact_exceptions(10).await.unwrap().extended, 1);
+    assert_eq!(db.store.compact_settlements(10).await.unwrap().extended, 1);
     assert_eq!(db.settled_floor(ADA).await, 32);
 }
 
@@ -130,9 +134,9 @@ async fn a_floor_that_an_older_program_left_below_skipped_numbers_passes_them() 
     db.deliveries(ADA, &[60]).await;
     db.jump(100).await;
     db.ack_floor(ADA, 1).await;
-    assert_eq!(db.store.compact_exceptions(10).await.unwrap().extended, 1);
+    assert_eq!(db.store.compact_settlements(10).await.unwrap().extended, 1);
     assert_eq!(db.settled_floor(ADA).await, 101);
-    assert_eq!(db.store.compact_exceptions(10).await.unwrap().extended, 0);
+    assert_eq!(db.store.compact_settlements(10).await.unwrap().extended, 0);
 }
 
 #[tokio::test]
@@ -159,20 +163,28 @@ async fn skipped_numbers_take_no_room_in_a_mailbox() {
     db.store.expire_step(ExpiryPass::First, db.now).await.unwrap();
     db.jump(100).await;
     let (scope, ada) = Database::mailbox(ADA);
-    let redriven = async |seq| db.store.redrive_letter(scope, ada, seq, db.now).await.unwrap().0;
-    assert_eq!(redriven(1).await, Redriven::As { seq: 104, redrive_no: 1, now: true });
-    assert_eq!(redriven(2).await, Redriven::MailboxFull);
+    let redriven = async |seq| db.store.redrive_dead_letter(scope, ada, seq, db.now).await.unwrap().0;
+    assert_eq!(redriven(1).await, RedriveOutcome::Redriven { seq: 104, redrive_no: 1, now: true });
+    assert_eq!(redriven(2).await, RedriveOutcome::MailboxFull);
 }
 
 #[tokio::test]
-async fn the_ack_floor_of_tries_passes_skipped_numbers() {
+async fn the_ack_floor_of_attempts_passes_skipped_numbers() {
     let db = Database::fresh().await;
     db.agent(ADA, "ada").await;
     db.run("UPDATE agents SET node_id = 'hook' WHERE agent_id = 1").await;
     db.deliveries(ADA, &[60]).await;
     db.jump(100).await;
     db.one_more(ADA, 102).await;
-    db.store.record_tries(5, &[tried(1, 1000, db.now), tried(102, 1000, db.now)], false, db.now).await.unwrap();
+    db.store
+        .record_attempts(
+            PushWorkerId::new(5),
+            &[push_attempt(1, 1000, db.now), push_attempt(102, 1000, db.now)],
+            RecordingPass::First,
+            db.now,
+        )
+        .await
+        .unwrap();
     let floor = db.number("SELECT ack_floor FROM mailbox_cursors WHERE agent_id = 1").await;
     assert_eq!((floor, db.settled_floor(ADA).await, db.exceptions(ADA).await), (102, 102, vec![]));
 }
@@ -183,9 +195,9 @@ async fn a_log_with_numbers_or_mailboxes_that_are_not_there_is_ahead() {
     db.run(&format!("INSERT INTO workspaces (workspace_id, name, created_at) VALUES ({WORKSPACE}, 'w', now())")).await;
     db.agent(ADA, "ada").await;
     db.deliveries(ADA, &[60; 2]).await;
-    let ahead = async |agent, seq, unknown_too| {
+    let ahead = async |agent, seq, count_missing| {
         let (scope, agent) = Database::mailbox(agent);
-        db.store.ahead_of_heads(&[(scope, agent, seq)], &[unknown_too]).await.unwrap()
+        db.store.count_ahead_of_heads(&[(scope, agent, seq)], &[count_missing]).await.unwrap()
     };
     assert_eq!((ahead(ADA, 2, true).await, ahead(ADA, 3, false).await), (0, 1));
     assert_eq!((ahead(55, 1, true).await, ahead(55, 1, false).await), (1, 0), "an agent made later");

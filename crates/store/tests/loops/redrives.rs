@@ -1,6 +1,6 @@
 use chrono::TimeDelta;
-use relay_domain::{AgentId, dead_letter::DeadReason};
-use relay_store::{dead_letters::LetterFilter, expiry::ExpiryPass, redrives::Redriven};
+use relay_domain::{AgentId, mailboxes::dead_letter::DeadLetterReason};
+use relay_store::mailboxes::{dead_letters::DeadLetterFilter, expiry::ExpiryPass, redrives::RedriveOutcome};
 
 use crate::fixture::{Database, WORKSPACE};
 
@@ -21,15 +21,19 @@ async fn with_letters() -> Database {
 async fn two_redrives_of_one_letter_at_once_make_one_delivery() {
     let db = with_letters().await;
     let (scope, ada) = Database::mailbox(ADA);
-    let redrive = || db.store.redrive_letter(scope, ada, 1, db.now);
+    let redrive = || db.store.redrive_dead_letter(scope, ada, 1, db.now);
     let (one, other, third) = tokio::join!(redrive(), redrive(), redrive());
     let outcomes = [one.unwrap().0, other.unwrap().0, third.unwrap().0];
-    let made = |now| Redriven::As { seq: 4, redrive_no: 1, now };
+    let made = |now| RedriveOutcome::Redriven { seq: 4, redrive_no: 1, now };
     assert_eq!(outcomes.iter().filter(|outcome| **outcome == made(true)).count(), 1, "{outcomes:?}");
     assert_eq!(outcomes.iter().filter(|outcome| **outcome == made(false)).count(), 2, "{outcomes:?}");
     assert_eq!(db.number("SELECT count(*) FROM deliveries WHERE redrive_no = 1").await, 1);
     assert_eq!(db.number("SELECT next_seq FROM mailbox_heads WHERE agent_id = 1").await, 5);
-    assert_eq!(db.store.redrive_letter(scope, ada, 3, db.now).await.unwrap().0, Redriven::NotFound, "it lives");
+    assert_eq!(
+        db.store.redrive_dead_letter(scope, ada, 3, db.now).await.unwrap().0,
+        RedriveOutcome::NotFound,
+        "it lives"
+    );
 }
 
 #[tokio::test]
@@ -37,13 +41,13 @@ async fn what_cannot_be_redriven_says_why_and_leaves_no_gap() {
     let db = with_letters().await;
     let (scope, ada) = Database::mailbox(ADA);
     db.run("UPDATE workspaces SET mailbox_depth = 1").await;
-    assert_eq!(db.store.redrive_letter(scope, ada, 1, db.now).await.unwrap().0, Redriven::MailboxFull);
+    assert_eq!(db.store.redrive_dead_letter(scope, ada, 1, db.now).await.unwrap().0, RedriveOutcome::MailboxFull);
     db.run("UPDATE workspaces SET mailbox_depth = 2; UPDATE deliveries SET redrive_no = 3 WHERE seq = 1").await;
-    assert_eq!(db.store.redrive_letter(scope, ada, 1, db.now).await.unwrap().0, Redriven::Exhausted);
-    let (outcome, _) = db.store.redrive_letter(scope, ada, 2, db.now).await.unwrap();
-    assert_eq!(outcome, Redriven::As { seq: 4, redrive_no: 1, now: true });
+    assert_eq!(db.store.redrive_dead_letter(scope, ada, 1, db.now).await.unwrap().0, RedriveOutcome::Exhausted);
+    let (outcome, _) = db.store.redrive_dead_letter(scope, ada, 2, db.now).await.unwrap();
+    assert_eq!(outcome, RedriveOutcome::Redriven { seq: 4, redrive_no: 1, now: true });
     db.run("UPDATE agents SET deleted_at = now() WHERE agent_id = 1; UPDATE deliveries SET redrive_no = 0").await;
-    assert_eq!(db.store.redrive_letter(scope, ada, 1, db.now).await.unwrap().0, Redriven::AgentGone);
+    assert_eq!(db.store.redrive_dead_letter(scope, ada, 1, db.now).await.unwrap().0, RedriveOutcome::AgentDeleted);
 }
 
 #[tokio::test]
@@ -52,7 +56,7 @@ async fn a_redrive_by_filter_goes_on_where_it_stopped_and_ends() {
     db.agent(BOB, "bob").await;
     let (scope, ada) = Database::mailbox(ADA);
     let later = db.now + TimeDelta::seconds(1);
-    let filter = LetterFilter { agent: Some(ada), ..LetterFilter::default() };
+    let filter = DeadLetterFilter { agent: Some(ada), ..DeadLetterFilter::default() };
     assert_eq!(db.store.count_dead_letters(scope, &filter, true).await.unwrap(), [("ttl_expired".to_owned(), 2)]);
     db.store.begin_redrive(scope, 1, &filter, 4, 2, later).await.unwrap();
     // At 4 a second, a quarter of a second is one letter. Several workers at once share the steps.
@@ -77,7 +81,7 @@ async fn letters_that_a_full_mailbox_refuses_are_sent_once_it_has_room() {
     // One letter can never be sent again: each pass meets it, and it counts once.
     db.run("UPDATE workspaces SET mailbox_depth = 1; UPDATE deliveries SET redrive_no = 3 WHERE seq = 2").await;
     let later = db.now + TimeDelta::seconds(1);
-    let filter = LetterFilter { agent: Some(ada), ..LetterFilter::default() };
+    let filter = DeadLetterFilter { agent: Some(ada), ..DeadLetterFilter::default() };
     db.store.begin_redrive(scope, 1, &filter, 100, 2, later).await.unwrap();
     let pass = async || {
         db.run("UPDATE redrives SET next_at = now() WHERE next_at IS NOT NULL").await;
@@ -100,7 +104,7 @@ async fn a_mailbox_that_stays_full_for_an_hour_refuses_its_letters() {
     let (scope, ada) = Database::mailbox(ADA);
     db.run("UPDATE workspaces SET mailbox_depth = 1").await;
     let later = db.now + TimeDelta::seconds(1);
-    let filter = LetterFilter { agent: Some(ada), ..LetterFilter::default() };
+    let filter = DeadLetterFilter { agent: Some(ada), ..DeadLetterFilter::default() };
     db.store.begin_redrive(scope, 1, &filter, 100, 2, later).await.unwrap();
     for (age, redriven, refused, is_finished) in [(59, 0, 0, false), (61, 0, 2, true)] {
         db.run(&format!("UPDATE redrives SET next_at = now(), created_at = now() - interval '{age} minutes'")).await;
@@ -114,16 +118,16 @@ async fn a_mailbox_that_stays_full_for_an_hour_refuses_its_letters() {
 #[tokio::test]
 async fn what_a_deleted_agent_leaves_is_found_and_dead_lettered() {
     let db = with_letters().await;
-    assert!(db.store.mailboxes_of_deleted(10).await.unwrap().is_empty());
+    assert!(db.store.mailboxes_of_deleted_agents(10).await.unwrap().is_empty());
     db.run("UPDATE agents SET deleted_at = now() WHERE agent_id = 1").await;
-    let found = db.store.mailboxes_of_deleted(10).await.unwrap();
+    let found = db.store.mailboxes_of_deleted_agents(10).await.unwrap();
     assert_eq!(found, [Database::mailbox(ADA)]);
-    let (dead, _) = db.store.dead_letter_mailboxes(&found, DeadReason::AgentDeleted, db.now).await.unwrap();
+    let (dead, _) = db.store.dead_letter_mailboxes(&found, DeadLetterReason::AgentDeleted, db.now).await.unwrap();
     assert_eq!(
         dead.iter().map(|letter| (letter.seq, letter.reason)).collect::<Vec<_>>(),
-        [(3, DeadReason::AgentDeleted)]
+        [(3, DeadLetterReason::AgentDeleted)]
     );
     assert_eq!(dead[0].delivery_id.agent, AgentId::new(ADA));
     assert_eq!(db.settled_floor(ADA).await, 3);
-    assert!(db.store.mailboxes_of_deleted(10).await.unwrap().is_empty());
+    assert!(db.store.mailboxes_of_deleted_agents(10).await.unwrap().is_empty());
 }

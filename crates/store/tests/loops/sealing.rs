@@ -1,4 +1,4 @@
-use relay_store::{sealed::SealedOf, subscriptions::Sealed};
+use relay_store::{access::encrypted_secrets::SecretOwner, subscriptions::definitions::EncryptedSecret};
 
 use crate::fixture::{Database, WORKSPACE};
 
@@ -20,19 +20,19 @@ async fn with_secrets() -> Database {
 #[tokio::test]
 async fn no_row_names_a_former_key_once_all_were_sealed_anew() {
     let db = with_secrets().await;
-    let mut rows = db.store.sealed_with(&["k1", "k0"], 10).await.unwrap();
+    let mut rows = db.store.secrets_encrypted_with(&["k1", "k0"], 10).await.unwrap();
     rows.sort_by_key(|row| row.sealed.bytes.clone());
-    let found: Vec<_> = rows.iter().map(|row| (&row.of, row.sealed.bytes.as_slice())).collect();
-    let (node, subscription) = (&rows[0].of, &rows[1].of);
-    assert!(matches!((node, subscription), (SealedOf::Node(_), SealedOf::Subscription(_))), "{found:?}");
+    let found: Vec<_> = rows.iter().map(|row| (&row.owner, row.sealed.bytes.as_slice())).collect();
+    let (node, subscription) = (&rows[0].owner, &rows[1].owner);
+    assert!(matches!((node, subscription), (SecretOwner::Node(_), SecretOwner::Subscription(_))), "{found:?}");
     assert_eq!(found, [(node, &b"node"[..]), (subscription, &b"subscription"[..])]);
     for row in &rows {
-        let fresh = Sealed { key_id: "k2".to_owned(), bytes: b"anew".to_vec() };
-        assert!(db.store.seal_anew(row, &fresh).await.unwrap());
-        assert!(!db.store.seal_anew(row, &fresh).await.unwrap(), "another worker was at it, too");
+        let fresh = EncryptedSecret { key_id: "k2".to_owned(), bytes: b"anew".to_vec() };
+        assert!(db.store.replace_secret(row, &fresh).await.unwrap());
+        assert!(!db.store.replace_secret(row, &fresh).await.unwrap(), "another worker was at it, too");
     }
-    assert_eq!(db.store.sealed_with(&["k1"], 10).await.unwrap(), []);
-    assert_eq!(db.store.sealed_with(&["k2"], 10).await.unwrap().len(), 4);
+    assert_eq!(db.store.secrets_encrypted_with(&["k1"], 10).await.unwrap(), []);
+    assert_eq!(db.store.secrets_encrypted_with(&["k2"], 10).await.unwrap().len(), 4);
     assert_eq!(db.number("SELECT count(*) FROM nodes WHERE sealed = 'anew'").await, 1);
     assert_eq!(db.number("SELECT count(*) FROM subscriptions WHERE sealed = 'anew'").await, 1);
 }
@@ -40,12 +40,12 @@ async fn no_row_names_a_former_key_once_all_were_sealed_anew() {
 #[tokio::test]
 async fn secrets_that_were_changed_meanwhile_are_left_alone() {
     let db = with_secrets().await;
-    let rows = db.store.sealed_with(&["k1"], 10).await.unwrap();
+    let rows = db.store.secrets_encrypted_with(&["k1"], 10).await.unwrap();
     // By a gateway that has not heard of the new key yet.
     db.run("UPDATE nodes SET sealed = 'changed'; UPDATE subscriptions SET sealed = 'changed'").await;
     for row in &rows {
-        let fresh = Sealed { key_id: "k2".to_owned(), bytes: b"anew".to_vec() };
-        assert!(!db.store.seal_anew(row, &fresh).await.unwrap());
+        let fresh = EncryptedSecret { key_id: "k2".to_owned(), bytes: b"anew".to_vec() };
+        assert!(!db.store.replace_secret(row, &fresh).await.unwrap());
     }
-    assert_eq!(db.store.sealed_with(&["k1"], 10).await.unwrap().len(), 2);
+    assert_eq!(db.store.secrets_encrypted_with(&["k1"], 10).await.unwrap().len(), 2);
 }

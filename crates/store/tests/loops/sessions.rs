@@ -1,6 +1,6 @@
 use chrono::TimeDelta;
 use relay_domain::{AgentId, InvocationId, NodeId, ProviderName};
-use relay_store::{DeleteIf, Seen, hosting::Fence};
+use relay_store::{DeleteCondition, LastSeen, nodes::fence::Fence};
 
 use crate::fixture::{Database, WORKSPACE};
 
@@ -18,7 +18,7 @@ impl Database {
         ))
         .await;
         let (scope, id) = Self::mailbox(agent);
-        self.store.note_release(scope, InvocationId::new(agent), id, true, self.now).await.unwrap();
+        self.store.record_release(scope, InvocationId::new(agent), id, true, self.now).await.unwrap();
     }
 
     async fn settled(&self) -> Vec<(AgentId, bool)> {
@@ -61,13 +61,13 @@ async fn a_release_deletes_an_agent_that_calls_after_its_end() {
     let (scope, agent_id) = Database::mailbox(1);
     let fence = Fence { scope, node_id: NodeId::new("n1"), provider: ProviderName::new("a"), epoch: 3 };
     let delete = async |name: &str| {
-        let only = DeleteIf { ended: true, ..DeleteIf::default() };
+        let only = DeleteCondition { has_ended: true, ..DeleteCondition::default() };
         db.store.delete_agent(scope, name, &only, db.now).await.unwrap().is_some()
     };
     assert!(!delete("agent-1").await, "its broker has it");
-    db.store.unhost_agent(&fence, agent_id, db.now + TimeDelta::seconds(10)).await.unwrap().unwrap();
+    db.store.unbind_hosted_agent(&fence, agent_id, db.now + TimeDelta::seconds(10)).await.unwrap().unwrap();
     let at = db.now + TimeDelta::seconds(20);
-    let back = db.store.agents_seen(&[Seen { scope, agent_id, at }], at).await.unwrap();
+    let back = db.store.record_agents_seen(&[LastSeen { scope, agent_id, at }], at).await.unwrap();
     assert_eq!(back.len(), 1, "it is active");
     assert_eq!(db.settled().await, [(agent_id, true)]);
     assert!(delete("agent-1").await);

@@ -1,6 +1,6 @@
 use chrono::{DateTime, DurationRound as _, TimeDelta, Utc};
 use relay_domain::{WorkspaceId, WorkspaceScope, snowflake};
-use relay_store::usage::{Granularity, Usage};
+use relay_store::workspaces::usage::{Granularity, UsageRow};
 
 use crate::fixture::{Database, WORKSPACE};
 
@@ -40,14 +40,14 @@ async fn message(db: &Database, at: DateTime<Utc>, nth: i64) {
     .await;
 }
 
-async fn usage(db: &Database, granularity: Granularity) -> Vec<Usage> {
+async fn usage(db: &Database, granularity: Granularity) -> Vec<UsageRow> {
     let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(WORKSPACE));
     let (since, until) = (db.now - TimeDelta::days(10), db.now + TimeDelta::days(10));
     db.store.usage(scope, since, until, granularity).await.unwrap().0
 }
 
-fn used(at: DateTime<Utc>, messages: i64, deliveries: i64, acked: i64) -> Usage {
-    Usage { at, messages, deliveries, acked, settled: acked, dead_letters: 0, invocations: 0, push_attempts: 0 }
+fn used(at: DateTime<Utc>, messages: i64, deliveries: i64, acked: i64) -> UsageRow {
+    UsageRow { at, messages, deliveries, acked, settled: acked, dead_letters: 0, invocations: 0, push_attempts: 0 }
 }
 
 #[tokio::test]
@@ -99,7 +99,7 @@ async fn rows_of_all_kinds_are_counted_in_their_minute() {
     ))
     .await;
     db.store.roll_up_usage(minute + TimeDelta::seconds(61), ALL).await.unwrap();
-    let expected = Usage { dead_letters: 2, invocations: 1, push_attempts: 3, ..used(minute, 0, 0, 0) };
+    let expected = UsageRow { dead_letters: 2, invocations: 1, push_attempts: 3, ..used(minute, 0, 0, 0) };
     assert_eq!(usage(&db, Granularity::Minute).await, [expected]);
 }
 

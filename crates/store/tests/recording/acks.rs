@@ -1,5 +1,5 @@
 use relay_domain::{DeliveryId, NodeId, ProviderName};
-use relay_store::{DeliveryReport, cursors::CursorMove, events::NewEvent};
+use relay_store::{DeliveryReport, events::NewEvent, mailboxes::cursors::CursorMove};
 use serde_json::json;
 
 use crate::fixture::Database;
@@ -46,7 +46,7 @@ async fn acks_are_recorded_only_while_somebody_looks() {
         vec![NewEvent::new("delivery.delivered", json!({}))]
     });
     assert!(report.await.unwrap().flatten().is_some());
-    db.exception(ADA, 5, 4).await;
+    db.settlement(ADA, 5, 4).await;
     let flushed = db.store.flush_cursors(&[db.ack(ADA, 6, 6)], db.now).await.unwrap();
     assert_eq!(flushed.acked, 4);
     let events: Vec<_> = flushed.recorded.iter().flat_map(|recorded| &recorded.events).collect();

@@ -1,5 +1,7 @@
 //! What mutations record in the event log, each test on a fresh database of a real Postgres.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests panic, as tests do")]
+
 #[path = "../loops/fixture.rs"]
 #[allow(dead_code, reason = "shared with the tests of the worker loops, which use other parts")]
 mod fixture;

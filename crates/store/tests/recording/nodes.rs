@@ -1,14 +1,17 @@
 use relay_domain::{GatewayId, NodeId, ProviderName, WorkspaceScope};
 use relay_store::{
     events::EventBody,
-    providers::{Claim, Registered, Registration},
+    nodes::{
+        fence::Fence,
+        providers::{ProviderClaim, ProviderRegistration, RegisterOutcome},
+    },
 };
 use serde_json::json;
 
 use crate::fixture::{Database, WORKSPACE};
 
-fn registration(provider: &ProviderName) -> Registration {
-    Registration {
+fn registration(provider: &ProviderName) -> ProviderRegistration {
+    ProviderRegistration {
         node_name: "box".into(),
         provider: provider.clone(),
         instance_id: "i".into(),
@@ -18,6 +21,10 @@ fn registration(provider: &ProviderName) -> Registration {
         version: String::new(),
         max_agents: 0,
     }
+}
+
+fn fence(scope: WorkspaceScope, node: &NodeId, provider: &ProviderName, epoch: i64) -> Fence {
+    Fence { scope, node_id: node.clone(), provider: provider.clone(), epoch }
 }
 
 impl Database {
@@ -35,13 +42,15 @@ impl Database {
             let holder = self.store.provider_holder(scope, node, provider).await.unwrap();
             let epoch = holder.map(|holder| holder.epoch);
             let registration = registration(provider);
-            let claim = Claim { expected_epoch: epoch, gateway: GatewayId::new(1), action_ids: &[] };
+            let claim = ProviderClaim { expected_epoch: epoch, gateway: GatewayId::new(1), action_ids: &[] };
             match self.store.register_provider(scope, node, claim, &registration, self.now).await.unwrap() {
-                Registered::Taken { epoch, recorded } => {
+                RegisterOutcome::Registered { epoch, recorded } => {
                     return (epoch, recorded.events.iter().map(|event| event.kind.to_string()).collect());
                 }
-                Registered::Raced => {}
-                other => panic!("{other:?}"),
+                RegisterOutcome::Raced => {}
+                other @ (RegisterOutcome::NameConflict
+                | RegisterOutcome::ActionConflict(_)
+                | RegisterOutcome::NoNode) => panic!("{other:?}"),
             }
         }
     }
@@ -63,12 +72,12 @@ async fn a_node_is_online_from_its_first_provider_to_its_last() {
     let (other, told) = db.connect(scope, &node, &b).await;
     assert!(told.is_empty(), "{told:?}");
 
-    let stale = db.store.disconnect_provider(scope, &node, &a, second - 1, db.now).await.unwrap();
+    let stale = db.store.disconnect_provider(&fence(scope, &node, &a, second - 1), db.now).await.unwrap();
     assert!(stale.is_none(), "superseded");
-    let told = db.store.disconnect_provider(scope, &node, &a, second, db.now).await.unwrap().unwrap();
+    let told = db.store.disconnect_provider(&fence(scope, &node, &a, second), db.now).await.unwrap().unwrap();
     let kinds: Vec<_> = told.events.iter().map(|event| &*event.kind).collect();
     assert_eq!(kinds, ["agent.status.offline"], "the node is still there");
-    let told = db.store.deregister_provider(scope, &node, &b, other, db.now).await.unwrap().unwrap();
+    let told = db.store.deregister_provider(&fence(scope, &node, &b, other), db.now).await.unwrap().unwrap();
     assert_eq!(told.events.len(), 1);
     let data = json!({ "node_id": "n1", "node_name": "box", "reason": "deregistered" });
     assert_eq!((&*told.events[0].kind, &told.events[0].body), ("node.status.offline", &EventBody::Data(data)));
@@ -76,7 +85,7 @@ async fn a_node_is_online_from_its_first_provider_to_its_last() {
 
     let (_, told) = db.connect(scope, &node, &a).await;
     assert_eq!(told, ["node.status.online"]);
-    let (held, told) = db.store.forget_provider(scope, &node, &a, db.now).await.unwrap();
+    let (held, told) = db.store.remove_provider(scope, &node, &a, db.now).await.unwrap();
     assert!(held.is_some());
     let kinds: Vec<_> = told.events.iter().map(|event| &*event.kind).collect();
     assert_eq!(kinds, ["node.status.offline"], "its agent was offline before");
@@ -92,7 +101,7 @@ async fn a_direct_node_shows_as_its_agent_only() {
     let provider = ProviderName::new("default");
     let (epoch, told) = db.connect(scope, &node, &provider).await;
     assert!(told.is_empty(), "{told:?}");
-    let told = db.store.disconnect_provider(scope, &node, &provider, epoch, db.now).await.unwrap().unwrap();
+    let told = db.store.disconnect_provider(&fence(scope, &node, &provider, epoch), db.now).await.unwrap().unwrap();
     let kinds: Vec<_> = told.events.iter().map(|event| &*event.kind).collect();
     assert_eq!(kinds, ["agent.status.offline"]);
 }
@@ -109,7 +118,7 @@ async fn providers_that_come_and_go_at_once_tell_each_change_of_their_node_once(
             let (node, provider) = (NodeId::new("n1"), ProviderName::new(name));
             for _ in 0..20 {
                 let (epoch, _) = db.connect(scope, &node, &provider).await;
-                let ended = db.store.disconnect_provider(scope, &node, &provider, epoch, db.now).await.unwrap();
+                let ended = db.store.disconnect_provider(&fence(scope, &node, &provider, epoch), db.now).await.unwrap();
                 assert!(ended.is_some(), "nobody else ends it");
             }
         });

@@ -1,7 +1,10 @@
-use relay_domain::{AgentId, ChannelId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, token::TokenHash};
+use relay_domain::{
+    AgentId, ChannelId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, access::token::TokenHash, nodes::NodeKind,
+};
 use relay_store::{
-    ChannelCreation, Joining, NewChannel, NodeEnrolment,
-    events::{NewEvent, Recorded},
+    ChannelCreation, JoinOutcome, MemberKey, NewChannel, NodeEnrolment,
+    events::{NewEvent, RecordedEvents},
+    nodes::fence::Fence,
 };
 use serde_json::json;
 use sqlx::Row as _;
@@ -22,7 +25,7 @@ fn enrolment(name: &str) -> NodeEnrolment {
         fresh_id: NodeId::new(format!("node_{name}")),
         name: name.to_owned(),
         machine_id: None,
-        kind: "ws",
+        kind: NodeKind::Ws,
         delivery_adapter: None,
         delivery: None,
         role: None,
@@ -30,8 +33,8 @@ fn enrolment(name: &str) -> NodeEnrolment {
         max_agents: None,
         tags: None,
         version: None,
-        token_hash: TokenHash::of(name),
-        ceiling: None,
+        token_hash: TokenHash::from_token(name),
+        quota: None,
     }
 }
 
@@ -64,7 +67,7 @@ impl Database {
 }
 
 /// What one of many writers does in its round: another kind of change each time. Its agents are its own.
-async fn change(db: &Database, writer: i64, round: i64) -> Recorded {
+async fn change(db: &Database, writer: i64, round: i64) -> RecordedEvents {
     let workspace = WORKSPACE + (writer + round) % 3;
     let scope = scope(workspace);
     let (id, at) = (1000 + writer * 100 + round, db.now);
@@ -72,7 +75,7 @@ async fn change(db: &Database, writer: i64, round: i64) -> Recorded {
         0 => {
             let agents = [writer * 10 + 1, writer * 10 + 2];
             db.go_offline(workspace, &agents).await;
-            db.store.agents_online(scope, &agents.map(AgentId::new), at).await.unwrap()
+            db.store.mark_agents_online(scope, &agents.map(AgentId::new), at).await.unwrap()
         }
         1 => {
             let (name, metadata) = (format!("c{id}"), json!({}));
@@ -83,22 +86,22 @@ async fn change(db: &Database, writer: i64, round: i64) -> Recorded {
                 metadata: &metadata,
                 created_by: None,
                 at,
-                ceiling: None,
+                quota: None,
             };
             let made = db.store.create_channel(scope, &new, event("channel.created")).await.unwrap();
-            let ChannelCreation::Made(recorded) = made else { panic!("the name is fresh, and there is room") };
+            let ChannelCreation::Created(recorded) = made else { panic!("the name is fresh, and there is room") };
             recorded
         }
         2 => db.store.enrol_node(scope, &enrolment(&format!("n{id}")), at).await.unwrap().1.unwrap(),
         _ => {
-            let (agent, channel) = (AgentId::new(writer * 10 + 1), ChannelId::new(1));
-            match db.store.join_channel(scope, channel, agent, at, event("member.joined")).await.unwrap() {
-                Joining::Joined(recorded) => recorded,
-                Joining::AlreadyMember => {
-                    let left = db.store.leave_channel(scope, channel, agent, at, event("member.left"));
+            let member = MemberKey { channel: ChannelId::new(1), agent: AgentId::new(writer * 10 + 1) };
+            match db.store.join_channel(scope, member, at, event("member.joined")).await.unwrap() {
+                JoinOutcome::Joined(recorded) => recorded,
+                JoinOutcome::AlreadyMember => {
+                    let left = db.store.leave_channel(scope, member, at, event("member.left"));
                     left.await.unwrap().unwrap()
                 }
-                Joining::Refused => panic!("the channel is open and the agent lives"),
+                JoinOutcome::Refused => panic!("the channel is open and the agent lives"),
             }
         }
     }
@@ -133,7 +136,7 @@ async fn sixteen_writers_of_three_workspaces_leave_no_gap() {
             recorded
         });
     }
-    let mut told: Vec<Recorded> = tasks.join_all().await.into_iter().flatten().collect();
+    let mut told: Vec<RecordedEvents> = tasks.join_all().await.into_iter().flatten().collect();
     told.sort_by_key(|recorded| recorded.first_seq);
     for workspace in WORKSPACE..WORKSPACE + 3 {
         let records = db.numbers(workspace).await;
@@ -160,19 +163,20 @@ async fn what_changes_nothing_records_nothing_and_waits_for_nobody() {
     db.agent(1, "ada").await;
     let (scope, ada) = Database::mailbox(1);
     db.run("INSERT INTO channels (workspace_id, channel_id, name, created_at) VALUES (7, 1, 'room', now())").await;
-    let join = || db.store.join_channel(scope, ChannelId::new(1), ada, db.now, event("member.joined"));
-    assert!(matches!(join().await.unwrap(), Joining::Joined(_)));
+    let member = MemberKey { channel: ChannelId::new(1), agent: ada };
+    let join = || db.store.join_channel(scope, member, db.now, event("member.joined"));
+    assert!(matches!(join().await.unwrap(), JoinOutcome::Joined(_)));
     assert_eq!(db.next_seq(WORKSPACE).await, 2);
 
     // Whoever asked for the log now would wait for two seconds and fail.
     let mut holder = db.pool.begin().await.unwrap();
     sqlx::query("SELECT FROM event_heads FOR UPDATE").execute(&mut *holder).await.unwrap();
-    assert!(matches!(join().await.unwrap(), Joining::AlreadyMember));
-    assert!(db.store.agents_online(scope, &[ada], db.now).await.unwrap().events.is_empty(), "it was active");
-    let seen = [relay_store::Seen { scope, agent_id: ada, at: db.now + chrono::TimeDelta::seconds(1) }];
-    assert!(db.store.agents_seen(&seen, db.now).await.unwrap().is_empty());
-    let provider = ProviderName::new("default");
-    let ended = db.store.disconnect_provider(scope, &NodeId::direct(ada), &provider, 5, db.now).await;
+    assert!(matches!(join().await.unwrap(), JoinOutcome::AlreadyMember));
+    assert!(db.store.mark_agents_online(scope, &[ada], db.now).await.unwrap().events.is_empty(), "it was active");
+    let seen = [relay_store::LastSeen { scope, agent_id: ada, at: db.now + chrono::TimeDelta::seconds(1) }];
+    assert!(db.store.record_agents_seen(&seen, db.now).await.unwrap().is_empty());
+    let fence = Fence { scope, node_id: NodeId::direct(ada), provider: ProviderName::new("default"), epoch: 5 };
+    let ended = db.store.disconnect_provider(&fence, db.now).await;
     assert!(ended.unwrap().is_none(), "it was not connected");
     holder.rollback().await.unwrap();
     assert_eq!(db.next_seq(WORKSPACE).await, 2);
@@ -184,7 +188,7 @@ async fn a_transaction_that_fails_at_its_commit_leaves_no_gap() {
     db.agent(1, "ada").await;
     let (scope, ada) = Database::mailbox(1);
     let ada = [ada];
-    let online = || db.store.agents_online(scope, &ada, db.now);
+    let online = || db.store.mark_agents_online(scope, &ada, db.now);
     db.go_offline(WORKSPACE, &[1]).await;
     assert_eq!(online().await.unwrap().first_seq, 1);
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, InvocationId, WorkspaceId, WorkspaceScope, action::Status};
-use relay_store::invoke::{Handler, Invoked, Invoker, NewInvocation};
+use relay_domain::{AgentId, InvocationId, WorkspaceId, WorkspaceScope, actions::InvocationStatus};
+use relay_store::actions::invoke::{Handler, InvokeOutcome, Invoker, NewInvocation};
 use relay_testkit::wait;
 use serde_json::json;
 
@@ -27,11 +27,14 @@ fn invocation(workspace: i64, id: i64, key: Option<u8>, at: DateTime<Utc>) -> Ne
     }
 }
 
-fn words(outcomes: &[Invoked]) -> Vec<&'static str> {
-    let word = |outcome: &Invoked| match outcome {
-        Invoked::Made(Status::Invoked, _) => "made",
-        Invoked::Busy => "busy",
-        other => panic!("{other:?}"),
+fn words(outcomes: &[InvokeOutcome]) -> Vec<&'static str> {
+    let word = |outcome: &InvokeOutcome| {
+        if matches!(outcome, InvokeOutcome::Created(InvocationStatus::Invoked, _)) {
+            "made"
+        } else {
+            assert!(matches!(outcome, InvokeOutcome::Busy), "{outcome:?}");
+            "busy"
+        }
     };
     outcomes.iter().map(word).collect()
 }

@@ -1,7 +1,11 @@
 use relay_domain::{
-    AgentId, ChannelId, ConversationId, WorkspaceId, conversation::direct_names, observer::ObserverFilters,
+    AgentId, ChannelId, ConversationId, WorkspaceId,
+    channels::{ChannelKind, direct_names},
+    observers::ObserverFilters,
 };
-use relay_store::{KeptAnswer, MessagePage, NewConversation, OpenOutcome, events::NewEvent};
+use relay_store::{
+    IdempotentResponse, JoinOutcome, MemberKey, MessagePage, NewConversation, OpenOutcome, events::NewEvent,
+};
 use serde_json::json;
 
 use crate::fixture::{Database, WORKSPACE};
@@ -42,7 +46,7 @@ async fn two_agents_opening_at_once_get_one_conversation() {
             let new = NewConversation {
                 channel: ChannelId::new(100 + n),
                 channel_name: &names.channel_name,
-                channel_type: 1,
+                channel_kind: ChannelKind::Direct,
                 conversation: &names.conversation,
                 title: None,
                 created_by: AgentId::new(1 + n % 2),
@@ -70,12 +74,12 @@ async fn a_group_is_made_once_under_its_key_and_listed_with_what_is_unread() {
     let new = NewConversation {
         channel: ChannelId::new(50),
         channel_name: "group-dm-50",
-        channel_type: 2,
+        channel_kind: ChannelKind::Group,
         conversation: &conversation,
         title: Some("us"),
         created_by: ada,
         members: &[ada, AgentId::new(2)],
-        key: Some(KeptAnswer { key_hash: [1; 32], fingerprint: [2; 32], response: &answer }),
+        key: Some(IdempotentResponse { key_hash: [1; 32], fingerprint: [2; 32], response: &answer }),
     };
     assert!(matches!(db.store.open_conversation(scope, &new).await.unwrap(), OpenOutcome::Open(_)));
     assert!(matches!(db.store.open_conversation(scope, &new).await.unwrap(), OpenOutcome::KeyUsed));
@@ -102,10 +106,14 @@ async fn a_group_is_made_once_under_its_key_and_listed_with_what_is_unread() {
     let [group] = listed.as_slice() else { panic!("{listed:?}") };
     assert_eq!(group.conversation.title.as_deref(), Some("us"));
     assert_eq!(group.participant_names, ["ada", "bob"]);
-    assert_eq!((group.last_message_id, group.unread_count), (Some(last), 1), "own and acked ones are read");
+    assert_eq!(
+        (group.last_message.as_ref().map(|last| last.message_id.get()), group.unread_count),
+        (Some(last), 1),
+        "own and acked ones are read"
+    );
 
     let page = db.store.channel_messages(scope, ChannelId::new(50), PAGE, &ObserverFilters::default()).await.unwrap();
-    let seen: Vec<_> = page.iter().map(|m| (m.message.message_id & 0xff, m.reply_count)).collect();
+    let seen: Vec<_> = page.iter().map(|m| (m.message.id.get() & 0xff, m.reply_count)).collect();
     assert_eq!(seen, [(3, 0), (2, 0), (1, 1)], "roots, newest first");
     let replies =
         db.store.replies(scope, relay_domain::MessageId::new(first), PAGE, &ObserverFilters::default()).await.unwrap();
@@ -123,7 +131,7 @@ async fn who_leaves_raises_the_members_version() {
     let new = NewConversation {
         channel: ChannelId::new(60),
         channel_name: "group-dm-60",
-        channel_type: 2,
+        channel_kind: ChannelKind::Group,
         conversation: &conversation,
         title: None,
         created_by: ada,
@@ -133,10 +141,12 @@ async fn who_leaves_raises_the_members_version() {
     let OpenOutcome::Open(made) = db.store.open_conversation(scope, &new).await.unwrap() else { panic!() };
     let channel = ChannelId::new(60);
     let (event, (cyd, bob)) = (|| NewEvent::new("member", json!({})), (AgentId::new(3), AgentId::new(2)));
-    assert!(db.store.add_participant(scope, channel, cyd, db.now, event()).await.unwrap().is_some());
-    assert!(db.store.add_participant(scope, channel, cyd, db.now, event()).await.unwrap().is_none());
-    assert!(db.store.remove_participant(scope, channel, bob, db.now, event()).await.unwrap().is_some());
-    assert!(db.store.remove_participant(scope, channel, bob, db.now, event()).await.unwrap().is_none());
+    let member = |agent| MemberKey { channel, agent };
+    let join = || db.store.join_channel(scope, member(cyd), db.now, event());
+    assert!(matches!(join().await.unwrap(), JoinOutcome::Joined(_)));
+    assert!(matches!(join().await.unwrap(), JoinOutcome::AlreadyMember));
+    assert!(db.store.leave_channel(scope, member(bob), db.now, event()).await.unwrap().is_some());
+    assert!(db.store.leave_channel(scope, member(bob), db.now, event()).await.unwrap().is_none());
     assert_eq!(db.number("SELECT sum(last_seq - first_seq + 1)::bigint FROM event_log").await, 2);
     let now = db.store.conversation(scope, "60").await.unwrap().unwrap();
     assert_eq!(now.members_version, made.members_version + 2);

@@ -1,5 +1,5 @@
-use relay_domain::{AgentId, NodeId, ProviderName, token::TokenHash};
-use relay_store::{BindOutcome, DirectTokenOutcome, EnrolOutcome, NodeEnrolment};
+use relay_domain::{AgentId, NodeId, ProviderName, access::token::TokenHash, nodes::NodeKind};
+use relay_store::{BindOutcome, DirectTokenOutcome, EnrolOutcome, NewBinding, NodeEnrolment};
 
 use crate::fixture::Database;
 
@@ -9,7 +9,7 @@ fn enrolment(id: Option<&str>, name: &str, token: &str) -> NodeEnrolment {
         fresh_id: NodeId::new(format!("node_{token}")),
         name: name.into(),
         machine_id: None,
-        kind: "ws",
+        kind: NodeKind::Ws,
         delivery_adapter: None,
         delivery: None,
         role: None,
@@ -17,8 +17,8 @@ fn enrolment(id: Option<&str>, name: &str, token: &str) -> NodeEnrolment {
         max_agents: None,
         tags: None,
         version: None,
-        token_hash: TokenHash::of(token),
-        ceiling: None,
+        token_hash: TokenHash::from_token(token),
+        quota: None,
     }
 }
 
@@ -27,7 +27,7 @@ async fn enrol(db: &Database, enrolment: &NodeEnrolment) -> EnrolOutcome {
 }
 
 fn enrolled(node: &str, replaced: Option<&str>) -> EnrolOutcome {
-    EnrolOutcome::Enrolled { node: NodeId::new(node), replaced_token: replaced.map(TokenHash::of) }
+    EnrolOutcome::Enrolled { node: NodeId::new(node), replaced_token: replaced.map(TokenHash::from_token) }
 }
 
 async fn goes_live(db: &Database, node: &str) {
@@ -37,6 +37,10 @@ async fn goes_live(db: &Database, node: &str) {
          VALUES (7, '{node}', 'broker', 'i', 1, 1, now(), now())"
     ))
     .await;
+}
+
+fn binding<'a>(node: &'a NodeId, agent_name: &'a str, binding_id: &'a str) -> NewBinding<'a> {
+    NewBinding { node, agent_name, binding_id, session_ref: None, priority: None }
 }
 
 #[tokio::test]
@@ -100,15 +104,15 @@ async fn an_agents_own_node_rotates_its_token_until_the_agent_is_bound() {
     db.agent(1, "ada").await;
     let (scope, ada) = Database::mailbox(1);
     for (token, replaced) in [("t1", None), ("t2", Some("t1"))] {
-        let outcome = db.store.mint_direct_token(scope, ada, TokenHash::of(token)).await.unwrap();
-        assert_eq!(outcome, DirectTokenOutcome::Minted { replaced_token: replaced.map(TokenHash::of) });
+        let outcome = db.store.mint_direct_token(scope, ada, TokenHash::from_token(token)).await.unwrap();
+        assert_eq!(outcome, DirectTokenOutcome::Minted { replaced_token: replaced.map(TokenHash::from_token) });
     }
     enrol(&db, &enrolment(Some("n1"), "box", "t3")).await;
-    let bound = db.store.bind_agent(scope, &NodeId::new("n1"), "ada", "anb_1", None, None).await.unwrap();
+    let bound = db.store.bind_agent(scope, binding(&NodeId::new("n1"), "ada", "anb_1")).await.unwrap();
     assert!(matches!(bound, BindOutcome::Bound { from, .. } if from == NodeId::direct(ada)));
-    let outcome = db.store.mint_direct_token(scope, ada, TokenHash::of("t4")).await.unwrap();
+    let outcome = db.store.mint_direct_token(scope, ada, TokenHash::from_token("t4")).await.unwrap();
     assert_eq!(outcome, DirectTokenOutcome::BoundElsewhere(NodeId::new("n1")));
-    let unknown = db.store.mint_direct_token(scope, AgentId::new(5), TokenHash::of("t5")).await.unwrap();
+    let unknown = db.store.mint_direct_token(scope, AgentId::new(5), TokenHash::from_token("t5")).await.unwrap();
     assert_eq!(unknown, DirectTokenOutcome::NoAgent);
     assert_eq!(db.store.unbind_agent(scope, &NodeId::new("n1"), "ada").await.unwrap(), Some(ada));
     assert_eq!(db.store.unbind_agent(scope, &NodeId::new("n1"), "ada").await.unwrap(), None);
@@ -125,15 +129,17 @@ async fn a_bind_takes_the_only_provider_and_respects_capacity() {
     goes_live(&db, "n1").await;
     db.run("UPDATE providers SET max_agents = 2").await;
     let node = NodeId::new("n1");
-    let bind = async |name: &str, id: &str| db.store.bind_agent(scope, &node, name, id, None, None).await.unwrap();
+    let bind = async |name: &str, id: &str| db.store.bind_agent(scope, binding(&node, name, id)).await.unwrap();
     assert!(matches!(bind("ada", "anb_1").await, BindOutcome::Bound { .. }));
     assert!(matches!(bind("ada", "anb_2").await, BindOutcome::Bound { from, .. } if from == node));
     assert!(matches!(bind("bob", "anb_3").await, BindOutcome::Bound { .. }));
     assert!(matches!(bind("cyd", "anb_4").await, BindOutcome::Full { max_agents: 2 }));
     assert!(matches!(bind("dan", "anb_5").await, BindOutcome::NoAgent));
     let bindings = db.store.bindings(scope, &node, None, 10).await.unwrap();
-    let seen: Vec<_> =
-        bindings.iter().map(|b| (b.agent_name.as_str(), b.binding_id.as_deref(), b.provider.as_deref())).collect();
+    let seen: Vec<_> = bindings
+        .iter()
+        .map(|b| (b.agent_name.as_str(), b.binding_id.as_deref(), b.provider.as_ref().map(ProviderName::as_str)))
+        .collect();
     assert_eq!(seen, [("ada", Some("anb_1"), Some("broker")), ("bob", Some("anb_3"), Some("broker"))]);
 }
 
@@ -155,10 +161,11 @@ async fn a_bind_takes_the_provider_that_has_agents_and_not_one_beside_it() {
     .await;
     let node = NodeId::new("n1");
     let bind = async |name: &str| {
-        let bound = db.store.bind_agent(scope, &node, name, "anb", None, None).await.unwrap();
+        let bound = db.store.bind_agent(scope, binding(&node, name, "anb")).await.unwrap();
         assert!(matches!(bound, BindOutcome::Bound { .. }));
         let bindings = db.store.bindings(scope, &node, None, 10).await.unwrap();
-        bindings.into_iter().find(|binding| binding.agent_name == name).unwrap().provider
+        let bound = bindings.into_iter().find(|binding| binding.agent_name == name).unwrap();
+        bound.provider.map(|provider| provider.to_string())
     };
     let served = async |provider: &str| {
         let provider = ProviderName::new(provider);
@@ -195,7 +202,7 @@ async fn providers_that_are_equally_fit_share_the_agents_of_no_particular_one() 
         let positions = db.store.positions_of_provider(scope, &node, &ProviderName::new(provider)).await.unwrap();
         positions.into_iter().map(|position| position.agent_id).collect::<Vec<_>>()
     };
-    db.store.bind_agent(scope, &node, "ada", "anb", None, None).await.unwrap();
+    db.store.bind_agent(scope, binding(&node, "ada", "anb")).await.unwrap();
     for provider in ["broker", "other", "not registered yet"] {
         assert_eq!(served(provider).await, [ada], "{provider}");
     }

@@ -1,9 +1,9 @@
 use chrono::{TimeDelta, Utc};
 use relay_domain::{
     AgentId, DeliveryId,
-    delivery::{DeliveryState, Exception, state_of},
+    mailboxes::delivery::{DeliveryState, Settlement, derive_state},
 };
-use relay_store::{DeliveryReport, DeliveryRow, Reported, events::NewEvent};
+use relay_store::{DeliveryReport, DeliveryRow, ReportOutcome, events::NewEvent};
 
 use crate::fixture::Database;
 
@@ -17,7 +17,7 @@ impl Database {
 
     async fn report(&self, seq: i64, report: DeliveryReport) -> Option<bool> {
         let (scope, _) = Self::mailbox(ADA);
-        let events = |_: &Reported| vec![NewEvent::new("delivery", serde_json::json!({}))];
+        let events = |_: &ReportOutcome| vec![NewEvent::new("delivery", serde_json::json!({}))];
         let reported = self.store.report_delivery(scope, self.delivery_id(seq), &report, self.now, events);
         reported.await.unwrap().map(|changed| changed.is_some())
     }
@@ -44,8 +44,8 @@ impl Database {
 }
 
 fn state(row: &DeliveryRow) -> DeliveryState {
-    let exception = row.exception_state.and_then(|code| Exception::from_code(code).ok());
-    state_of(row.seq, row.sent_seq, row.ack_floor, exception)
+    let exception = row.settlement_state.and_then(|code| Settlement::from_code(code).ok());
+    derive_state(row.seq, row.sent_seq, row.ack_floor, exception)
 }
 
 fn fail() -> DeliveryReport {
@@ -141,7 +141,7 @@ async fn lists_show_each_row_in_its_state_oldest_first() {
     db.ack_floor(ADA, 2).await;
     db.run("UPDATE mailbox_cursors SET sent_seq = 5 WHERE agent_id = 1").await;
     for (seq, state) in [(2, 4), (3, 2), (5, 3), (6, 1)] {
-        db.exception(ADA, seq, state).await;
+        db.settlement(ADA, seq, state).await;
     }
     use DeliveryState as S;
     for (status, expected) in [

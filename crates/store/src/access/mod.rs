@@ -1,0 +1,7 @@
+//! Credentials and secrets: token lookup, idempotency keys, encryption keys of the installation. Used by the engine's
+//! access layer.
+
+pub mod encrypted_secrets;
+pub(crate) mod idempotency;
+pub(crate) mod secret_keys;
+pub(crate) mod tokens;

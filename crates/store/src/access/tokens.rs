@@ -1,0 +1,111 @@
+//! Lookup of bearer tokens by their hash.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    AgentId, NodeId, ObserverTokenId, WorkspaceId,
+    access::token::{TokenHash, TokenKind},
+    agents::AgentKind,
+};
+use serde_json::Value;
+use sqlx::{FromRow, Row as _, postgres::PgRow};
+
+use crate::{Store, StoreError, StoreResult, decode::decode_row};
+
+/// Holder of a valid token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenOwner {
+    Workspace {
+        workspace: WorkspaceId,
+    },
+    Agent {
+        workspace: WorkspaceId,
+        agent_id: AgentId,
+        name: String,
+        kind: AgentKind,
+        /// Number of rotations, from 1.
+        token_generation: i64,
+    },
+    Node {
+        workspace: WorkspaceId,
+        node_id: NodeId,
+    },
+    /// An opaque observer token with the values of its row.
+    Observer {
+        workspace: WorkspaceId,
+        token_id: ObserverTokenId,
+        /// Number of rotations, from 1.
+        version: i64,
+        scopes: Vec<String>,
+        filters: Value,
+        /// End of the token or of its workspace, whichever is first.
+        expires_at: Option<DateTime<Utc>>,
+    },
+    /// An inbound webhook, whose posts look its token up with the webhook.
+    Webhook {
+        workspace: WorkspaceId,
+    },
+}
+
+impl Store {
+    /// Returns the holder of a token, or `None` if the token is unknown or its workspace or agent is deleted or
+    /// expired.
+    ///
+    /// Takes no scope because scopes are created from its result.
+    pub async fn token_owner(&self, hash: &TokenHash) -> StoreResult<Option<TokenOwner>> {
+        let row = sqlx::query(
+            "SELECT t.kind, t.workspace_id, t.agent_id, t.node_id, a.name, a.type AS agent_type, a.token_generation,
+                    t.observer_token_id, o.version, o.scopes, o.filters, least(o.expires_at, w.expires_at) AS expires_at
+             FROM tokens t
+             JOIN workspaces w ON w.workspace_id = t.workspace_id
+             LEFT JOIN agents a ON a.workspace_id = t.workspace_id AND a.agent_id = t.agent_id
+             LEFT JOIN observer_tokens o
+                    ON o.workspace_id = t.workspace_id AND o.token_id = t.observer_token_id AND o.revoked_at IS NULL
+             WHERE t.token_hash = $1
+               AND w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > now())
+               AND (t.kind <> 'agent' OR (a.agent_id IS NOT NULL AND a.deleted_at IS NULL))
+               AND (t.kind <> 'observer' OR o.token_id IS NOT NULL)",
+        )
+        .bind(&hash.as_bytes()[..])
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("looking up a token"))?;
+        row.map(|row| decode_row("tokens", &row)).transpose()
+    }
+}
+
+impl FromRow<'_, PgRow> for TokenOwner {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        let workspace = row.try_get("workspace_id")?;
+        Ok(match row.try_get("kind")? {
+            TokenKind::Workspace => Self::Workspace { workspace },
+            TokenKind::Agent => Self::Agent {
+                workspace,
+                agent_id: row.try_get("agent_id")?,
+                name: row.try_get("name")?,
+                kind: row.try_get("agent_type")?,
+                token_generation: row.try_get("token_generation")?,
+            },
+            TokenKind::Node => Self::Node { workspace, node_id: row.try_get("node_id")? },
+            TokenKind::Observer => Self::Observer {
+                workspace,
+                token_id: row.try_get("observer_token_id")?,
+                version: row.try_get("version")?,
+                scopes: row.try_get("scopes")?,
+                filters: row.try_get("filters")?,
+                expires_at: row.try_get("expires_at")?,
+            },
+            TokenKind::Webhook => Self::Webhook { workspace },
+        })
+    }
+}
+
+/// Parses the hashes of revoked tokens, which are dropped from caches. Skips one of a wrong length: no token has it, so no
+/// cache does, and it must not prevent the revocation of the others.
+pub(crate) fn parse_hashes(hashes: &[Vec<u8>]) -> Vec<TokenHash> {
+    hashes.iter().filter_map(|bytes| read_hash(bytes)).collect()
+}
+
+/// Reads a stored hash. Only this crate writes hashes, so a wrong length does not occur.
+pub(crate) fn read_hash(bytes: &[u8]) -> Option<TokenHash> {
+    bytes.try_into().ok().map(TokenHash::from_bytes)
+}

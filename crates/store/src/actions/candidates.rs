@@ -1,0 +1,271 @@
+//! Providers that can take an invocation, and the choice among them within a transaction.
+//!
+//! Placements in one workspace are serialised by an advisory lock, so each placement sees the reservations of the one
+//! before it and no provider exceeds its limit. Called by [`super::invoke`] and [`super::redispatch`].
+
+use std::collections::BTreeSet;
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, actions,
+    nodes::{
+        CapabilityKind, NODE_TTL,
+        placement::{Candidate, PlacementDecision, PlacementRequest, PlacementTarget, SkipReason, place},
+    },
+};
+use sqlx::PgConnection;
+
+use crate::{
+    StoreError, StoreResult,
+    actions::placement_records::{ChosenProvider, NAMED_SKIPS, PlacementRecord, SkippedNode},
+    decode::decode_rows,
+};
+
+/// Current state of a provider that advertises the requested capability.
+#[derive(Debug, Clone, sqlx::FromRow)]
+pub(crate) struct CapableProvider {
+    workspace_id: WorkspaceId,
+    name: String,
+    pub(crate) node_id: NodeId,
+    node_name: String,
+    pub(crate) provider: ProviderName,
+    kind: CapabilityKind,
+    pub(crate) queue: bool,
+    pub(crate) tells_caller: bool,
+    pub(crate) gateway_id: Option<GatewayId>,
+    live: bool,
+    draining: bool,
+    handlers_live: bool,
+    active: i32,
+    reserved: i64,
+    max_agents: i32,
+    load: f64,
+    load_measured: bool,
+}
+
+impl CapableProvider {
+    /// Returns whether the kind of the capability satisfies the query. Actions and capacities share one name space.
+    fn is_capable(&self, wanted: &PlacementQuery<'_>) -> bool {
+        !wanted.only_capacity || self.kind == CapabilityKind::Capacity
+    }
+
+    /// Returns whether the invocation occupies one of the provider's agent slots. Releasing an agent needs none, so it
+    /// works on a full provider.
+    pub(crate) fn occupies_slot(&self) -> bool {
+        self.kind == CapabilityKind::Capacity && self.name != actions::RELEASE
+    }
+
+    fn candidate(&self, wanted: &PlacementQuery<'_>) -> Candidate {
+        let number = |n: i64| u32::try_from(n.max(0)).unwrap_or(u32::MAX);
+        Candidate {
+            node_id: self.node_id.clone(),
+            provider_id: Some(self.provider.clone()),
+            capable: self.is_capable(wanted),
+            live: self.live,
+            draining: self.draining,
+            handlers_live: self.handlers_live,
+            active: number(self.active.into()),
+            reserved: number(self.reserved),
+            // An action starts no agent, so the agent limit does not apply to it.
+            max: if self.occupies_slot() { number(self.max_agents.into()) } else { 0 },
+            load: self.load_measured.then_some(self.load),
+            avoided: wanted.avoided.contains(&self.node_id),
+        }
+    }
+}
+
+/// One invocation to place.
+#[derive(Debug, Clone)]
+pub(crate) struct PlacementQuery<'a> {
+    pub(crate) scope: WorkspaceScope,
+    pub(crate) capability: &'a str,
+    pub(crate) target: Option<&'a NodeId>,
+    /// Restricts the choice to this provider of the target node.
+    pub(crate) provider: Option<&'a ProviderName>,
+    /// Excludes actions with the same name as the capacity.
+    pub(crate) only_capacity: bool,
+    /// Nodes of earlier attempts; chosen only if no other node is eligible.
+    pub(crate) avoided: &'a [NodeId],
+    pub(crate) attempt: i32,
+    pub(crate) entropy: u64,
+}
+
+/// Chosen provider, with the reasons that are stored with the invocation.
+#[derive(Debug)]
+pub(crate) struct Placement {
+    pub(crate) chosen: Option<CapableProvider>,
+    /// `true` if no provider was chosen and at least one was skipped because it is full.
+    pub(crate) full: bool,
+    /// `true` if a matching provider declared that its invocations queue while it is offline.
+    pub(crate) may_queue: bool,
+    /// Explanation for operators and callers.
+    pub(crate) record: PlacementRecord,
+}
+
+/// Providers with any of the capabilities that a transaction places, including the reservations that it has made so
+/// far.
+#[derive(Debug)]
+pub(crate) struct Candidates {
+    providers: Vec<CapableProvider>,
+}
+
+const CAPABLE_PROVIDERS: &str = "
+SELECT c.workspace_id, c.name, c.node_id, n.name AS node_name, c.provider, c.kind, c.queue, c.tells_caller,
+       g.gateway_id,
+       g.gateway_id IS NOT NULL AND p.last_heartbeat_at > now() - make_interval(secs => $3) AS live,
+       n.draining_at IS NOT NULL AS draining, p.handlers_live,
+       greatest(p.active_agents,
+                (SELECT count(*)::int FROM agents a
+                  WHERE a.workspace_id = c.workspace_id AND a.node_id = c.node_id AND a.provider = c.provider
+                    AND a.deleted_at IS NULL AND a.status <> 'offline')) AS active,
+       (SELECT count(*) FROM invocations i
+         WHERE i.workspace_id = c.workspace_id AND i.node_id = c.node_id AND i.provider = c.provider
+           AND i.status = 'dispatched' AND i.reserves) AS reserved,
+       p.max_agents, p.load, p.load_measured
+  FROM (SELECT DISTINCT * FROM unnest($1::bigint[], $2::text[]) AS k (workspace_id, name)) AS k
+  JOIN node_capabilities c USING (workspace_id, name)
+  JOIN providers p USING (workspace_id, node_id, provider)
+  JOIN nodes n USING (workspace_id, node_id)
+  LEFT JOIN gateways g ON g.gateway_id = p.gateway_id AND g.lease_until > now()
+ ORDER BY c.workspace_id, c.name, c.node_id, c.provider";
+
+/// Locks placement in the workspaces where no other placement runs, and returns the workspaces that are locked
+/// elsewhere. Waits for the lock only if there is a single workspace: a batch of several would hold locks while it
+/// waits, and delay the other workspaces.
+pub(crate) async fn try_lock_placement(
+    tx: &mut PgConnection,
+    scopes: impl Iterator<Item = WorkspaceScope>,
+) -> StoreResult<BTreeSet<WorkspaceScope>> {
+    let mut scopes: BTreeSet<WorkspaceScope> = scopes.collect();
+    if scopes.len() <= 1 {
+        lock_placement(tx, &scopes.into_iter().collect::<Vec<_>>()).await?;
+        return Ok(BTreeSet::new());
+    }
+    let workspaces: Vec<WorkspaceId> = scopes.iter().map(|scope| scope.workspace_id()).collect();
+    let free: Vec<WorkspaceId> = sqlx::query_scalar(
+        "SELECT w FROM unnest($1::bigint[]) AS w WHERE pg_try_advisory_xact_lock(hashtextextended('placement', w))",
+    )
+    .bind(workspaces)
+    .fetch_all(tx)
+    .await
+    .map_err(StoreError::from_sqlx("locking placements without waiting"))?;
+    scopes.retain(|scope| !free.contains(&scope.workspace_id()));
+    Ok(scopes)
+}
+
+/// Serialises placements in these workspaces until the commit. Under READ COMMITTED, the next statement sees the
+/// reservations of the previous holder.
+pub(crate) async fn lock_placement(tx: &mut PgConnection, scopes: &[WorkspaceScope]) -> StoreResult<()> {
+    let mut workspaces: Vec<WorkspaceId> = scopes.iter().map(|scope| scope.workspace_id()).collect();
+    // Ascending order: two batches with the same workspaces cannot deadlock.
+    workspaces.sort_unstable();
+    workspaces.dedup();
+    for workspace in workspaces {
+        sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('placement', $1))")
+            .bind(workspace)
+            .execute(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx("locking placements"))?;
+    }
+    Ok(())
+}
+
+impl Candidates {
+    /// Reads the providers with these capabilities. Requires the lock of [`lock_placement`].
+    pub(crate) async fn read<'a>(
+        tx: &mut PgConnection,
+        wanted: impl Iterator<Item = (WorkspaceScope, &'a str)>,
+    ) -> StoreResult<Self> {
+        let (workspaces, names): (Vec<WorkspaceId>, Vec<&str>) =
+            wanted.map(|(scope, capability)| (scope.workspace_id(), capability)).unzip();
+        if workspaces.is_empty() {
+            return Ok(Self { providers: Vec::new() });
+        }
+        let rows = sqlx::query(CAPABLE_PROVIDERS)
+            .bind(workspaces)
+            .bind(names)
+            .bind(NODE_TTL.as_secs_f64())
+            .fetch_all(tx)
+            .await
+            .map_err(StoreError::from_sqlx("reading providers with a capability"))?;
+        Ok(Self { providers: decode_rows("node_capabilities", &rows)? })
+    }
+
+    /// Chooses a provider for one invocation, and counts the reservation for later choices of the same transaction.
+    pub(crate) fn place(&mut self, wanted: &PlacementQuery<'_>, at: DateTime<Utc>) -> Placement {
+        let workspace = wanted.scope.workspace_id();
+        let matching: Vec<usize> = (0..self.providers.len())
+            .filter(|&i| self.providers[i].workspace_id == workspace && self.providers[i].name == wanted.capability)
+            .collect();
+        let candidates: Vec<Candidate> = matching.iter().map(|&i| self.providers[i].candidate(wanted)).collect();
+        let target = match (wanted.target, wanted.provider) {
+            (Some(node), Some(provider)) => PlacementTarget::Provider(node.clone(), provider.clone()),
+            (Some(node), None) => PlacementTarget::Node(node.clone()),
+            (None, _) => PlacementTarget::Any,
+        };
+        let request = PlacementRequest { target };
+        let decision = place(&candidates, &request, wanted.entropy);
+        let chosen = decision.chosen.and_then(|nth| matching.get(nth).copied());
+        let record = self.record(wanted, &matching, &decision, at);
+        let matches_target = |provider: &CapableProvider| {
+            provider.is_capable(wanted)
+                && wanted.target.is_none_or(|node| *node == provider.node_id)
+                && wanted.provider.is_none_or(|name| *name == provider.provider)
+        };
+        let may_queue = matching.iter().any(|&i| matches_target(&self.providers[i]) && self.providers[i].queue);
+        let full = chosen.is_none() && decision.skipped.iter().any(|(_, skip)| matches!(skip, SkipReason::Full));
+        let chosen = chosen.map(|i| {
+            let provider = self.providers[i].clone();
+            if provider.occupies_slot() {
+                // The list has one entry per capability of a provider, and all of them share its slots.
+                let same = |a: &&mut CapableProvider| {
+                    a.workspace_id == workspace && a.node_id == provider.node_id && a.provider == provider.provider
+                };
+                self.providers.iter_mut().filter(same).for_each(|a| a.reserved += 1);
+            }
+            provider
+        });
+        Placement { chosen, full, may_queue, record }
+    }
+
+    fn record(
+        &self,
+        wanted: &PlacementQuery<'_>,
+        matching: &[usize],
+        decision: &PlacementDecision,
+        at: DateTime<Utc>,
+    ) -> PlacementRecord {
+        let chosen = decision.chosen.and_then(|nth| matching.get(nth)).map(|&i| &self.providers[i]);
+        let name_of = |id: &NodeId| {
+            matching
+                .iter()
+                .map(|&i| &self.providers[i])
+                .find(|provider| provider.node_id == *id)
+                .map(|provider| provider.node_name.clone())
+        };
+        let skipped = decision.skipped.iter().take(NAMED_SKIPS).map(|(id, skip)| SkippedNode {
+            node_id: id.clone(),
+            node: name_of(id),
+            reason: skip.as_str().to_owned(),
+        });
+        let count = |items: usize| i64::try_from(items).unwrap_or(i64::MAX);
+        PlacementRecord {
+            attempt: wanted.attempt,
+            at: at.timestamp_millis(),
+            capability: wanted.capability.to_owned(),
+            target: wanted.target.cloned(),
+            chosen: chosen.map(|provider| ChosenProvider {
+                node_id: provider.node_id.clone(),
+                node: provider.node_name.clone(),
+                provider: provider.provider.clone(),
+                active: provider.active,
+                reserved: provider.reserved,
+                max_agents: provider.max_agents,
+                load: provider.load_measured.then_some(provider.load),
+            }),
+            candidates: count(matching.len()),
+            skipped: skipped.collect(),
+            skipped_unnamed: count(decision.skipped.len().saturating_sub(NAMED_SKIPS)),
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Definitions of actions: [`ActionRow`] as read, [`NewAction`] as written. Called by the engine's action use cases.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{ActionId, AgentId, NodeId, ProviderName, WorkspaceScope, nodes::CapabilityKind};
+use serde_json::Value;
+
+use crate::{
+    Store, StoreError, StoreResult,
+    decode::decode_row,
+    events::{self, NewEvent, RecordedEvents},
+    nodes::capabilities,
+};
+
+/// Definition of an action with the names of its handler.
+#[derive(Debug, Clone, sqlx::FromRow)]
+pub struct ActionRow {
+    pub action_id: ActionId,
+    pub name: String,
+    pub description: String,
+    /// `true` if the name resolves to this action in the whole workspace; otherwise only together with its node.
+    pub claims_name: bool,
+    pub handler_agent_id: Option<AgentId>,
+    pub handler_agent: Option<String>,
+    pub handler_node_id: Option<NodeId>,
+    pub handler_node: Option<String>,
+    /// Provider whose capability defined the action. `None` if it was defined over REST: then any provider of the node
+    /// handles it.
+    pub provider: Option<ProviderName>,
+    /// JSON schema that an input must satisfy.
+    pub input_schema: Value,
+    /// JSON schema of the output; not enforced.
+    pub output_schema: Value,
+    /// Names of the agents that may invoke it; `None` allows every agent.
+    pub available_to: Option<Vec<String>>,
+    pub created_at: DateTime<Utc>,
+}
+
+/// Definition of a new action, or replacement of the definition by the same handler.
+#[derive(Debug)]
+pub struct NewAction<'a> {
+    /// Id to use if the action is new.
+    pub action_id: ActionId,
+    pub name: &'a str,
+    pub description: &'a str,
+    /// Handling agent; exactly one of this and `handler_node` is set.
+    pub handler_agent: Option<AgentId>,
+    pub handler_node: Option<&'a NodeId>,
+    pub input_schema: &'a Value,
+    pub output_schema: &'a Value,
+    pub available_to: Option<&'a [String]>,
+    /// Maximum number of actions in the workspace.
+    pub limit: i64,
+    /// Event that is recorded in the same transaction.
+    pub event: NewEvent,
+    pub at: DateTime<Utc>,
+}
+
+/// Result of [`Store::define_action`].
+#[derive(Debug)]
+pub enum DefineOutcome {
+    Stored {
+        /// `true` if the action did not exist before.
+        new: bool,
+        recorded: RecordedEvents,
+    },
+    /// Another handler owns the name.
+    NameTaken,
+    /// The workspace has reached the limit.
+    TooMany,
+}
+
+macro_rules! select {
+    ($rest:literal) => {
+        concat!(
+            "SELECT c.action_id, c.name, c.description, c.claims_name, c.handler_agent_id, a.name AS handler_agent,
+                    c.handler_node_id, n.name AS handler_node, c.provider, c.input_schema, c.output_schema, c.available_to,
+                    c.created_at
+               FROM actions c
+               LEFT JOIN agents a ON a.workspace_id = c.workspace_id AND a.agent_id = c.handler_agent_id
+               LEFT JOIN nodes n ON n.workspace_id = c.workspace_id AND n.node_id = c.handler_node_id ",
+            $rest
+        )
+    };
+}
+
+impl Store {
+    /// Defines an action, or replaces the definition of the same handler. An action that a capability of the same node
+    /// defined becomes a REST definition.
+    pub async fn define_action(&self, scope: WorkspaceScope, new: &NewAction<'_>) -> StoreResult<DefineOutcome> {
+        let doing = "defining an action";
+        let workspace = scope.workspace_id();
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // Serialises with capabilities of brokers, which claim names in the same table.
+        capabilities::lock_names(&mut tx, scope).await?;
+        let existing: Vec<(ActionId, bool, Option<AgentId>, Option<NodeId>)> = sqlx::query_as(
+            "SELECT action_id, claims_name, handler_agent_id, handler_node_id FROM actions
+              WHERE workspace_id = $1 AND name = $2 AND (claims_name OR handler_node_id = $3)",
+        )
+        .bind(workspace)
+        .bind(new.name)
+        .bind(new.handler_node)
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let same_handler = |agent: &Option<AgentId>, node: &Option<NodeId>| {
+            *agent == new.handler_agent && node.as_ref() == new.handler_node
+        };
+        let ours = existing.iter().find(|(_, _, agent, node)| same_handler(agent, node)).map(|(id, _, _, _)| *id);
+        if existing.iter().any(|(id, claims, _, _)| *claims && Some(*id) != ours) {
+            return Ok(DefineOutcome::NameTaken);
+        }
+        let written = sqlx::query(
+            "INSERT INTO actions (workspace_id, action_id, name, description, claims_name, handler_agent_id,
+                                  handler_node_id, input_schema, output_schema, available_to, created_at)
+             SELECT $1, $2, $3, $4, true, $5, $6, $7, $8, $9, $10
+              WHERE $11 OR (SELECT count(*) FROM actions WHERE workspace_id = $1) < $12
+             ON CONFLICT (workspace_id, action_id) DO UPDATE
+                SET description = excluded.description, claims_name = true, provider = NULL,
+                    input_schema = excluded.input_schema, output_schema = excluded.output_schema,
+                    available_to = excluded.available_to",
+        )
+        .bind(workspace)
+        .bind(ours.unwrap_or(new.action_id))
+        .bind(new.name)
+        .bind(new.description)
+        .bind(new.handler_agent)
+        .bind(new.handler_node)
+        .bind(new.input_schema)
+        .bind(new.output_schema)
+        .bind(new.available_to)
+        .bind(new.at)
+        .bind(ours.is_some())
+        .bind(new.limit)
+        .execute(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        if written.rows_affected() == 0 {
+            return Ok(DefineOutcome::TooMany);
+        }
+        let recorded = events::append(&mut tx, scope, new.at, vec![new.event.clone()]).await?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
+        Ok(DefineOutcome::Stored { new: ours.is_none(), recorded })
+    }
+
+    /// Returns the action that owns a name, unless its handler was deleted.
+    pub async fn action(&self, scope: WorkspaceScope, name: &str) -> StoreResult<Option<ActionRow>> {
+        sqlx::query_as(select!(
+            "WHERE c.workspace_id = $1 AND c.name = $2 AND c.claims_name
+               AND (c.handler_agent_id IS NULL OR a.deleted_at IS NULL)"
+        ))
+        .bind(scope.workspace_id())
+        .bind(name)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading an action"))
+    }
+
+    /// Returns a node's own action with this name, even if another handler owns the name in the workspace.
+    pub async fn action_of_node(
+        &self,
+        scope: WorkspaceScope,
+        node: &NodeId,
+        name: &str,
+    ) -> StoreResult<Option<ActionRow>> {
+        sqlx::query_as(select!("WHERE c.workspace_id = $1 AND c.handler_node_id = $2 AND c.name = $3"))
+            .bind(scope.workspace_id())
+            .bind(node)
+            .bind(name)
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("reading an action of a node"))
+    }
+
+    /// Returns the actions that own their names, ordered by name. With `available_to`, only those that this agent may
+    /// invoke or handles.
+    pub async fn actions(
+        &self,
+        scope: WorkspaceScope,
+        available_to: Option<(AgentId, &str)>,
+        limit: i64,
+    ) -> StoreResult<Vec<ActionRow>> {
+        sqlx::query_as(select!(
+            "WHERE c.workspace_id = $1 AND c.claims_name AND (c.handler_agent_id IS NULL OR a.deleted_at IS NULL)
+               AND (c.available_to IS NULL OR $3 = ANY (c.available_to) OR c.handler_agent_id = $2)
+             ORDER BY c.name LIMIT $4"
+        ))
+        .bind(scope.workspace_id())
+        .bind(available_to.map(|(id, _)| id))
+        .bind(available_to.map(|(_, name)| name))
+        .bind(limit)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("listing actions"))
+    }
+
+    /// Returns the names of the actions that an agent handles, and of those that it may invoke, each ordered by name.
+    /// With `reader`, only those that the reader may see itself. At most `limit` in total.
+    pub async fn actions_of_agent(
+        &self,
+        scope: WorkspaceScope,
+        agent: (AgentId, &str),
+        reader: Option<(AgentId, &str)>,
+        limit: i64,
+    ) -> StoreResult<(Vec<String>, Vec<String>)> {
+        let rows: Vec<(String, bool, bool)> = sqlx::query_as(
+            "SELECT name, handles, may
+               FROM (SELECT c.name, coalesce(c.handler_agent_id = $2, false) AS handles,
+                            c.available_to IS NULL OR $3 = ANY (c.available_to) AS may,
+                            $4::bigint IS NULL OR c.available_to IS NULL OR $5 = ANY (c.available_to)
+                                OR coalesce(c.handler_agent_id = $4, false) AS shown
+                       FROM actions c
+                       LEFT JOIN agents a ON a.workspace_id = c.workspace_id AND a.agent_id = c.handler_agent_id
+                      WHERE c.workspace_id = $1 AND c.claims_name
+                        AND (c.handler_agent_id IS NULL OR a.deleted_at IS NULL)) AS c
+              WHERE shown AND (handles OR may)
+              ORDER BY handles DESC, name LIMIT $6",
+        )
+        .bind(scope.workspace_id())
+        .bind(agent.0)
+        .bind(agent.1)
+        .bind(reader.map(|(id, _)| id))
+        .bind(reader.map(|(_, name)| name))
+        .bind(limit)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading the actions of an agent"))?;
+        let handled = rows.iter().filter(|(_, handles, _)| *handles).map(|(name, ..)| name.clone()).collect();
+        let mut open: Vec<String> = rows.into_iter().filter(|(_, _, may)| *may).map(|(name, ..)| name).collect();
+        open.sort_unstable();
+        Ok((handled, open))
+    }
+
+    /// Deletes an action; its open invocations continue. Returns `false` if it does not exist.
+    pub async fn delete_action(&self, scope: WorkspaceScope, action: ActionId) -> StoreResult<bool> {
+        let deleted = sqlx::query("DELETE FROM actions WHERE workspace_id = $1 AND action_id = $2")
+            .bind(scope.workspace_id())
+            .bind(action)
+            .execute(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("deleting an action"))?;
+        Ok(deleted.rows_affected() == 1)
+    }
+
+    /// Returns the kind of a capability that a node advertises over its socket or over REST. Providers take precedence
+    /// over REST, and `capacity` over `action`.
+    pub async fn node_capability_kind(
+        &self,
+        scope: WorkspaceScope,
+        node: &NodeId,
+        name: &str,
+    ) -> StoreResult<Option<CapabilityKind>> {
+        let row = sqlx::query(
+            "SELECT kind FROM (
+                 SELECT 0 AS rank, kind FROM node_capabilities
+                  WHERE workspace_id = $1 AND node_id = $2 AND name = $3
+                 UNION ALL
+                 SELECT 1, coalesce(c ->> 'kind', 'action')
+                   FROM nodes n CROSS JOIN LATERAL jsonb_array_elements(n.capabilities) AS c
+                  WHERE n.workspace_id = $1 AND n.node_id = $2 AND c ->> 'name' = $3
+             ) AS advertised ORDER BY rank, kind DESC LIMIT 1",
+        )
+        .bind(scope.workspace_id())
+        .bind(node)
+        .bind(name)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading a capability of a node"))?;
+        let kind = row.map(|row| decode_row("node_capabilities", &row)).transpose()?;
+        Ok(kind.map(|(kind,)| kind))
+    }
+
+    /// Returns whether any node of the workspace advertises a capacity with this name.
+    pub async fn capacity_exists(&self, scope: WorkspaceScope, name: &str) -> StoreResult<bool> {
+        sqlx::query_scalar(
+            "SELECT EXISTS (SELECT FROM node_capabilities
+                             WHERE workspace_id = $1 AND name = $2 AND kind = 'capacity')",
+        )
+        .bind(scope.workspace_id())
+        .bind(name)
+        .fetch_one(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("looking for a capacity"))
+    }
+}

@@ -1,0 +1,112 @@
+//! Invocations as stored: [`InvocationRow`], its columns, and the lookup by id.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{AgentId, InvocationId, NodeId, ProviderName, WorkspaceScope, actions::InvocationStatus};
+use serde_json::Value;
+use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
+
+use crate::{
+    Store, StoreError, StoreResult,
+    actions::placement_records::PlacementRecord,
+    decode::{decode_row, decode_rows},
+};
+
+/// Stored invocation.
+#[derive(Debug, Clone)]
+pub struct InvocationRow {
+    pub scope: WorkspaceScope,
+    pub invocation_id: InvocationId,
+    pub action_name: String,
+    /// Capability that the node must advertise; `None` if an agent handles it.
+    pub capability: Option<String>,
+    pub handler_agent_id: Option<AgentId>,
+    /// Restricts placement to this node.
+    pub target_node_id: Option<NodeId>,
+    /// Calling agent; `None` for the workspace key.
+    pub caller_id: Option<AgentId>,
+    pub caller_name: String,
+    pub input: Value,
+    pub output: Option<Value>,
+    pub error: Option<String>,
+    /// Duration in milliseconds, reported by the handler or measured by the engine.
+    pub duration_ms: Option<i64>,
+    pub status: InvocationStatus,
+    /// Number of attempts so far.
+    pub attempt: i32,
+    /// Node of the newest attempt.
+    pub node_id: Option<NodeId>,
+    /// Provider of the newest attempt.
+    pub provider: Option<ProviderName>,
+    /// Time at which that provider was chosen.
+    pub dispatched_at: Option<DateTime<Utc>>,
+    /// Time at which the current provider accepted the invocation.
+    pub accepted_at: Option<DateTime<Utc>>,
+    /// `true` if the outcome is delivered to the caller's mailbox.
+    pub durable: bool,
+    /// Agent that the invocation started.
+    pub agent_id: Option<AgentId>,
+    /// Decisions of the latest attempts, oldest first.
+    pub placements: Vec<PlacementRecord>,
+    pub created_at: DateTime<Utc>,
+    pub completed_at: Option<DateTime<Utc>>,
+}
+
+const TABLE: &str = "invocations";
+
+/// Columns of an [`InvocationRow`]; the table's alias is `i`.
+pub(crate) const COLUMNS: &str = "i.workspace_id, i.invocation_id, i.action_name, i.capability, i.handler_agent_id,
+    i.target_node_id, i.caller_id, i.caller_name, i.input, i.output, i.error, i.duration_ms, i.status, i.attempt,
+    i.node_id, i.provider, i.dispatched_at, i.durable, i.agent_id, i.placements, i.created_at, i.completed_at,
+    i.accepted_at";
+
+/// Decodes rows with the columns of [`COLUMNS`].
+pub(crate) fn decode_invocations(rows: &[PgRow]) -> StoreResult<Vec<InvocationRow>> {
+    decode_rows(TABLE, rows)
+}
+
+impl FromRow<'_, PgRow> for InvocationRow {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self {
+            scope: WorkspaceScope::from_engine_row(row.try_get("workspace_id")?),
+            invocation_id: row.try_get("invocation_id")?,
+            action_name: row.try_get("action_name")?,
+            capability: row.try_get("capability")?,
+            handler_agent_id: row.try_get("handler_agent_id")?,
+            target_node_id: row.try_get("target_node_id")?,
+            caller_id: row.try_get("caller_id")?,
+            caller_name: row.try_get("caller_name")?,
+            input: row.try_get("input")?,
+            output: row.try_get("output")?,
+            error: row.try_get("error")?,
+            duration_ms: row.try_get("duration_ms")?,
+            status: row.try_get("status")?,
+            attempt: row.try_get("attempt")?,
+            node_id: row.try_get("node_id")?,
+            provider: row.try_get("provider")?,
+            dispatched_at: row.try_get("dispatched_at")?,
+            accepted_at: row.try_get("accepted_at")?,
+            durable: row.try_get("durable")?,
+            agent_id: row.try_get("agent_id")?,
+            placements: row.try_get::<Json<_>, _>("placements")?.0,
+            created_at: row.try_get("created_at")?,
+            completed_at: row.try_get("completed_at")?,
+        })
+    }
+}
+
+impl Store {
+    pub async fn invocation(
+        &self,
+        scope: WorkspaceScope,
+        invocation: InvocationId,
+    ) -> StoreResult<Option<InvocationRow>> {
+        let query = format!("SELECT {COLUMNS} FROM invocations i WHERE i.workspace_id = $1 AND i.invocation_id = $2");
+        let row = sqlx::query(sqlx::AssertSqlSafe(query))
+            .bind(scope.workspace_id())
+            .bind(invocation)
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("reading an invocation"))?;
+        row.map(|row| decode_row(TABLE, &row)).transpose()
+    }
+}

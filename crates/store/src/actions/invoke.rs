@@ -1,0 +1,437 @@
+//! Creation of invocations: [`Store::invoke`] checks limits and keys, places and writes a batch in one transaction.
+//! Input is [`NewInvocation`], the result of each is an [`InvokeOutcome`]. Called by the engine's invocation queue.
+
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    AgentId, GatewayId, InvocationId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
+    actions::{self, InvocationStatus},
+    events::kind,
+};
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+
+use crate::{
+    Store, StoreError, StoreResult,
+    actions::{
+        candidates::{Candidates, PlacementQuery, lock_placement, try_lock_placement},
+        invocations::{COLUMNS, InvocationRow, decode_invocations},
+        invoke_rows::{InvocationColumns, InvocationStart},
+        placement_records::PlacementRecord,
+    },
+    events::{self, NewEvent, RecordedEvents},
+    messages::commit::IDEMPOTENCY_RETENTION_HOURS,
+};
+
+#[derive(Debug, Clone)]
+pub enum Handler {
+    /// This agent, at its current location.
+    Agent(AgentId),
+    /// Any node with the capability.
+    Node {
+        /// Capability that the node must advertise, and the action's name in the frame.
+        capability: String,
+        /// Restricts placement to this node.
+        target: Option<NodeId>,
+        /// Restricts placement to this provider of the target node.
+        provider: Option<ProviderName>,
+        /// Excludes actions with the same name as the capacity.
+        only_capacity: bool,
+        /// Behaviour if no provider is eligible now.
+        wait_policy: WaitPolicy,
+    },
+}
+
+/// Rule for queueing an invocation until its target node is available.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitPolicy {
+    /// Refuse the invocation.
+    Never,
+    /// Queue if a matching provider declared that its invocations queue.
+    AsDeclared,
+    Always,
+}
+
+/// Caller of an invocation.
+#[derive(Debug, Clone)]
+pub struct Invoker {
+    /// Calling agent; `None` for the workspace key.
+    pub agent_id: Option<AgentId>,
+    pub name: String,
+}
+
+/// Invocation to create.
+#[derive(Debug, Clone)]
+pub struct NewInvocation {
+    pub scope: WorkspaceScope,
+    /// Id chosen by the engine. Inserting the same id again changes nothing, so a batch with an unknown commit outcome
+    /// can be repeated.
+    pub id: InvocationId,
+    pub action_name: String,
+    pub handler: Handler,
+    pub caller: Invoker,
+    pub input: Value,
+    /// `true` if the outcome is delivered to the caller's mailbox.
+    pub durable: bool,
+    /// Hash of the idempotency key, and fingerprint of the request.
+    pub key: Option<([u8; 32], [u8; 32])>,
+    /// Random number that breaks ties in the placement.
+    pub entropy: u64,
+    pub at: DateTime<Utc>,
+}
+
+/// Provider that an invocation was sent to.
+#[derive(Debug, Clone)]
+pub struct Dispatch {
+    pub node_id: NodeId,
+    pub provider: ProviderName,
+    /// Gateway that holds the provider's socket.
+    pub gateway_id: Option<GatewayId>,
+    /// Attempt number, starting at 1; 0 if an agent handles it.
+    pub attempt: i32,
+    /// `true` if the frame contains the caller's identity.
+    pub tells_caller: bool,
+    /// Handling agent with its name; `None` if the node handles it.
+    pub agent: Option<(AgentId, String)>,
+}
+
+/// Result of creating one invocation.
+#[derive(Debug, Clone)]
+pub enum InvokeOutcome {
+    /// Created in this status, with a dispatch if a provider is connected.
+    Created(InvocationStatus, Option<Dispatch>),
+    /// The idempotency key was used before; nothing was created.
+    KeyUsed,
+    /// Placement in its workspace is locked by another transaction; nothing was created, and the engine retries.
+    Busy,
+    /// No provider is eligible now, with the reasons for the caller.
+    Unavailable(Box<PlacementRecord>),
+    /// The queue of the target node is full.
+    QueueFull,
+    /// The action has its maximum number of open invocations.
+    TooManyOfAction,
+    /// The workspace has its maximum number of open invocations.
+    TooManyOfWorkspace,
+}
+
+impl Store {
+    /// Creates invocations. Each is created or refused on its own; an error applies to all. Returns the events to
+    /// announce as well. A batch for several workspaces skips those whose placement is locked, and reports their
+    /// invocations as [`InvokeOutcome::Busy`]; a batch for one workspace waits.
+    pub async fn invoke(&self, new: &[NewInvocation]) -> StoreResult<(Vec<InvokeOutcome>, Vec<RecordedEvents>)> {
+        let doing = "invoking actions";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let busy = try_lock_placement(&mut tx, new.iter().map(|one| one.scope)).await?;
+        let free: Vec<&NewInvocation> = new.iter().filter(|one| !busy.contains(&one.scope)).collect();
+        let (created, recorded) = create_invocations(&mut tx, &free).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        let mut created = created.into_iter();
+        let outcome = |one: &NewInvocation| if busy.contains(&one.scope) { None } else { created.next() };
+        Ok((new.iter().map(outcome).map(|outcome| outcome.unwrap_or(InvokeOutcome::Busy)).collect(), recorded))
+    }
+
+    /// Returns those of these invocations that exist, after a [`Store::invoke`] whose commit outcome is unknown. The
+    /// placement lock makes this wait for a transaction that is still running, so the answer is final.
+    pub async fn find_invocations(&self, new: &[NewInvocation]) -> StoreResult<Vec<InvocationRow>> {
+        let doing = "reading invocations after an unknown commit outcome";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        lock_placement(&mut tx, &new.iter().map(|one| one.scope).collect::<Vec<_>>()).await?;
+        let query = format!(
+            "SELECT {COLUMNS} FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, invocation_id)
+               JOIN invocations i USING (workspace_id, invocation_id)"
+        );
+        let rows = sqlx::query(sqlx::AssertSqlSafe(query))
+            .bind(new.iter().map(|one| one.scope.workspace_id()).collect::<Vec<_>>())
+            .bind(new.iter().map(|one| one.id).collect::<Vec<_>>())
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        decode_invocations(&rows)
+    }
+}
+
+/// Creates the invocations whose workspaces are locked by this transaction.
+async fn create_invocations(
+    tx: &mut PgConnection,
+    new: &[&NewInvocation],
+) -> StoreResult<(Vec<InvokeOutcome>, Vec<RecordedEvents>)> {
+    let used = claim_keys(tx, new).await?;
+    let mut open = OpenCounts::read(tx, new).await?;
+    let wanted = new.iter().filter_map(|one| match &one.handler {
+        Handler::Node { capability, .. } => Some((one.scope, capability.as_str())),
+        Handler::Agent(_) => None,
+    });
+    let mut candidates = Candidates::read(tx, wanted).await?;
+    let hosts = read_hosts(tx, new).await?;
+    let mut rows = InvocationColumns::default();
+    let mut events = Vec::new();
+    let mut outcomes = Vec::with_capacity(new.len());
+    let mut refused_keys = Vec::new();
+    for (&one, used) in new.iter().zip(used) {
+        let outcome = if used {
+            InvokeOutcome::KeyUsed
+        } else if let Some(refusal) = open.refusal(one) {
+            refusal
+        } else {
+            place_invocation(tx, one, &mut candidates, &hosts, &mut rows).await?
+        };
+        if matches!(outcome, InvokeOutcome::Created(..)) {
+            open.count(one);
+            events.push((one.scope, invoked_event(one)));
+        } else if let (false, Some((hash, _))) = (used, &one.key) {
+            refused_keys.push((one.scope, *hash));
+        }
+        outcomes.push(outcome);
+    }
+    rows.insert(tx).await?;
+    release_keys(tx, &refused_keys).await?;
+    let at = new.first().map_or_else(Utc::now, |one| one.at);
+    let recorded = events::append_mixed(tx, at, events).await?;
+    Ok((outcomes, recorded))
+}
+
+/// Places one invocation and adds its row to `rows`.
+async fn place_invocation(
+    tx: &mut PgConnection,
+    one: &NewInvocation,
+    candidates: &mut Candidates,
+    hosts: &HashMap<(WorkspaceId, AgentId), HandlerHost>,
+    rows: &mut InvocationColumns,
+) -> StoreResult<InvokeOutcome> {
+    let (capability, target, provider, only_capacity, wait_policy) = match &one.handler {
+        Handler::Agent(agent) => {
+            let host = hosts.get(&(one.scope.workspace_id(), *agent));
+            let dispatch = host.and_then(HandlerHost::dispatch);
+            rows.push(one, &InvocationStart { status: InvocationStatus::Invoked, chosen: None, record: None });
+            return Ok(InvokeOutcome::Created(InvocationStatus::Invoked, dispatch));
+        }
+        Handler::Node { capability, target, provider, only_capacity, wait_policy } => {
+            (capability, target.as_ref(), provider.as_ref(), *only_capacity, *wait_policy)
+        }
+    };
+    let wanted = PlacementQuery {
+        scope: one.scope,
+        capability,
+        target,
+        provider,
+        only_capacity,
+        avoided: &[],
+        attempt: 1,
+        entropy: one.entropy,
+    };
+    let placed = candidates.place(&wanted, one.at);
+    if let Some(chosen) = placed.chosen {
+        let dispatch = Dispatch {
+            node_id: chosen.node_id.clone(),
+            provider: chosen.provider.clone(),
+            gateway_id: chosen.gateway_id,
+            attempt: 1,
+            tells_caller: chosen.tells_caller,
+            agent: None,
+        };
+        let record = Some(placed.record);
+        rows.push(one, &InvocationStart { status: InvocationStatus::Dispatched, chosen: Some(&chosen), record });
+        return Ok(InvokeOutcome::Created(InvocationStatus::Dispatched, Some(dispatch)));
+    }
+    let waits = match wait_policy {
+        WaitPolicy::Never => false,
+        WaitPolicy::AsDeclared => placed.may_queue,
+        WaitPolicy::Always => true,
+    };
+    let Some(target) = target.filter(|_| waits && !placed.full) else {
+        return Ok(InvokeOutcome::Unavailable(Box::new(placed.record)));
+    };
+    // The placement lock makes the count exact: no other transaction adds to the queue before this commit.
+    let stored = count_waiting(tx, one.scope, target, provider).await?;
+    if stored + rows.waiting_for(one.scope, target, provider) >= actions::OFFLINE_QUEUE {
+        return Ok(InvokeOutcome::QueueFull);
+    }
+    let record = Some(placed.record);
+    rows.push(one, &InvocationStart { status: InvocationStatus::Pending, chosen: None, record });
+    Ok(InvokeOutcome::Created(InvocationStatus::Pending, None))
+}
+
+/// Counts the queued invocations for one provider of a node, or for any provider of the node.
+async fn count_waiting(
+    tx: &mut PgConnection,
+    scope: WorkspaceScope,
+    node: &NodeId,
+    provider: Option<&ProviderName>,
+) -> StoreResult<i64> {
+    sqlx::query_scalar(
+        "SELECT count(*) FROM invocations
+          WHERE workspace_id = $1 AND target_node_id = $2 AND status = 'pending'
+            AND target_provider IS NOT DISTINCT FROM $3",
+    )
+    .bind(scope.workspace_id())
+    .bind(node)
+    .bind(provider)
+    .fetch_one(tx)
+    .await
+    .map_err(StoreError::from_sqlx("counting queued invocations of a node"))
+}
+
+/// Open invocations by workspace, and by workspace and action.
+struct OpenCounts {
+    counts: HashMap<(WorkspaceId, String), i64>,
+    totals: HashMap<WorkspaceId, i64>,
+}
+
+impl OpenCounts {
+    async fn read(tx: &mut PgConnection, new: &[&NewInvocation]) -> StoreResult<Self> {
+        let mut workspaces: Vec<WorkspaceId> = new.iter().map(|one| one.scope.workspace_id()).collect();
+        workspaces.sort_unstable();
+        workspaces.dedup();
+        let rows: Vec<(WorkspaceId, String, i64)> = sqlx::query_as(
+            "SELECT workspace_id, action_name, count(*) FROM invocations
+              WHERE completed_at IS NULL AND workspace_id = ANY ($1) GROUP BY workspace_id, action_name",
+        )
+        .bind(workspaces)
+        .fetch_all(tx)
+        .await
+        .map_err(StoreError::from_sqlx("counting open invocations"))?;
+        let mut totals = HashMap::new();
+        for (workspace, _, count) in &rows {
+            *totals.entry(*workspace).or_insert(0) += count;
+        }
+        let counts = rows.into_iter().map(|(workspace, name, count)| ((workspace, name), count)).collect();
+        Ok(Self { counts, totals })
+    }
+
+    fn refusal(&self, one: &NewInvocation) -> Option<InvokeOutcome> {
+        let workspace = one.scope.workspace_id();
+        if self.totals.get(&workspace).is_some_and(|open| *open >= actions::MAX_OPEN_PER_WORKSPACE) {
+            return Some(InvokeOutcome::TooManyOfWorkspace);
+        }
+        let key = (workspace, one.action_name.clone());
+        let full = self.counts.get(&key).is_some_and(|open| *open >= actions::MAX_OPEN_PER_ACTION);
+        full.then_some(InvokeOutcome::TooManyOfAction)
+    }
+
+    fn count(&mut self, one: &NewInvocation) {
+        let workspace = one.scope.workspace_id();
+        *self.totals.entry(workspace).or_insert(0) += 1;
+        *self.counts.entry((workspace, one.action_name.clone())).or_insert(0) += 1;
+    }
+}
+
+/// Location of a handling agent.
+#[derive(sqlx::FromRow)]
+struct HandlerHost {
+    workspace_id: WorkspaceId,
+    agent_id: AgentId,
+    name: String,
+    node_id: NodeId,
+    provider: Option<ProviderName>,
+    gateway_id: Option<GatewayId>,
+}
+
+impl HandlerHost {
+    fn dispatch(&self) -> Option<Dispatch> {
+        Some(Dispatch {
+            node_id: self.node_id.clone(),
+            provider: self.provider.clone()?,
+            gateway_id: Some(self.gateway_id?),
+            attempt: 0,
+            tells_caller: false,
+            agent: Some((self.agent_id, self.name.clone())),
+        })
+    }
+}
+
+/// Reads the locations of the agents that handle these invocations. An unassigned agent gets the provider of its node
+/// that registered first.
+async fn read_hosts(
+    tx: &mut PgConnection,
+    new: &[&NewInvocation],
+) -> StoreResult<HashMap<(WorkspaceId, AgentId), HandlerHost>> {
+    let (workspaces, agents): (Vec<WorkspaceId>, Vec<AgentId>) = new
+        .iter()
+        .filter_map(|one| match one.handler {
+            Handler::Agent(agent) => Some((one.scope.workspace_id(), agent)),
+            Handler::Node { .. } => None,
+        })
+        .unzip();
+    if agents.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let hosts: Vec<HandlerHost> = sqlx::query_as(
+        "SELECT DISTINCT ON (a.workspace_id, a.agent_id)
+                a.workspace_id, a.agent_id, a.name, a.node_id, p.provider, p.gateway_id
+           FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
+           JOIN agents a USING (workspace_id, agent_id)
+           LEFT JOIN providers p ON p.workspace_id = a.workspace_id AND p.node_id = a.node_id
+                AND (a.provider IS NULL OR p.provider = a.provider) AND p.gateway_id IS NOT NULL
+          ORDER BY a.workspace_id, a.agent_id, p.registered_at",
+    )
+    .bind(workspaces)
+    .bind(agents)
+    .fetch_all(tx)
+    .await
+    .map_err(StoreError::from_sqlx("reading the locations of handlers"))?;
+    Ok(hosts.into_iter().map(|host| ((host.workspace_id, host.agent_id), host)).collect())
+}
+
+fn invoked_event(one: &NewInvocation) -> NewEvent {
+    // Typed clients require a string, so it is empty if a node handles the invocation.
+    let handler = match one.handler {
+        Handler::Agent(agent) => agent.to_string(),
+        Handler::Node { .. } => String::new(),
+    };
+    let data = json!({
+        "invocation_id": one.id, "action_name": one.action_name, "caller_name": one.caller.name,
+        "handler_agent_id": handler,
+    });
+    let event = NewEvent::new(kind::ACTION_INVOKED, data);
+    match one.caller.agent_id {
+        Some(agent) => event.by_agent(agent),
+        None => event,
+    }
+}
+
+/// Claims the idempotency keys of these invocations. Returns for each whether its key was used before.
+pub(crate) async fn claim_keys(tx: &mut PgConnection, new: &[&NewInvocation]) -> StoreResult<Vec<bool>> {
+    let mut keyed: Vec<(usize, WorkspaceId, [u8; 32], [u8; 32])> = Vec::new();
+    for (nth, one) in new.iter().enumerate() {
+        if let Some((hash, fingerprint)) = one.key {
+            keyed.push((nth, one.scope.workspace_id(), hash, fingerprint));
+        }
+    }
+    // One order for all transactions: concurrent batches with the same keys wait instead of deadlocking.
+    keyed.sort_unstable_by_key(|(_, workspace, hash, _)| (*workspace, *hash));
+    let mut used = vec![false; new.len()];
+    for (nth, workspace, hash, fingerprint) in keyed {
+        let claimed = sqlx::query(
+            "INSERT INTO idempotency_keys AS k (workspace_id, key_hash, fingerprint, status, response, created_at)
+             VALUES ($1, $2, $3, 201, $4, now())
+             ON CONFLICT (workspace_id, key_hash) DO UPDATE
+                SET fingerprint = excluded.fingerprint, status = excluded.status, response = excluded.response,
+                    created_at = excluded.created_at
+              WHERE k.created_at < now() - make_interval(hours => $5)",
+        )
+        .bind(workspace)
+        .bind(&hash[..])
+        .bind(&fingerprint[..])
+        .bind(json!({ "invocation_id": new[nth].id.get() }))
+        .bind(IDEMPOTENCY_RETENTION_HOURS)
+        .execute(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx("claiming the idempotency key of an invocation"))?;
+        used[nth] = claimed.rows_affected() == 0;
+    }
+    Ok(used)
+}
+
+/// Releases the keys of refused invocations: a repeated request may succeed.
+async fn release_keys(tx: &mut PgConnection, keys: &[(WorkspaceScope, [u8; 32])]) -> StoreResult<()> {
+    for (scope, hash) in keys {
+        sqlx::query("DELETE FROM idempotency_keys WHERE workspace_id = $1 AND key_hash = $2")
+            .bind(scope.workspace_id())
+            .bind(&hash[..])
+            .execute(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx("releasing the idempotency key of an invocation"))?;
+    }
+    Ok(())
+}

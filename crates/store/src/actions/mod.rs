@@ -1,0 +1,16 @@
+//! Actions: definitions, invocations with their placement and outcomes, and triggers. Callers: the engine's action,
+//! agent and trigger use cases. [`invoke`] creates invocations, [`redispatch`] retries them, [`outcomes`] completes
+//! them; all three place and write in one transaction.
+
+pub(crate) mod candidates;
+pub mod definitions;
+pub(crate) mod dispatches;
+pub(crate) mod invocations;
+pub mod invoke;
+pub(crate) mod invoke_rows;
+pub(crate) mod outcome_notices;
+pub mod outcomes;
+pub mod placement_records;
+pub mod redispatch;
+pub(crate) mod result_deliveries;
+pub mod triggers;

@@ -1,0 +1,373 @@
+//! Outcomes of invocations. The first outcome is final, later ones are refused. An outcome is recorded together with
+//! its event and, if durable, its delivery. Main types: [`InvocationOutcome`] and [`OutcomeBatch`]; called by the
+//! engine's outcome use cases and its invocation worker.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    AgentId, InvocationId, NodeId, WorkspaceScope,
+    actions::{self, InvocationStatus},
+    events::kind,
+};
+use serde_json::{Value, json};
+use sqlx::{PgConnection, Row as _, postgres::PgRow};
+
+use crate::{
+    Store, StoreError, StoreResult,
+    actions::{
+        invocations::{COLUMNS, InvocationRow, decode_invocations},
+        redispatch::HANDLER_UNREACHABLE,
+        result_deliveries,
+    },
+    events::{self, NewEvent, RecordedEvents},
+    nodes::fence::Fence,
+};
+
+/// Sender of an outcome.
+#[derive(Debug, Clone)]
+pub enum OutcomeSource {
+    /// Provider that received the invocation, over its current connection.
+    Provider(Fence),
+    /// Handling agent; `None` for the workspace key.
+    Handler(Option<AgentId>),
+}
+
+/// Outcome to record.
+#[derive(Debug, Clone)]
+pub struct InvocationOutcome {
+    pub scope: WorkspaceScope,
+    pub invocation: InvocationId,
+    pub source: OutcomeSource,
+    /// Output, or error text.
+    pub result: Result<Value, String>,
+    /// Duration in milliseconds as reported by the handler.
+    pub duration_ms: Option<i64>,
+}
+
+/// Result of recording one outcome.
+#[derive(Debug, Clone)]
+pub enum OutcomeRecording {
+    /// Recorded as the outcome of the invocation.
+    Recorded(Box<InvocationRow>),
+    /// The invocation already has an outcome, or the sender is not its handler.
+    Refused,
+}
+
+/// Result of recording outcomes, with the notifications to send after the commit.
+#[derive(Debug, Default)]
+pub struct OutcomeBatch {
+    /// One result per outcome, in the order of the call.
+    pub outcomes: Vec<OutcomeRecording>,
+    pub recorded: Vec<RecordedEvents>,
+    /// Mailboxes that received a delivery, with the nodes of their agents.
+    pub mailboxes: Vec<(WorkspaceScope, AgentId, NodeId)>,
+    /// Notices for callers whose outcome has no delivery.
+    pub notices: Vec<OutcomeNotice>,
+}
+
+/// Notice to a caller about an outcome.
+#[derive(Debug, Clone)]
+pub struct OutcomeNotice {
+    pub scope: WorkspaceScope,
+    pub caller: AgentId,
+    pub invocation: InvocationId,
+    /// Kind of the event.
+    pub kind: &'static str,
+    /// Payload of the event.
+    pub data: Value,
+}
+
+// Locks the rows in id order, then accepts the first valid outcome of each invocation. A provider may answer an
+// invocation that returned to `pending` when its connection broke, until another provider has it. The broker of a
+// handling agent may report that the agent is unreachable. `greatest(0, …)` is needed because start and end come from
+// the clocks of two processes.
+const RECORD_OUTCOMES: &str = "
+WITH r AS (
+    SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bool[], $7::bigint[],
+                         $8::text[], $9::text[], $10::bigint[]) WITH ORDINALITY
+           AS r (workspace_id, invocation_id, node_id, provider, epoch, by_provider, agent_id,
+                 output, error, duration_ms, ord)
+), locked AS MATERIALIZED (
+    SELECT r.ord, i.workspace_id, i.invocation_id
+      FROM r JOIN invocations i USING (workspace_id, invocation_id)
+     WHERE i.completed_at IS NULL
+     ORDER BY i.workspace_id, i.invocation_id, r.ord
+       FOR UPDATE OF i
+), valid AS (
+    SELECT DISTINCT ON (r.workspace_id, r.invocation_id) r.*
+      FROM locked l
+      JOIN r USING (ord)
+      JOIN invocations i ON i.workspace_id = l.workspace_id AND i.invocation_id = l.invocation_id
+     WHERE CASE WHEN r.by_provider THEN
+                EXISTS (SELECT FROM providers p
+                         WHERE p.workspace_id = r.workspace_id AND p.node_id = r.node_id
+                           AND p.provider = r.provider AND p.epoch = r.epoch)
+                AND (i.node_id = r.node_id AND i.provider = r.provider AND i.status IN ('dispatched', 'pending')
+                     OR i.status = 'invoked' AND EXISTS (
+                        SELECT FROM agents a
+                         WHERE a.workspace_id = i.workspace_id AND a.agent_id = i.handler_agent_id
+                           AND a.node_id = r.node_id AND (a.provider IS NULL OR a.provider = r.provider)))
+           ELSE i.handler_agent_id IS NOT NULL AND (r.agent_id IS NULL OR i.handler_agent_id = r.agent_id)
+           END
+     ORDER BY r.workspace_id, r.invocation_id, r.ord
+)
+UPDATE invocations i
+   SET status = CASE WHEN v.error IS NULL THEN 'completed' ELSE 'failed' END,
+       output = v.output::json, error = v.error, reserves = false, completed_at = $11,
+       duration_ms = coalesce(v.duration_ms, greatest(0,
+           (extract(epoch FROM $11 - coalesce(i.sent_at, i.dispatched_at, i.created_at)) * 1000)::bigint))
+  FROM valid v
+ WHERE i.workspace_id = v.workspace_id AND i.invocation_id = v.invocation_id AND i.completed_at IS NULL
+RETURNING v.ord, ";
+
+impl Store {
+    /// Records outcomes. A refused outcome changes nothing.
+    pub async fn record_outcomes(&self, results: &[InvocationOutcome], at: DateTime<Utc>) -> StoreResult<OutcomeBatch> {
+        let doing = "recording outcomes";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let rows = update_outcomes(&mut tx, results, at).await?;
+        let done = decode_invocations(&rows)?;
+        let mut outcomes = vec![OutcomeRecording::Refused; results.len()];
+        for (row, invocation) in rows.iter().zip(&done) {
+            let ord: i64 = row.try_get("ord").map_err(StoreError::from_sqlx(doing))?;
+            // Ordinals count from 1.
+            if let Some(outcome) = usize::try_from(ord - 1).ok().and_then(|nth| outcomes.get_mut(nth)) {
+                *outcome = OutcomeRecording::Recorded(Box::new(invocation.clone()));
+            }
+        }
+        let batch = deliver_outcomes(&mut tx, done, at).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(OutcomeBatch { outcomes, ..batch })
+    }
+
+    /// Completes spawn invocations whose agent has been in an inventory for `quiet` and whose provider has sent no
+    /// result. At most `limit` at once.
+    pub async fn finish_spawned(&self, quiet: Duration, limit: i64, at: DateTime<Utc>) -> StoreResult<OutcomeBatch> {
+        let doing = "completing spawn invocations";
+        let query = format!(
+            "WITH spawned AS MATERIALIZED (
+                 SELECT workspace_id, invocation_id FROM invocations
+                  WHERE completed_at IS NULL AND came_up_at < $2
+                  ORDER BY workspace_id, invocation_id LIMIT $3
+                    FOR UPDATE SKIP LOCKED
+             )
+             UPDATE invocations i
+                SET status = 'completed', output = i.came_up, reserves = false, completed_at = $1,
+                    duration_ms = greatest(0,
+                        (extract(epoch FROM $1 - coalesce(i.sent_at, i.created_at)) * 1000)::bigint)
+               FROM spawned s
+              WHERE i.workspace_id = s.workspace_id AND i.invocation_id = s.invocation_id
+             RETURNING {COLUMNS}"
+        );
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let rows = sqlx::query(sqlx::AssertSqlSafe(query))
+            .bind(at)
+            .bind(at - quiet)
+            .bind(limit)
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        let done = decode_invocations(&rows)?;
+        let outcomes = done.iter().cloned().map(|row| OutcomeRecording::Recorded(Box::new(row))).collect();
+        let batch = deliver_outcomes(&mut tx, done, at).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(OutcomeBatch { outcomes, ..batch })
+    }
+
+    /// Fails invocations that exceeded their lifetime or whose handler has been unavailable for too long. At most
+    /// `limit` at once.
+    pub async fn fail_unservable(&self, limit: i64, at: DateTime<Utc>) -> StoreResult<OutcomeBatch> {
+        let doing = "failing unservable invocations";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let query = format!(
+            "WITH unservable AS MATERIALIZED (
+                 SELECT workspace_id, invocation_id,
+                        CASE WHEN created_at < $2 THEN 'timed out' ELSE '{}' END AS error
+                   FROM invocations i
+                  WHERE completed_at IS NULL
+                    AND (created_at < $2
+                         OR unreachable_since < $3
+                            AND (status = 'pending' OR sent_epoch IS NULL OR status = 'invoked' AND {HANDLER_UNREACHABLE}))
+                  ORDER BY workspace_id, invocation_id LIMIT $4
+                    FOR UPDATE SKIP LOCKED
+             )
+             UPDATE invocations i
+                SET status = 'failed', error = u.error, reserves = false, completed_at = $1
+               FROM unservable u
+              WHERE i.workspace_id = u.workspace_id AND i.invocation_id = u.invocation_id
+             RETURNING {COLUMNS}",
+            actions::HANDLER_UNAVAILABLE
+        );
+        let rows = sqlx::query(sqlx::AssertSqlSafe(query))
+            .bind(at)
+            .bind(at - actions::INVOCATION_LIFETIME)
+            .bind(at - actions::UNREACHABLE_TIMEOUT)
+            .bind(limit)
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        let done = decode_invocations(&rows)?;
+        let outcomes = done.iter().cloned().map(|row| OutcomeRecording::Recorded(Box::new(row))).collect();
+        let batch = deliver_outcomes(&mut tx, done, at).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(OutcomeBatch { outcomes, ..batch })
+    }
+}
+
+/// Writes the valid outcomes into their invocations. Returns the changed rows with the ordinal of the outcome.
+async fn update_outcomes(
+    tx: &mut PgConnection,
+    results: &[InvocationOutcome],
+    at: DateTime<Utc>,
+) -> StoreResult<Vec<PgRow>> {
+    let fence = |outcome: &InvocationOutcome| match &outcome.source {
+        OutcomeSource::Provider(fence) => Some(fence.clone()),
+        OutcomeSource::Handler(_) => None,
+    };
+    let agent = |outcome: &InvocationOutcome| match outcome.source {
+        OutcomeSource::Handler(agent) => agent,
+        OutcomeSource::Provider(_) => None,
+    };
+    let output = |outcome: &InvocationOutcome| outcome.result.as_ref().ok().map(ToString::to_string);
+    let fences: Vec<Option<Fence>> = results.iter().map(fence).collect();
+    sqlx::query(sqlx::AssertSqlSafe(format!("{RECORD_OUTCOMES}{COLUMNS}")))
+        .bind(results.iter().map(|r| r.scope.workspace_id()).collect::<Vec<_>>())
+        .bind(results.iter().map(|r| r.invocation).collect::<Vec<_>>())
+        .bind(fences.iter().map(|f| f.as_ref().map(|f| f.node_id.clone())).collect::<Vec<_>>())
+        .bind(fences.iter().map(|f| f.as_ref().map(|f| f.provider.clone())).collect::<Vec<_>>())
+        .bind(fences.iter().map(|f| f.as_ref().map(|f| f.epoch)).collect::<Vec<_>>())
+        .bind(fences.iter().map(Option::is_some).collect::<Vec<_>>())
+        .bind(results.iter().map(agent).collect::<Vec<_>>())
+        .bind(results.iter().map(output).collect::<Vec<_>>())
+        .bind(results.iter().map(|r| r.result.as_ref().err()).collect::<Vec<_>>())
+        .bind(results.iter().map(|r| r.duration_ms).collect::<Vec<_>>())
+        .bind(at)
+        .fetch_all(tx)
+        .await
+        .map_err(StoreError::from_sqlx("recording outcomes"))
+}
+
+/// Writes deliveries for durable outcomes and an event for each outcome. Returns the notifications, with `outcomes`
+/// empty. Must be the last write of the transaction: appending events locks the workspaces' event logs until the
+/// commit.
+pub(crate) async fn deliver_outcomes(
+    tx: &mut PgConnection,
+    mut done: Vec<InvocationRow>,
+    at: DateTime<Utc>,
+) -> StoreResult<OutcomeBatch> {
+    // One order for all transactions, because mailbox heads are locked next.
+    done.sort_unstable_by_key(|row| (row.scope.workspace_id(), row.invocation_id));
+    let written = result_deliveries::write_results(tx, &done, at).await?;
+    let in_mailbox = |row: &InvocationRow| written.iter().any(|one| one.invocation_id == row.invocation_id);
+    let notices = done.iter().filter(|row| !in_mailbox(row)).filter_map(outcome_notice).collect();
+    let mut mailboxes: Vec<_> = written.into_iter().map(|one| (one.scope, one.agent_id, one.node_id)).collect();
+    mailboxes.dedup();
+    let events = done.iter().map(|row| (row.scope, outcome_event(row))).collect();
+    let recorded = events::append_mixed(tx, at, events).await?;
+    Ok(OutcomeBatch { outcomes: Vec::new(), recorded, mailboxes, notices })
+}
+
+fn outcome_notice(row: &InvocationRow) -> Option<OutcomeNotice> {
+    let facts = OutcomeFacts::from_row(row);
+    let (kind, data) = (facts.kind(), facts.data());
+    Some(OutcomeNotice { scope: row.scope, caller: row.caller_id?, invocation: row.invocation_id, kind, data })
+}
+
+/// Converts an output into the form that callers receive. Typed clients accept only an object or null, so any other
+/// value becomes `{"value": …}`.
+#[must_use]
+pub fn output_object(output: Option<&Value>) -> Option<Value> {
+    match output {
+        None | Some(Value::Null) => None,
+        Some(object @ Value::Object(_)) => Some(object.clone()),
+        Some(other) => Some(json!({ "value": other })),
+    }
+}
+
+/// Fields of an outcome that its event and its notice contain.
+pub(crate) struct OutcomeFacts {
+    pub(crate) invocation_id: InvocationId,
+    pub(crate) action_name: String,
+    pub(crate) status: InvocationStatus,
+    pub(crate) output: Option<Value>,
+    pub(crate) error: Option<String>,
+}
+
+impl OutcomeFacts {
+    fn from_row(row: &InvocationRow) -> Self {
+        Self {
+            invocation_id: row.invocation_id,
+            action_name: row.action_name.clone(),
+            status: row.status,
+            output: row.output.clone(),
+            error: row.error.clone(),
+        }
+    }
+
+    /// Returns the kind of the outcome's event.
+    pub(crate) const fn kind(&self) -> &'static str {
+        if self.error.is_none() { kind::ACTION_COMPLETED } else { kind::ACTION_FAILED }
+    }
+
+    /// Returns the payload of the outcome's event.
+    pub(crate) fn data(&self) -> Value {
+        json!({
+            "invocation_id": self.invocation_id, "action_name": self.action_name, "status": self.status.as_str(),
+            "output": output_object(self.output.as_ref()), "error": self.error,
+        })
+    }
+}
+
+fn outcome_event(row: &InvocationRow) -> NewEvent {
+    let facts = OutcomeFacts::from_row(row);
+    let event = NewEvent::new(facts.kind(), facts.data());
+    match row.caller_id {
+        Some(caller) => event.by_agent(caller),
+        None => event,
+    }
+}
+
+/// Creates the event for a denied invocation.
+pub(crate) fn denied_event(action: &str, caller: AgentId, caller_name: &str) -> NewEvent {
+    let error = format!("{caller_name} may not invoke {action}");
+    let data = json!({ "action_name": action, "caller_name": caller_name, "error": error });
+    NewEvent::new(kind::ACTION_DENIED, data).by_agent(caller)
+}
+
+impl Store {
+    /// Records that an agent may not invoke an action.
+    pub async fn record_denial(
+        &self,
+        scope: WorkspaceScope,
+        action: &str,
+        caller: AgentId,
+        caller_name: &str,
+        at: DateTime<Utc>,
+    ) -> StoreResult<RecordedEvents> {
+        let doing = "recording a denial";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let event = denied_event(action, caller, caller_name);
+        let recorded = events::append(&mut tx, scope, at, vec![event]).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(recorded)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_output_is_shown_as_an_object_or_null() {
+        for (output, shown) in [
+            (None, None),
+            (Some(json!(null)), None),
+            (Some(json!({ "sum": 4 })), Some(json!({ "sum": 4 }))),
+            (Some(json!(4)), Some(json!({ "value": 4 }))),
+            (Some(json!([1, 2])), Some(json!({ "value": [1, 2] }))),
+        ] {
+            assert_eq!(output_object(output.as_ref()), shown, "{output:?}");
+        }
+    }
+}

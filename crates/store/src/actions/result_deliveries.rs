@@ -1,0 +1,101 @@
+//! Deliveries of durable outcomes: rows in the callers' mailboxes, written in the transaction that records the outcome.
+//! Called by [`super::outcomes`].
+
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    AgentId, InvocationId, NodeId, WorkspaceScope,
+    mailboxes::delivery::{Reason, SourceKind},
+};
+use sqlx::PgConnection;
+
+use crate::{
+    StoreError, StoreResult, actions::invocations::InvocationRow, mailboxes::skipped_seqs::count_settled_above,
+    messages::days::day_of,
+};
+
+// A full mailbox gets no row, as with messages; the caller can still read the outcome over REST.
+// Heads are locked in ascending order, as in every writer of mailboxes, so that two transactions cannot deadlock.
+const WRITE: &str = concat!(
+    "
+WITH want AS (
+    SELECT w.workspace_id, w.agent_id, w.source_id,
+           row_number() OVER (PARTITION BY w.workspace_id, w.agent_id ORDER BY w.source_id) AS rank
+      FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS w (workspace_id, agent_id, source_id)
+), locked AS MATERIALIZED (
+    SELECT h.workspace_id, h.agent_id, h.next_seq
+      FROM mailbox_heads h
+      JOIN (SELECT DISTINCT workspace_id, agent_id FROM want) AS k USING (workspace_id, agent_id)
+     ORDER BY h.workspace_id, h.agent_id
+       FOR UPDATE OF h
+), fitted AS MATERIALIZED (
+    SELECT w.*, l.next_seq, a.node_id, s.delivery_ttl_seconds AS ttl
+      FROM want w
+      JOIN locked l USING (workspace_id, agent_id)
+      JOIN mailbox_cursors c USING (workspace_id, agent_id)
+      JOIN agents a USING (workspace_id, agent_id)
+      JOIN workspaces s USING (workspace_id)
+     WHERE a.deleted_at IS NULL
+       AND l.next_seq - 1 - c.settled_floor + w.rank <= s.mailbox_depth
+           + ",
+    count_settled_above!("c", "c.settled_floor"),
+    "
+), bumped AS (
+    UPDATE mailbox_heads h
+       SET next_seq = b.next_seq
+      FROM (SELECT workspace_id, agent_id, max(next_seq + rank) AS next_seq
+              FROM fitted GROUP BY workspace_id, agent_id) AS b
+     WHERE h.workspace_id = b.workspace_id AND h.agent_id = b.agent_id
+)
+INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_kind, source_id, node_id, reason,
+                        created_at, expires_at)
+SELECT workspace_id, agent_id, next_seq + rank - 1, $4, $6, source_id, node_id, $7, $5,
+       $5::timestamptz + make_interval(secs => ttl)
+  FROM fitted
+RETURNING source_id, node_id"
+);
+
+/// Delivery that was written.
+pub(crate) struct WrittenResult {
+    pub(crate) scope: WorkspaceScope,
+    pub(crate) agent_id: AgentId,
+    /// Node of the agent.
+    pub(crate) node_id: NodeId,
+    pub(crate) invocation_id: InvocationId,
+}
+
+/// Writes a delivery for each durable outcome. Returns the outcomes that have one; full mailboxes and deleted callers
+/// get none.
+pub(crate) async fn write_results(
+    tx: &mut PgConnection,
+    done: &[InvocationRow],
+    at: DateTime<Utc>,
+) -> StoreResult<Vec<WrittenResult>> {
+    let durable: Vec<(WorkspaceScope, AgentId, InvocationId)> = done
+        .iter()
+        .filter(|row| row.durable)
+        .filter_map(|row| Some((row.scope, row.caller_id?, row.invocation_id)))
+        .collect();
+    if durable.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut nodes: HashMap<InvocationId, NodeId> = sqlx::query_as::<_, (InvocationId, NodeId)>(WRITE)
+        .bind(durable.iter().map(|(scope, _, _)| scope.workspace_id()).collect::<Vec<_>>())
+        .bind(durable.iter().map(|(_, agent, _)| *agent).collect::<Vec<_>>())
+        .bind(durable.iter().map(|(_, _, id)| *id).collect::<Vec<_>>())
+        .bind(day_of(at))
+        .bind(at)
+        .bind(SourceKind::ActionResult)
+        .bind(Reason::ActionResult)
+        .fetch_all(tx)
+        .await
+        .map_err(StoreError::from_sqlx("delivering outcomes"))?
+        .into_iter()
+        .collect();
+    let written = |(scope, agent_id, invocation_id): (WorkspaceScope, AgentId, InvocationId)| {
+        let node_id = nodes.remove(&invocation_id)?;
+        Some(WrittenResult { scope, agent_id, node_id, invocation_id })
+    };
+    Ok(durable.into_iter().filter_map(written).collect())
+}

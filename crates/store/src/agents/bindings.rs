@@ -1,0 +1,197 @@
+//! Bindings of agents to nodes. Main types: [`NewBinding`] and [`BindOutcome`]; called by the engine's binding use cases.
+//!
+//! An agent has one location. Binding moves it; unbinding returns it to its implicit direct node.
+
+use relay_domain::{
+    AgentId, NodeId, WorkspaceScope,
+    agents::binding::Binding,
+    nodes::{NodeKind, effective_max_agents},
+};
+use sqlx::{FromRow, PgConnection, Row as _, postgres::PgRow};
+
+use crate::{Store, StoreError, StoreResult, decode::decode_rows, nodes::assignment, push::mailboxes};
+
+/// Row of `agents`, with the position of the mailbox.
+struct BindingRow(Binding);
+
+impl FromRow<'_, PgRow> for BindingRow {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self(Binding {
+            binding_id: row.try_get("binding_id")?,
+            agent_id: row.try_get("agent_id")?,
+            agent_name: row.try_get("name")?,
+            provider: row.try_get("provider")?,
+            session_ref: row.try_get("session_ref")?,
+            priority: row.try_get("priority")?,
+            bound_at: row.try_get("bound_at")?,
+            rebound_at: row.try_get("rebound_at")?,
+            settled_floor: row.try_get("settled_floor")?,
+            is_disabled: row.try_get("is_disabled")?,
+        }))
+    }
+}
+
+/// Binding to be made.
+#[derive(Debug, Clone, Copy)]
+pub struct NewBinding<'a> {
+    pub node: &'a NodeId,
+    pub agent_name: &'a str,
+    /// Id for a new binding; an agent that is bound to the node keeps the id of its binding.
+    pub binding_id: &'a str,
+    pub session_ref: Option<&'a str>,
+    /// `None` keeps the priority of an existing binding.
+    pub priority: Option<i32>,
+}
+
+/// Outcome of [`Store::bind_agent`].
+#[derive(Debug, Clone)]
+pub enum BindOutcome {
+    Bound {
+        agent: AgentId,
+        /// Former location.
+        from: NodeId,
+    },
+    NoAgent,
+    /// The node has as many agents as it may have.
+    Full {
+        max_agents: i32,
+    },
+}
+
+impl Store {
+    /// Lists agents located on a node, by name: all of them, or those among `agents`.
+    pub async fn bindings(
+        &self,
+        scope: WorkspaceScope,
+        node: &NodeId,
+        agents: Option<&[AgentId]>,
+        limit: i64,
+    ) -> StoreResult<Vec<Binding>> {
+        let rows = sqlx::query(
+            "SELECT a.binding_id, a.agent_id, a.name, a.provider, a.session_ref, a.priority,
+                    coalesce(a.bound_at, a.created_at) AS bound_at, a.rebound_at,
+                    coalesce(c.settled_floor, 0) AS settled_floor,
+                    coalesce(p.disabled_at IS NOT NULL AND p.node_id = a.node_id, false) AS is_disabled
+               FROM agents a
+               LEFT JOIN push_mailboxes p ON p.workspace_id = a.workspace_id AND p.agent_id = a.agent_id
+               LEFT JOIN mailbox_cursors c ON c.workspace_id = a.workspace_id AND c.agent_id = a.agent_id
+              WHERE a.workspace_id = $1 AND a.node_id = $2 AND a.deleted_at IS NULL
+                AND ($3::bigint[] IS NULL OR a.agent_id = ANY ($3))
+              ORDER BY a.name LIMIT $4",
+        )
+        .bind(scope.workspace_id())
+        .bind(node)
+        .bind(agents)
+        .bind(limit)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("listing the agents of a node"))?;
+        Ok(decode_rows::<BindingRow>("agents", &rows)?.into_iter().map(|row| row.0).collect())
+    }
+
+    /// Moves an agent to a node. Its provider becomes the node's only one, or the most suitable connected one; it is
+    /// unassigned where several are equally suitable. An agent that is bound to the node already keeps its binding.
+    pub async fn bind_agent(&self, scope: WorkspaceScope, new: NewBinding<'_>) -> StoreResult<BindOutcome> {
+        let doing = "binding an agent to a node";
+        let NewBinding { node, .. } = new;
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // Node before agent, as in every transaction that locks both. The lock on the node serialises the capacity check.
+        let locked: Option<(i32, NodeKind)> =
+            sqlx::query_as("SELECT max_agents, kind FROM nodes WHERE workspace_id = $1 AND node_id = $2 FOR UPDATE")
+                .bind(scope.workspace_id())
+                .bind(node)
+                .fetch_optional(&mut *tx)
+                .await
+                .map_err(StoreError::from_sqlx(doing))?;
+        let (node_limit, kind) = locked.unzip();
+        let agent: Option<(AgentId, NodeId)> = sqlx::query_as(
+            "SELECT agent_id, node_id FROM agents
+              WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL FOR UPDATE",
+        )
+        .bind(scope.workspace_id())
+        .bind(new.agent_name)
+        .fetch_optional(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let Some((agent, from)) = agent else { return Ok(BindOutcome::NoAgent) };
+
+        let providers = assignment::read_providers(&mut tx, scope, node).await?;
+        // A node without a row is implicit and has no limit of its own.
+        let max_agents = effective_max_agents(node_limit.unwrap_or(0), &providers.limits);
+        if max_agents > 0 && from != *node && count_located(&mut tx, scope, node).await? >= i64::from(max_agents) {
+            return Ok(BindOutcome::Full { max_agents });
+        }
+        move_agent(&mut tx, scope, agent, &new, &providers).await?;
+        match kind {
+            Some(NodeKind::HttpPush) => mailboxes::place_mailbox(&mut tx, scope, agent, node).await?,
+            Some(NodeKind::Ws | NodeKind::Poll) | None => {}
+        }
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(BindOutcome::Bound { agent, from })
+    }
+
+    /// Returns an agent that is bound to the node to its implicit direct node. `None` when it is not bound there.
+    pub async fn unbind_agent(
+        &self,
+        scope: WorkspaceScope,
+        node: &NodeId,
+        agent_name: &str,
+    ) -> StoreResult<Option<AgentId>> {
+        // The condition on node and binding makes a repeated unbind, or one that lost against a move, change nothing.
+        sqlx::query_scalar(
+            "UPDATE agents SET node_id = 'node_direct_' || agent_id, provider = NULL, binding_id = NULL,
+                    bound_at = NULL, rebound_at = NULL, session_ref = NULL, resumable = NULL, priority = 0
+              WHERE workspace_id = $1 AND node_id = $2 AND name = $3 AND binding_id IS NOT NULL
+                AND deleted_at IS NULL
+          RETURNING agent_id",
+        )
+        .bind(scope.workspace_id())
+        .bind(node)
+        .bind(agent_name)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("unbinding an agent from a node"))
+    }
+}
+
+async fn count_located(tx: &mut PgConnection, scope: WorkspaceScope, node: &NodeId) -> StoreResult<i64> {
+    sqlx::query_scalar("SELECT count(*) FROM agents WHERE workspace_id = $1 AND node_id = $2 AND deleted_at IS NULL")
+        .bind(scope.workspace_id())
+        .bind(node)
+        .fetch_one(tx)
+        .await
+        .map_err(StoreError::from_sqlx("counting the agents of a node"))
+}
+
+/// Writes the location of an agent whose row is locked. On the same node, the binding stays and only given values change.
+async fn move_agent(
+    tx: &mut PgConnection,
+    scope: WorkspaceScope,
+    agent: AgentId,
+    new: &NewBinding<'_>,
+    providers: &assignment::NodeProviders,
+) -> StoreResult<()> {
+    sqlx::query(
+        "UPDATE agents SET
+                provider = CASE WHEN node_id = $3 AND provider = ANY($4) THEN provider ELSE $5 END,
+                binding_id = CASE WHEN node_id = $3 AND binding_id IS NOT NULL THEN binding_id ELSE $6 END,
+                bound_at = CASE WHEN node_id = $3 AND bound_at IS NOT NULL THEN bound_at ELSE now() END,
+                rebound_at = CASE WHEN bound_at IS NOT NULL THEN now() END,
+                session_ref = coalesce($7, CASE WHEN node_id = $3 THEN session_ref END),
+                priority = coalesce($8, CASE WHEN node_id = $3 THEN priority ELSE 0 END),
+                node_id = $3
+          WHERE workspace_id = $1 AND agent_id = $2",
+    )
+    .bind(scope.workspace_id())
+    .bind(agent)
+    .bind(new.node)
+    .bind(&providers.names)
+    .bind(&providers.host)
+    .bind(new.binding_id)
+    .bind(new.session_ref)
+    .bind(new.priority)
+    .execute(tx)
+    .await
+    .map(|_| ())
+    .map_err(StoreError::from_sqlx("moving an agent to a node"))
+}

@@ -1,0 +1,11 @@
+//! Agents: registration, presence, location, spawning, and the sessions that nodes run for them. Called by the engine's agent
+//! use cases, and by statements about nodes and actions that change agents in their own transaction.
+
+pub(crate) mod addresses;
+pub(crate) mod bindings;
+pub(crate) mod lifecycle;
+pub mod presence;
+pub(crate) mod respawn;
+pub mod session_events;
+pub mod sessions;
+pub mod spawn;

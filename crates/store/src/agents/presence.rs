@@ -1,0 +1,218 @@
+//! Presence of agents: their status, and the time at which they were last seen. Every change of status is recorded as an event
+//! in the same transaction. Called by the engine's last-seen batches, session events, and the worker.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, agents::AgentStatus};
+use serde::{Deserialize, Serialize};
+use sqlx::PgConnection;
+
+use crate::{
+    Store, StoreError, StoreResult,
+    events::{self, RecordedEvents, status_event},
+    maintenance::loop_state::{LoopState, lock_state, save_state},
+};
+
+/// Authenticated call of an agent, for its `last_seen_at`.
+#[derive(Debug, Clone, Copy)]
+pub struct LastSeen {
+    pub scope: WorkspaceScope,
+    pub agent_id: AgentId,
+    pub at: DateTime<Utc>,
+}
+
+/// Result of one step over silent agents.
+#[derive(Debug, Default)]
+pub struct SilentAgents {
+    /// Number of agents that this step marked offline.
+    pub agents: u64,
+    /// `true` if the pass is not complete.
+    pub more: bool,
+    pub recorded: Vec<RecordedEvents>,
+}
+
+/// Last agent that the scan for silent agents has read.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct ScanPosition {
+    workspace_id: i64,
+    agent_id: i64,
+}
+
+const SCAN_LOOP: &str = "silent_agents";
+
+/// Sets an agent's status, if its status is `only_from` or that is `None`, and updates its `last_seen_at`. Returns the agent's
+/// name if the status changed.
+pub(crate) async fn set_status(
+    tx: &mut PgConnection,
+    scope: WorkspaceScope,
+    agent: AgentId,
+    status: AgentStatus,
+    only_from: Option<AgentStatus>,
+    at: DateTime<Utc>,
+) -> StoreResult<Option<String>> {
+    // The lock keeps the former status true until the commit, so that each change is recorded once. `greatest` keeps
+    // last_seen_at from going back when calls are recorded out of order.
+    let changed: Option<(String, bool)> = sqlx::query_as(
+        "WITH former AS (
+            SELECT agent_id, status FROM agents
+             WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR NO KEY UPDATE
+         )
+         UPDATE agents a SET last_seen_at = greatest(a.last_seen_at, $4),
+                status = CASE WHEN former.status = coalesce($5, former.status) THEN $3 ELSE a.status END
+           FROM former WHERE a.workspace_id = $1 AND a.agent_id = former.agent_id
+         RETURNING a.name, former.status <> a.status",
+    )
+    .bind(scope.workspace_id())
+    .bind(agent)
+    .bind(status)
+    .bind(at)
+    .bind(only_from)
+    .fetch_optional(tx)
+    .await
+    .map_err(StoreError::from_sqlx("setting an agent's status"))?;
+    Ok(changed.and_then(|(name, changed)| changed.then_some(name)))
+}
+
+/// Records the new status of agents as events of their workspaces.
+async fn record_status_events(
+    tx: &mut PgConnection,
+    at: DateTime<Utc>,
+    status: AgentStatus,
+    mut agents: Vec<(WorkspaceId, AgentId, String)>,
+) -> StoreResult<Vec<RecordedEvents>> {
+    // Event heads are locked in this order, as in every transaction that appends to several workspaces.
+    agents.sort_unstable();
+    let events = agents.iter().map(|(workspace, agent, name)| {
+        (WorkspaceScope::from_engine_row(*workspace), status_event(*agent, name, status.as_str()))
+    });
+    events::append_mixed(tx, at, events.collect()).await
+}
+
+impl Store {
+    /// Sets the status that an agent reports at `at`; with `only_from` only if that is its status. `None` when the status did
+    /// not change, or the agent is deleted.
+    pub async fn set_agent_status(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        status: AgentStatus,
+        only_from: Option<AgentStatus>,
+        at: DateTime<Utc>,
+    ) -> StoreResult<Option<RecordedEvents>> {
+        let doing = "setting an agent's status";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let mut recorded = None;
+        if let Some(name) = set_status(&mut tx, scope, agent, status, only_from, at).await? {
+            let event = status_event(agent, &name, status.as_str());
+            recorded = Some(events::append(&mut tx, scope, at, vec![event]).await?);
+        }
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(recorded)
+    }
+
+    /// Records calls of agents. An offline agent becomes active, unless its row is newer than the call. Returns the recorded
+    /// events.
+    pub async fn record_agents_seen(&self, seen: &[LastSeen], at: DateTime<Utc>) -> StoreResult<Vec<RecordedEvents>> {
+        let doing = "recording the calls of agents";
+        let workspaces: Vec<WorkspaceId> = seen.iter().map(|s| s.scope.workspace_id()).collect();
+        let agents: Vec<AgentId> = seen.iter().map(|s| s.agent_id).collect();
+        let instants: Vec<DateTime<Utc>> = seen.iter().map(|s| s.at).collect();
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // Rows are locked in key order, so that two gateways cannot deadlock.
+        let back: Vec<(WorkspaceId, AgentId, String)> = sqlx::query_as(
+            "WITH seen AS (
+                SELECT workspace_id, agent_id, max(at) AS at
+                FROM unnest($1::bigint[], $2::bigint[], $3::timestamptz[]) AS s (workspace_id, agent_id, at)
+                GROUP BY workspace_id, agent_id
+             ), locked AS (
+                SELECT a.workspace_id, a.agent_id, a.status, seen.at
+                FROM agents a JOIN seen USING (workspace_id, agent_id)
+                WHERE a.deleted_at IS NULL AND a.last_seen_at < seen.at
+                ORDER BY a.workspace_id, a.agent_id FOR UPDATE OF a
+             ), updated AS (
+                UPDATE agents a SET last_seen_at = locked.at,
+                       status = CASE WHEN a.status = 'offline' THEN 'active' ELSE a.status END
+                FROM locked
+                WHERE a.workspace_id = locked.workspace_id AND a.agent_id = locked.agent_id
+                  AND a.last_seen_at < locked.at
+                RETURNING a.workspace_id, a.agent_id, a.name, locked.status
+             )
+             SELECT workspace_id, agent_id, name FROM updated WHERE status = 'offline'",
+        )
+        .bind(workspaces)
+        .bind(agents)
+        .bind(instants)
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let recorded = record_status_events(&mut tx, at, AgentStatus::Active, back).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(recorded)
+    }
+
+    /// Marks agents offline that were silent for `ttl`: one step, of at most `page` agents, of a pass over all that are not
+    /// offline.
+    ///
+    /// The caller must have seen Postgres available for a full `ttl`, because calls during an outage are not recorded.
+    pub async fn mark_silent_agents(&self, ttl: Duration, page: i64, at: DateTime<Utc>) -> StoreResult<SilentAgents> {
+        let doing = "marking silent agents offline";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let from = match lock_state::<ScanPosition>(&mut tx, SCAN_LOOP).await? {
+            LoopState::Busy => return Ok(SilentAgents::default()),
+            LoopState::Locked(position) => position.unwrap_or_default(),
+        };
+        // Read without locks: almost all agents were seen recently, and their rows are hot.
+        let present: Vec<(WorkspaceId, AgentId, bool)> = sqlx::query_as(
+            "SELECT workspace_id, agent_id, last_seen_at < now() - make_interval(secs => $4) FROM agents
+              WHERE deleted_at IS NULL AND status <> 'offline' AND (workspace_id, agent_id) > ($1, $2)
+              ORDER BY workspace_id, agent_id LIMIT $3",
+        )
+        .bind(from.workspace_id)
+        .bind(from.agent_id)
+        .bind(page)
+        .bind(ttl.as_secs_f64())
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let more = usize::try_from(page).is_ok_and(|page| present.len() >= page);
+        let next = match present.last() {
+            Some((workspace_id, agent_id, _)) if more => {
+                ScanPosition { workspace_id: workspace_id.get(), agent_id: agent_id.get() }
+            }
+            _ => ScanPosition::default(),
+        };
+        // Saved before the marking, in the same transaction: if that fails, the step is repeated.
+        save_state(&mut tx, SCAN_LOOP, &next).await?;
+        let (workspaces, agents): (Vec<WorkspaceId>, Vec<AgentId>) =
+            present.iter().filter(|(.., silent)| *silent).map(|(workspace, agent, _)| (*workspace, *agent)).unzip();
+        let mut marked: Vec<(WorkspaceId, AgentId, String)> = Vec::new();
+        if !agents.is_empty() {
+            // The silence is checked again on the locked row, because an agent may have called since. A row that another
+            // transaction holds is skipped until the next pass, so that this step neither waits nor deadlocks.
+            marked = sqlx::query_as(
+                "WITH silent AS (
+                    SELECT a.workspace_id, a.agent_id
+                      FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
+                      JOIN agents a USING (workspace_id, agent_id)
+                     WHERE a.deleted_at IS NULL AND a.status <> 'offline'
+                       AND a.last_seen_at < now() - make_interval(secs => $3)
+                     ORDER BY a.workspace_id, a.agent_id FOR UPDATE OF a SKIP LOCKED
+                 )
+                 UPDATE agents a SET status = 'offline' FROM silent
+                  WHERE a.workspace_id = silent.workspace_id AND a.agent_id = silent.agent_id
+                 RETURNING a.workspace_id, a.agent_id, a.name",
+            )
+            .bind(workspaces)
+            .bind(agents)
+            .bind(ttl.as_secs_f64())
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        }
+        let agents = marked.len() as u64;
+        let recorded = record_status_events(&mut tx, at, AgentStatus::Offline, marked).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(SilentAgents { agents, more, recorded })
+    }
+}

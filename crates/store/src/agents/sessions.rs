@@ -1,0 +1,298 @@
+//! Sessions of agents that nodes run: results of spawns, the node of a session, releases, and events at the end of a session.
+//! Main type: [`AgentRelease`]; called by the engine's spawn and release use cases and by the worker.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    AgentId, InvocationId, NodeId, WorkspaceId, WorkspaceScope, access::token::TokenHash, events::kind,
+};
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+
+use crate::{
+    Store, StoreError, StoreResult,
+    actions::{
+        invocations::{COLUMNS, InvocationRow},
+        invoke::{Handler, NewInvocation, claim_keys},
+        outcomes::{OutcomeBatch, OutcomeRecording, deliver_outcomes},
+    },
+    events::NewEvent,
+    nodes::{assignment::is_not_running, fence::Fence},
+};
+
+/// Request to a node to end an agent.
+#[derive(Debug, Clone)]
+pub struct AgentRelease {
+    pub scope: WorkspaceScope,
+    pub invocation: InvocationId,
+    pub agent: AgentId,
+    /// `None` for a deleted agent.
+    pub agent_name: Option<String>,
+    /// `true` if deletion was requested and the node has ended the agent.
+    pub deletes: bool,
+}
+
+impl Store {
+    /// Returns the node that last ran a session.
+    pub async fn session_origin(&self, scope: WorkspaceScope, session_ref: &str) -> StoreResult<Option<NodeId>> {
+        // A session that moved is known for several agents; the one seen last has run it last.
+        sqlx::query_scalar(
+            "SELECT session_node_id FROM agents
+              WHERE workspace_id = $1 AND session_ref = $2 AND session_node_id IS NOT NULL AND deleted_at IS NULL
+              ORDER BY last_seen_at DESC LIMIT 1",
+        )
+        .bind(scope.workspace_id())
+        .bind(session_ref)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading the node of a session"))
+    }
+
+    /// Reads the input of a spawn that was dispatched to this provider. `None` when this invocation is no such spawn.
+    pub async fn spawn_input(&self, fence: &Fence, invocation: InvocationId) -> StoreResult<Option<Value>> {
+        sqlx::query_scalar(
+            "SELECT input FROM invocations
+              WHERE workspace_id = $1 AND invocation_id = $2 AND node_id = $3 AND provider = $4
+                AND status = 'dispatched' AND action_name <> 'release'",
+        )
+        .bind(fence.scope.workspace_id())
+        .bind(invocation)
+        .bind(&fence.node_id)
+        .bind(&fence.provider)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading the input of a spawn"))
+    }
+
+    /// Returns the output of a spawn whose agent is located on this provider, else `None`. The agent need not be online: after
+    /// a reconnection the provider may report the result before its inventory.
+    pub async fn spawned_agent_output(&self, fence: &Fence, invocation: InvocationId) -> StoreResult<Option<Value>> {
+        let row: Option<(AgentId, String, Option<String>)> = sqlx::query_as(
+            "SELECT a.agent_id, a.name, a.session_ref
+               FROM invocations i JOIN agents a USING (workspace_id, agent_id)
+              WHERE i.workspace_id = $1 AND i.invocation_id = $2 AND i.node_id = $3 AND i.provider = $4
+                AND a.node_id = $3 AND a.provider = $4 AND a.deleted_at IS NULL",
+        )
+        .bind(fence.scope.workspace_id())
+        .bind(invocation)
+        .bind(&fence.node_id)
+        .bind(&fence.provider)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading a spawned agent"))?;
+        Ok(row.map(|(agent, name, session_ref)| {
+            json!({
+                "agent_id": agent, "name": name, "invocation_id": invocation, "session_ref": session_ref,
+            })
+        }))
+    }
+
+    /// Records an invocation that the engine has completed itself. `None` when its idempotency key was used before.
+    pub async fn record_completed_invocation(
+        &self,
+        new: &NewInvocation,
+        output: &Value,
+    ) -> StoreResult<Option<OutcomeBatch>> {
+        let doing = "recording a completed invocation";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // The key is claimed first: a repeated request must not record a second invocation.
+        if claim_keys(&mut tx, &[new]).await?.contains(&true) {
+            return Ok(None);
+        }
+        let (capability, target) = match &new.handler {
+            Handler::Node { capability, target, .. } => (capability.as_str(), target.as_ref()),
+            Handler::Agent(_) => (new.action_name.as_str(), None),
+        };
+        let query = format!(
+            "INSERT INTO invocations AS i (workspace_id, invocation_id, action_name, capability, target_node_id, caller_id,
+                    caller_name, input, output, status, duration_ms, due_at, created_at, completed_at, durable)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'completed', 0, $10, $10, $10, $11)
+             RETURNING {COLUMNS}"
+        );
+        let done: Vec<InvocationRow> = sqlx::query_as(sqlx::AssertSqlSafe(query))
+            .bind(new.scope.workspace_id())
+            .bind(new.id)
+            .bind(&new.action_name)
+            .bind(capability)
+            .bind(target)
+            .bind(new.caller.agent_id)
+            .bind(&new.caller.name)
+            .bind(&new.input)
+            .bind(output)
+            .bind(new.at)
+            .bind(new.durable)
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        let outcomes = done.iter().cloned().map(|row| OutcomeRecording::Recorded(Box::new(row))).collect();
+        let delivered = deliver_outcomes(&mut tx, done, new.at).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some(OutcomeBatch { outcomes, ..delivered }))
+    }
+
+    /// Returns whether this is the agent's current token.
+    pub async fn is_token_of_agent(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        token: &TokenHash,
+    ) -> StoreResult<bool> {
+        sqlx::query_scalar(
+            "SELECT EXISTS (SELECT FROM tokens
+                             WHERE token_hash = $3 AND kind = 'agent' AND workspace_id = $1 AND agent_id = $2)",
+        )
+        .bind(scope.workspace_id())
+        .bind(agent)
+        .bind(token)
+        .fetch_one(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("comparing an agent's token"))
+    }
+
+    /// Records a release before its invocation exists, so that a crash between the two leaves a row to clean up.
+    pub async fn record_release(
+        &self,
+        scope: WorkspaceScope,
+        invocation: InvocationId,
+        agent: AgentId,
+        deletes: bool,
+        at: DateTime<Utc>,
+    ) -> StoreResult<()> {
+        // A repeated request has the same invocation id, and changes nothing.
+        sqlx::query(
+            "INSERT INTO agent_releases (workspace_id, invocation_id, agent_id, deletes, created_at)
+             VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING",
+        )
+        .bind(scope.workspace_id())
+        .bind(invocation)
+        .bind(agent)
+        .bind(deletes)
+        .bind(at)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("recording a release"))?;
+        Ok(())
+    }
+
+    /// Removes a release that was refused or is complete.
+    pub async fn delete_release(&self, scope: WorkspaceScope, invocation: InvocationId) -> StoreResult<()> {
+        sqlx::query("DELETE FROM agent_releases WHERE workspace_id = $1 AND invocation_id = $2")
+            .bind(scope.workspace_id())
+            .bind(invocation)
+            .execute(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("removing a release"))?;
+        Ok(())
+    }
+
+    /// Lists releases that have an outcome or never got an invocation, at most `limit`. A release that deletes its agent waits
+    /// until the agent has ended, because the node may report the end later than the result, at the latest with its next
+    /// inventory. An agent that was spawned again meanwhile, or still runs after two minutes, is not waited for.
+    pub async fn settled_releases(&self, limit: i64) -> StoreResult<Vec<AgentRelease>> {
+        // A release without an invocation after a minute: its process stopped between the two transactions.
+        let rows: Vec<(WorkspaceId, InvocationId, AgentId, Option<String>, bool)> = sqlx::query_as(concat!(
+            "SELECT r.workspace_id, r.invocation_id, r.agent_id, a.name,
+                    r.deletes AND coalesce(i.status = 'completed', false)
+               FROM agent_releases r
+               LEFT JOIN invocations i USING (workspace_id, invocation_id)
+               LEFT JOIN agents a ON a.workspace_id = r.workspace_id AND a.agent_id = r.agent_id
+                    AND a.deleted_at IS NULL
+              WHERE i.completed_at IS NOT NULL
+                    AND NOT (r.deletes AND i.status = 'completed' AND NOT ",
+            is_not_running!("a"),
+            "
+                             AND coalesce(a.rebound_at, a.bound_at, '-infinity') <= i.completed_at
+                             AND i.completed_at > now() - interval '2 minutes')
+                 OR i.invocation_id IS NULL AND r.created_at < now() - interval '1 minute'
+              ORDER BY r.workspace_id, r.invocation_id LIMIT $1"
+        ))
+        .bind(limit)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("listing settled releases"))?;
+        Ok(rows
+            .into_iter()
+            .map(|(workspace, invocation, agent, agent_name, deletes)| AgentRelease {
+                scope: WorkspaceScope::from_engine_row(workspace),
+                invocation,
+                agent,
+                agent_name,
+                deletes,
+            })
+            .collect())
+    }
+
+    /// Lists agents whose session has ended for good and whose deliveries are still to become dead letters, at most `limit`.
+    pub async fn orphaned_mailboxes(&self, limit: i64) -> StoreResult<Vec<(WorkspaceScope, AgentId)>> {
+        let rows: Vec<(WorkspaceId, AgentId)> = sqlx::query_as(
+            "SELECT workspace_id, agent_id FROM agents WHERE mailbox_orphaned
+              ORDER BY workspace_id, agent_id LIMIT $1",
+        )
+        .bind(limit)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("listing orphaned mailboxes"))?;
+        Ok(rows.into_iter().map(|(workspace, agent)| (WorkspaceScope::from_engine_row(workspace), agent)).collect())
+    }
+
+    /// Marks mailboxes as emptied.
+    pub async fn mark_orphaned_mailboxes_emptied(&self, agents: &[(WorkspaceScope, AgentId)]) -> StoreResult<()> {
+        let (workspaces, agents): (Vec<WorkspaceId>, Vec<AgentId>) =
+            agents.iter().map(|(scope, agent)| (scope.workspace_id(), *agent)).unzip();
+        sqlx::query(
+            "UPDATE agents a SET mailbox_orphaned = false
+               FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
+              WHERE a.workspace_id = k.workspace_id AND a.agent_id = k.agent_id",
+        )
+        .bind(workspaces)
+        .bind(agents)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("marking mailboxes as emptied"))?;
+        Ok(())
+    }
+}
+
+/// Creates the exit events of agents of a provider, for the callers of their spawns. An agent with a release was released,
+/// whatever other reason is reported.
+pub(crate) async fn exit_events(
+    tx: &mut PgConnection,
+    fence: &Fence,
+    agents: &[AgentId],
+    reason: &'static str,
+) -> StoreResult<Vec<NewEvent>> {
+    if agents.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows: Vec<(AgentId, String, InvocationId, Option<AgentId>, bool)> = sqlx::query_as(
+        // The newest invocation of an agent is the one that spawned it.
+        "SELECT a.agent_id, a.name, i.invocation_id, i.caller_id,
+                EXISTS (SELECT FROM agent_releases r
+                         WHERE r.workspace_id = a.workspace_id AND r.agent_id = a.agent_id) AS released
+           FROM agents a
+          CROSS JOIN LATERAL (
+                SELECT invocation_id, caller_id FROM invocations i
+                 WHERE i.workspace_id = a.workspace_id AND i.agent_id = a.agent_id
+                 ORDER BY i.invocation_id DESC LIMIT 1) AS i
+          WHERE a.workspace_id = $1 AND a.agent_id = ANY ($2)
+          ORDER BY a.agent_id",
+    )
+    .bind(fence.scope.workspace_id())
+    .bind(agents)
+    .fetch_all(tx)
+    .await
+    .map_err(StoreError::from_sqlx("reading the spawns of agents"))?;
+    let event =
+        |(agent, name, invocation, caller, released): (AgentId, String, InvocationId, Option<AgentId>, bool)| {
+            let data = json!({
+                "agent_id": agent, "agent_name": name, "node_id": fence.node_id.as_str(),
+                "invocation_id": invocation,
+                "reason": if released { "released" } else { reason },
+            });
+            let event = NewEvent::new(kind::AGENT_EXITED, data);
+            match caller {
+                Some(caller) => event.by_agent(caller),
+                None => event,
+            }
+        };
+    Ok(rows.into_iter().map(event).collect())
+}

@@ -1,0 +1,378 @@
+//! Event log of a workspace: appended by the transactions that cause events, read by observers and subscriptions.
+//!
+//! The main types are [`NewEvent`] and [`RecordedEvents`]. Seqs are contiguous from 1 per workspace. The counter stays
+//! locked until the commit, so a reader that sees event n can read all before it. Every transaction of the workspace
+//! contends for the counter; it is therefore the last lock that a transaction takes.
+
+use std::borrow::Cow;
+
+use chrono::{DateTime, Utc};
+use relay_domain::{AgentId, ChannelId, MessageId, WorkspaceId, WorkspaceScope, messages::Message};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sqlx::{PgConnection, types::Json};
+
+use crate::{Store, StoreError, StoreResult, messages::days::day_of};
+
+/// Records per read at most. A record holds all events of one transaction, so a page of events needs few.
+const RECORDS_AT_ONCE: i64 = 500;
+
+/// Event without its seq.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewEvent {
+    /// Event type, such as `message.created`.
+    pub kind: Cow<'static, str>,
+    /// `None` in a conversation, and for an event without a location.
+    pub channel_id: Option<ChannelId>,
+    pub channel_name: Option<String>,
+    pub conversation_id: Option<String>,
+    /// Author or subject of the event.
+    pub agent_id: Option<AgentId>,
+    pub body: EventBody,
+}
+
+/// Content of an event.
+#[derive(Debug, Clone, PartialEq)]
+pub enum EventBody {
+    /// Reference to the stored message, which is read with the event.
+    Message(MessageId),
+    /// Flat JSON object, as subscriptions and nodes receive it.
+    Data(Value),
+}
+
+impl NewEvent {
+    /// Creates an event without a location and without an author.
+    #[must_use]
+    pub fn new(kind: impl Into<Cow<'static, str>>, data: Value) -> Self {
+        Self {
+            kind: kind.into(),
+            channel_id: None,
+            channel_name: None,
+            conversation_id: None,
+            agent_id: None,
+            body: EventBody::Data(data),
+        }
+    }
+
+    /// Places the event in a channel.
+    #[must_use]
+    pub fn in_channel(self, id: ChannelId, name: impl Into<String>) -> Self {
+        Self { channel_id: Some(id), channel_name: Some(name.into()), ..self }
+    }
+
+    /// Places the event in a conversation, if one is given.
+    #[must_use]
+    pub fn in_conversation(self, id: Option<String>) -> Self {
+        Self { conversation_id: id, ..self }
+    }
+
+    /// Sets the author or subject of the event.
+    #[must_use]
+    pub fn by_agent(self, agent: AgentId) -> Self {
+        Self { agent_id: Some(agent), ..self }
+    }
+
+    /// Creates the event of a stored message.
+    #[must_use]
+    pub fn for_message(kind: &'static str, message: &Message) -> Self {
+        let channel = message.conversation_id.is_none();
+        Self {
+            kind: kind.into(),
+            channel_id: channel.then_some(message.channel_id),
+            channel_name: channel.then(|| message.channel_name.clone()),
+            conversation_id: message.conversation_id.as_ref().map(ToString::to_string),
+            agent_id: Some(message.agent_id),
+            body: EventBody::Message(message.id),
+        }
+    }
+}
+
+/// Builds the event of a changed agent status.
+#[must_use]
+pub fn status_event(agent: AgentId, name: &str, status: &str) -> NewEvent {
+    let data = json!({
+        "agent_id": agent.to_string(), "agent_name": name, "status": status,
+        "agent": { "name": name, "id": agent.to_string() },
+    });
+    NewEvent::new(format!("agent.status.{status}"), data).by_agent(agent)
+}
+
+/// Events of one transaction and workspace, with their seqs.
+#[derive(Debug, Clone)]
+pub struct RecordedEvents {
+    pub scope: WorkspaceScope,
+    /// Seq of the first event; the others follow without a gap.
+    pub first_seq: i64,
+    pub created_at: DateTime<Utc>,
+    pub events: Vec<NewEvent>,
+    /// True if the workspace has observers.
+    pub watched: bool,
+}
+
+/// Stored form of an event. Short keys, because every event of a workspace is stored.
+#[derive(Serialize, Deserialize)]
+struct StoredEvent {
+    t: Cow<'static, str>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    c: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    n: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    v: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    a: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    m: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    d: Option<Value>,
+}
+
+impl From<&NewEvent> for StoredEvent {
+    fn from(event: &NewEvent) -> Self {
+        let (m, d) = match &event.body {
+            EventBody::Message(id) => (Some(id.get()), None),
+            EventBody::Data(data) => (None, Some(data.clone())),
+        };
+        Self {
+            t: event.kind.clone(),
+            c: event.channel_id.map(ChannelId::get),
+            n: event.channel_name.clone(),
+            v: event.conversation_id.clone(),
+            a: event.agent_id.map(AgentId::get),
+            m,
+            d,
+        }
+    }
+}
+
+impl From<StoredEvent> for NewEvent {
+    fn from(kept: StoredEvent) -> Self {
+        Self {
+            kind: kept.t,
+            channel_id: kept.c.map(ChannelId::new),
+            channel_name: kept.n,
+            conversation_id: kept.v,
+            agent_id: kept.a.map(AgentId::new),
+            body: match kept.m {
+                Some(id) => EventBody::Message(MessageId::new(id)),
+                None => EventBody::Data(kept.d.unwrap_or_default()),
+            },
+        }
+    }
+}
+
+/// Appends the events of one workspace. Must be the last statement before COMMIT, because it locks the workspace's
+/// counter. Without events it does nothing and returns an empty record.
+pub(crate) async fn append(
+    tx: &mut PgConnection,
+    scope: WorkspaceScope,
+    at: DateTime<Utc>,
+    events: Vec<NewEvent>,
+) -> StoreResult<RecordedEvents> {
+    if events.is_empty() {
+        return Ok(RecordedEvents { scope, first_seq: 0, created_at: at, events, watched: false });
+    }
+    let mut recorded = append_all(tx, at, vec![(scope, events)]).await?;
+    recorded.pop().ok_or_else(|| StoreError::unavailable("recording events"))
+}
+
+/// Appends the events of several workspaces, each listed once and with at least one event. The counters are locked in the
+/// order of the workspaces.
+pub(crate) async fn append_all(
+    tx: &mut PgConnection,
+    at: DateTime<Utc>,
+    events: Vec<(WorkspaceScope, Vec<NewEvent>)>,
+) -> StoreResult<Vec<RecordedEvents>> {
+    let doing = "recording events";
+    let workspaces: Vec<i64> = events.iter().map(|(scope, _)| scope.workspace_id().get()).collect();
+    let counts: Vec<i64> = events.iter().map(|(_, events)| i64::try_from(events.len()).unwrap_or(0)).collect();
+    let mut bodies: Vec<String> = Vec::with_capacity(events.len());
+    for (_, events) in &events {
+        let kept: Vec<StoredEvent> = events.iter().map(StoredEvent::from).collect();
+        // Strings, numbers and JSON values always encode.
+        bodies.push(serde_json::to_string(&kept).unwrap_or_default());
+    }
+    let numbered: Vec<(i64, i64, bool)> = sqlx::query_as(
+        "WITH made AS (
+             SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS e (workspace_id, n, events)
+         ), bumped AS (
+             INSERT INTO event_heads AS h (workspace_id, next_seq)
+             SELECT workspace_id, 1 + n FROM made ORDER BY workspace_id
+             ON CONFLICT (workspace_id) DO UPDATE SET next_seq = h.next_seq + excluded.next_seq - 1
+             RETURNING workspace_id, next_seq, watched_until > now() AS watched
+         ), logged AS (
+             INSERT INTO event_log (workspace_id, last_seq, created_on, first_seq, created_at, events)
+             SELECT workspace_id, b.next_seq - 1, $5, b.next_seq - m.n, $4, m.events::json
+               FROM made m JOIN bumped b USING (workspace_id)
+         )
+         SELECT workspace_id, next_seq - n, watched FROM made JOIN bumped USING (workspace_id)",
+    )
+    .bind(workspaces)
+    .bind(counts)
+    .bind(bodies)
+    .bind(at)
+    .bind(day_of(at))
+    .fetch_all(tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
+    let mut recorded = Vec::with_capacity(numbered.len());
+    for (scope, events) in events {
+        let workspace = scope.workspace_id().get();
+        let Some((_, first_seq, watched)) = numbered.iter().find(|(id, _, _)| *id == workspace) else { continue };
+        recorded.push(RecordedEvents { scope, first_seq: *first_seq, created_at: at, events, watched: *watched });
+    }
+    Ok(recorded)
+}
+
+/// Appends events of any workspaces in any order.
+pub(crate) async fn append_mixed(
+    tx: &mut PgConnection,
+    at: DateTime<Utc>,
+    events: Vec<(WorkspaceScope, NewEvent)>,
+) -> StoreResult<Vec<RecordedEvents>> {
+    let mut made: Vec<(WorkspaceScope, Vec<NewEvent>)> = Vec::new();
+    for (scope, event) in events {
+        match made.iter_mut().find(|(known, _)| *known == scope) {
+            Some((_, all)) => all.push(event),
+            None => made.push((scope, vec![event])),
+        }
+    }
+    if made.is_empty() { Ok(Vec::new()) } else { append_all(tx, at, made).await }
+}
+
+/// Head of a workspace's event log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EventHead {
+    pub scope: WorkspaceScope,
+    /// Seq of the next event.
+    pub next_seq: i64,
+}
+
+#[derive(sqlx::FromRow)]
+struct RecordRow {
+    first_seq: i64,
+    created_at: DateTime<Utc>,
+    events: Json<Vec<StoredEvent>>,
+}
+
+impl Store {
+    /// Reads the heads of event logs; a log without events has head 1.
+    pub async fn event_heads(&self, scopes: &[WorkspaceScope]) -> StoreResult<Vec<EventHead>> {
+        let workspaces: Vec<i64> = scopes.iter().map(|scope| scope.workspace_id().get()).collect();
+        let rows: Vec<(i64, i64)> = sqlx::query_as(
+            "SELECT k.workspace_id, coalesce(h.next_seq, 1)
+               FROM unnest($1::bigint[]) AS k (workspace_id)
+               LEFT JOIN event_heads h USING (workspace_id)",
+        )
+        .bind(workspaces)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading event heads"))?;
+        let scope = |id| WorkspaceScope::from_engine_row(WorkspaceId::new(id));
+        Ok(rows.into_iter().map(|(id, next_seq)| EventHead { scope: scope(id), next_seq }).collect())
+    }
+
+    /// Marks these workspaces as observed for the next `minutes`.
+    pub async fn watch_events(&self, scopes: &[WorkspaceScope], minutes: i32) -> StoreResult<()> {
+        let mut workspaces: Vec<i64> = scopes.iter().map(|scope| scope.workspace_id().get()).collect();
+        workspaces.sort_unstable();
+        workspaces.dedup();
+        // A workspace with half of the time left is skipped, so that few renewals wait for the lock of its counter. Sorted,
+        // because several counters are locked.
+        sqlx::query(
+            "INSERT INTO event_heads AS h (workspace_id, watched_until)
+             SELECT k.workspace_id, now() + make_interval(mins => $2)
+               FROM unnest($1::bigint[]) AS k (workspace_id)
+               LEFT JOIN event_heads e USING (workspace_id)
+              WHERE coalesce(e.watched_until, '-infinity') < now() + make_interval(mins => $2) / 2
+              ORDER BY 1
+             ON CONFLICT (workspace_id)
+             DO UPDATE SET watched_until = greatest(h.watched_until, excluded.watched_until)",
+        )
+        .bind(workspaces)
+        .bind(minutes)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("marking workspaces as observed"))?;
+        Ok(())
+    }
+
+    /// Reads whole records with events above `since`, oldest first: at least `events` events, if the next 500 records hold
+    /// that many.
+    pub async fn events_since(
+        &self,
+        scope: WorkspaceScope,
+        since: i64,
+        events: i64,
+    ) -> StoreResult<Vec<RecordedEvents>> {
+        // The small columns decide how many records are needed, before any body is read.
+        let rows: Vec<RecordRow> = sqlx::query_as(
+            "WITH next AS (
+                 SELECT last_seq, created_on, first_seq FROM event_log
+                  WHERE workspace_id = $1 AND last_seq > $2
+                  ORDER BY last_seq LIMIT $4
+             )
+             SELECT l.first_seq, l.created_at, l.events
+               FROM next n
+               JOIN event_log l ON l.workspace_id = $1 AND l.last_seq = n.last_seq AND l.created_on = n.created_on
+              WHERE n.first_seq <= $2 + $3
+              ORDER BY n.last_seq",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(since)
+        .bind(events.max(1))
+        .bind(RECORDS_AT_ONCE)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading events"))?;
+        Ok(rows
+            .into_iter()
+            .map(|row| RecordedEvents {
+                scope,
+                first_seq: row.first_seq,
+                created_at: row.created_at,
+                events: row.events.0.into_iter().map(NewEvent::from).collect(),
+                watched: true,
+            })
+            .collect())
+    }
+
+    /// Returns the seq of the oldest stored event and that of the next one. Both are equal if none is stored.
+    pub async fn event_range(&self, scope: WorkspaceScope) -> StoreResult<(i64, i64)> {
+        sqlx::query_as(
+            "SELECT coalesce((SELECT first_seq FROM event_log WHERE workspace_id = $1 ORDER BY last_seq LIMIT 1),
+                             h.next_seq, 1),
+                    coalesce(h.next_seq, 1)
+               FROM (SELECT) AS one LEFT JOIN event_heads h ON h.workspace_id = $1",
+        )
+        .bind(scope.workspace_id().get())
+        .fetch_one(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading the range of an event log"))
+    }
+
+    /// Removes up to `at_once` of the oldest records of workspaces whose log holds more than `kept` events. Returns the count
+    /// of removed records.
+    pub async fn prune_events(&self, kept: i64, at_once: i64) -> StoreResult<u64> {
+        let done = sqlx::query(
+            "WITH long AS (
+                 SELECT h.workspace_id, h.next_seq - 1 - $1 AS last_dropped FROM event_heads h WHERE h.next_seq > $1
+             ), old AS (
+                 SELECT l.workspace_id, l.last_seq, l.created_on
+                   FROM long CROSS JOIN LATERAL (
+                        SELECT e.workspace_id, e.last_seq, e.created_on FROM event_log e
+                         WHERE e.workspace_id = long.workspace_id AND e.last_seq <= long.last_dropped
+                         ORDER BY e.last_seq LIMIT $2) AS l
+                  LIMIT $2
+             )
+             DELETE FROM event_log e USING old
+              WHERE e.workspace_id = old.workspace_id AND e.last_seq = old.last_seq AND e.created_on = old.created_on",
+        )
+        .bind(kept)
+        .bind(at_once)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("pruning events"))?;
+        Ok(done.rows_affected())
+    }
+}

@@ -1,0 +1,244 @@
+//! File metadata and the lifecycle of a file: declared, uploaded, complete, deleted. A file refers to the object with
+//! its content; `files::objects` has all objects.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{AgentId, FileId, WorkspaceScope, events::kind, files::FileStatus, observers::ObserverFilters};
+use serde_json::json;
+
+use crate::{
+    Store, StoreError, StoreResult,
+    decode::{decode_row, decode_rows},
+    events::{self, NewEvent, RecordedEvents},
+    observers::filters,
+};
+
+#[derive(Debug, Clone, sqlx::FromRow)]
+pub struct FileRow {
+    pub file_id: FileId,
+    pub filename: String,
+    /// Media type as declared by the owner.
+    pub content_type: String,
+    /// Declared size; an upload has exactly this size.
+    pub size_bytes: i64,
+    pub agent_id: AgentId,
+    pub uploaded_by: String,
+    pub status: FileStatus,
+    /// The object with its content, once uploaded.
+    pub object_id: Option<i64>,
+    pub created_at: DateTime<Utc>,
+    /// A file that is not complete by then is deleted.
+    pub expires_at: DateTime<Utc>,
+}
+
+#[derive(Debug)]
+pub struct NewFile<'a> {
+    pub file_id: FileId,
+    pub filename: &'a str,
+    pub content_type: &'a str,
+    pub size_bytes: i64,
+    pub agent_id: AgentId,
+    pub at: DateTime<Utc>,
+    pub expires_at: DateTime<Utc>,
+}
+
+/// Outcome of completing a file.
+#[derive(Debug)]
+pub enum Completion {
+    Completed(FileRow, RecordedEvents),
+    AlreadyComplete(FileRow),
+    NotUploaded,
+    /// Unknown or deleted, or owned by another agent.
+    NotFound,
+}
+
+/// Outcome of deleting a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deletion {
+    /// Deleted; the worker removes its objects soon.
+    Deleted,
+    /// Owned by another agent.
+    NotOwner,
+    /// Unknown, or deleted before.
+    NotFound,
+}
+
+macro_rules! select_files {
+    ($rest:literal) => {
+        concat!(
+            "SELECT f.file_id, f.filename, f.content_type, f.size_bytes, f.agent_id, f.status, f.object_id,
+                    f.created_at, f.expires_at, coalesce(a.name, '') AS uploaded_by
+               FROM files f
+               LEFT JOIN agents a ON a.workspace_id = f.workspace_id AND a.agent_id = f.agent_id ",
+            $rest
+        )
+    };
+}
+
+impl Store {
+    /// Declares a file. Returns false when the files of the workspace would exceed `quota` bytes in total. Concurrent
+    /// declarations do not lock each other, so together they may exceed it.
+    pub async fn create_file(&self, scope: WorkspaceScope, new: &NewFile<'_>, quota: Option<i64>) -> StoreResult<bool> {
+        let created = sqlx::query(
+            "INSERT INTO files (workspace_id, file_id, filename, content_type, size_bytes, agent_id,
+                                created_at, expires_at)
+             SELECT $1, $2, $3, $4, $5, $6, $7, $8
+              WHERE $9::bigint IS NULL
+                 OR (SELECT coalesce(sum(size_bytes), 0) FROM files
+                      WHERE workspace_id = $1 AND status <> 'deleted') + $5 <= $9",
+        )
+        .bind(scope.workspace_id())
+        .bind(new.file_id)
+        .bind(new.filename)
+        .bind(new.content_type)
+        .bind(new.size_bytes)
+        .bind(new.agent_id)
+        .bind(new.at)
+        .bind(new.expires_at)
+        .bind(quota)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("declaring a file"))?;
+        Ok(created.rows_affected() == 1)
+    }
+
+    /// Reads a file, deleted or not.
+    pub async fn file(&self, scope: WorkspaceScope, file: FileId) -> StoreResult<Option<FileRow>> {
+        let row = sqlx::query(select_files!("WHERE f.workspace_id = $1 AND f.file_id = $2"))
+            .bind(scope.workspace_id())
+            .bind(file)
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("reading a file"))?;
+        row.map(|row| decode_row("files", &row)).transpose()
+    }
+
+    /// Lists complete files that pass the filters, newest first; with `owner`, only files of that agent.
+    pub async fn files(
+        &self,
+        scope: WorkspaceScope,
+        owner: Option<AgentId>,
+        filters: &ObserverFilters,
+        limit: i64,
+    ) -> StoreResult<Vec<FileRow>> {
+        // Two statements: with one, a generic plan could not use the index by owner.
+        let query = match owner {
+            Some(_) => sqlx::query(select_files!(
+                "WHERE f.workspace_id = $1 AND f.status = 'complete' AND f.agent_id = $5
+                   AND ($3::bigint[] IS NULL OR f.agent_id = ANY($3)) AND f.created_at >= $4
+                 ORDER BY f.file_id DESC LIMIT $2"
+            )),
+            None => sqlx::query(select_files!(
+                "WHERE f.workspace_id = $1 AND f.status = 'complete'
+                   AND ($3::bigint[] IS NULL OR f.agent_id = ANY($3)) AND f.created_at >= $4
+                 ORDER BY f.file_id DESC LIMIT $2"
+            )),
+        };
+        let query = query
+            .bind(scope.workspace_id())
+            .bind(limit)
+            .bind(filters::agent_ids(filters))
+            .bind(filters::not_before(filters).0);
+        let rows = match owner {
+            Some(owner) => query.bind(owner).fetch_all(&self.pool).await,
+            None => query.fetch_all(&self.pool).await,
+        };
+        decode_rows("files", &rows.map_err(StoreError::from_sqlx("listing files"))?)
+    }
+
+    /// Reads the complete files among `files`, in no order.
+    pub async fn completed_files(&self, scope: WorkspaceScope, files: &[FileId]) -> StoreResult<Vec<FileRow>> {
+        let rows =
+            sqlx::query(select_files!("WHERE f.workspace_id = $1 AND f.file_id = ANY($2) AND f.status = 'complete'"))
+                .bind(scope.workspace_id())
+                .bind(files)
+                .fetch_all(&self.pool)
+                .await
+                .map_err(StoreError::from_sqlx("reading attached files"))?;
+        decode_rows("files", &rows)
+    }
+
+    /// Completes a file, which makes it immutable and ready to attach and download. Its row is locked against a
+    /// concurrent upload or deletion.
+    pub async fn complete_file(
+        &self,
+        scope: WorkspaceScope,
+        file: FileId,
+        owner: AgentId,
+        at: DateTime<Utc>,
+    ) -> StoreResult<Completion> {
+        let doing = "completing a file";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let row = sqlx::query(select_files!("WHERE f.workspace_id = $1 AND f.file_id = $2 FOR UPDATE OF f"))
+            .bind(scope.workspace_id())
+            .bind(file)
+            .fetch_optional(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        let Some(row) = row else { return Ok(Completion::NotFound) };
+        let mut row: FileRow = decode_row("files", &row)?;
+        match row.status {
+            FileStatus::Deleted => return Ok(Completion::NotFound),
+            FileStatus::Pending | FileStatus::Complete if row.agent_id != owner => return Ok(Completion::NotFound),
+            FileStatus::Complete => return Ok(Completion::AlreadyComplete(row)),
+            FileStatus::Pending if row.object_id.is_none() => return Ok(Completion::NotUploaded),
+            FileStatus::Pending => {}
+        }
+        sqlx::query(
+            "UPDATE files SET status = 'complete', completed_at = $3
+              WHERE workspace_id = $1 AND file_id = $2 AND status = 'pending'",
+        )
+        .bind(scope.workspace_id())
+        .bind(file)
+        .bind(at)
+        .execute(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        row.status = FileStatus::Complete;
+        let uploaded = json!({
+            "file": { "file_id": file, "filename": row.filename, "uploaded_by": row.uploaded_by },
+            "agent_id": owner,
+        });
+        let event = NewEvent::new(kind::FILE_UPLOADED, uploaded).by_agent(owner);
+        let recorded = events::append(&mut tx, scope, at, vec![event]).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Completion::Completed(row, recorded))
+    }
+
+    /// Deletes a file and schedules the removal of its objects.
+    pub async fn delete_file(
+        &self,
+        scope: WorkspaceScope,
+        file: FileId,
+        owner: AgentId,
+        at: DateTime<Utc>,
+    ) -> StoreResult<Deletion> {
+        let doing = "deleting a file";
+        // One statement, so that no object is left without a removal date when the process stops in between.
+        let found: Option<(AgentId, bool)> = sqlx::query_as(
+            "WITH found AS (
+                SELECT workspace_id, file_id, agent_id FROM files
+                 WHERE workspace_id = $1 AND file_id = $2 AND status <> 'deleted' FOR UPDATE
+             ), deleted AS (
+                UPDATE files f SET status = 'deleted', deleted_at = $4 FROM found
+                 WHERE f.workspace_id = found.workspace_id AND f.file_id = found.file_id AND f.agent_id = $3
+                RETURNING f.workspace_id, f.file_id
+             ), objects AS (
+                UPDATE file_objects o SET remove_after = now() FROM deleted
+                 WHERE o.workspace_id = deleted.workspace_id AND o.file_id = deleted.file_id
+             )
+             SELECT agent_id, EXISTS (SELECT FROM deleted) FROM found",
+        )
+        .bind(scope.workspace_id())
+        .bind(file)
+        .bind(owner)
+        .bind(at)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        Ok(match found {
+            None => Deletion::NotFound,
+            Some((_, true)) => Deletion::Deleted,
+            Some((_, false)) => Deletion::NotOwner,
+        })
+    }
+}

@@ -1,0 +1,170 @@
+//! Claims of deliveries by agents on poll nodes.
+//!
+//! Nothing is sent to a poll node. Its agents claim deliveries for a lease and report on each: settling ends the lease.
+
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
+use sqlx::PgTransaction;
+
+use crate::{Store, StoreError, StoreResult, mailboxes::settlements::lock_cursor};
+
+/// Longest TTL of a delivery: older partitions hold no active row and are not read.
+const OLDEST_LIVE_ROW: TimeDelta = TimeDelta::days(7);
+
+/// Lease on one claimed delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClaimLease {
+    pub seq: Seq,
+    /// Claims so far, including this one.
+    pub claim_count: i32,
+    /// No other claim gets the delivery before this instant.
+    pub leased_until: DateTime<Utc>,
+}
+
+/// Outcome of a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClaimOutcome {
+    /// The agent's node is not of kind poll.
+    NotPolled,
+    /// Leased deliveries, in seq order.
+    Claimed(Vec<ClaimLease>),
+    /// No delivery can be claimed. Holds the instant when the next lease or deferral ends, if there is one.
+    Empty { next_at: Option<DateTime<Utc>> },
+}
+
+// Skips deliveries that are leased, deferred, settled or expired. The caller holds the cursor row, so that concurrent
+// claims of one mailbox cannot select the same rows.
+const CLAIM: &str = "
+WITH free AS MATERIALIZED (
+    SELECT d.seq
+      FROM deliveries d
+      LEFT JOIN delivery_exceptions x
+             ON x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id AND x.seq = d.seq
+      LEFT JOIN delivery_claims l
+             ON l.workspace_id = d.workspace_id AND l.agent_id = d.agent_id AND l.seq = d.seq
+     WHERE d.workspace_id = $1 AND d.agent_id = $2 AND d.seq > $3 AND d.created_on >= $4 AND d.expires_at > now()
+       AND (x.state IS NULL OR (x.state = 3 AND x.available_at <= now()))
+       AND (l.leased_until IS NULL OR l.leased_until <= now())
+     ORDER BY d.seq LIMIT $5
+), leased AS (
+    INSERT INTO delivery_claims AS l (workspace_id, agent_id, seq, claim_id, leased_until)
+    SELECT $1, $2, seq, $6, now() + make_interval(secs => $7) FROM free
+        ON CONFLICT (workspace_id, agent_id, seq) DO UPDATE
+       SET claim_id = excluded.claim_id, leased_until = excluded.leased_until, claim_count = l.claim_count + 1
+ RETURNING l.seq, l.claim_count, l.leased_until
+), undeferred AS (
+    -- A due deferral ends with the claim: from here on the lease alone says when the delivery is available again.
+    DELETE FROM delivery_exceptions x USING free
+     WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.seq = free.seq AND x.state = 3
+), sent AS (
+    UPDATE mailbox_cursors SET sent_seq = greatest(sent_seq, (SELECT max(seq) FROM free))
+     WHERE workspace_id = $1 AND agent_id = $2 AND EXISTS (SELECT FROM free)
+)
+SELECT seq, claim_count, leased_until FROM leased ORDER BY seq";
+
+const NEXT_AVAILABLE: &str = "
+SELECT least(
+    (SELECT min(x.available_at) FROM delivery_exceptions x
+      WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.seq > $3 AND x.state = 3),
+    (SELECT min(l.leased_until) FROM delivery_claims l
+      WHERE l.workspace_id = $1 AND l.agent_id = $2 AND l.seq > $3
+        AND NOT EXISTS (SELECT FROM delivery_exceptions x
+                         WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.seq = l.seq AND x.state <> 3)))";
+
+impl Store {
+    /// Leases up to `limit` available deliveries of an agent, lowest seq first.
+    pub async fn claim_deliveries(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        claim_id: i64,
+        limit: i64,
+        lease: Duration,
+    ) -> StoreResult<ClaimOutcome> {
+        let doing = "claiming deliveries";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        if !is_polled(&mut tx, scope, agent).await? {
+            return Ok(ClaimOutcome::NotPolled);
+        }
+        // The lock serializes claims, settlements and expiry of this mailbox.
+        let floor = lock_cursor(&mut tx, scope, agent).await?.settled_floor;
+        let rows: Vec<(Seq, i32, DateTime<Utc>)> = sqlx::query_as(CLAIM)
+            .bind(scope.workspace_id().get())
+            .bind(agent.get())
+            .bind(floor)
+            .bind((Utc::now() - OLDEST_LIVE_ROW).date_naive())
+            .bind(limit)
+            .bind(claim_id)
+            .bind(lease.as_secs_f64())
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        if rows.is_empty() {
+            let next_at: Option<DateTime<Utc>> = sqlx::query_scalar(NEXT_AVAILABLE)
+                .bind(scope.workspace_id().get())
+                .bind(agent.get())
+                .bind(floor)
+                .fetch_one(&mut *tx)
+                .await
+                .map_err(StoreError::from_sqlx(doing))?;
+            return Ok(ClaimOutcome::Empty { next_at });
+        }
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        let claimed =
+            rows.into_iter().map(|(seq, claim_count, leased_until)| ClaimLease { seq, claim_count, leased_until });
+        Ok(ClaimOutcome::Claimed(claimed.collect()))
+    }
+
+    /// Removes up to `limit` leases that ended at least `age` ago and returns their count.
+    pub async fn prune_claims(&self, age: Duration, limit: i64) -> StoreResult<u64> {
+        let done = sqlx::query(
+            "DELETE FROM delivery_claims l
+              USING (SELECT workspace_id, agent_id, seq FROM delivery_claims
+                      WHERE leased_until < now() - make_interval(secs => $1)
+                      ORDER BY leased_until LIMIT $2 FOR UPDATE SKIP LOCKED) AS old
+              WHERE l.workspace_id = old.workspace_id AND l.agent_id = old.agent_id AND l.seq = old.seq",
+        )
+        .bind(age.as_secs_f64())
+        .bind(limit)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("pruning leases of deliveries"))?;
+        Ok(done.rows_affected())
+    }
+}
+
+/// Returns true if the agent is on a poll node.
+async fn is_polled(tx: &mut PgTransaction<'_>, scope: WorkspaceScope, agent: AgentId) -> StoreResult<bool> {
+    let kind: Option<String> = sqlx::query_scalar(
+        "SELECT n.kind FROM agents a
+           JOIN nodes n ON n.workspace_id = a.workspace_id AND n.node_id = a.node_id
+          WHERE a.workspace_id = $1 AND a.agent_id = $2 AND a.deleted_at IS NULL",
+    )
+    .bind(scope.workspace_id().get())
+    .bind(agent.get())
+    .fetch_optional(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx("reading the kind of an agent's node"))?;
+    Ok(kind.as_deref() == Some("poll"))
+}
+
+/// Ends the lease of a reported delivery. Returns its claim count, `None` if it was never claimed.
+pub(crate) async fn end_lease(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    agent: AgentId,
+    seq: Seq,
+) -> StoreResult<Option<i32>> {
+    sqlx::query_scalar(
+        "UPDATE delivery_claims SET leased_until = now()
+          WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3 RETURNING claim_count",
+    )
+    .bind(scope.workspace_id().get())
+    .bind(agent.get())
+    .bind(seq)
+    .fetch_optional(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx("ending the lease of a delivery"))
+}

@@ -1,0 +1,328 @@
+//! Positions of mailboxes, and batched moves of their cursors.
+//!
+//! Cursor rows are written only here and by expiry, settlement, claim and recovery statements. Transactions that lock
+//! several of them do so in (workspace, agent) order, so that they cannot deadlock.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq};
+use sqlx::Row;
+
+use crate::{
+    Store, StoreError, StoreResult,
+    events::{self, RecordedEvents},
+    mailboxes::{
+        delivery_events::{AckedRange, delivered_events},
+        skipped_seqs::settled_above,
+    },
+    nodes::assignment::hosts_unassigned,
+    statement_timeout::{STATEMENT_TIMEOUT, StatementTimeout as _},
+};
+
+/// Head and cursor of one mailbox, with its agent's location.
+#[derive(Debug, Clone)]
+pub struct MailboxPosition {
+    pub scope: WorkspaceScope,
+    pub agent_id: AgentId,
+    pub agent_name: String,
+    pub node_id: NodeId,
+    /// `None` if the agent is unassigned: any provider of the node may serve it.
+    pub provider: Option<ProviderName>,
+    /// Seq of the next delivery.
+    pub next_seq: Seq,
+    /// Highest seq recorded as written to a socket.
+    pub sent_seq: Seq,
+    /// Highest seq acknowledged over a socket; all below are acknowledged too.
+    pub ack_floor: Seq,
+    /// Every seq up to this one is settled, by whatever means.
+    pub settled_floor: Seq,
+}
+
+/// Location of one agent.
+#[derive(Debug, Clone)]
+pub struct LocatedAgent {
+    pub scope: WorkspaceScope,
+    pub node_id: NodeId,
+    /// `None` if the agent is unassigned.
+    pub provider: Option<ProviderName>,
+    pub agent_id: AgentId,
+}
+
+/// Progress of one mailbox on a gateway since its last flush.
+#[derive(Debug, Clone)]
+pub struct CursorMove {
+    pub scope: WorkspaceScope,
+    pub agent_id: AgentId,
+    /// Node of the reporting connection. An ack is fenced by the agent's location.
+    pub node_id: NodeId,
+    /// Provider of the reporting connection.
+    pub provider: ProviderName,
+    /// Highest seq written to the socket; 0 if unchanged.
+    pub sent_seq: Seq,
+    /// Highest seq acknowledged; 0 if unchanged.
+    pub acked_seq: Seq,
+}
+
+/// Result of a cursor flush.
+#[derive(Debug, Default)]
+pub struct CursorFlush {
+    /// Newly acknowledged deliveries.
+    pub acked: i64,
+    /// Their events, in observed workspaces only.
+    pub recorded: Vec<RecordedEvents>,
+}
+
+const POSITION_COLUMNS: &str = "a.workspace_id, a.agent_id, a.name, a.node_id, a.provider,
+    h.next_seq, c.sent_seq, c.ack_floor, c.settled_floor";
+
+/// SQL that moves cursors. The ack floor moves only while the agent is still at the node and provider that acknowledged.
+/// The settled floor follows it and continues over rows above that are settled individually.
+///
+/// `locked` sorts before it locks, so that concurrent flushes take the row locks in one order. `moved` and `logged`
+/// see the values that `locked` read, because all parts of a statement share one snapshot.
+macro_rules! flush {
+    ($moves:literal, $answer:literal) => {
+        concat!(
+            "
+WITH moves AS (
+    SELECT m.*, ",
+            $moves,
+            "
+), locked AS MATERIALIZED (
+    SELECT c.workspace_id, c.agent_id, c.ack_floor, c.settled_floor, m.sent, m.acked
+      FROM moves m
+      JOIN agents a ON a.workspace_id = m.workspace_id AND a.agent_id = m.agent_id
+                   AND a.node_id = m.node_id AND (a.provider IS NULL OR a.provider = m.provider)
+      JOIN mailbox_cursors c ON c.workspace_id = m.workspace_id AND c.agent_id = m.agent_id
+     WHERE m.now
+     ORDER BY c.workspace_id, c.agent_id
+       FOR UPDATE OF c
+), moved AS (
+    UPDATE mailbox_cursors c
+       SET sent_seq = greatest(c.sent_seq, l.sent),
+           ack_floor = greatest(c.ack_floor, l.acked),
+           settled_floor = (
+               SELECT coalesce(max(x.last_seq) FILTER (WHERE x.last_seq = l.base + x.reach), l.base)
+                 FROM (SELECT settled.last_seq, sum(settled.width) OVER (ORDER BY settled.last_seq) AS reach
+                         FROM (",
+            settled_above!("l", "l.base"),
+            ") AS settled) AS x)
+      FROM (SELECT *, greatest(settled_floor, acked) AS base FROM locked) AS l
+     WHERE c.workspace_id = l.workspace_id AND c.agent_id = l.agent_id
+), logged AS (
+    INSERT INTO ack_log (workspace_id, agent_id, acked_at, created_on, ack_floor)
+    SELECT workspace_id, agent_id, date_trunc('second', now()), (now() AT TIME ZONE 'UTC')::date, acked
+      FROM locked WHERE acked > ack_floor
+    ON CONFLICT (workspace_id, agent_id, acked_at, created_on)
+    DO UPDATE SET ack_floor = greatest(ack_log.ack_floor, excluded.ack_floor)
+)
+",
+            $answer
+        )
+    };
+}
+
+/// Moves the cursors of workspaces without observers in one statement, and returns the observed workspaces: their moves
+/// also record events, which takes a transaction.
+const FLUSH: &str = flush!(
+    "coalesce(h.watched_until, '-infinity') <= now() AS now
+      FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
+           AS m (workspace_id, agent_id, node_id, provider, sent, acked)
+      LEFT JOIN event_heads h USING (workspace_id)",
+    "SELECT coalesce(sum(acked - ack_floor) FILTER (WHERE acked > ack_floor), 0)::bigint,
+            ARRAY(SELECT DISTINCT workspace_id FROM moves WHERE NOT now) FROM locked"
+);
+
+/// Moves all cursors and returns the mailboxes whose ack floor rose.
+const FLUSH_WATCHED: &str = flush!(
+    "true AS now
+      FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
+           AS m (workspace_id, agent_id, node_id, provider, sent, acked)",
+    "SELECT workspace_id, agent_id, ack_floor, acked FROM locked WHERE acked > ack_floor"
+);
+
+impl Store {
+    /// Reads the positions of these mailboxes, except those of deleted agents.
+    pub async fn positions(&self, mailboxes: &[(WorkspaceScope, AgentId)]) -> StoreResult<Vec<MailboxPosition>> {
+        let (workspaces, agents) = split_keys(mailboxes);
+        let query = format!(
+            "SELECT {POSITION_COLUMNS}
+               FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
+               JOIN agents a USING (workspace_id, agent_id)
+               JOIN mailbox_heads h USING (workspace_id, agent_id)
+               JOIN mailbox_cursors c USING (workspace_id, agent_id)
+              WHERE a.deleted_at IS NULL"
+        );
+        let rows = sqlx::query(sqlx::AssertSqlSafe(query))
+            .bind(workspaces)
+            .bind(agents)
+            .fetch_all(&self.pool)
+            .with_timeout()
+            .await
+            .map_err(StoreError::from_sqlx("reading mailbox positions"))?;
+        Ok(rows.iter().map(read_position).collect())
+    }
+
+    /// Reads the positions of all agents on a provider, in name order. An unassigned agent counts as present on every
+    /// provider of its node with the highest fitness.
+    pub async fn positions_of_provider(
+        &self,
+        scope: WorkspaceScope,
+        node: &NodeId,
+        provider: &ProviderName,
+    ) -> StoreResult<Vec<MailboxPosition>> {
+        let query = format!(
+            "SELECT {POSITION_COLUMNS}
+               FROM agents a
+               JOIN mailbox_heads h USING (workspace_id, agent_id)
+               JOIN mailbox_cursors c USING (workspace_id, agent_id)
+              WHERE a.workspace_id = $1 AND a.node_id = $2 AND a.deleted_at IS NULL
+                AND (a.provider = $3 OR a.provider IS NULL AND {})
+              ORDER BY a.name",
+            hosts_unassigned!()
+        );
+        let rows = sqlx::query(sqlx::AssertSqlSafe(query))
+            .bind(scope.workspace_id().get())
+            .bind(node.as_str())
+            .bind(provider.as_str())
+            .fetch_all(&self.pool)
+            .with_timeout()
+            .await
+            .map_err(StoreError::from_sqlx("reading a provider's mailbox positions"))?;
+        Ok(rows.iter().map(read_position).collect())
+    }
+
+    /// Lists the agents located on these nodes.
+    pub async fn agents_on_nodes(&self, keys: &[(WorkspaceScope, NodeId)]) -> StoreResult<Vec<LocatedAgent>> {
+        let workspaces: Vec<i64> = keys.iter().map(|(scope, _)| scope.workspace_id().get()).collect();
+        let nodes: Vec<&str> = keys.iter().map(|(_, node)| node.as_str()).collect();
+        let rows: Vec<(i64, String, Option<String>, i64)> = sqlx::query_as(
+            "SELECT a.workspace_id, a.node_id, a.provider, a.agent_id
+               FROM unnest($1::bigint[], $2::text[]) AS k (workspace_id, node_id)
+               JOIN agents a USING (workspace_id, node_id)
+              WHERE a.deleted_at IS NULL",
+        )
+        .bind(workspaces)
+        .bind(nodes)
+        .fetch_all(&self.pool)
+        .with_timeout()
+        .await
+        .map_err(StoreError::from_sqlx("reading the agents on nodes"))?;
+        Ok(rows
+            .into_iter()
+            .map(|(workspace, node, provider, agent)| LocatedAgent {
+                scope: WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)),
+                node_id: NodeId::new(node),
+                provider: provider.map(ProviderName::new),
+                agent_id: AgentId::new(agent),
+            })
+            .collect())
+    }
+
+    /// Records sent and acknowledged positions of many mailboxes; `moves` holds at most one entry per mailbox.
+    ///
+    /// Moves are monotonic, so a repeated one is harmless: after an error the caller keeps the moves and retries. An
+    /// entry whose agent has left the node and provider named in it changes nothing. In observed workspaces the first
+    /// 1000 newly acknowledged deliveries are recorded as events.
+    pub async fn flush_cursors(&self, moves: &[CursorMove], at: DateTime<Utc>) -> StoreResult<CursorFlush> {
+        let (acked, watched): (i64, Vec<i64>) = CursorColumns::from_moves(moves)
+            .bind(sqlx::query_as(FLUSH))
+            .fetch_one(&self.pool)
+            .with_timeout()
+            .await
+            .map_err(StoreError::from_sqlx("moving mailbox cursors"))?;
+        let mut flushed = CursorFlush { acked, recorded: Vec::new() };
+        if !watched.is_empty() {
+            let observed = moves.iter().filter(|m| watched.contains(&m.scope.workspace_id().get()));
+            let work = self.flush_watched(observed, at);
+            let done = tokio::time::timeout(STATEMENT_TIMEOUT, work).await;
+            let done = done.unwrap_or_else(|_| Err(StoreError::unavailable("moving mailbox cursors")))?;
+            flushed.acked += done.acked;
+            flushed.recorded = done.recorded;
+        }
+        Ok(flushed)
+    }
+
+    async fn flush_watched(
+        &self,
+        moves: impl Iterator<Item = &CursorMove> + Send,
+        at: DateTime<Utc>,
+    ) -> StoreResult<CursorFlush> {
+        let doing = "moving observed mailbox cursors";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let rows: Vec<(i64, i64, Seq, Seq)> = CursorColumns::from_moves(moves)
+            .bind(sqlx::query_as(FLUSH_WATCHED))
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        let acked: Vec<AckedRange> = rows
+            .into_iter()
+            .map(|(workspace, agent, from, to)| AckedRange {
+                scope: WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)),
+                agent_id: AgentId::new(agent),
+                from,
+                to,
+            })
+            .collect();
+        let events = delivered_events(&mut tx, &acked, at).await?;
+        let recorded = events::append_mixed(&mut tx, at, events).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(CursorFlush { acked: acked.iter().map(|a| a.to - a.from).sum(), recorded })
+    }
+}
+
+/// Columns of cursor moves for `unnest`.
+#[derive(Default)]
+struct CursorColumns<'a> {
+    workspaces: Vec<i64>,
+    agents: Vec<i64>,
+    nodes: Vec<&'a str>,
+    providers: Vec<&'a str>,
+    sent: Vec<Seq>,
+    acked: Vec<Seq>,
+}
+
+type Query<'q, O> = sqlx::query::QueryAs<'q, sqlx::Postgres, O, sqlx::postgres::PgArguments>;
+
+impl<'a> CursorColumns<'a> {
+    fn from_moves(moves: impl IntoIterator<Item = &'a CursorMove>) -> Self {
+        let mut columns = Self::default();
+        for m in moves {
+            columns.workspaces.push(m.scope.workspace_id().get());
+            columns.agents.push(m.agent_id.get());
+            columns.nodes.push(m.node_id.as_str());
+            columns.providers.push(m.provider.as_str());
+            columns.sent.push(m.sent_seq);
+            columns.acked.push(m.acked_seq);
+        }
+        columns
+    }
+
+    fn bind<O>(self, query: Query<'a, O>) -> Query<'a, O> {
+        query
+            .bind(self.workspaces)
+            .bind(self.agents)
+            .bind(self.nodes)
+            .bind(self.providers)
+            .bind(self.sent)
+            .bind(self.acked)
+    }
+}
+
+/// Splits mailbox keys into two columns for `unnest`.
+pub(crate) fn split_keys(keys: &[(WorkspaceScope, AgentId)]) -> (Vec<i64>, Vec<i64>) {
+    keys.iter().map(|(scope, agent)| (scope.workspace_id().get(), agent.get())).unzip()
+}
+
+fn read_position(row: &sqlx::postgres::PgRow) -> MailboxPosition {
+    MailboxPosition {
+        scope: WorkspaceScope::from_engine_row(WorkspaceId::new(row.get("workspace_id"))),
+        agent_id: AgentId::new(row.get("agent_id")),
+        agent_name: row.get("name"),
+        node_id: NodeId::new(row.get::<String, _>("node_id")),
+        provider: row.get::<Option<String>, _>("provider").map(ProviderName::new),
+        next_seq: row.get("next_seq"),
+        sent_seq: row.get("sent_seq"),
+        ack_floor: row.get("ack_floor"),
+        settled_floor: row.get("settled_floor"),
+    }
+}

@@ -1,0 +1,114 @@
+//! Events of single deliveries: their location, and `delivery.delivered` for newly acknowledged rows.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use relay_domain::{AgentId, ChannelId, DeliveryId, WorkspaceId, WorkspaceScope, events::kind, mailboxes::stream::Seq};
+use serde_json::json;
+use sqlx::{PgConnection, Row, postgres::PgRow};
+
+use crate::{StoreError, StoreResult, events::NewEvent};
+
+/// Acknowledged deliveries of one flush that become events. The bound keeps the transaction short; the rows still show
+/// the others as acknowledged.
+const EVENTS_PER_FLUSH: i64 = 1000;
+/// Days after which delivery partitions are dropped, plus one: lets the planner skip older partitions.
+const KEPT_DAYS: i64 = 9;
+
+/// Channel or conversation of a delivered message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MessageLocation {
+    /// For a conversation, its backing channel.
+    pub channel_id: ChannelId,
+    pub channel_name: String,
+    /// `None` for a channel.
+    pub conversation_id: Option<String>,
+}
+
+impl MessageLocation {
+    /// Reads the columns `channel_id`, `channel_name` and `conversation_id` of an outer join.
+    pub(crate) fn from_row(row: &PgRow) -> Option<Self> {
+        Some(Self {
+            channel_id: ChannelId::new(row.get::<Option<i64>, _>("channel_id")?),
+            channel_name: row.get::<Option<String>, _>("channel_name")?,
+            conversation_id: row.get("conversation_id"),
+        })
+    }
+
+    /// Places the event where the message is, so that the same observers see both.
+    #[must_use]
+    pub fn attach(this: Option<&Self>, event: NewEvent) -> NewEvent {
+        match this {
+            None => event,
+            Some(Self { conversation_id: Some(id), .. }) => event.in_conversation(Some(id.clone())),
+            Some(Self { channel_id, channel_name, .. }) => event.in_channel(*channel_id, channel_name.clone()),
+        }
+    }
+}
+
+/// Builds the `delivery.delivered` event of an acknowledged delivery.
+#[must_use]
+pub fn delivered_event(id: DeliveryId, place: Option<&MessageLocation>) -> NewEvent {
+    let data = json!({
+        "delivery_id": id.to_string(),
+        "message_id": id.source.to_string(),
+        "agent_id": id.agent.to_string(),
+    });
+    MessageLocation::attach(place, NewEvent::new(kind::DELIVERY_DELIVERED, data).by_agent(id.agent))
+}
+
+/// Move of one mailbox's ack floor.
+#[derive(Debug)]
+pub(crate) struct AckedRange {
+    pub(crate) scope: WorkspaceScope,
+    pub(crate) agent_id: AgentId,
+    /// Exclusive.
+    pub(crate) from: Seq,
+    /// Inclusive.
+    pub(crate) to: Seq,
+}
+
+// A row acknowledged over REST already has its event, and a dead letter stays one.
+const NEWLY_ACKED: &str = "
+SELECT d.workspace_id, d.agent_id, d.source_id, d.redrive_no,
+       c.channel_id, c.name AS channel_name, c.conversation_id
+  FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[]) AS k (workspace_id, agent_id, above, upto)
+ CROSS JOIN LATERAL (
+       SELECT * FROM deliveries d
+        WHERE d.workspace_id = k.workspace_id AND d.agent_id = k.agent_id
+          AND d.seq > k.above AND d.seq <= k.upto AND d.created_on >= $5
+          AND NOT EXISTS (SELECT FROM delivery_exceptions e
+                           WHERE e.workspace_id = d.workspace_id AND e.agent_id = d.agent_id
+                             AND e.seq = d.seq AND e.state IN (1, 4))
+        ORDER BY d.seq LIMIT $6) AS d
+  LEFT JOIN channels c ON c.workspace_id = d.workspace_id AND c.channel_id = d.channel_id
+ ORDER BY d.workspace_id, d.agent_id, d.seq LIMIT $6";
+
+/// Builds the events of newly acknowledged deliveries by mailbox and seq, at most [`EVENTS_PER_FLUSH`].
+pub(crate) async fn delivered_events(
+    tx: &mut PgConnection,
+    acked: &[AckedRange],
+    at: DateTime<Utc>,
+) -> StoreResult<Vec<(WorkspaceScope, NewEvent)>> {
+    if acked.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows = sqlx::query(NEWLY_ACKED)
+        .bind(acked.iter().map(|a| a.scope.workspace_id().get()).collect::<Vec<_>>())
+        .bind(acked.iter().map(|a| a.agent_id.get()).collect::<Vec<_>>())
+        .bind(acked.iter().map(|a| a.from).collect::<Vec<_>>())
+        .bind(acked.iter().map(|a| a.to).collect::<Vec<_>>())
+        .bind((at - TimeDelta::days(KEPT_DAYS)).date_naive())
+        .bind(EVENTS_PER_FLUSH)
+        .fetch_all(tx)
+        .await
+        .map_err(StoreError::from_sqlx("reading newly acknowledged deliveries"))?;
+    let event = |row: &PgRow| {
+        let id = DeliveryId {
+            source: row.get("source_id"),
+            agent: AgentId::new(row.get("agent_id")),
+            redrive_no: row.get("redrive_no"),
+        };
+        let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(row.get("workspace_id")));
+        (scope, delivered_event(id, MessageLocation::from_row(row).as_ref()))
+    };
+    Ok(rows.iter().map(event).collect())
+}

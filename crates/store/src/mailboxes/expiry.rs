@@ -1,0 +1,408 @@
+//! Dead-lettering of deliveries that expire, lose their agent's session or outlive their agent.
+//!
+//! One statement serves the worker's expiry loop, gateways that meet an expired row during replay, and the deletion of
+//! agents. Its callers lock the mailbox's cursor row first, so that an ack and an expiry of one row cannot both win.
+
+use std::time::Duration;
+
+use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
+use relay_domain::{
+    AgentId, DeliveryId, WorkspaceId, WorkspaceScope, events::kind, mailboxes::dead_letter::DeadLetterReason,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sqlx::{PgConnection, Row, postgres::PgRow};
+
+use crate::{
+    Store, StoreError, StoreResult,
+    events::{self, NewEvent, RecordedEvents},
+    mailboxes::{delivery_events::MessageLocation, skipped_seqs::settled_above},
+    maintenance::loop_state::{LoopState, lock_state, save_state},
+};
+
+/// Longest TTL of a delivery: older partitions hold no row that is still to expire.
+const LONGEST_TTL_DAYS: i64 = 6;
+/// Days after which delivery partitions are dropped, plus one: lets the planner skip older partitions.
+const KEPT_DAYS: i64 = 9;
+/// Rows of one mailbox that one call dead-letters at most. Bounds the time for which the cursor row stays locked.
+const PER_MAILBOX: i64 = 500;
+/// Dead letters of one transaction and workspace that are recorded as events. Only a backlog has more.
+const EVENTS_PER_WORKSPACE: usize = 1000;
+/// Rows that one step of the loop reads; more only if that many expire in the same microsecond.
+const PER_STEP: i64 = 1000;
+
+/// Newly dead-lettered delivery, with the content of its sender's notice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadLetteredDelivery {
+    pub scope: WorkspaceScope,
+    pub delivery_id: DeliveryId,
+    /// Position in the mailbox; the node receives a tombstone there.
+    pub seq: i64,
+    pub reason: DeadLetterReason,
+    /// Error text, if there is one more specific than the reason's default.
+    pub error: Option<String>,
+    /// Name of the recipient; `None` if the agent was deleted and removed.
+    pub agent_name: Option<String>,
+    /// Sender of the message; `None` if the source is not a message or retention has dropped it.
+    pub sender: Option<AgentId>,
+    /// `None` if the delivery has no channel.
+    pub place: Option<MessageLocation>,
+}
+
+impl DeadLetteredDelivery {
+    /// Returns the notice for the sender and observers.
+    #[must_use]
+    pub fn notice(&self) -> Value {
+        json!({
+            "delivery_id": self.delivery_id.to_string(),
+            "message_id": self.delivery_id.source.to_string(),
+            "target_agent_id": self.delivery_id.agent,
+            "target_agent_name": self.agent_name,
+            "seq": self.seq,
+            "reason": self.reason.as_str(),
+            "error": self.error.as_deref().unwrap_or(self.reason.default_error()),
+            "retryable": false,
+        })
+    }
+
+    /// Returns the notice as a `delivery.failed` event.
+    #[must_use]
+    pub fn event(&self) -> NewEvent {
+        let event = NewEvent::new(kind::DELIVERY_FAILED, self.notice()).by_agent(self.delivery_id.agent);
+        MessageLocation::attach(self.place.as_ref(), event)
+    }
+}
+
+/// Result of one step of the expiry loop.
+#[derive(Debug, Default)]
+pub struct ExpiryStep {
+    pub dead: Vec<DeadLetteredDelivery>,
+    pub recorded: Vec<RecordedEvents>,
+    /// True if the next step has work right away.
+    pub more: bool,
+}
+
+/// Pass of the expiry loop.
+///
+/// Each pass moves a position along `expires_at`, so a row whose transaction commits after the position has passed it is
+/// missed. The second pass, ten minutes later, finds it. Two index reads per row cost less than rescanning an overlap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpiryPass {
+    /// Rows that expire now.
+    First,
+    /// Rows that expired ten minutes ago.
+    Second,
+}
+
+impl ExpiryPass {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::First => "expiry",
+            Self::Second => "expiry_second_pass",
+        }
+    }
+
+    const fn delay(self) -> Duration {
+        match self {
+            Self::First => Duration::ZERO,
+            Self::Second => Duration::from_secs(600),
+        }
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct ScanPosition {
+    until: DateTime<Utc>,
+}
+
+// Sorted, so that concurrent callers take the row locks in one order.
+const LOCK_CURSORS: &str = "
+SELECT c.agent_id
+  FROM (SELECT DISTINCT * FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)) AS k
+  JOIN mailbox_cursors c USING (workspace_id, agent_id)
+ ORDER BY c.workspace_id, c.agent_id
+   FOR UPDATE OF c";
+
+// A separate statement after the locks: under READ COMMITTED its snapshot then includes every ack that the locks waited
+// for. The WHERE of the upsert repeats the expected state (deferred).
+const DEAD_LETTER: &str = "
+WITH expired AS MATERIALIZED (
+    SELECT d.workspace_id, d.agent_id, d.seq, d.source_kind, d.source_id, d.redrive_no, d.channel_id
+      FROM (SELECT DISTINCT * FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)) AS k
+      JOIN mailbox_cursors c USING (workspace_id, agent_id)
+     CROSS JOIN LATERAL (
+           SELECT * FROM deliveries d
+            WHERE d.workspace_id = c.workspace_id AND d.agent_id = c.agent_id
+              AND d.seq > c.settled_floor AND d.created_on >= $4
+              AND CASE $7::text
+                  WHEN 'ttl_expired' THEN d.expires_at <= $3
+                  WHEN 'session_gone' THEN EXISTS (SELECT FROM agents o WHERE o.workspace_id = d.workspace_id
+                                                      AND o.agent_id = d.agent_id AND o.mailbox_orphaned)
+                  ELSE true END
+              -- Rows acked over REST, failed and dead-lettered rows are settled. A deferred row expires like any other.
+              AND NOT EXISTS (SELECT FROM delivery_exceptions e
+                               WHERE e.workspace_id = d.workspace_id AND e.agent_id = d.agent_id
+                                 AND e.seq = d.seq AND e.state <> 3)
+            ORDER BY d.seq LIMIT $5) AS d
+), dead AS (
+    INSERT INTO delivery_exceptions AS e (workspace_id, agent_id, seq, state, error, retryable, reason, at)
+    SELECT workspace_id, agent_id, seq, 4, $6, false, $7, $3 FROM expired
+    ON CONFLICT (workspace_id, agent_id, seq)
+    DO UPDATE SET state = 4, error = excluded.error, retryable = false, reason = excluded.reason,
+                  available_at = NULL, at = excluded.at
+            WHERE e.state = 3
+    RETURNING e.workspace_id, e.agent_id, e.seq
+)
+SELECT x.workspace_id, x.agent_id, x.seq, x.source_id, x.redrive_no, a.name,
+       m.agent_id AS sender, c.channel_id, c.name AS channel_name, c.conversation_id
+  FROM dead
+  JOIN expired x USING (workspace_id, agent_id, seq)
+  LEFT JOIN agents a ON a.workspace_id = x.workspace_id AND a.agent_id = x.agent_id
+  LEFT JOIN channels c ON c.workspace_id = x.workspace_id AND c.channel_id = x.channel_id
+  -- The day of a message follows from its id (milliseconds since 2025 in the upper bits), so one partition is read.
+  LEFT JOIN messages m ON x.source_kind = 0 AND m.workspace_id = x.workspace_id AND m.message_id = x.source_id
+        AND m.created_on = (to_timestamp(((x.source_id >> 22) + 1735689600000) / 1000.0) AT TIME ZONE 'UTC')::date
+ ORDER BY x.workspace_id, x.agent_id, x.seq";
+
+/// Moves the settled floor of locked mailboxes over the individually settled rows right above it: a run without a hole
+/// ends where the widths add up to the distance from the floor.
+const EXTEND_SETTLED_FLOORS: &str = concat!(
+    "
+UPDATE mailbox_cursors c
+   SET settled_floor = run.floor
+  FROM (SELECT x.workspace_id, x.agent_id, max(x.last_seq) AS floor
+          FROM (SELECT b.workspace_id, b.agent_id, b.settled_floor, settled.last_seq,
+                       sum(settled.width) OVER (PARTITION BY b.workspace_id, b.agent_id ORDER BY settled.last_seq) AS reach
+                  FROM (SELECT DISTINCT * FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)) AS k
+                  JOIN mailbox_cursors b ON b.workspace_id = k.workspace_id AND b.agent_id = k.agent_id
+                 CROSS JOIN LATERAL (",
+    settled_above!("b", "b.settled_floor"),
+    ") AS settled) AS x
+         WHERE x.last_seq = x.settled_floor + x.reach
+         GROUP BY x.workspace_id, x.agent_id) AS run
+ WHERE c.workspace_id = run.workspace_id AND c.agent_id = run.agent_id AND c.settled_floor < run.floor"
+);
+
+/// End of the next step of a scan: the instant of its row number `$4`, if there are that many up to `$2`.
+const STEP_END: &str = "
+SELECT expires_at FROM deliveries
+ WHERE expires_at > $1 AND expires_at <= $2 AND created_on >= $3
+ ORDER BY expires_at OFFSET $4 LIMIT 1";
+
+const MAILBOXES_IN_STEP: &str = "
+SELECT DISTINCT d.workspace_id, d.agent_id
+  FROM deliveries d
+  JOIN mailbox_cursors c USING (workspace_id, agent_id)
+ WHERE d.expires_at > $1 AND d.expires_at <= $2 AND d.created_on >= $3
+   AND d.seq > c.settled_floor
+   AND NOT EXISTS (SELECT FROM delivery_exceptions e
+                    WHERE e.workspace_id = d.workspace_id AND e.agent_id = d.agent_id
+                      AND e.seq = d.seq AND e.state <> 3)";
+
+impl Store {
+    /// Dead-letters the deliveries of these mailboxes that have expired by `now`, lowest seq first, at most 500 rows a
+    /// mailbox; a mailbox that yields 500 may hold more. Returns the dead letters of this call only: concurrent callers
+    /// never return the same row.
+    pub async fn dead_letter_expired(
+        &self,
+        mailboxes: &[(WorkspaceScope, AgentId)],
+        now: DateTime<Utc>,
+    ) -> StoreResult<(Vec<DeadLetteredDelivery>, Vec<RecordedEvents>)> {
+        self.dead_letter_mailboxes(mailboxes, DeadLetterReason::TtlExpired, now).await
+    }
+
+    /// Dead-letters the unsettled deliveries of these mailboxes that the reason covers, lowest seq first, at most 500 rows a
+    /// mailbox. `TtlExpired` covers expired rows, `SessionGone` mailboxes whose agent's session has ended for good, any
+    /// other reason all rows.
+    pub async fn dead_letter_mailboxes(
+        &self,
+        mailboxes: &[(WorkspaceScope, AgentId)],
+        reason: DeadLetterReason,
+        now: DateTime<Utc>,
+    ) -> StoreResult<(Vec<DeadLetteredDelivery>, Vec<RecordedEvents>)> {
+        if mailboxes.is_empty() {
+            return Ok((Vec::new(), Vec::new()));
+        }
+        let (workspaces, agents): (Vec<i64>, Vec<i64>) =
+            mailboxes.iter().map(|(scope, agent)| (scope.workspace_id().get(), agent.get())).unzip();
+        let doing = "dead-lettering mailboxes";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let dead = dead_letter(&mut tx, &workspaces, &agents, reason, now).await?;
+        let recorded = record_dead_letters(&mut tx, &dead, now).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok((dead, recorded))
+    }
+
+    /// Returns the lag of the expiry loop.
+    pub async fn expiry_lag(&self, now: DateTime<Utc>) -> StoreResult<Duration> {
+        let until: Option<String> = sqlx::query_scalar("SELECT value ->> 'until' FROM loop_state WHERE loop = $1")
+            .bind(ExpiryPass::First.name())
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("measuring the expiry loop's lag"))?
+            .flatten();
+        let until = until.and_then(|text| text.parse::<DateTime<Utc>>().ok()).unwrap_or(now);
+        Ok((now - until).to_std().unwrap_or_default())
+    }
+
+    /// Finds non-empty mailboxes of agents that were deleted within the last hour. The process that deleted the agent
+    /// stopped before it had dead-lettered them.
+    pub async fn mailboxes_of_deleted_agents(&self, limit: i64) -> StoreResult<Vec<(WorkspaceScope, AgentId)>> {
+        let rows: Vec<(i64, i64)> = sqlx::query_as(
+            "SELECT a.workspace_id, a.agent_id
+               FROM agents a
+               JOIN mailbox_heads h USING (workspace_id, agent_id)
+               JOIN mailbox_cursors c USING (workspace_id, agent_id)
+              WHERE a.deleted_at > now() - interval '1 hour' AND c.settled_floor < h.next_seq - 1
+              ORDER BY a.deleted_at LIMIT $1",
+        )
+        .bind(limit)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("finding the mailboxes of deleted agents"))?;
+        let scoped =
+            |(workspace, agent)| (WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)), AgentId::new(agent));
+        Ok(rows.into_iter().map(scoped).collect())
+    }
+
+    /// Performs one step of the expiry loop: reads the rows that expired since the last step, up to a bound, dead-letters
+    /// the unsettled ones and saves the scan position. Does nothing while another worker holds the position. After an
+    /// error the position has not moved.
+    pub async fn expire_step(&self, pass: ExpiryPass, now: DateTime<Utc>) -> StoreResult<ExpiryStep> {
+        let doing = "finding expired deliveries";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let from = match lock_state::<ScanPosition>(&mut tx, pass.name()).await? {
+            LoopState::Busy => return Ok(ExpiryStep::default()),
+            LoopState::Locked(Some(scanned)) => scanned.until,
+            LoopState::Locked(None) => now - TimeDelta::days(LONGEST_TTL_DAYS + 1),
+        };
+        let to = now - pass.delay();
+        if to <= from {
+            return Ok(ExpiryStep::default());
+        }
+        let oldest_day = oldest_day(from);
+        let full: Option<DateTime<Utc>> = sqlx::query_scalar(STEP_END)
+            .bind(from)
+            .bind(to)
+            .bind(oldest_day)
+            .bind(PER_STEP - 1)
+            .fetch_optional(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        let until = full.unwrap_or(to);
+        let mailboxes: Vec<(i64, i64)> = sqlx::query_as(MAILBOXES_IN_STEP)
+            .bind(from)
+            .bind(until)
+            .bind(oldest_day)
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        let (workspaces, agents): (Vec<i64>, Vec<i64>) = mailboxes.into_iter().unzip();
+        let dead = dead_letter(&mut tx, &workspaces, &agents, DeadLetterReason::TtlExpired, now).await?;
+        // A mailbox that filled its bound may hold more expired rows: the next step reads the same range again.
+        let unfinished = has_full_mailbox(&dead);
+        if !unfinished {
+            save_state(&mut tx, pass.name(), &ScanPosition { until }).await?;
+        }
+        let recorded = record_dead_letters(&mut tx, &dead, now).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(ExpiryStep { dead, recorded, more: unfinished || full.is_some() })
+    }
+}
+
+/// Locks the mailboxes, dead-letters the rows that the reason covers and extends the settled floors.
+async fn dead_letter(
+    tx: &mut PgConnection,
+    workspaces: &[i64],
+    agents: &[i64],
+    reason: DeadLetterReason,
+    now: DateTime<Utc>,
+) -> StoreResult<Vec<DeadLetteredDelivery>> {
+    if agents.is_empty() {
+        return Ok(Vec::new());
+    }
+    let doing = "dead-lettering expired deliveries";
+    lock_cursors(tx, workspaces, agents).await?;
+    let rows = sqlx::query(DEAD_LETTER)
+        .bind(workspaces)
+        .bind(agents)
+        .bind(now)
+        .bind((now - TimeDelta::days(KEPT_DAYS)).date_naive())
+        .bind(PER_MAILBOX)
+        .bind(reason.default_error())
+        .bind(reason.as_str())
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+    let dead: Vec<_> = rows.iter().map(|row| read_dead_lettered(row, reason)).collect();
+    if !dead.is_empty() {
+        extend_settled_floors(tx, workspaces, agents).await?;
+    }
+    Ok(dead)
+}
+
+/// Records the events of dead letters, which are sorted by workspace.
+pub(crate) async fn record_dead_letters(
+    tx: &mut PgConnection,
+    dead: &[DeadLetteredDelivery],
+    now: DateTime<Utc>,
+) -> StoreResult<Vec<RecordedEvents>> {
+    let of_workspaces = dead.chunk_by(|a, b| a.scope == b.scope);
+    let some = of_workspaces.flat_map(|letters| letters.iter().take(EVENTS_PER_WORKSPACE));
+    events::append_mixed(tx, now, some.map(|letter| (letter.scope, letter.event())).collect()).await
+}
+
+/// Extends the settled floors of these mailboxes; the caller holds the locks on their cursor rows. Returns the number of
+/// floors that moved.
+pub(crate) async fn extend_settled_floors(
+    tx: &mut PgConnection,
+    workspaces: &[i64],
+    agents: &[i64],
+) -> StoreResult<u64> {
+    let done = sqlx::query(EXTEND_SETTLED_FLOORS)
+        .bind(workspaces)
+        .bind(agents)
+        .execute(tx)
+        .await
+        .map_err(StoreError::from_sqlx("extending settled floors"))?;
+    Ok(done.rows_affected())
+}
+
+/// Locks the cursor rows of these mailboxes until the transaction ends.
+pub(crate) async fn lock_cursors(tx: &mut PgConnection, workspaces: &[i64], agents: &[i64]) -> StoreResult<()> {
+    sqlx::query(LOCK_CURSORS)
+        .bind(workspaces)
+        .bind(agents)
+        .execute(tx)
+        .await
+        .map_err(StoreError::from_sqlx("locking mailbox cursors"))?;
+    Ok(())
+}
+
+/// Returns the day of the oldest partition that can hold a row that expires after `instant`.
+fn oldest_day(instant: DateTime<Utc>) -> NaiveDate {
+    (instant - TimeDelta::days(LONGEST_TTL_DAYS)).date_naive()
+}
+
+fn has_full_mailbox(dead: &[DeadLetteredDelivery]) -> bool {
+    let limit = usize::try_from(PER_MAILBOX).unwrap_or(usize::MAX);
+    dead.chunk_by(|a, b| (a.scope, a.delivery_id.agent) == (b.scope, b.delivery_id.agent))
+        .any(|mailbox| mailbox.len() >= limit)
+}
+
+fn read_dead_lettered(row: &PgRow, reason: DeadLetterReason) -> DeadLetteredDelivery {
+    DeadLetteredDelivery {
+        scope: WorkspaceScope::from_engine_row(WorkspaceId::new(row.get("workspace_id"))),
+        delivery_id: DeliveryId {
+            source: row.get("source_id"),
+            agent: AgentId::new(row.get("agent_id")),
+            redrive_no: row.get("redrive_no"),
+        },
+        seq: row.get("seq"),
+        reason,
+        error: None,
+        agent_name: row.get("name"),
+        sender: row.get::<Option<i64>, _>("sender").map(AgentId::new),
+        place: MessageLocation::from_row(row),
+    }
+}

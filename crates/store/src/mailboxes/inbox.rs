@@ -1,0 +1,161 @@
+//! Inbox of an agent: unread channels, unread mentions and reactions to its messages.
+//!
+//! All three reads are bounded, because membership and history are not.
+
+use chrono::{DateTime, Utc};
+use const_format::concatcp;
+use relay_domain::{AgentId, WorkspaceScope, channels::MAX_UNREAD};
+
+use crate::{Store, StoreError, StoreResult, messages::read_state::ACKED_IN_CHANNELS};
+
+/// Memberships that an inbox reads at most.
+const MEMBERSHIPS: i64 = 2000;
+/// Messages above a last-read pointer that are read, newest first, to count those of others.
+const COUNTED: i64 = 2000;
+/// Messages with mentions above a last-read pointer that are read, newest first.
+const MENTIONING: i64 = 500;
+/// Reactions to an agent's messages that are read, newest first, to find those of others.
+const REACTIONS: i64 = 200;
+
+/// Unread state of a channel or conversation for one member.
+#[derive(Debug, Clone, sqlx::FromRow)]
+pub struct UnreadChannel {
+    pub channel_id: i64,
+    pub name: String,
+    /// `None` for a channel.
+    pub conversation_id: Option<String>,
+    /// Last-read pointer: id of the newest message read.
+    pub read_id: i64,
+    /// Messages of others above it, at most [`MAX_UNREAD`].
+    pub unread_count: i64,
+    /// The newest unread message of others; the fields below are its own.
+    pub newest_id: Option<i64>,
+    pub newest_from: Option<String>,
+    pub newest_text: Option<String>,
+    pub newest_at: Option<DateTime<Utc>>,
+}
+
+/// Unread message that mentions the agent.
+#[derive(Debug, Clone, sqlx::FromRow)]
+pub struct Mention {
+    pub message_id: i64,
+    pub channel_name: String,
+    pub agent_name: String,
+    pub text: String,
+    pub created_at: DateTime<Utc>,
+}
+
+/// Reaction of another agent to one of the agent's messages.
+#[derive(Debug, Clone, sqlx::FromRow)]
+pub struct ReceivedReaction {
+    pub message_id: i64,
+    pub channel_name: String,
+    pub emoji: String,
+    pub agent_name: String,
+    pub created_at: DateTime<Utc>,
+}
+
+impl Store {
+    /// Lists the channels and conversations of an agent that are not archived, those with the newest unread messages first
+    /// and those without any last.
+    pub async fn unread_channels(&self, scope: WorkspaceScope, agent: AgentId) -> StoreResult<Vec<UnreadChannel>> {
+        sqlx::query_as(concatcp!(
+            "WITH acked AS MATERIALIZED (",
+            ACKED_IN_CHANNELS,
+            "), mine AS MATERIALIZED (
+                SELECT c.channel_id, c.name, c.conversation_id,
+                       greatest(coalesce(cm.last_read_id, 0), coalesce(acked.read_id, 0)) AS read_id
+                  FROM channel_members cm
+                  JOIN channels c ON c.workspace_id = cm.workspace_id AND c.channel_id = cm.channel_id
+                  LEFT JOIN acked ON acked.channel_id = cm.channel_id
+                 WHERE cm.workspace_id = $1 AND cm.agent_id = $2 AND c.archived_at IS NULL
+                 LIMIT $3)
+             SELECT mine.channel_id, mine.name, mine.conversation_id, mine.read_id, u.unread_count, u.newest_id,
+                    n.agent_name AS newest_from, n.text AS newest_text, n.created_at AS newest_at
+               FROM mine
+              CROSS JOIN LATERAL (
+                    SELECT least(count(*), $5) AS unread_count, max(message_id) AS newest_id,
+                           max(created_on) AS newest_on
+                      FROM (SELECT message_id, created_on, agent_id FROM messages
+                             WHERE workspace_id = $1 AND channel_id = mine.channel_id AND thread_id IS NULL
+                               AND message_id > mine.read_id
+                               AND created_on >= DATE '2025-01-01' + ((mine.read_id >> 22) / 86400000)::integer
+                             ORDER BY message_id DESC LIMIT $4) AS above
+                     WHERE agent_id <> $2) AS u
+               LEFT JOIN messages n
+                      ON n.workspace_id = $1 AND n.message_id = u.newest_id AND n.created_on = u.newest_on
+              ORDER BY u.newest_id DESC NULLS LAST",
+        ))
+        .bind(scope.workspace_id().get())
+        .bind(agent.get())
+        .bind(MEMBERSHIPS)
+        .bind(COUNTED)
+        .bind(MAX_UNREAD)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("counting an agent's unread messages"))
+    }
+
+    /// Lists the newest messages of others above the given (channel, last-read) pointers that mention the agent.
+    pub async fn unread_mentions(
+        &self,
+        scope: WorkspaceScope,
+        agent: (AgentId, &str),
+        pointers: &[(i64, i64)],
+        limit: i64,
+    ) -> StoreResult<Vec<Mention>> {
+        let (channels, reads): (Vec<i64>, Vec<i64>) = pointers.iter().copied().unzip();
+        sqlx::query_as(
+            "SELECT m.message_id, c.name AS channel_name, m.agent_name, m.text, m.created_at
+               FROM unnest($3::bigint[], $4::bigint[]) AS k (channel_id, read_id)
+               JOIN channels c ON c.workspace_id = $1 AND c.channel_id = k.channel_id
+              CROSS JOIN LATERAL (
+                    SELECT * FROM (
+                        SELECT * FROM messages
+                         WHERE workspace_id = $1 AND channel_id = k.channel_id AND mentions <> '{}'
+                           AND message_id > k.read_id
+                           AND created_on >= DATE '2025-01-01' + ((k.read_id >> 22) / 86400000)::integer
+                         ORDER BY message_id DESC LIMIT $6) AS above
+                     WHERE above.agent_id <> $2 AND $5 = ANY (above.mentions)
+                     LIMIT $7) AS m
+              ORDER BY m.message_id DESC LIMIT $7",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(agent.0.get())
+        .bind(channels)
+        .bind(reads)
+        .bind(agent.1)
+        .bind(MENTIONING)
+        .bind(limit)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("finding mentions of an agent"))
+    }
+
+    /// Lists the newest reactions of others to the agent's messages in channels that are not archived.
+    pub async fn received_reactions(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        limit: i64,
+    ) -> StoreResult<Vec<ReceivedReaction>> {
+        sqlx::query_as(
+            "SELECT r.message_id, c.name AS channel_name, r.emoji, a.name AS agent_name, r.created_at
+               FROM (SELECT * FROM message_reactions WHERE workspace_id = $1 AND author_id = $2
+                      ORDER BY reaction_id DESC LIMIT $3) AS r
+               JOIN messages m ON m.workspace_id = $1 AND m.message_id = r.message_id
+                              AND m.created_on = DATE '2025-01-01' + ((r.message_id >> 22) / 86400000)::integer
+               JOIN channels c ON c.workspace_id = $1 AND c.channel_id = m.channel_id AND c.archived_at IS NULL
+               JOIN agents a ON a.workspace_id = $1 AND a.agent_id = r.agent_id
+              WHERE r.agent_id <> $2
+              ORDER BY r.reaction_id DESC LIMIT $4",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(agent.get())
+        .bind(REACTIONS)
+        .bind(limit)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("listing reactions to an agent's messages"))
+    }
+}

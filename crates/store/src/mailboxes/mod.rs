@@ -1,0 +1,20 @@
+//! Mailboxes of agents: positions, deliveries, claims, settlements, replay, expiry, dead letters and redrives.
+//!
+//! The main types are [`deliveries::DeliveryRow`], [`cursors::MailboxPosition`] and [`settlements::DeliveryReport`].
+//! Called by `relay_engine`: its mailbox handle, connection serving, http_push and the worker loops.
+
+pub mod attempts;
+pub mod claims;
+pub mod cursors;
+pub mod dead_letters;
+pub(crate) mod deliveries;
+pub(crate) mod delivery_events;
+pub mod expiry;
+pub mod inbox;
+pub mod insight;
+pub(crate) mod positions;
+pub mod redrives;
+pub mod replay;
+pub(crate) mod retries;
+pub(crate) mod settlements;
+pub(crate) mod skipped_seqs;

@@ -1,0 +1,442 @@
+//! Redrives of dead letters: each becomes a new delivery of the same message, with the next seq of its mailbox.
+//!
+//! A dead letter is redriven once; the new delivery may become a dead letter and be redriven in turn, three times in all.
+//! The heads of the mailboxes are locked first and in order, as for a send. All other rows are read after that, so that
+//! of two concurrent redrives of one dead letter the second sees the first.
+//!
+//! A redrive by filter visits its dead letters in passes: the next pass repeats those that full mailboxes refused.
+
+use std::{collections::HashMap, time::Duration};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use relay_domain::{
+    AgentId, DeliveryId, WorkspaceId, WorkspaceScope, events::kind, mailboxes::dead_letter::MAX_REDRIVES,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sqlx::{FromRow, PgConnection, Row, types::Json};
+
+use crate::{
+    Store, StoreError, StoreResult,
+    events::{self, NewEvent, RecordedEvents},
+    mailboxes::{dead_letters::DeadLetterFilter, delivery_events::MessageLocation, skipped_seqs::count_settled_above},
+    messages::days::day_of,
+};
+
+/// Dead letters of one transaction at most. Bounds the time for which mailbox heads stay locked.
+pub const REDRIVE_BATCH: i64 = 250;
+/// Pause before the next pass over full mailboxes.
+const PASS_DELAY: Duration = Duration::from_secs(30);
+/// Age of a redrive from which a pass that redrives nothing is the last one.
+const MAX_FULL_DURATION: Duration = Duration::from_secs(3600);
+
+/// Outcome of redriving one dead letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RedriveOutcome {
+    /// A new delivery exists.
+    Redriven {
+        seq: i64,
+        /// Redrives of the message to this agent, including this one.
+        redrive_no: i16,
+        /// False if an earlier call created it.
+        now: bool,
+    },
+    /// The message was redriven to this agent [`MAX_REDRIVES`] times already.
+    Exhausted,
+    MailboxFull,
+    AgentDeleted,
+    /// Retention has dropped the message.
+    MessageDropped,
+    NotFound,
+}
+
+/// Redrive by filter.
+#[derive(Debug, Clone, FromRow)]
+pub struct RedriveRow {
+    pub redrive_id: i64,
+    /// Dead letters per second.
+    pub rate: i32,
+    /// Dead letters that matched when it began.
+    pub matched: i64,
+    pub redriven: i64,
+    /// Dead letters that cannot be redriven.
+    pub refused: i64,
+    pub created_at: DateTime<Utc>,
+    pub finished_at: Option<DateTime<Utc>>,
+}
+
+/// Result of one step of a redrive.
+#[derive(Debug)]
+pub struct RedriveStep {
+    pub scope: WorkspaceScope,
+    /// Mailboxes with new deliveries, each once.
+    pub mailboxes: Vec<AgentId>,
+    pub redriven: u64,
+    /// `None` in a workspace without observers.
+    pub recorded: Option<RecordedEvents>,
+    /// Delay behind the time for which the step was scheduled.
+    pub late_seconds: f64,
+}
+
+/// Counts of the current pass of a redrive.
+#[derive(Debug, Default, FromRow)]
+struct PassCounts {
+    #[sqlx(rename = "pass_redriven")]
+    redriven: i64,
+    /// Dead letters that cannot be redriven.
+    #[sqlx(rename = "pass_refused")]
+    refused: i64,
+    /// Dead letters that a full mailbox refused.
+    #[sqlx(rename = "pass_full")]
+    full: i64,
+}
+
+impl PassCounts {
+    fn count(&mut self, outcomes: &[RedriveOutcome]) {
+        for outcome in outcomes {
+            match outcome {
+                RedriveOutcome::Redriven { now: true, .. } => self.redriven += 1,
+                RedriveOutcome::Redriven { .. } => {}
+                RedriveOutcome::MailboxFull => self.full += 1,
+                RedriveOutcome::Exhausted
+                | RedriveOutcome::AgentDeleted
+                | RedriveOutcome::MessageDropped
+                | RedriveOutcome::NotFound => self.refused += 1,
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct StoredFilter {
+    agent_id: Option<i64>,
+    node_id: Option<String>,
+    reason: Option<String>,
+}
+
+const LOCK_HEADS: &str = "
+SELECT h.agent_id
+  FROM mailbox_heads h
+  JOIN (SELECT DISTINCT unnest($2::bigint[]) AS agent_id) AS k USING (agent_id)
+ WHERE h.workspace_id = $1
+ ORDER BY h.agent_id
+   FOR UPDATE OF h";
+
+// Only redrivable dead letters are ranked, so that the others leave no gap in the seqs. The heads are locked; the depth of
+// the mailbox is checked against the rank, so that a batch cannot exceed it.
+const REDRIVE: &str = concat!(
+    "
+WITH letters AS MATERIALIZED (
+    SELECT k.ord, e.agent_id, e.seq, e.redriven_seq, d.source_kind, d.source_id, d.redrive_no, d.channel_id, d.mode,
+           d.reason, d.expires_at - d.created_at AS life, a.node_id,
+           CASE WHEN e.redriven_seq IS NOT NULL THEN 1
+                WHEN d.redrive_no >= $5::smallint THEN 2
+                WHEN a.agent_id IS NULL THEN 3
+                WHEN m.message_id IS NULL THEN 4
+                ELSE 0 END AS bar
+      FROM unnest($2::bigint[], $3::bigint[]) WITH ORDINALITY AS k (agent_id, seq, ord)
+      JOIN delivery_exceptions e ON e.workspace_id = $1 AND e.agent_id = k.agent_id AND e.seq = k.seq
+           AND e.state = 4 AND e.purged_at IS NULL
+      JOIN deliveries d ON d.workspace_id = $1 AND d.agent_id = e.agent_id AND d.seq = e.seq
+      LEFT JOIN agents a ON a.workspace_id = $1 AND a.agent_id = e.agent_id AND a.deleted_at IS NULL
+      LEFT JOIN messages m ON m.workspace_id = $1 AND d.source_kind = 0 AND m.message_id = d.source_id
+           AND m.created_on = (to_timestamp(((d.source_id >> 22) + 1735689600000) / 1000.0) AT TIME ZONE 'UTC')::date
+), ranked AS (
+    SELECT l.*, h.next_seq, row_number() OVER (PARTITION BY l.agent_id ORDER BY l.ord) AS rank,
+           w.mailbox_depth - (h.next_seq - 1 - c.settled_floor - ",
+    count_settled_above!("c", "c.settled_floor"),
+    ") AS room
+      FROM letters l
+      JOIN mailbox_heads h ON h.workspace_id = $1 AND h.agent_id = l.agent_id
+      JOIN mailbox_cursors c ON c.workspace_id = $1 AND c.agent_id = l.agent_id
+      JOIN workspaces w ON w.workspace_id = $1
+     WHERE l.bar = 0
+), fitted AS MATERIALIZED (
+    SELECT * FROM ranked WHERE rank <= room
+), bumped AS (
+    UPDATE mailbox_heads h SET next_seq = b.next_seq
+      FROM (SELECT agent_id, max(next_seq + rank) AS next_seq FROM fitted GROUP BY agent_id) AS b
+     WHERE h.workspace_id = $1 AND h.agent_id = b.agent_id
+), delivered AS (
+    INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_kind, source_id, redrive_no, channel_id,
+                            node_id, mode, reason, created_at, expires_at)
+    SELECT $1::bigint, agent_id, next_seq + rank - 1, $6::date, source_kind, source_id, redrive_no + 1, channel_id,
+           node_id, mode, reason, $4::timestamptz, $4::timestamptz + life
+      FROM fitted
+), linked AS (
+    UPDATE delivery_exceptions e SET redriven_seq = f.next_seq + f.rank - 1, redriven_at = $4::timestamptz
+      FROM fitted f
+     WHERE e.workspace_id = $1 AND e.agent_id = f.agent_id AND e.seq = f.seq
+)
+SELECT l.ord, l.agent_id, l.source_id, l.redrive_no, l.channel_id, l.bar::int AS bar,
+       coalesce(f.next_seq + f.rank - 1, l.redriven_seq) AS new_seq, c.name AS channel_name, c.conversation_id
+  FROM letters l
+  LEFT JOIN fitted f USING (ord)
+  LEFT JOIN channels c ON c.workspace_id = $1 AND c.channel_id = l.channel_id"
+);
+
+const NEXT_LETTERS: &str = "
+SELECT e.at, e.agent_id, e.seq
+  FROM delivery_exceptions e
+ WHERE e.workspace_id = $1 AND e.state = 4 AND e.purged_at IS NULL AND e.redriven_seq IS NULL
+   AND ($2::bigint IS NULL OR e.agent_id = $2)
+   AND ($4::text IS NULL OR coalesce(e.reason, 'ttl_expired') = $4)
+   AND e.at >= $5 AND e.at < $6
+   AND ($7::timestamptz IS NULL OR (e.at, e.agent_id, e.seq) > ($7, $8, $9))
+   AND EXISTS (SELECT FROM deliveries d
+                WHERE d.workspace_id = e.workspace_id AND d.agent_id = e.agent_id AND d.seq = e.seq
+                  AND ($3::text IS NULL OR d.node_id = $3))
+ ORDER BY e.at, e.agent_id, e.seq LIMIT $10";
+
+// $9: the pass has ended and another follows; $10: it was the last one.
+const RECORD_STEP: &str = "
+UPDATE redrives
+   SET position_at = CASE WHEN NOT $9 THEN coalesce($3, position_at) END,
+       position_agent = CASE WHEN NOT $9 THEN coalesce($4, position_agent) END,
+       position_seq = CASE WHEN NOT $9 THEN coalesce($5, position_seq) END,
+       redriven = redriven + $6, refused = greatest(refused, $7),
+       pass_redriven = $11, pass_refused = $12, pass_full = $13,
+       -- A delay of up to one second is caught up, a longer one is not: no burst exceeds the rate.
+       next_at = CASE WHEN $10 THEN NULL
+                      WHEN $9 THEN now() + make_interval(secs => $14)
+                      ELSE greatest(next_at, now() - interval '1 second')
+                           + make_interval(secs => $8::float8 / rate) END,
+       finished_at = CASE WHEN $10 THEN $15::timestamptz END
+ WHERE workspace_id = $1 AND redrive_id = $2";
+
+impl Store {
+    /// Redrives one dead letter. A repeated call returns the delivery that the first one created.
+    pub async fn redrive_dead_letter(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        seq: i64,
+        at: DateTime<Utc>,
+    ) -> StoreResult<(RedriveOutcome, Option<RecordedEvents>)> {
+        let doing = "redriving a dead letter";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let (outcomes, recorded) = redrive(&mut tx, scope, &[agent.get()], &[seq], at).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok((outcomes.into_iter().next().unwrap_or(RedriveOutcome::NotFound), recorded))
+    }
+
+    /// Begins a redrive by filter, which workers carry out. Dead letters from `until` on are not part of it.
+    pub async fn begin_redrive(
+        &self,
+        scope: WorkspaceScope,
+        id: i64,
+        filter: &DeadLetterFilter,
+        rate: i32,
+        matched: i64,
+        at: DateTime<Utc>,
+    ) -> StoreResult<RedriveRow> {
+        let kept = StoredFilter {
+            agent_id: filter.agent.map(AgentId::get),
+            node_id: filter.node.clone(),
+            reason: filter.reason.clone(),
+        };
+        sqlx::query_as(
+            "INSERT INTO redrives (workspace_id, redrive_id, filter, from_at, until_at, rate, matched, created_at, next_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, now())
+             RETURNING redrive_id, rate, matched, redriven, refused, created_at, finished_at",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(id)
+        .bind(Json(kept))
+        .bind(filter.from.unwrap_or(DateTime::UNIX_EPOCH))
+        .bind(filter.until.map_or(at, |until| until.min(at)))
+        .bind(rate)
+        .bind(matched)
+        .bind(at)
+        .fetch_one(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("beginning a redrive"))
+    }
+
+    /// Reads the progress of a redrive.
+    pub async fn redrive(&self, scope: WorkspaceScope, id: i64) -> StoreResult<Option<RedriveRow>> {
+        sqlx::query_as(
+            "SELECT redrive_id, rate, matched, redriven, refused, created_at, finished_at
+               FROM redrives WHERE workspace_id = $1 AND redrive_id = $2",
+        )
+        .bind(scope.workspace_id().get())
+        .bind(id)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading a redrive"))
+    }
+
+    /// Performs one step of the redrive that has been due for longest: its next dead letters, as many as its rate allows in
+    /// `step`. After a pass with full mailboxes another follows, unless the pass redrove nothing and the redrive is an hour
+    /// old. Returns `None` if no redrive is due, or other workers hold those that are (SKIP LOCKED).
+    pub async fn redrive_step(&self, step: TimeDelta, at: DateTime<Utc>) -> StoreResult<Option<RedriveStep>> {
+        let doing = "stepping a redrive";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let row = sqlx::query(
+            "SELECT workspace_id, redrive_id, filter, from_at, until_at, rate, position_at, position_agent,
+                    position_seq, pass_redriven, pass_refused, pass_full,
+                    extract(epoch FROM now() - next_at)::float8 AS late_seconds,
+                    now() - created_at > make_interval(secs => $1) AS is_old
+               FROM redrives WHERE next_at <= now() ORDER BY next_at LIMIT 1 FOR UPDATE SKIP LOCKED",
+        )
+        .bind(MAX_FULL_DURATION.as_secs_f64())
+        .fetch_optional(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let Some(row) = row else { return Ok(None) };
+        let mut pass = PassCounts::from_row(&row).map_err(StoreError::from_sqlx(doing))?;
+        let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(row.get("workspace_id")));
+        let filter: Json<StoredFilter> = row.try_get("filter").map_err(StoreError::from_sqlx(doing))?;
+        let rate: i32 = row.get("rate");
+        let most = (i64::from(rate) * step.num_milliseconds() / 1000).clamp(1, REDRIVE_BATCH);
+        let letters: Vec<(DateTime<Utc>, i64, i64)> = sqlx::query_as(NEXT_LETTERS)
+            .bind(scope.workspace_id().get())
+            .bind(filter.agent_id)
+            .bind(&filter.node_id)
+            .bind(&filter.reason)
+            .bind(row.get::<DateTime<Utc>, _>("from_at"))
+            .bind(row.get::<DateTime<Utc>, _>("until_at"))
+            .bind(row.get::<Option<DateTime<Utc>>, _>("position_at"))
+            .bind(row.get::<Option<i64>, _>("position_agent"))
+            .bind(row.get::<Option<i64>, _>("position_seq"))
+            .bind(most)
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        let (agents, seqs): (Vec<i64>, Vec<i64>) = letters.iter().map(|(_, agent, seq)| (*agent, *seq)).unzip();
+        let (outcomes, recorded) = redrive(&mut tx, scope, &agents, &seqs, at).await?;
+        let is_redriven = |outcome: &&RedriveOutcome| matches!(outcome, RedriveOutcome::Redriven { now: true, .. });
+        let redriven = outcomes.iter().filter(is_redriven).count();
+        pass.count(&outcomes);
+        let is_over = i64::try_from(letters.len()).is_ok_and(|found| found < most);
+        let is_given_up = pass.redriven == 0 && row.get::<bool, _>("is_old");
+        let follows_another = is_over && pass.full > 0 && !is_given_up;
+        let is_finished = is_over && !follows_another;
+        // Every pass refuses the same dead letters again, so the counts of passes are not added up.
+        let refused = pass.refused + if is_finished { pass.full } else { 0 };
+        if follows_another {
+            pass = PassCounts::default();
+        }
+        let last = letters.last();
+        sqlx::query(RECORD_STEP)
+            .bind(scope.workspace_id().get())
+            .bind(row.get::<i64, _>("redrive_id"))
+            .bind(last.map(|(at, _, _)| *at))
+            .bind(last.map(|(_, agent, _)| *agent))
+            .bind(last.map(|(_, _, seq)| *seq))
+            .bind(i64::try_from(redriven).unwrap_or(0))
+            .bind(refused)
+            .bind(f64::from(i32::try_from(letters.len()).unwrap_or(i32::MAX)))
+            .bind(follows_another)
+            .bind(is_finished)
+            .bind(pass.redriven)
+            .bind(pass.refused)
+            .bind(pass.full)
+            .bind(PASS_DELAY.as_secs_f64())
+            .bind(at)
+            .execute(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        let mut mailboxes: Vec<i64> =
+            agents.iter().zip(&outcomes).filter(|(_, outcome)| is_redriven(outcome)).map(|(agent, _)| *agent).collect();
+        mailboxes.sort_unstable();
+        mailboxes.dedup();
+        Ok(Some(RedriveStep {
+            scope,
+            mailboxes: mailboxes.into_iter().map(AgentId::new).collect(),
+            redriven: redriven as u64,
+            recorded,
+            late_seconds: row.get::<f64, _>("late_seconds").max(0.0),
+        }))
+    }
+
+    /// Removes up to `limit` finished redrives that began longer ago than `age`.
+    pub async fn prune_redrives(&self, age: Duration, limit: i64) -> StoreResult<u64> {
+        let done = sqlx::query(
+            "DELETE FROM redrives r
+              USING (SELECT workspace_id, redrive_id FROM redrives
+                      WHERE created_at < now() - make_interval(secs => $1) AND finished_at IS NOT NULL
+                      ORDER BY created_at LIMIT $2 FOR UPDATE SKIP LOCKED) AS old
+              WHERE r.workspace_id = old.workspace_id AND r.redrive_id = old.redrive_id",
+        )
+        .bind(age.as_secs_f64())
+        .bind(limit)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("pruning redrives"))?;
+        Ok(done.rows_affected())
+    }
+}
+
+/// Redrives these dead letters. Returns one outcome each, and the events of the new deliveries in an observed workspace.
+async fn redrive(
+    tx: &mut PgConnection,
+    scope: WorkspaceScope,
+    agents: &[i64],
+    seqs: &[i64],
+    at: DateTime<Utc>,
+) -> StoreResult<(Vec<RedriveOutcome>, Option<RecordedEvents>)> {
+    let doing = "redriving dead letters";
+    if agents.is_empty() {
+        return Ok((Vec::new(), None));
+    }
+    let workspace = scope.workspace_id().get();
+    sqlx::query(LOCK_HEADS)
+        .bind(workspace)
+        .bind(agents)
+        .execute(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+    let rows = sqlx::query(REDRIVE)
+        .bind(workspace)
+        .bind(agents)
+        .bind(seqs)
+        .bind(at)
+        .bind(MAX_REDRIVES)
+        .bind(day_of(at))
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+    let mut outcomes = vec![RedriveOutcome::NotFound; agents.len()];
+    let mut made: HashMap<usize, NewEvent> = HashMap::new();
+    for row in &rows {
+        let nth = usize::try_from(row.get::<i64, _>("ord") - 1).unwrap_or(usize::MAX);
+        let Some(outcome) = outcomes.get_mut(nth) else { continue };
+        let redrive_no = row.get::<i16, _>("redrive_no") + 1;
+        let bar: i32 = row.get("bar");
+        *outcome = match (bar, row.get::<Option<i64>, _>("new_seq")) {
+            (0 | 1, Some(seq)) => RedriveOutcome::Redriven { seq, redrive_no, now: bar == 0 },
+            (2, _) => RedriveOutcome::Exhausted,
+            (3, _) => RedriveOutcome::AgentDeleted,
+            (4, _) => RedriveOutcome::MessageDropped,
+            _ => RedriveOutcome::MailboxFull,
+        };
+        if let RedriveOutcome::Redriven { seq, now: true, .. } = *outcome {
+            let agent = AgentId::new(row.get("agent_id"));
+            let id = DeliveryId { source: row.get("source_id"), agent, redrive_no };
+            let old = DeliveryId { redrive_no: redrive_no - 1, ..id };
+            let channel: Option<i64> = row.get("channel_id");
+            let data = json!({
+                "delivery_id": id.to_string(), "message_id": id.source.to_string(), "agent_id": agent.to_string(),
+                "channel_id": channel.map(|id| id.to_string()), "seq": seq, "redrive_of": old.to_string(),
+            });
+            let event = NewEvent::new(kind::DELIVERY_ACCEPTED, data).by_agent(agent);
+            made.insert(nth, MessageLocation::attach(MessageLocation::from_row(row).as_ref(), event));
+        }
+    }
+    let is_watched: bool = sqlx::query_scalar(
+        "SELECT coalesce((SELECT watched_until > now() FROM event_heads WHERE workspace_id = $1), false)",
+    )
+    .bind(workspace)
+    .fetch_one(&mut *tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
+    if !is_watched || made.is_empty() {
+        return Ok((outcomes, None));
+    }
+    let mut made: Vec<_> = made.into_iter().collect();
+    made.sort_unstable_by_key(|(nth, _)| *nth);
+    let recorded = events::append(tx, scope, at, made.into_iter().map(|(_, event)| event).collect()).await?;
+    Ok((outcomes, Some(recorded)))
+}

@@ -1,0 +1,334 @@
+//! Settlement of single deliveries over REST: ack, fail and defer, apart from the floors of the mailbox.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    AgentId, DeliveryId, MessageId, WorkspaceScope,
+    mailboxes::{
+        dead_letter::DeadLetterReason,
+        delivery::{Settlement, SettlementRequest, SourceKind, apply_request, derive_state, extend_floor},
+    },
+};
+use sqlx::{PgTransaction, Row as _};
+
+use crate::{
+    Store, StoreError, StoreResult,
+    events::{self, NewEvent, RecordedEvents},
+    mailboxes::{
+        claims,
+        delivery_events::MessageLocation,
+        expiry::DeadLetteredDelivery,
+        retries::{self, FailureOutcome},
+    },
+    messages::reads::record_read,
+    push::mailboxes,
+};
+
+/// Report of a recipient about one of its deliveries.
+#[derive(Debug, Clone)]
+pub enum DeliveryReport {
+    Ack,
+    Fail {
+        error: Option<String>,
+        /// `Some(true)`: the delivery is retried, in place on http_push and poll nodes and as a new delivery on ws nodes,
+        /// whose brokers drop ids that they have seen. `Some(false)`: it becomes a dead letter. `None`: the failure is
+        /// recorded only.
+        retryable: Option<bool>,
+    },
+    Defer {
+        available_at: DateTime<Utc>,
+        reason: Option<String>,
+    },
+}
+
+impl DeliveryReport {
+    const fn request(&self) -> SettlementRequest {
+        match self {
+            Self::Ack => SettlementRequest::Ack,
+            Self::Fail { .. } => SettlementRequest::Fail,
+            Self::Defer { .. } => SettlementRequest::Defer,
+        }
+    }
+}
+
+/// Change made by a report.
+#[derive(Debug)]
+pub struct ReportOutcome {
+    /// Channel of the message; `None` for other sources.
+    pub place: Option<MessageLocation>,
+    /// Read time of the message, if this report is its first read.
+    pub first_read_at: Option<DateTime<Utc>>,
+    /// End of the pause before a retry in place.
+    pub back_at: Option<DateTime<Utc>>,
+    /// Id and seq of the delivery that replaces this one.
+    pub redriven_as: Option<(DeliveryId, i64)>,
+    /// Set if the delivery became a dead letter.
+    pub dead: Option<DeadLetteredDelivery>,
+}
+
+/// Settled rows per read while the floor is extended.
+const FLOOR_PAGE: i64 = 256;
+
+impl Store {
+    /// Applies a recipient's report to its delivery: writes the settlement, extends the settled floor, and records the read
+    /// of an ack. One transaction holds the mailbox's cursor row and also records the events that `events` builds.
+    ///
+    /// Returns the outer `None` if there is no such delivery, the inner one if the report changed nothing.
+    pub async fn report_delivery(
+        &self,
+        scope: WorkspaceScope,
+        delivery: DeliveryId,
+        report: &DeliveryReport,
+        at: DateTime<Utc>,
+        events: impl FnOnce(&ReportOutcome) -> Vec<NewEvent> + Send,
+    ) -> StoreResult<Option<Option<RecordedEvents>>> {
+        let doing = "settling a delivery";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let reported = match apply_report(&mut tx, scope, delivery, report, at).await? {
+            None => return Ok(None),
+            Some(None) => return Ok(Some(None)),
+            Some(Some(reported)) => reported,
+        };
+        let recorded = events::append(&mut tx, scope, at, events(&reported)).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some(Some(recorded)))
+    }
+}
+
+/// Performs [`Store::report_delivery`] without events, within a transaction that holds no lock except, at most, this
+/// cursor. Returns true if the row changed; `None` if there is no such delivery.
+pub(crate) async fn report_within(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    delivery: DeliveryId,
+    report: &DeliveryReport,
+) -> StoreResult<Option<bool>> {
+    Ok(apply_report(tx, scope, delivery, report, Utc::now()).await?.map(|reported| reported.is_some()))
+}
+
+async fn apply_report(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    delivery: DeliveryId,
+    report: &DeliveryReport,
+    at: DateTime<Utc>,
+) -> StoreResult<Option<Option<ReportOutcome>>> {
+    let doing = "settling a delivery";
+    let (workspace, agent) = (scope.workspace_id().get(), delivery.agent.get());
+    let row = sqlx::query(
+        "SELECT d.seq, d.source_kind, c.channel_id, c.name AS channel_name, c.conversation_id
+           FROM deliveries d
+           LEFT JOIN channels c ON c.workspace_id = d.workspace_id AND c.channel_id = d.channel_id
+          WHERE d.workspace_id = $1 AND d.source_id = $2 AND d.agent_id = $3 AND d.redrive_no = $4
+          ORDER BY d.created_on DESC LIMIT 1",
+    )
+    .bind(workspace)
+    .bind(delivery.source)
+    .bind(agent)
+    .bind(delivery.redrive_no)
+    .fetch_optional(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
+    let Some(row) = row else { return Ok(None) };
+    let (seq, source_kind): (i64, i16) = (row.get(0), row.get(1));
+
+    let retry = match report {
+        DeliveryReport::Fail { retryable: Some(true), .. } => {
+            retries::lock_retry_mode(tx, scope, delivery.agent).await?
+        }
+        DeliveryReport::Ack | DeliveryReport::Fail { .. } | DeliveryReport::Defer { .. } => None,
+    };
+    let cursor = lock_cursor(tx, scope, delivery.agent).await?;
+    let current: Option<i16> = sqlx::query_scalar(
+        "SELECT state FROM delivery_exceptions WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3",
+    )
+    .bind(workspace)
+    .bind(agent)
+    .bind(seq)
+    .fetch_optional(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
+    let current = current.and_then(|code| Settlement::from_code(code).ok());
+    let state = derive_state(seq, cursor.sent_seq, cursor.ack_floor, current);
+    let Some(new) = apply_request(state, seq <= cursor.settled_floor, report.request()) else {
+        return Ok(Some(None));
+    };
+    let claim_count = claims::end_lease(tx, scope, delivery.agent, seq).await?;
+    let outcome = match (report, retry) {
+        (DeliveryReport::Fail { retryable: Some(false), .. }, _) => {
+            FailureOutcome::DeadLetter(DeadLetterReason::Rejected)
+        }
+        (_, Some(retry)) => retries::decide_failure_outcome(tx, scope, delivery, seq, &retry, claim_count, at).await?,
+        _ => FailureOutcome::None,
+    };
+    let (new, back, redriven_seq, dead) = match outcome {
+        FailureOutcome::None => (new, None, None, None),
+        FailureOutcome::Retry { at, retry_no } => (Settlement::Deferred, Some((at, retry_no)), None, None),
+        FailureOutcome::Redriven { seq } => (new, None, Some(seq), None),
+        FailureOutcome::DeadLetter(reason) => (Settlement::DeadLettered, None, None, Some(reason)),
+    };
+
+    let (error, mut retryable, mut reason, available_at) = match report {
+        DeliveryReport::Ack => (None, None, None, None),
+        DeliveryReport::Fail { error, retryable } => {
+            (error.as_deref(), *retryable, None, back.map(|(available_at, _)| available_at))
+        }
+        DeliveryReport::Defer { available_at, reason } => (None, None, reason.as_deref(), Some(*available_at)),
+    };
+    if let Some(dead) = dead {
+        (retryable, reason) = (Some(false), Some(dead.as_str()));
+    }
+    // Every writer of settlements locks the cursor row first, so the state cannot have changed since it was read; the
+    // WHERE repeats it. A repeated equal deferral changes nothing.
+    let written = sqlx::query(
+        "INSERT INTO delivery_exceptions AS x
+                (workspace_id, agent_id, seq, state, error, retryable, reason, available_at, at, retry_no,
+                 redriven_seq, redriven_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, now(), $10, $11, CASE WHEN $11::bigint IS NOT NULL THEN now() END)
+         ON CONFLICT (workspace_id, agent_id, seq) DO UPDATE
+            SET state = excluded.state, error = excluded.error, retryable = excluded.retryable,
+                reason = excluded.reason, available_at = excluded.available_at, at = excluded.at,
+                retry_no = excluded.retry_no, redriven_seq = coalesce(x.redriven_seq, excluded.redriven_seq),
+                redriven_at = coalesce(x.redriven_at, excluded.redriven_at)
+          WHERE x.state IS NOT DISTINCT FROM $9
+            AND (x.state, x.reason, x.available_at)
+                IS DISTINCT FROM (excluded.state, excluded.reason, excluded.available_at)",
+    )
+    .bind(workspace)
+    .bind(agent)
+    .bind(seq)
+    .bind(new.code())
+    .bind(error)
+    .bind(retryable)
+    .bind(reason)
+    .bind(available_at)
+    .bind(current.map(Settlement::code))
+    .bind(back.map_or(0, |(_, retry_no)| retry_no))
+    .bind(redriven_seq)
+    .execute(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?
+    .rows_affected();
+    if written == 0 {
+        return Ok(Some(None));
+    }
+
+    if let Some(available_at) = available_at {
+        mailboxes::set_due(tx, scope, delivery.agent, available_at).await?;
+    }
+    if new.is_settled() {
+        settle_contiguous(tx, scope, delivery.agent, cursor.settled_floor).await?;
+        mailboxes::unblock_mailbox(tx, scope, delivery.agent).await?;
+    }
+    let mut first_read_at = None;
+    if new == Settlement::Acked && source_kind == SourceKind::Message.code() {
+        let (read_at, first) = record_read(tx, scope, MessageId::new(delivery.source), delivery.agent).await?;
+        first_read_at = first.then_some(read_at);
+    }
+    let place = MessageLocation::from_row(&row);
+    let dead = match dead {
+        Some(reason) => Some(retries::read_dead_letter(tx, scope, delivery, seq, reason, error, place.clone()).await?),
+        None => None,
+    };
+    let back_at = back.map(|(at, _)| at);
+    let redriven_as = redriven_seq.map(|seq| (DeliveryId { redrive_no: delivery.redrive_no + 1, ..delivery }, seq));
+    Ok(Some(Some(ReportOutcome { place, first_read_at, back_at, redriven_as, dead })))
+}
+
+/// Cursor of a mailbox whose row is locked until the transaction ends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LockedCursor {
+    pub(crate) sent_seq: i64,
+    pub(crate) ack_floor: i64,
+    pub(crate) settled_floor: i64,
+}
+
+/// Locks a mailbox's cursor row, which it creates if necessary. The second read waits for a concurrent insert.
+pub(crate) async fn lock_cursor(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    agent: AgentId,
+) -> StoreResult<LockedCursor> {
+    let doing = "locking a mailbox cursor";
+    let select = "SELECT sent_seq, ack_floor, settled_floor FROM mailbox_cursors
+                   WHERE workspace_id = $1 AND agent_id = $2 FOR UPDATE";
+    let read = |row: sqlx::postgres::PgRow| LockedCursor {
+        sent_seq: row.get(0),
+        ack_floor: row.get(1),
+        settled_floor: row.get(2),
+    };
+    let (workspace, agent) = (scope.workspace_id().get(), agent.get());
+    let found = sqlx::query(select)
+        .bind(workspace)
+        .bind(agent)
+        .fetch_optional(&mut **tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+    if let Some(row) = found {
+        return Ok(read(row));
+    }
+    sqlx::query("INSERT INTO mailbox_cursors (workspace_id, agent_id) VALUES ($1, $2) ON CONFLICT DO NOTHING")
+        .bind(workspace)
+        .bind(agent)
+        .execute(&mut **tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+    sqlx::query(select)
+        .bind(workspace)
+        .bind(agent)
+        .fetch_one(&mut **tx)
+        .await
+        .map(read)
+        .map_err(StoreError::from_sqlx(doing))
+}
+
+/// Moves the settled floor over the individually settled rows right above it. The caller holds the cursor row. Returns the
+/// new floor.
+pub(crate) async fn settle_contiguous(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    agent: AgentId,
+    from: i64,
+) -> StoreResult<i64> {
+    let doing = "extending a settled floor";
+    let (workspace, agent) = (scope.workspace_id().get(), agent.get());
+    let mut floor = from;
+    loop {
+        let page: Vec<(i64, i64)> = sqlx::query_as(
+            // Acked, failed and dead-lettered rows and skipped runs are settled; deferred rows are not.
+            "SELECT first_seq, last_seq
+               FROM ((SELECT seq AS first_seq, seq AS last_seq FROM delivery_exceptions
+                       WHERE workspace_id = $1 AND agent_id = $2 AND seq > $3 AND state <> 3
+                       ORDER BY seq LIMIT $4)
+                     UNION ALL
+                     SELECT first_seq, last_seq FROM skipped_seqs
+                      WHERE workspace_id = $1 AND agent_id = $2 AND last_seq > $3) AS settled
+              ORDER BY first_seq LIMIT $4",
+        )
+        .bind(workspace)
+        .bind(agent)
+        .bind(floor)
+        .bind(FLOOR_PAGE)
+        .fetch_all(&mut **tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let reached = extend_floor(floor, page.iter().flat_map(|&(first, last)| first..=last));
+        let whole_page = page.last().is_some_and(|run| run.1 == reached) && page.len() as i64 == FLOOR_PAGE;
+        floor = reached;
+        if !whole_page {
+            break;
+        }
+    }
+    if floor > from {
+        sqlx::query(
+            "UPDATE mailbox_cursors SET settled_floor = $3
+              WHERE workspace_id = $1 AND agent_id = $2 AND settled_floor < $3",
+        )
+        .bind(workspace)
+        .bind(agent)
+        .bind(floor)
+        .execute(&mut **tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+    }
+    Ok(floor)
+}

@@ -1,0 +1,61 @@
+//! Events of a committed send: the message's own and, in a watched workspace, one per delivery.
+
+use relay_domain::{DeliveryId, MessageId};
+use serde_json::json;
+
+use crate::{
+    events::{EventBody, NewEvent},
+    messages::batch::{NewRecipient, NewSend, WrittenDelivery},
+};
+
+/// Returns the message's event, then the events of its deliveries if the workspace is watched.
+pub(crate) fn message_events(send: &NewSend, rows: &[Option<WrittenDelivery>], watched: bool) -> Vec<NewEvent> {
+    let message = &send.message;
+    let mut events = vec![NewEvent::for_message(message.event_kind(), message)];
+    events.extend(send.events.iter().cloned().map(|event| with_message_id(event, message.id)));
+    if watched {
+        events.extend(send.recipients.iter().zip(rows).map(|(recipient, row)| delivery_event(send, recipient, row)));
+    }
+    events
+}
+
+/// Fills in the id of the message, which was not known when the event was made.
+fn with_message_id(mut event: NewEvent, message_id: MessageId) -> NewEvent {
+    if let EventBody::Data(data) = &mut event.body
+        && let Some(id) = data.pointer_mut("/message/id").filter(|id| id.is_null())
+    {
+        *id = json!(message_id.to_string());
+    }
+    event
+}
+
+fn delivery_event(send: &NewSend, recipient: &NewRecipient, row: &Option<WrittenDelivery>) -> NewEvent {
+    let message = &send.message;
+    let (kind, data) = match row {
+        Some(row) => {
+            let id = DeliveryId { source: message.id.get(), agent: recipient.agent_id, redrive_no: 0 };
+            let data = json!({
+                "delivery_id": id.to_string(),
+                "message_id": message.id.to_string(),
+                "channel_id": message.client_channel_id(),
+                "agent_id": recipient.agent_id.to_string(),
+                "reason": recipient.reason.as_str(),
+                "seq": row.seq,
+            });
+            ("delivery.accepted", data)
+        }
+        None => {
+            let data = json!({
+                "delivery_id": null,
+                "message_id": message.id.to_string(),
+                "target_agent_id": recipient.agent_id.to_string(),
+                "reason": "depth_cap",
+                "error": "mailbox depth cap exceeded",
+                "retryable": false,
+            });
+            ("delivery.failed", data)
+        }
+    };
+    let event = NewEvent { kind: kind.into(), ..NewEvent::for_message("", message) };
+    NewEvent { body: EventBody::Data(data), ..event.by_agent(recipient.agent_id) }
+}

@@ -1,0 +1,186 @@
+//! The first statement of a batch: it writes the outbox row and reads the [`BatchFacts`] that decide which sends are
+//! still current. Called by the batch commit.
+
+use std::collections::HashMap;
+
+use relay_domain::{AgentId, ChannelId, NodeId, ProviderName, WorkspaceId, WorkspaceScope};
+use sqlx::{FromRow, PgConnection, Row, postgres::PgRow, types::Json};
+
+use crate::{
+    StoreError, StoreResult,
+    decode::decode_rows,
+    messages::batch::{Batch, NewSend},
+};
+
+/// The rows that a batch depends on, as its transaction read them.
+#[derive(Default)]
+pub(crate) struct BatchFacts {
+    agents: HashMap<(WorkspaceId, AgentId), AgentFacts>,
+    channels: HashMap<(WorkspaceId, ChannelId), i64>,
+    workspaces: HashMap<WorkspaceId, WorkspaceFacts>,
+}
+
+#[derive(Clone, Copy)]
+struct WorkspaceFacts {
+    ttl_seconds: i32,
+    depth: i32,
+    watched: bool,
+}
+
+pub(crate) struct AgentFacts {
+    generation: i64,
+    pub(crate) node_id: NodeId,
+    pub(crate) provider: Option<ProviderName>,
+}
+
+impl BatchFacts {
+    /// True if the facts that the request was resolved with still hold.
+    pub(crate) fn is_current(&self, send: &NewSend) -> bool {
+        let workspace = send.scope.workspace_id();
+        let agent = |id| self.agents.get(&(workspace, id));
+        self.workspaces.contains_key(&workspace)
+            && self.channels.get(&(workspace, send.message.channel_id)) == Some(&send.members_version)
+            && (send.hidden_sender
+                || agent(send.message.agent_id).is_some_and(|sender| {
+                    send.token_generation.is_none_or(|generation| generation == sender.generation)
+                }))
+            && send.recipients.iter().all(|recipient| agent(recipient.agent_id).is_some())
+    }
+
+    pub(crate) fn agent(&self, scope: WorkspaceScope, agent: AgentId) -> Option<&AgentFacts> {
+        self.agents.get(&(scope.workspace_id(), agent))
+    }
+
+    /// Delivery TTL in seconds and mailbox depth.
+    pub(crate) fn workspace(&self, scope: WorkspaceScope) -> (i32, i32) {
+        self.workspaces.get(&scope.workspace_id()).map_or((3600, 1000), |facts| (facts.ttl_seconds, facts.depth))
+    }
+
+    /// True while the workspace's event log has readers. Events of single deliveries are recorded only then.
+    pub(crate) fn is_watched(&self, scope: WorkspaceScope) -> bool {
+        self.workspaces.get(&scope.workspace_id()).is_some_and(|facts| facts.watched)
+    }
+}
+
+/// One row of [`OPEN`].
+enum Fact {
+    /// The outbox row was inserted.
+    BatchOpened,
+    Agent(AgentId, AgentFacts),
+    Channel(ChannelId, i64),
+    Workspace(WorkspaceFacts),
+}
+
+struct FactRow {
+    workspace_id: WorkspaceId,
+    fact: Fact,
+}
+
+impl FromRow<'_, PgRow> for FactRow {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        let fact = match row.try_get("kind")? {
+            "agent" => Fact::Agent(
+                row.try_get("id")?,
+                AgentFacts {
+                    generation: row.try_get("version")?,
+                    node_id: row.try_get("node_id")?,
+                    provider: row.try_get("provider")?,
+                },
+            ),
+            "channel" => Fact::Channel(row.try_get("id")?, row.try_get("version")?),
+            "workspace" => Fact::Workspace(WorkspaceFacts {
+                ttl_seconds: row.try_get("ttl")?,
+                depth: row.try_get("depth")?,
+                watched: row.try_get::<i64, _>("version")? == 1,
+            }),
+            _ => Fact::BatchOpened,
+        };
+        Ok(Self { workspace_id: row.try_get("workspace_id")?, fact })
+    }
+}
+
+// One round trip for the insert and all facts. On a resubmitted batch the insert waits until the first transaction ends.
+const OPEN: &str = "
+WITH opened AS (
+    INSERT INTO outbox (batch_id, gateway_id, sources, traceparent) VALUES ($6, $7, $8, $9)
+    ON CONFLICT (batch_id) DO NOTHING RETURNING batch_id
+)
+SELECT 'batch' AS kind, 0::bigint AS workspace_id, batch_id AS id, 0::bigint AS version,
+       NULL AS node_id, NULL AS provider, 0 AS ttl, 0 AS depth
+  FROM opened
+UNION ALL
+SELECT 'agent', a.workspace_id, a.agent_id, a.token_generation, a.node_id, a.provider, 0, 0
+  FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
+  JOIN agents a USING (workspace_id, agent_id)
+ WHERE a.deleted_at IS NULL
+UNION ALL
+SELECT 'channel', c.workspace_id, c.channel_id, c.members_version, NULL, NULL, 0, 0
+  FROM unnest($3::bigint[], $4::bigint[]) AS k (workspace_id, channel_id)
+  JOIN channels c USING (workspace_id, channel_id)
+ WHERE c.archived_at IS NULL
+UNION ALL
+SELECT 'workspace', w.workspace_id, 0, (coalesce(h.watched_until, '-infinity') > now())::int, NULL, NULL,
+       w.delivery_ttl_seconds, w.mailbox_depth
+  FROM unnest($5::bigint[]) AS k (workspace_id)
+  JOIN workspaces w USING (workspace_id)
+  LEFT JOIN event_heads h USING (workspace_id)
+ WHERE w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > now())";
+
+/// Writes the batch's outbox row, whose unique id identifies a resubmitted batch, and reads the rows that the batch
+/// depends on. They are not locked: a later change is not this batch's concern, and `members_version` and the token
+/// generation detect an earlier one. `None`: this batch was committed before.
+pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option<BatchFacts>> {
+    let sends = &batch.sends;
+    // Ids as JSON numbers: the outbox relay reads them so, and jsonb keeps all 63 bits.
+    let sources: Vec<[i64; 2]> =
+        sends.iter().map(|send| [send.scope.workspace_id().get(), send.message.id.get()]).collect();
+    let (mut agents, mut channels) = (Vec::new(), Vec::new());
+    for send in sends {
+        let workspace = send.scope.workspace_id();
+        channels.push((workspace, send.message.channel_id));
+        agents.push((workspace, send.message.agent_id));
+        agents.extend(send.recipients.iter().map(|recipient| (workspace, recipient.agent_id)));
+    }
+    sort_and_dedup(&mut agents);
+    sort_and_dedup(&mut channels);
+    // `dedup` suffices: the channels are sorted by workspace.
+    let mut workspaces: Vec<WorkspaceId> = channels.iter().map(|(workspace, _)| *workspace).collect();
+    workspaces.dedup();
+    let (agent_workspaces, agent_ids): (Vec<WorkspaceId>, Vec<AgentId>) = agents.into_iter().unzip();
+    let (channel_workspaces, channel_ids): (Vec<WorkspaceId>, Vec<ChannelId>) = channels.into_iter().unzip();
+    let rows = sqlx::query(OPEN)
+        .bind(agent_workspaces)
+        .bind(agent_ids)
+        .bind(channel_workspaces)
+        .bind(channel_ids)
+        .bind(workspaces)
+        .bind(batch.id)
+        .bind(batch.gateway_id)
+        .bind(Json(sources))
+        .bind(&batch.traceparent)
+        .fetch_all(tx)
+        .await
+        .map_err(StoreError::from_sqlx("opening a batch"))?;
+    let mut facts = BatchFacts::default();
+    let mut is_new = false;
+    for FactRow { workspace_id, fact } in decode_rows("agents", &rows)? {
+        match fact {
+            Fact::BatchOpened => is_new = true,
+            Fact::Agent(id, agent) => {
+                facts.agents.insert((workspace_id, id), agent);
+            }
+            Fact::Channel(id, members_version) => {
+                facts.channels.insert((workspace_id, id), members_version);
+            }
+            Fact::Workspace(workspace) => {
+                facts.workspaces.insert(workspace_id, workspace);
+            }
+        }
+    }
+    Ok(is_new.then_some(facts))
+}
+
+fn sort_and_dedup<T: Ord>(keys: &mut Vec<T>) {
+    keys.sort_unstable();
+    keys.dedup();
+}

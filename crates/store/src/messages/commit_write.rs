@@ -1,0 +1,296 @@
+//! The statement that writes a batch's messages and deliveries, and the reads that restore the outcome of a
+//! batch whose COMMIT got no reply. Called by [`crate::messages::commit`].
+
+use chrono::{DateTime, Duration, NaiveDate, Utc};
+use const_format::formatcp;
+use relay_domain::{
+    AgentId, ChannelId, MessageId, NodeId, ProviderName, WorkspaceId,
+    mailboxes::{
+        delivery::{Mode, Reason},
+        stream::Seq,
+    },
+};
+use sqlx::{FromRow, PgConnection, Postgres, postgres::PgArguments, query::Query};
+
+use crate::{
+    StoreError, StoreResult,
+    codes::MESSAGE_SOURCE,
+    mailboxes::skipped_seqs::count_settled_above,
+    messages::{
+        batch::{Batch, NewRecipient, NewSend, SendOutcome, WrittenDelivery},
+        commit_facts::{AgentFacts, BatchFacts},
+        days::day_of,
+    },
+};
+
+/// Heads are locked in (workspace, agent) order, each mailbox's rows are ranked under that lock, and the first
+/// that fit under the depth cap get the next seqs. The depth of a mailbox is the distance from its settled
+/// floor to its head, less the settlements in between, which are counted only when the mailbox looks full.
+/// `MATERIALIZED` keeps the planner from evaluating the locking part more than once or in another order.
+const WRITE: &str = concat!(
+    "
+WITH want AS (
+    SELECT *
+      FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::date[], $5::bigint[], $6::text[],
+                  $7::smallint[], $8::smallint[], $9::timestamptz[], $10::timestamptz[], $11::int[])
+           WITH ORDINALITY AS w (workspace_id, agent_id, source_id, created_on, channel_id, node_id,
+                                 mode, reason, created_at, expires_at, depth, ord)
+), locked AS MATERIALIZED (
+    SELECT h.workspace_id, h.agent_id, h.next_seq
+      FROM mailbox_heads h
+      JOIN (SELECT DISTINCT workspace_id, agent_id FROM want) AS k USING (workspace_id, agent_id)
+     ORDER BY h.workspace_id, h.agent_id
+       FOR UPDATE OF h
+), ranked AS (
+    SELECT w.*, l.next_seq,
+           row_number() OVER (PARTITION BY w.workspace_id, w.agent_id ORDER BY w.ord) AS rank
+      FROM want w
+      JOIN locked l USING (workspace_id, agent_id)
+), fitted AS MATERIALIZED (
+    SELECT r.*,
+           CASE WHEN r.next_seq - 1 - c.settled_floor + r.rank <= r.depth THEN true
+                ELSE r.next_seq - 1 - c.settled_floor + r.rank <= r.depth
+                     + ",
+    count_settled_above!("c", "c.settled_floor"),
+    "
+           END AS fits
+      FROM ranked r
+      JOIN mailbox_cursors c USING (workspace_id, agent_id)
+), bumped AS (
+    UPDATE mailbox_heads h
+       SET next_seq = b.next_seq
+      FROM (SELECT workspace_id, agent_id, max(next_seq + rank) AS next_seq
+              FROM fitted WHERE fits GROUP BY workspace_id, agent_id) AS b
+     WHERE h.workspace_id = b.workspace_id AND h.agent_id = b.agent_id
+), delivered AS (
+    INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_id, channel_id, node_id,
+                            mode, reason, created_at, expires_at)
+    SELECT workspace_id, agent_id, next_seq + rank - 1, created_on, source_id, channel_id, node_id,
+           mode, reason, created_at, expires_at
+      FROM fitted WHERE fits
+), stored AS (
+    INSERT INTO messages (workspace_id, message_id, created_on, channel_id, agent_id, agent_name,
+                          agent_type, thread_id, text, blocks, metadata, attachments, mentions, mode,
+                          content_type, created_at, traceparent)
+    SELECT w, m, d, c, a, n, t, h, x, b::json, e::json, f::json, string_to_array(p, ' '), o, y, z, q
+      FROM unnest($12::bigint[], $13::bigint[], $14::date[], $15::bigint[], $16::bigint[], $17::text[],
+                  $18::text[], $19::bigint[], $20::text[], $21::text[], $22::text[], $23::text[],
+                  $24::text[], $25::text[], $26::text[], $27::timestamptz[], $28::text[])
+           AS s (w, m, d, c, a, n, t, h, x, b, e, f, p, o, y, z, q)
+)
+SELECT ord, CASE WHEN fits THEN next_seq + rank - 1 END AS seq FROM fitted"
+);
+
+/// One row per delivery, as columns.
+#[derive(Default)]
+struct DeliveryColumns<'a> {
+    workspace: Vec<WorkspaceId>,
+    agent: Vec<AgentId>,
+    source: Vec<MessageId>,
+    day: Vec<NaiveDate>,
+    channel: Vec<ChannelId>,
+    node: Vec<&'a str>,
+    mode: Vec<Mode>,
+    reason: Vec<Reason>,
+    created_at: Vec<DateTime<Utc>>,
+    expires_at: Vec<DateTime<Utc>>,
+    depth: Vec<i32>,
+}
+
+impl<'a> DeliveryColumns<'a> {
+    fn push(&mut self, send: &NewSend, recipient: &NewRecipient, agent: &'a AgentFacts, ttl: Duration, depth: i32) {
+        let message = &send.message;
+        self.workspace.push(send.scope.workspace_id());
+        self.agent.push(recipient.agent_id);
+        self.source.push(message.id);
+        self.day.push(day_of(message.created_at));
+        self.channel.push(message.channel_id);
+        self.node.push(agent.node_id.as_str());
+        self.mode.push(recipient.mode);
+        self.reason.push(recipient.reason);
+        self.created_at.push(message.created_at);
+        self.expires_at.push(message.created_at + ttl);
+        self.depth.push(depth);
+    }
+}
+
+/// One row per message, as columns.
+#[derive(Default)]
+struct MessageColumns<'a> {
+    workspace: Vec<WorkspaceId>,
+    id: Vec<MessageId>,
+    day: Vec<NaiveDate>,
+    channel: Vec<ChannelId>,
+    agent: Vec<AgentId>,
+    agent_name: Vec<&'a str>,
+    agent_type: Vec<&'static str>,
+    thread: Vec<Option<MessageId>>,
+    text: Vec<&'a str>,
+    blocks: Vec<Option<String>>,
+    metadata: Vec<String>,
+    attachments: Vec<String>,
+    mentions: Vec<String>,
+    mode: Vec<&'static str>,
+    content_type: Vec<Option<&'a str>>,
+    created_at: Vec<DateTime<Utc>>,
+    traceparent: Vec<Option<&'a str>>,
+}
+
+impl<'a> MessageColumns<'a> {
+    fn push(&mut self, send: &'a NewSend) {
+        let message = &send.message;
+        self.workspace.push(send.scope.workspace_id());
+        self.id.push(message.id);
+        self.day.push(day_of(message.created_at));
+        self.channel.push(message.channel_id);
+        self.agent.push(message.agent_id);
+        self.agent_name.push(&message.agent_name);
+        self.agent_type.push(message.agent_kind.as_str());
+        self.thread.push(message.thread_id);
+        self.text.push(&message.text);
+        self.blocks.push(message.blocks.as_ref().map(ToString::to_string));
+        self.metadata.push(message.metadata.to_string());
+        self.attachments.push(message.attachments.to_string());
+        // An array of arrays must be rectangular, so the names travel as one text; a name has no space.
+        self.mentions.push(message.mentions.join(" "));
+        self.mode.push(message.mode.as_str());
+        self.content_type.push(message.content_type.as_deref());
+        self.created_at.push(message.created_at);
+        self.traceparent.push(send.traceparent.as_deref());
+    }
+}
+
+/// Parameters of [`WRITE`].
+#[derive(Default)]
+struct BatchColumns<'a> {
+    deliveries: DeliveryColumns<'a>,
+    messages: MessageColumns<'a>,
+    /// Open request, recipient and facts of each delivery, in the order of the columns.
+    places: Vec<(usize, usize, &'a AgentFacts)>,
+}
+
+impl<'a> BatchColumns<'a> {
+    fn collect(sends: &'a [NewSend], open: &[usize], facts: &'a BatchFacts) -> Self {
+        let mut columns = Self::default();
+        for (nth, index) in open.iter().enumerate() {
+            let send = &sends[*index];
+            let (ttl_seconds, depth) = facts.workspace(send.scope);
+            let ttl = send.ttl_ms.map_or_else(|| Duration::seconds(ttl_seconds.into()), Duration::milliseconds);
+            columns.messages.push(send);
+            for (position, recipient) in send.recipients.iter().enumerate() {
+                let Some(agent) = facts.agent(send.scope, recipient.agent_id) else { continue };
+                columns.places.push((nth, position, agent));
+                columns.deliveries.push(send, recipient, agent, ttl, depth);
+            }
+        }
+        columns
+    }
+
+    fn query(&self) -> Query<'_, Postgres, PgArguments> {
+        let (d, m) = (&self.deliveries, &self.messages);
+        sqlx::query(WRITE)
+            .bind(&d.workspace)
+            .bind(&d.agent)
+            .bind(&d.source)
+            .bind(&d.day)
+            .bind(&d.channel)
+            .bind(&d.node)
+            .bind(&d.mode)
+            .bind(&d.reason)
+            .bind(&d.created_at)
+            .bind(&d.expires_at)
+            .bind(&d.depth)
+            .bind(&m.workspace)
+            .bind(&m.id)
+            .bind(&m.day)
+            .bind(&m.channel)
+            .bind(&m.agent)
+            .bind(&m.agent_name)
+            .bind(&m.agent_type)
+            .bind(&m.thread)
+            .bind(&m.text)
+            .bind(&m.blocks)
+            .bind(&m.metadata)
+            .bind(&m.attachments)
+            .bind(&m.mentions)
+            .bind(&m.mode)
+            .bind(&m.content_type)
+            .bind(&m.created_at)
+            .bind(&m.traceparent)
+    }
+}
+
+/// Writes the open requests. Returns, per request, one entry per recipient.
+pub(crate) async fn write_rows(
+    tx: &mut PgConnection,
+    sends: &[NewSend],
+    open: &[usize],
+    facts: &BatchFacts,
+) -> StoreResult<Vec<Vec<Option<WrittenDelivery>>>> {
+    if open.is_empty() {
+        return Ok(Vec::new());
+    }
+    let columns = BatchColumns::collect(sends, open, facts);
+    let doing = "writing the batch";
+    let rows = columns.query().fetch_all(tx).await.map_err(StoreError::from_sqlx(doing))?;
+    let mut written: Vec<Vec<Option<WrittenDelivery>>> =
+        open.iter().map(|index| vec![None; sends[*index].recipients.len()]).collect();
+    for row in rows {
+        // `ord` counts the columns' rows from 1; a delivery without a seq did not fit.
+        let (ord, seq): (i64, Option<Seq>) = FromRow::from_row(&row).map_err(StoreError::from_sqlx(doing))?;
+        let index = usize::try_from(ord - 1).unwrap_or(usize::MAX);
+        let (Some((nth, position, agent)), Some(seq)) = (columns.places.get(index), seq) else { continue };
+        written[*nth][*position] = Some(WrittenDelivery {
+            seq,
+            node_id: agent.node_id.clone(),
+            provider: agent.provider.clone(),
+            expires_at: columns.deliveries.expires_at[index],
+        });
+    }
+    Ok(written)
+}
+
+/// Reads the outcomes that an earlier submission of this batch committed.
+///
+/// A request without a message was not written by it: it is `Stale`, so that the caller resolves it again
+/// and, if it carries a key, gets the first response.
+pub(crate) async fn read_back(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Vec<SendOutcome>> {
+    const DELIVERIES: &str = formatcp!(
+        "SELECT d.agent_id, d.seq, d.node_id, a.provider, d.expires_at
+           FROM deliveries d JOIN agents a USING (workspace_id, agent_id)
+          WHERE d.workspace_id = $1 AND d.source_id = $2 AND d.created_on = $3
+            AND d.source_kind = {MESSAGE_SOURCE} AND d.redrive_no = 0"
+    );
+    let mut outcomes = Vec::with_capacity(batch.sends.len());
+    for send in &batch.sends {
+        let workspace = send.scope.workspace_id();
+        let found: bool = sqlx::query_scalar(
+            "SELECT EXISTS (SELECT 1 FROM messages
+              WHERE workspace_id = $1 AND message_id = $2 AND created_on = $3)",
+        )
+        .bind(workspace)
+        .bind(send.message.id)
+        .bind(day_of(send.message.created_at))
+        .fetch_one(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx("reading back a message"))?;
+        if !found {
+            outcomes.push(SendOutcome::Stale);
+            continue;
+        }
+        let rows: Vec<(AgentId, Seq, NodeId, Option<ProviderName>, DateTime<Utc>)> = sqlx::query_as(DELIVERIES)
+            .bind(workspace)
+            .bind(send.message.id)
+            .bind(day_of(send.message.created_at))
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx("reading back deliveries"))?;
+        let deliveries = send.recipients.iter().map(|recipient| {
+            let row = rows.iter().find(|(agent_id, ..)| *agent_id == recipient.agent_id)?;
+            let (_, seq, node_id, provider, expires_at) = row.clone();
+            Some(WrittenDelivery { seq, node_id, provider, expires_at })
+        });
+        outcomes.push(SendOutcome::Committed(deliveries.collect()));
+    }
+    Ok(outcomes)
+}

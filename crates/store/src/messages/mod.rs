@@ -1,0 +1,21 @@
+//! Messages: the batch commit that writes them with their deliveries ([`commit`]), reading, editing, reactions,
+//! read state, inbound webhooks, the outbox and retention. Called by the engine and by the worker's loops.
+
+pub mod batch;
+pub mod commit;
+pub(crate) mod commit_events;
+pub(crate) mod commit_facts;
+pub(crate) mod commit_write;
+pub(crate) mod days;
+pub(crate) mod edits;
+pub mod outbox;
+pub(crate) mod queries;
+pub(crate) mod reactions;
+pub mod read_folding;
+pub mod read_state;
+pub(crate) mod reads;
+pub(crate) mod receipts;
+pub mod retention;
+pub(crate) mod row;
+pub(crate) mod update;
+pub mod webhooks;

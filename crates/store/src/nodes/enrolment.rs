@@ -1,0 +1,384 @@
+//! Enrolment of nodes over REST, and the implicit direct nodes of agents. Each enrolment replaces the node's token.
+//! Main types: [`NodeEnrolment`] and [`EnrolOutcome`]; called by the engine's roster use cases.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    AgentId, NodeId, WorkspaceScope,
+    access::token::TokenHash,
+    events::kind,
+    nodes::{DIRECT_NAME_PREFIX, NODE_TTL, NodeKind, NodeRole},
+    workspaces::plan::Quota,
+};
+use serde_json::{Value, json};
+use sqlx::PgTransaction;
+
+use crate::{
+    Store, StoreError, StoreResult,
+    access::tokens::read_hash,
+    events::{self, NewEvent, RecordedEvents},
+    subscriptions::definitions::EncryptedSecret,
+    workspaces::quota_counts::is_within_quota,
+};
+
+/// Content of an enrolment. Absent fields keep the stored values.
+#[derive(Debug, Clone)]
+pub struct NodeEnrolment {
+    /// Id chosen by the caller.
+    pub node_id: Option<NodeId>,
+    /// Id of a new node without one from the caller.
+    pub fresh_id: NodeId,
+    pub name: String,
+    /// Identifies a broker that enrols without a node id.
+    pub machine_id: Option<String>,
+    /// Kind of a new node; an existing one keeps its kind.
+    pub kind: NodeKind,
+    /// Name of the delivery protocol.
+    pub delivery_adapter: Option<&'static str>,
+    /// Delivery settings of kind `http_push`.
+    pub delivery: Option<NewDelivery>,
+    pub role: Option<NodeRole>,
+    /// JSON array of objects.
+    pub capabilities: Option<Value>,
+    /// Maximum number of agents; 0 means unlimited.
+    pub max_agents: Option<i32>,
+    pub tags: Option<Vec<String>>,
+    pub version: Option<String>,
+    pub token_hash: TokenHash,
+    /// Maximum number of nodes in the workspace.
+    pub quota: Option<i64>,
+}
+
+/// Delivery settings of an `http_push` node.
+#[derive(Debug, Clone)]
+pub struct NewDelivery {
+    /// Settings without secrets, as returned to clients.
+    pub public: Value,
+    /// Encrypted secrets.
+    pub sealed: Option<EncryptedSecret>,
+}
+
+/// Result of an enrolment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EnrolOutcome {
+    /// The node is stored, and the new token is its only one.
+    Enrolled {
+        node: NodeId,
+        /// Token that was replaced.
+        replaced_token: Option<TokenHash>,
+    },
+    /// Another node has the name.
+    NameTaken,
+    /// The node is new, and the workspace has reached its quota.
+    QuotaReached,
+}
+
+/// Result of minting a direct node's token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DirectTokenOutcome {
+    Minted {
+        /// Token that was replaced.
+        replaced_token: Option<TokenHash>,
+    },
+    BoundElsewhere(NodeId),
+    NoAgent,
+}
+
+/// Existing node that an enrolment refers to.
+#[derive(sqlx::FromRow)]
+struct FoundNode {
+    node_id: NodeId,
+    name: String,
+    live: bool,
+}
+
+impl Store {
+    /// Creates or updates a node, found by id, then name, then machine, and replaces its token. A node that is found by
+    /// name under another id takes the new id, unless it is live. A new node is recorded as an event.
+    pub async fn enrol_node(
+        &self,
+        scope: WorkspaceScope,
+        enrolment: &NodeEnrolment,
+        at: DateTime<Utc>,
+    ) -> StoreResult<(EnrolOutcome, Option<RecordedEvents>)> {
+        let doing = "enrolling a node";
+        let workspace = scope.workspace_id();
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // Two concurrent first enrolments of a name would both find no row to lock; the advisory lock makes one of them
+        // wait.
+        sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended($2, $1))")
+            .bind(workspace)
+            .bind(&enrolment.name)
+            .execute(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        let found: Vec<FoundNode> = sqlx::query_as(
+            "SELECT n.node_id, n.name,
+                    n.kind <> 'ws' OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = $1 AND p.node_id = n.node_id
+                             AND p.gateway_id IS NOT NULL
+                             AND p.last_heartbeat_at > now() - make_interval(secs => $5)) AS live
+               FROM nodes n
+              WHERE n.workspace_id = $1
+                AND (n.node_id = $2 OR n.name = $3 OR ($2 IS NULL AND n.machine_id = $4 AND n.role = 'broker' AND n.kind = 'ws'))
+              ORDER BY (n.node_id = $2) DESC NULLS LAST, (n.name = $3) DESC, n.created_at
+                FOR UPDATE",
+        )
+        .bind(workspace)
+        .bind(&enrolment.node_id)
+        .bind(&enrolment.name)
+        .bind(enrolment.machine_id.as_deref())
+        .bind(NODE_TTL.as_secs_f64())
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+
+        let mut events = Vec::new();
+        let node = match found.split_first() {
+            None => {
+                let id = enrolment.node_id.clone().unwrap_or_else(|| enrolment.fresh_id.clone());
+                insert_node(&mut tx, scope, &id, enrolment).await?;
+                if !is_within_quota(&mut tx, scope, Quota::Nodes, enrolment.quota).await? {
+                    return Ok((EnrolOutcome::QuotaReached, None));
+                }
+                events.push(registered_event(&id, enrolment));
+                id
+            }
+            Some((stored, others)) => {
+                let id = enrolment.node_id.clone().unwrap_or_else(|| stored.node_id.clone());
+                let name_taken =
+                    stored.name != enrolment.name && others.iter().any(|other| other.name == enrolment.name);
+                if name_taken || (id != stored.node_id && stored.live) {
+                    return Ok((EnrolOutcome::NameTaken, None));
+                }
+                if id != stored.node_id {
+                    rename_node_id(&mut tx, scope, &stored.node_id, &id).await?;
+                }
+                update_node(&mut tx, scope, &id, enrolment).await?;
+                id
+            }
+        };
+        let replaced_token = replace_node_token(&mut tx, scope, &node, enrolment.token_hash).await?;
+        let recorded = events::append(&mut tx, scope, at, events).await?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
+        Ok((EnrolOutcome::Enrolled { node, replaced_token }, Some(recorded)))
+    }
+
+    /// Replaces the delivery settings of a node.
+    pub async fn update_node_delivery(
+        &self,
+        scope: WorkspaceScope,
+        node: &NodeId,
+        adapter: &str,
+        delivery: &NewDelivery,
+    ) -> StoreResult<()> {
+        sqlx::query(
+            "UPDATE nodes SET delivery_adapter = $3, delivery = $4, sealed_key_id = $5, sealed = $6, updated_at = now()
+              WHERE workspace_id = $1 AND node_id = $2 AND kind = 'http_push'",
+        )
+        .bind(scope.workspace_id())
+        .bind(node)
+        .bind(adapter)
+        .bind(&delivery.public)
+        .bind(delivery.sealed.as_ref().map(|sealed| &sealed.key_id))
+        .bind(delivery.sealed.as_ref().map(|sealed| &sealed.bytes))
+        .execute(&self.pool)
+        .await
+        .map(|_| ())
+        .map_err(StoreError::from_sqlx("changing the delivery settings of a node"))
+    }
+
+    /// Replaces the token of an agent's implicit direct node, and creates the node on the first call.
+    pub async fn mint_direct_token(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        token_hash: TokenHash,
+    ) -> StoreResult<DirectTokenOutcome> {
+        let doing = "minting a direct node's token";
+        let node = NodeId::direct(agent);
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let located: Option<NodeId> = sqlx::query_scalar(
+            "SELECT node_id FROM agents WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR SHARE",
+        )
+        .bind(scope.workspace_id())
+        .bind(agent)
+        .fetch_optional(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        match located {
+            None => return Ok(DirectTokenOutcome::NoAgent),
+            Some(other) if other != node => return Ok(DirectTokenOutcome::BoundElsewhere(other)),
+            Some(_) => {}
+        }
+        sqlx::query(
+            "INSERT INTO nodes (workspace_id, node_id, name, kind, role, max_agents, created_at)
+             VALUES ($1, $2, $3, 'ws', 'direct', 1, now()) ON CONFLICT (workspace_id, node_id) DO NOTHING",
+        )
+        .bind(scope.workspace_id())
+        .bind(&node)
+        .bind(format!("{DIRECT_NAME_PREFIX}{agent}"))
+        .execute(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let replaced_token = replace_node_token(&mut tx, scope, &node, token_hash).await?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
+        Ok(DirectTokenOutcome::Minted { replaced_token })
+    }
+}
+
+fn registered_event(id: &NodeId, enrolment: &NodeEnrolment) -> NewEvent {
+    let data = json!({
+        "node_id": id.as_str(), "node_name": enrolment.name, "kind": enrolment.kind.as_str(),
+        "role": enrolment.role.unwrap_or(NodeRole::Broker).as_str(),
+    });
+    NewEvent::new(kind::NODE_REGISTERED, data)
+}
+
+async fn insert_node(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    id: &NodeId,
+    enrolment: &NodeEnrolment,
+) -> StoreResult<()> {
+    sqlx::query(
+        "INSERT INTO nodes (workspace_id, node_id, name, role, machine_id, capabilities, tags, version,
+                            max_agents, kind, delivery_adapter, delivery, sealed_key_id, sealed, created_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, coalesce($11, 'ws.node.v1'), $12, $13, $14, now())",
+    )
+    .bind(scope.workspace_id())
+    .bind(id)
+    .bind(&enrolment.name)
+    .bind(enrolment.role.unwrap_or(NodeRole::Broker))
+    .bind(&enrolment.machine_id)
+    .bind(enrolment.capabilities.clone().unwrap_or_else(|| Value::Array(Vec::new())))
+    .bind(enrolment.tags.clone().unwrap_or_default())
+    .bind(&enrolment.version)
+    .bind(enrolment.max_agents.unwrap_or(0))
+    .bind(enrolment.kind)
+    .bind(enrolment.delivery_adapter)
+    .bind(enrolment.delivery.as_ref().map(|delivery| &delivery.public))
+    .bind(enrolment.delivery.as_ref().and_then(|delivery| Some(&delivery.sealed.as_ref()?.key_id)))
+    .bind(enrolment.delivery.as_ref().and_then(|delivery| Some(&delivery.sealed.as_ref()?.bytes)))
+    .execute(&mut **tx)
+    .await
+    .map(|_| ())
+    .map_err(StoreError::from_sqlx("creating a node"))
+}
+
+async fn update_node(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    id: &NodeId,
+    enrolment: &NodeEnrolment,
+) -> StoreResult<()> {
+    sqlx::query(
+        "UPDATE nodes SET name = $3, role = coalesce($4, role), machine_id = coalesce($5, machine_id),
+                capabilities = coalesce($6, capabilities), tags = coalesce($7, tags),
+                version = coalesce($8, version), max_agents = coalesce($9, max_agents),
+                delivery_adapter = coalesce($10, delivery_adapter), delivery = coalesce($11, delivery),
+                sealed_key_id = CASE WHEN $11 IS NULL THEN sealed_key_id ELSE $12 END,
+                sealed = CASE WHEN $11 IS NULL THEN sealed ELSE $13 END, updated_at = now()
+          WHERE workspace_id = $1 AND node_id = $2",
+    )
+    .bind(scope.workspace_id())
+    .bind(id)
+    .bind(&enrolment.name)
+    .bind(enrolment.role)
+    .bind(&enrolment.machine_id)
+    .bind(&enrolment.capabilities)
+    .bind(&enrolment.tags)
+    .bind(&enrolment.version)
+    .bind(enrolment.max_agents)
+    .bind(enrolment.delivery_adapter)
+    .bind(enrolment.delivery.as_ref().map(|delivery| &delivery.public))
+    .bind(enrolment.delivery.as_ref().and_then(|delivery| Some(&delivery.sealed.as_ref()?.key_id)))
+    .bind(enrolment.delivery.as_ref().and_then(|delivery| Some(&delivery.sealed.as_ref()?.bytes)))
+    .execute(&mut **tx)
+    .await
+    .map(|_| ())
+    .map_err(StoreError::from_sqlx("updating a node"))
+}
+
+/// Changes the id of a broker that enrols again under its name with another id. Its agents, REST definitions, session
+/// locations and open invocations move along. Its providers and their capabilities do not (none of them is live), and
+/// the token of the old id is revoked.
+async fn rename_node_id(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    from: &NodeId,
+    to: &NodeId,
+) -> StoreResult<()> {
+    for statement in [
+        "UPDATE nodes SET node_id = $3 WHERE workspace_id = $1 AND node_id = $2",
+        "DELETE FROM providers WHERE workspace_id = $1 AND (node_id = $2 OR node_id = $3)",
+        "WITH located AS MATERIALIZED (
+             SELECT agent_id FROM agents
+              WHERE workspace_id = $1 AND (node_id = $2 OR session_node_id = $2)
+              ORDER BY agent_id FOR UPDATE
+         )
+         UPDATE agents a
+            SET node_id = CASE WHEN a.node_id = $2 THEN $3 ELSE a.node_id END,
+                provider = CASE WHEN a.node_id = $2 THEN NULL ELSE a.provider END,
+                session_node_id = CASE WHEN a.session_node_id = $2 THEN $3 ELSE a.session_node_id END
+           FROM located l WHERE a.workspace_id = $1 AND a.agent_id = l.agent_id",
+        "DELETE FROM node_capabilities WHERE workspace_id = $1 AND (node_id = $2 OR node_id = $3)",
+        // A definition under the new id remains from an earlier node with that id.
+        "DELETE FROM actions c
+          WHERE workspace_id = $1
+            AND (provider IS NOT NULL AND (handler_node_id = $2 OR handler_node_id = $3)
+                 OR provider IS NULL AND handler_node_id = $3
+                    AND EXISTS (SELECT FROM actions own
+                                 WHERE own.workspace_id = $1 AND own.handler_node_id = $2 AND own.name = c.name
+                                   AND own.provider IS NULL))",
+        "UPDATE actions SET handler_node_id = $3 WHERE workspace_id = $1 AND handler_node_id = $2",
+        "WITH unfinished AS MATERIALIZED (
+             SELECT invocation_id FROM invocations
+              WHERE workspace_id = $1 AND (target_node_id = $2 OR node_id = $2) AND completed_at IS NULL
+              ORDER BY invocation_id FOR UPDATE
+         )
+         UPDATE invocations i
+            SET target_node_id = CASE WHEN i.target_node_id = $2 THEN $3 ELSE i.target_node_id END,
+                node_id = CASE WHEN i.node_id = $2 THEN $3 ELSE i.node_id END
+           FROM unfinished u WHERE i.workspace_id = $1 AND i.invocation_id = u.invocation_id",
+        // The token moves along, so that replacing it returns the old hash to revoke.
+        "UPDATE tokens SET node_id = $3 WHERE workspace_id = $1 AND node_id = $2 AND kind = 'node'",
+    ] {
+        sqlx::query(statement)
+            .bind(scope.workspace_id())
+            .bind(from)
+            .bind(to)
+            .execute(&mut **tx)
+            .await
+            .map_err(StoreError::from_sqlx("giving a node another id"))?;
+    }
+    Ok(())
+}
+
+/// Makes `hash` the only token of the node. Returns the replaced hash.
+async fn replace_node_token(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    node: &NodeId,
+    hash: TokenHash,
+) -> StoreResult<Option<TokenHash>> {
+    let doing = "replacing a node's token";
+    let replaced: Option<Vec<u8>> = sqlx::query_scalar(
+        "SELECT token_hash FROM tokens WHERE workspace_id = $1 AND node_id = $2 AND kind = 'node' FOR UPDATE",
+    )
+    .bind(scope.workspace_id())
+    .bind(node)
+    .fetch_optional(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
+    sqlx::query(
+        "INSERT INTO tokens (token_hash, kind, workspace_id, node_id, created_at) VALUES ($3, 'node', $1, $2, now())
+         ON CONFLICT (workspace_id, node_id) WHERE kind = 'node'
+         DO UPDATE SET token_hash = excluded.token_hash, created_at = excluded.created_at",
+    )
+    .bind(scope.workspace_id())
+    .bind(node)
+    .bind(&hash.as_bytes()[..])
+    .execute(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
+    Ok(replaced.as_deref().and_then(read_hash))
+}

@@ -1,0 +1,422 @@
+//! Hosting of agents by providers: registration, release and inventories. Main types: [`ListedAgent`] and
+//! [`InventoryOutcome`]; called by the engine's provider use cases. Every change is fenced by the epoch of the
+//! connection that requests it ([`Fence`]).
+
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
+use relay_domain::{AgentId, InvocationId, NodeId, ProviderName, WorkspaceScope, actions, agents::AgentStatus};
+use sqlx::PgConnection;
+
+use crate::{
+    Store, StoreError, StoreResult,
+    agents::{
+        sessions,
+        spawn::{self, InventoryReconciliation, SpawnedAgent},
+    },
+    decode::{decode_row, decode_rows},
+    events::{self, NewEvent, RecordedEvents, status_event},
+    nodes::fence::Fence,
+};
+
+/// Harness session that an agent continues.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SessionHandle<'a> {
+    /// Handle that resumes the session; `None` keeps the stored one.
+    pub session_ref: Option<&'a str>,
+    /// `true` if the session survives the end of its process; `None` keeps the stored value.
+    pub resumable: Option<bool>,
+}
+
+/// Agent that owns a requested name.
+#[derive(Debug, Clone, sqlx::FromRow)]
+pub struct NameHolder {
+    pub agent_id: AgentId,
+    pub status: AgentStatus,
+    pub node_id: NodeId,
+    pub provider: Option<ProviderName>,
+}
+
+/// Agent in an inventory.
+#[derive(Debug, Clone)]
+pub struct ListedAgent {
+    pub agent_id: AgentId,
+    pub name: String,
+    /// Harness handle that resumes the session.
+    pub session_ref: Option<String>,
+    /// Spawn invocation that started the agent.
+    pub invocation: Option<InvocationId>,
+}
+
+/// Reason for which an inventory entry is rejected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InventoryConflict {
+    /// The agent does not exist or has another name.
+    Identity,
+    /// The agent is online at another node with a connected provider.
+    Location,
+    /// Another provider of this node hosts the agent.
+    Provider,
+}
+
+/// Result of an inventory.
+#[derive(Debug)]
+pub enum InventoryOutcome {
+    /// Stored as the complete set of the provider's agents.
+    Synced {
+        /// Number of agents that were bound or came online.
+        rebound: usize,
+        /// Previous nodes of agents that moved.
+        left: Vec<NodeId>,
+        /// Agents of this provider that were not listed and are now offline.
+        missing: Vec<AgentId>,
+        /// Effect on the provider's spawn and release invocations.
+        reconciled: InventoryReconciliation,
+        recorded: RecordedEvents,
+    },
+    /// These entries conflict with other locations. Nothing was changed.
+    Conflicts(Vec<(AgentId, InventoryConflict)>),
+    /// The connection was superseded.
+    Superseded,
+}
+
+#[derive(sqlx::FromRow)]
+struct KnownAgent {
+    agent_id: AgentId,
+    name: String,
+    node_id: NodeId,
+    provider: Option<ProviderName>,
+    status: AgentStatus,
+    /// `true` if a live gateway holds a provider for it at its current location.
+    hosted: bool,
+}
+
+impl Store {
+    /// Returns the agent that owns a name.
+    pub async fn agent_holding_name(&self, scope: WorkspaceScope, name: &str) -> StoreResult<Option<NameHolder>> {
+        let row = sqlx::query(
+            "SELECT agent_id, status, node_id, provider FROM agents
+              WHERE workspace_id = $1 AND name = $2 AND deleted_at IS NULL",
+        )
+        .bind(scope.workspace_id())
+        .bind(name)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading an agent by name"))?;
+        row.map(|row| decode_row("agents", &row)).transpose()
+    }
+
+    /// Marks agents online after the connection that hosts them registered. Records the ones that were offline.
+    pub async fn mark_agents_online(
+        &self,
+        scope: WorkspaceScope,
+        agents: &[AgentId],
+        at: DateTime<Utc>,
+    ) -> StoreResult<RecordedEvents> {
+        let doing = "marking agents online";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let returned: Vec<(AgentId, String)> = sqlx::query_as(
+            "WITH here AS MATERIALIZED (
+                 SELECT agent_id, name, status FROM agents
+                  WHERE workspace_id = $1 AND agent_id = ANY ($2) AND deleted_at IS NULL
+                  ORDER BY agent_id FOR UPDATE
+             ), seen AS (
+                 UPDATE agents a SET status = CASE WHEN here.status = 'offline' THEN 'active' ELSE here.status END,
+                        last_seen_at = now()
+                   FROM here WHERE a.workspace_id = $1 AND a.agent_id = here.agent_id
+             )
+             SELECT agent_id, name FROM here WHERE status = 'offline' ORDER BY agent_id",
+        )
+        .bind(scope.workspace_id())
+        .bind(agents)
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let events = returned.iter().map(|(id, name)| status_event(*id, name, "active")).collect();
+        let recorded = events::append(&mut tx, scope, at, events).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(recorded)
+    }
+
+    /// Moves an agent to the fence's node and provider and marks it online. Returns the previous node and the recorded
+    /// events, or `None` if the fence does not hold or the agent was deleted.
+    ///
+    /// `FOR SHARE` on the provider blocks a takeover until the commit; several agents may register concurrently.
+    pub async fn host_agent(
+        &self,
+        fence: &Fence,
+        agent: AgentId,
+        binding_id: &str,
+        session: SessionHandle<'_>,
+        at: DateTime<Utc>,
+    ) -> StoreResult<Option<(NodeId, RecordedEvents)>> {
+        let doing = "moving an agent to a provider";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let moved = sqlx::query(
+            "WITH held AS (
+                 SELECT 1 FROM providers
+                  WHERE workspace_id = $1 AND node_id = $3 AND provider = $4 AND epoch = $5 FOR SHARE
+             ), before AS (
+                 SELECT node_id, name, status FROM agents
+                  WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR UPDATE
+             ), moved AS (
+                 UPDATE agents
+                    SET node_id = $3, provider = $4, status = 'active', last_seen_at = now(),
+                        binding_id = coalesce(binding_id, $6), bound_at = coalesce(bound_at, now()),
+                        rebound_at = CASE WHEN bound_at IS NULL THEN NULL ELSE now() END,
+                        session_ref = coalesce($7, session_ref), resumable = coalesce($8, resumable),
+                        session_node_id = $3, mailbox_orphaned = false
+                  WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL
+                    AND EXISTS (SELECT 1 FROM held) AND EXISTS (SELECT 1 FROM before)
+              RETURNING agent_id
+             )
+             SELECT before.node_id, before.name, before.status FROM before, moved",
+        )
+        .bind(fence.scope.workspace_id())
+        .bind(agent)
+        .bind(&fence.node_id)
+        .bind(&fence.provider)
+        .bind(fence.epoch)
+        .bind(binding_id)
+        .bind(session.session_ref)
+        .bind(session.resumable)
+        .fetch_optional(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let Some(moved) = moved else { return Ok(None) };
+        let (left, name, status): (NodeId, String, AgentStatus) = decode_row("agents", &moved)?;
+        let events =
+            if status == AgentStatus::Active { Vec::new() } else { vec![status_event(agent, &name, "active")] };
+        let recorded = events::append(&mut tx, fence.scope, at, events).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some((left, recorded)))
+    }
+
+    /// Unbinds an agent from this provider: the agent returns to its implicit direct node, offline. `last_seen_at`
+    /// advances to `at`, so activity notes from before do not bring it online again. Returns `None` if the agent is not
+    /// hosted here.
+    pub async fn unbind_hosted_agent(
+        &self,
+        fence: &Fence,
+        agent: AgentId,
+        at: DateTime<Utc>,
+    ) -> StoreResult<Option<RecordedEvents>> {
+        let doing = "unbinding an agent from a provider";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let left = sqlx::query(
+            "WITH here AS MATERIALIZED (
+                 SELECT agent_id, name, status FROM agents
+                  WHERE workspace_id = $1 AND agent_id = $2 AND node_id = $3 AND deleted_at IS NULL
+                    AND (provider IS NULL OR provider = $4)
+                    AND EXISTS (SELECT 1 FROM providers WHERE workspace_id = $1 AND node_id = $3
+                                   AND provider = $4 AND epoch = $5)
+                    FOR UPDATE
+             )
+             UPDATE agents a
+                SET node_id = $6, provider = NULL, status = 'offline', last_seen_at = greatest(a.last_seen_at, $7),
+                    binding_id = NULL, bound_at = NULL, rebound_at = NULL,
+                    mailbox_orphaned = coalesce(NOT a.resumable, false)
+               FROM here
+              WHERE a.workspace_id = $1 AND a.agent_id = here.agent_id
+          RETURNING here.name, here.status",
+        )
+        .bind(fence.scope.workspace_id())
+        .bind(agent)
+        .bind(&fence.node_id)
+        .bind(&fence.provider)
+        .bind(fence.epoch)
+        .bind(NodeId::direct(agent))
+        .bind(at)
+        .fetch_optional(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let Some(left) = left else { return Ok(None) };
+        let (name, status): (String, AgentStatus) = decode_row("agents", &left)?;
+        let mut events =
+            if status == AgentStatus::Offline { Vec::new() } else { vec![status_event(agent, &name, "offline")] };
+        events.extend(sessions::exit_events(&mut tx, fence, &[agent], "deregistered").await?);
+        let recorded = events::append(&mut tx, fence.scope, at, events).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some(recorded))
+    }
+
+    /// Applies a provider's inventory: listed agents are bound and online, the provider's other agents go offline.
+    /// Records the changes.
+    pub async fn sync_inventory(
+        &self,
+        fence: &Fence,
+        listed: &[ListedAgent],
+        at: DateTime<Utc>,
+    ) -> StoreResult<InventoryOutcome> {
+        let doing = "applying an inventory";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        if !lock_provider(&mut tx, fence).await? {
+            return Ok(InventoryOutcome::Superseded);
+        }
+        let known = lock_listed(&mut tx, fence, listed).await?;
+        let changes = match check_listed(fence, listed, &known) {
+            Ok(changes) => changes,
+            Err(conflicts) => return Ok(InventoryOutcome::Conflicts(conflicts)),
+        };
+        bind_listed(&mut tx, fence, listed).await?;
+        let missing = mark_missing(&mut tx, fence, listed, at).await?;
+        let mut events = changes.events;
+        events.extend(missing.iter().map(|(id, name)| status_event(*id, name, "offline")));
+        let missing: Vec<AgentId> = missing.into_iter().map(|(id, _)| id).collect();
+        let spawned: Vec<SpawnedAgent> = listed.iter().filter_map(spawned_agent).collect();
+        let reconciled = spawn::reconcile_spawns(&mut tx, fence, &spawned, at).await?;
+        events.extend(sessions::exit_events(&mut tx, fence, &missing, "missing_from_inventory").await?);
+        let recorded = events::append(&mut tx, fence.scope, at, events).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        let ListedChanges { rebound, left, .. } = changes;
+        Ok(InventoryOutcome::Synced { rebound, left, missing, reconciled, recorded })
+    }
+}
+
+/// Reads and locks the listed agents that exist, in id order.
+async fn lock_listed(
+    tx: &mut PgConnection,
+    fence: &Fence,
+    listed: &[ListedAgent],
+) -> StoreResult<HashMap<AgentId, KnownAgent>> {
+    let rows = sqlx::query(
+        "SELECT a.agent_id, a.name, a.node_id, a.provider, a.status,
+                EXISTS (SELECT 1 FROM providers p JOIN gateways g ON g.gateway_id = p.gateway_id
+                         WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id
+                           AND (a.provider IS NULL OR p.provider = a.provider)
+                           AND g.lease_until > now()) AS hosted
+           FROM agents a
+          WHERE a.workspace_id = $1 AND a.agent_id = ANY ($2) AND a.deleted_at IS NULL
+          ORDER BY a.agent_id FOR UPDATE OF a",
+    )
+    .bind(fence.scope.workspace_id())
+    .bind(ids_of(listed))
+    .fetch_all(tx)
+    .await
+    .map_err(StoreError::from_sqlx("locking listed agents"))?;
+    let known: Vec<KnownAgent> = decode_rows("agents", &rows)?;
+    Ok(known.into_iter().map(|agent| (agent.agent_id, agent)).collect())
+}
+
+/// Effect of a valid inventory on the listed agents.
+#[derive(Default)]
+struct ListedChanges {
+    rebound: usize,
+    left: Vec<NodeId>,
+    events: Vec<NewEvent>,
+}
+
+fn check_listed(
+    fence: &Fence,
+    listed: &[ListedAgent],
+    known: &HashMap<AgentId, KnownAgent>,
+) -> Result<ListedChanges, Vec<(AgentId, InventoryConflict)>> {
+    let (mut changes, mut conflicts) = (ListedChanges::default(), Vec::new());
+    for entry in listed {
+        let Some(agent) = known.get(&entry.agent_id).filter(|agent| agent.name == entry.name) else {
+            conflicts.push((entry.agent_id, InventoryConflict::Identity));
+            continue;
+        };
+        let here = agent.node_id == fence.node_id;
+        let other_provider = agent.provider.as_ref().is_some_and(|provider| *provider != fence.provider);
+        let offline = agent.status == AgentStatus::Offline;
+        if agent.hosted && !offline && (!here || other_provider) {
+            let conflict = if here { InventoryConflict::Provider } else { InventoryConflict::Location };
+            conflicts.push((entry.agent_id, conflict));
+            continue;
+        }
+        if !here {
+            changes.left.push(agent.node_id.clone());
+        }
+        if offline {
+            changes.events.push(status_event(entry.agent_id, &agent.name, "active"));
+        }
+        changes.rebound += usize::from(!here || other_provider || offline);
+    }
+    if conflicts.is_empty() { Ok(changes) } else { Err(conflicts) }
+}
+
+/// Marks the provider's agents offline that an inventory does not list.
+async fn mark_missing(
+    tx: &mut PgConnection,
+    fence: &Fence,
+    listed: &[ListedAgent],
+    at: DateTime<Utc>,
+) -> StoreResult<Vec<(AgentId, String)>> {
+    // An agent registers before its process starts, and an inventory may arrive in between: an agent with a recent spawn
+    // invocation is not missing.
+    sqlx::query_as(
+        "UPDATE agents a SET status = 'offline', last_seen_at = greatest(a.last_seen_at, $6),
+                mailbox_orphaned = coalesce(NOT a.resumable, false)
+          WHERE a.workspace_id = $1 AND a.node_id = $2 AND a.provider = $3 AND a.deleted_at IS NULL
+            AND a.status <> 'offline' AND a.agent_id <> ALL ($4)
+            AND NOT EXISTS (SELECT FROM invocations i
+                             WHERE i.workspace_id = a.workspace_id AND i.agent_id = a.agent_id
+                               AND i.status = 'dispatched' AND i.came_up IS NULL
+                               AND coalesce(i.sent_at, i.dispatched_at) > $5)
+      RETURNING a.agent_id, a.name",
+    )
+    .bind(fence.scope.workspace_id())
+    .bind(&fence.node_id)
+    .bind(&fence.provider)
+    .bind(ids_of(listed))
+    .bind(at - actions::DISPATCH_TIMEOUT)
+    .bind(at)
+    .fetch_all(tx)
+    .await
+    .map_err(StoreError::from_sqlx("marking missing agents offline"))
+}
+
+fn ids_of(listed: &[ListedAgent]) -> Vec<AgentId> {
+    listed.iter().map(|entry| entry.agent_id).collect()
+}
+
+fn spawned_agent(entry: &ListedAgent) -> Option<SpawnedAgent> {
+    Some(SpawnedAgent {
+        invocation: entry.invocation?,
+        agent_id: entry.agent_id,
+        name: entry.name.clone(),
+        session_ref: entry.session_ref.clone(),
+    })
+}
+
+/// Locks the provider row until the commit, and returns whether the fence holds. An inventory counts as a heartbeat.
+async fn lock_provider(tx: &mut PgConnection, fence: &Fence) -> StoreResult<bool> {
+    let held: Option<i64> = sqlx::query_scalar(
+        "UPDATE providers SET last_heartbeat_at = now()
+          WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND epoch = $4 RETURNING epoch",
+    )
+    .bind(fence.scope.workspace_id())
+    .bind(&fence.node_id)
+    .bind(&fence.provider)
+    .bind(fence.epoch)
+    .fetch_optional(tx)
+    .await
+    .map_err(StoreError::from_sqlx("locking a provider"))?;
+    Ok(held.is_some())
+}
+
+async fn bind_listed(tx: &mut PgConnection, fence: &Fence, listed: &[ListedAgent]) -> StoreResult<()> {
+    let ids = ids_of(listed);
+    let sessions: Vec<Option<&str>> = listed.iter().map(|l| l.session_ref.as_deref()).collect();
+    let bindings: Vec<String> = ids.iter().map(|id| format!("anb_{id}_{}", Utc::now().timestamp_millis())).collect();
+    sqlx::query(
+        "UPDATE agents a
+            SET node_id = $2, provider = $3, status = CASE WHEN status = 'offline' THEN 'active' ELSE status END,
+                last_seen_at = now(), binding_id = coalesce(a.binding_id, l.binding_id),
+                bound_at = coalesce(a.bound_at, now()), session_ref = coalesce(l.session_ref, a.session_ref),
+                session_node_id = $2, mailbox_orphaned = false
+           FROM unnest($4::bigint[], $5::text[], $6::text[]) AS l (agent_id, session_ref, binding_id)
+          WHERE a.workspace_id = $1 AND a.agent_id = l.agent_id",
+    )
+    .bind(fence.scope.workspace_id())
+    .bind(&fence.node_id)
+    .bind(&fence.provider)
+    .bind(ids)
+    .bind(sessions)
+    .bind(bindings)
+    .execute(tx)
+    .await
+    .map_err(StoreError::from_sqlx("binding listed agents"))?;
+    Ok(())
+}

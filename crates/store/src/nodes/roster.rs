@@ -1,0 +1,274 @@
+//! Roster of nodes and their providers: lookup, listing and removal of providers.
+//! Called by the engine's roster use cases.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
+    agents::AgentStatus,
+    nodes::{Liveness, NODE_TTL, Node, NodeKind, NodeProvider, NodeRole},
+};
+use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
+
+use crate::{
+    Store, StoreError, StoreResult,
+    decode::{decode_row, decode_rows},
+    events::{self, NewEvent, RecordedEvents, status_event},
+    nodes::{capabilities, fence::ProviderKey, presence},
+    subscriptions::definitions::EncryptedSecret,
+};
+
+struct NodeRow(Node);
+
+impl FromRow<'_, PgRow> for NodeRow {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self(Node {
+            node_id: row.try_get("node_id")?,
+            name: row.try_get("name")?,
+            kind: row.try_get("kind")?,
+            role: row.try_get("role")?,
+            machine_id: row.try_get("machine_id")?,
+            delivery_adapter: row.try_get("delivery_adapter")?,
+            capabilities: row.try_get::<Json<_>, _>("capabilities")?.0,
+            tags: row.try_get("tags")?,
+            version: row.try_get("version")?,
+            max_agents: row.try_get("max_agents")?,
+            delivery: row.try_get("delivery")?,
+            created_at: row.try_get("created_at")?,
+        }))
+    }
+}
+
+struct NodeProviderRow(NodeProvider);
+
+impl FromRow<'_, PgRow> for NodeProviderRow {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self(NodeProvider {
+            node_id: row.try_get("node_id")?,
+            name: row.try_get("provider")?,
+            capabilities: row.try_get::<Json<_>, _>("capabilities")?.0,
+            tags: row.try_get("tags")?,
+            version: row.try_get("version")?,
+            max_agents: row.try_get("max_agents")?,
+            active_agents: row.try_get("active_agents")?,
+            reserved_agents: row.try_get("reserved_agents")?,
+            load: row.try_get("load")?,
+            handlers_live: row.try_get("handlers_live")?,
+            last_heartbeat_at: row.try_get("last_heartbeat_at")?,
+            liveness: row.try_get::<bool, _>("live")?.into(),
+        }))
+    }
+}
+
+/// Filter and page of a node list.
+#[derive(Debug, Clone, Default)]
+pub struct NodeFilter {
+    pub name: Option<String>,
+    /// Only nodes with a capability of this name.
+    pub capability: Option<String>,
+    pub liveness: Option<Liveness>,
+    /// Only nodes after this position; the node at the position need not exist.
+    pub after: Option<NodeListPosition>,
+    pub limit: i64,
+}
+
+/// Position of a node in the list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeListPosition {
+    pub role: NodeRole,
+    pub name: String,
+}
+
+const NODE_COLUMNS: &str = "n.node_id, n.name, n.kind, n.role, n.machine_id, n.delivery_adapter, n.capabilities, \
+                            n.tags, n.version, n.max_agents, n.delivery, n.created_at";
+
+impl Store {
+    /// Returns the node with a name or id; the name takes precedence.
+    pub async fn node(&self, scope: WorkspaceScope, name_or_id: &str) -> StoreResult<Option<Node>> {
+        let row = sqlx::query(
+            "SELECT node_id, name, kind, role, machine_id, delivery_adapter, capabilities, tags, version,
+                    max_agents, delivery, created_at
+               FROM nodes WHERE workspace_id = $1 AND (name = $2 OR node_id = $2)
+              ORDER BY (name = $2) DESC LIMIT 1",
+        )
+        .bind(scope.workspace_id())
+        .bind(name_or_id)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading a node"))?;
+        row.map(|row| decode_node(&row)).transpose()
+    }
+
+    /// Returns the kinds of those of these nodes that exist.
+    pub async fn node_kinds(
+        &self,
+        of: &[(WorkspaceScope, NodeId)],
+    ) -> StoreResult<Vec<(WorkspaceScope, NodeId, NodeKind)>> {
+        let rows = sqlx::query(
+            "SELECT n.workspace_id, n.node_id, n.kind
+               FROM unnest($1::bigint[], $2::text[]) AS k (workspace_id, node_id)
+               JOIN nodes n USING (workspace_id, node_id)",
+        )
+        .bind(of.iter().map(|(scope, _)| scope.workspace_id()).collect::<Vec<_>>())
+        .bind(of.iter().map(|(_, node)| node.clone()).collect::<Vec<_>>())
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading the kinds of nodes"))?;
+        let kinds: Vec<(WorkspaceId, NodeId, NodeKind)> = decode_rows("nodes", &rows)?;
+        let scope = WorkspaceScope::from_engine_row;
+        Ok(kinds.into_iter().map(|(workspace, node, kind)| (scope(workspace), node, kind)).collect())
+    }
+
+    /// Returns the node with this id, otherwise with this name, and the encrypted secrets of its delivery settings.
+    pub async fn node_with_secrets(
+        &self,
+        scope: WorkspaceScope,
+        id: Option<&NodeId>,
+        name: &str,
+    ) -> StoreResult<Option<(Node, Option<EncryptedSecret>)>> {
+        let row = sqlx::query(
+            "SELECT node_id, name, kind, role, machine_id, delivery_adapter, capabilities, tags, version,
+                    max_agents, delivery, created_at, sealed_key_id, sealed
+               FROM nodes WHERE workspace_id = $1 AND (node_id = $2 OR name = $3)
+              ORDER BY (node_id = $2) DESC NULLS LAST LIMIT 1",
+        )
+        .bind(scope.workspace_id())
+        .bind(id)
+        .bind(name)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading a node with its secrets"))?;
+        let Some(row) = row else { return Ok(None) };
+        let SealedColumns { sealed_key_id, sealed } = decode_row("nodes", &row)?;
+        let secret = sealed_key_id.zip(sealed).map(|(key_id, bytes)| EncryptedSecret { key_id, bytes });
+        Ok(Some((decode_node(&row)?, secret)))
+    }
+
+    /// Lists nodes: brokers first, then by name.
+    pub async fn nodes(&self, scope: WorkspaceScope, filter: &NodeFilter) -> StoreResult<Vec<Node>> {
+        let mut query = sqlx::QueryBuilder::new("SELECT ");
+        query.push(NODE_COLUMNS).push(" FROM nodes n WHERE n.workspace_id = ");
+        query.push_bind(scope.workspace_id());
+        // A direct node of a deleted agent stays in the table, because its token may be presented again, and is not
+        // listed.
+        query.push(
+            " AND CASE WHEN n.node_id LIKE 'node\\_direct\\_%'
+                       THEN EXISTS (SELECT FROM agents a WHERE a.workspace_id = n.workspace_id
+                                     AND a.agent_id = substring(n.node_id FROM 13)::bigint
+                                     AND a.deleted_at IS NULL)
+                       ELSE true END",
+        );
+        if let Some(name) = &filter.name {
+            query.push(" AND n.name = ").push_bind(name);
+        }
+        if let Some(capability) = &filter.capability {
+            let wanted = serde_json::json!([{ "name": capability }]);
+            query.push(" AND (n.capabilities @> ").push_bind(wanted.clone());
+            query.push(
+                " OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = n.workspace_id
+                              AND p.node_id = n.node_id AND p.capabilities @> ",
+            );
+            query.push_bind(wanted).push("))");
+        }
+        if let Some(liveness) = filter.liveness {
+            // Nodes of kind `http_push` and `poll` have no connection, so they are always live.
+            query.push(
+                " AND (n.kind <> 'ws' OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = n.workspace_id
+                               AND p.node_id = n.node_id AND p.gateway_id IS NOT NULL
+                               AND p.last_heartbeat_at > now() - make_interval(secs => ",
+            );
+            query.push_bind(NODE_TTL.as_secs_f64()).push("))) = ").push_bind(liveness.is_online());
+        }
+        if let Some(after) = &filter.after {
+            query.push(" AND (n.role, n.name) > (").push_bind(after.role).push(", ").push_bind(&after.name).push(")");
+        }
+        query.push(" ORDER BY n.role, n.name LIMIT ").push_bind(filter.limit);
+        let rows = query.build().fetch_all(&self.pool).await.map_err(StoreError::from_sqlx("listing nodes"))?;
+        rows.iter().map(decode_node).collect()
+    }
+
+    /// Returns the providers of these nodes, by node, then in the order of registration.
+    pub async fn providers_of_nodes(&self, scope: WorkspaceScope, nodes: &[NodeId]) -> StoreResult<Vec<NodeProvider>> {
+        let rows = sqlx::query(
+            "SELECT node_id, provider, capabilities, tags, version, max_agents, active_agents, load, handlers_live,
+                    last_heartbeat_at,
+                    gateway_id IS NOT NULL AND last_heartbeat_at > now() - make_interval(secs => $3) AS live,
+                    (SELECT count(*) FROM invocations i
+                      WHERE i.workspace_id = p.workspace_id AND i.node_id = p.node_id AND i.provider = p.provider
+                        AND i.status = 'dispatched' AND i.reserves) AS reserved_agents
+               FROM providers p WHERE workspace_id = $1 AND node_id = ANY($2)
+              ORDER BY node_id, registered_at, provider",
+        )
+        .bind(scope.workspace_id())
+        .bind(nodes)
+        .bind(NODE_TTL.as_secs_f64())
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading the providers of nodes"))?;
+        let providers: Vec<NodeProviderRow> = decode_rows("providers", &rows)?;
+        Ok(providers.into_iter().map(|NodeProviderRow(provider)| provider).collect())
+    }
+
+    /// Deletes a provider with its capabilities; its agents go offline and become unassigned. Returns the epoch that
+    /// the provider had (`None` if it did not exist), and the recorded events.
+    pub async fn remove_provider(
+        &self,
+        scope: WorkspaceScope,
+        node: &NodeId,
+        provider: &ProviderName,
+        at: DateTime<Utc>,
+    ) -> StoreResult<(Option<i64>, RecordedEvents)> {
+        let doing = "removing a provider";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let deleted: Option<(i64, bool)> = sqlx::query_as(
+            "DELETE FROM providers WHERE workspace_id = $1 AND node_id = $2 AND provider = $3
+          RETURNING epoch, gateway_id IS NOT NULL",
+        )
+        .bind(scope.workspace_id())
+        .bind(node)
+        .bind(provider)
+        .fetch_optional(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let rows = sqlx::query(
+            "WITH hosted AS MATERIALIZED (
+                 SELECT agent_id, name, status FROM agents
+                  WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND deleted_at IS NULL
+                  ORDER BY agent_id FOR UPDATE
+             ), unassigned AS (
+                 UPDATE agents a SET provider = NULL, status = 'offline', rebound_at = now(),
+                        last_seen_at = greatest(a.last_seen_at, $4)
+                   FROM hosted h WHERE a.workspace_id = $1 AND a.agent_id = h.agent_id
+             )
+             SELECT agent_id, name, status FROM hosted ORDER BY agent_id",
+        )
+        .bind(scope.workspace_id())
+        .bind(node)
+        .bind(provider)
+        .bind(at)
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let agents: Vec<(AgentId, String, AgentStatus)> = decode_rows("agents", &rows)?;
+        capabilities::remove_capabilities(&mut tx, ProviderKey { scope, node, provider }).await?;
+        let were_online = agents.iter().filter(|(_, _, status)| *status != AgentStatus::Offline);
+        let mut events: Vec<NewEvent> = were_online.map(|(id, name, _)| status_event(*id, name, "offline")).collect();
+        if deleted.is_some_and(|(_, was_connected)| was_connected) {
+            let (workspace, node) = ([scope.workspace_id()], [node.clone()]);
+            let offline = presence::brokers_without_provider(&mut tx, &workspace, &node).await?;
+            events.extend(offline.iter().map(|node| node.offline_event("deregistered")));
+        }
+        let recorded = events::append(&mut tx, scope, at, events).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok((deleted.map(|(epoch, _)| epoch), recorded))
+    }
+}
+
+fn decode_node(row: &PgRow) -> StoreResult<Node> {
+    decode_row("nodes", row).map(|NodeRow(node)| node)
+}
+
+#[derive(sqlx::FromRow)]
+struct SealedColumns {
+    sealed_key_id: Option<String>,
+    sealed: Option<Vec<u8>>,
+}

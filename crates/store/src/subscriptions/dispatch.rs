@@ -1,0 +1,496 @@
+//! Leases and queued deliveries of event subscriptions. Main type: [`LeasedSubscription`]; called by the worker that
+//! delivers events to the URLs of subscriptions.
+//!
+//! A subscription is leased as a whole, so that its events leave in order. Every write of the holder names the lease epoch,
+//! so a holder that has lost the lease changes nothing.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    MessageId, SubscriptionDeliveryId, SubscriptionId, WorkspaceId, WorkspaceScope,
+    events::kind,
+    subscriptions::{DeliveryStatus, DisabledReason, EventFilter, SignatureScheme},
+};
+use serde_json::json;
+use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
+
+use crate::{
+    Store, StoreError, StoreResult,
+    decode::decode_row,
+    events::{self, NewEvent, RecordedEvents},
+    messages::days::day_of_id,
+    statement_timeout::StatementTimeout as _,
+    subscriptions::definitions::EncryptedSecret,
+    workspaces::suspensions::is_suspended,
+};
+
+/// Subscription whose lease this worker holds.
+#[derive(Debug, Clone)]
+pub struct LeasedSubscription {
+    pub scope: WorkspaceScope,
+    pub id: SubscriptionId,
+    /// Fences the holder's writes.
+    pub epoch: i64,
+    /// Event kinds; `*` includes all of them.
+    pub events: Vec<String>,
+    pub filter: Option<EventFilter>,
+    pub url: String,
+    /// `None` for a subscription without a signing secret.
+    pub signature_scheme: Option<SignatureScheme>,
+    /// Signing secret and header values.
+    pub secret: Option<EncryptedSecret>,
+    /// Seq of the last event that was matched. `None` before the first.
+    pub event_cursor: Option<i64>,
+    /// Consecutive failed attempts.
+    pub failures: i32,
+    /// Time of the first of them.
+    pub failing_since: Option<DateTime<Utc>>,
+}
+
+impl FromRow<'_, PgRow> for LeasedSubscription {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        let key_id: Option<String> = row.try_get("secret_key_id")?;
+        let bytes: Option<Vec<u8>> = row.try_get("sealed")?;
+        Ok(Self {
+            scope: WorkspaceScope::from_engine_row(row.try_get("workspace_id")?),
+            id: row.try_get("subscription_id")?,
+            epoch: row.try_get("lease_epoch")?,
+            events: row.try_get("events")?,
+            filter: row.try_get::<Option<Json<EventFilter>>, _>("filter")?.map(|Json(filter)| filter),
+            url: row.try_get("url")?,
+            signature_scheme: row.try_get("signature_scheme")?,
+            secret: key_id.zip(bytes).map(|(key_id, bytes)| EncryptedSecret { key_id, bytes }),
+            event_cursor: row.try_get("event_cursor")?,
+            failures: row.try_get("failures")?,
+            failing_since: row.try_get("failing_since")?,
+        })
+    }
+}
+
+/// Result of [`Store::claim_subscriptions`].
+#[derive(Debug, Default)]
+pub struct ClaimedSubscriptions {
+    pub leased: Vec<LeasedSubscription>,
+    /// Errors of claimed rows that do not decode. Their leases expire; they do not keep the others from being served.
+    pub corrupt: Vec<StoreError>,
+}
+
+/// Queued event that was neither delivered nor dead-lettered.
+#[derive(Debug, Clone, sqlx::FromRow)]
+pub struct PendingCall {
+    /// The same at each attempt.
+    pub delivery_id: SubscriptionDeliveryId,
+    pub event_kind: String,
+    /// Request body.
+    pub body: String,
+    pub attempts: i32,
+    pub next_attempt_at: DateTime<Utc>,
+    /// Time of the event.
+    pub created_at: DateTime<Utc>,
+    /// W3C trace context of the event's message, if it was traced.
+    pub traceparent: Option<String>,
+}
+
+/// Event that matches a subscription.
+#[derive(Debug, Clone)]
+pub struct MatchedEvent {
+    /// Id of the delivery to be queued.
+    pub delivery_id: SubscriptionDeliveryId,
+    pub event_seq: i64,
+    pub kind: String,
+    /// Request body.
+    pub body: String,
+    pub created_at: DateTime<Utc>,
+    /// Message of the event, for its trace context.
+    pub message_id: Option<MessageId>,
+}
+
+/// Outcome of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallOutcome {
+    Delivered,
+    /// Due again at this time.
+    Retry(DateTime<Utc>),
+    DeadLetter,
+}
+
+impl CallOutcome {
+    const fn status(self) -> DeliveryStatus {
+        match self {
+            Self::Delivered => DeliveryStatus::Delivered,
+            Self::Retry(_) => DeliveryStatus::Pending,
+            Self::DeadLetter => DeliveryStatus::DeadLetter,
+        }
+    }
+
+    const fn next_attempt_at(self) -> Option<DateTime<Utc>> {
+        match self {
+            Self::Retry(at) => Some(at),
+            Self::Delivered | Self::DeadLetter => None,
+        }
+    }
+}
+
+/// Attempt to deliver one event.
+#[derive(Debug, Clone)]
+pub struct CallAttempt {
+    pub delivery_id: SubscriptionDeliveryId,
+    pub outcome: CallOutcome,
+    /// HTTP status, if the URL answered.
+    pub status: Option<i16>,
+    pub error: Option<String>,
+    /// End of the subscription's backoff: no other event is sent before.
+    pub blocked_until: Option<DateTime<Utc>>,
+}
+
+/// Subscriptions that a claim selects. Failing ones are claimed separately, so that slow or broken URLs do not delay the
+/// others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClaimedHealth {
+    Healthy,
+    Failing,
+}
+
+/// Parameters of [`Store::claim_subscriptions`].
+#[derive(Debug, Clone, Copy)]
+pub struct SubscriptionClaim<'a> {
+    pub owner: &'a str,
+    pub health: ClaimedHealth,
+    /// Consecutive failures from which a subscription counts as failing.
+    pub failing_from: i32,
+    pub limit: i64,
+    /// Maximum number of subscriptions of one workspace, including those that the owner holds already.
+    pub per_workspace: i64,
+    pub lease: Duration,
+}
+
+// A subscription is due when it is not blocked and has a pending delivery or an unmatched event. SKIP LOCKED: a row that
+// another worker is claiming is not waited for; the lease is checked again on the locked row, because `due` was read without
+// locks.
+const CLAIM: &str = concat!(
+    "
+WITH due AS (
+    SELECT s.workspace_id, s.subscription_id,
+           row_number() OVER (PARTITION BY s.workspace_id ORDER BY s.lease_until NULLS FIRST) AS nth
+      FROM subscriptions s
+      LEFT JOIN event_heads h USING (workspace_id)
+     WHERE s.is_active AND coalesce(s.lease_until < now(), true) AND coalesce(s.blocked_until <= now(), true)
+       AND NOT ",
+    is_suspended!("s"),
+    "
+       AND (s.failures >= $4) = $3
+       AND (s.event_cursor IS NULL OR s.event_cursor < coalesce(h.next_seq, 1) - 1
+            OR EXISTS (SELECT FROM subscription_deliveries d
+                        WHERE d.workspace_id = s.workspace_id AND d.subscription_id = s.subscription_id
+                          AND d.status = 'pending'))
+), held AS MATERIALIZED (
+    SELECT workspace_id, count(*) AS places
+      FROM subscriptions
+     WHERE lease_owner = $1 AND lease_until > now() AND (failures >= $4) = $3
+     GROUP BY workspace_id
+), claimed AS (
+    SELECT s.workspace_id, s.subscription_id
+      FROM subscriptions s
+      JOIN due USING (workspace_id, subscription_id)
+      LEFT JOIN held USING (workspace_id)
+     WHERE due.nth <= $5 - coalesce(held.places, 0) AND coalesce(s.lease_until < now(), true)
+     ORDER BY s.lease_until NULLS FIRST LIMIT $2
+       FOR UPDATE OF s SKIP LOCKED
+)
+UPDATE subscriptions s
+   SET lease_owner = $1, lease_epoch = lease_epoch + 1, lease_until = now() + make_interval(secs => $6)
+  FROM claimed
+ WHERE s.workspace_id = claimed.workspace_id AND s.subscription_id = claimed.subscription_id
+RETURNING s.workspace_id, s.subscription_id, s.lease_epoch, s.events, s.filter, s.url, s.signature_scheme,
+          s.secret_key_id, s.sealed, s.event_cursor, s.failures, s.failing_since"
+);
+
+// Moves the cursor and queues in one statement under the lease. The unique event seq makes a repeated match harmless: after
+// a replay the cursor goes back over events that were queued before.
+const QUEUE: &str = "
+WITH held AS (
+    UPDATE subscriptions
+       SET event_cursor = $4, lease_until = now() + make_interval(secs => $10)
+     WHERE workspace_id = $1 AND subscription_id = $2 AND lease_epoch = $3 AND is_active
+    RETURNING subscription_id
+), queued AS (
+    INSERT INTO subscription_deliveries (workspace_id, subscription_id, delivery_id, event_seq, event_kind, body,
+                                         next_attempt_at, created_at, traceparent)
+    SELECT $1, $2, e.delivery_id, e.event_seq, e.kind, e.body, now(), e.created_at,
+           (SELECT m.traceparent FROM messages m
+             WHERE m.workspace_id = $1 AND m.message_id = e.message_id AND m.created_on = e.message_day)
+      FROM held
+     CROSS JOIN unnest($5::bigint[], $6::bigint[], $7::text[], $8::text[], $9::timestamptz[], $11::bigint[], $12::date[])
+           AS e (delivery_id, event_seq, kind, body, created_at, message_id, message_day)
+    ON CONFLICT (workspace_id, subscription_id, event_seq) WHERE event_seq > 0 DO NOTHING
+)
+SELECT count(*) FROM held";
+
+// The subscription row first: its epoch decides whether the delivery may be changed.
+const RECORD_ATTEMPT: &str = "
+WITH held AS (
+    UPDATE subscriptions
+       SET failures = CASE WHEN $5 = 'delivered' THEN 0 ELSE failures + 1 END,
+           failing_since = CASE WHEN $5 = 'delivered' THEN NULL ELSE coalesce(failing_since, now()) END,
+           blocked_until = $9, lease_until = now() + make_interval(secs => $10)
+     WHERE workspace_id = $1 AND subscription_id = $2 AND lease_epoch = $3 AND is_active
+    RETURNING failures, failing_since
+), noted AS (
+    UPDATE subscription_deliveries d
+       SET status = $5, attempts = attempts + 1, next_attempt_at = $6, last_status = $7, last_error = $8,
+           updated_at = now()
+      FROM held
+     WHERE d.workspace_id = $1 AND d.subscription_id = $2 AND d.delivery_id = $4 AND d.status = 'pending'
+)
+SELECT failures, failing_since FROM held";
+
+impl Store {
+    /// Leases subscriptions that are due.
+    pub async fn claim_subscriptions(&self, claim: SubscriptionClaim<'_>) -> StoreResult<ClaimedSubscriptions> {
+        let rows = sqlx::query(CLAIM)
+            .bind(claim.owner)
+            .bind(claim.limit)
+            .bind(claim.health == ClaimedHealth::Failing)
+            .bind(claim.failing_from)
+            .bind(claim.per_workspace)
+            .bind(claim.lease.as_secs_f64())
+            .fetch_all(&self.pool)
+            .with_timeout()
+            .await
+            .map_err(StoreError::from_sqlx("claiming subscriptions"))?;
+        let mut claimed = ClaimedSubscriptions::default();
+        for row in &rows {
+            match decode_row("subscriptions", row) {
+                Ok(leased) => claimed.leased.push(leased),
+                Err(error) => claimed.corrupt.push(error),
+            }
+        }
+        Ok(claimed)
+    }
+
+    /// Reads pending deliveries in the order of their events.
+    pub async fn pending_calls(&self, leased: &LeasedSubscription, limit: i64) -> StoreResult<Vec<PendingCall>> {
+        sqlx::query_as(
+            "SELECT delivery_id, event_kind, body, attempts, next_attempt_at, created_at, traceparent
+               FROM subscription_deliveries
+              WHERE workspace_id = $1 AND subscription_id = $2 AND status = 'pending'
+              ORDER BY event_seq, delivery_id LIMIT $3",
+        )
+        .bind(leased.scope.workspace_id())
+        .bind(leased.id)
+        .bind(limit)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading pending deliveries of a subscription"))
+    }
+
+    /// Queues matched events and moves the subscription's cursor. An event that was queued before is skipped. Returns
+    /// `false`, without a change, when the lease is lost.
+    pub async fn queue_events(
+        &self,
+        leased: &LeasedSubscription,
+        cursor: i64,
+        matched: &[MatchedEvent],
+        lease: Duration,
+    ) -> StoreResult<bool> {
+        let held: i64 = sqlx::query_scalar(QUEUE)
+            .bind(leased.scope.workspace_id())
+            .bind(leased.id)
+            .bind(leased.epoch)
+            .bind(cursor)
+            .bind(matched.iter().map(|event| event.delivery_id).collect::<Vec<_>>())
+            .bind(matched.iter().map(|event| event.event_seq).collect::<Vec<_>>())
+            .bind(matched.iter().map(|event| event.kind.as_str()).collect::<Vec<_>>())
+            .bind(matched.iter().map(|event| event.body.as_str()).collect::<Vec<_>>())
+            .bind(matched.iter().map(|event| event.created_at).collect::<Vec<_>>())
+            .bind(lease.as_secs_f64())
+            .bind(matched.iter().map(|event| event.message_id).collect::<Vec<_>>())
+            .bind(matched.iter().map(|event| event.message_id.map(|id| day_of_id(id.get()))).collect::<Vec<_>>())
+            .fetch_one(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("queueing events for a subscription"))?;
+        Ok(held > 0)
+    }
+
+    /// Records an attempt. Returns the subscription's consecutive failures and the time of the first one. `None` when the
+    /// lease is lost: the new holder sends the event again.
+    pub async fn record_call_attempt(
+        &self,
+        leased: &LeasedSubscription,
+        attempt: &CallAttempt,
+        lease: Duration,
+    ) -> StoreResult<Option<(i32, Option<DateTime<Utc>>)>> {
+        sqlx::query_as(RECORD_ATTEMPT)
+            .bind(leased.scope.workspace_id())
+            .bind(leased.id)
+            .bind(leased.epoch)
+            .bind(attempt.delivery_id)
+            .bind(attempt.outcome.status())
+            .bind(attempt.outcome.next_attempt_at())
+            .bind(attempt.status)
+            .bind(&attempt.error)
+            .bind(attempt.blocked_until)
+            .bind(lease.as_secs_f64())
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("recording a call to a subscription"))
+    }
+
+    /// Releases a subscription; with a time, it is not claimed before.
+    pub async fn release_subscription(
+        &self,
+        leased: &LeasedSubscription,
+        blocked_until: Option<DateTime<Utc>>,
+    ) -> StoreResult<()> {
+        sqlx::query(
+            "UPDATE subscriptions
+                SET lease_owner = NULL, lease_until = now(), blocked_until = coalesce($4, blocked_until)
+              WHERE workspace_id = $1 AND subscription_id = $2 AND lease_epoch = $3 AND lease_owner IS NOT NULL",
+        )
+        .bind(leased.scope.workspace_id())
+        .bind(leased.id)
+        .bind(leased.epoch)
+        .bind(blocked_until)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("releasing a subscription"))?;
+        Ok(())
+    }
+
+    /// Disables a subscription, and records the event. `None` when the lease is lost.
+    pub async fn disable_subscription(
+        &self,
+        leased: &LeasedSubscription,
+        reason: DisabledReason,
+        at: DateTime<Utc>,
+    ) -> StoreResult<Option<RecordedEvents>> {
+        let doing = "disabling a subscription";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let disabled: Option<(Option<DateTime<Utc>>,)> = sqlx::query_as(
+            "UPDATE subscriptions
+                SET is_active = false, disabled_reason = $4, disabled_at = $5, lease_owner = NULL, lease_until = now()
+              WHERE workspace_id = $1 AND subscription_id = $2 AND lease_epoch = $3 AND is_active
+             RETURNING failing_since",
+        )
+        .bind(leased.scope.workspace_id())
+        .bind(leased.id)
+        .bind(leased.epoch)
+        .bind(reason)
+        .bind(at)
+        .fetch_optional(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let Some((failing_since,)) = disabled else { return Ok(None) };
+        // Without the URL: it may contain a secret, and observers read the event.
+        let data = json!({
+            "subscription_id": leased.id.to_string(), "reason": reason.as_str(),
+            "failing_since": failing_since.map(|at| at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true)),
+        });
+        let event = NewEvent::new(kind::SUBSCRIPTION_DISABLED, data);
+        let recorded = events::append(&mut tx, leased.scope, at, vec![event]).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some(recorded))
+    }
+
+    /// Replays a subscription from `since`: its dead letters are pending again, its cursor goes back to that time, and it is
+    /// active. Delivered events stay delivered. Returns `false` when there is no such subscription.
+    pub async fn replay_subscription(
+        &self,
+        scope: WorkspaceScope,
+        id: SubscriptionId,
+        since: DateTime<Utc>,
+    ) -> StoreResult<bool> {
+        let doing = "replaying a subscription";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // The cursor goes to the last event before `since`, or to the start of the log if that has been pruned.
+        // The new epoch fences the current holder, which works with the former cursor.
+        let replayed = sqlx::query(
+            "UPDATE subscriptions s
+                SET is_active = true, disabled_reason = NULL, disabled_at = NULL, failures = 0, failing_since = NULL,
+                    blocked_until = NULL, lease_owner = NULL, lease_until = NULL, lease_epoch = lease_epoch + 1,
+                    event_cursor = coalesce(
+                        (SELECT max(l.last_seq) FROM event_log l WHERE l.workspace_id = $1 AND l.created_at < $3),
+                        (SELECT min(l.first_seq) - 1 FROM event_log l WHERE l.workspace_id = $1),
+                        s.event_cursor)
+              WHERE workspace_id = $1 AND subscription_id = $2",
+        )
+        .bind(scope.workspace_id())
+        .bind(id)
+        .bind(since)
+        .execute(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        sqlx::query(
+            "UPDATE subscription_deliveries
+                SET status = 'pending', attempts = 0, next_attempt_at = now(), updated_at = now()
+              WHERE workspace_id = $1 AND subscription_id = $2 AND status = 'dead_letter' AND created_at >= $3",
+        )
+        .bind(scope.workspace_id())
+        .bind(id)
+        .bind(since)
+        .execute(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(replayed.rows_affected() > 0)
+    }
+
+    /// Lists workspaces that subscribe to events of single deliveries, at most `limit` above `after`, in order. Such events
+    /// are recorded only in watched workspaces.
+    pub async fn workspaces_with_delivery_subscriptions(
+        &self,
+        after: Option<WorkspaceScope>,
+        limit: i64,
+    ) -> StoreResult<Vec<WorkspaceScope>> {
+        let ids: Vec<WorkspaceId> = sqlx::query_scalar(
+            "SELECT DISTINCT workspace_id FROM subscriptions
+              WHERE workspace_id > $1 AND is_active
+                AND events && ARRAY['*', 'delivery.accepted', 'delivery.delivered', 'delivery.deferred', 'delivery.failed']
+              ORDER BY workspace_id LIMIT $2",
+        )
+        .bind(after.map_or(i64::MIN, |scope| scope.workspace_id().get()))
+        .bind(limit)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("listing workspaces with delivery subscriptions"))?;
+        Ok(ids.into_iter().map(WorkspaceScope::from_engine_row).collect())
+    }
+
+    /// Returns the time for which the oldest pending delivery has been due, in seconds; 0 when none is due. Deliveries of
+    /// disabled subscriptions and of suspended workspaces are not due.
+    pub async fn subscription_lag(&self) -> StoreResult<f64> {
+        sqlx::query_scalar(concat!(
+            "SELECT coalesce(greatest(extract(epoch FROM now() - min(d.next_attempt_at)), 0), 0)::float8
+                   FROM subscription_deliveries d JOIN subscriptions s USING (workspace_id, subscription_id)
+                  WHERE d.status = 'pending' AND s.is_active AND NOT ",
+            is_suspended!("s")
+        ))
+        .fetch_one(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("measuring the lag of subscriptions"))
+    }
+
+    /// Removes at most `limit` deliveries older than `age` that are not pending, or whose subscription is disabled.
+    pub async fn prune_subscription_deliveries(&self, age: Duration, limit: i64) -> StoreResult<u64> {
+        let done = sqlx::query(
+            "DELETE FROM subscription_deliveries d
+              USING (SELECT workspace_id, subscription_id, delivery_id FROM subscription_deliveries o
+                      WHERE created_at < now() - make_interval(secs => $1)
+                        AND (status <> 'pending'
+                             OR NOT EXISTS (SELECT FROM subscriptions s
+                                             WHERE s.workspace_id = o.workspace_id
+                                               AND s.subscription_id = o.subscription_id AND s.is_active))
+                      -- A row whose attempt is being recorded stays until the next pass.
+                      ORDER BY created_at LIMIT $2 FOR UPDATE SKIP LOCKED) AS old
+              WHERE d.workspace_id = old.workspace_id AND d.subscription_id = old.subscription_id
+                AND d.delivery_id = old.delivery_id",
+        )
+        .bind(age.as_secs_f64())
+        .bind(limit)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("pruning deliveries of subscriptions"))?;
+        Ok(done.rows_affected())
+    }
+}

@@ -1,0 +1,293 @@
+//! Creation, lookup, change and deletion of workspaces.
+
+use chrono::{DateTime, Utc};
+use const_format::formatcp;
+use relay_domain::{ChannelId, WorkspaceId, WorkspaceScope, access::token::TokenHash, names, workspaces::plan::Plan};
+use serde_json::Value;
+use sqlx::PgConnection;
+
+use crate::{Store, StoreError, StoreResult, access::tokens::parse_hashes, decode::decode_row, observers::tokens};
+
+/// Workspace that is neither deleted nor expired.
+#[derive(Debug, Clone, sqlx::FromRow)]
+pub struct WorkspaceRow {
+    pub workspace_id: WorkspaceId,
+    /// Not unique.
+    pub name: String,
+    pub plan: Plan,
+    /// Instructions for every agent of the workspace.
+    pub system_prompt: Option<String>,
+    /// Object kept for clients.
+    pub metadata: Value,
+    /// Origin as reported by the creator.
+    pub provenance: Option<Value>,
+    pub created_at: DateTime<Utc>,
+    pub expires_at: Option<DateTime<Utc>>,
+    pub delivery_ttl_seconds: i32,
+}
+
+/// Workspace to create, with its `general` channel.
+#[derive(Debug)]
+pub struct NewWorkspace<'a> {
+    pub workspace_id: WorkspaceId,
+    pub name: &'a str,
+    pub metadata: &'a Value,
+    pub provenance: Option<&'a Value>,
+    pub created_at: DateTime<Utc>,
+    pub expires_at: Option<DateTime<Utc>>,
+    pub key: TokenHash,
+    /// Id of the `general` channel.
+    pub general: ChannelId,
+}
+
+/// Change of a workspace. `None` leaves a field as it is.
+#[derive(Debug)]
+pub struct WorkspaceChange<'a> {
+    pub name: Option<&'a str>,
+    /// `Some(None)` clears it.
+    pub system_prompt: Option<Option<&'a str>>,
+    /// Merged into the stored object; a null deletes its key.
+    pub metadata: Option<&'a Value>,
+    /// Upper bound of the merged metadata, in bytes of JSON.
+    pub metadata_limit: i32,
+    pub delivery_ttl_seconds: Option<i32>,
+}
+
+/// Idempotency key of a creation, under which its response is stored.
+#[derive(Debug, Clone, Copy)]
+pub struct CreationKey {
+    /// Workspace of the creator; `None` without authentication.
+    pub owner: Option<WorkspaceId>,
+    /// SHA-256 of actor, operation and key.
+    pub key_hash: [u8; 32],
+    /// SHA-256 of the request body.
+    pub fingerprint: [u8; 32],
+}
+
+/// Outcome of a creation.
+#[derive(Debug)]
+pub enum WorkspaceCreation {
+    Created,
+    /// The key was used in the last 24 hours; nothing was created.
+    Replayed {
+        /// SHA-256 of the earlier request body.
+        fingerprint: Vec<u8>,
+        /// Response stored by the earlier request.
+        response: Value,
+    },
+}
+
+const COLUMNS: &str =
+    "workspace_id, name, plan, system_prompt, metadata, provenance, created_at, expires_at, delivery_ttl_seconds";
+const IS_ALIVE: &str = "deleted_at IS NULL AND (expires_at IS NULL OR expires_at > now())";
+
+/// Owner of idempotency keys without authentication. No workspace has this id.
+const ANONYMOUS_OWNER: WorkspaceId = WorkspaceId::new(0);
+
+impl Store {
+    /// Creates a workspace with its key and its `general` channel, unless `key` was used in the last 24 hours.
+    pub async fn create_workspace(
+        &self,
+        new: &NewWorkspace<'_>,
+        key: Option<(CreationKey, &Value)>,
+    ) -> StoreResult<WorkspaceCreation> {
+        let doing = "creating a workspace";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        if let Some((key, response)) = key
+            && let Some(replayed) = store_creation_key(&mut tx, &key, response, new.created_at).await?
+        {
+            return Ok(replayed);
+        }
+        sqlx::query(
+            "WITH workspace AS (
+                INSERT INTO workspaces (workspace_id, name, metadata, provenance, created_at, expires_at)
+                VALUES ($1, $2, $3, $4, $5, $6)
+             ), general AS (
+                INSERT INTO channels (workspace_id, channel_id, name, topic, created_at)
+                VALUES ($1, $7, $9, 'General discussion', $5)
+             )
+             INSERT INTO tokens (token_hash, kind, workspace_id, created_at) VALUES ($8, 'workspace', $1, $5)",
+        )
+        .bind(new.workspace_id)
+        .bind(new.name)
+        .bind(new.metadata)
+        .bind(new.provenance)
+        .bind(new.created_at)
+        .bind(new.expires_at)
+        .bind(new.general)
+        .bind(&new.key.as_bytes()[..])
+        .bind(names::GENERAL_CHANNEL)
+        .execute(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
+        Ok(WorkspaceCreation::Created)
+    }
+
+    /// Returns the workspace unless it is deleted or expired.
+    pub async fn workspace(&self, scope: WorkspaceScope) -> StoreResult<Option<WorkspaceRow>> {
+        let row = sqlx::query(formatcp!("SELECT {COLUMNS} FROM workspaces WHERE workspace_id = $1 AND {IS_ALIVE}"))
+            .bind(scope.workspace_id())
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("reading a workspace"))?;
+        row.map(|row| decode_row("workspaces", &row)).transpose()
+    }
+
+    /// Returns the oldest workspace of that name that is neither deleted nor expired. Takes no scope because names are
+    /// public.
+    pub async fn workspace_by_name(&self, name: &str) -> StoreResult<Option<WorkspaceRow>> {
+        let row = sqlx::query(formatcp!(
+            "SELECT {COLUMNS} FROM workspaces WHERE name = $1 AND {IS_ALIVE} ORDER BY workspace_id LIMIT 1"
+        ))
+        .bind(name)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("looking up a workspace by name"))?;
+        row.map(|row| decode_row("workspaces", &row)).transpose()
+    }
+
+    /// Changes a workspace. Returns `None` if it is deleted or expired, or if its metadata would exceed the limit.
+    pub async fn update_workspace(
+        &self,
+        scope: WorkspaceScope,
+        change: &WorkspaceChange<'_>,
+    ) -> StoreResult<Option<WorkspaceRow>> {
+        // Merged and measured in the statement, so that concurrent changes of different keys do not overwrite each other
+        // with a value that was read earlier.
+        let row = sqlx::query(formatcp!(
+            "UPDATE workspaces w SET
+                name = coalesce($2, name),
+                system_prompt = CASE WHEN $3 THEN $4 ELSE system_prompt END,
+                metadata = merged.value,
+                delivery_ttl_seconds = coalesce($7, delivery_ttl_seconds)
+             FROM (
+                SELECT coalesce((
+                    SELECT jsonb_object_agg(key, value)
+                    FROM jsonb_each(old.metadata || coalesce($5, '{{}}'))
+                    WHERE NOT coalesce($5 -> key = 'null', false)
+                ), '{{}}') AS value
+                FROM workspaces old WHERE old.workspace_id = $1
+             ) merged
+             WHERE w.workspace_id = $1 AND {IS_ALIVE}
+               AND ($5 IS NULL OR octet_length(merged.value::text) <= $6)
+             RETURNING {COLUMNS}"
+        ))
+        .bind(scope.workspace_id())
+        .bind(change.name)
+        .bind(change.system_prompt.is_some())
+        .bind(change.system_prompt.flatten())
+        .bind(change.metadata)
+        .bind(change.metadata_limit)
+        .bind(change.delivery_ttl_seconds)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("updating a workspace"))?;
+        row.map(|row| decode_row("workspaces", &row)).transpose()
+    }
+
+    /// Deletes the workspace and revokes its tokens, whose hashes are returned. Workers remove the bytes of its files
+    /// soon, retention drops its daily partitions, and a worker erases all other rows weeks later.
+    pub async fn delete_workspace(&self, scope: WorkspaceScope, at: DateTime<Utc>) -> StoreResult<Vec<TokenHash>> {
+        let doing = "deleting a workspace";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        // First, because it locks the workspace's row: a transaction that holds it FOR SHARE has ended, and its rows are
+        // visible to the statements below.
+        sqlx::query("UPDATE workspaces SET deleted_at = $2 WHERE workspace_id = $1 AND deleted_at IS NULL")
+            .bind(scope.workspace_id())
+            .bind(at)
+            .execute(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        sqlx::query(
+            "WITH files AS (
+                UPDATE files SET status = 'deleted', deleted_at = $2
+                 WHERE workspace_id = $1 AND status <> 'deleted'
+             )
+             UPDATE file_objects SET remove_after = now() WHERE workspace_id = $1 AND NOT removing",
+        )
+        .bind(scope.workspace_id())
+        .bind(at)
+        .execute(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        disable_endpoints(&mut tx, scope, at).await?;
+        let hashes: Vec<Vec<u8>> =
+            sqlx::query_scalar("DELETE FROM tokens WHERE workspace_id = $1 RETURNING token_hash")
+                .bind(scope.workspace_id())
+                .fetch_all(&mut *tx)
+                .await
+                .map_err(StoreError::from_sqlx(doing))?;
+        // Complete: transactions that create observer tokens hold the workspace's row FOR SHARE, so they have committed
+        // or will find the workspace deleted.
+        tokens::override_workspace_tokens(&mut tx, scope).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(parse_hashes(&hashes))
+    }
+}
+
+/// Disables the http_push mailboxes and subscriptions of a deleted workspace.
+///
+/// Endpoints of a deleted workspace are not called even if they are missed here, so rows that a dispatcher has
+/// locked are skipped instead of waited for. Disabling the others keeps them out of the dispatchers' scans.
+async fn disable_endpoints(tx: &mut PgConnection, scope: WorkspaceScope, at: DateTime<Utc>) -> StoreResult<()> {
+    sqlx::query(
+        "WITH idle AS (
+            SELECT agent_id FROM push_mailboxes
+             WHERE workspace_id = $1 AND disabled_at IS NULL FOR UPDATE SKIP LOCKED
+         ), pushed AS (
+            UPDATE push_mailboxes p SET disabled_at = $2, disabled_reason = 'workspace_deleted'
+              FROM idle WHERE p.workspace_id = $1 AND p.agent_id = idle.agent_id
+         ), unserved AS (
+            SELECT subscription_id FROM subscriptions
+             WHERE workspace_id = $1 AND is_active FOR UPDATE SKIP LOCKED
+         )
+         UPDATE subscriptions s
+            SET is_active = false, disabled_at = $2, disabled_reason = 'workspace_deleted'
+           FROM unserved u WHERE s.workspace_id = $1 AND s.subscription_id = u.subscription_id",
+    )
+    .bind(scope.workspace_id())
+    .bind(at)
+    .execute(tx)
+    .await
+    .map_err(StoreError::from_sqlx("disabling the endpoints of a deleted workspace"))?;
+    Ok(())
+}
+
+/// Stores the response of a creation under its key. Returns the earlier response if the key was used in the last 24
+/// hours. A concurrent request with the same key waits for the end of this transaction.
+async fn store_creation_key(
+    tx: &mut PgConnection,
+    key: &CreationKey,
+    response: &Value,
+    created_at: DateTime<Utc>,
+) -> StoreResult<Option<WorkspaceCreation>> {
+    let doing = "storing the idempotency key of a workspace";
+    let stored = sqlx::query(
+        "INSERT INTO idempotency_keys (workspace_id, key_hash, fingerprint, status, response, created_at)
+         VALUES ($1, $2, $3, 201, $4, $5)
+         ON CONFLICT (workspace_id, key_hash) DO UPDATE
+            SET fingerprint = EXCLUDED.fingerprint, response = EXCLUDED.response,
+                created_at = EXCLUDED.created_at
+            WHERE idempotency_keys.created_at < EXCLUDED.created_at - interval '24 hours'",
+    )
+    .bind(key.owner.unwrap_or(ANONYMOUS_OWNER))
+    .bind(&key.key_hash[..])
+    .bind(&key.fingerprint[..])
+    .bind(response)
+    .bind(created_at)
+    .execute(&mut *tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
+    if stored.rows_affected() > 0 {
+        return Ok(None);
+    }
+    let (fingerprint, response) =
+        sqlx::query_as("SELECT fingerprint, response FROM idempotency_keys WHERE workspace_id = $1 AND key_hash = $2")
+            .bind(key.owner.unwrap_or(ANONYMOUS_OWNER))
+            .bind(&key.key_hash[..])
+            .fetch_one(tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+    Ok(Some(WorkspaceCreation::Replayed { fingerprint, response }))
+}
