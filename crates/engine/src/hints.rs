@@ -1,111 +1,121 @@
-//! Hints: "look at this". They go to every part of this process and, over NATS, to every other one.
-//! A hint has no authority, and losing one costs latency.
+//! Hints: wake-ups without authority. They go to every listener of this process and, over NATS, to the other processes.
+//! A lost hint costs latency only.
 
 use std::{
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use relay_domain::{AgentId, ChannelId, GatewayId, NodeId, ProviderName, WorkspaceScope, token::TokenHash};
+use relay_domain::{AgentId, ChannelId, GatewayId, NodeId, ProviderName, WorkspaceScope, access::token::TokenHash};
 pub use relay_stream::Hint;
 use relay_stream::Stream;
 use tokio::sync::{broadcast, mpsc};
 
 use crate::{Engine, Inner};
 
-/// How many hints may wait for a slow listener, or for NATS, before the oldest or newest is lost.
-const WAITING: usize = 4096;
+/// Bound of both queues. A slow listener loses the oldest hint, a slow NATS the newest.
+const QUEUE: usize = 4096;
 
-const SUBSCRIBE_AGAIN_AFTER: Duration = Duration::from_millis(500);
+const RESUBSCRIBE_AFTER: Duration = Duration::from_millis(500);
 
-/// A hint for other processes: for one gateway, or for all.
-pub(crate) type Outgoing = (Option<GatewayId>, Arc<Hint>);
+/// Hint for other processes: for one gateway, or for all.
+pub(crate) type RemoteHint = (Option<GatewayId>, Arc<Hint>);
 
-/// Where hints of this process start from.
+/// Best-effort event for agents' sockets.
+pub(crate) struct SocketEvent<'a> {
+    /// `None`: all direct nodes of the workspace.
+    pub(crate) agents: Option<Vec<AgentId>>,
+    pub(crate) topic: &'a str,
+    pub(crate) event: &'a str,
+    pub(crate) data: serde_json::Value,
+    /// With an id it is a `deliver` frame with seq 0, otherwise a `context.update`.
+    pub(crate) event_id: Option<String>,
+}
+
+/// Sender of hints.
 #[derive(Debug)]
 pub struct Hints {
     local: broadcast::Sender<Arc<Hint>>,
-    remote: mpsc::Sender<Outgoing>,
+    remote: mpsc::Sender<RemoteHint>,
 }
 
 impl Hints {
-    /// Hints, and the queue that [`forward`] empties into NATS.
-    pub(crate) fn new() -> (Self, mpsc::Receiver<Outgoing>) {
-        let (remote, queue) = mpsc::channel(WAITING);
-        (Self { local: broadcast::channel(WAITING).0, remote }, queue)
+    /// Creates the sender, and the queue that [`forward_to_nats`] drains.
+    pub(crate) fn new() -> (Self, mpsc::Receiver<RemoteHint>) {
+        let (remote, queue) = mpsc::channel(QUEUE);
+        (Self { local: broadcast::channel(QUEUE).0, remote }, queue)
     }
 
-    /// Hints of all processes from now on. A listener that lags by more than 4096 misses the oldest.
+    /// Subscribes to the hints of all processes from now on. A listener that lags by more than 4096 hints misses the
+    /// oldest.
     #[must_use]
-    pub fn listen(&self) -> broadcast::Receiver<Arc<Hint>> {
+    pub fn subscribe(&self) -> broadcast::Receiver<Arc<Hint>> {
         self.local.subscribe()
     }
 
-    /// A node, its bindings or its token changed.
+    /// Hints that a node, its bindings or its token changed.
     pub fn node_changed(&self, scope: WorkspaceScope, node: NodeId) {
         self.agents_moved(scope, vec![node]);
     }
 
-    /// Agents came to, left or changed on these nodes.
+    /// Hints that agents moved to, left or changed on these nodes.
     pub fn agents_moved(&self, scope: WorkspaceScope, nodes: Vec<NodeId>) {
-        self.give(Hint::NodesChanged { workspace: scope.workspace_id(), nodes });
+        self.publish(Hint::NodesChanged { workspace: scope.workspace_id(), nodes });
     }
 
-    /// Rows of these mailboxes were written, or settled otherwise than over their sockets.
+    /// Hints that rows of these mailboxes were written, or settled other than over their sockets.
     pub fn mailboxes_changed(&self, agents: impl IntoIterator<Item = (WorkspaceScope, AgentId)>) {
         let agents: Vec<_> = agents.into_iter().map(|(scope, agent)| (scope.workspace_id(), agent)).collect();
-        // A hint stays far below NATS' payload limit.
+        // Keeps a hint far below NATS' payload limit.
         for some in agents.chunks(1000) {
-            self.give(Hint::MailboxesChanged { agents: some.to_vec() });
+            self.publish(Hint::MailboxesChanged { agents: some.to_vec() });
         }
     }
 
-    /// Rows of these mailboxes were written, of agents on nodes without a socket.
+    /// Hints that deliveries were written for agents on nodes without a socket.
     pub(crate) fn deliveries_due(&self, agents: &[(WorkspaceScope, AgentId)]) {
         for some in agents.chunks(1000) {
             let agents = some.iter().map(|(scope, agent)| (scope.workspace_id(), *agent)).collect();
-            self.give(Hint::DeliveriesDue { agents });
+            self.publish(Hint::DeliveriesDue { agents });
         }
     }
 
-    /// Dead letters of these mailboxes were sent again, whatever the nodes of their agents are.
-    pub(crate) fn redriven(&self, agents: &[(WorkspaceScope, AgentId)]) {
+    /// Hints that dead letters of these mailboxes were redriven, for nodes of every kind.
+    pub(crate) fn deliveries_redriven(&self, agents: &[(WorkspaceScope, AgentId)]) {
         self.mailboxes_changed(agents.iter().copied());
         self.deliveries_due(agents);
     }
 
-    /// Rows of one mailbox were written, or settled otherwise than over its socket.
+    /// Hints that rows of one mailbox were written, or settled other than over its socket.
     pub fn mailbox_changed(&self, scope: WorkspaceScope, agent: AgentId) {
         self.mailboxes_changed([(scope, agent)]);
     }
 
-    /// A token is dead.
     pub fn token_revoked(&self, hash: TokenHash) {
-        self.give(Hint::TokenRevoked { hash: hash.to_string() });
+        self.publish(Hint::TokenRevoked { hash: hash.to_string() });
     }
 
-    /// What a workspace may use changed.
     pub fn quotas_changed(&self, scope: WorkspaceScope) {
-        self.give(Hint::QuotasChanged { workspace: scope.workspace_id() });
+        self.publish(Hint::QuotasChanged { workspace: scope.workspace_id() });
     }
 
-    /// Observer tokens, or the keys that sign them, are no longer what they were.
+    /// Hints that observer tokens or signing keys changed.
     pub(crate) fn observers_changed(&self) {
-        self.give(Hint::ObserversChanged);
+        self.publish(Hint::ObserversChanged);
     }
 
-    /// A channel's members, mutes or archived flag changed.
+    /// Hints that a channel's members, mutes or archived flag changed.
     pub fn members_changed(&self, scope: WorkspaceScope, channel: ChannelId) {
-        self.give(Hint::MembersChanged { workspace: scope.workspace_id(), channel });
+        self.publish(Hint::MembersChanged { workspace: scope.workspace_id(), channel });
     }
 
-    /// A provider is held under a new epoch: older connections of it close.
+    /// Hints that a provider has a new epoch, so that its older connections close.
     pub fn provider_taken(&self, scope: WorkspaceScope, node: NodeId, provider: &ProviderName, epoch: i64) {
         let workspace = scope.workspace_id();
-        self.give(Hint::ProviderTaken { workspace, node, provider: provider.to_string(), epoch });
+        self.publish(Hint::ProviderTaken { workspace, node, provider: provider.to_string(), epoch });
     }
 
-    /// A best-effort event for the sockets of these agents: `context.update`, never replayed.
+    /// Sends a best-effort event to the sockets of these agents as `context.update`. Never replayed.
     pub fn notify(
         &self,
         scope: WorkspaceScope,
@@ -114,21 +124,13 @@ impl Hints {
         event: &str,
         data: serde_json::Value,
     ) {
-        self.notify_all(scope, Some(agents), topic, event, data, None);
+        self.notify_all(scope, SocketEvent { agents: Some(agents), topic, event, data, event_id: None });
     }
 
-    /// The same for all direct nodes of the workspace when no agents are given, and as a `deliver` frame with
-    /// seq 0 when an event id is.
-    pub(crate) fn notify_all(
-        &self,
-        scope: WorkspaceScope,
-        agents: Option<Vec<AgentId>>,
-        topic: &str,
-        event: &str,
-        data: serde_json::Value,
-        event_id: Option<String>,
-    ) {
-        self.give(Hint::Notify {
+    /// Sends a best-effort event to sockets.
+    pub(crate) fn notify_all(&self, scope: WorkspaceScope, event: SocketEvent<'_>) {
+        let SocketEvent { agents, topic, event, data, event_id } = event;
+        self.publish(Hint::Notify {
             workspace: scope.workspace_id(),
             agents,
             topic: topic.to_owned(),
@@ -138,15 +140,15 @@ impl Hints {
         });
     }
 
-    fn give(&self, hint: Hint) {
+    fn publish(&self, hint: Hint) {
         let hint = Arc::new(hint);
-        // Nobody listening is fine, and so is a full queue: the silence check finds what it hinted at.
+        // No listener is fine, and so is a full queue: periodic checks find the change.
         let _ = self.local.send(Arc::clone(&hint));
         let _ = self.remote.try_send((None, hint));
     }
 
-    /// A hint that concerns one gateway, which may be `own`.
-    pub(crate) fn to_gateway(&self, gateway: GatewayId, own: Option<GatewayId>, hint: Hint) {
+    /// Sends a hint to one gateway, which may be this process (`own`).
+    pub(crate) fn send_to_gateway(&self, gateway: GatewayId, own: Option<GatewayId>, hint: Hint) {
         let hint = Arc::new(hint);
         if own == Some(gateway) {
             let _ = self.local.send(hint);
@@ -156,19 +158,19 @@ impl Hints {
     }
 }
 
-/// Passes the hints of other processes, for all or for one gateway, to the listeners of this one, until the engine is
-/// gone.
-pub(crate) async fn receive(engine: Weak<Inner>, stream: Stream, gateway: Option<GatewayId>) {
+/// Passes hints of other processes, for all or for one gateway, to the listeners of this one, until the engine is
+/// dropped.
+pub(crate) async fn receive_remote(engine: Weak<Inner>, stream: Stream, gateway: Option<GatewayId>) {
     let mut hints = loop {
         let listened = match gateway {
-            None => stream.hints().await,
-            Some(gateway) => stream.hints_to(gateway).await,
+            None => stream.subscribe_hints().await,
+            Some(gateway) => stream.subscribe_hints_to(gateway).await,
         };
         match listened {
             Ok(hints) => break hints,
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "waiting for nats");
-                tokio::time::sleep(SUBSCRIBE_AGAIN_AFTER).await;
+                tokio::time::sleep(RESUBSCRIBE_AFTER).await;
             }
         }
     };
@@ -178,9 +180,9 @@ pub(crate) async fn receive(engine: Weak<Inner>, stream: Stream, gateway: Option
     }
 }
 
-/// What hints mean for the engine's own memory, until the engine is gone. A lagging listener forgets
-/// more than it had to.
-pub(crate) async fn obey(engine: Weak<Inner>, mut hints: broadcast::Receiver<Arc<Hint>>) {
+/// Applies hints to the engine's own caches until the engine is dropped. A lagging listener does not know what it
+/// missed, so it invalidates everything.
+pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Receiver<Arc<Hint>>) {
     loop {
         let hint = hints.recv().await;
         let Some(inner) = engine.upgrade() else { return };
@@ -189,17 +191,17 @@ pub(crate) async fn obey(engine: Weak<Inner>, mut hints: broadcast::Receiver<Arc
                 if let Ok(hash) = hash.parse::<TokenHash>() {
                     let engine = Engine { inner };
                     engine.forget_token(&hash);
-                    engine.inner.observers.recheck();
+                    engine.inner.observers.notify_access_change();
                 }
             }
-            Ok(Hint::ObserversChanged) => inner.observers.wake(),
+            Ok(Hint::ObserversChanged) => inner.observers.request_refresh(),
             Ok(Hint::MembersChanged { workspace, channel }) => {
                 inner.audiences.forget(WorkspaceScope::from_engine_row(*workspace), *channel);
             }
             Ok(Hint::QuotasChanged { workspace }) => Engine { inner }.forget_quotas(*workspace).await,
             Ok(_) => {}
             Err(broadcast::error::RecvError::Lagged(_)) => {
-                inner.observers.wake();
+                inner.observers.request_refresh();
                 Engine { inner }.forget_all_tokens();
             }
             Err(broadcast::error::RecvError::Closed) => return,
@@ -207,12 +209,12 @@ pub(crate) async fn obey(engine: Weak<Inner>, mut hints: broadcast::Receiver<Arc
     }
 }
 
-/// Sends this process's hints to the others until the engine is gone.
-pub(crate) async fn forward(stream: Stream, mut queue: mpsc::Receiver<Outgoing>) {
+/// Sends the hints of this process to NATS until the engine is dropped.
+pub(crate) async fn forward_to_nats(stream: Stream, mut queue: mpsc::Receiver<RemoteHint>) {
     while let Some((gateway, hint)) = queue.recv().await {
         match gateway {
-            None => stream.hint(&hint).await,
-            Some(gateway) => stream.hint_to(gateway, &hint).await,
+            None => stream.send_hint(&hint).await,
+            Some(gateway) => stream.send_hint_to(gateway, &hint).await,
         }
     }
 }
@@ -224,19 +226,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_redrive_is_told_to_sockets_and_to_those_who_push() {
+    fn redrives_hint_sockets_and_http_push() {
         let (hints, _queue) = Hints::new();
-        let mut heard = hints.listen();
+        let mut received = hints.subscribe();
         let (workspace, agent) = (WorkspaceId::new(7), AgentId::new(1));
-        hints.redriven(&[(WorkspaceScope::from_engine_row(workspace), agent)]);
-        let mut told = [false; 2];
-        while let Ok(hint) = heard.try_recv() {
-            match &*hint {
-                Hint::MailboxesChanged { agents } => told[0] = *agents == [(workspace, agent)],
-                Hint::DeliveriesDue { agents } => told[1] = *agents == [(workspace, agent)],
-                other => panic!("{other:?}"),
-            }
+        hints.deliveries_redriven(&[(WorkspaceScope::from_engine_row(workspace), agent)]);
+        let mut seen = [false; 2];
+        while let Ok(hint) = received.try_recv() {
+            let (slot, agents) = if let Hint::MailboxesChanged { agents } = &*hint {
+                (0, agents)
+            } else if let Hint::DeliveriesDue { agents } = &*hint {
+                (1, agents)
+            } else {
+                panic!("{hint:?}")
+            };
+            seen[slot] = *agents == [(workspace, agent)];
         }
-        assert_eq!(told, [true, true]);
+        assert_eq!(seen, [true, true]);
     }
 }

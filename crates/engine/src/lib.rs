@@ -1,69 +1,32 @@
-//! The use cases: what callers, nodes and operators can ask of the engine.
+//! Use cases: the operations that callers, nodes and operators may request.
 //!
-//! A call takes an authenticated caller and plain values, applies the rules of `relay-domain`, and
-//! reads and writes through `relay-store` and `relay-stream`. It knows nothing of HTTP or sockets.
+//! A use case takes an authenticated caller and plain values, applies the rules of `relay-domain`, and reads and writes
+//! through `relay-store` and `relay-stream`. It knows neither HTTP nor sockets. The gateway, the worker and relayctl
+//! are its callers.
 
+pub mod access;
 pub mod actions;
-pub mod activity;
-mod addresses;
 pub mod admin;
 pub mod agents;
-pub mod all_dms;
-mod audiences;
-pub mod auth;
-pub mod bindings;
 pub mod channels;
-pub mod claims;
-mod commit;
-mod cursors;
-pub mod dead_letters;
-pub mod deliveries;
-pub mod dms;
-mod draft;
 mod error;
 pub mod events;
 pub mod files;
-pub mod gateway;
 pub mod hints;
-pub mod history;
-mod holds;
-pub mod idempotency;
-mod ids;
-pub mod inbox;
-pub mod insight;
-mod jwt;
-pub mod limits;
-pub mod mailbox;
+mod id_source;
 pub mod mailboxes;
-mod node_kinds;
+pub mod messages;
+mod migrations;
 pub mod nodes;
 pub mod observers;
-pub mod operators;
-pub mod payload;
-pub mod prompt;
-mod publish;
+pub mod processes;
 pub mod push;
-pub mod reactions;
-pub mod reads;
 pub mod recovery;
-pub mod render;
-mod schema;
 pub mod search;
-pub mod secrets;
-mod seen;
-pub mod send;
-pub mod serve;
-pub mod session_events;
 pub mod settings;
-pub mod spawn;
 mod start;
 pub mod subscriptions;
 pub mod trace;
-pub mod triggers;
-pub mod updates;
-pub mod usage;
-mod vitals;
-pub mod webhooks;
 pub mod worker;
 pub mod workspaces;
 
@@ -74,13 +37,13 @@ use relay_store::Store;
 use relay_stream::Stream;
 
 pub use error::{EngineError, EngineResult};
-pub use ids::IdSource;
+pub use id_source::IdSource;
+pub use migrations::{MigrationError, migrate};
 pub use relay_egress::EgressConfig;
-pub use relay_store::{MessagePage, MessageRow, ObserverTokenRow, ReadReceipt};
-pub use schema::{MigrationError, migrate};
+pub use relay_store::{MessagePage, ObserverTokenRow, ReadReceipt};
 pub use start::EngineConfig;
 
-/// Everything a gateway or worker can do. Cheap to clone; all clones share their state.
+/// Entry point to all use cases of a gateway or worker. Cheap to clone; all clones share their state.
 #[derive(Clone)]
 pub struct Engine {
     pub(crate) inner: Arc<Inner>,
@@ -89,65 +52,58 @@ pub struct Engine {
 pub(crate) struct Inner {
     pub(crate) store: Store,
     pub(crate) ids: IdSource,
-    pub(crate) tokens: auth::TokenCache,
-    pub(crate) seen: seen::SeenNotes,
+    pub(crate) tokens: access::authentication::TokenCache,
+    pub(crate) seen: agents::last_seen::LastSeenRecorder,
     pub(crate) observers: observers::Observers,
     pub(crate) hints: hints::Hints,
     pub(crate) stream: Stream,
-    pub(crate) audiences: audiences::Audiences,
-    pub(crate) committer: commit::CommitQueue,
-    pub(crate) publisher: publish::Publisher,
+    pub(crate) audiences: channels::audiences::Audiences,
+    pub(crate) committer: messages::committer::CommitQueue,
+    pub(crate) publisher: messages::publisher::Publisher,
     pub(crate) announcer: events::Announcer,
     pub(crate) feeds: events::Feeds,
     pub(crate) large_frames: events::LargeFrames,
-    pub(crate) cursors: Arc<cursors::CursorMoves>,
-    pub(crate) heartbeats: serve::Heartbeats,
-    pub(crate) limits: limits::Limits,
-    pub(crate) secrets: secrets::Secrets,
+    pub(crate) cursors: Arc<mailboxes::cursors::CursorMoves>,
+    pub(crate) heartbeats: nodes::providers::Heartbeats,
+    pub(crate) limits: access::limits::Limits,
+    pub(crate) secrets: access::secrets::Secrets,
     pub(crate) files: files::Files,
     pub(crate) calls: actions::CallQueues,
-    pub(crate) sent_invocations: actions::SentNotes,
-    pub(crate) node_kinds: node_kinds::NodeKinds,
+    pub(crate) dispatch_notes: actions::DispatchRecorder,
+    pub(crate) node_kinds: nodes::kinds::NodeKinds,
     pub(crate) egress: relay_egress::Client,
     pub(crate) gateway_id: std::sync::OnceLock<relay_domain::GatewayId>,
     pub(crate) recovery: recovery::Recovery,
-    pub(crate) holds: holds::Holds,
+    pub(crate) suspensions: workspaces::suspensions::Suspensions,
 }
 
 impl Engine {
-    /// The store, for the crate's own modules.
     pub(crate) fn store(&self) -> &Store {
         &self.inner.store
     }
 
-    /// The hints that this process gives.
     #[must_use]
     pub fn hints(&self) -> &hints::Hints {
         &self.inner.hints
     }
 
-    /// The one way to tenants' URLs.
+    /// Guarded HTTP client: the only way to call URLs that tenants chose.
     #[must_use]
     pub fn egress(&self) -> &relay_egress::Client {
         &self.inner.egress
     }
 
-    /// Postgres' clock, as far as known.
+    /// Current time by Postgres' clock, as far as this process knows it.
     #[must_use]
     pub fn now(&self) -> DateTime<Utc> {
         DateTime::from_timestamp_millis(self.inner.ids.now_ms()).unwrap_or_default()
     }
 
-    /// Asks Postgres for a sign of life.
-    ///
-    /// # Errors
-    /// When it gives none.
     pub async fn check_storage(&self) -> EngineResult<()> {
         self.store().ping().await?;
         Ok(())
     }
 
-    /// The next snowflake id.
     pub(crate) fn next_id(&self) -> i64 {
         self.inner.ids.next_id()
     }

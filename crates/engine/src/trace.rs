@@ -1,5 +1,5 @@
-//! W3C trace context as the one line of text that travels in headers, rows and the log, and spans that go on where it
-//! ended. The only reader and the only writer of it.
+//! W3C trace context as the `traceparent` text in headers, rows and the log, and spans that continue it. The only
+//! module that reads or writes this format.
 
 use http::{HeaderMap, HeaderValue};
 use opentelemetry::{
@@ -9,59 +9,59 @@ use opentelemetry::{
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-/// `traceparent` of the current span; `None` when it is not sampled or nothing exports traces.
+/// Returns the `traceparent` of the current span; `None` when it is not sampled or no exporter is installed.
 #[must_use]
-pub fn current() -> Option<String> {
-    of(&Span::current())
+pub fn current_traceparent() -> Option<String> {
+    traceparent_of(&Span::current())
 }
 
-/// `traceparent` of a span; `None` when it is not sampled or nothing exports traces.
+/// Returns the `traceparent` of a span; `None` when it is not sampled or no exporter is installed.
 #[must_use]
-pub fn of(span: &Span) -> Option<String> {
+pub fn traceparent_of(span: &Span) -> Option<String> {
     let context = span.context();
     let span = context.span();
     let ids = span.span_context();
     (ids.is_valid() && ids.is_sampled()).then(|| format!("00-{}-{}-01", ids.trace_id(), ids.span_id()))
 }
 
-/// The id of a span's trace; `None` when it is not sampled or nothing exports traces.
+/// Returns the trace id of a span; `None` when it is not sampled or no exporter is installed.
 #[must_use]
-pub fn id_of(span: &Span) -> Option<String> {
+pub fn trace_id_of(span: &Span) -> Option<String> {
     let context = span.context();
     let span = context.span();
     let ids = span.span_context();
     (ids.is_valid() && ids.is_sampled()).then(|| ids.trace_id().to_string())
 }
 
-/// Makes `span` a child of the span that `traceparent` names. Text that is no `traceparent` is ignored, since it comes
-/// from outside. Call before the span is entered.
+/// Makes `span` a child of the span in `traceparent`. Invalid text is ignored, since it comes from outside. Call before
+/// the span is entered.
 pub fn set_parent(span: &Span, traceparent: &str) {
-    if let Some(parent) = parse(traceparent) {
-        // Refused only when nothing exports traces, or the span has started already: then there is nothing to link.
+    if let Some(parent) = parse_traceparent(traceparent) {
+        // Fails only without an exporter or after the span has started: then there is nothing to link.
         let _ = span.set_parent(Context::new().with_remote_span_context(parent));
     }
 }
 
-/// The span that `make` makes, below the one that `traceparent` names. Nothing is made for what is not traced.
-pub(crate) fn below(traceparent: Option<&str>, make: impl FnOnce() -> Span) -> Option<Span> {
+/// Creates a span with `make` as a child of `traceparent`. Without a valid `traceparent`, `make` is not called.
+pub(crate) fn child_span(traceparent: Option<&str>, make: impl FnOnce() -> Span) -> Option<Span> {
     let traceparent = traceparent?;
-    parse(traceparent)?;
+    parse_traceparent(traceparent)?;
     let span = make();
     set_parent(&span, traceparent);
     Some(span)
 }
 
-/// Says in a call's headers what the receiver's spans go below: `span`, or what that is below where nothing exports
-/// traces.
-pub(crate) fn tell(headers: &mut HeaderMap, span: Option<&Span>, above: Option<&str>) {
-    let own = span.and_then(of);
+/// Inserts `traceparent` into the headers of an outgoing call: that of `span`, or the `parent`'s where no exporter is
+/// installed.
+pub(crate) fn insert_traceparent(headers: &mut HeaderMap, span: Option<&Span>, above: Option<&str>) {
+    let own = span.and_then(traceparent_of);
     if let Some(Ok(said)) = own.as_deref().or(above).map(HeaderValue::from_str) {
         headers.insert("traceparent", said);
     }
 }
 
-/// Reads `version-trace-span-flags`. Later versions may have more behind it.
-fn parse(traceparent: &str) -> Option<SpanContext> {
+/// Parses `version-trace-span-flags`. Later versions may append fields.
+fn parse_traceparent(traceparent: &str) -> Option<SpanContext> {
     let mut parts = traceparent.split('-');
     let version = parts.next().filter(|version| version.len() == 2 && *version != "ff")?;
     let (trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?);
@@ -83,12 +83,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read_and_nonsense_is_not() {
+    fn traceparent_round_trips_and_invalid_text_is_ignored() {
         let text = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-        let context = parse(text).expect("a trace context");
+        let context = parse_traceparent(text).expect("a trace context");
         assert_eq!(format!("00-{}-{}-01", context.trace_id(), context.span_id()), text);
         assert!(context.is_sampled());
-        let quiet = parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00").expect("a trace context");
+        let quiet =
+            parse_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00").expect("a trace context");
         assert!(!quiet.is_sampled(), "who calls decides whether it is traced");
         for nonsense in [
             "",
@@ -99,34 +100,34 @@ mod tests {
             "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more",
             "not a traceparent",
         ] {
-            assert!(parse(nonsense).is_none(), "{nonsense}");
+            assert!(parse_traceparent(nonsense).is_none(), "{nonsense}");
             set_parent(&tracing::info_span!("x"), nonsense);
         }
-        assert!(below(None, || unreachable!("nobody traces")).is_none());
-        assert_eq!(current(), None, "nobody traces");
+        assert!(child_span(None, || unreachable!("nobody traces")).is_none());
+        assert_eq!(current_traceparent(), None, "nobody traces");
         let mut headers = HeaderMap::new();
-        tell(&mut headers, None, None);
+        insert_traceparent(&mut headers, None, None);
         assert!(headers.is_empty());
-        let unseen = below(Some(text), || tracing::info_span!("x"));
-        tell(&mut headers, unseen.as_ref(), Some(text));
+        let unseen = child_span(Some(text), || tracing::info_span!("x"));
+        insert_traceparent(&mut headers, unseen.as_ref(), Some(text));
         assert_eq!(headers["traceparent"], text, "it goes on, though nobody sees the span");
     }
 
     #[test]
-    fn a_trace_goes_on_across_a_header() {
+    fn traces_continue_across_a_header() {
         let provider = SdkTracerProvider::builder().build();
         let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
         let subscriber = tracing_subscriber::registry().with(layer);
         tracing::subscriber::with_default(subscriber, || {
-            let sent = tracing::info_span!("sent").in_scope(current).expect("a span is current");
-            let below = below(Some(&sent), || tracing::info_span!("below"));
+            let sent = tracing::info_span!("sent").in_scope(current_traceparent).expect("a span is current");
+            let below = child_span(Some(&sent), || tracing::info_span!("below"));
             let mut headers = HeaderMap::new();
-            tell(&mut headers, below.as_ref(), Some(&sent));
+            insert_traceparent(&mut headers, below.as_ref(), Some(&sent));
             let told = headers["traceparent"].to_str().expect("text").to_owned();
             assert!(told != sent && told.split('-').nth(1) == sent.split('-').nth(1), "{told} is below {sent}");
             let received = tracing::info_span!("received");
             set_parent(&received, &sent);
-            assert_eq!(id_of(&received).as_deref(), sent.split('-').nth(1));
+            assert_eq!(trace_id_of(&received).as_deref(), sent.split('-').nth(1));
         });
     }
 }

@@ -1,100 +1,96 @@
-//! Making invocations.
+//! Creation of invocations: every way to invoke something ends here.
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    AgentId, InvocationId, NodeId, ProviderName, WorkspaceScope,
-    action::{MAX_ACTION_NAME_BYTES, MAX_VALUE_BYTES, RELEASE, SPAWN, Status, WORKSPACE_CALLER, is_invokable_capacity},
+    AgentId, InvocationId, NodeId, WorkspaceScope,
+    actions::{
+        InvocationStatus, MAX_ACTION_NAME_BYTES, MAX_VALUE_BYTES, RELEASE, SPAWN, WORKSPACE_CALLER,
+        is_invokable_capacity,
+    },
     names::check_name,
+    nodes::CapabilityKind,
 };
-pub(crate) use relay_store::invoke::{Handler, Waits};
-use relay_store::invoke::{Invoked, Invoker, NewInvocation};
+pub(crate) use relay_store::actions::invoke::{Handler, WaitPolicy};
+use relay_store::actions::{
+    invoke::{InvokeOutcome, Invoker, NewInvocation},
+    placement_records::{PlacementRecord, SkippedNode},
+};
 use serde_json::{Value, json};
 
 use super::{ActionRow, input, may_invoke};
-use crate::{Engine, EngineError, EngineResult, agents::encoded_length, auth::AgentCaller, idempotency::ClientKey};
+use crate::{
+    Engine, EngineError, EngineResult,
+    access::{authentication::AgentCaller, idempotency::ClientKey},
+    agents::lifecycle::encoded_length,
+};
 
-/// A request to invoke an action.
 #[derive(Debug)]
 pub struct InvokeAction {
-    /// The action.
     pub name: String,
-    /// The node whose action it is, by name or id; none: the one that the name leads to.
+    /// Node of the action, by name or id; none: the one that the name leads to.
     pub node: Option<String>,
-    /// What it is given; `{}` when absent.
+    /// `{}` when absent.
     pub input: Option<Value>,
-    /// Whether the outcome goes into the caller's mailbox.
+    /// True to deliver the outcome to the caller's mailbox.
     pub durable: bool,
 }
 
-/// An invocation as the engine's own parts make it: whatever had to be checked has been.
+/// Checked invocation request, as the engine's own modules submit it.
 #[derive(Debug, Clone)]
-pub struct Call {
-    /// What callers know it as.
+pub struct InvocationRequest {
     pub action_name: String,
-    /// Who is to do it.
     pub handler: Handler,
-    /// Who invokes it; none: the holder of the workspace's key, or the engine itself.
+    /// `None`: the holder of the workspace key, or the engine itself.
     pub caller_id: Option<AgentId>,
-    /// What that one is called.
     pub caller_name: String,
-    /// What it is given.
     pub input: Value,
-    /// Whether the outcome goes into the caller's mailbox.
+    /// True to deliver the outcome to the caller's mailbox.
     pub durable: bool,
-    /// What its idempotency key is stored as, with the fingerprint of the request.
+    /// Stored form of the idempotency key, and the fingerprint of the request.
     pub key: Option<([u8; 32], [u8; 32])>,
 }
 
-/// An invocation that was made.
+/// Invocation with its placement.
 #[derive(Debug, Clone)]
-pub struct Made {
-    /// Its id.
+pub struct PlacedInvocation {
     pub id: InvocationId,
-    /// Where it stands.
-    pub status: Status,
-    /// The node that it was sent to.
+    pub status: InvocationStatus,
+    /// Node that it was dispatched to.
     pub node_id: Option<NodeId>,
-    /// When it was made.
     pub created_at: DateTime<Utc>,
-    /// Whether the same key has made it before.
+    /// True if an earlier request with the same key created it.
     pub replayed: bool,
 }
 
-/// What a caller is told at once.
+/// Response to an invocation request.
 #[derive(Debug, Clone)]
-pub struct Acknowledged {
-    /// Its id.
+pub struct InvocationReceipt {
     pub id: InvocationId,
-    /// What was invoked.
     pub action_name: String,
-    /// The agent that handles it.
     pub handler_agent_id: Option<AgentId>,
-    /// The node that handles it, if it is one certain node's.
+    /// The node that handles it, if a certain node must.
     pub handler_node_id: Option<NodeId>,
-    /// The node that it was sent to.
+    /// Node that it was dispatched to.
     pub dispatched_node_id: Option<NodeId>,
-    /// What it was given.
     pub input: Value,
-    /// Where it stands.
-    pub status: Status,
-    /// When it was made.
+    pub status: InvocationStatus,
     pub created_at: DateTime<Utc>,
-    /// Whether the same key has made it before.
+    /// True if an earlier request with the same key created it.
     pub replayed: bool,
 }
 
 impl Engine {
-    /// Invokes an action: by its name, or as a node's.
+    /// Invokes an action by its name, or one of a certain node.
     ///
     /// # Errors
-    /// When there is no such action, the caller may not invoke it, the input does not fit its schema, nobody can do
-    /// it now, or too many are open.
+    /// When there is no such action, the caller may not invoke it, the input does not fit its schema, no handler is
+    /// available, or too many invocations are open.
     pub async fn invoke_action(
         &self,
         caller: &AgentCaller,
         request: InvokeAction,
         key: Option<&ClientKey>,
-    ) -> EngineResult<Acknowledged> {
+    ) -> EngineResult<InvocationReceipt> {
         let target = request.node.as_deref().unwrap_or_default();
         let place = format!("{target}/{}", request.name);
         let stored =
@@ -105,18 +101,15 @@ impl Engine {
         self.invoke_defined(caller.scope, Some(caller), request, stored).await
     }
 
-    /// Invokes anything but what the engine dispatches itself; without a caller, in the name of the workspace.
-    ///
-    /// # Errors
-    /// As [`Engine::invoke_action`].
+    /// Invokes anything except spawn and release. Without a caller it is invoked in the name of the workspace.
     pub(crate) async fn invoke_defined(
         &self,
         scope: WorkspaceScope,
         caller: Option<&AgentCaller>,
         request: InvokeAction,
         key: Option<([u8; 32], [u8; 32])>,
-    ) -> EngineResult<Acknowledged> {
-        if let Some(before) = self.acknowledged_under(scope, key.as_ref()).await? {
+    ) -> EngineResult<InvocationReceipt> {
+        if let Some(before) = self.find_receipt(scope, key.as_ref()).await? {
             return Ok(before);
         }
         check_name("action", &request.name, MAX_ACTION_NAME_BYTES)?;
@@ -128,20 +121,20 @@ impl Engine {
         check_value("input", &given)?;
         let node = match &request.node {
             None => None,
-            Some(name) => Some(NodeId::new(self.node_row(scope, name).await?.node_id)),
+            Some(name) => Some(self.stored_node(scope, name).await?.node_id),
         };
         let action = match &node {
             None => self.store().action(scope, &request.name).await?,
-            Some(node) => self.store().action_of_node(scope, node.as_str(), &request.name).await?,
+            Some(node) => self.store().action_of_node(scope, node, &request.name).await?,
         };
         let handler = match &action {
             Some(action) => {
                 self.check_call(scope, caller, action, &given).await?;
-                handler_of(action)
+                action_handler(action)
             }
-            None => self.capacity(scope, &request.name, node).await?,
+            None => self.capacity_handler(scope, &request.name, node).await?,
         };
-        let call = Call {
+        let call = InvocationRequest {
             action_name: request.name,
             handler,
             caller_id: caller.map(|caller| caller.agent_id),
@@ -150,34 +143,32 @@ impl Engine {
             durable: request.durable,
             key,
         };
-        self.acknowledge(scope, call).await
+        self.create_invocation(scope, call).await
     }
 
-    /// Makes an invocation and says what a caller is told of it.
-    ///
-    /// # Errors
-    /// As [`Engine::acknowledge`].
-    pub async fn acknowledge(&self, scope: WorkspaceScope, call: Call) -> EngineResult<Acknowledged> {
-        self.acknowledge_as(scope, InvocationId::new(self.next_id()), call).await
+    /// Creates an invocation.
+    pub async fn create_invocation(
+        &self,
+        scope: WorkspaceScope,
+        call: InvocationRequest,
+    ) -> EngineResult<InvocationReceipt> {
+        self.create_invocation_with_id(scope, InvocationId::new(self.next_id()), call).await
     }
 
-    /// The same under an id that was taken before.
-    ///
-    /// # Errors
-    /// As [`Engine::acknowledge`].
-    pub(crate) async fn acknowledge_as(
+    /// Creates an invocation under a given id.
+    pub(crate) async fn create_invocation_with_id(
         &self,
         scope: WorkspaceScope,
         id: InvocationId,
-        call: Call,
-    ) -> EngineResult<Acknowledged> {
+        call: InvocationRequest,
+    ) -> EngineResult<InvocationReceipt> {
         let (handler_agent_id, handler_node_id) = match &call.handler {
             Handler::Agent(agent) => (Some(*agent), None),
             Handler::Node { target, .. } => (None, target.clone()),
         };
         let (action_name, input) = (call.action_name.clone(), call.input.clone());
-        let made = self.call_as(scope, id, call).await?;
-        Ok(Acknowledged {
+        let made = self.place_invocation(scope, id, call).await?;
+        Ok(InvocationReceipt {
             id: made.id,
             action_name,
             handler_agent_id,
@@ -190,12 +181,16 @@ impl Engine {
         })
     }
 
-    /// Makes an invocation, places it, and sends it on its way: what every way to invoke something ends in.
+    /// Creates an invocation, places it and dispatches it.
     ///
     /// # Errors
-    /// When nobody can do it now and it may not wait, too many are open, its key was used for something else, or
-    /// storage is away.
-    async fn call_as(&self, scope: WorkspaceScope, id: InvocationId, call: Call) -> EngineResult<Made> {
+    /// When no handler is available and it may not wait, too many are open, or its key was used for another request.
+    async fn place_invocation(
+        &self,
+        scope: WorkspaceScope,
+        id: InvocationId,
+        call: InvocationRequest,
+    ) -> EngineResult<PlacedInvocation> {
         let new = NewInvocation {
             scope,
             id,
@@ -209,43 +204,45 @@ impl Engine {
             at: self.now(),
         };
         let (id, created_at, key) = (new.id, new.at, new.key);
-        match self.inner.calls.make(new).await? {
-            Invoked::Made(status, dispatch) => {
+        match self.inner.calls.create(new).await? {
+            InvokeOutcome::Created(status, dispatch) => {
                 let node_id = dispatch.map(|dispatch| dispatch.node_id);
-                Ok(Made { id, status, node_id, created_at, replayed: false })
+                Ok(PlacedInvocation { id, status, node_id, created_at, replayed: false })
             }
-            Invoked::KeyUsed => self.made_before(scope, key).await,
-            // The queue tries these again by itself.
-            Invoked::Busy => Err(EngineError::Overloaded),
-            Invoked::Unavailable(reasons) => Err(EngineError::HandlerUnavailable(why(&reasons))),
-            Invoked::QueueFull => Err(EngineError::HandlerUnavailable("as many wait for its node as may".to_owned())),
-            Invoked::TooManyOfAction => Err(EngineError::TooManyInvocations("this action")),
-            Invoked::TooManyOfWorkspace => Err(EngineError::TooManyInvocations("this workspace")),
+            InvokeOutcome::KeyUsed => self.find_repeated_invocation(scope, key).await,
+            // The queue retries these itself.
+            InvokeOutcome::Busy => Err(EngineError::Overloaded),
+            InvokeOutcome::Unavailable(record) => Err(EngineError::HandlerUnavailable(describe_skipped(&record))),
+            InvokeOutcome::QueueFull => {
+                Err(EngineError::HandlerUnavailable("as many wait for its node as may".to_owned()))
+            }
+            InvokeOutcome::TooManyOfAction => Err(EngineError::TooManyInvocations("this action")),
+            InvokeOutcome::TooManyOfWorkspace => Err(EngineError::TooManyInvocations("this workspace")),
         }
     }
 
-    /// What was made with a key before.
-    pub(super) async fn made_before(
+    /// Loads the invocation that was created under a repeated key.
+    pub(super) async fn find_repeated_invocation(
         &self,
         scope: WorkspaceScope,
         key: Option<([u8; 32], [u8; 32])>,
-    ) -> EngineResult<Made> {
+    ) -> EngineResult<PlacedInvocation> {
         let (hash, fingerprint) = key.ok_or(EngineError::IdempotencyInProgress)?;
-        // Not there: the request that had it was refused, or its answer is not known yet.
+        // Absent: the first request was refused, or its outcome is not known yet.
         let replay = self.replay(scope, &hash, &fingerprint).await?.ok_or(EngineError::IdempotencyInProgress)?;
         let id = replay.data["invocation_id"].as_i64().map(InvocationId::new);
         let id = id.ok_or(EngineError::IdempotencyInProgress)?;
         let row = self.store().invocation(scope, id).await?.ok_or(EngineError::InvocationNotFound)?;
-        Ok(Made {
+        Ok(PlacedInvocation {
             id,
-            status: Status::parse(&row.status).unwrap_or(Status::Pending),
-            node_id: row.node_id.map(NodeId::new),
+            status: row.status,
+            node_id: row.node_id,
             created_at: row.created_at,
             replayed: true,
         })
     }
 
-    /// Whether an agent may invoke an action with this input. A denial is told to the agent and to observers.
+    /// Checks that an agent may invoke an action with this input. A denial is recorded for the agent and for observers.
     async fn check_call(
         &self,
         scope: WorkspaceScope,
@@ -262,18 +259,18 @@ impl Engine {
             None if action.available_to.is_some() => return Err(EngineError::ActionDenied(action.name.clone())),
             _ => {}
         }
-        input::check(&action.input_schema, given)
+        input::check_input(&action.input_schema, given)
             .map_err(|problem| EngineError::InvalidActionInput { path: problem.path, message: problem.message })
     }
 
-    /// A capacity that nobody has defined as an action: any node that has it may do it.
-    async fn capacity(&self, scope: WorkspaceScope, name: &str, node: Option<NodeId>) -> EngineResult<Handler> {
+    /// Returns the handler of a capacity without a defined action: any node with the capacity.
+    async fn capacity_handler(&self, scope: WorkspaceScope, name: &str, node: Option<NodeId>) -> EngineResult<Handler> {
         if !is_invokable_capacity(name) {
             return Err(EngineError::ActionNotFound);
         }
         let known = match &node {
             None => self.store().capacity_exists(scope, name).await?,
-            Some(node) => self.store().capability_kind_on(scope, node, name).await?.as_deref() == Some("capacity"),
+            Some(node) => self.store().node_capability_kind(scope, node, name).await? == Some(CapabilityKind::Capacity),
         };
         if !known {
             return Err(EngineError::ActionNotFound);
@@ -283,27 +280,27 @@ impl Engine {
             target: node,
             provider: None,
             only_capacity: true,
-            waits: Waits::AsDeclared,
+            wait_policy: WaitPolicy::AsDeclared,
         })
     }
 }
 
-/// Who handles a defined action.
-fn handler_of(action: &ActionRow) -> Handler {
+fn action_handler(action: &ActionRow) -> Handler {
     match action.handler_agent_id {
-        Some(agent) => Handler::Agent(AgentId::new(agent)),
+        Some(agent) => Handler::Agent(agent),
         None => Handler::Node {
             capability: action.name.clone(),
-            target: action.handler_node_id.as_deref().map(NodeId::new),
-            // The first of a node's providers keeps the name: another that advertises it as well was never asked for.
-            provider: action.provider.as_deref().map(ProviderName::new),
+            target: action.handler_node_id.clone(),
+            // The first provider of a node keeps the action's name: other providers that advertise it were never asked
+            // for.
+            provider: action.provider.clone(),
             only_capacity: false,
-            waits: Waits::AsDeclared,
+            wait_policy: WaitPolicy::AsDeclared,
         },
     }
 }
 
-/// An input or output must fit into a frame.
+/// Checks that an input or output fits into a frame.
 pub(super) fn check_value(field: &'static str, value: &Value) -> EngineResult<()> {
     if encoded_length(value) > MAX_VALUE_BYTES {
         return Err(EngineError::InvalidRequest(format!("{field} has at most {MAX_VALUE_BYTES} bytes of JSON")));
@@ -311,16 +308,12 @@ pub(super) fn check_value(field: &'static str, value: &Value) -> EngineResult<()
     Ok(())
 }
 
-/// Why nobody can do something, for people.
-fn why(reasons: &Value) -> String {
-    let skipped = reasons["skipped"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let named: Vec<String> = skipped
-        .iter()
-        .take(5)
-        .map(|skip| {
-            let node = skip["node"].as_str().or(skip["node_id"].as_str()).unwrap_or_default();
-            format!("{node}: {}", skip["reason"].as_str().unwrap_or_default().replace('_', " "))
-        })
-        .collect();
+/// Summarizes a placement for the caller.
+fn describe_skipped(record: &PlacementRecord) -> String {
+    let describe = |skip: &SkippedNode| {
+        let node = skip.node.as_deref().unwrap_or(skip.node_id.as_str());
+        format!("{node}: {}", skip.reason.replace('_', " "))
+    };
+    let named: Vec<String> = record.skipped.iter().take(5).map(describe).collect();
     if named.is_empty() { "no node has the capability".to_owned() } else { named.join(", ") }
 }

@@ -1,133 +1,124 @@
-//! The way of an invocation to a socket. The row is what counts; a hint carries the frame to the gateway that has the
-//! socket, and every gateway looks each second for what no hint has brought.
+//! Dispatch of invocations to sockets. The row counts; a hint carries the frame to the gateway with the socket, and
+//! every gateway polls each second for invocations without a hint.
 
 use std::{sync::Weak, time::Duration};
 
 use relay_domain::{GatewayId, InvocationId, NodeId, ProviderName, WorkspaceScope};
+pub use relay_store::SentInvocation;
 use relay_store::{
-    Sent, StoreError, Unsent,
-    hosting::Fence,
-    invoke::{Dispatch, Handler, NewInvocation},
+    StoreError, UnsentInvocation,
+    actions::invoke::{Dispatch, Handler, NewInvocation},
+    nodes::fence::Fence,
 };
 use tokio::sync::mpsc;
 
 use super::frame;
 use crate::{Engine, EngineResult, Inner, hints::Hint};
 
-/// Notes that wait to be written. What finds no room is found unnoted by its gateway, each second, and noted again.
-const NOTES: usize = 8192;
-/// Pause before notes are written again that storage was not there for.
-const NOTE_RETRY: Duration = Duration::from_millis(500);
-/// Notes that one statement writes.
-const NOTES_AT_ONCE: usize = 1000;
-/// Frames above this are not carried by hints: their gateway reads the row.
+/// Bound of the queue. A note that finds no room stays unrecorded; its gateway finds it by polling and notes it again.
+const QUEUE: usize = 8192;
+/// Pause before notes are written again that storage was unavailable for.
+const RETRY_AFTER: Duration = Duration::from_millis(500);
+const BATCH: usize = 1000;
+/// Frames above this size are not part of hints: their gateway reads the row.
 const INLINE_FRAME: usize = 64 * 1024;
 
-/// An invocation as it is written to a socket.
+/// Invocation as it is written to a socket.
 #[derive(Debug, Clone)]
 pub struct InvokeFrame {
-    /// The tenant.
     pub scope: WorkspaceScope,
-    /// The invocation.
     pub invocation: InvocationId,
-    /// Which try.
     pub attempt: i32,
-    /// The node.
     pub node_id: NodeId,
-    /// The provider.
     pub provider: ProviderName,
-    /// The frame.
     pub text: String,
 }
 
-/// That an invocation was written to a socket.
-pub type Delivered = Sent;
-
-/// What was written to sockets, on its way into the rows.
+/// Sender of dispatch notes.
 #[derive(Debug)]
-pub(crate) struct SentNotes {
-    sender: mpsc::Sender<Note>,
+pub(crate) struct DispatchRecorder {
+    sender: mpsc::Sender<DispatchNote>,
 }
 
-/// Something that was written to a socket.
+/// Record of a frame that was written to a socket.
 #[derive(Debug)]
-pub(crate) enum Note {
-    /// An invocation, to its handler.
-    Sent(Delivered),
-    /// An outcome, to its caller.
-    Told(WorkspaceScope, InvocationId),
+pub(crate) enum DispatchNote {
+    /// Invocation, written to its handler.
+    InvocationSent(SentInvocation),
+    /// Outcome, written to its caller.
+    OutcomeSent(WorkspaceScope, InvocationId),
 }
 
-impl SentNotes {
-    pub(crate) fn new() -> (Self, mpsc::Receiver<Note>) {
-        let (sender, receiver) = mpsc::channel(NOTES);
+impl DispatchRecorder {
+    pub(crate) fn new() -> (Self, mpsc::Receiver<DispatchNote>) {
+        let (sender, receiver) = mpsc::channel(QUEUE);
         (Self { sender }, receiver)
     }
 
-    /// A caller was told an outcome.
-    pub(super) fn told(&self, scope: WorkspaceScope, invocation: InvocationId) {
-        let _ = self.sender.try_send(Note::Told(scope, invocation));
+    /// Notes that a caller received an outcome.
+    pub(super) fn record_outcome_sent(&self, scope: WorkspaceScope, invocation: InvocationId) {
+        let _ = self.sender.try_send(DispatchNote::OutcomeSent(scope, invocation));
     }
 }
 
-/// Writes notes until the engine is gone.
-pub(crate) async fn write_notes(engine: Weak<Inner>, mut notes: mpsc::Receiver<Note>) {
+/// Writes notes until the engine is dropped.
+pub(crate) async fn write_dispatch_notes(engine: Weak<Inner>, mut notes: mpsc::Receiver<DispatchNote>) {
     let mut gathered = Vec::new();
-    while notes.recv_many(&mut gathered, NOTES_AT_ONCE).await > 0 {
-        let (mut sent, mut told) = (Vec::new(), Vec::new());
+    while notes.recv_many(&mut gathered, BATCH).await > 0 {
+        let (mut sent, mut outcomes) = (Vec::new(), Vec::new());
         for note in gathered.drain(..) {
             match note {
-                Note::Sent(delivered) => sent.push(delivered),
-                Note::Told(scope, invocation) => told.push((scope, invocation)),
+                DispatchNote::InvocationSent(delivered) => sent.push(delivered),
+                DispatchNote::OutcomeSent(scope, invocation) => outcomes.push((scope, invocation)),
             }
         }
-        // A note that is lost has its invocation done twice.
+        // Retried without limit: an invocation whose note is lost is dispatched again.
         while let Some(inner) = engine.upgrade() {
             let noted = async {
                 if !sent.is_empty() {
-                    inner.store.invocations_sent(&sent).await?;
+                    inner.store.mark_invocations_sent(&sent).await?;
                 }
-                if told.is_empty() { Ok(()) } else { inner.store.outcomes_told(&told).await }
+                if outcomes.is_empty() { Ok(()) } else { inner.store.mark_outcomes_announced(&outcomes).await }
             };
             match noted.await {
                 Err(error) if !matches!(error, StoreError::Refused { .. }) => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "what was sent is not noted yet");
+                    tracing::debug!(
+                        error = &error as &dyn std::error::Error,
+                        "failed to record dispatched invocations, will retry"
+                    );
                 }
                 Err(error) => {
-                    tracing::error!(error = &error as &dyn std::error::Error, "what was sent was not noted");
+                    tracing::error!(
+                        error = &error as &dyn std::error::Error,
+                        "failed to record dispatched invocations: storage refused the statement"
+                    );
                     break;
                 }
                 Ok(()) => break,
             }
             drop(inner);
-            tokio::time::sleep(NOTE_RETRY).await;
+            tokio::time::sleep(RETRY_AFTER).await;
         }
     }
 }
 
 impl Engine {
-    /// An invocation was written to a socket; noted soon.
-    pub fn invocation_sent(&self, sent: Delivered) {
-        let _ = self.inner.sent_invocations.sender.try_send(Note::Sent(sent));
+    /// Notes that an invocation was written to a socket.
+    pub fn record_invocation_sent(&self, sent: SentInvocation) {
+        let _ = self.inner.dispatch_notes.sender.try_send(DispatchNote::InvocationSent(sent));
     }
 
-    /// What is to be written to a gateway's sockets and has not been.
-    ///
-    /// # Errors
-    /// When storage is away.
+    /// Returns the invocations that a gateway's sockets have not received yet.
     pub async fn unsent_invocations(&self, gateway: GatewayId) -> EngineResult<Vec<InvokeFrame>> {
-        Ok(self.store().unsent_invocations(gateway).await?.into_iter().map(framed).collect())
+        Ok(self.store().unsent_invocations(gateway).await?.into_iter().map(to_invoke_frame).collect())
     }
 
-    /// What earlier connections of these providers were sent, and nobody has answered.
-    ///
-    /// # Errors
-    /// When storage is away.
-    pub async fn invocations_sent_before(&self, fences: &[Fence]) -> EngineResult<Vec<InvokeFrame>> {
-        Ok(self.store().invocations_sent_before(fences).await?.into_iter().map(framed).collect())
+    /// Returns the unanswered invocations that earlier connections of these providers received.
+    pub async fn unanswered_invocations(&self, fences: &[Fence]) -> EngineResult<Vec<InvokeFrame>> {
+        Ok(self.store().invocations_of_earlier_epochs(fences).await?.into_iter().map(to_invoke_frame).collect())
     }
 
-    /// Tells the gateway with the socket that there is something to write to it.
+    /// Hints the gateway with the socket to write an invocation.
     pub(super) fn hint_dispatch(&self, new: &NewInvocation, dispatch: &Dispatch) {
         let Some(gateway) = dispatch.gateway_id else { return };
         let action = match &new.handler {
@@ -144,10 +135,10 @@ impl Engine {
             attempt: dispatch.attempt,
             frame: Some(text).filter(|text| text.len() <= INLINE_FRAME),
         };
-        self.hints().to_gateway(gateway, self.gateway_id(), hint);
+        self.hints().send_to_gateway(gateway, self.gateway_id(), hint);
     }
 
-    /// The same for one that was placed anew: its gateway reads the row.
+    /// Hints an invocation that was placed again: its gateway reads the row.
     pub(super) fn hint_redispatch(&self, scope: WorkspaceScope, invocation: InvocationId, dispatch: &Dispatch) {
         let Some(gateway) = dispatch.gateway_id else { return };
         let hint = Hint::Invoke {
@@ -158,11 +149,11 @@ impl Engine {
             attempt: dispatch.attempt,
             frame: None,
         };
-        self.hints().to_gateway(gateway, self.gateway_id(), hint);
+        self.hints().send_to_gateway(gateway, self.gateway_id(), hint);
     }
 }
 
-fn framed(row: Unsent) -> InvokeFrame {
+fn to_invoke_frame(row: UnsentInvocation) -> InvokeFrame {
     let text = frame::invoke(row.invocation_id, &row.action, &row.input, row.agent.as_ref(), row.caller.as_ref());
     InvokeFrame {
         scope: row.scope,

@@ -1,4 +1,4 @@
-//! The `action.invoke` frame (contract: node.md 4.2). Strict clients drop a frame with one key too many.
+//! `action.invoke` frame (docs/protocol/node.md, "action.invoke"). Strict clients drop a frame with an unknown key.
 
 use relay_domain::{AgentId, InvocationId};
 use serde::Serialize;
@@ -22,7 +22,7 @@ struct Invoke<'a> {
     caller_name: Option<&'a str>,
 }
 
-/// The frame. `agent` handles it on its node; `caller` is told to handlers that asked for it.
+/// Encodes the frame. `agent` is the handler on its node; `caller` is included for handlers that asked for it.
 pub(super) fn invoke(
     id: InvocationId,
     action: &str,
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_in_it_that_was_not_asked_for() {
+    fn optional_fields_are_left_out() {
         let plain = invoke(InvocationId::new(7), "build", &json!({ "ref": "main" }), None, None);
         assert_eq!(
             plain,

@@ -1,71 +1,73 @@
-//! Actions: what agents may ask nodes and other agents to do.
+//! Actions: work that agents may request from nodes and other agents.
 //!
-//! Here are their definitions. `call` makes invocations, `outcome` ends them, `dispatch` is their way to the sockets,
-//! `retry` the worker's part. Postgres alone makes an invocation durable; whatever else carries it is a hint.
+//! This file defines actions. `call` creates invocations, `outcome` ends them, `dispatch` sends them to sockets,
+//! `retry` is the worker's part. Only Postgres makes an invocation durable; everything else is a hint.
+
+pub mod triggers;
 
 mod call;
 mod dispatch;
 mod frame;
 mod input;
 mod outcome;
-mod own;
 mod queue;
+mod receipts;
 mod retry;
 
-pub use call::{Acknowledged, Call, InvokeAction, Made};
-pub use dispatch::{Delivered, InvokeFrame};
-pub(crate) use dispatch::{SentNotes, write_notes};
-pub use outcome::{Complete, Completed, outcome_event_id};
+pub use call::{InvocationReceipt, InvocationRequest, InvokeAction, PlacedInvocation};
+pub(crate) use dispatch::{DispatchRecorder, write_dispatch_notes};
+pub use dispatch::{InvokeFrame, SentInvocation};
+pub use outcome::{CompletionRequest, ProviderResultOutcome, outcome_event_id};
 pub(crate) use queue::{CallQueues, run_calls, run_outcomes};
-pub use relay_store::{InvocationRow, actions::ActionRow, finish::shown_output};
+pub use relay_store::{
+    InvocationRow,
+    actions::{definitions::ActionRow, outcomes::output_object, placement_records::PlacementRecord},
+};
 
 use relay_domain::{
     ActionId, NodeId, WorkspaceScope,
-    action::{MAX_ACTION_NAME_BYTES, MAX_ACTIONS, MAX_AVAILABLE_TO, MAX_DESCRIPTION_BYTES, is_reserved},
-    event,
+    actions::{MAX_ACTION_NAME_BYTES, MAX_ACTIONS, MAX_AVAILABLE_TO, MAX_DESCRIPTION_BYTES, is_reserved},
+    agents::Agent,
+    events::kind,
     names::{check_json_length, check_length, check_name},
 };
 use relay_store::{
-    AgentRow,
-    actions::{Defined, NewAction},
+    actions::definitions::{DefineOutcome, NewAction},
     events::NewEvent,
 };
 use serde_json::{Value, json};
 
 use crate::{
     Engine, EngineError, EngineResult,
-    agents::encoded_length,
-    auth::{AgentCaller, Credential},
+    access::authentication::{AgentCaller, Credential},
+    agents::lifecycle::encoded_length,
 };
 
-/// Names of actions that an agent's record shows at most.
+/// Bound of the action names in an agent's record.
 pub const MAX_NAMED: i64 = 1000;
 
-/// A request to define an action.
 #[derive(Debug, Default)]
 pub struct DefineAction {
-    /// What it is called.
     pub name: String,
-    /// For people.
     pub description: Option<String>,
-    /// The name of the agent that handles it, or
+    /// Name of the handling agent; exactly one of the two handlers is set.
     pub handler_agent: Option<String>,
-    /// the name of the node that does.
+    /// Name of the handling node.
     pub handler_node: Option<String>,
     /// JSON schema of its input.
     pub input_schema: Option<Value>,
     /// JSON schema of its output.
     pub output_schema: Option<Value>,
-    /// The names of the agents that may invoke it; none: all.
+    /// Names of the agents that may invoke it; `None`: all.
     pub available_to: Option<Vec<String>>,
 }
 
 impl Engine {
-    /// Defines an action, or changes it when the same handler defined it before. Tells whether it is new.
+    /// Defines an action, or changes it when the same handler defined it before. Returns true if it is new.
     ///
     /// # Errors
-    /// When a field is out of bounds or makes no sense, an agent names another handler than itself, the handler does
-    /// not exist, the node cannot do it, or the name is another handler's.
+    /// When a field is invalid, an agent names another handler than itself, the handler does not exist, the node lacks
+    /// the capability, or the name belongs to another handler.
     pub async fn define_action(&self, caller: &Credential, request: DefineAction) -> EngineResult<(ActionRow, bool)> {
         let scope = caller.scope();
         check_name("name", &request.name, MAX_ACTION_NAME_BYTES)?;
@@ -101,16 +103,16 @@ impl Engine {
             output_schema: &output_schema,
             available_to: available_to.as_deref(),
             limit: MAX_ACTIONS,
-            event: NewEvent::new(event::ACTION_REGISTERED, event),
+            event: NewEvent::new(kind::ACTION_REGISTERED, event),
             at: self.now(),
         };
         let defined = match self.store().define_action(scope, &new).await? {
-            Defined::Stored { new, recorded } => {
+            DefineOutcome::Stored { new, recorded } => {
                 self.announce(recorded);
                 new
             }
-            Defined::NameTaken => return Err(EngineError::ActionNameConflict(request.name)),
-            Defined::TooMany => return Err(EngineError::TooManyActions),
+            DefineOutcome::NameTaken => return Err(EngineError::ActionNameConflict(request.name)),
+            DefineOutcome::TooMany => return Err(EngineError::TooManyActions),
         };
         let row = self.store().action(scope, &request.name).await?;
         Ok((row.ok_or(EngineError::ActionNotFound)?, defined))
@@ -119,71 +121,63 @@ impl Engine {
     async fn handler_agent(&self, caller: &Credential, name: &str) -> EngineResult<relay_domain::AgentId> {
         match caller {
             Credential::Agent(own) if &*own.name != name => Err(EngineError::NotTheHandler),
-            _ => Ok(self.agent_by_name(caller.scope(), name).await?.agent_id),
+            Credential::Agent(_) | Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => {
+                Ok(self.agent_by_name(caller.scope(), name).await?.id)
+            }
         }
     }
 
     async fn handler_node(&self, scope: WorkspaceScope, name: &str, action: &str) -> EngineResult<NodeId> {
-        let row = self.node_row(scope, name).await?;
-        let node = NodeId::new(row.node_id);
-        if self.store().capability_kind_on(scope, &node, action).await?.is_none() {
-            return Err(EngineError::CapabilityMismatch { node: row.name, capability: action.to_owned() });
+        let node = self.stored_node(scope, name).await?;
+        if self.store().node_capability_kind(scope, &node.node_id, action).await?.is_none() {
+            return Err(EngineError::CapabilityMismatch { node: node.name, capability: action.to_owned() });
         }
-        Ok(node)
+        Ok(node.node_id)
     }
 
-    /// The actions that the caller may invoke, by name. The workspace's key sees those that every agent may.
-    ///
-    /// # Errors
-    /// When storage is away.
+    /// Lists the actions that the caller may invoke, by name. The workspace key sees those that every agent may.
     pub async fn actions(&self, caller: &Credential) -> EngineResult<Vec<ActionRow>> {
         let agent = match caller {
             Credential::Agent(agent) => Some((agent.agent_id, &*agent.name)),
-            _ => None,
+            Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => None,
         };
         Ok(self.store().actions(caller.scope(), agent, MAX_ACTIONS).await?)
     }
 
-    /// An action that the caller may invoke.
-    ///
-    /// # Errors
-    /// When there is none for this caller.
+    /// Finds an action that the caller may invoke.
     pub async fn action(&self, caller: &Credential, name: &str) -> EngineResult<ActionRow> {
         let row = self.store().action(caller.scope(), name).await?.ok_or(EngineError::ActionNotFound)?;
         let shown = match caller {
-            Credential::Agent(agent) => may_invoke(&row, agent) || row.handler_agent_id == Some(agent.agent_id.get()),
-            _ => row.available_to.is_none(),
+            Credential::Agent(agent) => may_invoke(&row, agent) || row.handler_agent_id == Some(agent.agent_id),
+            Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => row.available_to.is_none(),
         };
         if shown { Ok(row) } else { Err(EngineError::ActionNotFound) }
     }
 
-    /// The names of what an agent handles and of what it may invoke, as far as the caller may know; at most
-    /// [`MAX_NAMED`] in all, what it handles first.
-    ///
-    /// # Errors
-    /// When storage is away.
+    /// Lists the names of the actions that an agent handles and may invoke, as far as the caller may see them; at most
+    /// [`MAX_NAMED`] in all, handled ones first.
     pub async fn actions_of_agent(
         &self,
         caller: &Credential,
-        agent: &AgentRow,
+        agent: &Agent,
     ) -> EngineResult<(Vec<String>, Vec<String>)> {
         let reader = match caller {
             Credential::Agent(reader) => Some((reader.agent_id, &*reader.name)),
-            _ => None,
+            Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => None,
         };
-        let of = (agent.agent_id, agent.name.as_str());
+        let of = (agent.id, agent.name.as_str());
         Ok(self.store().actions_of_agent(caller.scope(), of, reader, MAX_NAMED).await?)
     }
 
-    /// Ends an action; what was invoked by it goes on.
+    /// Deletes an action; its open invocations continue.
     ///
     /// # Errors
-    /// When there is none of that name, or the caller is neither its handler nor holds the workspace's key.
+    /// When there is none of that name, or the caller is neither its handler nor holds the workspace key.
     pub async fn delete_action(&self, caller: &Credential, name: &str) -> EngineResult<()> {
         let scope = caller.scope();
         let row = self.store().action(scope, name).await?.ok_or(EngineError::ActionNotFound)?;
         if let Credential::Agent(agent) = caller {
-            let handles = row.handler_agent_id == Some(agent.agent_id.get());
+            let handles = row.handler_agent_id == Some(agent.agent_id);
             if !handles && !may_invoke(&row, agent) {
                 return Err(EngineError::ActionNotFound);
             }
@@ -191,12 +185,11 @@ impl Engine {
                 return Err(EngineError::NotTheHandler);
             }
         }
-        let gone = self.store().delete_action(scope, ActionId::new(row.action_id)).await?;
-        if gone { Ok(()) } else { Err(EngineError::ActionNotFound) }
+        let deleted = self.store().delete_action(scope, row.action_id).await?;
+        if deleted { Ok(()) } else { Err(EngineError::ActionNotFound) }
     }
 }
 
-/// Whether an agent is among those that an action is for.
 fn may_invoke(action: &ActionRow, agent: &AgentCaller) -> bool {
     action.available_to.as_ref().is_none_or(|names| names.iter().any(|name| **name == *agent.name))
 }
@@ -207,7 +200,7 @@ fn checked_schema(field: &'static str, schema: Option<Value>) -> EngineResult<Va
         return Err(EngineError::InvalidRequest(format!("{field} must be an object")));
     }
     check_json_length(field, encoded_length(&schema))?;
-    input::compile(&schema)
+    input::compile_schema(&schema)
         .map_err(|problem| EngineError::InvalidRequest(format!("{field} is no schema: {problem}")))?;
     Ok(schema)
 }

@@ -1,42 +1,39 @@
-//! Ending invocations: the first outcome counts.
+//! Outcomes of invocations: the first one recorded counts.
 
 use relay_domain::{
     AgentId, InvocationId, WorkspaceScope,
-    action::{HANDLER_UNAVAILABLE, MAX_ERROR_BYTES, NAME_IN_USE, TOLD_AFTERWARDS},
+    actions::{HANDLER_UNAVAILABLE, MAX_ERROR_BYTES, NAME_IN_USE, OUTCOME_NOTICE_MAX_AGE},
 };
 use relay_store::{
-    finish::{Finished, FinishedAll, Outcome, OutcomeNotice, Source},
-    hosting::Fence,
+    actions::outcomes::{InvocationOutcome, OutcomeBatch, OutcomeNotice, OutcomeRecording, OutcomeSource},
+    nodes::fence::Fence,
 };
 use serde_json::Value;
 
 use super::{InvocationRow, call::check_value};
-use crate::{Engine, EngineError, EngineResult, auth::Credential};
+use crate::{Engine, EngineError, EngineResult, access::authentication::Credential, hints::SocketEvent};
 
-/// What the agent that handles an invocation says of it.
+/// Result of an invocation that an agent handles.
 #[derive(Debug)]
-pub struct Complete {
-    /// What it brought.
+pub struct CompletionRequest {
     pub output: Option<Value>,
-    /// Why it failed.
     pub error: Option<String>,
-    /// How long it took, in milliseconds.
     pub duration_ms: Option<i64>,
 }
 
-/// What came of a provider's result.
+/// Outcome of a provider's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Completed {
-    /// It is the outcome.
+pub enum ProviderResultOutcome {
+    /// It is the invocation's outcome.
     Recorded,
-    /// It goes to another node.
+    /// It is placed on another node.
     HandedBack,
-    /// It came too late, or from somebody who was not asked: nothing was changed.
+    /// It came too late, or not from the handler: nothing was changed.
     Refused,
 }
 
 impl Engine {
-    /// An invocation of an action, whoever asks.
+    /// Finds an invocation of an action, for any caller.
     ///
     /// # Errors
     /// When there is none of that id and action.
@@ -50,8 +47,7 @@ impl Engine {
         row.filter(|row| row.action_name == action).ok_or(EngineError::InvocationNotFound)
     }
 
-    /// The agent that handles an invocation, or the holder of the workspace's key, ends it. One that has ended is
-    /// returned as it is.
+    /// Ends an invocation as its handler or with the workspace key. An ended invocation is returned unchanged.
     ///
     /// # Errors
     /// When there is no such invocation, a node handles it, the caller does not, or a field is out of bounds.
@@ -60,7 +56,7 @@ impl Engine {
         caller: &Credential,
         action: &str,
         id: InvocationId,
-        complete: Complete,
+        complete: CompletionRequest,
     ) -> EngineResult<InvocationRow> {
         let scope = caller.scope();
         let row = self.invocation(scope, action, id).await?;
@@ -80,33 +76,33 @@ impl Engine {
                 check_value("output", &output)?;
                 Ok(output)
             }
-            (None, Some(error)) => Err(shortened(error)),
+            (None, Some(error)) => Err(truncate_error(error)),
         };
-        let outcome = Outcome { scope, invocation: id, source: Source::Handler(agent), result, duration_ms };
-        match self.inner.calls.finish(outcome).await? {
-            Finished::Recorded(row) => Ok(*row),
-            Finished::Refused => self.invocation(scope, action, id).await,
+        let outcome =
+            InvocationOutcome { scope, invocation: id, source: OutcomeSource::Handler(agent), result, duration_ms };
+        match self.inner.calls.record_outcome(outcome).await? {
+            OutcomeRecording::Recorded(row) => Ok(*row),
+            OutcomeRecording::Refused => self.invocation(scope, action, id).await,
         }
     }
 
-    /// A provider's result over its connection. One that cannot do it gives it back.
-    ///
-    /// # Errors
-    /// When storage is away.
-    pub async fn provider_result(
+    /// Records a provider's result over its connection. A provider that cannot run the invocation hands it back.
+    pub async fn record_provider_result(
         &self,
         fence: &Fence,
         id: InvocationId,
         result: Result<Value, String>,
-    ) -> EngineResult<Completed> {
+    ) -> EngineResult<ProviderResultOutcome> {
         if result.as_ref().is_err_and(|error| error == HANDLER_UNAVAILABLE)
-            && self.store().hand_back(fence, id, self.now()).await?
+            && self.store().return_invocation(fence, id, self.now()).await?
         {
-            return Ok(Completed::HandedBack);
+            return Ok(ProviderResultOutcome::HandedBack);
         }
         let result = match result {
-            // It was sent twice, and the first one brought the agent up.
-            Err(error) if error.starts_with(NAME_IN_USE) => self.store().born_output(fence, id).await?.ok_or(error),
+            // It was dispatched twice, and the first dispatch started the agent.
+            Err(error) if error.starts_with(NAME_IN_USE) => {
+                self.store().spawned_agent_output(fence, id).await?.ok_or(error)
+            }
             other => other,
         };
         let result = match result {
@@ -114,75 +110,75 @@ impl Engine {
                 Ok(()) => Ok(output),
                 Err(_) => Err("the output is too large".to_owned()),
             },
-            Err(error) => Err(shortened(error)),
+            Err(error) => Err(truncate_error(error)),
         };
-        let source = Source::Provider(fence.clone());
-        let outcome = Outcome { scope: fence.scope, invocation: id, source, result, duration_ms: None };
-        Ok(match self.inner.calls.finish(outcome).await? {
-            Finished::Recorded(_) => Completed::Recorded,
-            Finished::Refused => {
+        let source = OutcomeSource::Provider(fence.clone());
+        let outcome = InvocationOutcome { scope: fence.scope, invocation: id, source, result, duration_ms: None };
+        Ok(match self.inner.calls.record_outcome(outcome).await? {
+            OutcomeRecording::Recorded(_) => ProviderResultOutcome::Recorded,
+            OutcomeRecording::Refused => {
                 metrics::counter!(relay_domain::metric_names::ACTION_RESULTS_REFUSED).increment(1);
-                Completed::Refused
+                ProviderResultOutcome::Refused
             }
         })
     }
 
-    /// A provider says that it is at work at what it was sent: from now on it may take as long as it needs.
+    /// Records that a provider has begun: from now on it may take as long as it needs.
     ///
     /// # Errors
-    /// When it has nothing of that id, or storage is away.
-    pub async fn provider_accepts(&self, fence: &Fence, id: InvocationId) -> EngineResult<()> {
+    /// When it has no such invocation.
+    pub async fn accept_provider_invocation(&self, fence: &Fence, id: InvocationId) -> EngineResult<()> {
         let noted = self.store().accept_invocation(fence, id, self.now()).await?;
         if noted { Ok(()) } else { Err(EngineError::InvocationNotFound) }
     }
 
-    /// An agent registered on a provider, which had been told to bring it up.
-    ///
-    /// # Errors
-    /// When storage is away.
-    pub async fn agent_came_up(&self, fence: &Fence, id: InvocationId, agent: AgentId) -> EngineResult<bool> {
-        Ok(self.store().agent_came_up(fence, id, agent).await?)
+    /// Links an agent that registered on a provider to the spawn that asked for it.
+    pub async fn record_spawned_agent(&self, fence: &Fence, id: InvocationId, agent: AgentId) -> EngineResult<bool> {
+        Ok(self.store().link_spawned_agent(fence, id, agent).await?)
     }
 
-    /// Outcomes of 2 s ago and before that nobody has told these callers.
-    ///
-    /// # Errors
-    /// When storage is away.
+    /// Returns outcomes that are 2 s old or older and were not sent to these callers.
     pub async fn untold_outcomes(&self, callers: &[(WorkspaceScope, AgentId)]) -> EngineResult<Vec<OutcomeNotice>> {
-        Ok(self.store().untold_outcomes(callers, TOLD_AFTERWARDS).await?)
+        Ok(self.store().unannounced_outcomes(callers, OUTCOME_NOTICE_MAX_AGE).await?)
     }
 
-    /// A caller's socket was told an outcome; noted soon.
-    pub fn outcome_told(&self, scope: WorkspaceScope, invocation: InvocationId) {
-        self.inner.sent_invocations.told(scope, invocation);
+    /// Notes that a caller's socket received an outcome.
+    pub fn record_outcome_sent(&self, scope: WorkspaceScope, invocation: InvocationId) {
+        self.inner.dispatch_notes.record_outcome_sent(scope, invocation);
     }
 
-    /// Tells whoever should know of outcomes.
-    pub(super) fn tell_outcomes(&self, done: &mut FinishedAll) {
-        // Callers' sockets are told by the notices; what went into a mailbox is not told twice.
+    /// Announces outcomes to observers, callers and mailboxes.
+    pub(super) fn announce_outcomes(&self, done: &mut OutcomeBatch) {
+        // The notices inform callers' sockets; an outcome in a mailbox is not sent twice.
         for recorded in done.recorded.drain(..) {
             self.announce_to_observers(recorded);
         }
         for notice in done.notices.drain(..) {
             let (caller, id) = (vec![notice.caller], outcome_event_id(notice.invocation));
-            self.hints().notify_all(notice.scope, Some(caller), "agent", notice.kind, notice.data, Some(id));
+            let event = SocketEvent {
+                agents: Some(caller),
+                topic: "agent",
+                event: notice.kind,
+                data: notice.data,
+                event_id: Some(id),
+            };
+            self.hints().notify_all(notice.scope, event);
         }
         if !done.mailboxes.is_empty() {
-            self.hint_at_due(done.mailboxes.iter().map(|(scope, agent, node)| (*scope, *agent, node)));
+            self.hint_due_deliveries(done.mailboxes.iter().map(|(scope, agent, node)| (*scope, *agent, node)));
             self.hints().mailboxes_changed(done.mailboxes.drain(..).map(|(scope, agent, _)| (scope, agent)));
         }
     }
 }
 
-/// What the frame that tells an outcome is known by: always the same, so that brokers take one told again for a
-/// repeat, and no message's id.
+/// Returns the event id of an outcome's frame: stable, so that brokers drop a repeated one, and never a message's id.
 #[must_use]
 pub fn outcome_event_id(invocation: InvocationId) -> String {
     format!("evt-{invocation}")
 }
 
-/// An error of a bounded length; an empty one says at least that there was one.
-fn shortened(error: String) -> String {
+/// Bounds an error text; an empty one becomes `failed`.
+fn truncate_error(error: String) -> String {
     if error.is_empty() {
         return "failed".to_owned();
     }

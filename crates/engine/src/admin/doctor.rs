@@ -1,4 +1,4 @@
-//! Looks at Postgres, NATS and their settings, and says what is wrong and what to do about it.
+//! Checks of Postgres, NATS and their settings for `relayctl doctor`, with advice for each problem.
 
 mod recovery;
 
@@ -9,144 +9,141 @@ use relay_store::{
 };
 use relay_stream::admin::NatsHealth;
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// As it should be.
+    /// Works as it should.
     Ok,
-    /// It works, at a risk or a price.
+    /// Works with a risk or at a cost.
     Warn,
     /// The engine cannot work, or not safely.
     Fail,
 }
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Finding {
-    /// What was looked at.
     pub check: &'static str,
-    /// How it is.
     pub verdict: Verdict,
-    /// What was found.
     pub found: String,
-    /// What to do, unless it is as it should be.
+    /// Advice, unless the verdict is `Ok`.
     pub fix: Option<&'static str>,
 }
 
-/// The oldest Postgres that the engine is tested with, as `server_version_num`.
-const OLDEST_POSTGRES: i32 = 150_000;
-/// The oldest NATS that has all that the engine uses.
-const OLDEST_NATS: (u32, u32) = (2, 12);
-/// A `deliver` frame has up to 900 KiB, and headers.
-const LEAST_PAYLOAD: usize = 1 << 20;
-/// A gateway's and two workers' connections: 6 for a worker's loops, 2 for its pushing.
-const LEAST_CONNECTIONS: i64 = 16 + 2 * (6 + 2);
-/// As many more stay free in an upgrade's favour: a new gateway is there before the old one goes.
+/// Oldest Postgres that the engine is tested with, as `server_version_num`.
+const MIN_POSTGRES: i32 = 150_000;
+/// Oldest NATS with all features that the engine uses.
+const MIN_NATS: (u32, u32) = (2, 12);
+/// Room for a `deliver` frame of up to 900 KiB and its headers.
+const MIN_PAYLOAD_BYTES: usize = 1 << 20;
+/// Connections of a gateway and two workers: 6 for a worker's loops, 2 for http_push.
+const MIN_CONNECTIONS: i64 = 16 + 2 * (6 + 2);
+/// As many stay free for upgrades: a new gateway starts before the old one stops.
 const SPARE_CONNECTIONS: i64 = 16;
-/// A clock further off than this makes ids and expiries wrong, in milliseconds.
-const CLOCK_TOLERANCE_MS: i64 = 1000;
-/// An outbox that is older than this has nobody who publishes it, in seconds.
-const OUTBOX_TOLERANCE_SECONDS: f64 = 30.0;
-/// Partitions are made 7 days ahead, each hour.
-const LEAST_PARTITION_DAYS: i64 = 3;
+/// A larger difference makes ids and expiries wrong.
+const MAX_CLOCK_SKEW_MS: i64 = 1000;
+/// An older outbox has no process that publishes it.
+const MAX_OUTBOX_LAG_SECONDS: f64 = 30.0;
+/// Partitions are created 7 days ahead, each hour.
+const MIN_PARTITION_DAYS: i64 = 3;
 
-/// Looks at everything that `database_url` and `nats_url` lead to. Never fails: what cannot be reached is a finding.
+/// Checks everything that the two URLs lead to. Never fails: an unavailable server is a finding.
 pub async fn examine(database_url: &str, nats_url: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     match Store::connect(database_url, 1) {
-        Err(error) => findings.push(fail("postgres", chain(&error), "correct DATABASE_URL")),
+        Err(error) => findings.push(failed("postgres", error_chain(&error), "correct DATABASE_URL")),
         Ok(store) => match store.database_health().await {
             Err(error) => {
                 let fix = "start Postgres, or correct DATABASE_URL: host, port, password, database";
-                findings.push(fail("postgres", chain(&error), fix));
+                findings.push(failed("postgres", error_chain(&error), fix));
             }
             Ok(health) => {
-                findings.extend(postgres(&health, Utc::now().timestamp_millis()));
+                findings.extend(postgres_findings(&health, Utc::now().timestamp_millis()));
                 match store.schema_state().await {
                     Ok(state) => {
-                        findings.extend(schema(&state));
+                        findings.extend(schema_findings(&state));
                         if state.applied >= Some(state.known) {
                             findings.extend(recovery::examine(&store, nats_url).await);
                         }
                     }
-                    Err(error) => findings.push(fail("schema", chain(&error), "run relayctl migrate")),
+                    Err(error) => findings.push(failed("schema", error_chain(&error), "run relayctl migrate")),
                 }
             }
         },
     }
-    match relay_stream::admin::examine(nats_url).await {
-        Ok(health) => findings.extend(nats(&health)),
+    match relay_stream::admin::inspect(nats_url).await {
+        Ok(health) => findings.extend(nats_findings(&health)),
         Err(error) => findings.push(Finding {
             check: "nats",
             verdict: Verdict::Warn,
-            found: chain(&error),
+            found: error_chain(&error),
             fix: Some("start NATS, or correct NATS_URL; until then delivery goes on from Postgres, later"),
         }),
     }
     findings
 }
 
-fn postgres(health: &DatabaseHealth, own_clock_ms: i64) -> Vec<Finding> {
+fn postgres_findings(health: &DatabaseHealth, own_clock_ms: i64) -> Vec<Finding> {
     let version = health.server_version_num;
     let skew = health.now.timestamp_millis() - own_clock_ms;
     let usable = i64::from(health.max_connections) - i64::from(health.reserved);
     let free = usable - health.connections;
-    // What is not running yet has to find room too.
-    let wanted = (LEAST_CONNECTIONS - health.own).max(SPARE_CONNECTIONS);
+    // Processes that are not running yet need connections too.
+    let wanted = (MIN_CONNECTIONS - health.own).max(SPARE_CONNECTIONS);
     vec![
-        judge(
+        checked(
             "postgres version",
-            version >= OLDEST_POSTGRES,
+            version >= MIN_POSTGRES,
             Verdict::Fail,
             version.to_string(),
             "upgrade to Postgres 15 or newer",
         ),
-        judge(
+        checked(
             "postgres role",
             !health.in_recovery,
             Verdict::Fail,
             if health.in_recovery { "a standby" } else { "a primary" },
             "point DATABASE_URL at the primary",
         ),
-        judge(
+        checked(
             "postgres encoding",
             health.encoding == "UTF8",
             Verdict::Fail,
             &health.encoding,
             "make the database anew with ENCODING 'UTF8'",
         ),
-        judge(
+        checked(
             "postgres fsync",
             health.fsync == "on",
             Verdict::Fail,
             &health.fsync,
             "set fsync = on: a 2xx means that it is on disk",
         ),
-        judge(
+        checked(
             "postgres full_page_writes",
             health.full_page_writes == "on",
             Verdict::Warn,
             &health.full_page_writes,
             "set full_page_writes = on, unless the file system writes pages whole",
         ),
-        judge(
+        checked(
             "postgres synchronous_commit",
             health.synchronous_commit != "off",
             Verdict::Fail,
             &health.synchronous_commit,
             "set synchronous_commit = on: off answers before the disk has it",
         ),
-        judge(
+        checked(
             "postgres connections",
             free >= wanted,
             Verdict::Warn,
             format!("{} of {usable} in use, {} of them the engine's", health.connections, health.own),
             "raise max_connections: 16 for each gateway, 8 for each worker, 16 more for upgrades, some for you",
         ),
-        judge(
+        checked(
             "clocks",
-            skew.abs() <= CLOCK_TOLERANCE_MS,
+            skew.abs() <= MAX_CLOCK_SKEW_MS,
             Verdict::Warn,
             format!("postgres is {skew} ms ahead of this machine"),
             "synchronise the clocks (NTP) of all hosts",
@@ -154,12 +151,12 @@ fn postgres(health: &DatabaseHealth, own_clock_ms: i64) -> Vec<Finding> {
     ]
 }
 
-fn schema(state: &SchemaState) -> Vec<Finding> {
+fn schema_findings(state: &SchemaState) -> Vec<Finding> {
     let Some(applied) = state.applied else {
-        return vec![fail("schema", "there is none".into(), "run relayctl migrate")];
+        return vec![failed("schema", "there is none".into(), "run relayctl migrate")];
     };
     let newer = applied > state.known;
-    let mut findings = vec![judge(
+    let mut findings = vec![checked(
         "schema",
         applied >= state.known,
         Verdict::Fail,
@@ -170,7 +167,7 @@ fn schema(state: &SchemaState) -> Vec<Finding> {
         ),
         "run relayctl migrate",
     )];
-    findings.push(judge(
+    findings.push(checked(
         "migrations",
         state.broken.is_empty(),
         Verdict::Fail,
@@ -182,14 +179,14 @@ fn schema(state: &SchemaState) -> Vec<Finding> {
         "use a relayctl of the version that migrated this database, or restore it",
     ));
     let days = state.partition_days.unwrap_or(0);
-    findings.push(judge(
+    findings.push(checked(
         "partitions",
-        days >= LEAST_PARTITION_DAYS,
+        days >= MIN_PARTITION_DAYS,
         if days < 1 { Verdict::Fail } else { Verdict::Warn },
         format!("made for {days} days ahead"),
         "run a worker: it makes them each hour",
     ));
-    findings.push(judge(
+    findings.push(checked(
         "table owner",
         state.foreign_tables.is_empty(),
         Verdict::Fail,
@@ -200,7 +197,7 @@ fn schema(state: &SchemaState) -> Vec<Finding> {
         },
         "let the user of DATABASE_URL own the tables: workers make partitions",
     ));
-    findings.push(judge(
+    findings.push(checked(
         "gateways",
         state.gateways > 0,
         Verdict::Warn,
@@ -208,7 +205,7 @@ fn schema(state: &SchemaState) -> Vec<Finding> {
         "start relay-gateway",
     ));
     if let Some(workers) = state.workers {
-        findings.push(judge(
+        findings.push(checked(
             "workers",
             workers > 0,
             Verdict::Warn,
@@ -216,9 +213,9 @@ fn schema(state: &SchemaState) -> Vec<Finding> {
             "start relay-worker: without one nothing is pushed, expires or is repaired",
         ));
     }
-    findings.push(judge(
+    findings.push(checked(
         "outbox",
-        state.outbox_seconds <= OUTBOX_TOLERANCE_SECONDS,
+        state.outbox_seconds <= MAX_OUTBOX_LAG_SECONDS,
         Verdict::Warn,
         format!("{} batches, the oldest {:.0} s", state.outbox, state.outbox_seconds),
         "see docs/operations/runbooks/outbox-lag.md",
@@ -226,18 +223,18 @@ fn schema(state: &SchemaState) -> Vec<Finding> {
     findings
 }
 
-fn nats(health: &NatsHealth) -> Vec<Finding> {
+fn nats_findings(health: &NatsHealth) -> Vec<Finding> {
     let mut findings = vec![
-        judge(
+        checked(
             "nats version",
-            version_of(&health.version) >= OLDEST_NATS,
+            parse_version(&health.version) >= MIN_NATS,
             Verdict::Fail,
             &health.version,
             "upgrade to NATS 2.12 or newer",
         ),
-        judge(
+        checked(
             "nats max_payload",
-            health.max_payload >= LEAST_PAYLOAD,
+            health.max_payload >= MIN_PAYLOAD_BYTES,
             Verdict::Warn,
             format!("{} bytes", health.max_payload),
             "set max_payload to 1MB or more",
@@ -262,7 +259,7 @@ fn nats(health: &NatsHealth) -> Vec<Finding> {
             fix: Some("start a gateway; if one runs, it logs why JetStream refuses them: 5 GiB of file storage are reserved on each server"),
         });
     }
-    findings.push(judge(
+    findings.push(checked(
         "jetstream storage",
         health.storage_limit.is_none_or(|limit| limit >= wanted),
         Verdict::Warn,
@@ -274,21 +271,21 @@ fn nats(health: &NatsHealth) -> Vec<Finding> {
     ));
     for stream in &health.streams {
         let Some(found) = &stream.found else { continue };
-        findings.push(judge(
+        findings.push(checked(
             "jetstream republish",
             found.republishes,
             Verdict::Warn,
             format!("{}: {}", stream.name, if found.republishes { "on" } else { "off: nothing is delivered live" }),
             "remove the stream; gateways make it anew",
         ));
-        findings.push(judge(
+        findings.push(checked(
             "jetstream bounds",
             found.max_age == stream.max_age && found.max_bytes == stream.max_bytes,
             Verdict::Warn,
             format!("{}: {} s, {} bytes at most", stream.name, found.max_age.as_secs(), found.max_bytes),
             "somebody has set another age or size; a gateway that starts sets them again",
         ));
-        findings.push(judge(
+        findings.push(checked(
             "jetstream copies",
             found.replicas >= 3 && found.current >= found.replicas,
             Verdict::Warn,
@@ -302,22 +299,28 @@ fn nats(health: &NatsHealth) -> Vec<Finding> {
     findings
 }
 
-/// Major and minor; 0.0 for a text that is no version.
-fn version_of(text: &str) -> (u32, u32) {
+/// Parses major and minor; 0.0 for any other text.
+fn parse_version(text: &str) -> (u32, u32) {
     let mut numbers = text.trim_start_matches('v').split('.').map(|part| part.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-fn judge(check: &'static str, good: bool, otherwise: Verdict, found: impl Into<String>, fix: &'static str) -> Finding {
+fn checked(
+    check: &'static str,
+    good: bool,
+    otherwise: Verdict,
+    found: impl Into<String>,
+    fix: &'static str,
+) -> Finding {
     let verdict = if good { Verdict::Ok } else { otherwise };
     Finding { check, verdict, found: found.into(), fix: (!good).then_some(fix) }
 }
 
-fn fail(check: &'static str, found: String, fix: &'static str) -> Finding {
+fn failed(check: &'static str, found: String, fix: &'static str) -> Finding {
     Finding { check, verdict: Verdict::Fail, found, fix: Some(fix) }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(next) = cause {
@@ -358,11 +361,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unsafe_in_postgres_is_found() {
+    fn unsafe_postgres_settings_are_found() {
         let clock = 1_700_000_000_000;
-        assert_eq!(worst(&postgres(&healthy(), clock)), (Verdict::Ok, vec![]));
+        assert_eq!(worst(&postgres_findings(&healthy(), clock)), (Verdict::Ok, vec![]));
         let busy = |connections, own| DatabaseHealth { connections, own, ..healthy() };
-        assert_eq!(worst(&postgres(&busy(70, 64), clock)), (Verdict::Ok, vec![]));
+        assert_eq!(worst(&postgres_findings(&busy(70, 64), clock)), (Verdict::Ok, vec![]));
         let cases: [(&str, Verdict, DatabaseHealth); 9] = [
             ("postgres version", Verdict::Fail, DatabaseHealth { server_version_num: 140_010, ..healthy() }),
             ("postgres role", Verdict::Fail, DatabaseHealth { in_recovery: true, ..healthy() }),
@@ -379,13 +382,13 @@ mod tests {
             ("postgres connections", Verdict::Warn, busy(70, 1)),
         ];
         for (check, verdict, health) in cases {
-            assert_eq!(worst(&postgres(&health, clock)), (verdict, vec![check]));
+            assert_eq!(worst(&postgres_findings(&health, clock)), (verdict, vec![check]));
         }
-        assert_eq!(worst(&postgres(&healthy(), clock + 5000)), (Verdict::Warn, vec!["clocks"]));
+        assert_eq!(worst(&postgres_findings(&healthy(), clock + 5000)), (Verdict::Warn, vec!["clocks"]));
     }
 
     #[test]
-    fn what_is_wrong_with_the_schema_is_found() {
+    fn schema_problems_are_found() {
         let good = SchemaState {
             applied: Some(9),
             known: 9,
@@ -397,8 +400,8 @@ mod tests {
             outbox_seconds: 0.0,
             foreign_tables: vec![],
         };
-        assert_eq!(worst(&schema(&good)), (Verdict::Ok, vec![]));
-        assert_eq!(worst(&schema(&SchemaState { applied: Some(10), ..good.clone() })), (Verdict::Ok, vec![]));
+        assert_eq!(worst(&schema_findings(&good)), (Verdict::Ok, vec![]));
+        assert_eq!(worst(&schema_findings(&SchemaState { applied: Some(10), ..good.clone() })), (Verdict::Ok, vec![]));
         for (check, verdict, state) in [
             ("schema", Verdict::Fail, SchemaState { applied: None, ..good.clone() }),
             ("schema", Verdict::Fail, SchemaState { applied: Some(8), ..good.clone() }),
@@ -410,7 +413,7 @@ mod tests {
             ("workers", Verdict::Warn, SchemaState { workers: Some(0), ..good.clone() }),
             ("outbox", Verdict::Warn, SchemaState { outbox: 4, outbox_seconds: 60.0, ..good.clone() }),
         ] {
-            assert_eq!(worst(&schema(&state)), (verdict, vec![check]));
+            assert_eq!(worst(&schema_findings(&state)), (verdict, vec![check]));
         }
     }
 
@@ -437,7 +440,7 @@ mod tests {
             storage_reserved: 0,
             streams: vec![stream(3, 3)],
         };
-        assert_eq!(worst(&nats(&good)), (Verdict::Ok, vec![]));
+        assert_eq!(worst(&nats_findings(&good)), (Verdict::Ok, vec![]));
         for (check, verdict, health) in [
             ("nats version", Verdict::Fail, NatsHealth { version: "2.9.10".into(), ..good.clone() }),
             ("nats max_payload", Verdict::Warn, NatsHealth { max_payload: 65536, ..good.clone() }),
@@ -457,7 +460,7 @@ mod tests {
                 NatsHealth { streams: vec![unbounded(max_age, 1 << 30)], ..good.clone() },
             ),
         ] {
-            assert_eq!(worst(&nats(&health)), (verdict, vec![check]));
+            assert_eq!(worst(&nats_findings(&health)), (verdict, vec![check]));
         }
     }
 }

@@ -1,65 +1,63 @@
-//! A workspace written out, and removed for good.
+//! Export and permanent erasure of a workspace.
 
 use std::time::{Duration, Instant};
 
 use relay_domain::{WorkspaceId, WorkspaceScope};
 use relay_store::{
     StoreError,
-    admin::{Erased, ExportedRow, OWN_TABLE},
+    admin::{ExportedRow, TableRowCount, WORKSPACES_TABLE},
 };
 
 use super::Admin;
 use crate::{EngineError, EngineResult};
 
-/// Workers look for files to remove each 10 s.
-const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// What was under way when the workspace was deleted may write for a moment; so rows are removed until none came back.
-const ROUNDS: usize = 5;
+/// Workers remove files every 10 s.
+const POLL_EVERY: Duration = Duration::from_secs(1);
+/// Requests that were in progress during the deletion may still write for a moment, so rows are removed until a round
+/// finds none.
+const MAX_ROUNDS: usize = 5;
 
-/// The place of a proof that stands for what JetStream holds.
+/// Name of the check that covers JetStream.
 const JETSTREAM: &str = "jetstream";
 
-/// What became of an erasure.
+/// Result of an erasure.
 #[derive(Debug, serde::Serialize)]
 pub struct Erasure {
-    /// Whether there was such a workspace; `false` if it was erased before, or never was.
+    /// True if the workspace existed; false if it was erased before or never existed.
     pub was_there: bool,
-    /// Rows removed, by table.
-    pub erased: Vec<Erased>,
-    /// Messages removed from JetStream; `None` when no NATS was named.
+    pub erased: Vec<TableRowCount>,
+    /// Messages removed from JetStream; `None` without a NATS URL.
     pub purged: Option<u64>,
-    /// Tables that were looked at afterwards.
+    /// Number of tables checked afterwards.
     pub looked_at: usize,
-    /// Every place that was looked at afterwards, with what is left of the workspace there: tables and partitions, the
-    /// streams of JetStream, the files.
-    pub proof: Vec<Place>,
-    /// Those with something left, or that nobody could look at: none, or it was not erased.
-    pub left: Vec<Place>,
+    /// All places checked afterwards, with their leftovers: tables and partitions, the streams of JetStream, the files.
+    pub proof: Vec<LeftoverCount>,
+    /// Checks with leftovers, or that could not run. Empty if and only if the workspace was erased.
+    pub left: Vec<LeftoverCount>,
 }
 
-/// A place that may hold something of a workspace.
+/// Leftovers of a workspace in one place.
 #[derive(Debug, Clone, serde::Serialize)]
-pub struct Place {
-    /// A table, a partition, `jetstream` or `files`.
+pub struct LeftoverCount {
+    /// Table, partition, `jetstream` or `files`.
     pub table: String,
-    /// Rows, messages or files that are left there; `None` when nobody looked.
+    /// Rows, messages or files found; `None` when the check could not run.
     pub rows: Option<u64>,
 }
 
 impl Erasure {
-    /// Whether JetStream was asked what it holds.
     #[must_use]
-    pub const fn looked_at_jetstream(&self) -> bool {
+    pub const fn includes_jetstream(&self) -> bool {
         self.purged.is_some()
     }
 }
 
 impl Admin {
-    /// Deletes a workspace: its tokens are dead, and its files go. Returns how many tokens that were. Its rows stay until retention,
-    /// [`Self::erase_workspace`], or a worker that erases it 30 days later.
+    /// Deletes a workspace: its tokens are revoked and its files removed. Returns the number of tokens. Its rows stay
+    /// until retention, [`Self::erase_workspace`], or a worker that erases it 30 days later.
     ///
     /// # Errors
-    /// When there is no workspace of this id, or storage is away.
+    /// When there is no workspace of this id.
     pub async fn delete_workspace(&self, id: WorkspaceId) -> EngineResult<usize> {
         let scope = WorkspaceScope::from_engine_row(id);
         self.store.is_deleted(scope).await?.ok_or(EngineError::WorkspaceNotFound)?;
@@ -67,11 +65,11 @@ impl Admin {
         Ok(self.store.delete_workspace(scope, now).await?.len())
     }
 
-    /// Calls `each` with each row as JSON, in one snapshot. Left out are tokens, the keys of repeated requests, the search
-    /// index, and the bytes of files.
+    /// Calls `each` with each row as JSON, in one snapshot. Excluded are tokens, idempotency keys, the search index,
+    /// and the bytes of files.
     ///
     /// # Errors
-    /// When there is no such workspace, storage is away, or `each` fails.
+    /// When there is no such workspace, or `each` fails.
     pub async fn export_workspace(
         &self,
         scope: WorkspaceScope,
@@ -81,40 +79,40 @@ impl Admin {
         let mut wrote = Ok(());
         let outcome = self
             .store
-            .export_workspace(scope, |row| -> Result<(), Stopped> {
+            .export_workspace(scope, |row| -> Result<(), ExportError> {
                 each(row).map_err(|error| {
                     wrote = Err(error);
-                    Stopped::Writing
+                    ExportError::Writing
                 })
             })
             .await;
         match outcome {
             Ok(()) => Ok(()),
-            Err(Stopped::Store(error)) => Err(error.into()),
-            Err(Stopped::Writing) => Err(EngineError::InvalidRequest(format!(
+            Err(ExportError::Store(error)) => Err(error.into()),
+            Err(ExportError::Writing) => Err(EngineError::InvalidRequest(format!(
                 "the export could not be written: {}",
                 wrote.err().map_or_else(String::new, |error| error.to_string())
             ))),
         }
     }
 
-    /// Removes every row and every stored frame of a *deleted* workspace, and counts what is left. The bytes of its files go first; a worker
-    /// removes them, which is waited for. Then the frames, then the rows; the workspace's own row goes when nothing else is left, and NATS
-    /// was there to say so. `each` hears how many tables are done, and of how many.
+    /// Removes every row and every stored frame of a *deleted* workspace, and counts the leftovers. The bytes of its
+    /// files go first; a worker removes them, and this waits for it. Then the frames, then the rows; the workspace's
+    /// own row goes last, when all checks found nothing. `each` receives the number of tables done and the total.
     ///
-    /// One that is erased already, or never was, is looked for in all the same places.
+    /// A workspace that was erased before, or never existed, gets the same checks.
     ///
     /// # Errors
-    /// When it is not deleted, a worker does not remove its files within `patience`, or storage or the NATS that was named is away. What was
-    /// removed stays removed: ask again.
+    /// When it is not deleted, or no worker removes its files within `timeout`. Whatever was removed stays removed:
+    /// repeat the command.
     pub async fn erase_workspace(
         &self,
         id: WorkspaceId,
         nats_url: Option<&str>,
-        patience: Duration,
+        timeout: Duration,
         mut each: impl FnMut(u64, u64),
     ) -> EngineResult<Erasure> {
-        // Nobody's id: keys of the anonymous are kept under it.
+        // Id 0 owns the idempotency keys of anonymous callers.
         if id.get() == 0 {
             return Err(EngineError::WorkspaceNotFound);
         }
@@ -123,11 +121,11 @@ impl Admin {
             Some(false) => return Err(EngineError::InvalidRequest("the workspace is alive: delete it first".into())),
             known => known.is_some(),
         };
-        self.wait_for_files(scope, patience).await?;
-        // Before the rows: without NATS it fails while everything else is still there.
-        let mut purged = forget(nats_url, scope).await?;
-        let mut erased: Vec<Erased> = Vec::new();
-        for round in 0..ROUNDS {
+        self.wait_for_files(scope, timeout).await?;
+        // Before the rows: when NATS is unavailable, this fails while all rows still exist.
+        let mut purged = purge_jetstream(nats_url, scope).await?;
+        let mut erased: Vec<TableRowCount> = Vec::new();
+        for round in 0..MAX_ROUNDS {
             let removed = self
                 .store
                 .erase_workspace(scope, |done, of| {
@@ -147,19 +145,25 @@ impl Admin {
                 break;
             }
         }
-        // What was published meanwhile; what a further purge finds then is what is left.
-        let meanwhile = forget(nats_url, scope).await?;
+        // Messages that were published during the erasure; a third purge then counts the leftovers.
+        let meanwhile = purge_jetstream(nats_url, scope).await?;
         purged = purged.zip(meanwhile).map(|(first, second)| first + second);
-        let jetstream = Place { table: JETSTREAM.to_owned(), rows: forget(nats_url, scope).await? };
-        let files =
-            Place { table: "files".to_owned(), rows: Some(self.store.file_objects_left(scope).await?.unsigned_abs()) };
-        let mut proof: Vec<Place> = self.store.rows_left(scope).await?.into_iter().map(Place::from).collect();
+        let jetstream = LeftoverCount { table: JETSTREAM.to_owned(), rows: purge_jetstream(nats_url, scope).await? };
+        let files = LeftoverCount {
+            table: "files".to_owned(),
+            rows: Some(self.store.count_file_objects(scope).await?.unsigned_abs()),
+        };
+        let mut proof: Vec<LeftoverCount> =
+            self.store.count_rows_left(scope).await?.into_iter().map(LeftoverCount::from).collect();
         let looked_at = proof.len();
         proof.extend([jetstream, files]);
-        if proof.iter().all(|place| place.table == OWN_TABLE || place.rows == Some(0)) {
-            erased.push(Erased { table: OWN_TABLE.to_owned(), rows: self.store.erase_own_row(scope).await? });
+        if proof.iter().all(|place| place.table == WORKSPACES_TABLE || place.rows == Some(0)) {
+            erased.push(TableRowCount {
+                table: WORKSPACES_TABLE.to_owned(),
+                rows: self.store.erase_own_row(scope).await?,
+            });
             let own = u64::from(self.store.is_deleted(scope).await?.is_some());
-            for place in proof.iter_mut().filter(|place| place.table == OWN_TABLE) {
+            for place in proof.iter_mut().filter(|place| place.table == WORKSPACES_TABLE) {
                 place.rows = Some(own);
             }
         }
@@ -167,45 +171,43 @@ impl Admin {
         Ok(Erasure { was_there, erased, purged, looked_at, proof, left })
     }
 
-    /// Waits until a worker has removed the bytes of the workspace's files.
-    async fn wait_for_files(&self, scope: WorkspaceScope, patience: Duration) -> EngineResult<()> {
+    async fn wait_for_files(&self, scope: WorkspaceScope, timeout: Duration) -> EngineResult<()> {
         let since = Instant::now();
         loop {
-            let files = self.store.file_objects_left(scope).await?;
+            let files = self.store.count_file_objects(scope).await?;
             if files == 0 {
                 return Ok(());
             }
-            if since.elapsed() >= patience {
+            if since.elapsed() >= timeout {
                 return Err(EngineError::InvalidRequest(format!(
                     "the bytes of {files} files are still there: a worker removes them, does one run?"
                 )));
             }
-            tokio::time::sleep(ASK_AGAIN_AFTER).await;
+            tokio::time::sleep(POLL_EVERY).await;
         }
     }
 }
 
-impl From<Erased> for Place {
-    fn from(table: Erased) -> Self {
+impl From<TableRowCount> for LeftoverCount {
+    fn from(table: TableRowCount) -> Self {
         Self { table: table.table, rows: Some(table.rows) }
     }
 }
 
-/// Removes what JetStream holds of a workspace. Returns how many messages that were; `None` when no NATS was named.
-async fn forget(nats_url: Option<&str>, scope: WorkspaceScope) -> EngineResult<Option<u64>> {
+/// Purges the messages of a workspace from JetStream. Returns their number; `None` without a NATS URL.
+async fn purge_jetstream(nats_url: Option<&str>, scope: WorkspaceScope) -> EngineResult<Option<u64>> {
     match nats_url {
-        Some(url) => Ok(Some(relay_stream::admin::forget_workspace(url, scope).await?)),
+        Some(url) => Ok(Some(relay_stream::admin::purge_workspace(url, scope).await?)),
         None => Ok(None),
     }
 }
 
-/// Why an export ended early.
-enum Stopped {
+enum ExportError {
     Store(StoreError),
     Writing,
 }
 
-impl From<StoreError> for Stopped {
+impl From<StoreError> for ExportError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }

@@ -1,30 +1,35 @@
-//! Plans and quotas. Gateways remember them for a minute.
+//! Plans and quotas. Gateways cache them for a minute.
 
 use relay_domain::{
     WorkspaceScope,
-    plan::{OwnLimits, Plan},
+    workspaces::plan::{LimitOverrides, Plan},
 };
 
 use super::Admin;
 use crate::{EngineError, EngineResult};
 
 impl Admin {
-    /// A workspace's plan, and what differs from it.
+    /// Returns a workspace's plan and its overrides.
     ///
     /// # Errors
-    /// When it is gone, or storage is away.
-    pub async fn quotas(&self, scope: WorkspaceScope) -> EngineResult<(Plan, OwnLimits)> {
+    /// When it has been deleted.
+    pub async fn quotas(&self, scope: WorkspaceScope) -> EngineResult<(Plan, LimitOverrides)> {
         let row = self.store.quotas(scope).await?.ok_or(EngineError::WorkspaceNotFound)?;
-        Ok((row.plan, row.own))
+        Ok((row.plan, row.overrides))
     }
 
-    /// Puts a workspace on a plan, if one is given, and replaces what differs from it.
+    /// Assigns a plan, if given, and replaces the overrides.
     ///
     /// # Errors
-    /// When a number is out of range, the workspace is gone, or storage is away.
-    pub async fn set_quotas(&self, scope: WorkspaceScope, plan: Option<Plan>, own: &OwnLimits) -> EngineResult<()> {
-        if !own.is_usable() {
-            return Err(EngineError::InvalidRequest(OwnLimits::USABLE.into()));
+    /// When a number is out of range, or the workspace has been deleted.
+    pub async fn set_quotas(
+        &self,
+        scope: WorkspaceScope,
+        plan: Option<Plan>,
+        own: &LimitOverrides,
+    ) -> EngineResult<()> {
+        if !own.is_valid() {
+            return Err(EngineError::InvalidRequest(LimitOverrides::VALID_RANGES.into()));
         }
         if self.store.set_quotas(scope, plan, own).await? { Ok(()) } else { Err(EngineError::WorkspaceNotFound) }
     }

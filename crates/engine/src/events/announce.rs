@@ -1,34 +1,32 @@
-//! After the commit: records to those who watch, and to agents' sockets.
+//! Announcements after the commit: events to observers and to agents' sockets.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Weak},
 };
 
-use relay_store::{
-    MessageRow,
-    events::{EventBody, NewEvent, Recorded},
-};
+use relay_domain::{MessageId, messages::Message};
+use relay_store::events::{EventBody, NewEvent, RecordedEvents};
 use relay_stream::EventRecord;
 use tokio::sync::{Semaphore, mpsc};
 
-use super::{Travelling, TravellingRecord, fan_out, frame::frame};
+use super::{PublishedEvent, PublishedRecord, fan_out, frame::event_frame};
 use crate::{Engine, EngineResult, Inner};
 
-/// Records that may wait to be announced. Beyond it they are left for the feeds to find.
+/// Bound of the queue. Beyond it, feeds find the records in Postgres.
 const QUEUE: usize = 4096;
-/// Records whose acknowledgement by JetStream may be outstanding.
+/// Bound of the records that JetStream has not acknowledged.
 const IN_FLIGHT: usize = 256;
 
-/// A record with the messages that its events speak of, as far as they are at hand.
+/// Record with those messages of its events that are in memory.
 pub(crate) struct Announcement {
-    recorded: Recorded,
-    messages: HashMap<i64, MessageRow>,
-    /// Whether agents' sockets are told too.
+    recorded: RecordedEvents,
+    messages: HashMap<MessageId, Message>,
+    /// True if agents' sockets get the events too.
     sockets: bool,
 }
 
-/// The way to those who observe.
+/// Sender of announcements.
 #[derive(Debug, Clone)]
 pub(crate) struct Announcer {
     sender: mpsc::Sender<Announcement>,
@@ -42,22 +40,22 @@ impl Announcer {
 }
 
 impl Engine {
-    /// Tells those who watch, and agents' sockets, what was committed. Never waits.
-    pub(crate) fn announce(&self, recorded: Recorded) {
-        self.announce_with(recorded, HashMap::new());
+    /// Announces a committed record to observers and agents' sockets. Never waits.
+    pub(crate) fn announce(&self, recorded: RecordedEvents) {
+        self.announce_with_messages(recorded, HashMap::new());
     }
 
-    /// The same, with the messages that the events speak of.
-    pub(crate) fn announce_with(&self, recorded: Recorded, messages: HashMap<i64, MessageRow>) {
-        self.queue(Announcement { recorded, messages, sockets: true });
+    /// Announces a record with the messages of its events, so that they need not be read.
+    pub(crate) fn announce_with_messages(&self, recorded: RecordedEvents, messages: HashMap<MessageId, Message>) {
+        self.queue_announcement(Announcement { recorded, messages, sockets: true });
     }
 
-    /// Tells those who watch only: what sockets have said themselves is no news to them.
-    pub(crate) fn announce_to_observers(&self, recorded: Recorded) {
-        self.queue(Announcement { recorded, messages: HashMap::new(), sockets: false });
+    /// Announces a record to observers only, where sockets know the change already.
+    pub(crate) fn announce_to_observers(&self, recorded: RecordedEvents) {
+        self.queue_announcement(Announcement { recorded, messages: HashMap::new(), sockets: false });
     }
 
-    fn queue(&self, announcement: Announcement) {
+    fn queue_announcement(&self, announcement: Announcement) {
         let kinds = announcement.recorded.events.len();
         if kinds == 0 {
             return;
@@ -70,19 +68,19 @@ impl Engine {
     }
 }
 
-/// Announces in commit order until the engine is gone.
+/// Announces records in commit order until the engine is dropped.
 pub(crate) async fn run(engine: Weak<Inner>, mut queue: mpsc::Receiver<Announcement>) {
     let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
     while let Some(Announcement { recorded, messages, sockets }) = queue.recv().await {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
         if sockets {
-            fan_out::tell_sockets(&engine, &recorded).await;
+            fan_out::notify_sockets(&engine, &recorded).await;
         }
         if !recorded.watched || !engine.inner.stream.is_up() {
             continue;
         }
-        // JetStream has stalled: watchers read Postgres.
+        // JetStream has stalled: observers read Postgres.
         let Ok(permit) = Arc::clone(&in_flight).try_acquire_owned() else { continue };
         let scope = recorded.scope;
         let first_seq = recorded.first_seq;
@@ -92,44 +90,51 @@ pub(crate) async fn run(engine: Weak<Inner>, mut queue: mpsc::Receiver<Announcem
             Ok(stored) => {
                 tokio::spawn(async move {
                     if let Err(error) = stored.await {
-                        tracing::debug!(error = &error as &dyn std::error::Error, "events were not stored");
+                        tracing::debug!(error = &error as &dyn std::error::Error, "jetstream did not store events");
                     }
                     drop(permit);
                 });
             }
-            Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "events were not published"),
+            Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "failed to publish events"),
         }
     }
 }
 
-async fn encode(engine: &Engine, recorded: Recorded, messages: HashMap<i64, MessageRow>) -> EngineResult<Vec<u8>> {
-    // What is at hand is what was posted, and so what its event tells.
-    let at_hand = |event: &NewEvent| matches!(&event.body, EventBody::Message(id) if messages.contains_key(&id.get()));
-    let told = told(std::slice::from_ref(&recorded), |_, event| !at_hand(event));
-    let read = engine.store().messages_of_events(recorded.scope, &told).await?;
+async fn encode(
+    engine: &Engine,
+    recorded: RecordedEvents,
+    messages: HashMap<MessageId, Message>,
+) -> EngineResult<Vec<u8>> {
+    // Messages in memory are those just posted, so their events refer to the same version.
+    let at_hand = |event: &NewEvent| matches!(&event.body, EventBody::Message(id) if messages.contains_key(id));
+    let message_events = message_events(std::slice::from_ref(&recorded), |_, event| !at_hand(event));
+    let read = engine.store().messages_of_events(recorded.scope, &message_events).await?;
     let events = (recorded.first_seq..).zip(&recorded.events).map(|(seq, event)| {
         let message = read.get(&seq).or_else(|| message_of(event, &messages));
-        Travelling::new(event, frame(event, message, recorded.created_at))
+        PublishedEvent::new(event, event_frame(event, message, recorded.created_at))
     });
-    let record = TravellingRecord { at: recorded.created_at, events: events.collect() };
+    let record = PublishedRecord { at: recorded.created_at, events: events.collect() };
     // Strings, numbers and JSON values always encode.
     Ok(serde_json::to_vec(&record).unwrap_or_default())
 }
 
-fn message_of<'a>(event: &NewEvent, messages: &'a HashMap<i64, MessageRow>) -> Option<&'a MessageRow> {
+fn message_of<'a>(event: &NewEvent, messages: &'a HashMap<MessageId, Message>) -> Option<&'a Message> {
     match event.body {
-        EventBody::Message(id) => messages.get(&id.get()),
+        EventBody::Message(id) => messages.get(&id),
         EventBody::Data(_) => None,
     }
 }
 
-/// The events of messages among these records that pass `wanted`: their numbers, and the messages'.
-pub(crate) fn told(records: &[Recorded], wanted: impl Fn(i64, &NewEvent) -> bool) -> Vec<(i64, i64)> {
+/// Lists the message events among these records that pass `wanted`: the events' numbers and the messages'.
+pub(crate) fn message_events(
+    records: &[RecordedEvents],
+    wanted: impl Fn(i64, &NewEvent) -> bool,
+) -> Vec<(i64, MessageId)> {
     let numbered = records.iter().flat_map(|record| (record.first_seq..).zip(&record.events));
     numbered
         .filter(|(seq, event)| wanted(*seq, event))
         .filter_map(|(seq, event)| match event.body {
-            EventBody::Message(id) => Some((seq, id.get())),
+            EventBody::Message(id) => Some((seq, id)),
             EventBody::Data(_) => None,
         })
         .collect()

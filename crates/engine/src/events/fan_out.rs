@@ -1,14 +1,15 @@
-//! Events for agents' sockets: best-effort, never acknowledged, never replayed (contract: node.md 4.3).
+//! Best-effort events for agents' sockets: never acknowledged, never replayed (docs/protocol/node.md, "Event frames"
+//! and "Context updates").
 
-use relay_domain::{AgentId, ChannelId};
+use relay_domain::{AgentId, ConversationId};
 use relay_store::{
-    audience::AudienceKey,
-    events::{EventBody, NewEvent, Recorded},
+    channels::audience::AudienceKey,
+    events::{EventBody, NewEvent, RecordedEvents},
 };
 
-use crate::Engine;
+use crate::{Engine, hints::SocketEvent, messages::posting::AudienceSource};
 
-/// Whose sockets an event goes to.
+/// Recipients of an event among agents' sockets.
 enum Audience {
     /// The workspace's direct nodes, as `context.update`.
     Workspace { topic: &'static str },
@@ -18,16 +19,16 @@ enum Audience {
     Caller,
     /// The members of its channel or conversation, as a `deliver` frame with seq 0.
     Members,
-    /// Nobody: it travels another way, or is for observers only.
+    /// No socket: the event is sent another way, or is for observers only.
     Nobody,
 }
 
-fn audience(kind: &str) -> Audience {
+fn audience_of_kind(kind: &str) -> Audience {
     match kind {
         "message.reacted" | "message.read" => Audience::Members,
         "message.updated" => Audience::Workspace { topic: "thread" },
         "delivery.delivered" | "delivery.deferred" | "delivery.failed" => Audience::Agent { topic: "agent" },
-        // Outcomes are told by what records them.
+        // Outcomes are sent by the module that records them.
         "action.denied" | "agent.exited" => Audience::Caller,
         _ if kind.starts_with("agent.status.") => Audience::Workspace { topic: "presence" },
         _ if kind.starts_with("channel.") || kind.starts_with("member.") => Audience::Workspace { topic: "channel" },
@@ -37,15 +38,15 @@ fn audience(kind: &str) -> Audience {
     }
 }
 
-/// Hints every gateway to pass these events on to the sockets that they concern.
-pub(super) async fn tell_sockets(engine: &Engine, recorded: &Recorded) {
+/// Hints every gateway to pass these events on to sockets.
+pub(super) async fn notify_sockets(engine: &Engine, recorded: &RecordedEvents) {
     for (seq, event) in (recorded.first_seq..).zip(&recorded.events) {
         let EventBody::Data(data) = &event.body else { continue };
-        // What was refused at the door or has expired is the sender's to know, and it has been told.
+        // A delivery that was refused or has expired concerns the sender, which has its own notice.
         if event.kind == "delivery.failed" && !data["target_agent_id"].is_null() {
             continue;
         }
-        let (agents, topic, event_id) = match audience(&event.kind) {
+        let (agents, topic, event_id) = match audience_of_kind(&event.kind) {
             Audience::Nobody => continue,
             Audience::Workspace { topic } => match conversation_members(engine, recorded, event).await {
                 Some(members) => (Some(members), topic, None),
@@ -56,39 +57,42 @@ pub(super) async fn tell_sockets(engine: &Engine, recorded: &Recorded) {
                 let id = format!("evt-{}-{seq}", recorded.scope.workspace_id());
                 (event.agent_id.map(|id| vec![id]), "agent", Some(id))
             }
-            // Its own id, never the message's: brokers remember ids, and would take the message for a repeat.
+            // An id of its own: brokers remember ids, and would drop the message itself as a repeat.
             Audience::Members => {
                 let id = format!("evt-{}-{seq}", recorded.scope.workspace_id());
-                (members(engine, recorded, event).await, "channel", Some(id))
+                (audience_members(engine, recorded, event).await, "channel", Some(id))
             }
         };
         if agents.is_none() && event_id.is_some() {
             continue;
         }
-        let tell = |agents| {
-            engine.hints().notify_all(recorded.scope, agents, topic, &event.kind, data.clone(), event_id.clone());
+        let notify = |agents| {
+            let (data, event_id) = (data.clone(), event_id.clone());
+            engine
+                .hints()
+                .notify_all(recorded.scope, SocketEvent { agents, topic, event: &event.kind, data, event_id });
         };
         match agents {
-            None => tell(None),
+            None => notify(None),
             // A hint stays far below NATS' payload limit.
-            Some(agents) => agents.chunks(1000).for_each(|some| tell(Some(some.to_vec()))),
+            Some(agents) => agents.chunks(1000).for_each(|some| notify(Some(some.to_vec()))),
         }
     }
 }
 
-/// What happens in a conversation is its participants' business only.
-async fn conversation_members(engine: &Engine, recorded: &Recorded, event: &NewEvent) -> Option<Vec<AgentId>> {
+/// Returns the participants for events of a conversation, which only they may see.
+async fn conversation_members(engine: &Engine, recorded: &RecordedEvents, event: &NewEvent) -> Option<Vec<AgentId>> {
     event.conversation_id.as_ref()?;
-    Some(members(engine, recorded, event).await.unwrap_or_default())
+    Some(audience_members(engine, recorded, event).await.unwrap_or_default())
 }
 
-async fn members(engine: &Engine, recorded: &Recorded, event: &NewEvent) -> Option<Vec<AgentId>> {
+async fn audience_members(engine: &Engine, recorded: &RecordedEvents, event: &NewEvent) -> Option<Vec<AgentId>> {
     let key = match (&event.conversation_id, event.channel_id) {
-        (Some(conversation), _) => AudienceKey::Conversation(conversation.clone()),
-        (None, Some(channel)) => AudienceKey::Id(ChannelId::new(channel.get())),
+        (Some(conversation), _) => AudienceKey::Conversation(ConversationId::new(conversation.as_str())),
+        (None, Some(channel)) => AudienceKey::Id(channel),
         (None, None) => return None,
     };
-    // Best-effort: with storage away nobody is told.
-    let audience = engine.audience(recorded.scope, key, false).await.ok()??;
-    Some(audience.members.iter().map(|member| AgentId::new(member.agent_id)).collect())
+    // Best-effort: no recipients while storage is unavailable.
+    let audience = engine.load_audience(recorded.scope, key, AudienceSource::Cache).await.ok()??;
+    Some(audience.members.iter().map(|member| member.agent_id).collect())
 }

@@ -1,7 +1,7 @@
-//! A workspace's events in one gap-free order, for all observers of this process.
+//! Feeds: the events of a workspace in one gap-free order, for all observers of this process.
 //!
-//! A feed lives as long as somebody holds it. It follows the live records, waits a moment for one that comes
-//! out of order, and reads from Postgres what does not come at all.
+//! A feed exists as long as an observer holds it. It follows the live records, waits a moment for one that arrives out
+//! of order, and reads missing ones from Postgres.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,24 +19,22 @@ use tokio::{
     time::Instant,
 };
 
-use super::{LogEvent, TravellingRecord};
+use super::{LogEvent, PublishedRecord};
 use crate::{Engine, EngineResult, Inner};
 
-/// Events that an observer may lag behind its feed. They are shared by all observers of the feed.
-const RING: usize = 1024;
-/// How long a record that comes too early waits for those before it.
+/// Bound of an observer's lag behind its feed. All observers of the feed share the buffer.
+const FEED_BUFFER: usize = 1024;
+/// Time that an early record waits for those before it.
 const ORDER_WAIT: Duration = Duration::from_millis(50);
-/// Records that may wait so at once; past it Postgres is read.
-const EARLY: usize = 256;
-/// How often feeds are compared with their heads. What was lost is noticed at the second look.
+/// Bound of the early records; past it Postgres is read.
+const MAX_EARLY: usize = 256;
+/// Interval at which feeds are compared with their heads. A lost record is noticed at the second comparison.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
-/// For how long a look counts as watching.
+/// Time for which a workspace counts as watched.
 const WATCHED_MINUTES: i32 = 10;
 const WATCH_EVERY: Duration = Duration::from_secs(4 * 60);
-/// Events of one read.
 const PAGE: i64 = 500;
 
-/// The feeds of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Feeds {
     live: Mutex<HashMap<WorkspaceScope, Weak<Feed>>>,
@@ -44,46 +42,44 @@ pub(crate) struct Feeds {
 }
 
 impl Feeds {
-    fn live(&self) -> MutexGuard<'_, HashMap<WorkspaceScope, Weak<Feed>>> {
+    fn lock_live(&self) -> MutexGuard<'_, HashMap<WorkspaceScope, Weak<Feed>>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn find(&self, scope: WorkspaceScope) -> Option<Arc<Feed>> {
-        self.live().get(&scope).and_then(Weak::upgrade)
+        self.lock_live().get(&scope).and_then(Weak::upgrade)
     }
 }
 
-/// The events of one workspace as they happen.
 #[derive(Debug)]
 pub(super) struct Feed {
     pub(super) scope: WorkspaceScope,
     sender: broadcast::Sender<Arc<LogEvent>>,
-    /// The number that is sent next.
     next: AtomicI64,
-    poke: Notify,
+    repair_requested: Notify,
 }
 
 impl Feed {
-    /// Everything from the returned number on.
+    /// Subscribes to all events from the returned number on.
     pub(super) fn subscribe(&self) -> (broadcast::Receiver<Arc<LogEvent>>, i64) {
         let receiver = self.sender.subscribe();
-        (receiver, self.next())
+        (receiver, self.next_seq())
     }
 
-    fn next(&self) -> i64 {
+    fn next_seq(&self) -> i64 {
         self.next.load(Ordering::SeqCst)
     }
 
     fn send(&self, event: LogEvent) {
         let next = event.seq + 1;
-        // Nobody listening is fine.
-        let _ = self.sender.send(Arc::new(event.trimmed()));
+        // No listener is fine.
+        let _ = self.sender.send(Arc::new(event.without_large_frame()));
         self.next.store(next, Ordering::SeqCst);
     }
 }
 
 impl Engine {
-    /// The feed of a workspace, started if need be.
+    /// Returns the feed of a workspace, starting it if needed.
     pub(super) async fn feed(&self, scope: WorkspaceScope) -> EngineResult<Arc<Feed>> {
         let feeds = &self.inner.feeds;
         if let Some(feed) = feeds.find(scope) {
@@ -93,77 +89,77 @@ impl Engine {
         if let Some(feed) = feeds.find(scope) {
             return Ok(feed);
         }
-        // Watch first, then tail, then look where the log stands: nothing falls between.
+        // Watch first, then tail, then read the head: no event falls in between.
         self.watch_events(&[scope]).await?;
         let tail = self.inner.stream.tail_events(scope).await?;
         let heads = self.store().event_heads(&[scope]).await?;
         let next = heads.first().map_or(1, |head| head.next_seq);
         let feed = Arc::new(Feed {
             scope,
-            sender: broadcast::Sender::new(RING),
+            sender: broadcast::Sender::new(FEED_BUFFER),
             next: AtomicI64::new(next),
-            poke: Notify::new(),
+            repair_requested: Notify::new(),
         });
-        feeds.live().insert(scope, Arc::downgrade(&feed));
-        tokio::spawn(follow(Arc::downgrade(&self.inner), Arc::downgrade(&feed), tail));
+        feeds.lock_live().insert(scope, Arc::downgrade(&feed));
+        tokio::spawn(follow_feed(Arc::downgrade(&self.inner), Arc::downgrade(&feed), tail));
         Ok(feed)
     }
 
-    /// Says that somebody looks at these workspaces' events.
+    /// Marks these workspaces as watched.
     pub(crate) async fn watch_events(&self, scopes: &[WorkspaceScope]) -> EngineResult<()> {
         Ok(self.store().watch_events(scopes, WATCHED_MINUTES).await?)
     }
 }
 
-/// Keeps a feed going until nobody holds it.
-async fn follow(engine: Weak<Inner>, feed: Weak<Feed>, mut tail: EventTail) {
-    let mut early: BTreeMap<i64, EventRecord> = BTreeMap::new();
+/// Keeps a feed going until its last observer drops it.
+async fn follow_feed(engine: Weak<Inner>, feed: Weak<Feed>, mut tail: EventTail) {
+    let mut out_of_order: BTreeMap<i64, EventRecord> = BTreeMap::new();
     let mut patience: Option<Instant> = None;
     loop {
-        // Wakes up now and then to notice its end.
+        // Wakes up regularly to notice that the feed was dropped.
         let until = patience.unwrap_or_else(|| Instant::now() + Duration::from_secs(1));
         let read_postgres = {
             let Some(feed) = feed.upgrade() else { return };
             tokio::select! {
                 record = tail.next() => {
                     let Some(record) = record else { return };
-                    take(&feed, &mut early, record)
+                    accept_record(&feed, &mut out_of_order, record)
                 }
-                () = feed.poke.notified() => true,
+                () = feed.repair_requested.notified() => true,
                 () = tokio::time::sleep_until(until) => patience.is_some(),
             }
         };
         let (Some(feed), Some(inner)) = (feed.upgrade(), engine.upgrade()) else { return };
-        if read_postgres || early.len() > EARLY {
+        if read_postgres || out_of_order.len() > MAX_EARLY {
             if let Err(error) = repair(&Engine { inner }, &feed).await {
-                // The next check asks again.
-                tracing::debug!(error = &error as &dyn std::error::Error, "events wait for postgres");
+                // The next check repairs again.
+                tracing::debug!(error = &error as &dyn std::error::Error, "failed to read missing events, will retry");
             }
-            let waiting = std::mem::take(&mut early);
+            let waiting = std::mem::take(&mut out_of_order);
             for record in waiting.into_values() {
-                take(&feed, &mut early, record);
+                accept_record(&feed, &mut out_of_order, record);
             }
             patience = None;
         }
-        patience = (!early.is_empty()).then(|| patience.unwrap_or_else(|| Instant::now() + ORDER_WAIT));
+        patience = (!out_of_order.is_empty()).then(|| patience.unwrap_or_else(|| Instant::now() + ORDER_WAIT));
     }
 }
 
-/// Sends a record's events if it is their turn, and then those that waited for it. True when only Postgres
-/// has them.
-fn take(feed: &Feed, early: &mut BTreeMap<i64, EventRecord>, record: EventRecord) -> bool {
+/// Sends a record's events if they are next, and then those that waited for them. Returns true if Postgres must be
+/// read.
+fn accept_record(feed: &Feed, out_of_order: &mut BTreeMap<i64, EventRecord>, record: EventRecord) -> bool {
     let mut record = record;
     loop {
-        if record.first_seq > feed.next() {
-            early.insert(record.first_seq, record);
+        if record.first_seq > feed.next_seq() {
+            out_of_order.insert(record.first_seq, record);
             return false;
         }
-        if record.last_seq >= feed.next() && !send(feed, &record) {
+        if record.last_seq >= feed.next_seq() && !send_record(feed, &record) {
             return true;
         }
-        match early.first_key_value() {
-            Some((first, _)) if *first <= feed.next() => {
-                let Some((_, next)) = early.pop_first() else { return false };
+        match out_of_order.first_key_value() {
+            Some((first, _)) if *first <= feed.next_seq() => {
+                let Some((_, next)) = out_of_order.pop_first() else { return false };
                 record = next;
             }
             _ => return false,
@@ -171,37 +167,37 @@ fn take(feed: &Feed, early: &mut BTreeMap<i64, EventRecord>, record: EventRecord
     }
 }
 
-/// False when the record travelled without its events.
-fn send(feed: &Feed, record: &EventRecord) -> bool {
-    let Ok(travelled) = serde_json::from_slice::<TravellingRecord>(&record.body) else { return false };
+/// Sends a record's events. Returns false when the record was published without them.
+fn send_record(feed: &Feed, record: &EventRecord) -> bool {
+    let Ok(travelled) = serde_json::from_slice::<PublishedRecord>(&record.body) else { return false };
     for (seq, event) in (record.first_seq..=record.last_seq).zip(travelled.events) {
-        if seq == feed.next() {
-            feed.send(event.arrived(seq, travelled.at));
+        if seq == feed.next_seq() {
+            feed.send(event.into_log_event(seq, travelled.at));
         }
     }
     true
 }
 
-/// Reads from Postgres whatever is next, to the end.
+/// Sends the missing events from Postgres.
 async fn repair(engine: &Engine, feed: &Feed) -> EngineResult<()> {
     loop {
-        let events = engine.events_after(feed.scope, feed.next() - 1, PAGE).await?;
+        let events = engine.events_after(feed.scope, feed.next_seq() - 1, PAGE).await?;
         if events.is_empty() {
             return Ok(());
         }
         metrics::counter!(relay_domain::metric_names::EVENTS_REPAIRED)
             .increment(u64::try_from(events.len()).unwrap_or(0));
         for event in events {
-            // Retention may have passed a feed that stood still: it goes on with what there is.
-            if event.seq >= feed.next() {
+            // Retention may have passed an idle feed: it continues with the oldest kept event.
+            if event.seq >= feed.next_seq() {
                 feed.send(event);
             }
         }
     }
 }
 
-/// Compares the feeds with their heads, and goes on saying that they are watched, until the engine is gone.
-pub(crate) async fn check(engine: Weak<Inner>) {
+/// Compares the feeds with their heads, and keeps their workspaces watched, until the engine is dropped.
+pub(crate) async fn check_feeds(engine: Weak<Inner>) {
     let mut seen: HashMap<WorkspaceScope, i64> = HashMap::new();
     let mut watched_at = Instant::now();
     loop {
@@ -209,7 +205,7 @@ pub(crate) async fn check(engine: Weak<Inner>) {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
         let feeds: Vec<Arc<Feed>> = {
-            let mut live = engine.inner.feeds.live();
+            let mut live = engine.inner.feeds.lock_live();
             live.retain(|_, feed| feed.strong_count() > 0);
             live.values().filter_map(Weak::upgrade).collect()
         };
@@ -226,9 +222,9 @@ pub(crate) async fn check(engine: Weak<Inner>) {
         let Ok(heads) = engine.store().event_heads(&scopes).await else { continue };
         let heads: HashMap<_, _> = heads.into_iter().map(|head| (head.scope, head.next_seq)).collect();
         for feed in feeds {
-            // Behind where the head stood at the last look: not late, lost.
-            if seen.get(&feed.scope).is_some_and(|head| feed.next() < *head) {
-                feed.poke.notify_one();
+            // Still behind the head of the previous comparison: lost, not late.
+            if seen.get(&feed.scope).is_some_and(|head| feed.next_seq() < *head) {
+                feed.repair_requested.notify_one();
             }
         }
         seen = heads;

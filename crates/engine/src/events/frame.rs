@@ -1,24 +1,21 @@
-//! An event as observers see it: a flat object with `type` and `created_at` (contract: rest.md 4.4).
+//! Events as observers see them: a flat object with `type` and `created_at` (docs/protocol/rest.md, "Event frames").
 
 use chrono::{DateTime, Utc};
-use relay_domain::{MessageId, event_id::stable_event_id};
-use relay_store::{
-    MessageRow,
-    events::{EventBody, NewEvent},
-};
+use relay_domain::{events::event_id::stable_event_id, messages::Message};
+use relay_store::events::{EventBody, NewEvent};
 use serde_json::{Map, Value, json, value::RawValue};
 
-use crate::render::timestamp;
+use crate::messages::render::timestamp;
 
-/// The frame of an event, without its number.
-pub(super) fn frame(event: &NewEvent, message: Option<&MessageRow>, created_at: DateTime<Utc>) -> Box<RawValue> {
+/// Encodes an event without its number.
+pub(super) fn event_frame(event: &NewEvent, message: Option<&Message>, created_at: DateTime<Utc>) -> Box<RawValue> {
     let mut frame = Map::new();
     frame.insert("type".to_owned(), json!(event.kind));
     frame.insert("created_at".to_owned(), json!(timestamp(created_at)));
     match (&event.body, message) {
-        (EventBody::Data(data), _) => of_data(&mut frame, event, data),
-        (EventBody::Message(_), Some(message)) => of_message(&mut frame, event, message),
-        // Its message has been dropped by retention: only that it was is still known.
+        (EventBody::Data(data), _) => put_data(&mut frame, event, data),
+        (EventBody::Message(_), Some(message)) => put_message(&mut frame, event, message),
+        // Retention has dropped the message: only its id is still known.
         (EventBody::Message(id), None) => {
             frame.insert("message_id".to_owned(), json!(id.to_string()));
         }
@@ -27,10 +24,10 @@ pub(super) fn frame(event: &NewEvent, message: Option<&MessageRow>, created_at: 
     serde_json::value::to_raw_value(&frame).unwrap_or_default()
 }
 
-fn of_message(frame: &mut Map<String, Value>, event: &NewEvent, message: &MessageRow) {
+fn put_message(frame: &mut Map<String, Value>, event: &NewEvent, message: &Message) {
     let mut put = |key: &str, value: Value| frame.insert(key.to_owned(), value);
-    let id = message.message_id.to_string();
-    put("id", json!(stable_event_id(MessageId::new(message.message_id)).to_string()));
+    let id = message.id.to_string();
+    put("id", json!(stable_event_id(message.id).to_string()));
     match &message.conversation_id {
         Some(conversation) => put("conversation_id", json!(conversation)),
         None => {
@@ -45,21 +42,21 @@ fn of_message(frame: &mut Map<String, Value>, event: &NewEvent, message: &Messag
         "id": id,
         "agent_id": message.agent_id.to_string(),
         "agent_name": message.agent_name,
-        "agent_type": message.agent_type,
+        "agent_type": message.agent_kind.as_str(),
         "text": message.text,
     });
     if event.kind != "message.updated" {
         shown["attachments"] = message.attachments.clone();
-        shown["injection_mode"] = json!(message.mode);
+        shown["injection_mode"] = json!(message.mode.as_str());
     }
     put("message", shown);
 }
 
-/// What nodes and subscriptions get, with the few names that differ on the observer stream.
-fn of_data(frame: &mut Map<String, Value>, event: &NewEvent, data: &Value) {
+/// Puts the data that nodes and subscriptions get, with the few names that differ on the observer stream.
+fn put_data(frame: &mut Map<String, Value>, event: &NewEvent, data: &Value) {
     let delivery = event.kind.starts_with("delivery.");
     for (key, value) in data.as_object().into_iter().flatten() {
-        // The number of the event wins over a number of the delivery's own.
+        // The number of the event has precedence over the delivery's seq.
         let key = if delivery && key == "seq" { "delivery_seq" } else { key.as_str() };
         if !frame.contains_key(key) {
             frame.insert(key.to_owned(), value.clone());

@@ -1,9 +1,8 @@
-//! What happens in a workspace, told to whoever observes it.
+//! Events of a workspace for its observers.
 //!
-//! The transaction that does something records it (`relay_store::events`). Here it is announced after the
-//! commit: `announce` publishes it to observers and tells agents' sockets. `feed` is the other end: one
-//! gap-free order per workspace, repaired from Postgres. `log` reads what has been. A lost announcement
-//! costs latency, never an event.
+//! The transaction of a change records its events (`relay_store::events`). After the commit, `announce` publishes them
+//! to observers and to agents' sockets. `feed` is the receiving end: one gap-free order per workspace, repaired from
+//! Postgres. `log` reads past events. A lost announcement costs latency, never an event.
 
 mod announce;
 mod fan_out;
@@ -16,23 +15,23 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, ChannelId, WorkspaceScope, event::EventFacts};
+use relay_domain::{AgentId, ChannelId, WorkspaceScope, events::kind::EventFacts};
 use relay_store::events::NewEvent;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-pub(crate) use announce::{Announcer, run as announce, told};
-pub(crate) use feed::{Feeds, check as check_feeds};
+pub(crate) use announce::{Announcer, message_events, run as announce};
+pub(crate) use feed::{Feeds, check_feeds};
 pub use log::{EventPage, MAX_EVENTS_PAGE};
-pub use stream::{EventStream, Observed};
+pub use stream::{EventStream, StreamItem};
 
-/// Frames above [`INLINE_FRAME`] that were read lately.
+/// Cache of frames above [`INLINE_FRAME`].
 pub(crate) type LargeFrames = moka::sync::Cache<(WorkspaceScope, i64), Arc<RawValue>>;
 
-/// Bytes of frames above [`INLINE_FRAME`] that are remembered.
+/// Bound of the cache.
 const LARGE_FRAMES_BYTES: u64 = 32 * 1024 * 1024;
 
-/// A memory for large frames, bounded by their bytes.
+/// Creates the cache of large frames, bounded by their bytes.
 pub(crate) fn large_frames() -> LargeFrames {
     moka::sync::Cache::builder()
         .max_capacity(LARGE_FRAMES_BYTES)
@@ -40,40 +39,33 @@ pub(crate) fn large_frames() -> LargeFrames {
         .build()
 }
 
-/// Frames above this size are not kept in memory for slow readers: they are read when somebody needs them.
+/// Larger frames are not kept in feeds for slow readers, but read when needed.
 const INLINE_FRAME: usize = 16 * 1024;
 
-/// An event as observers get it.
 #[derive(Debug, Clone)]
 pub struct LogEvent {
-    /// Its number in its workspace.
     pub seq: i64,
-    /// Its type, such as `message.created`.
     pub kind: String,
-    /// The channel that it happened in.
     pub channel_id: Option<ChannelId>,
-    /// The channel's name.
     pub channel_name: Option<String>,
-    /// The conversation that it happened in.
     pub conversation_id: Option<String>,
-    /// Who did it, or whom it is about.
+    /// Author or subject of the event.
     pub agent_id: Option<AgentId>,
-    /// When it happened.
     pub created_at: DateTime<Utc>,
-    /// The frame without its number: a JSON object with at least `type` and `created_at`.
+    /// Frame without its number: a JSON object with at least `type` and `created_at`.
     payload: Option<Arc<RawValue>>,
-    /// The frame as it goes over sockets, made once for all observers.
+    /// Frame for sockets, encoded once for all observers.
     text: OnceLock<Bytes>,
 }
 
 impl LogEvent {
-    /// The frame without its number; none when it is large and was not read back.
+    /// Returns the frame without its number; `None` when it is large and was not read back.
     #[must_use]
     pub fn payload(&self) -> Option<&RawValue> {
         self.payload.as_deref()
     }
 
-    /// What decides whether an observer may see it.
+    /// Returns the properties that decide on its visibility for an observer.
     #[must_use]
     pub fn facts(&self) -> EventFacts<'_> {
         EventFacts {
@@ -87,9 +79,9 @@ impl LogEvent {
     }
 }
 
-/// An event on its way between processes.
+/// Event in the live stream between processes.
 #[derive(Debug, Serialize, Deserialize)]
-struct Travelling {
+struct PublishedEvent {
     k: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     c: Option<ChannelId>,
@@ -104,14 +96,14 @@ struct Travelling {
     f: Option<Box<RawValue>>,
 }
 
-/// A record on its way between processes.
+/// Record in the live stream between processes.
 #[derive(Debug, Serialize, Deserialize)]
-struct TravellingRecord {
+struct PublishedRecord {
     at: DateTime<Utc>,
-    events: Vec<Travelling>,
+    events: Vec<PublishedEvent>,
 }
 
-impl Travelling {
+impl PublishedEvent {
     fn new(event: &NewEvent, frame: Box<RawValue>) -> Self {
         Self {
             k: event.kind.to_string(),
@@ -123,7 +115,7 @@ impl Travelling {
         }
     }
 
-    fn arrived(self, seq: i64, created_at: DateTime<Utc>) -> LogEvent {
+    fn into_log_event(self, seq: i64, created_at: DateTime<Utc>) -> LogEvent {
         LogEvent {
             seq,
             kind: self.k,
@@ -153,8 +145,8 @@ impl LogEvent {
         }
     }
 
-    /// The same, without its frame if that is too large to be kept for slow readers.
-    fn trimmed(mut self) -> Self {
+    /// Drops a frame that is too large to be kept for slow readers.
+    fn without_large_frame(mut self) -> Self {
         self.payload = self.payload.filter(|frame| frame.get().len() <= INLINE_FRAME);
         self
     }

@@ -1,12 +1,10 @@
-//! What a process is told about files at its start. Gateways and workers take the same flags, as they must
-//! agree on them.
+//! File settings. Gateways and workers take the same flags, as they must agree on them.
 
 use std::path::PathBuf;
 
 use relay_blobs::{BlobConfig, S3Config};
-use relay_domain::file::TypeRules;
+use relay_domain::files::ContentTypeRules;
 
-/// Where files are kept, and which.
 #[derive(Clone, clap::Args)]
 #[group(skip)]
 pub struct FilesConfig {
@@ -50,9 +48,9 @@ pub struct FilesConfig {
 }
 
 impl FilesConfig {
-    /// What is wrong with a bucket's key that is there by half: its secret without its id, or its id without its secret.
+    /// Reports a bucket key of which only the id or only the secret is set.
     #[must_use]
-    pub fn half_a_key(id: Option<&str>, secret: Option<&str>) -> Option<String> {
+    pub fn check_key_pair(id: Option<&str>, secret: Option<&str>) -> Option<String> {
         (id.is_some() != secret.is_some())
             .then(|| "RELAY_FILES_S3_ACCESS_KEY_ID and RELAY_FILES_S3_SECRET_ACCESS_KEY go together".to_owned())
     }
@@ -70,8 +68,8 @@ impl FilesConfig {
         }
     }
 
-    pub(crate) fn types(&self) -> TypeRules {
-        TypeRules { allowed: self.file_types_allowed.clone(), denied: self.file_types_denied.clone() }
+    pub(crate) fn type_rules(&self) -> ContentTypeRules {
+        ContentTypeRules { allowed: self.file_types_allowed.clone(), denied: self.file_types_denied.clone() }
     }
 }
 

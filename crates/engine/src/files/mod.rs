@@ -1,7 +1,7 @@
-//! Files: declared, uploaded through an address that we mint, completed, attached, downloaded, deleted.
+//! Files: declared, uploaded to a signed URL, completed, attached, downloaded, deleted.
 //!
-//! The rows are in Postgres, the bytes in the storage of files (`relay-blobs`). Objects are named by ids
-//! only; a file's name is shown and never used for anything else.
+//! The rows are in Postgres, the bytes in `relay-blobs`. Objects are named by ids only; a file's name is shown and
+//! never used for anything else.
 
 mod config;
 mod token;
@@ -13,38 +13,38 @@ use chrono::{DateTime, TimeDelta, Utc};
 use relay_blobs::{BlobKey, Blobs};
 use relay_domain::{
     AgentId, FileId, WorkspaceScope,
-    file::{MAX_ATTACHMENTS, TypeRules, check_content_type, check_filename},
-    plan::Ceiling,
+    files::{ContentTypeRules, FileStatus, MAX_ATTACHMENTS, check_content_type, check_filename},
+    workspaces::plan::Quota,
 };
-use relay_store::files::{Completion, Deletion, NewFile};
-pub use relay_store::files::{FileRow, FileStatus};
+pub use relay_store::files::metadata::FileRow;
+use relay_store::files::metadata::{Completion, Deletion, NewFile};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 pub use config::FilesConfig;
 pub use token::{Grant, Purpose};
-pub use transfer::Outgoing;
+pub use transfer::FileDownload;
 
 use crate::{
     Engine, EngineError, EngineResult,
-    auth::{AgentCaller, Credential},
+    access::authentication::{AgentCaller, Credential},
 };
 
-/// An address is good for this long (contract: rest.md 3.11).
-const ADDRESS_GOOD_FOR: TimeDelta = TimeDelta::hours(1);
-/// Uploads and downloads under way in one process. Each needs up to 15 MiB while it is being uploaded.
-const TRANSFERS: usize = 64;
-/// Default and most of a list.
+/// Lifetime of a file URL (docs/protocol/rest.md, "Files").
+const TOKEN_LIFETIME: TimeDelta = TimeDelta::hours(1);
+/// Bound of the uploads and downloads in one process. Each upload needs up to 15 MiB.
+const MAX_TRANSFERS: usize = 64;
+/// Default and maximum page size.
 pub const PAGE: (i64, i64) = (50, 100);
-/// A file that was not completed is given up this long after its address has expired: an upload that began
-/// in the last moment may still be under way.
-pub(crate) const GIVEN_UP_AFTER: Duration = Duration::from_secs(2 * 3600);
+/// Time from the expiry of an upload URL until the pending file is given up: an upload that began in the last moment
+/// may still be in progress.
+pub(crate) const ABANDONED_AFTER: Duration = Duration::from_secs(2 * 3600);
 
-/// What the engine knows about files besides their rows.
+/// Files of the engine beside their rows.
 #[derive(Debug)]
 pub(crate) struct Files {
     pub(crate) blobs: Blobs,
-    types: TypeRules,
+    types: ContentTypeRules,
     max_bytes: i64,
     transfers: Arc<Semaphore>,
 }
@@ -53,32 +53,26 @@ impl Files {
     pub(crate) fn new(config: &FilesConfig) -> Self {
         Self {
             blobs: Blobs::new(config.blobs()),
-            types: config.types(),
+            types: config.type_rules(),
             max_bytes: config.file_max_bytes,
-            transfers: Arc::new(Semaphore::new(TRANSFERS)),
+            transfers: Arc::new(Semaphore::new(MAX_TRANSFERS)),
         }
     }
 }
 
-/// A file to be declared.
 #[derive(Debug)]
 pub struct DeclareFile {
-    /// What its owner calls it.
     pub filename: String,
-    /// What its owner says it is.
     pub content_type: String,
-    /// How large it is.
     pub size_bytes: i64,
 }
 
-/// A file with the token for the next thing to do with it.
+/// File with the token for its next transfer.
 #[derive(Debug, Clone)]
 pub struct FileWithToken {
-    /// The file.
     pub row: FileRow,
-    /// What the address of its upload or download carries; none for a file that has neither.
+    /// Token of the upload or download URL; none for a file that has neither.
     pub token: Option<String>,
-    /// Until when.
     pub expires_at: DateTime<Utc>,
 }
 
@@ -91,7 +85,7 @@ impl Engine {
         check_filename(&request.filename)?;
         check_content_type(&request.content_type)?;
         let files = &self.inner.files;
-        if !files.types.take(&request.content_type) {
+        if !files.types.allows(&request.content_type) {
             return Err(EngineError::InvalidRequest(format!(
                 "Files of type {} are not taken here",
                 request.content_type
@@ -104,7 +98,7 @@ impl Engine {
             return Err(EngineError::FileTooLarge { max_bytes: files.max_bytes });
         }
         let (file_id, at) = (FileId::new(self.next_id()), self.now());
-        let expires_at = at + ADDRESS_GOOD_FOR;
+        let expires_at = at + TOKEN_LIFETIME;
         let new = NewFile {
             file_id,
             filename: &request.filename,
@@ -114,9 +108,9 @@ impl Engine {
             at,
             expires_at,
         };
-        let ceiling = self.ceiling(caller.scope, Ceiling::FileBytes).await?;
+        let ceiling = self.quota(caller.scope, Quota::FileBytes).await?;
         if !self.store().create_file(caller.scope, &new, ceiling).await? {
-            return Err(EngineError::PlanLimitExceeded(Ceiling::FileBytes));
+            return Err(EngineError::PlanLimitExceeded(Quota::FileBytes));
         }
         let row = FileRow {
             file_id,
@@ -130,27 +124,27 @@ impl Engine {
             created_at: at,
             expires_at,
         };
-        let token = token::mint(&self.inner.secrets, Purpose::Upload, caller.scope, file_id, expires_at)?;
+        let token = token::create_token(&self.inner.secrets, Purpose::Upload, caller.scope, file_id, expires_at)?;
         Ok(FileWithToken { row, token: Some(token), expires_at })
     }
 
-    /// Makes a file complete; again is fine. Its token is for the download.
+    /// Completes a file; idempotent. Its token is for the download.
     ///
     /// # Errors
-    /// When there is no such file, it is another agent's, or its bytes are not there.
+    /// When there is no such file, it is another agent's, or its bytes are missing.
     pub async fn complete_file(&self, caller: &AgentCaller, file: FileId) -> EngineResult<FileWithToken> {
         match self.store().complete_file(caller.scope, file, caller.agent_id, self.now()).await? {
             Completion::Completed(row, recorded) => {
                 self.announce(recorded);
-                self.with_download(caller.scope, row)
+                self.with_download_token(caller.scope, row)
             }
-            Completion::AlreadyComplete(row) => self.with_download(caller.scope, row),
+            Completion::AlreadyComplete(row) => self.with_download_token(caller.scope, row),
             Completion::NotUploaded => Err(EngineError::UploadIncomplete),
             Completion::NotFound => Err(EngineError::FileNotFound),
         }
     }
 
-    /// A file, deleted ones included as long as they are known. Its token is for the download.
+    /// Finds a file, including deleted ones as long as they are kept. Its token is for the download.
     ///
     /// # Errors
     /// When there is none of that id, or the caller may not see it.
@@ -160,13 +154,11 @@ impl Engine {
         if !view.sees_author(Some(row.agent_id)) || !view.sees_created_at(row.created_at) {
             return Err(EngineError::FileNotFound);
         }
-        self.with_download(caller.scope(), row)
+        self.with_download_token(caller.scope(), row)
     }
 
-    /// Complete files that the caller may see, newest first; with `owner` only that agent's. Their tokens are for the download.
-    ///
-    /// # Errors
-    /// When storage is away.
+    /// Lists complete files that the caller may see, newest first; with `owner` only that agent's. Their tokens are for
+    /// the download.
     pub async fn files(
         &self,
         caller: &Credential,
@@ -175,10 +167,10 @@ impl Engine {
     ) -> EngineResult<Vec<FileWithToken>> {
         let scope = caller.scope();
         let rows = self.store().files(scope, owner, &caller.view().filters, limit).await?;
-        rows.into_iter().map(|row| self.with_download(scope, row)).collect()
+        rows.into_iter().map(|row| self.with_download_token(scope, row)).collect()
     }
 
-    /// Deletes a file. It cannot be downloaded any more when this returns; its bytes go soon.
+    /// Deletes a file. Downloads are refused when this returns; the bytes are removed soon.
     ///
     /// # Errors
     /// When there is no such file, or it is another agent's.
@@ -190,15 +182,15 @@ impl Engine {
         }
     }
 
-    /// What a token in an address allows.
+    /// Verifies the token of a file URL.
     ///
     /// # Errors
-    /// When it is none of ours, for something else, or expired.
+    /// When it is forged, for another purpose, or expired.
     pub fn file_grant(&self, token: &str, purpose: Purpose) -> EngineResult<Grant> {
-        token::read(&self.inner.secrets, token, purpose, self.now()).ok_or(EngineError::InvalidFileToken)
+        token::verify_token(&self.inner.secrets, token, purpose, self.now()).ok_or(EngineError::InvalidFileToken)
     }
 
-    /// What a message shows of the files attached to it, in their order: the one read that attachments cost.
+    /// Renders the files attached to a message, in their order, with a single read.
     ///
     /// # Errors
     /// When they are too many, one is named twice, or one is not a complete file of this workspace.
@@ -211,7 +203,8 @@ impl Engine {
         if files.len() > MAX_ATTACHMENTS || files.iter().collect::<HashSet<_>>().len() < files.len() {
             return Err(invalid());
         }
-        let rows = self.store().complete_files(scope, &files).await?;
+        // Attachments are copied into the message, so a file that is deleted later stays listed there.
+        let rows = self.store().completed_files(scope, &files).await?;
         let shown = |id: &FileId| {
             let row = rows.iter().find(|row| row.file_id == *id)?;
             Some(json!({
@@ -224,11 +217,12 @@ impl Engine {
         files.iter().map(shown).collect::<Option<Vec<_>>>().map(Value::Array).ok_or_else(invalid)
     }
 
-    fn with_download(&self, scope: WorkspaceScope, row: FileRow) -> EngineResult<FileWithToken> {
-        let expires_at = self.now() + ADDRESS_GOOD_FOR;
+    fn with_download_token(&self, scope: WorkspaceScope, row: FileRow) -> EngineResult<FileWithToken> {
+        let expires_at = self.now() + TOKEN_LIFETIME;
+        // Each response has a new token, so that URLs expire soon and need no revocation.
         let token = match row.status {
             FileStatus::Complete => {
-                Some(token::mint(&self.inner.secrets, Purpose::Download, scope, row.file_id, expires_at)?)
+                Some(token::create_token(&self.inner.secrets, Purpose::Download, scope, row.file_id, expires_at)?)
             }
             FileStatus::Pending | FileStatus::Deleted => None,
         };
@@ -236,7 +230,6 @@ impl Engine {
     }
 }
 
-/// The object of one upload of a file.
-const fn key(scope: WorkspaceScope, file: FileId, object: i64) -> BlobKey {
+const fn blob_key(scope: WorkspaceScope, file: FileId, object: i64) -> BlobKey {
     BlobKey { workspace: scope.workspace_id().get(), file: file.get(), object }
 }

@@ -1,49 +1,44 @@
-//! Tokens in the addresses of uploads and downloads: who has one may do that one thing for an hour.
+//! Tokens of file URLs: the holder may upload or download one file for an hour.
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use chrono::{DateTime, Utc};
 use relay_domain::{FileId, WorkspaceId, WorkspaceScope};
 
-use crate::{EngineResult, secrets::Secrets};
+use crate::{EngineResult, access::secrets::Secrets};
 
-/// The longest text that is looked at as a token.
+/// Longer texts are refused unread.
 const MAX_TOKEN_LENGTH: usize = 256;
-/// What is signed begins so: no other use of the signing key can be taken for it.
+/// Domain separation: signatures for other uses of the key are never valid here.
 const CONTEXT: &[u8] = b"relay file address\0";
 
-/// What an address is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// `PUT`.
     Upload,
-    /// `GET`.
     Download,
 }
 
-/// What a verified token allows.
+/// Verified permission of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
-    /// The tenant.
     pub(crate) scope: WorkspaceScope,
-    /// The file.
     pub(crate) file: FileId,
 }
 
-/// A token: `<key id>.<what is allowed>.<signature>`.
-pub(super) fn mint(
+/// Creates a token: `<key id>.<permission>.<signature>`.
+pub(super) fn create_token(
     secrets: &Secrets,
     purpose: Purpose,
     scope: WorkspaceScope,
     file: FileId,
     expires_at: DateTime<Utc>,
 ) -> EngineResult<String> {
-    let body = body(purpose, scope.workspace_id().get(), file.get(), expires_at.timestamp());
+    let body = encode_permission(purpose, scope.workspace_id().get(), file.get(), expires_at.timestamp());
     let (key_id, tag) = secrets.sign(&[CONTEXT, &body].concat())?;
     Ok(format!("{key_id}.{}.{}", URL_SAFE_NO_PAD.encode(body), URL_SAFE_NO_PAD.encode(tag)))
 }
 
-/// What a token allows, if it is ours, for that purpose and not expired.
-pub(super) fn read(secrets: &Secrets, token: &str, purpose: Purpose, now: DateTime<Utc>) -> Option<Grant> {
+/// Verifies a token: signature, purpose and expiry.
+pub(super) fn verify_token(secrets: &Secrets, token: &str, purpose: Purpose, now: DateTime<Utc>) -> Option<Grant> {
     if token.len() > MAX_TOKEN_LENGTH {
         return None;
     }
@@ -59,13 +54,14 @@ pub(super) fn read(secrets: &Secrets, token: &str, purpose: Purpose, now: DateTi
     }
     let number = |at: usize| signed.get(at..at + 8)?.try_into().ok().map(i64::from_be_bytes);
     let (workspace, file, expires_at) = (number(1)?, number(9)?, number(17)?);
-    let right = signed == body(purpose, workspace, file, expires_at) && now.timestamp() < expires_at;
-    // The signature is ours, so this workspace was named by an authenticated call.
+    // Comparing all bytes also refuses another purpose and trailing data.
+    let right = signed == encode_permission(purpose, workspace, file, expires_at) && now.timestamp() < expires_at;
+    // The signature is ours, so an authenticated call named this workspace.
     let scope = WorkspaceScope::from_verified_token(WorkspaceId::new(workspace));
     right.then_some(Grant { scope, file: FileId::new(file) })
 }
 
-fn body(purpose: Purpose, workspace: i64, file: i64, expires_at: i64) -> Vec<u8> {
+fn encode_permission(purpose: Purpose, workspace: i64, file: i64, expires_at: i64) -> Vec<u8> {
     let purpose = match purpose {
         Purpose::Upload => 1,
         Purpose::Download => 2,
@@ -76,28 +72,28 @@ fn body(purpose: Purpose, workspace: i64, file: i64, expires_at: i64) -> Vec<u8>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::secrets::Secrets;
+    use crate::access::secrets::Secrets;
 
     #[test]
-    fn a_token_is_good_for_one_purpose_file_and_hour() {
+    fn tokens_are_valid_for_one_purpose_file_and_hour() {
         let secrets = Secrets::for_test("k1");
         let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(1 << 60));
         let file = FileId::new(77);
         let at = |seconds| DateTime::from_timestamp(seconds, 0).unwrap();
-        let token = mint(&secrets, Purpose::Upload, scope, file, at(1000)).unwrap();
-        assert_eq!(read(&secrets, &token, Purpose::Upload, at(999)), Some(Grant { scope, file }));
-        assert_eq!(read(&secrets, &token, Purpose::Upload, at(1000)), None, "expired");
-        assert_eq!(read(&secrets, &token, Purpose::Download, at(0)), None, "another purpose");
-        assert_eq!(read(&Secrets::for_test("k2"), &token, Purpose::Upload, at(0)), None, "another engine");
+        let token = create_token(&secrets, Purpose::Upload, scope, file, at(1000)).unwrap();
+        assert_eq!(verify_token(&secrets, &token, Purpose::Upload, at(999)), Some(Grant { scope, file }));
+        assert_eq!(verify_token(&secrets, &token, Purpose::Upload, at(1000)), None, "expired");
+        assert_eq!(verify_token(&secrets, &token, Purpose::Download, at(0)), None, "another purpose");
+        assert_eq!(verify_token(&Secrets::for_test("k2"), &token, Purpose::Upload, at(0)), None, "another engine");
         assert!(!token.contains(['/', '+', '=', '&', '?', '#']), "goes into a query as it is: {token}");
         for at_byte in 0..token.len() {
             let mut bytes = token.clone().into_bytes();
             bytes[at_byte] = if bytes[at_byte] == b'A' { b'B' } else { b'A' };
             let changed = String::from_utf8(bytes).unwrap();
-            assert_eq!(read(&secrets, &changed, Purpose::Upload, at(0)), None, "{changed}");
+            assert_eq!(verify_token(&secrets, &changed, Purpose::Upload, at(0)), None, "{changed}");
         }
         for junk in ["", ".", "..", "a.b.c", "a.b.c.d", &"x".repeat(5000)] {
-            assert_eq!(read(&secrets, junk, Purpose::Upload, at(0)), None);
+            assert_eq!(verify_token(&secrets, junk, Purpose::Upload, at(0)), None);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Bytes on their way in and out, in pieces, with bounded memory and bounded patience.
+//! Transfers of file contents in pieces, with bounded memory and bounded time.
 
 use std::time::Duration;
 
@@ -6,45 +6,43 @@ use bytes::Bytes;
 use chrono::TimeDelta;
 use futures::{Stream, StreamExt as _, stream::BoxStream};
 use relay_blobs::{BlobError, BlobResult, Upload};
-use relay_store::files::{FileRow, FileStatus};
+use relay_domain::files::FileStatus;
+use relay_store::files::metadata::FileRow;
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
     time::timeout,
 };
 
-use super::{Grant, key};
+use super::{Grant, blob_key};
 use crate::{Engine, EngineError, EngineResult};
 
-/// The other side sends nothing, or takes nothing, for this long: it is gone.
-const IDLE: Duration = Duration::from_secs(30);
-/// An upload takes this long at most.
-const UPLOAD_WITHIN: Duration = Duration::from_secs(3600);
-/// When an upload that nobody finished is removed. Later than any upload lasts.
-const REMOVED_AFTER: TimeDelta = TimeDelta::hours(2);
-/// Pieces read ahead of a slow reader.
+/// A transfer without progress for this long is aborted.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Cleanup time of an unfinished upload. Later than any upload lasts.
+const CLEANUP_AFTER: TimeDelta = TimeDelta::hours(2);
 const READ_AHEAD: usize = 4;
 
-/// A file on its way out.
-pub struct Outgoing {
-    /// The file.
+pub struct FileDownload {
     pub row: FileRow,
-    /// Its bytes. Ends early with an error when the storage fails.
+    /// The file's bytes. Ends early with an error when the storage fails.
     pub bytes: BoxStream<'static, BlobResult<Bytes>>,
 }
 
 impl Engine {
-    /// Takes the bytes of a file. Until the file is complete it may be uploaded again.
+    /// Uploads the bytes of a file. Until the file is complete it may be uploaded again.
     ///
-    /// The upload goes on by itself: whoever waits for it may go away, and what is given up then is cleaned.
+    /// The upload runs in a task of its own: it goes on when the caller is cancelled, and cleans up after a failure.
     ///
     /// # Errors
-    /// When the file is not there, not pending any more, or its bytes are not as many as declared; when
-    /// they stop coming; when too many transfers are under way, or storage is away.
-    pub async fn receive_file<S, E>(&self, grant: Grant, announced: Option<u64>, bytes: S) -> EngineResult<FileRow>
+    /// When the file is missing or no longer pending, the number of bytes differs from the declared one, they stop
+    /// coming, or too many transfers are in progress.
+    pub async fn upload_file<S, E>(&self, grant: Grant, announced: Option<u64>, bytes: S) -> EngineResult<FileRow>
     where
         S: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
         E: Send + 'static,
     {
+        // Before the read, so that a flood of transfers costs no queries.
         let permit = self.transfer_permit()?;
         let row = self.store().file(grant.scope, grant.file).await?.ok_or(EngineError::FileNotFound)?;
         match row.status {
@@ -52,6 +50,7 @@ impl Engine {
             FileStatus::Complete => return Err(EngineError::FileComplete),
             FileStatus::Deleted => return Err(EngineError::FileNotFound),
         }
+        // Refused before a byte is stored. Without an announcement the copy counts the bytes.
         let declared = row.size_bytes.unsigned_abs();
         if let Some(announced) = announced.filter(|announced| *announced != declared) {
             return Err(wrong_size(announced, declared));
@@ -70,13 +69,14 @@ impl Engine {
     where
         S: Stream<Item = Result<Bytes, E>> + Unpin,
     {
+        // Each upload has an object of its own, so that concurrent uploads of a file never mix their bytes.
         let object = self.next_id();
-        if !self.store().begin_upload(grant.scope, grant.file, object, self.now() + REMOVED_AFTER).await? {
+        if !self.store().begin_upload(grant.scope, grant.file, object, self.now() + CLEANUP_AFTER).await? {
             return Err(EngineError::FileNotFound);
         }
         let written = async {
-            let mut upload = self.inner.files.blobs.upload(key(grant.scope, grant.file, object)).await?;
-            match pump(&mut upload, declared, bytes).await {
+            let mut upload = self.inner.files.blobs.upload(blob_key(grant.scope, grant.file, object)).await?;
+            match copy_exactly(&mut upload, declared, bytes).await {
                 Ok(()) => Ok(upload.finish().await?),
                 Err(error) => {
                     upload.abort().await;
@@ -84,40 +84,42 @@ impl Engine {
                 }
             }
         };
-        let written = timeout(UPLOAD_WITHIN, written)
+        let written = timeout(UPLOAD_TIMEOUT, written)
             .await
-            .unwrap_or_else(|_| Err(broken("The upload took longer than an hour")));
+            .unwrap_or_else(|_| Err(upload_failed("The upload took longer than an hour")));
+        // Attached only when all bytes are stored: a reader never sees a part of a file.
         let taken = match written {
-            Ok(()) => self.store().take_upload(grant.scope, grant.file, object).await.map_err(EngineError::from),
+            Ok(()) => self.store().attach_upload(grant.scope, grant.file, object).await.map_err(EngineError::from),
             Err(error) => Err(error),
         };
         if !matches!(taken, Ok(true)) {
-            // If this fails too, the worker removes it in two hours.
-            let _ = self.store().drop_upload(grant.scope, grant.file, object).await;
+            // If this fails too, the worker removes the object in two hours.
+            let _ = self.store().discard_upload(grant.scope, grant.file, object).await;
         }
         if taken? { Ok(()) } else { Err(EngineError::FileComplete) }
     }
 
-    /// Hands out the bytes of a complete file.
+    /// Opens the bytes of a complete file.
     ///
     /// # Errors
-    /// When the file is not there or not complete, too many transfers are under way, or storage is away.
-    pub async fn send_file(&self, grant: Grant) -> EngineResult<Outgoing> {
+    /// When the file is missing or incomplete, or too many transfers are in progress.
+    pub async fn download_file(&self, grant: Grant) -> EngineResult<FileDownload> {
         let permit = self.transfer_permit()?;
         let row = self.store().file(grant.scope, grant.file).await?.ok_or(EngineError::FileNotFound)?;
         let object = row.object_id.filter(|_| row.status == FileStatus::Complete);
         let object = object.ok_or(EngineError::FileNotFound)?;
-        let bytes = self.inner.files.blobs.read(key(grant.scope, grant.file, object)).await?;
+        let bytes = self.inner.files.blobs.read(blob_key(grant.scope, grant.file, object)).await?;
         let bytes = bytes.ok_or_else(|| {
             tracing::error!(file.id = %grant.file, object.id = object, "the bytes of a complete file are missing");
             EngineError::FileBytesMissing
         })?;
+        // Bounds the memory of a download; the client's pace holds the reader back.
         let (sender, receiver) = mpsc::channel(READ_AHEAD);
-        tokio::spawn(feed(bytes, sender, permit));
+        tokio::spawn(read_ahead(bytes, sender, permit));
         let bytes = futures::stream::unfold(receiver, |mut receiver| async move {
             receiver.recv().await.map(|piece| (piece, receiver))
         });
-        Ok(Outgoing { row, bytes: bytes.boxed() })
+        Ok(FileDownload { row, bytes: bytes.boxed() })
     }
 
     fn transfer_permit(&self) -> EngineResult<OwnedSemaphorePermit> {
@@ -125,17 +127,17 @@ impl Engine {
     }
 }
 
-/// Reads ahead of the reader a little. One that takes nothing for too long gets no more, so that it cannot
-/// hold its place for ever.
-async fn feed(
+/// Reads a little ahead of the reader. A reader without progress gets no more, so that it cannot hold its permit for
+/// ever.
+async fn read_ahead(
     mut bytes: BoxStream<'static, BlobResult<Bytes>>,
     sender: mpsc::Sender<BlobResult<Bytes>>,
     permit: OwnedSemaphorePermit,
 ) {
     while let Some(piece) = bytes.next().await {
         let failed = piece.is_err();
-        if sender.send_timeout(piece, IDLE).await.is_err() {
-            // Its answer breaks off: fewer bytes come than were announced.
+        if sender.send_timeout(piece, IDLE_TIMEOUT).await.is_err() {
+            // The response breaks off: fewer bytes arrive than announced.
             break;
         }
         if failed {
@@ -145,16 +147,16 @@ async fn feed(
     drop(permit);
 }
 
-/// Passes exactly the declared number of bytes on.
-async fn pump<S, E>(upload: &mut Upload, declared: u64, mut bytes: S) -> EngineResult<()>
+/// Copies exactly the declared number of bytes.
+async fn copy_exactly<S, E>(upload: &mut Upload, declared: u64, mut bytes: S) -> EngineResult<()>
 where
     S: Stream<Item = Result<Bytes, E>> + Unpin,
 {
     let mut received = 0_u64;
     loop {
-        let next = timeout(IDLE, bytes.next()).await.map_err(|_| broken("The upload stopped"))?;
+        let next = timeout(IDLE_TIMEOUT, bytes.next()).await.map_err(|_| upload_failed("The upload stopped"))?;
         let Some(piece) = next else { break };
-        let piece = piece.map_err(|_| broken("The upload broke off"))?;
+        let piece = piece.map_err(|_| upload_failed("The upload broke off"))?;
         received = received.saturating_add(piece.len() as u64);
         if received > declared {
             return Err(wrong_size(received, declared));
@@ -172,7 +174,7 @@ fn wrong_size(received: u64, declared: u64) -> EngineError {
     }
 }
 
-fn broken(why: &str) -> EngineError {
+fn upload_failed(why: &str) -> EngineError {
     EngineError::InvalidRequest(why.to_owned())
 }
 

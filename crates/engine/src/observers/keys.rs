@@ -1,5 +1,5 @@
-//! The keys that sign observer tokens: made here, kept in Postgres, the private half sealed where the
-//! configuration gives a secret for that.
+//! Keys that sign observer tokens: generated here and stored in Postgres, the private half encrypted when a secret is
+//! configured.
 
 use std::collections::HashMap;
 
@@ -13,12 +13,12 @@ use ring::{
 };
 use sha2::{Digest, Sha256};
 
-use crate::{EngineError, EngineResult, settings::SHORTEST_SECRET};
+use crate::{EngineError, EngineResult, settings::MIN_SECRET_BYTES};
 
-/// Seals the private halves of signing keys. Prints nothing of itself.
+/// Secret that encrypts the private halves of signing keys. Never printed.
 pub struct SealingSecret {
     key: LessSafeKey,
-    /// Tells which secret a key was sealed with.
+    /// Identifies the secret that encrypted a key.
     id: String,
 }
 
@@ -29,14 +29,11 @@ impl std::fmt::Debug for SealingSecret {
 }
 
 impl SealingSecret {
-    /// Reads a secret: any text of at least 32 bytes, best from a random source.
-    ///
-    /// # Errors
-    /// When it is shorter.
+    /// Derives the key from any text of at least 32 bytes, best from a random source.
     pub fn new(text: &str) -> EngineResult<Self> {
-        if text.len() < SHORTEST_SECRET {
+        if text.len() < MIN_SECRET_BYTES {
             return Err(EngineError::InvalidRequest(format!(
-                "the secret for signing keys must have at least {SHORTEST_SECRET} bytes"
+                "the secret for signing keys must have at least {MIN_SECRET_BYTES} bytes"
             )));
         }
         let digest = |purpose: &str| Sha256::new().chain_update(purpose).chain_update(text).finalize();
@@ -63,7 +60,7 @@ impl SealingSecret {
     }
 }
 
-/// A new key, ready to be stored.
+/// Generates a key to be stored.
 pub(super) fn generate(secret: Option<&SealingSecret>, at: DateTime<Utc>) -> EngineResult<SigningKeyRow> {
     let document = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).map_err(|_| EngineError::NoRandomness)?;
     let pair = Ed25519KeyPair::from_pkcs8(document.as_ref()).map_err(|_| EngineError::NoRandomness)?;
@@ -85,7 +82,7 @@ pub(super) fn generate(secret: Option<&SealingSecret>, at: DateTime<Utc>) -> Eng
     })
 }
 
-/// The living keys as this process knows them.
+/// Active keys as this process knows them.
 #[derive(Default)]
 pub(super) struct KeyRing {
     verifying: HashMap<String, DecodingKey>,
@@ -93,8 +90,8 @@ pub(super) struct KeyRing {
 }
 
 impl KeyRing {
-    /// From the stored keys, newest first. Signed with is the newest that is sealed with exactly our
-    /// secret, or not sealed when we have none: two gateways with different secrets each have their own.
+    /// Builds the ring from the stored keys, newest first. It signs with the newest key that is encrypted with exactly
+    /// our secret, or unencrypted when we have none: two gateways with different secrets each have their own.
     pub(super) fn read(rows: &[SigningKeyRow], secret: Option<&SealingSecret>) -> Self {
         let living = || rows.iter().filter(|row| row.retired_at.is_none());
         let signing =
@@ -110,18 +107,18 @@ impl KeyRing {
         Self { verifying, signing }
     }
 
-    /// The public half of a living key.
-    pub(super) fn verifying(&self, kid: &str) -> Option<&DecodingKey> {
+    /// Returns the public half of an active key.
+    pub(super) fn verifying_key(&self, kid: &str) -> Option<&DecodingKey> {
         self.verifying.get(kid)
     }
 
-    /// The name and private half of the key to sign with.
-    pub(super) const fn signing(&self) -> Option<&(String, EncodingKey)> {
+    /// Returns the id and private half of the key to sign with.
+    pub(super) const fn signing_key(&self) -> Option<&(String, EncodingKey)> {
         self.signing.as_ref()
     }
 
-    /// Whether the same keys live in both.
-    pub(super) fn same_as(&self, other: &Self) -> bool {
+    /// True if both rings have the same keys.
+    pub(super) fn has_same_keys(&self, other: &Self) -> bool {
         self.verifying.len() == other.verifying.len()
             && self.verifying.keys().all(|kid| other.verifying.contains_key(kid))
     }
@@ -136,11 +133,11 @@ mod tests {
     }
 
     fn signing_kid(rows: &[SigningKeyRow], secret: Option<&SealingSecret>) -> Option<String> {
-        KeyRing::read(rows, secret).signing().map(|(kid, _)| kid.clone())
+        KeyRing::read(rows, secret).signing_key().map(|(kid, _)| kid.clone())
     }
 
     #[test]
-    fn a_sealed_key_opens_with_its_secret_only() {
+    fn encrypted_keys_open_only_with_their_secret() {
         let (a, b) = (secret("a"), secret("b"));
         let row = generate(Some(&a), DateTime::default()).expect("a key");
         let stored = row.private_key.clone().expect("a private half");
@@ -148,25 +145,27 @@ mod tests {
         assert_eq!(signing_kid(std::slice::from_ref(&row), Some(&a)), Some(row.kid.clone()));
         assert_eq!(signing_kid(std::slice::from_ref(&row), Some(&b)), None);
         assert_eq!(signing_kid(std::slice::from_ref(&row), None), None);
-        // Bound to its name: a stored half cannot be passed off as another key's.
+        // Bound to its id: a stored half cannot be passed off as another key's.
         assert!(a.open("another", &stored).is_none() && a.open(&row.kid, &stored).is_some());
         assert!(SealingSecret::new("short").is_err());
         assert!(!format!("{a:?}").contains(&a.id));
     }
 
     #[test]
-    fn every_living_key_verifies_and_the_newest_of_ours_signs() {
+    fn active_keys_verify_and_our_newest_signs() {
         let a = secret("a");
         let key = |secret| generate(secret, DateTime::default()).expect("a key");
         let (newest, older, plain, mut retired) = (key(Some(&a)), key(Some(&a)), key(None), key(Some(&a)));
         retired.retired_at = Some(DateTime::default());
         let rows = [retired.clone(), newest.clone(), older.clone(), plain.clone()];
         let ring = KeyRing::read(&rows, Some(&a));
-        assert_eq!(ring.signing().map(|(kid, _)| kid), Some(&newest.kid));
+        assert_eq!(ring.signing_key().map(|(kid, _)| kid), Some(&newest.kid));
         for (row, lives) in [(&newest, true), (&older, true), (&plain, true), (&retired, false)] {
-            assert_eq!(ring.verifying(&row.kid).is_some(), lives);
+            assert_eq!(ring.verifying_key(&row.kid).is_some(), lives);
         }
         assert_eq!(signing_kid(&rows, None), Some(plain.kid));
-        assert!(ring.same_as(&KeyRing::read(&rows, None)) && !ring.same_as(&KeyRing::read(&rows[..2], None)));
+        assert!(
+            ring.has_same_keys(&KeyRing::read(&rows, None)) && !ring.has_same_keys(&KeyRing::read(&rows[..2], None))
+        );
     }
 }

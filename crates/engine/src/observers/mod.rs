@@ -1,16 +1,16 @@
-//! Observers: who may look into a workspace without taking part in it, and what they see.
+//! Observers: callers that read a workspace without taking part in it.
 //!
-//! An observer token is signed and carries its scopes and filters, so that any gateway checks one without
-//! reading anything. What has changed since it was signed is kept in memory as overrides: loaded before
-//! the gateway serves, read again each second, and at once on a hint. ADR 0007 tells why.
+//! An observer token is signed and carries its scopes and filters, so that any gateway checks it without reading
+//! storage. Later changes of tokens are kept in memory as overrides: loaded before the gateway serves, refreshed each
+//! second, and at once on a hint. ADR 0007 gives the reasons.
 
 mod keys;
 mod overrides;
 mod refresh;
 mod signed;
 mod signing_keys;
+mod token_uses;
 mod tokens;
-mod used;
 
 use std::{
     sync::{Arc, LazyLock, PoisonError, RwLock},
@@ -21,100 +21,93 @@ use chrono::{DateTime, Utc};
 use moka::sync::Cache;
 use relay_domain::{
     ObserverTokenId, WorkspaceScope,
-    observer::{ObserverScope, ObserverView},
-    token::{TokenHash, TokenKind},
+    access::token::{TokenHash, TokenKind},
+    observers::{ObserverScope, ObserverView},
 };
 use relay_store::StoreError;
 use tokio::sync::{mpsc, watch};
 
-pub(crate) use self::used::write_used;
+pub(crate) use self::token_uses::write_token_uses;
 use self::{
     keys::KeyRing,
-    overrides::{Overrides, Present},
-    signed::{Form, Known},
+    overrides::{CurrentView, Overrides},
+    signed::{TokenForm, VerifiedToken},
 };
 pub use self::{
     keys::SealingSecret,
     signing_keys::SigningKey,
     tokens::{IssuedObserverToken, MAX_LISTED_OBSERVER_TOKENS, MAX_OBSERVER_TOKENS, NewObserver, ObserverChange},
 };
-use crate::{Engine, EngineError, EngineResult, auth::Credential};
+use crate::{Engine, EngineError, EngineResult, access::authentication::Credential};
 
-/// Verified tokens remembered at once; further ones push out the least used. Verifying one again costs
-/// about a tenth of a millisecond.
+/// Bound of the cache; further tokens evict the least used. Verifying one again costs about a tenth of a millisecond.
 const VERIFIED_TOKENS: u64 = 100_000;
 
-/// What the holder of a workspace's key sees.
-static EVERYTHING: LazyLock<Arc<ObserverView>> = LazyLock::new(|| Arc::new(ObserverView::everything()));
+static EVERYTHING: LazyLock<Arc<ObserverView>> = LazyLock::new(|| Arc::new(ObserverView::unrestricted()));
 
-/// Someone who may look, and what they see. Checked when it was made; [`Engine::observer_still`] checks
-/// again.
+/// Access of an observer. Checked at creation; [`Engine::recheck_observer`] checks again.
 #[derive(Debug, Clone)]
 pub struct ObserverAccess {
-    /// The workspace.
     pub scope: WorkspaceScope,
-    /// The token; `None` for a workspace's key.
+    /// `None` for a workspace key.
     pub token_id: Option<ObserverTokenId>,
-    /// How often the token was rotated, from 1; 0 for a workspace's key.
+    /// Number of rotations of the token, from 1; 0 for a workspace key.
     pub version: i64,
-    /// What is seen.
     pub view: Arc<ObserverView>,
-    /// When it ends by itself.
     pub expires_at: Option<DateTime<Utc>>,
-    by: By,
+    by: AccessBasis,
 }
 
-/// What the access stands on.
+/// Token that grants the access.
 #[derive(Debug, Clone)]
-enum By {
+enum AccessBasis {
     Key(TokenHash),
-    Signed(Arc<Known>),
+    Signed(Arc<VerifiedToken>),
     Opaque(TokenHash),
 }
 
-/// Why an observer may look no longer.
+/// Reasons for the end of an observer's access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GoneReason {
+pub enum AccessEndReason {
     /// The token was revoked, or the key that signed it was retired.
     Revoked,
-    /// The token was rotated: there is a newer string.
+    /// The token was rotated.
     Rotated,
-    /// The token has ended.
     Expired,
-    /// The workspace was deleted or has ended.
-    WorkspaceGone,
-    /// This gateway cannot tell any more whether the token lives: it has not heard from Postgres for half
-    /// a minute, or does not understand what the token is limited to. Another gateway may.
+    /// The workspace was deleted or has expired.
+    WorkspaceEnded,
+    /// This gateway cannot verify the token any more: it has not reached Postgres for half a minute, or does not
+    /// understand the token's limits. Another gateway may.
     Unverifiable,
 }
 
-impl GoneReason {
-    /// As told to a client whose socket is closed.
+impl AccessEndReason {
+    /// Text for the client whose socket is closed.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Revoked => "observer token revoked",
             Self::Rotated => "observer token rotated",
             Self::Expired => "observer token expired",
-            Self::WorkspaceGone => "workspace deleted",
+            Self::WorkspaceEnded => "workspace deleted",
             Self::Unverifiable => "observer token cannot be verified now",
         }
     }
 }
 
-/// What this process knows of observer tokens.
+/// Cache of keys, overrides and verified tokens.
 pub(crate) struct Observers {
     ring: RwLock<Arc<KeyRing>>,
     overrides: RwLock<Overrides>,
-    verified: Cache<TokenHash, Arc<Known>>,
+    verified: Cache<TokenHash, Arc<VerifiedToken>>,
     refresher: refresh::Refresher,
-    used: used::UsedNotes,
+    used: token_uses::TokenUseRecorder,
 }
 
 impl Observers {
-    /// Knowing nothing yet, and what [`write_used`] reads.
-    pub(crate) fn new() -> (Self, mpsc::Receiver<used::Used>) {
-        let (used, notes) = used::UsedNotes::new();
+    /// Creates an empty cache, and the queue that [`write_token_uses`] drains.
+    pub(crate) fn new() -> (Self, mpsc::Receiver<token_uses::TokenUse>) {
+        let (used, notes) = token_uses::TokenUseRecorder::new();
         let observers = Self {
             ring: RwLock::default(),
             overrides: RwLock::default(),
@@ -129,94 +122,93 @@ impl Observers {
         Arc::clone(&self.ring.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn present(&self, known: &Known, now: DateTime<Utc>) -> Result<Present, GoneReason> {
-        if known.kid.as_ref().is_some_and(|kid| self.ring().verifying(kid).is_none()) {
-            return Err(GoneReason::Revoked);
+    fn current_view(&self, known: &VerifiedToken, now: DateTime<Utc>) -> Result<CurrentView, AccessEndReason> {
+        if known.kid.as_ref().is_some_and(|kid| self.ring().verifying_key(kid).is_none()) {
+            return Err(AccessEndReason::Revoked);
         }
-        self.overrides.read().unwrap_or_else(PoisonError::into_inner).present(known, now)
+        self.overrides.read().unwrap_or_else(PoisonError::into_inner).current_view(known, now)
     }
 }
 
 impl Engine {
-    /// Who looks, for the stream and the event log: a workspace's key sees everything, an observer token
-    /// what its scopes and filters allow.
+    /// Authorizes a reader of the stream and the event log: a workspace key sees everything, an observer token what its
+    /// scopes and filters allow.
     ///
     /// # Errors
-    /// When the token is of another kind, unknown or dead, lacks `stream:read`; or storage is away and
-    /// the token cannot be judged without it.
-    pub async fn observe(&self, token: &str) -> EngineResult<ObserverAccess> {
-        match TokenKind::of(token) {
+    /// When the token is of another kind, unknown or revoked, or lacks `stream:read`.
+    pub async fn authorize_observer(&self, token: &str) -> EngineResult<ObserverAccess> {
+        match TokenKind::from_prefix(token) {
             None => return Err(EngineError::InvalidTokenFormat),
             Some(TokenKind::Workspace | TokenKind::Observer) => {}
             Some(kind) => return Err(EngineError::NotForObserving { kind }),
         }
         let access = match self.authenticate(token).await? {
             Credential::Observer(access) => access,
-            caller => ObserverAccess {
+            caller @ (Credential::Workspace { .. } | Credential::Agent(_) | Credential::Node(_)) => ObserverAccess {
                 scope: caller.scope(),
                 token_id: None,
                 version: 0,
                 view: Arc::clone(&EVERYTHING),
                 expires_at: None,
-                by: By::Key(TokenHash::of(token)),
+                by: AccessBasis::Key(TokenHash::from_token(token)),
             },
         };
-        if access.view.has(ObserverScope::Stream) {
+        if access.view.has_scope(ObserverScope::Stream) {
             Ok(access)
         } else {
             Err(EngineError::InsufficientScope(ObserverScope::Stream.to_string()))
         }
     }
 
-    /// Whether an observer may still look: `None` if nothing has changed, or the access as it is now.
-    /// In memory for signed tokens; others are looked up at most each 2 s.
+    /// Checks an access again: `None` if it is unchanged, else the access as it is now. In memory for signed tokens;
+    /// others are looked up at most every 2 s.
     ///
     /// # Errors
-    /// Why it is over.
-    pub async fn observer_still(&self, access: &ObserverAccess) -> Result<Option<ObserverAccess>, GoneReason> {
+    /// The reason when the access has ended.
+    pub async fn recheck_observer(&self, access: &ObserverAccess) -> Result<Option<ObserverAccess>, AccessEndReason> {
         if !self.inner.observers.refresher.is_fresh() {
-            return Err(GoneReason::Unverifiable);
+            return Err(AccessEndReason::Unverifiable);
         }
-        if self.inner.holds.is_suspended(access.scope.workspace_id()) {
-            return Err(GoneReason::WorkspaceGone);
+        if self.inner.suspensions.is_suspended(access.scope.workspace_id()) {
+            return Err(AccessEndReason::WorkspaceEnded);
         }
         let now = match &access.by {
-            By::Signed(known) => self.access(Arc::clone(known))?,
-            By::Opaque(hash) => match self.look_up_again(TokenKind::Observer, *hash).await {
-                Ok(Some(Credential::Observer(now))) => self.present_access(now)?,
-                Ok(_) => return Err(GoneReason::Revoked),
+            AccessBasis::Signed(known) => self.current_access(Arc::clone(known))?,
+            AccessBasis::Opaque(hash) => match self.recheck_credential(TokenKind::Observer, *hash).await {
+                Ok(Some(Credential::Observer(now))) => self.refresh_access(now)?,
+                Ok(_) => return Err(AccessEndReason::Revoked),
                 Err(()) => return Ok(None),
             },
-            By::Key(hash) => match self.look_up_again(TokenKind::Workspace, *hash).await {
+            AccessBasis::Key(hash) => match self.recheck_credential(TokenKind::Workspace, *hash).await {
                 Ok(Some(_)) | Err(()) => return Ok(None),
-                Ok(None) => return Err(GoneReason::WorkspaceGone),
+                Ok(None) => return Err(AccessEndReason::WorkspaceEnded),
             },
         };
-        if now.view.has(ObserverScope::Stream) {
+        if now.view.has_scope(ObserverScope::Stream) {
             let same = now.view == access.view && now.expires_at == access.expires_at && now.version == access.version;
             Ok((!same).then_some(now))
         } else {
-            Err(GoneReason::Revoked)
+            Err(AccessEndReason::Revoked)
         }
     }
 
-    /// Changes whenever some observer's access may have: a good moment for [`Engine::observer_still`].
+    /// Changes whenever the access of an observer may have changed and needs [`Engine::recheck_observer`].
     #[must_use]
     pub fn observers_changed(&self) -> watch::Receiver<u64> {
-        self.inner.observers.refresher.changes()
+        self.inner.observers.refresher.subscribe()
     }
 
-    /// Who holds an observer token.
+    /// Authenticates an observer token.
     pub(crate) async fn authenticate_observer(&self, token: &str) -> EngineResult<ObserverAccess> {
         let unknown = EngineError::UnknownToken { kind: TokenKind::Observer };
-        let hash = TokenHash::of(token);
-        let access = match signed::form(token) {
-            Form::Neither => return Err(unknown),
-            Form::Opaque => match self.known_or_looked_up(TokenKind::Observer, hash).await? {
-                Credential::Observer(access) => self.present_access(access),
-                _ => return Err(unknown),
+        let hash = TokenHash::from_token(token);
+        let access = match signed::classify(token) {
+            TokenForm::Neither => return Err(unknown),
+            TokenForm::Opaque => match self.cached_credential(TokenKind::Observer, hash).await? {
+                Credential::Observer(access) => self.refresh_access(access),
+                Credential::Workspace { .. } | Credential::Agent(_) | Credential::Node(_) => return Err(unknown),
             },
-            Form::Signed { kid } => {
+            TokenForm::Signed { kid } => {
                 let known = match self.inner.observers.verified.get(&hash) {
                     Some(known) => known,
                     None => {
@@ -226,10 +218,10 @@ impl Engine {
                     }
                 };
                 if !self.inner.observers.refresher.is_fresh() {
-                    // It may have been revoked meanwhile without this gateway having heard of it.
-                    return Err(StoreError::still_away("checking an observer token").into());
+                    // It may have been revoked without this gateway having read it.
+                    return Err(StoreError::unavailable("checking an observer token").into());
                 }
-                self.access(known)
+                self.current_access(known)
             }
         };
         let access = access.map_err(|_| EngineError::UnknownToken { kind: TokenKind::Observer })?;
@@ -239,32 +231,32 @@ impl Engine {
         Ok(access)
     }
 
-    /// Verifies a signed token. Under the name of an unknown key, looks for that key first.
-    async fn verify(&self, token: &str, kid: String) -> EngineResult<Option<Arc<Known>>> {
+    /// Verifies a signed token. With an unknown key id, it waits for a refresh of the keys first.
+    async fn verify(&self, token: &str, kid: String) -> EngineResult<Option<Arc<VerifiedToken>>> {
         let mut ring = self.inner.observers.ring();
-        if ring.verifying(&kid).is_none() {
-            self.inner.observers.refresher.after(Instant::now()).await?;
+        if ring.verifying_key(&kid).is_none() {
+            self.inner.observers.refresher.wait_for_refresh(Instant::now()).await?;
             ring = self.inner.observers.ring();
         }
         Ok(signed::verify(&ring, token, kid).map(Arc::new))
     }
 
-    fn access(&self, known: Arc<Known>) -> Result<ObserverAccess, GoneReason> {
-        let present = self.inner.observers.present(&known, self.now())?;
+    fn current_access(&self, known: Arc<VerifiedToken>) -> Result<ObserverAccess, AccessEndReason> {
+        let present = self.inner.observers.current_view(&known, self.now())?;
         Ok(ObserverAccess {
             scope: known.scope,
             token_id: Some(known.token_id),
             version: known.version,
             view: present.view,
             expires_at: present.expires_at,
-            by: By::Signed(known),
+            by: AccessBasis::Signed(known),
         })
     }
 
-    /// An access by an opaque token as it is now.
-    fn present_access(&self, access: ObserverAccess) -> Result<ObserverAccess, GoneReason> {
+    /// Applies the overrides to the access of an opaque token.
+    fn refresh_access(&self, access: ObserverAccess) -> Result<ObserverAccess, AccessEndReason> {
         let Some(token_id) = access.token_id else { return Ok(access) };
-        let known = Known {
+        let known = VerifiedToken {
             scope: access.scope,
             token_id,
             version: access.version,
@@ -272,13 +264,13 @@ impl Engine {
             expires_at: access.expires_at,
             kid: None,
         };
-        let present = self.inner.observers.present(&known, self.now())?;
+        let present = self.inner.observers.current_view(&known, self.now())?;
         Ok(ObserverAccess { view: present.view, expires_at: present.expires_at, ..access })
     }
 
-    /// Looks a token up by its hash. `Ok(None)`: it is dead. `Err`: storage does not tell.
-    async fn look_up_again(&self, kind: TokenKind, hash: TokenHash) -> Result<Option<Credential>, ()> {
-        match self.known_or_looked_up(kind, hash).await {
+    /// Looks a token up by its hash. `Ok(None)`: it is revoked. `Err`: storage is unavailable.
+    async fn recheck_credential(&self, kind: TokenKind, hash: TokenHash) -> Result<Option<Credential>, ()> {
+        match self.cached_credential(kind, hash).await {
             Ok(credential) => Ok(Some(credential)),
             Err(EngineError::UnknownToken { .. }) => Ok(None),
             Err(_) => Err(()),
@@ -287,8 +279,8 @@ impl Engine {
 }
 
 impl ObserverAccess {
-    /// The access that the row of an opaque token gives. `None` when this version does not understand it.
-    pub(crate) fn of_row(
+    /// Creates the access of an opaque token's row. `None` when this version does not understand it.
+    pub(crate) fn from_row(
         hash: TokenHash,
         scope: WorkspaceScope,
         token_id: ObserverTokenId,
@@ -296,12 +288,12 @@ impl ObserverAccess {
         (scopes, filters): (&[String], &serde_json::Value),
         expires_at: Option<DateTime<Utc>>,
     ) -> Option<Self> {
-        let view = overrides::read_view_of(scopes, filters)?;
-        Some(Self { scope, token_id: Some(token_id), version, view, expires_at, by: By::Opaque(hash) })
+        let view = overrides::parse_view(scopes, filters)?;
+        Some(Self { scope, token_id: Some(token_id), version, view, expires_at, by: AccessBasis::Opaque(hash) })
     }
 }
 
-/// What someone who is no observer sees: everything.
-pub(crate) fn everything() -> &'static ObserverView {
+/// Returns the view of callers that are no observers: everything.
+pub(crate) fn full_view() -> &'static ObserverView {
     &EVERYTHING
 }

@@ -1,4 +1,4 @@
-//! Keeping up with Postgres: signing keys and overrides, before the first request and from then on.
+//! Refresh of signing keys and overrides from Postgres: before the first request and from then on.
 
 use std::{
     sync::{Arc, OnceLock, PoisonError, Weak},
@@ -13,27 +13,26 @@ use super::{
     keys::{self, KeyRing},
     signing_keys::MAX_LIVING_KEYS,
 };
-use crate::{Engine, EngineError, EngineResult, Inner, jwt};
+use crate::{Engine, EngineError, EngineResult, Inner, access::jwt};
 
-/// How often keys and overrides are read without a hint.
-const EVERY: Duration = Duration::from_secs(1);
-/// Hints and unknown keys lead to at most one reading in this time.
-const AT_MOST_EVERY: Duration = Duration::from_millis(100);
-/// After this long without a reading a signed token is no longer believed: it may have been revoked. Also
-/// how long a revocation can go unnoticed at a gateway that has lost Postgres and nothing else.
-const BELIEVED_FOR: Duration = Duration::from_secs(30);
-/// Requests that may wait for a reading because of a key that nobody here has heard of.
-const WAITING: usize = 256;
-/// How long such a request waits at most.
-const WAIT_AT_MOST: Duration = Duration::from_secs(3);
+/// Interval of refreshes without a hint.
+const REFRESH_EVERY: Duration = Duration::from_secs(1);
+/// Minimum interval of refreshes on hints and unknown keys.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
+/// Without a refresh for this long, signed tokens are refused: they may have been revoked. Also the longest time for
+/// which a revocation goes unnoticed at a gateway that has lost only Postgres.
+const MAX_STALENESS: Duration = Duration::from_secs(30);
+/// Bound of the requests that wait for a refresh because of an unknown key id.
+const MAX_WAITING: usize = 256;
+const WAIT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The state of the readings.
+/// State of the refreshes.
 pub(super) struct Refresher {
-    /// When the last successful reading began.
+    /// Start of the last successful refresh.
     read_at: watch::Sender<Option<Instant>>,
-    /// Counts what may have changed somebody's access.
+    /// Counts changes that may affect an observer's access.
     changes: watch::Sender<u64>,
-    /// One reading at a time, from where the last one ended.
+    /// Position of the last refresh; its lock serializes refreshes.
     cursor: Mutex<OverrideCursor>,
     wanted: Notify,
     waiting: Semaphore,
@@ -47,31 +46,31 @@ impl Default for Refresher {
             changes: watch::Sender::new(0),
             cursor: Mutex::default(),
             wanted: Notify::new(),
-            waiting: Semaphore::new(WAITING),
+            waiting: Semaphore::new(MAX_WAITING),
             secret: OnceLock::new(),
         }
     }
 }
 
 impl Refresher {
-    /// Whether what is known is young enough to be relied on.
+    /// True if the cache is recent enough to be trusted.
     pub(super) fn is_fresh(&self) -> bool {
-        self.read_at.borrow().is_some_and(|at| at.elapsed() <= BELIEVED_FOR)
+        self.read_at.borrow().is_some_and(|at| at.elapsed() <= MAX_STALENESS)
     }
 
-    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+    pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Waits until something has been read that was there at `moment`.
-    pub(super) async fn after(&self, moment: Instant) -> EngineResult<()> {
+    /// Waits for a refresh that began at `moment` or later.
+    pub(super) async fn wait_for_refresh(&self, moment: Instant) -> EngineResult<()> {
         let _place = self.waiting.try_acquire().map_err(|_| EngineError::Overloaded)?;
         self.wanted.notify_one();
         let mut read_at = self.read_at.subscribe();
         let read = read_at.wait_for(|at| at.is_some_and(|at| at >= moment));
-        match tokio::time::timeout(WAIT_AT_MOST, read).await {
+        match tokio::time::timeout(WAIT_TIMEOUT, read).await {
             Ok(Ok(_)) => Ok(()),
-            _ => Err(StoreError::still_away("looking for a signing key").into()),
+            _ => Err(StoreError::unavailable("looking for a signing key").into()),
         }
     }
 
@@ -79,32 +78,32 @@ impl Refresher {
         self.secret.get().and_then(Option::as_ref)
     }
 
-    fn count_change(&self) {
+    fn notify_access_change(&self) {
         self.changes.send_modify(|count| *count += 1);
     }
 }
 
 impl super::Observers {
-    /// Something has changed in Postgres.
-    pub(crate) fn wake(&self) {
+    /// Requests a refresh after a change in Postgres.
+    pub(crate) fn request_refresh(&self) {
         self.refresher.wanted.notify_one();
     }
 
-    /// Some token has died that is not known here.
-    pub(crate) fn recheck(&self) {
-        self.refresher.count_change();
+    /// Makes observers recheck their access after a change outside of this cache.
+    pub(crate) fn notify_access_change(&self) {
+        self.refresher.notify_access_change();
     }
 }
 
 impl Engine {
-    /// Makes this process judge observer tokens: loads the signing keys, makes the first one if need be,
-    /// loads what has changed about tokens, and keeps up with all of it. To be called once, before
-    /// serving. Waits, without end, for a Postgres that is away.
+    /// Prepares this process to verify observer tokens: loads the signing keys, generates the first one if needed,
+    /// loads the overrides, and keeps all of it current. Call once before serving. Waits without limit for an
+    /// unavailable Postgres.
     ///
-    /// `secret` seals the private halves of the keys that this process makes.
+    /// `secret` encrypts the private halves of the keys that this process generates.
     ///
     /// # Errors
-    /// When Postgres refuses, or there is no randomness.
+    /// When Postgres refuses a statement, or the system has no randomness.
     pub async fn serve_observers(&self, secret: Option<SealingSecret>) -> EngineResult<()> {
         jwt::install();
         let _ = self.inner.observers.refresher.secret.set(secret);
@@ -112,13 +111,13 @@ impl Engine {
             if !matches!(error, EngineError::Unavailable(_) | EngineError::Overloaded) {
                 return Err(error);
             }
-            tokio::time::sleep(EVERY).await;
+            tokio::time::sleep(REFRESH_EVERY).await;
         }
-        tokio::spawn(keep_up(Arc::downgrade(&self.inner)));
+        tokio::spawn(refresh_periodically(Arc::downgrade(&self.inner)));
         Ok(())
     }
 
-    /// Reads signing keys and overrides now.
+    /// Refreshes signing keys and overrides now.
     pub(super) async fn refresh_observers(&self) -> EngineResult<()> {
         let observers = &self.inner.observers;
         let mut cursor = observers.refresher.cursor.lock().await;
@@ -128,13 +127,13 @@ impl Engine {
         let mut changed = observers.overrides.write().unwrap_or_else(PoisonError::into_inner).apply(rows);
         {
             let mut known = observers.ring.write().unwrap_or_else(PoisonError::into_inner);
-            changed |= !ring.same_as(&known);
+            changed |= !ring.has_same_keys(&known);
             *known = Arc::new(ring);
         }
         *cursor = next;
         observers.refresher.read_at.send_replace(Some(began));
         if changed {
-            observers.refresher.count_change();
+            observers.refresher.notify_access_change();
         }
         Ok(())
     }
@@ -142,32 +141,32 @@ impl Engine {
     async fn read_keys(&self) -> EngineResult<KeyRing> {
         let secret = self.inner.observers.refresher.secret();
         let ring = KeyRing::read(&self.store().signing_keys().await?, secret);
-        if ring.signing().is_some() {
+        if ring.signing_key().is_some() {
             return Ok(ring);
         }
         let first = keys::generate(secret, self.now())?;
         if self.store().add_signing_key(&first, true, MAX_LIVING_KEYS).await? {
-            tracing::info!(kid = first.kid, sealed = first.sealed_with.is_some(), "made a signing key");
+            tracing::info!(kid = first.kid, sealed = first.sealed_with.is_some(), "generated a signing key");
             self.hints().observers_changed();
         }
         Ok(KeyRing::read(&self.store().signing_keys().await?, secret))
     }
 }
 
-/// Reads each second, and on a wake-up, until the engine is gone.
-async fn keep_up(engine: Weak<Inner>) {
+/// Refreshes each second, and on request, until the engine is dropped.
+async fn refresh_periodically(engine: Weak<Inner>) {
     let mut failed = false;
     loop {
-        tokio::time::sleep(AT_MOST_EVERY).await;
+        tokio::time::sleep(MIN_INTERVAL).await;
         let Some(inner) = engine.upgrade() else { return };
         let woken = inner.observers.refresher.wanted.notified();
-        let _ = tokio::time::timeout(EVERY - AT_MOST_EVERY, woken).await;
+        let _ = tokio::time::timeout(REFRESH_EVERY - MIN_INTERVAL, woken).await;
         let engine = Engine { inner };
         let outcome = engine.refresh_observers().await;
         if let Err(error) = &outcome
             && !failed
         {
-            tracing::warn!(error = error as &dyn std::error::Error, "observer tokens are not kept up with");
+            tracing::warn!(error = error as &dyn std::error::Error, "observer token refresh failed, will retry");
         }
         failed = outcome.is_err();
     }

@@ -1,4 +1,4 @@
-//! Signed observer tokens: `ot_live_` and a JWT. What they say, how they are signed and verified.
+//! Signed observer tokens: `ot_live_` and a JWT; claims, signing and verification.
 
 use std::sync::Arc;
 
@@ -6,18 +6,17 @@ use chrono::{DateTime, Utc};
 use jsonwebtoken::{Algorithm, Header, Validation};
 use relay_domain::{
     ObserverTokenId, WorkspaceId, WorkspaceScope,
-    observer::{ObserverFilters, ObserverView, ScopeSet},
-    token::{MAX_OBSERVER_TOKEN_LENGTH, TokenKind},
+    access::token::{MAX_OBSERVER_TOKEN_LENGTH, TokenKind},
+    observers::{ObserverFilters, ObserverView, ScopeSet},
 };
 use serde::{Deserialize, Serialize};
 
 use super::keys::KeyRing;
 
-/// Hex digits of an opaque observer token.
 const OPAQUE_DIGITS: usize = 48;
 
-/// What a token says of itself. An unknown scope or filter makes it unreadable: a gateway that does not
-/// understand a limit must not ignore it.
+/// Claims of a token. An unknown scope or filter makes it invalid: a gateway must not ignore a limit that it does not
+/// understand.
 #[derive(Debug, Serialize, Deserialize)]
 struct Claims {
     ws: WorkspaceId,
@@ -31,43 +30,43 @@ struct Claims {
     exp: Option<f64>,
 }
 
-/// A token string whose owner is known: by its signature, or by the row of its hash.
+/// Token with a verified owner: by its signature, or by the row of its hash.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct VerifiedToken {
     pub(super) scope: WorkspaceScope,
     pub(super) token_id: ObserverTokenId,
     pub(super) version: i64,
     pub(super) view: Arc<ObserverView>,
     pub(super) expires_at: Option<DateTime<Utc>>,
-    /// The key that signed it; `None` for an opaque one.
+    /// Key that signed it; `None` for an opaque token.
     pub(super) kid: Option<String>,
 }
 
-/// What an observer token's text may be.
-pub(super) enum Form {
-    /// A JWT, signed by the named key if at all.
+/// Syntactic form of an observer token.
+pub(super) enum TokenForm {
+    /// JWT that names a signing key.
     Signed { kid: String },
     /// Opaque: a row may hold its hash.
     Opaque,
-    /// Neither: nobody issued it.
+    /// Neither: never issued.
     Neither,
 }
 
-/// What a text with an observer token's prefix can be, without verifying anything.
-pub(super) fn form(token: &str) -> Form {
-    let Some(body) = token.strip_prefix(TokenKind::Observer.prefix()) else { return Form::Neither };
+/// Classifies a text with an observer token's prefix, without verifying it.
+pub(super) fn classify(token: &str) -> TokenForm {
+    let Some(body) = token.strip_prefix(TokenKind::Observer.prefix()) else { return TokenForm::Neither };
     if body.len() == OPAQUE_DIGITS && body.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-        return Form::Opaque;
+        return TokenForm::Opaque;
     }
     match jsonwebtoken::decode_header(body) {
-        Ok(Header { alg: Algorithm::EdDSA, kid: Some(kid), .. }) => Form::Signed { kid },
-        _ => Form::Neither,
+        Ok(Header { alg: Algorithm::EdDSA, kid: Some(kid), .. }) => TokenForm::Signed { kid },
+        _ => TokenForm::Neither,
     }
 }
 
-/// Signs a token. `None` when the process has no key to sign with yet, or the token would be too long.
-pub(super) fn sign(ring: &KeyRing, known: &Known, at: DateTime<Utc>) -> Option<String> {
-    let (kid, key) = ring.signing()?;
+/// Signs a token. `None` when the process has no signing key yet, or the token would be too long.
+pub(super) fn sign(ring: &KeyRing, known: &VerifiedToken, at: DateTime<Utc>) -> Option<String> {
+    let (kid, key) = ring.signing_key()?;
     let mut header = Header::new(Algorithm::EdDSA);
     header.kid = Some(kid.clone());
     let claims = Claims {
@@ -77,7 +76,7 @@ pub(super) fn sign(ring: &KeyRing, known: &Known, at: DateTime<Utc>) -> Option<S
         scopes: known.view.scopes,
         filters: known.view.filters.clone(),
         iat: at.timestamp(),
-        // Seconds, with the milliseconds of the row behind the point.
+        // Seconds, with the row's milliseconds as decimals.
         exp: known.expires_at.map(|at| at.timestamp_millis() as f64 / 1000.0),
     };
     let jwt = jsonwebtoken::encode(&header, &claims, key).ok()?;
@@ -85,21 +84,22 @@ pub(super) fn sign(ring: &KeyRing, known: &Known, at: DateTime<Utc>) -> Option<S
     (token.len() <= MAX_OBSERVER_TOKEN_LENGTH).then_some(token)
 }
 
-/// Reads a token signed by a living key; `None` when it was not. Whether it has ended is for the caller
-/// to say, who knows what has become of it since.
-pub(super) fn verify(ring: &KeyRing, token: &str, kid: String) -> Option<Known> {
+/// Verifies the signature by an active key. The caller checks expiry and overrides, since both may have changed after
+/// signing.
+pub(super) fn verify(ring: &KeyRing, token: &str, kid: String) -> Option<VerifiedToken> {
     let body = token.strip_prefix(TokenKind::Observer.prefix())?;
-    let key = ring.verifying(&kid)?;
+    let key = ring.verifying_key(&kid)?;
     let mut validation = Validation::new(Algorithm::EdDSA);
     validation.required_spec_claims.clear();
     validation.validate_exp = false;
     validation.validate_aud = false;
     let claims = jsonwebtoken::decode::<Claims>(body, key, &validation).ok()?.claims;
+    #[expect(clippy::cast_possible_truncation, reason = "the cast saturates, and such an instant is refused")]
     let expires_at = match claims.exp {
         None => None,
         Some(exp) => Some(DateTime::from_timestamp_millis((exp * 1000.0).round() as i64)?),
     };
-    Some(Known {
+    Some(VerifiedToken {
         scope: WorkspaceScope::from_verified_token(claims.ws),
         token_id: claims.jti,
         version: claims.ver,
@@ -111,13 +111,13 @@ pub(super) fn verify(ring: &KeyRing, token: &str, kid: String) -> Option<Known> 
 
 #[cfg(test)]
 mod tests {
-    use relay_domain::observer::MAX_FILTER_ENTRIES;
+    use relay_domain::observers::MAX_FILTER_ENTRIES;
 
     use super::*;
-    use crate::{jwt, observers::keys};
+    use crate::{access::jwt, observers::keys};
 
-    fn known(filters: ObserverFilters) -> Known {
-        Known {
+    fn known(filters: ObserverFilters) -> VerifiedToken {
+        VerifiedToken {
             scope: WorkspaceScope::from_engine_row(WorkspaceId::new(i64::MAX)),
             token_id: ObserverTokenId::new(i64::MAX - 1),
             version: 3,
@@ -132,15 +132,15 @@ mod tests {
         KeyRing::read(&[keys::generate(None, DateTime::default()).expect("a key")], None)
     }
 
-    fn read(ring: &KeyRing, token: &str) -> Option<Known> {
-        match form(token) {
-            Form::Signed { kid } => verify(ring, token, kid),
-            Form::Opaque | Form::Neither => None,
+    fn read(ring: &KeyRing, token: &str) -> Option<VerifiedToken> {
+        match classify(token) {
+            TokenForm::Signed { kid } => verify(ring, token, kid),
+            TokenForm::Opaque | TokenForm::Neither => None,
         }
     }
 
     #[test]
-    fn a_token_says_what_was_signed() {
+    fn verified_claims_equal_the_signed_ones() {
         let ring = ring();
         let filters = ObserverFilters { channel_names: Some(vec!["ops".into()]), ..Default::default() };
         let token = sign(&ring, &known(filters.clone()), DateTime::default()).expect("a token");
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_filters_fit() {
+    fn largest_filters_fit_into_a_token() {
         let words = |n: usize, length: usize| (0..n).map(|i| format!("{i:0length$}")).collect::<Vec<_>>();
         let filters = ObserverFilters {
             dm_conversation_ids: Some(words(28, 64)),
@@ -161,18 +161,18 @@ mod tests {
             created_after: Some(DateTime::default()),
             ..Default::default()
         };
-        let filters = filters.checked().expect("they may be as large");
+        let filters = filters.into_validated().expect("they may be as large");
         let token = sign(&ring(), &known(filters), DateTime::default()).expect("a token");
         assert!(token.len() < MAX_OBSERVER_TOKEN_LENGTH, "{}", token.len());
         assert!(
             ObserverFilters { channel_names: Some(words(MAX_FILTER_ENTRIES, 64)), ..Default::default() }
-                .checked()
+                .into_validated()
                 .is_err()
         );
     }
 
     #[test]
-    fn what_was_not_signed_so_is_refused() {
+    fn forged_tokens_are_refused() {
         let (ring, other) = (ring(), ring());
         let token = sign(&ring, &known(ObserverFilters::default()), DateTime::default()).expect("a token");
         assert!(read(&ring, &token).is_some() && read(&other, &token).is_none());
@@ -182,7 +182,7 @@ mod tests {
         let forged = sign(&other, &known(ObserverFilters::default()), DateTime::default()).expect("a token");
         let (_, foreign) = forged.rsplit_once('.').expect("a signature");
         let encode = |json: &str| base64_url(json.as_bytes());
-        let kid = ring.signing().map(|(kid, _)| kid.clone()).expect("a key");
+        let kid = ring.signing_key().map(|(kid, _)| kid.clone()).expect("a key");
         let none = encode(r#"{"alg":"none","typ":"JWT"}"#);
         let hmac = encode(&format!(r#"{{"alg":"HS256","kid":"{kid}"}}"#));
         let larger = encode(r#"{"ws":"1","jti":"ot_1","ver":9,"scopes":["dms:read"],"iat":0}"#);
@@ -204,10 +204,10 @@ mod tests {
     }
 
     #[test]
-    fn opaque_tokens_are_told_by_their_look() {
-        assert!(matches!(form(&format!("ot_live_{}", "0a".repeat(24))), Form::Opaque));
+    fn opaque_tokens_are_recognized_by_their_form() {
+        assert!(matches!(classify(&format!("ot_live_{}", "0a".repeat(24))), TokenForm::Opaque));
         for text in ["0a".repeat(16), "0A".repeat(24), "0g".repeat(24), "0a".repeat(25)] {
-            assert!(matches!(form(&format!("ot_live_{text}")), Form::Neither), "{text}");
+            assert!(matches!(classify(&format!("ot_live_{text}")), TokenForm::Neither), "{text}");
         }
     }
 

@@ -1,82 +1,87 @@
-//! One try: the call, and what its answer means.
+//! One delivery attempt: the call, and the outcome of its response.
 
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use http::{HeaderMap, header};
 use relay_domain::{
-    AgentId, ChannelId, DeliveryId,
-    dead_letter::DeadReason,
-    event,
-    push::{self, AckMode, KEPT_ANSWER, MAX_PAUSE, Verdict, judge},
+    AttemptId, DeliveryId,
+    events::kind,
+    mailboxes::dead_letter::DeadLetterReason,
+    push::{self, AckMode, MAX_RETRY_DELAY, PushOutcome, STORED_ANSWER_BYTES, classify_answer},
 };
-use relay_egress::{Answer, Failure, Options};
+use relay_egress::{Answer, CallOptions, Failure};
 use relay_store::{
-    Place,
+    MessageLocation,
     events::NewEvent,
-    expiry::DeadLettered,
-    push_mailboxes::TakenMailbox,
-    push_read::PushRow,
-    push_record::{Attempt, Outcome, Tried},
+    mailboxes::expiry::DeadLetteredDelivery,
+    push::{
+        attempts::{AttemptOutcome, HttpAttempt, PushAttempt},
+        mailboxes::LeasedMailbox,
+        pages::PushRow,
+    },
 };
 use serde_json::json;
 use tracing::Instrument as _;
 
 use super::{
-    Pusher,
-    endpoints::{Endpoint, Way},
+    PushDispatcher,
+    endpoints::{Endpoint, Route},
     request,
 };
 use crate::trace;
 
-/// An endpoint that wants fewer calls and does not say when gets none for this long.
-const PAUSE_UNTOLD: Duration = Duration::from_secs(5);
-/// What a delivery carries that ran out of tries.
+/// Pause of an endpoint that throttles without `Retry-After`.
+const DEFAULT_PAUSE: Duration = Duration::from_secs(5);
+const MAX_ERROR_CHARS: usize = 500;
+/// Error of a delivery that ran out of attempts.
 pub(super) const EXHAUSTED: &str = "delivery attempts exhausted";
 
-/// Tries a row once. `None` when what it told of is gone: there is nothing to send.
-pub(super) async fn attempt(
-    pusher: &Pusher,
+/// Attempts a row once. `None` when its message or invocation is no longer kept: there is nothing to send.
+pub(super) async fn attempt_delivery(
+    pusher: &PushDispatcher,
     endpoint: &Endpoint,
-    mailbox: &TakenMailbox,
+    mailbox: &LeasedMailbox,
     row: &PushRow,
-) -> Option<Tried> {
+) -> Option<PushAttempt> {
     let engine = &pusher.engine;
     let at = engine.now();
-    let mut call = request::durable(&row.delivery, &endpoint.auth, &endpoint.secrets, at)?;
-    let span = trace::below(row.traceparent.as_deref(), || {
+    let mut call = request::delivery_call(&row.delivery, &endpoint.auth, &endpoint.secrets, at)?;
+    let span = trace::child_span(row.traceparent.as_deref(), || {
         tracing::info_span!("push.attempt", delivery.seq = row.delivery.seq, attempt = row.retry_no.saturating_add(1))
     });
-    trace::tell(&mut call.headers, span.as_ref(), row.traceparent.as_deref());
+    trace::insert_traceparent(&mut call.headers, span.as_ref(), row.traceparent.as_deref());
     let began = std::time::Instant::now();
-    let answered = send(pusher, endpoint, call).instrument(span.unwrap_or_else(tracing::Span::none)).await;
+    let answered = send_call(pusher, endpoint, call).instrument(span.unwrap_or_else(tracing::Span::none)).await;
     let latency = began.elapsed();
     let now = engine.now();
-    let (verdict, error, wait) = judged(endpoint, &answered, now);
-    note(pusher, endpoint, &answered, verdict, wait, now).await;
+    let judgement = judge_answer(endpoint, &answered, now);
+    record_health(pusher, endpoint, &answered, &judgement, now).await;
 
-    let retry_no = row.retry_no.saturating_add(1);
-    let error = error.map(|error| error.chars().take(500).collect::<String>());
-    let (outcome, events) = outcome(endpoint, mailbox, row, verdict, retry_no, wait, error.as_deref(), now);
+    let (outcome, events) = decide_outcome(endpoint, mailbox, row, &judgement, now);
     let (status, answer) = match answered {
         Ok(answer) => {
-            let kept = &answer.body[..answer.body.len().min(KEPT_ANSWER)];
+            let kept = &answer.body[..answer.body.len().min(STORED_ANSWER_BYTES)];
             (i16::try_from(answer.status).ok(), (!kept.is_empty()).then(|| kept.to_vec()))
         }
         Err(_) => (None, None),
     };
     let error = match outcome {
-        Outcome::Dead { reason: DeadReason::AttemptsExhausted } => Some(EXHAUSTED.to_owned()),
-        _ => error,
+        AttemptOutcome::DeadLettered { reason: DeadLetterReason::AttemptsExhausted } => Some(EXHAUSTED.to_owned()),
+        AttemptOutcome::DeadLettered { .. }
+        | AttemptOutcome::Delivered
+        | AttemptOutcome::Acked
+        | AttemptOutcome::Retry { .. }
+        | AttemptOutcome::Disabled { .. } => judgement.error,
     };
-    Some(Tried {
+    Some(PushAttempt {
         mailbox: mailbox.clone(),
-        delivery_id: id_of(row),
+        delivery_id: delivery_id_of(row),
         seq: row.delivery.seq,
-        place: place_of(row),
-        attempt: Attempt {
-            id: engine.next_id(),
-            at,
+        location: message_location(row),
+        http: HttpAttempt {
+            id: AttemptId::new(engine.next_id()),
+            started_at: at,
             latency_ms: i32::try_from(latency.as_millis()).unwrap_or(i32::MAX),
             status,
             answer,
@@ -84,43 +89,43 @@ pub(super) async fn attempt(
         },
         outcome,
         pushed_seq: None,
-        sender: row.delivery.message.as_ref().map(|message| AgentId::new(message.agent_id)),
+        sender: row.delivery.message.as_ref().map(|message| message.agent_id),
         events,
     })
 }
 
-/// Posts an event once; whether it arrives is of no consequence but for what it shows of the endpoint.
-pub(super) async fn post_once(pusher: &Pusher, endpoint: &Endpoint, call: request::Call) {
-    let answered = send(pusher, endpoint, call).await;
+/// Posts an event once; only its effect on the endpoint's health is recorded.
+pub(super) async fn post_event(pusher: &PushDispatcher, endpoint: &Endpoint, call: request::HttpCall) {
+    let answered = send_call(pusher, endpoint, call).await;
     let now = pusher.engine.now();
-    let (verdict, _, wait) = judged(endpoint, &answered, now);
-    note(pusher, endpoint, &answered, verdict, wait, now).await;
+    let judgement = judge_answer(endpoint, &answered, now);
+    record_health(pusher, endpoint, &answered, &judgement, now).await;
 }
 
-/// What a call has shown of its endpoint. One that answers is there, whatever it thinks of the message.
-async fn note(
-    pusher: &Pusher,
+/// Records the effect of a call on its endpoint's health. An endpoint that responds is healthy, whatever it says of the
+/// message.
+async fn record_health(
+    pusher: &PushDispatcher,
     endpoint: &Endpoint,
-    answered: &Result<Answer, NoAnswer>,
-    verdict: Verdict,
-    wait: Option<Duration>,
+    answered: &Result<Answer, CallError>,
+    judgement: &Judgement,
     now: DateTime<Utc>,
 ) {
-    let (failed, throttles) = match verdict {
-        Verdict::Failed { counts, throttles } => (counts, throttles),
-        _ => (false, false),
+    let (is_failure, throttles) = match judgement.verdict {
+        PushOutcome::Failed { is_endpoint_fault, throttles } => (is_endpoint_fault, throttles),
+        PushOutcome::Delivered | PushOutcome::Acked | PushOutcome::Rejected | PushOutcome::Gone => (false, false),
     };
-    let paused = throttles.then(|| now + delta(wait.unwrap_or(PAUSE_UNTOLD)));
-    pusher.endpoints.note(endpoint, answered.is_ok() && !failed, failed, paused).await;
+    let paused = throttles.then(|| now + to_time_delta(judgement.wait.unwrap_or(DEFAULT_PAUSE)));
+    pusher.endpoints.record_result(endpoint, answered.is_ok() && !is_failure, is_failure, paused).await;
 }
 
-/// Why a call was not made or not answered, as it is told.
-enum NoAnswer {
+/// Reason for a call without a response.
+enum CallError {
     Failure(Failure),
     NoProxy,
 }
 
-impl NoAnswer {
+impl CallError {
     fn text(&self) -> String {
         match self {
             Self::Failure(failure) => failure.to_string(),
@@ -129,136 +134,155 @@ impl NoAnswer {
     }
 }
 
-async fn send(pusher: &Pusher, endpoint: &Endpoint, call: request::Call) -> Result<Answer, NoAnswer> {
+async fn send_call(pusher: &PushDispatcher, endpoint: &Endpoint, call: request::HttpCall) -> Result<Answer, CallError> {
     let client = pusher.engine.egress();
     let mut headers = call.headers;
-    let target = match &endpoint.way {
-        Way::Straight(target) => target,
-        Way::ByProxy(proxy, auth) => {
-            request::put(&mut headers, "x-forward-to", &endpoint.url);
+    let target = match &endpoint.route {
+        Route::Straight(target) => target,
+        Route::ByProxy(proxy, auth) => {
+            request::set_header(&mut headers, "x-forward-to", &endpoint.url);
             if let Some(auth) = auth {
-                request::put(&mut headers, "x-proxy-auth", auth);
+                request::set_header(&mut headers, "x-proxy-auth", auth);
             }
             proxy
         }
-        Way::NoProxy => return Err(NoAnswer::NoProxy),
-        Way::Refused(refusal) => return Err(NoAnswer::Failure((*refusal).into())),
+        Route::NoProxy => return Err(CallError::NoProxy),
+        Route::Refused(refusal) => return Err(CallError::Failure((*refusal).into())),
     };
-    client.post(target, headers, call.body, Options::default()).await.map_err(NoAnswer::Failure)
+    client.post(target, headers, call.body, CallOptions::default()).await.map_err(CallError::Failure)
 }
 
-/// What an answer means, what went wrong, and how long the endpoint asked to wait.
-fn judged(
-    endpoint: &Endpoint,
-    answered: &Result<Answer, NoAnswer>,
-    now: DateTime<Utc>,
-) -> (Verdict, Option<String>, Option<Duration>) {
-    match answered {
-        Ok(answer) => {
-            // What a body says counts in one mode only, and only if all of it was read.
-            let is_heard = endpoint.ack_mode == AckMode::Response && !answer.is_truncated;
-            let declared = if is_heard { request::declared(&answer.headers, &answer.body) } else { None };
-            let said = push::Answer { status: answer.status, declared: declared.as_ref().map(|(word, _)| *word) };
-            let verdict = judge(endpoint.ack_mode, said);
-            let error = match verdict {
-                Verdict::Delivered | Verdict::Acked => None,
-                Verdict::Rejected => {
-                    let why = declared.and_then(|(_, why)| why);
-                    Some(why.unwrap_or_else(|| DeadReason::Rejected.error().to_owned()))
-                }
-                _ if (200..300).contains(&answer.status) => Some("response ack not signaled".to_owned()),
-                _ => Some(format!("HTTP {}", answer.status)),
-            };
-            (verdict, error, retry_after(&answer.headers, now))
-        }
-        // A URL that is refused is not the endpoint's doing, and costs nobody a call.
-        Err(failure @ NoAnswer::Failure(Failure::Refused(_)) | failure @ NoAnswer::NoProxy) => {
-            (Verdict::Failed { counts: false, throttles: false }, Some(failure.text()), None)
-        }
-        // Our own want of room says nothing of the endpoint.
-        Err(NoAnswer::Failure(Failure::Connect(error))) if error.kind() == std::io::ErrorKind::ResourceBusy => {
-            (Verdict::Failed { counts: false, throttles: false }, Some(error.to_string()), None)
-        }
-        Err(failure) => (Verdict::Failed { counts: true, throttles: false }, Some(failure.text()), None),
+/// Meaning of a call's result.
+struct Judgement {
+    verdict: PushOutcome,
+    /// At most [`MAX_ERROR_CHARS`] characters.
+    error: Option<String>,
+    /// Pause that the endpoint requested.
+    wait: Option<Duration>,
+}
+
+impl Judgement {
+    fn failed(error: String, is_endpoint_fault: bool) -> Self {
+        let verdict = PushOutcome::Failed { is_endpoint_fault, throttles: false };
+        Self { verdict, error: Some(bounded(error)), wait: None }
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "all that decides what becomes of a delivery")]
-fn outcome(
+fn bounded(error: String) -> String {
+    error.chars().take(MAX_ERROR_CHARS).collect()
+}
+
+fn judge_answer(endpoint: &Endpoint, answered: &Result<Answer, CallError>, now: DateTime<Utc>) -> Judgement {
+    match answered {
+        Ok(answer) => {
+            // The body counts in one mode only, and only if it was read completely.
+            let is_readable = endpoint.ack_mode == AckMode::Response && !answer.is_truncated;
+            let declared = if is_readable { request::declared_ack(&answer.headers, &answer.body) } else { None };
+            let said =
+                push::EndpointAnswer { status: answer.status, declared: declared.as_ref().map(|(word, _)| *word) };
+            let verdict = classify_answer(endpoint.ack_mode, said);
+            let error = match verdict {
+                PushOutcome::Delivered | PushOutcome::Acked => None,
+                PushOutcome::Rejected => {
+                    let why = declared.and_then(|(_, why)| why);
+                    Some(why.unwrap_or_else(|| DeadLetterReason::Rejected.default_error().to_owned()))
+                }
+                PushOutcome::Failed { .. } if (200..300).contains(&answer.status) => {
+                    Some("response ack not signaled".to_owned())
+                }
+                PushOutcome::Failed { .. } | PushOutcome::Gone => Some(format!("HTTP {}", answer.status)),
+            };
+            Judgement { verdict, error: error.map(bounded), wait: retry_after(&answer.headers, now) }
+        }
+        // A refused URL is not the endpoint's fault, and caused no call.
+        Err(failure @ CallError::Failure(Failure::Refused(_)) | failure @ CallError::NoProxy) => {
+            Judgement::failed(failure.text(), false)
+        }
+        // Our own lack of sockets says nothing about the endpoint.
+        Err(CallError::Failure(Failure::Connect(error))) if error.kind() == std::io::ErrorKind::ResourceBusy => {
+            Judgement::failed(error.to_string(), false)
+        }
+        Err(failure) => Judgement::failed(failure.text(), true),
+    }
+}
+
+/// Decides the outcome of an attempt, with its events.
+fn decide_outcome(
     endpoint: &Endpoint,
-    mailbox: &TakenMailbox,
+    mailbox: &LeasedMailbox,
     row: &PushRow,
-    verdict: Verdict,
-    retry_no: i16,
-    wait: Option<Duration>,
-    error: Option<&str>,
+    judgement: &Judgement,
     now: DateTime<Utc>,
-) -> (Outcome, Vec<NewEvent>) {
-    match verdict {
-        Verdict::Delivered => (Outcome::Delivered, Vec::new()),
-        Verdict::Acked => (Outcome::Acked, Vec::new()),
-        Verdict::Gone => {
+) -> (AttemptOutcome, Vec<NewEvent>) {
+    let retry_no = row.retry_no.saturating_add(1);
+    let error = judgement.error.as_deref();
+    match judgement.verdict {
+        PushOutcome::Delivered => (AttemptOutcome::Delivered, Vec::new()),
+        PushOutcome::Acked => (AttemptOutcome::Acked, Vec::new()),
+        PushOutcome::Gone => {
             let reason = error.unwrap_or("HTTP 410").to_owned();
             let data = json!({
                 "node_id": endpoint.node_id.as_str(), "agent_id": mailbox.agent_id.to_string(),
                 "agent_name": mailbox.agent_name, "reason": reason,
             });
-            let event = NewEvent::new(event::NODE_BINDING_DISABLED, data).by(mailbox.agent_id);
-            (Outcome::Disabled { retry_no, reason }, vec![event])
+            let event = NewEvent::new(kind::NODE_BINDING_DISABLED, data).by_agent(mailbox.agent_id);
+            (AttemptOutcome::Disabled { retry_no, reason }, vec![event])
         }
-        Verdict::Rejected => {
-            let reason = DeadReason::Rejected;
-            let event = given_up(mailbox, row, reason, error.unwrap_or(reason.error()));
-            (Outcome::Dead { reason }, vec![event])
+        PushOutcome::Rejected => {
+            let reason = DeadLetterReason::Rejected;
+            let event = dead_letter_event(mailbox, row, reason, error.unwrap_or(reason.default_error()));
+            (AttemptOutcome::DeadLettered { reason }, vec![event])
         }
-        Verdict::Failed { .. } => {
+        PushOutcome::Failed { .. } => {
             let failed = u32::try_from(retry_no).unwrap_or(u32::MAX);
-            match (endpoint.retry.pause(failed, fastrand::u64(..)), wait) {
+            match (endpoint.retry.retry_delay(failed, fastrand::u64(..)), judgement.wait) {
                 (None, _) => {
-                    let reason = DeadReason::AttemptsExhausted;
-                    (Outcome::Dead { reason }, vec![given_up(mailbox, row, reason, EXHAUSTED)])
+                    let reason = DeadLetterReason::AttemptsExhausted;
+                    (AttemptOutcome::DeadLettered { reason }, vec![dead_letter_event(mailbox, row, reason, EXHAUSTED)])
                 }
-                (Some(_), Some(wait)) => (Outcome::Retry { at: now + delta(wait), retry_no }, Vec::new()),
-                (Some(pause), None) => (Outcome::Retry { at: now + delta(pause), retry_no }, Vec::new()),
+                (Some(_), Some(wait)) => {
+                    (AttemptOutcome::Retry { at: now + to_time_delta(wait), retry_no }, Vec::new())
+                }
+                (Some(pause), None) => (AttemptOutcome::Retry { at: now + to_time_delta(pause), retry_no }, Vec::new()),
             }
         }
     }
 }
 
-/// The delivery is a dead letter.
-fn given_up(mailbox: &TakenMailbox, row: &PushRow, reason: DeadReason, error: &str) -> NewEvent {
-    let letter = DeadLettered {
+/// Creates the event of a dead letter.
+fn dead_letter_event(mailbox: &LeasedMailbox, row: &PushRow, reason: DeadLetterReason, error: &str) -> NewEvent {
+    let letter = DeadLetteredDelivery {
         scope: mailbox.scope,
-        delivery_id: id_of(row),
+        delivery_id: delivery_id_of(row),
         seq: row.delivery.seq,
         reason,
         error: Some(error.to_owned()),
         agent_name: Some(mailbox.agent_name.clone()),
         sender: None,
-        place: place_of(row),
+        place: message_location(row),
     };
     letter.event()
 }
 
-fn id_of(row: &PushRow) -> DeliveryId {
+fn delivery_id_of(row: &PushRow) -> DeliveryId {
     let delivery = &row.delivery;
     DeliveryId { source: delivery.source_id, agent: delivery.agent_id, redrive_no: delivery.redrive_no }
 }
 
-fn place_of(row: &PushRow) -> Option<Place> {
+fn message_location(row: &PushRow) -> Option<MessageLocation> {
     let message = row.delivery.message.as_ref()?;
-    Some(Place {
-        channel_id: ChannelId::new(message.channel_id),
+    Some(MessageLocation {
+        channel_id: message.channel_id,
         channel_name: message.channel_name.clone(),
-        conversation_id: message.conversation_id.clone(),
+        conversation_id: message.conversation_id.as_ref().map(ToString::to_string),
     })
 }
 
-fn delta(pause: Duration) -> chrono::Duration {
+fn to_time_delta(pause: Duration) -> chrono::Duration {
     chrono::Duration::from_std(pause).unwrap_or_else(|_| chrono::Duration::seconds(30))
 }
 
-/// `Retry-After`: seconds, or an instant. At least a second, at most a day.
+/// Parses `Retry-After`: seconds, or a date. At least a second, at most a day.
 fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Duration> {
     let text = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
     let wait = match text.parse::<u64>() {
@@ -268,7 +292,7 @@ fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Duration> {
             (at.with_timezone(&Utc) - now).to_std().unwrap_or_default()
         }
     };
-    Some(wait.clamp(Duration::from_secs(1), MAX_PAUSE))
+    Some(wait.clamp(Duration::from_secs(1), MAX_RETRY_DELAY))
 }
 
 #[cfg(test)]

@@ -1,30 +1,33 @@
-//! How a node of kind http_push is called: what clients give, what is shown of it, what is kept sealed
-//! (contract: node.md 13.1).
+//! Call settings of http_push nodes: checked input of clients, and their encrypted secrets
+//! (docs/protocol/node.md, "Push settings").
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use relay_domain::{
     NodeId, WorkspaceScope,
-    push::{AckMode, HTTP_ADAPTERS, MAX_PAUSE, MAX_SCHEDULE, Ordering, RetryPolicy, STANDARD_SCHEDULE, header_problem},
-    subscription::{MAX_HEADER_VALUE_BYTES, MAX_HEADERS, MAX_SECRET_BYTES},
+    push::{
+        AckMode, MAX_RETRY_DELAY, MAX_SCHEDULE_ENTRIES, PushOrdering, STANDARD_SCHEDULE, header_problem,
+        settings::{EndpointAuth, EndpointSettings, RetrySchedule, SignedPayload},
+    },
+    subscriptions::{MAX_HEADER_VALUE_BYTES, MAX_HEADERS, MAX_SECRET_BYTES},
 };
 use relay_egress::{Policy, Refusal};
-use relay_store::{NewDelivery, subscriptions::Sealed};
+use relay_store::{NewDelivery, subscriptions::definitions::EncryptedSecret};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{EngineError, EngineResult, secrets::Secrets};
+use crate::{EngineError, EngineResult, access::secrets::Secrets};
 
-/// What is shown in the place of a secret. A write that says so keeps the stored one.
+/// Shown in place of a secret. A write of this text keeps the stored secret.
 const REDACTED: &str = "[redacted]";
-/// The name of the Standard Webhooks' scheme and schedule.
+/// Name of the Standard Webhooks scheme and schedule.
 const STANDARD_WEBHOOKS: &str = "standard-webhooks";
-/// What a secret of that scheme begins with, and how many bytes it stands for.
+/// Prefix of a secret of that scheme, and the length of its key.
 const STANDARD_PREFIX: &str = "whsec_";
 const STANDARD_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 
-/// What is kept sealed.
+/// Encrypted part of the settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeliverySecrets {
     #[serde(default)]
@@ -36,19 +39,19 @@ pub(crate) struct DeliverySecrets {
 }
 
 #[derive(Deserialize)]
-struct Given {
+struct DeliveryInput {
     url: Option<String>,
     #[serde(alias = "ackMode")]
     ack_mode: Option<String>,
-    auth: Option<GivenAuth>,
+    auth: Option<AuthInput>,
     #[serde(alias = "useProxy")]
     use_proxy: Option<bool>,
     ordering: Option<String>,
-    retry: Option<GivenRetry>,
+    retry: Option<RetryInput>,
 }
 
 #[derive(Deserialize)]
-struct GivenAuth {
+struct AuthInput {
     #[serde(rename = "type")]
     kind: String,
     token: Option<String>,
@@ -63,148 +66,91 @@ struct GivenAuth {
 }
 
 #[derive(Deserialize)]
-struct GivenRetry {
-    schedule: Option<GivenSchedule>,
+struct RetryInput {
+    schedule: Option<ScheduleInput>,
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum GivenSchedule {
+enum ScheduleInput {
     Named(String),
     Seconds(Vec<u32>),
 }
 
-/// What is shown, and what pushing goes by.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct NodeDelivery {
-    pub(crate) url: String,
-    pub(crate) ack_mode: String,
-    pub(crate) auth: NodeAuth,
-    pub(crate) use_proxy: bool,
-    pub(crate) ordering: String,
-    /// `{schedule: [seconds]}`; none for the default.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) retry: Option<NodeRetry>,
-}
-
-/// How calls are authenticated, without what is secret of it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub(crate) enum NodeAuth {
-    None,
-    Bearer {
-        token: String,
-    },
-    StaticHeaders {
-        headers: BTreeMap<String, String>,
-    },
-    HmacSha256 {
-        secret: String,
-        signature_header: String,
-        timestamp_header: String,
-        signed_payload: String,
-        encoding: String,
-        prefix: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        signature_scheme: Option<String>,
-    },
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct NodeRetry {
-    /// Pauses in seconds.
-    pub(crate) schedule: Vec<u32>,
-}
-
-impl NodeDelivery {
-    pub(crate) fn ack_mode(&self) -> AckMode {
-        AckMode::parse(&self.ack_mode).unwrap_or_default()
-    }
-
-    pub(crate) fn ordering(&self) -> Ordering {
-        Ordering::parse(&self.ordering).unwrap_or_default()
-    }
-
-    pub(crate) fn retry(&self) -> RetryPolicy {
-        self.retry.as_ref().map_or(RetryPolicy::UntilExpiry, |retry| {
-            RetryPolicy::Schedule(retry.schedule.iter().map(|s| Duration::from_secs((*s).into())).collect())
-        })
-    }
-
-    /// The adapter that goes with how calls are authenticated.
-    pub(crate) const fn adapter(&self) -> &'static str {
-        match self.auth {
-            NodeAuth::None => HTTP_ADAPTERS[0],
-            NodeAuth::Bearer { .. } => HTTP_ADAPTERS[1],
-            NodeAuth::StaticHeaders { .. } => HTTP_ADAPTERS[2],
-            NodeAuth::HmacSha256 { .. } => HTTP_ADAPTERS[3],
-        }
-    }
+/// Stored settings of a node that a request changes.
+#[derive(Debug, Default)]
+pub(crate) struct FormerSettings<'a> {
+    /// Base of fields that the request leaves out; `None` for their defaults.
+    pub(crate) base: Option<&'a Value>,
+    /// Values of secrets that the request leaves redacted.
+    pub(crate) secrets: DeliverySecrets,
 }
 
 impl Secrets {
-    /// Checks what a client gave and seals its secrets. What is left out of `given` is as in `base`, or as the
-    /// contract says; what is given back as `[redacted]` is as in `known`.
-    pub(crate) fn node_delivery(
+    /// Checks a client's input and encrypts its secrets.
+    pub(crate) fn seal_node_delivery(
         &self,
         policy: &Policy,
         scope: WorkspaceScope,
         node: &NodeId,
         given: Value,
-        base: Option<&Value>,
-        known: DeliverySecrets,
-    ) -> EngineResult<(NodeDelivery, NewDelivery)> {
-        let base = base.and_then(|shown| serde_json::from_value::<NodeDelivery>(shown.clone()).ok());
-        let given: Given = serde_json::from_value(given).map_err(|error| invalid(error.to_string()))?;
+        former: FormerSettings<'_>,
+    ) -> EngineResult<(EndpointSettings, NewDelivery)> {
+        // Stored settings that do not decode count as none: the client must send all of them, which repairs the row.
+        let base = former.base.and_then(|stored| serde_json::from_value::<EndpointSettings>(stored.clone()).ok());
+        let given: DeliveryInput = serde_json::from_value(given).map_err(|error| invalid(error.to_string()))?;
         let url = given.url.or_else(|| base.as_ref().map(|b| b.url.clone()));
         let url = url.ok_or_else(|| invalid("delivery.url is required"))?;
         check_url(policy, &url)?;
-        let word = |given: Option<String>, stored: Option<&String>, default: &str| {
-            given.unwrap_or_else(|| stored.map_or_else(|| default.to_owned(), Clone::clone))
+        let ack_mode = match given.ack_mode {
+            Some(name) => {
+                AckMode::parse(&name).ok_or_else(|| invalid("ack_mode must be manual, on_2xx or response"))?
+            }
+            None => base.as_ref().map_or_else(AckMode::default, |b| b.ack_mode),
         };
-        let ack_mode = word(given.ack_mode, base.as_ref().map(|b| &b.ack_mode), AckMode::default().as_str());
-        AckMode::parse(&ack_mode).ok_or_else(|| invalid("ack_mode must be manual, on_2xx or response"))?;
-        let ordering = word(given.ordering, base.as_ref().map(|b| &b.ordering), Ordering::default().as_str());
-        Ordering::parse(&ordering).ok_or_else(|| invalid("ordering must be seq or none"))?;
+        let ordering = match given.ordering {
+            Some(name) => PushOrdering::parse(&name).ok_or_else(|| invalid("ordering must be seq or none"))?,
+            None => base.as_ref().map_or_else(PushOrdering::default, |b| b.ordering),
+        };
         let (auth, secrets) = match (given.auth, &base) {
-            (Some(auth), _) => read_auth(auth, &known)?,
-            (None, Some(base)) => (base.auth.clone(), known),
-            (None, None) => (NodeAuth::None, DeliverySecrets::default()),
+            (Some(auth), _) => read_auth(auth, &former.secrets)?,
+            (None, Some(base)) => (base.auth.clone(), former.secrets),
+            (None, None) => (EndpointAuth::None, DeliverySecrets::default()),
         };
         let retry = match given.retry {
             None => base.as_ref().and_then(|b| b.retry.clone()),
             Some(retry) => retry.schedule.map(read_schedule).transpose()?,
         };
         let use_proxy = given.use_proxy.or(base.as_ref().map(|b| b.use_proxy)).unwrap_or(false);
-        let delivery = NodeDelivery { url, ack_mode, auth, use_proxy, ordering, retry };
+        let delivery = EndpointSettings { url, ack_mode, auth, use_proxy, ordering, retry };
         let sealed = if secrets == DeliverySecrets::default() {
             None
         } else {
             // Strings always encode.
             let plain = serde_json::to_vec(&secrets).unwrap_or_default();
-            Some(self.seal(&place(scope, node), &plain)?)
+            Some(self.seal(&secret_context(scope, node), &plain)?)
         };
         let shown = serde_json::to_value(&delivery).unwrap_or_else(|_| json!({}));
-        Ok((delivery, NewDelivery { shown, sealed }))
+        Ok((delivery, NewDelivery { public: shown, sealed }))
     }
 
-    /// Opens what was sealed for a node.
+    /// Decrypts the secrets of a node.
     pub(crate) fn open_node_delivery(
         &self,
         scope: WorkspaceScope,
         node: &NodeId,
-        sealed: Option<&Sealed>,
+        sealed: Option<&EncryptedSecret>,
     ) -> EngineResult<DeliverySecrets> {
         let Some(sealed) = sealed else { return Ok(DeliverySecrets::default()) };
-        let plain = self.open(&place(scope, node), sealed);
+        let plain = self.open(&secret_context(scope, node), sealed);
         plain
             .and_then(|plain| serde_json::from_slice(&plain).ok())
             .ok_or_else(|| EngineError::SealedWithUnknownKey { key_id: sealed.key_id.clone() })
     }
 }
 
-/// What sealed secrets count for.
-pub(crate) fn place(scope: WorkspaceScope, node: &NodeId) -> String {
+/// Encryption context of a node's secrets.
+pub(crate) fn secret_context(scope: WorkspaceScope, node: &NodeId) -> String {
     format!("node {}/{node}", scope.workspace_id())
 }
 
@@ -220,36 +166,36 @@ fn check_url(policy: &Policy, url: &str) -> EngineResult<()> {
     }
 }
 
-fn read_schedule(given: GivenSchedule) -> EngineResult<NodeRetry> {
+fn read_schedule(given: ScheduleInput) -> EngineResult<RetrySchedule> {
     let schedule = match given {
-        GivenSchedule::Named(name) if name == STANDARD_WEBHOOKS => STANDARD_SCHEDULE.to_vec(),
-        GivenSchedule::Named(_) => {
+        ScheduleInput::Named(name) if name == STANDARD_WEBHOOKS => STANDARD_SCHEDULE.to_vec(),
+        ScheduleInput::Named(_) => {
             return Err(invalid("retry.schedule must be standard-webhooks or a list of seconds"));
         }
-        GivenSchedule::Seconds(seconds) => seconds,
+        ScheduleInput::Seconds(seconds) => seconds,
     };
-    let fits = (1..=MAX_SCHEDULE).contains(&schedule.len())
-        && schedule.iter().all(|pause| (1..=MAX_PAUSE.as_secs()).contains(&u64::from(*pause)));
+    let fits = (1..=MAX_SCHEDULE_ENTRIES).contains(&schedule.len())
+        && schedule.iter().all(|pause| (1..=MAX_RETRY_DELAY.as_secs()).contains(&u64::from(*pause)));
     if !fits {
         return Err(invalid(format!(
-            "retry.schedule must have 1 to {MAX_SCHEDULE} pauses of 1 to {} seconds",
-            MAX_PAUSE.as_secs()
+            "retry.schedule must have 1 to {MAX_SCHEDULE_ENTRIES} pauses of 1 to {} seconds",
+            MAX_RETRY_DELAY.as_secs()
         )));
     }
-    Ok(NodeRetry { schedule })
+    Ok(RetrySchedule { schedule })
 }
 
-fn read_auth(given: GivenAuth, known: &DeliverySecrets) -> EngineResult<(NodeAuth, DeliverySecrets)> {
+fn read_auth(given: AuthInput, known: &DeliverySecrets) -> EngineResult<(EndpointAuth, DeliverySecrets)> {
     let redacted = || REDACTED.to_owned();
     match given.kind.as_str() {
-        "none" => Ok((NodeAuth::None, DeliverySecrets::default())),
+        "none" => Ok((EndpointAuth::None, DeliverySecrets::default())),
         "bearer" => {
-            let token = kept("token", given.token, known.token.as_ref())?;
+            let token = resolve_secret("token", given.token, known.token.as_ref())?;
             if token.len() > MAX_HEADER_VALUE_BYTES || token.bytes().any(|byte| !byte.is_ascii_graphic()) {
                 return Err(invalid("auth.token must be visible ASCII of at most 4096 bytes"));
             }
             let secrets = DeliverySecrets { token: Some(token), ..DeliverySecrets::default() };
-            Ok((NodeAuth::Bearer { token: redacted() }, secrets))
+            Ok((EndpointAuth::Bearer { token: redacted() }, secrets))
         }
         "static_headers" => {
             let given = given.headers.unwrap_or_default();
@@ -258,7 +204,7 @@ fn read_auth(given: GivenAuth, known: &DeliverySecrets) -> EngineResult<(NodeAut
             }
             let (mut headers, mut lower) = (BTreeMap::new(), std::collections::BTreeSet::new());
             for (name, value) in given {
-                let value = kept(&format!("headers.{name}"), Some(value), known.headers.get(&name))?;
+                let value = resolve_secret(&format!("headers.{name}"), Some(value), known.headers.get(&name))?;
                 if let Some(problem) = header_problem(&name, &value) {
                     return Err(invalid(format!("header \"{}\" {problem}", name.escape_default())));
                 }
@@ -268,15 +214,18 @@ fn read_auth(given: GivenAuth, known: &DeliverySecrets) -> EngineResult<(NodeAut
                 headers.insert(name, value);
             }
             let shown = headers.keys().map(|name| (name.clone(), redacted())).collect();
-            Ok((NodeAuth::StaticHeaders { headers: shown }, DeliverySecrets { headers, ..DeliverySecrets::default() }))
+            Ok((
+                EndpointAuth::StaticHeaders { headers: shown },
+                DeliverySecrets { headers, ..DeliverySecrets::default() },
+            ))
         }
         "hmac_sha256" => read_hmac(given, known),
         _ => Err(invalid("auth.type must be none, bearer, static_headers or hmac_sha256")),
     }
 }
 
-fn read_hmac(given: GivenAuth, known: &DeliverySecrets) -> EngineResult<(NodeAuth, DeliverySecrets)> {
-    let secret = kept("secret", given.secret, known.secret.as_ref())?;
+fn read_hmac(given: AuthInput, known: &DeliverySecrets) -> EngineResult<(EndpointAuth, DeliverySecrets)> {
+    let secret = resolve_secret("secret", given.secret, known.secret.as_ref())?;
     if secret.len() > MAX_SECRET_BYTES {
         return Err(invalid(format!("auth.secret must have at most {MAX_SECRET_BYTES} bytes")));
     }
@@ -295,10 +244,11 @@ fn read_hmac(given: GivenAuth, known: &DeliverySecrets) -> EngineResult<(NodeAut
             None => Ok(name),
         }
     };
-    let signed_payload = given.signed_payload.unwrap_or_else(|| "timestamp.body".to_owned());
-    if !["timestamp.body", "body"].contains(&&*signed_payload) {
-        return Err(invalid("auth.signed_payload must be timestamp.body or body"));
-    }
+    let signed_payload = match given.signed_payload.as_deref() {
+        None | Some("timestamp.body") => SignedPayload::TimestampAndBody,
+        Some("body") => SignedPayload::Body,
+        Some(_) => return Err(invalid("auth.signed_payload must be timestamp.body or body")),
+    };
     let encoding = given.encoding.unwrap_or_else(|| "hex".to_owned());
     if encoding != "hex" {
         return Err(invalid("auth.encoding must be hex"));
@@ -307,7 +257,7 @@ fn read_hmac(given: GivenAuth, known: &DeliverySecrets) -> EngineResult<(NodeAut
     if prefix.len() > 64 || prefix.bytes().any(|byte| !byte.is_ascii_graphic()) {
         return Err(invalid("auth.prefix must be visible ASCII of at most 64 bytes"));
     }
-    let auth = NodeAuth::HmacSha256 {
+    let auth = EndpointAuth::HmacSha256 {
         secret: REDACTED.to_owned(),
         signature_header: header("signature_header", given.signature_header, "X-Relaycast-Signature")?,
         timestamp_header: header("timestamp_header", given.timestamp_header, "X-Relaycast-Timestamp")?,
@@ -319,14 +269,14 @@ fn read_hmac(given: GivenAuth, known: &DeliverySecrets) -> EngineResult<(NodeAut
     Ok((auth, DeliverySecrets { secret: Some(secret), ..DeliverySecrets::default() }))
 }
 
-/// The key that a secret of the Standard Webhooks stands for.
+/// Decodes the key of a Standard Webhooks secret.
 pub(crate) fn standard_key(secret: &str) -> Option<Vec<u8>> {
     let key = STANDARD.decode(secret.strip_prefix(STANDARD_PREFIX)?).ok()?;
     STANDARD_BYTES.contains(&key.len()).then_some(key)
 }
 
-/// A secret as given, or as stored where it was given back unread.
-fn kept(field: &str, given: Option<String>, stored: Option<&String>) -> EngineResult<String> {
+/// Returns a secret as written, or the stored one where the client wrote `[redacted]`.
+fn resolve_secret(field: &str, given: Option<String>, stored: Option<&String>) -> EngineResult<String> {
     match given {
         Some(text) if text == REDACTED => {
             stored.cloned().ok_or_else(|| invalid(format!("auth.{field}: there is no stored value to keep")))
@@ -338,33 +288,33 @@ fn kept(field: &str, given: Option<String>, stored: Option<&String>) -> EngineRe
 
 #[cfg(test)]
 mod tests {
-    use relay_domain::WorkspaceId;
+    use relay_domain::{WorkspaceId, push::RetryPolicy};
 
     use super::*;
 
-    fn read(given: Value, stored: Option<(&Value, DeliverySecrets)>) -> EngineResult<(NodeDelivery, NewDelivery)> {
+    fn read(given: Value, stored: Option<(&Value, DeliverySecrets)>) -> EngineResult<(EndpointSettings, NewDelivery)> {
         let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(1));
         let (base, known) = stored.unzip();
-        let known = known.unwrap_or_default();
-        Secrets::for_test("a").node_delivery(&Policy::default(), scope, &NodeId::new("n"), given, base, known)
+        let former = FormerSettings { base, secrets: known.unwrap_or_default() };
+        Secrets::for_test("a").seal_node_delivery(&Policy::default(), scope, &NodeId::new("n"), given, former)
     }
 
     const URL: &str = "https://example.org/hook";
 
     #[test]
-    fn defaults_are_those_of_the_contract() {
+    fn missing_settings_get_their_defaults() {
         let (delivery, new) = read(json!({ "url": URL }), None).unwrap();
         assert_eq!(
-            new.shown,
+            new.public,
             json!({ "url": URL, "ack_mode": "manual", "auth": { "type": "none" }, "use_proxy": false, "ordering": "seq" })
         );
-        assert_eq!((delivery.retry(), delivery.adapter()), (RetryPolicy::UntilExpiry, "http.basic.v1"));
+        assert_eq!((delivery.retry_policy(), delivery.adapter()), (RetryPolicy::UntilExpiry, "http.basic.v1"));
         assert!(new.sealed.is_none());
         let auth = json!({ "type": "hmac_sha256", "secret": "s" });
         let (delivery, new) = read(json!({ "url": URL, "ackMode": "on_2xx", "auth": auth }), None).unwrap();
-        assert_eq!((delivery.adapter(), delivery.ack_mode()), ("http.hmac.v1", AckMode::On2xx));
+        assert_eq!((delivery.adapter(), delivery.ack_mode), ("http.hmac.v1", AckMode::On2xx));
         assert_eq!(
-            new.shown["auth"],
+            new.public["auth"],
             json!({ "type": "hmac_sha256", "secret": "[redacted]", "signature_header": "X-Relaycast-Signature",
                     "timestamp_header": "X-Relaycast-Timestamp", "signed_payload": "timestamp.body", "encoding": "hex",
                     "prefix": "sha256=" })
@@ -372,27 +322,27 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_sealed_and_kept_when_given_back_unread() {
+    fn redacted_secrets_keep_their_stored_values() {
         let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(1));
         let node = NodeId::new("n");
         let auth = json!({ "type": "static_headers", "headers": { "X-Key": "top-secret", "X-B": "b" } });
         let (_, new) = read(json!({ "url": URL, "auth": auth }), None).unwrap();
-        assert!(!new.shown.to_string().contains("top-secret"));
+        assert!(!new.public.to_string().contains("top-secret"));
         let secrets = Secrets::for_test("a");
         let opened = secrets.open_node_delivery(scope, &node, new.sealed.as_ref()).unwrap();
         assert_eq!(opened.headers["X-Key"], "top-secret");
         let echo = json!({ "url": URL, "auth": { "type": "static_headers", "headers": { "X-Key": "[redacted]" } } });
-        let (_, again) = read(echo.clone(), Some((&new.shown, opened))).unwrap();
+        let (_, again) = read(echo.clone(), Some((&new.public, opened))).unwrap();
         let opened = secrets.open_node_delivery(scope, &node, again.sealed.as_ref()).unwrap();
         assert_eq!(opened.headers, BTreeMap::from([("X-Key".to_owned(), "top-secret".to_owned())]));
         assert!(read(echo, None).is_err(), "nothing is stored");
-        let (kept, _) = read(json!({ "ordering": "none" }), Some((&again.shown, opened))).unwrap();
-        assert_eq!((kept.url.as_str(), kept.ordering()), (URL, Ordering::None));
-        assert!(matches!(kept.auth, NodeAuth::StaticHeaders { .. }));
+        let (kept, _) = read(json!({ "ordering": "none" }), Some((&again.public, opened))).unwrap();
+        assert_eq!((kept.url.as_str(), kept.ordering), (URL, PushOrdering::None));
+        assert!(matches!(kept.auth, EndpointAuth::StaticHeaders { .. }));
     }
 
     #[test]
-    fn what_cannot_work_is_refused() {
+    fn invalid_settings_are_refused() {
         for given in [
             json!({}),
             json!({ "url": 7 }),

@@ -1,7 +1,8 @@
-//! Serving one mailbox: its rows in order, or side by side where the node says so.
+//! Dispatch of one mailbox: its rows in order, or concurrently where the node allows it.
 
 use std::{
     collections::VecDeque,
+    ops::ControlFlow,
     panic::AssertUnwindSafe,
     sync::{
         Arc,
@@ -12,101 +13,113 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
-use relay_domain::{delivery::Exception, push::Ordering, session::Seq};
-use relay_store::{
-    push_mailboxes::{Release, TakenMailbox},
-    push_read::{PAGE, PushPage, PushRow},
-    push_record::{Outcome, Tried},
+use relay_domain::{
+    mailboxes::{delivery::Settlement, stream::Seq},
+    push::PushOrdering,
+};
+use relay_store::push::{
+    attempts::{AttemptOutcome, PushAttempt},
+    mailboxes::{LeasedMailbox, MailboxRelease},
+    pages::{PAGE, PushPage, PushRow},
 };
 use tokio::sync::oneshot;
 
-use super::{Pusher, Served, attempt, endpoints::Endpoint};
+use super::{PushDispatcher, ServedMailbox, attempt, endpoints::Endpoint};
 
-/// An idle mailbox is kept this long: what comes next needs no taking.
+/// Time that an idle mailbox is kept, so that its next rows need no claim.
 const LINGER: Duration = Duration::from_secs(2);
-/// Tries of one mailbox that may wait to be recorded while the next one is under way. A worker that dies has others try
-/// as many again, at most.
-const UNRECORDED: usize = 32;
-/// With so many rows of a page left, the next page is asked for.
-const ASK_AHEAD: usize = 16;
-/// A mailbox whose task has panicked is left alone for this long.
-const AFTER_A_PANIC: chrono::Duration = chrono::Duration::seconds(30);
-/// Pause before storage that was away is asked again.
-const ASK_AGAIN: Duration = Duration::from_millis(500);
+/// Bound of the unrecorded attempts of a mailbox while the next one is made. If the worker crashes, others repeat at
+/// most as many.
+const MAX_UNRECORDED: usize = 32;
+/// The next page is requested when so many rows are left.
+const PREFETCH_ROWS: usize = 16;
+/// Pause of a mailbox whose task has panicked.
+const PANIC_PAUSE: chrono::Duration = chrono::Duration::seconds(30);
+/// Pause after storage was unavailable.
+const RETRY_AFTER: Duration = Duration::from_millis(500);
 
-/// How a page went.
 #[derive(Debug, Clone, Copy, Default)]
-struct Went {
-    /// When something is due again.
+struct PageOutcome {
+    /// Time of the next due row.
     due_at: Option<DateTime<Utc>>,
-    /// Whether nothing goes before that.
+    /// True if no row may be sent before `due_at`.
     is_blocked: bool,
-    /// Whether to read again right away.
+    /// True to read the next page at once.
     again: bool,
-    /// Whether the mailbox is no longer ours.
+    /// True if the mailbox belongs to another worker now.
     is_lost: bool,
 }
 
-impl Went {
+impl PageOutcome {
     fn due(&mut self, at: DateTime<Utc>) {
         self.due_at = Some(self.due_at.map_or(at, |due| due.min(at)));
     }
 
-    fn blocked(mut self, at: DateTime<Utc>) -> Self {
+    fn block_until(mut self, at: DateTime<Utc>) -> Self {
         self.due_at = Some(at);
         self.is_blocked = true;
         self
     }
 
-    /// Blocked by a row that waits: no longer than it lives.
-    fn blocked_by(self, row: &PushRow, at: DateTime<Utc>) -> Self {
-        self.blocked(at.min(row.delivery.expires_at))
-    }
-}
-
-/// What becomes of a row that was read.
-enum Step {
-    /// Nothing is to be sent for it.
-    Pass,
-    /// Its recipient wants it later.
-    PutOff(DateTime<Utc>),
-    /// Its next try is due then.
-    Wait(DateTime<Utc>),
-    /// It is to be tried.
-    Try,
-}
-
-/// Serves a mailbox until it is idle, lost, or the worker stops; then gives it back.
-pub(super) async fn serve(pusher: &Arc<Pusher>, mailbox: TakenMailbox, served: &Served) {
-    let taken = mailbox.clone();
-    if AssertUnwindSafe(serve_taken(pusher, mailbox, served)).catch_unwind().await.is_err() {
-        // While this worker lives, nobody else would take it; whoever does next has not the same bug at once.
-        let due_at = Some(pusher.engine.now() + AFTER_A_PANIC);
-        give_back(pusher, Release { mailbox: taken, due_at, is_blocked: true }).await;
-    }
-}
-
-async fn serve_taken(pusher: &Arc<Pusher>, mut mailbox: TakenMailbox, served: &Served) {
-    let mut went = Went { again: true, ..Went::default() };
-    let mut ahead = Ahead { recorded: mailbox.pushed_seq, ..Ahead::default() };
-    while !pusher.stop.is_cancelled() && pusher.lease.covers_a_try() {
-        went = serve_page(pusher, served, &mut mailbox, &mut ahead).await;
-        // Only where the next page is known already, tries go on before the last ones are recorded.
-        if ahead.next.is_none() || went.is_lost {
-            went.is_lost |= !ahead.unrecorded.all().await;
+    /// Waits for a row. A returning row does not block those behind it.
+    fn wait_for_row(&mut self, row: &PushRow, at: DateTime<Utc>) -> ControlFlow<()> {
+        if row.is_redelivery {
+            self.due(at);
+            return ControlFlow::Continue(());
         }
-        if went.is_lost {
+        *self = self.block_on_row(row, at);
+        ControlFlow::Break(())
+    }
+
+    /// Blocks the mailbox on a waiting row, but no longer than the row lives.
+    fn block_on_row(self, row: &PushRow, at: DateTime<Utc>) -> Self {
+        self.block_until(at.min(row.delivery.expires_at))
+    }
+}
+
+/// Next action for a row.
+enum RowAction {
+    /// Nothing to send.
+    Skip,
+    /// Its recipient deferred it.
+    Postpone(DateTime<Utc>),
+    /// Its next attempt is due then.
+    Wait(DateTime<Utc>),
+    /// It is due.
+    Attempt,
+}
+
+/// Serves a mailbox until it is idle, lost, or the worker stops; then releases it.
+pub(super) async fn serve(pusher: &Arc<PushDispatcher>, mailbox: LeasedMailbox, served: &ServedMailbox) {
+    let taken = mailbox.clone();
+    if AssertUnwindSafe(serve_until_idle(pusher, mailbox, served)).catch_unwind().await.is_err() {
+        // While this worker lives, no other would take it. The pause keeps the next worker from panicking at once.
+        let due_at = Some(pusher.engine.now() + PANIC_PAUSE);
+        release_mailbox(pusher, MailboxRelease { mailbox: taken, due_at, is_blocked: true }).await;
+    }
+}
+
+async fn serve_until_idle(pusher: &Arc<PushDispatcher>, mut mailbox: LeasedMailbox, served: &ServedMailbox) {
+    let mut page_outcome = PageOutcome { again: true, ..PageOutcome::default() };
+    let mut pipeline = Pipeline { recorded: mailbox.pushed_seq, ..Pipeline::default() };
+    while !pusher.stop.is_cancelled() && pusher.lease.covers_attempt() {
+        page_outcome = serve_page(pusher, served, &mut mailbox, &mut pipeline).await;
+        // Only while the next page is read ahead may attempts continue before the last ones are recorded.
+        if pipeline.next.is_none() || page_outcome.is_lost {
+            page_outcome.is_lost |= !pipeline.unrecorded.wait_all().await;
+        }
+        if page_outcome.is_lost {
             break;
         }
-        if ahead.unrecorded.is_empty() {
-            ahead.recorded = mailbox.pushed_seq;
+        if pipeline.unrecorded.is_empty() {
+            pipeline.recorded = mailbox.pushed_seq;
         }
-        if went.again {
+        if page_outcome.again {
             continue;
         }
         let now = pusher.engine.now();
-        let until_due = went.due_at.map(|at| (at - now).to_std().unwrap_or_default());
-        if went.is_blocked && until_due.is_some_and(|wait| wait > LINGER) {
+        let until_due = page_outcome.due_at.map(|at| (at - now).to_std().unwrap_or_default());
+        if page_outcome.is_blocked && until_due.is_some_and(|wait| wait > LINGER) {
             break;
         }
         let pause = until_due.map_or(LINGER, |wait| wait.min(LINGER));
@@ -119,127 +132,136 @@ async fn serve_taken(pusher: &Arc<Pusher>, mut mailbox: TakenMailbox, served: &S
             break;
         }
     }
-    if !ahead.unrecorded.all().await || went.is_lost {
-        // What may not be recorded is not passed over: whoever comes next tries it again.
-        mailbox.pushed_seq = ahead.recorded;
-        went.again = true;
+    if !pipeline.unrecorded.wait_all().await || page_outcome.is_lost {
+        // An unrecorded attempt is not passed: the next worker repeats it.
+        mailbox.pushed_seq = pipeline.recorded;
+        page_outcome.again = true;
     }
-    if went.again {
-        went = Went::default();
-        went.due(pusher.engine.now());
+    if page_outcome.again {
+        page_outcome = PageOutcome::default();
+        page_outcome.due(pusher.engine.now());
     }
-    give_back(pusher, Release { mailbox, due_at: went.due_at, is_blocked: went.is_blocked }).await;
+    release_mailbox(
+        pusher,
+        MailboxRelease { mailbox, due_at: page_outcome.due_at, is_blocked: page_outcome.is_blocked },
+    )
+    .await;
 }
 
-/// Gives a mailbox back; one that has become somebody else's is left alone. Nobody else would take it while this
-/// worker lives, so this is tried until it is done.
-async fn give_back(pusher: &Arc<Pusher>, release: Release) {
+/// Releases a mailbox; one that belongs to another worker by now is unaffected. No other worker takes it while this one
+/// lives, so this retries until it succeeds.
+async fn release_mailbox(pusher: &Arc<PushDispatcher>, release: MailboxRelease) {
     let release = [release];
     while let Err(error) = pusher.engine.store().release_mailboxes(pusher.owner, &release).await {
-        tracing::debug!(error = &error as &dyn std::error::Error, "a mailbox was not given back");
+        tracing::debug!(error = &error as &dyn std::error::Error, "failed to release a mailbox, will retry");
         if pusher.stop.is_cancelled() {
             return;
         }
-        tokio::time::sleep(ASK_AGAIN).await;
+        tokio::time::sleep(RETRY_AFTER).await;
     }
 }
 
-async fn serve_page(pusher: &Arc<Pusher>, served: &Served, mailbox: &mut TakenMailbox, ahead: &mut Ahead) -> Went {
-    let again = Went { again: true, ..Went::default() };
-    let asked = match ahead.next.take().filter(|next| next.from == mailbox.pushed_seq) {
-        Some(asked) => asked,
-        None => Asked::for_page(pusher, served, mailbox, mailbox.pushed_seq).await,
+async fn serve_page(
+    pusher: &Arc<PushDispatcher>,
+    served: &ServedMailbox,
+    mailbox: &mut LeasedMailbox,
+    pipeline: &mut Pipeline,
+) -> PageOutcome {
+    let again = PageOutcome { again: true, ..PageOutcome::default() };
+    let requested = match pipeline.next.take().filter(|next| next.from == mailbox.pushed_seq) {
+        Some(requested) => requested,
+        None => RequestedPage::request(pusher, served, mailbox, mailbox.pushed_seq).await,
     };
-    let epoch = asked.epoch;
-    let Some(page) = asked.answer.await.ok().flatten() else {
-        tokio::time::sleep(ASK_AGAIN).await;
+    let epoch = requested.epoch;
+    let Some(page) = requested.answer.await.ok().flatten() else {
+        tokio::time::sleep(RETRY_AFTER).await;
         return again;
     };
-    if !page.is_ours {
-        return Went { is_lost: true, ..Went::default() };
+    if !page.is_leased {
+        return PageOutcome { is_lost: true, ..PageOutcome::default() };
     }
     let now = pusher.engine.now();
     if page.rows.iter().any(|row| is_overdue(row, now)) {
-        // What was handed over in time is to be known as that first.
-        if !ahead.unrecorded.all().await {
-            return Went { is_lost: true, ..Went::default() };
+        // Attempts made in time must be recorded before the expiry.
+        if !pipeline.unrecorded.wait_all().await {
+            return PageOutcome { is_lost: true, ..PageOutcome::default() };
         }
         if pusher.engine.dead_letter_expired(&[(mailbox.scope, mailbox.agent_id)]).await.is_err() {
-            tokio::time::sleep(ASK_AGAIN).await;
+            tokio::time::sleep(RETRY_AFTER).await;
         }
         return again;
     }
     let endpoint = match pusher.endpoints.get(mailbox.scope, &mailbox.node_id).await {
         Ok(Some(endpoint)) => endpoint,
-        // The sweep finds out what has become of its agent.
-        Ok(None) => return Went::default().blocked(now + chrono::Duration::seconds(30)),
+        // The agent has moved; the sweep finds its mailbox.
+        Ok(None) => return PageOutcome::default().block_until(now + chrono::Duration::seconds(30)),
         Err(error) => {
-            tracing::warn!(error = &error as &dyn std::error::Error, "an endpoint's settings could not be read");
-            return Went::default().blocked(now + chrono::Duration::seconds(5));
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to read the settings of an endpoint");
+            return PageOutcome::default().block_until(now + chrono::Duration::seconds(5));
         }
     };
-    let mut went = match endpoint.ordering {
-        Ordering::Seq => in_order(pusher, served, &endpoint, mailbox, &page, epoch, ahead).await,
-        Ordering::None => side_by_side(pusher, served, &endpoint, mailbox, &page, epoch).await,
+    let run = PageRun { pusher, served, endpoint: &endpoint, page: &page, epoch };
+    let mut page_outcome = match endpoint.ordering {
+        PushOrdering::Seq => run.serve_in_order(mailbox, pipeline).await,
+        PushOrdering::None => run.serve_concurrently(mailbox).await,
     };
-    if let Some(at) = page.next_back_at
-        && !went.is_blocked
+    if let Some(at) = page.next_redelivery_at
+        && !page_outcome.is_blocked
     {
-        went.due(at);
+        page_outcome.due(at);
     }
-    let full = i64::try_from(page.rows.len()).is_ok_and(|rows| rows >= PAGE);
-    went.again |= full && !went.is_blocked;
-    went
+    page_outcome.again |= run.is_full() && !page_outcome.is_blocked;
+    page_outcome
 }
 
 fn is_overdue(row: &PushRow, now: DateTime<Utc>) -> bool {
-    let is_terminal = row.delivery.exception.is_some_and(Exception::is_settled);
+    let is_terminal = row.delivery.settlement.is_some_and(Settlement::is_settled);
     row.delivery.expires_at <= now && !is_terminal
 }
 
-fn step(row: &PushRow, now: DateTime<Utc>) -> Step {
-    match (row.delivery.exception, row.available_at) {
-        (Some(exception), _) if exception.is_settled() => Step::Pass,
-        (Some(_), Some(at)) if at > now && row.by_consumer => Step::PutOff(at),
-        (Some(_), Some(at)) if at > now => Step::Wait(at),
-        _ if row.delivery.message.is_none() && row.delivery.outcome.is_none() => Step::Pass,
-        _ => Step::Try,
+fn row_action(row: &PushRow, now: DateTime<Utc>) -> RowAction {
+    match (row.delivery.settlement, row.available_at) {
+        (Some(exception), _) if exception.is_settled() => RowAction::Skip,
+        (Some(_), Some(at)) if at > now && row.is_deferred_by_consumer => RowAction::Postpone(at),
+        (Some(_), Some(at)) if at > now => RowAction::Wait(at),
+        _ if row.delivery.message.is_none() && row.delivery.outcome.is_none() => RowAction::Skip,
+        _ => RowAction::Attempt,
     }
 }
 
-/// What is under way beside the tries of a page.
+/// Work in progress beside the attempts of a page.
 #[derive(Default)]
-struct Ahead {
-    unrecorded: Unrecorded,
-    next: Option<Asked>,
+struct Pipeline {
+    unrecorded: PendingRecords,
+    next: Option<RequestedPage>,
     /// Everything up to here is recorded.
     recorded: Seq,
 }
 
-/// A page that was asked for.
-struct Asked {
+/// Page requested from the reader.
+struct RequestedPage {
     from: Seq,
-    /// Taken before it was asked for.
+    /// Read before the request, so that later changes are noticed.
     epoch: (u64, u64),
     answer: oneshot::Receiver<Option<PushPage>>,
 }
 
-impl Asked {
-    async fn for_page(pusher: &Pusher, served: &Served, mailbox: &TakenMailbox, from: Seq) -> Self {
+impl RequestedPage {
+    async fn request(pusher: &PushDispatcher, served: &ServedMailbox, mailbox: &LeasedMailbox, from: Seq) -> Self {
         let epoch = pusher.epoch(served);
-        Self { from, epoch, answer: pusher.reader.ask(mailbox, from).await }
+        Self { from, epoch, answer: pusher.reader.request_page(mailbox, from).await }
     }
 }
 
-/// Tries that were handed over to be recorded.
+/// Attempts that wait to be recorded.
 #[derive(Default)]
-struct Unrecorded(VecDeque<oneshot::Receiver<bool>>);
+struct PendingRecords(VecDeque<oneshot::Receiver<bool>>);
 
-impl Unrecorded {
-    /// Whether the mailbox is still ours, as far as is known.
+impl PendingRecords {
+    /// Adds an attempt; returns false when the mailbox was lost.
     async fn push(&mut self, answer: oneshot::Receiver<bool>) -> bool {
         self.0.push_back(answer);
-        if self.0.len() < UNRECORDED {
+        if self.0.len() < MAX_UNRECORDED {
             return true;
         }
         match self.0.pop_front() {
@@ -248,12 +270,12 @@ impl Unrecorded {
         }
     }
 
-    async fn all(&mut self) -> bool {
-        let mut ours = true;
+    async fn wait_all(&mut self) -> bool {
+        let mut is_leased = true;
         for answer in self.0.drain(..) {
-            ours &= answer.await.unwrap_or(false);
+            is_leased &= answer.await.unwrap_or(false);
         }
-        ours
+        is_leased
     }
 
     fn is_empty(&self) -> bool {
@@ -261,206 +283,218 @@ impl Unrecorded {
     }
 }
 
-/// One row after the other. One that fails holds up those behind it.
-async fn in_order(
-    pusher: &Arc<Pusher>,
-    served: &Served,
-    endpoint: &Arc<Endpoint>,
-    mailbox: &mut TakenMailbox,
-    page: &PushPage,
+/// One page of rows that a mailbox's task works on.
+#[derive(Clone, Copy)]
+struct PageRun<'a> {
+    pusher: &'a Arc<PushDispatcher>,
+    served: &'a ServedMailbox,
+    endpoint: &'a Endpoint,
+    page: &'a PushPage,
+    /// Read before the page was requested: rows of an older epoch may be outdated.
     epoch: (u64, u64),
-    ahead: &mut Ahead,
-) -> Went {
-    let mut went = Went::default();
-    let is_full = i64::try_from(page.rows.len()).is_ok_and(|rows| rows >= PAGE);
-    // A row that has come back is not to be read again before what came of it is recorded.
-    let goes_on = is_full && !page.rows.iter().any(|row| row.is_back);
-    for (nth, row) in page.rows.iter().enumerate() {
-        if goes_on
-            && nth + ASK_AHEAD == page.rows.len()
-            && let Some(last) = page.rows.last()
-        {
-            ahead.next = Some(Asked::for_page(pusher, served, mailbox, last.delivery.seq).await);
-        }
-        let passed = |mailbox: &mut TakenMailbox| {
-            if !row.is_back {
-                mailbox.pushed_seq = mailbox.pushed_seq.max(row.delivery.seq);
+}
+
+impl PageRun<'_> {
+    fn is_full(self) -> bool {
+        i64::try_from(self.page.rows.len()).is_ok_and(|rows| rows >= PAGE)
+    }
+
+    /// Attempts rows in order. A failed row blocks those behind it.
+    async fn serve_in_order(self, mailbox: &mut LeasedMailbox, pipeline: &mut Pipeline) -> PageOutcome {
+        let rows = &self.page.rows;
+        let mut page_outcome = PageOutcome::default();
+        // A returning row must not be read again before its outcome is recorded.
+        let goes_on = self.is_full() && !rows.iter().any(|row| row.is_redelivery);
+        for (nth, row) in rows.iter().enumerate() {
+            if goes_on
+                && nth + PREFETCH_ROWS == rows.len()
+                && let Some(last) = rows.last()
+            {
+                let next = RequestedPage::request(self.pusher, self.served, mailbox, last.delivery.seq);
+                pipeline.next = Some(next.await);
             }
-        };
-        let now = pusher.engine.now();
-        match step(row, now) {
-            Step::Pass => passed(mailbox),
-            Step::PutOff(at) => {
-                went.due(at);
-                passed(mailbox);
-            }
-            Step::Wait(at) if row.is_back => went.due(at),
-            Step::Wait(at) => {
-                went = went.blocked_by(row, at);
+            let flow = match row_action(row, self.pusher.engine.now()) {
+                RowAction::Skip => {
+                    pass_row(mailbox, row);
+                    ControlFlow::Continue(())
+                }
+                RowAction::Postpone(at) => {
+                    page_outcome.due(at);
+                    pass_row(mailbox, row);
+                    ControlFlow::Continue(())
+                }
+                RowAction::Wait(at) => page_outcome.wait_for_row(row, at),
+                RowAction::Attempt => self.attempt_in_order(mailbox, row, pipeline, &mut page_outcome).await,
+            };
+            if flow.is_break() {
                 break;
             }
-            Step::Try => {
-                let tried = match try_row(pusher, served, endpoint, mailbox, row, epoch).await {
-                    Turn::Tried(tried) => *tried,
-                    Turn::Nothing => {
-                        passed(mailbox);
-                        continue;
-                    }
-                    Turn::NotBefore(at) => {
-                        went = went.blocked_by(row, at);
-                        break;
-                    }
-                    Turn::Stale | Turn::Unrecorded => {
-                        went.again = true;
-                        break;
-                    }
-                };
-                let outcome = tried.outcome.clone();
-                let is_retry = matches!(outcome, Outcome::Retry { .. } | Outcome::Disabled { .. });
-                if !is_retry {
-                    passed(mailbox);
-                }
-                let pushed_seq = (outcome == Outcome::Delivered).then_some(mailbox.pushed_seq);
-                let answer = pusher.recorder.record(Tried { pushed_seq, ..tried }).await;
-                if !ahead.unrecorded.push(answer).await {
-                    went.is_lost = true;
-                    break;
-                }
-                match outcome {
-                    Outcome::Retry { at, .. } if row.is_back => went.due(at),
-                    Outcome::Retry { at, .. } => {
-                        went = went.blocked_by(row, at);
-                        break;
-                    }
-                    Outcome::Disabled { .. } => {
-                        went.is_lost = true;
-                        break;
-                    }
-                    _ => {}
-                }
+        }
+        if page_outcome.is_blocked || page_outcome.is_lost || page_outcome.again {
+            pipeline.next = None;
+        }
+        page_outcome
+    }
+
+    /// Attempts one row; breaks when the rows behind it must not be attempted now.
+    async fn attempt_in_order(
+        self,
+        mailbox: &mut LeasedMailbox,
+        row: &PushRow,
+        pipeline: &mut Pipeline,
+        page_outcome: &mut PageOutcome,
+    ) -> ControlFlow<()> {
+        let attempt = match self.attempt_row(mailbox, row).await {
+            RowResult::Attempted(attempt) => *attempt,
+            RowResult::Nothing => {
+                pass_row(mailbox, row);
+                return ControlFlow::Continue(());
+            }
+            RowResult::NotBefore(at) => {
+                *page_outcome = page_outcome.block_on_row(row, at);
+                return ControlFlow::Break(());
+            }
+            RowResult::Stale | RowResult::Unrecorded => {
+                page_outcome.again = true;
+                return ControlFlow::Break(());
+            }
+        };
+        let outcome = attempt.outcome.clone();
+        if !matches!(outcome, AttemptOutcome::Retry { .. } | AttemptOutcome::Disabled { .. }) {
+            pass_row(mailbox, row);
+        }
+        let pushed_seq = (outcome == AttemptOutcome::Delivered).then_some(mailbox.pushed_seq);
+        let answer = self.pusher.recorder.record(PushAttempt { pushed_seq, ..attempt }).await;
+        if !pipeline.unrecorded.push(answer).await {
+            page_outcome.is_lost = true;
+            return ControlFlow::Break(());
+        }
+        match outcome {
+            AttemptOutcome::Retry { at, .. } => page_outcome.wait_for_row(row, at),
+            AttemptOutcome::Disabled { .. } => {
+                page_outcome.is_lost = true;
+                ControlFlow::Break(())
+            }
+            AttemptOutcome::Delivered | AttemptOutcome::Acked | AttemptOutcome::DeadLettered { .. } => {
+                ControlFlow::Continue(())
             }
         }
     }
-    if went.is_blocked || went.is_lost || went.again {
-        ahead.next = None;
-    }
-    went
-}
 
-/// Rows side by side, as many as the endpoint takes. They begin in order; one that fails comes back by itself.
-async fn side_by_side(
-    pusher: &Arc<Pusher>,
-    served: &Served,
-    endpoint: &Arc<Endpoint>,
-    mailbox: &mut TakenMailbox,
-    page: &PushPage,
-    epoch: (u64, u64),
-) -> Went {
-    let mut went = Went::default();
-    let reached = mailbox.pushed_seq;
-    let own = mailbox.clone();
-    let now = pusher.engine.now();
-    // Once one row was not tried, those behind it are not begun either: what was handed over stays a run.
-    let shut = AtomicBool::new(false);
-    let mut begun: Vec<BoxFuture<'_, (&PushRow, Step, Option<Turn>)>> = Vec::with_capacity(page.rows.len());
-    for row in &page.rows {
-        let (own, shut) = (&own, &shut);
-        begun.push(Box::pin(async move {
-            let step = step(row, now);
-            if !matches!(step, Step::Try) {
-                return (row, step, None);
-            }
-            if shut.load(Relaxed) {
-                return (row, step, Some(Turn::Stale));
-            }
-            let turn = match try_row(pusher, served, endpoint, own, row, epoch).await {
-                Turn::Tried(tried) => {
-                    let tried = Tried { pushed_seq: Some(reached), ..*tried };
-                    let ours = pusher.recorder.record(tried.clone()).await.await.unwrap_or(false);
-                    if !ours || matches!(tried.outcome, Outcome::Disabled { .. }) {
-                        shut.store(true, Relaxed);
+    /// Attempts rows concurrently, as many as the endpoint takes. They begin in order; a failed one returns by itself.
+    async fn serve_concurrently(self, mailbox: &mut LeasedMailbox) -> PageOutcome {
+        let mut page_outcome = PageOutcome::default();
+        let own = mailbox.clone();
+        let now = self.pusher.engine.now();
+        // After the first row that was not attempted, no later one begins: the sent rows stay a contiguous run.
+        let shut = AtomicBool::new(false);
+        let mut begun: Vec<BoxFuture<'_, (&PushRow, RowAction, Option<RowResult>)>> =
+            Vec::with_capacity(self.page.rows.len());
+        for row in &self.page.rows {
+            let (own, shut) = (&own, &shut);
+            begun.push(Box::pin(async move {
+                match row_action(row, now) {
+                    RowAction::Attempt => {
+                        (row, RowAction::Attempt, Some(self.attempt_unless_shut(own, row, shut).await))
                     }
-                    if ours { Turn::Tried(Box::new(tried)) } else { Turn::Unrecorded }
+                    action @ (RowAction::Skip | RowAction::Postpone(_) | RowAction::Wait(_)) => (row, action, None),
                 }
-                Turn::Nothing => Turn::Nothing,
-                turn => {
+            }));
+        }
+        let concurrency = self.pusher.endpoints.endpoint_concurrency();
+        let results: Vec<_> = stream::iter(begun).buffered(concurrency).collect().await;
+        let (mut is_run, mut not_before, mut is_stale) = (true, None::<DateTime<Utc>>, false);
+        for (row, action, result) in results {
+            match result {
+                Some(RowResult::NotBefore(at)) => {
+                    not_before = Some(at);
+                    is_run &= row.is_redelivery;
+                }
+                Some(RowResult::Stale) => {
+                    is_stale = true;
+                    is_run &= row.is_redelivery;
+                }
+                Some(RowResult::Attempted(attempt)) => match attempt.outcome {
+                    AttemptOutcome::Retry { at, .. } => page_outcome.due(at),
+                    AttemptOutcome::Disabled { .. } => page_outcome.is_lost = true,
+                    AttemptOutcome::Delivered | AttemptOutcome::Acked | AttemptOutcome::DeadLettered { .. } => {}
+                },
+                // The next worker begins with it.
+                Some(RowResult::Unrecorded) => {
+                    page_outcome.is_lost = true;
+                    is_run = false;
+                }
+                Some(RowResult::Nothing) | None => {}
+            }
+            if let RowAction::Postpone(at) | RowAction::Wait(at) = action {
+                page_outcome.due(at);
+            }
+            if is_run {
+                pass_row(mailbox, row);
+            }
+        }
+        // A failed row returns by itself; a row that did not begin waits for the endpoint, or is read again.
+        match not_before {
+            Some(at) => page_outcome.block_until(at),
+            None => PageOutcome { again: is_stale, ..page_outcome },
+        }
+    }
+
+    /// Attempts and records one of the concurrent rows, and shuts the run when later rows must not begin.
+    async fn attempt_unless_shut(self, mailbox: &LeasedMailbox, row: &PushRow, shut: &AtomicBool) -> RowResult {
+        if shut.load(Relaxed) {
+            return RowResult::Stale;
+        }
+        match self.attempt_row(mailbox, row).await {
+            RowResult::Attempted(attempt) => {
+                let attempt = PushAttempt { pushed_seq: Some(mailbox.pushed_seq), ..*attempt };
+                let is_leased = self.pusher.recorder.record(attempt.clone()).await.await.unwrap_or(false);
+                if !is_leased || matches!(attempt.outcome, AttemptOutcome::Disabled { .. }) {
                     shut.store(true, Relaxed);
-                    turn
                 }
-            };
-            (row, step, Some(turn))
-        }));
-    }
-    let turns: Vec<_> = stream::iter(begun).buffered(pusher.endpoints.of_one()).collect().await;
-    let (mut is_run, mut not_before, mut is_stale) = (true, None::<DateTime<Utc>>, false);
-    for (row, step, turn) in turns {
-        match turn {
-            Some(Turn::NotBefore(at)) => {
-                not_before = Some(at);
-                is_run &= row.is_back;
+                if is_leased { RowResult::Attempted(Box::new(attempt)) } else { RowResult::Unrecorded }
             }
-            Some(Turn::Stale) => {
-                is_stale = true;
-                is_run &= row.is_back;
+            RowResult::Nothing => RowResult::Nothing,
+            result @ (RowResult::NotBefore(_) | RowResult::Stale | RowResult::Unrecorded) => {
+                shut.store(true, Relaxed);
+                result
             }
-            Some(Turn::Tried(tried)) => match tried.outcome {
-                Outcome::Retry { at, .. } => went.due(at),
-                Outcome::Disabled { .. } => went.is_lost = true,
-                _ => {}
-            },
-            // Whoever serves the mailbox next begins with it.
-            Some(Turn::Unrecorded) => {
-                went.is_lost = true;
-                is_run = false;
-            }
-            Some(Turn::Nothing) | None => {}
-        }
-        if let Step::PutOff(at) | Step::Wait(at) = step {
-            went.due(at);
-        }
-        if is_run && !row.is_back {
-            mailbox.pushed_seq = mailbox.pushed_seq.max(row.delivery.seq);
         }
     }
-    // What failed comes back by itself; what was not begun waits for the endpoint, or is read again.
-    match not_before {
-        Some(at) => went.blocked(at),
-        None => Went { again: is_stale, ..went },
+
+    async fn attempt_row(self, mailbox: &LeasedMailbox, row: &PushRow) -> RowResult {
+        let Self { pusher, endpoint, .. } = self;
+        let permit = match pusher.endpoints.acquire_permit(endpoint, || pusher.is_crowded()).await {
+            Ok(Ok(permit)) => permit,
+            Ok(Err(until)) => return RowResult::NotBefore(until),
+            Err(_) => return RowResult::NotBefore(pusher.engine.now() + chrono::Duration::seconds(1)),
+        };
+        // The wait for the permit may have been long.
+        let is_stale =
+            pusher.epoch(self.served) != self.epoch || !pusher.lease.covers_attempt() || pusher.stop.is_cancelled();
+        if is_stale || is_overdue(row, pusher.engine.now()) {
+            return RowResult::Stale;
+        }
+        let attempt = attempt::attempt_delivery(pusher, endpoint, mailbox, row).await;
+        drop(permit);
+        attempt.map_or(RowResult::Nothing, |attempt| RowResult::Attempted(Box::new(attempt)))
     }
 }
 
-/// What came of a row's turn.
-enum Turn {
-    Tried(Box<Tried>),
-    /// There is nothing to send.
+/// Moves the position of a mailbox behind a row; returning rows are behind it already.
+fn pass_row(mailbox: &mut LeasedMailbox, row: &PushRow) {
+    if !row.is_redelivery {
+        mailbox.pushed_seq = mailbox.pushed_seq.max(row.delivery.seq);
+    }
+}
+
+enum RowResult {
+    Attempted(Box<PushAttempt>),
     Nothing,
-    /// The endpoint is left alone until then.
+    /// The endpoint is paused until then.
     NotBefore(DateTime<Utc>),
-    /// What was read may no longer hold: read again.
+    /// The rows may be outdated: read again.
     Stale,
-    /// It was tried, and what came of it is not recorded.
+    /// Attempted, but the outcome is not recorded.
     Unrecorded,
-}
-
-async fn try_row(
-    pusher: &Arc<Pusher>,
-    served: &Served,
-    endpoint: &Arc<Endpoint>,
-    mailbox: &TakenMailbox,
-    row: &PushRow,
-    epoch: (u64, u64),
-) -> Turn {
-    let pass = match pusher.endpoints.pass(endpoint, || pusher.is_crowded()).await {
-        Ok(Ok(pass)) => pass,
-        Ok(Err(until)) => return Turn::NotBefore(until),
-        Err(_) => return Turn::NotBefore(pusher.engine.now() + chrono::Duration::seconds(1)),
-    };
-    // The wait for a turn may have been long.
-    let is_stale = pusher.epoch(served) != epoch || !pusher.lease.covers_a_try() || pusher.stop.is_cancelled();
-    if is_stale || is_overdue(row, pusher.engine.now()) {
-        return Turn::Stale;
-    }
-    let tried = attempt::attempt(pusher, endpoint, mailbox, row).await;
-    drop(pass);
-    tried.map_or(Turn::Nothing, |tried| Turn::Tried(Box::new(tried)))
 }

@@ -1,15 +1,15 @@
-//! Pushing deliveries to the endpoints of http_push nodes.
+//! Dispatch of deliveries to the endpoints of http_push nodes.
 //!
-//! A worker runs one [`Pusher`]. It takes mailboxes that are due, serves each with a task of its own, one at a time and
-//! in order, and gives them back when they are idle. What it took is fenced by its lease, which it renews each second,
-//! and by the mailbox's epoch: a worker that died is forgotten within the lease, and its mailboxes are taken by others.
-//! Hints make it look at once; the sweep (`worker::push`) finds what no hint told of.
+//! A worker runs one [`PushDispatcher`]. It claims due mailboxes, serves each with a task of its own, one row at a time
+//! and in order, and releases them when they are idle. Its claims are fenced by its lease, which it renews each second,
+//! and by the mailbox's epoch: when a worker crashes, its lease expires and others take its mailboxes. Hints make it
+//! read at once; the sweep (`worker::push`) finds mailboxes whose hint was lost.
 
 mod attempt;
 pub mod config;
 pub(crate) mod delivery;
 mod endpoints;
-mod ephemeral;
+mod event_poster;
 mod mailbox;
 mod reader;
 mod recorder;
@@ -24,8 +24,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use relay_domain::{AgentId, NodeId, WorkspaceScope, push::ATTEMPT_TIMEOUT};
-use relay_store::push_mailboxes::TakenMailbox;
+use relay_domain::{AgentId, NodeId, PushWorkerId, WorkspaceScope, push::ATTEMPT_TIMEOUT};
+use relay_store::push::mailboxes::LeasedMailbox;
 use relay_stream::Hint;
 use tokio::{
     sync::{Notify, broadcast},
@@ -37,64 +37,62 @@ use crate::{Engine, EngineResult};
 
 pub use config::PushConfig;
 use endpoints::Endpoints;
-use ephemeral::Ephemeral;
+use event_poster::EventPoster;
 use reader::Reader;
 use recorder::Recorder;
 
-/// How long a worker's lease lasts without being renewed. A try begins only if the lease outlasts it.
+/// Lease of a worker. An attempt begins only if the lease outlasts it.
 const LEASE: Duration = Duration::from_secs(15);
-/// How often it is renewed.
 const RENEW_EVERY: Duration = Duration::from_secs(1);
-/// How often a worker looks for mailboxes that are due. Hints are faster.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Mailboxes that one statement takes.
-const TAKEN_AT_ONCE: i64 = 256;
-/// Mailboxes that one worker serves at a time, for each call that it may have under way: 8192 by default.
+/// Poll interval for due mailboxes. Hints are faster.
+const POLL_EVERY: Duration = Duration::from_millis(250);
+const TAKE_BATCH: i64 = 256;
+/// Mailboxes served at a time per concurrent call: 8192 by default.
 const SERVED_PER_CALL: usize = 8;
-/// A mailbox that another worker serves is not asked for again for this long: that worker hears the same hints.
-const ELSEWHERE_FOR: Duration = Duration::from_secs(1);
+/// A mailbox of another worker is not claimed again for this long: that worker gets the same hints.
+const ELSEWHERE_TTL: Duration = Duration::from_secs(1);
 
 type Key = (WorkspaceScope, AgentId);
 
-/// Pushes until it is told to stop.
-pub struct Pusher {
+/// Dispatcher of a worker.
+pub struct PushDispatcher {
     engine: Engine,
-    owner: i64,
-    lease: Lease,
-    /// The mailboxes that are served here.
-    served: Mutex<HashMap<Key, Arc<Served>>>,
-    served_at_most: usize,
+    owner: PushWorkerId,
+    lease: WorkerLease,
+    /// Mailboxes that this worker serves.
+    served: Mutex<HashMap<Key, Arc<ServedMailbox>>>,
+    max_served: usize,
     endpoints: Endpoints,
     reader: Reader,
     recorder: Recorder,
-    ephemeral: Ephemeral,
+    event_poster: EventPoster,
     stop: CancellationToken,
 }
 
-/// A mailbox that is served here, for whoever has news for its task.
-struct Served {
+/// Mailbox in service, with the signals for its task.
+struct ServedMailbox {
     node_id: NodeId,
     wake: Notify,
-    /// Rises when its node or who is on it has changed: what was read is to be read again.
+    /// Counts changes of its node: rows read before a change are read again.
     moves: AtomicU64,
 }
 
-/// The worker's claim to be alive, as it knows of it.
+/// Local view of the worker's lease.
 #[derive(Debug)]
-struct Lease {
+struct WorkerLease {
     until: Mutex<Instant>,
-    /// Rises when the lease was taken again after it had ended: others may have taken what was ours.
+    /// Counts gaps in the lease: others may have taken our mailboxes meanwhile.
     breaks: AtomicU64,
 }
 
-impl Lease {
-    /// Whether the lease outlasts a try that begins now.
-    fn covers_a_try(&self) -> bool {
+impl WorkerLease {
+    /// True if the lease outlasts an attempt that begins now.
+    fn covers_attempt(&self) -> bool {
         let until = *self.until.lock().unwrap_or_else(PoisonError::into_inner);
         Instant::now() + ATTEMPT_TIMEOUT + Duration::from_secs(1) < until
     }
 
-    fn renewed(&self, asked_at: Instant) {
+    fn extend(&self, asked_at: Instant) {
         let mut until = self.until.lock().unwrap_or_else(PoisonError::into_inner);
         if *until < Instant::now() {
             self.breaks.fetch_add(1, Ordering::Relaxed);
@@ -103,49 +101,51 @@ impl Lease {
     }
 }
 
-impl Pusher {
-    /// A pusher over an engine, with a lease of its own.
-    ///
-    /// # Errors
-    /// When Postgres is away.
+impl PushDispatcher {
+    /// Creates a dispatcher with a lease of its own.
     pub async fn start(engine: Engine, config: &PushConfig, stop: &CancellationToken) -> EngineResult<Arc<Self>> {
-        let owner = engine.next_id();
+        // A fresh id per process: mailboxes of an earlier process are fenced without looking at its lease.
+        let owner = PushWorkerId::new(engine.next_id());
+        // Taken before the request, so that the local end of the lease is never later than the stored one.
         let asked_at = Instant::now();
         engine.store().renew_push_worker(owner, LEASE).await?;
-        let lease = Lease { until: Mutex::new(asked_at + LEASE), breaks: AtomicU64::new(0) };
+        let lease = WorkerLease { until: Mutex::new(asked_at + LEASE), breaks: AtomicU64::new(0) };
         Ok(Arc::new(Self {
             owner,
             lease,
             served: Mutex::default(),
-            served_at_most: (config.concurrency as usize).saturating_mul(SERVED_PER_CALL),
+            max_served: (config.concurrency as usize).saturating_mul(SERVED_PER_CALL),
             endpoints: Endpoints::new(engine.clone(), config),
             reader: Reader::start(engine.clone(), owner),
             recorder: Recorder::start(engine.clone(), owner),
-            ephemeral: Ephemeral::new(),
-            // It stops by itself when it cannot go on.
+            event_poster: EventPoster::new(),
+            // Stops by itself when an essential part has ended.
             stop: stop.child_token(),
             engine,
         }))
     }
 
-    /// Pushes until `stop`, then lets the tries under way end and gives everything back. The same, without being told
-    /// to, when a part of it has ended that none of this goes without.
+    /// Dispatches until `stop`, then lets attempts in progress finish and releases all mailboxes. It also stops when an
+    /// essential part has ended.
     pub async fn run(self: Arc<Self>) {
-        let hints = self.engine.hints().listen();
+        let hints = self.engine.hints().subscribe();
         let mut helpers = JoinSet::new();
         helpers.spawn(Arc::clone(&self).keep_lease());
         let mut tasks = JoinSet::new();
         tokio::select! {
-            () = self.take(&mut tasks, hints) => {}
-            _ = helpers.join_next() => tracing::error!("the push lease is renewed no longer"),
-            () = self.recorder.ended() => tracing::error!("tries are recorded no longer"),
-            () = self.reader.ended() => tracing::error!("mailboxes are read no longer"),
+            () = self.take_mailboxes(&mut tasks, hints) => {}
+            _ = helpers.join_next() => tracing::error!("push lease task stopped"),
+            () = self.recorder.stopped() => tracing::error!("push recorder task stopped"),
+            () = self.reader.stopped() => tracing::error!("push reader task stopped"),
         }
         self.stop.cancel();
         while tasks.join_next().await.is_some() {}
         helpers.abort_all();
         if let Err(error) = self.engine.store().retire_push_worker(self.owner).await {
-            tracing::warn!(error = &error as &dyn std::error::Error, "mailboxes were not given back");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "failed to release mailboxes, others take them when the lease expires"
+            );
         }
     }
 
@@ -153,34 +153,35 @@ impl Pusher {
         loop {
             let asked_at = Instant::now();
             match self.engine.store().renew_push_worker(self.owner, LEASE).await {
-                Ok(()) => self.lease.renewed(asked_at),
+                Ok(()) => self.lease.extend(asked_at),
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "the push lease was not renewed")
+                    tracing::warn!(error = &error as &dyn std::error::Error, "failed to renew the push lease")
                 }
             }
-            if let Ok(workers) = self.engine.store().push_workers().await {
-                self.endpoints.shared_by(workers.len());
-                self.ephemeral.living(workers);
+            if let Ok(workers) = self.engine.store().live_push_workers().await {
+                self.endpoints.set_worker_count(workers.len());
+                self.event_poster.set_workers(workers);
             }
             tokio::time::sleep(RENEW_EVERY).await;
         }
     }
 
-    /// Takes what is due and what hints name, until `stop`.
-    async fn take(self: &Arc<Self>, tasks: &mut JoinSet<()>, mut hints: broadcast::Receiver<Arc<Hint>>) {
+    /// Claims due mailboxes and those of hints, until `stop`.
+    async fn take_mailboxes(self: &Arc<Self>, tasks: &mut JoinSet<()>, mut hints: broadcast::Receiver<Arc<Hint>>) {
         let mut elsewhere: HashMap<Key, Instant> = HashMap::new();
         let mut named: Vec<Key> = Vec::new();
         let mut look_at = Instant::now();
         while !self.stop.is_cancelled() {
             while tasks.try_join_next().is_some() {}
-            let room = self.served_at_most.saturating_sub(tasks.len());
+            let room = self.max_served.saturating_sub(tasks.len());
             if look_at <= Instant::now() {
-                let limit = i64::try_from(room).unwrap_or(0).min(TAKEN_AT_ONCE);
+                let limit = i64::try_from(room).unwrap_or(0).min(TAKE_BATCH);
                 let more = self.take_due(tasks, limit).await;
-                look_at = if more { Instant::now() } else { Instant::now() + LOOK_EVERY };
+                look_at = if more { Instant::now() } else { Instant::now() + POLL_EVERY };
                 elsewhere.retain(|_, until| *until > Instant::now());
             }
             if !named.is_empty() {
+                // Sorted for the removal of duplicates: a burst of hints names a mailbox many times.
                 named.sort_unstable_by_key(|(scope, agent)| (scope.workspace_id().get(), agent.get()));
                 named.dedup();
                 named.truncate(room);
@@ -195,13 +196,13 @@ impl Pusher {
                     while let Some(hint) = next.take() {
                         match hint {
                             Ok(hint) => {
-                                ephemeral::hear(self, &hint);
-                                self.hear(&hint, &elsewhere, &mut named);
+                                event_poster::handle_hint(self, &hint);
+                                self.handle_hint(&hint, &elsewhere, &mut named);
                             }
-                            Err(broadcast::error::RecvError::Lagged(_)) => self.wake_all(),
+                            Err(broadcast::error::RecvError::Lagged(_)) => self.wake_all_tasks(),
                             Err(broadcast::error::RecvError::Closed) => return,
                         }
-                        // All that wait: one statement takes them.
+                        // Drains the waiting hints: one statement claims all their mailboxes.
                         next = match hints.try_recv() {
                             Ok(hint) => Some(Ok(hint)),
                             Err(broadcast::error::TryRecvError::Lagged(n)) => {
@@ -215,20 +216,20 @@ impl Pusher {
         }
     }
 
-    /// What a hint means here; mailboxes to be taken are added to `named`.
-    fn hear(&self, hint: &Hint, elsewhere: &HashMap<Key, Instant>, named: &mut Vec<Key>) {
+    /// Applies a hint; mailboxes to be claimed are added to `named`.
+    fn handle_hint(&self, hint: &Hint, elsewhere: &HashMap<Key, Instant>, named: &mut Vec<Key>) {
         match hint {
             Hint::DeliveriesDue { agents } => {
                 for (workspace, agent) in agents {
                     let key = (WorkspaceScope::from_engine_row(*workspace), *agent);
-                    if !self.wake(&key) && !elsewhere.contains_key(&key) {
+                    if !self.wake_task(&key) && !elsewhere.contains_key(&key) {
                         named.push(key);
                     }
                 }
             }
             Hint::MailboxesChanged { agents } => {
                 for (workspace, agent) in agents {
-                    self.wake(&(WorkspaceScope::from_engine_row(*workspace), *agent));
+                    self.wake_task(&(WorkspaceScope::from_engine_row(*workspace), *agent));
                 }
             }
             Hint::NodesChanged { workspace, nodes } => {
@@ -242,34 +243,40 @@ impl Pusher {
                     }
                 }
             }
-            _ => {}
+            Hint::TokenRevoked { .. }
+            | Hint::QuotasChanged { .. }
+            | Hint::ObserversChanged
+            | Hint::MembersChanged { .. }
+            | Hint::ProviderTaken { .. }
+            | Hint::Invoke { .. }
+            | Hint::Notify { .. } => {}
         }
     }
 
-    /// Wakes the task of a mailbox; whether it is served here.
-    fn wake(&self, key: &Key) -> bool {
+    /// Wakes the task of a mailbox; returns true if this worker serves it.
+    fn wake_task(&self, key: &Key) -> bool {
         let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         served.get(key).map(|task| task.wake.notify_one()).is_some()
     }
 
-    fn wake_all(&self) {
+    fn wake_all_tasks(&self) {
         let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         served.values().for_each(|task| task.wake.notify_one());
     }
 
-    /// Whether there may be more.
+    /// Claims due mailboxes; returns true if more may be due.
     async fn take_due(self: &Arc<Self>, tasks: &mut JoinSet<()>, limit: i64) -> bool {
-        if limit == 0 || !self.lease.covers_a_try() {
+        if limit == 0 || !self.lease.covers_attempt() {
             return false;
         }
-        match self.engine.store().take_due_mailboxes(self.owner, limit).await {
+        match self.engine.store().claim_due_mailboxes(self.owner, limit).await {
             Ok(taken) => {
                 let more = i64::try_from(taken.len()).is_ok_and(|taken| taken >= limit);
                 taken.into_iter().for_each(|mailbox| self.serve(tasks, mailbox));
                 more
             }
             Err(error) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "mailboxes that are due were not taken");
+                tracing::debug!(error = &error as &dyn std::error::Error, "failed to claim due mailboxes, will retry");
                 false
             }
         }
@@ -281,12 +288,12 @@ impl Pusher {
         named: Vec<Key>,
         elsewhere: &mut HashMap<Key, Instant>,
     ) {
-        if !self.lease.covers_a_try() {
+        if !self.lease.covers_attempt() {
             return;
         }
-        match self.engine.store().take_mailboxes(self.owner, &named).await {
+        match self.engine.store().claim_mailboxes(self.owner, &named).await {
             Ok(taken) => {
-                let until = Instant::now() + ELSEWHERE_FOR;
+                let until = Instant::now() + ELSEWHERE_TTL;
                 for key in named {
                     if !taken.iter().any(|mailbox| (mailbox.scope, mailbox.agent_id) == key) {
                         elsewhere.insert(key, until);
@@ -294,14 +301,17 @@ impl Pusher {
                 }
                 taken.into_iter().for_each(|mailbox| self.serve(tasks, mailbox));
             }
-            // They are found when they are looked for.
-            Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "mailboxes were not taken"),
+            // The next poll finds them.
+            Err(error) => tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                "failed to claim mailboxes, the next poll finds them"
+            ),
         }
     }
 
-    fn serve(self: &Arc<Self>, tasks: &mut JoinSet<()>, mailbox: TakenMailbox) {
+    fn serve(self: &Arc<Self>, tasks: &mut JoinSet<()>, mailbox: LeasedMailbox) {
         let key = (mailbox.scope, mailbox.agent_id);
-        let own = Served { node_id: mailbox.node_id.clone(), wake: Notify::new(), moves: AtomicU64::new(0) };
+        let own = ServedMailbox { node_id: mailbox.node_id.clone(), wake: Notify::new(), moves: AtomicU64::new(0) };
         let own = Arc::new(own);
         self.served.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::clone(&own));
         let pusher = Arc::clone(self);
@@ -315,14 +325,14 @@ impl Pusher {
         });
     }
 
-    /// Whether so many mailboxes are served that those which wait for long are to make room.
+    /// True if waiting mailboxes should make room for others.
     fn is_crowded(&self) -> bool {
         let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
-        served.len() > self.served_at_most / 2
+        served.len() > self.max_served / 2
     }
 
-    /// What must not have changed since a mailbox was read for its rows to be tried.
-    fn epoch(&self, served: &Served) -> (u64, u64) {
+    /// Returns the values that must be unchanged between reading rows and attempting them.
+    fn epoch(&self, served: &ServedMailbox) -> (u64, u64) {
         (served.moves.load(Ordering::Relaxed), self.lease.breaks.load(Ordering::Relaxed))
     }
 }

@@ -1,166 +1,181 @@
-//! What tries have come to, many in one transaction: those that ended while the last one was under way.
+//! Batched records of attempts: one transaction takes those that ended during the previous one.
 
 use std::{collections::HashSet, time::Duration};
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, WorkspaceScope, event, metric_names, push::RETRY_AFTER};
+use relay_domain::{AgentId, PushWorkerId, WorkspaceScope, events::kind, metric_names, push::DEFAULT_RETRY_DELAY};
 use relay_store::{
     Store, StoreError,
     events::EventBody,
-    push_record::{Attempt, Outcome, RecordedTries, Tried},
+    push::{
+        attempts::{AttemptOutcome, HttpAttempt, PushAttempt, RecordingPass},
+        record::RecordedAttempts,
+    },
 };
 use tokio::sync::{mpsc, oneshot};
 
 use crate::Engine;
 
-/// Tries that may wait to be recorded; beyond it their tasks wait.
+/// Bound of the queue; beyond it tasks wait.
 const QUEUE: usize = 8192;
-/// Tries of one transaction.
-const AT_ONCE: usize = 1024;
-/// How often a transaction that failed is tried again. What is not recorded in the end is tried again by whoever
-/// serves the mailbox next, under the same delivery id.
-const TIMES: u32 = 20;
-const PAUSE: Duration = Duration::from_millis(250);
+const BATCH: usize = 1024;
+/// Retries of a failed transaction. An attempt that stays unrecorded is repeated by the next worker, under the same
+/// delivery id.
+const MAX_RETRIES: u32 = 20;
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
-/// What the log of a try says whose record Postgres refused.
-const UNRECORDABLE: &str = "the answer could not be recorded";
+/// Error in the attempt log when Postgres refused the record.
+const UNRECORDABLE_ERROR: &str = "the answer could not be recorded";
 
-type Waiting = (Tried, oneshot::Sender<bool>);
-/// Mailboxes that are no longer served here.
-type Lost = HashSet<(WorkspaceScope, AgentId)>;
+type QueuedAttempt = (PushAttempt, oneshot::Sender<bool>);
+/// Mailboxes that belong to other workers now.
+type LostMailboxes = HashSet<(WorkspaceScope, AgentId)>;
 
-/// The way to the one who records.
 pub(super) struct Recorder {
-    sender: mpsc::Sender<Waiting>,
+    sender: mpsc::Sender<QueuedAttempt>,
 }
 
 impl Recorder {
-    pub(super) fn start(engine: Engine, owner: i64) -> Self {
+    pub(super) fn start(engine: Engine, owner: PushWorkerId) -> Self {
         let (sender, queue) = mpsc::channel(QUEUE);
         tokio::spawn(run(engine, owner, queue));
         Self { sender }
     }
 
-    /// Ends when the one who records has.
-    pub(super) async fn ended(&self) {
+    /// Completes when the recorder's task has ended.
+    pub(super) async fn stopped(&self) {
         self.sender.closed().await;
     }
 
-    /// Hands a try over. The answer tells, once it is recorded, whether the mailbox is still served here.
-    pub(super) async fn record(&self, tried: Tried) -> oneshot::Receiver<bool> {
+    /// Queues an attempt. The reply comes once it is recorded: `true` if the mailbox still belongs to this worker.
+    pub(super) async fn record(&self, attempt: PushAttempt) -> oneshot::Receiver<bool> {
         let (reply, answer) = oneshot::channel();
-        // Without its task the worker stops.
-        let _ = self.sender.send((tried, reply)).await;
+        // Fails only when the task has ended, and then the worker stops.
+        let _ = self.sender.send((attempt, reply)).await;
         answer
     }
 }
 
-async fn run(engine: Engine, owner: i64, mut queue: mpsc::Receiver<Waiting>) {
-    let store = engine.store().alone();
-    let mut waiting: Vec<Waiting> = Vec::with_capacity(AT_ONCE);
-    while queue.recv_many(&mut waiting, AT_ONCE).await > 0 {
-        let (tries, replies): (Vec<Tried>, Vec<oneshot::Sender<bool>>) = waiting.drain(..).unzip();
-        let lost = match write(&engine, &store, owner, &tries).await {
+async fn run(engine: Engine, owner: PushWorkerId, mut queue: mpsc::Receiver<QueuedAttempt>) {
+    let store = engine.store().with_dedicated_connection();
+    let mut waiting: Vec<QueuedAttempt> = Vec::with_capacity(BATCH);
+    while queue.recv_many(&mut waiting, BATCH).await > 0 {
+        let (attempts, replies): (Vec<PushAttempt>, Vec<oneshot::Sender<bool>>) = waiting.drain(..).unzip();
+        let lost = match record_batch(&engine, &store, owner, &attempts).await {
             Some(lost) => lost,
-            None => write_one_by_one(&engine, &store, owner, &tries).await,
+            None => record_one_by_one(&engine, &store, owner, &attempts).await,
         };
-        for (tried, reply) in tries.iter().zip(replies) {
-            let _ = reply.send(!lost.contains(&key_of(tried)));
+        for (attempt, reply) in attempts.iter().zip(replies) {
+            // Fails when the task of the mailbox has ended, which then needs no answer.
+            let _ = reply.send(!lost.contains(&mailbox_key(attempt)));
         }
     }
 }
 
-fn key_of(tried: &Tried) -> (WorkspaceScope, AgentId) {
-    (tried.mailbox.scope, tried.mailbox.agent_id)
+fn mailbox_key(attempt: &PushAttempt) -> (WorkspaceScope, AgentId) {
+    (attempt.mailbox.scope, attempt.mailbox.agent_id)
 }
 
-/// The mailboxes that are no longer served here: all of them if Postgres stays away. `None` when it refuses what is to
-/// be written.
-async fn write(engine: &Engine, store: &Store, owner: i64, tries: &[Tried]) -> Option<Lost> {
-    for time in 0..TIMES {
-        match store.record_tries(owner, tries, time > 0, engine.now()).await {
+/// Records a batch. Returns the lost mailboxes: all of them while Postgres stays unavailable. `None` when it refuses
+/// the batch.
+async fn record_batch(
+    engine: &Engine,
+    store: &Store,
+    owner: PushWorkerId,
+    attempts: &[PushAttempt],
+) -> Option<LostMailboxes> {
+    let mut pass = RecordingPass::First;
+    for _ in 0..MAX_RETRIES {
+        match store.record_attempts(owner, attempts, pass, engine.now()).await {
             Ok(mut done) => {
-                count(tries, &done);
+                count_outcomes(attempts, &done);
                 std::mem::take(&mut done.recorded).into_iter().for_each(|recorded| engine.announce(recorded));
-                tell_senders(engine, tries, &done);
+                notify_senders(engine, attempts, &done);
                 return Some(done.lost);
             }
             Err(error @ StoreError::Refused { .. }) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "a record of tries was refused");
+                tracing::error!(error = &error as &dyn std::error::Error, "storage refused a batch of attempts");
                 return None;
             }
             Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "tries were not recorded");
-                tokio::time::sleep(PAUSE).await;
+                tracing::warn!(error = &error as &dyn std::error::Error, "failed to record attempts, will retry");
+                // The commit may have happened although its answer was lost.
+                pass = RecordingPass::Repeated;
+                tokio::time::sleep(RETRY_PAUSE).await;
             }
         }
     }
-    Some(tries.iter().map(key_of).collect())
+    Some(attempts.iter().map(mailbox_key).collect())
 }
 
-/// Finds the tries that Postgres refuses among others, and records no more than that they were made.
-async fn write_one_by_one(engine: &Engine, store: &Store, owner: i64, tries: &[Tried]) -> Lost {
-    let mut lost = Lost::new();
+/// Finds the attempts that Postgres refuses, and records only that they were made.
+async fn record_one_by_one(
+    engine: &Engine,
+    store: &Store,
+    owner: PushWorkerId,
+    attempts: &[PushAttempt],
+) -> LostMailboxes {
+    let mut lost = LostMailboxes::new();
     let mut is_any_refused = false;
-    for tried in tries {
-        if let Some(own) = write(engine, store, owner, std::slice::from_ref(tried)).await {
+    for attempt in attempts {
+        if let Some(own) = record_batch(engine, store, owner, std::slice::from_ref(attempt)).await {
             lost.extend(own);
             continue;
         }
-        // Its task goes by another outcome: it is to read again.
-        lost.insert(key_of(tried));
-        is_any_refused |= write(engine, store, owner, &[unrecordable(tried, engine.now())]).await.is_none();
+        // Its task assumes another outcome: it must read again.
+        lost.insert(mailbox_key(attempt));
+        is_any_refused |= record_batch(engine, store, owner, &[without_answer(attempt, engine.now())]).await.is_none();
     }
-    // Then nothing is wrong with what was answered: it would be refused again at once, and posted again each time.
+    // Then the response is not at fault: the record would be refused again at once, and the row posted again each time.
     if is_any_refused {
-        tokio::time::sleep(PAUSE * TIMES).await;
+        tokio::time::sleep(RETRY_PAUSE * MAX_RETRIES).await;
     }
     lost
 }
 
-/// A try without anything of its answer. It comes back.
-fn unrecordable(tried: &Tried, now: DateTime<Utc>) -> Tried {
-    let retry_no = match tried.outcome {
-        Outcome::Retry { retry_no, .. } | Outcome::Disabled { retry_no, .. } => retry_no,
-        _ => 1,
+/// Returns the attempt without any data of its response. The row returns later.
+fn without_answer(attempt: &PushAttempt, now: DateTime<Utc>) -> PushAttempt {
+    let retry_no = match attempt.outcome {
+        AttemptOutcome::Retry { retry_no, .. } | AttemptOutcome::Disabled { retry_no, .. } => retry_no,
+        AttemptOutcome::Delivered | AttemptOutcome::Acked | AttemptOutcome::DeadLettered { .. } => 1,
     };
-    Tried {
-        attempt: Attempt { answer: None, error: Some(UNRECORDABLE.to_owned()), ..tried.attempt.clone() },
-        outcome: Outcome::Retry { at: now + RETRY_AFTER, retry_no },
+    PushAttempt {
+        http: HttpAttempt { answer: None, error: Some(UNRECORDABLE_ERROR.to_owned()), ..attempt.http.clone() },
+        outcome: AttemptOutcome::Retry { at: now + DEFAULT_RETRY_DELAY, retry_no },
         pushed_seq: None,
         events: Vec::new(),
-        ..tried.clone()
+        ..attempt.clone()
     }
 }
 
-/// Senders hear of deliveries that were given up.
-fn tell_senders(engine: &Engine, tries: &[Tried], done: &RecordedTries) {
-    for tried in tries.iter().filter(|tried| done.has_given_up(tried)) {
-        let scope = tried.mailbox.scope;
-        let Some(sender) = tried.sender else { continue };
-        for failed in tried.events.iter().filter(|failed| failed.kind == event::DELIVERY_FAILED) {
+/// Notifies senders of deliveries that became dead letters.
+fn notify_senders(engine: &Engine, attempts: &[PushAttempt], done: &RecordedAttempts) {
+    for attempt in attempts.iter().filter(|attempt| done.is_dead_lettered(attempt)) {
+        let scope = attempt.mailbox.scope;
+        let Some(sender) = attempt.sender else { continue };
+        for failed in attempt.events.iter().filter(|failed| failed.kind == kind::DELIVERY_FAILED) {
             if let EventBody::Data(data) = &failed.body {
-                engine.hints().notify(scope, vec![sender], "agent", event::DELIVERY_FAILED, data.clone());
+                engine.hints().notify(scope, vec![sender], "agent", kind::DELIVERY_FAILED, data.clone());
             }
         }
     }
 }
 
-fn count(tries: &[Tried], done: &RecordedTries) {
-    for tried in tries {
-        let outcome = match tried.outcome {
-            Outcome::Delivered => "delivered",
-            Outcome::Acked => "acked",
-            Outcome::Retry { .. } => "failed",
-            Outcome::Dead { reason } => {
-                if done.has_given_up(tried) {
+fn count_outcomes(attempts: &[PushAttempt], done: &RecordedAttempts) {
+    for attempt in attempts {
+        let outcome = match attempt.outcome {
+            AttemptOutcome::Delivered => "delivered",
+            AttemptOutcome::Acked => "acked",
+            AttemptOutcome::Retry { .. } => "failed",
+            AttemptOutcome::DeadLettered { reason } => {
+                if done.is_dead_lettered(attempt) {
                     metrics::counter!(metric_names::DELIVERIES_DEAD_LETTERED, "reason" => reason.as_str()).increment(1);
                 }
                 "dead"
             }
-            Outcome::Disabled { .. } => "gone",
+            AttemptOutcome::Disabled { .. } => "gone",
         };
         metrics::counter!(metric_names::PUSH_ATTEMPTS, "outcome" => outcome).increment(1);
-        metrics::histogram!(metric_names::PUSH_SECONDS).record(f64::from(tried.attempt.latency_ms) / 1000.0);
+        metrics::histogram!(metric_names::PUSH_SECONDS).record(f64::from(attempt.http.latency_ms) / 1000.0);
     }
 }

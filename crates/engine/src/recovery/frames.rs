@@ -1,9 +1,9 @@
-//! A `deliver` frame read back into what it was made of: the other direction of `payload`.
+//! Parses `deliver` frames: the reverse of `payload`.
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    DeliveryId,
-    delivery::{Mode, SourceKind},
+    ConversationId, DeliveryId,
+    mailboxes::delivery::{Mode, SourceKind},
     snowflake,
 };
 use relay_store::recovery::{LoggedDelivery, LoggedMessage};
@@ -24,7 +24,7 @@ struct Payload {
     data: Value,
 }
 
-/// What both kinds of message data have; the rest is optional.
+/// Fields that both kinds of message data have; the rest is optional.
 #[derive(Deserialize)]
 struct Data {
     id: String,
@@ -36,7 +36,7 @@ struct Data {
     channel_id: Option<String>,
     #[serde(default)]
     conversation_id: Option<String>,
-    /// In a one-to-one conversation, its place is taken by `from_agent_id`.
+    /// A one-to-one conversation has `from_agent_id` instead.
     #[serde(default)]
     agent_id: Option<String>,
     #[serde(default)]
@@ -53,38 +53,38 @@ struct Data {
     injection_mode: Option<String>,
 }
 
-/// The delivery of a frame; none when its id is no delivery's.
-pub(super) fn delivery(logged: LoggedFrame) -> Option<LoggedDelivery> {
+/// Parses the delivery of a frame; `None` when its id is no delivery's.
+pub(super) fn read_delivery(logged: LoggedFrame) -> Option<LoggedDelivery> {
     let delivery_id: DeliveryId = logged.delivery_id.parse().ok()?;
     let frame: Option<Frame> = logged.body.as_ref().and_then(|body| serde_json::from_slice(body).ok());
     let is_message = frame.as_ref().is_none_or(|frame| {
         matches!(frame.payload.kind.as_str(), "message.created" | "thread.reply" | "dm.received" | "group_dm.received")
     });
     let mode = frame.as_ref().and_then(|frame| frame.mode.parse::<Mode>().ok()).unwrap_or_default();
-    let message = frame.filter(|_| is_message).and_then(|frame| message(frame.payload.data));
-    // A redrive was made when it was stored, anything else with its source.
+    let message = frame.filter(|_| is_message).and_then(|frame| read_message(frame.payload.data));
+    // A redrive was created when it was stored, anything else with its source.
     let made_at =
-        if delivery_id.redrive_no == 0 { snowflake::made_at_ms(delivery_id.source) } else { logged.stored_at_ms };
+        if delivery_id.redrive_no == 0 { snowflake::created_at_ms(delivery_id.source) } else { logged.stored_at_ms };
     Some(LoggedDelivery {
         scope: logged.scope,
         agent_id: logged.agent_id,
         seq: logged.seq,
         created_at: DateTime::from_timestamp_millis(made_at)?,
-        sender: logged.sender.or_else(|| message.as_ref().map(|message| relay_domain::AgentId::new(message.agent_id))),
-        kind: if is_message { SourceKind::Message } else { SourceKind::ActionResult }.code(),
-        mode: mode.code(),
+        sender: logged.sender.or_else(|| message.as_ref().map(|message| message.agent_id)),
+        kind: if is_message { SourceKind::Message } else { SourceKind::ActionResult },
+        mode,
         delivery_id,
         message,
     })
 }
 
-fn message(data: Value) -> Option<LoggedMessage> {
+fn read_message(data: Value) -> Option<LoggedMessage> {
     let data: Data = serde_json::from_value(data).ok()?;
     Some(LoggedMessage {
         message_id: data.id.parse().ok()?,
         // A one-to-one conversation's channel is named after it, not numbered.
         channel_id: data.channel_id.and_then(|id| id.parse().ok()),
-        conversation_id: data.conversation_id,
+        conversation_id: data.conversation_id.map(ConversationId::new),
         agent_id: data.agent_id.or(data.from_agent_id)?.parse().ok()?,
         agent_name: data.agent_name,
         thread_id: data.thread_id.and_then(|id| id.parse().ok()),
@@ -93,44 +93,47 @@ fn message(data: Value) -> Option<LoggedMessage> {
         metadata: data.metadata,
         attachments: data.attachments.unwrap_or_else(|| json!([])),
         mentions: data.mentions,
-        mode: data.injection_mode.unwrap_or_else(|| Mode::Wait.as_str().to_owned()),
+        // A reply's frame has no mode of its own.
+        mode: data.injection_mode.and_then(|mode| mode.parse().ok()).unwrap_or_default(),
         created_at: data.created_at,
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use relay_domain::{AgentId, WorkspaceId, WorkspaceScope};
-    use relay_store::MessageRow;
+    use relay_domain::{
+        AgentId, ChannelId, MessageId, WorkspaceId, WorkspaceScope, agents::AgentKind, channels::ChannelKind,
+        messages::Message,
+    };
 
     use super::*;
-    use crate::payload;
+    use crate::messages::payload;
 
-    fn row() -> MessageRow {
-        MessageRow {
-            message_id: 5 << 22,
-            channel_id: 6,
-            agent_id: 7,
+    fn message() -> Message {
+        Message {
+            id: MessageId::new(5 << 22),
+            channel_id: ChannelId::new(6),
+            agent_id: AgentId::new(7),
             agent_name: "ada".into(),
-            agent_type: "agent".into(),
+            agent_kind: AgentKind::Agent,
             thread_id: None,
             text: "hello".into(),
             blocks: Some(json!([{ "type": "x" }])),
             metadata: json!({ "k": 1 }),
             attachments: json!([{ "id": "1" }]),
             mentions: vec!["bob".into()],
-            mode: "steer".into(),
+            mode: Mode::Steer,
             content_type: None,
-            created_at: DateTime::from_timestamp_millis(snowflake::made_at_ms(5 << 22)).unwrap_or_default(),
+            created_at: DateTime::from_timestamp_millis(snowflake::created_at_ms(5 << 22)).unwrap_or_default(),
             channel_name: "general".into(),
-            channel_type: 0,
+            channel_kind: ChannelKind::Channel,
             conversation_id: None,
         }
     }
 
-    fn back(row: &MessageRow) -> LoggedDelivery {
-        let id = DeliveryId { source: row.message_id, agent: AgentId::new(9), redrive_no: 0 };
-        let body = payload::deliver_frame(id, "bob", 3, Mode::Steer, &payload::payload(row, "bob"));
+    fn back(message: &Message) -> LoggedDelivery {
+        let id = DeliveryId { source: message.id.get(), agent: AgentId::new(9), redrive_no: 0 };
+        let body = payload::deliver_frame(id, "bob", 3, Mode::Steer, &payload::payload(message, "bob"));
         let logged = LoggedFrame {
             scope: WorkspaceScope::from_engine_row(WorkspaceId::new(1)),
             agent_id: AgentId::new(9),
@@ -140,30 +143,39 @@ mod tests {
             body: Some(body),
             sender: None,
         };
-        delivery(logged).expect("a delivery")
+        read_delivery(logged).expect("a delivery")
     }
 
     #[test]
-    fn a_message_comes_back_from_its_frame() {
-        let read = back(&row());
-        let message = read.message.expect("a message");
-        assert_eq!((read.seq, read.mode, read.kind, read.sender), (3, 1, 0, Some(AgentId::new(7))));
-        assert_eq!((message.message_id, message.channel_id, message.thread_id), (5 << 22, Some(6), None));
-        assert_eq!((message.text.as_str(), message.mode.as_str()), ("hello", "steer"));
-        assert_eq!((message.blocks, message.metadata), (row().blocks, row().metadata));
-        assert_eq!((message.attachments, message.mentions), (row().attachments, row().mentions));
-        assert_eq!((message.created_at, read.created_at), (row().created_at, row().created_at));
+    fn messages_are_parsed_back_from_frames() {
+        let read = back(&message());
+        let found = read.message.expect("a message");
+        assert_eq!((read.seq, read.sender), (3, Some(AgentId::new(7))));
+        assert_eq!((read.mode, read.kind), (Mode::Steer, SourceKind::Message));
+        assert_eq!((found.message_id, found.thread_id), (MessageId::new(5 << 22), None));
+        assert_eq!(found.channel_id, Some(ChannelId::new(6)));
+        assert_eq!((found.text.as_str(), found.mode), ("hello", Mode::Steer));
+        assert_eq!((found.blocks, found.metadata), (message().blocks, message().metadata));
+        assert_eq!((found.attachments, found.mentions), (message().attachments, message().mentions));
+        assert_eq!((found.created_at, read.created_at), (message().created_at, message().created_at));
     }
 
     #[test]
-    fn conversations_and_threads_come_back_too() {
-        for (channel_type, thread) in [(1, None), (2, None), (1, Some(4)), (0, Some(4))] {
-            let conversation = (channel_type != 0).then(|| "dm_0123456789abcdef01234567".to_owned());
-            let row = MessageRow { channel_type, thread_id: thread, conversation_id: conversation.clone(), ..row() };
-            let message = back(&row).message.expect("a message");
-            assert_eq!((message.agent_id, message.thread_id), (7, thread));
-            assert_eq!(message.conversation_id, conversation);
-            assert_eq!(message.channel_id.is_some(), channel_type == 0);
+    fn conversations_and_threads_are_parsed_back_from_frames() {
+        for (channel_kind, thread) in [
+            (ChannelKind::Direct, None),
+            (ChannelKind::Group, None),
+            (ChannelKind::Direct, Some(4)),
+            (ChannelKind::Channel, Some(4)),
+        ] {
+            let conversation_id =
+                channel_kind.is_conversation().then(|| ConversationId::new("dm_0123456789abcdef01234567"));
+            let thread_id = thread.map(MessageId::new);
+            let sent = Message { channel_kind, thread_id, conversation_id: conversation_id.clone(), ..message() };
+            let found = back(&sent).message.expect("a message");
+            assert_eq!((found.agent_id, found.thread_id), (AgentId::new(7), thread_id));
+            assert_eq!(found.conversation_id, conversation_id);
+            assert_eq!(found.channel_id.is_some(), !channel_kind.is_conversation());
         }
     }
 }

@@ -1,13 +1,13 @@
-//! A Postgres that was restored, or a JetStream that was lost: noticed and mended before anybody is served (ADR 0017).
+//! Recovery of a restored Postgres or a lost JetStream, before any client is served (ADR 0017).
 //!
-//! Every process looks when it starts and whenever Postgres was away; one of them, under a lock in Postgres, does what
-//! is to be done. `run` is the task of an engine, `Recovery` what the other modules see of it, `Mender` the work,
-//! which `relayctl restore` does by hand.
+//! Every process checks when it starts and whenever Postgres was unavailable; one of them, under a lock in Postgres,
+//! does the repair. `run` is the task of an engine, `Recovery` the state for other modules, and `DatabaseRepair` the
+//! work, which `relayctl restore` starts by hand.
 
+mod broker_positions;
 mod frames;
-mod mend;
 mod rebuild;
-mod told;
+mod repair;
 
 use std::{
     sync::{Mutex, PoisonError, Weak},
@@ -17,151 +17,151 @@ use std::{
 use chrono::{DateTime, Utc};
 use tokio::sync::{Notify, watch};
 
-pub use mend::{Examined, Margin, Mended, Mender, Progress};
+pub use repair::{DatabaseRepair, Margin, Progress, RepairPlan, RepairReport};
 
 use crate::{Engine, EngineError, EngineResult, Inner};
 
-/// How often the database is asked whether it is the known one.
-const LOOK_EVERY: Duration = Duration::from_secs(3);
-/// How long to wait after a look that failed, or while another process mends.
-const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
-/// How long a start waits for NATS before it goes on without having compared the log with a database that says it is
-/// the known one.
-const NATS_PATIENCE: Duration = Duration::from_secs(2);
-/// By how much numbers are raised when nobody can tell which ones were given away.
+/// Interval at which the database's identity is checked.
+const CHECK_EVERY: Duration = Duration::from_secs(3);
+/// Pause after a failed check, or while another process repairs.
+const RETRY_AFTER: Duration = Duration::from_millis(500);
+/// Time that a start waits for NATS before it trusts a database that claims to be the known one, without comparing the
+/// log.
+const NATS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Default amount by which numbers are raised when the log cannot prove which ones were used.
 pub const DEFAULT_MARGIN: i64 = 10_000;
 
-/// Whether the engine may be used.
+/// Readiness of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
-    /// Not yet, or not now, and why.
+pub enum Readiness {
+    /// Not ready, with the reason.
     Closed(&'static str),
-    /// It may. The number rises with each time that it was closed before.
+    /// Ready. The number counts how often it was closed before.
     Open(u64),
 }
 
-/// What the engine knows of its recovery.
+/// State of recovery in this process.
 pub(crate) struct Recovery {
-    standing: watch::Sender<Standing>,
+    readiness: watch::Sender<Readiness>,
     margin: i64,
-    /// When the database was last recovered, as of the last look.
+    /// Time of the last recovery, as of the last check.
     recovered_at: Mutex<Option<DateTime<Utc>>>,
-    /// The delivery log has lost what it held.
-    log_is_new: Notify,
+    /// Signals that the delivery log was recreated empty.
+    log_recreated: Notify,
 }
 
 impl Recovery {
     pub(crate) fn new(margin: i64) -> Self {
-        let (standing, _) = watch::channel(Standing::Closed("the database has not been looked at yet"));
-        Self { standing, margin, recovered_at: Mutex::new(None), log_is_new: Notify::new() }
+        let (readiness, _) = watch::channel(Readiness::Closed("the database has not been checked yet"));
+        Self { readiness, margin, recovered_at: Mutex::new(None), log_recreated: Notify::new() }
     }
 
-    /// The log was made anew.
-    pub(crate) fn log_is_new(&self) {
-        self.log_is_new.notify_one();
+    /// Signals that the log was recreated.
+    pub(crate) fn log_recreated(&self) {
+        self.log_recreated.notify_one();
     }
 }
 
 impl Engine {
-    /// Whether the engine may be used: the database is the known one, or has been mended.
+    /// Returns the readiness: open while the database is the known one or has been repaired.
     #[must_use]
-    pub fn standing(&self) -> Standing {
-        *self.inner.recovery.standing.borrow()
+    pub fn readiness(&self) -> Readiness {
+        *self.inner.recovery.readiness.borrow()
     }
 
-    /// The standing from now on.
+    /// Watches the readiness.
     #[must_use]
-    pub fn watch_standing(&self) -> watch::Receiver<Standing> {
-        self.inner.recovery.standing.subscribe()
+    pub fn watch_readiness(&self) -> watch::Receiver<Readiness> {
+        self.inner.recovery.readiness.subscribe()
     }
 
-    /// Waits until the engine may be used.
-    pub async fn recovered(&self) {
-        let mut standing = self.watch_standing();
-        // An engine that is gone is asked nothing any more.
-        let _ = standing.wait_for(|standing| matches!(standing, Standing::Open(_))).await;
+    /// Waits until the engine is ready.
+    pub async fn wait_until_ready(&self) {
+        let mut readiness = self.watch_readiness();
+        // Fails only when the engine was dropped.
+        let _ = readiness.wait_for(|readiness| matches!(readiness, Readiness::Open(_))).await;
     }
 }
 
-/// Looks after the database and the log until the engine is gone.
+/// Watches over the database and the log until the engine is dropped.
 pub(crate) async fn run(engine: Weak<Inner>) {
     let mut rounds = 0;
     loop {
-        // Closed: until a look has found all well, or has mended it.
+        // Closed until a check succeeds, or a repair.
         let began = Instant::now();
-        let mut told = None;
+        let mut logged_reason = None;
         let compared = loop {
             let Some(inner) = engine.upgrade() else { return };
-            let reason = match settle(&Engine { inner: inner.clone() }, began.elapsed() >= NATS_PATIENCE).await {
-                Ok(Settled::Well { compared }) => break compared,
-                Ok(Settled::Not(reason)) => reason,
+            let reason = match check_database(&Engine { inner: inner.clone() }, began.elapsed() >= NATS_TIMEOUT).await {
+                Ok(CheckOutcome::Open { compared }) => break compared,
+                Ok(CheckOutcome::Closed(reason)) => reason,
                 Err(error) => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "the database could not be looked at");
-                    reason_of(&error)
+                    tracing::debug!(error = &error as &dyn std::error::Error, "the database could not be checked");
+                    closed_reason(&error)
                 }
             };
-            if told != Some(reason) && began.elapsed() >= ASK_AGAIN_AFTER {
-                tracing::warn!(reason, "nobody is served yet");
-                told = Some(reason);
+            if logged_reason != Some(reason) && began.elapsed() >= RETRY_AFTER {
+                tracing::warn!(reason, "not serving yet");
+                logged_reason = Some(reason);
             }
-            inner.recovery.standing.send_replace(Standing::Closed(reason));
+            inner.recovery.readiness.send_replace(Readiness::Closed(reason));
             drop(inner);
-            tokio::time::sleep(ASK_AGAIN_AFTER).await;
+            tokio::time::sleep(RETRY_AFTER).await;
         };
         let Some(inner) = engine.upgrade() else { return };
-        note_recovery(&Engine { inner: inner.clone() }).await;
-        inner.recovery.standing.send_replace(Standing::Open(rounds));
+        remember_recovery(&Engine { inner: inner.clone() }).await;
+        inner.recovery.readiness.send_replace(Readiness::Open(rounds));
         drop(inner);
-        if watch_over(&engine, compared).await.is_none() {
+        if monitor_database(&engine, compared).await.is_none() {
             return;
         }
         rounds += 1;
         let Some(inner) = engine.upgrade() else { return };
-        inner.recovery.standing.send_replace(Standing::Closed("the database is another one than before"));
+        inner.recovery.readiness.send_replace(Readiness::Closed("the database is not the one before"));
     }
 }
 
-/// Remembers when the database was last recovered. When that cannot be read, what was known stays: brokers are then not asked for more.
-async fn note_recovery(engine: &Engine) {
+/// Reads the time of the last recovery. On failure the old value stays: brokers are then not probed for higher numbers.
+async fn remember_recovery(engine: &Engine) {
     match engine.store().database_state().await {
         Ok(state) => {
             let mut known = engine.inner.recovery.recovered_at.lock().unwrap_or_else(PoisonError::into_inner);
             *known = state.recovered_at;
         }
-        Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "the last recovery is not known"),
+        Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "failed to read the last recovery"),
     }
 }
 
-/// Comes back when the database is not what it was; `None` when the engine is gone.
-async fn watch_over(engine: &Weak<Inner>, mut compared: bool) -> Option<()> {
+/// Returns when the database has changed; `None` when the engine was dropped.
+async fn monitor_database(engine: &Weak<Inner>, mut compared: bool) -> Option<()> {
     let mut rebuild = false;
     loop {
         {
             let engine = Engine { inner: engine.upgrade()? };
             tokio::select! {
-                () = tokio::time::sleep(LOOK_EVERY) => {}
-                () = engine.inner.recovery.log_is_new.notified() => rebuild = true,
+                () = tokio::time::sleep(CHECK_EVERY) => {}
+                () = engine.inner.recovery.log_recreated.notified() => rebuild = true,
             }
         }
         let engine = Engine { inner: engine.upgrade()? };
         if !compared {
-            // The time of the last sign of life must not move before the log has been compared.
-            match look_again(&engine).await {
+            // `seen_at` must not move before the log has been compared, since a repair starts from it.
+            match recheck_database(&engine).await {
                 Ok(Some(true)) => return Some(()),
                 Ok(Some(false)) => compared = true,
                 Ok(None) => continue,
                 Err(error) => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "the log was not compared");
+                    tracing::debug!(error = &error as &dyn std::error::Error, "failed to compare the log, will retry");
                     continue;
                 }
             }
         }
-        match engine.store().see_database().await {
+        match engine.store().confirm_database().await {
             Ok(true) => {}
             Ok(false) => return Some(()),
             Err(error) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "the database could not be seen");
-                // It may come back as another, or as what it was long ago.
+                tracing::debug!(error = &error as &dyn std::error::Error, "failed to check the database, will retry");
+                // It may return as another database, or in an older state.
                 compared = false;
                 continue;
             }
@@ -169,83 +169,87 @@ async fn watch_over(engine: &Weak<Inner>, mut compared: bool) -> Option<()> {
         if rebuild && engine.inner.stream.is_up() {
             match rebuild::run(&engine).await {
                 Ok(done) => rebuild = !done,
-                Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "the log was not rebuilt"),
+                Err(error) => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "failed to rebuild the log, will retry")
+                }
             }
         }
     }
 }
 
-/// Whether the database is another one, or older than the log; `None` while nobody can tell.
-async fn look_again(engine: &Engine) -> EngineResult<Option<bool>> {
+/// Returns true if the database is another one, or older than the log; `None` while NATS is unavailable.
+async fn recheck_database(engine: &Engine) -> EngineResult<Option<bool>> {
     let database = engine.store().database_state().await?;
-    if database.is_another() {
+    if database.is_replaced() {
         return Ok(Some(true));
     }
     if !engine.inner.stream.is_up() {
         return Ok(None);
     }
-    Mender::of(engine).log_is_ahead(&database).await.map(Some)
+    DatabaseRepair::with_engine(engine).log_is_ahead(&database).await.map(Some)
 }
 
-enum Settled {
-    Well { compared: bool },
-    Not(&'static str),
+enum CheckOutcome {
+    Open { compared: bool },
+    Closed(&'static str),
 }
 
-/// One look, and what it makes necessary.
-async fn settle(engine: &Engine, waited: bool) -> EngineResult<Settled> {
-    crate::holds::refresh(&engine.inner).await?;
-    let mender = Mender::of(engine);
+/// Checks the database once, and repairs it if necessary.
+async fn check_database(engine: &Engine, waited: bool) -> EngineResult<CheckOutcome> {
+    crate::workspaces::suspensions::refresh(&engine.inner).await?;
+    let repair = DatabaseRepair::with_engine(engine);
     let database = engine.store().database_state().await?;
-    let ahead = mender.log_is_ahead(&database).await;
-    if !database.is_another() {
+    let ahead = repair.log_is_ahead(&database).await;
+    if !database.is_replaced() {
         match ahead {
             Ok(false) => {
-                if database.known.is_none() {
-                    engine.store().know_database(None).await?;
+                if database.adopted_identity.is_none() {
+                    engine.store().adopt_database(None).await?;
                 }
-                return Ok(Settled::Well { compared: true });
+                return Ok(CheckOutcome::Open { compared: true });
             }
             Ok(true) => {}
-            // NATS may be away: the database says that it is the known one, which is nearly always true.
+            // NATS may be unavailable: the database claims to be the known one, which is nearly always true.
             Err(_) if waited => {
-                if database.known.is_none() {
-                    engine.store().know_database(None).await?;
+                if database.adopted_identity.is_none() {
+                    engine.store().adopt_database(None).await?;
                 }
-                return Ok(Settled::Well { compared: false });
+                return Ok(CheckOutcome::Open { compared: false });
             }
-            Err(_) => return Ok(Settled::Not("nats has not answered yet")),
+            Err(_) => return Ok(CheckOutcome::Closed("nats has not answered yet")),
         }
     } else if ahead.is_err() {
-        return Ok(Settled::Not("the database was restored, and nats is needed to recover what was sent"));
+        return Ok(CheckOutcome::Closed("the database was restored, and nats is needed to recover deliveries"));
     }
     let Some(lock) = engine.store().try_recovery_lock().await? else {
-        return Ok(Settled::Not("another process recovers the restored database"));
+        return Ok(CheckOutcome::Closed("another process is recovering the database"));
     };
-    // Somebody else may have done it before we had the lock.
+    // Another process may have repaired it before we got the lock.
     let again = engine.store().database_state().await?;
-    let outcome = if again.is_another() || mender.log_is_ahead(&again).await? {
-        tracing::warn!(restored_to = %again.seen_at, "the database was restored to an older state: recovering");
+    let outcome = if again.is_replaced() || repair.log_is_ahead(&again).await? {
+        tracing::warn!(restored_to = %again.seen_at, "database was restored to an older state, recovering");
         engine
             .inner
             .recovery
-            .standing
-            .send_replace(Standing::Closed("the database was restored and is being recovered"));
+            .readiness
+            .send_replace(Readiness::Closed("the database was restored and is being recovered"));
         let margin = Margin { numbers: engine.inner.recovery.margin, always: false };
-        mender.mend(&again, margin, |_| {}).await.map(|mended| {
-            tracing::warn!(?mended, "the restored database is recovered");
+        repair.repair(&again, margin, |_| {}).await.map(|report| {
+            tracing::warn!(?report, "recovered the restored database");
         })
     } else {
         Ok(())
     };
     lock.release().await;
-    outcome.map(|()| Settled::Well { compared: true })
+    outcome.map(|()| CheckOutcome::Open { compared: true })
 }
 
-const fn reason_of(error: &EngineError) -> &'static str {
-    match error {
-        EngineError::Unavailable(_) => "storage is away",
-        EngineError::Stream(_) => "nats is away",
-        _ => "the database could not be looked at",
+const fn closed_reason(error: &EngineError) -> &'static str {
+    if matches!(error, EngineError::Unavailable(_)) {
+        "storage is unavailable"
+    } else if matches!(error, EngineError::Stream(_)) {
+        "nats is unavailable"
+    } else {
+        "the database could not be checked"
     }
 }

@@ -1,29 +1,28 @@
-//! Deliveries whose time is up: dead-lettered, the gateway told to send a tombstone, the sender told why.
+//! Expiry of deliveries: dead letters, with hints for tombstones and notices for senders.
 
-use relay_domain::{AgentId, WorkspaceScope, dead_letter::DeadReason, event, metric_names};
+use relay_domain::{AgentId, WorkspaceScope, events::kind, mailboxes::dead_letter::DeadLetterReason, metric_names};
 use relay_store::{
-    events::Recorded,
-    expiry::{DeadLettered, ExpiryPass},
+    events::RecordedEvents,
+    mailboxes::expiry::{DeadLetteredDelivery, ExpiryPass},
 };
 
-use super::Ticked;
+use super::TickOutcome;
 use crate::{Engine, EngineResult};
 
-/// Mailboxes of deleted agents that one tick empties.
 const DELETED_AT_ONCE: i64 = 100;
 
-/// One step of each pass, then what deleted agents have left.
-pub(super) async fn tick(engine: &Engine) -> EngineResult<Ticked> {
-    let mut ticked = Ticked::default();
+/// Runs one step of each pass, then dead-letters the deliveries of deleted agents.
+pub(super) async fn tick(engine: &Engine) -> EngineResult<TickOutcome> {
+    let mut ticked = TickOutcome::default();
     for pass in [ExpiryPass::First, ExpiryPass::Second] {
         let expired = engine.store().expire_step(pass, engine.now()).await?;
         engine.announce_dead_letters(&expired.dead, expired.recorded);
         ticked.worked += expired.dead.len() as u64;
         ticked.more |= expired.more;
     }
-    let deleted = engine.store().mailboxes_of_deleted(DELETED_AT_ONCE).await?;
+    let deleted = engine.store().mailboxes_of_deleted_agents(DELETED_AT_ONCE).await?;
     if !deleted.is_empty() {
-        ticked.worked += engine.dead_letter_mailboxes(&deleted, DeadReason::AgentDeleted).await?;
+        ticked.worked += engine.dead_letter_mailboxes(&deleted, DeadLetterReason::AgentDeleted).await?;
         ticked.more = true;
     }
     ticked.lag = Some(engine.store().expiry_lag(engine.now()).await?);
@@ -31,29 +30,23 @@ pub(super) async fn tick(engine: &Engine) -> EngineResult<Ticked> {
 }
 
 impl Engine {
-    /// Dead-letters what has expired in these mailboxes, as the expiry loop would, for whoever meets an
-    /// expired row first. Returns what this call dead-lettered, by mailbox and seq.
-    ///
-    /// # Errors
-    /// When Postgres is away or the transaction lost a race; nothing has changed then.
+    /// Dead-letters expired deliveries of these mailboxes, as the expiry loop would, for a reader that finds an expired
+    /// row first. Returns them by mailbox and seq.
     pub async fn dead_letter_expired(
         &self,
         mailboxes: &[(WorkspaceScope, AgentId)],
-    ) -> EngineResult<Vec<DeadLettered>> {
+    ) -> EngineResult<Vec<DeadLetteredDelivery>> {
         let (dead, recorded) = self.store().dead_letter_expired(mailboxes, self.now()).await?;
         self.announce_dead_letters(&dead, recorded);
         Ok(dead)
     }
 
-    /// Dead-letters whatever is not settled in these mailboxes. Returns how much that was; what a race leaves is
-    /// found by the expiry loop.
-    ///
-    /// # Errors
-    /// When Postgres is away or the transaction lost a race.
+    /// Dead-letters all unsettled deliveries of these mailboxes. Returns their number; the expiry loop finds those that
+    /// a race leaves.
     pub(crate) async fn dead_letter_mailboxes(
         &self,
         mailboxes: &[(WorkspaceScope, AgentId)],
-        reason: DeadReason,
+        reason: DeadLetterReason,
     ) -> EngineResult<u64> {
         let mut done = 0;
         loop {
@@ -66,9 +59,9 @@ impl Engine {
         }
     }
 
-    /// Tells the mailboxes' gateways to look, and the senders and observers that a message was not delivered.
-    /// These are hints: the dead letters themselves are committed.
-    pub(crate) fn announce_dead_letters(&self, dead: &[DeadLettered], recorded: Vec<Recorded>) {
+    /// Announces dead letters to the mailboxes' gateways, the senders and observers. These are hints: the dead letters
+    /// are committed.
+    pub(crate) fn announce_dead_letters(&self, dead: &[DeadLetteredDelivery], recorded: Vec<RecordedEvents>) {
         if dead.is_empty() {
             return;
         }
@@ -83,7 +76,7 @@ impl Engine {
             let Some(sender) = letter.sender else {
                 continue;
             };
-            self.hints().notify(letter.scope, vec![sender], "agent", event::DELIVERY_FAILED, letter.notice());
+            self.hints().notify(letter.scope, vec![sender], "agent", kind::DELIVERY_FAILED, letter.notice());
         }
         recorded.into_iter().for_each(|recorded| self.announce(recorded));
     }

@@ -1,10 +1,10 @@
-//! Invocations that nobody is doing.
+//! Open invocations without progress.
 
-use super::Ticked;
+use super::TickOutcome;
 use crate::{Engine, EngineResult};
 
-/// Takes back what lost its node, fails what is hopeless, and tries what waits.
-pub(super) async fn tick(engine: &Engine) -> EngineResult<Ticked> {
-    let (worked, more) = engine.look_after_invocations().await?;
-    Ok(Ticked { worked, more, lag: None })
+/// Takes back invocations of lost nodes, fails hopeless ones, and places waiting ones.
+pub(super) async fn tick(engine: &Engine) -> EngineResult<TickOutcome> {
+    let (worked, more) = engine.process_open_invocations().await?;
+    Ok(TickOutcome { worked, more, lag: None })
 }

@@ -1,20 +1,19 @@
-//! The worker's loops. Each is an idempotent tick: it reads rows, does a bounded amount of work and says
-//! whether more is waiting. Any number of workers may run the same loops at once, and any of them may die
-//! at any line.
+//! Loops of the worker. Each tick is idempotent: it reads rows, does a bounded amount of work and returns true if more
+//! is due. Any number of workers may run the same loops at once, and any of them may crash at any line.
 //!
-//! `services/worker` calls them, each on its period. Nothing here sleeps.
+//! `services/worker` calls each loop on its period.
 
 mod connections;
-mod erasing;
+mod erasure;
 mod expiry;
 mod files;
+mod housekeeping;
 mod invocations;
 mod outbox_relay;
 mod push;
-mod reading;
+mod read_models;
 mod redrives;
-mod rows;
-mod sealing;
+mod reencryption;
 mod sessions;
 mod subscriptions;
 mod triggers;
@@ -28,14 +27,13 @@ use std::{
 
 use relay_store::StoreError;
 
-use crate::{Engine, EngineError, EngineResult, recovery::Standing};
+use crate::{Engine, EngineError, EngineResult, recovery::Readiness};
 
 use uptime::Uptime;
 
-/// A tick does a bounded amount of work. One that takes longer waits for an answer that will not come.
-const TICK_AT_MOST: Duration = Duration::from_secs(60);
+/// A tick does a bounded amount of work; a longer one waits for a response that will not come.
+const TICK_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The loops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Loop {
     /// Publishes commit batches that their gateway did not.
@@ -46,18 +44,17 @@ pub enum Loop {
     Liveness,
     /// Marks agents offline that have not been heard of for long.
     Presence,
-    /// Removes the bytes of files that nobody needs any more.
+    /// Removes the objects of files that are no longer needed.
     Files,
-    /// Moves invocations on whose node was lost or silent.
+    /// Moves invocations of lost or silent nodes on.
     Invocations,
     /// Disconnects the providers of gateways whose lease is gone.
-    DeadGateways,
+    ExpiredGateways,
     /// Makes partitions ahead of time and drops those past their retention.
     Partitions,
     /// Removes exceptions that the ack floor has made redundant.
     Compaction,
-    /// Removes old keys, published batches, forgotten leases and what is too much of event logs, and seals with the
-    /// current key what former ones have sealed.
+    /// Removes old keys, published batches, expired leases and surplus events, and re-encrypts secrets of former keys.
     Pruning,
     /// Puts messages into the search index.
     SearchIndex,
@@ -69,20 +66,19 @@ pub enum Loop {
     Subscriptions,
     /// Sends dead letters again, as operators ask.
     Redrives,
-    /// Finds mailboxes to be pushed that nobody serves.
+    /// Finds due http_push mailboxes that no worker serves.
     PushSweep,
     /// Invokes actions for messages that match triggers.
     Triggers,
-    /// Empties the mailboxes of sessions that are gone, and deletes who was released for good.
+    /// Empties the mailboxes of ended sessions, and deletes agents that were released for good.
     Sessions,
-    /// Adds up what workspaces use, by the minute.
+    /// Aggregates usage by the minute.
     Usage,
     /// Removes every row of workspaces that were deleted or expired 30 days ago.
     Erasing,
 }
 
 impl Loop {
-    /// All loops.
     pub const ALL: [Self; 20] = [
         Self::OutboxRelay,
         Self::Expiry,
@@ -90,7 +86,7 @@ impl Loop {
         Self::Presence,
         Self::Files,
         Self::Invocations,
-        Self::DeadGateways,
+        Self::ExpiredGateways,
         Self::Partitions,
         Self::Compaction,
         Self::Pruning,
@@ -106,7 +102,7 @@ impl Loop {
         Self::Erasing,
     ];
 
-    /// The name in logs and metrics.
+    /// Name in logs and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -116,7 +112,7 @@ impl Loop {
             Self::Presence => "presence",
             Self::Files => "files",
             Self::Invocations => "invocations",
-            Self::DeadGateways => "dead_gateways",
+            Self::ExpiredGateways => "dead_gateways",
             Self::Partitions => "partitions",
             Self::Compaction => "compaction",
             Self::Pruning => "pruning",
@@ -133,12 +129,12 @@ impl Loop {
         }
     }
 
-    /// How long to pause when nothing more was waiting.
+    /// Pause after a tick that left nothing due.
     #[must_use]
     pub const fn period(self) -> Duration {
         match self {
             Self::OutboxRelay | Self::Invocations => Duration::from_millis(500),
-            Self::Expiry | Self::DeadGateways | Self::PushSweep | Self::Sessions => Duration::from_secs(1),
+            Self::Expiry | Self::ExpiredGateways | Self::PushSweep | Self::Sessions => Duration::from_secs(1),
             Self::Liveness | Self::Usage => Duration::from_secs(5),
             Self::Compaction | Self::Files | Self::Erasing => Duration::from_secs(10),
             Self::Presence => Duration::from_secs(15),
@@ -150,34 +146,32 @@ impl Loop {
     }
 }
 
-/// What a tick did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Ticked {
-    /// How many things it dealt with.
+pub struct TickOutcome {
+    /// Number of processed items.
     pub worked: u64,
-    /// Whether more is waiting right now.
+    /// True if more is due right now.
     pub more: bool,
-    /// How long the oldest thing that it deals with has been waiting, where that can be told; else what counts is
-    /// how late the tick is.
+    /// Age of the oldest due item, where known; otherwise the delay of the tick counts.
     pub lag: Option<Duration>,
 }
 
-/// How long rows are kept. Lowering one frees disk at the next tick and cannot be undone.
+/// Retention of rows. Lowering a value frees disk space at the next tick and cannot be undone.
 #[derive(Debug, Clone, Copy)]
 pub struct Retention {
-    /// Days of deliveries and ack log, today not counted. At least 8: the longest TTL is 6 days, and every
-    /// expired row must have become a dead letter before it goes.
+    /// Days of deliveries and ack log, not counting today. At least 8: the longest TTL is 6 days, and every expired row
+    /// must become a dead letter before it is dropped.
     pub delivery_days: u32,
-    /// Days of messages, today not counted. At least as many as of deliveries, which refer to them.
+    /// Days of messages, not counting today. At least as many as of deliveries, which refer to them.
     pub message_days: u32,
-    /// Days of the event log, today not counted.
+    /// Days of the event log, not counting today.
     pub event_days: u32,
-    /// Events that each workspace's log keeps at most.
+    /// Bound of each workspace's event log.
     pub workspace_events: u32,
 }
 
 impl Retention {
-    /// The least that may be kept of anything, in days.
+    /// Minimum retention of deliveries, in days.
     pub const LEAST_DAYS: u32 = 8;
 }
 
@@ -187,7 +181,6 @@ impl Default for Retention {
     }
 }
 
-/// The loops of one worker process.
 pub struct Loops {
     engine: Engine,
     retention: Retention,
@@ -196,7 +189,7 @@ pub struct Loops {
 }
 
 impl Loops {
-    /// The loops over an engine. Retention below its least is raised to it.
+    /// Creates the loops. Retention below the minimum is raised to it.
     #[must_use]
     pub fn new(engine: Engine, retention: Retention) -> Self {
         let delivery_days = retention.delivery_days.max(Retention::LEAST_DAYS);
@@ -206,7 +199,7 @@ impl Loops {
         Self { engine, retention: Retention { delivery_days, message_days, ..retention }, uptime, subscriptions }
     }
 
-    /// Ends what ticks have begun and left to itself. To be called once, after the last tick.
+    /// Ends the tasks that ticks have started. Call once, after the last tick.
     pub async fn drain(&self) {
         self.subscriptions.drain().await;
     }
@@ -214,56 +207,58 @@ impl Loops {
     /// Runs one tick of one loop.
     ///
     /// # Errors
-    /// When Postgres or NATS is away or a transaction lost a race. Nothing is half done: tick again.
+    /// When Postgres or NATS is unavailable or a transaction lost a race. Nothing is half done: tick again.
     #[tracing::instrument(name = "worker.loop.tick", level = "debug", skip_all, fields(loop.name = which.name()))]
-    pub async fn tick(&self, which: Loop) -> EngineResult<Ticked> {
-        // What a loop does may rest on what a restored database has forgotten.
-        if matches!(self.engine.standing(), Standing::Closed(_)) {
-            return Ok(Ticked::default());
+    pub async fn tick(&self, which: Loop) -> EngineResult<TickOutcome> {
+        // The rows of a restored database may be outdated until the repair.
+        if matches!(self.engine.readiness(), Readiness::Closed(_)) {
+            return Ok(TickOutcome::default());
         }
         let work = async {
             match which {
                 Loop::OutboxRelay => outbox_relay::tick(&self.engine).await,
                 Loop::Expiry => expiry::tick(&self.engine).await,
-                Loop::Liveness => connections::silent_providers(&self.engine, self.storage_up_for()).await,
-                Loop::Presence => connections::silent_agents(&self.engine, self.storage_up_for()).await,
+                Loop::Liveness => connections::disconnect_silent(&self.engine, self.storage_up_for()).await,
+                Loop::Presence => connections::mark_silent_offline(&self.engine, self.storage_up_for()).await,
                 Loop::Files => files::tick(&self.engine).await,
                 Loop::Invocations => invocations::tick(&self.engine).await,
-                Loop::DeadGateways => connections::dead_gateways(&self.engine, self.storage_up_for()).await,
-                Loop::Partitions => rows::partitions(&self.engine, self.retention).await,
-                Loop::Compaction => rows::compaction(&self.engine).await,
-                Loop::Pruning => rows::pruning(&self.engine, self.retention).await,
-                Loop::SearchIndex => reading::search_index(&self.engine).await,
-                Loop::ReadPointers => reading::pointers(&self.engine).await,
-                Loop::ReadReceipts => reading::receipts(&self.engine, self.retention).await,
+                Loop::ExpiredGateways => {
+                    connections::disconnect_expired_gateways(&self.engine, self.storage_up_for()).await
+                }
+                Loop::Partitions => housekeeping::maintain_partitions(&self.engine, self.retention).await,
+                Loop::Compaction => housekeeping::compact_settlements(&self.engine).await,
+                Loop::Pruning => housekeeping::prune_rows(&self.engine, self.retention).await,
+                Loop::SearchIndex => read_models::index_messages(&self.engine).await,
+                Loop::ReadPointers => read_models::move_read_pointers(&self.engine).await,
+                Loop::ReadReceipts => read_models::write_receipts(&self.engine, self.retention).await,
                 Loop::Redrives => redrives::tick(&self.engine).await,
                 Loop::Subscriptions => self.subscriptions.tick(&self.engine).await,
                 Loop::PushSweep => push::sweep(&self.engine).await,
                 Loop::Triggers => triggers::tick(&self.engine).await,
                 Loop::Sessions => sessions::tick(&self.engine).await,
                 Loop::Usage => usage::tick(&self.engine).await,
-                Loop::Erasing => erasing::tick(&self.engine).await,
+                Loop::Erasing => erasure::tick(&self.engine).await,
             }
         };
-        // A connection that died without a word must not end the loop.
-        let done = tokio::time::timeout(TICK_AT_MOST, work).await;
-        let done = done.unwrap_or_else(|_| Err(StoreError::still_away("ticking").into()));
+        // A connection that broke without notice must not end the loop.
+        let done = tokio::time::timeout(TICK_TIMEOUT, work).await;
+        let done = done.unwrap_or_else(|_| Err(StoreError::unavailable("ticking").into()));
         let mut uptime = self.uptime.lock().unwrap_or_else(PoisonError::into_inner);
         match &done {
-            Err(EngineError::Unavailable(_)) => uptime.saw_down(),
-            Ok(_) => uptime.saw_up(Instant::now()),
+            Err(EngineError::Unavailable(_)) => uptime.record_down(),
+            Ok(_) => uptime.record_up(Instant::now()),
             Err(_) => {}
         }
         done
     }
 
-    /// Whether Postgres answered this worker within the last seconds.
+    /// True if Postgres answered this worker within the last seconds.
     #[must_use]
     pub fn storage_is_up(&self) -> bool {
         self.uptime.lock().unwrap_or_else(PoisonError::into_inner).is_up(Instant::now())
     }
 
-    /// How long this worker has seen Postgres up without a break.
+    /// Time for which this worker has reached Postgres without a gap.
     fn storage_up_for(&self) -> Duration {
         self.uptime.lock().unwrap_or_else(PoisonError::into_inner).up_for(Instant::now())
     }
@@ -274,17 +269,17 @@ mod tests {
     use super::Loop;
 
     const RUNBOOK: &str = include_str!("../../../../docs/operations/runbooks/loop-stalled.md");
-    const CONFIGURATION: &str = include_str!("../../../../docs/configuration.md");
+    const METRICS: &str = include_str!("../../../../docs/metrics.md");
 
     #[test]
-    fn operators_can_read_about_every_loop() {
-        let listed = CONFIGURATION.split("\nLoops: ").nth(1).and_then(|rest| rest.split(". ").next()).unwrap();
+    fn every_loop_is_documented() {
+        let listed = METRICS.split("\nLoops: ").nth(1).and_then(|rest| rest.split(". ").next()).unwrap();
         for name in Loop::ALL.map(|which| format!("`{}`", which.name())) {
             let rows = RUNBOOK.lines().filter(|line| line.starts_with("| `"));
             let in_runbook =
                 rows.filter(|row| row.split(" | ").next().is_some_and(|cell| cell.contains(&name))).count();
             assert_eq!(in_runbook, 1, "rows of loop-stalled.md for {name}");
-            assert!(listed.contains(&name), "configuration.md does not list {name}");
+            assert!(listed.contains(&name), "metrics.md does not list {name}");
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Redrives by filter: a slice of each that is due, at its rate.
+//! Redrives by filter: steps of each due redrive, at its rate.
 
-use super::Ticked;
+use super::TickOutcome;
 use crate::{Engine, EngineResult};
 
-/// Some steps. Each is a transaction that moves the redrive on with its letters, so that a crash repeats nothing.
-pub(super) async fn tick(engine: &Engine) -> EngineResult<Ticked> {
+/// Runs some steps. Each is a transaction that moves the redrive on with its letters, so that a crash repeats nothing.
+pub(super) async fn tick(engine: &Engine) -> EngineResult<TickOutcome> {
     let (redriven, more, late) = engine.step_redrives().await?;
-    Ok(Ticked { worked: redriven, more, lag: Some(late) })
+    Ok(TickOutcome { worked: redriven, more, lag: Some(late) })
 }

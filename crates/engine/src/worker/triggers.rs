@@ -1,45 +1,44 @@
-//! Fires triggers: looks through the event log behind the commits, and invokes what the messages ask for.
+//! Triggers: scans the event log after commits, and invokes the actions of matching messages.
 //!
-//! A part of a log is claimed, looked through, and given back with the position reached. A worker that dies in
-//! between leaves its claim to run out; what it had invoked already is recognised by the idempotency key of
-//! (trigger, message), so that each message invokes an action once however often it is looked at.
+//! A section of a log is claimed, scanned, and released with the reached position. A worker that crashes in between
+//! leaves its claim to expire; its invocations are recognized by the idempotency key of (trigger, message), so that
+//! each message invokes an action once however often it is scanned.
 
 use chrono::TimeDelta;
 use relay_domain::{
-    TriggerId, WorkspaceScope,
-    event::{MESSAGE_CREATED, THREAD_REPLY},
-    trigger::{Seen, concerns},
+    MessageId, WorkspaceScope,
+    actions::trigger::{TriggerFacts, matches_scope},
+    events::kind::{MESSAGE_CREATED, THREAD_REPLY},
+    messages::Message,
 };
 use relay_store::{
-    MessageRow,
-    events::Recorded,
-    triggers::{ClaimedEvents, TriggerRow},
+    actions::triggers::{TriggerRow, TriggerScan},
+    events::RecordedEvents,
 };
 
-use super::Ticked;
-use crate::{Engine, EngineError, EngineResult, events::told, triggers::Pattern};
+use super::TickOutcome;
+use crate::{Engine, EngineError, EngineResult, actions::triggers::Pattern, events::message_events};
 
-/// Workspaces that one tick looks at.
 const WORKSPACES_AT_ONCE: i64 = 16;
-/// Events of each of them, about.
+/// Target number of events of each.
 const EVENTS_AT_ONCE: i64 = 200;
-/// A message waits so long for room among the open invocations of what it triggers: what other triggers of its
-/// workspace wait for waits with it.
-const WAITS_FOR_ROOM: TimeDelta = TimeDelta::minutes(2);
-/// Actions that one tick invokes for a workspace; the rest of its events waits for the next.
-const FIRED_AT_ONCE: usize = 100;
-/// How long a workspace is a worker's own. One that takes longer, or dies, shares the work or leaves it.
+/// Time that a message waits for capacity among the open invocations of its action; other triggers of the workspace
+/// wait with it.
+const MAX_CAPACITY_WAIT: TimeDelta = TimeDelta::minutes(2);
+/// Bound of the invocations of a workspace per tick; the rest of its events waits for the next.
+const MAX_FIRED: usize = 100;
+/// Claim of a workspace. A worker that takes longer shares the work with others.
 const CLAIM_SECONDS: i32 = 10;
 
-/// A trigger, ready to be compared.
-struct Ready {
+/// Trigger with its compiled pattern.
+struct CompiledTrigger {
     row: TriggerRow,
     pattern: Option<Pattern>,
 }
 
-impl Ready {
+impl CompiledTrigger {
     fn new(row: TriggerRow) -> Self {
-        // What was stored had been read before; what cannot be read matches nothing.
+        // Stored patterns were compiled before; one that no longer compiles is matched literally.
         let pattern = row
             .pattern
             .as_deref()
@@ -47,115 +46,115 @@ impl Ready {
         Self { row, pattern }
     }
 
-    fn matches(&self, seq: i64, message: &MessageRow) -> bool {
-        let seen = Seen { channel: &message.channel_name, mentions: &message.mentions };
+    fn matches(&self, seq: i64, message: &Message) -> bool {
+        let seen = TriggerFacts { channel: &message.channel_name, mentions: &message.mentions };
         seq > self.row.after_seq
-            && concerns(self.row.channel.as_deref(), self.row.mention.as_deref(), &seen)
-            && self.pattern.as_ref().is_none_or(|pattern| pattern.is_in(&message.text))
+            && matches_scope(self.row.channel.as_deref(), self.row.mention.as_deref(), &seen)
+            && self.pattern.as_ref().is_none_or(|pattern| pattern.matches(&message.text))
     }
 }
 
-/// What came of looking through a part.
-struct Looked {
-    /// How much was invoked.
+/// Outcome of a scan.
+struct ScanOutcome {
+    /// Number of invocations.
     fired: u64,
-    /// Up to where everything was.
+    /// Position up to which everything was invoked.
     reached: i64,
-    /// Whether the next message has to wait: as many invocations are open as may be.
+    /// True if the next message has to wait, because too many invocations are open.
     waits: bool,
 }
 
-/// Looks through what is new in some workspaces. The trouble of one is not the others': its claim runs out, and then it
-/// is looked at again.
-pub(super) async fn tick(engine: &Engine) -> EngineResult<Ticked> {
-    let claimed = engine.store().claim_triggering(WORKSPACES_AT_ONCE, CLAIM_SECONDS).await?;
-    let mut done = Ticked::default();
+/// Scans the new events of some workspaces. A failure in one does not affect the others: its claim expires, and then it
+/// is scanned again.
+pub(super) async fn tick(engine: &Engine) -> EngineResult<TickOutcome> {
+    let claimed = engine.store().claim_trigger_scans(WORKSPACES_AT_ONCE, CLAIM_SECONDS).await?;
+    let mut done = TickOutcome::default();
     for part in claimed {
-        match look_through_and_note(engine, &part).await {
-            Ok(looked) => {
-                done.worked += looked.fired;
-                done.more |= looked.reached < part.newest_seq && !looked.waits;
+        match scan_and_record(engine, &part).await {
+            Ok(scanned) => {
+                done.worked += scanned.fired;
+                done.more |= scanned.reached < part.newest_seq && !scanned.waits;
             }
             Err(error) => {
                 let id = part.scope.workspace_id();
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(workspace.id = %id, error, "triggers wait for another look");
+                tracing::warn!(workspace.id = %id, error, "trigger scan failed, will retry");
             }
         }
     }
     Ok(done)
 }
 
-async fn look_through_and_note(engine: &Engine, part: &ClaimedEvents) -> EngineResult<Looked> {
-    let looked = look_through(engine, part).await?;
-    if looked.waits {
-        engine.store().note_triggering(part, looked.reached).await?;
+async fn scan_and_record(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOutcome> {
+    let scanned = scan_events(engine, part).await?;
+    if scanned.waits {
+        engine.store().record_trigger_progress(part, scanned.reached).await?;
     } else {
-        engine.store().finish_triggering(part, looked.reached).await?;
+        engine.store().finish_trigger_scan(part, scanned.reached).await?;
     }
-    Ok(looked)
+    Ok(scanned)
 }
 
-async fn look_through(engine: &Engine, part: &ClaimedEvents) -> EngineResult<Looked> {
-    let through = |fired: u64, reached: i64| Looked { fired, reached, waits: false };
+async fn scan_events(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOutcome> {
+    let through = |fired: u64, reached: i64| ScanOutcome { fired, reached, waits: false };
     let records = engine.store().events_since(part.scope, part.reached_seq, EVENTS_AT_ONCE).await?;
     let Some(last) = records.last() else {
-        // Retention was here first.
+        // Retention has dropped the events.
         return Ok(through(0, part.newest_seq));
     };
     let end = last.first_seq + i64::try_from(last.events.len()).unwrap_or(0) - 1;
-    let posted = posted(&records, part.reached_seq);
+    let posted = posted_messages(&records, part.reached_seq);
     if posted.is_empty() {
         return Ok(through(0, end));
     }
-    // As they were posted: an edit triggers nothing, and takes nothing back.
+    // In their posted version: an edit triggers nothing, and revokes nothing.
     let messages = engine.store().messages_of_events(part.scope, &posted).await?;
     let triggers = engine.store().enabled_triggers(part.scope).await?;
-    let triggers: Vec<Ready> = triggers.into_iter().map(Ready::new).collect();
+    let triggers: Vec<CompiledTrigger> = triggers.into_iter().map(CompiledTrigger::new).collect();
     let mut fired = 0;
     for (seq, _) in posted {
-        if fired >= FIRED_AT_ONCE {
+        if fired >= MAX_FIRED {
             return Ok(through(fired as u64, seq - 1));
         }
         let Some(message) = messages.get(&seq) else { continue };
         for trigger in triggers.iter().filter(|trigger| trigger.matches(seq, message)) {
             match fire(engine, part.scope, &trigger.row, message).await? {
-                Fired::Settled => fired += 1,
-                // What the message has invoked already, its keys remember.
-                Fired::NotYet => return Ok(Looked { fired: fired as u64, reached: seq - 1, waits: true }),
+                FireOutcome::Settled => fired += 1,
+                // The keys remember earlier invocations of the message.
+                FireOutcome::NotYet => return Ok(ScanOutcome { fired: fired as u64, reached: seq - 1, waits: true }),
             }
         }
     }
     Ok(through(fired as u64, end))
 }
 
-/// The messages of channels and their threads among the events above `since`, with the events' numbers.
-fn posted(records: &[Recorded], since: i64) -> Vec<(i64, i64)> {
-    told(records, |seq, event| {
+/// Lists the messages of channels and their threads among the events above `since`, with the events' numbers.
+fn posted_messages(records: &[RecordedEvents], since: i64) -> Vec<(i64, MessageId)> {
+    message_events(records, |seq, event| {
         let said = event.kind == MESSAGE_CREATED || event.kind == THREAD_REPLY;
         said && event.conversation_id.is_none() && seq > since
     })
 }
 
-/// Whether a message is done with for a trigger.
+/// Outcome of a message for a trigger.
 #[derive(Clone, Copy)]
-enum Fired {
+enum FireOutcome {
     /// It has invoked the action, or was refused.
     Settled,
-    /// It is to be tried again: the message has not been what was wrong.
+    /// To be retried: the message was not the reason.
     NotYet,
 }
 
-/// Invokes the action for a message. A refusal is noted with the trigger; only trouble of our own is an error.
+/// Invokes the action for a message. A refusal is recorded with the trigger; only failures of the system are errors.
 async fn fire(
     engine: &Engine,
     scope: WorkspaceScope,
     trigger: &TriggerRow,
-    message: &MessageRow,
-) -> EngineResult<Fired> {
-    let mut fired = Fired::Settled;
+    message: &Message,
+) -> EngineResult<FireOutcome> {
+    let mut fired = FireOutcome::Settled;
     let refusal = match engine.invoke_for_message(scope, trigger, message).await {
-        // Made before and finished long ago, or being made by another worker right now.
+        // Invoked before and completed long ago, or being invoked by another worker right now.
         Ok(()) | Err(EngineError::InvocationNotFound | EngineError::IdempotencyInProgress) => None,
         Err(
             error @ (EngineError::Unavailable(_)
@@ -167,13 +166,12 @@ async fn fire(
         ) => return Err(error),
         Err(error) => {
             let waited = engine.now() - message.created_at;
-            if matches!(error, EngineError::TooManyInvocations(_)) && waited < WAITS_FOR_ROOM {
-                fired = Fired::NotYet;
+            if matches!(error, EngineError::TooManyInvocations(_)) && waited < MAX_CAPACITY_WAIT {
+                fired = FireOutcome::NotYet;
             }
             Some(error.to_string())
         }
     };
-    let id = TriggerId::new(trigger.trigger_id);
-    engine.store().mark_triggered(scope, id, refusal.as_deref(), engine.now()).await?;
+    engine.store().mark_triggered(scope, trigger.trigger_id, refusal.as_deref(), engine.now()).await?;
     Ok(fired)
 }

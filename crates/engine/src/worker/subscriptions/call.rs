@@ -1,27 +1,33 @@
-//! What a call to a subscription's address looks like (contract: rest.md 3.13).
+//! Calls to subscriptions (docs/protocol/rest.md, "Subscription calls").
 
 use std::time::Duration;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use chrono::{DateTime, Utc};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use relay_domain::{WorkspaceScope, subscription::SignatureScheme, subscription_call::mentions_name};
+use relay_domain::{
+    WorkspaceScope,
+    messages::Message,
+    subscriptions::{EventFilter, SignatureScheme, call::mentions_name},
+};
 use relay_store::{
-    MessageRow,
     events::{EventBody, NewEvent},
-    subscription_dispatch::{LeasedSubscription, WaitingCall},
+    subscriptions::dispatch::{LeasedSubscription, PendingCall},
 };
 use ring::hmac;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::{payload::payload, render::timestamp, subscriptions::SubscriptionSecrets};
+use crate::{
+    messages::{payload::payload, render::timestamp},
+    subscriptions::definitions::SubscriptionSecrets,
+};
 
-/// What a secret for the Standard Webhooks begins with.
+/// Prefix of a Standard Webhooks secret.
 const STANDARD_PREFIX: &str = "whsec_";
 
-/// What an event says, as nodes get it: one flat object. `message` is the event's own, as it was then.
-pub(super) fn data(event: &NewEvent, message: Option<&MessageRow>) -> Map<String, Value> {
+/// Builds the data of an event as nodes get it: one flat object. `message` is the version that the event refers to.
+pub(super) fn event_data(event: &NewEvent, message: Option<&Message>) -> Map<String, Value> {
     #[derive(Deserialize)]
     struct Payload {
         data: Map<String, Value>,
@@ -30,14 +36,14 @@ pub(super) fn data(event: &NewEvent, message: Option<&MessageRow>) -> Map<String
         EventBody::Data(Value::Object(data)) => data.clone(),
         EventBody::Data(_) => Map::new(),
         EventBody::Message(id) => match message {
-            // Whom a direct message is for is in the conversation; a subscription is nobody's mailbox.
+            // The recipient of a direct message follows from the conversation; a subscription is no mailbox.
             Some(message) => {
                 let read: Option<Payload> = serde_json::from_str(payload(message, "").get()).ok();
                 let mut data = read.map(|payload| payload.data).unwrap_or_default();
                 data.remove("to");
                 data
             }
-            // Retention has dropped it: only that it was is still known.
+            // Retention has dropped it: only its id is still known.
             None => Map::from_iter([("id".to_owned(), json!(id.to_string()))]),
         },
     };
@@ -52,19 +58,18 @@ pub(super) fn data(event: &NewEvent, message: Option<&MessageRow>) -> Map<String
     data
 }
 
-/// Whether a filter lets an event through.
-pub(super) fn passes(filter: Option<&Value>, channel_name: Option<&str>, data: &Map<String, Value>) -> bool {
-    let wanted = |field: &str| filter.and_then(|filter| filter.get(field)).and_then(Value::as_str);
+/// True if the filter matches an event.
+pub(super) fn matches_filter(filter: &EventFilter, channel_name: Option<&str>, data: &Map<String, Value>) -> bool {
     let text = || {
         let text = data.get("text").or_else(|| data.get("message")?.get("text"));
         text.and_then(Value::as_str).unwrap_or_default()
     };
-    wanted("channel").is_none_or(|channel| channel_name == Some(channel))
-        && wanted("mentions").is_none_or(|name| mentions_name(text(), name))
+    filter.channel.as_deref().is_none_or(|channel| channel_name == Some(channel))
+        && filter.mentions.as_deref().is_none_or(|name| mentions_name(text(), name))
 }
 
-/// The body, the same at each try.
-pub(super) fn body(scope: WorkspaceScope, kind: &str, at: DateTime<Utc>, data: Map<String, Value>) -> String {
+/// Builds the body, which is the same for each attempt.
+pub(super) fn call_body(scope: WorkspaceScope, kind: &str, at: DateTime<Utc>, data: Map<String, Value>) -> String {
     json!({
         "type": kind,
         "workspace_id": scope.workspace_id().to_string(),
@@ -74,15 +79,15 @@ pub(super) fn body(scope: WorkspaceScope, kind: &str, at: DateTime<Utc>, data: M
     .to_string()
 }
 
-/// The headers of one try.
-pub(super) fn headers(
+/// Builds the headers of one attempt.
+pub(super) fn call_headers(
     leased: &LeasedSubscription,
     secrets: &SubscriptionSecrets,
-    waiting: &WaitingCall,
+    waiting: &PendingCall,
     now: DateTime<Utc>,
 ) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    // Names and values were checked when the subscription was made; what cannot be a header is left out.
+    // Names and values were checked when the subscription was created; invalid headers are left out.
     let mut set = |name: &str, value: &str| {
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
             headers.insert(name, value);
@@ -98,13 +103,13 @@ pub(super) fn headers(
     set("x-relay-delivery", &id);
     set("webhook-id", &id);
     let Some(secret) = &secrets.secret else { return headers };
-    let scheme = leased.signature_scheme.as_deref().and_then(SignatureScheme::parse);
-    match scheme.unwrap_or(SignatureScheme::Relay) {
+    match leased.signature_scheme.unwrap_or(SignatureScheme::Relay) {
         SignatureScheme::Relay => {
             let tag = sign(secret.as_bytes(), &[waiting.body.as_bytes()]);
             set("x-relay-signature", &format!("sha256={}", hex::encode(tag)));
         }
         SignatureScheme::StandardWebhooks => {
+            // The secret was checked when the subscription was created.
             let key = STANDARD.decode(secret.trim_start_matches(STANDARD_PREFIX)).unwrap_or_default();
             let seconds = now.timestamp().to_string();
             let signed = [id.as_bytes(), b".", seconds.as_bytes(), b".", waiting.body.as_bytes()];
@@ -115,7 +120,7 @@ pub(super) fn headers(
     headers
 }
 
-/// How long the receiver asks to be left alone: seconds or a date (RFC 9110, 10.2.3).
+/// Parses `Retry-After`: seconds or a date (RFC 9110, 10.2.3).
 pub(super) fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Duration> {
     let text = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = text.parse::<u64>() {
@@ -133,11 +138,11 @@ fn sign(key: &[u8], parts: &[&[u8]]) -> hmac::Tag {
 
 #[cfg(test)]
 mod tests {
-    use relay_domain::{SubscriptionId, WorkspaceId};
+    use relay_domain::{SubscriptionDeliveryId, SubscriptionId, WorkspaceId};
 
     use super::*;
 
-    fn leased(scheme: &str) -> LeasedSubscription {
+    fn leased(scheme: SignatureScheme) -> LeasedSubscription {
         LeasedSubscription {
             scope: WorkspaceScope::from_engine_row(WorkspaceId::new(1)),
             id: SubscriptionId::new(2),
@@ -145,8 +150,8 @@ mod tests {
             events: vec!["*".into()],
             filter: None,
             url: "https://example.org".into(),
-            signature_scheme: Some(scheme.to_owned()),
-            sealed: None,
+            signature_scheme: Some(scheme),
+            secret: None,
             event_cursor: None,
             failures: 0,
             failing_since: None,
@@ -157,9 +162,9 @@ mod tests {
         DateTime::from_timestamp(seconds, 0).unwrap()
     }
 
-    fn signed(scheme: &str, secret: &str, id: i64, body: &str, now: i64) -> HeaderMap {
-        let waiting = WaitingCall {
-            delivery_id: id,
+    fn signed(scheme: SignatureScheme, secret: &str, id: i64, body: &str, now: i64) -> HeaderMap {
+        let waiting = PendingCall {
+            delivery_id: SubscriptionDeliveryId::new(id),
             event_kind: "message.created".into(),
             body: body.into(),
             attempts: 0,
@@ -171,13 +176,13 @@ mod tests {
             secret: Some(secret.into()),
             headers: [("X-Own".to_owned(), "a b".to_owned())].into(),
         };
-        headers(&leased(scheme), &secrets, &waiting, at(now))
+        call_headers(&leased(scheme), &secrets, &waiting, at(now))
     }
 
     #[test]
     fn the_relay_scheme_signs_the_body() {
         // RFC 4231, test case 2.
-        let headers = signed("relay", "Jefe", 7, "what do ya want for nothing?", 0);
+        let headers = signed(SignatureScheme::Relay, "Jefe", 7, "what do ya want for nothing?", 0);
         let tag = "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843";
         assert_eq!(headers["x-relay-signature"], format!("sha256={tag}"));
         assert_eq!((&headers["x-own"], &headers["webhook-id"]), (&"a b".parse().unwrap(), &"7".parse().unwrap()));
@@ -188,7 +193,7 @@ mod tests {
     #[test]
     fn the_standard_scheme_signs_id_time_and_body() {
         let secret = format!("whsec_{}", STANDARD.encode(b"Jefe"));
-        let headers = signed("standard-webhooks", &secret, 7, "{}", 1_614_265_330);
+        let headers = signed(SignatureScheme::StandardWebhooks, &secret, 7, "{}", 1_614_265_330);
         let expected = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, b"Jefe"), b"7.1614265330.{}");
         assert_eq!(headers["webhook-signature"], format!("v1,{}", STANDARD.encode(expected)));
         assert_eq!(headers["webhook-timestamp"], "1614265330");
@@ -199,17 +204,21 @@ mod tests {
     fn filters_compare_channels_and_look_for_mentions() {
         let flat = Map::from_iter([("text".to_owned(), json!("hi @bob"))]);
         let nested = Map::from_iter([("message".to_owned(), json!({ "text": "hi @bob" }))]);
+        let filter = |channel: Option<&str>, mentions: Option<&str>| EventFilter {
+            channel: channel.map(str::to_owned),
+            mentions: mentions.map(str::to_owned),
+        };
         for (filter, channel, passed) in [
-            (None, None, true),
-            (Some(json!({ "channel": "dev" })), Some("dev"), true),
-            (Some(json!({ "channel": "dev" })), Some("ops"), false),
-            (Some(json!({ "channel": "dev" })), None, false),
-            (Some(json!({ "mentions": "bob" })), None, true),
-            (Some(json!({ "mentions": "ann" })), None, false),
-            (Some(json!({ "channel": "dev", "mentions": "bob" })), Some("ops"), false),
+            (filter(None, None), None, true),
+            (filter(Some("dev"), None), Some("dev"), true),
+            (filter(Some("dev"), None), Some("ops"), false),
+            (filter(Some("dev"), None), None, false),
+            (filter(None, Some("bob")), None, true),
+            (filter(None, Some("ann")), None, false),
+            (filter(Some("dev"), Some("bob")), Some("ops"), false),
         ] {
             for data in [&flat, &nested] {
-                assert_eq!(passes(filter.as_ref(), channel, data), passed, "{filter:?} {channel:?}");
+                assert_eq!(matches_filter(&filter, channel, data), passed, "{filter:?} {channel:?}");
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Event subscriptions: which of them are served by this worker. Each is leased as a whole and served by a task of
-//! its own, so that a slow address holds up nobody else; those that fail have places of their own.
+//! Delivery of events to subscriptions. Each subscription is leased as a whole and served by a task of its own, so that
+//! a slow endpoint delays no other; failing ones have slots of their own.
 
 mod call;
 mod serve;
@@ -9,31 +9,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-use relay_domain::subscription_call::PROBED_FROM;
+use relay_domain::subscriptions::call::PROBE_FAILURES;
+use relay_store::subscriptions::dispatch::{ClaimedHealth, SubscriptionClaim};
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::Ticked;
+use super::TickOutcome;
 use crate::{Engine, EngineResult};
 
 /// Subscriptions served at once by one worker.
-const PLACES: usize = 64;
-/// Those of them that fail, besides: an address that hangs keeps a place for 10 s.
-const PLACES_OF_FAILING: usize = 16;
-/// Of one workspace, so that one tenant's addresses cannot take all places.
-const OF_ONE_WORKSPACE: i64 = 16;
+const SLOTS: usize = 64;
+/// Slots of failing subscriptions, in addition: a hanging endpoint occupies one for 10 s.
+const FAILING_SLOTS: usize = 16;
+/// Bound per workspace, so that one tenant cannot take all slots.
+const MAX_PER_WORKSPACE: i64 = 16;
 /// A call takes 10 s at most, and the lease is renewed after each.
 const LEASE: Duration = Duration::from_secs(15);
-/// How often workspaces are marked whose subscriptions want to hear of single deliveries. The mark holds 10 min.
+/// Interval at which workspaces with subscriptions to single deliveries are marked as watched. The mark lasts 10 min.
 const WATCH_EVERY: Duration = Duration::from_secs(120);
-/// Workspaces marked by one statement.
 const WATCHED_AT_ONCE: i64 = 1000;
 
-/// What a worker remembers of the subscriptions that it serves.
+/// Subscriptions that this worker serves.
 pub(super) struct Subscriptions {
     owner: String,
-    places: Arc<Semaphore>,
-    places_of_failing: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
+    failing_slots: Arc<Semaphore>,
     serving: TaskTracker,
     stop: CancellationToken,
     watched_at: Mutex<Option<Instant>>,
@@ -43,48 +43,58 @@ impl Subscriptions {
     pub(super) fn new() -> Self {
         Self {
             owner: format!("{}-{:08x}", std::process::id(), fastrand::u32(..)),
-            places: Arc::new(Semaphore::new(PLACES)),
-            places_of_failing: Arc::new(Semaphore::new(PLACES_OF_FAILING)),
+            slots: Arc::new(Semaphore::new(SLOTS)),
+            failing_slots: Arc::new(Semaphore::new(FAILING_SLOTS)),
             serving: TaskTracker::new(),
             stop: CancellationToken::new(),
             watched_at: Mutex::default(),
         }
     }
 
-    /// Takes subscriptions with something to do, as many as there are places for, and serves them.
-    pub(super) async fn tick(&self, engine: &Engine) -> EngineResult<Ticked> {
+    /// Claims due subscriptions, as many as there are free slots, and serves them.
+    pub(super) async fn tick(&self, engine: &Engine) -> EngineResult<TickOutcome> {
         self.watch(engine).await?;
         let lag = Duration::from_secs_f64(engine.store().subscription_lag().await?);
-        let mut ticked = Ticked { lag: Some(lag), ..Ticked::default() };
-        for (failing, places) in [(false, &self.places), (true, &self.places_of_failing)] {
-            let free = i64::try_from(places.available_permits()).unwrap_or(0);
+        let mut ticked = TickOutcome { lag: Some(lag), ..TickOutcome::default() };
+        for (health, slots) in [(ClaimedHealth::Healthy, &self.slots), (ClaimedHealth::Failing, &self.failing_slots)] {
+            let free = i64::try_from(slots.available_permits()).unwrap_or(0);
             if free == 0 {
                 continue;
             }
-            let claim =
-                engine.store().claim_subscriptions(&self.owner, failing, PROBED_FROM, free, OF_ONE_WORKSPACE, LEASE);
-            for leased in claim.await? {
-                // Only this loop takes places, and it counted them.
-                let Ok(place) = Arc::clone(places).try_acquire_owned() else { break };
+            let claim = SubscriptionClaim {
+                owner: &self.owner,
+                health,
+                failing_from: PROBE_FAILURES,
+                limit: free,
+                per_workspace: MAX_PER_WORKSPACE,
+                lease: LEASE,
+            };
+            let claimed = engine.store().claim_subscriptions(claim).await?;
+            for error in &claimed.corrupt {
+                tracing::error!(error = error as &dyn std::error::Error, "a subscription is corrupt, skipping it");
+            }
+            for leased in claimed.leased {
+                // Only this loop takes slots, and it counted them.
+                let Ok(slot) = Arc::clone(slots).try_acquire_owned() else { break };
                 ticked.worked += 1;
                 let (engine, stop) = (engine.clone(), self.stop.clone());
                 self.serving.spawn(async move {
                     serve::serve(&engine, leased, &stop).await;
-                    drop(place);
+                    drop(slot);
                 });
             }
         }
         Ok(ticked)
     }
 
-    /// Lets calls under way end, and gives the subscriptions back.
+    /// Lets calls in progress finish, and releases the subscriptions.
     pub(super) async fn drain(&self) {
         self.stop.cancel();
         self.serving.close();
         self.serving.wait().await;
     }
 
-    /// Single deliveries make events only where somebody looks.
+    /// Marks workspaces as watched: events of single deliveries are recorded only there.
     async fn watch(&self, engine: &Engine) -> EngineResult<()> {
         let last = *self.watched_at.lock().unwrap_or_else(PoisonError::into_inner);
         if last.is_some_and(|at| at.elapsed() < WATCH_EVERY) {
@@ -92,7 +102,7 @@ impl Subscriptions {
         }
         let mut after = None;
         loop {
-            let scopes = engine.store().workspaces_to_watch(after, WATCHED_AT_ONCE).await?;
+            let scopes = engine.store().workspaces_with_delivery_subscriptions(after, WATCHED_AT_ONCE).await?;
             engine.watch_events(&scopes).await?;
             after = scopes.last().copied();
             if i64::try_from(scopes.len()).is_ok_and(|found| found < WATCHED_AT_ONCE) {

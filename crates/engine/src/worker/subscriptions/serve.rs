@@ -1,74 +1,76 @@
-//! Serving one subscription: its events in order, one call at a time.
+//! Service of one subscription: its events in order, one call at a time.
 
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{
-    metric_names,
-    subscription_call::{Verdict, is_given_up, pause_after, probe_pause, verdict, wants},
+    SubscriptionDeliveryId, metric_names,
+    subscriptions::{
+        DisabledReason,
+        call::{AnswerClass, classify_status, includes_kind, probe_delay, retry_delay, should_disable},
+    },
 };
-use relay_egress::{Failure, Options};
+use relay_egress::{Answer, CallOptions, Failure};
 use relay_store::{
     events::EventBody,
-    subscription_dispatch::{CallOutcome, CallTried, LeasedSubscription, WaitingCall, WantedEvent},
+    subscriptions::dispatch::{CallAttempt, CallOutcome, LeasedSubscription, MatchedEvent, PendingCall},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::{LEASE, call};
-use crate::{Engine, EngineResult, events::told, subscriptions::SubscriptionSecrets, trace};
+use crate::{Engine, EngineResult, events::message_events, subscriptions::definitions::SubscriptionSecrets, trace};
 
-/// Calls read at once.
 const WAITING_AT_ONCE: i64 = 50;
-/// Events of the log looked at in one step.
 const EVENTS_AT_ONCE: i64 = 200;
-/// After this long a subscription goes back, for others to have the place.
-const SERVED_AT_MOST: Duration = Duration::from_secs(10);
-/// How long a subscription whose secrets cannot be opened here is left alone: another worker may know the key.
-const UNREADABLE_FOR: Duration = Duration::from_secs(60);
-/// Bytes of an error that are kept.
+/// A subscription is released after this long, so that others get the slot.
+const MAX_SERVE_TIME: Duration = Duration::from_secs(10);
+/// Pause of a subscription whose secrets cannot be decrypted here: another worker may have the key.
+const UNREADABLE_PAUSE: Duration = Duration::from_secs(60);
+/// Bound of a stored error text.
 const ERROR_BYTES: usize = 300;
 
-/// What is to be done after a call.
-enum Next {
-    Go,
-    /// Give it back. It says itself when it is due again.
+/// Next step after a call.
+enum NextStep {
+    Continue,
+    /// Release it; its row holds the next due time.
     Release,
-    /// Somebody else has it, or it is gone.
-    Leave,
+    /// Another worker has it, or it was deleted.
+    Abandon,
 }
 
-/// Serves a subscription until nothing is left to do, it has to wait, or others are to have a turn.
+/// Serves a subscription until nothing is due, it has to wait, or its time is up.
 pub(super) async fn serve(engine: &Engine, mut leased: LeasedSubscription, stop: &CancellationToken) {
     if let Err(error) = serve_leased(engine, &mut leased, stop).await {
-        // The lease runs out, and whoever takes it goes on where this ended.
+        // The lease expires, and the next worker continues here.
         tracing::debug!(error = &error as &dyn std::error::Error, "serving a subscription ended early");
     }
 }
 
 async fn serve_leased(engine: &Engine, leased: &mut LeasedSubscription, stop: &CancellationToken) -> EngineResult<()> {
-    let opened = leased.sealed.as_ref().map(|sealed| engine.opened_secrets(leased.scope, leased.id, sealed));
+    let opened = leased.secret.as_ref().map(|secret| engine.open_subscription_secrets(leased.scope, leased.id, secret));
     let secrets = match opened.transpose() {
         Ok(secrets) => secrets.unwrap_or_default(),
         Err(error) => {
             tracing::error!(
                 subscription.id = %leased.id,
                 error = &error as &dyn std::error::Error,
-                "a subscription's secrets cannot be read"
+                "failed to decrypt the secrets of a subscription"
             );
-            let later = engine.now() + delta(UNREADABLE_FOR);
+            let later = engine.now() + to_time_delta(UNREADABLE_PAUSE);
             return Ok(engine.store().release_subscription(leased, Some(later)).await?);
         }
     };
     let began = Instant::now();
-    let is_over = || stop.is_cancelled() || began.elapsed() >= SERVED_AT_MOST;
+    let is_over = || stop.is_cancelled() || began.elapsed() >= MAX_SERVE_TIME;
     loop {
-        let waiting = engine.store().waiting_calls(leased, WAITING_AT_ONCE).await?;
+        // Queued events first: new ones are matched only when all earlier ones have been sent.
+        let waiting = engine.store().pending_calls(leased, WAITING_AT_ONCE).await?;
         if waiting.is_empty() {
             match queue_events(engine, leased).await? {
-                Next::Go => {}
-                Next::Release => return Ok(engine.store().release_subscription(leased, None).await?),
-                Next::Leave => return Ok(()),
+                NextStep::Continue => {}
+                NextStep::Release => return Ok(engine.store().release_subscription(leased, None).await?),
+                NextStep::Abandon => return Ok(()),
             }
         }
         for waiting in waiting {
@@ -76,10 +78,12 @@ async fn serve_leased(engine: &Engine, leased: &mut LeasedSubscription, stop: &C
                 let due = Some(waiting.next_attempt_at);
                 return Ok(engine.store().release_subscription(leased, due).await?);
             }
-            match attempt(engine, leased, &secrets, &waiting).await? {
-                Next::Go if !is_over() => {}
-                Next::Go | Next::Release => return Ok(engine.store().release_subscription(leased, None).await?),
-                Next::Leave => return Ok(()),
+            match attempt_call(engine, leased, &secrets, &waiting).await? {
+                NextStep::Continue if !is_over() => {}
+                NextStep::Continue | NextStep::Release => {
+                    return Ok(engine.store().release_subscription(leased, None).await?);
+                }
+                NextStep::Abandon => return Ok(()),
             }
         }
         if is_over() {
@@ -88,43 +92,44 @@ async fn serve_leased(engine: &Engine, leased: &mut LeasedSubscription, stop: &C
     }
 }
 
-/// Looks at the next events of the log and queues those that are wanted.
-async fn queue_events(engine: &Engine, leased: &mut LeasedSubscription) -> EngineResult<Next> {
-    // Where the log stands, before it is read: what comes after that is seen the next time.
+/// Reads the next events of the log and queues those that match.
+async fn queue_events(engine: &Engine, leased: &mut LeasedSubscription) -> EngineResult<NextStep> {
+    // The head is read before the log: later events are seen the next time.
     let heads = engine.store().event_heads(&[leased.scope]).await?;
     let head = heads.first().map_or(0, |head| head.next_seq - 1);
     let Some(since) = leased.event_cursor else {
         return move_cursor(engine, leased, head, &[]).await;
     };
     if since >= head {
-        return Ok(Next::Release);
+        return Ok(NextStep::Release);
     }
     let mut records = engine.store().events_since(leased.scope, since, EVENTS_AT_ONCE).await?;
-    // Retention may have dropped what was left to look at.
+    // Retention may have dropped the remaining events.
     let last = records
         .last()
         .map_or(head, |record| record.first_seq + i64::try_from(record.events.len()).unwrap_or(i64::MAX) - 1);
-    let is_wanted = |kind: &str| wants(&leased.events, kind);
-    let told = told(&records, |seq, event| seq > since && is_wanted(&event.kind));
-    let messages = engine.store().messages_of_events(leased.scope, &told).await?;
+    let is_wanted = |kind: &str| includes_kind(&leased.events, kind);
+    let outcome_label = message_events(&records, |seq, event| seq > since && is_wanted(&event.kind));
+    let messages = engine.store().messages_of_events(leased.scope, &outcome_label).await?;
     let mut wanted = Vec::new();
     for record in &mut records {
         for (event_seq, event) in (record.first_seq..).zip(std::mem::take(&mut record.events)) {
             if event_seq <= since || !is_wanted(&event.kind) {
                 continue;
             }
-            let data = call::data(&event, messages.get(&event_seq));
-            if !call::passes(leased.filter.as_ref(), event.channel_name.as_deref(), &data) {
+            let data = call::event_data(&event, messages.get(&event_seq));
+            let matches = |filter| call::matches_filter(filter, event.channel_name.as_deref(), &data);
+            if !leased.filter.as_ref().is_none_or(matches) {
                 continue;
             }
-            wanted.push(WantedEvent {
-                delivery_id: engine.next_id(),
+            wanted.push(MatchedEvent {
+                delivery_id: SubscriptionDeliveryId::new(engine.next_id()),
                 event_seq,
                 message_id: match &event.body {
                     EventBody::Message(id) => Some(*id),
                     EventBody::Data(_) => None,
                 },
-                body: call::body(leased.scope, &event.kind, record.created_at, data),
+                body: call::call_body(leased.scope, &event.kind, record.created_at, data),
                 kind: event.kind.into_owned(),
                 created_at: record.created_at,
             });
@@ -137,80 +142,86 @@ async fn move_cursor(
     engine: &Engine,
     leased: &mut LeasedSubscription,
     to: i64,
-    wanted: &[WantedEvent],
-) -> EngineResult<Next> {
-    if !engine.store().queue_wanted(leased, to, wanted, LEASE).await? {
-        return Ok(Next::Leave);
+    wanted: &[MatchedEvent],
+) -> EngineResult<NextStep> {
+    if !engine.store().queue_events(leased, to, wanted, LEASE).await? {
+        return Ok(NextStep::Abandon);
     }
     leased.event_cursor = Some(to);
-    Ok(Next::Go)
+    Ok(NextStep::Continue)
 }
 
-/// One call, and what follows from it.
-async fn attempt(
+/// Makes one call and records its outcome.
+async fn attempt_call(
     engine: &Engine,
     leased: &LeasedSubscription,
     secrets: &SubscriptionSecrets,
-    waiting: &WaitingCall,
-) -> EngineResult<Next> {
-    let span = trace::below(waiting.traceparent.as_deref(), || {
+    waiting: &PendingCall,
+) -> EngineResult<NextStep> {
+    let span = trace::child_span(waiting.traceparent.as_deref(), || {
         tracing::info_span!("subscription.call", attempt = waiting.attempts + 1, event.kind = waiting.event_kind)
     });
-    let mut headers = call::headers(leased, secrets, waiting, engine.now());
-    trace::tell(&mut headers, span.as_ref(), waiting.traceparent.as_deref());
-    let post = engine.egress().post_url(&leased.url, headers, waiting.body.clone().into(), Options::default());
+    let mut headers = call::call_headers(leased, secrets, waiting, engine.now());
+    trace::insert_traceparent(&mut headers, span.as_ref(), waiting.traceparent.as_deref());
+    let post = engine.egress().post_url(&leased.url, headers, waiting.body.clone().into(), CallOptions::default());
     let posted = post.instrument(span.unwrap_or_else(tracing::Span::none)).await;
     let now = engine.now();
-    let (status, verdict, error, retry_after) = match posted {
-        Ok(answer) => {
-            let verdict = verdict(answer.status);
-            let error = (verdict != Verdict::Delivered).then(|| format!("HTTP {}", answer.status));
-            (i16::try_from(answer.status).ok(), verdict, error, call::retry_after(&answer.headers, now))
-        }
-        Err(Failure::Refused(refusal)) => (None, Verdict::Final, Some(format!("not called: {refusal}")), None),
-        Err(failure) => (None, Verdict::Retry, Some(failure.to_string()), None),
+    let (verdict, attempt) = judge_call(leased, waiting, posted, now);
+    let outcome_label = match attempt.outcome {
+        CallOutcome::Delivered => "delivered",
+        CallOutcome::Retry(_) => "retried",
+        CallOutcome::DeadLetter => "given_up",
     };
-    let pause = pause_after(waiting.attempts + 1, retry_after);
-    let (outcome, told) = match (verdict, pause) {
-        (Verdict::Delivered, _) => (CallOutcome::Delivered, "delivered"),
-        (Verdict::Retry, Some(pause)) => (CallOutcome::Retry(now + delta(pause)), "retried"),
-        _ => (CallOutcome::DeadLetter, "given_up"),
-    };
-    let probe = if outcome == CallOutcome::Delivered { None } else { probe_pause(leased.failures + 1) };
-    let probe = probe.map(|pause| now + delta(pause));
-    let blocked_until: Option<DateTime<Utc>> = match outcome {
-        CallOutcome::Retry(at) => Some(probe.map_or(at, |probe| probe.max(at))),
-        _ => probe,
-    };
-    let tried = CallTried {
-        delivery_id: waiting.delivery_id,
-        outcome: match (outcome, blocked_until) {
-            (CallOutcome::Retry(_), Some(until)) => CallOutcome::Retry(until),
-            (outcome, _) => outcome,
-        },
-        status,
-        error: error.map(|text| text.chars().take(ERROR_BYTES).collect()),
-        blocked_until,
-    };
-    metrics::counter!(metric_names::SUBSCRIPTION_CALLS, "outcome" => told).increment(1);
-    let Some((failures, failing_since)) = engine.store().note_call(leased, &tried, LEASE).await? else {
-        return Ok(Next::Leave);
+    metrics::counter!(metric_names::SUBSCRIPTION_CALLS, "outcome" => outcome_label).increment(1);
+    let Some((failures, failing_since)) = engine.store().record_call_attempt(leased, &attempt, LEASE).await? else {
+        return Ok(NextStep::Abandon);
     };
     let failing_for = failing_since.and_then(|since| (now - since).to_std().ok()).unwrap_or_default();
     let reason = match verdict {
-        Verdict::Delivered => return Ok(Next::Go),
-        Verdict::Gone => "gone",
-        _ if is_given_up(failures, failing_for) => "failing",
-        _ if blocked_until.is_some() => return Ok(Next::Release),
-        _ => return Ok(Next::Go),
+        AnswerClass::Delivered => return Ok(NextStep::Continue),
+        AnswerClass::Gone => DisabledReason::Gone,
+        AnswerClass::Retry | AnswerClass::Final if should_disable(failures, failing_for) => DisabledReason::Failing,
+        AnswerClass::Retry | AnswerClass::Final if attempt.blocked_until.is_some() => return Ok(NextStep::Release),
+        AnswerClass::Retry | AnswerClass::Final => return Ok(NextStep::Continue),
     };
     if let Some(recorded) = engine.store().disable_subscription(leased, reason, now).await? {
-        tracing::warn!(subscription.id = %leased.id, reason, "a subscription was disabled");
+        tracing::warn!(subscription.id = %leased.id, reason = reason.as_str(), "a subscription was disabled");
         engine.announce(recorded);
     }
-    Ok(Next::Leave)
+    Ok(NextStep::Abandon)
 }
 
-fn delta(duration: Duration) -> TimeDelta {
+/// Decides the outcome of a call. A failing subscription is blocked until its next probe.
+fn judge_call(
+    leased: &LeasedSubscription,
+    waiting: &PendingCall,
+    posted: Result<Answer, Failure>,
+    now: DateTime<Utc>,
+) -> (AnswerClass, CallAttempt) {
+    let (status, verdict, error, retry_after) = match posted {
+        Ok(answer) => {
+            let verdict = classify_status(answer.status);
+            let error = (verdict != AnswerClass::Delivered).then(|| format!("HTTP {}", answer.status));
+            (i16::try_from(answer.status).ok(), verdict, error, call::retry_after(&answer.headers, now))
+        }
+        Err(Failure::Refused(refusal)) => (None, AnswerClass::Final, Some(format!("not called: {refusal}")), None),
+        Err(failure) => (None, AnswerClass::Retry, Some(failure.to_string()), None),
+    };
+    let probe_at = probe_delay(leased.failures + 1).map(|pause| now + to_time_delta(pause));
+    let (outcome, blocked_until) = match (verdict, retry_delay(waiting.attempts + 1, retry_after)) {
+        (AnswerClass::Delivered, _) => (CallOutcome::Delivered, None),
+        (AnswerClass::Retry, Some(pause)) => {
+            let retry_at = now + to_time_delta(pause);
+            let at = probe_at.map_or(retry_at, |probe| probe.max(retry_at));
+            // Later events wait too, because events leave in order.
+            (CallOutcome::Retry(at), Some(at))
+        }
+        (AnswerClass::Retry | AnswerClass::Final | AnswerClass::Gone, _) => (CallOutcome::DeadLetter, probe_at),
+    };
+    let error = error.map(|text| text.chars().take(ERROR_BYTES).collect());
+    (verdict, CallAttempt { delivery_id: waiting.delivery_id, outcome, status, error, blocked_until })
+}
+
+fn to_time_delta(duration: Duration) -> TimeDelta {
     TimeDelta::from_std(duration).unwrap_or(TimeDelta::MAX)
 }

@@ -1,0 +1,114 @@
+//! Idempotency keys: repeated requests have one effect.
+//!
+//! The response is stored in the transaction of the effect (for messages, by the committer); this module reads it back.
+
+use relay_domain::{WorkspaceScope, names};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::{Engine, EngineError, EngineResult};
+
+/// Idempotency key of a client with the hash of the request body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientKey {
+    text: String,
+    fingerprint: [u8; 32],
+}
+
+impl ClientKey {
+    /// Parses the header. Bodies that differ only in white space or key order are equal.
+    ///
+    /// # Errors
+    /// When the key is not 1 to 255 visible ASCII characters.
+    pub fn read(header: &str, body: &[u8]) -> EngineResult<Self> {
+        let text = names::parse_idempotency_key(header).ok_or(EngineError::InvalidIdempotencyKey)?.to_owned();
+        let canonical = serde_json::from_slice::<Value>(body).map(|mut value| {
+            value.sort_all_objects();
+            value.to_string()
+        });
+        let fingerprint = match canonical {
+            Ok(text) => Sha256::digest(text),
+            // Empty body, or one that is refused later.
+            Err(_) => Sha256::digest(body),
+        };
+        Ok(Self { text, fingerprint: fingerprint.into() })
+    }
+
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// SHA-256 of the canonical body.
+    #[must_use]
+    pub const fn fingerprint(&self) -> [u8; 32] {
+        self.fingerprint
+    }
+
+    /// Returns the stored form of the key. It is specific to one actor (an agent id, or `-`), operation and target.
+    #[must_use]
+    pub fn hash(&self, actor: &str, operation: &str, target: &str) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        for part in [actor, operation, target, &self.text] {
+            digest.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
+            digest.update(part);
+        }
+        digest.finalize().into()
+    }
+}
+
+/// Stored response of an earlier request.
+#[derive(Debug, Clone)]
+pub struct Replay {
+    pub status: u16,
+    pub data: Value,
+}
+
+impl Engine {
+    /// Returns the response that was stored under a key in the last 24 hours.
+    ///
+    /// # Errors
+    /// When the key was used with another body.
+    pub async fn replay(
+        &self,
+        scope: WorkspaceScope,
+        key_hash: &[u8; 32],
+        fingerprint: &[u8; 32],
+    ) -> EngineResult<Option<Replay>> {
+        let Some(stored) = self.store().stored_response(scope, key_hash).await? else { return Ok(None) };
+        if stored.fingerprint != fingerprint {
+            return Err(EngineError::IdempotencyKeyReused);
+        }
+        Ok(Some(Replay { status: stored.status.unsigned_abs(), data: stored.response }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn key_hashes_differ_by_actor_operation_and_target() {
+        let key = ClientKey::read(" k1 ", b"{}").unwrap();
+        let hashes = [
+            key.hash("1", "message.post", "2"),
+            key.hash("12", "message.post", ""),
+            key.hash("1", "dm.post", "2"),
+            ClientKey::read("k2", b"{}").unwrap().hash("1", "message.post", "2"),
+        ];
+        for (at, hash) in hashes.iter().enumerate() {
+            assert!(!hashes[..at].contains(hash));
+        }
+        assert_eq!(key.text(), "k1");
+        assert!(ClientKey::read("a b", b"").is_err());
+    }
+
+    #[test]
+    fn equal_bodies_have_equal_fingerprints() {
+        let a = ClientKey::read("k", br#"{"a":1,"b":[2]}"#).unwrap();
+        let b = ClientKey::read("k", br#"{ "b": [2], "a": 1 }"#).unwrap();
+        let c = ClientKey::read("k", br#"{"a":1,"b":[3]}"#).unwrap();
+        assert_eq!(a.fingerprint(), b.fingerprint());
+        assert_ne!(a.fingerprint(), c.fingerprint());
+    }
+}

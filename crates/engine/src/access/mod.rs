@@ -1,0 +1,8 @@
+//! Callers and what they may do: authentication, idempotency keys, rate limits, operators, secrets.
+
+pub mod authentication;
+pub mod idempotency;
+pub(crate) mod jwt;
+pub mod limits;
+pub mod operators;
+pub mod secrets;

@@ -1,0 +1,110 @@
+//! Bindings over REST: moving agents between nodes.
+
+use std::time::Duration;
+
+use relay_domain::{
+    NodeId, WorkspaceScope,
+    agents::binding::Binding,
+    names::{MAX_NOTE_BYTES, check_length},
+    nodes::{MAX_LISTED_BINDINGS, Node},
+};
+use relay_store::{BindOutcome, NewBinding};
+
+use crate::{Engine, EngineError, EngineResult, access::authentication::Credential};
+
+/// The response of a bind tells the broker where the mailbox stands, and the broker must know that before the first
+/// frame. So the gateways learn of the move this long after the response was made.
+const ANNOUNCE_DELAY: Duration = Duration::from_millis(50);
+
+#[derive(Debug)]
+pub struct BindAgent {
+    pub agent_name: String,
+    /// Session that the broker resumes.
+    pub session_ref: Option<String>,
+    /// Stored, not used.
+    pub priority: Option<i32>,
+}
+
+/// Binding with the node that the agent is bound to.
+#[derive(Debug, Clone)]
+pub struct NodeBinding {
+    pub binding: Binding,
+    pub node: Node,
+}
+
+impl Engine {
+    /// Lists the agents located on a node, by name.
+    ///
+    /// # Errors
+    /// When there is no such node.
+    pub async fn bindings(&self, caller: &Credential, node: &str) -> EngineResult<Vec<NodeBinding>> {
+        let scope = caller.scope();
+        let node = self.stored_node(scope, node).await?;
+        let shown = caller.view().filters.agent_ids.as_deref();
+        let bindings = self.store().bindings(scope, &node.node_id, shown, MAX_LISTED_BINDINGS).await?;
+        Ok(bindings.into_iter().map(|binding| NodeBinding { binding, node: node.clone() }).collect())
+    }
+
+    /// Moves an agent to a node. Replay there begins after the response.
+    ///
+    /// # Errors
+    /// When there is no such node or agent, or the node is full.
+    pub async fn bind_agent(
+        &self,
+        scope: WorkspaceScope,
+        node: &str,
+        request: &BindAgent,
+    ) -> EngineResult<NodeBinding> {
+        check_length("session_ref", request.session_ref.as_deref().unwrap_or_default(), MAX_NOTE_BYTES)?;
+        let node = self.stored_node(scope, node).await?;
+        let node_id = node.node_id.clone();
+        let binding_id = format!("anb_{}", self.next_id());
+        let new = NewBinding {
+            node: &node_id,
+            agent_name: &request.agent_name,
+            binding_id: &binding_id,
+            session_ref: request.session_ref.as_deref(),
+            priority: request.priority,
+        };
+        match self.store().bind_agent(scope, new).await? {
+            BindOutcome::NoAgent => Err(EngineError::AgentNotFound(request.agent_name.clone())),
+            BindOutcome::Full { max_agents } => Err(EngineError::NodeCapacityExceeded { node: node.name, max_agents }),
+            BindOutcome::Bound { agent, from } => {
+                let mut nodes = vec![from];
+                if !nodes.contains(&node_id) {
+                    nodes.push(node_id.clone());
+                }
+                self.announce_move(scope, nodes);
+                let binding = self.store().bindings(scope, &node_id, Some(&[agent]), 1).await?.into_iter().next();
+                // Another request may have moved the agent meanwhile.
+                let binding = binding.ok_or_else(|| EngineError::NodeAgentBindingNotFound {
+                    agent: request.agent_name.clone(),
+                    node: node.name.clone(),
+                })?;
+                Ok(NodeBinding { binding, node })
+            }
+        }
+    }
+
+    /// Moves an agent back to its own node.
+    ///
+    /// # Errors
+    /// When there is no such node, or the agent is not bound to it.
+    pub async fn unbind_agent(&self, scope: WorkspaceScope, node: &str, agent_name: &str) -> EngineResult<()> {
+        let node = self.stored_node(scope, node).await?;
+        let id = node.node_id;
+        let Some(agent) = self.store().unbind_agent(scope, &id, agent_name).await? else {
+            return Err(EngineError::NodeAgentBindingNotFound { agent: agent_name.to_owned(), node: node.name });
+        };
+        self.announce_move(scope, vec![id, NodeId::direct(agent)]);
+        Ok(())
+    }
+
+    fn announce_move(&self, scope: WorkspaceScope, nodes: Vec<NodeId>) {
+        let engine = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(ANNOUNCE_DELAY).await;
+            engine.hints().agents_moved(scope, nodes);
+        });
+    }
+}

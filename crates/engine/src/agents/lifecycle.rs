@@ -1,0 +1,331 @@
+//! Life cycle of agents: registration, reading, changes, deletion, tokens, presence.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    AgentId, WorkspaceScope,
+    access::token::TokenKind,
+    agents::{Agent, AgentKind, AgentStatus},
+    events::kind,
+    mailboxes::dead_letter::DeadLetterReason,
+    names::{self, InvalidText, MAX_METADATA_BYTES, MAX_PERSONA_BYTES, TextProblem, check_json_length, check_length},
+    workspaces::plan::Quota,
+};
+use relay_store::{AgentChange, DeleteCondition, NewAgent, Registration, RespawnOutcome, SpawnKey, events::NewEvent};
+use serde_json::{Value, json};
+
+use crate::{
+    Engine, EngineError, EngineResult,
+    access::{
+        authentication::{AgentCaller, Credential},
+        idempotency::ClientKey,
+    },
+    mailboxes::deliveries::Delivery,
+};
+
+/// Prefix of the idempotency key with which a broker registers an agent that it is about to run.
+pub const SPAWN_KEY_PREFIX: &str = "relay-spawn:";
+
+/// Bound of the unsettled deliveries in an agent's record.
+pub const MAX_PENDING: i64 = 100;
+
+#[derive(Debug)]
+pub struct RegisterAgent {
+    pub name: String,
+    pub kind: AgentKind,
+    pub persona: Option<String>,
+    /// JSON object of the client's.
+    pub metadata: Option<Value>,
+    pub capabilities: Option<Value>,
+    pub skills: Option<Value>,
+    pub joins_general: bool,
+}
+
+#[derive(Debug)]
+pub struct RegisteredAgent {
+    pub agent_id: AgentId,
+    /// Shown this once.
+    pub token: String,
+    pub created_at: DateTime<Utc>,
+    /// True if an earlier request with the same key created the agent.
+    pub replayed: bool,
+}
+
+/// Changes of an agent. `None` leaves a field as it is.
+#[derive(Debug, Default)]
+pub struct ChangeAgent {
+    pub status: Option<AgentStatus>,
+    /// `Some(None)` clears it.
+    pub persona: Option<Option<String>>,
+    pub metadata: Option<Value>,
+    /// `Some(None)` clears it.
+    pub capabilities: Option<Option<Value>>,
+    pub skills: Option<Value>,
+}
+
+impl Engine {
+    /// Registers an agent: with a token, a mailbox, its own direct node, and membership of `general`.
+    ///
+    /// # Errors
+    /// When a field is out of bounds or the name is taken.
+    pub async fn register_agent(
+        &self,
+        scope: WorkspaceScope,
+        request: &RegisterAgent,
+    ) -> EngineResult<RegisteredAgent> {
+        names::check_agent_name(&request.name)?;
+        if let Some(persona) = &request.persona {
+            check_length("persona", persona, MAX_PERSONA_BYTES)?;
+        }
+        let metadata = request.metadata.clone().unwrap_or_else(|| json!({}));
+        check_json("metadata", Some(&metadata))?;
+        check_json("capabilities", request.capabilities.as_ref())?;
+        check_json("skills", request.skills.as_ref())?;
+        let token = self.fresh_token(TokenKind::Agent)?;
+        let agent_id = AgentId::new(self.next_id());
+        let at = self.now();
+        let new = NewAgent {
+            agent_id,
+            name: &request.name,
+            kind: request.kind,
+            persona: request.persona.as_deref(),
+            metadata: &metadata,
+            capabilities: request.capabilities.as_ref(),
+            skills: request.skills.as_ref(),
+            token: token.hash,
+            at,
+            joins: request.joins_general.then_some(names::GENERAL_CHANNEL),
+            quota: self.quota(scope, Quota::Agents).await?,
+        };
+        let joined = |channel| {
+            let data = json!({
+                "channel": names::GENERAL_CHANNEL, "agent_name": request.name, "agent_id": agent_id.to_string(),
+            });
+            NewEvent::new(kind::MEMBER_JOINED, data).in_channel(channel, names::GENERAL_CHANNEL).by_agent(agent_id)
+        };
+        match self.store().register_agent(scope, &new, joined).await? {
+            Registration::NameTaken => Err(EngineError::AgentAlreadyExists(request.name.clone())),
+            Registration::QuotaReached => Err(EngineError::PlanLimitExceeded(Quota::Agents)),
+            Registration::Registered(channel) => {
+                if let Some((channel_id, recorded)) = channel {
+                    self.inner.hints.members_changed(scope, channel_id);
+                    self.announce(recorded);
+                }
+                Ok(RegisteredAgent { agent_id, token: token.text, created_at: at, replayed: false })
+            }
+        }
+    }
+
+    /// Registers an agent for the broker that is about to run it, under a key with [`SPAWN_KEY_PREFIX`]. A restarted
+    /// broker does this for a name that it used before, and gives up the spawn on a refusal. So, if no other node runs
+    /// the agent, the broker gets the same agent with a new token; mailbox and memberships stay. A repeated key returns
+    /// the same agent wherever it runs.
+    ///
+    /// # Errors
+    /// When a field is out of bounds, the agent runs elsewhere, or the key was used with another body.
+    pub async fn register_spawned_agent(
+        &self,
+        scope: WorkspaceScope,
+        request: &RegisterAgent,
+        key: &ClientKey,
+    ) -> EngineResult<RegisteredAgent> {
+        let spawn = SpawnKey { hash: key.hash("-", "agent.spawn", &request.name), fingerprint: key.fingerprint() };
+        match self.register_agent(scope, request).await {
+            Err(EngineError::AgentAlreadyExists(_)) => {}
+            Err(other) => return Err(other),
+            Ok(registered) => {
+                // Outside of the registration's transaction: without this row a replay still finds an agent that no
+                // node runs.
+                self.store().record_spawn_key(scope, &spawn, registered.agent_id, registered.created_at).await?;
+                return Ok(registered);
+            }
+        }
+        let token = self.fresh_token(TokenKind::Agent)?;
+        match self.store().respawn_agent(scope, &request.name, &spawn, token.hash, self.now()).await? {
+            RespawnOutcome::Adopted { agent_id, created_at, replaced_token, replayed, recorded } => {
+                self.announce(recorded);
+                if let Some(old) = replaced_token {
+                    self.revoke_token(old);
+                }
+                self.inner.seen.forget(scope, agent_id);
+                Ok(RegisteredAgent { agent_id, token: token.text, created_at, replayed })
+            }
+            RespawnOutcome::KeyReused => Err(EngineError::IdempotencyKeyReused),
+            RespawnOutcome::Hosted | RespawnOutcome::NotFound => {
+                Err(EngineError::AgentAlreadyExists(request.name.clone()))
+            }
+        }
+    }
+
+    /// Lists the agents of a workspace that the caller may see, oldest first, at most [`names::MAX_LISTED_AGENTS`];
+    /// with `status`, only those that are reported with it.
+    pub async fn agents(&self, caller: &Credential, status: Option<AgentStatus>) -> EngineResult<Vec<Agent>> {
+        let mut agents = self.store().agents(caller.scope(), &caller.view().filters).await?;
+        if let Some(wanted) = status {
+            let now = self.now();
+            agents.retain(|agent| agent.status_at(now) == wanted);
+        }
+        Ok(agents)
+    }
+
+    /// Finds an agent by name.
+    pub async fn agent_by_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<Agent> {
+        self.store().agent_by_name(scope, name).await?.ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))
+    }
+
+    /// Finds an agent by name if the caller may see it.
+    ///
+    /// # Errors
+    /// When there is none for this caller.
+    pub async fn visible_agent(&self, caller: &Credential, name: &str) -> EngineResult<Agent> {
+        let agent = self.agent_by_name(caller.scope(), name).await?;
+        if caller.view().sees_author(Some(agent.id)) { Ok(agent) } else { Err(EngineError::AgentNotFound(agent.name)) }
+    }
+
+    pub async fn agent(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Agent> {
+        self.store().agent(scope, agent).await?.ok_or_else(|| EngineError::AgentNotFound(agent.to_string()))
+    }
+
+    /// Returns the agent's oldest unsettled deliveries, at most [`MAX_PENDING`].
+    pub async fn pending_deliveries(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Vec<Delivery>> {
+        let rows = self.store().deliveries(scope, agent, None, MAX_PENDING).await?;
+        Ok(rows.into_iter().map(Delivery::from).collect())
+    }
+
+    /// Changes an agent.
+    ///
+    /// # Errors
+    /// When there is none of that name or a field is out of bounds.
+    pub async fn update_agent(&self, scope: WorkspaceScope, name: &str, change: &ChangeAgent) -> EngineResult<Agent> {
+        if let Some(Some(persona)) = &change.persona {
+            check_length("persona", persona, MAX_PERSONA_BYTES)?;
+        }
+        check_json("metadata", change.metadata.as_ref())?;
+        check_json("capabilities", change.capabilities.as_ref().and_then(Option::as_ref))?;
+        check_json("skills", change.skills.as_ref())?;
+        let row_change = AgentChange {
+            status: change.status,
+            persona: change.persona.as_ref().map(Option::as_deref),
+            metadata: change.metadata.as_ref(),
+            capabilities: change.capabilities.as_ref().map(Option::as_ref),
+            skills: change.skills.as_ref(),
+        };
+        let limit = i32::try_from(MAX_METADATA_BYTES).unwrap_or(i32::MAX);
+        let Some((agent, recorded)) = self.store().update_agent(scope, name, &row_change, limit, self.now()).await?
+        else {
+            self.agent_by_name(scope, name).await?;
+            // It exists, so the merged metadata is too large.
+            return Err(too_long("metadata"));
+        };
+        if change.status.is_some() {
+            self.inner.seen.forget(scope, agent.id);
+        }
+        if let Some(recorded) = recorded {
+            self.announce(recorded);
+        }
+        Ok(agent)
+    }
+
+    /// Deletes an agent. Its tokens are revoked and its memberships removed when this returns; its name is free.
+    pub async fn delete_agent(&self, scope: WorkspaceScope, name: &str) -> EngineResult<()> {
+        self.delete_agent_if(scope, name, &DeleteCondition::default()).await
+    }
+
+    /// Deletes an agent that meets conditions.
+    ///
+    /// # Errors
+    /// When there is none of that name, or it does not meet them.
+    pub(crate) async fn delete_agent_if(
+        &self,
+        scope: WorkspaceScope,
+        name: &str,
+        condition: &DeleteCondition,
+    ) -> EngineResult<()> {
+        let deleted = self
+            .store()
+            .delete_agent(scope, name, condition, self.now())
+            .await?
+            .ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))?;
+        // After the commit: a cached token must not outlive the rows it was checked against.
+        for hash in deleted.tokens {
+            self.revoke_token(hash);
+        }
+        for channel in deleted.channels {
+            self.inner.hints.members_changed(scope, channel);
+        }
+        self.inner.hints.agents_moved(scope, vec![deleted.node_id]);
+        self.announce(deleted.recorded);
+        // No consumer will take the rest. If this fails, the expiry loop does it.
+        let mailbox = [(scope, deleted.agent_id)];
+        if let Err(error) = self.dead_letter_mailboxes(&mailbox, DeadLetterReason::AgentDeleted).await {
+            tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                "failed to empty the mailbox of a deleted agent, the worker will"
+            );
+        }
+        Ok(())
+    }
+
+    /// Rotates an agent's token; the old one is revoked when this returns. The workspace key may do this for every
+    /// agent, an agent for itself.
+    ///
+    /// # Errors
+    /// When there is no such agent, or the caller is another agent or a node.
+    pub async fn rotate_agent_token(&self, caller: &Credential, name: &str) -> EngineResult<String> {
+        let scope = caller.scope();
+        let agent_id = match caller {
+            Credential::Workspace { .. } => self.agent_by_name(scope, name).await?.id,
+            Credential::Agent(agent) if &*agent.name == name => agent.agent_id,
+            Credential::Agent(_) | Credential::Node(_) | Credential::Observer(_) => {
+                return Err(EngineError::AgentRecoveryNotAuthorized);
+            }
+        };
+        let token = self.fresh_token(TokenKind::Agent)?;
+        let old = self
+            .store()
+            .rotate_agent_token(scope, agent_id, token.hash, self.now())
+            .await?
+            .ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))?;
+        if let Some(old) = old {
+            self.revoke_token(old);
+        }
+        Ok(token.text)
+    }
+
+    /// Marks the calling agent online. A status that it has set itself, such as blocked, stays.
+    pub async fn mark_online(&self, caller: &AgentCaller) -> EngineResult<()> {
+        self.set_own_status(caller, AgentStatus::Active, Some(AgentStatus::Offline)).await
+    }
+
+    /// Marks the calling agent offline.
+    pub async fn mark_offline(&self, caller: &AgentCaller) -> EngineResult<()> {
+        self.set_own_status(caller, AgentStatus::Offline, None).await
+    }
+
+    async fn set_own_status(
+        &self,
+        caller: &AgentCaller,
+        status: AgentStatus,
+        only_from: Option<AgentStatus>,
+    ) -> EngineResult<()> {
+        let (scope, agent) = (caller.scope, caller.agent_id);
+        let recorded = self.store().set_agent_status(scope, agent, status, only_from, self.now()).await?;
+        self.inner.seen.forget(scope, agent);
+        if let Some(recorded) = recorded {
+            self.announce(recorded);
+        }
+        Ok(())
+    }
+}
+
+/// Length of a value as JSON text.
+pub(crate) fn encoded_length(value: &Value) -> usize {
+    value.to_string().len()
+}
+
+pub(crate) fn too_long(field: &'static str) -> EngineError {
+    InvalidText { field, problem: TextProblem::TooLong(MAX_METADATA_BYTES) }.into()
+}
+
+fn check_json(field: &'static str, value: Option<&Value>) -> Result<(), InvalidText> {
+    value.map_or(Ok(()), |value| check_json_length(field, encoded_length(value)))
+}

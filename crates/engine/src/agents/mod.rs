@@ -1,0 +1,8 @@
+//! Agents: life cycle, location, spawning and session events.
+
+pub(crate) mod addresses;
+pub mod bindings;
+pub(crate) mod last_seen;
+pub mod lifecycle;
+pub mod session_events;
+pub mod spawn;

@@ -1,0 +1,141 @@
+//! Session events: reports of agents' sessions, and their effect on the agents' status.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    SessionEventId, WorkspaceScope,
+    agents::{
+        AgentStatus,
+        session_event::{SessionEvent, StatusEffect, is_event_type, status_effect},
+    },
+    names::check_json_length,
+};
+use relay_store::agents::session_events::{NewSessionEvent, SessionEventOutcome};
+use serde_json::{Value, json};
+
+use crate::{
+    Engine, EngineError, EngineResult,
+    access::{authentication::Credential, idempotency::ClientKey},
+    agents::lifecycle::encoded_length,
+};
+
+/// Default and maximum page size.
+pub const PAGE: (i64, i64) = (100, 500);
+
+#[derive(Debug)]
+pub struct SessionEventReport {
+    pub event_type: String,
+    pub payload: Option<Value>,
+}
+
+#[derive(Debug)]
+pub struct RecordedSessionEvent {
+    pub event: SessionEvent,
+    /// True if an earlier request with the same key recorded it.
+    pub replayed: bool,
+}
+
+impl Engine {
+    /// Records an event of an agent's session, with the workspace key or by the agent itself.
+    ///
+    /// # Errors
+    /// When the caller is another agent, there is no such agent, the type is unknown, a field is out of bounds, or the
+    /// key was used with another body.
+    pub async fn report_session_event(
+        &self,
+        caller: &Credential,
+        agent: &str,
+        request: SessionEventReport,
+        key: Option<&ClientKey>,
+    ) -> EngineResult<RecordedSessionEvent> {
+        let scope = caller.scope();
+        let (agent_id, agent_name) = match caller {
+            Credential::Agent(own) if &*own.name == agent => (own.agent_id, own.name.to_string()),
+            Credential::Agent(_) | Credential::Node(_) | Credential::Observer(_) => {
+                return Err(EngineError::NotOwnSession);
+            }
+            Credential::Workspace { .. } => {
+                let agent = self.agent_by_name(scope, agent).await?;
+                (agent.id, agent.name)
+            }
+        };
+        if !is_event_type(&request.event_type) {
+            return Err(EngineError::InvalidEventType);
+        }
+        let payload = request.payload.unwrap_or_else(|| json!({}));
+        check_json_length("payload", encoded_length(&payload))?;
+        let status = reported_status(&request.event_type, &payload)?;
+        let actor = caller.agent_id().map_or_else(|| "-".to_owned(), |id| id.to_string());
+        let key = key.map(|key| (key.hash(&actor, "session.event", &agent_id.to_string()), key.fingerprint()));
+        let new = NewSessionEvent {
+            event_id: SessionEventId::new(self.next_id()),
+            agent_id,
+            agent_name: &agent_name,
+            event_type: &request.event_type,
+            payload: &payload,
+            status,
+            at: self.now(),
+            key,
+        };
+        let (id, sequence, created_at, replayed) = match self.store().record_session_event(scope, &new).await? {
+            SessionEventOutcome::Recorded { sequence, recorded, status_changed } => {
+                if status_changed {
+                    self.inner.seen.forget(scope, agent_id);
+                }
+                self.announce(recorded);
+                (new.event_id, sequence, new.at, false)
+            }
+            SessionEventOutcome::KeyUsed => {
+                let (id, sequence, at) = self.load_repeated_event(scope, new.key).await?;
+                (id, sequence, at, true)
+            }
+        };
+        let event_type = request.event_type;
+        let event = SessionEvent { id, agent_id, event_type, payload, sequence, created_at };
+        Ok(RecordedSessionEvent { event, replayed })
+    }
+
+    /// Loads the event that was recorded under a repeated key.
+    async fn load_repeated_event(
+        &self,
+        scope: WorkspaceScope,
+        key: Option<([u8; 32], [u8; 32])>,
+    ) -> EngineResult<(SessionEventId, i64, DateTime<Utc>)> {
+        let (hash, fingerprint) = key.ok_or(EngineError::IdempotencyInProgress)?;
+        let kept = self.replay(scope, &hash, &fingerprint).await?.ok_or(EngineError::IdempotencyInProgress)?.data;
+        let id = kept["event_id"].as_str().and_then(|id| id.parse().ok());
+        let at = kept["at"].as_i64().and_then(DateTime::from_timestamp_millis);
+        match (id, kept["sequence"].as_i64(), at) {
+            (Some(id), Some(sequence), Some(at)) => Ok((id, sequence, at)),
+            // Impossible: the hash covers the operation, so only this operation stores under it.
+            _ => Err(EngineError::IdempotencyKeyReused),
+        }
+    }
+
+    /// Lists an agent's session events that the caller may see, newest first; with `event_type` only those of that
+    /// type.
+    ///
+    /// # Errors
+    /// When there is no such agent, or the caller may not see it.
+    pub async fn session_events(
+        &self,
+        caller: &Credential,
+        agent: &str,
+        event_type: Option<&str>,
+        limit: i64,
+    ) -> EngineResult<Vec<SessionEvent>> {
+        let agent = self.visible_agent(caller, agent).await?;
+        let filters = &caller.view().filters;
+        Ok(self.store().session_events(caller.scope(), agent.id, event_type, filters, limit).await?)
+    }
+}
+
+/// Returns the status that an event sets.
+fn reported_status(event_type: &str, payload: &Value) -> EngineResult<Option<AgentStatus>> {
+    match status_effect(event_type, payload.get("status").and_then(Value::as_str)) {
+        StatusEffect::None => Ok(None),
+        StatusEffect::Sets(status) => Ok(Some(status)),
+        StatusEffect::Unreadable => Err(EngineError::InvalidRequest(
+            "payload.status must be one of active, online, idle, away, blocked, waiting, offline".to_owned(),
+        )),
+    }
+}

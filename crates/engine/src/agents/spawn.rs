@@ -1,0 +1,422 @@
+//! Spawn and release: nodes start and end agents on request (docs/protocol/node.md, "Spawn" and "Release").
+//!
+//! Both are invocations. The input of a spawn goes to its node unchanged; only the fields that affect placement are
+//! read.
+
+use relay_domain::{
+    AgentId, InvocationId, NodeId, WorkspaceScope,
+    access::token::TokenHash,
+    actions::{MAX_ACTION_NAME_BYTES, RELEASE, SPAWN, SPAWN_PREFIX, WORKSPACE_CALLER},
+    agents::{Agent, AgentStatus},
+    names::{MAX_NOTE_BYTES, check_agent_name, check_length, check_name, is_channel_name, strip_hash},
+    nodes::CapabilityKind,
+};
+use relay_store::{
+    DeleteCondition,
+    actions::invoke::{Handler, WaitPolicy},
+    nodes::fence::Fence,
+};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    Engine, EngineError, EngineResult,
+    access::{
+        authentication::{AgentCaller, Credential},
+        idempotency::ClientKey,
+    },
+    actions::{InvocationReceipt, InvocationRequest, InvokeAction},
+    agents::lifecycle::ChangeAgent,
+};
+
+/// Bound of the channels that a spawn makes its agent join; further ones are ignored.
+const MAX_JOINED_CHANNELS: usize = 32;
+
+#[derive(Debug, Default)]
+pub struct ReleaseAgent {
+    pub name: String,
+    /// Free text for the node.
+    pub reason: Option<String>,
+    /// True to delete the agent after it has ended.
+    pub delete_agent: bool,
+    /// SHA-256 of the expected token, in hexadecimal.
+    pub expected_token_hash: Option<String>,
+    pub expected_agent_id: Option<AgentId>,
+    /// True to deliver the outcome to the caller's mailbox.
+    pub durable: bool,
+}
+
+impl Engine {
+    /// Starts an agent on a capable node: the requested one, the one that last ran the requested session, or any.
+    ///
+    /// # Errors
+    /// When the input names no agent or capability, the node does not exist or lacks the capability, no node can do it
+    /// now, or too many invocations are open.
+    pub async fn spawn(
+        &self,
+        caller: &Credential,
+        input: Map<String, Value>,
+        durable: bool,
+        key: Option<&ClientKey>,
+    ) -> EngineResult<InvocationReceipt> {
+        let scope = caller.scope();
+        let key = key.map(|key| (key.hash(&actor_key(caller), "agent.spawn", ""), key.fingerprint()));
+        if let Some(before) = self.find_receipt(scope, key.as_ref()).await? {
+            return Ok(before);
+        }
+        let capability = required_capability(&input)?;
+        let durable = durable || optional_flag(&input, "durable")?;
+        let target = match requested_node(&input)? {
+            Some("self") => Some(self.broker_of_caller(caller).await?),
+            Some(name) => Some(self.stored_node(scope, name).await?.node_id),
+            None => None,
+        };
+        let origin = match (&target, optional_text(&input, "session_ref")?) {
+            (None, Some(session)) => self.store().session_origin(scope, session).await?,
+            _ => None,
+        };
+        let target = target.or(origin);
+        if let Some(node) = &target {
+            self.check_capability(scope, node, &capability).await?;
+        }
+        // A requested node is meant literally, so the invocation waits for it even while it is unavailable.
+        let wait_policy = if target.is_some() { WaitPolicy::Always } else { WaitPolicy::Never };
+        // An action of the same name may shadow the capacity, and call it in turn.
+        let handler = Handler::Node { capability, target, provider: None, only_capacity: false, wait_policy };
+        self.create_invocation(scope, spawn_call(caller, handler, input, durable, key)).await
+    }
+
+    /// Handles `spawn` and `release` by their names, as placement clients invoke them.
+    pub(crate) async fn invoke_reserved(
+        &self,
+        caller: &AgentCaller,
+        request: InvokeAction,
+        key: Option<&ClientKey>,
+    ) -> EngineResult<InvocationReceipt> {
+        let mut input = match request.input {
+            None | Some(Value::Null) => Map::new(),
+            Some(Value::Object(input)) => input,
+            Some(_) => return Err(EngineError::InvalidRequest("input must be an object".to_owned())),
+        };
+        let caller = Credential::Agent(caller.clone());
+        if request.name == SPAWN {
+            if let Some(node) = request.node {
+                input.insert("target_node".to_owned(), Value::String(node));
+            }
+            return self.spawn(&caller, input, request.durable, key).await;
+        }
+        let owned = |field| optional_text(&input, field).map(|text| text.map(str::to_owned));
+        let release = ReleaseAgent {
+            name: owned("name")?.ok_or_else(|| EngineError::InvalidRequest("name is required".to_owned()))?,
+            reason: owned("reason")?,
+            delete_agent: input.get("delete_agent") == Some(&Value::Bool(true)),
+            expected_token_hash: owned("expected_token_hash")?,
+            expected_agent_id: None,
+            durable: request.durable,
+        };
+        self.release(&caller, release, key).await
+    }
+
+    /// Starts an agent on a node by a capacity of its own. An action of the same name is skipped, as it may be the one
+    /// that asks.
+    pub async fn spawn_on_node(&self, fence: &Fence, input: Map<String, Value>) -> EngineResult<InvocationReceipt> {
+        let capability = required_capability(&input)?;
+        if self.store().node_capability_kind(fence.scope, &fence.node_id, &capability).await?
+            != Some(CapabilityKind::Capacity)
+        {
+            return Err(EngineError::CapabilityMismatch { node: fence.node_id.to_string(), capability });
+        }
+        let node = self.stored_node(fence.scope, fence.node_id.as_str()).await?;
+        let caller = Credential::Workspace { scope: fence.scope };
+        let handler = Handler::Node {
+            capability,
+            target: Some(fence.node_id.clone()),
+            provider: None,
+            only_capacity: true,
+            wait_policy: WaitPolicy::Always,
+        };
+        let call = spawn_call(&caller, handler, input, false, None);
+        self.create_invocation(fence.scope, InvocationRequest { caller_name: node.name, ..call }).await
+    }
+
+    /// Ends an agent through the node that runs it. Without a node, or to delete it while its node is unavailable, the
+    /// engine ends it itself.
+    ///
+    /// # Errors
+    /// When there is no such agent, its id or token is not the expected one, or its node is unavailable.
+    pub async fn release(
+        &self,
+        caller: &Credential,
+        request: ReleaseAgent,
+        key: Option<&ClientKey>,
+    ) -> EngineResult<InvocationReceipt> {
+        let scope = caller.scope();
+        let operation = "agent.release";
+        let key = key.map(|key| (key.hash(&actor_key(caller), operation, &request.name), key.fingerprint()));
+        if let Some(before) = self.find_receipt(scope, key.as_ref()).await? {
+            return Ok(before);
+        }
+        check_length("reason", request.reason.as_deref().unwrap_or_default(), MAX_NOTE_BYTES)?;
+        let agent = self.agent_by_name(scope, &request.name).await?;
+        if request.expected_agent_id.is_some_and(|expected| expected != agent.id) {
+            return Err(EngineError::AgentIdentityMismatch(agent.name));
+        }
+        let token = request.expected_token_hash.as_deref().map(read_token_hash).transpose()?;
+        if let Some(token) = &token
+            && !self.store().is_token_of_agent(scope, agent.id, token).await?
+        {
+            return Err(EngineError::ReleaseGenerationConflict);
+        }
+        let call = release_call(caller, &agent, &request, key);
+        if agent.is_on_direct_node() {
+            return self.release_without_node(scope, call, &agent, token, request.delete_agent).await;
+        }
+        // Recorded before its node can have finished it.
+        let id = InvocationId::new(self.next_id());
+        self.store().record_release(scope, id, agent.id, request.delete_agent, self.now()).await?;
+        match self.create_invocation_with_id(scope, id, call.clone()).await {
+            Ok(done) if done.id == id => return Ok(done),
+            Err(EngineError::HandlerUnavailable(_)) => self.store().delete_release(scope, id).await?,
+            // Its key was used before, or it was refused for another reason.
+            other => {
+                self.store().delete_release(scope, id).await?;
+                return other;
+            }
+        }
+        if request.delete_agent {
+            self.release_without_node(scope, call, &agent, token, true).await
+        } else {
+            Err(EngineError::AgentHostUnavailable(agent.name))
+        }
+    }
+
+    /// Ends an agent without its node: deletes it, or marks it offline.
+    async fn release_without_node(
+        &self,
+        scope: WorkspaceScope,
+        call: InvocationRequest,
+        agent: &Agent,
+        token: Option<TokenHash>,
+        deletes: bool,
+    ) -> EngineResult<InvocationReceipt> {
+        if deletes {
+            let condition =
+                DeleteCondition { agent: Some(agent.id), token, orphans_mailbox: true, ..DeleteCondition::default() };
+            match self.delete_agent_if(scope, &agent.name, &condition).await {
+                Err(EngineError::AgentNotFound(_)) if condition.token.is_some() => {
+                    return Err(EngineError::ReleaseGenerationConflict);
+                }
+                other => other?,
+            }
+        } else {
+            let change = ChangeAgent { status: Some(AgentStatus::Offline), ..Default::default() };
+            self.update_agent(scope, &agent.name, &change).await?;
+        }
+        let output = json!({ "released": true, "name": agent.name });
+        self.record_done(scope, call, output).await.map_err(EngineError::after_commit)
+    }
+
+    /// Returns the broker node that the calling agent runs on.
+    async fn broker_of_caller(&self, caller: &Credential) -> EngineResult<NodeId> {
+        let Some(agent) = caller.agent_id() else { return Err(EngineError::PlacementSelfRequiresAgent) };
+        let agent = self.agent(caller.scope(), agent).await?;
+        let node = &agent.node_id;
+        if agent.is_on_direct_node() || self.is_direct_node(caller.scope(), node).await? != Some(false) {
+            return Err(EngineError::PlacementSelfUnavailable);
+        }
+        Ok(agent.node_id)
+    }
+
+    async fn check_capability(&self, scope: WorkspaceScope, node: &NodeId, capability: &str) -> EngineResult<()> {
+        match self.store().node_capability_kind(scope, node, capability).await? {
+            Some(_) => Ok(()),
+            None => Err(EngineError::CapabilityMismatch { node: node.to_string(), capability: capability.to_owned() }),
+        }
+    }
+
+    /// Finishes a spawn after its agent has registered: it joins the channels of the input, so that their messages
+    /// reach it from the start. A missing channel is no failure.
+    pub async fn finish_spawn(
+        &self,
+        fence: &Fence,
+        invocation: InvocationId,
+        agent: AgentId,
+        name: &str,
+    ) -> EngineResult<()> {
+        if !self.record_spawned_agent(fence, invocation, agent).await? {
+            return Ok(());
+        }
+        let Some(input) = self.store().spawn_input(fence, invocation).await? else { return Ok(()) };
+        for channel in requested_channels(&input) {
+            match self.add_channel_member(fence.scope, agent, name, &channel).await {
+                Ok(())
+                | Err(
+                    EngineError::ChannelNotFound(_) | EngineError::ChannelArchived(_) | EngineError::InvalidChannelName,
+                ) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn spawn_call(
+    caller: &Credential,
+    handler: Handler,
+    input: Map<String, Value>,
+    durable: bool,
+    key: Option<([u8; 32], [u8; 32])>,
+) -> InvocationRequest {
+    InvocationRequest {
+        action_name: SPAWN.to_owned(),
+        handler,
+        caller_id: caller.agent_id(),
+        caller_name: caller_name_of(caller),
+        input: Value::Object(input),
+        durable,
+        key,
+    }
+}
+
+fn release_call(
+    caller: &Credential,
+    agent: &Agent,
+    request: &ReleaseAgent,
+    key: Option<([u8; 32], [u8; 32])>,
+) -> InvocationRequest {
+    let mut input = Map::new();
+    input.insert("name".to_owned(), json!(agent.name));
+    if let Some(reason) = &request.reason {
+        input.insert("reason".to_owned(), json!(reason));
+    }
+    input.insert("delete_agent".to_owned(), json!(request.delete_agent));
+    InvocationRequest {
+        action_name: RELEASE.to_owned(),
+        handler: Handler::Node {
+            capability: RELEASE.to_owned(),
+            target: Some(agent.node_id.clone()),
+            // Another provider of the node does not run the agent.
+            provider: agent.provider.clone(),
+            only_capacity: false,
+            wait_policy: WaitPolicy::Never,
+        },
+        caller_id: caller.agent_id(),
+        caller_name: caller_name_of(caller),
+        input: Value::Object(input),
+        durable: request.durable,
+        key,
+    }
+}
+
+/// Returns the capability that a spawn needs.
+fn required_capability(input: &Map<String, Value>) -> EngineResult<String> {
+    let invalid = |problem: &str| EngineError::InvalidRequest(problem.to_owned());
+    check_agent_name(optional_text(input, "name")?.ok_or_else(|| invalid("name is required"))?)?;
+    let word = match optional_text(input, "capability")? {
+        Some(capability) => capability,
+        None => optional_text(input, "cli")?.ok_or_else(|| invalid("cli is required"))?,
+    };
+    let capability = if word.starts_with(SPAWN_PREFIX) { word.to_owned() } else { format!("{SPAWN_PREFIX}{word}") };
+    check_name("cli", &capability, MAX_ACTION_NAME_BYTES)?;
+    Ok(capability)
+}
+
+fn requested_node(input: &Map<String, Value>) -> EngineResult<Option<&str>> {
+    for field in ["target_node", "node", "target"] {
+        if let Some(name) = optional_text(input, field)? {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}
+
+/// Reads a text of the input; null and an empty text count as absent.
+fn optional_text<'a>(input: &'a Map<String, Value>, field: &'static str) -> EngineResult<Option<&'a str>> {
+    match input.get(field) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.as_str()).filter(|text| !text.is_empty())),
+        Some(_) => Err(EngineError::InvalidRequest(format!("{field} must be a string"))),
+    }
+}
+
+/// Reads a flag of the input; null and nothing count as false.
+fn optional_flag(input: &Map<String, Value>, field: &'static str) -> EngineResult<bool> {
+    match input.get(field) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(_) => Err(EngineError::InvalidRequest(format!("{field} must be a boolean"))),
+    }
+}
+
+fn requested_channels(input: &Value) -> Vec<String> {
+    let one = input["channel"].as_str();
+    let many = input["channels"].as_array().map(Vec::as_slice).unwrap_or_default().iter().filter_map(Value::as_str);
+    let mut channels: Vec<String> = Vec::new();
+    for name in one.into_iter().chain(many).map(strip_hash).filter(|name| is_channel_name(name)) {
+        if channels.len() < MAX_JOINED_CHANNELS && !channels.iter().any(|known| known == name) {
+            channels.push(name.to_owned());
+        }
+    }
+    channels
+}
+
+fn actor_key(caller: &Credential) -> String {
+    caller.agent_id().map_or_else(|| "-".to_owned(), |agent| agent.to_string())
+}
+
+fn caller_name_of(caller: &Credential) -> String {
+    match caller {
+        Credential::Agent(agent) => agent.name.to_string(),
+        Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => WORKSPACE_CALLER.to_owned(),
+    }
+}
+
+fn read_token_hash(hex_text: &str) -> EngineResult<TokenHash> {
+    let mut bytes = [0; 32];
+    hex::decode_to_slice(hex_text, &mut bytes)
+        .map_err(|_| EngineError::InvalidRequest("expected_token_hash must be 64 hexadecimal digits".to_owned()))?;
+    Ok(TokenHash::from_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(value: Value) -> Map<String, Value> {
+        let Value::Object(map) = value else { panic!("{value} is no object") };
+        map
+    }
+
+    #[test]
+    fn spawn_requires_a_capability() {
+        for (input, expected) in [
+            (json!({ "name": "a", "cli": "claude" }), Some("spawn:claude")),
+            (json!({ "name": "a", "cli": "x", "capability": "spawn:codex" }), Some("spawn:codex")),
+            (json!({ "name": "a", "capability": "codex", "harnessConfig": { "a": 1 } }), Some("spawn:codex")),
+            (json!({ "name": "a", "cli": null }), None),
+            (json!({ "name": "a", "cli": 7 }), None),
+            (json!({ "cli": "claude" }), None),
+            (json!({ "name": "", "cli": "claude" }), None),
+        ] {
+            assert_eq!(required_capability(&map(input.clone())).ok().as_deref(), expected, "{input}");
+        }
+    }
+
+    #[test]
+    fn a_node_is_named_in_one_of_three_fields() {
+        for (input, expected) in [
+            (json!({ "target_node": "a", "node": "b" }), Some("a")),
+            (json!({ "node": "self" }), Some("self")),
+            (json!({ "target": "c" }), Some("c")),
+            (json!({ "target": null, "node": "" }), None),
+        ] {
+            assert_eq!(requested_node(&map(input.clone())).unwrap(), expected, "{input}");
+        }
+    }
+
+    #[test]
+    fn invalid_channel_names_are_ignored() {
+        let input = json!({ "channel": "#general", "channels": ["general", "builds", "Not A Channel", 7] });
+        assert_eq!(requested_channels(&input), ["general", "builds"]);
+        assert!(requested_channels(&json!({ "name": "a" })).is_empty());
+    }
+}

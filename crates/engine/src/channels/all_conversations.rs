@@ -1,0 +1,83 @@
+//! Conversations for the workspace key, which takes part in none of them.
+
+use relay_domain::{ChannelId, messages::Message};
+use relay_store::MessagePage;
+pub use relay_store::WorkspaceConversation;
+
+use crate::{Engine, EngineError, EngineResult, access::authentication::Credential};
+
+/// Default and maximum page size.
+pub const ALL_CONVERSATIONS_PAGE: (i64, i64) = (500, 500);
+
+/// Page of a list with the cursor of the next one.
+#[derive(Debug)]
+pub struct Page<T> {
+    pub items: Vec<T>,
+    /// `None` on the last page.
+    pub next: Option<String>,
+}
+
+impl Engine {
+    /// Lists the conversations of a workspace, newest first.
+    pub async fn all_conversations(
+        &self,
+        caller: &Credential,
+        cursor: Option<&str>,
+        limit: i64,
+    ) -> EngineResult<Page<WorkspaceConversation>> {
+        let before = cursor.map(read_cursor).transpose()?;
+        let view = caller.view();
+        let mut items = self.store().all_conversations(caller.scope(), before, limit + 1, &view.filters).await?;
+        let more = items.len() as i64 > limit;
+        if more {
+            items.pop();
+        }
+        let next = items.last().filter(|_| more).map(|last| format!("c{:x}", last.channel_id.get()));
+        if matches!(caller, Credential::Observer(_)) {
+            // A page may be shorter after this; the cursor continues behind the unfiltered page.
+            items.retain(|row| view.sees_conversation(row.conversation_id.as_str()));
+        }
+        Ok(Page { items, next })
+    }
+
+    /// Lists the messages of any conversation, newest first.
+    ///
+    /// # Errors
+    /// When there is none of that id for the caller.
+    pub async fn any_conversation_messages(
+        &self,
+        caller: &Credential,
+        id: &str,
+        page: MessagePage,
+    ) -> EngineResult<Vec<Message>> {
+        let (scope, view) = (caller.scope(), caller.view());
+        let hidden = matches!(caller, Credential::Observer(_)) && !view.sees_conversation(id);
+        if hidden || id.contains('\0') {
+            return Err(EngineError::ConversationNotFound);
+        }
+        let conversation = self.store().conversation(scope, id).await?.ok_or(EngineError::ConversationNotFound)?;
+        let listed = self.store().channel_messages(scope, conversation.channel_id, page, &view.filters).await?;
+        Ok(listed.into_iter().map(|listed| listed.message).collect())
+    }
+}
+
+fn read_cursor(cursor: &str) -> EngineResult<ChannelId> {
+    let id = cursor.strip_prefix('c').and_then(|hex| i64::from_str_radix(hex, 16).ok());
+    id.filter(|id| *id >= 0)
+        .map(ChannelId::new)
+        .ok_or_else(|| EngineError::InvalidRequest("cursor is none that this list gave".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_reads_back_and_others_are_refused() {
+        let id = 243_812_004_871_278_592;
+        assert_eq!(read_cursor(&format!("c{id:x}")).ok(), Some(ChannelId::new(id)));
+        for other in ["", "c", "cx", "12", "c-1", "cffffffffffffffffff"] {
+            assert!(read_cursor(other).is_err(), "{other}");
+        }
+    }
+}

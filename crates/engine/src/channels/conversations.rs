@@ -1,0 +1,326 @@
+//! Direct-message conversations: opening, listing, reading, and participants.
+
+use relay_domain::{
+    AgentId, ChannelId, ConversationId, WorkspaceScope,
+    channels::{ChannelKind, MAX_LISTED_CONVERSATIONS, MAX_PARTICIPANTS, direct_names, group_channel_name},
+    events::kind,
+    names::{MAX_TEXT_BYTES, MAX_TITLE_BYTES, check_length},
+    observers::ObserverFilters,
+};
+pub use relay_store::ListedConversation;
+use relay_store::{
+    ConversationRow, IdempotentResponse, JoinOutcome, MemberKey, MessagePage, NewConversation, OpenOutcome,
+    events::NewEvent,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    Engine, EngineError, EngineResult,
+    access::{
+        authentication::AgentCaller,
+        idempotency::{ClientKey, Replay},
+    },
+    messages::{payload::FRAME_LIMIT, posting::Draft, render},
+};
+
+/// Bound of a frame's fields beside the text.
+const FRAME_OVERHEAD: usize = 16 * 1024;
+
+/// Conversation as a send needs it.
+#[derive(Debug, Clone)]
+pub struct Conversation {
+    pub channel_id: ChannelId,
+    pub channel_name: String,
+    pub conversation_id: ConversationId,
+    pub kind: ChannelKind,
+    /// Version of the membership: increases with every change.
+    pub members_version: i64,
+}
+
+impl From<ConversationRow> for Conversation {
+    fn from(row: ConversationRow) -> Self {
+        Self {
+            channel_id: row.channel_id,
+            channel_name: row.name,
+            conversation_id: row.conversation_id,
+            kind: row.channel_kind,
+            members_version: row.members_version,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct CreateGroup {
+    /// Names of the participants beside the caller.
+    pub participants: Vec<String>,
+    pub title: Option<String>,
+    /// The first message; none if empty.
+    pub text: Option<String>,
+}
+
+/// Outcome of a request for a group conversation.
+#[derive(Debug)]
+pub enum CreatedGroup {
+    /// Created by this request; the response data.
+    Created(Value),
+    /// Created by an earlier request with the same key.
+    Replayed(Replay),
+}
+
+impl CreatedGroup {
+    fn data(&self) -> &Value {
+        match self {
+            Self::Created(data) | Self::Replayed(Replay { data, .. }) => data,
+        }
+    }
+}
+
+impl Engine {
+    /// Returns the conversation of two agents (or of one with itself), creating it on first use.
+    pub async fn open_dm(&self, scope: WorkspaceScope, a: AgentId, b: AgentId) -> EngineResult<Conversation> {
+        let names = direct_names(scope.workspace_id(), a, b);
+        // One-to-one conversations keep their members, so an existing one is complete.
+        if let Some(row) = self.store().conversation(scope, names.conversation.as_str()).await? {
+            return Ok(row.into());
+        }
+        let both = [a, b];
+        let new = NewConversation {
+            channel: ChannelId::new(self.next_id()),
+            channel_name: &names.channel_name,
+            channel_kind: ChannelKind::Direct,
+            conversation: &names.conversation,
+            title: None,
+            created_by: a,
+            members: if a == b { &both[..1] } else { &both },
+            key: None,
+        };
+        match self.store().open_conversation(scope, &new).await? {
+            OpenOutcome::Open(row) => Ok(row.into()),
+            OpenOutcome::KeyUsed => Err(EngineError::IdempotencyInProgress),
+        }
+    }
+
+    /// Returns a conversation that the caller takes part in.
+    ///
+    /// # Errors
+    /// When there is none of that id, or the caller takes no part in it.
+    pub async fn own_conversation(&self, caller: &AgentCaller, id: &str) -> EngineResult<Conversation> {
+        let row = self.store().conversation(caller.scope, id).await?.ok_or(EngineError::ConversationNotFound)?;
+        if self.store().is_member(caller.scope, row.channel_id, caller.agent_id).await? {
+            Ok(row.into())
+        } else {
+            Err(EngineError::NotAParticipant)
+        }
+    }
+
+    /// Lists the caller's conversations, most recently active first.
+    pub async fn conversations(&self, caller: &AgentCaller) -> EngineResult<Vec<ListedConversation>> {
+        Ok(self.store().conversations(caller.scope, caller.agent_id, MAX_LISTED_CONVERSATIONS).await?)
+    }
+
+    /// Lists the messages of a conversation that the caller takes part in, newest first.
+    ///
+    /// # Errors
+    /// When there is none of that id, or the caller takes no part in it.
+    pub async fn conversation_messages(
+        &self,
+        caller: &AgentCaller,
+        id: &str,
+        page: MessagePage,
+    ) -> EngineResult<Vec<Value>> {
+        let conversation = self.own_conversation(caller, id).await?;
+        let all = ObserverFilters::default();
+        let messages = self.store().channel_messages(caller.scope, conversation.channel_id, page, &all).await?;
+        Ok(messages.iter().map(|listed| render::conversation_message(&listed.message)).collect())
+    }
+
+    /// Creates a group conversation with the caller in it, and posts its first message. Under an idempotency key both
+    /// happen once.
+    ///
+    /// # Errors
+    /// When a participant is unknown, there are too many, the text is too long, or the key was used with another body.
+    /// When the first message cannot be committed, the group exists all the same: a request with the same key finds it
+    /// and posts the message, one without a key gets no status.
+    pub async fn create_group(
+        &self,
+        caller: &AgentCaller,
+        request: &CreateGroup,
+        key: Option<&ClientKey>,
+    ) -> EngineResult<CreatedGroup> {
+        let text = request.text.as_deref().filter(|text| !text.is_empty());
+        if let Some(text) = text {
+            check_length("text", text, MAX_TEXT_BYTES)?;
+            // Refused before the group is created: a conversation's frame holds the text twice.
+            if json!(text).to_string().len() * 2 + FRAME_OVERHEAD > FRAME_LIMIT {
+                return Err(EngineError::PayloadTooLarge);
+            }
+        }
+        // Two transactions, because the post needs the committed conversation.
+        let group = self.group_under_key(caller, request, key).await?;
+        if let Some(text) = text
+            && let Some(id) = group.data()["id"].as_str()
+        {
+            // The key hash covers the conversation, so the same key posts the message once.
+            let draft = Draft { text: text.to_owned(), ..Draft::default() };
+            let posted = self.post_to_conversation(caller, id, draft, key.cloned()).await;
+            // Without a key, a repeated request would create another group.
+            posted.map_err(|error| if key.is_none() { error.after_commit() } else { error })?;
+        }
+        Ok(group)
+    }
+
+    async fn group_under_key(
+        &self,
+        caller: &AgentCaller,
+        request: &CreateGroup,
+        key: Option<&ClientKey>,
+    ) -> EngineResult<CreatedGroup> {
+        let scope = caller.scope;
+        check_length("name", request.title.as_deref().unwrap_or_default(), MAX_TITLE_BYTES)?;
+        let key_hash = key.map(|key| key.hash(&caller.agent_id.to_string(), "dm.group", "-"));
+        if let Some(replay) = self.replayed_group(scope, key, key_hash).await? {
+            return Ok(replay);
+        }
+        let members = self.group_members(caller, &request.participants).await?;
+        let channel = self.next_id();
+        let conversation = ConversationId::new(channel.to_string());
+        let data = json!({
+            "id": conversation,
+            "channel_id": channel.to_string(),
+            "dm_type": "group",
+            "name": request.title,
+            "participants": members.iter().map(|(name, id)| json!({ "agent_id": id, "agent_name": name }))
+                .collect::<Vec<_>>(),
+            "created_at": render::timestamp(self.now()),
+        });
+        let ids: Vec<AgentId> = members.iter().map(|(_, id)| *id).collect();
+        let new = NewConversation {
+            channel: ChannelId::new(channel),
+            channel_name: &group_channel_name(&conversation),
+            channel_kind: ChannelKind::Group,
+            conversation: &conversation,
+            title: request.title.as_deref(),
+            created_by: caller.agent_id,
+            members: &ids,
+            key: key.zip(key_hash).map(|(key, key_hash)| IdempotentResponse {
+                key_hash,
+                fingerprint: key.fingerprint(),
+                response: &data,
+            }),
+        };
+        match self.store().open_conversation(scope, &new).await? {
+            OpenOutcome::Open(_) => Ok(CreatedGroup::Created(data)),
+            // A request with the same key committed first.
+            OpenOutcome::KeyUsed => {
+                self.replayed_group(scope, key, key_hash).await?.ok_or(EngineError::IdempotencyInProgress)
+            }
+        }
+    }
+
+    /// Adds an agent to a group of the caller's. Returns true if it took part already.
+    ///
+    /// # Errors
+    /// When the conversation or the agent is unknown, the caller takes no part in it, it is no group's, or it is full.
+    pub async fn add_participant(&self, caller: &AgentCaller, id: &str, agent_name: &str) -> EngineResult<bool> {
+        let conversation = self.own_group(caller, id).await?;
+        let (agent, name) = self.participant_of_name(caller.scope, agent_name).await?;
+        // Counted without a lock: two concurrent additions may exceed the limit by one.
+        let count = self.store().participant_count(caller.scope, conversation.channel_id).await?;
+        if count >= i64::try_from(MAX_PARTICIPANTS).unwrap_or(i64::MAX)
+            && !self.store().is_member(caller.scope, conversation.channel_id, agent).await?
+        {
+            return Err(too_many_participants());
+        }
+        let event = participant_event(kind::MEMBER_JOINED, &conversation, agent, &name);
+        let member = MemberKey { channel: conversation.channel_id, agent };
+        match self.store().join_channel(caller.scope, member, self.now(), event).await? {
+            JoinOutcome::Joined(recorded) => {
+                self.hints().members_changed(caller.scope, conversation.channel_id);
+                self.announce(recorded);
+                Ok(false)
+            }
+            JoinOutcome::AlreadyMember => Ok(true),
+            // Groups are never archived, so the agent was deleted meanwhile.
+            JoinOutcome::Refused => Err(EngineError::AgentNotFound(name)),
+        }
+    }
+
+    /// Removes an agent from a group of the caller's; idempotent.
+    ///
+    /// # Errors
+    /// When the conversation or the agent is unknown, the caller takes no part in it, or it is no group's.
+    pub async fn remove_participant(&self, caller: &AgentCaller, id: &str, agent_name: &str) -> EngineResult<()> {
+        let conversation = self.own_group(caller, id).await?;
+        let (agent, name) = self.participant_of_name(caller.scope, agent_name).await?;
+        let event = participant_event(kind::MEMBER_LEFT, &conversation, agent, &name);
+        let member = MemberKey { channel: conversation.channel_id, agent };
+        if let Some(recorded) = self.store().leave_channel(caller.scope, member, self.now(), event).await? {
+            self.hints().members_changed(caller.scope, conversation.channel_id);
+            self.announce(recorded);
+        }
+        Ok(())
+    }
+
+    async fn own_group(&self, caller: &AgentCaller, id: &str) -> EngineResult<Conversation> {
+        let conversation = self.own_conversation(caller, id).await?;
+        match conversation.kind {
+            ChannelKind::Group => Ok(conversation),
+            ChannelKind::Channel | ChannelKind::Direct => {
+                Err(EngineError::InvalidRequest("a one-to-one conversation has two participants".into()))
+            }
+        }
+    }
+
+    async fn participant_of_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<(AgentId, String)> {
+        let name = name.strip_prefix('@').unwrap_or(name);
+        let found = self.store().agent_ids(scope, &[name.to_owned()]).await?.into_iter().next();
+        found.map(|(name, id)| (id, name)).ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))
+    }
+
+    /// Returns the ids of the named agents and the caller, without duplicates.
+    async fn group_members(&self, caller: &AgentCaller, names: &[String]) -> EngineResult<Vec<(String, AgentId)>> {
+        if names.is_empty() {
+            return Err(EngineError::InvalidRequest("participants must name at least one agent".into()));
+        }
+        let mut wanted: Vec<String> =
+            names.iter().map(|name| name.strip_prefix('@').unwrap_or(name).to_owned()).collect();
+        wanted.push(caller.name.to_string());
+        wanted.sort();
+        wanted.dedup();
+        if wanted.len() > MAX_PARTICIPANTS {
+            return Err(too_many_participants());
+        }
+        // One read for all names; the number of rows is bounded by the participants.
+        let found = self.store().agent_ids(caller.scope, &wanted).await?;
+        match wanted.into_iter().find(|name| !found.iter().any(|(known, _)| known == name)) {
+            Some(unknown) => Err(EngineError::AgentNotFound(unknown)),
+            None => Ok(found),
+        }
+    }
+
+    async fn replayed_group(
+        &self,
+        scope: WorkspaceScope,
+        key: Option<&ClientKey>,
+        key_hash: Option<[u8; 32]>,
+    ) -> EngineResult<Option<CreatedGroup>> {
+        let Some((key, hash)) = key.zip(key_hash) else {
+            return Ok(None);
+        };
+        Ok(self.replay(scope, &hash, &key.fingerprint()).await?.map(CreatedGroup::Replayed))
+    }
+}
+
+/// Creates the event of an agent that joined or left a conversation.
+fn participant_event(kind: &'static str, to: &Conversation, agent: AgentId, name: &str) -> NewEvent {
+    let conversation = to.conversation_id.as_str();
+    let data = json!({
+        "conversation_id": conversation, "channel": to.channel_name,
+        "agent_name": name, "agent_id": agent.to_string(),
+    });
+    NewEvent::new(kind, data).in_conversation(Some(conversation.to_owned())).by_agent(agent)
+}
+
+fn too_many_participants() -> EngineError {
+    EngineError::InvalidRequest(format!("a conversation has at most {MAX_PARTICIPANTS} participants"))
+}

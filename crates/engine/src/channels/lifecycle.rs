@@ -1,0 +1,278 @@
+//! Channels and their members.
+
+use relay_domain::{
+    AgentId, ChannelId, WorkspaceScope,
+    events::kind,
+    names::{self, MAX_TOPIC_BYTES, check_json_length, check_length, is_channel_name, strip_hash},
+    workspaces::plan::Quota,
+};
+use relay_store::{ChannelCreation, ChannelUpdate, JoinOutcome, MemberKey, NewChannel, events::NewEvent};
+pub use relay_store::{ChannelRow, MemberRow, Membership};
+use serde_json::{Value, json};
+
+use crate::{
+    Engine, EngineError, EngineResult,
+    access::authentication::{AgentCaller, Credential},
+    agents::lifecycle::encoded_length,
+};
+
+#[derive(Debug)]
+pub struct CreateChannel {
+    /// A leading `#` is dropped.
+    pub name: String,
+    pub topic: Option<String>,
+    pub metadata: Option<Value>,
+}
+
+/// Changes of a channel. `None` leaves a field as it is.
+#[derive(Debug, Default)]
+pub struct ChannelChange {
+    /// `Some(None)` clears it.
+    pub topic: Option<Option<String>>,
+    /// Replaces the stored metadata.
+    pub metadata: Option<Value>,
+}
+
+impl Engine {
+    /// Creates a channel. A creating agent becomes its owner; with a workspace key the channel starts empty.
+    ///
+    /// # Errors
+    /// When the name is no channel name or taken, or a field is out of bounds.
+    pub async fn create_channel(&self, caller: &Credential, request: &CreateChannel) -> EngineResult<ChannelRow> {
+        let name = strip_hash(&request.name);
+        if !is_channel_name(name) {
+            return Err(EngineError::InvalidChannelName);
+        }
+        check_topic(request.topic.as_deref())?;
+        let metadata = request.metadata.clone().unwrap_or_else(|| json!({}));
+        check_json_length("metadata", encoded_length(&metadata))?;
+        let (channel_id, at) = (ChannelId::new(self.next_id()), self.now());
+        let created_by = caller.agent_id();
+        let topic = request.topic.as_deref();
+        let quota = self.quota(caller.scope(), Quota::Channels).await?;
+        let new = NewChannel { channel_id, name, topic, metadata: &metadata, created_by, at, quota };
+        let mut event = channel_event(kind::CHANNEL_CREATED, channel_id, name, topic);
+        event.agent_id = created_by;
+        match self.store().create_channel(caller.scope(), &new, event).await? {
+            ChannelCreation::Created(recorded) => self.announce(recorded),
+            ChannelCreation::NameTaken => return Err(EngineError::ChannelAlreadyExists(name.to_owned())),
+            ChannelCreation::QuotaReached => return Err(EngineError::PlanLimitExceeded(Quota::Channels)),
+        }
+        Ok(ChannelRow {
+            channel_id,
+            name: name.to_owned(),
+            topic: request.topic.clone(),
+            metadata,
+            created_by,
+            created_at: at,
+            archived_at: None,
+            member_count: i64::from(created_by.is_some()),
+        })
+    }
+
+    /// Lists the channels of a workspace that the caller may see, oldest first, at most [`names::MAX_LISTED_CHANNELS`].
+    pub async fn channels(&self, caller: &Credential, with_archived: bool) -> EngineResult<Vec<ChannelRow>> {
+        Ok(self.store().channels(caller.scope(), with_archived, &caller.view().filters).await?)
+    }
+
+    /// Finds a channel by name if the caller may see it.
+    ///
+    /// # Errors
+    /// When there is none for this caller.
+    pub async fn visible_channel(&self, caller: &Credential, name: &str) -> EngineResult<ChannelRow> {
+        let channel = self.channel_by_name(caller.scope(), name).await?;
+        if caller.view().sees_channel(channel.channel_id, &channel.name) {
+            Ok(channel)
+        } else {
+            Err(EngineError::ChannelNotFound(channel.name))
+        }
+    }
+
+    /// Finds a channel by name, archived or not; a leading `#` is dropped.
+    pub async fn channel_by_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<ChannelRow> {
+        let name = strip_hash(name);
+        self.store().channel_by_name(scope, name).await?.ok_or_else(|| EngineError::ChannelNotFound(name.to_owned()))
+    }
+
+    /// Lists the members of a channel that the caller may see in the order of joining, at most
+    /// [`names::MAX_LISTED_MEMBERS`].
+    pub async fn channel_members(&self, caller: &Credential, channel: ChannelId) -> EngineResult<Vec<MemberRow>> {
+        Ok(self.store().channel_members(caller.scope(), channel, &caller.view().filters).await?)
+    }
+
+    /// Lists the channels of an agent, oldest first, at most [`names::MAX_LISTED_CHANNELS`].
+    pub async fn channels_of_agent(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Vec<Membership>> {
+        Ok(self.store().channels_of_agent(scope, agent).await?)
+    }
+
+    /// Changes a channel.
+    ///
+    /// # Errors
+    /// When there is none, it is archived, or a field is out of bounds.
+    pub async fn update_channel(
+        &self,
+        scope: WorkspaceScope,
+        name: &str,
+        change: &ChannelChange,
+    ) -> EngineResult<ChannelRow> {
+        check_topic(change.topic.as_ref().and_then(Option::as_deref))?;
+        if let Some(metadata) = &change.metadata {
+            check_json_length("metadata", encoded_length(metadata))?;
+        }
+        let channel = self.open_channel(scope, name).await?;
+        let update = ChannelUpdate {
+            channel: channel.channel_id,
+            topic: change.topic.as_ref().map(Option::as_deref),
+            metadata: change.metadata.as_ref(),
+        };
+        let event = |changed: &ChannelRow| {
+            channel_event(kind::CHANNEL_UPDATED, changed.channel_id, &changed.name, changed.topic.as_deref())
+        };
+        let (changed, recorded) = self
+            .store()
+            .update_channel(scope, update, self.now(), event)
+            .await?
+            .ok_or(EngineError::ChannelArchived(channel.name))?;
+        self.announce(recorded);
+        Ok(changed)
+    }
+
+    /// Archives a channel; idempotent.
+    ///
+    /// # Errors
+    /// When there is none, or it is `general`.
+    pub async fn archive_channel(&self, scope: WorkspaceScope, name: &str) -> EngineResult<()> {
+        let channel = self.channel_by_name(scope, name).await?;
+        if channel.name == names::GENERAL_CHANNEL {
+            return Err(EngineError::CannotArchiveGeneral);
+        }
+        let data = json!({ "channel": { "name": channel.name } });
+        let event = NewEvent::new(kind::CHANNEL_ARCHIVED, data).in_channel(channel.channel_id, channel.name);
+        if let Some(recorded) = self.store().archive_channel(scope, channel.channel_id, self.now(), event).await? {
+            self.announce(recorded);
+        }
+        // Also for a channel that was archived before: the earlier hint may have been lost.
+        self.inner.hints.members_changed(scope, channel.channel_id);
+        Ok(())
+    }
+
+    /// Adds the caller to a channel. Returns the channel's name, and true if the caller was a member before.
+    ///
+    /// # Errors
+    /// When there is no such channel or it is archived.
+    pub async fn join_channel(&self, caller: &AgentCaller, name: &str) -> EngineResult<(String, bool)> {
+        let channel = self.open_channel(caller.scope, name).await?;
+        let already = self.add_member(caller.scope, &channel, caller.agent_id, &caller.name).await?;
+        Ok((channel.name, already))
+    }
+
+    /// Adds an agent to a channel in its own name.
+    ///
+    /// # Errors
+    /// When there is no such channel or it is archived.
+    pub(crate) async fn add_channel_member(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        agent_name: &str,
+        channel: &str,
+    ) -> EngineResult<()> {
+        let channel = self.open_channel(scope, channel).await?;
+        self.add_member(scope, &channel, agent, agent_name).await?;
+        Ok(())
+    }
+
+    /// Adds another agent to a channel. Returns the channel's name.
+    ///
+    /// # Errors
+    /// When there is no such channel or agent, the channel is archived, or the caller is no member.
+    pub async fn invite_to_channel(&self, caller: &AgentCaller, name: &str, invitee: &str) -> EngineResult<String> {
+        let channel = self.open_channel(caller.scope, name).await?;
+        if !self.store().is_member(caller.scope, channel.channel_id, caller.agent_id).await? {
+            return Err(EngineError::NotAMember(channel.name));
+        }
+        let invitee = self.agent_by_name(caller.scope, invitee).await?;
+        self.add_member(caller.scope, &channel, invitee.id, &invitee.name).await?;
+        Ok(channel.name)
+    }
+
+    /// Removes the caller from a channel; idempotent.
+    ///
+    /// # Errors
+    /// When there is no such channel.
+    pub async fn leave_channel(&self, caller: &AgentCaller, name: &str) -> EngineResult<()> {
+        let channel = self.channel_by_name(caller.scope, name).await?;
+        let event = member_event(kind::MEMBER_LEFT, &channel, caller.agent_id, &caller.name);
+        let member = MemberKey { channel: channel.channel_id, agent: caller.agent_id };
+        if let Some(recorded) = self.store().leave_channel(caller.scope, member, self.now(), event).await? {
+            self.inner.hints.members_changed(caller.scope, channel.channel_id);
+            self.announce(recorded);
+        }
+        Ok(())
+    }
+
+    /// Mutes or unmutes a channel for the caller. Returns the channel's name.
+    ///
+    /// # Errors
+    /// When there is no such channel or the caller is no member.
+    pub async fn set_muted(&self, caller: &AgentCaller, name: &str, muted: bool) -> EngineResult<String> {
+        let channel = self.channel_by_name(caller.scope, name).await?;
+        let kind = if muted { kind::MEMBER_CHANNEL_MUTED } else { kind::MEMBER_CHANNEL_UNMUTED };
+        let event = member_event(kind, &channel, caller.agent_id, &caller.name);
+        let member = MemberKey { channel: channel.channel_id, agent: caller.agent_id };
+        match self.store().set_muted(caller.scope, member, muted, self.now(), event).await? {
+            Some(recorded) => self.announce(recorded),
+            None => return Err(EngineError::NotAMember(channel.name)),
+        }
+        self.inner.hints.members_changed(caller.scope, channel.channel_id);
+        Ok(channel.name)
+    }
+
+    /// Finds a channel that is not archived.
+    pub(crate) async fn open_channel(&self, scope: WorkspaceScope, name: &str) -> EngineResult<ChannelRow> {
+        let channel = self.channel_by_name(scope, name).await?;
+        if channel.archived_at.is_some() {
+            return Err(EngineError::ChannelArchived(channel.name));
+        }
+        Ok(channel)
+    }
+
+    /// Adds a member; returns true if it was one before.
+    async fn add_member(
+        &self,
+        scope: WorkspaceScope,
+        channel: &ChannelRow,
+        agent: AgentId,
+        agent_name: &str,
+    ) -> EngineResult<bool> {
+        let event = member_event(kind::MEMBER_JOINED, channel, agent, agent_name);
+        let member = MemberKey { channel: channel.channel_id, agent };
+        match self.store().join_channel(scope, member, self.now(), event).await? {
+            JoinOutcome::Joined(recorded) => {
+                self.inner.hints.members_changed(scope, channel.channel_id);
+                self.announce(recorded);
+                Ok(false)
+            }
+            JoinOutcome::AlreadyMember => Ok(true),
+            JoinOutcome::Refused => {
+                // Lost against archiving or deletion; find out which.
+                self.open_channel(scope, &channel.name).await?;
+                Err(EngineError::AgentNotFound(agent.to_string()))
+            }
+        }
+    }
+}
+
+fn check_topic(topic: Option<&str>) -> EngineResult<()> {
+    Ok(topic.map_or(Ok(()), |topic| check_length("topic", topic, MAX_TOPIC_BYTES))?)
+}
+
+fn channel_event(kind: &'static str, id: ChannelId, name: &str, topic: Option<&str>) -> NewEvent {
+    NewEvent::new(kind, json!({ "channel": { "name": name, "topic": topic } })).in_channel(id, name)
+}
+
+/// Creates an event about a member of a channel.
+pub(crate) fn member_event(kind: &'static str, channel: &ChannelRow, agent: AgentId, agent_name: &str) -> NewEvent {
+    let data = json!({ "channel": channel.name, "agent_name": agent_name, "agent_id": agent.to_string() });
+    NewEvent::new(kind, data).in_channel(channel.channel_id, channel.name.clone()).by_agent(agent)
+}

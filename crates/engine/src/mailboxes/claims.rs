@@ -1,0 +1,92 @@
+//! Claims of deliveries for consumers without a socket.
+
+use std::time::Duration;
+
+use relay_domain::{AgentId, WorkspaceScope, metric_names};
+use relay_store::mailboxes::claims::{ClaimLease, ClaimOutcome};
+use relay_stream::Hint;
+use tokio::{sync::broadcast, time::Instant};
+
+use crate::{Engine, EngineError, EngineResult, access::authentication::AgentCaller, mailboxes::deliveries::Delivery};
+
+/// Default and maximum number of deliveries per claim.
+pub const CLAIM_LIMIT: (i64, i64) = (10, 200);
+/// Longest wait of a claim. Gateways allow its request more time than others.
+pub const MAX_WAIT: Duration = Duration::from_secs(30);
+/// Default lease of claimed deliveries.
+pub const LEASE: Duration = Duration::from_secs(60);
+pub const LEASE_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(12 * 3600);
+/// Poll interval of a waiting claim when no hint arrives.
+const POLL_EVERY: Duration = Duration::from_secs(2);
+
+/// Delivery leased to the caller.
+#[derive(Debug)]
+pub struct ClaimedDelivery {
+    pub delivery: Delivery,
+    /// Lease and claim count.
+    pub claim: ClaimLease,
+}
+
+impl Engine {
+    /// Leases up to `limit` of the caller's deliveries, lowest seq first; waits up to `wait` for the first one.
+    ///
+    /// # Errors
+    /// When the caller is not on a node of kind poll, or the lease is out of bounds.
+    pub async fn claim_deliveries(
+        &self,
+        caller: &AgentCaller,
+        limit: i64,
+        lease: Duration,
+        wait: Duration,
+    ) -> EngineResult<Vec<ClaimedDelivery>> {
+        if !LEASE_RANGE.contains(&lease) {
+            return Err(EngineError::InvalidRequest("lease_ms must be 1000 to 43200000".into()));
+        }
+        let until = Instant::now() + wait.min(MAX_WAIT);
+        // Subscribed before the first read, so that no later hint is missed.
+        let mut hints = self.hints().subscribe();
+        loop {
+            let outcome =
+                self.store().claim_deliveries(caller.scope, caller.agent_id, self.next_id(), limit, lease).await?;
+            let next = match outcome {
+                ClaimOutcome::NotPolled => return Err(EngineError::NotPolled),
+                ClaimOutcome::Claimed(claimed) => return self.load_claimed(caller, &claimed).await,
+                ClaimOutcome::Empty { next_at } => next_at,
+            };
+            if Instant::now() >= until {
+                return Ok(Vec::new());
+            }
+            let back = next.map(|at| (at - self.now()).to_std().unwrap_or_default() + Duration::from_millis(5));
+            let pause = back.unwrap_or(POLL_EVERY).min(POLL_EVERY);
+            let look_at = until.min(Instant::now() + pause);
+            let _ = tokio::time::timeout_at(look_at, wait_for_hint(&mut hints, caller.scope, caller.agent_id)).await;
+        }
+    }
+
+    async fn load_claimed(&self, caller: &AgentCaller, claimed: &[ClaimLease]) -> EngineResult<Vec<ClaimedDelivery>> {
+        let seqs: Vec<i64> = claimed.iter().map(|one| one.seq).collect();
+        let rows = self.store().deliveries_at(caller.scope, caller.agent_id, &seqs).await?;
+        let own = |seq| claimed.iter().find(|one| one.seq == seq).copied();
+        let rows = rows.into_iter().filter_map(|row| {
+            let claim = own(row.seq)?;
+            Some(ClaimedDelivery { delivery: Delivery::from(row), claim })
+        });
+        let claimed: Vec<_> = rows.collect();
+        metrics::counter!(metric_names::DELIVERIES_CLAIMED).increment(claimed.len() as u64);
+        Ok(claimed)
+    }
+}
+
+/// Returns when a delivery for the agent may have arrived.
+async fn wait_for_hint(hints: &mut broadcast::Receiver<std::sync::Arc<Hint>>, scope: WorkspaceScope, agent: AgentId) {
+    let key = (scope.workspace_id(), agent);
+    loop {
+        match hints.recv().await.as_deref() {
+            Ok(Hint::DeliveriesDue { agents } | Hint::MailboxesChanged { agents }) if agents.contains(&key) => return,
+            Ok(_) => {}
+            Err(broadcast::error::RecvError::Lagged(_)) => return,
+            // The engine was dropped: no hint can arrive.
+            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Delivery cursors of gateways (sent, acknowledged), written behind in batches.
+//!
+//! An ack counts once it is in Postgres. Only one move per mailbox and reporting provider waits in memory, so an outage
+//! of Postgres costs no memory, and everything is flushed within [`FLUSH_EVERY`].
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use relay_domain::{AgentId, WorkspaceScope};
+use relay_store::mailboxes::cursors::CursorMove;
+use tokio::sync::Notify;
+
+use crate::{Engine, EngineResult, Inner};
+
+/// Time that acks gather before they are written.
+const FLUSH_EVERY: Duration = Duration::from_millis(20);
+const MAX_PER_STATEMENT: usize = 1000;
+const RETRY_AFTER: Duration = Duration::from_millis(200);
+
+/// Moves of one mailbox, one for each reporting provider. Nearly always there is one; there are more while an agent
+/// moves or is unassigned. The fence of the statement decides which of them count.
+type MovesByProvider = Vec<CursorMove>;
+
+#[derive(Debug, Default)]
+pub(crate) struct CursorMoves {
+    waiting: Mutex<HashMap<(WorkspaceScope, AgentId), MovesByProvider>>,
+    pending: Notify,
+}
+
+impl CursorMoves {
+    fn add(&self, moved: CursorMove) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        merge(&mut waiting, moved);
+        drop(waiting);
+        self.pending.notify_one();
+    }
+
+    /// Returns moves that could not be written.
+    fn restore(&self, moves: Vec<CursorMove>) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        for moved in moves {
+            merge(&mut waiting, moved);
+        }
+    }
+
+    /// Takes all moves, as rounds of at most one move per mailbox.
+    fn drain_rounds(&self) -> Vec<Vec<CursorMove>> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rounds: Vec<Vec<CursorMove>> = Vec::new();
+        for (_, moves_of) in waiting.drain() {
+            for (nth, moved) in moves_of.into_iter().enumerate() {
+                if nth == rounds.len() {
+                    rounds.push(Vec::new());
+                }
+                rounds[nth].push(moved);
+            }
+        }
+        rounds
+    }
+}
+
+/// Merges a move. One provider's move never replaces another's: an ack that is lost here is not repeated.
+fn merge(waiting: &mut HashMap<(WorkspaceScope, AgentId), MovesByProvider>, moved: CursorMove) {
+    let moves_of = waiting.entry((moved.scope, moved.agent_id)).or_default();
+    match moves_of.iter_mut().find(|known| known.node_id == moved.node_id && known.provider == moved.provider) {
+        Some(known) => {
+            known.sent_seq = known.sent_seq.max(moved.sent_seq);
+            known.acked_seq = known.acked_seq.max(moved.acked_seq);
+        }
+        None => moves_of.push(moved),
+    }
+}
+
+/// Writes moves until the engine is dropped.
+pub(crate) async fn run(engine: Weak<Inner>, moves: Weak<CursorMoves>) {
+    loop {
+        let Some(moves) = moves.upgrade() else { return };
+        // Wakes up regularly to notice that the moves were dropped with the engine.
+        let _ = tokio::time::timeout(Duration::from_secs(1), moves.pending.notified()).await;
+        tokio::time::sleep(FLUSH_EVERY).await;
+        let Some(inner) = engine.upgrade() else { return };
+        if let Err(error) = flush(&Engine { inner }, &moves).await {
+            tracing::debug!(error = &error as &dyn std::error::Error, "failed to write cursor moves, will retry");
+            tokio::time::sleep(RETRY_AFTER).await;
+            moves.pending.notify_one();
+        }
+    }
+}
+
+async fn flush(engine: &Engine, moves: &CursorMoves) -> EngineResult<()> {
+    let rounds = moves.drain_rounds();
+    let statements: Vec<&[CursorMove]> = rounds.iter().flat_map(|round| round.chunks(MAX_PER_STATEMENT)).collect();
+    for (nth, some) in statements.iter().enumerate() {
+        match engine.store().flush_cursors(some, engine.now()).await {
+            Ok(flushed) => {
+                let acked = u64::try_from(flushed.acked).unwrap_or(0);
+                metrics::counter!(relay_domain::metric_names::DELIVERIES_ACKED).increment(acked);
+                flushed.recorded.into_iter().for_each(|recorded| engine.announce_to_observers(recorded));
+            }
+            Err(error) => {
+                moves.restore(statements[nth..].concat());
+                return Err(error.into());
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Engine {
+    /// Records that a connection wrote or acknowledged up to here; stored within about 20 ms.
+    pub fn cursor_moved(&self, moved: CursorMove) {
+        self.inner.cursors.add(moved);
+    }
+
+    /// Writes all waiting moves now, for a drain.
+    pub async fn flush_cursors(&self) -> EngineResult<()> {
+        flush(self, &self.inner.cursors).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use relay_domain::{NodeId, ProviderName, WorkspaceId, mailboxes::stream::Seq};
+
+    use super::*;
+
+    fn moved(provider: &str, sent_seq: Seq, acked_seq: Seq) -> CursorMove {
+        CursorMove {
+            scope: WorkspaceScope::from_engine_row(WorkspaceId::new(7)),
+            agent_id: AgentId::new(1),
+            node_id: NodeId::new("n1"),
+            provider: ProviderName::new(provider),
+            sent_seq,
+            acked_seq,
+        }
+    }
+
+    fn taken(moves: &CursorMoves) -> Vec<Vec<(String, Seq, Seq)>> {
+        let one = |m: CursorMove| (m.provider.to_string(), m.sent_seq, m.acked_seq);
+        moves.drain_rounds().into_iter().map(|round| round.into_iter().map(one).collect()).collect()
+    }
+
+    #[test]
+    fn acks_of_different_providers_are_kept_apart() {
+        let moves = CursorMoves::default();
+        moves.add(moved("a", 4, 0));
+        moves.add(moved("a", 0, 4));
+        moves.add(moved("b", 2, 0));
+        moves.add(moved("a", 5, 3));
+        let rounds = taken(&moves);
+        assert_eq!(rounds, [[("a".to_owned(), 5, 4)], [("b".to_owned(), 2, 0)]], "one move per mailbox and statement");
+        assert!(taken(&moves).is_empty());
+    }
+
+    #[test]
+    fn restored_moves_never_lower_a_cursor() {
+        let moves = CursorMoves::default();
+        moves.add(moved("a", 4, 4));
+        let unwritten = moves.drain_rounds().concat();
+        moves.add(moved("b", 6, 6));
+        moves.add(moved("a", 5, 0));
+        moves.restore(unwritten);
+        assert_eq!(taken(&moves), [[("b".to_owned(), 6, 6)], [("a".to_owned(), 5, 4)]]);
+    }
+}

@@ -1,0 +1,246 @@
+//! An agent's own deliveries: listing and settling them one by one.
+
+use relay_domain::{
+    AgentId, ChannelId, DeliveryId, WorkspaceScope,
+    channels::client_channel_id,
+    events::kind,
+    mailboxes::{
+        dead_letter::DeadLetterReason,
+        delivery::{DeliveryState, Mode, Reason, Settlement, derive_state},
+    },
+    metric_names,
+    names::{MAX_NOTE_BYTES, check_length},
+};
+pub use relay_store::{DeliveryReport, DeliveryRow, mailboxes::attempts::AttemptRow};
+use relay_store::{MessageLocation, ReportOutcome, delivered_event, events::NewEvent};
+use serde_json::json;
+
+use crate::{Engine, EngineError, EngineResult, access::authentication::AgentCaller, messages::render::timestamp};
+
+/// Default and maximum page size.
+pub const PAGE: (i64, i64) = (100, 200);
+
+/// Bound of the attempts shown for one delivery: the newest.
+const MAX_ATTEMPTS: i64 = 1000;
+
+#[derive(Debug, Clone)]
+pub struct Delivery {
+    pub row: DeliveryRow,
+    pub id: DeliveryId,
+    pub state: DeliveryState,
+    /// Settlement apart from the mailbox's floors.
+    pub exception: Option<Settlement>,
+}
+
+impl From<DeliveryRow> for Delivery {
+    fn from(row: DeliveryRow) -> Self {
+        let exception = row.settlement_state.and_then(|code| Settlement::from_code(code).ok());
+        let state = match derive_state(row.seq, row.sent_seq, row.ack_floor, exception) {
+            // A dead letter to operators, but a failure to the recipient that rejected it (docs/protocol/rest.md,
+            // "Delivery transitions").
+            DeliveryState::DeadLettered
+                if row.deferred_reason.as_deref() == Some(DeadLetterReason::Rejected.as_str()) =>
+            {
+                DeliveryState::Failed
+            }
+            state => state,
+        };
+        Self {
+            id: DeliveryId { source: row.source_id, agent: AgentId::new(row.agent_id), redrive_no: row.redrive_no },
+            state,
+            exception,
+            row,
+        }
+    }
+}
+
+impl Delivery {
+    /// Returns the word for the injection mode.
+    #[must_use]
+    pub fn mode(&self) -> &'static str {
+        Mode::from_code(self.row.mode).unwrap_or_default().delivery_word()
+    }
+
+    /// Returns the reason for the delivery, or for its deferral.
+    #[must_use]
+    pub fn reason(&self) -> Option<&str> {
+        // A delivery that comes back after a failure was not deferred by its recipient.
+        let is_deferred = self.state == DeliveryState::Queued && self.exception == Some(Settlement::Deferred);
+        if is_deferred && !self.is_retry() && !self.is_requeued() {
+            return self.row.deferred_reason.as_deref();
+        }
+        Reason::from_code(self.row.reason).ok().map(Reason::as_str)
+    }
+
+    /// True if it comes back because its consumer failed it as retryable.
+    #[must_use]
+    pub fn is_requeued(&self) -> bool {
+        let is_deferred = self.state == DeliveryState::Queued && self.exception == Some(Settlement::Deferred);
+        is_deferred && self.row.retryable == Some(true)
+    }
+
+    /// True if it comes back because an attempt has failed.
+    #[must_use]
+    pub fn is_retry(&self) -> bool {
+        let is_deferred = self.state == DeliveryState::Queued && self.exception == Some(Settlement::Deferred);
+        is_deferred && self.row.retry_no.is_some_and(|n| n > 0) && self.row.retryable.is_none()
+    }
+
+    /// Returns the delivery that replaced it in the same mailbox.
+    #[must_use]
+    pub fn redriven_as(&self) -> Option<DeliveryId> {
+        self.row.redriven_seq.map(|_| DeliveryId { redrive_no: self.id.redrive_no + 1, ..self.id })
+    }
+
+    #[must_use]
+    pub fn channel_id(&self) -> Option<String> {
+        self.row.channel_id.map(|id| client_channel_id(ChannelId::new(id), self.row.conversation_id.as_deref()))
+    }
+}
+
+impl Engine {
+    /// Lists the caller's deliveries, oldest first: those in `state`, or without one the unexpired queued and delivered
+    /// ones.
+    pub async fn deliveries(
+        &self,
+        caller: &AgentCaller,
+        state: Option<DeliveryState>,
+        limit: i64,
+    ) -> EngineResult<Vec<Delivery>> {
+        let rows = self.store().deliveries(caller.scope, caller.agent_id, state, limit).await?;
+        Ok(rows.into_iter().map(Delivery::from).collect())
+    }
+
+    /// Lists the attempts of one of the caller's deliveries, oldest first.
+    ///
+    /// # Errors
+    /// When there is no such delivery of the caller's.
+    pub async fn attempts(&self, caller: &AgentCaller, id: &str) -> EngineResult<Vec<AttemptRow>> {
+        let delivery = self.delivery_row(caller.scope, own_delivery(caller, id)?).await?;
+        Ok(self.store().attempts(caller.scope, caller.agent_id, delivery.row.seq, MAX_ATTEMPTS).await?)
+    }
+
+    /// Settles or defers one of the caller's deliveries. A final state stays as it is, and the response is the same.
+    ///
+    /// # Errors
+    /// When there is no such delivery of the caller's.
+    pub async fn report_delivery(
+        &self,
+        caller: &AgentCaller,
+        id: &str,
+        report: &DeliveryReport,
+    ) -> EngineResult<Delivery> {
+        check_report(report)?;
+        let id = own_delivery(caller, id)?;
+        let (mut sender, mut reason) = (None, None);
+        let events = |reported: &ReportOutcome| {
+            if let Some(letter) = &reported.dead {
+                reason = Some(letter.reason);
+                sender = letter.sender.map(|sender| (sender, letter.notice()));
+            }
+            report_events(caller, id, report, reported)
+        };
+        let changed = self.store().report_delivery(caller.scope, id, report, self.now(), events).await?;
+        if let Some(recorded) = changed.ok_or(EngineError::DeliveryNotFound)? {
+            self.announce(recorded);
+            if let Some(reason) = reason {
+                metrics::counter!(metric_names::DELIVERIES_DEAD_LETTERED, "reason" => reason.as_str()).increment(1);
+            }
+            if let Some((sender, notice)) = sender {
+                self.hints().notify(caller.scope, vec![sender], "agent", kind::DELIVERY_FAILED, notice);
+            }
+            if !matches!(report, DeliveryReport::Defer { .. }) {
+                // A tombstone must fill the gap, so that a broker does not wait for it, and a replacement must be sent.
+                self.hints().mailbox_changed(caller.scope, caller.agent_id);
+            }
+        }
+        self.delivery_row(caller.scope, id).await
+    }
+
+    async fn delivery_row(&self, scope: WorkspaceScope, id: DeliveryId) -> EngineResult<Delivery> {
+        self.store().delivery(scope, id).await?.map(Delivery::from).ok_or(EngineError::DeliveryNotFound)
+    }
+}
+
+/// Creates the events of a report that changed a delivery.
+fn report_events(
+    caller: &AgentCaller,
+    id: DeliveryId,
+    report: &DeliveryReport,
+    reported: &ReportOutcome,
+) -> Vec<NewEvent> {
+    let place = reported.place.as_ref();
+    let mut data = json!({
+        "delivery_id": id.to_string(), "message_id": id.source.to_string(), "agent_id": id.agent.to_string(),
+    });
+    let kind = match report {
+        DeliveryReport::Ack => {
+            let read = reported.first_read_at.map(|at| {
+                let data = json!({
+                    "message_id": id.source.to_string(),
+                    "agent_name": &*caller.name,
+                    "agent_id": id.agent.to_string(),
+                    "read_at": timestamp(at),
+                });
+                MessageLocation::attach(place, NewEvent::new(kind::MESSAGE_READ, data).by_agent(id.agent))
+            });
+            return std::iter::once(delivered_event(id, place)).chain(read).collect();
+        }
+        DeliveryReport::Fail { error, .. } if reported.back_at.is_some() => {
+            put_some(&mut data, "available_at", &reported.back_at.map(timestamp));
+            put_some(&mut data, "reason", error);
+            kind::DELIVERY_DEFERRED
+        }
+        DeliveryReport::Fail { error, retryable } => {
+            put_some(&mut data, "error", error);
+            put_some(&mut data, "retryable", retryable);
+            if let Some((fresh, seq)) = reported.redriven_as {
+                data["redriven_as"] = json!(fresh.to_string());
+                let mut accepted = json!({
+                    "delivery_id": fresh.to_string(), "message_id": id.source.to_string(),
+                    "agent_id": id.agent.to_string(), "seq": seq, "redrive_of": id.to_string(),
+                });
+                put_some(&mut accepted, "channel_id", &place.map(|place| place.channel_id.to_string()));
+                let failed =
+                    MessageLocation::attach(place, NewEvent::new(kind::DELIVERY_FAILED, data).by_agent(id.agent));
+                let accepted =
+                    MessageLocation::attach(place, NewEvent::new(kind::DELIVERY_ACCEPTED, accepted).by_agent(id.agent));
+                return vec![failed, accepted];
+            }
+            // The event has the fields of a dead letter and those of the recipient's report.
+            if let (Some(letter), Some(told)) = (&reported.dead, data.as_object_mut())
+                && let serde_json::Value::Object(notice) = letter.notice()
+            {
+                told.extend(notice);
+            }
+            kind::DELIVERY_FAILED
+        }
+        DeliveryReport::Defer { available_at, reason } => {
+            data["available_at"] = json!(timestamp(*available_at));
+            put_some(&mut data, "reason", reason);
+            kind::DELIVERY_DEFERRED
+        }
+    };
+    vec![MessageLocation::attach(place, NewEvent::new(kind, data).by_agent(id.agent))]
+}
+
+fn put_some<T: serde::Serialize>(data: &mut serde_json::Value, key: &str, value: &Option<T>) {
+    if let Some(value) = value {
+        data[key] = json!(value);
+    }
+}
+
+fn own_delivery(caller: &AgentCaller, id: &str) -> EngineResult<DeliveryId> {
+    let id: DeliveryId = id.parse().map_err(|_| EngineError::DeliveryNotFound)?;
+    if id.agent == caller.agent_id { Ok(id) } else { Err(EngineError::DeliveryNotFound) }
+}
+
+fn check_report(report: &DeliveryReport) -> EngineResult<()> {
+    let (field, text) = match report {
+        DeliveryReport::Ack => return Ok(()),
+        DeliveryReport::Fail { error, .. } => ("error", error),
+        DeliveryReport::Defer { reason, .. } => ("reason", reason),
+    };
+    check_length(field, text.as_deref().unwrap_or_default(), MAX_NOTE_BYTES)?;
+    Ok(())
+}

@@ -1,0 +1,72 @@
+//! Drafts of messages, and their validation before anything is written.
+
+use relay_domain::{
+    files::MAX_ATTACHMENTS,
+    mailboxes::{dead_letter::TTL_BOUNDS, delivery::Mode},
+    messages::Message,
+    names::{MAX_METADATA_BYTES, MAX_TEXT_BYTES, check_json_length, check_length},
+};
+use serde_json::Value;
+
+use crate::{EngineError, EngineResult, messages::payload};
+
+/// Above this size of text and extras the exact frame is encoded to check its limit. Below it, even the worst JSON
+/// escaping of both copies in a conversation's frame fits.
+const ALWAYS_FITS_BYTES: usize = 60 * 1024;
+
+#[derive(Debug, Clone, Default)]
+pub struct Draft {
+    pub text: String,
+    /// Rich blocks: an array.
+    pub blocks: Option<Value>,
+    /// Metadata of the message: an object.
+    pub data: Option<Value>,
+    /// Ids of complete files of the workspace, without duplicates.
+    pub attachments: Vec<String>,
+    pub mode: Mode,
+    /// Free text of the client.
+    pub content_type: Option<String>,
+    /// Lifetime of its deliveries, in milliseconds; the workspace's default when absent.
+    pub ttl_ms: Option<i64>,
+}
+
+pub(crate) fn check_draft(draft: &Draft) -> EngineResult<()> {
+    if draft.text.is_empty() {
+        return Err(EngineError::InvalidRequest("text must not be empty".to_owned()));
+    }
+    check_length("text", &draft.text, MAX_TEXT_BYTES)?;
+    if draft.attachments.len() > MAX_ATTACHMENTS {
+        return Err(EngineError::InvalidAttachments);
+    }
+    if draft.blocks.as_ref().is_some_and(|blocks| !blocks.is_array()) {
+        return Err(EngineError::InvalidRequest("blocks must be an array".to_owned()));
+    }
+    if draft.data.as_ref().is_some_and(|data| !data.is_object()) {
+        return Err(EngineError::InvalidRequest("data must be an object".to_owned()));
+    }
+    let (least, most) = TTL_BOUNDS;
+    let is_within =
+        |ttl: i64| u128::try_from(ttl).is_ok_and(|ttl| (least.as_millis()..=most.as_millis()).contains(&ttl));
+    if draft.ttl_ms.is_some_and(|ttl| !is_within(ttl)) {
+        let bounds = format!("ttl_ms must be {} to {}", least.as_millis(), most.as_millis());
+        return Err(EngineError::InvalidRequest(bounds));
+    }
+    check_length("content_type", draft.content_type.as_deref().unwrap_or_default(), 128)?;
+    let encoded = |value: &Option<Value>| value.as_ref().map_or(0, |v| v.to_string().len());
+    check_json_length("data", encoded(&draft.data).min(MAX_METADATA_BYTES + 1))?;
+    Ok(())
+}
+
+/// Checks that the message fits into a frame: no message may be accepted that cannot be delivered.
+pub(crate) fn check_frame(message: &Message) -> EngineResult<()> {
+    let encoded = |value: &Value| value.to_string().len();
+    let extras =
+        message.blocks.as_ref().map_or(0, encoded) + encoded(&message.metadata) + encoded(&message.attachments);
+    if message.text.len() + extras <= ALWAYS_FITS_BYTES {
+        return Ok(());
+    }
+    // Names of at most 128 bytes, escaped, and the frame's own keys.
+    const FRAME_OVERHEAD: usize = 2048;
+    let encoded = payload::payload(message, "").get().len() + FRAME_OVERHEAD;
+    if encoded > payload::FRAME_LIMIT { Err(EngineError::PayloadTooLarge) } else { Ok(()) }
+}

@@ -1,0 +1,128 @@
+//! Edits of posted messages.
+
+use relay_domain::{
+    events::kind,
+    messages::{Message, extract_mentions},
+};
+use relay_store::{MessageChange, channels::audience::AudienceKey, events::NewEvent};
+use serde_json::{Value, json};
+
+use crate::{
+    Engine, EngineError, EngineResult,
+    access::authentication::{AgentCaller, Credential},
+    hints::SocketEvent,
+    messages::{
+        draft::{Draft, check_draft, check_frame},
+        posting::AudienceSource,
+        render,
+    },
+};
+
+/// Larger texts are not part of the notice: clients read the message.
+const MAX_NOTIFIED_BYTES: usize = 64 * 1024;
+
+/// Changes of a message. `None` leaves a field as it is.
+#[derive(Debug, Default)]
+pub struct MessageUpdate {
+    pub text: Option<String>,
+    /// `Some(None)` removes them.
+    pub blocks: Option<Option<Value>>,
+    /// Replaces the metadata; `Some(None)` empties it.
+    pub data: Option<Option<Value>>,
+}
+
+impl Engine {
+    /// Edits a message of the caller. Its recipients stay the same; replays and lists show the new version.
+    ///
+    /// # Errors
+    /// When there is no such message for the caller, it is another agent's, or the new version could not be posted.
+    pub async fn update_message(&self, caller: &AgentCaller, id: &str, update: &MessageUpdate) -> EngineResult<Value> {
+        let credential = Credential::Agent(caller.clone());
+        let old = self.visible_message(&credential, id).await?.message;
+        if old.agent_id != caller.agent_id {
+            return Err(EngineError::NotTheAuthor);
+        }
+        if update.text.is_none() && update.blocks.is_none() && update.data.is_none() {
+            return Err(EngineError::InvalidRequest("text, blocks or data is required".into()));
+        }
+        check_draft(&Draft {
+            text: update.text.clone().unwrap_or_else(|| old.text.clone()),
+            blocks: update.blocks.clone().flatten(),
+            data: update.data.clone().flatten(),
+            ..Draft::default()
+        })?;
+        let metadata = update.data.as_ref().map(|data| keep_hidden_metadata(data.as_ref(), &old.metadata));
+        let mut new = Message { metadata: metadata.clone().unwrap_or_else(|| old.metadata.clone()), ..old };
+        if let Some(text) = &update.text {
+            (new.text, new.mentions) = (text.clone(), extract_mentions(text));
+        }
+        if let Some(blocks) = &update.blocks {
+            new.blocks.clone_from(blocks);
+        }
+        check_frame(&new)?;
+
+        let change = MessageChange {
+            text: update.text.as_deref().map(|text| (text, new.mentions.as_slice())),
+            blocks: update.blocks.as_ref().map(Option::as_ref),
+            metadata: metadata.as_ref(),
+        };
+        let event = NewEvent::for_message(kind::MESSAGE_UPDATED, &new);
+        let recorded = self
+            .store()
+            .update_message(caller.scope, (new.id, caller.agent_id), change, self.now(), event)
+            .await?
+            .ok_or(EngineError::MessageNotFound)?;
+        self.announce(recorded);
+        // From memory; a concurrent edit sends its own notice.
+        self.notify_updated(caller, &new).await;
+        Ok(render::listed_message(&self.visible_message(&credential, id).await?))
+    }
+
+    /// Notifies the members' own sockets, best-effort.
+    async fn notify_updated(&self, caller: &AgentCaller, message: &Message) {
+        if message.text.len() > MAX_NOTIFIED_BYTES {
+            return;
+        }
+        let mut data = json!({
+            "id": message.id,
+            "channel_name": message.channel_name,
+            "agent_id": message.agent_id,
+            "agent_name": message.agent_name,
+            "from_name": message.agent_name,
+            "text": message.text,
+        });
+        // Messages of a channel are for the whole workspace; those of a conversation for its participants.
+        let mut agents = None;
+        if let Some(conversation) = &message.conversation_id {
+            data["conversation_id"] = json!(conversation);
+            let key = AudienceKey::Conversation(conversation.clone());
+            let Ok(Some(audience)) = self.load_audience(caller.scope, key, AudienceSource::Cache).await else { return };
+            agents = Some(audience.members.iter().map(|m| m.agent_id).collect());
+        }
+        let event = SocketEvent { agents, topic: "thread", event: kind::MESSAGE_UPDATED, data, event_id: None };
+        self.hints().notify_all(caller.scope, event);
+    }
+}
+
+/// Returns the new metadata with the engine's own keys of the old, which authors cannot see.
+fn keep_hidden_metadata(data: Option<&Value>, old: &Value) -> Value {
+    let mut all = data.and_then(Value::as_object).cloned().unwrap_or_default();
+    for (key, value) in old.as_object().into_iter().flatten() {
+        if key.starts_with(render::HIDDEN_METADATA) {
+            all.insert(key.clone(), value.clone());
+        }
+    }
+    Value::Object(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edits_keep_hidden_metadata() {
+        let old = json!({ "a": 1, "__relaycast_x": 2 });
+        assert_eq!(keep_hidden_metadata(Some(&json!({ "b": 1 })), &old), json!({ "b": 1, "__relaycast_x": 2 }));
+        assert_eq!(keep_hidden_metadata(None, &old), json!({ "__relaycast_x": 2 }));
+    }
+}

@@ -1,0 +1,96 @@
+//! Reading of messages: channels, single messages, threads.
+
+use relay_domain::{
+    MessageId,
+    messages::ListedMessage,
+    names::strip_hash,
+    observers::{ObserverScope, ScopeSet},
+};
+use relay_store::MessagePage;
+use serde_json::Value;
+
+use crate::{Engine, EngineError, EngineResult, access::authentication::Credential, messages::render};
+
+/// Default and maximum page size.
+pub const PAGE: (i64, i64) = (50, 100);
+
+/// Message and its replies.
+#[derive(Debug)]
+pub struct Thread {
+    pub parent: Value,
+    /// Replies, oldest first; a reply has none.
+    pub replies: Vec<Value>,
+}
+
+impl Engine {
+    /// Lists the root messages of a channel that the caller may see, newest first. Every agent of the workspace may
+    /// read channels.
+    ///
+    /// # Errors
+    /// When there is no channel of that name for this caller.
+    pub async fn channel_messages(
+        &self,
+        caller: &Credential,
+        channel: &str,
+        page: MessagePage,
+    ) -> EngineResult<Vec<Value>> {
+        let (scope, view) = (caller.scope(), caller.view());
+        let name = strip_hash(channel);
+        let id = self
+            .store()
+            .channel_id_by_name(scope, name)
+            .await?
+            .filter(|id| view.sees_channel(*id, name))
+            .ok_or_else(|| EngineError::ChannelNotFound(name.to_owned()))?;
+        let messages = self.store().channel_messages(scope, id, page, &view.filters).await?;
+        Ok(messages.iter().map(render::listed_message).collect())
+    }
+
+    /// Returns one message; one of a conversation only to its participants and to the workspace key.
+    ///
+    /// # Errors
+    /// When there is no such message for this caller.
+    pub async fn message(&self, caller: &Credential, id: &str) -> EngineResult<Value> {
+        Ok(render::listed_message(&self.visible_message(caller, id).await?))
+    }
+
+    /// Returns a message and its replies, oldest first.
+    ///
+    /// # Errors
+    /// When there is no such message for this caller.
+    pub async fn thread(&self, caller: &Credential, id: &str, page: MessagePage) -> EngineResult<Thread> {
+        let parent = self.visible_message(caller, id).await?;
+        let replies = if parent.message.thread_id.is_none() {
+            self.store().replies(caller.scope(), parent.message.id, page, &caller.view().filters).await?
+        } else {
+            Vec::new()
+        };
+        Ok(Thread {
+            parent: render::listed_message(&parent),
+            replies: replies.iter().map(render::listed_message).collect(),
+        })
+    }
+
+    /// Finds a message if the caller may see it. Nodes see none of a conversation.
+    pub(crate) async fn visible_message(&self, caller: &Credential, id: &str) -> EngineResult<ListedMessage> {
+        let id: MessageId = id.parse().map_err(|_| EngineError::MessageNotFound)?;
+        let scope = caller.scope();
+        let message = self.store().message(scope, id).await?.ok_or(EngineError::MessageNotFound)?;
+        let is_dm = message.message.channel_kind.is_conversation();
+        let visible = match caller {
+            Credential::Observer(observer) => {
+                // Messages of channels need a scope of their own; the route may have accepted `dms:read`.
+                let of_channels = ScopeSet::from_scopes(&[ObserverScope::Messages, ObserverScope::Threads]);
+                observer.view.sees_message(&message.message.facts())
+                    && (is_dm || observer.view.scopes.intersects(of_channels))
+            }
+            Credential::Workspace { .. } => true,
+            Credential::Agent(_) | Credential::Node(_) if !is_dm => true,
+            Credential::Agent(agent) => {
+                self.store().is_member(scope, message.message.channel_id, agent.agent_id).await?
+            }
+            Credential::Node(_) => false,
+        };
+        if visible { Ok(message) } else { Err(EngineError::MessageNotFound) }
+    }
+}

@@ -1,0 +1,13 @@
+//! Messages: posting, the group committer, publishing, reading, editing, reactions and webhooks.
+
+pub(crate) mod committer;
+pub(crate) mod draft;
+pub mod edits;
+pub mod history;
+pub mod payload;
+pub mod posting;
+pub(crate) mod publisher;
+pub mod reactions;
+pub mod receipts;
+pub mod render;
+pub mod webhooks;

@@ -1,0 +1,274 @@
+//! Publishing after the commit: deliveries into the log, and the outbox row marked as published.
+//!
+//! JetStream comes last and decides nothing. Deliveries that it refuses, or stores too slowly, reach their recipients
+//! all the same: gateways get a hint to read Postgres.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use relay_domain::{AgentId, BatchId, DeliveryId, MessageId, NodeId, WorkspaceScope, messages::Message, metric_names};
+use relay_store::{
+    mailboxes::replay::StoredDelivery,
+    messages::batch::{NewSend, WrittenDelivery},
+};
+use relay_stream::{INLINE_LIMIT, LogFrame, PendingStore};
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::{Engine, EngineResult, Inner, messages::payload, trace};
+
+/// Bound of the queue, in batches. Beyond it the outbox relay takes over.
+const QUEUE: usize = 256;
+/// Bound of the batches that JetStream has not acknowledged.
+const IN_FLIGHT: usize = 64;
+/// A slower publish must not stall delivery: gateways get a hint to read Postgres. A cluster that elects a leader
+/// pauses for seconds.
+const STALL_TIMEOUT: Duration = Duration::from_millis(250);
+/// Bound of the published batches that wait to be marked; a batch without room is published again.
+const MARK_QUEUE: usize = 4096;
+/// Interval at which published batches are marked together.
+const MARK_EVERY: Duration = Duration::from_millis(100);
+
+pub(crate) struct Committed {
+    pub(crate) batch: BatchId,
+    pub(crate) sends: Vec<CommittedSend>,
+}
+
+pub(crate) struct CommittedSend {
+    send: NewSend,
+    names: Vec<Arc<str>>,
+    rows: Vec<Option<WrittenDelivery>>,
+    traceparent: Option<String>,
+}
+
+impl Committed {
+    pub(crate) fn push(
+        &mut self,
+        send: NewSend,
+        names: Vec<Arc<str>>,
+        rows: Vec<Option<WrittenDelivery>>,
+        traceparent: Option<String>,
+    ) {
+        self.sends.push(CommittedSend { send, names, rows, traceparent });
+    }
+
+    /// Messages of a workspace, by id.
+    pub(crate) fn messages(&self, scope: WorkspaceScope) -> HashMap<MessageId, Message> {
+        let own = self.sends.iter().filter(|s| s.send.scope == scope);
+        own.map(|s| (s.send.message.id, s.send.message.clone())).collect()
+    }
+
+    pub(crate) fn mailboxes(&self) -> Vec<(WorkspaceScope, AgentId)> {
+        let rows = self.sends.iter().flat_map(|s| {
+            s.send
+                .recipients
+                .iter()
+                .zip(&s.rows)
+                .filter(|(_, row)| row.is_some())
+                .map(|(r, _)| (s.send.scope, r.agent_id))
+        });
+        rows.collect()
+    }
+
+    /// Mailboxes that got rows, with their nodes.
+    pub(crate) fn locations(&self) -> impl Iterator<Item = (WorkspaceScope, AgentId, &NodeId)> {
+        self.sends.iter().flat_map(|s| {
+            let rows = s.send.recipients.iter().zip(&s.rows);
+            rows.filter_map(|(r, row)| Some((s.send.scope, r.agent_id, &row.as_ref()?.node_id)))
+        })
+    }
+
+    /// Starts a span for each traced send; its frames become children.
+    fn start_publish_spans(&mut self) -> Vec<tracing::Span> {
+        let traced = self.sends.iter_mut().filter_map(|send| {
+            let span = trace::child_span(send.traceparent.as_deref(), || tracing::info_span!("stream.publish"))?;
+            send.traceparent = trace::traceparent_of(&span);
+            Some(span)
+        });
+        traced.collect()
+    }
+
+    fn log_frames(&self) -> Vec<LogFrame> {
+        let mut frames = Vec::new();
+        for s in &self.sends {
+            let message = &s.send.message;
+            // All but one-to-one conversations share one payload.
+            let mut shared = None;
+            for ((recipient, name), row) in s.send.recipients.iter().zip(&s.names).zip(&s.rows) {
+                let Some(row) = row else { continue };
+                let payload = shared.get_or_insert_with(|| payload::payload(message, name));
+                let id = DeliveryId { source: message.id.get(), agent: recipient.agent_id, redrive_no: 0 };
+                let provider = row.provider.as_ref().map_or("", |p| p.as_str());
+                frames.push(LogFrame {
+                    scope: s.send.scope,
+                    agent_id: recipient.agent_id,
+                    seq: row.seq,
+                    delivery_id: id.to_string(),
+                    location: location(row.node_id.as_str(), provider),
+                    // Copies of a large frame for a thousand recipients would be a gigabyte.
+                    body: (payload.get().len() <= INLINE_LIMIT)
+                        .then(|| payload::deliver_frame(id, name, row.seq, recipient.mode, payload)),
+                    sender: Some(message.agent_id),
+                    traceparent: s.traceparent.clone(),
+                });
+            }
+        }
+        frames
+    }
+}
+
+/// Formats a recipient's location for the log: `node/provider`, the provider empty while unassigned.
+#[must_use]
+pub(crate) fn location(node: &str, provider: &str) -> String {
+    format!("{node}/{provider}")
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Publisher {
+    sender: mpsc::Sender<Committed>,
+}
+
+impl Publisher {
+    pub(crate) fn new() -> (Self, mpsc::Receiver<Committed>) {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        (Self { sender }, receiver)
+    }
+
+    /// Queues a batch; returns it when the queue is full.
+    pub(crate) fn push(&self, committed: Committed) -> Result<(), Committed> {
+        self.sender.try_send(committed).map_err(|error| {
+            metrics::counter!(metric_names::PUBLISH_SKIPPED).increment(1);
+            error.into_inner()
+        })
+    }
+}
+
+/// Publishes batches in commit order until the engine is dropped.
+pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut queue: mpsc::Receiver<Committed>) {
+    let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
+    let (published, marks) = mpsc::channel(MARK_QUEUE);
+    tokio::spawn(mark_published(engine.clone(), marks));
+    while let Some(mut committed) = queue.recv().await {
+        let Some(inner) = engine.upgrade() else { return };
+        let engine = Engine { inner };
+        // The outbox relay publishes the batch once JetStream is back; recipients read Postgres meanwhile.
+        if !engine.inner.stream.is_up() {
+            engine.hints().mailboxes_changed(committed.mailboxes());
+            continue;
+        }
+        let spans = committed.start_publish_spans();
+        let frames = committed.log_frames();
+        if frames.is_empty() {
+            let _ = published.try_send(committed.batch);
+            continue;
+        }
+        let permit = match Arc::clone(&in_flight).try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                // JetStream has stalled: delivery must not.
+                engine.hints().mailboxes_changed(committed.mailboxes());
+                let Ok(permit) = Arc::clone(&in_flight).acquire_owned().await else { return };
+                permit
+            }
+        };
+        match engine.inner.stream.publish(&frames).await {
+            Ok(stored) => {
+                let published = published.clone();
+                tokio::spawn(async move {
+                    if wait_until_stored(&engine, stored, &committed, frames.len()).await {
+                        let _ = published.try_send(committed.batch);
+                    }
+                    drop((permit, spans));
+                });
+            }
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "failed to publish a batch");
+                engine.hints().mailboxes_changed(committed.mailboxes());
+            }
+        }
+    }
+}
+
+/// Waits for JetStream's acknowledgement. After a stall or a failure it hints gateways to read Postgres.
+async fn wait_until_stored(engine: &Engine, stored: PendingStore, committed: &Committed, frames: usize) -> bool {
+    let wait = stored.wait();
+    tokio::pin!(wait);
+    let outcome = match tokio::time::timeout(STALL_TIMEOUT, &mut wait).await {
+        Ok(outcome) => outcome,
+        Err(_) => {
+            metrics::counter!(metric_names::PUBLISH_STALLED).increment(1);
+            engine.hints().mailboxes_changed(committed.mailboxes());
+            wait.await
+        }
+    };
+    match outcome {
+        Ok(()) => {
+            metrics::counter!(metric_names::DELIVERIES_PUBLISHED).increment(u64::try_from(frames).unwrap_or(0));
+            true
+        }
+        Err(error) => {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "jetstream did not store a batch, gateways read postgres"
+            );
+            engine.hints().mailboxes_changed(committed.mailboxes());
+            false
+        }
+    }
+}
+
+/// Marks published batches together. An unmarked batch is published again, which is harmless.
+async fn mark_published(engine: std::sync::Weak<Inner>, mut marks: mpsc::Receiver<BatchId>) {
+    let mut batches = Vec::new();
+    while let Some(first) = marks.recv().await {
+        batches.push(first);
+        // One update for all batches of the interval: marking each alone would cost a commit per batch.
+        tokio::time::sleep(MARK_EVERY).await;
+        while let Ok(next) = marks.try_recv() {
+            batches.push(next);
+        }
+        let Some(inner) = engine.upgrade() else { return };
+        if let Err(error) = inner.store.mark_published(&batches).await {
+            tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                "failed to mark published batches, they will be published again"
+            );
+        }
+        batches.clear();
+    }
+}
+
+impl Engine {
+    /// Publishes all deliveries of these messages again, from Postgres, and waits until they are stored. JetStream
+    /// drops the copies that it has.
+    ///
+    /// # Errors
+    /// When Postgres or JetStream failed; call again.
+    pub async fn republish(
+        &self,
+        sources: &[(WorkspaceScope, MessageId)],
+        traceparent: Option<&str>,
+    ) -> EngineResult<()> {
+        let rows = self.store().deliveries_of_sources(sources).await?;
+        let frames: Vec<LogFrame> = rows.iter().filter_map(|row| log_frame(row, traceparent)).collect();
+        let mailboxes = rows.iter().map(|row| (row.scope, row.agent_id));
+        self.hints().mailboxes_changed(mailboxes);
+        self.inner.stream.publish(&frames).await?.wait().await?;
+        Ok(())
+    }
+}
+
+pub(crate) fn log_frame(row: &StoredDelivery, traceparent: Option<&str>) -> Option<LogFrame> {
+    let id = DeliveryId { source: row.source_id, agent: row.agent_id, redrive_no: row.redrive_no };
+    Some(LogFrame {
+        scope: row.scope,
+        agent_id: row.agent_id,
+        seq: row.seq,
+        delivery_id: id.to_string(),
+        location: location(&row.location.0, row.location.1.as_deref().unwrap_or_default()),
+        body: match &row.message {
+            Some(message) if message.text.len() > INLINE_LIMIT => None,
+            _ => Some(payload::stored_frame(row)?).filter(|body| body.len() <= INLINE_LIMIT),
+        },
+        sender: row.message.as_ref().map(|message| message.agent_id),
+        traceparent: traceparent.map(ToOwned::to_owned),
+    })
+}

@@ -1,0 +1,116 @@
+//! Reactions to messages.
+
+use chrono::{DateTime, Utc};
+pub use relay_domain::messages::ReactionCount;
+use relay_domain::{
+    MessageId,
+    events::kind,
+    messages::Message,
+    names::{MAX_DISTINCT_EMOJI, MAX_EMOJI_BYTES, check_name},
+};
+use relay_store::{NewReaction, ReactionKey, ReactionOutcome, events::NewEvent};
+use serde_json::json;
+
+use crate::{
+    Engine, EngineError, EngineResult,
+    access::authentication::{AgentCaller, Credential},
+};
+
+/// Bound of the names per emoji in the reactions of one message.
+const MAX_NAMES: i32 = 1000;
+
+/// Reaction of the caller.
+#[derive(Debug)]
+pub struct OwnReaction {
+    pub id: i64,
+    pub message_id: MessageId,
+    pub emoji: String,
+    pub created_at: DateTime<Utc>,
+}
+
+impl Engine {
+    /// Adds a reaction to a message; idempotent.
+    ///
+    /// # Errors
+    /// When there is no such message for the caller, the emoji is empty or too long, or the message has
+    /// [`MAX_DISTINCT_EMOJI`] others.
+    pub async fn add_reaction(&self, caller: &AgentCaller, message: &str, emoji: &str) -> EngineResult<OwnReaction> {
+        check_name("emoji", emoji, MAX_EMOJI_BYTES)?;
+        let message = self.visible_message(&Credential::Agent(caller.clone()), message).await?.message;
+        let key = ReactionKey { message: message.id, agent: caller.agent_id, emoji };
+        let new = NewReaction { key, author: message.agent_id, id: self.next_id() };
+        let event = reaction_event(&message, caller, emoji, "added");
+        let reaction = match self.store().add_reaction(caller.scope, &new, self.now(), event).await? {
+            ReactionOutcome::Added(reaction, recorded) => {
+                self.announce(recorded);
+                reaction
+            }
+            ReactionOutcome::Present(reaction) => reaction,
+            ReactionOutcome::Full => {
+                return Err(EngineError::InvalidRequest(format!(
+                    "a message takes at most {MAX_DISTINCT_EMOJI} different reactions"
+                )));
+            }
+        };
+        let emoji = emoji.to_owned();
+        Ok(OwnReaction { id: reaction.reaction_id, message_id: message.id, emoji, created_at: reaction.created_at })
+    }
+
+    /// Removes a reaction of the caller; idempotent.
+    ///
+    /// # Errors
+    /// When there is no such message for the caller.
+    pub async fn remove_reaction(&self, caller: &AgentCaller, message: &str, emoji: &str) -> EngineResult<()> {
+        let message = self.visible_message(&Credential::Agent(caller.clone()), message).await?.message;
+        let event = reaction_event(&message, caller, emoji, "removed");
+        let key = ReactionKey { message: message.id, agent: caller.agent_id, emoji };
+        if let Some(recorded) = self.store().remove_reaction(caller.scope, key, self.now(), event).await? {
+            self.announce(recorded);
+        }
+        Ok(())
+    }
+
+    /// Finds a message whose reactions the caller may see: an observer needs no scope for the message itself.
+    async fn message_for_reactions(&self, caller: &Credential, id: &str) -> EngineResult<Message> {
+        let Credential::Observer(observer) = caller else {
+            return Ok(self.visible_message(caller, id).await?.message);
+        };
+        let id: MessageId = id.parse().map_err(|_| EngineError::MessageNotFound)?;
+        let message = self.store().message(caller.scope(), id).await?.ok_or(EngineError::MessageNotFound)?.message;
+        if observer.view.sees_message(&message.facts()) { Ok(message) } else { Err(EngineError::MessageNotFound) }
+    }
+
+    /// Lists the reactions to a message by emoji, earliest first, with at most 1000 names each.
+    ///
+    /// # Errors
+    /// When there is no such message for the caller.
+    pub async fn reactions(&self, caller: &Credential, message: &str) -> EngineResult<Vec<ReactionCount>> {
+        let message = self.message_for_reactions(caller, message).await?;
+        Ok(self.store().reactions(caller.scope(), message.id, MAX_NAMES).await?)
+    }
+}
+
+fn reaction_event(message: &Message, caller: &AgentCaller, emoji: &str, action: &str) -> NewEvent {
+    let mut data = json!({
+        "message_id": message.id.to_string(),
+        "emoji": emoji,
+        "agent_name": &*caller.name,
+        "agent_id": caller.agent_id.to_string(),
+        "action": action,
+    });
+    let place = NewEvent::new(kind::MESSAGE_REACTED, json!({})).by_agent(caller.agent_id);
+    let place = match &message.conversation_id {
+        Some(conversation) => {
+            data["conversation_id"] = json!(conversation);
+            place.in_conversation(Some(conversation.to_string()))
+        }
+        None => {
+            // Clients differ in the name that they read.
+            data["channel"] = json!(message.channel_name);
+            data["channel_name"] = json!(message.channel_name);
+            data["channel_id"] = json!(message.channel_id.to_string());
+            place.in_channel(message.channel_id, message.channel_name.clone())
+        }
+    };
+    NewEvent { body: relay_store::events::EventBody::Data(data), ..place }
+}

@@ -1,0 +1,67 @@
+//! Read receipts and read positions.
+
+use relay_domain::{MessageId, events::kind};
+pub use relay_store::{
+    ReadLocation,
+    messages::read_state::{ReadPosition, ReaderRow},
+};
+use relay_store::{ReadReceipt, events::NewEvent};
+use serde_json::json;
+
+use crate::{
+    Engine, EngineError, EngineResult,
+    access::authentication::{AgentCaller, Credential},
+    messages::render::timestamp,
+};
+
+impl Engine {
+    /// Marks a message as read: records a receipt (once), moves the last-read pointer (forward only), and acknowledges
+    /// the agent's delivery of the message, if any.
+    ///
+    /// # Errors
+    /// When there is no such message, or the agent is not a member of its channel.
+    pub async fn mark_read(&self, caller: &AgentCaller, id: &str) -> EngineResult<(MessageId, ReadReceipt)> {
+        let id: MessageId = id.parse().map_err(|_| EngineError::MessageNotFound)?;
+        let event = |place: ReadLocation, read_at| {
+            let data = json!({
+                "message_id": id.to_string(),
+                "agent_name": &*caller.name,
+                "agent_id": caller.agent_id.to_string(),
+                "read_at": timestamp(read_at),
+            });
+            let event = NewEvent::new(kind::MESSAGE_READ, data).by_agent(caller.agent_id);
+            match place.conversation_id {
+                Some(conversation) => event.in_conversation(Some(conversation.to_string())),
+                None => event.in_channel(place.channel_id, place.channel_name),
+            }
+        };
+        let receipt = self
+            .store()
+            .mark_read(caller.scope, id, caller.agent_id, self.now(), event)
+            .await?
+            .ok_or(EngineError::MessageNotFound)?;
+        if receipt.settled {
+            self.hints().mailbox_changed(caller.scope, caller.agent_id);
+        }
+        self.announce(receipt.recorded.clone());
+        Ok((id, receipt))
+    }
+
+    /// Lists the readers of a message in the order of reading.
+    ///
+    /// # Errors
+    /// When there is no such message for the caller.
+    pub async fn readers(&self, caller: &Credential, message: &str) -> EngineResult<Vec<ReaderRow>> {
+        let message = self.visible_message(caller, message).await?.message;
+        Ok(self.store().readers(caller.scope(), message.id).await?)
+    }
+
+    /// Lists the read position of each member of a channel, in the order of joining.
+    ///
+    /// # Errors
+    /// When there is no channel of that name for the caller.
+    pub async fn read_status(&self, caller: &Credential, channel: &str) -> EngineResult<Vec<ReadPosition>> {
+        let channel = self.visible_channel(caller, channel).await?;
+        Ok(self.store().read_status(caller.scope(), channel.channel_id, &caller.view().filters).await?)
+    }
+}

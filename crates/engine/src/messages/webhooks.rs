@@ -1,0 +1,152 @@
+//! Inbound webhooks: URLs with a token through which other systems post to a channel.
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    MessageId, WebhookId, WorkspaceScope,
+    access::token::{TokenHash, TokenKind},
+    events::kind,
+    names::{MAX_AGENT_NAME_BYTES, check_name},
+    subscriptions::MAX_PER_WORKSPACE,
+    workspaces::plan::Quota,
+};
+pub use relay_store::messages::webhooks::WebhookRow;
+use relay_store::{events::NewEvent, messages::webhooks::NewWebhook};
+use serde_json::{Map, Value, json};
+
+use crate::{Engine, EngineError, EngineResult, messages::draft::Draft};
+
+const TOKEN_BYTES: usize = 24;
+
+#[derive(Debug)]
+pub struct CreatedWebhook {
+    pub row: WebhookRow,
+    /// Shown this once.
+    pub token: String,
+}
+
+/// Authenticated caller of a webhook.
+#[derive(Debug, Clone)]
+pub struct WebhookCaller {
+    pub scope: WorkspaceScope,
+    pub webhook: WebhookRow,
+}
+
+/// Body of a webhook call.
+#[derive(Debug, Default)]
+pub struct WebhookCall {
+    pub text: Option<String>,
+    /// Rich blocks: an array.
+    pub blocks: Option<Value>,
+    pub source: Option<String>,
+    pub author: Option<String>,
+    /// Any other JSON.
+    pub payload: Option<Value>,
+}
+
+/// Result of a webhook call.
+#[derive(Debug)]
+pub struct HookAnswer {
+    pub message_id: MessageId,
+    pub text: String,
+    pub author: String,
+    pub source: Option<String>,
+    pub created_at: DateTime<Utc>,
+}
+
+impl Engine {
+    /// Creates a webhook that posts to a channel.
+    ///
+    /// # Errors
+    /// When there is no such channel, it is archived, the name is out of bounds, or there are too many webhooks.
+    pub async fn create_webhook(
+        &self,
+        scope: WorkspaceScope,
+        name: Option<&str>,
+        channel: &str,
+    ) -> EngineResult<CreatedWebhook> {
+        let channel = self.open_channel(scope, channel).await?;
+        let name = name.map_or_else(|| format!("webhook-{}", channel.name), str::to_owned);
+        check_name("name", &name, MAX_AGENT_NAME_BYTES)?;
+        let mut random = [0; TOKEN_BYTES];
+        getrandom::fill(&mut random).map_err(|_| EngineError::NoRandomness)?;
+        let token = format!("{}{}", TokenKind::Webhook.prefix(), hex::encode(random));
+        let new = NewWebhook {
+            webhook_id: WebhookId::new(self.next_id()),
+            name: &name,
+            channel_id: channel.channel_id,
+            token: TokenHash::from_token(&token),
+            at: self.now(),
+        };
+        let ceiling = self.quota(scope, Quota::Webhooks).await?.unwrap_or(MAX_PER_WORKSPACE);
+        if !self.store().create_webhook(scope, &new, ceiling.min(MAX_PER_WORKSPACE)).await? {
+            return Err(EngineError::PlanLimitExceeded(Quota::Webhooks));
+        }
+        let (webhook_id, channel_id, created_at) = (new.webhook_id, channel.channel_id, new.at);
+        let row = WebhookRow { webhook_id, name, channel_id, channel_name: channel.name, created_at };
+        Ok(CreatedWebhook { row, token })
+    }
+
+    /// Lists the webhooks of a workspace, oldest first.
+    pub async fn webhooks(&self, scope: WorkspaceScope) -> EngineResult<Vec<WebhookRow>> {
+        Ok(self.store().webhooks(scope, MAX_PER_WORKSPACE).await?)
+    }
+
+    /// Deletes a webhook. Its token is revoked when this returns.
+    pub async fn delete_webhook(&self, scope: WorkspaceScope, webhook: WebhookId) -> EngineResult<()> {
+        self.store().delete_webhook(scope, webhook).await?.map(|_| ()).ok_or(EngineError::WebhookNotFound)
+    }
+
+    /// Authenticates the token of a webhook. Not cached: a deleted webhook is refused at once, everywhere.
+    ///
+    /// # Errors
+    /// When the token is unknown, or another webhook's.
+    pub async fn authenticate_webhook(&self, token: &str, webhook: &str) -> EngineResult<WebhookCaller> {
+        let invalid = || EngineError::UnknownToken { kind: TokenKind::Webhook };
+        let found = self.store().webhook_by_token(&TokenHash::from_token(token)).await?;
+        let (workspace, row) = found.ok_or_else(invalid)?;
+        if webhook.parse() != Ok(row.webhook_id) {
+            return Err(invalid());
+        }
+        let scope = WorkspaceScope::from_verified_token(workspace);
+        self.refuse_suspended(scope)?;
+        Ok(WebhookCaller { scope, webhook: row })
+    }
+
+    /// Posts the contents of a call to the webhook's channel.
+    ///
+    /// # Errors
+    /// When a field is out of bounds, the channel is archived, or the message cannot be committed.
+    pub async fn receive_webhook_call(&self, caller: &WebhookCaller, call: WebhookCall) -> EngineResult<HookAnswer> {
+        let hook = &caller.webhook;
+        let source = call.source.filter(|source| !source.trim().is_empty());
+        if let Some(source) = &source {
+            check_name("source", source, MAX_AGENT_NAME_BYTES)?;
+        }
+        let author = call.author.filter(|author| !author.trim().is_empty());
+        let author = author.or_else(|| source.clone()).unwrap_or_else(|| hook.name.clone());
+        check_name("author", &author, MAX_AGENT_NAME_BYTES)?;
+        let text = call.text.filter(|text| !text.is_empty()).unwrap_or_else(|| {
+            let payload = call.payload.as_ref().map_or_else(|| "{}".to_owned(), Value::to_string);
+            format!("Webhook {}: {payload}", hook.name)
+        });
+        let mut data = Map::new();
+        data.insert("webhook_id".to_owned(), json!(hook.webhook_id));
+        if let Some(source) = &source {
+            data.insert("source".to_owned(), json!(source));
+        }
+        if let Some(payload) = call.payload {
+            data.insert("payload".to_owned(), payload);
+        }
+        let draft =
+            Draft { text: text.clone(), blocks: call.blocks, data: Some(Value::Object(data)), ..Draft::default() };
+        // The commit fills in the message's id.
+        let received = json!({
+            "webhook_id": hook.webhook_id,
+            "channel": hook.channel_name,
+            "message": { "id": null, "text": text, "source": source, "author": author },
+        });
+        let received = NewEvent::new(kind::WEBHOOK_RECEIVED, received).in_channel(hook.channel_id, &hook.channel_name);
+        let posted = self.post_as_webhook(caller, &author, draft, vec![received]).await?;
+        Ok(HookAnswer { message_id: posted.message.id, text, author, source, created_at: posted.message.created_at })
+    }
+}

@@ -1,0 +1,396 @@
+//! Providers of nodes on their sockets: registration and takeover, heartbeats, hosting of agents, leaving.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use relay_domain::{
+    ActionId, AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope,
+    agents::{AgentKind, AgentStatus},
+    names::{MAX_NODE_NAME_BYTES, check_name},
+    nodes::{
+        NodeRole,
+        takeover::{ProbeOutcome, TakeoverDecision, decide_takeover},
+    },
+};
+use relay_store::{
+    agents::spawn::InventoryReconciliation,
+    events::RecordedEvents,
+    nodes::{
+        fence::Fence,
+        heartbeats::Heartbeat,
+        hosting::{InventoryConflict, InventoryOutcome, ListedAgent, SessionHandle},
+        providers::{NodeIdentity, ProviderClaim, ProviderHolder, ProviderRegistration, RegisterOutcome},
+    },
+};
+use relay_stream::{ProbeRequest, Probes};
+
+use crate::{
+    Engine, EngineError, EngineResult, Inner, access::authentication::Credential, agents::lifecycle::RegisterAgent,
+};
+
+/// Time that a registration waits for the probe of its incumbent.
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time that heartbeats gather before they are written together.
+const HEARTBEATS_EVERY: Duration = Duration::from_secs(1);
+/// Bound of the retries after a lost race.
+const MAX_RACES: usize = 10;
+
+/// Heartbeats that wait to be written: the newest of each provider.
+#[derive(Debug, Default)]
+pub(crate) struct Heartbeats {
+    waiting: Mutex<HashMap<(WorkspaceScope, NodeId, ProviderName), Heartbeat>>,
+}
+
+/// Writes heartbeats until the engine is dropped.
+pub(crate) async fn write_heartbeats(engine: std::sync::Weak<Inner>) {
+    loop {
+        tokio::time::sleep(HEARTBEATS_EVERY).await;
+        let Some(inner) = engine.upgrade() else { return };
+        let beats: Vec<Heartbeat> = {
+            let mut waiting = inner.heartbeats.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            waiting.drain().map(|(_, beat)| beat).collect()
+        };
+        // The next heartbeat makes up for one that is lost while Postgres is unavailable.
+        for some in beats.chunks(1000) {
+            let changed = match inner.store.record_heartbeats(some).await {
+                Ok(changed) => changed,
+                Err(error) => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "failed to record heartbeats");
+                    continue;
+                }
+            };
+            for beat in changed {
+                refresh_capabilities(&inner, beat).await;
+            }
+        }
+    }
+}
+
+/// Stores the capabilities of a heartbeat; placement uses them from now on.
+async fn refresh_capabilities(inner: &Inner, beat: &Heartbeat) {
+    let count = beat.capabilities.as_ref().and_then(serde_json::Value::as_array).map_or(0, Vec::len);
+    let ids: Vec<ActionId> = (0..count).map(|_| ActionId::new(inner.ids.next_id())).collect();
+    let at = chrono::DateTime::from_timestamp_millis(inner.ids.now_ms()).unwrap_or_default();
+    match inner.store.refresh_capabilities(beat, &ids, at).await {
+        Ok(true) => {}
+        Ok(false) => {
+            tracing::info!(node.id = %beat.node_id, "capabilities of a heartbeat refused: another handler has the action name")
+        }
+        Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "failed to refresh capabilities"),
+    }
+}
+
+/// Registration request of a provider's connection.
+#[derive(Debug, Clone)]
+pub struct Registrant {
+    pub scope: WorkspaceScope,
+    pub node_id: NodeId,
+    pub gateway_id: GatewayId,
+    pub registration: ProviderRegistration,
+}
+
+impl Engine {
+    /// Returns the properties of a node that its socket needs; `None` when there is no such node.
+    pub async fn node_identity(&self, scope: WorkspaceScope, node: &NodeId) -> EngineResult<Option<NodeIdentity>> {
+        Ok(self.store().node_identity(scope, node).await?)
+    }
+
+    /// Returns true if a node is one agent's own connection; `None` when there is no such node.
+    pub async fn is_direct_node(&self, scope: WorkspaceScope, node: &NodeId) -> EngineResult<Option<bool>> {
+        Ok(self.node_identity(scope, node).await?.map(|node| node.role == NodeRole::Direct))
+    }
+
+    /// Registers a provider's connection; returns its epoch.
+    ///
+    /// An incumbent is probed through its gateway; only one that answers makes this registration fail with a conflict.
+    /// A superseded connection gets a hint, and notices its old epoch at the latest.
+    ///
+    /// # Errors
+    /// [`EngineError::ProviderInstanceConflict`], [`EngineError::NodeNameConflict`],
+    /// [`EngineError::ActionNameConflict`], [`EngineError::NodeNotFound`], or an invalid name.
+    pub async fn register_provider(&self, registrant: &Registrant) -> EngineResult<i64> {
+        let Registrant { scope, node_id, gateway_id, registration } = registrant;
+        check_name("name", &registration.node_name, MAX_NODE_NAME_BYTES)?;
+        let until = tokio::time::Instant::now() + REGISTRATION_TIMEOUT;
+        let mut silent_epoch = None;
+        for _ in 0..MAX_RACES {
+            let direct = self
+                .is_direct_node(*scope, node_id)
+                .await?
+                .ok_or_else(|| EngineError::NodeNotFound(node_id.to_string()))?;
+            if !direct {
+                crate::nodes::roster::check_broker_name(&registration.node_name)?;
+            }
+            let holder = self.store().provider_holder(*scope, node_id, &registration.provider).await?;
+            let incumbent = ProviderHolder::incumbent(holder.as_ref(), &registration.instance_id);
+            let epoch = holder.as_ref().map(|h| h.epoch);
+            let proof = (silent_epoch.is_some() && silent_epoch == epoch).then_some(ProbeOutcome::Silent);
+            match decide_takeover(direct, incumbent, proof) {
+                TakeoverDecision::TakeOver => {}
+                TakeoverDecision::Refuse => return Err(EngineError::ProviderInstanceConflict),
+                TakeoverDecision::Probe => {
+                    match self.probe_incumbent(*scope, node_id, &registration.provider, holder.as_ref()).await {
+                        ProbeOutcome::Alive => return Err(EngineError::ProviderInstanceConflict),
+                        ProbeOutcome::Silent => silent_epoch = epoch,
+                    }
+                    if tokio::time::Instant::now() < until {
+                        continue;
+                    }
+                }
+            }
+            let at = self.now();
+            let capabilities = registration.capabilities.as_array().map_or(0, Vec::len);
+            let ids: Vec<ActionId> = (0..capabilities).map(|_| ActionId::new(self.next_id())).collect();
+            let claim = ProviderClaim { expected_epoch: epoch, gateway: *gateway_id, action_ids: &ids };
+            match self.store().register_provider(*scope, node_id, claim, registration, at).await? {
+                RegisterOutcome::Registered { epoch, recorded } => {
+                    self.announce(recorded);
+                    self.hints().provider_taken(*scope, node_id.clone(), &registration.provider, epoch);
+                    return Ok(epoch);
+                }
+                RegisterOutcome::NameConflict => {
+                    return Err(EngineError::NodeNameConflict(registration.node_name.clone()));
+                }
+                RegisterOutcome::ActionConflict(name) => return Err(EngineError::ActionNameConflict(name)),
+                RegisterOutcome::NoNode => return Err(EngineError::NodeNotFound(node_id.to_string())),
+                RegisterOutcome::Raced => {}
+            }
+        }
+        Err(EngineError::Overloaded)
+    }
+
+    async fn probe_incumbent(
+        &self,
+        scope: WorkspaceScope,
+        node: &NodeId,
+        provider: &ProviderName,
+        holder: Option<&ProviderHolder>,
+    ) -> ProbeOutcome {
+        let Some((gateway, epoch)) = holder.and_then(|h| Some((h.gateway_id?, h.epoch))) else {
+            return ProbeOutcome::Silent;
+        };
+        let request =
+            ProbeRequest { workspace: scope.workspace_id(), node: node.clone(), provider: provider.clone(), epoch };
+        self.inner.stream.probe(gateway, &request).await
+    }
+
+    /// Subscribes to the probes for a gateway.
+    ///
+    /// # Errors
+    /// When the NATS client has been closed.
+    pub async fn probes(&self, gateway: GatewayId) -> EngineResult<Probes> {
+        Ok(self.inner.stream.subscribe_probes(gateway).await?)
+    }
+
+    pub async fn answer_probe(&self, reply: String, proof: ProbeOutcome) {
+        self.inner.stream.answer_probe(reply, proof).await;
+    }
+
+    /// Records a heartbeat: written within a second, newest of each provider.
+    pub fn record_heartbeat(&self, beat: Heartbeat) {
+        let mut waiting = self.inner.heartbeats.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (beat.scope, beat.node_id.clone(), beat.provider.clone());
+        let capabilities = waiting.get(&key).and_then(|earlier| earlier.capabilities.clone());
+        let beat = Heartbeat { capabilities: beat.capabilities.or(capabilities), ..beat };
+        waiting.insert(key, beat);
+    }
+
+    /// Ends a connection. Its agents are offline unless another connection has taken over.
+    pub async fn disconnect_provider(&self, fence: &Fence) -> EngineResult<bool> {
+        let ended = self.store().disconnect_provider(fence, self.now()).await?;
+        Ok(self.announce_change(ended))
+    }
+
+    /// Removes a provider with its capabilities.
+    pub async fn deregister_provider(&self, fence: &Fence) -> EngineResult<bool> {
+        let removed = self.store().deregister_provider(fence, self.now()).await?;
+        Ok(self.announce_change(removed))
+    }
+
+    /// Announces a recorded change; returns true if there was one.
+    fn announce_change(&self, changed: Option<RecordedEvents>) -> bool {
+        let done = changed.is_some();
+        changed.into_iter().for_each(|recorded| self.announce(recorded));
+        done
+    }
+
+    /// Marks the agents of direct nodes online after their own connection has registered.
+    pub async fn mark_agents_online(&self, scope: WorkspaceScope, agents: &[AgentId]) -> EngineResult<()> {
+        self.announce(self.store().mark_agents_online(scope, agents, self.now()).await?);
+        Ok(())
+    }
+
+    /// Synchronizes a provider's complete set of running agents.
+    ///
+    /// Conflicting entries are skipped and the others adopted; it fails only when no entry is acceptable, because
+    /// brokers drop their socket on an error (ADR 0002).
+    ///
+    /// # Errors
+    /// The conflict of the first entry, when there are entries and none is acceptable; or superseded.
+    pub async fn sync_inventory(&self, fence: &Fence, mut listed: Vec<ListedAgent>) -> EngineResult<SyncedInventory> {
+        let asked = listed.len();
+        let mut first_conflict = None;
+        // Agents may be taken between two rounds, but each round drops at least one entry, so the loop ends.
+        loop {
+            let conflicts = match self.store().sync_inventory(fence, &listed, self.now()).await? {
+                InventoryOutcome::Synced { rebound, left, recorded, reconciled, .. } => {
+                    self.announce(recorded);
+                    if let (Some(conflict), true) = (first_conflict.take(), asked > 0 && listed.is_empty()) {
+                        return Err(conflict);
+                    }
+                    if !left.is_empty() {
+                        self.hints().agents_moved(fence.scope, left);
+                    }
+                    let agents = listed.into_iter().map(|entry| entry.agent_id).collect();
+                    return Ok(SyncedInventory { rebound, agents, reconciled });
+                }
+                InventoryOutcome::Superseded => return Err(EngineError::Superseded),
+                InventoryOutcome::Conflicts(conflicts) => conflicts.into_iter().collect::<HashMap<_, _>>(),
+            };
+            listed.retain(|entry| {
+                let Some(conflict) = conflicts.get(&entry.agent_id) else { return true };
+                tracing::info!(agent.name = %entry.name, reason = ?conflict, "skipped a conflicting inventory entry");
+                let name = entry.name.clone();
+                first_conflict.get_or_insert_with(|| match conflict {
+                    InventoryConflict::Identity => EngineError::AgentIdentityMismatch(name),
+                    InventoryConflict::Location => EngineError::AgentLocationConflict(name),
+                    InventoryConflict::Provider => EngineError::AgentProviderConflict(name),
+                });
+                false
+            });
+        }
+    }
+
+    /// `agent.register`: creates the agent on this node, or binds an existing one that is offline or already here, with
+    /// a new token.
+    ///
+    /// # Errors
+    /// [`EngineError::AgentAlreadyExists`] when the name is in use elsewhere; superseded; or an invalid name.
+    pub async fn register_on_node(
+        &self,
+        fence: &Fence,
+        name: &str,
+        session: SessionHandle<'_>,
+        joins_general: bool,
+    ) -> EngineResult<HostedAgent> {
+        relay_domain::names::check_agent_name(name)?;
+        for _ in 0..MAX_RACES {
+            let Some(taken) = self.store().agent_holding_name(fence.scope, name).await? else {
+                let request = RegisterAgent {
+                    name: name.to_owned(),
+                    kind: AgentKind::Agent,
+                    persona: None,
+                    metadata: None,
+                    capabilities: None,
+                    skills: None,
+                    joins_general,
+                };
+                match self.register_agent(fence.scope, &request).await {
+                    Ok(registered) => {
+                        let (agent, token) = (registered.agent_id, registered.token);
+                        return self.host_agent(fence, agent, name, token, session).await;
+                    }
+                    Err(EngineError::AgentAlreadyExists(_)) => continue,
+                    Err(other) => return Err(other),
+                }
+            };
+            let here = taken.node_id == fence.node_id
+                && taken.provider.as_ref().is_none_or(|provider| *provider == fence.provider);
+            if taken.status != AgentStatus::Offline && !here {
+                return Err(EngineError::AgentAlreadyExists(name.to_owned()));
+            }
+            let token = self.rotate_agent_token(&Credential::Workspace { scope: fence.scope }, name).await?;
+            return self.host_agent(fence, taken.agent_id, name, token, session).await;
+        }
+        Err(EngineError::Overloaded)
+    }
+
+    /// `agent.recover`: rebinds an existing identity whose last location is this node, or that is offline.
+    ///
+    /// # Errors
+    /// [`EngineError::AgentNotFound`], [`EngineError::AgentIdentityConflict`],
+    /// [`EngineError::AgentRecoveryNotAuthorized`]; or superseded.
+    pub async fn recover_on_node(
+        &self,
+        fence: &Fence,
+        name: &str,
+        expected: AgentId,
+        session: SessionHandle<'_>,
+    ) -> EngineResult<HostedAgent> {
+        let taken = self
+            .store()
+            .agent_holding_name(fence.scope, name)
+            .await?
+            .ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))?;
+        if taken.agent_id != expected {
+            return Err(EngineError::AgentIdentityConflict);
+        }
+        if taken.status != AgentStatus::Offline && taken.node_id != fence.node_id {
+            return Err(EngineError::AgentRecoveryNotAuthorized);
+        }
+        let token = self.rotate_agent_token(&Credential::Workspace { scope: fence.scope }, name).await?;
+        self.host_agent(fence, taken.agent_id, name, token, session).await
+    }
+
+    async fn host_agent(
+        &self,
+        fence: &Fence,
+        agent_id: AgentId,
+        name: &str,
+        token: String,
+        session: SessionHandle<'_>,
+    ) -> EngineResult<HostedAgent> {
+        let binding = format!("anb_{}", self.next_id());
+        let (left, recorded) = self
+            .store()
+            .host_agent(fence, agent_id, &binding, session, self.now())
+            .await?
+            .ok_or(EngineError::Superseded)?;
+        self.announce(recorded);
+        if left != fence.node_id {
+            self.hints().agents_moved(fence.scope, vec![left]);
+        }
+        let position = self
+            .store()
+            .positions(&[(fence.scope, agent_id)])
+            .await?
+            .pop()
+            .ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))?;
+        Ok(HostedAgent { agent_id, name: name.to_owned(), token, position })
+    }
+
+    /// `agent.deregister`: unbinds the agent from this provider.
+    pub async fn deregister_from_node(&self, fence: &Fence, agent: AgentId) -> EngineResult<bool> {
+        let Some(recorded) = self.store().unbind_hosted_agent(fence, agent, self.now()).await? else {
+            return Ok(false);
+        };
+        self.announce(recorded);
+        // Its deliveries continue over its own node's connection, if it has one.
+        self.hints().agents_moved(fence.scope, vec![fence.node_id.clone(), NodeId::direct(agent)]);
+        Ok(true)
+    }
+}
+
+/// Result of an adopted inventory.
+#[derive(Debug)]
+pub struct SyncedInventory {
+    /// Number of agents that it bound or brought online.
+    pub rebound: usize,
+    /// Listed agents without conflicting ones.
+    pub agents: Vec<AgentId>,
+    /// Effect on the provider's open invocations.
+    pub reconciled: InventoryReconciliation,
+}
+
+/// Agent that a provider hosts from now on.
+#[derive(Debug, Clone)]
+pub struct HostedAgent {
+    pub agent_id: AgentId,
+    pub name: String,
+    pub token: String,
+    /// Position of its mailbox.
+    pub position: relay_store::mailboxes::cursors::MailboxPosition,
+}

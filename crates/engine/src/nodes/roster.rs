@@ -1,0 +1,378 @@
+//! Roster: enrolment, listing and settings of nodes.
+
+use std::collections::HashMap;
+
+use relay_domain::{
+    NodeId, ProviderName, WorkspaceScope,
+    access::token::TokenKind,
+    names::{
+        MAX_AGENT_NAME_BYTES, MAX_CAPABILITIES, MAX_NODE_ID_BYTES, MAX_NODE_NAME_BYTES, MAX_NOTE_BYTES, MAX_TAGS,
+        check_json_length, check_length, check_name, strip_hash,
+    },
+    nodes::{
+        CapabilityKind, DIRECT_ID_PREFIX, DIRECT_NAME_PREFIX, LISTED_NODES, Node, NodeKind, NodeProvider, NodeRole,
+        RosterNode, WS_ADAPTER,
+    },
+    push::{HTTP_ADAPTERS, POLL_ADAPTER},
+    workspaces::plan::Quota,
+};
+use relay_store::{
+    DirectTokenOutcome, EnrolOutcome, NewDelivery, NodeEnrolment, Store, StoreResult,
+    subscriptions::definitions::EncryptedSecret,
+};
+pub use relay_store::{NodeFilter, NodeListPosition};
+use serde_json::{Value, json};
+
+use crate::push::delivery::{DeliverySecrets, FormerSettings};
+use crate::{
+    Engine, EngineError, EngineResult, access::authentication::AgentCaller, agents::lifecycle::encoded_length,
+};
+
+/// Request to enrol a node. Missing fields keep their stored values.
+#[derive(Debug, Default)]
+pub struct EnrolNode {
+    /// Chosen by the caller.
+    pub node_id: Option<String>,
+    /// A leading `#` is dropped.
+    pub name: String,
+    /// Identifies a node that keeps no id.
+    pub machine_id: Option<String>,
+    /// Kind word, legacy ones included.
+    pub kind: Option<String>,
+    /// `direct` or `broker`.
+    pub role: Option<String>,
+    /// Transport of its deliveries.
+    pub delivery_adapter: Option<String>,
+    /// Call settings of an http_push node: an object.
+    pub delivery: Option<Value>,
+    pub capabilities: Option<Vec<Capability>>,
+    /// 0 for unlimited.
+    pub max_agents: Option<i64>,
+    pub tags: Option<Vec<String>>,
+    pub version: Option<String>,
+}
+
+/// Capability as clients write it.
+#[derive(Debug)]
+pub struct Capability {
+    pub name: String,
+    /// `action`, `capacity` or a legacy word.
+    pub kind: Option<String>,
+    pub metadata: Option<Value>,
+}
+
+/// Node with its new token, which is shown once.
+#[derive(Debug)]
+pub struct EnrolledNode {
+    pub node: RosterNode,
+    /// Replaces all earlier tokens.
+    pub token: String,
+}
+
+/// Agent's own node with its new token.
+#[derive(Debug)]
+pub struct DirectNode {
+    pub node_id: NodeId,
+    pub name: String,
+    /// Replaces all earlier tokens.
+    pub token: String,
+}
+
+impl Engine {
+    /// Creates or updates a node and gives it a new token. The old token can open no socket any more.
+    ///
+    /// # Errors
+    /// When a field is out of bounds, the kind is not supported, or another active node has the name.
+    pub async fn enrol_node(&self, scope: WorkspaceScope, request: EnrolNode) -> EngineResult<EnrolledNode> {
+        let name = check_broker_name(&request.name)?;
+        let node_id = request.node_id.clone().map(checked_node_id).transpose()?;
+        let fresh_id = NodeId::new(format!("node_{}", self.next_id()));
+        let stored = self.store().node_with_secrets(scope, node_id.as_ref(), name).await?;
+        let (kind, role) = requested_kind(&request, stored.as_ref().map(|(node, _)| node))?;
+        let own_id = match &stored {
+            Some((node, _)) => node.node_id.clone(),
+            None => node_id.clone().unwrap_or_else(|| fresh_id.clone()),
+        };
+        let adapter = requested_adapter(kind, request.delivery_adapter.as_deref())?;
+        let (delivery_adapter, delivery) = match kind {
+            NodeKind::HttpPush => self.read_delivery(scope, &own_id, request.delivery, stored.as_ref(), false)?.unzip(),
+            NodeKind::Ws | NodeKind::Poll => (Some(adapter), None),
+        };
+        let token = self.fresh_token(TokenKind::Node)?;
+        let enrolment = NodeEnrolment {
+            node_id,
+            fresh_id,
+            name: name.to_owned(),
+            kind,
+            delivery_adapter,
+            delivery,
+            machine_id: checked_note("machine_id", request.machine_id)?,
+            role,
+            capabilities: request.capabilities.map(checked_capabilities).transpose()?,
+            max_agents: checked_max_agents(request.max_agents, role)?,
+            tags: checked_tags(request.tags)?,
+            version: checked_note("version", request.version)?,
+            token_hash: token.hash,
+            quota: self.quota(scope, Quota::Nodes).await?,
+        };
+        let (outcome, recorded) = match self.store().enrol_node(scope, &enrolment, self.now()).await {
+            // A node that renamed itself over its socket committed first.
+            Err(error) if error.violates("nodes_name_is_unique") => (EnrolOutcome::NameTaken, None),
+            other => other?,
+        };
+        recorded.into_iter().for_each(|recorded| self.announce(recorded));
+        match outcome {
+            EnrolOutcome::NameTaken => Err(EngineError::NodeNameConflict(enrolment.name)),
+            EnrolOutcome::QuotaReached => Err(EngineError::PlanLimitExceeded(Quota::Nodes)),
+            EnrolOutcome::Enrolled { node, replaced_token } => {
+                if let Some(old) = replaced_token {
+                    self.revoke_token(old);
+                }
+                self.hints().node_changed(scope, node.clone());
+                let node = self.node(scope, node.as_str()).await?;
+                Ok(EnrolledNode { node, token: token.text })
+            }
+        }
+    }
+
+    /// Changes the call settings of a node. Missing fields keep their values.
+    ///
+    /// # Errors
+    /// When there is no such node, it is of another kind, or a field is out of bounds.
+    pub async fn change_delivery(
+        &self,
+        scope: WorkspaceScope,
+        name_or_id: &str,
+        delivery: Value,
+    ) -> EngineResult<RosterNode> {
+        let Node { node_id: id, name, .. } = self.stored_node(scope, name_or_id).await?;
+        let stored = self.store().node_with_secrets(scope, Some(&id), &name).await?;
+        let stored = stored.ok_or_else(|| EngineError::NodeNotFound(name.clone()))?;
+        match stored.0.kind {
+            NodeKind::HttpPush => {}
+            kind @ (NodeKind::Ws | NodeKind::Poll) => return Err(EngineError::NodeKindIsFixed { node: name, kind }),
+        }
+        if let Some((adapter, delivery)) = self.read_delivery(scope, &id, Some(delivery), Some(&stored), true)? {
+            self.store().update_node_delivery(scope, &id, adapter, &delivery).await?;
+            self.hints().node_changed(scope, id);
+        }
+        self.node(scope, &name).await
+    }
+
+    /// Reads the call settings of a request, with their adapter; `None` to keep the stored ones.
+    fn read_delivery(
+        &self,
+        scope: WorkspaceScope,
+        id: &NodeId,
+        requested: Option<Value>,
+        stored: Option<&(Node, Option<EncryptedSecret>)>,
+        keeps_the_rest: bool,
+    ) -> EngineResult<Option<(&'static str, NewDelivery)>> {
+        let Some(requested) = requested.filter(|requested| !requested.is_null()) else {
+            return match stored {
+                Some(_) => Ok(None),
+                None => Err(EngineError::InvalidNodeDelivery("delivery is required for kind http_push".into())),
+            };
+        };
+        let secrets = &self.inner.secrets;
+        let known = match stored {
+            Some((_, sealed)) => secrets.open_node_delivery(scope, id, sealed.as_ref())?,
+            None => DeliverySecrets::default(),
+        };
+        let base = stored.and_then(|(node, _)| node.delivery.as_ref()).filter(|_| keeps_the_rest);
+        let former = FormerSettings { base, secrets: known };
+        let (delivery, new) = secrets.seal_node_delivery(self.egress().policy(), scope, id, requested, former)?;
+        Ok(Some((delivery.adapter(), new)))
+    }
+
+    /// Finds a node by name or id.
+    pub async fn node(&self, scope: WorkspaceScope, name_or_id: &str) -> EngineResult<RosterNode> {
+        let node = self.stored_node(scope, name_or_id).await?;
+        let providers = self.store().providers_of_nodes(scope, std::slice::from_ref(&node.node_id)).await?;
+        Ok(RosterNode { node, providers })
+    }
+
+    /// Lists the nodes that match a filter, brokers first, then by name.
+    pub async fn nodes(&self, scope: WorkspaceScope, mut filter: NodeFilter) -> EngineResult<Vec<RosterNode>> {
+        filter.limit = filter.limit.clamp(1, LISTED_NODES.1);
+        filter.name = filter.name.map(|name| strip_hash(&name).to_owned());
+        Ok(list_nodes(self.store(), scope, &filter).await?)
+    }
+
+    /// Removes a provider of a node; idempotent.
+    ///
+    /// # Errors
+    /// When there is no such node.
+    pub async fn forget_provider(&self, scope: WorkspaceScope, node: &str, provider: &str) -> EngineResult<()> {
+        let node = self.stored_node(scope, node).await?.node_id;
+        let provider = ProviderName::new(provider);
+        let (held, recorded) = self.store().remove_provider(scope, &node, &provider, self.now()).await?;
+        self.announce(recorded);
+        if let Some(epoch) = held {
+            // Closes its socket, wherever it is: no connection may act for the provider any more.
+            self.hints().provider_taken(scope, node.clone(), &provider, epoch + 1);
+            self.hints().node_changed(scope, node);
+        }
+        Ok(())
+    }
+
+    /// Gives the caller's own node a new token; creates the node on the first call.
+    ///
+    /// # Errors
+    /// When the agent is located on another node.
+    pub async fn mint_direct_token(&self, caller: &AgentCaller) -> EngineResult<DirectNode> {
+        let token = self.fresh_token(TokenKind::Node)?;
+        match self.store().mint_direct_token(caller.scope, caller.agent_id, token.hash).await? {
+            DirectTokenOutcome::NoAgent => Err(EngineError::AgentNotFound(caller.name.to_string())),
+            DirectTokenOutcome::BoundElsewhere(node) => Err(EngineError::AgentBoundToNode(node)),
+            DirectTokenOutcome::Minted { replaced_token } => {
+                if let Some(old) = replaced_token {
+                    self.revoke_token(old);
+                }
+                Ok(DirectNode {
+                    node_id: NodeId::direct(caller.agent_id),
+                    name: format!("{DIRECT_NAME_PREFIX}{}", caller.agent_id),
+                    token: token.text,
+                })
+            }
+        }
+    }
+
+    pub(crate) async fn stored_node(&self, scope: WorkspaceScope, name_or_id: &str) -> EngineResult<Node> {
+        let wanted = strip_hash(name_or_id);
+        self.store().node(scope, wanted).await?.ok_or_else(|| EngineError::NodeNotFound(wanted.to_owned()))
+    }
+}
+
+/// Reads the nodes that match a filter, with their providers.
+pub(crate) async fn list_nodes(
+    store: &Store,
+    scope: WorkspaceScope,
+    filter: &NodeFilter,
+) -> StoreResult<Vec<RosterNode>> {
+    let nodes = store.nodes(scope, filter).await?;
+    let ids: Vec<NodeId> = nodes.iter().map(|node| node.node_id.clone()).collect();
+    let mut by_node: HashMap<NodeId, Vec<NodeProvider>> = HashMap::new();
+    for provider in store.providers_of_nodes(scope, &ids).await? {
+        by_node.entry(provider.node_id.clone()).or_default().push(provider);
+    }
+    let entries = nodes.into_iter().map(|node| {
+        let providers = by_node.remove(&node.node_id).unwrap_or_default();
+        RosterNode { node, providers }
+    });
+    Ok(entries.collect())
+}
+
+/// Checks the requested name of a broker node.
+pub(crate) fn check_broker_name(requested: &str) -> EngineResult<&str> {
+    let name = strip_hash(requested);
+    check_name("name", name, MAX_NODE_NAME_BYTES).map_err(|_| EngineError::InvalidNodeName)?;
+    // Reserved for agents' own nodes, which are not enrolled.
+    if name.strip_prefix(DIRECT_NAME_PREFIX).is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit())) {
+        return Err(EngineError::InvalidNodeName);
+    }
+    Ok(name)
+}
+
+fn checked_node_id(id: String) -> EngineResult<NodeId> {
+    check_name("node_id", &id, MAX_NODE_ID_BYTES)?;
+    if id.starts_with(DIRECT_ID_PREFIX) {
+        return Err(EngineError::InvalidRequest("node_id is reserved for an agent's own node".into()));
+    }
+    Ok(NodeId::new(id))
+}
+
+/// Determines the requested kind of node, and its role if one follows.
+fn requested_kind(request: &EnrolNode, stored: Option<&Node>) -> EngineResult<(NodeKind, Option<NodeRole>)> {
+    let wanted = match request.kind.as_deref() {
+        None => None,
+        Some(word) => Some(
+            NodeKind::parse_requested(word)
+                .ok_or_else(|| EngineError::InvalidRequest("kind must be ws, http_push or poll".into()))?,
+        ),
+    };
+    let kind = wanted.map(|(kind, _)| kind).or(stored.map(|node| node.kind)).unwrap_or(NodeKind::Ws);
+    if let Some(node) = stored.filter(|node| node.kind != kind) {
+        return Err(EngineError::NodeKindIsFixed { node: node.name.clone(), kind: node.kind });
+    }
+    let role = match request.role.as_deref() {
+        Some(word) => Some(
+            NodeRole::parse(word).ok_or_else(|| EngineError::InvalidRequest("role must be direct or broker".into()))?,
+        ),
+        None => wanted.and_then(|(_, role)| role),
+    };
+    // A new node without a socket belongs to one agent unless it takes several.
+    let takes_several = request.max_agents.is_some_and(|n| n != 1);
+    let role = role.or_else(|| {
+        let derives = stored.is_none() && !kind.has_socket();
+        derives.then_some(if takes_several { NodeRole::Broker } else { NodeRole::Direct })
+    });
+    Ok((kind, role))
+}
+
+/// Determines the adapter of a node; that of an http_push node follows from its authentication.
+fn requested_adapter(kind: NodeKind, requested: Option<&str>) -> EngineResult<&'static str> {
+    let (own, known): (_, &[&str]) = match kind {
+        NodeKind::Ws => (WS_ADAPTER, &[WS_ADAPTER]),
+        NodeKind::Poll => (POLL_ADAPTER, &[POLL_ADAPTER]),
+        NodeKind::HttpPush => (HTTP_ADAPTERS[0], &HTTP_ADAPTERS),
+    };
+    match requested {
+        Some(adapter) if !known.contains(&adapter) => Err(EngineError::InvalidNodeDelivery(format!(
+            "nodes of kind {} are reached by {}",
+            kind.as_str(),
+            known.join(", ")
+        ))),
+        _ => Ok(own),
+    }
+}
+
+fn checked_max_agents(requested: Option<i64>, role: Option<NodeRole>) -> EngineResult<Option<i32>> {
+    if role == Some(NodeRole::Direct) {
+        return match requested {
+            None | Some(1) => Ok(Some(1)),
+            Some(_) => Err(EngineError::DirectNodeCapacity),
+        };
+    }
+    requested
+        .map(|n| i32::try_from(n).ok().filter(|n| *n >= 0))
+        .map(|n| n.ok_or_else(|| EngineError::InvalidRequest("max_agents must be a number from 0 on".into())))
+        .transpose()
+}
+
+fn checked_capabilities(capabilities: Vec<Capability>) -> EngineResult<Value> {
+    if capabilities.len() > MAX_CAPABILITIES {
+        return Err(EngineError::InvalidRequest(format!("at most {MAX_CAPABILITIES} capabilities")));
+    }
+    let mut stored = Vec::with_capacity(capabilities.len());
+    for capability in capabilities {
+        check_name("capabilities", &capability.name, MAX_AGENT_NAME_BYTES)?;
+        let kind = CapabilityKind::classify(&capability.name, capability.kind.as_deref()).as_str();
+        let mut object = json!({ "name": capability.name, "kind": kind });
+        if let Some(metadata) = capability.metadata.filter(Value::is_object) {
+            object["metadata"] = metadata;
+        }
+        stored.push(object);
+    }
+    let stored = Value::Array(stored);
+    check_json_length("capabilities", encoded_length(&stored))?;
+    Ok(stored)
+}
+
+fn checked_tags(tags: Option<Vec<String>>) -> EngineResult<Option<Vec<String>>> {
+    let Some(tags) = tags else { return Ok(None) };
+    if tags.len() > MAX_TAGS {
+        return Err(EngineError::InvalidRequest(format!("at most {MAX_TAGS} tags")));
+    }
+    for tag in &tags {
+        check_length("tags", tag, MAX_AGENT_NAME_BYTES)?;
+    }
+    Ok(Some(tags))
+}
+
+fn checked_note(field: &'static str, note: Option<String>) -> EngineResult<Option<String>> {
+    if let Some(note) = &note {
+        check_length(field, note, MAX_NOTE_BYTES)?;
+    }
+    Ok(note)
+}

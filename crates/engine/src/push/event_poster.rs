@@ -1,0 +1,155 @@
+//! Events without a delivery for agents on http_push nodes: reactions, receipts, presence (docs/protocol/node.md, "Push
+//! events"). Each is posted once, best-effort: neither repeated nor recorded.
+//!
+//! All workers receive the hints; the node and the list of live workers determine the one that posts.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use chrono::{DateTime, Utc};
+use futures::{StreamExt as _, stream};
+use relay_domain::{AgentId, NodeId, PushWorkerId, WorkspaceId, WorkspaceScope, shard::node_turn};
+use relay_stream::Hint;
+use serde_json::{Map, Value, json};
+use tokio::sync::Semaphore;
+
+use super::{PushDispatcher, attempt, request};
+use crate::{Engine, messages::render::timestamp};
+
+/// The agents of a workspace are read again after this long.
+const AGENTS_TTL: Duration = Duration::from_secs(5);
+const MAX_WORKSPACES: u64 = 100_000;
+/// Bound of the events in progress; further ones are dropped. None waits for an endpoint; its calls take slots of its
+/// workspace.
+const MAX_CONCURRENT_EVENTS: usize = 1024;
+const MAX_CONCURRENT_NODES: usize = 64;
+
+/// Agents of a workspace on http_push nodes, with their nodes.
+type PushedAgents = Arc<Vec<(AgentId, NodeId)>>;
+
+/// Poster of events without a delivery.
+pub(super) struct EventPoster {
+    pushed_agents: moka::sync::Cache<WorkspaceId, PushedAgents>,
+    /// Counts moves of agents: a list read before a move is not cached.
+    moves: AtomicU64,
+    /// Live workers, in order.
+    workers: Mutex<Vec<PushWorkerId>>,
+    slots: Arc<Semaphore>,
+}
+
+impl EventPoster {
+    pub(super) fn new() -> Self {
+        Self {
+            pushed_agents: moka::sync::Cache::builder().max_capacity(MAX_WORKSPACES).time_to_live(AGENTS_TTL).build(),
+            moves: AtomicU64::new(0),
+            workers: Mutex::default(),
+            slots: Arc::new(Semaphore::new(MAX_CONCURRENT_EVENTS)),
+        }
+    }
+
+    /// Sets the live workers.
+    pub(super) fn set_workers(&self, workers: Vec<PushWorkerId>) {
+        *self.workers.lock().unwrap_or_else(PoisonError::into_inner) = workers;
+    }
+
+    /// True if this worker posts to the node.
+    fn is_assigned_here(&self, owner: PushWorkerId, scope: WorkspaceScope, node: &NodeId) -> bool {
+        let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        workers.get(node_turn(scope.workspace_id(), node, workers.len())) == Some(&owner)
+    }
+
+    fn forget(&self, workspace: WorkspaceId) {
+        self.moves.fetch_add(1, Ordering::Relaxed);
+        self.pushed_agents.invalidate(&workspace);
+    }
+
+    async fn pushed_agents(&self, engine: &Engine, scope: WorkspaceScope) -> PushedAgents {
+        let workspace = scope.workspace_id();
+        if let Some(known) = self.pushed_agents.get(&workspace) {
+            return known;
+        }
+        let moves = self.moves.load(Ordering::Relaxed);
+        match engine.store().http_push_agents(scope).await {
+            Ok(pushed_agents) => {
+                let pushed_agents = Arc::new(pushed_agents);
+                self.pushed_agents.insert(workspace, Arc::clone(&pushed_agents));
+                // An agent may have moved between the read and the insert.
+                if self.moves.load(Ordering::Relaxed) != moves {
+                    self.pushed_agents.invalidate(&workspace);
+                }
+                pushed_agents
+            }
+            Err(_) => PushedAgents::default(),
+        }
+    }
+}
+
+/// Posts the event of a hint to the http_push agents of its workspace. Never waits.
+pub(super) fn handle_hint(pusher: &Arc<PushDispatcher>, hint: &Arc<Hint>) {
+    if let Hint::NodesChanged { workspace, .. } = &**hint {
+        // Agents have moved, maybe to or from an http_push node.
+        return pusher.event_poster.forget(*workspace);
+    }
+    if !matches!(**hint, Hint::Notify { .. }) {
+        return;
+    }
+    // Best-effort: a worker that is behind drops events.
+    let Ok(slot) = Arc::clone(&pusher.event_poster.slots).try_acquire_owned() else { return };
+    let (pusher, hint) = (Arc::clone(pusher), Arc::clone(hint));
+    tokio::spawn(async move {
+        post_all(&pusher, &hint).await;
+        drop(slot);
+    });
+}
+
+async fn post_all(pusher: &Arc<PushDispatcher>, hint: &Hint) {
+    let Hint::Notify { workspace, agents, topic, event, data, .. } = hint else { return };
+    let scope = WorkspaceScope::from_engine_row(*workspace);
+    let pushed_agents = pusher.event_poster.pushed_agents(&pusher.engine, scope).await;
+    let mut nodes: BTreeMap<&str, (&NodeId, Vec<AgentId>)> = BTreeMap::new();
+    for (agent, node) in pushed_agents.iter() {
+        if agents.as_ref().is_none_or(|agents| agents.contains(agent)) {
+            nodes.entry(node.as_str()).or_insert_with(|| (node, Vec::new())).1.push(*agent);
+        }
+    }
+    // A slow node does not delay the others.
+    let ours = nodes.into_values().filter(|(node, _)| pusher.event_poster.is_assigned_here(pusher.owner, scope, node));
+    let posts = stream::iter(ours).for_each_concurrent(MAX_CONCURRENT_NODES, |(node, agents)| async move {
+        let Ok(Some(endpoint)) = pusher.endpoints.get(scope, node).await else { return };
+        // A busy or paused endpoint misses the event.
+        let Some(pass) = pusher.endpoints.try_acquire_permit(&endpoint).await else { return };
+        let now = pusher.engine.now();
+        let body = event_body(scope, topic, event, data, &agents, now);
+        let call = request::event_call(event, &body, &endpoint.auth, &endpoint.secrets, now);
+        attempt::post_event(pusher, &endpoint, call).await;
+        drop(pass);
+    });
+    posts.await;
+}
+
+fn event_body(
+    scope: WorkspaceScope,
+    topic: &str,
+    event: &str,
+    data: &Value,
+    agents: &[AgentId],
+    now: DateTime<Utc>,
+) -> Value {
+    let mut body = Map::new();
+    body.insert("type".to_owned(), json!(event));
+    body.insert("workspace_id".to_owned(), json!(scope.workspace_id().to_string()));
+    body.insert("timestamp".to_owned(), json!(timestamp(now)));
+    body.insert("data".to_owned(), data.clone());
+    body.insert("topic".to_owned(), json!(topic));
+    if let Some(channel) = data.get("channel_id").filter(|channel| channel.is_string()) {
+        body.insert("channel_id".to_owned(), channel.clone());
+    }
+    body.insert("agent_ids".to_owned(), json!(agents.iter().map(ToString::to_string).collect::<Vec<_>>()));
+    Value::Object(body)
+}

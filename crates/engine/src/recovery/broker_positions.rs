@@ -1,0 +1,43 @@
+//! Brokers whose last seen seq is above the restored database's head.
+
+use std::time::Duration;
+
+use relay_domain::{AgentId, mailboxes::stream::Seq, recovery::REPORT_WINDOW};
+use relay_store::{mailboxes::cursors::MailboxPosition, nodes::fence::Fence, recovery::ReportOutcome};
+
+use crate::{Engine, EngineResult};
+
+impl Engine {
+    /// True if the database was recovered so recently that a broker may know higher numbers.
+    #[must_use]
+    pub fn was_restored_recently(&self) -> bool {
+        let recovered_at = *self.inner.recovery.recovered_at.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        recovered_at.is_some_and(|at| (self.now() - at).to_std().unwrap_or(Duration::ZERO) <= REPORT_WINDOW)
+    }
+
+    /// Accepts a broker's report of having received everything up to `reported`, above the head of its agent's mailbox:
+    /// raises the head, within bounds. Rows written since the restore with such a seq move above it, because the broker
+    /// would drop them as repeated. Returns the position of the mailbox afterwards.
+    pub async fn accept_broker_position(
+        &self,
+        fence: &Fence,
+        agent: AgentId,
+        reported: Seq,
+    ) -> EngineResult<Option<MailboxPosition>> {
+        let margin = self.inner.recovery.margin;
+        let outcome = self
+            .store()
+            .raise_to_reported(fence, agent, reported, margin, self.now(), || self.inner.ids.next_id())
+            .await?;
+        match outcome {
+            ReportOutcome::NotAhead => {}
+            ReportOutcome::Raised { lost, moved } => {
+                tracing::warn!(agent.id = %agent, reported, lost, moved, "raised a mailbox head above the last seq that its broker received");
+            }
+            ReportOutcome::Refused => {
+                tracing::warn!(agent.id = %agent, reported, margin, "refused the seq of a broker: far above the mailbox head");
+            }
+        }
+        Ok(self.store().positions(&[(fence.scope, agent)]).await?.pop())
+    }
+}

@@ -1,0 +1,231 @@
+//! Repair of a restored database: it raises sequence numbers above those already sent, then reinserts the deliveries
+//! that the log still holds.
+
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    AgentId, WorkspaceScope,
+    mailboxes::stream::Seq,
+    metric_names,
+    recovery::{CLOCK_SLACK_MS, LogCoverage, covers_restore},
+};
+use relay_store::{Store, events::RecordedEvents, mailboxes::expiry::DeadLetteredDelivery, recovery::DatabaseState};
+use relay_stream::{LogKind, LogState, Stream};
+use serde::Serialize;
+use serde_json::json;
+
+use super::frames;
+use crate::{Engine, EngineResult, IdSource};
+
+/// Number of the newest log frames that are compared with mailbox heads: if the database lacks any of them, it is older
+/// than the log.
+const COMPARED_FRAMES: u64 = 64;
+const PAGE: u64 = 500;
+const MAILBOX_BATCH: usize = 500;
+/// Partitions are created this many days ahead: today's may be missing in an old state.
+const DAYS_AHEAD: i32 = 7;
+
+/// Progress of a repair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Frames of the log read so far.
+    pub looked_at: u64,
+    pub of: u64,
+}
+
+/// Amount by which numbers are raised when the log cannot prove which ones were used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Margin {
+    pub numbers: i64,
+    /// True to raise even where the log seems complete: NATS was unavailable before Postgres was lost.
+    pub always: bool,
+}
+
+/// Necessary steps and their reasons.
+#[derive(Debug, Clone, Serialize)]
+pub struct RepairPlan {
+    /// The database is not the one that the engine knew.
+    pub database_is_another: bool,
+    /// The newest frames of the log are ahead of their mailboxes.
+    pub log_is_ahead: bool,
+    /// Time at which the database was last seen as the known one.
+    pub restored_to: DateTime<Utc>,
+    /// True if the log holds everything published since.
+    pub log_reaches_back: bool,
+    /// Frames of the log that were published since.
+    pub frames: u64,
+}
+
+/// Result of a repair.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct RepairReport {
+    /// Time at which the database was last seen as the known one.
+    pub restored_to: DateTime<Utc>,
+    /// True if the log held everything published since.
+    pub log_reached_back: bool,
+    /// Deliveries that were reinserted.
+    pub recovered: u64,
+    /// Deliveries that became dead letters, reason `lost_in_restore`.
+    pub lost: u64,
+    /// Mailboxes whose numbers were raised above those in the log.
+    pub raised: u64,
+    /// Mailboxes whose numbers were raised by the margin.
+    pub jumped: u64,
+    /// The margin; 0 when it was not needed.
+    pub margin: i64,
+}
+
+/// Repair of the database, by an engine or by relayctl.
+pub struct DatabaseRepair<'a> {
+    store: &'a Store,
+    stream: &'a Stream,
+    ids: &'a IdSource,
+    engine: Option<&'a Engine>,
+}
+
+impl<'a> DatabaseRepair<'a> {
+    /// Creates a repair that announces to senders through an engine.
+    #[must_use]
+    pub fn with_engine(engine: &'a Engine) -> Self {
+        Self { store: engine.store(), stream: &engine.inner.stream, ids: &engine.inner.ids, engine: Some(engine) }
+    }
+
+    /// Creates a repair for a terminal: it records, but announces nothing.
+    #[must_use]
+    pub const fn without_engine(store: &'a Store, stream: &'a Stream, ids: &'a IdSource) -> Self {
+        Self { store, stream, ids, engine: None }
+    }
+
+    fn now(&self) -> DateTime<Utc> {
+        DateTime::from_timestamp_millis(self.ids.now_ms()).unwrap_or_default()
+    }
+
+    /// Returns true if the log has numbers that mailboxes have not assigned yet, or unknown mailboxes. The log is read
+    /// first: its frames were committed before, so in a database that was not restored they are below the head.
+    /// Mailboxes that an earlier repair could not restore are known to be missing.
+    pub async fn log_is_ahead(&self, database: &DatabaseState) -> EngineResult<bool> {
+        let Some(state) = self.stream.log_state(LogKind::Deliveries).await? else { return Ok(false) };
+        if state.last == 0 {
+            return Ok(false);
+        }
+        let from = state.last.saturating_sub(COMPARED_FRAMES - 1).max(state.first);
+        let newest = self.stream.read_frames(from, state.last).await?;
+        let places: Vec<_> = newest.iter().map(|frame| (frame.scope, frame.agent_id, frame.seq)).collect();
+        let recovered_ms = database.recovered_at.map_or(i64::MIN, |at| at.timestamp_millis() + CLOCK_SLACK_MS);
+        let count_missing: Vec<bool> = newest.iter().map(|frame| frame.stored_at_ms > recovered_ms).collect();
+        Ok(!places.is_empty() && self.store.count_ahead_of_heads(&places, &count_missing).await? > 0)
+    }
+
+    /// Determines the necessary steps of [`Self::repair`].
+    pub async fn examine(&self, database: &DatabaseState) -> EngineResult<RepairPlan> {
+        let log_is_ahead = self.log_is_ahead(database).await?;
+        let (from, to, log_reaches_back) = self.span(LogKind::Deliveries, database).await?;
+        Ok(RepairPlan {
+            database_is_another: database.is_replaced(),
+            log_is_ahead,
+            restored_to: database.seen_at,
+            log_reaches_back,
+            frames: (to + 1).saturating_sub(from),
+        })
+    }
+
+    /// Returns the positions of the log that were published since the restored state, and true if none are missing.
+    async fn span(&self, kind: LogKind, database: &DatabaseState) -> EngineResult<(u64, u64, bool)> {
+        let Some(state) = self.stream.log_state(kind).await? else { return Ok((1, 0, false)) };
+        let restored_to_ms = database.seen_at.timestamp_millis();
+        let from = self.stream.position_at(kind, &state, restored_to_ms - CLOCK_SLACK_MS).await?;
+        Ok((from, state.last, covers_restore(Some(reach(&state)), restored_to_ms)))
+    }
+
+    /// Raises numbers above all assigned ones, and reinserts lost deliveries that the log still holds. The caller holds
+    /// the recovery lock, and no client is served. An interrupted repair is repeated from the start, which assigns no
+    /// number twice.
+    pub async fn repair(
+        &self,
+        database: &DatabaseState,
+        margin: Margin,
+        mut progress: impl FnMut(Progress) + Send,
+    ) -> EngineResult<RepairReport> {
+        self.store.ensure_partitions(DAYS_AHEAD).await?;
+        // Events first: later records must not reuse a number that observers have seen. Unwatched events were not
+        // published, so the log never shows all of them.
+        let (from, to, _) = self.span(LogKind::Events, database).await?;
+        self.store.jump_event_heads(margin.numbers).await?;
+        for (first, last) in pages(from, to) {
+            self.store.raise_event_heads(&self.stream.read_event_marks(first, last).await?).await?;
+        }
+        let (from, to, log_reached_back) = self.span(LogKind::Deliveries, database).await?;
+        let mut report = RepairReport { restored_to: database.seen_at, log_reached_back, ..RepairReport::default() };
+        let mut highest: HashMap<(WorkspaceScope, AgentId), Seq> = HashMap::new();
+        for (first, last) in pages(from, to) {
+            let logged: Vec<_> =
+                self.stream.read_frames(first, last).await?.into_iter().filter_map(frames::read_delivery).collect();
+            let done = self.store.reinsert_logged(&logged, self.now()).await?;
+            for (scope, agent, seq) in done.ahead {
+                let known = highest.entry((scope, agent)).or_insert(seq);
+                *known = (*known).max(seq);
+            }
+            report.recovered += done.recovered;
+            report.lost += done.dead.len() as u64;
+            self.announce(&done.dead, done.recorded);
+            progress(Progress { looked_at: last + 1 - from, of: to + 1 - from });
+        }
+        let mut raised: Vec<_> = highest.into_iter().map(|((scope, agent), seq)| (scope, agent, seq)).collect();
+        raised.sort_unstable_by_key(|(scope, agent, _)| (scope.workspace_id(), *agent));
+        report.raised = raised.len() as u64;
+        for some in raised.chunks(MAILBOX_BATCH) {
+            report.lost += self.store.raise_heads(some, self.now(), || self.ids.next_id()).await?;
+        }
+        if !log_reached_back || margin.always {
+            report.margin = margin.numbers;
+            let mut after = (0, 0);
+            loop {
+                let limit = i64::try_from(MAILBOX_BATCH).unwrap_or(i64::MAX);
+                let ids = || self.ids.next_id();
+                let jumped = self.store.jump_heads(after, limit, margin.numbers, self.now(), ids).await?;
+                report.jumped += jumped.mailboxes;
+                report.lost += jumped.lost;
+                let Some(last) = jumped.last else { break };
+                after = last;
+            }
+        }
+        metrics::counter!(metric_names::RECOVERIES).increment(1);
+        metrics::counter!(metric_names::DELIVERIES_RECOVERED).increment(report.recovered);
+        self.store.adopt_database(Some(&json!(report))).await?;
+        Ok(report)
+    }
+
+    fn announce(&self, dead: &[DeadLetteredDelivery], recorded: Vec<RecordedEvents>) {
+        if let Some(engine) = self.engine {
+            engine.announce_dead_letters(dead, recorded);
+        }
+    }
+}
+
+fn reach(state: &LogState) -> LogCoverage {
+    LogCoverage { created_at_ms: state.created_at_ms, is_complete: state.first <= 1, oldest_at_ms: state.first_at_ms }
+}
+
+fn pages(from: u64, to: u64) -> impl Iterator<Item = (u64, u64)> {
+    let mut next = from;
+    std::iter::from_fn(move || {
+        (next <= to).then(|| {
+            let first = next;
+            next = first.saturating_add(PAGE);
+            (first, to.min(next - 1))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_cover_the_span_once() {
+        assert_eq!(pages(1, 0).count(), 0);
+        assert_eq!(pages(7, 7).collect::<Vec<_>>(), [(7, 7)]);
+        assert_eq!(pages(1, 1001).collect::<Vec<_>>(), [(1, 500), (501, 1000), (1001, 1001)]);
+    }
+}

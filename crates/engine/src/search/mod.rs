@@ -1,0 +1,3 @@
+//! Message search.
+
+pub mod queries;

@@ -1,0 +1,3 @@
+//! Event subscriptions: their definitions.
+
+pub mod definitions;

@@ -1,0 +1,108 @@
+//! Housekeeping: partitions, redundant settlements, old rows.
+
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use relay_domain::workspaces::rate_limit::WINDOW_SECONDS;
+use relay_store::maintenance::partitions::DailyTable;
+
+use super::{Retention, TickOutcome, reencryption};
+use crate::{Engine, EngineResult};
+
+/// Partitions are created this many days ahead, so that workers may be down for a week.
+const DAYS_AHEAD: i32 = 7;
+/// Days of attempts, not counting today. A delivery lives for six at most.
+const ATTEMPT_DAYS: u32 = 7;
+/// Days of usage by the minute, not counting today: a quarter of a year can be billed.
+const USAGE_DAYS: u32 = 92;
+const COMPACTION_PAGE: i64 = 2000;
+const PRUNED_AT_ONCE: i64 = 1000;
+/// Idempotency keys replay their response for a day.
+const IDEMPOTENCY_KEYS_KEPT: Duration = Duration::from_secs(24 * 3600);
+/// A batch with an unknown commit outcome is submitted again within seconds; 15 minutes are ample.
+const PUBLISHED_BATCHES_KEPT: Duration = Duration::from_secs(15 * 60);
+/// Session events are for debugging of recent sessions.
+const SESSION_EVENTS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+/// A deleted file is reported as deleted for this long.
+const DELETED_FILES_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+/// A finished redrive can be read for this long.
+const REDRIVES_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Outcomes of invocations can be read for this long. Longer than any delivery of them lives.
+const INVOCATIONS_KEPT: Duration = Duration::from_secs(8 * 24 * 3600);
+/// An unused worker number keeps its last owner's name this long, for inspection.
+const WORKER_IDS_KEPT: Duration = Duration::from_secs(3600);
+/// A revoked observer token is listed this long, and longer while a text of it could still verify.
+const REVOKED_TOKENS_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Claim counts are needed as long as a delivery can live.
+const CLAIMS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Rate limits of past minutes, with room for clock differences.
+const MINUTES_KEPT: i64 = 10;
+
+/// Deliveries of subscriptions are kept a day longer than the events, since a replay must know them.
+fn calls_kept(retention: Retention) -> Duration {
+    Duration::from_secs(u64::from(retention.event_days + 2) * 24 * 3600)
+}
+
+/// Earlier versions of messages are kept a day longer than the events that refer to them.
+fn edits_kept(retention: Retention) -> Duration {
+    Duration::from_secs(u64::from(retention.event_days + 2) * 24 * 3600)
+}
+
+/// Creates partitions ahead of time, then drops those past their retention.
+pub(super) async fn maintain_partitions(engine: &Engine, retention: Retention) -> EngineResult<TickOutcome> {
+    let store = engine.store();
+    let made = store.ensure_partitions(DAYS_AHEAD).await?;
+    let today = engine.now().date_naive();
+    let first_kept = |days: u32| today - TimeDelta::days(days.into());
+    let mut dropped = 0;
+    // Read receipts must outlive the deliveries that they are derived from.
+    if let Some(unfolded) = store.first_unfolded_day().await? {
+        for table in [DailyTable::Deliveries, DailyTable::AckLog] {
+            let first_kept = first_kept(retention.delivery_days).min(unfolded);
+            dropped += store.drop_partitions_before(table, first_kept).await?;
+        }
+    }
+    for table in [DailyTable::Messages, DailyTable::MessageSearch] {
+        dropped += store.drop_partitions_before(table, first_kept(retention.message_days)).await?;
+    }
+    dropped += store.drop_partitions_before(DailyTable::EventLog, first_kept(retention.event_days)).await?;
+    dropped += store.drop_partitions_before(DailyTable::Attempts, first_kept(ATTEMPT_DAYS)).await?;
+    dropped += store.drop_partitions_before(DailyTable::Usage, first_kept(USAGE_DAYS)).await?;
+    if made > 0 || dropped > 0 {
+        tracing::info!(made_count = made, dropped_count = dropped, "partitions changed");
+    }
+    Ok(TickOutcome { worked: u64::from(made.unsigned_abs()) + u64::from(dropped), more: false, lag: None })
+}
+
+/// Runs one step over the settlements.
+pub(super) async fn compact_settlements(engine: &Engine) -> EngineResult<TickOutcome> {
+    let done = engine.store().compact_settlements(COMPACTION_PAGE).await?;
+    Ok(TickOutcome { worked: done.removed + done.extended, more: done.more, lag: None })
+}
+
+/// Removes old rows, and re-encrypts secrets of former keys.
+pub(super) async fn prune_rows(engine: &Engine, retention: Retention) -> EngineResult<TickOutcome> {
+    let store = engine.store();
+    let keys = store.prune_idempotency_keys(IDEMPOTENCY_KEYS_KEPT, PRUNED_AT_ONCE).await?;
+    let batches = store.prune_outbox(PUBLISHED_BATCHES_KEPT, PRUNED_AT_ONCE).await?;
+    let workers = store.prune_worker_ids(WORKER_IDS_KEPT).await?;
+    let this_minute = engine.now().timestamp().div_euclid(WINDOW_SECONDS);
+    let budgets = store.prune_rate_limits(this_minute - MINUTES_KEPT, PRUNED_AT_ONCE).await?;
+    let events = store.prune_events(retention.workspace_events.into(), PRUNED_AT_ONCE).await?;
+    let reports = store.prune_session_events(SESSION_EVENTS_KEPT, PRUNED_AT_ONCE).await?;
+    let files = store.prune_files(DELETED_FILES_KEPT, PRUNED_AT_ONCE).await?;
+    let invocations = store.prune_invocations(INVOCATIONS_KEPT, PRUNED_AT_ONCE).await?;
+    let tokens = store.prune_observer_tokens(REVOKED_TOKENS_KEPT, PRUNED_AT_ONCE).await?;
+    let called = store.prune_subscription_deliveries(calls_kept(retention), PRUNED_AT_ONCE).await?;
+    let redrives = store.prune_redrives(REDRIVES_KEPT, PRUNED_AT_ONCE).await?;
+    let claims = store.prune_claims(CLAIMS_KEPT, PRUNED_AT_ONCE).await?;
+    let edits = store.prune_message_edits(edits_kept(retention), PRUNED_AT_ONCE).await?;
+    let (sealed, more_sealed) = reencryption::reencrypt_step(engine).await?;
+    // Deliveries refer to messages, and a redrive on their last day lives for six more.
+    let least_days = i32::try_from(retention.delivery_days + 6).unwrap_or(i32::MAX);
+    let messages = store.prune_old_messages(engine.now().date_naive(), least_days, PRUNED_AT_ONCE).await?;
+    let removed =
+        [keys, batches, budgets, events, reports, files, invocations, tokens, called, redrives, claims, edits];
+    let more = more_sealed || messages.more || removed.iter().any(|removed| *removed >= PRUNED_AT_ONCE.unsigned_abs());
+    Ok(TickOutcome { worked: workers + sealed + messages.removed + removed.iter().sum::<u64>(), more, lag: None })
+}

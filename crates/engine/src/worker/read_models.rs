@@ -1,0 +1,41 @@
+//! Read models: the search index, last-read pointers, and receipts that outlive deliveries.
+
+use std::time::Instant;
+
+use chrono::TimeDelta;
+
+use super::{Retention, TickOutcome};
+use crate::{Engine, EngineResult};
+
+const INDEXED_AT_ONCE: i64 = 500;
+/// While the index is behind, a step is followed by a pause of this many steps: the index takes a quarter of one
+/// connection's time at most, and falls behind rather than take more from posting. Searches read missing messages
+/// themselves.
+const PAUSE_STEPS: u32 = 3;
+const MAILBOXES_AT_ONCE: i64 = 2000;
+const RECEIPTS_AT_ONCE: i64 = 5000;
+
+/// Adds new messages to the search index.
+pub(super) async fn index_messages(engine: &Engine) -> EngineResult<TickOutcome> {
+    let began = Instant::now();
+    let done = engine.store().index_messages(engine.now(), INDEXED_AT_ONCE).await?;
+    let more = i64::try_from(done.added).is_ok_and(|added| added >= INDEXED_AT_ONCE);
+    if more {
+        tokio::time::sleep(began.elapsed() * PAUSE_STEPS).await;
+    }
+    Ok(TickOutcome { worked: done.added, more, lag: None })
+}
+
+/// Moves last-read pointers up to the ack floors.
+pub(super) async fn move_read_pointers(engine: &Engine) -> EngineResult<TickOutcome> {
+    let done = engine.store().fold_read_pointers(MAILBOXES_AT_ONCE).await?;
+    Ok(TickOutcome { worked: done.worked, more: done.more, lag: None })
+}
+
+/// Writes receipts for the days that retention drops tomorrow.
+pub(super) async fn write_receipts(engine: &Engine, retention: Retention) -> EngineResult<TickOutcome> {
+    let first_unfolded =
+        engine.now().date_naive() - TimeDelta::days(retention.delivery_days.into()) + TimeDelta::days(1);
+    let done = engine.store().fold_receipts(first_unfolded, RECEIPTS_AT_ONCE).await?;
+    Ok(TickOutcome { worked: done.worked, more: done.more, lag: None })
+}

@@ -1,0 +1,217 @@
+//! Life cycle of workspaces: creation, reading, changes, deletion.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use relay_domain::{
+    ChannelId, WorkspaceId, WorkspaceScope,
+    access::token::{TokenHash, TokenKind},
+    names::{
+        MAX_METADATA_BYTES, MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length, check_length,
+        check_name,
+    },
+};
+pub use relay_store::WorkspaceRow;
+use relay_store::{CreationKey, NewWorkspace, WorkspaceCreation};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::{
+    Engine, EngineError, EngineResult,
+    access::idempotency::ClientKey,
+    agents::lifecycle::{encoded_length, too_long},
+};
+
+/// Bounds of the lifetime of a workspace with an expiry.
+const LIFETIME_SECONDS: std::ops::RangeInclusive<i64> = 60..=2_592_000;
+/// Bounds of the TTL of a workspace's deliveries. The schema has the same.
+const DELIVERY_TTL_SECONDS: std::ops::RangeInclusive<i32> = 60..=518_400;
+/// Minimum length of an anonymous creator's key: it gives access to the new workspace's key.
+const MIN_ANONYMOUS_KEY_BYTES: usize = 32;
+
+#[derive(Debug)]
+pub struct CreateWorkspace {
+    pub name: String,
+    pub metadata: Option<Value>,
+    pub expires_in_seconds: Option<i64>,
+    pub provenance: Option<Value>,
+}
+
+/// Workspace that was created or found.
+#[derive(Debug)]
+pub struct CreatedWorkspace {
+    pub workspace_id: WorkspaceId,
+    pub api_key: String,
+    pub created_at: DateTime<Utc>,
+    pub expires_at: Option<DateTime<Utc>>,
+    /// True if this request created it.
+    pub is_new: bool,
+}
+
+/// Changes of a workspace. `None` leaves a field as it is.
+#[derive(Debug, Default)]
+pub struct WorkspaceChange {
+    pub name: Option<String>,
+    /// System prompt of its agents; `Some(None)` clears it.
+    pub system_prompt: Option<Option<String>>,
+    /// Merged key by key; a null deletes its key.
+    pub metadata: Option<Value>,
+    /// TTL of later deliveries.
+    pub delivery_ttl_seconds: Option<i32>,
+}
+
+impl Engine {
+    /// Creates a workspace with its `general` channel. `owner` is a presented workspace key with its workspace; if that
+    /// workspace has the requested name, it is returned instead.
+    ///
+    /// # Errors
+    /// When a field is out of bounds, or the idempotency key is too weak or was used for another request.
+    pub async fn create_workspace(
+        &self,
+        request: &CreateWorkspace,
+        owner: Option<(WorkspaceScope, &str)>,
+        key: Option<&ClientKey>,
+    ) -> EngineResult<CreatedWorkspace> {
+        check_name("name", &request.name, MAX_WORKSPACE_NAME_BYTES)?;
+        let metadata = request.metadata.clone().unwrap_or_else(|| json!({}));
+        check_json_length("metadata", encoded_length(&metadata))?;
+        if let Some(provenance) = &request.provenance {
+            check_json_length("provenance", encoded_length(provenance))?;
+        }
+        if request.expires_in_seconds.is_some_and(|seconds| !LIFETIME_SECONDS.contains(&seconds)) {
+            return Err(EngineError::InvalidRequest("expires_in_seconds must be between 60 and 2592000".into()));
+        }
+        if owner.is_none() && key.is_some_and(|key| key.text().len() < MIN_ANONYMOUS_KEY_BYTES) {
+            return Err(EngineError::CreationKeyTooWeak);
+        }
+        if let Some((scope, token)) = owner
+            && let Some(own) = self.store().workspace(scope).await?
+            && own.name == request.name
+        {
+            return Ok(CreatedWorkspace {
+                workspace_id: own.workspace_id,
+                api_key: token.to_owned(),
+                created_at: own.created_at,
+                expires_at: own.expires_at,
+                is_new: false,
+            });
+        }
+        let created_at = self.now();
+        let workspace_id = WorkspaceId::new(self.next_id());
+        let expires_at = request.expires_in_seconds.map(|seconds| created_at + TimeDelta::seconds(seconds));
+        // With an idempotency key, the workspace key is derived from it and a stored random salt: a replay can return
+        // it although no token is ever stored.
+        let salt = self.fresh_token(TokenKind::Workspace)?;
+        let api_key = key.map_or(salt.text.clone(), |key| derive_key(&salt.text, key));
+        let new = NewWorkspace {
+            workspace_id,
+            name: &request.name,
+            metadata: &metadata,
+            provenance: request.provenance.as_ref(),
+            created_at,
+            expires_at,
+            key: TokenHash::from_token(&api_key),
+            general: ChannelId::new(self.next_id()),
+        };
+        let owner_id = owner.map(|(scope, _)| scope.workspace_id());
+        let response = json!({ "workspace_id": workspace_id, "salt": salt.text });
+        let kept = key.map(|key| {
+            let key_hash = key.hash("-", "workspace.create", "-");
+            (CreationKey { owner: owner_id, key_hash, fingerprint: key.fingerprint() }, &response)
+        });
+        match (self.store().create_workspace(&new, kept).await?, key) {
+            (WorkspaceCreation::Replayed { fingerprint, response }, Some(key)) => {
+                if fingerprint != key.fingerprint() {
+                    return Err(EngineError::CreationKeyConflict);
+                }
+                self.replay_creation(&response, key).await
+            }
+            _ => Ok(CreatedWorkspace { workspace_id, api_key, created_at, expires_at, is_new: true }),
+        }
+    }
+
+    /// Returns the workspace.
+    ///
+    /// # Errors
+    /// When it has been deleted or has expired.
+    pub async fn workspace(&self, scope: WorkspaceScope) -> EngineResult<WorkspaceRow> {
+        self.store().workspace(scope).await?.ok_or(EngineError::WorkspaceNotFound)
+    }
+
+    /// Finds the oldest workspace of a name, without authentication.
+    pub async fn workspace_by_name(&self, name: &str) -> EngineResult<WorkspaceRow> {
+        self.store().workspace_by_name(name).await?.ok_or(EngineError::WorkspaceNotFound)
+    }
+
+    /// Changes a workspace.
+    pub async fn update_workspace(
+        &self,
+        scope: WorkspaceScope,
+        change: &WorkspaceChange,
+    ) -> EngineResult<WorkspaceRow> {
+        if let Some(name) = &change.name {
+            check_name("name", name, MAX_WORKSPACE_NAME_BYTES)?;
+        }
+        if let Some(Some(prompt)) = &change.system_prompt {
+            check_length("system_prompt", prompt, MAX_SYSTEM_PROMPT_BYTES)?;
+        }
+        let ttl = change.delivery_ttl_seconds;
+        if ttl.is_some_and(|seconds| !DELIVERY_TTL_SECONDS.contains(&seconds)) {
+            let (least, most) = (DELIVERY_TTL_SECONDS.start(), DELIVERY_TTL_SECONDS.end());
+            return Err(EngineError::InvalidRequest(format!("delivery_ttl_seconds must be {least} to {most}")));
+        }
+        let change = relay_store::WorkspaceChange {
+            name: change.name.as_deref(),
+            system_prompt: change.system_prompt.as_ref().map(Option::as_deref),
+            metadata: change.metadata.as_ref(),
+            metadata_limit: i32::try_from(MAX_METADATA_BYTES).unwrap_or(i32::MAX),
+            delivery_ttl_seconds: ttl,
+        };
+        match self.store().update_workspace(scope, &change).await? {
+            Some(row) => Ok(row),
+            None => {
+                self.workspace(scope).await?;
+                // It exists, so the merged metadata is too large.
+                Err(too_long("metadata"))
+            }
+        }
+    }
+
+    /// Deletes a workspace. Its tokens are revoked when this returns.
+    pub async fn delete_workspace(&self, scope: WorkspaceScope) -> EngineResult<()> {
+        for hash in self.store().delete_workspace(scope, self.now()).await? {
+            self.revoke_token(hash);
+        }
+        self.refresh_after_change().await;
+        Ok(())
+    }
+
+    async fn replay_creation(&self, response: &Value, key: &ClientKey) -> EngineResult<CreatedWorkspace> {
+        let id = response["workspace_id"].as_str().and_then(|id| id.parse().ok());
+        let salt = response["salt"].as_str();
+        let (Some(id), Some(salt)) = (id, salt) else { return Err(EngineError::CreationKeyTerminalized) };
+        let row = self
+            .store()
+            .workspace(WorkspaceScope::from_engine_row(id))
+            .await?
+            .ok_or(EngineError::CreationKeyTerminalized)?;
+        Ok(CreatedWorkspace {
+            workspace_id: row.workspace_id,
+            api_key: derive_key(salt, key),
+            created_at: row.created_at,
+            expires_at: row.expires_at,
+            is_new: false,
+        })
+    }
+}
+
+/// Derives a workspace key from a stored salt and the creator's idempotency key.
+fn derive_key(salt: &str, key: &ClientKey) -> String {
+    let digest = Sha256::new()
+        .chain_update(b"relay workspace key\0")
+        .chain_update(salt)
+        .chain_update(b"\0")
+        .chain_update(key.text())
+        .finalize();
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&digest[..16]);
+    TokenKind::Workspace.format_token(bytes)
+}

@@ -1,0 +1,7 @@
+//! Workspaces: life cycle, suspension, activity, usage and the system prompt.
+
+pub mod activity;
+pub mod lifecycle;
+pub mod prompt;
+pub(crate) mod suspensions;
+pub mod usage;

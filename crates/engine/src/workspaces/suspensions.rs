@@ -1,0 +1,96 @@
+//! Suspended workspaces and drained nodes, as cached by every process for up to a second.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, PoisonError, RwLock, Weak},
+    time::Duration,
+};
+
+use relay_domain::{NodeId, WorkspaceId, WorkspaceScope};
+use tokio::sync::watch;
+
+use crate::{Engine, EngineError, EngineResult, Inner};
+
+/// Maximum age of the cache. A refresh reads two indexes that are nearly always empty.
+const READ_EVERY: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct SuspendedSet {
+    suspended: HashSet<WorkspaceId>,
+    drained: HashSet<(WorkspaceScope, NodeId)>,
+}
+
+/// Cache of suspended workspaces and drained nodes.
+#[derive(Debug)]
+pub(crate) struct Suspensions {
+    known: RwLock<Arc<SuspendedSet>>,
+    changes: watch::Sender<u64>,
+}
+
+impl Default for Suspensions {
+    fn default() -> Self {
+        Self { known: RwLock::default(), changes: watch::Sender::new(0) }
+    }
+}
+
+impl Suspensions {
+    fn known(&self) -> Arc<SuspendedSet> {
+        Arc::clone(&self.known.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn is_suspended(&self, workspace: WorkspaceId) -> bool {
+        self.known().suspended.contains(&workspace)
+    }
+}
+
+impl Engine {
+    /// Refuses callers of a suspended workspace.
+    ///
+    /// # Errors
+    /// [`EngineError::WorkspaceSuspended`].
+    pub(crate) fn refuse_suspended(&self, scope: WorkspaceScope) -> EngineResult<()> {
+        if self.inner.suspensions.is_suspended(scope.workspace_id()) {
+            Err(EngineError::WorkspaceSuspended)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// True if the sockets of a node must close and none may open.
+    #[must_use]
+    pub fn is_suspended_or_drained(&self, scope: WorkspaceScope, node: &NodeId) -> bool {
+        let known = self.inner.suspensions.known();
+        known.suspended.contains(&scope.workspace_id())
+            || !known.drained.is_empty() && known.drained.contains(&(scope, node.clone()))
+    }
+
+    /// Changes whenever the set of suspended workspaces or drained nodes changes.
+    #[must_use]
+    pub fn suspensions_changed(&self) -> watch::Receiver<u64> {
+        self.inner.suspensions.changes.subscribe()
+    }
+}
+
+/// Refreshes the cache.
+pub(crate) async fn refresh(inner: &Inner) -> EngineResult<()> {
+    let rows = inner.store.suspensions().await?;
+    let fresh =
+        SuspendedSet { suspended: rows.suspended.into_iter().collect(), drained: rows.drained.into_iter().collect() };
+    if *inner.suspensions.known() != fresh {
+        *inner.suspensions.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(fresh);
+        inner.suspensions.changes.send_modify(|changes| *changes += 1);
+        inner.observers.notify_access_change();
+    }
+    Ok(())
+}
+
+/// Refreshes the cache until the engine is dropped. While Postgres is unavailable, the last state counts.
+pub(crate) async fn run(engine: Weak<Inner>) {
+    loop {
+        tokio::time::sleep(READ_EVERY).await;
+        let Some(inner) = engine.upgrade() else { return };
+        if let Err(error) = refresh(&inner).await {
+            tracing::debug!(error = &error as &dyn std::error::Error, "failed to refresh suspensions, will retry");
+        }
+    }
+}
