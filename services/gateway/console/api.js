@@ -1,6 +1,6 @@
 // REST calls with one observer token. The token travels in the Authorization header.
 
-/** A refusal by the engine, or no answer at all (`status` 0). */
+/** Error response of the engine, or a missing response (`status` 0). */
 export class ApiError extends Error {
   constructor(status, code, message) {
     super(message);
@@ -16,7 +16,7 @@ export class Api {
     this.#token = token;
   }
 
-  /** `data` of the answer. */
+  /** Returns `data` of the response. */
   async get(path, query = {}) {
     const url = new URL(path, location.origin);
     for (const [key, value] of Object.entries(query)) {
@@ -30,7 +30,7 @@ export class Api {
         signal: AbortSignal.timeout(20_000),
       });
     } catch {
-      throw new ApiError(0, 'no_answer', 'The gateway does not answer');
+      throw new ApiError(0, 'no_answer', 'The gateway is unavailable');
     }
     const body = await response.json().catch(() => null);
     if (!response.ok || body?.ok !== true) {
@@ -40,7 +40,7 @@ export class Api {
     return body.data;
   }
 
-  /** The live socket. Browsers can give it a token in the query only, which the engine never logs. */
+  /** Opens the live socket. Browsers can pass the token only in the query, which the engine never logs. */
   socket() {
     const url = new URL('/v1/ws', location.origin.replace(/^http/, 'ws'));
     url.searchParams.set('token', this.#token);

@@ -1,4 +1,4 @@
-// The console: one observer token, one workspace, everything that the token may see.
+// Console: shows everything that one observer token may see of its workspace.
 
 import { Api, ApiError } from './api.js';
 import { Channels } from './channels.js';
@@ -7,14 +7,14 @@ import { Feed } from './feed.js';
 import { Follower } from './follower.js';
 import * as tables from './tables.js';
 
-/** Where the token is kept: for this tab, until it closes. Never in an address. */
+/** Storage key of the token: kept for this tab until it closes, and never in a URL. */
 const KEY = 'relay.console.token';
 const PANELS = ['channels-panel', 'messages', 'agents-panel', 'nodes-panel', 'mailboxes-panel', 'feed-panel'];
 const STATS_EVERY = 10_000;
 
 let board = null;
 
-/** Everything that belongs to one signed-in token. */
+/** Session of one signed-in token. */
 class Board {
   #api;
   #parts;
@@ -89,9 +89,9 @@ class Board {
       ended: detail.reason ?? 'Ended',
     };
     if (state === 'ended' && detail.code === 'insufficient_scope') {
-      // Panels are read on their periods all the same.
+      // Panels are still refreshed periodically.
       words.ended = 'Not live: the token lacks the scope stream:read';
-      hint($('feed-panel'), 'This token does not show them: it lacks the scope stream:read.');
+      hint($('feed-panel'), 'This token lacks the scope stream:read.');
     } else if (state === 'ended') {
       signOut(`Signed out: ${detail.reason}`);
       return;
@@ -129,7 +129,7 @@ class Board {
 async function signIn(token) {
   $('token-error').textContent = '';
   if (!token.startsWith('ot_live_')) {
-    $('token-error').textContent = 'An observer token begins with ot_live_. Workspace keys and agent tokens do not belong here.';
+    $('token-error').textContent = 'An observer token begins with ot_live_. Workspace keys and agent tokens are not accepted here.';
     return;
   }
   let workspace;
@@ -137,7 +137,7 @@ async function signIn(token) {
     workspace = await new Api(token).get('/v1/workspace');
   } catch (error) {
     const away = !(error instanceof ApiError) || error.status === 0 || error.status >= 500;
-    $('token-error').textContent = away ? 'The engine does not answer. Try again.' : error.message;
+    $('token-error').textContent = away ? 'The engine is unavailable. Try again.' : error.message;
     if (!away) sessionStorage.removeItem(KEY);
     return;
   }

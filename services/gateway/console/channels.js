@@ -1,10 +1,10 @@
-// Channels, and the messages of the one that is looked at: history from the log, then as they happen.
+// Channels, and the messages of the selected one: history from the log, then live events.
 
 import { $, atEnd, atMostEvery, count, el, hint, onceAFrame, time, why } from './dom.js';
 
-/** Messages that are kept and shown of a channel; the oldest go first. */
+/** Maximum messages of a channel; the oldest are dropped first. */
 const MAX_MESSAGES = 300;
-/** Channels that are listed. */
+/** Maximum channels in the list. */
 const MAX_CHANNELS = 500;
 const PAGE = 50;
 
@@ -16,7 +16,7 @@ export class Channels {
   #loading = false;
   #readable = true;
   #refused = false;
-  /** The channel whose button gets the focus once it is drawn. */
+  /** Channel whose button gets the focus once it is drawn. */
   #focusOn = null;
   #stopped = false;
   #draw = onceAFrame(() => this.#drawMessages());
@@ -57,7 +57,7 @@ export class Channels {
     }
   }
 
-  /** The channel `step` places on, around the ends. */
+  /** Selects the channel `step` places further, wrapping around. */
   move(step) {
     const names = [...this.#channels.keys()];
     if (names.length === 0) return;
@@ -87,7 +87,7 @@ export class Channels {
     if (oldest !== undefined) await this.#load({ before: oldest });
   }
 
-  /** A page of history, put in front of what is there. */
+  /** Loads a page of history before the messages shown. */
   async #load({ before }) {
     if (this.#loading && before !== undefined) return;
     const name = this.#selected;
@@ -95,7 +95,7 @@ export class Channels {
     try {
       const rows = await this.#api.get(`/v1/channels/${encodeURIComponent(name)}/messages`, { limit: PAGE, before });
       if (this.#stopped || name !== this.#selected) return;
-      // What came as an event meanwhile may be in the page too: the same message counts once.
+      // A message that arrived as an event meanwhile may be in the page too; it is kept once.
       for (const row of rows) {
         this.#messages.set(row.id, { id: row.id, who: row.agent_name, text: row.text, at: row.created_at, replies: row.reply_count });
       }
@@ -110,7 +110,7 @@ export class Channels {
     }
   }
 
-  /** What an event means for channels and messages. `past`: it happened before this page was opened. */
+  /** Applies an event to channels and messages. `past`: it happened before this page was opened. */
   onEvent(event, past) {
     if (event.type.startsWith('channel.')) this.refreshSoon();
     if (event.type !== 'message.created' && event.type !== 'thread.reply') return;
@@ -153,7 +153,7 @@ export class Channels {
     if (focused !== null) [...list.querySelectorAll('button')].find((button) => button.dataset.name === focused)?.focus();
   }
 
-  /** The messages by age, which their ids tell; the oldest go when there are too many. */
+  /** Sorts the messages by id, which is by age; drops the oldest above the limit. */
   #inOrder() {
     const byAge = [...this.#messages.values()].sort((a, b) => a.id.length - b.id.length || (a.id < b.id ? -1 : 1));
     for (const message of byAge.splice(0, Math.max(0, byAge.length - MAX_MESSAGES))) this.#messages.delete(message.id);

@@ -1,8 +1,8 @@
-// Small helpers. What comes from the engine is only ever set as text.
+// DOM helpers. Data from the engine is only ever set as text.
 
 export const $ = (id) => document.getElementById(id);
 
-/** An element with attributes and children; strings become text. */
+/** Creates an element with attributes and children; strings become text. */
 export function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -16,7 +16,7 @@ export function el(tag, attributes = {}, ...children) {
 const number = new Intl.NumberFormat();
 export const count = (value) => (typeof value === 'number' ? number.format(value) : '–');
 
-/** A time of today as a time, an older one with its date; the exact instant in the title. */
+/** Formats a time, with its date if not today; the title has the exact instant. */
 export function time(iso) {
   const at = new Date(iso ?? '');
   if (Number.isNaN(at.getTime())) return el('span', { class: 'muted' }, '–');
@@ -25,10 +25,10 @@ export function time(iso) {
   return el('time', { datetime: at.toISOString(), title: at.toISOString() }, text);
 }
 
-/** Draws are this far apart, in milliseconds. */
+/** Minimum interval between two draws, in milliseconds. */
 const DRAW_EVERY = 100;
 
-/** Runs `draw` in one of the next frames, once however often it is asked for. */
+/** Schedules `draw` for one of the next frames, once for any number of calls. */
 export function onceAFrame(draw) {
   let asked = false;
   let last = -Infinity;
@@ -66,7 +66,7 @@ export function atMostEvery(pause, act) {
 /** Whether a list is scrolled to its end, so that it may follow what is appended. */
 export const atEnd = (list) => list.scrollHeight - list.scrollTop - list.clientHeight < 40;
 
-/** Shows a hint in a panel instead of its content; `null` shows the content. */
+/** Shows a hint instead of a panel's content; `null` shows the content. */
 export function hint(panel, text) {
   const line = panel.querySelector('.hint');
   line.textContent = text ?? '';
@@ -76,10 +76,10 @@ export function hint(panel, text) {
   }
 }
 
-/** Why a panel stays empty, for people. */
+/** Explains why a panel is empty. */
 export function why(error, scope) {
   if (error.code === 'insufficient_scope') return `This token does not show them: it lacks the scope ${scope}.`;
-  if (error.status === 429) return 'Too many requests for now. This panel comes back by itself.';
-  if (error.status === 0 || error.status >= 500) return 'No answer from the engine. This panel comes back by itself.';
+  if (error.status === 429) return 'Too many requests. This panel will retry.';
+  if (error.status === 0 || error.status >= 500) return 'The engine is unavailable. This panel will retry.';
   return error.message;
 }

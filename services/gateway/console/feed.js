@@ -1,11 +1,11 @@
-// The feed of events, with filters. It keeps the newest events and draws those that pass, newest last.
+// Event feed with filters. It keeps the newest events and draws those that pass, newest last.
 
 import { $, atEnd, count, el, onceAFrame, time } from './dom.js';
 
-/** Events that are kept, and rows that are drawn of them. */
+/** Maximum events kept, and maximum rows drawn. */
 const MAX_KEPT = 2000;
 const MAX_ROWS = 300;
-/** A row's text, in characters. */
+/** Maximum characters of a row's text. */
 const MAX_TEXT = 240;
 
 export class Feed {
@@ -23,26 +23,26 @@ export class Feed {
     }
     const form = $('filters');
     form.onsubmit = (event) => event.preventDefault();
-    // A reset has not emptied the fields yet when it is told.
+    // The reset event fires before the fields are cleared.
     form.onreset = () => queueMicrotask(() => this.#readFilters());
     $('pause').onclick = () => this.pause();
     $('types').replaceChildren();
     this.#readFilters();
   }
 
-  /** Stops drawing, or goes on. Events are kept meanwhile. */
+  /** Pauses or resumes drawing. Events are kept meanwhile. */
   pause() {
     this.#frozen = this.#frozen === null ? this.#events.slice() : null;
     const paused = this.#frozen !== null;
     $('pause').setAttribute('aria-pressed', String(paused));
-    $('pause').textContent = paused ? 'Go on' : 'Pause';
+    $('pause').textContent = paused ? 'Resume' : 'Pause';
     this.#draw();
   }
 
   onEvent(event) {
     this.#seen += 1;
     this.#events.push(entry(event));
-    // Cut in bulk: taking one off the front for each event would move the rest each time.
+    // Dropped in bulk: removing one per event would move the rest each time.
     if (this.#events.length > MAX_KEPT * 1.25) this.#events = this.#events.slice(-MAX_KEPT);
     if (!this.#types.has(event.type) && this.#types.size < 200) {
       this.#types.add(event.type);
@@ -102,7 +102,7 @@ function row({ seq, at, type, agent, channel, what }) {
   );
 }
 
-/** What the feed keeps of an event. */
+/** Extracts the fields of an event that the feed keeps. */
 function entry(event) {
   const { type, seq, created_at: at, ...rest } = event;
   const agent = event.agent_name ?? event.message?.agent_name ?? event.agent?.name ?? event.caller_name ?? event.target_agent_name ?? '';

@@ -1,21 +1,21 @@
-// Follows the events of a workspace without a gap: the socket for what happens, the log for what was missed.
+// Follows the events of a workspace without gaps: live events from the socket, missed ones from the log.
 //
-// A connection first buffers what the socket brings, reads the log from its cursor to the end, then drops
-// from the buffer what it has. Each event is handed on once, in the order of `seq`. Tokens with filters see
-// gaps in `seq`: those are events that they may not see.
+// A connection first buffers events of the socket, reads the log from its cursor to the end, then drops
+// duplicates from the buffer. Each event is passed on once, in the order of `seq`. Tokens with filters see
+// gaps in `seq`: events that they may not see.
 
 import { ApiError } from './api.js';
 
 const PAGE = 500;
-/** How far back a first look goes. */
+/** Events before the head at which a new page starts. */
 const FIRST_EVENTS = 200;
-/** Frames that may wait while the log is read; past that the log is read again. */
+/** Maximum buffered frames while the log is read; beyond it the log is read again. */
 const MAX_WAITING = 5000;
 const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 10_000;
 const PING_EVERY = 20_000;
 const PONG_WITHIN = 10_000;
-/** Frames that are no events. */
+/** Frame types that are not events. */
 const CONTROL = new Set(['ping', 'pong', 'resync_ack']);
 
 export class Follower {
@@ -24,14 +24,14 @@ export class Follower {
   #onState;
   #cursor = null;
   #socket = null;
-  /** Raised whenever a connection is given up: what belongs to an older one is ignored. */
+  /** Incremented when a connection is dropped, so that callbacks of older ones are ignored. */
   #generation = 0;
   #attempt = 0;
   #retry = null;
   #ping = null;
   #lastFrame = 0;
   #ended = false;
-  /** Whether the first look back is over. */
+  /** Whether the first catch-up is complete. */
   #begun = false;
 
   /** `onState(state, detail)`: connecting, catching-up, live, waiting, ended. */
@@ -50,14 +50,14 @@ export class Follower {
     this.#drop();
   }
 
-  /** Gives up waiting and connects at once. */
+  /** Stops waiting and connects at once. */
   reconnect() {
     if (this.#ended) return;
     this.#attempt = 0;
     this.#connect();
   }
 
-  /** Gives up whatever connection there is. */
+  /** Drops the current connection. */
   #drop() {
     this.#generation += 1;
     clearTimeout(this.#retry);
@@ -110,12 +110,12 @@ export class Follower {
     });
     socket.addEventListener('close', ({ code, reason }) => {
       if (!current()) return;
-      if (code === 1008) this.#end(reason || 'The token no longer holds');
+      if (code === 1008) this.#end(reason || 'The token is no longer valid');
       else this.#askWhy();
     });
   }
 
-  /** Everything behind the cursor, up to the end of the log. */
+  /** Reads all events after the cursor, up to the end of the log. */
   async #readLog(current) {
     if (this.#cursor === null) {
       const { latest_seq: latest } = await this.#api.get('/v1/workspace/events', { since: 0, limit: 1 });
@@ -144,7 +144,7 @@ export class Follower {
     this.#ping = setInterval(() => {
       if (!current()) return;
       if (performance.now() - this.#lastFrame > PING_EVERY + PONG_WITHIN) {
-        // Nothing came, not even an answer to a ping: the connection is dead though nobody has said so.
+        // Nothing arrived, not even a reply to a ping: the connection is broken without a close.
         this.#failed(null);
       } else if (socket.readyState === WebSocket.OPEN) {
         socket.send('{"type":"ping"}');
@@ -152,7 +152,7 @@ export class Follower {
     }, PING_EVERY);
   }
 
-  /** A refused upgrade has no status in a browser. The log answers why. */
+  /** Reads the log to learn why: browsers hide the status of a refused upgrade. */
   async #askWhy() {
     this.#drop();
     const generation = this.#generation;
@@ -186,7 +186,7 @@ export class Follower {
   }
 }
 
-/** A frame, or null for what is none. */
+/** Parses a frame; null if it is malformed. */
 function parsed(data) {
   try {
     const frame = JSON.parse(data);

@@ -1,13 +1,13 @@
-// Agents, nodes and mailboxes: tables that are read again on a period and when an event says so.
+// Tables of agents, nodes and mailboxes, refreshed periodically and after relevant events.
 
 import { $, atMostEvery, count, el, hint, time, why } from './dom.js';
 
-/** Rows that a table shows at most. */
+/** Maximum rows of a table. */
 const MAX_ROWS = 500;
-/** Pages of mailboxes that are looked through. */
+/** Maximum pages of mailboxes to read. */
 const MAX_PAGES = 4;
 
-/** One table. `read` gets the rows, `cells` turns one into cells. */
+/** Table. `read` fetches the rows, `cells` converts a row to cells. */
 class Table {
   #api;
   #options;
@@ -49,7 +49,7 @@ class Table {
     } catch (error) {
       if (this.#stopped) return;
       this.#refused = error.status === 403 || error.status === 401;
-      // What is shown stays while the engine is away for a moment.
+      // The content stays while the engine is briefly unavailable.
       if (this.#refused || this.#body.children.length === 0) hint(this.#panel, why(error, scope));
     }
   }
@@ -65,7 +65,7 @@ const byName = (a, b) => (a.name ?? '').localeCompare(b.name ?? '');
 const dot = (good) => el('span', { class: good ? 'dot good' : 'dot', 'aria-hidden': 'true' });
 const numeric = (value) => el('td', { class: 'num' }, count(value));
 
-/** Whose status is `online`, and what it is doing if it tells. */
+/** Formats the presence of an agent, and its activity if it reports one. */
 export const agents = (api, onRows) =>
   new Table(api, {
     name: 'Agents',
@@ -121,7 +121,7 @@ export const mailboxes = (api) =>
     every: 5000,
     soonest: 1500,
     read: async (from) => {
-      // The largest lags come first, wherever their agents' ids are: a few pages are looked through.
+      // Sorted by lag, while pages are ordered by agent id: a few pages are read.
       const rows = [];
       for (let page = 0; page < MAX_PAGES; page += 1) {
         const more = await from.get('/v1/observe/mailboxes', { limit: MAX_ROWS, after: rows.at(-1)?.agent_id });

@@ -1,5 +1,8 @@
-//! Who calls, per class of route: each class is an extractor that refuses the others with the exact
-//! answers that clients key on.
+//! Authentication per route class: each class is an extractor that refuses the other tokens with the exact errors that
+//! clients depend on.
+//!
+//! Handlers name the class they accept, such as [`Agent`] or [`Reader`]. Authentication also charges the request to
+//! the rate limits of its caller.
 
 use axum::{
     extract::FromRequestParts,
@@ -7,41 +10,43 @@ use axum::{
 };
 use relay_domain::{
     WorkspaceScope,
-    observer::{ObserverScope, ScopeSet},
-    token::TokenKind,
+    access::token::TokenKind,
+    observers::{ObserverScope, ScopeSet},
 };
 use relay_engine::{
     EngineError,
-    auth::{AgentCaller, Credential, NodeCaller},
-    limits::Holder,
-    webhooks::HookCaller,
+    access::{
+        authentication::{AgentCaller, Credential, NodeCaller},
+        limits::RateLimitSubject,
+    },
+    messages::webhooks::WebhookCaller,
 };
 
-use crate::{error::ApiError, extract::Path, limits, state::AppState};
+use crate::{error::ApiError, extract::Path, rate_limits, state::AppState};
 
-/// The token of the `Authorization` header. The scheme may be in any case.
+/// Returns the token of the `Authorization` header, or the 401 for a missing one. The scheme is case-insensitive.
 fn bearer(parts: &Parts) -> Result<&str, ApiError> {
     let missing = || ApiError::unauthorized("unauthorized", "Missing or invalid Authorization header");
-    bearer_of(&parts.headers).ok_or_else(missing)
+    find_bearer(&parts.headers).ok_or_else(missing)
 }
 
-/// The token of the `Authorization` header, where it may be elsewhere too.
-pub(crate) fn bearer_of(headers: &HeaderMap) -> Option<&str> {
+/// Returns the token of the `Authorization` header, on routes that also accept it elsewhere.
+pub(crate) fn find_bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     let token = token.trim();
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-/// Authenticates a token if its kind is among those allowed; other kinds are refused unseen. Charges the
-/// request to its caller.
+/// Authenticates a token of an allowed kind; other kinds are refused without a lookup. Charges the request to its
+/// caller.
 async fn authenticate(
     parts: &Parts,
     state: &AppState,
     allowed: &[TokenKind],
-    wanted: &'static str,
+    required: &'static str,
 ) -> Result<Credential, ApiError> {
     let token = bearer(parts)?;
-    let kind = TokenKind::of(token).ok_or(EngineError::InvalidTokenFormat)?;
+    let kind = TokenKind::from_prefix(token).ok_or(EngineError::InvalidTokenFormat)?;
     if !allowed.contains(&kind) {
         return Err(match kind {
             TokenKind::Node => ApiError::node_token_forbidden(),
@@ -49,67 +54,55 @@ async fn authenticate(
                 ApiError::unauthorized("observer_token_forbidden", "Observer tokens are not allowed here")
             }
             TokenKind::Workspace | TokenKind::Agent | TokenKind::Webhook => {
-                ApiError::unauthorized("unauthorized", wanted)
+                ApiError::unauthorized("unauthorized", required)
             }
         });
     }
     let credential = state.engine.authenticate(token).await?;
-    limits::charge(parts, state, credential.scope(), credential.holder()).await?;
+    rate_limits::charge_request(parts, state, credential.scope(), credential.rate_limit_subject()).await?;
     Ok(credential)
 }
 
-const WORKSPACE_WANTED: &str = "Workspace key required for this endpoint";
-const AGENT_WANTED: &str = "Agent token required for this endpoint";
-const ANY_WANTED: &str = "Workspace key or agent token required for this endpoint";
-const READER_WANTED: &str = "Workspace key or observer token required for this endpoint";
+const WORKSPACE_KEY_REQUIRED: &str = "Workspace key required for this endpoint";
+const AGENT_TOKEN_REQUIRED: &str = "Agent token required for this endpoint";
+const ANY_TOKEN_REQUIRED: &str = "Workspace key or agent token required for this endpoint";
+const READER_TOKEN_REQUIRED: &str = "Workspace key or observer token required for this endpoint";
 
-/// Scopes that a reading route asks for, as parameters of [`Reader`] and its siblings.
+/// Scopes that a reading route requires, as parameters of [`Reader`] and its siblings.
 pub mod reads {
     use super::{ObserverScope as S, ScopeSet};
 
-    /// `activity:read`.
-    pub const ACTIVITY: u16 = ScopeSet::of(&[S::Activity]).bits();
-    /// `agents:read`.
-    pub const AGENTS: u16 = ScopeSet::of(&[S::Agents]).bits();
-    /// Whatever the token may read.
+    pub const ACTIVITY: u16 = ScopeSet::from_scopes(&[S::Activity]).bits();
+    pub const AGENTS: u16 = ScopeSet::from_scopes(&[S::Agents]).bits();
+    /// Any scope.
     pub const ANYTHING: u16 = ScopeSet::all().bits();
-    /// `channels:read`.
-    pub const CHANNELS: u16 = ScopeSet::of(&[S::Channels]).bits();
-    /// `messages:read` or `activity:read`.
-    pub const CONSOLE: u16 = ScopeSet::of(&[S::Messages, S::Activity]).bits();
-    /// `deliveries:read`.
-    pub const DELIVERIES: u16 = ScopeSet::of(&[S::Deliveries]).bits();
-    /// `dms:read`.
-    pub const DMS: u16 = ScopeSet::of(&[S::Dms]).bits();
-    /// `files:read`.
-    pub const FILES: u16 = ScopeSet::of(&[S::Files]).bits();
-    /// `messages:read` or `dms:read`: one message, of a channel or of a conversation.
-    pub const MESSAGE: u16 = ScopeSet::of(&[S::Messages, S::Dms]).bits();
-    /// `messages:read`.
-    pub const MESSAGES: u16 = ScopeSet::of(&[S::Messages]).bits();
-    /// `nodes:read`.
-    pub const NODES: u16 = ScopeSet::of(&[S::Nodes]).bits();
-    /// `reactions:read`.
-    pub const REACTIONS: u16 = ScopeSet::of(&[S::Reactions]).bits();
-    /// `search:read`.
-    pub const SEARCH: u16 = ScopeSet::of(&[S::Search]).bits();
-    /// `threads:read` or `messages:read`.
-    pub const THREADS: u16 = ScopeSet::of(&[S::Threads, S::Messages]).bits();
+    pub const CHANNELS: u16 = ScopeSet::from_scopes(&[S::Channels]).bits();
+    pub const CONSOLE: u16 = ScopeSet::from_scopes(&[S::Messages, S::Activity]).bits();
+    pub const DELIVERIES: u16 = ScopeSet::from_scopes(&[S::Deliveries]).bits();
+    pub const DMS: u16 = ScopeSet::from_scopes(&[S::Dms]).bits();
+    pub const FILES: u16 = ScopeSet::from_scopes(&[S::Files]).bits();
+    /// One message, of a channel or of a conversation.
+    pub const MESSAGE: u16 = ScopeSet::from_scopes(&[S::Messages, S::Dms]).bits();
+    pub const MESSAGES: u16 = ScopeSet::from_scopes(&[S::Messages]).bits();
+    pub const NODES: u16 = ScopeSet::from_scopes(&[S::Nodes]).bits();
+    pub const REACTIONS: u16 = ScopeSet::from_scopes(&[S::Reactions]).bits();
+    pub const SEARCH: u16 = ScopeSet::from_scopes(&[S::Search]).bits();
+    pub const THREADS: u16 = ScopeSet::from_scopes(&[S::Threads, S::Messages]).bits();
 }
 
-/// Authenticates for reading: an observer needs one of the scopes.
-async fn reading(
+/// Authenticates a reader. An observer needs one of the scopes.
+async fn authenticate_reader(
     parts: &Parts,
     state: &AppState,
     allowed: &[TokenKind],
     scopes: ScopeSet,
 ) -> Result<Credential, ApiError> {
-    let caller = authenticate(parts, state, allowed, READER_WANTED).await?;
+    let caller = authenticate(parts, state, allowed, READER_TOKEN_REQUIRED).await?;
     if let Credential::Observer(observer) = &caller
-        && !observer.view.scopes.meets(scopes)
+        && !observer.view.scopes.intersects(scopes)
     {
-        let wanted: Vec<_> = scopes.iter().map(ObserverScope::as_str).collect();
-        return Err(EngineError::InsufficientScope(wanted.join(" or ")).into());
+        let required: Vec<_> = scopes.iter().map(ObserverScope::as_str).collect();
+        return Err(EngineError::InsufficientScope(required.join(" or ")).into());
     }
     Ok(caller)
 }
@@ -118,11 +111,11 @@ async fn reading(
 /// `Reader(caller): Reader<{ reads::ACTIVITY }>`. [`ReaderOrAgent`] is `read(S)+a`, also for routes of
 /// class `any` that observers may use; [`ReaderOrAgentOrNode`] is `read(S)+a+n`.
 ///
-/// What an observer may see of the data is `caller.view()`. It shows everything for any other caller, so
-/// that handlers and use cases apply it without asking who calls: pass the [`Credential`] down, put
-/// `view().filters` into queries of lists (`agent_ids`, `created_after`, channels), and check single things
-/// with `view().sees_message(…)`, `sees_channel(…)`, `sees_conversation(…)` or `sees_author(…)`. What is
-/// hidden is the 404 of that thing. For agents, who takes part in a conversation is checked as ever.
+/// `caller.view()` restricts what an observer sees and allows everything for any other caller, so handlers and use
+/// cases apply it without checking the kind of caller: pass the [`Credential`] down, put `view().filters` into queries
+/// of lists (`agent_ids`, `created_after`, channels), and check single items with `view().sees_message(…)`,
+/// `sees_channel(…)`, `sees_conversation(…)` or `sees_author(…)`. A hidden item is answered with its 404. For agents,
+/// membership of a conversation is checked as usual.
 #[derive(Debug)]
 pub struct Reader<const SCOPES: u16>(pub Credential);
 
@@ -131,7 +124,7 @@ impl<const SCOPES: u16> FromRequestParts<AppState> for Reader<SCOPES> {
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
         let allowed = [TokenKind::Workspace, TokenKind::Observer];
-        reading(parts, state, &allowed, ScopeSet::from_bits(SCOPES)).await.map(Self)
+        authenticate_reader(parts, state, &allowed, ScopeSet::from_bits(SCOPES)).await.map(Self)
     }
 }
 
@@ -144,7 +137,7 @@ impl<const SCOPES: u16> FromRequestParts<AppState> for ReaderOrAgent<SCOPES> {
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
         let allowed = [TokenKind::Workspace, TokenKind::Observer, TokenKind::Agent];
-        reading(parts, state, &allowed, ScopeSet::from_bits(SCOPES)).await.map(Self)
+        authenticate_reader(parts, state, &allowed, ScopeSet::from_bits(SCOPES)).await.map(Self)
     }
 }
 
@@ -157,14 +150,13 @@ impl<const SCOPES: u16> FromRequestParts<AppState> for ReaderOrAgentOrNode<SCOPE
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
         let allowed = [TokenKind::Workspace, TokenKind::Observer, TokenKind::Agent, TokenKind::Node];
-        reading(parts, state, &allowed, ScopeSet::from_bits(SCOPES)).await.map(Self)
+        authenticate_reader(parts, state, &allowed, ScopeSet::from_bits(SCOPES)).await.map(Self)
     }
 }
 
 /// Class `ws`: a workspace key.
 #[derive(Debug)]
 pub struct WorkspaceKey {
-    /// Its workspace.
     pub scope: WorkspaceScope,
     /// The key as presented.
     pub token: String,
@@ -174,13 +166,13 @@ impl FromRequestParts<AppState> for WorkspaceKey {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
-        let caller = authenticate(parts, state, &[TokenKind::Workspace], WORKSPACE_WANTED).await?;
+        let caller = authenticate(parts, state, &[TokenKind::Workspace], WORKSPACE_KEY_REQUIRED).await?;
         Ok(Self { scope: caller.scope(), token: bearer(parts)?.to_owned() })
     }
 }
 
-/// Who may create a workspace: the owner of another one, an operator, or, unless the installation is
-/// hosted, anybody. A header that is there must be right.
+/// Caller that creates a workspace: the owner of another one, an operator, or, unless the installation is hosted, an
+/// anonymous client. A header that is present must be valid.
 #[derive(Debug)]
 pub struct Creator(pub Option<WorkspaceKey>);
 
@@ -189,13 +181,14 @@ impl FromRequestParts<AppState> for Creator {
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
         if !parts.headers.contains_key(AUTHORIZATION) {
-            let shown = secret_of(&parts.headers).is_some_and(|secret| state.operators.is_secret(secret));
+            let shown =
+                bootstrap_secret(&parts.headers).is_some_and(|secret| state.operators.is_bootstrap_secret(secret));
             if state.operators.is_hosted() && !shown {
                 return Err(EngineError::HostedInstallation.into());
             }
             return Ok(Self(None));
         }
-        if TokenKind::of(bearer(parts)?).is_none() && state.operators.are_known() {
+        if TokenKind::from_prefix(bearer(parts)?).is_none() && state.operators.are_configured() {
             Operator::from_request_parts(parts, state).await?;
             return Ok(Self(None));
         }
@@ -203,7 +196,7 @@ impl FromRequestParts<AppState> for Creator {
     }
 }
 
-/// Class `operator`: the bootstrap secret or a JWT of the configured issuer, as a bearer; the secret also as
+/// Class `operator`: the bootstrap secret or a JWT of the configured issuer as a bearer token; the secret also as
 /// `X-Workspace-Bootstrap-Secret`.
 #[derive(Debug)]
 pub struct Operator;
@@ -212,18 +205,18 @@ impl FromRequestParts<AppState> for Operator {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
-        match secret_of(&parts.headers) {
-            Some(secret) if state.operators.is_secret(secret) => Ok(Self),
+        match bootstrap_secret(&parts.headers) {
+            Some(secret) if state.operators.is_bootstrap_secret(secret) => Ok(Self),
             Some(_) => Err(EngineError::NotAnOperator.into()),
             None => {
-                state.operators.admit(bearer(parts)?).await?;
+                state.operators.authenticate(bearer(parts)?).await?;
                 Ok(Self)
             }
         }
     }
 }
 
-fn secret_of(headers: &HeaderMap) -> Option<&str> {
+fn bootstrap_secret(headers: &HeaderMap) -> Option<&str> {
     headers.get("x-workspace-bootstrap-secret").map(|value| value.to_str().unwrap_or_default())
 }
 
@@ -235,15 +228,16 @@ impl FromRequestParts<AppState> for Agent {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
-        match authenticate(parts, state, &[TokenKind::Agent], AGENT_WANTED).await? {
+        match authenticate(parts, state, &[TokenKind::Agent], AGENT_TOKEN_REQUIRED).await? {
             Credential::Agent(agent) => Ok(Self(agent)),
-            _ => Err(ApiError::unauthorized("unauthorized", AGENT_WANTED)),
+            Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => {
+                Err(ApiError::unauthorized("unauthorized", AGENT_TOKEN_REQUIRED))
+            }
         }
     }
 }
 
-/// A route that acts as an agent: a workspace key is understood and refused with 403
-/// `agent_token_required`.
+/// Route that acts as an agent: a workspace key is refused with 403 `agent_token_required`.
 #[derive(Debug)]
 pub struct ActingAgent(pub AgentCaller);
 
@@ -251,9 +245,11 @@ impl FromRequestParts<AppState> for ActingAgent {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
-        match authenticate(parts, state, &[TokenKind::Workspace, TokenKind::Agent], AGENT_WANTED).await? {
+        match authenticate(parts, state, &[TokenKind::Workspace, TokenKind::Agent], AGENT_TOKEN_REQUIRED).await? {
             Credential::Agent(agent) => Ok(Self(agent)),
-            _ => Err(EngineError::AgentTokenRequired.into()),
+            Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => {
+                Err(EngineError::AgentTokenRequired.into())
+            }
         }
     }
 }
@@ -266,17 +262,15 @@ impl FromRequestParts<AppState> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
-        authenticate(parts, state, &[TokenKind::Workspace, TokenKind::Agent], ANY_WANTED).await.map(Self)
+        authenticate(parts, state, &[TokenKind::Workspace, TokenKind::Agent], ANY_TOKEN_REQUIRED).await.map(Self)
     }
 }
 
-/// Class `sender`: an agent, or a node that says for which agent it speaks. A workspace key is understood
-/// and refused with 403 `agent_token_required`.
+/// Class `sender`: an agent, or a node that names the agent it sends for. A workspace key is refused with 403
+/// `agent_token_required`.
 #[derive(Debug)]
 pub enum Sender {
-    /// The agent itself.
     Agent(AgentCaller),
-    /// The node that hosts it.
     Node(NodeCaller),
 }
 
@@ -285,7 +279,7 @@ impl FromRequestParts<AppState> for Sender {
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
         let allowed = [TokenKind::Workspace, TokenKind::Agent, TokenKind::Node];
-        match authenticate(parts, state, &allowed, ANY_WANTED).await? {
+        match authenticate(parts, state, &allowed, ANY_TOKEN_REQUIRED).await? {
             Credential::Agent(agent) => Ok(Self::Agent(agent)),
             Credential::Node(node) => Ok(Self::Node(node)),
             Credential::Workspace { .. } | Credential::Observer(_) => Err(EngineError::AgentTokenRequired.into()),
@@ -293,21 +287,22 @@ impl FromRequestParts<AppState> for Sender {
     }
 }
 
-/// Class `hook`: the token of the inbound webhook that the path names.
+/// Class `hook`: the token of the inbound webhook named by the path.
 #[derive(Debug)]
-pub struct Hook(pub HookCaller);
+pub struct WebhookToken(pub WebhookCaller);
 
-impl FromRequestParts<AppState> for Hook {
+impl FromRequestParts<AppState> for WebhookToken {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
         let token = bearer(parts).map_err(|_| EngineError::WebhookTokenRequired)?.to_owned();
-        if TokenKind::of(&token) != Some(TokenKind::Webhook) {
+        if TokenKind::from_prefix(&token) != Some(TokenKind::Webhook) {
             return Err(EngineError::WebhookTokenRequired.into());
         }
         let Path(webhook) = Path::<String>::from_request_parts(parts, state).await?;
-        let caller = state.engine.authenticate_hook(&token, &webhook).await?;
-        limits::charge(parts, state, caller.scope, Holder::Webhook(caller.webhook.webhook_id)).await?;
+        let caller = state.engine.authenticate_webhook(&token, &webhook).await?;
+        rate_limits::charge_request(parts, state, caller.scope, RateLimitSubject::Webhook(caller.webhook.webhook_id))
+            .await?;
         Ok(Self(caller))
     }
 }

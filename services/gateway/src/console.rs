@@ -1,7 +1,7 @@
-//! `GET /console`: a page that shows one workspace to whoever has an observer token.
+//! `GET /console`: a page that shows one workspace to holders of an observer token.
 //!
-//! Plain files, built into the gateway. The page asks the same routes as every other client; nothing here
-//! knows of workspaces. Its policy allows its own files and this origin only.
+//! Static files, compiled into the gateway. The page uses the same routes as every other client and its policy allows
+//! only its own files and this origin.
 
 use axum::{
     Router,
@@ -13,7 +13,7 @@ use axum::{
 use crate::{error::ApiError, extract::Path, state::AppState};
 
 /// No inline code, no other origin, no framing.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -25,7 +25,7 @@ macro_rules! file {
     };
 }
 
-/// Name, type and content of what the page consists of besides itself.
+/// Name, media type and content of the files of the page.
 const FILES: &[(&str, &str, &str)] = &[
     file!("console.css", "text/css; charset=utf-8"),
     file!("icon.svg", "image/svg+xml"),
@@ -38,20 +38,19 @@ const FILES: &[(&str, &str, &str)] = &[
     file!("tables.js", SCRIPT),
 ];
 
-/// Its routes.
 pub(crate) fn routes() -> Router<AppState> {
     Router::new().route("/console", get(console)).route("/console/{file}", get(console_file))
 }
 
 /// The console.
 ///
-/// A page for people: whoever has an observer token sees what the token shows of its workspace.
+/// An HTML page: the holder of an observer token sees what the token allows of its workspace.
 #[utoipa::path(
     get, path = "/console", tag = "service",
     responses((status = 200, body = String, content_type = "text/html; charset=utf-8")),
 )]
 pub(crate) async fn console() -> Response {
-    answer(HTML, include_str!("../console/index.html"))
+    asset_response(HTML, include_str!("../console/index.html"))
 }
 
 /// A file of the console.
@@ -67,16 +66,16 @@ pub(crate) async fn console() -> Response {
 pub(crate) async fn console_file(Path(name): Path<String>) -> Result<Response, ApiError> {
     let found = FILES.iter().find(|(file, ..)| *file == name);
     let (_, kind, content) = found.ok_or_else(ApiError::route_not_found)?;
-    Ok(answer(kind, content))
+    Ok(asset_response(kind, content))
 }
 
-fn answer(kind: &'static str, content: &'static str) -> Response {
+fn asset_response(kind: &'static str, content: &'static str) -> Response {
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
-        (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY)),
+        (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY)),
         (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
         (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
-        // Files belong together: an old one must not meet a new one after an update.
+        // Files of different versions must not be mixed after an update.
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
         (HeaderName::from_static("cross-origin-opener-policy"), HeaderValue::from_static("same-origin")),
     ];
@@ -88,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_that_is_named_exists() {
+    fn every_referenced_file_exists() {
         let page = include_str!("../console/index.html");
         for source in FILES.iter().map(|(.., content)| *content).chain([page]) {
             for part in source.split("\"/console/").skip(1) {
@@ -103,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_ever_parsed_as_markup_or_code() {
+    fn scripts_never_parse_markup_or_code() {
         for (name, _, source) in FILES {
             for forbidden in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "localStorage"]
             {

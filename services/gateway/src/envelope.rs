@@ -1,4 +1,4 @@
-//! Answers: every one but 204 is JSON with a boolean `ok`.
+//! Response envelope: every response except 204 is JSON with a boolean `ok`. Used by all handlers.
 
 use axum::{
     Json,
@@ -8,10 +8,10 @@ use axum::{
 use relay_wire::envelope::Success;
 use serde::Serialize;
 
-/// Tells a client that it is being answered again.
+/// Header of a response that repeats an earlier one.
 pub const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
-/// A success with `data`.
+/// Successful response with `data`.
 #[derive(Debug)]
 pub struct Reply<T> {
     status: StatusCode,
@@ -35,7 +35,7 @@ impl<T> Reply<T> {
         Self { status, replayed: false, data }
     }
 
-    /// Marks the answer as one given before under the same idempotency key.
+    /// Marks the response as a repetition under the same idempotency key.
     #[must_use]
     pub fn replayed(mut self, replayed: bool) -> Self {
         self.replayed = replayed;
@@ -53,7 +53,7 @@ impl<T: Serialize> IntoResponse for Reply<T> {
     }
 }
 
-/// A success without anything to tell: `{"ok":true,"data":null}`.
+/// Successful response with `data`.
 #[must_use]
 pub const fn acknowledged() -> Reply<()> {
     Reply::ok(())

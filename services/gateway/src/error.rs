@@ -1,4 +1,6 @@
-//! Refusals as HTTP: the only place that knows statuses and codes.
+//! HTTP errors: the only place that assigns statuses and codes.
+//!
+//! [`ApiError`] is the error of every handler and extractor; engine errors convert into it.
 
 use std::{borrow::Cow, error::Error};
 
@@ -7,41 +9,41 @@ use axum::{
     http::{HeaderValue, StatusCode, header::RETRY_AFTER},
     response::{IntoResponse, Response},
 };
-use relay_domain::token::TokenKind;
+use relay_domain::access::token::TokenKind;
 use relay_engine::EngineError;
 use relay_wire::envelope::Failure;
 
-/// How long clients should wait when storage is away, in seconds.
+/// Value of `Retry-After` while storage is unavailable, in seconds.
 const RETRY_AFTER_SECONDS: u16 = 1;
 
-/// A refusal or failure as the client sees it.
+/// Error as the client sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
     status: StatusCode,
     code: &'static str,
     message: Cow<'static, str>,
     retry_after: Option<u16>,
-    hangs_up: bool,
+    drops_connection: bool,
 }
 
 /// Marks a response that must not be sent: the connection is closed instead (see `middleware`).
 #[derive(Debug, Clone, Copy)]
-pub struct HangUp;
+pub struct DropConnection;
 
 impl ApiError {
-    /// A refusal with a stable code and a text for people.
+    /// Creates an error with a stable code and a text for people.
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { status, code, message: message.into(), retry_after: None, hangs_up: false }
+        Self { status, code, message: message.into(), retry_after: None, drops_connection: false }
     }
 
-    /// Code and text, for an `error` frame.
-    pub fn on_socket(&self) -> (&str, &str) {
+    /// Returns code and text, for an `error` frame.
+    pub fn code_and_message(&self) -> (&str, &str) {
         (self.code, &self.message)
     }
 
-    /// Whether something failed here: nothing is known to be wrong with what was asked.
+    /// Returns whether the server failed, as opposed to a refusal of the request.
     pub fn is_fault(&self) -> bool {
-        self.hangs_up || self.status.is_server_error()
+        self.drops_connection || self.status.is_server_error()
     }
 
     /// 400 `invalid_request`.
@@ -54,12 +56,12 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, code, message)
     }
 
-    /// 401 for a node's token where none is taken.
+    /// 401 for a node token on a route that does not accept it.
     pub fn node_token_forbidden() -> Self {
         Self::unauthorized("node_token_forbidden", "Node tokens are not allowed here")
     }
 
-    /// 404 for a path that leads nowhere.
+    /// 404 for an unknown path.
     pub fn route_not_found() -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", "Route not found")
     }
@@ -74,27 +76,27 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", "Request body is larger than 1 MiB")
     }
 
-    /// 500, telling nothing.
+    /// 500 without details.
     pub fn internal() -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "Internal error")
     }
 
-    /// 503 for now: nothing was done.
+    /// 503: nothing was done, and the client may retry.
     pub fn unavailable(code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
         Self { retry_after: Some(RETRY_AFTER_SECONDS), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message) }
     }
 
-    /// 429: a request budget is used up. `retry_after` is in seconds.
+    /// 429: a rate limit is exceeded. `retry_after` is in seconds.
     pub fn rate_limited(retry_after: u16) -> Self {
         let error =
             Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", "Rate limit exceeded, try again later");
         Self { retry_after: Some(retry_after), ..error }
     }
 
-    /// No status at all: the connection is closed. For a change that may have been committed, because
-    /// clients send a request again after a 5xx.
-    pub fn hang_up() -> Self {
-        Self { hangs_up: true, ..Self::internal() }
+    /// Closes the connection instead of sending a status. For a change that may have been committed: clients repeat a
+    /// request after a 5xx.
+    pub fn drop_connection() -> Self {
+        Self { drops_connection: true, ..Self::internal() }
     }
 }
 
@@ -105,8 +107,8 @@ impl IntoResponse for ApiError {
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
-        if self.hangs_up {
-            response.extensions_mut().insert(HangUp);
+        if self.drops_connection {
+            response.extensions_mut().insert(DropConnection);
         }
         response
     }
@@ -138,7 +140,7 @@ impl From<EngineError> for ApiError {
             }
             E::OutcomeUnknown => {
                 tracing::error!(error = &error as &dyn Error, "connection closed without a status");
-                Self::hang_up()
+                Self::drop_connection()
             }
 
             E::InvalidTokenFormat => Self::unauthorized("unauthorized", "Invalid token format"),
@@ -293,7 +295,7 @@ impl From<EngineError> for ApiError {
             E::NotRedrivable(why) => Self::new(
                 StatusCode::CONFLICT,
                 "delivery_not_redrivable",
-                format!("The dead letter cannot be sent again: {why}"),
+                format!("The dead letter cannot be redriven: {why}"),
             ),
             E::RedriveNotFound => missing("redrive_not_found", "Redrive not found".to_owned()),
 
@@ -357,7 +359,7 @@ impl From<EngineError> for ApiError {
             E::NodeKindIsFixed { node, kind } => Self::new(
                 StatusCode::BAD_REQUEST,
                 "invalid_node_delivery",
-                format!("Node \"{node}\" is of kind {kind}, and stays so"),
+                format!("Node \"{node}\" is of kind {}, and stays so", kind.as_str()),
             ),
             E::UnsafeNodeDeliveryUrl(why) => {
                 Self::new(StatusCode::BAD_REQUEST, "unsafe_node_delivery_url", format!("delivery.url: {why}"))
@@ -403,7 +405,6 @@ impl From<EngineError> for ApiError {
 
 #[cfg(test)]
 impl ApiError {
-    /// What a test compares.
     pub fn status_and_code(&self) -> (u16, &'static str) {
         (self.status.as_u16(), self.code)
     }
@@ -414,7 +415,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_that_clients_key_on() {
+    fn codes_and_messages_that_clients_depend_on() {
         let table = [
             (EngineError::InvalidTokenFormat, 401, "unauthorized", "Invalid token format"),
             (EngineError::UnknownToken { kind: TokenKind::Workspace }, 401, "unauthorized", "Invalid API key"),
@@ -431,12 +432,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_outcome_gets_no_status() {
-        assert!(ApiError::from(EngineError::OutcomeUnknown).into_response().extensions().get::<HangUp>().is_some());
+    fn an_unknown_commit_outcome_gets_no_status() {
+        assert!(
+            ApiError::from(EngineError::OutcomeUnknown).into_response().extensions().get::<DropConnection>().is_some()
+        );
     }
 
     #[test]
-    fn an_outage_tells_when_to_come_back() {
+    fn an_outage_sets_retry_after() {
         let response = ApiError::from(EngineError::CommitUnavailable).into_response();
         assert_eq!(response.headers()[RETRY_AFTER], "1");
     }

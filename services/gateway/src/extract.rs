@@ -1,4 +1,4 @@
-//! What handlers take from a request besides the caller: path, query and body, with refusals in the envelope.
+//! Extractors for path, query and body, whose errors use the response envelope.
 
 use axum::{
     body::Bytes,
@@ -9,15 +9,15 @@ use axum::{
     http::{HeaderMap, StatusCode, header::CONTENT_TYPE},
 };
 use relay_domain::names;
-use relay_engine::idempotency::ClientKey;
+use relay_engine::access::idempotency::ClientKey;
 use serde::de::DeserializeOwned;
 
 use crate::error::ApiError;
 
-/// The largest request body, in bytes.
+/// Maximum size of a request body, in bytes.
 pub const MAX_BODY_BYTES: usize = 1024 * 1024;
 
-/// A decoded path parameter, or several.
+/// Decoded path parameter, or several.
 #[derive(Debug, FromRequestParts)]
 #[from_request(via(axum::extract::Path), rejection(ApiError))]
 pub struct Path<T>(pub T);
@@ -39,7 +39,7 @@ impl From<QueryRejection> for ApiError {
     }
 }
 
-/// A JSON body. No body at all is `{}`.
+/// JSON body. A missing body counts as `{}`.
 #[derive(Debug)]
 pub struct Body<T>(pub T);
 
@@ -52,12 +52,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// A JSON body together with its idempotency key, if the client sent one.
+/// JSON body with its idempotency key, if the client sent one.
 #[derive(Debug)]
 pub struct KeyedBody<T> {
-    /// The body.
     pub body: T,
-    /// The key.
     pub key: Option<ClientKey>,
 }
 
@@ -106,25 +104,25 @@ fn parse<T: DeserializeOwned>(headers: &HeaderMap, bytes: &[u8]) -> Result<T, Ap
         ));
     }
     let invalid_json = || ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", "Invalid JSON body");
-    // The parser looks at the text of those fields only that somebody reads.
+    // The parser checks the text only of fields that are read.
     if std::str::from_utf8(bytes).is_err() {
         return Err(invalid_json());
     }
-    // An array would pass for a struct's fields in their order.
+    // serde also reads a struct from an array of its fields.
     if bytes.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
         return Err(match serde_json::from_slice::<serde::de::IgnoredAny>(bytes) {
             Ok(_) => ApiError::invalid_request("The body must be a JSON object"),
             Err(_) => invalid_json(),
         });
     }
-    if names::spells_nul(bytes) {
+    if names::contains_nul_escape(bytes) {
         return Err(ApiError::invalid_request("The character U+0000 cannot be stored"));
     }
-    if names::nests_too_deeply(bytes) {
+    if names::exceeds_max_depth(bytes) {
         return Err(ApiError::invalid_request(format!("The body has more than {} levels", names::MAX_JSON_DEPTH)));
     }
     serde_json::from_slice(bytes).map_err(|error| {
-        // A wrong type may come before broken syntax: broken syntax is the graver fault.
+        // A wrong type may precede broken syntax; broken syntax is the more fundamental fault and is reported.
         if error.is_data() && serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok() {
             ApiError::invalid_request(format!("Invalid request: {error}"))
         } else {
@@ -133,7 +131,7 @@ fn parse<T: DeserializeOwned>(headers: &HeaderMap, bytes: &[u8]) -> Result<T, Ap
     })
 }
 
-/// Clients may leave the content type out; what they say must be JSON.
+/// Returns whether the content type is JSON. Clients may omit it.
 fn may_be_json(headers: &HeaderMap) -> bool {
     let Some(value) = headers.get(CONTENT_TYPE) else { return true };
     let essence = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -157,7 +155,7 @@ mod tests {
     struct Nothing {}
 
     #[test]
-    fn bodies_are_refused_with_the_contract_codes() {
+    fn invalid_bodies_get_the_documented_codes() {
         let table: [(&str, &str, Result<(), (u16, &str)>); 11] = [
             ("application/json", r#"{"name":"a"}"#, Ok(())),
             ("application/json; charset=utf-8", r#"{"name":"a","else":1}"#, Ok(())),

@@ -1,4 +1,4 @@
-//! The gateway: HTTP and WebSocket in front of the engine. It holds sockets and no other state.
+//! Gateway: HTTP and WebSocket in front of the engine. It holds sockets and no other state.
 
 pub mod caller;
 pub mod config;
@@ -6,13 +6,13 @@ mod console;
 pub mod envelope;
 pub mod error;
 pub mod extract;
-pub mod limits;
 pub mod middleware;
 pub mod node;
 pub mod observe;
 pub mod openapi;
 pub mod origin_client;
+pub mod rate_limits;
 pub mod router;
 pub mod routes;
 pub mod state;
-pub mod stuck;
+pub mod write_timeout;

@@ -1,4 +1,5 @@
-//! What happens to every request: its id, its span, its time limit, panics, cross-origin headers.
+//! Middleware of every request: its id, span, timeout, panics, metrics and cross-origin headers. Applied by `router`
+//! and `main`.
 
 use std::{
     any::Any,
@@ -13,7 +14,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use relay_domain::metric_names as name;
-use relay_engine::recovery::Standing;
+use relay_engine::recovery::Readiness;
 use relay_runtime::{
     cost::{self, Cost},
     metrics,
@@ -23,29 +24,29 @@ use tracing::Instrument as _;
 
 use crate::{
     envelope::IDEMPOTENCY_REPLAYED,
-    error::{ApiError, HangUp},
-    routes::{deliveries::CLAIM_PATH, files::TRANSFER_PATH},
+    error::{ApiError, DropConnection},
+    routes::{files::TRANSFER_PATH, mailboxes::deliveries::CLAIM_PATH},
     state::AppState,
 };
 
-/// A request without an answer for this long is given up.
+/// Timeout of a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// A request that takes this long is worth a line in the log.
-const SLOW: Duration = Duration::from_secs(1);
-/// The bytes of a file may take longer; what stops coming is noticed by whoever takes them.
+/// Slower requests are logged at info level.
+const SLOW_REQUEST: Duration = Duration::from_secs(1);
+/// Timeout of a file transfer. A stalled transfer is detected by its reader or writer.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(3660);
-/// A claim may wait for 30 s before it does anything.
+/// Timeout of a claim, which may wait for 30 s before it starts.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(60);
-/// Longer request ids are replaced.
+/// Maximum length of a client's request id; longer ones are replaced.
 const MAX_REQUEST_ID_LENGTH: usize = 128;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const CORRELATION_ID: HeaderName = HeaderName::from_static("x-correlation-id");
 
-/// Everything that must see a request first: id, span, time limit.
+/// Sets the request id, the span and the timeout, and records log and metrics.
 ///
-/// The query string is neither logged nor put into the span, because sockets carry tokens in it.
-pub async fn around(request: Request, next: Next) -> Response {
+/// The query string is neither logged nor added to the span, because sockets carry tokens in it.
+pub async fn wrap_request(request: Request, next: Next) -> Response {
     let id = request_id(&request);
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
@@ -70,46 +71,45 @@ pub async fn around(request: Request, next: Next) -> Response {
         }
         match tokio::time::timeout(limit, next.run(request)).await {
             Ok(response) => response,
-            Err(_) => timed_out(&method),
+            Err(_) => timeout_response(&method),
         }
     };
-    let (mut response, cost) = cost::measured(inner.instrument(span.clone())).await;
+    let (mut response, cost) = cost::measure_cost(inner.instrument(span.clone())).await;
     let (status, elapsed) = (response.status(), started_at.elapsed());
     span.record("http.status", status.as_u16());
-    span.in_scope(|| tell(&route, status, elapsed, cost));
-    if let Some(trace) = relay_engine::trace::id_of(&span) {
-        metrics::note_exemplar(&route, elapsed.as_secs_f64(), trace);
+    span.in_scope(|| log_request(&route, status, elapsed, cost));
+    if let Some(trace) = relay_engine::trace::trace_id_of(&span) {
+        metrics::record_exemplar(&route, elapsed.as_secs_f64(), trace);
     }
-    count(&method, route, status, elapsed);
+    record_metrics(&method, route, status, elapsed);
     response.headers_mut().insert(CORRELATION_ID, id.clone());
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }
 
-/// Refuses whatever needs the database while it is not known to be the one that it was: numbers would be given away
+/// Refuses requests that need the database until it is known to be current. A restored database would assign numbers
 /// twice.
-pub async fn only_when_recovered(State(state): State<AppState>, request: Request, next: Next) -> Response {
-    if let (Standing::Closed(reason), true) = (state.engine.standing(), request.uri().path().starts_with("/v1/")) {
+pub async fn require_recovered(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    if let (Readiness::Closed(reason), true) = (state.engine.readiness(), request.uri().path().starts_with("/v1/")) {
         return ApiError::unavailable("not_ready", format!("Not ready: {reason}")).into_response();
     }
     next.run(request).await
 }
 
-/// The line of a request in the log. Those that failed or took long are told always, the others on demand:
-/// `RUST_LOG=info,relay::requests=debug`.
-fn tell(route: &str, status: StatusCode, elapsed: Duration, cost: Cost) {
+/// Logs a request: failed and slow ones always, the others on demand with `RUST_LOG=info,relay::requests=debug`.
+fn log_request(route: &str, status: StatusCode, elapsed: Duration, cost: Cost) {
     let (status, elapsed_ms) = (status.as_u16(), elapsed.as_secs_f64() * 1000.0);
     let (queries, db_ms) = (cost.statements, cost.seconds * 1000.0);
-    if status >= 500 || elapsed >= SLOW {
+    if status >= 500 || elapsed >= SLOW_REQUEST {
         tracing::event!(target: "relay::requests", tracing::Level::INFO, { http.route = route, http.status = status, elapsed_ms, db.queries = queries, db.ms = db_ms }, "answered");
     } else {
         tracing::event!(target: "relay::requests", tracing::Level::DEBUG, { http.route = route, http.status = status, elapsed_ms, db.queries = queries, db.ms = db_ms }, "answered");
     }
 }
 
-/// The route template is a label, never the path: it has few values.
-fn count(method: &Method, route: String, status: StatusCode, elapsed: Duration) {
-    // Methods are the client's choice of text.
+/// Records the metrics of a request. The label is the route template, not the path, which has too many values.
+fn record_metrics(method: &Method, route: String, status: StatusCode, elapsed: Duration) {
+    // Clients may send any text as the method.
     let known = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::HEAD];
     let method = known.iter().find(|known| *known == method).map_or("other", Method::as_str).to_owned();
     let status = status.as_str().to_owned();
@@ -117,17 +117,17 @@ fn count(method: &Method, route: String, status: StatusCode, elapsed: Duration) 
     ::metrics::counter!(name::HTTP_REQUESTS, "method" => method, "route" => route, "status" => status).increment(1);
 }
 
-/// Reading again is safe; a change may have been committed, so its client must not be told to repeat it.
-fn timed_out(method: &Method) -> Response {
+/// Reads can be repeated. A change may have been committed, so its client must not be asked to repeat it.
+fn timeout_response(method: &Method) -> Response {
     if method.is_safe() {
         ApiError::unavailable("request_timeout", "The request took too long").into_response()
     } else {
-        tracing::error!("a change took too long: connection closed without a status");
-        ApiError::hang_up().into_response()
+        tracing::error!("write request timed out, closing the connection without a status");
+        ApiError::drop_connection().into_response()
     }
 }
 
-/// The client's id for the request, or a fresh one.
+/// Returns the client's request id, or a new one.
 fn request_id(request: &Request) -> HeaderValue {
     let given = request.headers().get(REQUEST_ID).or_else(|| request.headers().get(CORRELATION_ID));
     let fits = |value: &&HeaderValue| {
@@ -140,14 +140,14 @@ fn request_id(request: &Request) -> HeaderValue {
     }
 }
 
-/// A panic in a handler costs that request only.
-pub fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
+/// Converts a panic in a handler to a 500 of that request.
+pub fn panic_response(panic: Box<dyn Any + Send + 'static>) -> Response {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    tracing::error!(panic = text.unwrap_or("unknown"), "a handler panicked");
+    tracing::error!(panic = text.unwrap_or("unknown"), "handler panicked");
     ApiError::internal().into_response()
 }
 
-/// Open to every origin: tokens, not origins, are what is trusted.
+/// Allows every origin: authorization depends on tokens, not on origins.
 pub fn cors() -> CorsLayer {
     CorsLayer::new()
         .allow_origin(AnyOrigin)
@@ -165,7 +165,8 @@ pub fn cors() -> CorsLayer {
         .max_age(Duration::from_secs(600))
 }
 
-/// Some clients join a base that ends in `/` with paths that start with one: `//v1/…` means `/v1/…`.
+/// Collapses leading slashes. Some clients join a base that ends in `/` with paths that start with one, and send
+/// `//v1/…`.
 pub fn collapse_leading_slashes(mut request: Request) -> Request {
     let path_and_query = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
     if path_and_query.starts_with("//") {
@@ -181,21 +182,21 @@ pub fn collapse_leading_slashes(mut request: Request) -> Request {
     request
 }
 
-/// Closes the connection instead of sending a response marked [`HangUp`]. Must be outside of everything
-/// that catches panics: unwinding ends the connection's task, and with it the connection.
-pub fn hang_up_if_marked(response: Response) -> Response {
-    if response.extensions().get::<HangUp>().is_some() {
-        resume_unwind(Box::new(HangUp));
+/// Closes the connection instead of sending a response marked [`DropConnection`]. Must wrap everything that catches
+/// panics: unwinding ends the task of the connection, and with it the connection.
+pub fn drop_connection_if_marked(response: Response) -> Response {
+    if response.extensions().get::<DropConnection>().is_some() {
+        resume_unwind(Box::new(DropConnection));
     }
     response
 }
 
-/// What axum answers by itself without the envelope gets it here.
+/// Puts axum's own 404 into the envelope.
 pub async fn fallback() -> ApiError {
     ApiError::route_not_found()
 }
 
-/// A path that exists, with another method.
+/// Puts axum's own 405 into the envelope.
 pub async fn method_fallback() -> ApiError {
     ApiError::method_not_allowed()
 }
@@ -229,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_timed_out_change_gets_no_status() {
-        assert_eq!(timed_out(&Method::GET).status(), StatusCode::SERVICE_UNAVAILABLE);
-        assert!(timed_out(&Method::POST).extensions().get::<HangUp>().is_some());
+        assert_eq!(timeout_response(&Method::GET).status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(timeout_response(&Method::POST).extensions().get::<DropConnection>().is_some());
     }
 }

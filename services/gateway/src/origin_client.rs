@@ -1,34 +1,35 @@
-//! Which client asks, for the three answers that no single shape serves (contract: rest.md 6).
+//! Client that sends a request, for the three responses whose shape depends on it (docs/protocol/rest.md, "Origin
+//! clients").
 
 use std::convert::Infallible;
 
 use axum::{extract::FromRequestParts, http::request::Parts};
 
-/// What `X-Relaycast-Origin-Client` names. Any other name, and none, is [`Self::Other`]: those take the natural shape.
+/// Client named by `X-Relaycast-Origin-Client`. Any other name, and a missing header, is [`Self::Other`] and gets the
+/// regular shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OriginClient {
     /// `@relaycast/python-sdk`.
     Python,
     /// `@relaycast/sdk-rust`.
     Rust,
-    /// `agent-relay-broker`, which reads answers with the Rust client.
+    /// `agent-relay-broker`, which uses the Rust client.
     Broker,
-    /// Everything else.
     Other,
 }
 
 impl OriginClient {
-    /// Conversations with participants and the newest message as strings.
+    /// Returns whether conversations contain participants and the newest message as strings.
     pub const fn takes_conversations_as_names(self) -> bool {
         matches!(self, Self::Python)
     }
 
-    /// The newest unread message of a conversation as its text.
+    /// Returns whether the newest unread message of a conversation is its text.
     pub const fn takes_last_unread_as_text(self) -> bool {
         matches!(self, Self::Rust)
     }
 
-    /// An action's `handler_agent` as a string always.
+    /// Returns whether `handler_agent` of an action must be a string, never null.
     pub const fn takes_no_null_handler(self) -> bool {
         matches!(self, Self::Rust | Self::Broker)
     }

@@ -1,4 +1,4 @@
-//! Which path leads where. One function per noun; static segments win over parameters by themselves.
+//! Routes: one function per noun. Static segments take precedence over parameters.
 
 use axum::{
     Router, middleware as layer,
@@ -7,16 +7,21 @@ use axum::{
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::{
-    console, limits, middleware, node, observe,
+    console, middleware, node, observe, rate_limits,
     routes::{
-        actions, activity, agents, channels, dead_letters, deliveries, dms, files, health, inbox, insight, mailboxes,
-        messages, nodes, observer_tokens, operator, reference, send, session_events, spawn, subscriptions, triggers,
-        usage, webhooks, workspaces,
+        actions::{self, triggers},
+        agents::{self, session_events, spawn},
+        channels::{self, conversations},
+        files, health,
+        mailboxes::{self, dead_letters, deliveries, inbox, insight},
+        messages::{self, posting, webhooks},
+        nodes, observers, reference, subscriptions,
+        workspaces::{self, activity, operator, usage},
     },
     state::AppState,
 };
 
-/// All routes with what surrounds them. What must wrap even this is added in `main`.
+/// Builds all routes and their middleware. Middleware that must wrap even this is added in `main`.
 pub fn router(state: AppState) -> Router {
     Router::new()
         .merge(health_routes())
@@ -41,10 +46,10 @@ pub fn router(state: AppState) -> Router {
         .merge(console::routes())
         .fallback(middleware::fallback)
         .method_not_allowed_fallback(middleware::method_fallback)
-        .layer(layer::from_fn(limits::tell))
-        .layer(layer::from_fn_with_state(state.clone(), middleware::only_when_recovered))
-        .layer(CatchPanicLayer::custom(middleware::panicked))
-        .layer(layer::from_fn(middleware::around))
+        .layer(layer::from_fn(rate_limits::add_headers))
+        .layer(layer::from_fn_with_state(state.clone(), middleware::require_recovered))
+        .layer(CatchPanicLayer::custom(middleware::panic_response))
+        .layer(layer::from_fn(middleware::wrap_request))
         .layer(middleware::cors())
         .with_state(state)
 }
@@ -67,12 +72,9 @@ fn workspace_routes() -> Router<AppState> {
 
 fn observer_routes() -> Router<AppState> {
     Router::new()
-        .route("/v1/observer-tokens", post(observer_tokens::create).get(observer_tokens::list))
-        .route(
-            "/v1/observer-tokens/{id}",
-            get(observer_tokens::get).patch(observer_tokens::update).delete(observer_tokens::revoke),
-        )
-        .route("/v1/observer-tokens/{id}/rotate", post(observer_tokens::rotate))
+        .route("/v1/observer-tokens", post(observers::create).get(observers::list))
+        .route("/v1/observer-tokens/{id}", get(observers::get).patch(observers::update).delete(observers::revoke))
+        .route("/v1/observer-tokens/{id}/rotate", post(observers::rotate))
 }
 
 fn operator_routes() -> Router<AppState> {
@@ -145,9 +147,9 @@ fn delivery_routes() -> Router<AppState> {
 
 fn message_routes() -> Router<AppState> {
     Router::new()
-        .route("/v1/channels/{name}/messages", get(messages::of_channel).post(send::to_channel))
+        .route("/v1/channels/{name}/messages", get(messages::of_channel).post(posting::to_channel))
         .route("/v1/messages/{id}", get(messages::get).patch(messages::update))
-        .route("/v1/messages/{id}/replies", get(messages::replies).post(send::reply))
+        .route("/v1/messages/{id}/replies", get(messages::replies).post(posting::reply))
         .route("/v1/messages/{id}/read", post(messages::read))
         .route("/v1/messages/{id}/readers", get(inbox::readers))
         .route("/v1/messages/{id}/reactions", get(inbox::reactions).post(inbox::react))
@@ -171,14 +173,14 @@ fn activity_routes() -> Router<AppState> {
 
 fn dm_routes() -> Router<AppState> {
     Router::new()
-        .route("/v1/dm", post(send::dm))
-        .route("/v1/dm/conversations", get(dms::conversations))
-        .route("/v1/dm/conversations/all", get(dms::all))
-        .route("/v1/dm/conversations/{id}/messages", get(dms::any_messages))
-        .route("/v1/dm/group", post(dms::create_group))
-        .route("/v1/dm/{id}/messages", get(dms::messages).post(send::to_conversation))
-        .route("/v1/dm/{id}/participants", post(dms::add_participant))
-        .route("/v1/dm/{id}/participants/{name}", delete(dms::remove_participant))
+        .route("/v1/dm", post(posting::dm))
+        .route("/v1/dm/conversations", get(conversations::conversations))
+        .route("/v1/dm/conversations/all", get(conversations::all))
+        .route("/v1/dm/conversations/{id}/messages", get(conversations::any_messages))
+        .route("/v1/dm/group", post(conversations::create_group))
+        .route("/v1/dm/{id}/messages", get(conversations::messages).post(posting::to_conversation))
+        .route("/v1/dm/{id}/participants", post(conversations::add_participant))
+        .route("/v1/dm/{id}/participants/{name}", delete(conversations::remove_participant))
 }
 
 fn file_routes() -> Router<AppState> {

@@ -1,4 +1,4 @@
-//! What every handler can reach.
+//! State shared by all handlers, and the readiness of this process.
 
 use std::{
     sync::{
@@ -11,39 +11,35 @@ use std::{
 use axum::extract::FromRef;
 use ipnet::IpNet;
 use relay_domain::GatewayId;
-use relay_engine::{Engine, operators::Operators, recovery::Standing};
+use relay_engine::{Engine, access::operators::Operators, recovery::Readiness};
 use relay_runtime::shutdown::Shutdown;
 
-use crate::{node::Registry, observe::Seats};
+use crate::{node::Registry, observe::ObserverSlots};
 
-/// How often storage is asked for a sign of life.
+/// Interval of the storage check.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 
-/// Shared by all handlers. Cheap to clone.
+/// State shared by all handlers. Cheap to clone.
 #[derive(Clone)]
 pub struct AppState {
-    /// The use cases.
     pub engine: Engine,
-    /// The end of the process.
     pub shutdown: Shutdown,
-    /// This process as the rest of the engine knows it.
     pub gateway_id: GatewayId,
-    /// What addresses that we mint begin with, if configured.
+    /// Configured base of the URLs that this gateway creates.
     pub public_url: Option<Arc<str>>,
-    /// The node sockets.
     pub registry: Registry,
-    /// Who runs the installation.
+    /// Operators of the installation.
     pub operators: Arc<Operators>,
-    /// Places for observers.
-    pub observers: Seats,
-    /// Whether storage answered lately.
+    /// Slots for observers of this gateway.
+    pub observers: ObserverSlots,
+    /// Result of the latest storage check.
     storage_up: Arc<AtomicBool>,
-    /// Proxies whose `X-Forwarded-For` is believed.
+    /// Proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Arc<[IpNet]>,
 }
 
 impl AppState {
-    /// State over a started engine.
+    /// Creates the state for a started engine.
     pub fn new(engine: Engine, shutdown: Shutdown, trusted_proxies: Vec<IpNet>, operators: Operators) -> Self {
         let gateway_id = engine.become_gateway();
         Self {
@@ -53,38 +49,38 @@ impl AppState {
             public_url: None,
             registry: Registry::default(),
             operators: Arc::new(operators),
-            observers: Seats::default(),
+            observers: ObserverSlots::default(),
             storage_up: Arc::new(AtomicBool::new(true)),
             trusted_proxies: trusted_proxies.into(),
         }
     }
 
-    /// The same, with what addresses that we mint begin with.
+    /// Sets the base of the URLs that this gateway creates.
     #[must_use]
     pub fn with_public_url(self, public_url: Option<String>) -> Self {
         Self { public_url: public_url.map(Arc::from), ..self }
     }
 
-    /// Whether new work should be sent here: storage answers and the process is not draining.
+    /// Returns whether this process accepts new work: storage answers and it is not draining.
     pub fn is_ready(&self) -> bool {
-        self.why_not_ready().is_none()
+        self.unready_reason().is_none()
     }
 
-    /// Why new work should not be sent here; `None` when it may.
-    pub fn why_not_ready(&self) -> Option<&'static str> {
-        if self.shutdown.is_asked() {
+    /// Returns why this process accepts no new work; `None` if it does.
+    pub fn unready_reason(&self) -> Option<&'static str> {
+        if self.shutdown.is_requested() {
             return Some("draining");
         }
         if !self.storage_up.load(Ordering::Relaxed) {
             return Some("storage is away");
         }
-        match self.engine.standing() {
-            Standing::Closed(reason) => Some(reason),
-            Standing::Open(_) => None,
+        match self.engine.readiness() {
+            Readiness::Closed(reason) => Some(reason),
+            Readiness::Open(_) => None,
         }
     }
 
-    /// Keeps [`AppState::is_ready`] true to the facts, until the process drains.
+    /// Checks storage periodically until the process drains.
     pub async fn watch_storage(self) {
         let stop = self.shutdown.token();
         while stop.run_until_cancelled(tokio::time::sleep(PROBE_EVERY)).await.is_some() {

@@ -1,11 +1,11 @@
-//! `relayctl completions`.
+//! `relayctl completions`: shell completions.
 
 use clap::CommandFactory as _;
 use clap_complete::{Shell, generate};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The shell. For bash: `relayctl completions bash > /etc/bash_completion.d/relayctl`.
+    /// Shell. For bash: `relayctl completions bash > /etc/bash_completion.d/relayctl`.
     shell: Shell,
 }
 

@@ -1,4 +1,5 @@
-//! `relayctl config`: asks the programs themselves, which lie beside this one.
+//! `relayctl config`: checks and explains the configuration of the services, by running their binaries beside this
+//! one.
 
 use std::process::{Command as Process, ExitCode};
 
@@ -9,14 +10,14 @@ use crate::output::Output;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
-    /// Say everything that is wrong with the configuration that this environment gives a program, all at once.
+    /// Report every problem of the configuration that this environment gives a program.
     Check {
-        /// Whose configuration.
+        /// Program to check.
         program: Program,
     },
-    /// Show each option of a program: what it means, where its value comes from, and the value unless it is a secret.
+    /// Show each setting of a program: its meaning, source, and value unless it is a secret.
     Explain {
-        /// Whose configuration.
+        /// Program to check.
         program: Program,
     },
 }
@@ -29,7 +30,7 @@ pub(crate) enum Program {
     Worker,
 }
 
-/// The program's own answer, as JSON if that is asked for, is this one's.
+/// Runs the program, whose output, as JSON if requested, is passed through.
 pub(crate) fn run(command: &Command, out: Output) -> Result<ExitCode> {
     let (program, flag) = match command {
         Command::Check { program } => (program, "--config-check"),

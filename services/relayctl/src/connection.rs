@@ -1,26 +1,26 @@
-//! Where Postgres and NATS are.
+//! Connection arguments of commands: Postgres, and a workspace in it.
 
 use anyhow::{Context as _, Result};
 use relay_domain::WorkspaceScope;
 use relay_engine::admin::Admin;
 
-/// Postgres, for commands that need nothing else.
+/// Postgres connection, for commands that need nothing else.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Database {
-    /// The Postgres database.
+    /// URL of the Postgres database.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
     pub(crate) database_url: String,
 }
 
 impl Database {
-    pub(crate) fn admin(&self) -> Result<Admin> {
+    pub(crate) fn connect(&self) -> Result<Admin> {
         Admin::connect(&self.database_url).context("use DATABASE_URL")
     }
 }
 
-/// A workspace by its id, or by its name if only one has it.
+/// Workspace given by its id, or by its name if it is unique.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Workspace {
+pub(crate) struct WorkspaceArgument {
     #[command(flatten)]
     database: Database,
     /// Id or name of the workspace.
@@ -28,10 +28,13 @@ pub(crate) struct Workspace {
     workspace: String,
 }
 
-impl Workspace {
+impl WorkspaceArgument {
     pub(crate) async fn find(&self) -> Result<(Admin, WorkspaceScope)> {
-        let admin = self.database.admin()?;
-        let scope = admin.find(&self.workspace).await.with_context(|| format!("find workspace {}", self.workspace))?;
+        let admin = self.database.connect()?;
+        let scope = admin
+            .find_workspace(&self.workspace)
+            .await
+            .with_context(|| format!("find workspace {}", self.workspace))?;
         Ok((admin, scope))
     }
 }

@@ -1,4 +1,4 @@
-//! What the documents tell operators to type is what this program takes.
+//! Test: every `relayctl` command in the documentation exists.
 
 use std::{
     fs,
@@ -9,20 +9,20 @@ use clap::{Command, CommandFactory as _};
 
 const PROGRAM: &str = "relayctl";
 
-fn root() -> PathBuf {
+fn repository_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn whole() -> Command {
+fn full_command() -> Command {
     let mut command = crate::Arguments::command();
-    // Spreads the options that all commands take.
+    // Adds the global options to all commands.
     command.build();
     command
 }
 
-fn pages() -> Vec<PathBuf> {
+fn doc_pages() -> Vec<PathBuf> {
     let mut found = Vec::new();
-    let mut folders = vec![root().join("docs")];
+    let mut folders = vec![repository_root().join("docs")];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).unwrap() {
             let path = entry.unwrap().path();
@@ -33,12 +33,12 @@ fn pages() -> Vec<PathBuf> {
             }
         }
     }
-    found.extend(["README.md", "deploy/README.md", "helm/relay/README.md"].map(|page| root().join(page)));
+    found.extend(["README.md", "deploy/README.md", "helm/relay/README.md"].map(|page| repository_root().join(page)));
     found
 }
 
-/// The pieces of a page that are code: lines of blocks, and what stands between backticks.
-fn code(text: &str) -> Vec<&str> {
+/// Returns the code of a page: lines of blocks, and text between backticks.
+fn code_pieces(text: &str) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut in_block = false;
     for line in text.lines() {
@@ -53,8 +53,8 @@ fn code(text: &str) -> Vec<&str> {
     pieces
 }
 
-/// The words behind the program's name, for each time that a piece of code calls it.
-fn calls(piece: &str) -> Vec<Vec<&str>> {
+/// Returns the arguments of each call of the program in a piece of code.
+fn find_calls(piece: &str) -> Vec<Vec<&str>> {
     let words: Vec<&str> = piece.split_whitespace().collect();
     let begins = words.iter().enumerate().filter(|(_, word)| word.rsplit('/').next() == Some(PROGRAM));
     begins
@@ -66,8 +66,8 @@ fn calls(piece: &str) -> Vec<Vec<&str>> {
         .collect()
 }
 
-/// What of a call the program would not know: a command, or an option of the command.
-fn unknown(program: &Command, words: &[&str]) -> Option<String> {
+/// Returns the first command or option of a call that the program does not have.
+fn find_unknown(program: &Command, words: &[&str]) -> Option<String> {
     let mut command = program;
     let mut is_value = false;
     for word in words.iter().map(|word| word.trim_matches(['[', ']', ',', ';'])) {
@@ -96,9 +96,9 @@ fn unknown(program: &Command, words: &[&str]) -> Option<String> {
 }
 
 #[test]
-fn a_command_that_does_not_exist_is_found_out() {
-    let program = whole();
-    let check = |call: &str| unknown(&program, &call.split_whitespace().collect::<Vec<_>>());
+fn an_unknown_command_is_detected() {
+    let program = full_command();
+    let check = |call: &str| find_unknown(&program, &call.split_whitespace().collect::<Vec<_>>());
     for right in [
         "migrate [--wait-seconds 30]",
         "--json restore --dry-run",
@@ -112,35 +112,35 @@ fn a_command_that_does_not_exist_is_found_out() {
     for wrong in ["status", "dead-letter redo", "migrate --quickly", "doctor now", "migrate -w W"] {
         assert!(check(wrong).is_some(), "{wrong}");
     }
-    assert_eq!(calls("x && /usr/bin/relayctl doctor --json > out; relayctl"), [vec!["doctor", "--json"], vec![]]);
+    assert_eq!(find_calls("x && /usr/bin/relayctl doctor --json > out; relayctl"), [vec!["doctor", "--json"], vec![]]);
 }
 
 #[test]
-fn every_command_in_the_documents_exists() {
-    let program = whole();
+fn every_documented_command_exists() {
+    let program = full_command();
     let (mut looked_at, mut wrong) = (0, Vec::new());
-    for page in pages() {
+    for page in doc_pages() {
         let text = fs::read_to_string(&page).unwrap();
-        for call in code(&text).into_iter().flat_map(calls) {
+        for call in code_pieces(&text).into_iter().flat_map(find_calls) {
             looked_at += 1;
-            wrong.extend(unknown(&program, &call).map(|why| format!("{}: {call:?}: {why}", page.display())));
+            wrong.extend(find_unknown(&program, &call).map(|why| format!("{}: {call:?}: {why}", page.display())));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(looked_at > 20, "{looked_at} calls are in the documents");
 }
 
-/// The table of commands leaves the program's name out.
+/// The table of commands omits the program's name.
 #[test]
-fn every_command_of_the_programs_own_page_exists() {
-    let program = whole();
-    let text = fs::read_to_string(root().join("docs/operations/relayctl.md")).unwrap();
+fn every_command_is_documented_on_its_page() {
+    let program = full_command();
+    let text = fs::read_to_string(repository_root().join("docs/operations/relayctl.md")).unwrap();
     let mut described = Vec::new();
     for row in text.lines().filter(|line| line.starts_with("| `")) {
         let cell = row.split(" | ").next().unwrap_or_default();
-        for call in code(cell) {
+        for call in code_pieces(cell) {
             let words: Vec<&str> = call.split_whitespace().collect();
-            assert_eq!(unknown(&program, &words), None, "{call}");
+            assert_eq!(find_unknown(&program, &words), None, "{call}");
             described.push(words[0].to_owned());
         }
     }

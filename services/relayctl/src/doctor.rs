@@ -1,4 +1,4 @@
-//! `relayctl doctor`.
+//! `relayctl doctor`: checks the installation and proposes fixes.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use crate::{connection::Database, output::Output};
 pub(crate) struct Arguments {
     #[command(flatten)]
     database: Database,
-    /// The NATS server or servers.
+    /// URL of the NATS server or servers.
     #[arg(long, env = "NATS_URL", default_value = "nats://127.0.0.1:4222", hide_env_values = true)]
     nats_url: String,
 }
@@ -24,14 +24,14 @@ pub(crate) async fn run(arguments: &Arguments, out: Output) -> Result<ExitCode> 
     } else {
         let coloured = std::io::stdout().is_terminal();
         for finding in &findings {
-            println!("{}", told(finding, coloured));
+            println!("{}", format_finding(finding, coloured));
         }
     }
     let failed = findings.iter().any(|finding| finding.verdict == Verdict::Fail);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn told(finding: &Finding, coloured: bool) -> String {
+fn format_finding(finding: &Finding, coloured: bool) -> String {
     let (word, colour) = match finding.verdict {
         Verdict::Ok => ("ok  ", 32),
         Verdict::Warn => ("warn", 33),

@@ -1,24 +1,25 @@
-//! `relayctl mailbox`.
+//! `relayctl mailbox`: inspects the mailbox of an agent.
 
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result};
+use relay_domain::mailboxes::delivery::Settlement;
 use relay_engine::admin::InspectedMailbox;
 
 use crate::{
-    connection::Workspace,
-    output::{Output, or_dash, time},
+    connection::WorkspaceArgument,
+    output::{Output, format_time, or_dash},
 };
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
-    /// Show where an agent's mailbox stands: its numbers, holes, what was settled apart, and the newest rows.
+    /// Show an agent's mailbox: its floors, holes, settlements and newest rows.
     Inspect {
         #[command(flatten)]
-        workspace: Workspace,
+        workspace: WorkspaceArgument,
         /// Name or id of the agent.
         agent: String,
-        /// How many of the newest rows.
+        /// Number of newest rows to show.
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(i64).range(0..=1000))]
         last: i64,
     },
@@ -28,10 +29,10 @@ pub(crate) async fn run(command: Command, out: Output) -> Result<()> {
     let Command::Inspect { workspace, agent, last } = command;
     let (admin, scope) = workspace.find().await?;
     let mailbox = admin.mailbox(scope, &agent, last).await.context("read the mailbox")?;
-    out.one(&mailbox, told)
+    out.print_value(&mailbox, format_mailbox)
 }
 
-fn told(mailbox: &InspectedMailbox) -> String {
+fn format_mailbox(mailbox: &InspectedMailbox) -> String {
     let it = &mailbox.inside;
     let mut text = String::new();
     let connected = if it.connected { "connected" } else { "not connected" };
@@ -55,21 +56,21 @@ fn told(mailbox: &InspectedMailbox) -> String {
     }
     for exception in &mailbox.exceptions {
         let state = match exception.state {
-            1 => "acked by REST",
-            2 => "failed",
-            3 => "deferred",
-            4 => "dead-lettered",
-            _ => "unknown",
+            Settlement::Acked => "acked by REST",
+            Settlement::Failed => "failed",
+            Settlement::Deferred => "deferred",
+            Settlement::DeadLettered => "dead-lettered",
         };
         let why = or_dash(exception.reason.as_ref().or(exception.error.as_ref()));
-        let _ = writeln!(text, "{:>10}  {state}  {}  {why}", exception.seq, time(exception.at));
+        let _ = writeln!(text, "{:>10}  {state}  {}  {why}", exception.seq, format_time(exception.at));
     }
     if !mailbox.frames.is_empty() {
         let _ = writeln!(text, "\nnewest rows:");
     }
     for frame in &mailbox.frames {
         let beginning = or_dash(frame.beginning.as_ref().map(|text| format!("{text:?}")));
-        let _ = writeln!(text, "{:>10}  {}  {}  {beginning}", frame.seq, time(frame.created_at), frame.source_id);
+        let _ =
+            writeln!(text, "{:>10}  {}  {}  {beginning}", frame.seq, format_time(frame.created_at), frame.source_id);
     }
     text.trim_end().to_owned()
 }

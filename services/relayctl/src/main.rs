@@ -1,6 +1,9 @@
-//! `relayctl`: what an operator does to an engine from a terminal.
+//! `relayctl`: command line for operators of an engine.
 //!
-//! Commands go to Postgres and NATS directly, so that they work while no gateway runs; `tail` asks a gateway.
+//! Commands access Postgres and NATS directly, so that they work while no gateway runs; `tail` uses a gateway. Each
+//! command has its own module.
+
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool")]
 
 mod completions;
 mod config;
@@ -9,13 +12,13 @@ mod dead_letter;
 #[cfg(test)]
 mod docs;
 mod doctor;
-mod files;
 mod mailbox;
 mod migrate;
 mod node;
 mod output;
 mod quotas;
 mod restore;
+mod secret_files;
 mod tail;
 mod token;
 mod workspace;
@@ -28,7 +31,7 @@ use clap::{Parser, Subcommand};
 #[derive(Debug, Parser)]
 #[command(name = "relayctl", version, about = "Operate a Relay engine", arg_required_else_help = true)]
 pub(crate) struct Arguments {
-    /// Print JSON for programs instead of a table for people.
+    /// Print JSON instead of a table.
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
@@ -39,28 +42,28 @@ pub(crate) struct Arguments {
 enum Command {
     /// Bring the database schema up to date. Safe to run again, and while an older version is running.
     Migrate(migrate::Arguments),
-    /// Make, list, suspend, export and remove workspaces.
+    /// Create, list, suspend, export and delete workspaces.
     #[command(subcommand)]
     Workspace(workspace::Command),
-    /// Make and kill tokens.
+    /// Create and revoke tokens.
     #[command(subcommand)]
     Token(token::Command),
-    /// Look at nodes, and empty them.
+    /// List and drain nodes.
     #[command(subcommand)]
     Node(node::Command),
-    /// Look into an agent's mailbox.
+    /// Inspect an agent's mailbox.
     #[command(subcommand)]
     Mailbox(mailbox::Command),
-    /// Look at deliveries that could not be made, send them again, put them away.
+    /// List, redrive and purge dead letters.
     #[command(subcommand)]
     DeadLetter(dead_letter::Command),
-    /// Send dead letters again: one, or all that a filter asks for. The same as `dead-letter redrive`.
+    /// Redrive dead letters: one, or all that match a filter. The same as `dead-letter redrive`.
     Redrive(dead_letter::Redrive),
-    /// Follow what happens in a workspace.
+    /// Follow the events of a workspace.
     Tail(tail::Arguments),
-    /// Recover a restored database by hand, which gateways and workers do by themselves when they start.
+    /// Recover a restored database manually, which gateways and workers do automatically when they start.
     Restore(restore::Arguments),
-    /// Check Postgres, NATS, their settings, the clocks and the schema. Ends with 1 if something must be mended.
+    /// Check Postgres, NATS, their settings, the clocks and the schema. Exits with 1 if something must be repaired.
     Doctor(doctor::Arguments),
     /// Check and explain the configuration of gateways and workers.
     #[command(subcommand)]
@@ -71,7 +74,7 @@ enum Command {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let done = match files::arguments() {
+    let done = match secret_files::parse_arguments() {
         Ok(arguments) => run(arguments).await,
         Err(error) => Err(error),
     };

@@ -1,4 +1,4 @@
-//! `relayctl migrate`.
+//! `relayctl migrate`: migrates the database schema.
 
 use std::time::Duration;
 
@@ -7,13 +7,12 @@ use serde_json::json;
 
 use crate::output::Output;
 
-/// What `relayctl migrate` takes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The Postgres database. Its user must own the schema.
+    /// URL of the Postgres database. Its user must own the schema.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
     database_url: String,
-    /// How long to wait for Postgres to answer, and then for locks that others hold (another migration, a pg_dump), in seconds.
+    /// Time to wait for Postgres, and then for locks held by others (another migration, a pg_dump), in seconds.
     #[arg(long, default_value_t = 30)]
     wait_seconds: u64,
 }
@@ -22,5 +21,5 @@ pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
     relay_engine::migrate(&arguments.database_url, Duration::from_secs(arguments.wait_seconds))
         .await
         .context("migrate the database")?;
-    out.one(&json!({ "up_to_date": true }), |_| "the schema is up to date".to_owned())
+    out.print_value(&json!({ "up_to_date": true }), |_| "the schema is up to date".to_owned())
 }

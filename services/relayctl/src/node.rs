@@ -1,97 +1,99 @@
-//! `relayctl node`.
+//! `relayctl node`: lists and drains nodes.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use relay_domain::nodes::RosterNode;
 use serde_json::{Value, json};
 
 use crate::{
-    connection::Workspace,
-    output::{Bar, Output, or_dash},
+    connection::WorkspaceArgument,
+    output::{Output, ProgressBar, or_dash},
 };
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
-    /// List a workspace's nodes, and the processes that serve them.
+    /// List a workspace's nodes and their providers.
     List {
         #[command(flatten)]
-        workspace: Workspace,
-        /// How many nodes at most.
+        workspace: WorkspaceArgument,
+        /// Maximum number of nodes.
         #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..=10_000))]
         limit: i64,
     },
-    /// Empty a node: nothing new is placed there at once, its sockets are closed after the grace, and none is opened
-    /// until `undrain`. What it was given and has not done goes elsewhere. Its agents keep their mail.
+    /// Drain a node: it gets no new placements, its sockets close after the grace period, and it cannot connect until
+    /// `undrain`. Unfinished invocations go elsewhere. Its agents keep their mailboxes.
     Drain {
         #[command(flatten)]
-        workspace: Workspace,
+        workspace: WorkspaceArgument,
         /// Id or name of the node.
         node: String,
-        /// How long it may finish what it does, in seconds. Its sockets close earlier when it has nothing left.
+        /// Grace period in seconds. Its sockets close earlier when no work is left.
         #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(i32).range(0..=86_400))]
         grace_seconds: i32,
     },
-    /// Let a drained node come back.
+    /// Let a drained node connect again.
     Undrain {
         #[command(flatten)]
-        workspace: Workspace,
+        workspace: WorkspaceArgument,
         /// Id or name of the node.
         node: String,
     },
 }
 
-/// Gateways close sockets within a second or two; longer means that none of them runs.
-const CLOSED_WITHIN: Duration = Duration::from_secs(30);
-/// How often a drain looks how far it is.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Gateways close sockets within a second or two; a longer time means that none is running.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval at which the progress is read.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) async fn run(command: Command, out: Output) -> Result<()> {
     match command {
-        Command::List { workspace, limit } => list(&workspace, limit, out).await,
-        Command::Drain { workspace, node, grace_seconds } => drain(&workspace, &node, grace_seconds, out).await,
+        Command::List { workspace, limit } => list_nodes(&workspace, limit, out).await,
+        Command::Drain { workspace, node, grace_seconds } => drain_node(&workspace, &node, grace_seconds, out).await,
         Command::Undrain { workspace, node } => {
             let (admin, scope) = workspace.find().await?;
-            let node_id = admin.drain_node(scope, &node, None).await.context("let the node come back")?;
-            out.one(&json!({ "node_id": node_id, "drained": false }), |_| format!("{node_id} may come back"))
+            let node_id = admin.drain_node(scope, &node, None).await.context("undrain the node")?;
+            out.print_value(&json!({ "node_id": node_id, "drained": false }), |_| format!("{node_id} may come back"))
         }
     }
 }
 
-async fn drain(workspace: &Workspace, node: &str, grace_seconds: i32, out: Output) -> Result<()> {
+async fn drain_node(workspace: &WorkspaceArgument, node: &str, grace_seconds: i32, out: Output) -> Result<()> {
     let (admin, scope) = workspace.find().await?;
     let node_id = admin.drain_node(scope, node, Some(grace_seconds)).await.context("drain the node")?;
     let grace = Duration::from_secs(grace_seconds.unsigned_abs().into());
     let (began, mut closing, mut at_first) = (Instant::now(), grace_seconds == 0, 0);
-    let mut bar = Bar::new("invocations done", out);
+    let mut bar = ProgressBar::new("invocations done", out);
     loop {
-        let (connected, given) = admin.work_of_node(scope, &node_id).await.context("look at the node")?;
-        at_first = at_first.max(given);
-        bar.show((at_first - given).unsigned_abs(), at_first.unsigned_abs());
-        if connected == 0 {
+        let workload = admin.node_workload(scope, &node_id).await.context("read the node")?;
+        let open = workload.dispatched_invocations;
+        at_first = at_first.max(open);
+        bar.update((at_first - open).unsigned_abs(), at_first.unsigned_abs());
+        if workload.connected_providers == 0 {
             break;
         }
-        if !closing && given == 0 {
-            admin.drain_node(scope, &node_id, Some(0)).await.context("close the node's sockets")?;
+        if !closing && open == 0 {
+            admin.drain_node(scope, node_id.as_str(), Some(0)).await.context("close the node's sockets")?;
             closing = true;
         }
         ensure!(
-            began.elapsed() < grace + CLOSED_WITHIN,
+            began.elapsed() < grace + CLOSE_TIMEOUT,
             "{node_id} is drained, but still connected: does a gateway run?"
         );
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
-    bar.end();
-    out.one(&json!({ "node_id": node_id, "drained": true }), |_| {
+    bar.finish();
+    out.print_value(&json!({ "node_id": node_id, "drained": true }), |_| {
         format!("{node_id} is drained: nothing is placed there and it cannot connect until `relayctl node undrain`")
     })
 }
 
-async fn list(workspace: &Workspace, limit: i64, out: Output) -> Result<()> {
+async fn list_nodes(workspace: &WorkspaceArgument, limit: i64, out: Output) -> Result<()> {
     let (admin, scope) = workspace.find().await?;
     let mut rows: Vec<Value> = Vec::new();
-    for (node, providers) in admin.nodes(scope, limit).await.context("list nodes")? {
+    for RosterNode { node, providers } in admin.nodes(scope, limit).await.context("list nodes")? {
         let row = json!({
-            "node_id": node.node_id, "name": node.name, "kind": node.kind, "role": node.role,
+            "node_id": node.node_id, "name": node.name, "kind": node.kind.as_str(), "role": node.role.as_str(),
             "provider": null, "live": false, "active_agents": null, "max_agents": node.max_agents,
             "load": null, "last_heartbeat_at": null, "version": node.version,
         });
@@ -101,15 +103,14 @@ async fn list(workspace: &Workspace, limit: i64, out: Output) -> Result<()> {
         }
         for provider in providers {
             let mut row = row.clone();
-            row["provider"] = json!(provider.provider);
-            row["live"] = json!(provider.live);
+            row["provider"] = json!(provider.name);
+            row["live"] = json!(provider.liveness.is_online());
             row["active_agents"] = json!(provider.active_agents);
             row["max_agents"] = json!(provider.max_agents);
             row["load"] = json!(provider.load);
-            row["last_heartbeat_at"] = json!(crate::output::time(provider.last_heartbeat_at));
+            row["last_heartbeat_at"] = json!(crate::output::format_time(provider.last_heartbeat_at));
             row["version"] = json!(provider.version.as_ref().or(node.version.as_ref()));
             rows.push(row);
-            continue;
         }
     }
     let headings = ["NODE", "NAME", "KIND", "PROVIDER", "LIVE", "AGENTS", "LOAD", "HEARD OF"];
@@ -128,5 +129,5 @@ async fn list(workspace: &Workspace, limit: i64, out: Output) -> Result<()> {
             text("last_heartbeat_at"),
         ]
     };
-    out.rows(&rows, &headings, cells, "the workspace has no nodes")
+    out.print_rows(&rows, &headings, cells, "the workspace has no nodes")
 }

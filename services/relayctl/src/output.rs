@@ -1,4 +1,4 @@
-//! Tables for people, JSON for programs.
+//! Output of commands: tables for people, JSON for programs, and a progress bar.
 
 use std::io::{IsTerminal as _, Write as _};
 
@@ -8,7 +8,7 @@ use comfy_table::{Table, presets::NOTHING};
 use serde::Serialize;
 use serde_json::Value;
 
-/// How a command answers.
+/// Output format of a command.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Output {
     json: bool,
@@ -19,13 +19,12 @@ impl Output {
         Self { json }
     }
 
-    /// Whether programs read along.
     pub(crate) const fn is_json(self) -> bool {
         self.json
     }
 
-    /// Prints rows: as a JSON array, or as a table with a line of headings. `empty` is what people read when there is none.
-    pub(crate) fn rows<T: Serialize>(
+    /// Prints rows as a JSON array, or as a table with headings. `empty` is printed instead of an empty table.
+    pub(crate) fn print_rows<T: Serialize>(
         self,
         rows: &[T],
         headings: &[&str],
@@ -33,7 +32,7 @@ impl Output {
         empty: &str,
     ) -> Result<()> {
         if self.json {
-            println!("{}", serde_json::to_string_pretty(&exact(serde_json::to_value(rows)?))?);
+            println!("{}", serde_json::to_string_pretty(&ids_as_text(serde_json::to_value(rows)?))?);
         } else if rows.is_empty() {
             println!("{empty}");
         } else {
@@ -45,10 +44,10 @@ impl Output {
         Ok(())
     }
 
-    /// Prints one thing: as a JSON object, or as `lines`.
-    pub(crate) fn one<T: Serialize>(self, value: &T, lines: impl FnOnce(&T) -> String) -> Result<()> {
+    /// Prints a value as a JSON object, or as `lines`.
+    pub(crate) fn print_value<T: Serialize>(self, value: &T, lines: impl FnOnce(&T) -> String) -> Result<()> {
         if self.json {
-            println!("{}", serde_json::to_string_pretty(&exact(serde_json::to_value(value)?))?);
+            println!("{}", serde_json::to_string_pretty(&ids_as_text(serde_json::to_value(value)?))?);
         } else {
             println!("{}", lines(value));
         }
@@ -56,68 +55,65 @@ impl Output {
     }
 }
 
-/// A time as people read it: UTC, to the second.
-pub(crate) fn time(at: DateTime<Utc>) -> String {
+/// Formats a time: UTC, to the second.
+pub(crate) fn format_time(at: DateTime<Utc>) -> String {
     at.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
-/// An empty cell for what is not there.
+/// Formats an optional value as a table cell.
 pub(crate) fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// The same with ids as text, as the API gives them: programs that read numbers as doubles lose what is above 2^53.
-pub(crate) fn exact(value: Value) -> Value {
+/// Converts ids to text, as in the API: programs that read numbers as doubles lose digits above 2^53.
+pub(crate) fn ids_as_text(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
-            let exact_field = |(key, value): (String, Value)| {
+            let convert_field = |(key, value): (String, Value)| {
                 let is_id = key == "id" || key.ends_with("_id");
-                let value = match value {
-                    Value::Number(number) if is_id => Value::String(number.to_string()),
-                    other => exact(other),
-                };
+                let value = if is_id && value.is_number() { value.to_string().into() } else { ids_as_text(value) };
                 (key, value)
             };
-            Value::Object(fields.into_iter().map(exact_field).collect())
+            Value::Object(fields.into_iter().map(convert_field).collect())
         }
-        Value::Array(items) => Value::Array(items.into_iter().map(exact).collect()),
-        other => other,
+        Value::Array(items) => Value::Array(items.into_iter().map(ids_as_text).collect()),
+        scalar @ (Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_)) => scalar,
     }
 }
 
-/// How far long work is, on a terminal's standard error; silent elsewhere, and for programs.
+/// Progress bar on a terminal's standard error; disabled elsewhere and with JSON output.
 #[derive(Debug)]
-pub(crate) struct Bar {
+pub(crate) struct ProgressBar {
     what: &'static str,
     shown: bool,
     drawn: bool,
 }
 
-impl Bar {
+impl ProgressBar {
     const WIDTH: u64 = 30;
 
     pub(crate) fn new(what: &'static str, out: Output) -> Self {
         Self { what, shown: !out.is_json() && std::io::stderr().is_terminal(), drawn: false }
     }
 
-    pub(crate) fn show(&mut self, done: u64, of: u64) {
+    pub(crate) fn update(&mut self, done: u64, of: u64) {
         if self.shown {
-            let _ = write!(std::io::stderr(), "\r{}", line(self.what, done, of));
+            let _ = write!(std::io::stderr(), "\r{}", draw_line(self.what, done, of));
             self.drawn = true;
         }
     }
 
-    /// Leaves the line.
-    pub(crate) fn end(&self) {
+    /// Ends the line of the bar.
+    pub(crate) fn finish(&self) {
         if self.drawn {
             eprintln!();
         }
     }
 }
 
-fn line(what: &str, done: u64, of: u64) -> String {
-    let full = done.min(of) * Bar::WIDTH / of.max(1);
-    let bar: String = (0..Bar::WIDTH).map(|cell| if cell < full { '#' } else { '.' }).collect();
+fn draw_line(what: &str, done: u64, of: u64) -> String {
+    let full = done.min(of) * ProgressBar::WIDTH / of.max(1);
+    let bar: String = (0..ProgressBar::WIDTH).map(|cell| if cell < full { '#' } else { '.' }).collect();
     format!("[{bar}] {done} of {of} {what}")
 }
 
@@ -133,12 +129,12 @@ mod tests {
             json!([{ "workspace_id": 9_007_199_254_740_993_i64, "agents": 2, "inside": { "id": 5, "node_id": "n" } }]);
         let expected =
             json!([{ "workspace_id": "9007199254740993", "agents": 2, "inside": { "id": "5", "node_id": "n" } }]);
-        assert_eq!(exact(given), expected);
+        assert_eq!(ids_as_text(given), expected);
     }
 
     #[test]
     fn a_bar_is_full_at_the_end_and_empty_without_work() {
-        assert_eq!(line("letters", 3, 3), format!("[{}] 3 of 3 letters", "#".repeat(30)));
-        assert_eq!(line("letters", 0, 0), format!("[{}] 0 of 0 letters", ".".repeat(30)));
+        assert_eq!(draw_line("letters", 3, 3), format!("[{}] 3 of 3 letters", "#".repeat(30)));
+        assert_eq!(draw_line("letters", 0, 0), format!("[{}] 0 of 0 letters", ".".repeat(30)));
     }
 }

@@ -1,7 +1,7 @@
-//! `relayctl workspace quotas`.
+//! `relayctl workspace quotas`: shows and changes quotas.
 
 use anyhow::{Context as _, Result};
-use relay_domain::plan::{OwnLimits, Plan};
+use relay_domain::workspaces::plan::{LimitOverrides, Plan};
 use serde_json::{Map, Value, json};
 
 use crate::{connection::Database, output::Output};
@@ -12,49 +12,52 @@ pub(crate) struct Quotas {
     database: Database,
     /// Id or name.
     workspace: String,
-    /// The plan it is on from now on.
-    #[arg(long, value_parser = plan)]
+    /// New plan.
+    #[arg(long, value_parser = parse_plan)]
     plan: Option<Plan>,
-    /// A limit of its own, whatever its plan says: `--set agents=200`. As often as needed.
-    #[arg(long, value_name = "NAME=NUMBER", value_parser = limit)]
+    /// Limit that overrides the plan: `--set agents=200`. Repeatable.
+    #[arg(long, value_name = "NAME=NUMBER", value_parser = parse_limit)]
     set: Vec<(String, u64)>,
-    /// A limit that is as its plan says again: `--unset agents`. As often as needed.
-    #[arg(long, value_name = "NAME", value_parser = name)]
+    /// Limit to reset to the plan: `--unset agents`. Repeatable.
+    #[arg(long, value_name = "NAME", value_parser = parse_limit_name)]
     unset: Vec<String>,
 }
 
-fn plan(given: &str) -> Result<Plan, String> {
-    Plan::parse(given).ok_or_else(|| "must be free, pro or enterprise".to_owned())
+fn parse_plan(text: &str) -> Result<Plan, String> {
+    Plan::parse(text).ok_or_else(|| "must be free, pro or enterprise".to_owned())
 }
 
-/// Names as the API has them: one that it does not know is refused with those that it knows.
-fn name(given: &str) -> Result<String, String> {
-    serde_json::from_value::<OwnLimits>(json!({ given: null })).map_err(|error| error.to_string())?;
-    Ok(given.to_owned())
+/// Validates a limit name of the API. The error lists the known names.
+fn parse_limit_name(text: &str) -> Result<String, String> {
+    serde_json::from_value::<LimitOverrides>(json!({ text: null })).map_err(|error| error.to_string())?;
+    Ok(text.to_owned())
 }
 
-fn limit(given: &str) -> Result<(String, u64), String> {
-    let (named, number) = given.split_once('=').ok_or("must be like agents=200")?;
-    Ok((name(named)?, number.parse().map_err(|_| format!("{number:?} is not a whole number"))?))
+fn parse_limit(text: &str) -> Result<(String, u64), String> {
+    let (named, number) = text.split_once('=').ok_or("must be like agents=200")?;
+    Ok((parse_limit_name(named)?, number.parse().map_err(|_| format!("{number:?} is not a whole number"))?))
 }
 
-/// Shows what a workspace may use, after the changes if there are any.
-pub(crate) async fn run(asked: Quotas, out: Output) -> Result<()> {
-    let admin = asked.database.admin()?;
-    let scope = admin.find(&asked.workspace).await.with_context(|| format!("find workspace {}", asked.workspace))?;
+/// Shows the quotas of a workspace, after applying changes.
+pub(crate) async fn run(arguments: Quotas, out: Output) -> Result<()> {
+    let admin = arguments.database.connect()?;
+    let scope = admin
+        .find_workspace(&arguments.workspace)
+        .await
+        .with_context(|| format!("find workspace {}", arguments.workspace))?;
     let (_, own) = admin.quotas(scope).await.context("read the quotas")?;
-    if asked.plan.is_some() || !asked.set.is_empty() || !asked.unset.is_empty() {
-        let mut changed = fields(&own)?;
-        changed.extend(asked.unset.into_iter().map(|name| (name, Value::Null)));
-        changed.extend(asked.set.into_iter().map(|(name, number)| (name, number.into())));
+    if arguments.plan.is_some() || !arguments.set.is_empty() || !arguments.unset.is_empty() {
+        let mut changed = limit_fields(&own)?;
+        changed.extend(arguments.unset.into_iter().map(|name| (name, Value::Null)));
+        changed.extend(arguments.set.into_iter().map(|(name, number)| (name, number.into())));
         let own = serde_json::from_value(Value::Object(changed)).context("a number is too large")?;
-        admin.set_quotas(scope, asked.plan, &own).await.context("change the quotas")?;
+        admin.set_quotas(scope, arguments.plan, &own).await.context("change the quotas")?;
     }
     let (plan, own) = admin.quotas(scope).await.context("read the quotas")?;
-    let mut own = fields(&own)?;
+    let mut own = limit_fields(&own)?;
     own.retain(|_, limit| !limit.is_null());
-    let shown = json!({ "workspace_id": scope.workspace_id(), "plan": plan.as_str(), "own": own });
-    out.one(&shown, |_| {
+    let report = json!({ "workspace_id": scope.workspace_id(), "plan": plan.as_str(), "own": own });
+    out.print_value(&report, |_| {
         let limits = own.iter().map(|(name, limit)| format!("\n{name} {limit}"));
         let rest =
             if own.is_empty() { "\nnothing differs from the plan" } else { "\neverything else as the plan says" };
@@ -62,11 +65,10 @@ pub(crate) async fn run(asked: Quotas, out: Output) -> Result<()> {
     })
 }
 
-fn fields(own: &OwnLimits) -> Result<Map<String, Value>> {
-    match serde_json::to_value(own)? {
-        Value::Object(fields) => Ok(fields),
-        other => anyhow::bail!("limits are no object but {other}"),
-    }
+fn limit_fields(own: &LimitOverrides) -> Result<Map<String, Value>> {
+    let limits = serde_json::to_value(own)?;
+    let Value::Object(fields) = limits else { anyhow::bail!("limits are no object but {limits}") };
+    Ok(fields)
 }
 
 #[cfg(test)]
@@ -75,10 +77,13 @@ mod tests {
 
     #[test]
     fn a_limit_has_a_known_name_and_a_whole_number() {
-        assert_eq!(limit("agents=200"), Ok(("agents".to_owned(), 200)));
+        assert_eq!(parse_limit("agents=200"), Ok(("agents".to_owned(), 200)));
         for wrong in ["agents", "agents=", "agents=-1", "agents=many", "agent=5", "=5", "plan=5"] {
-            assert!(limit(wrong).is_err(), "{wrong}");
+            assert!(parse_limit(wrong).is_err(), "{wrong}");
         }
-        assert!(name("agent").is_err_and(|error| error.contains("mailbox_depth")), "it names those that there are");
+        assert!(
+            parse_limit_name("agent").is_err_and(|error| error.contains("mailbox_depth")),
+            "the error lists the known names"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! `relayctl restore`: recovers a restored database by hand.
+//! `relayctl restore`: recovers a restored database manually.
 
 use anyhow::{Context as _, Result};
 use relay_engine::{
@@ -8,48 +8,49 @@ use relay_engine::{
 
 use crate::{
     connection::Database,
-    output::{Bar, Output, time},
+    output::{Output, ProgressBar, format_time},
 };
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     database: Database,
-    /// The NATS server or servers.
+    /// URL of the NATS server or servers.
     #[arg(long, env = "NATS_URL", default_value = "nats://127.0.0.1:4222", hide_env_values = true)]
     nats_url: String,
-    /// Only tell what there is to do.
+    /// Only show what would be done.
     #[arg(long)]
     dry_run: bool,
-    /// By how much numbers are raised that nobody can tell.
+    /// Added to numbers that cannot be determined.
     #[arg(long, env = "RELAY_RESTORE_MARGIN", default_value_t = DEFAULT_MARGIN, value_parser = clap::value_parser!(i64).range(1..=100_000))]
     margin: i64,
-    /// Raise all numbers by the margin even where the log seems to tell them: NATS was away before Postgres was lost.
+    /// Add the margin to all numbers, even where the log seems to contain them: NATS was unavailable before Postgres
+    /// was lost.
     #[arg(long)]
     jump: bool,
 }
 
 pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
-    let admin = arguments.database.admin()?;
+    let admin = arguments.database.connect()?;
     let margin = Margin { numbers: arguments.margin, always: arguments.jump };
-    let mut bar = Bar::new("frames", out);
+    let mut bar = ProgressBar::new("frames", out);
     let report = admin
         .restore(&arguments.nats_url, (!arguments.dry_run).then_some(margin), |progress| {
-            bar.show(progress.looked_at, progress.of);
+            bar.update(progress.looked_at, progress.of);
         })
         .await
         .context("recover the database")?;
-    bar.end();
-    out.one(&report, told)
+    bar.finish();
+    out.print_value(&report, format_report)
 }
 
-fn told(report: &RestoreReport) -> String {
+fn format_report(report: &RestoreReport) -> String {
     let found = &report.found;
     let yes = |is: bool| if is { "yes" } else { "no" };
     let mut lines = vec![
         format!("another database than the engine knew  {}", yes(found.database_is_another)),
         format!("the log is ahead of it                 {}", yes(found.log_is_ahead)),
-        format!("last seen                              {}", time(found.restored_to)),
+        format!("last seen                              {}", format_time(found.restored_to)),
         format!("the log reaches back to then           {}", yes(found.log_reaches_back)),
         format!("frames to look at                      {}", found.frames),
     ];

@@ -1,4 +1,4 @@
-//! `relayctl tail`: the live feed of a workspace, from a gateway, as server-sent events.
+//! `relayctl tail`: follows the events of a workspace, as server-sent events from a gateway.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -8,61 +8,61 @@ use serde_json::Value;
 
 use crate::output::Output;
 
-/// The gateway sends something each 15 s; without anything for longer the connection is taken for dead.
-const SILENCE: Duration = Duration::from_secs(45);
-/// Before connecting again.
-const PAUSE: Duration = Duration::from_secs(1);
-/// The longest event that is taken: the gateway's own bound is far below.
-const LONGEST: usize = 4 << 20;
+/// Read timeout. The gateway sends something every 15 s.
+const READ_TIMEOUT: Duration = Duration::from_secs(45);
+/// Delay before reconnecting.
+const RECONNECT_DELAY: Duration = Duration::from_secs(1);
+/// Maximum size of an event; the gateway's own limit is far below.
+const MAX_EVENT_BYTES: usize = 4 << 20;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Address of a gateway.
+    /// URL of a gateway.
     #[arg(long, env = "RELAY_BASE_URL", default_value = "http://127.0.0.1:8787")]
     gateway: String,
     /// A workspace key, or an observer token with `stream:read`.
     #[arg(long, env = "RELAY_API_KEY", hide_env_values = true)]
     token: String,
-    /// Only events whose type begins with this, such as `message.`; may be given several times.
+    /// Only events whose type has this prefix, such as `message.`. Repeatable.
     #[arg(long = "type")]
     types: Vec<String>,
-    /// Only events that mention this text: a name, an id.
+    /// Only events that contain this text, such as a name or an id.
     #[arg(long)]
     grep: Option<String>,
-    /// Begin behind the event of this number; 0 for all that are kept. Without it, with the next event.
+    /// Start after the event with this number; 0 for all stored events. By default with the next event.
     #[arg(long)]
     since: Option<u64>,
-    /// End after so many events.
+    /// Stop after this many events.
     #[arg(long)]
     count: Option<u64>,
 }
 
 pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
-    // Nothing else in this program speaks TLS over HTTP, so nobody has chosen yet.
+    // No other code in this program has chosen the crypto provider yet.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let client = reqwest::Client::builder().read_timeout(SILENCE).build().context("set up the client")?;
+    let client = reqwest::Client::builder().read_timeout(READ_TIMEOUT).build().context("set up the client")?;
     let mut position = arguments.since.map(|since| since.to_string());
     let mut shown = 0;
     loop {
-        match follow(&client, &arguments, out, &mut position, &mut shown).await {
+        match follow_stream(&client, &arguments, out, &mut position, &mut shown).await {
             Ok(true) => return Ok(()),
             Ok(false) => {}
-            Err(Failure::Refused(error)) => return Err(error),
-            Err(Failure::Broken(error)) => eprintln!("{error:#}; connecting again"),
+            Err(Failure::Permanent(error)) => return Err(error),
+            Err(Failure::Temporary(error)) => eprintln!("{error:#}; connecting again"),
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(RECONNECT_DELAY).await;
     }
 }
 
 enum Failure {
-    /// Asking again would not help.
-    Refused(anyhow::Error),
-    /// It may work in a moment.
-    Broken(anyhow::Error),
+    /// A retry would not help.
+    Permanent(anyhow::Error),
+    /// A retry may help.
+    Temporary(anyhow::Error),
 }
 
-/// Prints events until the connection ends (`false`) or enough were shown (`true`).
-async fn follow(
+/// Prints events. Returns true once enough were printed, false if the connection ended.
+async fn follow_stream(
     client: &reqwest::Client,
     arguments: &Arguments,
     out: Output,
@@ -74,18 +74,18 @@ async fn follow(
     if let Some(position) = position {
         request = request.header("Last-Event-ID", position.as_str());
     }
-    let broken = |error: reqwest::Error| Failure::Broken(anyhow::Error::new(error).context(format!("ask {url}")));
-    let mut response = request.send().await.map_err(broken)?;
+    let temporary = |error: reqwest::Error| Failure::Temporary(anyhow::Error::new(error).context(format!("ask {url}")));
+    let mut response = request.send().await.map_err(temporary)?;
     let status = response.status();
     if !status.is_success() {
         let body = response.text().await.unwrap_or_default();
         let error = anyhow::anyhow!("{url} answered {status}: {body}");
-        return Err(if status.is_server_error() { Failure::Broken(error) } else { Failure::Refused(error) });
+        return Err(if status.is_server_error() { Failure::Temporary(error) } else { Failure::Permanent(error) });
     }
     let coloured = std::io::stdout().is_terminal();
-    let mut events = Events::default();
-    while let Some(chunk) = response.chunk().await.map_err(broken)? {
-        for event in events.feed(&chunk).map_err(Failure::Broken)? {
+    let mut events = EventParser::default();
+    while let Some(chunk) = response.chunk().await.map_err(temporary)? {
+        for event in events.feed(&chunk).map_err(Failure::Temporary)? {
             if event.id.is_some() {
                 *position = event.id;
             }
@@ -97,7 +97,7 @@ async fn follow(
             if !wanted || !mentioned {
                 continue;
             }
-            println!("{}", if out.is_json() { event.data.clone() } else { line(kind, &data, coloured) });
+            println!("{}", if out.is_json() { event.data.clone() } else { format_event(kind, &data, coloured) });
             *shown += 1;
             if arguments.count.is_some_and(|count| *shown >= count) {
                 return Ok(true);
@@ -107,8 +107,8 @@ async fn follow(
     Ok(false)
 }
 
-/// Number, type, and the rest of the event in short.
-fn line(kind: &str, data: &Value, coloured: bool) -> String {
+/// Formats an event: number, type, and the other fields as JSON.
+fn format_event(kind: &str, data: &Value, coloured: bool) -> String {
     let seq = data["seq"].as_u64().map_or_else(|| "-".to_owned(), |seq| seq.to_string());
     let mut rest = data.clone();
     if let Some(fields) = rest.as_object_mut() {
@@ -116,7 +116,7 @@ fn line(kind: &str, data: &Value, coloured: bool) -> String {
             fields.remove(known);
         }
     }
-    // One colour for each family of events.
+    // One colour per family of events.
     let colour = match kind.split('.').next().unwrap_or_default() {
         "message" | "thread" | "dm" => 36,
         "delivery" => 33,
@@ -127,7 +127,7 @@ fn line(kind: &str, data: &Value, coloured: bool) -> String {
     format!("{seq:>8}  {kind}  {rest}")
 }
 
-/// One server-sent event.
+/// Server-sent event.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Event {
     name: String,
@@ -135,31 +135,31 @@ struct Event {
     data: String,
 }
 
-/// Cuts a stream of bytes into events.
+/// Parser that splits a byte stream into events.
 #[derive(Debug, Default)]
-struct Events {
+struct EventParser {
     buffered: Vec<u8>,
 }
 
-impl Events {
+impl EventParser {
     fn feed(&mut self, bytes: &[u8]) -> Result<Vec<Event>> {
         self.buffered.extend_from_slice(bytes);
         let mut events = Vec::new();
         while let Some(end) = self.buffered.windows(2).position(|pair| pair == b"\n\n") {
             let block: Vec<u8> = self.buffered.drain(..end + 2).collect();
-            let event = read(&String::from_utf8_lossy(&block));
+            let event = parse_event(&String::from_utf8_lossy(&block));
             if event != Event::default() {
                 events.push(event);
             }
         }
-        if self.buffered.len() > LONGEST {
-            bail!("an event is longer than {LONGEST} bytes");
+        if self.buffered.len() > MAX_EVENT_BYTES {
+            bail!("an event is longer than {MAX_EVENT_BYTES} bytes");
         }
         Ok(events)
     }
 }
 
-fn read(block: &str) -> Event {
+fn parse_event(block: &str) -> Event {
     let mut event = Event::default();
     for line in block.lines() {
         let (field, value) = line.split_once(':').unwrap_or((line, ""));
@@ -173,7 +173,7 @@ fn read(block: &str) -> Event {
                 }
                 event.data.push_str(value);
             }
-            // Comments, and what later versions may send.
+            // Comments, and fields of later versions.
             _ => {}
         }
     }
@@ -185,14 +185,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_come_out_whole_however_the_bytes_are_cut() {
+    fn events_are_complete_however_the_bytes_are_split() {
         let text = ": hello\n\nid: 7\nevent: message.created\ndata: {\"a\":\ndata: 1}\n\nid: 8\ndata: {}\n\n";
         let expected = [
             Event { name: "message.created".into(), id: Some("7".into()), data: "{\"a\":\n1}".into() },
             Event { name: String::new(), id: Some("8".into()), data: "{}".into() },
         ];
         for size in [1, 2, 3, 7, text.len()] {
-            let mut events = Events::default();
+            let mut events = EventParser::default();
             let got: Vec<Event> = text.as_bytes().chunks(size).flat_map(|chunk| events.feed(chunk).unwrap()).collect();
             assert_eq!(got, expected, "cut into {size} bytes");
         }
@@ -200,14 +200,17 @@ mod tests {
 
     #[test]
     fn an_endless_event_is_refused() {
-        let mut events = Events::default();
-        assert!(events.feed(&vec![b'x'; LONGEST + 1]).is_err());
+        let mut events = EventParser::default();
+        assert!(events.feed(&vec![b'x'; MAX_EVENT_BYTES + 1]).is_err());
     }
 
     #[test]
     fn a_line_names_number_and_type_first() {
         let data = serde_json::json!({ "type": "message.created", "seq": 7, "channel": "general" });
-        assert_eq!(line("message.created", &data, false), "       7  message.created  {\"channel\":\"general\"}");
-        assert!(line("message.created", &data, true).contains("\x1b[36mmessage.created\x1b[0m"));
+        assert_eq!(
+            format_event("message.created", &data, false),
+            "       7  message.created  {\"channel\":\"general\"}"
+        );
+        assert!(format_event("message.created", &data, true).contains("\x1b[36mmessage.created\x1b[0m"));
     }
 }

@@ -1,4 +1,4 @@
-//! `relayctl token`.
+//! `relayctl token`: creates and revokes tokens.
 
 use std::io::Read as _;
 
@@ -6,18 +6,19 @@ use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use crate::{
-    connection::{Database, Workspace},
+    connection::{Database, WorkspaceArgument},
     output::{Output, or_dash},
 };
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
-    /// Give a workspace one more key, beside those it has. It is shown once.
+    /// Create another key of a workspace. It is printed only once.
     Create {
         #[command(flatten)]
-        workspace: Workspace,
+        workspace: WorkspaceArgument,
     },
-    /// Kill a workspace key, an agent's or a node's token. It is read from standard input, so that it is in no shell's history.
+    /// Revoke a workspace key, or the token of an agent or node. It is read from standard input, so that it is not in
+    /// the shell's history.
     Revoke {
         #[command(flatten)]
         database: Database,
@@ -29,20 +30,22 @@ pub(crate) async fn run(command: Command, out: Output) -> Result<()> {
         Command::Create { workspace } => {
             let (admin, scope) = workspace.find().await?;
             let key = admin.add_key(scope).await.context("add a key")?;
-            out.one(&json!({ "workspace_id": scope.workspace_id(), "api_key": key }), |_| {
+            out.print_value(&json!({ "workspace_id": scope.workspace_id(), "api_key": key }), |_| {
                 format!("key {key}\nIt is shown this once.")
             })
         }
         Command::Revoke { database } => {
             let mut token = String::new();
             std::io::stdin().read_to_string(&mut token).context("read the token from standard input")?;
-            let killed = database.admin()?.kill_token(token.trim()).await.context("kill the token")?;
-            let killed = killed.context("there is no such token")?;
-            out.one(&killed, |killed| {
-                let whose = or_dash(killed.agent.as_ref().or(killed.node_id.as_ref()));
+            let revoked = database.connect()?.revoke_token(token.trim()).await.context("revoke the token")?;
+            let revoked = revoked.context("there is no such token")?;
+            out.print_value(&revoked, |revoked| {
+                let whose =
+                    or_dash(revoked.agent.clone().or_else(|| revoked.node_id.as_ref().map(ToString::to_string)));
                 format!(
                     "the {} token of {whose} in workspace {} is dead; gateways that remember it take it for 2 s more",
-                    killed.kind, killed.workspace_id
+                    revoked.kind.as_str(),
+                    revoked.workspace_id
                 )
             })
         }

@@ -1,14 +1,19 @@
-//! What a worker is told at its start.
+//! Configuration of a worker. Read by `main`.
 
 use std::net::SocketAddr;
 
 use relay_engine::{
-    EgressConfig, EngineConfig, files::FilesConfig, limits::LimitsConfig, push::PushConfig, secrets::KeyList,
-    settings as check, worker::Retention,
+    EgressConfig, EngineConfig,
+    access::{limits::LimitsConfig, secrets::KeyList},
+    files::FilesConfig,
+    push::PushConfig,
+    settings as check,
+    worker::Retention,
 };
 use relay_runtime::settings::{Settings, Values};
 
-/// Loops take turns, so a few connections are enough; more only lets more of them run at once. Pushing has two more, of its own.
+/// Postgres connections of a worker. Loops take turns, so a few are enough; more let more of them run at once.
+/// http_push uses two more.
 const DATABASE_CONNECTIONS: u32 = 6;
 
 /// Runs the background loops of a Relay engine.
@@ -16,15 +21,15 @@ const DATABASE_CONNECTIONS: u32 = 6;
 #[command(name = "relay-worker", version)]
 pub(crate) struct Config {
     /// The Postgres database, migrated by `relayctl migrate`.
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_parser = check::database_url)]
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_parser = check::parse_database_url)]
     database_url: String,
     /// The NATS server or servers, separated by commas.
-    #[arg(long, env = "NATS_URL", hide_env_values = true, default_value = "nats://127.0.0.1:4222", value_parser = check::nats_url)]
+    #[arg(long, env = "NATS_URL", hide_env_values = true, default_value = "nats://127.0.0.1:4222", value_parser = check::parse_nats_url)]
     nats_url: String,
-    /// As for gateways: copies that JetStream keeps of each stream.
+    /// As for gateways: replicas that JetStream keeps of each stream.
     #[arg(long, env = "RELAY_NATS_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
     nats_replicas: u8,
-    /// Where /metrics, /health and /ready are served. Not for clients: keep it inside the cluster.
+    /// Address of /metrics, /health and /ready. Not for clients: keep it inside the cluster.
     #[arg(long, env = "RELAY_METRICS_LISTEN", default_value = "127.0.0.1:9465")]
     pub(crate) metrics_listen: SocketAddr,
     /// Days to keep deliveries and the ack log, besides today. At least 8.
@@ -39,11 +44,11 @@ pub(crate) struct Config {
     #[arg(long, env = "RELAY_EVENT_RETENTION_DAYS", default_value_t = 7,
           value_parser = clap::value_parser!(u32).range(1..=3650))]
     event_retention_days: u32,
-    /// Events that the log of each workspace keeps at most, however young.
+    /// Maximum events in the log of each workspace, however recent.
     #[arg(long, env = "RELAY_EVENT_RETENTION_COUNT", default_value_t = 1_000_000,
           value_parser = clap::value_parser!(u32).range(1000..))]
     event_retention_count: u32,
-    /// As for gateways: by how much numbers are raised in a restored database when nobody can tell which were given away.
+    /// As for gateways: added to numbers in a restored database if the assigned ones cannot be determined.
     #[arg(long, env = "RELAY_RESTORE_MARGIN", default_value_t = relay_engine::recovery::DEFAULT_MARGIN, value_parser = clap::value_parser!(i64).range(1..=100_000))]
     restore_margin: i64,
     /// As for gateways: `id:base64` of 32 bytes, separated by commas.
@@ -52,23 +57,23 @@ pub(crate) struct Config {
     /// As for gateways.
     #[command(flatten)]
     files: FilesConfig,
-    /// How nodes of kind http_push are called.
+    /// Dispatch settings of http_push nodes.
     #[command(flatten)]
     pub(crate) push: PushConfig,
-    /// As for gateways: which URLs of tenants are called.
+    /// As for gateways: rules for the URLs of tenants.
     #[command(flatten)]
     egress: EgressConfig,
 }
 
 impl Settings for Config {
-    fn clashes(values: &Values) -> Vec<String> {
-        let half = values.of("RELAY_FILES_S3_BUCKET").and_then(|_| {
-            FilesConfig::half_a_key(
-                values.of("RELAY_FILES_S3_ACCESS_KEY_ID"),
-                values.of("RELAY_FILES_S3_SECRET_ACCESS_KEY"),
+    fn check_combinations(values: &Values) -> Vec<String> {
+        let incomplete_key = values.get("RELAY_FILES_S3_BUCKET").and_then(|_| {
+            FilesConfig::check_key_pair(
+                values.get("RELAY_FILES_S3_ACCESS_KEY_ID"),
+                values.get("RELAY_FILES_S3_SECRET_ACCESS_KEY"),
             )
         });
-        half.into_iter().collect()
+        incomplete_key.into_iter().collect()
     }
 }
 
@@ -99,13 +104,13 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use relay_runtime::settings::{Surroundings, told};
+    use relay_runtime::settings::{Environment, resolve};
 
     use super::*;
 
-    struct Given<'a>(&'a [(&'a str, &'a str)]);
+    struct TestEnvironment<'a>(&'a [(&'a str, &'a str)]);
 
-    impl Surroundings for Given<'_> {
+    impl Environment for TestEnvironment<'_> {
         fn variable(&self, name: &str) -> Option<String> {
             self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         }
@@ -116,23 +121,23 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_can_be_known_to_be_wrong_is_told_at_once() {
-        let wrong = [
+    fn all_invalid_settings_are_reported_at_once() {
+        let problems = [
             ("DATABASE_URL", "db:5432"),
             ("NATS_URL", "nats://a:4222,"),
             ("RELAY_DELIVERY_RETENTION_DAYS", "1"),
             ("RELAY_PUSH_PROXY_URL", "proxy:3128"),
             ("RELAY_FILES_S3_SECRET_ACCESS_KEY", "sesame"),
         ];
-        // Half a key matters only where there is a bucket.
-        let given = [&wrong[..], &[("RELAY_FILES_S3_BUCKET", "files")]].concat();
-        let said = told::<Config>(&["relay-worker".to_owned()], &Given(&given)).unwrap_err();
-        for (variable, _) in wrong {
-            assert!(said.contains(variable), "{variable} is not in {said}");
+        // An incomplete key matters only with a bucket.
+        let given = [&problems[..], &[("RELAY_FILES_S3_BUCKET", "files")]].concat();
+        let result = resolve::<Config>(&["relay-worker".to_owned()], &TestEnvironment(&given)).unwrap_err();
+        for (variable, _) in problems {
+            assert!(result.contains(variable), "{variable} is not in {result}");
         }
-        assert!(!said.contains("sesame"), "{said}");
+        assert!(!result.contains("sesame"), "{result}");
         let right = [("DATABASE_URL", "postgres://relay@db/relay"), ("NATS_URL", "nats://a:4222,nats://b:4222")];
-        let fits = told::<Config>(&["relay-worker".to_owned()], &Given(&right));
+        let fits = resolve::<Config>(&["relay-worker".to_owned()], &TestEnvironment(&right));
         assert!(fits.is_ok(), "{:?}", fits.err());
     }
 }

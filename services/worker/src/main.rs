@@ -1,5 +1,6 @@
-//! `relay-worker`: the loops that keep an engine tidy. Several may run; none is needed for a message to
-//! be accepted or delivered, but without any, nothing expires and nothing is repaired in the background.
+//! `relay-worker`: background loops of an engine and the http_push dispatcher. Several may run. Accepting and
+//! delivering messages over sockets needs no worker, but without one nothing expires and nothing is repaired in the
+//! background.
 
 mod config;
 mod runner;
@@ -11,7 +12,7 @@ use relay_engine::{Engine, worker::Loops};
 use relay_runtime::{metrics, settings, shutdown::Shutdown, telemetry};
 use tokio::sync::OnceCell;
 
-/// A worker that pushes makes and drops dozens of small things for each call, which the system's allocator pays for most
+/// Dispatching makes many small allocations per call, which are slow with the system's allocator
 /// (loadtest/RESULTS.md).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -23,8 +24,8 @@ async fn main() -> Result<()> {
     let recorder = metrics::install()?;
     let shutdown = Shutdown::on_signals().context("listen to signals")?;
 
-    metrics::export("relay-worker", recorder.clone(), shutdown.token()).context("export metrics")?;
-    // The probes answer from the first moment on; ready only once the loops run and Postgres answers.
+    metrics::export_metrics("relay-worker", recorder.clone(), shutdown.token()).context("export metrics")?;
+    // The probes answer from the start; the worker is ready once the loops run and Postgres answers.
     let loops: Arc<OnceCell<Arc<Loops>>> = Arc::default();
     let ready = Arc::clone(&loops);
     let readiness = Arc::new(move || ready.get().is_some_and(|loops| loops.storage_is_up()));
@@ -37,17 +38,17 @@ async fn main() -> Result<()> {
     let started = shutdown.token().run_until_cancelled_owned(Engine::start(config.engine())).await;
     let Some(engine) = started else { return Ok(()) };
     let engine = engine.context("start the engine")?;
-    let mut pushing = tokio::spawn(runner::push(engine.clone(), config.push.clone(), shutdown.token()));
+    let mut dispatching = tokio::spawn(runner::run_pusher(engine.clone(), config.push.clone(), shutdown.token()));
     let running = Arc::new(Loops::new(engine, config.retention()));
     loops.set(Arc::clone(&running)).ok().context("the loops were started twice")?;
     let stop = shutdown.token();
-    let mut looping = std::pin::pin!(runner::run_all(running, &stop));
+    let mut looping = std::pin::pin!(runner::run_loops(running, &stop));
     tokio::select! {
-        () = &mut looping => pushing.await.context("push deliveries")?,
-        ended = &mut pushing => {
-            ended.context("push deliveries")?;
-            // Whatever runs this starts it again; its mailboxes have been given back.
-            ensure!(stop.is_cancelled(), "pushing deliveries has ended by itself");
+        () = &mut looping => dispatching.await.context("dispatch http_push deliveries")?,
+        ended = &mut dispatching => {
+            ended.context("dispatch http_push deliveries")?;
+            // The supervisor restarts the process; its mailbox leases have been released.
+            ensure!(stop.is_cancelled(), "the http_push dispatcher stopped unexpectedly");
             looping.await;
         }
     }

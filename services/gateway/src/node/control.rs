@@ -1,199 +1,199 @@
-//! Frames that need the engine: registration, hosting, inventories. One at a time per connection, in
-//! arrival order; the connection goes on delivering meanwhile.
+//! Requests that need the engine: registration, hosting, inventories, action results.
+//!
+//! `connection` runs them one at a time and in arrival order, and goes on delivering meanwhile. [`ControlContext`]
+//! holds what a request may read of its connection; an [`Effect`] says what the connection does afterwards.
 
 use std::time::Duration;
 
 use relay_domain::{AgentId, GatewayId, NodeId, WorkspaceScope};
 use relay_engine::{
     Engine, EngineError,
-    actions::Completed,
-    mailbox::{Fence, Listed, Position},
+    actions::ProviderResultOutcome,
+    mailboxes::serving::{Fence, ListedAgent, MailboxPosition, SessionHandle},
 };
-use relay_wire::frame::{
-    ActionResult, AgentRecover, AgentRegister, Capability, Inbound, Inventory, InventoryEntry, Spawn,
+use relay_wire::nodes::frame::{
+    ActionResult, AgentRecover, AgentRegister, Capability, InboundFrame, Inventory, InventoryEntry, Spawn,
 };
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::registering::INTERNAL;
+use super::registration::INTERNAL;
 use crate::{error::ApiError, routes::actions};
 
-/// Capability with which brokers list their live agents: information, not an ability.
+/// Capability by which brokers announce that they list live agents. It is not an ability that can be invoked, so it is
+/// not stored.
 const LIVE_AGENTS: &str = "relay:live-agents:v1";
 
-/// What the connection has become by registering.
+/// Provider that the connection registered as.
 #[derive(Debug, Clone)]
-pub(super) struct Bound {
+pub(super) struct ProviderBinding {
     pub(super) fence: Fence,
-    /// Agents flow only once a reply or an inventory of this connection has named them.
+    /// Deliveries to an agent start only after a reply or an inventory of this connection has named it.
     pub(super) cursor_granted: bool,
-    /// One of the published brokers: paced, and asked for positions.
+    /// True if the peer is a published broker, which is paced and asked for positions.
     pub(super) is_broker: bool,
-    /// A client whose acks are stored a little later.
-    pub(super) looks_up: bool,
+    /// True if the client lists a delivery after acking it, so that its acks are stored with a delay.
+    pub(super) rereads_after_ack: bool,
     pub(super) capabilities: usize,
 }
 
-/// A frame for the engine, with the connection as it stands.
+/// Request frame with its correlation id.
 pub(super) struct Request {
     pub(super) id: Option<String>,
-    pub(super) frame: Inbound,
+    pub(super) frame: InboundFrame,
 }
 
-/// What a frame led to. The reply, if any, is written before the effect is applied.
+/// Outcome of a request. The reply, if any, is written before the effect is applied.
 pub(super) struct Outcome {
     pub(super) reply: Option<String>,
     pub(super) effect: Effect,
 }
 
-/// What the connection does next.
+/// Change to the connection after a request.
 pub(super) enum Effect {
     None,
-    /// The provider is this connection's; its agents are to be served.
-    Registered(Bound),
-    /// An agent is hosted here, its floor told in the reply or not.
+    /// The connection holds the provider; its agents are to be served.
+    Registered(ProviderBinding),
+    /// An agent is hosted here; the reply contained its cursor or not.
     Hosted {
-        position: Box<Position>,
-        told: bool,
+        position: Box<MailboxPosition>,
+        cursor_in_reply: bool,
     },
-    /// The inventory names these agents as running, and no others.
+    /// The inventory lists exactly these agents as running.
     Listed(Vec<AgentId>),
     /// The agent is no longer hosted here.
-    Left(AgentId),
-    /// The provider has left: close.
-    Gone,
-    /// The connection could not register, which was not its peer's fault: close. What it holds all the same is given
-    /// back.
-    Unregistered {
-        held: Option<Bound>,
+    AgentLeft(AgentId),
+    /// The provider deregistered: close.
+    Deregistered,
+    /// Registration failed without a fault of the peer: close, and release the provider if it was already taken.
+    RegistrationFailed {
+        held: Option<ProviderBinding>,
         close: (u16, &'static str),
     },
 }
 
-/// What a request needs to know of its connection.
+/// Part of the connection state that a request may read.
 #[derive(Clone)]
-pub(super) struct Connection {
+pub(super) struct ControlContext {
     pub(super) engine: Engine,
     pub(super) scope: WorkspaceScope,
     pub(super) node_id: NodeId,
     pub(super) direct: bool,
     pub(super) gateway_id: GatewayId,
-    /// Names the connection: the instance of a provider that names none.
+    /// Id of the connection, used as the instance id of a provider that sends none.
     pub(super) connection: String,
-    pub(super) bound: Option<Bound>,
+    pub(super) binding: Option<ProviderBinding>,
     /// Cancelled when the connection ends.
-    pub(super) gone: CancellationToken,
+    pub(super) closed: CancellationToken,
 }
 
-impl Connection {
-    /// Handles one frame.
+impl ControlContext {
+    /// Handles one request.
     pub(super) async fn handle(self, request: Request) -> Outcome {
         let Request { id, frame } = request;
-        let registers = matches!(frame, Inbound::Register(_));
+        let registers = matches!(frame, InboundFrame::Register(_));
         let done = match frame {
-            Inbound::Register(register) => self.register(*register).await,
-            Inbound::AgentRegister(register) => self.agent_register(register).await,
-            Inbound::AgentRecover(recover) => self.agent_recover(recover).await,
-            Inbound::AgentDeregister(frame) => self.agent_deregister(&frame.agent_id).await,
-            Inbound::Inventory(inventory) => self.inventory(inventory).await,
-            Inbound::Deregister => self.deregister().await,
-            // What comes of a result is told only where it has an id to be told by.
-            Inbound::ActionResult(result) if id.is_none() => {
-                self.untold_result(result).await;
+            InboundFrame::Register(register) => self.register(*register).await,
+            InboundFrame::AgentRegister(register) => self.register_agent(register).await,
+            InboundFrame::AgentRecover(recover) => self.recover_agent(recover).await,
+            InboundFrame::AgentDeregister(frame) => self.deregister_agent(&frame.agent_id).await,
+            InboundFrame::Inventory(inventory) => self.sync_inventory(inventory).await,
+            InboundFrame::Deregister => self.deregister_provider().await,
+            // A result without an id cannot be answered.
+            InboundFrame::ActionResult(result) if id.is_none() => {
+                self.record_result_without_reply(result).await;
                 return Outcome { reply: None, effect: Effect::None };
             }
-            Inbound::ActionResult(result) => self.action_result(result).await,
-            Inbound::ActionAccept(accept) => self.action_accept(&accept.invocation_id).await,
-            Inbound::Spawn(spawn) => self.spawn(spawn).await,
-            Inbound::Heartbeat(_) | Inbound::Ack(_) | Inbound::Ignored => Ok((None, Effect::None)),
+            InboundFrame::ActionResult(result) => self.record_action_result(result).await,
+            InboundFrame::ActionAccept(accept) => self.accept_action(&accept.invocation_id).await,
+            InboundFrame::Spawn(spawn) => self.spawn_agent(spawn).await,
+            InboundFrame::Heartbeat(_) | InboundFrame::Ack(_) | InboundFrame::Ignored => Ok((None, Effect::None)),
         };
         match done {
             Ok((data, effect)) => {
-                let reply = data.map(|data| relay_wire::frame::reply(id.as_deref(), &data));
+                let reply = data.map(|data| relay_wire::nodes::frame::encode_reply(id.as_deref(), &data));
                 Outcome { reply, effect }
             }
             Err(error) => {
                 let error = ApiError::from(error);
                 if registers && error.is_fault() {
-                    // An error frame is final for some clients, and others do not read it.
-                    return Outcome { reply: None, effect: Effect::Unregistered { held: None, close: INTERNAL } };
+                    // Some clients treat an error frame as final, others ignore it. Closing makes all of them
+                    // reconnect.
+                    return Outcome { reply: None, effect: Effect::RegistrationFailed { held: None, close: INTERNAL } };
                 }
-                let (code, message) = error.on_socket();
-                let reply = Some(relay_wire::frame::error(id.as_deref(), code, message));
+                let (code, message) = error.code_and_message();
+                let reply = Some(relay_wire::nodes::frame::encode_error(id.as_deref(), code, message));
                 Outcome { reply, effect: Effect::None }
             }
         }
     }
 
-    fn bound(&self) -> Result<&Bound, EngineError> {
-        self.bound.as_ref().ok_or_else(|| EngineError::InvalidRequest("node.register comes first".to_owned()))
+    fn binding(&self) -> Result<&ProviderBinding, EngineError> {
+        self.binding.as_ref().ok_or_else(|| EngineError::InvalidRequest("node.register comes first".to_owned()))
     }
 
-    async fn agent_register(self, frame: AgentRegister) -> Result<(Option<Value>, Effect), EngineError> {
-        let bound = self.broker_bound()?;
+    async fn register_agent(self, frame: AgentRegister) -> Result<(Option<Value>, Effect), EngineError> {
+        let binding = self.broker_binding()?;
         check_session_ref(frame.session_ref.as_deref())?;
         let hosted = self
             .engine
             .register_on_node(
-                &bound.fence,
+                &binding.fence,
                 &frame.name,
-                frame.session_ref.as_deref(),
-                frame.resumable,
+                SessionHandle { session_ref: frame.session_ref.as_deref(), resumable: frame.resumable },
                 frame.auto_join_general.unwrap_or(true),
             )
             .await?;
         if let Some(invocation) = frame.invocation_id.as_deref().and_then(|id| id.parse().ok()) {
-            self.engine.born(&bound.fence, invocation, hosted.agent_id, &hosted.name).await?;
+            self.engine.finish_spawn(&binding.fence, invocation, hosted.agent_id, &hosted.name).await?;
         }
-        Ok(hosted_reply(hosted, bound.cursor_granted))
+        Ok(hosted_reply(hosted, binding.cursor_granted))
     }
 
-    async fn agent_recover(self, frame: AgentRecover) -> Result<(Option<Value>, Effect), EngineError> {
-        let bound = self.broker_bound()?;
+    async fn recover_agent(self, frame: AgentRecover) -> Result<(Option<Value>, Effect), EngineError> {
+        let binding = self.broker_binding()?;
         check_session_ref(frame.session_ref.as_deref())?;
         let expected: AgentId = frame.expected_agent_id.parse().map_err(|_| EngineError::AgentIdentityConflict)?;
-        let hosted = self
-            .engine
-            .recover_on_node(&bound.fence, &frame.name, expected, frame.session_ref.as_deref(), frame.resumable)
-            .await?;
-        Ok(hosted_reply(hosted, bound.cursor_granted))
+        let session = SessionHandle { session_ref: frame.session_ref.as_deref(), resumable: frame.resumable };
+        let hosted = self.engine.recover_on_node(&binding.fence, &frame.name, expected, session).await?;
+        Ok(hosted_reply(hosted, binding.cursor_granted))
     }
 
-    /// Agents are hosted by brokers; a direct node has its own agent and no other.
-    fn broker_bound(&self) -> Result<&Bound, EngineError> {
-        if self.direct { Err(EngineError::DirectNodeCapacity) } else { self.bound() }
+    /// Returns the binding of a broker. A direct node serves its own agent only.
+    fn broker_binding(&self) -> Result<&ProviderBinding, EngineError> {
+        if self.direct { Err(EngineError::DirectNodeCapacity) } else { self.binding() }
     }
 
-    async fn agent_deregister(self, agent: &str) -> Result<(Option<Value>, Effect), EngineError> {
-        let bound = self.bound()?;
-        // An agent that is not here has nothing to leave: the answer is the same.
+    async fn deregister_agent(self, agent: &str) -> Result<(Option<Value>, Effect), EngineError> {
+        let binding = self.binding()?;
+        // An unknown id gets the same answer as an agent that is not hosted here.
         let Ok(agent) = agent.parse::<AgentId>() else { return Ok((Some(Value::Null), Effect::None)) };
-        let left = self.engine.leave_node(&bound.fence, agent).await?;
-        Ok((Some(Value::Null), if left { Effect::Left(agent) } else { Effect::None }))
+        let left = self.engine.deregister_from_node(&binding.fence, agent).await?;
+        Ok((Some(Value::Null), if left { Effect::AgentLeft(agent) } else { Effect::None }))
     }
 
-    async fn inventory(self, frame: Inventory) -> Result<(Option<Value>, Effect), EngineError> {
-        let bound = self.broker_bound()?;
+    async fn sync_inventory(self, frame: Inventory) -> Result<(Option<Value>, Effect), EngineError> {
+        let binding = self.broker_binding()?;
         if frame.agents.len() > MAX_INVENTORY {
             return Err(EngineError::InvalidRequest(format!("at most {MAX_INVENTORY} agents")));
         }
         let mut listed = Vec::with_capacity(frame.agents.len());
         let mut refusal = None;
         for entry in frame.agents {
-            match listed_entry(entry) {
+            match parse_inventory_entry(entry) {
                 Ok(entry) => listed.push(entry),
-                // Left alone: an error would cost the broker its socket, with all its agents.
+                // Skipped: an error would make the broker drop its socket with all its agents.
                 Err(error) => {
-                    tracing::info!(error = &error as &dyn std::error::Error, "an inventory entry was left alone");
+                    tracing::info!(error = &error as &dyn std::error::Error, "inventory entry skipped");
                     refusal.get_or_insert(error);
                 }
             }
         }
-        // Nothing that can be read is not an empty inventory: that would end all its agents.
+        // An inventory without any readable entry is refused: treating it as empty would end all agents of the broker.
         if let (Some(refusal), true) = (refusal, listed.is_empty()) {
             return Err(refusal);
         }
-        let synced = self.engine.sync_inventory(&bound.fence, listed).await?;
+        let synced = self.engine.sync_inventory(&binding.fence, listed).await?;
         let invocations = synced.reconciled;
         let data = json!({
             "rebound_agents": synced.rebound, "open_invocations": invocations.open,
@@ -202,67 +202,67 @@ impl Connection {
         Ok((Some(data), Effect::Listed(synced.agents)))
     }
 
-    async fn action_accept(self, invocation: &str) -> Result<(Option<Value>, Effect), EngineError> {
+    async fn accept_action(self, invocation: &str) -> Result<(Option<Value>, Effect), EngineError> {
         let id = invocation.parse().map_err(|_| EngineError::InvocationNotFound)?;
-        self.engine.provider_accepts(&self.bound()?.fence, id).await?;
+        self.engine.accept_provider_invocation(&self.binding()?.fence, id).await?;
         Ok((Some(Value::Null), Effect::None))
     }
 
-    /// Nobody is told what became of this result, and nobody sends it again: it is tried until storage has taken it. The
-    /// job ends with its connection, so it needs no other bound; whoever comes back is sent the invocation again.
-    async fn untold_result(self, frame: ActionResult) {
-        while let Err(error) = self.clone().action_result(frame.clone()).await {
-            if !error.is_passing() {
+    /// Records a result that gets no reply, and retries until storage accepts it. The client does not repeat it. The
+    /// job ends with its connection, which bounds the retries; after a reconnect the invocation is sent again.
+    async fn record_result_without_reply(self, frame: ActionResult) {
+        while let Err(error) = self.clone().record_action_result(frame.clone()).await {
+            if !error.is_transient() {
                 return;
             }
-            tracing::debug!(error = &error as &dyn std::error::Error, "a result waits for storage");
+            tracing::debug!(error = &error as &dyn std::error::Error, "result not recorded, retrying");
             tokio::time::sleep(RESULT_RETRY).await;
         }
     }
 
-    async fn action_result(self, frame: ActionResult) -> Result<(Option<Value>, Effect), EngineError> {
-        // Only results of long tasks say whether they are final, and are answered.
+    async fn record_action_result(self, frame: ActionResult) -> Result<(Option<Value>, Effect), EngineError> {
+        // Only results of long tasks carry `final`, and only they are answered.
         let answer = frame.is_final.map(|_| Value::Null);
         if frame.is_final == Some(false) {
-            return self.action_accept(&frame.invocation_id).await;
+            return self.accept_action(&frame.invocation_id).await;
         }
-        let bound = self.bound()?;
+        let binding = self.binding()?;
         let result = match (frame.output, frame.error) {
             (Some(output), None) => Ok(output.unwrap_or_default()),
             (None, Some(error)) => Err(error),
             _ => return Err(EngineError::InvalidRequest("one of output and error".to_owned())),
         };
         let id = frame.invocation_id.parse().map_err(|_| EngineError::InvocationNotFound)?;
-        let done = self.engine.provider_result(&bound.fence, id, result).await?;
-        if done == Completed::Refused {
-            tracing::debug!(node.id = %bound.fence.node_id, invocation.id = %id, "a late or foreign result was refused");
+        let done = self.engine.record_provider_result(&binding.fence, id, result).await?;
+        if done == ProviderResultOutcome::Refused {
+            tracing::debug!(node.id = %binding.fence.node_id, invocation.id = %id, "late or foreign action result refused");
         }
         Ok((answer, Effect::None))
     }
 
-    async fn spawn(self, frame: Spawn) -> Result<(Option<Value>, Effect), EngineError> {
-        self.broker_bound()?;
-        let made = self.engine.spawn_on_node(&self.bound()?.fence, frame.input).await?;
-        let ack = actions::acknowledgement(made);
+    async fn spawn_agent(self, frame: Spawn) -> Result<(Option<Value>, Effect), EngineError> {
+        self.broker_binding()?;
+        let made = self.engine.spawn_on_node(&self.binding()?.fence, frame.input).await?;
+        let ack = actions::to_invocation_ack(made);
         Ok((Some(serde_json::to_value(ack).unwrap_or_default()), Effect::None))
     }
 
-    async fn deregister(self) -> Result<(Option<Value>, Effect), EngineError> {
-        self.engine.deregister_provider(&self.bound()?.fence).await?;
-        Ok((None, Effect::Gone))
+    async fn deregister_provider(self) -> Result<(Option<Value>, Effect), EngineError> {
+        self.engine.deregister_provider(&self.binding()?.fence).await?;
+        Ok((None, Effect::Deregistered))
     }
 }
 
-/// Pause before a result is recorded again that storage was not there for.
+/// Delay between attempts to record a result while storage is unavailable.
 const RESULT_RETRY: Duration = Duration::from_millis(500);
 /// Agents in one inventory.
 const MAX_INVENTORY: usize = 20_000;
-/// Bytes of a capability's name, its kind or a tag.
+/// Maximum bytes of a capability name, a capability kind or a tag.
 pub(super) const MAX_WORD_BYTES: usize = 256;
-/// Bytes of the handle for resuming a session.
+/// Maximum bytes of the handle for resuming a session.
 const MAX_SESSION_REF_BYTES: usize = 1024;
 
-/// What a node advertises is stored: so many, so long, and no more.
+/// Checks the bounds of advertised capabilities, which are stored.
 pub(super) fn check_capabilities(capabilities: &[Capability]) -> Result<(), EngineError> {
     use relay_domain::names::{MAX_CAPABILITIES, check_json_length, check_length};
     if capabilities.len() > MAX_CAPABILITIES {
@@ -276,14 +276,14 @@ pub(super) fn check_capabilities(capabilities: &[Capability]) -> Result<(), Engi
     Ok(())
 }
 
-/// An entry of an inventory, if it can be one of an agent of ours.
-fn listed_entry(entry: InventoryEntry) -> Result<Listed, EngineError> {
+/// Converts an inventory entry. Refuses one whose agent id is malformed.
+fn parse_inventory_entry(entry: InventoryEntry) -> Result<ListedAgent, EngineError> {
     let Ok(agent_id) = entry.agent_id.parse() else { return Err(EngineError::AgentIdentityMismatch(entry.name)) };
-    // The agent runs, whatever its session is called.
+    // An invalid session handle does not change that the agent runs.
     let session_ref = entry.session_ref.filter(|session_ref| check_session_ref(Some(session_ref)).is_ok());
-    // An id that is none of ours says nothing.
+    // An id that does not parse is ignored.
     let invocation = entry.invocation_id.as_deref().and_then(|id| id.parse().ok());
-    Ok(Listed { agent_id, name: entry.name, session_ref, invocation })
+    Ok(ListedAgent { agent_id, name: entry.name, session_ref, invocation })
 }
 
 fn check_session_ref(session_ref: Option<&str>) -> Result<(), EngineError> {
@@ -291,7 +291,7 @@ fn check_session_ref(session_ref: Option<&str>) -> Result<(), EngineError> {
     Ok(relay_domain::names::check_length("session_ref", text, MAX_SESSION_REF_BYTES)?)
 }
 
-/// Capabilities as the roster keeps them.
+/// Capabilities in the form that the roster stores.
 pub(super) fn stored_capabilities(capabilities: &[Capability]) -> Value {
     let kept = capabilities.iter().filter(|c| c.name != LIVE_AGENTS).map(|c| {
         let kind = Some(c.canonical_kind().to_owned());
@@ -300,11 +300,11 @@ pub(super) fn stored_capabilities(capabilities: &[Capability]) -> Value {
     kept.collect()
 }
 
-/// Exactly the keys that brokers take; the cursor only where it was negotiated.
-fn hosted_reply(hosted: relay_engine::serve::Hosted, cursor: bool) -> (Option<Value>, Effect) {
+/// Builds the reply with exactly the keys that brokers accept; the cursor only if it was negotiated.
+fn hosted_reply(hosted: relay_engine::nodes::providers::HostedAgent, cursor: bool) -> (Option<Value>, Effect) {
     let mut data = json!({ "agent_id": hosted.agent_id, "token": hosted.token, "name": hosted.name });
     if let (true, Some(data)) = (cursor, data.as_object_mut()) {
         data.insert("delivery_ack_seq".to_owned(), json!(hosted.position.settled_floor));
     }
-    (Some(data), Effect::Hosted { position: Box::new(hosted.position), told: cursor })
+    (Some(data), Effect::Hosted { position: Box::new(hosted.position), cursor_in_reply: cursor })
 }

@@ -1,4 +1,6 @@
-//! Which agents a connection serves: those located on its provider, from when they may flow.
+//! Agents of a connection: those located on its provider, and when their deliveries start.
+//!
+//! Methods of [`Connection`] that apply the effects of requests, and the jobs that read locations from storage.
 
 use futures::{
     FutureExt as _, StreamExt as _,
@@ -13,125 +15,132 @@ use std::{
 use relay_domain::{AgentId, WorkspaceScope};
 use relay_engine::{
     Engine, EngineError, EngineResult,
-    mailbox::{Fence, Position, Tail},
+    mailboxes::serving::{Fence, MailboxPosition, Tail},
 };
 
 use super::{
-    connection::{Connection, Done},
-    control::{Bound, Effect},
-    held::HeldAcks,
-    served::{Served, Start},
+    connection::{Connection, JobResult},
+    control::{Effect, ProviderBinding},
+    delayed_acks::DelayedAcks,
+    served_agent::{ServedAgent, Start},
 };
 
-/// How long a job waits for a storage that is away.
+/// Delay between attempts while storage is unavailable.
 const STORAGE_RETRY: Duration = Duration::from_millis(500);
-/// How often the engine is told that a connection has ended while storage does not take it: for five seconds and
-/// more, as long as a restart of Postgres takes.
+/// Attempts to record a disconnect: about five seconds, the duration of a Postgres restart.
 const DISCONNECT_ATTEMPTS: u32 = 10;
 
-/// How agents that come to be served start.
+/// Start mode of the streams of newly served agents.
 #[derive(Clone, Copy)]
-pub(super) enum StartRule {
-    /// Wait until this connection names them.
+pub(super) enum StartMode {
+    /// Wait until this connection names the agent.
     Gated,
     Open(Start),
 }
 
-/// Which agents a job begins to serve.
-enum Whom {
-    These(Vec<(WorkspaceScope, AgentId)>),
-    /// All that are located on the provider. Where no inventory will say which of them run, they are online
-    /// with it.
-    Located {
+/// Agents that a job starts to serve.
+enum ServeTarget {
+    Agents(Vec<(WorkspaceScope, AgentId)>),
+    /// All agents located on the provider. Without inventories they are online as soon as the provider is.
+    Provider {
         fence: Fence,
         online: bool,
     },
 }
 
 impl Connection {
-    pub(super) fn apply(&mut self, effect: Effect) {
+    pub(super) fn apply_effect(&mut self, effect: Effect) {
         match effect {
             Effect::None => {}
-            Effect::Registered(bound) => {
-                tracing::info!(node.id = %bound.fence.node_id, node.provider = %bound.fence.provider, node.epoch = bound.fence.epoch, node.capabilities = bound.capabilities, "node registered");
-                self.state.registry.bind(&self.handle, &bound.fence);
-                if bound.is_broker {
+            Effect::Registered(binding) => {
+                tracing::info!(node.id = %binding.fence.node_id, node.provider = %binding.fence.provider, node.epoch = binding.fence.epoch, node.capabilities = binding.capabilities, "node registered");
+                self.state.registry.bind_peer(&self.handle, &binding.fence);
+                if binding.is_broker {
                     self.pacing.get_or_insert_default();
                 }
-                let start =
-                    if bound.cursor_granted { StartRule::Gated } else { StartRule::Open(self.start_of(&bound)) };
-                self.bound = Some(bound);
+                let start = if binding.cursor_granted {
+                    StartMode::Gated
+                } else {
+                    StartMode::Open(self.default_start(&binding))
+                };
+                self.binding = Some(binding);
                 self.serve_located(start);
             }
-            Effect::Hosted { position, told } => {
-                let start = match &self.bound {
-                    _ if told => Start::Told(position.settled_floor),
-                    Some(bound) => self.start_of(bound),
+            Effect::Hosted { position, cursor_in_reply } => {
+                let start = match &self.binding {
+                    _ if cursor_in_reply => Start::ReportedFloor(position.settled_floor),
+                    Some(binding) => self.default_start(binding),
                     None => Start::AckFloor,
                 };
-                // A session of before belongs to a process that is gone: the new one starts where it was told.
+                // An existing stream belongs to a process that has ended. The new process starts at the cursor in its
+                // reply.
                 self.drop_agent(position.agent_id);
-                self.named.insert(position.agent_id);
-                self.serve(Whom::These(vec![(position.scope, position.agent_id)]), StartRule::Open(start));
+                self.named_agents.insert(position.agent_id);
+                self.start_serving(
+                    ServeTarget::Agents(vec![(position.scope, position.agent_id)]),
+                    StartMode::Open(start),
+                );
             }
             Effect::Listed(agents) => {
-                let start = self.bound.as_ref().map_or(Start::AckFloor, |bound| self.start_of(bound));
-                self.named = agents.iter().copied().collect();
-                // Nobody runs the others any more: nothing is sent until they are named again.
+                let start = self.binding.as_ref().map_or(Start::AckFloor, |binding| self.default_start(binding));
+                self.named_agents = agents.iter().copied().collect();
+                // The other agents no longer run: nothing is sent to them until they are named again.
                 let begun =
-                    self.agents.iter().filter(|(_, (served, _))| served.session.is_open() || served.is_probing());
+                    self.agents.iter().filter(|(_, (served, _))| served.stream.is_open() || served.is_probing());
                 let silent: Vec<_> =
-                    begun.map(|(agent, _)| *agent).filter(|agent| !self.named.contains(agent)).collect();
+                    begun.map(|(agent, _)| *agent).filter(|agent| !self.named_agents.contains(agent)).collect();
                 silent.into_iter().for_each(|agent| self.drop_agent(agent));
                 let keys = agents.into_iter().map(|agent| (self.node.scope, agent)).collect();
-                self.serve(Whom::These(keys), StartRule::Open(start));
+                self.start_serving(ServeTarget::Agents(keys), StartMode::Open(start));
             }
-            Effect::Left(agent) => {
-                self.named.remove(&agent);
+            Effect::AgentLeft(agent) => {
+                self.named_agents.remove(&agent);
                 self.drop_agent(agent);
             }
-            Effect::Gone => self.closing = Some((1000, "deregistered")),
-            Effect::Unregistered { held, close } => {
-                self.bound = held.or(self.bound.take());
+            Effect::Deregistered => self.closing = Some((1000, "deregistered")),
+            Effect::RegistrationFailed { held, close } => {
+                self.binding = held.or(self.binding.take());
                 self.closing = Some(close);
             }
         }
     }
 
-    /// Where agents start that no reply on this connection has told a cursor for.
-    pub(super) fn start_of(&self, bound: &Bound) -> Start {
-        match bound.is_broker {
-            true if self.state.engine.was_restored_lately() => Start::ProbeAnyhow,
+    /// Start of agents for which no reply on this connection contained a cursor.
+    pub(super) fn default_start(&self, binding: &ProviderBinding) -> Start {
+        match binding.is_broker {
+            true if self.state.engine.was_restored_recently() => Start::ProbeAlways,
             true => Start::Probe,
             false => Start::AckFloor,
         }
     }
 
-    /// Serves all agents that are located here, tails first, so that nothing falls between.
-    pub(super) fn serve_located(&mut self, start: StartRule) {
-        let Some(bound) = &self.bound else { return };
-        let (fence, online) = (bound.fence.clone(), !bound.cursor_granted);
-        self.serve(Whom::Located { fence, online }, start);
+    /// Serves all agents located here. Live tails open before positions are read, so that no delivery is lost between
+    /// the two.
+    pub(super) fn serve_located(&mut self, start: StartMode) {
+        let Some(binding) = &self.binding else { return };
+        let (fence, online) = (binding.fence.clone(), !binding.cursor_granted);
+        self.start_serving(ServeTarget::Provider { fence, online }, start);
     }
 
-    fn serve(&mut self, whom: Whom, start: StartRule) {
+    fn start_serving(&mut self, target: ServeTarget, start: StartMode) {
         let engine = self.state.engine.clone();
-        self.jobs.push(serve(engine, whom, start).boxed());
+        self.jobs.push(read_target(engine, target, start).boxed());
     }
 
-    /// Reads again which agents are located here.
+    /// Reads the agents located here again.
     pub(super) fn relist(&mut self) {
-        let Some(bound) = &self.bound else { return };
+        let Some(binding) = &self.binding else { return };
         if self.relist_busy {
             self.relist_again = true;
             return;
         }
         self.relist_busy = true;
-        self.jobs.push(relist(self.state.engine.clone(), bound.fence.clone()).boxed());
+        self.jobs.push(relist(self.state.engine.clone(), binding.fence.clone()).boxed());
     }
 
-    /// `asked` is when the list was asked for: agents adopted since then may not be in it.
-    pub(super) fn on_relisted(&mut self, asked: Instant, positions: Vec<Position>) {
+    /// Applies a list of located agents. The list was requested at `asked`: agents adopted later may be missing from
+    /// it.
+    pub(super) fn on_relisted(&mut self, asked: Instant, positions: Vec<MailboxPosition>) {
         self.relist_busy = false;
         if std::mem::take(&mut self.relist_again) {
             self.relist();
@@ -142,159 +151,160 @@ impl Connection {
         gone.into_iter().for_each(|agent| self.drop_agent(agent));
         let (known, new): (Vec<_>, Vec<_>) = positions.into_iter().partition(|p| self.agents.contains_key(&p.agent_id));
         known.iter().for_each(|position| self.on_position(position));
-        let Some(bound) = &self.bound else { return };
+        let Some(binding) = &self.binding else { return };
         if new.is_empty() {
             return;
         }
-        let start = if bound.cursor_granted { StartRule::Gated } else { StartRule::Open(self.start_of(bound)) };
+        let start =
+            if binding.cursor_granted { StartMode::Gated } else { StartMode::Open(self.default_start(binding)) };
         let keys = new.into_iter().map(|position| (position.scope, position.agent_id)).collect();
-        self.serve(Whom::These(keys), start);
+        self.start_serving(ServeTarget::Agents(keys), start);
     }
 
-    /// Begins to serve an agent, or opens it if it was gated.
-    pub(super) fn adopt(&mut self, position: Position, tail: Tail, start: StartRule) {
-        let Some(bound) = &self.bound else { return };
+    /// Starts to serve an agent, or opens its stream if it was gated.
+    pub(super) fn adopt_agent(&mut self, position: MailboxPosition, tail: Tail, start: StartMode) {
+        let Some(binding) = &self.binding else { return };
         let agent = position.agent_id;
-        let here = position.node_id == bound.fence.node_id
-            && position.provider.as_ref().is_none_or(|provider| *provider == bound.fence.provider);
+        let here = position.node_id == binding.fence.node_id
+            && position.provider.as_ref().is_none_or(|provider| *provider == binding.fence.provider);
         if !here {
             return;
         }
         if self.agents.contains_key(&agent) {
-            self.keep_place(&position);
+            self.reclaim_route(&position);
         } else {
             let (abort, registration) = AbortHandle::new_pair();
             self.tails.push(Abortable::new(tail.map(move |live| (agent, live)).boxed(), registration).boxed());
             let next = Arc::new(AtomicI64::new(0));
-            self.state.registry.serve(&self.handle, &bound.fence, agent, &next);
+            self.state.registry.route_agent(&self.handle, &binding.fence, agent, &next);
             self.names.insert(position.agent_name.clone(), agent);
-            let mut served = Served::new(position.agent_name.clone(), abort);
-            served.held = bound.looks_up.then(HeldAcks::default);
+            let mut served = ServedAgent::new(position.agent_name.clone(), abort);
+            served.delayed_acks = binding.rereads_after_ack.then(DelayedAcks::default);
             self.agents.insert(agent, (served, next));
         }
         let start = match start {
-            // What named it may be out of date by now: it has left, or a newer inventory does not list it.
-            StartRule::Open(start) if !bound.cursor_granted || self.named.contains(&agent) => start,
-            // This connection has named it before: it came back.
-            StartRule::Gated if self.named.contains(&agent) => self.start_of(bound),
-            _ => return,
+            // The request that named it may be outdated: the agent has left, or a newer inventory does not list it.
+            StartMode::Open(start) if !binding.cursor_granted || self.named_agents.contains(&agent) => start,
+            // Named before on this connection: it came back.
+            StartMode::Gated if self.named_agents.contains(&agent) => self.default_start(binding),
+            StartMode::Open(_) | StartMode::Gated => return,
         };
         if let Some((served, _)) = self.agents.get_mut(&agent)
             && served.open(start, &position)
         {
             self.probing += 1;
         }
-        self.queue(agent);
+        self.queue_agent(agent);
     }
 
-    /// A broker that does not tell a position in time has none.
-    pub(super) fn give_up_late_probes(&mut self) {
+    /// Opens the streams whose broker did not report a position in time, as if it had none.
+    pub(super) fn expire_late_probes(&mut self) {
         let late: Vec<_> =
             self.agents.iter().filter(|(_, (served, _))| served.probe_is_late()).map(|(agent, _)| *agent).collect();
         for agent in late {
             if let Some((served, _)) = self.agents.get_mut(&agent) {
-                served.probe_answered(0, false);
+                served.on_probe_answer(0, false);
                 self.probing = self.probing.saturating_sub(1);
             }
-            self.queue(agent);
+            self.queue_agent(agent);
         }
     }
 
     pub(super) fn drop_agent(&mut self, agent: AgentId) {
         if let Some((served, _)) = self.agents.remove(&agent) {
-            self.store_last_ack_later(agent, &served);
+            self.store_last_ack(agent, &served);
             self.probing -= usize::from(served.is_probing());
-            // The name may be a newer agent's by now.
+            // The name may belong to a newer agent by now.
             if self.names.get(&served.name) == Some(&agent) {
                 self.names.remove(&served.name);
             }
-            self.state.registry.unserve(&self.handle, self.node.scope, agent);
+            self.state.registry.unroute_agent(&self.handle, self.node.scope, agent);
         }
     }
 
-    pub(super) fn on_position(&mut self, position: &Position) {
-        let Some(bound) = &self.bound else { return };
-        let here = position.node_id == bound.fence.node_id
-            && position.provider.as_ref().is_none_or(|provider| *provider == bound.fence.provider);
+    pub(super) fn on_position(&mut self, position: &MailboxPosition) {
+        let Some(binding) = &self.binding else { return };
+        let here = position.node_id == binding.fence.node_id
+            && position.provider.as_ref().is_none_or(|provider| *provider == binding.fence.provider);
         if !here {
             self.drop_agent(position.agent_id);
             return;
         }
-        self.keep_place(position);
+        self.reclaim_route(position);
         if let Some((served, _)) = self.agents.get_mut(&position.agent_id) {
-            served.session.on_head(position.next_seq - 1);
-            served.session.resume();
-            self.queue(position.agent_id);
+            served.stream.on_head(position.next_seq - 1);
+            served.stream.resume();
+            self.queue_agent(position.agent_id);
         }
     }
 
-    /// What is told to an agent that is served here comes here, also after another connection has served it for a while.
-    fn keep_place(&self, position: &Position) {
-        let (Some(bound), Some((_, next))) = (&self.bound, self.agents.get(&position.agent_id)) else { return };
-        match self.state.registry.served_by(self.node.scope, position.agent_id) {
+    /// Keeps the route of an agent that is served here, also after another connection has served it temporarily.
+    fn reclaim_route(&self, position: &MailboxPosition) {
+        let (Some(binding), Some((_, next))) = (&self.binding, self.agents.get(&position.agent_id)) else { return };
+        match self.state.registry.find_route(self.node.scope, position.agent_id) {
             Some((handle, _)) if handle == self.handle.id => {}
-            // Of no particular provider, it is the other's of this node just as well.
-            Some((_, node)) if position.provider.is_none() && node == bound.fence.node_id => {}
-            _ => self.state.registry.serve(&self.handle, &bound.fence, position.agent_id, next),
+            // Unassigned: another connection of this node may serve it as well.
+            Some((_, node)) if position.provider.is_none() && node == binding.fence.node_id => {}
+            _ => self.state.registry.route_agent(&self.handle, &binding.fence, position.agent_id, next),
         }
     }
 }
 
-/// Tails first, then positions: what is committed in between shows in one of the two.
-async fn tailed(engine: &Engine, keys: &[(WorkspaceScope, AgentId)]) -> EngineResult<Vec<(Position, Tail)>> {
+/// Opens live tails, then reads positions: a delivery committed in between appears in at least one of the two.
+async fn open_tails(engine: &Engine, keys: &[(WorkspaceScope, AgentId)]) -> EngineResult<Vec<(MailboxPosition, Tail)>> {
     let mut tails = HashMap::with_capacity(keys.len());
     for (scope, agent) in keys {
-        tails.insert(*agent, engine.tail(*scope, *agent).await?);
+        tails.insert(*agent, engine.tail_mailbox(*scope, *agent).await?);
     }
     let positions = engine.positions(keys).await?;
     Ok(positions.into_iter().filter_map(|p| tails.remove(&p.agent_id).map(|tail| (p, tail))).collect())
 }
 
-/// Begins to serve agents. A storage that is away is asked again: the job ends with its connection, so it
-/// needs no other bound.
-async fn serve(engine: Engine, whom: Whom, start: StartRule) -> Done {
+/// Opens the tails of a target, and retries while storage is unavailable. The job ends with its connection, which
+/// bounds the retries.
+async fn read_target(engine: Engine, target: ServeTarget, start: StartMode) -> JobResult {
     loop {
-        match find(&engine, &whom).await {
-            Ok(agents) => return Done::Serve { start, agents },
+        match open_target(&engine, &target).await {
+            Ok(agents) => return JobResult::Serve { start, agents },
             Err(error) => wait_for_storage(&error).await,
         }
     }
 }
 
-async fn find(engine: &Engine, whom: &Whom) -> EngineResult<Vec<(Position, Tail)>> {
-    match whom {
-        Whom::These(keys) => tailed(engine, keys).await,
-        Whom::Located { fence, online } => {
+async fn open_target(engine: &Engine, target: &ServeTarget) -> EngineResult<Vec<(MailboxPosition, Tail)>> {
+    match target {
+        ServeTarget::Agents(keys) => open_tails(engine, keys).await,
+        ServeTarget::Provider { fence, online } => {
             let located = engine.positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await?;
             let ids: Vec<_> = located.iter().map(|position| position.agent_id).collect();
             if *online {
-                engine.agents_online(fence.scope, &ids).await?;
+                engine.mark_agents_online(fence.scope, &ids).await?;
             }
             let keys: Vec<_> = ids.into_iter().map(|agent| (fence.scope, agent)).collect();
-            tailed(engine, &keys).await
+            open_tails(engine, &keys).await
         }
     }
 }
 
-/// Which agents are located here now.
-async fn relist(engine: Engine, fence: Fence) -> Done {
+/// Reads the agents located here now.
+async fn relist(engine: Engine, fence: Fence) -> JobResult {
     loop {
         let asked = Instant::now();
         match engine.positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await {
-            Ok(positions) => return Done::Relisted { asked, positions },
+            Ok(positions) => return JobResult::Relisted { asked, positions },
             Err(error) => wait_for_storage(&error).await,
         }
     }
 }
 
 async fn wait_for_storage(error: &EngineError) {
-    tracing::debug!(error = error as &dyn std::error::Error, "waiting for storage");
+    tracing::debug!(error = error as &dyn std::error::Error, "storage unavailable, retrying");
     tokio::time::sleep(STORAGE_RETRY).await;
 }
 
-/// Tells the engine that a connection has ended. A storage that is away for a moment is asked again; one that
-/// stays away leaves it to the worker, who notices half a minute later.
-pub(super) async fn disconnect(engine: &Engine, fence: &Fence) {
+/// Records that a connection has ended. Retries for a few seconds; after that the worker finds the expired connection
+/// half a minute later.
+pub(super) async fn disconnect_provider(engine: &Engine, fence: &Fence) {
     for _ in 0..DISCONNECT_ATTEMPTS {
         match engine.disconnect_provider(fence).await {
             Ok(_) => return,

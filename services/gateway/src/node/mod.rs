@@ -1,29 +1,28 @@
-//! The node socket: registration, per-agent delivery, acks.
+//! Node socket: registration, per-agent delivery, acks.
 //!
-//! The way of a message: a live copy or a row read for repair enters its agent's
-//! [`Session`](relay_domain::session::Session) in `served`, leaves it in seq order in
-//! `flow`, and goes out through `outbound`. Frames from the node are decoded by
-//! `relay_wire::frame`; those that need the engine wait their turn in
-//! `control`. `connection` is the task around all of it.
+//! A live copy or a row read for repair enters the mailbox stream of its agent in `served_agent`, leaves it in seq
+//! order in `flow`, and is written by `outbound`. Frames from the node are decoded by `relay_wire::nodes::frame`;
+//! those that need the engine run in `control`. `connection` is the task that owns the socket; [`Registry`] holds all
+//! connections of this gateway.
 
+mod agent_routes;
 mod connection;
 mod control;
-mod direct;
-mod dispatching;
+mod delayed_acks;
+mod direct_agents;
 mod flow;
-mod held;
 mod hosting;
-mod invoking;
-mod keeping_out;
-mod notice;
+mod invocation_scan;
+mod invocations;
+mod liveness;
+mod notices;
 mod outbound;
 mod pacing;
-mod proving;
-mod registering;
+mod registration;
 mod registry;
-mod served;
-mod serving;
-mod ticking;
+mod served_agent;
+mod suspension;
+mod timers;
 pub(crate) mod upgrade;
 
 pub use registry::Registry;
@@ -32,7 +31,6 @@ use axum::{Router, routing::get};
 
 use crate::state::AppState;
 
-/// The socket's route.
 pub fn routes() -> Router<AppState> {
     Router::new().route("/v1/node/ws", get(upgrade::upgrade))
 }

@@ -1,4 +1,4 @@
-//! A socket's way out: a bounded queue and the task that empties it.
+//! Outbound queue of a socket: a bounded channel and the task that writes it.
 
 use std::{
     sync::{
@@ -12,95 +12,95 @@ use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket};
 use futures::{SinkExt as _, stream::SplitSink};
 use tokio::sync::{Notify, mpsc};
 
-/// Deliveries queue up to this many bytes or frames; a slow socket then stops its own agents.
+/// Deliveries queue up to this many bytes or frames. A slow socket thus stops its own agents only.
 const FULL_BYTES: usize = 256 * 1024;
 const FULL_FRAMES: usize = 512;
-/// Slots of the channel. Answers and notices may pass a full queue, up to here; past it the peer does
-/// not read what it asked for, and the connection ends.
+/// Slots of the channel. Replies and notices may exceed the delivery limit up to here. Beyond it the peer does not
+/// read its replies, and the connection ends.
 const SLOTS: usize = 2048;
-/// A socket that takes nothing for this long is closed.
-const STUCK: Duration = Duration::from_secs(30);
-/// Above this many unwritten frames the socket is not read: its peer asks faster than it takes answers.
-/// Deliveries stop well below it, so a peer that only receives is always heard.
+/// A socket that accepts nothing for this long is closed.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Above this many unwritten frames the socket is not read: the peer requests faster than it reads replies. Deliveries
+/// stop well below it, so a peer that only receives is always read.
 const CROWDED_FRAMES: usize = 1024;
-/// How long the peer has to take the close frame.
-const CLOSE_WAIT: Duration = Duration::from_secs(2);
+/// Time that the peer has to receive the close frame.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
-struct Level {
+struct QueueState {
     bytes: AtomicUsize,
     frames: AtomicUsize,
     drained: Notify,
-    /// Somebody found the queue full and waits for it to drain.
-    awaited: AtomicBool,
-    over: AtomicBool,
+    /// The connection found the queue full and waits for it to drain.
+    drain_awaited: AtomicBool,
+    closed: AtomicBool,
 }
 
-/// The connection's end of the queue.
+/// Sender side of the queue.
 pub(super) struct Outbound {
     sender: mpsc::Sender<Message>,
-    level: Arc<Level>,
+    state: Arc<QueueState>,
 }
 
 impl Outbound {
-    /// A queue, and the task that empties it into the socket until either end goes.
+    /// Creates a queue and the task that writes it to the socket until either side ends.
     pub(super) fn new(sink: SplitSink<WebSocket, Message>) -> (Self, impl Future<Output = ()>) {
         let (sender, receiver) = mpsc::channel(SLOTS);
-        let level = Arc::new(Level::default());
-        (Self { sender, level: Arc::clone(&level) }, write(sink, receiver, level))
+        let state = Arc::new(QueueState::default());
+        (Self { sender, state: Arc::clone(&state) }, drain_queue(sink, receiver, state))
     }
 
-    /// Whether deliveries must wait.
+    /// Returns whether deliveries must wait.
     pub(super) fn is_full(&self) -> bool {
-        self.awaits_drain(|level| {
-            level.bytes.load(Ordering::SeqCst) >= FULL_BYTES || level.frames.load(Ordering::SeqCst) >= FULL_FRAMES
+        self.awaits_drain(|state| {
+            state.bytes.load(Ordering::SeqCst) >= FULL_BYTES || state.frames.load(Ordering::SeqCst) >= FULL_FRAMES
         })
     }
 
-    /// Whether requests must wait, lest their answers find no slot.
+    /// Returns whether requests must wait, so that their replies find a slot.
     pub(super) fn is_crowded(&self) -> bool {
-        self.awaits_drain(|level| level.frames.load(Ordering::SeqCst) >= CROWDED_FRAMES)
+        self.awaits_drain(|state| state.frames.load(Ordering::SeqCst) >= CROWDED_FRAMES)
     }
 
-    /// Whether the queue is too high. If so the writer is asked for a word once it has drained: only then
-    /// does it wake the connection. The second look closes the race with a writer that has just drained.
-    fn awaits_drain(&self, too_high: impl Fn(&Level) -> bool) -> bool {
-        if !too_high(&self.level) {
+    /// Returns whether the queue is above a limit. If so, asks the writer to notify the connection once it has
+    /// drained. The second check closes the race with a writer that drained in between.
+    fn awaits_drain(&self, too_high: impl Fn(&QueueState) -> bool) -> bool {
+        if !too_high(&self.state) {
             return false;
         }
-        self.level.awaited.store(true, Ordering::SeqCst);
-        too_high(&self.level)
+        self.state.drain_awaited.store(true, Ordering::SeqCst);
+        too_high(&self.state)
     }
 
-    /// Whether the writer has ended: the socket is gone or stuck.
-    pub(super) fn is_over(&self) -> bool {
-        self.level.over.load(Ordering::Relaxed)
+    /// Returns whether the writer has ended: the socket is closed or stuck.
+    pub(super) fn is_closed(&self) -> bool {
+        self.state.closed.load(Ordering::Relaxed)
     }
 
     /// Resolves after the queue has drained somewhat, or ended.
     pub(super) async fn drained(&self) {
-        self.level.drained.notified().await;
+        self.state.drained.notified().await;
     }
 
-    pub(super) fn text(&self, text: Utf8Bytes) {
-        self.push(Message::Text(text));
+    pub(super) fn send_text(&self, text: Utf8Bytes) {
+        self.enqueue(Message::Text(text));
     }
 
-    pub(super) fn ping(&self) {
-        self.push(Message::Ping(axum::body::Bytes::new()));
+    pub(super) fn send_ping(&self) {
+        self.enqueue(Message::Ping(axum::body::Bytes::new()));
     }
 
-    pub(super) fn close(&self, code: u16, reason: &'static str) {
-        self.push(Message::Close(Some(CloseFrame { code, reason: reason.into() })));
+    pub(super) fn send_close(&self, code: u16, reason: &'static str) {
+        self.enqueue(Message::Close(Some(CloseFrame { code, reason: reason.into() })));
     }
 
-    fn push(&self, message: Message) {
+    fn enqueue(&self, message: Message) {
         let size = size_of(&message);
-        self.level.bytes.fetch_add(size, Ordering::Relaxed);
-        self.level.frames.fetch_add(1, Ordering::Relaxed);
+        self.state.bytes.fetch_add(size, Ordering::Relaxed);
+        self.state.frames.fetch_add(1, Ordering::Relaxed);
         if self.sender.try_send(message).is_err() {
-            self.level.over.store(true, Ordering::Relaxed);
-            self.level.drained.notify_one();
+            self.state.closed.store(true, Ordering::Relaxed);
+            self.state.drained.notify_one();
         }
     }
 }
@@ -108,17 +108,21 @@ impl Outbound {
 fn size_of(message: &Message) -> usize {
     match message {
         Message::Text(text) => text.len(),
-        _ => 0,
+        Message::Binary(_) | Message::Ping(_) | Message::Pong(_) | Message::Close(_) => 0,
     }
 }
 
-async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receiver<Message>, level: Arc<Level>) {
+async fn drain_queue(
+    mut sink: SplitSink<WebSocket, Message>,
+    mut queue: mpsc::Receiver<Message>,
+    state: Arc<QueueState>,
+) {
     while let Some(first) = queue.recv().await {
         let closing = matches!(first, Message::Close(_));
         let (mut bytes, mut frames) = (size_of(&first), 1);
-        let written = tokio::time::timeout(if closing { CLOSE_WAIT } else { STUCK }, async {
+        let written = tokio::time::timeout(if closing { CLOSE_TIMEOUT } else { WRITE_TIMEOUT }, async {
             sink.feed(first).await?;
-            // What is already here goes out in one write.
+            // Frames that are already queued go out in one write.
             while let Ok(next) = queue.try_recv() {
                 bytes += size_of(&next);
                 frames += 1;
@@ -127,15 +131,15 @@ async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receive
             sink.flush().await
         });
         let done = matches!(written.await, Ok(Ok(())));
-        level.bytes.fetch_sub(bytes, Ordering::SeqCst);
-        level.frames.fetch_sub(frames, Ordering::SeqCst);
+        state.bytes.fetch_sub(bytes, Ordering::SeqCst);
+        state.frames.fetch_sub(frames, Ordering::SeqCst);
         if !done || closing {
             break;
         }
-        if level.awaited.swap(false, Ordering::SeqCst) {
-            level.drained.notify_one();
+        if state.drain_awaited.swap(false, Ordering::SeqCst) {
+            state.drained.notify_one();
         }
     }
-    level.over.store(true, Ordering::Relaxed);
-    level.drained.notify_one();
+    state.closed.store(true, Ordering::Relaxed);
+    state.drained.notify_one();
 }

@@ -1,44 +1,44 @@
-//! How many frames a broker may have unconfirmed (ADR 0002).
+//! Window of unconfirmed frames of a broker connection (ADR 0002).
 //!
-//! The brokers' own queue of outgoing acks holds 256; past about 600 frames that are acknowledged at
-//! once they lock up for good. So after each 64 frames a barrier goes out, a frame to a name that no
-//! agent can have, whose ack proves that everything before it was taken in.
+//! A broker's queue of outgoing acks holds 256; above about 600 frames acked at once it deadlocks for good. So a
+//! barrier follows every 64 frames: a frame to a name that no agent can have, whose ack confirms that everything
+//! before it was received.
 
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-/// Unconfirmed frames at most.
+/// Maximum unconfirmed frames.
 const WINDOW: u32 = 128;
-/// A barrier follows each so many frames.
+/// Frames between two barriers.
 const BARRIER_EVERY: u32 = 64;
-/// A broker that confirms nothing for this long is closed.
-const SILENT: Duration = Duration::from_secs(30);
-/// The barrier's agent. Agent names never begin with a dot.
+/// A broker that confirms nothing for this long is disconnected.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Agent name of barriers. Agent names never begin with a dot.
 pub(super) const BARRIER_AGENT: &str = ".relay-barrier";
-/// Brokers whose version begins so are paced and asked for their positions; other clients are bounded by
-/// their socket alone and would not know what to make of such frames.
+/// Version prefix of brokers that are paced and asked for positions. Other clients are bounded by their socket alone
+/// and would not understand these frames.
 pub(super) const BROKER_VERSION: &str = "relay-broker/";
 
-/// The window of one broker connection.
+/// Window of one broker connection.
 #[derive(Debug, Default)]
 pub(super) struct Pacing {
     unconfirmed: u32,
     since_barrier: u32,
-    /// How many frames each outstanding barrier confirms.
+    /// Number of frames that each outstanding barrier confirms.
     barriers: std::collections::VecDeque<u32>,
     barrier_no: u64,
     oldest: Option<Instant>,
 }
 
 impl Pacing {
-    /// Whether another frame may go out.
+    /// Returns whether another frame may be sent.
     pub(super) const fn has_room(&self) -> bool {
         self.unconfirmed < WINDOW
     }
 
-    /// Counts a frame; returns the barrier that must follow it, if it is time for one.
-    pub(super) fn sent(&mut self) -> Option<String> {
+    /// Counts a frame. Returns the barrier that must follow it, if one is due.
+    pub(super) fn count_frame(&mut self) -> Option<String> {
         self.unconfirmed += 1;
         self.since_barrier += 1;
         self.oldest.get_or_insert_with(Instant::now);
@@ -50,28 +50,28 @@ impl Pacing {
         Some(position_probe(BARRIER_AGENT, "ag_relay_barrier", &format!("barrier_{}", self.barrier_no)))
     }
 
-    /// A barrier came back.
-    pub(super) fn confirmed(&mut self) {
+    /// Handles the ack of a barrier.
+    pub(super) fn on_barrier_ack(&mut self) {
         if let Some(frames) = self.barriers.pop_front() {
             self.unconfirmed = self.unconfirmed.saturating_sub(frames);
         }
         self.oldest = (!self.barriers.is_empty()).then(Instant::now);
     }
 
-    /// What it has answered was not read: its time begins anew.
-    pub(super) fn excuse(&mut self) {
+    /// Restarts the timeout. Called while the socket is not read, when acks cannot arrive.
+    pub(super) fn restart_silence_timer(&mut self) {
         if let Some(oldest) = &mut self.oldest {
             *oldest = Instant::now();
         }
     }
 
-    /// Whether the oldest barrier has been out for too long.
+    /// Returns whether the oldest barrier is overdue.
     pub(super) fn is_silent(&self) -> bool {
-        !self.barriers.is_empty() && self.oldest.is_some_and(|since| since.elapsed() > SILENT)
+        !self.barriers.is_empty() && self.oldest.is_some_and(|since| since.elapsed() > SILENCE_TIMEOUT)
     }
 }
 
-/// A frame that a broker acknowledges at once with the position it has for an agent, and shows nobody.
+/// Builds a frame that a broker acks at once with its position of an agent, without showing it to anyone.
 pub(super) fn position_probe(agent: &str, agent_id: &str, msg_id: &str) -> String {
     json!({
         "v": 1, "type": "deliver", "delivery_id": msg_id, "agent_id": agent_id, "agent": agent,
@@ -89,14 +89,14 @@ mod tests {
         let mut pacing = Pacing::default();
         let (mut sent, mut barriers) = (0, 0);
         while pacing.has_room() {
-            barriers += u32::from(pacing.sent().is_some());
+            barriers += u32::from(pacing.count_frame().is_some());
             sent += 1;
         }
         assert_eq!((sent, barriers), (WINDOW, WINDOW / BARRIER_EVERY));
-        pacing.confirmed();
+        pacing.on_barrier_ack();
         let mut more = 0;
         while pacing.has_room() {
-            pacing.sent();
+            pacing.count_frame();
             more += 1;
         }
         assert_eq!(more, BARRIER_EVERY);

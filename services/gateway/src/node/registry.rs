@@ -1,5 +1,7 @@
-//! All connections of this gateway: who serves whom, and what concerns them all (the lease, the silence
-//! check, hints, probes).
+//! Registry of this gateway's connections, and the loops that concern all of them: the lease, the silence check,
+//! hints, liveness probes.
+//!
+//! [`Registry`] is shared by every connection task; events reach a connection through its [`Handle`].
 
 use std::{
     collections::{HashMap, HashSet},
@@ -10,52 +12,52 @@ use std::{
     time::{Duration, Instant},
 };
 
-use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope, takeover::Proof};
+use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope, nodes::takeover::ProbeOutcome};
 use relay_engine::{
     Engine,
     actions::InvokeFrame,
-    gateway::LEASE,
     hints::Hint,
-    mailbox::{Fence, HeldProvider, Position},
+    mailboxes::serving::{ConnectedProvider, Fence, MailboxPosition},
+    processes::gateway_lease::LEASE,
 };
 use tokio::sync::{Notify, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::notice::{Missed, Notice};
+use super::notices::{MissedWindow, Notice};
 
-/// Every session is compared with its mailbox this often; with NATS away, more often.
-const SILENCE_EVERY: Duration = Duration::from_secs(3);
-const SILENCE_EVERY_WITHOUT_NATS: Duration = Duration::from_millis(500);
-/// At one silence check in so many the nodes' agents are compared too.
+/// Interval at which every stream is compared with its mailbox; shorter while NATS is unavailable.
+const SILENCE_CHECK_INTERVAL: Duration = Duration::from_secs(3);
+const SILENCE_CHECK_INTERVAL_WITHOUT_NATS: Duration = Duration::from_millis(500);
+/// Silence checks per comparison of the nodes' agents.
 const RELIST_ROUNDS: u32 = 4;
-/// Mailboxes per statement of the silence check.
-const SLICE: usize = 1000;
-/// Leases are renewed this often.
-pub(super) const RENEW_EVERY: Duration = Duration::from_secs(1);
-/// Events that may wait for a connection. Past it they are dropped: all but closes are hints, which the
-/// silence check makes up for.
-pub(super) const EVENTS: usize = 256;
+/// Mailboxes per query of the silence check.
+const MAILBOXES_PER_QUERY: usize = 1000;
+/// Renewal interval of the gateway lease.
+pub(super) const LEASE_RENEW_INTERVAL: Duration = Duration::from_secs(1);
+/// Events that may wait for a connection. Further ones are dropped: all but closes are hints, and the silence check
+/// finds what they announced.
+pub(super) const MAX_QUEUED_EVENTS: usize = 256;
 
-/// Something from outside for a connection.
+/// Event for a connection from elsewhere in this gateway.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// Mailboxes stand so.
-    Positions(Vec<Position>),
-    /// Agents came or left: read again who is here.
+    /// Current positions of mailboxes.
+    Positions(Vec<MailboxPosition>),
+    /// Agents came or left: read the located agents again.
     Relist,
-    /// A best-effort event for these agents.
+    /// Best-effort event for these agents.
     Notice { agents: Vec<AgentId>, notice: Arc<Notice> },
     /// An invocation for the connection's provider.
     Invoke(Arc<InvokeFrame>),
-    /// The provider that the connection registered as is held under this epoch.
-    Taken { epoch: i64 },
-    /// The connection is over.
+    /// Another connection took the provider under this epoch.
+    ProviderTaken { epoch: i64 },
+    /// Close the connection.
     Close { code: u16, reason: &'static str },
     /// Prove that the peer is alive.
-    Prove(oneshot::Sender<Proof>),
+    ProveLiveness(oneshot::Sender<ProbeOutcome>),
 }
 
-/// How to reach a connection.
+/// Address of a connection task.
 #[derive(Debug, Clone)]
 pub(super) struct Handle {
     pub(super) id: u64,
@@ -63,12 +65,12 @@ pub(super) struct Handle {
 }
 
 impl Handle {
-    /// Tells it unless too much waits for it already. False then, or when it is gone.
-    pub(super) fn tell(&self, event: Event) -> bool {
+    /// Sends an event. False if the queue is full or the connection has ended.
+    pub(super) fn try_send(&self, event: Event) -> bool {
         self.events.try_send(event).is_ok()
     }
 
-    /// Closing must arrive even at a busy connection.
+    /// Closes the connection. Unlike other events, a close waits for room in the queue.
     pub(super) fn close(&self, code: u16, reason: &'static str) {
         let events = self.events.clone();
         tokio::spawn(async move {
@@ -78,46 +80,46 @@ impl Handle {
 }
 
 #[derive(Debug)]
-pub(super) struct ServedBy {
+pub(super) struct AgentRoute {
     pub(super) handle: Handle,
     pub(super) node_id: NodeId,
     pub(super) provider: ProviderName,
-    /// The seq that the session sends next.
+    /// Next seq that the stream sends.
     pub(super) next: Arc<AtomicI64>,
-    /// Whether there may be outcomes that the agent has not been told.
-    pub(super) missed: Option<Missed>,
+    /// Set while the agent may have missed outcomes of its invocations.
+    pub(super) missed: Option<MissedWindow>,
 }
 
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) handle: Handle,
-    /// What it registered as, and when.
+    /// Provider that the connection registered as, and when.
     pub(super) fence: Option<Fence>,
     pub(super) bound_at: Instant,
-    /// Whether all that an earlier connection was sent has been sent again.
-    pub(super) looked_back: bool,
+    /// True if the invocations sent to the previous connection have been sent again.
+    pub(super) resent_invocations: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Maps {
     pub(super) peers: HashMap<u64, Peer>,
     pub(super) nodes: HashMap<(WorkspaceScope, NodeId), Vec<u64>>,
-    pub(super) agents: HashMap<(WorkspaceScope, AgentId), ServedBy>,
-    /// Those of `agents` that are on their own nodes.
-    pub(super) direct: HashMap<WorkspaceScope, super::direct::DirectAgents>,
+    pub(super) agents: HashMap<(WorkspaceScope, AgentId), AgentRoute>,
+    /// The agents among them that are on their own nodes.
+    pub(super) direct: HashMap<WorkspaceScope, super::direct_agents::DirectAgents>,
 }
 
-/// The connections of this gateway. Cheap to clone.
+/// Connections of this gateway. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Registry {
     maps: Arc<Mutex<Maps>>,
     ids: Arc<AtomicU64>,
-    /// Mailboxes that hints have named and nobody has looked at yet. No more than this gateway serves.
+    /// Mailboxes that hints have named and that are not compared yet; at most those that this gateway serves.
     hinted: Arc<Mutex<HashSet<(WorkspaceScope, AgentId)>>>,
-    hinted_news: Arc<Notify>,
-    pub(super) invocation_news: Arc<Notify>,
+    hinted_notify: Arc<Notify>,
+    pub(super) invocation_notify: Arc<Notify>,
     started: Instant,
-    /// Until when this gateway holds its lease for certain, in milliseconds after `started`.
+    /// Time until which this gateway certainly holds its lease, in milliseconds after `started`.
     trusted_until_ms: Arc<AtomicU64>,
 }
 
@@ -127,8 +129,8 @@ impl Default for Registry {
             maps: Arc::default(),
             ids: Arc::default(),
             hinted: Arc::default(),
-            hinted_news: Arc::default(),
-            invocation_news: Arc::default(),
+            hinted_notify: Arc::default(),
+            invocation_notify: Arc::default(),
             started: Instant::now(),
             trusted_until_ms: Arc::default(),
         }
@@ -140,31 +142,31 @@ impl Registry {
         self.maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn enter(&self, scope: WorkspaceScope, node: &NodeId) -> (Handle, mpsc::Receiver<Event>) {
-        let (events, inbox) = mpsc::channel(EVENTS);
+    pub(super) fn add_peer(&self, scope: WorkspaceScope, node: &NodeId) -> (Handle, mpsc::Receiver<Event>) {
+        let (events, inbox) = mpsc::channel(MAX_QUEUED_EVENTS);
         let handle = Handle { id: self.ids.fetch_add(1, Ordering::Relaxed), events };
         let mut maps = self.maps();
         maps.peers.insert(
             handle.id,
-            Peer { handle: handle.clone(), fence: None, bound_at: Instant::now(), looked_back: false },
+            Peer { handle: handle.clone(), fence: None, bound_at: Instant::now(), resent_invocations: false },
         );
         maps.nodes.entry((scope, node.clone())).or_default().push(handle.id);
         metrics::gauge!(relay_domain::metric_names::CONNECTED_NODES).increment(1);
         (handle, inbox)
     }
 
-    /// The connection registered under this fence.
-    pub(super) fn bind(&self, handle: &Handle, fence: &Fence) {
+    /// Records the provider of a connection.
+    pub(super) fn bind_peer(&self, handle: &Handle, fence: &Fence) {
         if let Some(peer) = self.maps().peers.get_mut(&handle.id) {
             peer.fence = Some(fence.clone());
             peer.bound_at = Instant::now();
-            peer.looked_back = false;
+            peer.resent_invocations = false;
         }
-        // Something may have waited for it.
-        self.invocation_news.notify_one();
+        // Invocations may be waiting for it.
+        self.invocation_notify.notify_one();
     }
 
-    pub(super) fn leave(&self, handle: &Handle, scope: WorkspaceScope, node: &NodeId) {
+    pub(super) fn remove_peer(&self, handle: &Handle, scope: WorkspaceScope, node: &NodeId) {
         let mut maps = self.maps();
         if maps.peers.remove(&handle.id).is_none() {
             return;
@@ -178,31 +180,29 @@ impl Registry {
         metrics::gauge!(relay_domain::metric_names::CONNECTED_NODES).decrement(1);
     }
 
-    /// Runs what concerns all connections until `stop`.
+    /// Runs the loops that concern all connections, until `stop`.
     pub async fn run(self, engine: Engine, gateway: GatewayId, stop: CancellationToken) {
         let loops = async {
             tokio::join!(
-                self.keep_lease(&engine, gateway),
-                self.check_silence(&engine, gateway),
-                self.obey_hints(&engine),
-                self.look_at_hinted(&engine),
+                self.renew_lease_periodically(&engine, gateway),
+                self.run_silence_checks(&engine, gateway),
+                self.handle_hints(&engine),
+                self.compare_hinted_mailboxes(&engine),
                 self.answer_probes(&engine, gateway),
-                self.look_for_invocations(&engine, gateway),
-                self.catch_callers_up(&engine),
-                self.close_kept_out(&engine),
+                self.scan_invocations(&engine, gateway),
+                self.run_outcome_scans(&engine),
+                self.close_suspended_and_drained(&engine),
             )
         };
         let _ = stop.run_until_cancelled(loops).await;
     }
 
-    /// How many connections there are.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.maps().peers.len()
     }
 
-    /// Closes all connections, spread evenly over `within`, so that their nodes do not all come back in
-    /// the same moment.
+    /// Closes all connections, spread evenly over `within`, so that their nodes do not all reconnect at once.
     pub async fn drain(&self, within: Duration, code: u16, reason: &'static str) {
         let handles: Vec<Handle> = self.maps().peers.values().map(|peer| peer.handle.clone()).collect();
         let pause = within / u32::try_from(handles.len().max(1)).unwrap_or(u32::MAX);
@@ -212,8 +212,8 @@ impl Registry {
         }
     }
 
-    /// Whether deliveries may be written. Without a lease, or for a moment after waking from a pause, the
-    /// rest of the engine may have moved agents elsewhere: nothing unverified is sent.
+    /// Returns whether deliveries may be sent. Without a lease, or shortly after the process was paused, the agents
+    /// may have been moved elsewhere, so nothing unverified is sent.
     pub(super) fn is_trusted(&self) -> bool {
         self.elapsed_ms() < self.trusted_until_ms.load(Ordering::Relaxed)
     }
@@ -222,40 +222,40 @@ impl Registry {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    async fn keep_lease(&self, engine: &Engine, gateway: GatewayId) {
+    async fn renew_lease_periodically(&self, engine: &Engine, gateway: GatewayId) {
         let mut first = true;
         loop {
-            // The lease counts from before it was asked for.
+            // The lease counts from before the request, whose duration is unknown.
             let (asked, asked_at) = (self.elapsed_ms(), Instant::now());
             match engine.renew_lease(gateway).await {
                 Ok(held) => {
                     let broken = !std::mem::take(&mut first) && (held.is_some() || !self.is_trusted());
                     if let (true, Some(held)) = (broken, held) {
-                        self.close_lost(asked_at, &held);
+                        self.close_lost_connections(asked_at, &held);
                     }
                     if broken {
-                        self.look_at_all(engine).await;
+                        self.compare_all_mailboxes(engine).await;
                     }
                     let lease = u64::try_from(LEASE.as_millis()).unwrap_or(0);
                     self.trusted_until_ms.store(asked + lease, Ordering::Relaxed);
                 }
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "the gateway's lease was not renewed");
+                    tracing::warn!(error = &error as &dyn std::error::Error, "lease renewal failed, retrying");
                 }
             }
-            tokio::time::sleep(RENEW_EVERY).await;
+            tokio::time::sleep(LEASE_RENEW_INTERVAL).await;
         }
     }
 
-    /// After a break of the lease: connections that the rest of the engine has given up must end.
-    /// A connection that registered after `asked` may not be among those held.
-    fn close_lost(&self, asked: Instant, held: &[HeldProvider]) {
-        let held: HashSet<&HeldProvider> = held.iter().collect();
+    /// Closes connections whose provider was taken over while the lease was broken. Connections that registered after
+    /// `asked` may be missing from `held`.
+    fn close_lost_connections(&self, asked: Instant, held: &[ConnectedProvider]) {
+        let held: HashSet<&ConnectedProvider> = held.iter().collect();
         let maps = self.maps();
         let lost = maps.peers.values().filter(|peer| {
             peer.bound_at < asked
                 && peer.fence.as_ref().is_some_and(|fence| {
-                    !held.contains(&HeldProvider {
+                    !held.contains(&ConnectedProvider {
                         scope: fence.scope,
                         node_id: fence.node_id.clone(),
                         provider: fence.provider.clone(),
@@ -268,26 +268,26 @@ impl Registry {
         }
     }
 
-    /// Silence is checked, not trusted: live copies are at-most-once.
-    async fn check_silence(&self, engine: &Engine, gateway: GatewayId) {
-        let mut link = engine.link();
+    /// Compares streams with mailboxes periodically: live copies are at-most-once, so silence proves nothing.
+    async fn run_silence_checks(&self, engine: &Engine, gateway: GatewayId) {
+        let mut link = engine.watch_link();
         let mut round = 0_u32;
         loop {
-            let up = link.borrow_and_update().up;
-            self.look_at_all(engine).await;
+            let up = link.borrow_and_update().is_up;
+            self.compare_all_mailboxes(engine).await;
             if round.is_multiple_of(RELIST_ROUNDS) {
-                self.look_at_nodes(engine).await;
+                self.compare_nodes(engine).await;
                 let asked = Instant::now();
-                // A take-over whose hint was lost shows here at the latest.
-                match engine.connections_held(gateway).await {
-                    Ok(held) => self.close_lost(asked, &held),
+                // Finds take-overs whose hint was lost.
+                match engine.held_connections(gateway).await {
+                    Ok(held) => self.close_lost_connections(asked, &held),
                     Err(error) => {
-                        tracing::debug!(error = &error as &dyn std::error::Error, "connections could not be compared");
+                        tracing::debug!(error = &error as &dyn std::error::Error, "connection check failed, retrying");
                     }
                 }
             }
             round = round.wrapping_add(1);
-            let pause = if up { SILENCE_EVERY } else { SILENCE_EVERY_WITHOUT_NATS };
+            let pause = if up { SILENCE_CHECK_INTERVAL } else { SILENCE_CHECK_INTERVAL_WITHOUT_NATS };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 _ = link.changed() => {}
@@ -295,21 +295,21 @@ impl Registry {
         }
     }
 
-    async fn look_at_all(&self, engine: &Engine) {
+    async fn compare_all_mailboxes(&self, engine: &Engine) {
         let keys: Vec<_> = self.maps().agents.keys().copied().collect();
-        for slice in keys.chunks(SLICE) {
-            self.look_at(engine, slice).await;
+        for slice in keys.chunks(MAILBOXES_PER_QUERY) {
+            self.compare_mailboxes(engine, slice).await;
         }
     }
 
-    /// Finds agents that have come to a node unheard of: the hint was lost.
-    async fn look_at_nodes(&self, engine: &Engine) {
+    /// Finds agents that moved to a node without a hint.
+    async fn compare_nodes(&self, engine: &Engine) {
         let keys: Vec<_> = self.maps().nodes.keys().cloned().collect();
-        for slice in keys.chunks(SLICE) {
+        for slice in keys.chunks(MAILBOXES_PER_QUERY) {
             let located = match engine.agents_on_nodes(slice).await {
                 Ok(located) => located,
                 Err(error) => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "nodes could not be compared");
+                    tracing::debug!(error = &error as &dyn std::error::Error, "node check failed, retrying");
                     return;
                 }
             };
@@ -319,23 +319,23 @@ impl Registry {
                 for peer in ids.filter_map(|id| maps.peers.get(id)) {
                     let provider = peer.fence.as_ref().map(|fence| &fence.provider);
                     if provider.is_some() && (agent.provider.is_none() || agent.provider.as_ref() == provider) {
-                        peer.handle.tell(Event::Relist);
+                        peer.handle.try_send(Event::Relist);
                     }
                 }
             }
         }
     }
 
-    /// Reads where mailboxes stand and tells their connections what they do not know.
-    async fn look_at(&self, engine: &Engine, keys: &[(WorkspaceScope, AgentId)]) {
+    /// Reads positions of mailboxes and sends the changed ones to their connections.
+    async fn compare_mailboxes(&self, engine: &Engine, keys: &[(WorkspaceScope, AgentId)]) {
         let positions = match engine.positions(keys).await {
             Ok(positions) => positions,
             Err(error) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "mailboxes could not be compared");
+                tracing::debug!(error = &error as &dyn std::error::Error, "mailbox check failed, retrying");
                 return;
             }
         };
-        let mut news: HashMap<u64, (Handle, Vec<Position>)> = HashMap::new();
+        let mut changed: HashMap<u64, (Handle, Vec<MailboxPosition>)> = HashMap::new();
         {
             let maps = self.maps();
             for position in positions {
@@ -343,26 +343,26 @@ impl Registry {
                 let here = position.node_id == served.node_id
                     && position.provider.as_ref().is_none_or(|provider| *provider == served.provider);
                 if !here || served.next.load(Ordering::Relaxed) != position.next_seq {
-                    let entry = news.entry(served.handle.id).or_insert_with(|| (served.handle.clone(), Vec::new()));
+                    let entry = changed.entry(served.handle.id).or_insert_with(|| (served.handle.clone(), Vec::new()));
                     entry.1.push(position);
                 }
             }
         }
-        for (handle, positions) in news.into_values() {
-            handle.tell(Event::Positions(positions));
+        for (handle, positions) in changed.into_values() {
+            handle.try_send(Event::Positions(positions));
         }
     }
 
-    async fn obey_hints(&self, engine: &Engine) {
-        let mut hints = engine.hints().listen();
+    async fn handle_hints(&self, engine: &Engine) {
+        let mut hints = engine.hints().subscribe();
         loop {
             match hints.recv().await {
-                Ok(hint) => self.obey(&hint),
+                Ok(hint) => self.handle_hint(&hint),
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
-                    tracing::warn!(missed, "hints were missed: the silence check makes up for them");
-                    self.all_may_have_missed();
+                    tracing::warn!(missed, "hints were missed, the silence check will find the changes");
+                    self.mark_all_possibly_missed();
                     for peer in self.maps().peers.values() {
-                        peer.handle.tell(Event::Relist);
+                        peer.handle.try_send(Event::Relist);
                     }
                 }
                 Err(broadcast::error::RecvError::Closed) => return,
@@ -370,18 +370,18 @@ impl Registry {
         }
     }
 
-    /// Looks at the mailboxes that hints have named, set-wise.
-    async fn look_at_hinted(&self, engine: &Engine) {
+    /// Compares the mailboxes that hints have named, in batches.
+    async fn compare_hinted_mailboxes(&self, engine: &Engine) {
         loop {
-            self.hinted_news.notified().await;
+            self.hinted_notify.notified().await;
             let keys: Vec<_> = self.hinted.lock().unwrap_or_else(PoisonError::into_inner).drain().collect();
-            for slice in keys.chunks(SLICE) {
-                self.look_at(engine, slice).await;
+            for slice in keys.chunks(MAILBOXES_PER_QUERY) {
+                self.compare_mailboxes(engine, slice).await;
             }
         }
     }
 
-    fn obey(&self, hint: &Hint) {
+    fn handle_hint(&self, hint: &Hint) {
         match hint {
             Hint::MailboxesChanged { agents } => {
                 let keys: Vec<_> = {
@@ -390,9 +390,9 @@ impl Registry {
                     keys.filter(|key| maps.agents.contains_key(key)).collect()
                 };
                 if !keys.is_empty() {
-                    // Read beside this loop: a slow storage must not hold up the other hints.
+                    // Read in another loop: slow storage must not delay other hints.
                     self.hinted.lock().unwrap_or_else(PoisonError::into_inner).extend(keys);
-                    self.hinted_news.notify_one();
+                    self.hinted_notify.notify_one();
                 }
             }
             Hint::NodesChanged { workspace, nodes } => {
@@ -400,7 +400,7 @@ impl Registry {
                 let maps = self.maps();
                 for id in nodes.iter().filter_map(|node| maps.nodes.get(&(scope, node.clone()))).flatten() {
                     if let Some(peer) = maps.peers.get(id) {
-                        peer.handle.tell(Event::Relist);
+                        peer.handle.try_send(Event::Relist);
                     }
                 }
             }
@@ -414,12 +414,12 @@ impl Registry {
                         .as_ref()
                         .is_some_and(|fence| fence.provider.as_str() == provider && fence.epoch < *epoch);
                     if older {
-                        peer.handle.tell(Event::Taken { epoch: *epoch });
+                        peer.handle.try_send(Event::ProviderTaken { epoch: *epoch });
                     }
                 }
             }
-            Hint::Invoke { .. } => self.obey_invoke(hint),
-            Hint::Notify { .. } => self.obey_notify(hint),
+            Hint::Invoke { .. } => self.handle_invoke_hint(hint),
+            Hint::Notify { .. } => self.handle_notify_hint(hint),
             Hint::TokenRevoked { .. }
             | Hint::MembersChanged { .. }
             | Hint::QuotasChanged { .. }

@@ -1,4 +1,5 @@
-//! The upgrade: refusals happen before it, as plain HTTP statuses, because clients' retries go by them.
+//! WebSocket upgrade of nodes. Refusals happen before the upgrade, as plain HTTP statuses, which decide how clients
+//! retry.
 
 use axum::{
     extract::{
@@ -8,21 +9,21 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
-use relay_domain::token::TokenKind;
-use relay_engine::{EngineError, auth::Credential};
+use relay_domain::{access::token::TokenKind, nodes::NodeRole};
+use relay_engine::{EngineError, access::authentication::Credential};
 use serde::Deserialize;
 
 use super::connection;
-use crate::{caller::bearer_of, error::ApiError, extract::Query, state::AppState};
+use crate::{caller::find_bearer, error::ApiError, extract::Query, state::AppState};
 
-/// Frames above this are not taken: the connection closes with 1009.
+/// Larger frames are refused: the connection closes with 1009.
 pub(super) const FRAME_LIMIT: usize = 1024 * 1024;
-/// Frames above this are not even read to their end. In between, the client gets an orderly close.
+/// Larger frames are not even read completely. Frames between the two limits get an orderly close.
 const READ_LIMIT: usize = 8 * 1024 * 1024;
-/// Read and write buffers per socket: small, since most sockets are idle.
+/// Read and write buffers per socket: small, because most sockets are idle.
 const SOCKET_BUFFER: usize = 4 * 1024;
 
-/// The token may travel in the query; it is never logged.
+/// The token may be in the query, which is never logged.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Credentials {
@@ -53,24 +54,24 @@ pub(crate) async fn upgrade(
     let token = query
         .token
         .filter(|token| !token.is_empty())
-        .or_else(|| bearer_of(&headers).map(ToOwned::to_owned))
+        .or_else(|| find_bearer(&headers).map(ToOwned::to_owned))
         .ok_or_else(|| ApiError::unauthorized("unauthorized", "Missing node token"))?;
-    if TokenKind::of(&token) != Some(TokenKind::Node) {
+    if TokenKind::from_prefix(&token) != Some(TokenKind::Node) {
         return Err(ApiError::unauthorized("unauthorized", "Invalid node token format"));
     }
-    if state.shutdown.is_asked() {
+    if state.shutdown.is_requested() {
         return Err(ApiError::unavailable("workspace_busy", "This gateway is draining, try again"));
     }
     let node = match state.engine.authenticate(&token).await {
         Ok(Credential::Node(node)) => node,
         Ok(_) => return Err(EngineError::UnknownToken { kind: TokenKind::Node }.into()),
-        // Clients come back after a 503, with the same token and later each time; anything else is final for some.
+        // Clients retry a 503 with the same token and increasing delays; some treat any other status as final.
         Err(EngineError::WorkspaceSuspended) => {
             return Err(ApiError::unavailable("workspace_suspended", "The workspace is suspended"));
         }
         Err(error) => return Err(error.into()),
     };
-    if state.engine.is_held(node.scope, &node.node_id) {
+    if state.engine.is_suspended_or_drained(node.scope, &node.node_id) {
         return Err(ApiError::unavailable("node_drained", "The node is drained"));
     }
     let identity = state
@@ -78,15 +79,15 @@ pub(crate) async fn upgrade(
         .node_identity(node.scope, &node.node_id)
         .await?
         .ok_or(EngineError::UnknownToken { kind: TokenKind::Node })?;
-    // Its agents would get everything twice: over the socket and by the way that their node is meant for.
-    if !identity.has_socket {
+    // Its agents would receive everything twice: over the socket and by the delivery method of their node.
+    if !identity.kind.has_socket() {
         return Err(ApiError::unauthorized("node_token_forbidden", "A node of this kind has no socket"));
     }
-    let direct = identity.direct;
+    let direct = identity.role == NodeRole::Direct;
     let socket = socket
         .max_message_size(READ_LIMIT)
         .max_frame_size(READ_LIMIT)
         .read_buffer_size(SOCKET_BUFFER)
         .write_buffer_size(SOCKET_BUFFER);
-    Ok(socket.on_upgrade(move |socket| connection::serve(socket, state, node, direct)))
+    Ok(socket.on_upgrade(move |socket| connection::serve_socket(socket, state, node, direct)))
 }

@@ -1,4 +1,4 @@
-//! Who observes, and whether it still may.
+//! Access of an observer, checked again while its connection is open. Used by `socket`, `sse` and `log`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,17 +6,17 @@ use axum::http::HeaderMap;
 use relay_engine::{
     Engine, EngineError,
     events::LogEvent,
-    observers::{GoneReason, ObserverAccess},
+    observers::{AccessEndReason, ObserverAccess},
 };
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use crate::{caller::bearer_of, error::ApiError};
+use crate::{caller::find_bearer, error::ApiError};
 
-/// How often an open observer is looked at again; a revocation closes it within this.
-const RECHECK_EVERY: Duration = Duration::from_secs(1);
+/// Interval at which an open observer is checked; a revocation closes it within this time.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The token may travel in the query, since browsers can set no header here; it is never logged.
+/// The token may be in the query, because browsers cannot set headers here. It is never logged.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct ObserverCredentials {
@@ -26,59 +26,59 @@ pub(crate) struct ObserverCredentials {
 }
 
 impl ObserverCredentials {
-    /// The token: that of the query wins over the header's.
+    /// Returns the token. The query takes precedence over the header.
     pub(super) fn token(self, headers: &HeaderMap) -> Result<String, ApiError> {
         self.token
             .filter(|token| !token.is_empty())
-            .or_else(|| bearer_of(headers).map(ToOwned::to_owned))
+            .or_else(|| find_bearer(headers).map(ToOwned::to_owned))
             .ok_or_else(|| ApiError::unauthorized("unauthorized", "Missing or invalid Authorization header"))
     }
 }
 
-/// An observer's access while its connection is open.
-pub(super) struct Watch {
+/// Access of one observer while its connection is open.
+pub(super) struct ObserverWatch {
     engine: Engine,
     access: ObserverAccess,
     recheck_at: Instant,
 }
 
-impl Watch {
+impl ObserverWatch {
     pub(super) fn new(engine: Engine, access: ObserverAccess) -> Self {
-        Self { engine, access, recheck_at: Instant::now() + RECHECK_EVERY }
+        Self { engine, access, recheck_at: Instant::now() + RECHECK_INTERVAL }
     }
 
     pub(super) const fn access(&self) -> &ObserverAccess {
         &self.access
     }
 
-    /// Resolves when it is time to look again.
-    pub(super) async fn due(&self) {
+    /// Resolves when the next check is due.
+    pub(super) async fn wait_recheck(&self) {
         tokio::time::sleep_until(self.recheck_at).await;
     }
 
-    /// Looks again: takes changed scopes and filters over, or tells why it is over.
-    pub(super) async fn recheck(&mut self) -> Result<(), GoneReason> {
-        self.recheck_at = Instant::now() + RECHECK_EVERY;
-        if let Some(changed) = self.engine.observer_still(&self.access).await? {
+    /// Checks the access again: applies changed scopes and filters, or returns why it ended.
+    pub(super) async fn recheck(&mut self) -> Result<(), AccessEndReason> {
+        self.recheck_at = Instant::now() + RECHECK_INTERVAL;
+        if let Some(changed) = self.engine.recheck_observer(&self.access).await? {
             self.access = changed;
         }
         Ok(())
     }
 
-    pub(super) fn sees(&self, event: &LogEvent) -> bool {
-        self.access.view.sees(&event.facts())
+    pub(super) fn can_see(&self, event: &LogEvent) -> bool {
+        self.access.view.sees_event(&event.facts())
     }
 
-    /// What the observer is sent of it; none when retention has dropped what it tells of.
+    /// Renders an event for the observer; `None` if retention has removed the message it refers to.
     ///
     /// # Errors
-    /// When it cannot be read back now: to go on would leave a hole that the observer never learns of.
-    pub(super) async fn text(&self, event: &Arc<LogEvent>) -> Result<Option<axum::body::Bytes>, EngineError> {
+    /// If the message cannot be read now. Skipping the event would leave a gap that the observer never notices.
+    pub(super) async fn render(&self, event: &Arc<LogEvent>) -> Result<Option<axum::body::Bytes>, EngineError> {
         match self.engine.event_text(self.access.scope, event).await {
             Ok(text) => Ok(Some(text)),
             Err(EngineError::MessageNotFound) => Ok(None),
             Err(error) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, event.seq, "an event was not read back");
+                tracing::debug!(error = &error as &dyn std::error::Error, event.seq, "event not readable");
                 Err(error)
             }
         }

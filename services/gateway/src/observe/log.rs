@@ -1,24 +1,24 @@
-//! `GET /v1/workspace/events`: the log, page by page.
+//! `GET /v1/workspace/events`: the event log in pages.
 
 use axum::{extract::State, http::request::Parts};
 use relay_engine::events::{LogEvent, MAX_EVENTS_PAGE};
-use relay_wire::event::{EventsPage, LoggedEvent};
+use relay_wire::events::{EventsPage, LoggedEvent};
 use serde::Deserialize;
 
 use super::access::ObserverCredentials;
-use crate::{envelope::Reply, error::ApiError, extract::Query, limits, state::AppState};
+use crate::{envelope::Reply, error::ApiError, extract::Query, rate_limits, state::AppState};
 
-/// Events of a page when the caller does not say.
+/// Default page size.
 const DEFAULT_PAGE: i64 = 200;
 
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct EventsQuery {
-    /// Only events behind this number: 0, or `next_since` of the page before.
+    /// Only events after this number: 0, or `next_since` of the previous page.
     #[serde(default)]
     #[param(minimum = 0)]
     since: Option<i64>,
-    /// How many events at most: 200 unless given, never more than 500.
+    /// Maximum number of events: 200 by default, never more than 500.
     #[serde(default)]
     #[param(minimum = 1)]
     limit: Option<i64>,
@@ -26,8 +26,8 @@ pub(crate) struct EventsQuery {
 
 /// Reads the workspace's event log, oldest first.
 ///
-/// An observer token needs the scope `stream:read`; what its scopes and filters hide is left out. `next_since` moves on
-/// even over pages where nothing is shown.
+/// An observer token needs the scope `stream:read`; events that its scopes and filters hide are omitted. `next_since`
+/// advances even over pages without visible events.
 #[utoipa::path(
     get, path = "/v1/workspace/events", tag = "observers",
     security(("workspace_key" = []), ("observer_token" = [])), params(EventsQuery),
@@ -40,26 +40,26 @@ pub(crate) async fn page(
 ) -> Result<Reply<EventsPage>, ApiError> {
     let engine = &state.engine;
     let token = ObserverCredentials { token: None }.token(&parts.headers)?;
-    let access = engine.observe(&token).await?;
-    limits::charge(&parts, &state, access.scope, access.holder()).await?;
+    let access = engine.authorize_observer(&token).await?;
+    rate_limits::charge_request(&parts, &state, access.scope, access.rate_limit_subject()).await?;
     let (since, limit) = (query.since.unwrap_or(0), query.limit.unwrap_or(DEFAULT_PAGE));
     if since < 0 || limit < 1 {
         return Err(ApiError::invalid_request("since must not be negative, and limit must be positive"));
     }
     let page = engine.event_page(access.scope, &access.view, since, limit.min(MAX_EVENTS_PAGE)).await?;
     Ok(Reply::ok(EventsPage {
-        events: page.events.iter().filter_map(shown).collect(),
+        events: page.events.iter().filter_map(to_logged_event).collect(),
         latest_seq: page.latest_seq,
         next_since: page.next_since,
     }))
 }
 
-fn shown(event: &LogEvent) -> Option<LoggedEvent> {
+fn to_logged_event(event: &LogEvent) -> Option<LoggedEvent> {
     Some(LoggedEvent {
         seq: event.seq,
         kind: event.kind.clone(),
         channel_id: event.channel_id.map(|id| id.to_string()),
         payload: event.payload()?.to_owned(),
-        created_at: relay_engine::render::timestamp(event.created_at),
+        created_at: relay_engine::messages::render::timestamp(event.created_at),
     })
 }

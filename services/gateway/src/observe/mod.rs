@@ -1,8 +1,7 @@
-//! Observers: whoever watches a workspace, over a socket, as server-sent events, or page by page.
+//! Observers of a workspace: over a socket, as server-sent events, or in pages.
 //!
-//! All three read the same log in the same order (`relay_engine::events`); what one of them shows with a
-//! number, the others show with that number. An observer never slows anything down: one that reads too
-//! slowly is cut off with a reason, and resumes from the log.
+//! All three read the same log in the same order (`relay_engine::events`) and use the same numbers. An observer never
+//! slows anything down: one that reads too slowly is disconnected with a reason, and resumes from the log.
 
 mod access;
 pub(crate) mod log;
@@ -19,60 +18,59 @@ use relay_domain::{WorkspaceId, WorkspaceScope};
 
 use crate::{error::ApiError, state::AppState};
 
-/// Observers that one gateway serves at once.
-const MOST: usize = 8192;
-/// Of these the ones of one workspace, so that no tenant takes all places.
-const MOST_OF_ONE: usize = MOST / 4;
+/// Maximum observers of this gateway.
+const MAX_OBSERVERS: usize = 8192;
+/// Maximum observers of one workspace, so that one tenant cannot use all slots.
+const MAX_WORKSPACE_OBSERVERS: usize = MAX_OBSERVERS / 4;
 
-/// The places for observers at this gateway. Cheap to clone.
+/// Slots for observers of this gateway. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct Seats(Arc<Mutex<Taken>>);
+pub struct ObserverSlots(Arc<Mutex<SlotCounts>>);
 
 #[derive(Debug, Default)]
-struct Taken {
-    all: usize,
-    of: HashMap<WorkspaceId, usize>,
+struct SlotCounts {
+    total: usize,
+    by_workspace: HashMap<WorkspaceId, usize>,
 }
 
-/// One observer's place, given back when dropped.
+/// Slot of one observer, released on drop.
 #[derive(Debug)]
-struct Seat {
-    seats: Seats,
+struct ObserverSlot {
+    slots: ObserverSlots,
     workspace: WorkspaceId,
 }
 
-impl Seats {
-    fn take(&self, scope: WorkspaceScope) -> Result<Seat, ApiError> {
+impl ObserverSlots {
+    fn acquire(&self, scope: WorkspaceScope) -> Result<ObserverSlot, ApiError> {
         let workspace = scope.workspace_id();
-        let mut taken = self.taken();
-        let own = taken.of.get(&workspace).copied().unwrap_or_default();
-        if taken.all >= MOST || own >= MOST_OF_ONE {
+        let mut counts = self.lock_counts();
+        let own = counts.by_workspace.get(&workspace).copied().unwrap_or_default();
+        if counts.total >= MAX_OBSERVERS || own >= MAX_WORKSPACE_OBSERVERS {
             return Err(ApiError::unavailable("workspace_busy", "Too many observers at this gateway, try again"));
         }
-        taken.all += 1;
-        taken.of.insert(workspace, own + 1);
-        Ok(Seat { seats: self.clone(), workspace })
+        counts.total += 1;
+        counts.by_workspace.insert(workspace, own + 1);
+        Ok(ObserverSlot { slots: self.clone(), workspace })
     }
 
-    fn taken(&self) -> MutexGuard<'_, Taken> {
+    fn lock_counts(&self) -> MutexGuard<'_, SlotCounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Seat {
+impl Drop for ObserverSlot {
     fn drop(&mut self) {
-        let mut taken = self.seats.taken();
-        taken.all -= 1;
-        if let Some(own) = taken.of.get_mut(&self.workspace) {
+        let mut counts = self.slots.lock_counts();
+        counts.total -= 1;
+        if let Some(own) = counts.by_workspace.get_mut(&self.workspace) {
             *own -= 1;
             if *own == 0 {
-                taken.of.remove(&self.workspace);
+                counts.by_workspace.remove(&self.workspace);
             }
         }
     }
 }
 
-/// The observers' routes.
 pub fn routes() -> Router<AppState> {
     Router::new()
         .route("/v1/ws", get(socket::upgrade))
@@ -85,17 +83,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_workspace_leaves_places_for_others_and_places_come_back() {
+    fn one_workspace_cannot_use_all_slots_and_slots_are_released() {
         let scope = |id| WorkspaceScope::from_engine_row(WorkspaceId::new(id));
-        let seats = Seats::default();
-        let mut greedy: Vec<Seat> = (0..MOST_OF_ONE).map(|_| seats.take(scope(1)).unwrap()).collect();
-        assert!(seats.take(scope(1)).is_err(), "its part is taken");
-        let others: Vec<Seat> = (MOST_OF_ONE..MOST).map(|n| seats.take(scope(1 + n as i64)).unwrap()).collect();
-        assert!(seats.take(scope(2)).is_err(), "all are taken");
+        let slots = ObserverSlots::default();
+        let mut greedy: Vec<ObserverSlot> =
+            (0..MAX_WORKSPACE_OBSERVERS).map(|_| slots.acquire(scope(1)).unwrap()).collect();
+        assert!(slots.acquire(scope(1)).is_err(), "the workspace has its share");
+        let others: Vec<ObserverSlot> =
+            (MAX_WORKSPACE_OBSERVERS..MAX_OBSERVERS).map(|n| slots.acquire(scope(1 + n as i64)).unwrap()).collect();
+        assert!(slots.acquire(scope(2)).is_err(), "the gateway is full");
         greedy.pop();
-        let again = seats.take(scope(2)).unwrap();
+        let again = slots.acquire(scope(2)).unwrap();
         drop((greedy, others, again));
-        let taken = seats.taken();
-        assert_eq!((taken.all, taken.of.len()), (0, 0));
+        let counts = slots.lock_counts();
+        assert_eq!((counts.total, counts.by_workspace.len()), (0, 0));
     }
 }

@@ -1,4 +1,4 @@
-//! `GET /v1/ws`: every event that the observer may see, in order, as it happens.
+//! `GET /v1/ws`: the observer socket, which sends every visible event in order as it happens.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,39 +16,39 @@ use futures::{
 };
 use relay_engine::{
     EngineError,
-    events::{EventStream, LogEvent, Observed},
+    events::{EventStream, LogEvent, StreamItem},
 };
-use relay_wire::event::{ObserverFrame, resync_ack};
+use relay_wire::events::{ObserverFrame, encode_resync_ack};
 
 use super::{
-    Seat,
-    access::{ObserverCredentials, Watch},
+    ObserverSlot,
+    access::{ObserverCredentials, ObserverWatch},
 };
 use crate::{error::ApiError, extract::Query, state::AppState};
 
-/// Observers have little to say.
+/// Observers send small frames only.
 const FRAME_LIMIT: usize = 64 * 1024;
 const SOCKET_BUFFER: usize = 4 * 1024;
-/// Events gather this long before they are written: one write for many.
-const LINGER: Duration = Duration::from_millis(5);
-/// Frames of one write at most.
-const WRITTEN_AT_ONCE: usize = 256;
-/// A socket that takes nothing for this long is closed.
-const STUCK: Duration = Duration::from_secs(10);
-/// How long to wait for a storage that is away.
+/// Time to collect events before a write, so that one write carries several.
+const BATCH_WINDOW: Duration = Duration::from_millis(5);
+/// Maximum frames per write.
+const FRAMES_PER_WRITE: usize = 256;
+/// A socket that accepts nothing for this long is closed.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Delay between attempts while storage is unavailable.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
-/// Events that one `resync` replays at most; what is older is read from the log.
+/// Maximum events that one `resync` replays; older ones are read from the log.
 const RESYNC_LIMIT: i64 = 2000;
-/// Client frames of one second at most; the rest waits in the socket.
-const REQUESTS_A_SECOND: u32 = 50;
+/// Maximum client frames per second; further ones wait in the socket.
+const CLIENT_FRAMES_PER_SECOND: u32 = 50;
 
 const POLICY: u16 = 1008;
 const RESTART: u16 = 1012;
 const TRY_AGAIN: u16 = 1013;
 
-/// Opens the socket of an observer: each event of the workspace that it may see, as it happens.
+/// Opens the socket of an observer, which sends each visible event of the workspace as it happens.
 ///
-/// The token goes into `token` or into the `Authorization` header. An observer token needs the scope `stream:read`.
+/// The token is in `token` or in the `Authorization` header. An observer token needs the scope `stream:read`.
 #[utoipa::path(
     get, path = "/v1/ws", operation_id = "observer", tag = "sockets",
     security(("workspace_key" = []), ("observer_token" = [])), params(ObserverCredentials),
@@ -67,85 +67,84 @@ pub(crate) async fn upgrade(
     let Ok(socket) = socket else {
         return (StatusCode::UPGRADE_REQUIRED, "Upgrade to a WebSocket").into_response();
     };
-    match admit(&state, query, &headers).await {
-        Ok((watch, events, seat)) => socket
+    match authorize_observer(&state, query, &headers).await {
+        Ok((watch, events, slot)) => socket
             .max_message_size(FRAME_LIMIT)
             .max_frame_size(FRAME_LIMIT)
             .read_buffer_size(SOCKET_BUFFER)
             .write_buffer_size(SOCKET_BUFFER)
-            .on_upgrade(move |socket| serve(socket, state, watch, events, seat)),
+            .on_upgrade(move |socket| serve(socket, state, watch, events, slot)),
         Err(refusal) => refusal.into_response(),
     }
 }
 
-async fn admit(
+async fn authorize_observer(
     state: &AppState,
     query: ObserverCredentials,
     headers: &HeaderMap,
-) -> Result<(Watch, EventStream, Seat), ApiError> {
+) -> Result<(ObserverWatch, EventStream, ObserverSlot), ApiError> {
     let token = query.token(headers)?;
-    if state.shutdown.is_asked() {
+    if state.shutdown.is_requested() {
         return Err(ApiError::unavailable("workspace_busy", "This gateway is draining, try again"));
     }
-    let access = match state.engine.observe(&token).await {
-        // Clients of the socket know one refusal only.
+    let access = match state.engine.authorize_observer(&token).await {
+        // Clients of the socket handle only one refusal.
         Err(EngineError::InsufficientScope(_)) => {
             return Err(ApiError::unauthorized("observer_token_forbidden", "The token lacks the scope stream:read"));
         }
         other => other?,
     };
-    let seat = state.observers.take(access.scope)?;
+    let slot = state.observers.acquire(access.scope)?;
     let events = state.engine.observe_events(access.scope, None).await?;
-    Ok((Watch::new(state.engine.clone(), access), events, seat))
+    Ok((ObserverWatch::new(state.engine.clone(), access), events, slot))
 }
 
-/// Why the socket is over.
-enum End {
-    /// The peer has left.
+/// End of the socket.
+enum Closing {
     Left,
     Close(u16, String),
 }
 
 struct Observer {
     state: AppState,
-    watch: Watch,
+    watch: ObserverWatch,
     events: EventStream,
-    /// The first number that this connection could show by itself.
+    /// First event number that this connection receives live.
     started_at: i64,
     sink: SplitSink<WebSocket, Message>,
 }
 
-async fn serve(socket: WebSocket, state: AppState, watch: Watch, events: EventStream, _seat: Seat) {
+async fn serve(socket: WebSocket, state: AppState, watch: ObserverWatch, events: EventStream, _slot: ObserverSlot) {
     let (sink, mut inbound) = socket.split();
     let started_at = events.position();
     let mut observer = Observer { state, watch, events, started_at, sink };
     let end = observer.run(&mut inbound).await;
     let _ = match end {
-        End::Close(code, reason) => {
+        Closing::Close(code, reason) => {
             let close = Message::Close(Some(CloseFrame { code, reason: reason.into() }));
-            tokio::time::timeout(STUCK, observer.sink.send(close)).await
+            tokio::time::timeout(WRITE_TIMEOUT, observer.sink.send(close)).await
         }
-        // The answer to the peer's close is queued in the socket.
-        End::Left => tokio::time::timeout(STUCK, observer.sink.close()).await,
+        // The reply to the peer's close frame is queued in the socket.
+        Closing::Left => tokio::time::timeout(WRITE_TIMEOUT, observer.sink.close()).await,
     };
 }
 
 impl Observer {
-    async fn run(&mut self, inbound: &mut SplitStream<WebSocket>) -> End {
+    async fn run(&mut self, inbound: &mut SplitStream<WebSocket>) -> Closing {
         let stop = self.state.shutdown.token();
-        let mut budget = Budget::default();
+        let mut input_rate = InputRate::default();
         loop {
             let next = tokio::select! {
                 biased;
-                () = stop.cancelled() => return End::Close(RESTART, "draining".to_owned()),
-                () = self.watch.due() => {
+                () = stop.cancelled() => return Closing::Close(RESTART, "draining".to_owned()),
+                () = self.watch.wait_recheck() => {
                     match self.watch.recheck().await {
                         Ok(()) => Ok(()),
-                        Err(gone) => return End::Close(POLICY, gone.as_str().to_owned()),
+                        Err(gone) => return Closing::Close(POLICY, gone.as_str().to_owned()),
                     }
                 }
-                message = inbound.next(), if budget.is_left() => {
-                    budget.spend();
+                message = inbound.next(), if input_rate.has_room() => {
+                    input_rate.count_frame();
                     self.on_message(message).await
                 }
                 observed = self.events.next() => self.on_observed(observed).await,
@@ -156,40 +155,40 @@ impl Observer {
         }
     }
 
-    async fn on_observed(&mut self, observed: Result<Observed, EngineError>) -> Result<(), End> {
+    async fn on_observed(&mut self, observed: Result<StreamItem, EngineError>) -> Result<(), Closing> {
         let first = match observed {
-            Ok(Observed::Event(event)) => event,
-            // Only streams that begin in the past are out of step.
-            Ok(Observed::Resync { .. }) => return Ok(()),
-            Ok(Observed::TooSlow) => return Err(too_slow()),
+            Ok(StreamItem::Event(event)) => event,
+            // Only streams that start in the past can be out of step.
+            Ok(StreamItem::Resync { .. }) => return Ok(()),
+            Ok(StreamItem::TooSlow) => return Err(close_slow_observer()),
             Err(error) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "an observer waits for storage");
+                tracing::debug!(error = &error as &dyn std::error::Error, "observer events not readable, retrying");
                 tokio::time::sleep(RETRY_AFTER).await;
                 return Ok(());
             }
         };
-        tokio::time::sleep(LINGER).await;
+        tokio::time::sleep(BATCH_WINDOW).await;
         let mut batch = vec![first];
-        while batch.len() < WRITTEN_AT_ONCE {
+        while batch.len() < FRAMES_PER_WRITE {
             match self.events.try_next() {
-                Some(Observed::Event(event)) => batch.push(event),
-                Some(Observed::TooSlow) => return Err(too_slow()),
-                Some(Observed::Resync { .. }) | None => break,
+                Some(StreamItem::Event(event)) => batch.push(event),
+                Some(StreamItem::TooSlow) => return Err(close_slow_observer()),
+                Some(StreamItem::Resync { .. }) | None => break,
             }
         }
         self.write(&batch).await
     }
 
-    /// Writes what the observer may see of these events.
-    async fn write(&mut self, events: &[Arc<LogEvent>]) -> Result<(), End> {
+    /// Writes the events that the observer may see.
+    async fn write(&mut self, events: &[Arc<LogEvent>]) -> Result<(), Closing> {
         let mut frames = Vec::new();
-        for event in events.iter().filter(|event| self.watch.sees(event)) {
-            match self.watch.text(event).await {
+        for event in events.iter().filter(|event| self.watch.can_see(event)) {
+            match self.watch.render(event).await {
                 Ok(text) => frames.extend(text.and_then(|text| Utf8Bytes::try_from(text).ok()).map(Message::Text)),
                 Err(_) => {
                     self.send(frames).await?;
                     let reason = "events cannot be read now: resume from the log";
-                    return Err(End::Close(TRY_AGAIN, reason.to_owned()));
+                    return Err(Closing::Close(TRY_AGAIN, reason.to_owned()));
                 }
             }
         }
@@ -198,38 +197,38 @@ impl Observer {
         self.send(frames).await
     }
 
-    async fn send(&mut self, frames: Vec<Message>) -> Result<(), End> {
+    async fn send(&mut self, frames: Vec<Message>) -> Result<(), Closing> {
         let written = async {
             for frame in frames {
                 self.sink.feed(frame).await?;
             }
             self.sink.flush().await
         };
-        match tokio::time::timeout(STUCK, written).await {
+        match tokio::time::timeout(WRITE_TIMEOUT, written).await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) => Err(End::Left),
-            Err(_) => Err(too_slow()),
+            Ok(Err(_)) => Err(Closing::Left),
+            Err(_) => Err(close_slow_observer()),
         }
     }
 
-    async fn on_message(&mut self, message: Option<Result<Message, axum::Error>>) -> Result<(), End> {
+    async fn on_message(&mut self, message: Option<Result<Message, axum::Error>>) -> Result<(), Closing> {
         let text = match message {
-            None | Some(Err(_) | Ok(Message::Close(_))) => return Err(End::Left),
+            None | Some(Err(_) | Ok(Message::Close(_))) => return Err(Closing::Left),
             Some(Ok(Message::Text(text))) => text,
-            // Pings are answered by the socket itself.
+            // The socket answers pings itself.
             Some(Ok(_)) => return Ok(()),
         };
         match ObserverFrame::decode(&text) {
             Some(ObserverFrame::Ping) => self.send(vec![Message::Text(r#"{"type":"pong"}"#.into())]).await,
             Some(ObserverFrame::Resync { last_seen_seq }) => self.resync(last_seen_seq).await,
-            // Subscriptions narrow nothing: an observer gets all that it may see. What is unknown or broken
-            // is ignored, as clients expect.
+            // Subscriptions have no effect: an observer receives everything it may see. Unknown and malformed frames
+            // are ignored, as clients expect.
             Some(ObserverFrame::Subscribe | ObserverFrame::Pong) | None => Ok(()),
         }
     }
 
-    /// Shows again what lies between the number that the observer saw last and where this connection began.
-    async fn resync(&mut self, last_seen_seq: i64) -> Result<(), End> {
+    /// Replays the events between the observer's last number and the start of this connection.
+    async fn resync(&mut self, last_seen_seq: i64) -> Result<(), Closing> {
         let scope = self.watch.access().scope;
         let oldest = last_seen_seq.max(self.started_at - 1 - RESYNC_LIMIT).max(0);
         let (mut since, mut replayed, mut whole) =
@@ -238,51 +237,51 @@ impl Observer {
             let events = match self.state.engine.events_between(scope, since, self.started_at).await {
                 Ok(events) => events,
                 Err(error) => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "an observer's resync waits");
+                    tracing::debug!(error = &error as &dyn std::error::Error, "observer resync not readable, retrying");
                     tokio::time::sleep(RETRY_AFTER).await;
                     continue;
                 }
             };
             let Some(last) = events.last().map(|event| event.seq) else { break };
-            // Retention has passed what the observer asks for.
+            // Retention has removed events that the observer asks for.
             whole &= events.first().is_some_and(|first| first.seq == since + 1);
             since = last;
             let events: Vec<Arc<LogEvent>> = events.into_iter().map(Arc::new).collect();
-            replayed += events.iter().filter(|event| self.watch.sees(event)).count();
+            replayed += events.iter().filter(|event| self.watch.can_see(event)).count();
             self.write(&events).await?;
         }
-        let ack = resync_ack(last_seen_seq, self.events.position() - 1, replayed, !whole);
+        let ack = encode_resync_ack(last_seen_seq, self.events.position() - 1, replayed, !whole);
         self.send(vec![Message::Text(ack.into())]).await
     }
 }
 
-fn too_slow() -> End {
+fn close_slow_observer() -> Closing {
     metrics::counter!(relay_domain::metric_names::OBSERVERS_CUT).increment(1);
-    End::Close(TRY_AGAIN, "observer too slow: resume from the log".to_owned())
+    Closing::Close(TRY_AGAIN, "observer too slow: resume from the log".to_owned())
 }
 
-/// How much the observer may still say this second.
-struct Budget {
+/// Rate limit of client frames.
+struct InputRate {
     since: tokio::time::Instant,
     left: u32,
 }
 
-impl Default for Budget {
+impl Default for InputRate {
     fn default() -> Self {
-        Self { since: tokio::time::Instant::now(), left: REQUESTS_A_SECOND }
+        Self { since: tokio::time::Instant::now(), left: CLIENT_FRAMES_PER_SECOND }
     }
 }
 
-impl Budget {
-    /// Counts one look at the socket.
-    fn is_left(&mut self) -> bool {
+impl InputRate {
+    /// Returns whether another frame may be read in this second.
+    fn has_room(&mut self) -> bool {
         if self.since.elapsed() >= Duration::from_secs(1) {
             *self = Self::default();
         }
         self.left > 0
     }
 
-    fn spend(&mut self) {
+    fn count_frame(&mut self) {
         self.left = self.left.saturating_sub(1);
     }
 }

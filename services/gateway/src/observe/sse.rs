@@ -1,7 +1,7 @@
-//! `GET /v1/workspace/events/stream`: the socket's twin for whoever prefers server-sent events.
+//! `GET /v1/workspace/events/stream`: the event stream as server-sent events.
 //!
-//! Each event carries its number as `id`, so that a browser resumes with `Last-Event-ID` by itself. A cursor
-//! that is no longer kept gets one `resync` event, then the oldest events there are.
+//! Each event carries its number as `id`, so that a browser resumes with `Last-Event-ID`. A cursor that is no longer
+//! kept gets one `resync` event, then the oldest events available.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -11,27 +11,27 @@ use axum::{
     response::sse::{Event, KeepAlive, Sse},
 };
 use futures::Stream;
-use relay_engine::events::{EventStream, Observed};
+use relay_engine::events::{EventStream, StreamItem};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::access::{ObserverCredentials, Watch};
+use super::access::{ObserverCredentials, ObserverWatch};
 use crate::{error::ApiError, extract::Query, state::AppState};
 
-/// A comment goes out after this much silence, so that nothing in between gives the connection up.
+/// Interval of keep-alive comments, so that proxies do not close an idle connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// How long to wait for a storage that is away.
+/// Delay between attempts while storage is unavailable.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct StreamQuery {
-    /// A token, where no header can be set. It wins over the header.
+    /// Token, for clients that cannot set a header. It takes precedence over the header.
     #[serde(default)]
     token: Option<String>,
-    /// Resume behind this number, as `Last-Event-ID` does.
+    /// Resume after this number, as with `Last-Event-ID`.
     #[serde(default)]
     #[param(minimum = 0)]
     since: Option<i64>,
@@ -39,8 +39,8 @@ pub(crate) struct StreamQuery {
 
 /// Streams the workspace's events as server-sent events.
 ///
-/// Each event has its number as `id`, so that `Last-Event-ID` resumes behind it. An event `resync` says that older ones
-/// are no longer kept, an event `close` why the stream ends.
+/// Each event has its number as `id`, so that `Last-Event-ID` resumes after it. A `resync` event says that older ones
+/// are no longer kept, a `close` event why the stream ends.
 #[utoipa::path(
     get, path = "/v1/workspace/events/stream", tag = "observers",
     security(("workspace_key" = []), ("observer_token" = [])), params(StreamQuery),
@@ -66,16 +66,16 @@ pub(crate) async fn stream(
         return Err(ApiError::invalid_request("since must not be negative"));
     }
     let token = ObserverCredentials { token: query.token }.token(&headers)?;
-    let access = state.engine.observe(&token).await?;
-    let seat = state.observers.take(access.scope)?;
+    let access = state.engine.authorize_observer(&token).await?;
+    let slot = state.observers.acquire(access.scope)?;
     let events = state.engine.observe_events(access.scope, since).await?;
-    let reader = Reader {
-        watch: Watch::new(state.engine.clone(), access),
+    let reader = StreamReader {
+        watch: ObserverWatch::new(state.engine.clone(), access),
         events,
         stop: state.shutdown.token(),
-        told_at: Instant::now(),
-        over: false,
-        _seat: seat,
+        position_sent_at: Instant::now(),
+        ended: false,
+        _slot: slot,
     };
     let stream = futures::stream::unfold(reader, |mut reader| async move {
         let event = reader.next().await?;
@@ -84,54 +84,55 @@ pub(crate) async fn stream(
     Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
 
-struct Reader {
-    watch: Watch,
+struct StreamReader {
+    watch: ObserverWatch,
     events: EventStream,
     stop: CancellationToken,
-    /// When the reader last heard its position.
-    told_at: Instant,
-    over: bool,
-    _seat: super::Seat,
+    /// Time when the client last received a position.
+    position_sent_at: Instant,
+    ended: bool,
+    _slot: super::ObserverSlot,
 }
 
-impl Reader {
+impl StreamReader {
     async fn next(&mut self) -> Option<Event> {
-        if self.over {
+        if self.ended {
             return None;
         }
         loop {
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return self.close("draining"),
-                () = self.watch.due() => {
+                () = self.watch.wait_recheck() => {
                     if let Err(gone) = self.watch.recheck().await {
                         return self.close(gone.as_str());
                     }
-                    if self.told_at.elapsed() >= KEEP_ALIVE {
-                        // Moves a filtered reader's cursor on, so that it can resume from here.
-                        self.told_at = Instant::now();
+                    if self.position_sent_at.elapsed() >= KEEP_ALIVE {
+                        // Advances the cursor of a reader whose filter hides the events, so that it can resume from
+                        // here.
+                        self.position_sent_at = Instant::now();
                         return Some(Event::default().id((self.events.position() - 1).to_string()));
                     }
                 }
                 observed = self.events.next() => match observed {
-                    Ok(Observed::Event(event)) if !self.watch.sees(&event) => {}
-                    Ok(Observed::Event(event)) => {
-                        let text = match self.watch.text(&event).await {
+                    Ok(StreamItem::Event(event)) if !self.watch.can_see(&event) => {}
+                    Ok(StreamItem::Event(event)) => {
+                        let text = match self.watch.render(&event).await {
                             Ok(Some(text)) => text,
                             Ok(None) => continue,
                             Err(_) => return self.close("events cannot be read now: resume with Last-Event-ID"),
                         };
-                        self.told_at = Instant::now();
+                        self.position_sent_at = Instant::now();
                         let text = String::from_utf8_lossy(&text);
                         return Some(Event::default().id(event.seq.to_string()).data(text));
                     }
-                    Ok(Observed::Resync { oldest_seq, latest_seq }) => {
+                    Ok(StreamItem::Resync { oldest_seq, latest_seq }) => {
                         let data = json!({ "type": "resync", "oldest_seq": oldest_seq, "latest_seq": latest_seq });
                         return Some(Event::default().event("resync").data(data.to_string()));
                     }
-                    Ok(Observed::TooSlow) => return self.close("too slow: resume with Last-Event-ID"),
+                    Ok(StreamItem::TooSlow) => return self.close("too slow: resume with Last-Event-ID"),
                     Err(error) => {
-                        tracing::debug!(error = &error as &dyn std::error::Error, "an observer waits for storage");
+                        tracing::debug!(error = &error as &dyn std::error::Error, "observer events not readable, retrying");
                         tokio::time::sleep(RETRY_AFTER).await;
                     }
                 }
@@ -139,9 +140,9 @@ impl Reader {
         }
     }
 
-    /// The last event: why the stream ends.
+    /// Builds the last event, which says why the stream ends.
     fn close(&mut self, reason: &str) -> Option<Event> {
-        self.over = true;
+        self.ended = true;
         Some(Event::default().event("close").data(json!({ "type": "close", "reason": reason }).to_string()))
     }
 }

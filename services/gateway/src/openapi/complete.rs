@@ -1,5 +1,5 @@
-//! What every operation has in common, so that the handlers need not say it: path parameters, refusals that come
-//! before the handler, the envelope of failures, examples.
+//! Completes the OpenAPI document with parts that all operations share, so that handlers need not repeat them: path
+//! parameters, common errors, envelopes, examples. Called by `document`.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::example::Examples;
 
-/// What a path parameter means, by the segment before it: description and example.
+/// Descriptions and examples of path parameters, by the segment before them.
 const PARAMETERS: &[(&str, &str, &str)] = &[
     ("by-name", "A workspace's name.", "first-steps"),
     ("workspaces", "A workspace.", "243812004871278592"),
@@ -20,7 +20,7 @@ const PARAMETERS: &[(&str, &str, &str)] = &[
     ("participants", "An agent's name.", "bob"),
     ("deliveries", "A delivery.", "del_243812100000000001_243812050000000001"),
     ("nodes", "A node's name.", "build-box"),
-    ("providers", "The name of a process that serves the node.", "broker"),
+    ("providers", "The name of a provider of the node.", "broker"),
     ("files", "A file.", "243812200000000001"),
     ("webhooks", "An inbound webhook.", "wh_243812300000000001"),
     ("hooks", "An inbound webhook.", "wh_243812300000000001"),
@@ -30,36 +30,36 @@ const PARAMETERS: &[(&str, &str, &str)] = &[
     ("actions", "An action's name.", "build"),
     ("invocations", "An invocation.", "inv_243812004871278592"),
     ("triggers", "A trigger.", "trg_243812400000000001"),
-    ("console", "A file that the page names.", "app.js"),
+    ("console", "A file of the page.", "app.js"),
     ("signing-keys", "A signing key.", "3f2c9a1be07d4c58"),
     ("observer-tokens", "An observer token.", "ot_243812500000000001"),
 ];
 
-/// Makes the document whole.
-pub(super) fn complete(document: &mut Value, tags: &[(&str, &str)]) {
+/// Completes the document.
+pub(super) fn complete_document(document: &mut Value, tags: &[(&str, &str)]) {
     let tags = tags.iter().map(|(name, description)| json!({ "name": name, "description": description }));
     document["tags"] = tags.collect();
-    require_what_is_always_there(document);
+    require_nullable_response_fields(document);
     let (mut paths, mut refusals) = (document["paths"].take(), Map::new());
     let examples = Examples::new(&document["components"]["schemas"]);
     for (path, methods) in paths.as_object_mut().into_iter().flatten() {
         for (method, operation) in methods.as_object_mut().into_iter().flatten() {
-            name(operation);
-            path_parameters(path, operation);
-            refusals_of_the_edge(operation);
-            headers(method, operation);
-            let takes_a_cursor = has_parameter(operation, "cursor");
+            qualify_operation_id(operation);
+            add_path_parameters(path, operation);
+            add_common_refusals(operation);
+            add_response_headers(method, operation);
+            let is_paged = has_parameter(operation, "cursor");
             for (status, response) in operation["responses"].as_object_mut().into_iter().flatten() {
                 if status.as_str() >= "400" {
-                    refusal(status, response, &mut refusals);
+                    describe_refusal(status, response, &mut refusals);
                 } else {
                     describe_success(status, response);
                     if !matches!(path.as_str(), "/health" | "/openapi.json") {
-                        envelope(status, response, takes_a_cursor);
+                        wrap_in_envelope(status, response, is_paged);
                     }
                 }
             }
-            show(operation, &examples);
+            add_examples(operation, &examples);
         }
     }
     document["paths"] = paths;
@@ -67,18 +67,18 @@ pub(super) fn complete(document: &mut Value, tags: &[(&str, &str)]) {
     document["components"]["responses"] = Value::Object(refusals);
 }
 
-/// Handlers of several modules are called `create`: the tag tells them apart.
-fn name(operation: &mut Value) {
+/// Prefixes the operation id with the tag, because handlers of several modules are called `create`.
+fn qualify_operation_id(operation: &mut Value) {
     let (tag, name) = (operation["tags"][0].as_str().unwrap_or_default(), operation["operationId"].as_str());
     operation["operationId"] = json!(format!("{}_{}", tag.replace(' ', "_"), name.unwrap_or_default()));
 }
 
-fn path_parameters(path: &str, operation: &mut Value) {
+fn add_path_parameters(path: &str, operation: &mut Value) {
     let mut found = Vec::new();
     let mut before = "";
     for segment in path.split('/') {
         if let Some(name) = segment.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) {
-            // A test finds the one that lacks a description.
+            // A test finds parameters without a description.
             let known = PARAMETERS.iter().find(|(noun, ..)| *noun == before);
             let (description, example) = known.map_or(("", ""), |(_, description, example)| (*description, *example));
             found.push(json!({
@@ -91,7 +91,7 @@ fn path_parameters(path: &str, operation: &mut Value) {
     }
     let mut rest = operation.get_mut("parameters").map(Value::take).unwrap_or_default();
     for mut parameter in rest.as_array_mut().into_iter().flatten().map(Value::take) {
-        // What may be left out of a query or a header cannot be null there.
+        // Optional query and header parameters cannot be null.
         if let Some(kind) = parameter["schema"]["type"].as_array().and_then(|kinds| kinds.first()).cloned() {
             parameter["schema"]["type"] = kind;
         }
@@ -102,14 +102,14 @@ fn path_parameters(path: &str, operation: &mut Value) {
     }
 }
 
-/// What `extract`, `caller`, `middleware` and an engine in trouble answer by themselves.
-fn refusals_of_the_edge(operation: &mut Value) {
+/// Adds the errors of `extract`, `caller`, `middleware` and of an unavailable engine.
+fn add_common_refusals(operation: &mut Value) {
     let mut add = Vec::new();
     add.push(("400", "invalid_request"));
     if operation["requestBody"]["content"].get("application/json").is_some() {
         add.extend([("400", "invalid_json"), ("413", "payload_too_large"), ("415", "unsupported_media_type")]);
     }
-    if has_parameter(operation, KEY) {
+    if has_parameter(operation, IDEMPOTENCY_KEY) {
         add.extend([
             ("400", "invalid_idempotency_key"),
             ("409", "idempotency_key_reused"),
@@ -164,31 +164,31 @@ fn refusals_of_the_edge(operation: &mut Value) {
     }
 }
 
-const KEY: &str = "Idempotency-Key";
+const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
 
 fn has_parameter(operation: &Value, name: &str) -> bool {
     operation["parameters"].as_array().is_some_and(|all| all.iter().any(|one| one["name"] == name))
 }
 
-fn headers(method: &str, operation: &mut Value) {
-    let keyed = has_parameter(operation, KEY);
+fn add_response_headers(method: &str, operation: &mut Value) {
+    let keyed = has_parameter(operation, IDEMPOTENCY_KEY);
     for (status, response) in operation["responses"].as_object_mut().into_iter().flatten() {
         if keyed && status.starts_with('2') && method == "post" {
             response["headers"]["Idempotency-Replayed"] = json!({
-                "description": "`true` when the answer was given before.", "schema": { "type": "string", "const": "true" },
+                "description": "`true` if the response repeats an earlier one.", "schema": { "type": "string", "const": "true" },
             });
         }
         if status == "503" || status == "429" {
             response["headers"]["Retry-After"] = json!({
-                "description": "When to try again, in seconds.", "schema": { "type": "string", "pattern": "^[0-9]+$" },
+                "description": "Delay before a retry, in seconds.", "schema": { "type": "string", "pattern": "^[0-9]+$" },
             });
         }
     }
 }
 
-/// A refusal lists its codes as its description: from them come its schema and its example. The same list of the same
-/// status is written once.
-fn refusal(status: &str, response: &mut Value, known: &mut Map<String, Value>) {
+/// Derives schema and example of an error from the codes in its description. Equal lists of one status are written
+/// once.
+fn describe_refusal(status: &str, response: &mut Value, known: &mut Map<String, Value>) {
     if !response["content"].is_null() {
         return;
     }
@@ -208,8 +208,8 @@ fn refusal(status: &str, response: &mut Value, known: &mut Map<String, Value>) {
     known.insert(name, std::mem::replace(response, link));
 }
 
-/// `{"ok":true,"data":…}` around what a handler answers, with the cursor of lists that have one.
-fn envelope(status: &str, response: &mut Value, with_cursor: bool) {
+/// Wraps a response body in `{"ok":true,"data":…}`, with the cursor of paged lists.
+fn wrap_in_envelope(status: &str, response: &mut Value, with_cursor: bool) {
     if response["content"].is_null() && matches!(status, "200" | "201") {
         response["content"]["application/json"]["schema"] = json!({ "type": "null" });
     }
@@ -222,7 +222,7 @@ fn envelope(status: &str, response: &mut Value, with_cursor: bool) {
     });
     if with_cursor {
         content["schema"]["properties"]["cursor"] = json!({
-            "type": "object", "required": ["next", "has_more"], "description": "Where the next page begins.",
+            "type": "object", "required": ["next", "has_more"], "description": "Cursor of the next page.",
             "properties": {
                 "next": { "type": ["string", "null"], "example": "eyJhdCI6MX0" }, "has_more": { "type": "boolean" },
             },
@@ -234,18 +234,18 @@ fn describe_success(status: &str, response: &mut Value) {
     if response["description"].as_str().unwrap_or_default().is_empty() {
         response["description"] = json!(match status {
             "101" => "The protocol is switched",
-            "201" => "Done",
-            "204" => "Done, without a body",
-            _ => "The answer",
+            "201" => "Created",
+            "204" => "Success without a body",
+            _ => "Success",
         });
     }
 }
 
-fn show(operation: &mut Value, examples: &Examples<'_>) {
+fn add_examples(operation: &mut Value, examples: &Examples<'_>) {
     let show_in = |content: &mut Value| {
         if let Some(json) = content.get_mut("application/json")
             && json.get("example").is_none()
-            && let Some(example) = examples.of(&json["schema"])
+            && let Some(example) = examples.for_schema(&json["schema"])
         {
             json["example"] = example;
         }
@@ -260,34 +260,34 @@ fn show(operation: &mut Value, examples: &Examples<'_>) {
     }
 }
 
-/// Answers carry fields that may be null as null; in bodies such fields may be missing. The derived schemas do not tell
-/// the two apart, so answers get it here.
-fn require_what_is_always_there(document: &mut Value) {
+/// Marks nullable fields of responses as required: responses contain them as null, request bodies may omit them, and
+/// the derived schemas do not distinguish the two.
+fn require_nullable_response_fields(document: &mut Value) {
     let (mut asked, mut answered) = (BTreeSet::new(), BTreeSet::new());
     let operations = document["paths"].as_object().into_iter().flat_map(Map::values).filter_map(Value::as_object);
     for operation in operations.flat_map(Map::values) {
-        mentioned(&operation["requestBody"], document, &mut asked);
-        mentioned(&operation["responses"], document, &mut answered);
+        collect_schema_names(&operation["requestBody"], document, &mut asked);
+        collect_schema_names(&operation["responses"], document, &mut answered);
     }
     for name in answered.difference(&asked) {
         require_nullable(&mut document["components"]["schemas"][name.as_str()]);
     }
 }
 
-/// The names of all schemas that a part of the document leads to.
-fn mentioned(part: &Value, document: &Value, names: &mut BTreeSet<String>) {
+/// Collects the names of all schemas that a part of the document refers to.
+fn collect_schema_names(part: &Value, document: &Value, names: &mut BTreeSet<String>) {
     match part {
         Value::Object(object) => {
             let name = object.get("$ref").and_then(Value::as_str).and_then(|link| link.rsplit('/').next());
             if let Some(name) = name
                 && names.insert(name.to_owned())
             {
-                mentioned(&document["components"]["schemas"][name], document, names);
+                collect_schema_names(&document["components"]["schemas"][name], document, names);
             }
-            object.values().for_each(|part| mentioned(part, document, names));
+            object.values().for_each(|part| collect_schema_names(part, document, names));
         }
-        Value::Array(list) => list.iter().for_each(|part| mentioned(part, document, names)),
-        _ => {}
+        Value::Array(list) => list.iter().for_each(|part| collect_schema_names(part, document, names)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 /// Examples of fields whose schema has none, by the field's name.
-const BY_NAME: &[(&str, &str)] = &[
+const EXAMPLES_BY_FIELD: &[(&str, &str)] = &[
     ("action_name", "build"),
     ("after", "243812100000000001"),
     ("agent", "bob"),
@@ -72,7 +72,7 @@ const BY_NAME: &[(&str, &str)] = &[
 ];
 
 /// Examples of ids and names, by what the name of their schema begins with. The longest beginning counts.
-const BY_OWNER: &[(&str, &str, &str)] = &[
+const EXAMPLES_BY_SCHEMA: &[(&str, &str, &str)] = &[
     ("Action", "act_243812004871278592", "build"),
     ("ActivityItem", "243812100000000001", ""),
     ("Agent", "243812050000000000", "ada"),
@@ -80,7 +80,7 @@ const BY_OWNER: &[(&str, &str, &str)] = &[
     ("Attachment", "243812200000000001", "report.pdf"),
     ("BindAgent", "", "bob"),
     ("Binding", "anb_243812050000000001", "bob"),
-    ("CapabilityGiven", "", "spawn:claude"),
+    ("CapabilityInput", "", "spawn:claude"),
     ("Channel", "243812004871278600", "general"),
     ("ConsoleMessage", "243812100000000001", ""),
     ("Conversation", "dm_5f0c1a9be7d24c3688aa01f2", "release"),
@@ -129,12 +129,12 @@ impl<'a> Examples<'a> {
     }
 
     /// An example of a schema. `None` where a field has none and its name says nothing.
-    pub(super) fn of(&self, schema: &Value) -> Option<Value> {
-        self.example(schema, "", "")
+    pub(super) fn for_schema(&self, schema: &Value) -> Option<Value> {
+        self.build_example(schema, "", "")
     }
 
     /// `owner` is the schema whose field this is, `field` the field's name.
-    fn example(&self, schema: &Value, owner: &str, field: &str) -> Option<Value> {
+    fn build_example(&self, schema: &Value, owner: &str, field: &str) -> Option<Value> {
         if let Some(given) = schema.get("example").or_else(|| schema.get("examples").and_then(|all| all.get(0))) {
             return Some(given.clone());
         }
@@ -142,7 +142,10 @@ impl<'a> Examples<'a> {
             let target = &self.schemas[name];
             // Ids say more by the field that they are in.
             let known = target["type"] == "string" && target["enum"].is_null();
-            return known.then(|| by_name(owner, field)).flatten().or_else(|| self.example(target, name, field));
+            return known
+                .then(|| example_by_name(owner, field))
+                .flatten()
+                .or_else(|| self.build_example(target, name, field));
         }
         if let Some(word) = schema.get("const").or_else(|| schema.get("enum").and_then(|all| all.get(0))) {
             return Some(word.clone());
@@ -150,7 +153,7 @@ impl<'a> Examples<'a> {
         if let Some(parts) = schema.get("allOf").and_then(Value::as_array) {
             let mut whole = Map::new();
             for part in parts {
-                if let Value::Object(fields) = self.example(part, owner, field)? {
+                if let Value::Object(fields) = self.build_example(part, owner, field)? {
                     whole.extend(fields);
                 }
             }
@@ -159,7 +162,7 @@ impl<'a> Examples<'a> {
         for kinds in ["oneOf", "anyOf"] {
             if let Some(kinds) = schema.get(kinds).and_then(Value::as_array) {
                 let first = kinds.iter().find(|kind| kind["type"] != "null")?;
-                return self.example(first, owner, field);
+                return self.build_example(first, owner, field);
             }
         }
         let types = schema["type"].as_array();
@@ -169,13 +172,13 @@ impl<'a> Examples<'a> {
             None => schema["type"].as_str(),
         };
         match kind {
-            Some("object") => self.object(schema, owner),
+            Some("object") => self.build_object(schema, owner),
             Some("array") => {
-                let item = self.example(schema.get("items")?, owner, &singular(field))?;
+                let item = self.build_example(schema.get("items")?, owner, &singular(field))?;
                 Some(json!([item]))
             }
             Some("string") if schema["format"] == "date-time" => Some(json!("2026-03-01T12:00:00.000Z")),
-            Some("string") => by_name(owner, field).or(nullable.then_some(Value::Null)),
+            Some("string") => example_by_name(owner, field).or(nullable.then_some(Value::Null)),
             Some("integer" | "number") => Some(schema.get("minimum").cloned().unwrap_or(json!(1))),
             Some("boolean") => Some(json!(false)),
             // Anything goes.
@@ -183,25 +186,27 @@ impl<'a> Examples<'a> {
         }
     }
 
-    fn object(&self, schema: &Value, owner: &str) -> Option<Value> {
+    fn build_object(&self, schema: &Value, owner: &str) -> Option<Value> {
         let mut object = Map::new();
         for (name, field) in schema["properties"].as_object().into_iter().flatten() {
-            object.insert(name.clone(), self.example(field, owner, name)?);
+            object.insert(name.clone(), self.build_example(field, owner, name)?);
         }
         Some(Value::Object(object))
     }
 }
 
-fn by_name(owner: &str, field: &str) -> Option<Value> {
+fn example_by_name(owner: &str, field: &str) -> Option<Value> {
     if matches!(field, "id" | "name") {
-        let (_, id, name) =
-            BY_OWNER.iter().filter(|(start, ..)| owner.starts_with(start)).max_by_key(|(start, ..)| start.len())?;
+        let (_, id, name) = EXAMPLES_BY_SCHEMA
+            .iter()
+            .filter(|(start, ..)| owner.starts_with(start))
+            .max_by_key(|(start, ..)| start.len())?;
         return Some(json!(if field == "id" { id } else { name })).filter(|text| text != "");
     }
-    BY_NAME.iter().find(|(name, _)| *name == field).map(|(_, example)| json!(example))
+    EXAMPLES_BY_FIELD.iter().find(|(name, _)| *name == field).map(|(_, example)| json!(example))
 }
 
-/// Lists are called after what is in them.
+/// Returns the singular of a list's name.
 fn singular(field: &str) -> String {
     match field.strip_suffix("ies") {
         Some(stem) => format!("{stem}y"),

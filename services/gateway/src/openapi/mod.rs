@@ -1,18 +1,18 @@
-//! The OpenAPI document: made from the handlers, completed here, served at `/openapi.json`.
+//! OpenAPI document: derived from the handlers, completed by `complete`, served at `/openapi.json`.
 //!
 //! To describe a handler:
 //! 1. `#[utoipa::path(post, path = "/v1/…", tag = "channels", security(("workspace_key" = []), ("agent_token" = [])),
-//!    request_body = wire::SomeBody, responses((status = 201, body = wire::Some), (status = 409,
-//!    description = "some_code, other_code")))]` above it. The path is the router's, the tag one of `TAGS`. The first
-//!    line of its doc comment becomes the summary, the rest the description.
-//! 2. A 2xx names what `Reply<…>` holds (`()` when acknowledged, no body for 204); a refusal lists its codes as its
-//!    description. What every route has in common is added by `complete`: path parameters, the envelopes, 400
-//!    `invalid_request`, 401, 413, 415, 429, 500, 503, and examples. Do not write those.
+//!    request_body = wire::SomeBody, responses((status = 201, body = wire::Some), (status = 409, description =
+//!    "some_code, other_code")))]` above it. Path as in the router, tag from `TAGS`. The first line of its doc comment
+//!    becomes the summary, the rest the description.
+//! 2. A 2xx names the type in `Reply<…>` (`()` when acknowledged, no body for 204); an error lists its codes as its
+//!    description. `complete` adds what every route has: path parameters, envelopes, 400 `invalid_request`, 401, 413,
+//!    415, 429, 500, 503, and examples. Do not write those.
 //! 3. `params(wire::SomeQuery)` for a query, `params(IdempotencyKey)` beside a `KeyedBody`.
 //! 4. The wire types derive `ToSchema` (queries `IntoParams` with `#[into_params(parameter_in = Query)]`). Ids of the
 //!    domain need `#[schema(value_type = Id)]`, objects `value_type = Object`, words `value_type = words::…`. A field
 //!    that is left out instead of null needs `#[schema(nullable = false)]`. `#[schema(example = "…")]` where
-//!    `example::BY_NAME` knows no example. Names of wire types are unique, whatever their module.
+//!    `example::EXAMPLES_BY_FIELD` knows no example. Names of wire types are unique, whatever their module.
 //! 5. The handler goes into the list of `Handlers` below. `tests/tests/openapi/document.rs` fails while it does not.
 //!
 //! Then `cargo xtask openapi` writes `docs/openapi.json` again.
@@ -31,21 +31,21 @@ use utoipa::{
 
 use crate::{console, node, observe, routes};
 
-/// The subjects, in the order in which the reference shows them.
+/// Tags in the order of the reference.
 const TAGS: &[(&str, &str)] = &[
-    ("workspaces", "A workspace is a tenant: everything below belongs to exactly one."),
-    ("agents", "Whoever has a mailbox: programs, people, parts of systems."),
-    ("channels", "Where members of a workspace talk to each other."),
-    ("messages", "What is said in channels and threads, and reading it."),
+    ("workspaces", "A workspace is a tenant: every other resource belongs to exactly one."),
+    ("agents", "Named recipients with a mailbox: programs, people, parts of systems."),
+    ("channels", "Named conversations that agents of a workspace join."),
+    ("messages", "Posting and reading messages of channels and threads."),
     ("direct messages", "Conversations between two agents, or in a group."),
-    ("deliveries", "An agent's mailbox: one delivery for each message that it gets."),
-    ("nodes", "Where agents are reached: an agent's own connection, or a broker that hosts many."),
-    ("actions", "What nodes and agents can be asked to do, and what came of it."),
+    ("deliveries", "Mailboxes of agents: one delivery per message and recipient."),
+    ("nodes", "Connections of agents: an agent's own connection, or a broker that hosts many agents."),
+    ("actions", "Operations that nodes and agents offer, and their invocations."),
     ("sockets", "WebSockets. Their frames are not part of this document."),
-    ("observers", "Tokens that only read, and what happens in a workspace as it happens."),
-    ("operators", "For whoever runs the installation."),
-    ("files", "What messages carry besides text."),
-    ("webhooks", "Messages from outside, and events to the outside."),
+    ("observers", "Read-only tokens, and the live events of a workspace."),
+    ("operators", "Administration of the installation."),
+    ("files", "Attachments of messages."),
+    ("webhooks", "Inbound webhooks for messages, and subscriptions that send events."),
     ("service", "The gateway itself."),
 ];
 
@@ -53,11 +53,11 @@ const TAGS: &[(&str, &str)] = &[
 #[openapi(
     info(
         title = "Relay",
-        description = "Carries messages between agents. Every answer but 204 is JSON with a boolean `ok`: \
+        description = "Carries messages between agents. Every response except 204 is JSON with a boolean `ok`: \
             `{\"ok\":true,\"data\":…}`, or `{\"ok\":false,\"error\":{\"code\",\"message\"}}`. Codes are stable, \
-            messages are for people. Ids are strings. Instants are UTC with milliseconds. Bodies may carry unknown \
-            keys; they are ignored. A body of at most 1 MiB is taken, and no body counts as `{}`. \
-            Answers to calls with a token tell in `X-RateLimit-Limit`, `-Remaining` and `-Reset` what is left of its budget.",
+            messages are for people. Ids are strings. Instants are UTC with milliseconds. Unknown keys \
+            of bodies are ignored. A body has at most 1 MiB, and a missing body counts as `{}`. \
+            Responses to requests with a token carry its rate limit in `X-RateLimit-Limit`, `-Remaining` and `-Reset`.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
         contact(),
     ),
@@ -72,28 +72,28 @@ const TAGS: &[(&str, &str)] = &[
         routes::workspaces::info,
         routes::workspaces::update,
         routes::workspaces::delete,
-        routes::observer_tokens::create,
-        routes::observer_tokens::list,
-        routes::observer_tokens::get,
-        routes::observer_tokens::update,
-        routes::observer_tokens::rotate,
-        routes::observer_tokens::revoke,
-        routes::activity::system_prompt,
-        routes::activity::set_system_prompt,
-        routes::activity::activity,
-        routes::insight::metrics,
-        routes::insight::trace,
-        routes::usage::usage,
-        routes::activity::console_messages,
-        routes::activity::stats,
-        routes::activity::console_agents,
-        routes::activity::costs,
-        routes::operator::create_workspace,
-        routes::operator::quotas,
-        routes::operator::set_quotas,
-        routes::operator::signing_keys,
-        routes::operator::rotate_signing_key,
-        routes::operator::retire_signing_key,
+        routes::observers::create,
+        routes::observers::list,
+        routes::observers::get,
+        routes::observers::update,
+        routes::observers::rotate,
+        routes::observers::revoke,
+        routes::workspaces::activity::system_prompt,
+        routes::workspaces::activity::set_system_prompt,
+        routes::workspaces::activity::activity,
+        routes::mailboxes::insight::metrics,
+        routes::mailboxes::insight::trace,
+        routes::workspaces::usage::usage,
+        routes::workspaces::activity::console_messages,
+        routes::workspaces::activity::stats,
+        routes::workspaces::activity::console_agents,
+        routes::workspaces::activity::costs,
+        routes::workspaces::operator::create_workspace,
+        routes::workspaces::operator::quotas,
+        routes::workspaces::operator::set_quotas,
+        routes::workspaces::operator::signing_keys,
+        routes::workspaces::operator::rotate_signing_key,
+        routes::workspaces::operator::retire_signing_key,
         routes::agents::register,
         routes::agents::list,
         routes::agents::presence,
@@ -104,9 +104,9 @@ const TAGS: &[(&str, &str)] = &[
         routes::agents::delete,
         routes::agents::rotate_token,
         routes::agents::me,
-        routes::spawn::spawn,
-        routes::spawn::release,
-        routes::spawn::release_exact,
+        routes::agents::spawn::spawn,
+        routes::agents::spawn::release,
+        routes::agents::spawn::release_exact,
         routes::channels::create,
         routes::channels::list,
         routes::channels::get,
@@ -119,42 +119,42 @@ const TAGS: &[(&str, &str)] = &[
         routes::channels::members,
         routes::channels::mute,
         routes::channels::unmute,
-        routes::inbox::read_status,
+        routes::mailboxes::inbox::read_status,
         routes::messages::of_channel,
         routes::messages::get,
         routes::messages::replies,
         routes::messages::read,
         routes::messages::update,
-        routes::inbox::readers,
-        routes::inbox::reactions,
-        routes::inbox::react,
-        routes::inbox::unreact,
-        routes::inbox::get,
-        routes::activity::search,
-        routes::send::to_channel,
-        routes::send::reply,
-        routes::send::dm,
-        routes::send::to_conversation,
-        routes::dms::conversations,
-        routes::dms::messages,
-        routes::dms::create_group,
-        routes::dms::add_participant,
-        routes::dms::remove_participant,
-        routes::dms::all,
-        routes::dms::any_messages,
-        routes::dead_letters::list,
-        routes::dead_letters::summary,
-        routes::dead_letters::get,
-        routes::dead_letters::redrive,
-        routes::dead_letters::progress,
-        routes::dead_letters::purge,
-        routes::dead_letters::purge_one,
-        routes::deliveries::list,
-        routes::deliveries::ack,
-        routes::deliveries::fail,
-        routes::deliveries::defer,
-        routes::deliveries::claim,
-        routes::deliveries::attempts,
+        routes::mailboxes::inbox::readers,
+        routes::mailboxes::inbox::reactions,
+        routes::mailboxes::inbox::react,
+        routes::mailboxes::inbox::unreact,
+        routes::mailboxes::inbox::get,
+        routes::workspaces::activity::search,
+        routes::messages::posting::to_channel,
+        routes::messages::posting::reply,
+        routes::messages::posting::dm,
+        routes::messages::posting::to_conversation,
+        routes::channels::conversations::conversations,
+        routes::channels::conversations::messages,
+        routes::channels::conversations::create_group,
+        routes::channels::conversations::add_participant,
+        routes::channels::conversations::remove_participant,
+        routes::channels::conversations::all,
+        routes::channels::conversations::any_messages,
+        routes::mailboxes::dead_letters::list,
+        routes::mailboxes::dead_letters::summary,
+        routes::mailboxes::dead_letters::get,
+        routes::mailboxes::dead_letters::redrive,
+        routes::mailboxes::dead_letters::progress,
+        routes::mailboxes::dead_letters::purge,
+        routes::mailboxes::dead_letters::purge_one,
+        routes::mailboxes::deliveries::list,
+        routes::mailboxes::deliveries::ack,
+        routes::mailboxes::deliveries::fail,
+        routes::mailboxes::deliveries::defer,
+        routes::mailboxes::deliveries::claim,
+        routes::mailboxes::deliveries::attempts,
         routes::mailboxes::list,
         routes::actions::define,
         routes::actions::list,
@@ -180,10 +180,10 @@ const TAGS: &[(&str, &str)] = &[
         routes::files::delete,
         routes::files::receive,
         routes::files::send,
-        routes::webhooks::create,
-        routes::webhooks::list,
-        routes::webhooks::delete,
-        routes::webhooks::receive,
+        routes::messages::webhooks::create,
+        routes::messages::webhooks::list,
+        routes::messages::webhooks::delete,
+        routes::messages::webhooks::receive,
         routes::subscriptions::create,
         routes::subscriptions::list,
         routes::subscriptions::get,
@@ -191,13 +191,13 @@ const TAGS: &[(&str, &str)] = &[
         routes::subscriptions::deliveries,
         routes::subscriptions::replay,
         routes::subscriptions::replay_since,
-        routes::triggers::create,
-        routes::triggers::list,
-        routes::triggers::get,
-        routes::triggers::update,
-        routes::triggers::delete,
-        routes::session_events::report,
-        routes::session_events::list,
+        routes::actions::triggers::create,
+        routes::actions::triggers::list,
+        routes::actions::triggers::get,
+        routes::actions::triggers::update,
+        routes::actions::triggers::delete,
+        routes::agents::session_events::report,
+        routes::agents::session_events::list,
         observe::socket::upgrade,
         observe::log::page,
         observe::sse::stream,
@@ -210,26 +210,26 @@ const TAGS: &[(&str, &str)] = &[
 )]
 struct Handlers;
 
-/// The header of routes that take a `KeyedBody`.
+/// Header of routes that take a `KeyedBody`.
 #[derive(Debug, IntoParams)]
 #[into_params(parameter_in = Header)]
 pub struct IdempotencyKey {
-    /// 1 to 255 visible ASCII characters. The same key with the same body gets the first answer again, for 24 hours,
-    /// with the header `Idempotency-Replayed: true`, and nothing is done twice. `X-Idempotency-Key` counts too.
+    /// 1 to 255 visible ASCII characters. A repetition with the same key and body gets the first response again, for 24 hours,
+    /// with the header `Idempotency-Replayed: true`. `X-Idempotency-Key` is accepted too.
     #[param(rename = "Idempotency-Key", required = false, min_length = 1, max_length = 255, pattern = "^[!-~]+$")]
     _key: Option<String>,
 }
 
-/// The kinds of tokens.
+/// Security schemes: one per kind of token.
 struct Schemes;
 
 impl Modify for Schemes {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let components = document.components.get_or_insert_default();
         for (name, format, description) in [
-            ("workspace_key", "rk_live_…", "Administers one workspace. It cannot speak as an agent."),
+            ("workspace_key", "rk_live_…", "Administers one workspace. It cannot act as an agent."),
             ("agent_token", "at_live_…", "Acts as one agent."),
-            ("node_token", "nt_live_…", "Opens the socket of one node, and posts for the agents that it hosts."),
+            ("node_token", "nt_live_…", "Opens the socket of one node, and posts for its agents."),
             ("observer_token", "ot_live_…", "Reads, within its scopes and filters."),
             (
                 "operator",
@@ -244,16 +244,16 @@ impl Modify for Schemes {
     }
 }
 
-/// The whole document.
+/// Builds the complete document.
 #[must_use]
 pub fn document() -> Value {
     let mut document = serde_json::to_value(Handlers::openapi()).unwrap_or_default();
-    complete::complete(&mut document, TAGS);
+    complete::complete_document(&mut document, TAGS);
     document
 }
 
-/// The document as it is served: compact, made once.
-pub(crate) fn text() -> &'static str {
+/// Returns the document as it is served: compact, built once.
+pub(crate) fn document_text() -> &'static str {
     static TEXT: OnceLock<String> = OnceLock::new();
     TEXT.get_or_init(|| document().to_string())
 }

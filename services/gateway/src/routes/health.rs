@@ -1,17 +1,17 @@
-//! Signs of life.
+//! Health and readiness for clients and load balancers.
 
 use axum::{
     Json,
     extract::State,
     response::{IntoResponse as _, Response},
 };
-use relay_wire::health as wire;
+use relay_wire::workspaces::health as wire;
 
 use crate::{envelope::Reply, error::ApiError, state::AppState};
 
-/// Tells that the process lives.
+/// Returns 200 while the process runs.
 ///
-/// Not in the envelope of the other answers.
+/// Does not use the envelope of the other responses.
 #[utoipa::path(
     get, path = "/health", tag = "service",
     responses((status = 200, body = wire::Health)),
@@ -21,13 +21,13 @@ pub async fn health() -> Json<wire::Health> {
     Json(wire::Health { ok: true, version, build: wire::Build { name: env!("CARGO_PKG_NAME"), version } })
 }
 
-/// Tells whether new work may be sent here.
+/// Returns whether this gateway accepts new work.
 #[utoipa::path(
     get, path = "/ready", tag = "service",
     responses((status = 200, body = wire::Ready), (status = 503, description = "not_ready")),
 )]
 pub async fn ready(State(state): State<AppState>) -> Response {
-    match state.why_not_ready() {
+    match state.unready_reason() {
         None => Reply::ok(wire::Ready { ready: true }).into_response(),
         Some(reason) => ApiError::unavailable("not_ready", format!("Not ready: {reason}")).into_response(),
     }

@@ -1,41 +1,41 @@
-//! Limits and cursors of lists.
+//! Parsing of limits and cursors, for all list routes.
 
 use relay_domain::MessageId;
-use relay_engine::{MessagePage, history};
-use relay_wire::message::PageQuery;
+use relay_engine::{MessagePage, messages::history};
+use relay_wire::messages::PageQuery;
 
 use crate::error::ApiError;
 
-/// A limit: the default when absent, the maximum when above it, refused when it is no positive number.
-pub(super) fn limit(given: Option<&str>, (default, max): (i64, i64)) -> Result<i64, ApiError> {
-    let Some(text) = given else {
+/// Parses a limit: the default if absent, clamped to the maximum, refused if not a positive number.
+pub(super) fn parse_limit(text: Option<&str>, (default, max): (i64, i64)) -> Result<i64, ApiError> {
+    let Some(text) = text else {
         return Ok(default);
     };
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {
-        Ok(0) => Err(invalid()),
+        Ok(0) => Err(invalid_pagination()),
         Ok(limit) if digits => Ok(max.min(limit)),
-        // More digits than any number has is more than the maximum.
+        // A number that overflows is above the maximum.
         Err(_) if digits => Ok(max),
-        _ => Err(invalid()),
+        _ => Err(invalid_pagination()),
     }
 }
 
-/// A page of messages. Both cursors are message ids and exclusive.
-pub(super) fn messages(query: &PageQuery) -> Result<MessagePage, ApiError> {
+/// Parses a page of messages. Both cursors are message ids and exclusive.
+pub(super) fn parse_message_page(query: &PageQuery) -> Result<MessagePage, ApiError> {
     Ok(MessagePage {
-        before: cursor(query.before.as_deref())?,
-        after: cursor(query.after.as_deref())?,
-        limit: limit(query.limit.as_deref(), history::PAGE)?,
+        before: parse_cursor(query.before.as_deref())?,
+        after: parse_cursor(query.after.as_deref())?,
+        limit: parse_limit(query.limit.as_deref(), history::PAGE)?,
     })
 }
 
-/// A message id to begin at.
-pub(super) fn cursor(given: Option<&str>) -> Result<Option<MessageId>, ApiError> {
-    given.map(|text| text.parse().map_err(|_| invalid())).transpose()
+/// Parses a message id used as a cursor.
+pub(super) fn parse_cursor(text: Option<&str>) -> Result<Option<MessageId>, ApiError> {
+    text.map(|text| text.parse().map_err(|_| invalid_pagination())).transpose()
 }
 
-fn invalid() -> ApiError {
+fn invalid_pagination() -> ApiError {
     ApiError::invalid_request("Invalid pagination query")
 }
 
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_clamped_from_above_and_refused_from_below() {
-        for (given, expected) in [
+        for (text, expected) in [
             (None, Some(50)),
             (Some("7"), Some(7)),
             (Some("1000"), Some(100)),
@@ -57,7 +57,7 @@ mod tests {
             (Some(""), None),
             (Some("x"), None),
         ] {
-            assert_eq!(limit(given, (50, 100)).ok(), expected, "{given:?}");
+            assert_eq!(parse_limit(text, (50, 100)).ok(), expected, "{text:?}");
         }
     }
 }

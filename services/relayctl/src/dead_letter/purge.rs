@@ -1,13 +1,13 @@
-//! Dead letters are put out of sight.
+//! `relayctl dead-letter purge`: removes dead letters from listings and redrives.
 
 use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use super::{
     Filter,
-    redrive::{lines, shown},
+    redrive::{count_to_json, format_count},
 };
-use crate::output::{Bar, Output};
+use crate::output::{Output, ProgressBar};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -17,15 +17,15 @@ pub(crate) struct Arguments {
 
 pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
     let filter = arguments.filter;
-    let desk = filter.desk().await?;
-    let query = filter.query(&desk)?;
-    let count = desk.count_all(&query).await.context("count the letters")?;
+    let admin = filter.admin().await?;
+    let query = filter.query(&admin)?;
+    let count = admin.count_all(&query).await.context("count the letters")?;
     if filter.dry_run {
-        return out.one(&shown(&count), |_| lines(&count));
+        return out.print_value(&count_to_json(&count), |_| format_count(&count));
     }
     let of = count.total.unsigned_abs();
-    let mut bar = Bar::new("letters", out);
-    let purged = desk.purge(&query, |purged| bar.show(purged, of)).await.context("purge the letters")?;
-    bar.end();
-    out.one(&json!({ "purged": purged }), |_| format!("{purged} letters were put out of sight"))
+    let mut bar = ProgressBar::new("letters", out);
+    let purged = admin.purge(&query, |purged| bar.update(purged, of)).await.context("purge the letters")?;
+    bar.finish();
+    out.print_value(&json!({ "purged": purged }), |_| format!("{purged} letters were put out of sight"))
 }

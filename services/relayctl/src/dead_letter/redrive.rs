@@ -1,26 +1,26 @@
-//! Dead letters are sent again, by the workers.
+//! `relayctl dead-letter redrive`: requests redrives, which the workers perform.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use relay_domain::DeliveryId;
-use relay_engine::dead_letters::LetterCount;
+use relay_engine::mailboxes::dead_letters::DeadLetterCount;
 use serde_json::json;
 
 use super::Filter;
-use crate::output::{Bar, Output};
+use crate::output::{Output, ProgressBar};
 
-/// How often to look how far the workers are.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Interval at which the progress is read.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     filter: Filter,
-    /// One letter, by its delivery id.
+    /// One dead letter, by its delivery id.
     #[arg(long, conflicts_with_all = ["agent", "node", "reason", "older_than_seconds", "all"])]
     delivery: Option<String>,
-    /// Letters a second.
+    /// Redrives per second.
     #[arg(long)]
     rate: Option<i32>,
     /// Do not wait for the workers.
@@ -30,52 +30,53 @@ pub(crate) struct Arguments {
 
 pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
     let Arguments { filter, delivery, rate, no_wait } = arguments;
-    let desk = filter.desk().await?;
+    let admin = filter.admin().await?;
     if let Some(text) = &delivery {
         let id: DeliveryId = text.parse().ok().context("--delivery is no delivery's id")?;
         if filter.dry_run {
-            let reason = desk.reason_of(id).await.context("read the letter")?;
-            return out.one(&json!({ "delivery_id": id.to_string(), "reason": reason }), |_| format!("{id}: {reason}"));
+            let reason = admin.dead_letter_reason(id).await.context("read the letter")?;
+            return out.print_value(&json!({ "delivery_id": id.to_string(), "reason": reason }), |_| {
+                format!("{id}: {reason}")
+            });
         }
-        let (fresh, seq) = desk.redrive_one(id).await.context("send the letter again")?;
-        return out.one(&json!({ "delivery_id": id.to_string(), "sent_as": fresh.to_string(), "seq": seq }), |_| {
-            format!("{id} was sent again as {fresh}, seq {seq}")
-        });
+        let (fresh, seq) = admin.redrive_one(id).await.context("send the letter again")?;
+        return out
+            .print_value(&json!({ "delivery_id": id.to_string(), "sent_as": fresh.to_string(), "seq": seq }), |_| {
+                format!("{id} was sent again as {fresh}, seq {seq}")
+            });
     }
-    let query = filter.query(&desk)?;
-    let count = desk.count(&query).await.context("count the letters")?;
+    let query = filter.query(&admin)?;
+    let count = admin.count_redrivable(&query).await.context("count the letters")?;
     if filter.dry_run {
-        return out.one(&shown(&count), |_| lines(&count));
+        return out.print_value(&count_to_json(&count), |_| format_count(&count));
     }
-    let begun = desk.redrive_all(&query, rate).await.context("begin the redrive")?;
+    let begun = admin.redrive_all(&query, rate).await.context("begin the redrive")?;
     let mut now = begun.clone();
-    let mut bar = Bar::new("letters", out);
+    let mut bar = ProgressBar::new("letters", out);
     while !no_wait && now.finished_at.is_none() {
-        tokio::time::sleep(LOOK_EVERY).await;
-        now = desk.redrive(begun.redrive_id).await.context("look at the redrive")?;
-        bar.show((now.redriven + now.refused).unsigned_abs(), now.matched.unsigned_abs());
+        tokio::time::sleep(POLL_INTERVAL).await;
+        now = admin.redrive(begun.redrive_id).await.context("look at the redrive")?;
+        bar.update((now.redriven + now.refused).unsigned_abs(), now.matched.unsigned_abs());
     }
-    bar.end();
-    let told = json!({
+    bar.finish();
+    let report = json!({
         "redrive_id": now.redrive_id, "matched": now.matched, "redriven": now.redriven, "refused": now.refused,
         "rate": now.rate, "completed": now.finished_at.is_some(),
     });
-    out.one(&told, |_| {
+    out.print_value(&report, |_| {
         let state = if now.finished_at.is_some() { "is done" } else { "has begun" };
         let done = format!("redrive {} {state}: {} of {} sent again", now.redrive_id, now.redriven, now.matched);
         format!("{done}, {} could not be, {} a second", now.refused, now.rate)
     })
 }
 
-/// A count as JSON.
-pub(super) fn shown(count: &LetterCount) -> serde_json::Value {
+pub(super) fn count_to_json(count: &DeadLetterCount) -> serde_json::Value {
     let by_reason: serde_json::Map<_, _> =
         count.by_reason.iter().map(|(reason, letters)| (reason.clone(), json!(letters))).collect();
     json!({ "letters": count.total, "by_reason": by_reason })
 }
 
-/// A count for people.
-pub(super) fn lines(count: &LetterCount) -> String {
+pub(super) fn format_count(count: &DeadLetterCount) -> String {
     let mut lines: Vec<String> =
         count.by_reason.iter().map(|(reason, letters)| format!("{letters:>10}  {reason}")).collect();
     lines.push(format!("{:>10}  letters", count.total));

@@ -1,0 +1,101 @@
+//! Scan for invocations that no hint has delivered: those not yet written to this gateway's sockets, and those written
+//! to a connection that has ended since.
+//!
+//! Methods of [`Registry`]: one loop, and the handler of invocation hints.
+
+use std::{sync::Arc, time::Duration};
+
+use relay_domain::{GatewayId, InvocationId, WorkspaceScope, actions::RESEND_GRACE};
+use relay_engine::{Engine, EngineResult, actions::InvokeFrame, hints::Hint, mailboxes::serving::Fence};
+
+use super::registry::{Event, Handle, Peer, Registry};
+
+/// Interval of the complete scan.
+const SCAN_INTERVAL: Duration = Duration::from_secs(1);
+/// Delay of a scan that a hint has requested, so that one scan serves several hints.
+const HINT_BATCH_WINDOW: Duration = Duration::from_millis(2);
+/// Connections per query for invocations sent earlier.
+const CONNECTIONS_PER_QUERY: usize = 500;
+
+impl Registry {
+    /// Scans for unsent invocations, every second and after each hint.
+    pub(super) async fn scan_invocations(&self, engine: &Engine, gateway: GatewayId) {
+        loop {
+            let asked = tokio::time::timeout(SCAN_INTERVAL, self.invocation_notify.notified()).await;
+            if asked.is_ok() {
+                tokio::time::sleep(HINT_BATCH_WINDOW).await;
+            }
+            if let Err(error) = self.scan_once(engine, gateway).await {
+                tracing::debug!(error = &error as &dyn std::error::Error, "invocation scan failed, retrying");
+            }
+        }
+    }
+
+    async fn scan_once(&self, engine: &Engine, gateway: GatewayId) -> EngineResult<()> {
+        for frame in engine.unsent_invocations(gateway).await? {
+            self.forward_invocation(Arc::new(frame));
+        }
+        let registered_before = |peer: &Peer| peer.bound_at.elapsed() >= RESEND_GRACE;
+        // Invocations written to the previous connection may be lost with it. Their results have had time to arrive.
+        let to_look_back = self.registered_peers(|peer| registered_before(peer) && !peer.resent_invocations);
+        for batch in to_look_back.chunks(CONNECTIONS_PER_QUERY) {
+            let fences: Vec<Fence> = batch.iter().map(|(_, fence)| fence.clone()).collect();
+            let frames = engine.unanswered_invocations(&fences).await?;
+            // Invocations that did not fit into a connection's queue or into this scan are left for the next one.
+            let is_through = |fence: &Fence| {
+                !frames.iter().any(|frame| {
+                    frame.scope == fence.scope && frame.node_id == fence.node_id && frame.provider == fence.provider
+                })
+            };
+            self.update_peers(batch.iter().filter(|(_, fence)| is_through(fence)), |peer| {
+                peer.resent_invocations = true
+            });
+            frames.into_iter().for_each(|frame| self.forward_invocation(Arc::new(frame)));
+        }
+        Ok(())
+    }
+
+    /// Handles an invocation hint: forwards its frame, or triggers a scan if it carries none.
+    pub(super) fn handle_invoke_hint(&self, hint: &Hint) {
+        let Hint::Invoke { workspace, node, provider, invocation, attempt, frame } = hint else { return };
+        match frame {
+            None => self.invocation_notify.notify_one(),
+            Some(text) => self.forward_invocation(Arc::new(InvokeFrame {
+                scope: WorkspaceScope::from_engine_row(*workspace),
+                invocation: InvocationId::new(*invocation),
+                attempt: *attempt,
+                node_id: node.clone(),
+                provider: provider.clone(),
+                text: text.clone(),
+            })),
+        }
+    }
+
+    /// Forwards an invocation to its provider's connection.
+    fn forward_invocation(&self, frame: Arc<InvokeFrame>) {
+        let maps = self.maps();
+        let ids = maps.nodes.get(&(frame.scope, frame.node_id.clone())).into_iter().flatten();
+        let of_provider = |peer: &&Peer| peer.fence.as_ref().is_some_and(|fence| fence.provider == frame.provider);
+        if let Some(peer) = ids.filter_map(|id| maps.peers.get(id)).find(of_provider) {
+            peer.handle.try_send(Event::Invoke(Arc::clone(&frame)));
+        }
+    }
+
+    /// Returns the registered connections that match.
+    fn registered_peers(&self, matches: impl Fn(&Peer) -> bool) -> Vec<(Handle, Fence)> {
+        let maps = self.maps();
+        let matching = maps.peers.values().filter(|peer| matches(peer));
+        matching.filter_map(|peer| Some((peer.handle.clone(), peer.fence.clone()?))).collect()
+    }
+
+    /// Updates connections, except those that have registered again meanwhile.
+    fn update_peers<'a>(&self, done: impl Iterator<Item = &'a (Handle, Fence)>, note: impl Fn(&mut Peer)) {
+        let mut maps = self.maps();
+        for (handle, fence) in done {
+            let is_same = |known: &Fence| known.epoch == fence.epoch;
+            if let Some(peer) = maps.peers.get_mut(&handle.id).filter(|peer| peer.fence.as_ref().is_some_and(is_same)) {
+                note(peer);
+            }
+        }
+    }
+}

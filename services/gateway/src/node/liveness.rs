@@ -1,0 +1,42 @@
+//! Liveness probes from other gateways, which ask whether the peer of a connection still answers before they take its
+//! provider over.
+
+use relay_domain::{GatewayId, WorkspaceScope, nodes::takeover::ProbeOutcome};
+use relay_engine::Engine;
+use tokio::sync::oneshot;
+
+use super::registry::{Event, LEASE_RENEW_INTERVAL, Registry};
+
+impl Registry {
+    /// Answers probes by letting the probed connections prove that their peers are alive.
+    pub(super) async fn answer_probes(&self, engine: &Engine, gateway: GatewayId) {
+        let mut probes = loop {
+            match engine.probes(gateway).await {
+                Ok(probes) => break probes,
+                Err(error) => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "liveness probes unavailable, retrying");
+                    tokio::time::sleep(LEASE_RENEW_INTERVAL).await;
+                }
+            }
+        };
+        while let Some((request, reply)) = probes.next().await {
+            let (prove, proof) = oneshot::channel();
+            {
+                let maps = self.maps();
+                let scope = WorkspaceScope::from_engine_row(request.workspace);
+                let ids = maps.nodes.get(&(scope, request.node.clone())).into_iter().flatten();
+                let peer = ids.filter_map(|id| maps.peers.get(id)).find(|peer| {
+                    peer.fence.as_ref().is_some_and(|f| f.provider == request.provider && f.epoch == request.epoch)
+                });
+                if let Some(peer) = peer {
+                    peer.handle.try_send(Event::ProveLiveness(prove));
+                }
+            }
+            let engine = engine.clone();
+            tokio::spawn(async move {
+                let proof = proof.await.unwrap_or(ProbeOutcome::Silent);
+                engine.answer_probe(reply, proof).await;
+            });
+        }
+    }
+}

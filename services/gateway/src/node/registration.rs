@@ -1,0 +1,143 @@
+//! `node.register`: a connection takes its provider.
+//!
+//! A refusal is an `error` frame, which providers treat as final and direct clients ignore. So a transient failure is
+//! never reported as an error: it is retried while the peer waits, and a connection that still cannot register is
+//! closed, after which every client reconnects.
+
+use std::time::Duration;
+
+use relay_domain::ProviderName;
+use relay_engine::{
+    EngineError, EngineResult,
+    mailboxes::serving::{Fence, ProviderRegistration},
+    nodes::providers::Registrant,
+};
+use relay_wire::nodes::frame::Register;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{
+    control::{ControlContext, Effect, MAX_WORD_BYTES, ProviderBinding, check_capabilities, stored_capabilities},
+    delayed_acks::REREADING_CLIENT_VERSION,
+    pacing::BROKER_VERSION,
+};
+use crate::routes::nodes;
+
+/// Capability by which a broker requests its agents' cursors.
+const CURSOR: &str = "relay:delivery-cursor-v1";
+/// Timeout of a registration. Brokers wait 10 s for the reply.
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(8);
+/// Delay between attempts while storage is unavailable.
+const RETRY: Duration = Duration::from_millis(500);
+/// Clients reconnect after these codes, with increasing delays.
+const TRY_AGAIN_LATER: (u16, &str) = (1013, "storage unavailable");
+pub(super) const INTERNAL: (u16, &str) = (1011, "internal error");
+
+impl ControlContext {
+    pub(super) async fn register(self, frame: Register) -> Result<(Option<Value>, Effect), EngineError> {
+        let registrant = self.build_registrant(&frame)?;
+        let until = Instant::now() + REGISTRATION_TIMEOUT;
+        let epoch = match self.retry_until(until, || self.engine.register_provider(&registrant)).await {
+            Some(taken) => taken?,
+            None => return Ok((None, self.registration_failed(None, TRY_AGAIN_LATER))),
+        };
+        let ProviderRegistration { provider, instance_id, cursor_granted, version, .. } = registrant.registration;
+        let binding = ProviderBinding {
+            fence: Fence { scope: self.scope, node_id: self.node_id.clone(), provider: provider.clone(), epoch },
+            cursor_granted,
+            is_broker: !self.direct && version.starts_with(BROKER_VERSION),
+            rereads_after_ack: self.direct && version.starts_with(REREADING_CLIENT_VERSION),
+            capabilities: frame.capabilities.len(),
+        };
+        // The provider is taken by now: from here on the connection registers, or releases it.
+        let node = match self.retry_until(until, || self.engine.node(self.scope, self.node_id.as_str())).await {
+            Some(Ok(node)) => node,
+            Some(Err(error)) => {
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "registered node could not be described, closing the connection"
+                );
+                return Ok((None, self.registration_failed(Some(binding), INTERNAL)));
+            }
+            None => return Ok((None, self.registration_failed(Some(binding), TRY_AGAIN_LATER))),
+        };
+        let mut data = serde_json::to_value(nodes::to_node(node)).unwrap_or_default();
+        if let Some(data) = data.as_object_mut() {
+            // Fields of the roster that published clients do not expect in this reply.
+            data.remove("providers");
+            data.remove("reserved_agents");
+            data.insert("provider".to_owned(), json!({ "name": provider, "instance_id": instance_id }));
+            let accepted = frame
+                .capabilities
+                .iter()
+                .map(|c| json!({ "name": c.name, "kind": c.canonical_kind(), "accepted": true }));
+            data.insert("accepted_capabilities".to_owned(), accepted.collect());
+        }
+        Ok((Some(data), Effect::Registered(binding)))
+    }
+
+    /// Converts the frame, and refuses invalid ones.
+    fn build_registrant(&self, frame: &Register) -> Result<Registrant, EngineError> {
+        use relay_domain::names::{MAX_NOTE_BYTES, MAX_TAGS, check_length, check_name};
+        if frame.node_id != self.node_id.as_str() {
+            return Err(EngineError::NodeIdMismatch);
+        }
+        let (provider, instance_id) = match &frame.provider {
+            Some(provider) => (ProviderName::new(&provider.name), provider.instance_id.clone()),
+            None => (ProviderName::default_provider(), self.connection.clone()),
+        };
+        check_name("provider.name", provider.as_str(), 128)?;
+        check_name("provider.instance_id", &instance_id, 256)?;
+        let mut tags = frame.tags.clone();
+        if let Some(keys) = &frame.repo_keys {
+            tags.retain(|tag| !tag.starts_with("repo:"));
+            tags.extend(keys.iter().map(|key| format!("repo:{key}")));
+        }
+        check_capabilities(&frame.capabilities)?;
+        check_length("version", &frame.version, MAX_NOTE_BYTES)?;
+        if tags.len() > MAX_TAGS {
+            return Err(EngineError::InvalidRequest(format!("at most {MAX_TAGS} tags")));
+        }
+        for tag in &tags {
+            check_length("tag", tag, MAX_WORD_BYTES)?;
+        }
+        Ok(Registrant {
+            scope: self.scope,
+            node_id: self.node_id.clone(),
+            gateway_id: self.gateway_id,
+            registration: ProviderRegistration {
+                node_name: frame.name.trim_start_matches('#').to_owned(),
+                provider,
+                instance_id,
+                capabilities: stored_capabilities(&frame.capabilities),
+                cursor_granted: !self.direct && frame.capabilities.iter().any(|c| c.name == CURSOR),
+                tags,
+                version: frame.version.clone(),
+                max_agents: i32::try_from(frame.max_agents).unwrap_or(i32::MAX),
+            },
+        })
+    }
+
+    /// Retries transient errors. `None` at the deadline, or once the peer has disconnected.
+    async fn retry_until<T, F>(&self, until: Instant, attempt: impl Fn() -> F) -> Option<EngineResult<T>>
+    where
+        F: Future<Output = EngineResult<T>>,
+    {
+        loop {
+            match tokio::time::timeout_at(until, attempt()).await.ok()? {
+                Err(error) if error.is_transient() => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "registration failed, retrying");
+                }
+                done => return Some(done),
+            }
+            self.closed.run_until_cancelled(tokio::time::sleep(RETRY)).await?;
+        }
+    }
+
+    fn registration_failed(&self, held: Option<ProviderBinding>, close: (u16, &'static str)) -> Effect {
+        if !self.closed.is_cancelled() {
+            tracing::warn!(node.id = %self.node_id, close.reason = close.1, "registration failed, closing the connection");
+        }
+        Effect::RegistrationFailed { held, close }
+    }
+}

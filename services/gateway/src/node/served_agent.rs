@@ -1,0 +1,221 @@
+//! Agent served on a connection: its mailbox stream, and the start of that stream.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use axum::extract::ws::Utf8Bytes;
+use futures::stream::AbortHandle;
+use relay_domain::mailboxes::stream::{MailboxStream, Seq};
+use relay_engine::mailboxes::serving::MailboxPosition;
+
+use super::delayed_acks::DelayedAcks;
+
+/// Time that a broker has to report its position; silence counts as no position.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum tombstones that a broker without a position is replayed from seq 1 (ADR 0002).
+const REPLAY_FROM_ONE: Seq = 100_000;
+
+/// Traced frames whose acks are awaited; the trace of further ones ends with the frame.
+const MAX_TRACED_FRAMES: usize = 64;
+
+/// Frame ready to send.
+pub(super) struct Outgoing {
+    pub(super) body: Utf8Bytes,
+    /// None for a tombstone.
+    pub(super) delivery_id: Option<String>,
+    pub(super) traceparent: Option<String>,
+    pub(super) live: bool,
+}
+
+/// Start of a mailbox stream on this connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Start {
+    /// After the ack floor.
+    AckFloor,
+    /// After this floor, which a reply on this connection contained.
+    ReportedFloor(Seq),
+    /// After the position that the broker reports.
+    Probe,
+    /// The same, even if nothing was acked: the database was restored, and the broker may have received more.
+    ProbeAlways,
+}
+
+/// Outcome of the answer to a position probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PositionAnswer {
+    /// The stream is open.
+    Opened,
+    /// The broker reported a seq above the mailbox's head, which must be verified first.
+    AboveHead,
+    /// No probe is outstanding.
+    Unexpected,
+}
+
+/// Position probe, and the mailbox's position when it started.
+struct Probe {
+    /// None until there was room to send it.
+    sent: Option<Instant>,
+    position: MailboxPosition,
+    /// The answer lies above the mailbox's head and is being verified.
+    verifying: bool,
+}
+
+/// Agent served on a connection.
+pub(super) struct ServedAgent {
+    pub(super) name: String,
+    pub(super) stream: MailboxStream<Outgoing>,
+    /// Ack floor when the stream opened; rows at or below it are tombstones.
+    pub(super) floor: Seq,
+    /// Highest seq sent on earlier connections: no `delivery.accepted` up to it.
+    pub(super) sent_before: Seq,
+    /// Already queued for the next round of sending.
+    pub(super) queued: bool,
+    /// Time when the connection started to serve the agent.
+    pub(super) adopted: Instant,
+    /// Set for clients whose acks are stored with a delay.
+    pub(super) delayed_acks: Option<DelayedAcks>,
+    probe: Option<Probe>,
+    /// Traced frames without an ack, oldest first.
+    traced: VecDeque<(Seq, String)>,
+    /// Frame whose ack latency is being measured.
+    ack_timer: Option<(Seq, Instant)>,
+    tail: AbortHandle,
+}
+
+impl Drop for ServedAgent {
+    fn drop(&mut self) {
+        self.tail.abort();
+    }
+}
+
+impl ServedAgent {
+    pub(super) fn new(name: String, tail: AbortHandle) -> Self {
+        Self {
+            name,
+            stream: MailboxStream::gated(),
+            floor: 0,
+            sent_before: 0,
+            queued: false,
+            adopted: Instant::now(),
+            delayed_acks: None,
+            probe: None,
+            traced: VecDeque::new(),
+            ack_timer: None,
+            tail,
+        }
+    }
+
+    /// Opens the stream, at once or after a probe. Returns whether a probe is due.
+    pub(super) fn open(&mut self, start: Start, position: &MailboxPosition) -> bool {
+        if self.stream.is_open() {
+            self.stream.on_head(position.next_seq - 1);
+            return false;
+        }
+        if self.probe.is_some() {
+            return false;
+        }
+        match start {
+            Start::AckFloor => self.open_at(position.ack_floor + 1, position),
+            Start::ReportedFloor(floor) => self.open_at(floor + 1, position),
+            Start::Probe if position.ack_floor == 0 => self.open_at(1, position),
+            Start::Probe | Start::ProbeAlways => {
+                self.probe = Some(Probe { sent: None, position: position.clone(), verifying: false });
+                return true;
+            }
+        }
+        false
+    }
+
+    fn open_at(&mut self, start: Seq, position: &MailboxPosition) {
+        self.floor = position.ack_floor;
+        self.sent_before = position.sent_seq;
+        if let Some(acks) = &mut self.delayed_acks {
+            acks.open_at(start - 1);
+        }
+        let sent = position.sent_seq.max(position.settled_floor.min(start - 1));
+        self.stream.open(start, position.next_seq - 1, sent, position.ack_floor);
+    }
+
+    /// Handles the first ack after the probe. `may_be_above` says whether the broker may know more than the database.
+    pub(super) fn on_probe_answer(&mut self, acked: Seq, may_be_above: bool) -> PositionAnswer {
+        let Some(probe) = self.probe.as_mut().filter(|probe| probe.sent.is_some() && !probe.verifying) else {
+            return PositionAnswer::Unexpected;
+        };
+        if may_be_above && acked >= probe.position.next_seq {
+            probe.verifying = true;
+            return PositionAnswer::AboveHead;
+        }
+        let position = probe.position.clone();
+        self.open_at_reported(acked, &position);
+        PositionAnswer::Opened
+    }
+
+    /// Opens the stream after verification: `position` is the mailbox's current position, `acked` the broker's.
+    pub(super) fn on_position_verified(&mut self, acked: Seq, position: &MailboxPosition) {
+        if self.probe.as_ref().is_some_and(|probe| probe.verifying) {
+            self.open_at_reported(acked, position);
+        }
+    }
+
+    fn open_at_reported(&mut self, acked: Seq, position: &MailboxPosition) {
+        self.probe = None;
+        let floor = position.ack_floor;
+        let start = match acked {
+            1.. => acked.min(floor) + 1,
+            _ if floor <= REPLAY_FROM_ONE => 1,
+            _ => floor + 1,
+        };
+        self.open_at(start, position);
+    }
+
+    /// Returns whether delayed acks leave room for another frame.
+    pub(super) fn may_send(&self) -> bool {
+        self.delayed_acks.as_ref().is_none_or(|acks| acks.has_room(self.stream.next() - 1))
+    }
+
+    pub(super) const fn is_probing(&self) -> bool {
+        self.probe.is_some()
+    }
+
+    pub(super) fn probe_is_late(&self) -> bool {
+        let unanswered = self.probe.as_ref().filter(|probe| !probe.verifying);
+        unanswered.and_then(|probe| probe.sent).is_some_and(|since| since.elapsed() >= PROBE_TIMEOUT)
+    }
+
+    /// Returns whether the probe is still to be sent.
+    pub(super) fn wants_probe(&self) -> bool {
+        self.probe.as_ref().is_some_and(|probe| probe.sent.is_none())
+    }
+
+    /// Records that the probe was sent.
+    pub(super) fn probe_sent(&mut self) {
+        if let Some(probe) = &mut self.probe {
+            probe.sent = Some(Instant::now());
+        }
+    }
+
+    /// Remembers the span of a traced frame until its ack.
+    pub(super) fn add_trace(&mut self, seq: Seq, span: String) {
+        if self.traced.len() < MAX_TRACED_FRAMES {
+            self.traced.push_back((seq, span));
+        }
+    }
+
+    /// Removes and returns the spans of traced frames that an ack covers.
+    pub(super) fn take_traces(&mut self, floor: Seq) -> Vec<String> {
+        let covered = self.traced.iter().take_while(|(seq, _)| *seq <= floor).count();
+        self.traced.drain(..covered).map(|(_, span)| span).collect()
+    }
+
+    /// Starts to measure the ack latency of a frame, one frame at a time.
+    pub(super) fn start_ack_timer(&mut self, seq: Seq) {
+        self.ack_timer.get_or_insert_with(|| (seq, Instant::now()));
+    }
+
+    /// Returns the ack latency if the ack covers the measured frame.
+    pub(super) fn take_ack_latency(&mut self, floor: Seq) -> Option<Duration> {
+        self.ack_timer.take_if(|(seq, _)| *seq <= floor).map(|(_, since)| since.elapsed())
+    }
+}

@@ -1,0 +1,126 @@
+//! Triggers: rules that invoke actions for matching messages.
+
+use axum::extract::State;
+use relay_domain::TriggerId;
+use relay_engine::{
+    Engine, EngineError,
+    actions::triggers::{NewTrigger, TriggerChange, TriggerRow},
+};
+use relay_wire::actions::trigger as wire;
+
+use crate::{
+    caller::Caller,
+    envelope::{NoContent, Reply},
+    error::ApiError,
+    extract::{Body, Path},
+};
+
+/// Creates a trigger, which invokes an action for each matching message from now on.
+///
+/// Messages of channels and their threads count, direct messages do not. The action is invoked on behalf of the
+/// message's author, with the message as its input.
+#[utoipa::path(
+    post, path = "/v1/triggers", operation_id = "create_trigger", tag = "actions",
+    security(("workspace_key" = []), ("agent_token" = [])), request_body = wire::CreateTriggerBody,
+    responses((status = 201, body = wire::Trigger), (status = 400, description = "invalid_channel_name"), (status = 409, description = "too_many_triggers")),
+)]
+#[tracing::instrument(level = "debug", name = "http.triggers.create", skip_all)]
+pub async fn create(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Body(body): Body<wire::CreateTriggerBody>,
+) -> Result<Reply<wire::Trigger>, ApiError> {
+    let request = NewTrigger {
+        channel: body.channel,
+        pattern: body.pattern,
+        mention: body.mention,
+        action_name: body.action_name,
+        enabled: body.enabled.unwrap_or(true),
+    };
+    Ok(Reply::created(to_trigger(engine.create_trigger(caller.scope(), request).await?)))
+}
+
+/// Lists the triggers.
+#[utoipa::path(
+    get, path = "/v1/triggers", operation_id = "list_triggers", tag = "actions",
+    security(("workspace_key" = []), ("agent_token" = [])),
+    responses((status = 200, body = Vec<wire::Trigger>)),
+)]
+#[tracing::instrument(level = "debug", name = "http.triggers.list", skip_all)]
+pub async fn list(State(engine): State<Engine>, Caller(caller): Caller) -> Result<Reply<Vec<wire::Trigger>>, ApiError> {
+    let rows = engine.triggers(caller.scope()).await?;
+    Ok(Reply::ok(rows.into_iter().map(to_trigger).collect()))
+}
+
+/// Shows a trigger.
+#[utoipa::path(
+    get, path = "/v1/triggers/{id}", operation_id = "get_trigger", tag = "actions",
+    security(("workspace_key" = []), ("agent_token" = [])),
+    responses((status = 200, body = wire::Trigger), (status = 404, description = "trigger_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.triggers.get", skip_all)]
+pub async fn get(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Path(id): Path<String>,
+) -> Result<Reply<wire::Trigger>, ApiError> {
+    Ok(Reply::ok(to_trigger(engine.trigger(caller.scope(), parse_trigger_id(&id)?).await?)))
+}
+
+/// Changes a trigger.
+#[utoipa::path(
+    patch, path = "/v1/triggers/{id}", operation_id = "update_trigger", tag = "actions",
+    security(("workspace_key" = []), ("agent_token" = [])), request_body = wire::UpdateTriggerBody,
+    responses((status = 200, body = wire::Trigger), (status = 400, description = "invalid_channel_name"), (status = 404, description = "trigger_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.triggers.update", skip_all)]
+pub async fn update(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Path(id): Path<String>,
+    Body(body): Body<wire::UpdateTriggerBody>,
+) -> Result<Reply<wire::Trigger>, ApiError> {
+    let change = TriggerChange {
+        channel: body.channel,
+        pattern: body.pattern,
+        mention: body.mention,
+        action_name: body.action_name,
+        enabled: body.enabled,
+    };
+    Ok(Reply::ok(to_trigger(engine.update_trigger(caller.scope(), parse_trigger_id(&id)?, change).await?)))
+}
+
+/// Deletes a trigger.
+#[utoipa::path(
+    delete, path = "/v1/triggers/{id}", operation_id = "delete_trigger", tag = "actions",
+    security(("workspace_key" = []), ("agent_token" = [])),
+    responses((status = 204), (status = 404, description = "trigger_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.triggers.delete", skip_all)]
+pub async fn delete(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Path(id): Path<String>,
+) -> Result<NoContent, ApiError> {
+    engine.delete_trigger(caller.scope(), parse_trigger_id(&id)?).await?;
+    Ok(NoContent)
+}
+
+fn parse_trigger_id(text: &str) -> Result<TriggerId, ApiError> {
+    text.parse().map_err(|_| EngineError::TriggerNotFound.into())
+}
+
+fn to_trigger(row: TriggerRow) -> wire::Trigger {
+    wire::Trigger {
+        id: row.trigger_id,
+        channel: row.channel,
+        pattern: row.pattern,
+        mention: row.mention,
+        action_name: row.action_name,
+        enabled: row.enabled,
+        last_triggered_at: row.last_triggered_at.map(Into::into),
+        last_error: row.last_error,
+        created_at: row.created_at.into(),
+        updated_at: row.updated_at.map(Into::into),
+    }
+}

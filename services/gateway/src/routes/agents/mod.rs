@@ -1,0 +1,304 @@
+//! Agents: registration, listing, presence, tokens.
+
+pub mod session_events;
+pub mod spawn;
+
+use axum::extract::State;
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    WorkspaceScope,
+    agents::{self, AgentKind, AgentStatus},
+    observers::ObserverScope,
+};
+use relay_engine::{
+    Engine,
+    access::authentication::Credential,
+    agents::lifecycle::{ChangeAgent, RegisterAgent, SPAWN_KEY_PREFIX},
+    mailboxes::deliveries::Delivery,
+};
+use relay_wire::agents as wire;
+use serde_json::Value;
+
+use crate::{
+    caller::{Agent, Caller, ReaderOrAgent, WorkspaceKey, reads},
+    envelope::{NoContent, Reply, acknowledged},
+    error::ApiError,
+    extract::{Body, KeyedBody, Path, Query},
+    openapi::IdempotencyKey,
+};
+
+/// Registers an agent.
+///
+/// The token is returned only once. The agent joins `general` unless `auto_join_general` is false. An
+/// `Idempotency-Key` counts here only if it begins with `relay-spawn:`.
+#[utoipa::path(
+    post, path = "/v1/agents", tag = "agents",
+    security(("workspace_key" = [])), params(IdempotencyKey), request_body = wire::RegisterAgentBody,
+    responses(
+        (status = 201, body = wire::RegisteredAgent),
+        (status = 409, description = "agent_already_exists"),
+        (status = 429, description = "plan_limit_exceeded"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.agents.register", skip_all)]
+pub async fn register(
+    State(engine): State<Engine>,
+    caller: WorkspaceKey,
+    KeyedBody { body, key }: KeyedBody<wire::RegisterAgentBody>,
+) -> Result<Reply<wire::RegisteredAgent>, ApiError> {
+    let request = RegisterAgent {
+        name: body.name,
+        kind: match body.kind {
+            None | Some(wire::AgentType::Agent) => AgentKind::Agent,
+            Some(wire::AgentType::Human) => AgentKind::Human,
+            Some(wire::AgentType::System) => AgentKind::System,
+        },
+        persona: body.persona,
+        metadata: body.metadata.map(Value::Object),
+        capabilities: body.capabilities.map(Value::Object),
+        skills: skills_to_json(body.skills),
+        joins_general: body.auto_join_general.unwrap_or(true),
+    };
+    let registered = match key.filter(|key| key.text().starts_with(SPAWN_KEY_PREFIX)) {
+        Some(key) => engine.register_spawned_agent(caller.scope, &request, &key).await?,
+        None => engine.register_agent(caller.scope, &request).await?,
+    };
+    Ok(Reply::created(wire::RegisteredAgent {
+        id: registered.agent_id,
+        workspace_id: caller.scope.workspace_id(),
+        handle: format!("@{}", request.name),
+        name: request.name,
+        token: registered.token,
+        status: AgentStatus::Active.presence(),
+        capabilities: request.capabilities,
+        created_at: registered.created_at.into(),
+    })
+    .replayed(registered.replayed))
+}
+
+/// Lists the agents.
+#[utoipa::path(
+    get, path = "/v1/agents", tag = "agents",
+    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])), params(wire::AgentsQuery),
+    responses((status = 200, body = Vec<wire::Agent>), (status = 403, description = "insufficient_scope")),
+)]
+#[tracing::instrument(level = "debug", name = "http.agents.list", skip_all)]
+pub async fn list(
+    State(engine): State<Engine>,
+    ReaderOrAgent(caller): ReaderOrAgent<{ reads::AGENTS }>,
+    Query(query): Query<wire::AgentsQuery>,
+) -> Result<Reply<Vec<wire::Agent>>, ApiError> {
+    let status = match query.status.as_deref() {
+        None | Some("" | "all") => None,
+        Some(word) => Some(parse_status(word)?),
+    };
+    let agents = engine.agents(&caller, status).await?;
+    let now = engine.now();
+    Ok(Reply::ok(agents.into_iter().map(|agent| to_agent(caller.scope(), agent, now)).collect()))
+}
+
+/// Lists the presence of all agents.
+#[utoipa::path(
+    get, path = "/v1/agents/presence", tag = "agents",
+    security(("workspace_key" = []), ("agent_token" = [])),
+    responses((status = 200, body = Vec<wire::Presence>)),
+)]
+#[tracing::instrument(level = "debug", name = "http.agents.presence", skip_all)]
+pub async fn presence(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+) -> Result<Reply<Vec<wire::Presence>>, ApiError> {
+    let agents = engine.agents(&caller, None).await?;
+    let now = engine.now();
+    let presence = |agent: agents::Agent| wire::Presence {
+        agent_id: agent.id,
+        status: agent.status_at(now).presence(),
+        agent_name: agent.name,
+    };
+    Ok(Reply::ok(agents.into_iter().map(presence).collect()))
+}
+
+/// Shows an agent.
+#[utoipa::path(
+    get, path = "/v1/agents/{name}", tag = "agents",
+    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])),
+    responses((status = 200, body = wire::AgentDetails), (status = 403, description = "insufficient_scope"), (status = 404, description = "agent_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.agents.get", skip_all)]
+pub async fn get(
+    State(engine): State<Engine>,
+    ReaderOrAgent(caller): ReaderOrAgent<{ reads::AGENTS }>,
+    Path(name): Path<String>,
+) -> Result<Reply<wire::AgentDetails>, ApiError> {
+    let agent = engine.visible_agent(&caller, &name).await?;
+    build_details(&engine, &caller, agent).await
+}
+
+/// Shows the calling agent.
+#[utoipa::path(
+    get, path = "/v1/agent", tag = "agents",
+    security(("agent_token" = [])),
+    responses((status = 200, body = wire::AgentDetails), (status = 404, description = "agent_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.agents.me", skip_all)]
+pub async fn me(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<wire::AgentDetails>, ApiError> {
+    let agent = engine.agent(caller.scope, caller.agent_id).await?;
+    build_details(&engine, &Credential::Agent(caller), agent).await
+}
+
+/// Changes an agent.
+#[utoipa::path(
+    patch, path = "/v1/agents/{name}", tag = "agents",
+    security(("workspace_key" = [])), request_body = wire::UpdateAgentBody,
+    responses((status = 200, body = wire::Agent), (status = 404, description = "agent_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.agents.update", skip_all)]
+pub async fn update(
+    State(engine): State<Engine>,
+    caller: WorkspaceKey,
+    Path(name): Path<String>,
+    Body(body): Body<wire::UpdateAgentBody>,
+) -> Result<Reply<wire::Agent>, ApiError> {
+    let change = ChangeAgent {
+        status: body.status.as_deref().map(parse_status).transpose()?,
+        persona: body.persona,
+        metadata: body.metadata.map(Value::Object),
+        capabilities: body.capabilities.map(|capabilities| capabilities.map(Value::Object)),
+        skills: skills_to_json(body.skills),
+    };
+    let agent = engine.update_agent(caller.scope, &name, &change).await?;
+    Ok(Reply::ok(to_agent(caller.scope, agent, engine.now())))
+}
+
+/// Deletes an agent. Its name becomes available, its token is revoked.
+#[utoipa::path(
+    delete, path = "/v1/agents/{name}", tag = "agents",
+    security(("workspace_key" = [])),
+    responses((status = 204), (status = 404, description = "agent_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.agents.delete", skip_all)]
+pub async fn delete(
+    State(engine): State<Engine>,
+    caller: WorkspaceKey,
+    Path(name): Path<String>,
+) -> Result<NoContent, ApiError> {
+    engine.delete_agent(caller.scope, &name).await?;
+    Ok(NoContent)
+}
+
+/// Rotates an agent's token, with the workspace key or with the agent's own token.
+///
+/// The old token is revoked at once.
+#[utoipa::path(
+    post, path = "/v1/agents/{name}/rotate-token", tag = "agents",
+    security(("workspace_key" = []), ("agent_token" = [])),
+    responses(
+        (status = 200, body = wire::RotatedToken),
+        (status = 403, description = "agent_recovery_not_authorized"),
+        (status = 404, description = "agent_not_found"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.agents.rotate_token", skip_all)]
+pub async fn rotate_token(
+    State(engine): State<Engine>,
+    Caller(caller): Caller,
+    Path(name): Path<String>,
+) -> Result<Reply<wire::RotatedToken>, ApiError> {
+    let token = engine.rotate_agent_token(&caller, &name).await?;
+    Ok(Reply::ok(wire::RotatedToken { name, token }))
+}
+
+/// Reports that the calling agent is online.
+#[utoipa::path(
+    post, path = "/v1/agents/heartbeat", tag = "agents",
+    security(("agent_token" = [])),
+    responses((status = 200, body = ())),
+)]
+#[tracing::instrument(level = "debug", name = "http.agents.heartbeat", skip_all)]
+pub async fn heartbeat(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<()>, ApiError> {
+    engine.mark_online(&caller).await?;
+    Ok(acknowledged())
+}
+
+/// Reports that the calling agent goes offline.
+#[utoipa::path(
+    post, path = "/v1/agents/disconnect", tag = "agents",
+    security(("agent_token" = [])),
+    responses((status = 200, body = ())),
+)]
+#[tracing::instrument(level = "debug", name = "http.agents.disconnect", skip_all)]
+pub async fn disconnect(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<()>, ApiError> {
+    engine.mark_offline(&caller).await?;
+    Ok(acknowledged())
+}
+
+/// Builds an agent with its channels, actions and deliveries, as far as the caller may see them.
+async fn build_details(
+    engine: &Engine,
+    caller: &Credential,
+    agent: agents::Agent,
+) -> Result<Reply<wire::AgentDetails>, ApiError> {
+    let (scope, view) = (caller.scope(), caller.view());
+    let mut channels = engine.channels_of_agent(scope, agent.id).await?;
+    channels.retain(|membership| view.sees_channel(membership.channel_id, &membership.name));
+    let channel = |membership: relay_engine::channels::lifecycle::Membership| wire::AgentChannel {
+        id: membership.channel_id,
+        name: membership.name,
+        role: membership.role.as_str().to_owned(),
+        joined_at: membership.joined_at.into(),
+    };
+    let (provided, available) = if view.has_scope(ObserverScope::Activity) {
+        engine.actions_of_agent(caller, &agent).await?
+    } else {
+        Default::default()
+    };
+    let pending = if view.has_scope(ObserverScope::Deliveries) {
+        engine.pending_deliveries(scope, agent.id).await?
+    } else {
+        Vec::new()
+    };
+    let pending_delivery = |delivery: Delivery| wire::PendingDelivery {
+        id: delivery.id.to_string(),
+        message_id: delivery.row.source_id.to_string(),
+        mode: delivery.mode(),
+        reason: delivery.reason().map(str::to_owned),
+        status: delivery.state.as_str(),
+        created_at: delivery.row.created_at.into(),
+    };
+    Ok(Reply::ok(wire::AgentDetails {
+        agent: to_agent(scope, agent, engine.now()),
+        channels: channels.into_iter().map(channel).collect(),
+        actions_provided: provided,
+        actions_available_to: available,
+        pending_deliveries: pending.into_iter().map(pending_delivery).collect(),
+    }))
+}
+
+fn to_agent(scope: WorkspaceScope, agent: agents::Agent, now: DateTime<Utc>) -> wire::Agent {
+    let status = agent.status_at(now);
+    wire::Agent {
+        id: agent.id,
+        workspace_id: scope.workspace_id(),
+        handle: format!("@{}", agent.name),
+        name: agent.name,
+        kind: agent.kind.as_str(),
+        status: status.presence(),
+        activity_status: status.as_str(),
+        persona: agent.persona,
+        capabilities: agent.capabilities,
+        metadata: agent.metadata,
+        created_at: agent.created_at.into(),
+        last_seen: agent.last_seen_at.into(),
+        token_hash: "",
+    }
+}
+
+fn parse_status(word: &str) -> Result<AgentStatus, ApiError> {
+    AgentStatus::parse(word).ok_or_else(|| {
+        ApiError::invalid_request("status must be one of active, online, idle, away, blocked, waiting, offline")
+    })
+}
+
+fn skills_to_json(skills: Option<Vec<wire::Skill>>) -> Option<Value> {
+    skills.and_then(|skills| serde_json::to_value(skills).ok())
+}

@@ -1,0 +1,255 @@
+//! Direct-message conversations: listing, reading, groups and participants. `messages::posting` posts to them.
+
+use axum::{Json, extract::State, http::StatusCode};
+use relay_domain::channels::{ChannelKind, client_channel_id};
+use relay_engine::{
+    Engine,
+    channels::{
+        all_conversations::{ALL_CONVERSATIONS_PAGE, WorkspaceConversation},
+        conversations::{CreateGroup, CreatedGroup, ListedConversation},
+    },
+    messages::render,
+};
+use relay_wire::{
+    channels::conversation as wire,
+    envelope::Paged,
+    field::Timestamp,
+    messages::{ConversationMessage, PageQuery},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    caller::{ActingAgent, Agent, Reader, reads},
+    envelope::{NoContent, Reply},
+    error::ApiError,
+    extract::{Body, KeyedBody, Path, Query},
+    openapi::IdempotencyKey,
+    origin_client::OriginClient,
+    routes::page,
+};
+
+/// Lists the caller's conversations, most recently active first.
+#[utoipa::path(
+    get, path = "/v1/dm/conversations", tag = "direct messages",
+    security(("agent_token" = [])),
+    responses((status = 200, body = Vec<wire::Conversation>)),
+)]
+#[tracing::instrument(level = "debug", name = "http.dms.conversations", skip_all)]
+pub async fn conversations(
+    State(engine): State<Engine>,
+    Agent(caller): Agent,
+    client: OriginClient,
+) -> Result<Reply<Vec<wire::Conversation>>, ApiError> {
+    let names_only = client.takes_conversations_as_names();
+    let listed = engine.conversations(&caller).await?;
+    Ok(Reply::ok(listed.into_iter().map(|row| to_conversation(row, names_only)).collect()))
+}
+
+/// Lists the messages of a conversation of the caller, newest first.
+#[utoipa::path(
+    get, path = "/v1/dm/{id}/messages", tag = "direct messages",
+    security(("agent_token" = [])), params(PageQuery),
+    responses(
+        (status = 200, body = Vec<ConversationMessage>),
+        (status = 403, description = "forbidden"),
+        (status = 404, description = "dm_conversation_not_found"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.dms.messages", skip_all)]
+pub async fn messages(
+    State(engine): State<Engine>,
+    Agent(caller): Agent,
+    Path(id): Path<String>,
+    Query(query): Query<PageQuery>,
+) -> Result<Reply<Vec<Value>>, ApiError> {
+    Ok(Reply::ok(engine.conversation_messages(&caller, &id, page::parse_message_page(&query)?).await?))
+}
+
+/// Creates a group conversation of the caller and others.
+///
+/// A non-empty `text` becomes its first message.
+#[utoipa::path(
+    post, path = "/v1/dm/group", tag = "direct messages",
+    security(("agent_token" = [])), params(IdempotencyKey), request_body = wire::CreateGroupBody,
+    responses(
+        (status = 201, body = wire::Group),
+        (status = 403, description = "agent_token_required"),
+        (status = 404, description = "agent_not_found"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.dms.create_group", skip_all)]
+pub async fn create_group(
+    State(engine): State<Engine>,
+    ActingAgent(caller): ActingAgent,
+    KeyedBody { body, key }: KeyedBody<wire::CreateGroupBody>,
+) -> Result<Reply<Value>, ApiError> {
+    let request = CreateGroup { participants: body.participants, title: body.name, text: body.text };
+    match engine.create_group(&caller, &request, key.as_ref()).await? {
+        CreatedGroup::Created(data) => Ok(Reply::created(data)),
+        CreatedGroup::Replayed(replay) => {
+            let status = StatusCode::from_u16(replay.status).unwrap_or(StatusCode::CREATED);
+            Ok(Reply::with_status(status, replay.data).replayed(true))
+        }
+    }
+}
+
+/// Adds an agent to a group conversation of the caller.
+#[utoipa::path(
+    post, path = "/v1/dm/{id}/participants", tag = "direct messages",
+    security(("agent_token" = [])), request_body = wire::AddParticipantBody,
+    responses(
+        (status = 200, body = wire::AddedParticipant),
+        (status = 403, description = "agent_token_required, forbidden"),
+        (status = 404, description = "dm_conversation_not_found, agent_not_found"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.dms.add_participant", skip_all)]
+pub async fn add_participant(
+    State(engine): State<Engine>,
+    ActingAgent(caller): ActingAgent,
+    Path(id): Path<String>,
+    Body(body): Body<wire::AddParticipantBody>,
+) -> Result<Reply<wire::AddedParticipant>, ApiError> {
+    let already_member = engine.add_participant(&caller, &id, &body.agent_name).await?;
+    Ok(Reply::ok(wire::AddedParticipant { conversation_id: id, agent: body.agent_name, already_member }))
+}
+
+/// Removes an agent from a group conversation of the caller.
+#[utoipa::path(
+    delete, path = "/v1/dm/{id}/participants/{name}", tag = "direct messages",
+    security(("agent_token" = [])),
+    responses(
+        (status = 204),
+        (status = 403, description = "agent_token_required, forbidden"),
+        (status = 404, description = "dm_conversation_not_found, agent_not_found"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.dms.remove_participant", skip_all)]
+pub async fn remove_participant(
+    State(engine): State<Engine>,
+    ActingAgent(caller): ActingAgent,
+    Path((id, name)): Path<(String, String)>,
+) -> Result<NoContent, ApiError> {
+    engine.remove_participant(&caller, &id, &name).await?;
+    Ok(NoContent)
+}
+
+/// Lists all conversations of the workspace, newest first.
+///
+/// The response has `cursor {next, has_more}` beside `data`: pass `next` as `cursor` to get the next page.
+#[utoipa::path(
+    get, path = "/v1/dm/conversations/all", tag = "direct messages",
+    security(("workspace_key" = []), ("observer_token" = [])), params(wire::AllConversationsQuery),
+    responses(
+        (status = 200, body = Vec<wire::AnyConversation>),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.dms.all", skip_all)]
+pub async fn all(
+    State(engine): State<Engine>,
+    Reader(caller): Reader<{ reads::DMS }>,
+    Query(query): Query<wire::AllConversationsQuery>,
+) -> Result<Json<Paged<wire::AnyConversation>>, ApiError> {
+    let limit = page::parse_limit(query.limit.as_deref(), ALL_CONVERSATIONS_PAGE)?;
+    let page = engine.all_conversations(&caller, query.cursor.as_deref(), limit).await?;
+    Ok(Json(Paged::new(page.items.into_iter().map(to_any_conversation).collect(), page.next)))
+}
+
+/// Lists the messages of any conversation, newest first.
+///
+/// With `page=1` the response is `{messages, next_before, exhausted}` instead.
+#[utoipa::path(
+    get, path = "/v1/dm/conversations/{id}/messages", tag = "direct messages",
+    security(("workspace_key" = []), ("observer_token" = [])), params(wire::AnyMessagesQuery),
+    responses(
+        (status = 200, body = Vec<ConversationMessage>),
+        (status = 404, description = "dm_conversation_not_found"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.dms.any_messages", skip_all)]
+pub async fn any_messages(
+    State(engine): State<Engine>,
+    Reader(caller): Reader<{ reads::DMS }>,
+    Path(id): Path<String>,
+    Query(query): Query<wire::AnyMessagesQuery>,
+) -> Result<Reply<Value>, ApiError> {
+    let paged = query.page.is_some_and(|page| page == "1" || page == "true");
+    let mut page =
+        page::parse_message_page(&PageQuery { limit: query.limit, before: query.before, after: query.after })?;
+    let limit = usize::try_from(page.limit).unwrap_or(usize::MAX);
+    // One more row shows whether there is a next page.
+    page.limit += i64::from(paged);
+    let mut rows = engine.any_conversation_messages(&caller, &id, page).await?;
+    let exhausted = rows.len() <= limit;
+    rows.truncate(limit);
+    let messages: Vec<Value> = rows.iter().map(render::conversation_message).collect();
+    if !paged {
+        return Ok(Reply::ok(Value::Array(messages)));
+    }
+    let next_before = rows.last().filter(|_| !exhausted).map(|message| message.id.to_string());
+    let page = wire::MessagesPage { messages, next_before, exhausted };
+    // Strings, numbers and JSON values always encode.
+    Ok(Reply::ok(serde_json::to_value(page).unwrap_or_default()))
+}
+
+fn to_any_conversation(row: WorkspaceConversation) -> wire::AnyConversation {
+    wire::AnyConversation {
+        channel_id: client_channel_id(row.channel_id, Some(row.conversation_id.as_str())),
+        id: row.conversation_id.to_string(),
+        kind: conversation_type(row.channel_kind),
+        name: row.title,
+        participants: row.participants,
+        last_message: row.last_message.map(|last| wire::AnyLastMessage {
+            text: last.text,
+            agent_id: last.agent_id.to_string(),
+            agent_name: last.agent_name,
+            created_at: last.created_at.into(),
+        }),
+        message_count: row.message_count,
+        created_at: row.created_at.into(),
+    }
+}
+
+const fn conversation_type(kind: ChannelKind) -> &'static str {
+    match kind {
+        ChannelKind::Direct => "1:1",
+        ChannelKind::Channel | ChannelKind::Group => "group",
+    }
+}
+
+fn to_conversation(row: ListedConversation, names_only: bool) -> wire::Conversation {
+    let participants = row
+        .participant_ids
+        .iter()
+        .zip(&row.participant_names)
+        .map(
+            |(id, name)| {
+                if names_only { json!(name) } else { json!({ "agent_id": id.to_string(), "agent_name": name }) }
+            },
+        )
+        .collect();
+    let last_message = row.last_message.map(|last| {
+        if names_only {
+            return json!(last.text);
+        }
+        json!({
+            "id": last.message_id,
+            "text": last.text,
+            "agent_id": last.agent_id,
+            "agent_name": last.agent_name,
+            "agent_type": last.agent_kind.as_str(),
+            "created_at": Timestamp(last.created_at).to_string(),
+        })
+    });
+    let own = row.conversation;
+    wire::Conversation {
+        channel_id: client_channel_id(own.channel_id, Some(own.conversation_id.as_str())),
+        id: own.conversation_id.to_string(),
+        kind: conversation_type(own.channel_kind),
+        name: own.title,
+        participants,
+        last_message,
+        unread_count: row.unread_count,
+        created_at: own.created_at.into(),
+    }
+}

@@ -1,0 +1,113 @@
+//! Messages: reading, editing, marking as read.
+
+pub mod posting;
+pub mod webhooks;
+
+use axum::extract::State;
+use relay_engine::{Engine, messages::edits::MessageUpdate};
+use relay_wire::{mailboxes::inbox::UpdateMessageBody, messages as wire};
+use serde_json::Value;
+
+use crate::{
+    caller::{ActingAgent, Agent, ReaderOrAgent, reads},
+    envelope::Reply,
+    error::ApiError,
+    extract::{Body, Path, Query},
+    routes::page,
+};
+
+/// Lists the messages of a channel, newest first, without replies.
+#[utoipa::path(
+    get, path = "/v1/channels/{name}/messages", tag = "messages",
+    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])), params(wire::PageQuery),
+    responses((status = 200, body = Vec<wire::Message>), (status = 403, description = "insufficient_scope"), (status = 404, description = "channel_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.messages.of_channel", skip_all)]
+pub async fn of_channel(
+    State(engine): State<Engine>,
+    ReaderOrAgent(caller): ReaderOrAgent<{ reads::MESSAGES }>,
+    Path(name): Path<String>,
+    Query(query): Query<wire::PageQuery>,
+) -> Result<Reply<Vec<Value>>, ApiError> {
+    Ok(Reply::ok(engine.channel_messages(&caller, &name, page::parse_message_page(&query)?).await?))
+}
+
+/// Shows a message. A message of a conversation is visible to its participants only.
+#[utoipa::path(
+    get, path = "/v1/messages/{id}", tag = "messages",
+    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])),
+    responses((status = 200, body = wire::Message), (status = 403, description = "insufficient_scope"), (status = 404, description = "message_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.messages.get", skip_all)]
+pub async fn get(
+    State(engine): State<Engine>,
+    ReaderOrAgent(caller): ReaderOrAgent<{ reads::MESSAGE }>,
+    Path(id): Path<String>,
+) -> Result<Reply<Value>, ApiError> {
+    Ok(Reply::ok(engine.message(&caller, &id).await?))
+}
+
+/// Shows a thread, its replies oldest first.
+#[utoipa::path(
+    get, path = "/v1/messages/{id}/replies", tag = "messages",
+    security(("workspace_key" = []), ("observer_token" = []), ("agent_token" = [])), params(wire::PageQuery),
+    responses((status = 200, body = wire::Thread), (status = 403, description = "insufficient_scope"), (status = 404, description = "message_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.messages.replies", skip_all)]
+pub async fn replies(
+    State(engine): State<Engine>,
+    ReaderOrAgent(caller): ReaderOrAgent<{ reads::THREADS }>,
+    Path(id): Path<String>,
+    Query(query): Query<wire::PageQuery>,
+) -> Result<Reply<wire::Thread>, ApiError> {
+    let thread = engine.thread(&caller, &id, page::parse_message_page(&query)?).await?;
+    Ok(Reply::ok(wire::Thread { parent: thread.parent, replies: thread.replies }))
+}
+
+/// Edits a message of the caller. Its recipients stay the same.
+#[utoipa::path(
+    patch, path = "/v1/messages/{id}", tag = "messages",
+    security(("agent_token" = [])), request_body = UpdateMessageBody,
+    responses(
+        (status = 200, body = wire::Message),
+        (status = 403, description = "agent_token_required, forbidden"),
+        (status = 404, description = "message_not_found"),
+        (status = 413, description = "payload_too_large"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.messages.update", skip_all)]
+pub async fn update(
+    State(engine): State<Engine>,
+    ActingAgent(caller): ActingAgent,
+    Path(id): Path<String>,
+    Body(body): Body<UpdateMessageBody>,
+) -> Result<Reply<Value>, ApiError> {
+    let update = MessageUpdate {
+        text: body.text,
+        blocks: body.blocks.map(|blocks| blocks.map(Value::Array)),
+        data: body.data.map(|data| data.map(Value::Object)),
+    };
+    Ok(Reply::ok(engine.update_message(&caller, &id, &update).await?))
+}
+
+/// Marks a message as read by the caller, and its delivery as acknowledged.
+///
+/// Brokers call it for everything they display, whether it is a message or not.
+#[utoipa::path(
+    post, path = "/v1/messages/{id}/read", tag = "messages",
+    security(("agent_token" = [])),
+    responses((status = 200, body = wire::Read), (status = 404, description = "message_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.messages.read", skip_all)]
+pub async fn read(
+    State(engine): State<Engine>,
+    Agent(caller): Agent,
+    Path(id): Path<String>,
+) -> Result<Reply<wire::Read>, ApiError> {
+    let (message, receipt) = engine.mark_read(&caller, &id).await?;
+    Ok(Reply::ok(wire::Read {
+        message_id: message.to_string(),
+        agent_id: caller.agent_id.to_string(),
+        read_at: receipt.read_at.into(),
+    }))
+}

@@ -1,0 +1,169 @@
+//! Posting: to channels, threads and conversations.
+
+use axum::extract::State;
+use relay_domain::{MessageId, mailboxes::delivery::Mode};
+use relay_engine::{
+    Engine, EngineError,
+    messages::{
+        posting::{Draft, PostedMessage},
+        render,
+    },
+};
+use relay_wire::{
+    channels::conversation,
+    messages::{Message, PostBody, PostMode},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    caller::{ActingAgent, Sender},
+    envelope::Reply,
+    error::ApiError,
+    extract::{KeyedBody, Path},
+    openapi::IdempotencyKey,
+};
+
+/// Posts a message to a channel, as an agent or as a node for one of its agents.
+///
+/// Each member except the sender gets a delivery. The sender need not be a member. A node names in `from` the agent it
+/// posts for.
+#[utoipa::path(
+    post, path = "/v1/channels/{name}/messages", tag = "messages",
+    security(("agent_token" = []), ("node_token" = [])), params(IdempotencyKey), request_body = PostBody,
+    responses(
+        (status = 201, body = Message),
+        (status = 400, description = "channel_archived, from_required, from_not_allowed, invalid_attachments"),
+        (status = 403, description = "agent_token_required"),
+        (status = 404, description = "channel_not_found, agent_not_found"),
+        (status = 413, description = "payload_too_large"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.messages.post", skip_all)]
+pub async fn to_channel(
+    State(engine): State<Engine>,
+    caller: Sender,
+    Path(name): Path<String>,
+    KeyedBody { body, key }: KeyedBody<PostBody>,
+) -> Result<Reply<Value>, ApiError> {
+    let from = body.from.clone();
+    let posted = match caller {
+        Sender::Agent(_) if from.is_some() => return Err(EngineError::FromNotAllowed.into()),
+        Sender::Agent(agent) => engine.post_to_channel(&agent, &name, to_draft(body), key).await?,
+        Sender::Node(node) => {
+            let from = from.ok_or(EngineError::FromRequired)?;
+            engine.post_as_node(&node, &from, &name, to_draft(body), key).await?
+        }
+    };
+    Ok(Reply::created(render::listed_message(&posted.message.into())).replayed(posted.replayed))
+}
+
+/// Replies in the thread of a message.
+///
+/// A reply to a reply goes to the root of the thread.
+#[utoipa::path(
+    post, path = "/v1/messages/{id}/replies", tag = "messages",
+    security(("agent_token" = [])), params(IdempotencyKey), request_body = PostBody,
+    responses(
+        (status = 201, body = Message),
+        (status = 400, description = "channel_archived, invalid_attachments"),
+        (status = 403, description = "agent_token_required"),
+        (status = 404, description = "message_not_found"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.messages.reply", skip_all)]
+pub async fn reply(
+    State(engine): State<Engine>,
+    ActingAgent(caller): ActingAgent,
+    Path(id): Path<String>,
+    KeyedBody { body, key }: KeyedBody<PostBody>,
+) -> Result<Reply<Value>, ApiError> {
+    let parent: MessageId = id.parse().map_err(|_| EngineError::MessageNotFound)?;
+    let posted = engine.reply(&caller, parent, to_draft(body), key).await?;
+    Ok(Reply::created(render::listed_message(&posted.message.into())).replayed(posted.replayed))
+}
+
+/// Sends a direct message.
+///
+/// `to` or `address` is required. `to` is the name of an agent, with or without `@`; `@self` keeps a note without a
+/// delivery.
+#[utoipa::path(
+    post, path = "/v1/dm", tag = "direct messages",
+    security(("agent_token" = [])), params(IdempotencyKey),
+    request_body(content = PostBody, example = json!({ "to": "bob", "text": "the build is green" })),
+    responses(
+        (status = 201, body = conversation::SentMessage),
+        (status = 400, description = "invalid_attachments, invalid_address, ambiguous_address"),
+        (status = 403, description = "agent_token_required"),
+        (status = 404, description = "agent_not_found"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.dms.send", skip_all)]
+pub async fn dm(
+    State(engine): State<Engine>,
+    ActingAgent(caller): ActingAgent,
+    KeyedBody { body, key }: KeyedBody<PostBody>,
+) -> Result<Reply<Value>, ApiError> {
+    let posted = match (body.to.clone(), body.address.clone()) {
+        (Some(to), None) => engine.send_dm(&caller, &to, to_draft(body), key).await?,
+        (None, Some(address)) => engine.send_to_address(&caller, &address, to_draft(body), key).await?,
+        _ => return Err(ApiError::invalid_request("exactly one of to and address is required")),
+    };
+    Ok(Reply::created(render_sent(&posted)).replayed(posted.replayed))
+}
+
+/// Posts a message to a conversation of the caller.
+#[utoipa::path(
+    post, path = "/v1/dm/{id}/messages", tag = "direct messages",
+    security(("agent_token" = [])), params(IdempotencyKey), request_body = PostBody,
+    responses(
+        (status = 201, body = conversation::SentMessage),
+        (status = 400, description = "invalid_attachments"),
+        (status = 403, description = "agent_token_required, forbidden"),
+        (status = 404, description = "dm_conversation_not_found"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.dms.post", skip_all)]
+pub async fn to_conversation(
+    State(engine): State<Engine>,
+    ActingAgent(caller): ActingAgent,
+    Path(id): Path<String>,
+    KeyedBody { body, key }: KeyedBody<PostBody>,
+) -> Result<Reply<Value>, ApiError> {
+    let posted = engine.post_to_conversation(&caller, &id, to_draft(body), key).await?;
+    Ok(Reply::created(render_sent(&posted)).replayed(posted.replayed))
+}
+
+fn to_draft(body: PostBody) -> Draft {
+    Draft {
+        text: body.text,
+        blocks: body.blocks.filter(|blocks| !blocks.is_null()),
+        data: body.data.filter(|data| !data.is_null()),
+        attachments: body.attachments.unwrap_or_default(),
+        mode: match body.mode {
+            Some(PostMode::Steer) => Mode::Steer,
+            Some(PostMode::Wait) | None => Mode::Wait,
+        },
+        content_type: body.content_type,
+        ttl_ms: body.ttl_ms,
+    }
+}
+
+/// Renders the nested message, with the flat copies that older clients read.
+fn render_sent(posted: &PostedMessage) -> Value {
+    let message = &posted.message;
+    let mut answer = json!({
+        "conversation_id": message.conversation_id,
+        "message": render::conversation_message(message),
+        "created_at": render::timestamp(message.created_at),
+        "id": message.id,
+        "agent_id": message.agent_id,
+        "from_agent_id": message.agent_id,
+        "text": message.text,
+        "injection_mode": message.mode.as_str(),
+        "attachments": message.attachments,
+    });
+    if let (Some(to), Some(answer)) = (&posted.to, answer.as_object_mut()) {
+        answer.insert("to".to_owned(), json!(to));
+    }
+    answer
+}

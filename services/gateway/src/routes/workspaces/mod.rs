@@ -1,0 +1,170 @@
+//! Workspaces: creation, lookup, settings, deletion.
+
+pub mod activity;
+pub mod operator;
+pub mod usage;
+
+use axum::{extract::State, http::StatusCode};
+use relay_domain::WorkspaceId;
+use relay_engine::{
+    Engine, EngineError,
+    access::authentication::Credential,
+    workspaces::lifecycle::{CreateWorkspace, WorkspaceChange, WorkspaceRow},
+};
+use relay_wire::workspaces as wire;
+use serde_json::Value;
+
+use crate::{
+    caller::{Creator, Reader, WorkspaceKey, reads},
+    envelope::{NoContent, Reply},
+    error::ApiError,
+    extract::{Body, KeyedBody, Path},
+    openapi::IdempotencyKey,
+    rate_limits::PublicLookup,
+};
+
+/// Creates a workspace.
+///
+/// Names are not unique. With the key of a workspace of that name, that workspace is returned with 200. The
+/// `Idempotency-Key` of an anonymous caller must have at least 32 characters, because a repetition returns the
+/// workspace key. The workspace starts with the channel `general`. A hosted installation accepts no anonymous callers:
+/// they send the header `X-Workspace-Bootstrap-Secret` or an operator's JWT.
+#[utoipa::path(
+    post, path = "/v1/workspaces", tag = "workspaces",
+    security((), ("workspace_key" = []), ("operator" = [])), params(IdempotencyKey), request_body = wire::CreateWorkspaceBody,
+    responses(
+        (status = 201, body = wire::CreatedWorkspace),
+        (status = 200, body = wire::CreatedWorkspace),
+        (status = 400, description = "workspace_create_idempotency_key_too_weak"),
+        (status = 401, description = "workspace_create_bootstrap_secret_invalid"),
+        (status = 409, description = "workspace_create_idempotency_conflict, workspace_create_idempotency_terminalized"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.workspaces.create", skip_all)]
+pub async fn create(
+    State(engine): State<Engine>,
+    Creator(owner): Creator,
+    KeyedBody { body, key }: KeyedBody<wire::CreateWorkspaceBody>,
+) -> Result<Reply<wire::CreatedWorkspace>, ApiError> {
+    let request = CreateWorkspace {
+        name: body.name,
+        metadata: body.metadata.map(Value::Object),
+        expires_in_seconds: body.expires_in_seconds,
+        provenance: body.provenance.and_then(|provenance| serde_json::to_value(provenance).ok()),
+    };
+    let owner = owner.as_ref().map(|owner| (owner.scope, owner.token.as_str()));
+    let created = engine.create_workspace(&request, owner, key.as_ref()).await?;
+    let status = if created.is_new { StatusCode::CREATED } else { StatusCode::OK };
+    let data = wire::CreatedWorkspace {
+        workspace_id: created.workspace_id,
+        api_key: created.api_key,
+        created_at: created.created_at.into(),
+        expires_at: created.expires_at.map(Into::into),
+    };
+    Ok(Reply::with_status(status, data).replayed(!created.is_new && key.is_some()))
+}
+
+/// Finds the oldest workspace with a name.
+#[utoipa::path(
+    get, path = "/v1/workspaces/by-name/{name}", tag = "workspaces",
+    responses(
+        (status = 200, body = wire::WorkspaceName),
+        (status = 404, description = "workspace_not_found"), (status = 429, description = "rate_limit_exceeded"),
+    ),
+)]
+#[tracing::instrument(level = "debug", name = "http.workspaces.by_name", skip_all)]
+pub async fn by_name(
+    State(engine): State<Engine>,
+    _: PublicLookup,
+    Path(name): Path<String>,
+) -> Result<Reply<wire::WorkspaceName>, ApiError> {
+    let row = engine.workspace_by_name(&name).await?;
+    Ok(Reply::ok(wire::WorkspaceName { id: row.workspace_id, name: row.name, created_at: row.created_at.into() }))
+}
+
+/// Shows the caller's workspace.
+#[utoipa::path(
+    get, path = "/v1/workspace", tag = "workspaces",
+    security(("workspace_key" = []), ("observer_token" = [])),
+    responses((status = 200, body = wire::Workspace), (status = 404, description = "workspace_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.workspaces.info", skip_all)]
+pub async fn info(
+    State(engine): State<Engine>,
+    Reader(caller): Reader<{ reads::ANYTHING }>,
+) -> Result<Reply<wire::Workspace>, ApiError> {
+    let mut info = to_workspace(engine.workspace(caller.scope()).await?);
+    info.observer_token_id = match caller {
+        Credential::Observer(observer) => observer.token_id,
+        Credential::Workspace { .. } | Credential::Agent(_) | Credential::Node(_) => None,
+    };
+    Ok(Reply::ok(info))
+}
+
+/// Changes the caller's workspace.
+#[utoipa::path(
+    patch, path = "/v1/workspace", tag = "workspaces",
+    security(("workspace_key" = [])), request_body = wire::UpdateWorkspaceBody,
+    responses((status = 200, body = wire::Workspace), (status = 404, description = "workspace_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.workspaces.update", skip_all)]
+pub async fn update(
+    State(engine): State<Engine>,
+    caller: WorkspaceKey,
+    Body(body): Body<wire::UpdateWorkspaceBody>,
+) -> Result<Reply<wire::Workspace>, ApiError> {
+    let change = WorkspaceChange {
+        name: body.name,
+        system_prompt: body.system_prompt,
+        metadata: body.metadata.map(Value::Object),
+        delivery_ttl_seconds: body.delivery_ttl_seconds,
+    };
+    Ok(Reply::ok(to_workspace(engine.update_workspace(caller.scope, &change).await?)))
+}
+
+/// Deletes the caller's workspace. All of its tokens are revoked.
+#[utoipa::path(
+    delete, path = "/v1/workspace", tag = "workspaces",
+    security(("workspace_key" = [])),
+    responses((status = 204)),
+)]
+#[tracing::instrument(level = "debug", name = "http.workspaces.delete", skip_all)]
+pub async fn delete(State(engine): State<Engine>, caller: WorkspaceKey) -> Result<NoContent, ApiError> {
+    engine.delete_workspace(caller.scope).await?;
+    Ok(NoContent)
+}
+
+/// Deletes the caller's workspace, by its id.
+#[utoipa::path(
+    delete, path = "/v1/workspaces/{id}", tag = "workspaces",
+    security(("workspace_key" = [])),
+    responses((status = 204), (status = 404, description = "workspace_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.workspaces.delete_by_id", skip_all)]
+pub async fn delete_by_id(
+    State(engine): State<Engine>,
+    caller: WorkspaceKey,
+    Path(id): Path<String>,
+) -> Result<NoContent, ApiError> {
+    if id.parse::<WorkspaceId>() != Ok(caller.scope.workspace_id()) {
+        return Err(EngineError::WorkspaceNotFound.into());
+    }
+    engine.delete_workspace(caller.scope).await?;
+    Ok(NoContent)
+}
+
+fn to_workspace(row: WorkspaceRow) -> wire::Workspace {
+    wire::Workspace {
+        id: row.workspace_id,
+        name: row.name,
+        plan: row.plan.as_str().to_owned(),
+        system_prompt: row.system_prompt,
+        created_at: row.created_at.into(),
+        expires_at: row.expires_at.map(Into::into),
+        metadata: row.metadata,
+        provenance: row.provenance,
+        delivery_ttl_seconds: row.delivery_ttl_seconds,
+        api_key_hash: "",
+        observer_token_id: None,
+    }
+}
