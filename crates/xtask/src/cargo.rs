@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use relay_testkit::binaries::BIN_DIR_VARIABLE;
+use relay_stack::binaries::BIN_DIR_VARIABLE;
 
 /// The packages whose binaries make up the engine.
 pub(crate) const ENGINE_PACKAGES: [&str; 3] = ["relay-gateway", "relay-worker", "relayctl"];

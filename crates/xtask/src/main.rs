@@ -1,15 +1,20 @@
 //! `cargo xtask`: everything a person or CI does with this repository beyond plain cargo.
 
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool")]
+
 mod cargo;
 mod chaos;
 mod chart;
 mod ci;
 mod dev;
+mod features;
 mod image;
 mod openapi;
 mod python;
+mod sbom;
 mod test;
 mod tidy;
+mod tree;
 mod upgrade;
 
 use std::process::ExitCode;
@@ -35,12 +40,16 @@ enum Command {
     Chart(chart::Args),
     /// Builds the container image and writes it into an archive.
     Image(image::Args),
+    /// Writes the bills of materials of the engine's programs (CycloneDX, JSON).
+    Sbom(sbom::Args),
     /// Runs the chart's pods from the image with podman, and sends a message through them.
     Smoke,
     /// Runs this version beside the one before it, under load. Builds the one before, which takes long the first time.
     Upgrade(upgrade::Args),
     /// What CI runs: fmt, tidy, chart, clippy, docs, test, smoke.
     Ci,
+    /// Writes the manifest that gives every selection of packages the same features. Run it after changing dependencies.
+    Features,
     /// Writes docs/openapi.json from the gateway's handlers.
     Openapi,
     /// Checks the rules of this code base that no compiler knows.
@@ -54,9 +63,11 @@ fn main() -> ExitCode {
         Command::Chaos(args) => chaos::run(args),
         Command::Chart(args) => chart::run(&args),
         Command::Image(args) => image::run(&args),
+        Command::Sbom(args) => sbom::run(&args),
         Command::Smoke => image::smoke::run(),
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Ci => ci::run(),
+        Command::Features => features::run(),
         Command::Openapi => openapi::run(),
         Command::Tidy => tidy::run(),
     };

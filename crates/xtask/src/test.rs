@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
-use relay_testkit::binaries::BIN_DIR_VARIABLE;
-use relay_testkit::stack::Stack;
+use relay_stack::binaries::BIN_DIR_VARIABLE;
+use relay_stack::stack::Stack;
 
 use crate::cargo;
 

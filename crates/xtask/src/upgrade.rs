@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use relay_testkit::binaries;
+use relay_stack::binaries;
 
 use crate::{cargo, test};
 

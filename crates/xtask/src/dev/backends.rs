@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use relay_testkit::servers::{Nats, Postgres, check_nats, check_postgres};
+use relay_stack::servers::{Nats, Postgres, check_nats, check_postgres};
 
 const DATABASE: &str = "relay";
 

@@ -5,11 +5,14 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use relay_testkit::ports::Port;
-use relay_testkit::stack::{self, Service};
+use relay_stack::ports::Port;
+use relay_stack::stack::{self, Service, ServiceSpec};
 
 use super::Args;
 use super::backends::Backends;
+
+/// Folder of uploaded files. The engine's default is a folder in the working directory.
+const FILES_DIR: &str = "RELAY_FILES_DIR";
 
 pub(super) struct Cluster {
     // Dropped in this order: engine processes before the servers they use.
@@ -26,31 +29,33 @@ impl Cluster {
         std::fs::create_dir_all(&logs)?;
         let backends = Backends::start(state_dir).await?;
         stack::migrate(&bin_dir.join("relayctl"), &backends.database_url, &backends.nats_url).await?;
-        let given =
+        let direct =
             stack::Backends { database_url: backends.database_url.clone(), nats_url: backends.nats_url.clone() };
-        // The stack's own default lets tenants' URLs lead to this machine.
-        let strict = [("RELAY_EGRESS_ALLOW".to_owned(), String::new())];
-        let env = if args.strict { &strict[..] } else { &[] };
+        let env = &environment(args, state_dir)[..];
         let mut gateways = Vec::new();
         for (index, port) in ports.iter().enumerate() {
             let name = format!("gateway-{}", index + 1);
             let metrics = Port::free()?;
-            let gateway = Service::gateway(
-                &name,
-                bin_dir.join("relay-gateway"),
-                &given,
-                &format!("127.0.0.1:{port}"),
-                &metrics.address(),
+            let spec = ServiceSpec {
+                name: &name,
+                program: bin_dir.join("relay-gateway"),
+                backends: &direct,
                 env,
-                &logs.join(format!("{name}.log")),
-            )?;
-            gateways.push(gateway.keeping([metrics]));
+                log: logs.join(format!("{name}.log")),
+            };
+            let gateway = Service::gateway(&spec, &format!("127.0.0.1:{port}"), &metrics.address())?;
+            gateways.push(gateway.with_reserved_ports([metrics]));
         }
         let metrics = Port::free()?;
-        let log = logs.join("worker.log");
-        let program = bin_dir.join("relay-worker");
-        let worker = Service::worker("worker", program, &given, &metrics.address(), env, &log)?;
-        let cluster = Self { gateways, worker: worker.keeping([metrics]), backends, logs };
+        let spec = ServiceSpec {
+            name: "worker",
+            program: bin_dir.join("relay-worker"),
+            backends: &direct,
+            env,
+            log: logs.join("worker.log"),
+        };
+        let worker = Service::worker(&spec, &metrics.address())?;
+        let cluster = Self { gateways, worker: worker.with_reserved_ports([metrics]), backends, logs };
         for service in cluster.services() {
             service.wait_ready().await?;
         }
@@ -98,6 +103,20 @@ impl Cluster {
             report(postgres.stop().await);
         }
     }
+}
+
+/// Settings of gateways and worker on top of what this process was given.
+fn environment(args: &Args, state_dir: &Path) -> Vec<(String, String)> {
+    let mut env = Vec::new();
+    if std::env::var_os(FILES_DIR).is_none_or(|dir| dir.is_empty()) {
+        let files = state_dir.join("files");
+        env.push((FILES_DIR.to_owned(), files.to_string_lossy().into_owned()));
+    }
+    if args.strict {
+        // The stack's own default lets tenants' URLs lead to this machine.
+        env.push(("RELAY_EGRESS_ALLOW".to_owned(), String::new()));
+    }
+    env
 }
 
 fn report(outcome: Result<()>) {

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use relay_testkit::client::{Agent, Api, NodeSocket};
-use relay_testkit::stack::Service;
-use relay_testkit::wait;
+use relay_stack::client::{Agent, Api, NodeSocket};
+use relay_stack::stack::Service;
+use relay_stack::wait;
 use serde_json::{Value, json};
 
 use super::cluster::Cluster;

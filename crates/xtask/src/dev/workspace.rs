@@ -1,7 +1,7 @@
 //! The workspace that `dev` offers, the same on every run.
 
 use anyhow::{Context, Result};
-use relay_testkit::client::Api;
+use relay_stack::client::Api;
 use serde_json::json;
 
 use super::cluster::Cluster;

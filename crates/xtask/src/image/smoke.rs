@@ -2,18 +2,18 @@
 //! through them, and the gateway drains.
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use relay_testkit::client::Api;
-use relay_testkit::ports::Port;
-use relay_testkit::servers::{Nats, Postgres};
-use relay_testkit::wait;
+use relay_stack::client::Api;
+use relay_stack::ports::Port;
+use relay_stack::servers::{Nats, Postgres};
+use relay_stack::wait;
 
 use super::{Storage, build, gather, probe, storage};
 use crate::cargo;
 use crate::python::Packages;
+use crate::sbom;
 
 const TAG: &str = "localhost/relay:smoke";
 const SOON: Duration = Duration::from_secs(30);
@@ -54,26 +54,13 @@ pub(crate) fn check(packages: &Packages, binaries: &Path) -> Result<()> {
     runtime.block_on(deliver(&storage, packages))
 }
 
-/// `deploy/sbom.sh`, where its tool is installed. CI installs it.
 fn bills_of_materials(storage: &Storage) -> Result<()> {
-    if storage::run(&mut cargo::cargo(&["cyclonedx", "--version"])).is_err() {
-        println!("!! NO BILLS OF MATERIALS: cargo-cyclonedx is not installed; deploy/sbom.sh says how");
-        return Ok(());
-    }
-    let folder = storage.fresh_dir("sbom");
-    let mut script = Command::new(cargo::root().join("deploy/sbom.sh"));
-    storage::run(script.arg(&folder)).context("make the bills of materials")?;
-    for service in ["gateway", "worker", "relayctl"] {
-        let file = folder.join(format!("{service}.cdx.json"));
-        let text = std::fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
-        let bill: serde_json::Value = serde_json::from_str(&text)?;
+    for (path, bill) in sbom::write(&storage.fresh_dir("sbom")).context("make the bills of materials")? {
         let crates = bill["components"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let is_whole = |part: &serde_json::Value| part["version"].is_string() && part["licenses"].is_array();
-        ensure!(
-            crates.iter().any(|part| part["name"] == "tokio" && is_whole(part)),
-            "{service}: tokio is not in its bill"
-        );
-        println!("the bill of materials of {service} names {} crates", crates.len());
+        let is_whole = |part: &serde_json::Value| part["licenses"].is_array() && part["hashes"].is_array();
+        let name = path.file_name().unwrap_or_default().display();
+        ensure!(crates.iter().any(|part| part["name"] == "tokio" && is_whole(part)), "{name} lacks tokio");
+        println!("{name} names {} crates", crates.len());
     }
     Ok(())
 }

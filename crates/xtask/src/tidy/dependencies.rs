@@ -11,9 +11,12 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("crates/stream", &["relay-domain"]),
     ("crates/blobs", &["relay-domain"]),
     ("crates/egress", &[]),
+    ("crates/pty", &[]),
+    ("crates/verification", &[]),
     ("crates/runtime", &["relay-domain"]),
     ("crates/engine", &["relay-domain", "relay-store", "relay-stream", "relay-blobs", "relay-egress"]),
     ("services/gateway", &["relay-domain", "relay-wire", "relay-engine", "relay-runtime"]),
+    ("services/broker", &["relay-domain", "relay-wire", "relay-runtime", "relay-pty", "relay-verification"]),
     ("services/worker", &["relay-domain", "relay-engine", "relay-runtime"]),
     ("services/relayctl", &["relay-domain", "relay-engine", "relay-runtime"]),
 ];

@@ -2,17 +2,20 @@
 
 mod boundaries;
 mod dependencies;
+mod folders;
 mod length;
 mod migrations;
 mod names;
 mod paths;
+mod references;
+mod unused;
 
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::cargo;
+use crate::{cargo, features};
 
 /// A file of the repository: its path from the root, and its text.
 struct Source {
@@ -23,10 +26,21 @@ struct Source {
 pub(crate) fn run() -> Result<()> {
     let sources = sources(&cargo::root())?;
     let mut findings = Vec::new();
-    let checks = [boundaries::check, dependencies::check, length::check, migrations::check, names::check, paths::check];
+    let checks = [
+        boundaries::check,
+        dependencies::check,
+        folders::check,
+        length::check,
+        migrations::check,
+        names::check,
+        paths::check,
+        references::check,
+        unused::check,
+    ];
     for check in checks {
         check(&sources, &mut findings);
     }
+    features::check(&mut findings)?;
     for finding in &findings {
         eprintln!("tidy: {finding}");
     }
