@@ -29,7 +29,7 @@ def chart():
 
 
 def render(values, **options):
-    """Path of the template to its text, of those that made anything."""
+    """Path of the template to its text, for templates with output."""
     options = {"name": "relay", "namespace": "messaging", **options}
     made = chart().render(values, **options)
     return {path: text for path, text in sorted(made.items()) if text.strip()}

@@ -219,7 +219,7 @@ def test_policies_and_services_select_the_pods(name):
 
 @every_set
 def test_every_variable_is_one_that_the_engine_reads(name):
-    documented = (ROOT / "docs/configuration.md").read_text()
+    documented = "".join((ROOT / "docs" / page).read_text() for page in ("configuration.md", "telemetry.md"))
     config = next(o for o in objects(rendered(name)) if o["kind"] == "ConfigMap" and "RELAY_HOSTED" in o["data"])
     extra = values_of(name).get("config", {}).get("extra", {})
     for variable in config["data"]:

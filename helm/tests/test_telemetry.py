@@ -20,7 +20,7 @@ import dashboards  # noqa: E402
 
 RULES = CHART / "rules" / "relay.yaml"
 RUNBOOKS = ROOT / "docs" / "operations" / "runbooks"
-#: Labels that Prometheus adds, and those that the engine gives.
+#: Labels of Prometheus and of the engine.
 SCRAPED = {"namespace", "pod", "instance", "le"}
 #: Counters that are not there before their first count, which is no increase: their alerts ask for the number itself as well.
 BORN_COUNTED = {"relay_recoveries_total"}
@@ -63,12 +63,12 @@ def promtool(*arguments):
 
 
 def test_every_metric_is_documented_with_its_kind():
-    page = (ROOT / "docs/configuration.md").read_text()
+    page = (ROOT / "docs/metrics.md").read_text()
     rows = dict(re.findall(r"^\| `(relay_\w+)` \| (\w+) \|", page, re.MULTILINE))
     tenants = {name: kind for name, kind in rows.items() if name.startswith("relay_workspace_")}
     operators = {name: kind for name, kind in rows.items() if name not in tenants}
     assert operators == {name: kind.lower() for name, kind in engine_metrics().items()}
-    source = (ROOT / "services/gateway/src/routes/insight.rs").read_text()
+    source = (ROOT / "services/gateway/src/routes/mailboxes/insight.rs").read_text()
     served = re.findall(r'\("(\w+)", "(counter|gauge)", ', source)
     assert tenants == {f"relay_workspace_{name}": kind for name, kind in served}
 
@@ -100,7 +100,7 @@ def test_counters_are_asked_for_their_rate_and_gauges_are_not():
 
 
 def test_every_label_is_one_that_the_metrics_have():
-    source = (ROOT / "docs/configuration.md").read_text()
+    source = (ROOT / "docs/metrics.md").read_text()
     own = set(re.findall(r"`(reason|loop|by|method|route|state|status|outcome)`", source)) | SCRAPED | {"service"}
     for where, expression in expressions():
         for labels in re.findall(r"\bby \(([^)]*)\)", expression):
@@ -183,7 +183,7 @@ def test_dashboards_are_as_their_source_says():
 
 @pytest.mark.parametrize("name", boards())
 def test_grafanas_own_model_reads_the_dashboard(name):
-    """What Grafana's library reads and writes again is what was there: no field that it does not know."""
+    """Grafana's library round-trips the dashboards, so they contain no unknown field."""
     plugins.register_default_plugins()
     board = boards()[name]
     read = Dashboard.from_json(board)

@@ -1,4 +1,4 @@
-//! The REST calls that set a run up: workspace, agents, nodes, channels.
+//! REST calls that prepare a run: workspace, agents, nodes, channels.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use serde_json::{Value, json};
 
 use crate::http::Pool;
 
-/// How many set-up calls are under way at once.
+/// Maximum number of concurrent setup calls.
 const AT_ONCE: usize = 64;
 
-/// One workspace, reached through all gateways in turn.
+/// Workspace, reached through all gateways in turn.
 #[derive(Clone, Debug)]
 pub(crate) struct Workspace {
     pools: Vec<Arc<Pool>>,
     key: Arc<str>,
 }
 
-/// A registered agent.
+/// Registered agent.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Agent {
     pub(crate) id: String,
@@ -28,7 +28,7 @@ pub(crate) struct Agent {
     pub(crate) token: String,
 }
 
-/// What a node needs to connect.
+/// Credentials of a node.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeAccess {
     pub(crate) id: String,
@@ -42,7 +42,7 @@ struct Envelope<T> {
 }
 
 impl Workspace {
-    /// Makes a new one.
+    /// Creates a workspace.
     pub(crate) async fn create(gateway_urls: &[String]) -> Result<Self> {
         #[derive(Deserialize)]
         struct Created {
@@ -54,30 +54,29 @@ impl Workspace {
         Ok(Self { key: created.api_key.into(), pools })
     }
 
-    /// The gateway that call or socket number `turn` goes to.
+    /// Returns the connection pool for call or socket number `turn`.
     pub(crate) fn pool(&self, turn: usize) -> &Arc<Pool> {
         &self.pools[turn % self.pools.len()]
     }
 
-    /// The same, but never the gateway `away` while there are others.
+    /// Returns a pool as [`Self::pool`] does, except that of gateway `away` while there are others.
     pub(crate) fn pool_but(&self, turn: usize, away: usize) -> &Arc<Pool> {
         let count = self.pools.len();
         let skip = usize::from(count > 1 && turn % count == away);
         self.pool(turn % count + skip)
     }
 
-    /// The workspace's key.
     pub(crate) fn key(&self) -> &str {
         &self.key
     }
 
-    /// Makes an agent a member of a channel.
+    /// Adds an agent to a channel.
     pub(crate) async fn join(&self, channel: &str, agent: &Agent) -> Result<()> {
         let path = format!("/v1/channels/{channel}/join");
         call::<Value>(self.pool(0), &path, Some(&agent.token), &json!({})).await.map(drop)
     }
 
-    /// The same workspace through gateway `index` only.
+    /// Returns the same workspace through gateway `index` only.
     pub(crate) fn through_gateway(&self, index: usize) -> Self {
         Self { pools: vec![Arc::clone(&self.pools[index])], key: Arc::clone(&self.key) }
     }
@@ -91,7 +90,7 @@ impl Workspace {
         stream::iter(calls).buffered(AT_ONCE).try_collect().await.context("register agents")
     }
 
-    /// The direct node of each of `agents`.
+    /// Creates the direct node of each of `agents`.
     pub(crate) async fn direct_nodes(&self, agents: &[Agent]) -> Result<Vec<NodeAccess>> {
         #[derive(Deserialize)]
         struct Minted {
@@ -107,7 +106,7 @@ impl Workspace {
         stream::iter(calls).buffered(AT_ONCE).try_collect().await.context("mint node tokens")
     }
 
-    /// Makes a broker node.
+    /// Creates a broker node.
     pub(crate) async fn broker_node(&self, name: &str) -> Result<NodeAccess> {
         let body = json!({"name": name, "kind": "ws", "role": "broker", "version": "relay-loadtest/1"});
         #[derive(Deserialize)]
@@ -119,7 +118,7 @@ impl Workspace {
         Ok(NodeAccess { id: created.id, name: name.to_owned(), token: created.token })
     }
 
-    /// Makes a node that is pushed to.
+    /// Creates an http_push node.
     pub(crate) async fn push_node(&self, name: &str, delivery: Value) -> Result<()> {
         let body = json!({"name": name, "kind": "http_push", "delivery": delivery});
         call::<Value>(self.pool(0), "/v1/nodes", Some(&self.key), &body).await.map(drop)
@@ -135,7 +134,7 @@ impl Workspace {
         stream::iter(calls).buffer_unordered(AT_ONCE).try_for_each(|_| async { Ok(()) }).await.context("bind agents")
     }
 
-    /// Makes a channel owned by `owner` and joins `members`.
+    /// Creates a channel owned by `owner` and adds `members`.
     pub(crate) async fn channel(&self, name: &str, owner: &Agent, members: &[Agent]) -> Result<()> {
         call::<Value>(self.pool(0), "/v1/channels", Some(&owner.token), &json!({"name": name})).await?;
         let path = &format!("/v1/channels/{name}/join");

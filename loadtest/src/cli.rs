@@ -1,4 +1,4 @@
-//! The command line.
+//! Command line of the load generator.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::baseline::Consumers;
 use crate::payload::SMALLEST;
 
-/// Starts an engine of its own, puts it under load, and measures the bare servers beside it.
+/// Starts an engine, puts it under load, and compares it with the bare servers.
 #[derive(Debug, Parser)]
 #[command(name = "relay-loadtest")]
 pub(crate) struct Cli {
@@ -21,70 +21,68 @@ pub(crate) struct Cli {
 /// Options of every scenario.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Common {
-    /// Gateways of the stack. REST calls and sockets are spread over them.
+    /// Number of gateways; REST calls and sockets are spread over them.
     #[arg(long, global = true, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub(crate) gateways: u16,
-    /// Length of a measured window.
+    /// Length of a measured window in seconds.
     #[arg(long, global = true, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub(crate) seconds: u64,
-    /// Unmeasured load before it.
+    /// Unmeasured load before each window, in seconds.
     #[arg(long, global = true, default_value_t = 3, value_parser = clap::value_parser!(u64).range(0..=120))]
     pub(crate) warm_up: u64,
-    /// Size of a message's text in bytes.
+    /// Text size of a message in bytes.
     #[arg(long, global = true, default_value_t = 512, value_parser = clap::value_parser!(u32).range(i64::from(SMALLEST)..=200_000))]
     pub(crate) bytes: u32,
-    /// Requests under way at once, where a scenario sends as fast as it can.
+    /// Maximum number of concurrent requests in scenarios without a fixed rate.
     #[arg(long, global = true, default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) in_flight: u16,
-    /// Agents that send.
+    /// Number of sending agents.
     #[arg(long, global = true, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) senders: u16,
-    /// Agents a socket: 1 connects direct nodes that ack each frame, more connects brokers with cumulative acks.
+    /// Agents per socket; 1 connects direct nodes that ack each frame, more connects brokers with cumulative acks.
     #[arg(long, global = true, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) per_socket: u16,
-    /// js-each: messages that one pull request asks for.
+    /// js-each: messages per pull request.
     #[arg(long, global = true, default_value_t = 200, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub(crate) each_pull: u16,
-    /// js-each: waits for the server to confirm each ack before the next message is taken.
+    /// js-each: wait for the server to confirm each ack before the next message.
     #[arg(long, global = true)]
     pub(crate) each_confirmed: bool,
-    /// Leaves the baselines out, and with them the ratios.
+    /// Skip the baselines and the ratios to them.
     #[arg(long, global = true)]
     pub(crate) no_baselines: bool,
-    /// A tenth of the agents and 2 s windows: shows that everything works, not how fast it is.
+    /// Use a tenth of the agents and windows of 2 s, to check that the scenario works rather than its speed.
     #[arg(long, global = true)]
     pub(crate) small: bool,
-    /// Writes the report there, too.
+    /// Also write the report to this file as JSON.
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Gives up after this many seconds and prints what was measured so far.
+    /// Stop after this many seconds and print the results so far.
     #[arg(long, global = true, default_value_t = 1200, value_parser = clap::value_parser!(u64).range(1..=7200))]
     pub(crate) limit: u64,
-    /// Sets a variable for gateways and worker.
+    /// Set an environment variable of gateways and workers; may be repeated.
     #[arg(long, global = true, value_name = "KEY=VALUE", value_parser = key_value)]
     pub(crate) env: Vec<(String, String)>,
-    /// Keeps data and logs there instead of in a temporary folder.
+    /// Keep data and logs in this folder instead of a temporary one.
     #[arg(long, global = true, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
 }
 
 impl Common {
-    /// The `js-each` baseline as asked for.
+    /// Returns the `js-each` baseline as configured.
     pub(crate) fn each(&self) -> Consumers {
         Consumers::Each { pull: self.each_pull.into(), confirmed: self.each_confirmed }
     }
 
-    /// Length of a measured window.
     pub(crate) fn window(&self) -> Duration {
         Duration::from_secs(if self.small { self.seconds.min(2) } else { self.seconds })
     }
 
-    /// Unmeasured load before it.
     pub(crate) fn warming(&self) -> Duration {
         Duration::from_secs(if self.small { self.warm_up.min(1) } else { self.warm_up })
     }
 
-    /// `count`, or a tenth of it in a small run.
+    /// Returns `count`, or a tenth of it in a small run.
     pub(crate) fn scaled(&self, count: usize) -> usize {
         if self.small { count.div_ceil(10) } else { count }
     }
@@ -95,128 +93,129 @@ fn key_value(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// What to run.
+/// Scenario to run.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Scenario {
-    /// The bare servers only: js-each, js-one, pg.
+    /// Measure the bare servers only: js-each, js-one, pg.
     Baselines {
-        /// Agents of js-each and js-one.
+        /// Number of agents of js-each and js-one.
         #[arg(long, default_value_t = 100)]
         agents: usize,
     },
-    /// Latency at a fixed rate; one sender and one receiver unless told otherwise.
+    /// Measure latency at a fixed rate, by default with one receiver.
     Send {
-        /// Messages a second.
+        /// Messages per second.
         #[arg(long, default_value_t = 200.0)]
         rate: f64,
-        /// Receivers.
+        /// Number of receivers.
         #[arg(long, default_value_t = 1)]
         agents: usize,
     },
-    /// Direct messages one to one, as fast as the window allows.
+    /// Send direct messages as fast as the limit of concurrent requests allows.
     Saturate {
-        /// Connected receivers; one window for each.
+        /// Numbers of connected receivers; each number is one window.
         #[arg(long, value_delimiter = ',', default_values_t = [100, 1000])]
         agents: Vec<usize>,
     },
-    /// Posts into one channel whose members are all connected.
+    /// Post into one channel with connected members.
     Fanout {
-        /// Members; one window for each.
+        /// Numbers of members; each number is one window.
         #[arg(long, value_delimiter = ',', default_values_t = [100, 1000])]
         members: Vec<usize>,
-        /// Posts under way at once.
+        /// Maximum number of concurrent posts.
         #[arg(long, default_value_t = 16)]
         posts_in_flight: usize,
     },
-    /// `kill -9` of the gateway that holds all sockets; they resume on another.
+    /// Kill the gateway with all sockets (SIGKILL); the sockets resume on another.
     Reconnect {
-        /// Agents.
+        /// Number of agents.
         #[arg(long, default_value_t = 10_000)]
         agents: usize,
-        /// Of them, on each broker socket.
+        /// Agents per broker socket.
         #[arg(long, default_value_t = 100)]
         on_each_socket: usize,
-        /// Deliveries that each has received and not acked.
+        /// Deliveries per agent that were received and not acked.
         #[arg(long, default_value_t = 10)]
         unacked: usize,
     },
-    /// Every gateway and worker is restarted, one after the other, under direct messages; beside the same load without that.
+    /// Restart every gateway and worker in turn under a load of direct messages; compared with the same load without
+    /// restarts.
     Rolling {
-        /// Messages a second; 0: as fast as the window allows.
+        /// Messages per second; 0 sends as fast as the limit of concurrent requests allows.
         #[arg(long, default_value_t = 0.0)]
         rate: f64,
-        /// Connected receivers, which come back to another gateway.
+        /// Number of connected receivers, which reconnect to another gateway.
         #[arg(long, default_value_t = 100)]
         agents: usize,
     },
-    /// Messages accepted while nobody was connected, then everybody connects.
+    /// Accept messages for disconnected agents, then connect all agents.
     Replay {
-        /// Messages.
+        /// Number of messages.
         #[arg(long, default_value_t = 10_000)]
         messages: usize,
-        /// Over this many agents.
+        /// Number of receiving agents.
         #[arg(long, default_value_t = 100)]
         agents: usize,
     },
-    /// Gateway memory for each connected agent that does nothing.
+    /// Measure gateway memory per idle connected agent.
     Idle {
-        /// Agents, 100 on each broker socket.
+        /// Number of agents on broker sockets, 100 per socket.
         #[arg(long, default_value_t = 10_000)]
         agents: usize,
-        /// Agents with a socket each.
+        /// Number of agents with their own socket.
         #[arg(long, default_value_t = 5_000)]
         direct_agents: usize,
     },
-    /// Deliveries of a busy workspace without observers, then with many.
+    /// Measure deliveries of a busy workspace without observers, then with many.
     Observe {
-        /// Observers, all of one workspace.
+        /// Number of observers of the workspace.
         #[arg(long, default_value_t = 1000)]
         observers: usize,
-        /// Messages a second.
+        /// Messages per second.
         #[arg(long, default_value_t = 10.0)]
         rate: f64,
-        /// Connected receivers.
+        /// Number of connected receivers.
         #[arg(long, default_value_t = 100)]
         agents: usize,
     },
-    /// Deliveries posted to HTTP endpoints, and a plain HTTP client loop beside it.
+    /// Deliver to HTTP endpoints; compared with a plain HTTP client loop.
     Push {
-        /// Endpoints, one agent each.
+        /// Number of endpoints, with one agent each.
         #[arg(long, default_value_t = 100)]
         endpoints: usize,
-        /// Deliveries to each; a mailbox holds 1000.
+        /// Deliveries per endpoint; a mailbox holds 1000.
         #[arg(long, default_value_t = 400)]
         each: usize,
     },
-    /// Listing, searching and the inbox over many messages.
+    /// List and search many messages and read the inbox.
     Read {
-        /// Messages.
+        /// Number of messages.
         #[arg(long, default_value_t = 1_000_000)]
         messages: usize,
     },
-    /// Actions invoked on nodes that answer at once: at a rate, then as a burst beside bare NATS requests.
+    /// Invoke actions on nodes that answer at once, at a rate and as a burst; compared with bare NATS requests.
     Invoke {
-        /// Nodes.
+        /// Number of nodes.
         #[arg(long, default_value_t = 20)]
         nodes: usize,
-        /// Invocations of the burst.
+        /// Invocations in the burst.
         #[arg(long, default_value_t = 1000)]
         burst: usize,
-        /// Invocations a second before it.
+        /// Invocations per second before the burst.
         #[arg(long, default_value_t = 200.0)]
         rate: f64,
     },
-    /// Bursts of invocations placed on equal nodes, simulated: no servers are started.
+    /// Simulate the placement of bursts of invocations on equal nodes, without starting servers.
     Placement {
-        /// Nodes.
+        /// Number of nodes.
         #[arg(long, default_value_t = 10_000)]
         nodes: usize,
-        /// Invocations in each burst.
+        /// Invocations per burst.
         #[arg(long, default_value_t = 100_000)]
         burst: usize,
     },
-    /// All of the delivery scenarios with their defaults: everything but `rolling`, `observe`, `read`, `push`,
-    /// `invoke` and `placement`.
+    /// Run the delivery scenarios with their defaults: all but `rolling`, `observe`, `read`, `push`, `invoke` and
+    /// `placement`.
     All,
 }
 

@@ -1,4 +1,4 @@
-//! Where everything that was received is counted: one for all receivers of a run.
+//! Collector of all deliveries received in a run.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use crate::payload::now_micros;
 
-/// A drain that sees nothing arrive for this long gives up: what is missing then is reported as lost.
+/// A drain ends when no delivery arrives for this long; missing deliveries are reported as lost.
 const NO_PROGRESS: Duration = Duration::from_secs(20);
 
 /// Counts and latencies of one measured window.
 #[derive(Debug, Default)]
 pub(crate) struct Collector {
     delivered: AtomicU64,
-    /// What was sent earlier belongs to an earlier window.
+    /// Start of the window; messages sent earlier belong to an earlier window.
     sent_since: AtomicU64,
     stragglers: AtomicU64,
     last_at: AtomicU64,
@@ -27,7 +27,7 @@ pub(crate) struct Collector {
 }
 
 impl Collector {
-    /// One delivery whose text carries the moment it was sent.
+    /// Records a delivery whose text contains the time of sending.
     pub(crate) fn delivered(&self, sent_at: Option<u64>) {
         let now = now_micros();
         if let Some(sent_at) = sent_at {
@@ -42,55 +42,55 @@ impl Collector {
         self.delivered.fetch_add(1, Ordering::Release);
     }
 
-    /// A delivery that this connection had already received.
+    /// Records a delivery that this connection had already received.
     pub(crate) fn duplicate(&self) {
         self.duplicates.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A delivery that an earlier connection had received, and not acked in time: not a problem.
+    /// Records a delivery that an earlier connection received without acking it in time, which is allowed.
     pub(crate) fn repeated(&self) {
         self.repeated.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many of those there were.
+    /// Returns the number of repeated deliveries.
     pub(crate) fn repeated_count(&self) -> u64 {
         self.repeated.load(Ordering::Relaxed)
     }
 
-    /// A delivery that skipped at least one seq on this connection.
+    /// Records a delivery that skipped at least one seq on this connection.
     pub(crate) fn out_of_order(&self, detail: impl FnOnce() -> String) {
         self.out_of_order.fetch_add(1, Ordering::Relaxed);
         self.note(detail);
     }
 
-    /// A socket ended although nobody asked it to.
+    /// Records an unexpected end of a socket.
     pub(crate) fn closed(&self, why: impl FnOnce() -> String) {
         self.closed_sockets.fetch_add(1, Ordering::Relaxed);
         self.note(why);
     }
 
-    /// An agent has received everything it waits for.
+    /// Records that an agent has received everything it waits for.
     pub(crate) fn caught_up(&self) {
         self.last_at.fetch_max(now_micros(), Ordering::Relaxed);
         self.caught_up.fetch_add(1, Ordering::Release);
     }
 
-    /// How many agents have.
+    /// Returns the number of agents that have caught up.
     pub(crate) fn caught_up_count(&self) -> u64 {
         self.caught_up.load(Ordering::Acquire)
     }
 
-    /// Deliveries so far in this window.
+    /// Returns the number of deliveries in this window.
     pub(crate) fn delivered_count(&self) -> u64 {
         self.delivered.load(Ordering::Acquire)
     }
 
-    /// When the last one came, in microseconds of [`now_micros`].
+    /// Returns the time of the last delivery, in microseconds of [`now_micros`].
     pub(crate) fn last_at(&self) -> u64 {
         self.last_at.load(Ordering::Relaxed)
     }
 
-    /// Starts a new window, in which only deliveries of messages sent since `sent_since` count.
+    /// Starts a new window, which counts only deliveries of messages sent since `sent_since`.
     pub(crate) fn reset(&self, sent_since: u64) {
         lock(&self.samples).clear();
         for counter in [
@@ -109,12 +109,12 @@ impl Collector {
         lock(&self.first_problem).take();
     }
 
-    /// The latencies of the window, in microseconds.
+    /// Returns the latencies of the window, in microseconds.
     pub(crate) fn take_samples(&self) -> Vec<u32> {
         std::mem::take(&mut lock(&self.samples))
     }
 
-    /// What went wrong in the window, one line each; empty when nothing did.
+    /// Returns the problems of the window, one line each.
     pub(crate) fn problems(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for (counter, what) in [
@@ -132,15 +132,20 @@ impl Collector {
         lines
     }
 
-    /// Waits for `count` deliveries; says how many are missing when nothing arrives any more.
+    /// Waits for `count` deliveries; returns the number of missing ones when arrivals stop.
     pub(crate) async fn drain(&self, count: u64) -> u64 {
+        self.drain_while_arriving(count, NO_PROGRESS).await
+    }
+
+    /// Waits for `count` deliveries until none arrives for `patience`.
+    async fn drain_while_arriving(&self, count: u64, patience: Duration) -> u64 {
         let (mut seen, mut since) = (self.delivered_count(), tokio::time::Instant::now());
         while seen < count {
             tokio::time::sleep(Duration::from_millis(2)).await;
             let now = self.delivered_count();
             if now > seen {
                 (seen, since) = (now, tokio::time::Instant::now());
-            } else if since.elapsed() > NO_PROGRESS {
+            } else if since.elapsed() > patience {
                 break;
             }
         }
@@ -163,13 +168,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_drain_ends_when_nothing_arrives_any_more() {
+    #[tokio::test]
+    async fn a_drain_ends_when_arrivals_stop() {
         let collector = Collector::default();
         collector.delivered(Some(now_micros()));
         collector.delivered(None);
         assert_eq!(collector.drain(2).await, 0);
-        assert_eq!(collector.drain(5).await, 3);
+        assert_eq!(collector.drain_while_arriving(5, Duration::from_millis(10)).await, 3);
         assert_eq!(collector.take_samples().len(), 1);
         collector.out_of_order(|| "seq 3 after 1".into());
         assert_eq!(collector.problems(), ["1 frames out of order", "first: seq 3 after 1"]);

@@ -1,6 +1,6 @@
-//! Sends, as fast as the window allows or at a fixed rate, and counts.
+//! Load driver: sends as fast as possible or at a fixed rate, and counts.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,74 +11,74 @@ use tokio::time::Instant;
 use crate::collector::Collector;
 use crate::payload::now_micros;
 
-/// How much is sent, and how.
+/// Amount and rate of a load.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
-    /// Requests under way at once, at most.
+    /// Maximum number of concurrent requests.
     pub(crate) in_flight: usize,
-    /// Sends per second; `None` sends as fast as the window and the backlog allow.
+    /// Requests per second; `None` sends as fast as concurrency and backlog allow.
     pub(crate) rate: Option<f64>,
-    /// No new request after this.
+    /// Time after which no new request is sent.
     pub(crate) duration: Duration,
-    /// No more requests than this.
-    pub(crate) most: u64,
-    /// Deliveries that each request causes.
+    /// Maximum number of requests.
+    pub(crate) most: usize,
+    /// Number of deliveries per request.
     pub(crate) fan_out: u64,
-    /// While more deliveries than this are outstanding, nothing new is sent.
+    /// Maximum number of outstanding deliveries, above which sending pauses.
     pub(crate) backlog: u64,
-    /// Ends it before its time, once set.
+    /// Stops the load when set.
     pub(crate) stop: Arc<AtomicBool>,
 }
 
 impl Load {
-    /// One recipient a request, as fast as possible for `duration`.
+    /// Creates a load of one recipient per request, as fast as possible for `duration`.
     pub(crate) fn closed(in_flight: usize, duration: Duration) -> Self {
         Self { in_flight, backlog: 10_000, ..Self::of(None, duration) }
     }
 
-    /// One recipient a request, `rate` requests a second for `duration`.
+    /// Creates a load of one recipient per request, `rate` requests a second for `duration`.
     pub(crate) fn paced(rate: f64, duration: Duration) -> Self {
         Self::of(Some(rate), duration)
     }
 
-    /// `count` requests to one recipient each, as fast as the window allows.
-    pub(crate) fn counted(in_flight: usize, count: u64) -> Self {
+    /// Creates a load of `count` requests to one recipient each, as fast as possible.
+    pub(crate) fn counted(in_flight: usize, count: usize) -> Self {
         Self { in_flight, most: count, ..Self::of(None, Duration::from_secs(300)) }
     }
 
     fn of(rate: Option<f64>, duration: Duration) -> Self {
         let stop = Arc::default();
-        Self { in_flight: 256, rate, duration, most: u64::MAX, fan_out: 1, backlog: u64::MAX, stop }
+        Self { in_flight: 256, rate, duration, most: usize::MAX, fan_out: 1, backlog: u64::MAX, stop }
     }
 }
 
-/// What was sent.
+/// Results of a load.
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
-    /// Requests that were accepted.
+    /// Number of accepted requests.
     pub(crate) accepted: u64,
-    /// Requests that were refused, or whose answer never came.
+    /// Number of refused requests and of requests without an answer.
     pub(crate) failed: u64,
-    /// The first failure.
+    /// Error of the first failure.
     pub(crate) first_failure: Option<String>,
-    /// Microseconds from request to answer, of the accepted ones.
+    /// Time from request to answer of the accepted requests, in microseconds.
     pub(crate) took: Vec<u32>,
-    /// At a fixed rate: how late the requests left, in microseconds; the generator's own fault.
+    /// At a fixed rate: delay of the requests in microseconds, caused by the generator itself.
     pub(crate) late: Vec<u32>,
 }
 
 struct Shared {
-    next: AtomicU64,
+    next: AtomicUsize,
     accepted: AtomicU64,
 }
 
-/// Runs `load`; `send` gets the request's number and the stamp to put into its text.
+/// Runs `load`; `send` gets the request's number and the timestamp for its text.
 pub(crate) async fn drive<F, R>(load: &Load, collector: &Arc<Collector>, send: F) -> Sent
 where
-    F: Fn(u64, u64) -> R + Clone + Send + Sync + 'static,
+    F: Fn(usize, u64) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<()>> + Send,
 {
-    let shared = Arc::new(Shared { next: AtomicU64::new(0), accepted: AtomicU64::new(0) });
+    let shared = Arc::new(Shared { next: AtomicUsize::new(0), accepted: AtomicU64::new(0) });
     let total = Arc::new(Mutex::new(Sent::default()));
     let start = Instant::now();
     let mut workers = JoinSet::new();
@@ -97,7 +97,7 @@ where
 
 async fn work<F, R>(load: &Load, shared: &Shared, collector: &Collector, start: Instant, send: &F, mine: &mut Sent)
 where
-    F: Fn(u64, u64) -> R,
+    F: Fn(usize, u64) -> R,
     R: Future<Output = Result<()>>,
 {
     loop {
@@ -128,7 +128,7 @@ where
             Err(error) => {
                 mine.failed += 1;
                 mine.first_failure.get_or_insert_with(|| format!("{error:#}"));
-                // A server that refuses is not to be hammered.
+                // Back off from a server that refuses.
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
@@ -158,16 +158,16 @@ fn micros(duration: Duration) -> u32 {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_paced_load_sends_its_rate() {
         let collector = Arc::new(Collector::default());
-        let load = Load::paced(100.0, Duration::from_secs(2));
+        let load = Load::paced(1000.0, Duration::from_millis(200));
         let sent = drive(&load, &collector, |_, _| async { Ok(()) }).await;
         assert_eq!((sent.accepted, sent.failed), (200, 0));
         assert_eq!(sent.late.len(), 200);
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_counted_load_stops_at_its_count_and_reports_failures() {
         let collector = Arc::new(Collector::default());
         let sent = drive(&Load::counted(8, 50), &collector, |number, _| async move {
@@ -179,10 +179,10 @@ mod tests {
         assert_eq!(sent.first_failure.as_deref(), Some("seven is refused"));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_backlog_that_nobody_takes_stops_the_sending() {
+    #[tokio::test]
+    async fn an_unread_backlog_stops_the_sending() {
         let collector = Arc::new(Collector::default());
-        let load = Load { backlog: 5, ..Load::closed(2, Duration::from_secs(3)) };
+        let load = Load { backlog: 5, ..Load::closed(2, Duration::from_millis(500)) };
         let sent = drive(&load, &collector, |_, _| async { Ok(()) }).await;
         assert!((6..=7).contains(&sent.accepted), "{sent:?}");
     }

@@ -1,4 +1,4 @@
-//! Endpoints that deliveries are posted to: one listener, many paths, 204 to everything.
+//! HTTP endpoints for deliveries: one listener, many paths, 204 to every request.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,18 +10,18 @@ use tokio::sync::Notify;
 
 const ANSWER: &[u8] = b"HTTP/1.1 204 No Content\r\n\r\n";
 
-/// What came.
+/// Requests received so far.
 #[derive(Debug, Default)]
 struct Seen {
     calls: AtomicU64,
-    /// The highest seq of each endpoint.
+    /// Highest seq of each endpoint.
     highest: Mutex<Vec<u64>>,
     repeated: AtomicU64,
     skipped: AtomicU64,
     changed: Notify,
 }
 
-/// All endpoints.
+/// Handle on all endpoints.
 #[derive(Clone, Debug)]
 pub(crate) struct Endpoints {
     address: String,
@@ -29,7 +29,7 @@ pub(crate) struct Endpoints {
 }
 
 impl Endpoints {
-    /// Starts `count` of them.
+    /// Starts `count` endpoints.
     pub(crate) async fn start(count: usize) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let seen = Arc::new(Seen { highest: Mutex::new(vec![0; count]), ..Seen::default() });
@@ -43,17 +43,16 @@ impl Endpoints {
         Ok(endpoints)
     }
 
-    /// `http://host:port`.
     pub(crate) fn base(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Calls so far.
+    /// Returns the number of calls so far.
     pub(crate) fn calls(&self) -> u64 {
         self.seen.calls.load(Ordering::Relaxed)
     }
 
-    /// Waits for that many calls.
+    /// Waits for this many calls.
     pub(crate) async fn wait_for(&self, calls: u64) {
         loop {
             let changed = self.seen.changed.notified();
@@ -64,7 +63,7 @@ impl Endpoints {
         }
     }
 
-    /// What was wrong with the order of the deliveries that came.
+    /// Returns the violations of the delivery order.
     pub(crate) fn problems(&self) -> Vec<String> {
         let (repeated, skipped) =
             (self.seen.repeated.load(Ordering::Relaxed), self.seen.skipped.load(Ordering::Relaxed));
@@ -98,7 +97,7 @@ async fn serve(mut stream: TcpStream, seen: Arc<Seen>) {
     }
 }
 
-/// Where the head ends and how long the body is, once the head is complete.
+/// Returns the length of the head and of the body, once the head is complete.
 fn head(buffer: &[u8]) -> Option<(usize, usize)> {
     let mut headers = [httparse::EMPTY_HEADER; 32];
     let mut request = httparse::Request::new(&mut headers);
@@ -108,7 +107,7 @@ fn head(buffer: &[u8]) -> Option<(usize, usize)> {
     Some((ends, length.unwrap_or(0)))
 }
 
-/// Counts a call. The path ends in the endpoint's number; a body with a seq is a delivery.
+/// Counts a call. The path ends with the endpoint's number; a body with a seq is a delivery.
 fn note(seen: &Seen, head: &[u8], body: &[u8]) {
     if let (Some(endpoint), Some(seq)) = (number_after(head, b"/e/"), number_after(body, b"\"seq\":")) {
         let mut highest = seen.highest.lock().unwrap_or_else(PoisonError::into_inner);
@@ -136,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn order_is_judged_by_endpoint() {
+    fn order_is_checked_per_endpoint() {
         let seen = Seen { highest: Mutex::new(vec![0; 2]), ..Seen::default() };
         for (path, seq) in [("/e/0", 1), ("/e/1", 1), ("/e/0", 2), ("/e/0", 2), ("/e/1", 4)] {
             note(&seen, format!("POST {path} HTTP/1.1").as_bytes(), format!(r#"{{"seq":{seq},"x":1}}"#).as_bytes());

@@ -1,4 +1,4 @@
-//! Many sockets at once.
+//! Sets of concurrent sockets.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,12 +16,12 @@ use crate::collector::Collector;
 use crate::inbox::{Acks, Received};
 use crate::socket::{NodeSocket, NodeSpec};
 
-/// From the first connection to the last registration.
+/// Time from the first connection to the last registration.
 const REGISTERED_WITHIN: Duration = Duration::from_secs(60);
-/// Sockets that connect at the same time.
+/// Number of concurrent connection attempts.
 const AT_ONCE: usize = 64;
 
-/// The nodes for `agents`: a direct node each, or brokers with `per_socket` agents.
+/// Creates the nodes for `agents`: a direct node each, or brokers with `per_socket` agents.
 pub(crate) async fn nodes(
     workspace: &Workspace,
     agents: &[Agent],
@@ -43,13 +43,13 @@ pub(crate) async fn nodes(
     Ok(specs)
 }
 
-/// Connected sockets; dropping it drops them without a goodbye.
+/// Connected sockets, dropped without a close frame.
 pub(crate) struct Fleet {
     _receivers: JoinSet<()>,
 }
 
 impl Fleet {
-    /// Connects every node, spread over the gateways; all are registered when it returns.
+    /// Connects every node, spread over the gateways; returns when all are registered.
     pub(crate) async fn connect(workspace: &Workspace, specs: &[NodeSpec], collector: &Arc<Collector>) -> Result<Self> {
         let opened = specs.iter().enumerate().map(|(number, spec)| async move {
             let address = workspace.pool(number).address();
@@ -65,8 +65,9 @@ impl Fleet {
         Ok(Self { _receivers: receivers })
     }
 
-    /// Connects every node, spread over the gateways, and again to the next one whenever its connection ends: at once, and after
-    /// `pause` where it is refused. All are registered when it returns. Ends are counted, and are no problem.
+    /// Connects every node, spread over the gateways, and reconnects it to the next one whenever its connection ends:
+    /// at once, or after `pause` if it was refused. Returns when all are registered. Ends are counted and are not
+    /// problems.
     pub(crate) async fn returning(
         workspace: &Workspace,
         specs: &[NodeSpec],
@@ -105,8 +106,8 @@ impl Fleet {
         Ok(Self { _receivers: receivers })
     }
 
-    /// Connects every node to one gateway, all at once, each trying again every `pause` until `deadline`. Returns
-    /// at once; what the refused attempts said goes to `refusals`.
+    /// Connects every node to one gateway concurrently, each retrying every `pause` until `deadline`. Returns at once;
+    /// errors of refused attempts go to `refusals`.
     pub(crate) fn reconnect(
         address: &str,
         specs: &[NodeSpec],

@@ -1,4 +1,4 @@
-//! HTTP/1.1 over kept connections, and nothing more: the generator shares its cores with what it measures.
+//! Minimal HTTP/1.1 over persistent connections: the generator shares its cores with the measured processes.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -7,29 +7,28 @@ use anyhow::{Context, Result, bail, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// A request without an answer for this long has failed.
+/// Timeout of one request.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// No answer that we ask for is larger.
+/// Maximum size of an answer, in bytes.
 const LARGEST_ANSWER: usize = 4 << 20;
 
-/// Connections to one gateway. As many as there were requests at once; each is reused, the last returned first.
+/// Connections to one gateway, as many as there were concurrent requests; the most recently used one is reused first.
 #[derive(Debug)]
 pub(crate) struct Pool {
     address: String,
     idle: Mutex<Vec<TcpStream>>,
 }
 
-/// An answer, of whatever status.
+/// Answer of any status.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// HTTP status.
     pub(crate) status: u16,
-    /// The body; empty if there was none.
+    /// Body; empty without one.
     pub(crate) body: Vec<u8>,
 }
 
 impl Answer {
-    /// Itself if it is a 2xx.
+    /// Returns the answer if it is a 2xx.
     pub(crate) fn success(self) -> Result<Self> {
         let ok = (200..300).contains(&self.status);
         ensure!(ok, "answered {}: {}", self.status, String::from_utf8_lossy(&self.body));
@@ -38,28 +37,27 @@ impl Answer {
 }
 
 impl Pool {
-    /// For `http://host:port`.
+    /// Creates a pool for `http://host:port`.
     pub(crate) fn new(url: &str) -> Self {
         let address = url.trim_start_matches("http://").trim_end_matches('/').to_owned();
         Self { address, idle: Mutex::default() }
     }
 
-    /// `host:port`.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    /// One request and its answer. It is never repeated: an error leaves open whether it was carried out.
+    /// Sends one request. It is never repeated: after an error its effect is unknown.
     pub(crate) async fn post(&self, path: &str, token: Option<&str>, body: &str) -> Result<Answer> {
         self.ask("POST", path, token, None, body).await
     }
 
-    /// The same with an idempotency key, so that the caller may repeat it.
+    /// Posts with an idempotency key, so that the caller may repeat the request.
     pub(crate) async fn post_keyed(&self, path: &str, token: &str, key: &str, body: &str) -> Result<Answer> {
         self.ask("POST", path, Some(token), Some(key), body).await
     }
 
-    /// The same for reading.
+    /// Sends a GET request.
     pub(crate) async fn get(&self, path: &str, token: Option<&str>) -> Result<Answer> {
         self.ask("GET", path, token, None, "").await
     }
@@ -93,7 +91,7 @@ impl Pool {
         loop {
             let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let Some(stream) = kept else { break };
-            // Anything readable before we asked means that the server has closed it.
+            // Anything readable before a request means that the server has closed the connection.
             let mut byte = [0];
             let quiet = matches!(stream.try_read(&mut byte), Err(e) if e.kind() == std::io::ErrorKind::WouldBlock);
             if quiet {
@@ -216,7 +214,7 @@ mod tests {
         for _ in 0..3 {
             let answer = pool.post("/x", Some("t"), "{}").await.unwrap().success().unwrap();
             assert_eq!(answer.body, b"ok");
-            // Lets the server's close arrive before the next request looks for it.
+            // Lets the server's close arrive before the next request checks for it.
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         assert_eq!(server.await.unwrap(), 2);

@@ -1,4 +1,4 @@
-//! What one connection receives: decoded, checked for order, counted, and acked by its policy.
+//! Inbox of one connection: decodes, checks the order, counts, and acks by its policy.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,14 +11,14 @@ use serde_json::value::RawValue;
 use crate::collector::Collector;
 use crate::payload::sent_at;
 
-/// When frames are acked.
+/// Ack policy of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acks {
-    /// One ack for each frame, as SDK clients do.
+    /// One ack per frame, like SDK clients.
     Each,
-    /// The highest seq of each agent, once no frame is waiting, as a broker may do.
+    /// The highest seq of each agent once no frame is waiting, as brokers may do.
     Cumulative,
-    /// Never.
+    /// No acks.
     Withheld,
 }
 
@@ -38,12 +38,12 @@ struct Frame<'a> {
 /// Highest seq by agent name, over all connections of a node.
 pub(crate) type Received = Arc<Mutex<HashMap<String, u64>>>;
 
-/// What one connection has received.
+/// Inbox of one connection.
 pub(crate) struct Inbox {
     collector: Arc<Collector>,
     /// Highest seq by agent name, on this connection.
     seqs: HashMap<String, u64>,
-    /// What its node received on all connections, where that matters.
+    /// Highest seqs of the node over all connections, if it reconnects.
     received: Option<Received>,
     acks: Acks,
     goal: Option<u64>,
@@ -52,23 +52,23 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Of a connection that has just been made.
+    /// Creates the inbox of a new connection.
     pub(crate) fn new(collector: Arc<Collector>, acks: Acks, goal: Option<u64>) -> Self {
         let (seqs, unacked, received) = Default::default();
         Self { collector, seqs, received, acks, goal, unacked, pending_replies: Vec::new() }
     }
 
-    /// Of a node that comes back: what it has received before counts as repeated.
+    /// Counts frames that earlier connections of the node received as repeated.
     pub(crate) fn remembering(self, received: Option<Received>) -> Self {
         Self { received, ..self }
     }
 
-    /// Whether the request `id` was answered.
+    /// Returns whether the request `id` was answered.
     pub(crate) fn has_reply(&self, id: &str) -> bool {
         self.pending_replies.iter().any(|reply| reply == id)
     }
 
-    /// Takes a frame; the answer is an ack to send at once.
+    /// Handles a frame; returns an ack to send at once.
     pub(crate) fn frame(&mut self, text: &str) -> Result<Option<String>> {
         let frame: Frame<'_> = serde_json::from_str(text).with_context(|| format!("unreadable frame {text}"))?;
         match &*frame.kind {
@@ -125,7 +125,7 @@ impl Inbox {
 }
 
 impl Inbox {
-    /// Whether no earlier connection of the node received it.
+    /// Returns whether no earlier connection of the node has received it.
     fn is_new(&self, agent: &str, seq: u64) -> bool {
         let Some(received) = &self.received else { return true };
         let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
@@ -144,7 +144,7 @@ impl Inbox {
 }
 
 pub(crate) fn ack_frame(agent: &str, seq: u64) -> String {
-    // Our agents' names need no escaping.
+    // The agents' names need no escaping.
     format!(r#"{{"v":1,"type":"delivery.ack","agent":"{agent}","up_to_seq":{seq}}}"#)
 }
 
@@ -179,7 +179,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_next_connection_may_repeat_and_not_skip() {
+    fn the_next_connection_may_repeat_but_not_skip() {
         let received = Received::default();
         let mut first = inbox(Acks::Each, None).remembering(Some(Arc::clone(&received)));
         for seq in [1, 2, 3] {
@@ -208,7 +208,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn replies_are_kept_errors_end_it_and_the_rest_is_ignored() {
+    fn replies_are_kept_errors_are_fatal_and_others_ignored() {
         let mut inbox = inbox(Acks::Each, None);
         inbox.frame(r#"{"v":1,"id":"register","type":"reply","ok":true,"data":null}"#).unwrap();
         assert_eq!(inbox.pending_replies, ["register"]);

@@ -1,4 +1,4 @@
-//! Nodes that do what they are asked at once, and callers that wait to hear of it.
+//! Nodes that complete invocations at once, and callers that wait for outcomes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,19 +16,19 @@ use crate::api::{NodeAccess, Workspace};
 use crate::collector::Collector;
 use crate::payload::sent_at;
 
-/// What is invoked: a capacity that every node has.
+/// Capacity of every node, the invoked action.
 pub(crate) const CAPABILITY: &str = "loadtest.echo";
-/// A node must be told apart from a dead one within 45 s.
+/// Nodes must send a heartbeat within 45 s.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 const REPLY_WITHIN: Duration = Duration::from_secs(30);
 
-/// Connected sockets; dropping it drops them without a goodbye.
+/// Connected sockets, dropped without a close frame.
 pub(crate) struct Sockets {
     _tasks: JoinSet<()>,
 }
 
 impl Sockets {
-    /// Nodes that answer each invocation with its own input. `asked` counts the frames.
+    /// Connects nodes that answer each invocation with its own input. `asked` counts the frames.
     pub(crate) async fn handlers(workspace: &Workspace, count: usize, asked: &Arc<Collector>) -> Result<Self> {
         let mut tasks = JoinSet::new();
         for number in 0..count {
@@ -55,7 +55,7 @@ impl Sockets {
         Ok(Self { _tasks: tasks })
     }
 
-    /// The direct nodes of agents that invoke. `told` counts the outcomes.
+    /// Connects the direct nodes of the callers. `told` counts the outcomes.
     pub(crate) async fn callers(workspace: &Workspace, nodes: Vec<NodeAccess>, told: &Arc<Collector>) -> Result<Self> {
         let mut tasks = JoinSet::new();
         for (number, access) in nodes.into_iter().enumerate() {
@@ -85,7 +85,7 @@ impl Sockets {
     }
 }
 
-/// Connects and registers.
+/// Connects and registers a node.
 async fn open(address: &str, access: &NodeAccess, register: &Value) -> Result<WebSocketStream<TcpStream>> {
     let tcp = TcpStream::connect(address).await?;
     tcp.set_nodelay(true)?;
@@ -109,7 +109,7 @@ async fn open(address: &str, access: &NodeAccess, register: &Value) -> Result<We
     Ok(stream)
 }
 
-/// Gives each frame to `take`, and sends what that answers, until the other side ends it.
+/// Passes each frame to `take` and sends the returned frames until the peer closes.
 async fn run(
     mut stream: WebSocketStream<TcpStream>,
     node_id: &str,
@@ -129,7 +129,7 @@ async fn run(
                     }
                 }
                 Message::Close(frame) => bail!("closed by the gateway: {frame:?}"),
-                _ => {}
+                Message::Binary(_) | Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
             },
             _ = heartbeat.tick() => stream.send(Message::text(beat.to_string())).await?,
         }

@@ -1,7 +1,9 @@
-//! `relay-loadtest`: starts an engine of its own, measures it under load, and the bare servers beside it.
+//! `relay-loadtest`: starts a private engine, measures it under load, and measures the bare servers for comparison.
 //!
-//! It speaks to the engine as clients do, over HTTP and WebSockets. It never writes to the engine's database or
-//! streams, and it ends by itself, with every process that it started.
+//! It uses the engine as clients do, over HTTP and WebSockets, never writes to the engine's database or streams, and
+//! stops every process that it started.
+
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool")]
 
 mod api;
 mod baseline;
@@ -41,7 +43,7 @@ async fn main() -> ExitCode {
     let mut report = Report::new(std::env::args().skip(1).collect());
     let ended = bounded(&cli, &mut report).await;
     if cli.common.small {
-        // The targets are about full-sized runs.
+        // The targets apply to full-sized runs.
         report.ratios.clear();
     }
     if !report.rows.is_empty() {
@@ -56,7 +58,7 @@ async fn main() -> ExitCode {
     if report.has_problems() { ExitCode::FAILURE } else { code }
 }
 
-/// The scenario, ended early by its time limit or a signal; dropping it ends the stack.
+/// Runs the scenario until it ends, its time limit expires or a signal arrives; dropping the future stops the stack.
 async fn bounded(cli: &Cli, report: &mut Report) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let limit = Duration::from_secs(cli.common.limit);

@@ -1,4 +1,4 @@
-//! Observers of one workspace: they read what they are shown and check that no number is missing.
+//! Observers of one workspace, which check that no number is missing.
 
 use std::{
     sync::{
@@ -18,11 +18,11 @@ use tokio_tungstenite::{
 
 use crate::api::Workspace;
 
-/// Sockets that connect at the same time.
+/// Number of concurrent connection attempts.
 const AT_ONCE: usize = 64;
 const UPGRADED_WITHIN: Duration = Duration::from_secs(30);
 
-/// What all observers counted.
+/// Counts of all observers.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) frames: AtomicU64,
@@ -30,7 +30,7 @@ pub(crate) struct Seen {
     pub(crate) closed: AtomicU64,
 }
 
-/// Connected observers; dropping it drops them.
+/// Connected observers, disconnected when dropped.
 pub(crate) struct Observers {
     pub(crate) seen: Arc<Seen>,
     _readers: JoinSet<()>,
@@ -53,7 +53,7 @@ impl Observers {
 async fn open(address: &str, token: &str) -> Result<WebSocketStream<TcpStream>> {
     let tcp = TcpStream::connect(address).await?;
     let url = format!("ws://{address}/v1/ws?token={token}");
-    // Small buffers: thousands of these live in one process.
+    // Small buffers: thousands of sockets live in one process.
     let config = WebSocketConfig::default().read_buffer_size(8 * 1024).write_buffer_size(4 * 1024);
     let upgrade = tokio_tungstenite::client_async_with_config(url, tcp, Some(config));
     let (socket, _) =
@@ -76,7 +76,7 @@ async fn read(mut socket: WebSocketStream<TcpStream>, seen: Arc<Seen>) {
     seen.closed.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The number of an observer frame, which begins with it.
+/// Returns the number at the start of an observer frame.
 fn number_of(frame: &str) -> Option<u64> {
     let digits = frame.strip_prefix(r#"{"seq":"#)?;
     digits.split(',').next()?.parse().ok()

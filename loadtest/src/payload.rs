@@ -1,21 +1,21 @@
-//! The text that travels: a stamp of the moment it was sent, filled up to its size.
+//! Message texts: a timestamp of sending, padded to a size.
 
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Opens every text; what follows up to the next space is the stamp.
+/// Prefix of every text, followed by the timestamp and a space.
 const MARK: &str = "lt1:";
-/// Mark, stamp and space take at most this much.
+/// Maximum length of prefix, timestamp and space.
 pub(crate) const SMALLEST: u32 = 32;
 
-/// Microseconds on this process's own clock. Sender and receiver share it, so differences are exact.
+/// Returns microseconds on the clock of this process. Sender and receiver share it, so differences are exact.
 pub(crate) fn now_micros() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     let start = START.get_or_init(Instant::now);
     u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Appends a text of `size` bytes stamped with `sent_at`. It needs no escaping in JSON.
+/// Appends a text of `size` bytes with the timestamp `sent_at`. It needs no escaping in JSON.
 pub(crate) fn push_text(out: &mut String, sent_at: u64, size: usize) {
     let begin = out.len();
     out.push_str(MARK);
@@ -27,7 +27,7 @@ pub(crate) fn push_text(out: &mut String, sent_at: u64, size: usize) {
     }
 }
 
-/// The stamp of the first text in `frame`, which may be the text itself or any JSON around it.
+/// Returns the timestamp of the first text in `frame`, which may be a text or JSON that contains it.
 pub(crate) fn sent_at(frame: &str) -> Option<u64> {
     let (_, rest) = frame.split_once(MARK)?;
     let digits = rest.split(' ').next()?;
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_has_its_size_and_gives_its_stamp_back() {
+    fn a_text_has_its_size_and_contains_its_timestamp() {
         for size in [SMALLEST as usize, 512, 4096] {
             let mut text = String::from("{\"text\":\"");
             let begin = text.len();
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_text_holds_any_stamp() {
+    fn the_smallest_text_fits_any_timestamp() {
         let mut text = String::new();
         push_text(&mut text, u64::MAX, SMALLEST as usize);
         assert_eq!(text.len(), SMALLEST as usize);

@@ -1,4 +1,4 @@
-//! Messages to send over REST, prepared so that sending costs little.
+//! Messages to send over REST, prepared so that sending is cheap.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use crate::payload::push_text;
 struct Post {
     path: String,
     token: String,
-    /// The body up to the text.
+    /// Body up to the text.
     head: String,
 }
 
@@ -28,11 +28,14 @@ impl Post {
     }
 }
 
-/// Takes the request's number and the stamp for its text.
-pub(crate) trait Sender: Fn(u64, u64) -> BoxFuture<'static, Result<()>> + Clone + Send + Sync + 'static {}
-impl<F> Sender for F where F: Fn(u64, u64) -> BoxFuture<'static, Result<()>> + Clone + Send + Sync + 'static {}
+/// Sends one request, given its number and the timestamp for its text.
+pub(crate) trait Sender:
+    Fn(usize, u64) -> BoxFuture<'static, Result<()>> + Clone + Send + Sync + 'static
+{
+}
+impl<F> Sender for F where F: Fn(usize, u64) -> BoxFuture<'static, Result<()>> + Clone + Send + Sync + 'static {}
 
-/// One direct message to each receiver in turn, always from the same sender to the same receiver.
+/// Sends a direct message to each receiver in turn, always from the same sender to the same receiver.
 pub(crate) fn direct_messages(
     workspace: &Workspace,
     senders: &[Agent],
@@ -62,34 +65,34 @@ pub(crate) fn channel_posts(workspace: &Workspace, channels: &[(String, Agent)],
     sender(workspace, channels.iter().map(post).collect(), size)
 }
 
-/// What a published client waits before its second, third and fourth try: the shortest of the three clients' (Python's).
+/// Delays of published clients before the second, third and fourth attempt; the shortest of the three clients (Python).
 const CLIENT_PAUSES: [Duration; 3] =
     [Duration::from_millis(200), Duration::from_millis(400), Duration::from_millis(800)];
 
-/// The gateways that requests are led to, as a proxy would: to one after the other, but for the one that is away.
+/// Round-robin selection of gateways like a load balancer, except one that is being restarted.
 #[derive(Debug)]
 pub(crate) struct Front {
     workspace: Workspace,
     away: AtomicUsize,
-    /// Answers of 5xx.
+    /// Number of 5xx answers.
     pub(crate) server_errors: AtomicU64,
-    /// Requests without an answer.
+    /// Number of requests without an answer.
     pub(crate) no_answers: AtomicU64,
 }
 
 impl Front {
-    /// Before all gateways of the workspace.
+    /// Creates a front for all gateways of the workspace.
     pub(crate) fn new(workspace: &Workspace) -> Arc<Self> {
         let (server_errors, no_answers) = Default::default();
         Arc::new(Self { workspace: workspace.clone(), away: AtomicUsize::new(usize::MAX), server_errors, no_answers })
     }
 
-    /// Leads to this one no more, or to all again.
+    /// Excludes a gateway, or includes all again.
     pub(crate) fn leave_out(&self, gateway: Option<usize>) {
         self.away.store(gateway.unwrap_or(usize::MAX), Ordering::Relaxed);
     }
 
-    /// Posts as a client does: with a key, and again after a 5xx or no answer, four times at most.
+    /// Posts like a client: with an idempotency key, and again after a 5xx or no answer, up to four attempts.
     async fn post(&self, turn: usize, post: &Post, key: &str, body: &str) -> Result<()> {
         let mut pauses = CLIENT_PAUSES.iter();
         for try_no in 0.. {
@@ -114,7 +117,7 @@ impl Front {
     }
 }
 
-/// As [`direct_messages`], by clients that try again.
+/// Sends as [`direct_messages`] does, with the retries of a client.
 pub(crate) fn direct_messages_as_client(
     front: &Arc<Front>,
     senders: &[Agent],
@@ -126,7 +129,7 @@ pub(crate) fn direct_messages_as_client(
     move |number, stamp| {
         let (front, posts) = (Arc::clone(&front), Arc::clone(&posts));
         async move {
-            let post = &posts[number as usize % posts.len()];
+            let post = &posts[number % posts.len()];
             front.post(spread(number), post, &format!("{number}-{stamp}"), &post.body(stamp, size)).await
         }
         .boxed()
@@ -138,7 +141,7 @@ fn sender(workspace: &Workspace, posts: Arc<[Post]>, size: usize) -> impl Sender
     move |number, stamp| {
         let (workspace, posts) = (workspace.clone(), Arc::clone(&posts));
         async move {
-            let post = &posts[number as usize % posts.len()];
+            let post = &posts[number % posts.len()];
             let pool = workspace.pool(spread(number));
             pool.post(&post.path, Some(&post.token), &post.body(stamp, size)).await?.success()?;
             Ok(())
@@ -147,9 +150,9 @@ fn sender(workspace: &Workspace, posts: Arc<[Post]>, size: usize) -> impl Sender
     }
 }
 
-/// Neither in step with the posts nor with the gateways that the receivers' sockets are on.
-fn spread(number: u64) -> usize {
-    (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize
+/// Returns a number that correlates neither with the posts nor with the gateways of the receivers' sockets.
+fn spread(number: usize) -> usize {
+    ((number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize
 }
 
 #[cfg(test)]
@@ -158,7 +161,7 @@ mod tests {
 
     #[test]
     fn the_posts_of_one_pair_go_through_all_gateways() {
-        for pair in 0..100_u64 {
+        for pair in 0..100 {
             let second = (0..100).filter(|round| spread(pair + round * 100) % 2 == 1).count();
             assert!((25..=75).contains(&second), "pair {pair}: {second} of 100");
         }

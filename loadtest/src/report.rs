@@ -1,4 +1,4 @@
-//! What a run found out, as a table for people and as JSON for programs.
+//! Results of a run, as tables and as JSON.
 
 use std::collections::BTreeMap;
 
@@ -9,42 +9,42 @@ use crate::stats::Latency;
 use crate::table::Table;
 use crate::usage::Cpu;
 
-/// One measured window.
+/// Result of one measured window.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Row {
-    /// What ran, for example `saturate 100`.
+    /// Name of the window, such as `saturate 100`.
     pub(crate) run: String,
-    /// What it ran on, in words.
+    /// Description of the setup.
     pub(crate) notes: Vec<String>,
-    /// What went wrong; empty when nothing did.
+    /// Problems of the window, one line each.
     pub(crate) problems: Vec<String>,
-    /// Requests (or publishes, or rows) accepted.
+    /// Number of accepted requests (or publishes, or rows).
     pub(crate) accepted: u64,
-    /// Deliveries received (for `pg`: rows committed).
+    /// Number of deliveries received (for `pg`: rows committed).
     pub(crate) delivered: u64,
-    /// From the first request to the last delivery.
+    /// Time from the first request to the last delivery.
     pub(crate) seconds: f64,
-    /// `delivered ÷ seconds`; absent where that means nothing.
+    /// `delivered ÷ seconds`; absent where it has no meaning.
     pub(crate) per_second: Option<f64>,
-    /// From just before the request is written to the frame parsed by the receiver.
+    /// Latency from just before writing the request to the parsed frame at the receiver.
     pub(crate) latency: Option<Latency>,
-    /// From just before the request is written to its 2xx.
+    /// Latency from just before writing the request to its 2xx.
     pub(crate) answer: Option<Latency>,
-    /// CPU seconds within the window.
+    /// CPU time within the window, in seconds.
     pub(crate) cpu: Cpu,
-    /// Resident memory at its end.
+    /// Resident memory at the end of the window.
     pub(crate) resident_kib: BTreeMap<String, u64>,
-    /// Other measured figures by name.
+    /// Further measurements by name.
     pub(crate) figures: BTreeMap<String, f64>,
 }
 
 impl Row {
-    /// CPU seconds of the stack for each 100 000 deliveries.
+    /// Returns the CPU seconds of the stack per 100 000 deliveries.
     pub(crate) fn cpu_per_100k(&self) -> Option<f64> {
         per_100k(self.cpu.stack_total(), self.delivered)
     }
 
-    /// Takes over what the sender counted.
+    /// Adds the results of the sender.
     pub(crate) fn add_sent(&mut self, sent: Sent) {
         self.accepted = sent.accepted;
         self.answer = Latency::of(sent.took);
@@ -62,7 +62,7 @@ fn per_100k(seconds: f64, count: u64) -> Option<f64> {
     (count > 0).then(|| seconds * 100_000.0 / count as f64)
 }
 
-/// Which way a figure gets better.
+/// Direction in which a measurement improves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Better {
@@ -72,20 +72,20 @@ pub(crate) enum Better {
     Lower,
 }
 
-/// A figure that has a target.
+/// Measurement with a target.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Ratio {
-    /// The line of the project's speed targets.
+    /// Line of the project's speed targets.
     pub(crate) target: &'static str,
-    /// What is divided by what, or what is measured.
+    /// Description of the measurement.
     pub(crate) what: String,
-    /// The figure.
+    /// Measured value.
     pub(crate) value: f64,
-    /// Good enough to ship.
+    /// Value required for a release.
     pub(crate) ship: f64,
-    /// What is aimed at.
+    /// Value aimed for.
     pub(crate) goal: f64,
-    /// Which way.
+    /// Direction in which the value improves.
     pub(crate) better: Better,
 }
 
@@ -103,30 +103,30 @@ impl Ratio {
     }
 }
 
-/// Everything of one run of the program.
+/// Results of one run of the program.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
-    /// The command's arguments.
+    /// Command line arguments.
     pub(crate) arguments: Vec<String>,
     /// `debug` or `release`.
     pub(crate) build: &'static str,
-    /// Cores of the machine.
+    /// Number of cores of the machine.
     pub(crate) cores: usize,
-    /// The windows, in the order they ran.
+    /// Windows in order of execution.
     pub(crate) rows: Vec<Row>,
-    /// The figures with targets.
+    /// Measurements with targets.
     pub(crate) ratios: Vec<Ratio>,
 }
 
 impl Report {
-    /// An empty one.
+    /// Creates an empty report.
     pub(crate) fn new(arguments: Vec<String>) -> Self {
         let build = if cfg!(debug_assertions) { "debug" } else { "release" };
         let cores = std::thread::available_parallelism().map_or(0, usize::from);
         Self { arguments, build, cores, ..Self::default() }
     }
 
-    /// Adds a window, tells the terminal about it, and returns its index.
+    /// Adds a window, prints it, and returns its index.
     pub(crate) fn add(&mut self, row: Row) -> usize {
         let latency = row.latency.unwrap_or_default();
         eprintln!(
@@ -143,12 +143,12 @@ impl Report {
         self.rows.len() - 1
     }
 
-    /// Whether anything was lost, refused, repeated or reordered.
+    /// Returns whether anything was lost, refused, repeated or reordered.
     pub(crate) fn has_problems(&self) -> bool {
         self.rows.iter().any(|row| !row.problems.is_empty())
     }
 
-    /// The tables.
+    /// Renders the tables.
     pub(crate) fn render(&self) -> String {
         let mut out = format!("{} build, {} cores; stack and generator share them\n\n", self.build, self.cores);
         out.push_str(&self.main_table());
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_knows_which_way_is_better() {
+    fn a_verdict_depends_on_the_direction_of_the_metric() {
         assert_eq!(ratio(2.0, Better::Higher, 1.0, 2.0).verdict(), "goal reached");
         assert_eq!(ratio(1.5, Better::Higher, 1.0, 2.0).verdict(), "shippable");
         assert_eq!(ratio(0.9, Better::Higher, 1.0, 2.0).verdict(), "missed");
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_shows_cost_memory_and_what_went_wrong() {
+    fn a_report_shows_cost_memory_and_failures() {
         let row = Row {
             run: "saturate 100".into(),
             problems: vec!["3 deliveries lost".into()],

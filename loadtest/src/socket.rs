@@ -1,4 +1,4 @@
-//! A node's socket as SDK clients (one agent, every frame acked) and brokers (many agents, cumulative acks) use it.
+//! Node sockets as used by SDK clients (one agent, every frame acked) and brokers (many agents, cumulative acks).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,28 +16,28 @@ use crate::api::{Agent, NodeAccess};
 use crate::collector::Collector;
 use crate::inbox::{Acks, Inbox, Received, ack_frame};
 
-/// A node must be told apart from a dead one within 45 s.
+/// Nodes must send a heartbeat within 45 s.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 const REPLY_WITHIN: Duration = Duration::from_secs(30);
-/// A broker acks at the latest after this many frames; sooner when nothing more is waiting.
+/// A broker acks at the latest after this many frames; sooner when no frame is waiting.
 const ACK_AFTER: usize = 64;
 
-/// What one socket stands for.
+/// Specification of one socket.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeSpec {
     pub(crate) access: NodeAccess,
-    /// Whether it registers as a broker and lists its agents, rather than as the direct node of one agent.
+    /// `true` for a broker with an inventory, `false` for the direct node of one agent.
     pub(crate) broker: bool,
-    /// The agents it hosts.
+    /// Names of the hosted agents.
     pub(crate) agents: Vec<Agent>,
     pub(crate) acks: Acks,
-    /// An agent that has received this seq has caught up.
+    /// Seq at which an agent has caught up.
     pub(crate) goal: Option<u64>,
-    /// What it has received on all its connections; for nodes that come back.
+    /// Seqs received on all connections of a reconnecting node.
     pub(crate) received: Option<Received>,
 }
 
-/// A registered socket that receives.
+/// Registered socket.
 pub(crate) struct NodeSocket {
     stream: WebSocketStream<TcpStream>,
     inbox: Inbox,
@@ -45,12 +45,12 @@ pub(crate) struct NodeSocket {
 }
 
 impl NodeSocket {
-    /// Connects and registers; returns when frames may come.
+    /// Connects and registers a node.
     pub(crate) async fn open(address: &str, spec: &NodeSpec, collector: Arc<Collector>) -> Result<Self> {
         let tcp = TcpStream::connect(address).await?;
         tcp.set_nodelay(true)?;
         let url = format!("ws://{address}/v1/node/ws?token={}", spec.access.token);
-        // Small buffers: thousands of these live in one process.
+        // Small buffers: thousands of sockets live in one process.
         let config = WebSocketConfig::default().read_buffer_size(8 * 1024).write_buffer_size(4 * 1024);
         let (stream, _) = timeout(REPLY_WITHIN, tokio_tungstenite::client_async_with_config(url, tcp, Some(config)))
             .await
@@ -68,7 +68,7 @@ impl NodeSocket {
         Ok(socket)
     }
 
-    /// Receives and acks until the other side ends it; then says why.
+    /// Receives and acks until the peer closes; returns the reason.
     pub(crate) async fn run(mut self, node_id: &str) -> anyhow::Error {
         match self.receive(node_id).await {
             Ok(never) => match never {},
@@ -103,7 +103,7 @@ impl NodeSocket {
         }
     }
 
-    /// Sends a frame and waits for the reply to it.
+    /// Sends a frame and waits for its reply.
     async fn request(&mut self, id: &str, frame: String) -> Result<()> {
         self.stream.send(Message::text(frame)).await?;
         let replied = async {
@@ -125,7 +125,7 @@ impl NodeSocket {
             }
             Message::Close(frame) => bail!("closed by the gateway: {frame:?}"),
             // Pongs are queued by the library and leave with the next flush.
-            _ => {}
+            Message::Binary(_) | Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
         }
         Ok(())
     }
@@ -145,7 +145,7 @@ fn register_frame(spec: &NodeSpec) -> String {
         "version": "relay-loadtest/1", "resume_cursor": null,
     });
     if spec.broker {
-        // Brokers name a fresh instance at each connection.
+        // Brokers use a new instance id for each connection.
         frame["provider"] = json!({"name": "broker", "instance_id": uuid::Uuid::new_v4().to_string()});
         frame["capabilities"] = json!([{"name": "relay:delivery-cursor-v1", "kind": "capacity"}]);
         frame["max_agents"] = json!(0);
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::inbox::tests::deliver;
 
-    /// Answers a register, sends `seqs` to ada, and returns every text frame that came until the acks were in.
+    /// Answers a registration, sends `seqs` to ada, and returns every text frame received until the acks have arrived.
     async fn gateway(listener: tokio::net::TcpListener, seqs: Vec<u64>, acks: usize) -> Vec<serde_json::Value> {
         let (tcp, _) = listener.accept().await.unwrap();
         let mut socket = tokio_tungstenite::accept_async(tcp).await.unwrap();

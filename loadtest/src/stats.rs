@@ -1,20 +1,20 @@
-//! Percentiles over every sample: a run has at most a few million, four bytes each.
+//! Percentiles over all samples: a run has at most a few million of four bytes each.
 
 use serde::Serialize;
 
-/// What is reported of a set of latencies, in milliseconds.
+/// Summary of latencies, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Latency {
-    /// Half of the samples are at or below this.
+    /// Median of the samples.
     pub(crate) p50_ms: f64,
-    /// 99 % of the samples are at or below this.
+    /// 99th percentile of the samples.
     pub(crate) p99_ms: f64,
-    /// The largest one.
+    /// Maximum of the samples.
     pub(crate) max_ms: f64,
 }
 
 impl Latency {
-    /// Of samples in microseconds, in any order; `None` without samples.
+    /// Summarises samples in microseconds, in any order; `None` without samples.
     pub(crate) fn of(mut micros: Vec<u32>) -> Option<Self> {
         micros.sort_unstable();
         let at = |percent| percentile(&micros, percent).map(|value| f64::from(value) / 1000.0);
@@ -22,8 +22,9 @@ impl Latency {
     }
 }
 
-/// The smallest sample with at least `percent` % of all samples at or below it (nearest rank).
+/// Returns the smallest sample with at least `percent` % of all samples at or below it (nearest rank).
 pub(crate) fn percentile(sorted: &[u32], percent: f64) -> Option<u32> {
+    #[expect(clippy::cast_possible_truncation, reason = "a rank among the samples")]
     let rank = (percent / 100.0 * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.max(1) - 1).copied()
 }

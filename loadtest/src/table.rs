@@ -1,23 +1,22 @@
-//! A plain table, also readable as Markdown.
+//! Plain-text table, also valid as Markdown.
 
-/// Rows of cells under a header; numbers are set flush right by the caller's choice of column.
+/// Rows of cells under a header. The first and the last column are left-aligned, the others right-aligned.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table whose first row is `header`.
+    /// Creates a table with this header.
     pub(crate) fn new<'a>(header: impl IntoIterator<Item = &'a str>) -> Self {
         Self { rows: vec![header.into_iter().map(str::to_owned).collect()] }
     }
 
-    /// Adds a row.
     pub(crate) fn push(&mut self, row: impl IntoIterator<Item = String>) {
         self.rows.push(row.into_iter().collect());
     }
 
-    /// The whole table. The first and the last column are flush left, those between flush right.
+    /// Renders the table.
     pub(crate) fn render(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {

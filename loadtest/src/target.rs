@@ -1,4 +1,4 @@
-//! The stack under load.
+//! Stack under load.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use relay_testkit::stack::Stack;
 use crate::cli::Common;
 use crate::usage::Roots;
 
-/// A running stack; everything ends when it is dropped.
+/// Running stack, stopped when dropped.
 pub(crate) struct Target {
     stack: Stack,
     has_worker: bool,
 }
 
 impl Target {
-    /// Starts one with `gateways` gateways and a worker; with none it is the bare servers.
+    /// Starts a stack with `gateways` gateways and a worker; with none, only the bare servers.
     pub(crate) async fn start(common: &Common, gateways: usize) -> Result<Self> {
         let has_worker = gateways > 0;
         let mut builder = Stack::builder().gateways(gateways).worker(has_worker);
@@ -28,17 +28,16 @@ impl Target {
         Ok(Self { stack: builder.start().await.context("start the stack")?, has_worker })
     }
 
-    /// The stack itself.
     pub(crate) fn stack(&self) -> &Stack {
         &self.stack
     }
 
-    /// Where the gateways listen.
+    /// Returns the URLs of the gateways.
     pub(crate) fn urls(&self) -> Vec<String> {
         self.stack.gateways().iter().map(|gateway| gateway.url().to_owned()).collect()
     }
 
-    /// Every process of the stack that runs now.
+    /// Returns the running processes of the stack.
     pub(crate) fn roots(&self) -> Roots {
         let mut roots = BTreeMap::new();
         for gateway in self.stack.gateways().iter().filter(|gateway| gateway.is_running()) {

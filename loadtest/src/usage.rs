@@ -1,4 +1,4 @@
-//! What the processes of the stack cost, read from /proc.
+//! Resource usage of the stack's processes, read from /proc.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -6,28 +6,28 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-/// /proc counts in these on every Linux architecture we build for (`USER_HZ`).
+/// Unit of /proc times on every supported Linux architecture (`USER_HZ`).
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// The parts of `/proc/<pid>/stat` that we use.
+/// Relevant fields of `/proc/<pid>/stat`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Stat {
     parent: u32,
-    /// User and system time of its own.
+    /// User and system time of the process.
     own: u64,
-    /// And of the children that it has waited for, whose own counters are gone.
+    /// User and system time of its reaped children.
     reaped: u64,
 }
 
 fn parse_stat(stat: &str) -> Option<Stat> {
-    // The command may hold spaces and parentheses; the last one closes it.
+    // The command may contain spaces and parentheses; the last parenthesis closes it.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
     let parent = u32::try_from(number(1)?).ok()?;
     Some(Stat { parent, own: number(11)? + number(12)?, reaped: number(13)? + number(14)? })
 }
 
-/// Busy ticks of the whole machine, from the first line of `/proc/stat`: user, nice, system, irq, softirq.
+/// Parses the busy ticks of the machine from the first line of `/proc/stat`: user, nice, system, irq, softirq.
 fn parse_machine(stat: &str) -> Option<u64> {
     let line = stat.lines().next()?.strip_prefix("cpu ")?;
     let fields: Vec<u64> = line.split_ascii_whitespace().map_while(|field| field.parse().ok()).collect();
@@ -51,7 +51,7 @@ fn parse_status(status: &str) -> Resident {
     Resident { anonymous: of("RssAnon"), file: of("RssFile"), shared: of("RssShmem") }
 }
 
-/// Processes by name: each root stands for itself and its descendants (Postgres' backends).
+/// Root processes by name; each includes its descendants (such as Postgres' backends).
 pub(crate) type Roots = BTreeMap<String, u32>;
 
 /// CPU counters of the stack, the generator and the machine at one moment.
@@ -64,7 +64,7 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Reads the counters now.
+    /// Reads the current counters.
     pub(crate) fn now(roots: &Roots) -> Self {
         let stats = all_stats();
         let trees = roots.iter().map(|(name, pid)| {
@@ -72,7 +72,7 @@ impl Sample {
                 tree(&stats, *pid).iter().filter_map(|pid| stats.get(pid)).map(|stat| stat.own + stat.reaped).sum();
             (name.clone(), (*pid, ticks))
         });
-        // A gateway that was killed is a child that the generator has waited for: not its own work.
+        // A killed gateway is a reaped child of the generator, not its own work.
         let own = fs::read_to_string("/proc/self/stat").ok().and_then(|stat| parse_stat(&stat));
         let machine = fs::read_to_string("/proc/stat").ok().and_then(|stat| parse_machine(&stat));
         Self {
@@ -83,7 +83,7 @@ impl Sample {
         }
     }
 
-    /// What was spent since `earlier`. A root whose pid changed in between is counted from its own start.
+    /// Returns the usage since `earlier`. A root with a new pid is counted from its own start.
     pub(crate) fn since(&self, earlier: &Self) -> Cpu {
         let stack: BTreeMap<String, f64> = self
             .trees
@@ -109,22 +109,23 @@ impl Sample {
 pub(crate) struct Cpu {
     /// By process of the stack, Postgres with its backends.
     pub(crate) stack: BTreeMap<String, f64>,
-    /// The load generator itself.
+    /// Usage of the load generator itself.
     pub(crate) generator: f64,
-    /// Everything else on the machine, processes of the stack that are not counted included.
+    /// Usage of all other processes on the machine.
     pub(crate) others: f64,
-    /// Length of the window on the clock.
+    /// Length of the window.
     pub(crate) wall_seconds: f64,
 }
 
 impl Cpu {
-    /// All processes of the stack together.
+    /// Returns the sum over all processes of the stack.
     pub(crate) fn stack_total(&self) -> f64 {
         self.stack.values().sum()
     }
 }
 
-/// Resident memory by root in KiB. What the processes of one tree share is counted once, as its largest.
+/// Returns the resident memory by root in KiB. Memory shared within a process tree is counted once, as its largest
+/// value.
 pub(crate) fn resident_kib(roots: &Roots) -> BTreeMap<String, u64> {
     let stats = all_stats();
     let of = |pid: &u32| {
@@ -151,7 +152,7 @@ fn all_stats() -> HashMap<u32, Stat> {
         .collect()
 }
 
-/// `root` and all its descendants.
+/// Returns `root` and all its descendants.
 fn tree(stats: &HashMap<u32, Stat>, root: u32) -> Vec<u32> {
     let mut found = vec![root];
     let mut next = 0;
@@ -171,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stat_survives_a_strange_command_name() {
+    fn stat_parses_a_command_name_with_parentheses() {
         let line = "77 (a) b (c) S 12 77 77 0 -1 4194560 100 0 0 0 30 20 7 3 20 0 9 0 555 1 2";
         assert_eq!(parse_stat(line), Some(Stat { parent: 12, own: 50, reaped: 10 }));
         assert_eq!(parse_stat("77 (x) S 12"), None);
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_holds_grandchildren_and_no_strangers() {
+    fn a_process_tree_contains_grandchildren_and_no_unrelated_processes() {
         let of = |parent| Stat { parent, own: 0, reaped: 0 };
         let stats = HashMap::from([(1, of(0)), (2, of(1)), (3, of(2)), (4, of(9))]);
         let mut found = tree(&stats, 1);

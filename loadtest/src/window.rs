@@ -1,4 +1,4 @@
-//! One measured window: counters before, a load, its deliveries drained, counters after.
+//! Measured window: counters before, load, drained deliveries, counters after.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::report::Row;
 use crate::stats::Latency;
 use crate::usage::{Roots, Sample, resident_kib};
 
-/// An open window over the processes in `roots`.
+/// Open window over the processes in `roots`.
 pub(crate) struct Window<'a> {
     roots: &'a Roots,
     collector: &'a Arc<Collector>,
@@ -20,12 +20,12 @@ pub(crate) struct Window<'a> {
 }
 
 impl<'a> Window<'a> {
-    /// Starts counting from zero: deliveries of messages sent from now on.
+    /// Starts counting deliveries of messages sent from now on.
     pub(crate) fn open(roots: &'a Roots, collector: &'a Arc<Collector>) -> Self {
         Self::counting_from(now_micros(), roots, collector)
     }
 
-    /// Starts counting from zero: all deliveries, however old their message is.
+    /// Starts counting all deliveries, whatever the age of their message.
     pub(crate) fn open_for_old(roots: &'a Roots, collector: &'a Arc<Collector>) -> Self {
         Self::counting_from(0, roots, collector)
     }
@@ -35,7 +35,7 @@ impl<'a> Window<'a> {
         Self { roots, collector, before: Sample::now(roots), began_at: now_micros() }
     }
 
-    /// Ends it; throughput counts up to the last delivery.
+    /// Ends the window; throughput counts up to the last delivery.
     pub(crate) fn close(self, run: impl Into<String>) -> Row {
         let cpu = Sample::now(self.roots).since(&self.before);
         let delivered = self.collector.delivered_count();
@@ -54,10 +54,10 @@ impl<'a> Window<'a> {
     }
 }
 
-/// Runs `load` in a window of its own and waits for everything that it caused.
+/// Runs `load` in its own window and waits for all its deliveries.
 pub(crate) async fn measure<F, R>(run: &str, roots: &Roots, collector: &Arc<Collector>, load: &Load, send: F) -> Row
 where
-    F: Fn(u64, u64) -> R + Clone + Send + Sync + 'static,
+    F: Fn(usize, u64) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<()>> + Send,
 {
     let window = Window::open(roots, collector);

@@ -1,41 +1,41 @@
-//! Every route of the gateway with who may call it: what the tenancy tests go by.
+//! Every route of the gateway with its authentication class. Used by the tenancy tests.
 
-/// Who may call a route (contract: rest.md 2.2).
+/// Authentication class of a route (docs/protocol/rest.md, "Authentication classes").
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Class {
-    /// Anybody.
+    /// No token required.
     None,
-    /// Anybody, but a token that is there must be a workspace key.
+    /// No token required; a token that is sent must be a workspace key.
     MaybeKey,
-    /// A workspace key.
+    /// Workspace key.
     Key,
-    /// An agent token.
+    /// Agent token.
     Agent,
-    /// An agent token; a workspace key is understood, and refused with 403.
+    /// Agent token; a workspace key is refused with 403.
     Acting,
-    /// A workspace key or an agent token.
+    /// Workspace key or agent token.
     Any,
-    /// A workspace key, or an observer token with `stream:read`.
+    /// Workspace key, or observer token with `stream:read`.
     Observe,
-    /// A workspace key, or an observer token of any scope.
+    /// Workspace key, or observer token with any scope.
     ReadAnything,
-    /// A workspace key, or an observer token with a scope.
+    /// Workspace key, or observer token with a certain scope.
     Read,
-    /// A workspace key, an agent token, or an observer token with a scope.
+    /// Workspace key, agent token, or observer token with a certain scope.
     ReadOrAgent,
-    /// The same, or a node token.
+    /// As [`Class::ReadOrAgent`], or node token.
     ReadOrAgentOrNode,
-    /// An agent or node token; a workspace key is understood, and refused with 403.
+    /// Agent or node token; a workspace key is refused with 403.
     Sender,
-    /// An operator; no token of a workspace is one.
+    /// Operator; workspace tokens are refused.
     Operator,
-    /// The token of the inbound webhook that the path names.
+    /// Token of the inbound webhook in the path.
     Hook,
-    /// A node token, at the upgrade.
+    /// Node token, checked at the upgrade.
     Socket,
 }
 
-/// Method, path, class, and the smallest body that is not refused for its shape.
+/// Method, path, class, and the smallest body with a valid shape.
 pub const ROUTES: &[(&str, &str, Class, &str)] = &[
     ("GET", "/health", Class::None, ""),
     ("GET", "/ready", Class::None, ""),

@@ -1,4 +1,4 @@
-//! A headless Chromium, driven over its DevTools protocol.
+//! Headless Chromium, driven over the DevTools protocol.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,15 +13,15 @@ use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::{Message, protocol::WebSocketConfig};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 
-/// From start to the open debugging port, on a loaded machine.
-const STARTS_WITHIN: Duration = Duration::from_secs(60);
-/// One command of the protocol.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
-/// What a page is waited for.
+/// Time from start to the open debugging port on a loaded machine.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Timeout of one protocol command.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout of waiting for page content.
 const SOON: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(50);
 
-/// A running browser. It ends when it is dropped.
+/// Running browser, stopped when dropped.
 #[derive(Debug)]
 pub struct Browser {
     _process: Process,
@@ -29,21 +29,18 @@ pub struct Browser {
     _profile: tempfile::TempDir,
 }
 
-/// One tab.
+/// Open tab.
 pub struct Page {
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
     next_id: u64,
-    /// Exceptions that nothing caught, and refusals by the page's own policy.
+    /// Uncaught exceptions and violations of the page's content security policy.
     faults: Vec<String>,
-    /// Addresses that were asked for.
+    /// URLs that the page requested.
     requested: Vec<String>,
 }
 
 impl Browser {
-    /// Starts one, with an empty profile.
-    ///
-    /// # Errors
-    /// When there is no Chromium, or it does not come up.
+    /// Starts a browser with an empty profile.
     pub async fn start() -> Result<Self> {
         let program = ["chromium", "chromium-browser", "google-chrome"]
             .into_iter()
@@ -70,7 +67,7 @@ impl Browser {
         spec.env.push(("HOME".to_owned(), Some(profile.path().display().to_string())));
         let process = Process::start(spec)?;
         let port_file = profile.path().join("DevToolsActivePort");
-        let port = wait::until_ok("chromium's debugging port", STARTS_WITHIN, || async {
+        let port = wait::until_ok("chromium's debugging port", START_TIMEOUT, || async {
             ensure!(process.is_running(), "it ended: {}", process.log_tail(10));
             let text = tokio::fs::read_to_string(&port_file).await?;
             let port = text.lines().next().context("an empty file")?;
@@ -81,9 +78,6 @@ impl Browser {
     }
 
     /// Opens a tab.
-    ///
-    /// # Errors
-    /// When the browser does not answer.
     pub async fn open(&self, url: &str) -> Result<Page> {
         let http = relay_testkit::http::client().build()?;
         let tab: Value = http.put(format!("{}/json/new?about:blank", self.debugger)).send().await?.json().await?;
@@ -96,17 +90,17 @@ impl Browser {
             page.call(&format!("{domain}.enable"), json!({})).await?;
         }
         page.call("Page.navigate", json!({ "url": url })).await?;
-        page.until("the page to be loaded", "document.readyState === 'complete' && location.href !== 'about:blank'")
-            .await?;
+        page.wait_until(
+            "the page to be loaded",
+            "document.readyState === 'complete' && location.href !== 'about:blank'",
+        )
+        .await?;
         Ok(page)
     }
 }
 
 impl Page {
-    /// One command.
-    ///
-    /// # Errors
-    /// When it is refused, or not answered in time.
+    /// Sends one command and waits for its result.
     pub async fn call(&mut self, method: &str, params: Value) -> Result<Value> {
         self.next_id += 1;
         let id = self.next_id;
@@ -123,15 +117,12 @@ impl Page {
                 note(&frame, &mut self.faults, &mut self.requested);
             }
         };
-        let frame = timeout(ANSWERS_WITHIN, answer).await.with_context(|| format!("no answer to {method}"))??;
+        let frame = timeout(COMMAND_TIMEOUT, answer).await.with_context(|| format!("no answer to {method}"))??;
         ensure!(frame.get("error").is_none(), "{method}: {}", frame["error"]);
         Ok(frame["result"].clone())
     }
 
-    /// The value of an expression, promises awaited.
-    ///
-    /// # Errors
-    /// When it throws.
+    /// Evaluates an expression, awaiting promises.
     pub async fn eval(&mut self, expression: &str) -> Result<Value> {
         let params = json!({ "expression": expression, "returnByValue": true, "awaitPromise": true });
         let result = self.call("Runtime.evaluate", params).await?;
@@ -139,22 +130,16 @@ impl Page {
         Ok(result["result"]["value"].clone())
     }
 
-    /// The text of an expression; empty if it is none.
-    ///
-    /// # Errors
-    /// When it throws.
+    /// Evaluates an expression to a text; empty for other values.
     pub async fn text(&mut self, expression: &str) -> Result<String> {
         Ok(self.eval(expression).await?.as_str().unwrap_or_default().to_owned())
     }
 
-    /// Waits until an expression is true.
-    ///
-    /// # Errors
-    /// When it is still not after 30 s; tells what the page shows then.
-    pub async fn until(&mut self, what: &str, expression: &str) -> Result<()> {
+    /// Waits up to 30 s until an expression is true; the error contains the page's text.
+    pub async fn wait_until(&mut self, what: &str, expression: &str) -> Result<()> {
         let started = Instant::now();
         loop {
-            // While a page loads there may be nothing to evaluate in.
+            // Evaluation may fail while the page loads.
             let last = self.eval(expression).await;
             if matches!(last, Ok(Value::Bool(true))) {
                 return Ok(());
@@ -168,9 +153,6 @@ impl Page {
     }
 
     /// Presses and releases a key: a character, or a name such as `Tab`.
-    ///
-    /// # Errors
-    /// When the browser does not answer.
     pub async fn press(&mut self, key: &str) -> Result<()> {
         let mut event = json!({ "key": key });
         let named = match key {
@@ -194,27 +176,18 @@ impl Page {
         Ok(())
     }
 
-    /// Writes into whatever has the focus.
-    ///
-    /// # Errors
-    /// When the browser does not answer.
-    pub async fn write(&mut self, text: &str) -> Result<()> {
+    /// Types text into the focused element.
+    pub async fn type_text(&mut self, text: &str) -> Result<()> {
         self.call("Input.insertText", json!({ "text": text })).await.map(drop)
     }
 
-    /// Prefers `light` or `dark`.
-    ///
-    /// # Errors
-    /// When the browser does not answer.
-    pub async fn prefer(&mut self, scheme: &str) -> Result<()> {
+    /// Emulates the color scheme `light` or `dark`.
+    pub async fn set_color_scheme(&mut self, scheme: &str) -> Result<()> {
         let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
         self.call("Emulation.setEmulatedMedia", json!({ "features": features })).await.map(drop)
     }
 
-    /// Keeps a picture of what is shown.
-    ///
-    /// # Errors
-    /// When the browser gives none, or the file cannot be written.
+    /// Saves a screenshot.
     pub async fn screenshot(&mut self, file: &Path) -> Result<()> {
         use base64::Engine as _;
         let result = self.call("Page.captureScreenshot", json!({ "format": "png" })).await?;
@@ -224,12 +197,12 @@ impl Page {
         std::fs::write(file, picture).with_context(|| format!("write {}", file.display()))
     }
 
-    /// Exceptions that nothing caught, and refusals by the page's own policy, so far.
+    /// Returns the uncaught exceptions and policy violations so far.
     pub fn faults(&self) -> &[String] {
         &self.faults
     }
 
-    /// Addresses that were asked for, so far.
+    /// Returns the requested URLs so far.
     pub fn requested(&self) -> &[String] {
         &self.requested
     }

@@ -1,10 +1,12 @@
-//! What the acceptance tests share beside the testkit.
+//! Helpers shared by the acceptance tests, in addition to the testkit.
 
 pub mod access;
 pub mod browser;
 pub mod calls;
 pub mod chaos;
 pub mod clients;
+pub mod golden;
+pub mod node_broker;
 pub mod push_scene;
 pub mod raw;
 pub mod relayctl;

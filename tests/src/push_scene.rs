@@ -1,4 +1,4 @@
-//! What tests of http_push nodes begin with.
+//! Scene of http_push tests.
 
 use std::time::Duration;
 
@@ -8,33 +8,31 @@ use relay_testkit::receiver::{Receiver, Reply};
 use relay_testkit::{shared, wait};
 use serde_json::{Value, json};
 
-/// A push takes milliseconds; a loaded machine, and a try that times out after 10 s, are given time.
+/// An attempt takes milliseconds; the limit allows for a loaded machine and an attempt that times out after 10 s.
 const SOON: Duration = Duration::from_secs(40);
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// A workspace with a sender and an agent on an http_push node.
+/// Workspace with a sender and an agent on an http_push node.
 pub struct Scene {
-    /// With the workspace's key.
+    /// Client with the workspace key.
     pub key: Api,
-    /// The sender.
     pub ann: Api,
-    /// The recipient.
     pub bob: Agent,
-    /// Its endpoint, at `/hook`.
+    /// Endpoint of the recipient, at `/hook`.
     pub receiver: Receiver,
 }
 
 impl Scene {
-    /// On the shared engine; `delivery` without its URL.
+    /// Creates the scene on the shared engine; `delivery` has no URL.
     pub async fn new(name: &str, delivery: Value) -> Result<Self> {
-        Self::at(shared().await.any_gateway(), name, delivery).await
+        Self::on_gateway(shared().await.any_gateway(), name, delivery).await
     }
 
-    /// On the engine of this gateway; `delivery` without its URL.
-    pub async fn at(gateway: &str, name: &str, delivery: Value) -> Result<Self> {
+    /// Creates the scene on the engine of this gateway; `delivery` has no URL.
+    pub async fn on_gateway(gateway: &str, name: &str, delivery: Value) -> Result<Self> {
         let key = Api::create_workspace(gateway, name).await?;
         let ann = key.register_agent("ann").await?;
         let bob = key.register_agent("bob").await?;
@@ -48,7 +46,7 @@ impl Scene {
         Ok(scene)
     }
 
-    /// Another agent, on another node: at `/hook` of this receiver, and acknowledged by a 2xx.
+    /// Creates another agent on another node, at `/hook` of this receiver, acknowledged by a 2xx.
     pub async fn neighbour(&self, name: &str, receiver: &Receiver) -> Result<Agent> {
         let delivery = json!({ "url": receiver.url("/hook"), "ack_mode": "on_2xx" });
         let node = json!({ "name": format!("of-{name}"), "kind": "http_push", "delivery": delivery });
@@ -58,25 +56,29 @@ impl Scene {
         Ok(agent)
     }
 
-    /// The workspace's id.
     pub async fn workspace_id(&self) -> Result<i64> {
         Ok(text(&self.key.get("/v1/workspace").await?.success()?["id"]).parse()?)
     }
 
-    /// Sends bob a message; returns its id.
+    /// Sends bob a message and returns its id.
     pub async fn send(&self, message: &str) -> Result<String> {
         let sent = self.ann.dm("bob", message).await?.success()?;
         Ok(text(&sent["id"]).to_owned())
     }
 
-    /// Bob's deliveries in a state; by default those that are queued or delivered.
+    /// Returns bob's deliveries in a state; by default the queued and delivered ones.
     pub async fn deliveries(&self, query: &str) -> Result<Vec<Value>> {
         let listed = self.key.as_agent(&self.bob).get(&format!("/v1/deliveries{query}")).await?.success()?;
         Ok(listed.as_array().cloned().unwrap_or_default())
     }
 
-    /// Waits for a list of bob's deliveries.
-    pub async fn until(&self, what: &str, query: &str, condition: impl Fn(&[Value]) -> bool) -> Result<Vec<Value>> {
+    /// Waits until bob's deliveries fulfil a condition.
+    pub async fn wait_for_deliveries(
+        &self,
+        what: &str,
+        query: &str,
+        condition: impl Fn(&[Value]) -> bool,
+    ) -> Result<Vec<Value>> {
         wait::until_ok(what, SOON, || async {
             let rows = self.deliveries(query).await?;
             if condition(&rows) { Ok(rows) } else { Err(anyhow::anyhow!("{}", Value::Array(rows))) }
@@ -84,12 +86,12 @@ impl Scene {
         .await
     }
 
-    /// Waits for so many calls.
-    pub async fn until_called(&self, count: usize) {
+    /// Waits until the endpoint has received this many calls.
+    pub async fn wait_for_calls(&self, count: usize) {
         wait::until("calls", SOON, || async { self.receiver.calls("/hook").len() >= count }).await;
     }
 
-    /// The tries of a delivery, as its recipient reads them.
+    /// Returns the attempts of a delivery, as its recipient reads them.
     pub async fn attempts(&self, delivery: &Value) -> Result<Vec<Value>> {
         let path = format!("/v1/deliveries/{}/attempts", text(&delivery["id"]));
         let listed = self.key.as_agent(&self.bob).get(&path).await?.success()?;

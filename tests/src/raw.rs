@@ -1,4 +1,4 @@
-//! Requests exactly as a test spells them: any body, any headers, no help.
+//! Raw HTTP requests: any method, headers and body, without normalisation.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use relay_testkit::client::Reply;
 use reqwest::Method;
 use serde_json::Value;
 
-/// How often a request that storage had no room for is sent again.
-const TRIES: u32 = 40;
-const TRY_AGAIN_AFTER: Duration = Duration::from_millis(250);
+/// Maximum number of attempts of a request that is shed under load.
+const MAX_ATTEMPTS: u32 = 40;
+const RETRY_DELAY: Duration = Duration::from_millis(250);
 
-/// A request that nothing is added to.
+/// HTTP request that is sent as given.
 #[derive(Clone, Debug)]
 pub struct Raw {
     method: Method,
@@ -21,43 +21,39 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// `method url`, where the method may be any word.
-    ///
-    /// # Panics
-    /// If the method is no token.
+    /// Creates a request; the method may be any token.
     #[must_use]
     pub fn new(method: &str, url: impl Into<String>) -> Self {
         let method = Method::from_bytes(method.as_bytes()).expect("a method");
         Self { method, url: url.into(), headers: Vec::new(), body: None }
     }
 
-    /// Adds a header, of any bytes.
     #[must_use]
     pub fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
         self.headers.push((name.to_owned(), value.as_ref().to_vec()));
         self
     }
 
-    /// Adds a bearer token; an empty one adds nothing.
+    /// Adds a bearer token unless it is empty.
     #[must_use]
     pub fn bearer(self, token: &str) -> Self {
         if token.is_empty() { self } else { self.header("authorization", format!("Bearer {token}")) }
     }
 
-    /// Sends these bytes, with no content type of their own.
+    /// Sets the body without a content type.
     #[must_use]
     pub fn body(mut self, body: impl Into<Vec<u8>>) -> Self {
         self.body = Some(body.into());
         self
     }
 
-    /// Sends these bytes as `application/json`.
+    /// Sets the body with the content type `application/json`.
     #[must_use]
     pub fn json(self, body: impl Into<Vec<u8>>) -> Self {
         self.header("content-type", "application/json").body(body)
     }
 
-    /// The upgrade that a WebSocket client asks for.
+    /// Adds the headers of a WebSocket upgrade.
     #[must_use]
     pub fn upgrade(self) -> Self {
         self.header("connection", "Upgrade")
@@ -66,17 +62,14 @@ impl Raw {
             .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
     }
 
-    /// The answer, whatever its status; but one that says that storage had no room is followed by the next try.
-    ///
-    /// # Errors
-    /// When none came.
+    /// Sends the request and returns the answer of any status; retries while the server sheds load.
     pub async fn send(self) -> Result<Reply> {
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let reply = self.clone().send_once().await?;
             if !reply.was_shed() {
                 return Ok(reply);
             }
-            tokio::time::sleep(TRY_AGAIN_AFTER).await;
+            tokio::time::sleep(RETRY_DELAY).await;
         }
         self.send_once().await
     }
@@ -93,7 +86,7 @@ impl Raw {
         }
         let response = request.send().await.with_context(|| what.clone())?;
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
-        // After 101 the rest of the connection is no body.
+        // After 101 the connection carries frames, not a body.
         let text = if status == 101 { String::new() } else { response.text().await.with_context(|| what)? };
         let body =
             if text.is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap_or(Value::String(text)) };
@@ -101,7 +94,7 @@ impl Raw {
     }
 }
 
-/// Whether an answer is a failure in the envelope: `ok` false, a code in lower snake case, a text.
+/// Returns whether an answer is an error in the envelope: `ok` false, a code in lower snake case, a text.
 #[must_use]
 pub fn is_failure(reply: &Reply) -> bool {
     let code = reply.code();

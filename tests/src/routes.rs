@@ -1,15 +1,12 @@
-//! The routes of the gateway, from its source: what a table or a document leaves out shows by them.
+//! Routes of the gateway, read from its source, to find gaps in tables and documents.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::Result;
 
-/// Every `.route(…)` of the gateway as (method, path with its parameters anonymous).
-///
-/// # Errors
-/// When the source cannot be read.
-pub fn routes_of_the_gateway() -> Result<BTreeSet<(String, String)>> {
+/// Returns every `.route(…)` of the gateway as method and anonymised path.
+pub fn gateway_routes() -> Result<BTreeSet<(String, String)>> {
     let mut found = BTreeSet::new();
     let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../services/gateway/src")];
     while let Some(folder) = folders.pop() {
@@ -24,10 +21,10 @@ pub fn routes_of_the_gateway() -> Result<BTreeSet<(String, String)>> {
                     let Some((route, rest)) = rest.split_once('"') else { continue };
                     let handlers = argument(rest);
                     for method in ["get", "post", "put", "patch", "delete", "any"] {
-                        // The fallback answers where a path must not seem to exist with this method.
+                        // The fallback answers for methods that must look like an unknown path.
                         for handler in handlers.split(&format!("{method}(")).skip(1) {
                             if !handler.starts_with("middleware::fallback") {
-                                found.insert((method.to_uppercase(), anonymous(route)));
+                                found.insert((method.to_uppercase(), anonymize_path(route)));
                             }
                         }
                     }
@@ -38,7 +35,7 @@ pub fn routes_of_the_gateway() -> Result<BTreeSet<(String, String)>> {
     Ok(found)
 }
 
-/// The source up to where the parenthesis of `.route(` closes.
+/// Returns the source up to the closing parenthesis of `.route(`.
 fn argument(source: &str) -> &str {
     let mut depth = 1;
     for (at, byte) in source.bytes().enumerate() {
@@ -50,9 +47,9 @@ fn argument(source: &str) -> &str {
     source
 }
 
-/// A path with its parameters as `{}`.
+/// Replaces the parameters of a path by `{}`.
 #[must_use]
-pub fn anonymous(path: &str) -> String {
+pub fn anonymize_path(path: &str) -> String {
     let segment = |part: &str| if part.starts_with('{') { "{}".to_owned() } else { part.to_owned() };
     path.split('/').map(segment).collect::<Vec<_>>().join("/")
 }

@@ -1,4 +1,4 @@
-//! A node that brings agents up and ends them, and an agent that asks for it.
+//! Scene of spawn tests: a node that spawns and releases agents, and a calling agent.
 
 use std::time::Duration;
 
@@ -10,34 +10,34 @@ use serde_json::{Value, json};
 
 use crate::room::text;
 
-/// What happens by itself does so within this.
+/// Timeout of asynchronous effects.
 pub const SOON: Duration = Duration::from_secs(30);
-/// What the node of a scene can do.
+/// Capabilities of the node.
 const CAPABILITIES: [&str; 3] = ["spawn:sh", "release", "relay:delivery-cursor-v1"];
 
-/// A node that can spawn, and an agent that calls.
+/// Workspace with a node that can spawn and a calling agent.
 pub struct Scene {
-    /// With the workspace's key.
+    /// Client with the workspace key.
     pub workspace: Api,
-    /// The agent that calls.
+    /// Client of the calling agent.
     pub lead: Api,
-    /// The node's connection.
+    /// Socket of the node.
     pub socket: NodeSocket,
-    /// The node's id.
+    /// Id of the node.
     pub node: String,
 }
 
-/// A node that can spawn, connected to one gateway, and an agent that calls through the others.
+/// Creates a scene: the node at one gateway, the calling agent at another.
 pub async fn scene(name: &str) -> Result<Scene> {
     let engine = shared().await;
     let workspace = Api::create_workspace(&engine.gateways[0], name).await?;
     let lead = workspace.as_agent(&workspace.register_agent("lead").await?).at(&engine.gateways[1]);
-    let (node, socket) = node_of(&workspace, "box").await?;
+    let (node, socket) = connect_spawn_node(&workspace, "box").await?;
     Ok(Scene { workspace, lead, socket, node })
 }
 
-/// A node that can spawn, connected: its id and its socket.
-pub async fn node_of(workspace: &Api, name: &str) -> Result<(String, NodeSocket)> {
+/// Connects a node that can spawn; returns its id and socket.
+pub async fn connect_spawn_node(workspace: &Api, name: &str) -> Result<(String, NodeSocket)> {
     let id = format!("node_{name}");
     let token = workspace.create_broker_node(&id, name).await?;
     let mut socket = NodeSocket::connect(&workspace.ws_base(), &token.token).await?;
@@ -45,8 +45,8 @@ pub async fn node_of(workspace: &Api, name: &str) -> Result<(String, NodeSocket)
     Ok((id, socket))
 }
 
-/// Brings up what the next `action.invoke` asks for, as a broker does, and returns the frame and the registration.
-pub async fn bring_up(socket: &mut NodeSocket) -> Result<(Value, Value)> {
+/// Registers the agent of the next `action.invoke`, as a broker does; returns the frame and the registration.
+pub async fn register_spawned(socket: &mut NodeSocket) -> Result<(Value, Value)> {
     let frame = socket.expect("action.invoke").await?;
     let (id, name) = (&frame["invocation_id"], &frame["input"]["name"]);
     let born = json!({ "v": 1, "type": "agent.register", "name": name, "invocation_id": id, "resumable": false });
@@ -55,20 +55,20 @@ pub async fn bring_up(socket: &mut NodeSocket) -> Result<(Value, Value)> {
     Ok((frame, born))
 }
 
-/// Tells which agents run, and waits for the answer.
+/// Sends an inventory and waits for the answer.
 pub async fn inventory(socket: &mut NodeSocket, agents: &[(&Value, &Value)]) -> Result<Value> {
     let agents: Vec<Value> = agents.iter().map(|(id, name)| json!({ "agent_id": id, "name": name })).collect();
     socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": agents })).await
 }
 
-/// The result of what a frame asked for.
-pub async fn result(socket: &NodeSocket, frame: &Value, output: Value) -> Result<()> {
+/// Sends the result of an invocation frame.
+pub async fn send_result(socket: &NodeSocket, frame: &Value, output: Value) -> Result<()> {
     let id = &frame["invocation_id"];
     socket.send_json(&json!({ "v": 1, "type": "action.result", "invocation_id": id, "output": output })).await
 }
 
-/// The invocation once it has its outcome.
-pub async fn outcome(api: &Api, action: &str, id: &Value) -> Result<Value> {
+/// Waits until an invocation has its outcome.
+pub async fn wait_for_outcome(api: &Api, action: &str, id: &Value) -> Result<Value> {
     let path = format!("/v1/actions/{action}/invocations/{}", text(id));
     wait::until_ok("the outcome", SOON, || async {
         let row = api.get(&path).await?.success()?;
@@ -79,6 +79,6 @@ pub async fn outcome(api: &Api, action: &str, id: &Value) -> Result<Value> {
 }
 
 /// Posts with an idempotency key.
-pub async fn keyed(api: &Api, path: &str, body: Value, key: &str) -> Result<Reply> {
+pub async fn post_with_key(api: &Api, path: &str, body: Value, key: &str) -> Result<Reply> {
     api.call(Method::POST, path, Some(body), &[("idempotency-key", key)]).await
 }

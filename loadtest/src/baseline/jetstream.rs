@@ -1,4 +1,4 @@
-//! `js-each` and `js-one`: raw JetStream on the run's own nats-server.
+//! Baselines `js-each` and `js-one`: raw JetStream on the run's own nats-server.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,17 +19,17 @@ use crate::report::Row;
 use crate::usage::Roots;
 use crate::window::{Window, measure};
 
-/// `js-one` acks at the latest after this many messages; sooner when none is waiting.
+/// `js-one` acks at the latest after this many messages; sooner when no message is waiting.
 const ACK_AFTER: u32 = 100;
 
-/// How the messages of all agents are consumed.
+/// Layout of the consumers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Consumers {
     /// A durable pull consumer for each agent, each message acked.
     Each {
-        /// Messages asked for by one pull request.
+        /// Number of messages per pull request.
         pull: usize,
-        /// Whether each ack is confirmed by the server before the next message is taken.
+        /// `true` waits for the server's confirmation of each ack before the next message.
         confirmed: bool,
     },
     /// One durable pull consumer, cumulative acks, dispatched in the client.
@@ -53,7 +53,7 @@ impl Consumers {
     }
 }
 
-/// A stream of our own with one subject for each agent, and its consumers.
+/// Stream with one subject per agent, and its consumers.
 pub(crate) struct JetStream {
     consumers: Consumers,
     agents: usize,
@@ -66,9 +66,9 @@ pub(crate) struct JetStream {
 }
 
 impl JetStream {
-    /// Creates stream and consumers; nothing is consumed yet.
+    /// Creates stream and consumers without consuming.
     pub(crate) async fn create(nats: &Nats, consumers: Consumers, agents: usize, size: usize) -> Result<Self> {
-        // Publisher and consumers have connections of their own, as separate processes would.
+        // Publisher and consumers use separate connections, as separate processes would.
         let publisher = jetstream::new(async_nats::connect(nats.url()).await?);
         let context = jetstream::new(async_nats::connect(nats.url()).await?);
         let name = format!("LOADTEST_{}", consumers.label().replace('-', "_").to_uppercase());
@@ -77,7 +77,7 @@ impl JetStream {
             name: name.clone(),
             subjects: vec![format!("{name}.*")],
             storage: StorageType::File,
-            // The server allows 1000 where nothing is said.
+            // The server's default is 1000.
             max_consumers: 100_000,
             ..stream::Config::default()
         };
@@ -120,7 +120,7 @@ impl JetStream {
     }
 
     /// Publishes `count` messages first, then measures from the first pull to the last message.
-    pub(crate) async fn replay(&self, count: u64) -> Result<Row> {
+    pub(crate) async fn replay(&self, count: usize) -> Result<Row> {
         let sent = drive(&Load::counted(256, count), &self.collector, self.publish()).await;
         let window = Window::open_for_old(&self.roots, &self.collector);
         let mut receivers = self.consume();
@@ -145,7 +145,7 @@ impl JetStream {
 
     fn publish(
         &self,
-    ) -> impl Fn(u64, u64) -> futures::future::BoxFuture<'static, Result<()>> + Clone + Send + Sync + use<> {
+    ) -> impl Fn(usize, u64) -> futures::future::BoxFuture<'static, Result<()>> + Clone + Send + Sync + use<> {
         let context = self.publisher.clone();
         let subjects: Arc<[String]> = {
             let name = &self.stream.cached_info().config.name;
@@ -157,7 +157,7 @@ impl JetStream {
             async move {
                 let mut text = String::with_capacity(size);
                 push_text(&mut text, stamp, size);
-                let subject = subjects[number as usize % subjects.len()].clone();
+                let subject = subjects[number % subjects.len()].clone();
                 context.publish(subject, text.into()).await?.await?;
                 Ok(())
             }
@@ -180,7 +180,7 @@ impl JetStream {
     }
 
     fn finish(&self, receivers: &mut JoinSet<Result<()>>, row: &mut Row) {
-        // A receiver that ended by itself failed.
+        // A receiver that ends by itself has failed.
         while let Some(ended) = receivers.try_join_next() {
             let why = ended.map_or_else(|error| error.to_string(), |result| format!("{result:?}"));
             row.problems.push(format!("a receiver ended: {why}"));
@@ -224,7 +224,7 @@ async fn consume_all(consumer: PullConsumer, collector: Arc<Collector>) -> Resul
         };
         let message = next.context("the consumer's stream ended")??;
         take(&message, &collector);
-        // Dispatch: whose it is, and one more for them.
+        // Dispatch: find the agent and count the message.
         match mailboxes.get_mut(message.subject.as_str()) {
             Some(count) => *count += 1,
             None => _ = mailboxes.insert(message.subject.to_string(), 1),

@@ -1,4 +1,4 @@
-//! The same work on the bare servers, in the same run: what the engine is compared with.
+//! Baselines: the same work on the bare servers in the same run, for comparison with the engine.
 
 mod jetstream;
 mod pg;

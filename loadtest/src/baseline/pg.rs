@@ -1,4 +1,4 @@
-//! `pg`: multi-row insert transactions on the run's own Postgres, fsync on.
+//! Baseline `pg`: multi-row insert transactions on the run's own Postgres, fsync on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::window::Window;
 const ROWS: usize = 100;
 const CONNECTIONS: usize = 2;
 
-/// Two connections, each committing 100 rows of `size` bytes at a time for `duration`. Latency is a commit's.
+/// Commits 100 rows of `size` bytes at a time on two connections for `duration`; measures the latency of commits.
 pub(crate) async fn rows(postgres: &Postgres, size: usize, duration: Duration) -> Result<Row> {
     let url = postgres.create_database("loadtest_baseline").await?;
     let mut connection = PgConnection::connect(&url).await?;

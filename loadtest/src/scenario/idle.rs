@@ -1,4 +1,4 @@
-//! `idle`: what a connected agent that does nothing costs its gateway in memory.
+//! `idle`: gateway memory per connected idle agent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use crate::usage::resident_kib;
 use crate::window::Window;
 
 const ON_A_BROKER: usize = 100;
-/// Agents that connect and leave before the first reading, so that it holds what any traffic allocates.
+/// Agents that connect and disconnect before the first measurement, so that it includes allocations of any traffic.
 const WARMING: usize = 50;
-/// Between the last connect and the reading: a heartbeat of each socket and a round of the silence check.
+/// Time between the last connect and the measurement: a heartbeat of each socket and a round of the silence check.
 const SETTLE: Duration = Duration::from_secs(20);
 
-/// `brokered` agents, 100 on each socket, then `direct` agents with a socket each.
+/// Connects `brokered` agents, 100 on each socket, then `direct` agents with a socket each.
 pub(crate) async fn run(common: &Common, brokered: usize, direct: usize, report: &mut Report) -> Result<()> {
-    // One gateway: all sockets are its own.
+    // One gateway, which serves all sockets.
     let target = Target::start(common, 1).await?;
     layout(common, &target, brokered, ON_A_BROKER, (20.0, 8.0), report).await?;
     layout(common, &target, direct, 1, (32.0, 16.0), report).await
@@ -43,7 +43,7 @@ async fn layout(
     let extra = workspace.agents("w", WARMING).await?;
     let extra = nodes(&workspace, &extra, per_socket, "warm").await?;
 
-    // A fresh process: registering thousands of agents left garbage that the sockets would be put into.
+    // A fresh process: registering thousands of agents leaves freed memory that the sockets would reuse.
     target.stack().gateway(0).restart().await?;
     let collector = Arc::new(Collector::default());
     drop(Fleet::connect(&workspace, &extra, &collector).await?);
@@ -75,7 +75,7 @@ async fn layout(
         connecting.as_secs_f64()
     ));
     report.add(row);
-    // Too few agents measure the allocator instead.
+    // With too few agents the allocator dominates.
     if agents >= 1000 {
         report.ratios.push(Ratio {
             target: "S15",

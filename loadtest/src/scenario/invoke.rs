@@ -1,5 +1,5 @@
-//! `invoke`: actions placed on nodes that answer at once, at a rate and as a burst; beside it, the same burst as bare
-//! NATS requests to as many responders.
+//! `invoke`: actions placed on nodes that answer at once, at a rate and as a burst, compared with the same burst of
+//! bare NATS requests to as many responders.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ use crate::stats::Latency;
 use crate::target::Target;
 use crate::window::measure;
 
-/// Agents that invoke.
+/// Number of calling agents.
 const CALLERS: usize = 20;
-/// Requests under way at once in the burst, of ours and of the bare one.
+/// Maximum number of concurrent requests in the burst, of both kinds.
 const AT_ONCE: usize = 256;
-/// Bytes of what is passed to and fro.
+/// Size of input and output in bytes.
 const BYTES: usize = 128;
 
-/// `rate` invocations a second, then `burst` of them at once, over `nodes` nodes.
+/// Runs `rate` invocations a second, then `burst` of them at once, over `nodes` nodes.
 pub(super) async fn run(common: &Common, nodes: usize, burst: usize, rate: f64, report: &mut Report) -> Result<()> {
     let target = Target::start(common, common.gateways.into()).await?;
     let workspace = Workspace::create(&target.urls()).await?;
@@ -43,7 +43,7 @@ pub(super) async fn run(common: &Common, nodes: usize, burst: usize, rate: f64, 
     let (paced, to_frame) =
         window(&format!("invoke at {rate}/s over {nodes} nodes"), &target, (&asked, &told), &paced, send.clone()).await;
     report.add(paced);
-    let load = Load::counted(AT_ONCE, burst as u64);
+    let load = Load::counted(AT_ONCE, burst);
     let (ours, _) =
         window(&format!("invoke {burst} at once over {nodes} nodes"), &target, (&asked, &told), &load, send).await;
     let seconds = ours.seconds;
@@ -64,8 +64,8 @@ pub(super) async fn run(common: &Common, nodes: usize, burst: usize, rate: f64, 
     Ok(())
 }
 
-/// One window: the row's latency is from the request to the outcome at the caller; returned beside it, to the frame at
-/// the node.
+/// Measures one window. The row's latency is from the request to the outcome at the caller; also returns that to the
+/// frame at the node.
 async fn window(
     run: &str,
     target: &Target,
@@ -89,25 +89,25 @@ async fn window(
     (row, to_frame)
 }
 
-/// One invocation by each of the agents in turn.
+/// Sends one invocation by each of the agents in turn.
 fn invocations(workspace: &Workspace, callers: &[Agent]) -> impl Sender + use<> {
     let (workspace, callers): (_, Arc<[Agent]>) = (workspace.clone(), callers.into());
     let path: Arc<str> = format!("/v1/actions/{CAPABILITY}/invoke").into();
     move |number, stamp| {
         let (workspace, callers, path) = (workspace.clone(), Arc::clone(&callers), Arc::clone(&path));
         async move {
-            let caller = &callers[number as usize % callers.len()];
+            let caller = &callers[number % callers.len()];
             let mut body = String::from(r#"{"input":{"text":""#);
             push_text(&mut body, stamp, BYTES);
             body.push_str("\"}}");
-            workspace.pool(number as usize / callers.len()).post(&path, Some(&caller.token), &body).await?.success()?;
+            workspace.pool(number / callers.len()).post(&path, Some(&caller.token), &body).await?.success()?;
             Ok(())
         }
         .boxed()
     }
 }
 
-/// `count` requests over `responders` subjects, as many under way at once as of ours, each answered with its body.
+/// Sends `count` requests over `responders` subjects with the same concurrency, each answered with its body.
 async fn bare_requests(url: String, responders: usize, count: usize) -> Result<Row> {
     let server = async_nats::connect(&url).await.context("connect the responders")?;
     let mut tasks = JoinSet::new();
@@ -127,18 +127,18 @@ async fn bare_requests(url: String, responders: usize, count: usize) -> Result<R
     let collector = Arc::new(Collector::default());
     let send = {
         let (client, collector) = (client.clone(), Arc::clone(&collector));
-        move |number: u64, stamp: u64| {
+        move |number: usize, stamp: u64| {
             let (client, collector) = (client.clone(), Arc::clone(&collector));
             async move {
                 let mut body = String::new();
                 push_text(&mut body, stamp, BYTES);
-                let subject = format!("bare.{}", number as usize % responders);
+                let subject = format!("bare.{}", number % responders);
                 let answer = client.request(subject, body.into()).await?;
                 collector.delivered(sent_at(std::str::from_utf8(&answer.payload)?));
                 Ok(())
             }
         }
     };
-    let load = Load::counted(AT_ONCE, count as u64);
+    let load = Load::counted(AT_ONCE, count);
     Ok(measure(&format!("bare NATS, {count} at once"), &Default::default(), &collector, &load, send).await)
 }

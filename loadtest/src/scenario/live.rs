@@ -59,7 +59,7 @@ pub(crate) async fn saturate(common: &Common, agents: &[usize], report: &mut Rep
     }
     let mut ours = Vec::new();
     for count in agents.iter().map(|count| common.scaled(*count)) {
-        // What an agent's mailbox may hold bounds what may be outstanding.
+        // The mailbox limit of an agent bounds the backlog.
         let load = Load { backlog: load.backlog.min(500 * count as u64), ..load.clone() };
         ours.push(connected(&target, common, count, &format!("saturate {count}"), &load, report).await?);
     }
@@ -81,7 +81,7 @@ pub(crate) async fn saturate(common: &Common, agents: &[usize], report: &mut Rep
     Ok(())
 }
 
-/// A workspace of its own with `count` connected receivers, warmed up, then measured.
+/// Creates a workspace with `count` connected receivers and measures after a warm-up.
 async fn connected(
     target: &Target,
     common: &Common,
@@ -98,12 +98,12 @@ async fn connected(
     let _fleet = Fleet::connect(&workspace, &specs, &collector).await?;
     let send = direct_messages(&workspace, &senders, &receivers, common.bytes as usize);
 
-    // Each conversation is made by its first message; that is not what is measured.
+    // The first message of each conversation creates it, which is not measured.
     let roots = target.roots();
-    let first = measure(run, &roots, &collector, &Load::counted(64, count as u64), send.clone()).await;
+    let first = measure(run, &roots, &collector, &Load::counted(64, count), send.clone()).await;
     let warm = Load { duration: common.warming(), ..load.clone() };
     let warmed = measure(run, &roots, &collector, &warm, send.clone()).await;
-    // Lets the flushes of the warm-up end, so that their cost does not fall into the window.
+    // Lets the flushes of the warm-up end, so that their cost is outside the window.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let mut row = measure(run, &roots, &collector, load, send).await;
     row.problems.extend(first.problems.into_iter().chain(warmed.problems));

@@ -1,4 +1,4 @@
-//! What is run, one file each.
+//! Scenarios, one file each.
 
 mod fanout;
 mod idle;
@@ -20,7 +20,7 @@ use crate::drive::Load;
 use crate::report::Report;
 use crate::target::Target;
 
-/// Runs `scenario`; what was measured before an error is in `report` all the same.
+/// Runs `scenario`; after an error `report` contains what was measured before.
 pub(crate) async fn run(scenario: &Scenario, common: &Common, report: &mut Report) -> Result<()> {
     match scenario {
         Scenario::Baselines { agents } => baselines(common, common.scaled(*agents), report).await,
@@ -76,7 +76,7 @@ async fn baselines(common: &Common, agents: usize, report: &mut Report) -> Resul
     Ok(())
 }
 
-/// JetStream consumers that take `load` while it is published.
+/// Measures JetStream consumers that receive `load` while it is published.
 async fn live_baseline(
     target: &Target,
     common: &Common,
@@ -92,7 +92,7 @@ async fn live_baseline(
     Ok(report.add(row))
 }
 
-/// JetStream consumers that find `messages` waiting.
+/// Measures JetStream consumers with `messages` waiting.
 async fn replay_baseline(
     target: &Target,
     common: &Common,
@@ -102,7 +102,7 @@ async fn replay_baseline(
     report: &mut Report,
 ) -> Result<usize> {
     let bare = JetStream::create(target.stack().nats(), consumers, agents, common.bytes as usize).await?;
-    let row = bare.replay(messages as u64).await?;
+    let row = bare.replay(messages).await?;
     bare.delete().await?;
     Ok(report.add(row))
 }

@@ -1,4 +1,4 @@
-//! `observe`: what observers of a busy workspace cost its deliveries.
+//! `observe`: effect of observers on the deliveries of a busy workspace.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -15,7 +15,7 @@ use crate::report::{Better, Ratio, Report};
 use crate::target::Target;
 use crate::window::measure;
 
-/// The same load without observers, then with `observers` of them.
+/// Runs the same load without observers, then with `observers` of them.
 pub(crate) async fn run(
     common: &Common,
     observers: usize,
@@ -34,7 +34,7 @@ pub(crate) async fn run(
     let roots = target.roots();
     let load = Load::paced(rate, common.window());
     let warm = Load { duration: common.warming(), ..load.clone() };
-    measure("warm-up", &roots, &collector, &Load::counted(64, agents as u64), send.clone()).await;
+    measure("warm-up", &roots, &collector, &Load::counted(64, agents), send.clone()).await;
     measure("warm-up", &roots, &collector, &warm, send.clone()).await;
     let mut without = measure(&format!("observe 0 at {rate}/s"), &roots, &collector, &load, send.clone()).await;
     without.notes.insert(0, format!("{agents} agents, {} gateways", target.urls().len()));

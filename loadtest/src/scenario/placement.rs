@@ -1,23 +1,26 @@
-//! `domain::placement` under bursts, simulated: no servers, no clock, the very function that the engine calls.
+//! Bursts on `domain::nodes::placement`, simulated: no servers, no clock, the same function that the engine calls.
 //!
-//! Placements of a workspace take turns, so each sees what the ones before it have reserved. Between bursts the agents
-//! come up and heartbeats tell so, but half of the nodes' are late: they still report what they ran before the burst,
-//! and only the engine's own count of agents says otherwise.
+//! Placements of a workspace are serialised, so each sees the reservations of earlier ones. Between bursts the agents
+//! start and heartbeats report them, but half of the heartbeats are late and report the state before the burst; only
+//! the engine's own count of agents is current.
 
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use relay_domain::placement::{Candidate, Request, Target, place};
+use relay_domain::{
+    NodeId, ProviderName,
+    nodes::placement::{Candidate, PlacementRequest, PlacementTarget, place},
+};
 
 use crate::report::{Better, Ratio, Report, Row};
 use crate::stats::Latency;
 
-/// Bursts on the same nodes, one after another.
+/// Number of consecutive bursts on the same nodes.
 const BURSTS: usize = 3;
-/// The share of nodes between mean and limit in the run that fills them: asked for is more than fits.
-const OVERSUBSCRIBED: f64 = 1.2;
+/// Demand in percent of the capacity in the run that fills the nodes.
+const OVERSUBSCRIBED: usize = 120;
 
-/// Places bursts of `burst` invocations on `nodes` equal nodes; then more than fits on nodes with a limit.
+/// Places bursts of `burst` invocations on `nodes` equal nodes; then exceeds the capacity of nodes with a limit.
 pub(super) fn run(nodes: usize, burst: usize, report: &mut Report) -> Result<()> {
     ensure!(nodes > 0 && burst > 0, "needs nodes and work");
     let mut fleet = Fleet::new(nodes, 0);
@@ -38,10 +41,10 @@ pub(super) fn run(nodes: usize, burst: usize, report: &mut Report) -> Result<()>
     report.ratios.push(Ratio { target: "placement", what, value: worst, ship: 1.1, goal: 1.1, better: Better::Lower });
 
     let limit = burst.div_ceil(nodes);
-    let asked = (limit as f64 * nodes as f64 * OVERSUBSCRIBED) as usize;
+    let asked = limit * nodes * OVERSUBSCRIBED / 100;
     let mut fleet = Fleet::new(nodes, u32::try_from(limit)?);
     let mut row = fleet.burst(format!("placement {asked} on {nodes} with room for {limit}"), asked);
-    let over = fleet.nodes.iter().filter(|node| node.fill() > node.max).count();
+    let over = fleet.nodes.iter().filter(|node| node.expected_agents() > node.max).count();
     if over > 0 {
         row.problems.push(format!("{over} nodes over their capacity"));
     }
@@ -53,10 +56,10 @@ pub(super) fn run(nodes: usize, burst: usize, report: &mut Report) -> Result<()>
     Ok(())
 }
 
-/// Nodes as the engine knows them.
+/// State of the nodes as known to the engine.
 struct Fleet {
     nodes: Vec<Candidate>,
-    /// What each node's heartbeat reported last.
+    /// Latest heartbeat of each node.
     reported: Vec<u32>,
     dice: Dice,
 }
@@ -64,8 +67,8 @@ struct Fleet {
 impl Fleet {
     fn new(count: usize, max: u32) -> Self {
         let node = |id| Candidate {
-            node_id: format!("node_{id}"),
-            provider_id: Some("broker".to_owned()),
+            node_id: NodeId::new(format!("node_{id}")),
+            provider_id: Some(ProviderName::new("broker")),
             capable: true,
             live: true,
             draining: false,
@@ -102,7 +105,7 @@ impl Fleet {
 
     /// One invocation. False when no node has room.
     fn place_one(&mut self) -> bool {
-        const REQUEST: Request = Request { target: Target::Any };
+        const REQUEST: PlacementRequest = PlacementRequest { target: PlacementTarget::Any };
         let decision = place(&self.nodes, &REQUEST, self.dice.next());
         let Some(taken) = decision.chosen else { return false };
         self.nodes[taken].reserved += 1;
@@ -123,8 +126,8 @@ impl Fleet {
     }
 
     fn max_to_mean(&self) -> f64 {
-        let total: u64 = self.nodes.iter().map(|node| u64::from(node.fill())).sum();
-        let most = self.nodes.iter().map(Candidate::fill).max().unwrap_or(0);
+        let total: u64 = self.nodes.iter().map(|node| u64::from(node.expected_agents())).sum();
+        let most = self.nodes.iter().map(Candidate::expected_agents).max().unwrap_or(0);
         f64::from(most) * self.nodes.len() as f64 / total.max(1) as f64
     }
 }
@@ -154,9 +157,9 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_placed_and_no_node_gets_more() {
+    fn placements_fill_the_capacity_and_exceed_no_node() {
         let mut fleet = Fleet::new(50, 7);
         assert_eq!(fleet.burst(String::new(), 400).delivered, 350);
-        assert!(fleet.nodes.iter().all(|node| node.fill() == 7));
+        assert!(fleet.nodes.iter().all(|node| node.expected_agents() == 7));
     }
 }

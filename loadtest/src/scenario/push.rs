@@ -1,6 +1,6 @@
-//! `push`: deliveries that wait for endpoints, then all endpoints are there; beside it two plain loops that post as many
-//! bodies of the same size to the same endpoints: one of an ordinary HTTP client, one of this generator's own, which does
-//! nothing that HTTP does not ask for.
+//! `push`: pending deliveries to endpoints that become available at once, compared with two plain loops that post as
+//! many bodies of the same size to the same endpoints: one with an ordinary HTTP client, one with this generator's
+//! minimal client.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,12 +20,12 @@ use crate::report::{Better, Ratio, Report, Row};
 use crate::target::Target;
 use crate::usage::{Sample, resident_kib};
 
-/// About what a delivery's body is longer than its text.
+/// Size of a delivery's body without its text, approximately.
 const BODY_AROUND_TEXT: usize = 900;
-/// From binding the agents until everything must have come.
+/// Time from binding the agents to the last delivery.
 const WITHIN: Duration = Duration::from_secs(300);
 
-/// Pushes `each` deliveries to each of `endpoints`.
+/// Delivers `each` deliveries to each of `endpoints`.
 pub(crate) async fn run(common: &Common, endpoints: usize, each: usize, report: &mut Report) -> Result<()> {
     let target = Target::start(common, common.gateways.into()).await?;
     let workspace = Workspace::create(&target.urls()).await?;
@@ -33,10 +33,10 @@ pub(crate) async fn run(common: &Common, endpoints: usize, each: usize, report: 
     let receivers = workspace.agents("r", endpoints).await?;
     let total = (endpoints * each) as u64;
 
-    // They wait in the mailboxes: nobody is connected.
+    // They wait in the mailboxes, because no node is bound.
     let send = direct_messages(&workspace, &senders, &receivers, common.bytes as usize);
     let collector = Arc::new(Collector::default());
-    let sent = drive(&Load::counted(common.in_flight.into(), total), &collector, send).await;
+    let sent = drive(&Load::counted(common.in_flight.into(), endpoints * each), &collector, send).await;
 
     let listening = Endpoints::start(endpoints).await?;
     for number in 0..endpoints {
@@ -94,12 +94,12 @@ pub(crate) async fn run(common: &Common, endpoints: usize, each: usize, report: 
     Ok(())
 }
 
-/// Who posts in a plain loop.
+/// HTTP client of a plain loop.
 #[derive(Clone, Copy)]
 enum Client {
-    /// What one would write: reqwest, a connection kept to each endpoint.
+    /// `reqwest` with a persistent connection to each endpoint.
     Ordinary,
-    /// The generator's own, straight over sockets.
+    /// The generator's own client, directly over sockets.
     Bare,
 }
 
@@ -133,7 +133,7 @@ impl Client {
     }
 }
 
-/// One connection to each endpoint, one call after the other on each.
+/// One connection to each endpoint, with one call at a time.
 async fn plain_loop(client: Client, endpoints: usize, each: usize, bytes: usize) -> Result<Row> {
     let listening = Endpoints::start(endpoints).await?;
     let body: Arc<str> = format!(r#"{{"text":"{}"}}"#, "x".repeat(bytes)).into();

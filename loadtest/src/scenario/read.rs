@@ -1,8 +1,8 @@
-//! `read`: listing, searching and the inbox over many messages, and whether Postgres scanned a table for it.
+//! `read`: listing, searching and the inbox over many messages, and sequential scans by Postgres.
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicUsize, Ordering},
 };
 
 use anyhow::{Context, Result};
@@ -18,9 +18,9 @@ use crate::stats::Latency;
 use crate::target::Target;
 use crate::usage::Sample;
 
-/// Requests under way at once while reading.
-const READERS: u64 = 8;
-/// Channels that the messages are spread over; each reader agent is a member of all.
+/// Number of concurrent readers.
+const READERS: usize = 8;
+/// Number of channels with messages; each reader agent is a member of all.
 const CHANNELS: usize = 50;
 
 const WORDS: [&str; 24] = [
@@ -38,18 +38,18 @@ pub(crate) async fn run(common: &Common, messages: usize, report: &mut Report) -
         workspace.channel(&format!("c{number}"), author, &[]).await?;
     }
     fill(common, &workspace, &authors, messages, report).await?;
-    // A reader that is a member of everything and has read nothing: the most an inbox can have to do. It joins
-    // late, so that the messages are not delivered to it one by one.
+    // A reader that is a member of all channels and has read nothing: the worst case of an inbox. It joins late, so
+    // that the messages are not delivered to it.
     let reader = workspace.agents("reader", 1).await?.swap_remove(0);
     for number in 0..CHANNELS {
         workspace.join(&format!("c{number}"), &reader).await?;
     }
     let mut database = PgConnection::connect(target.stack().database_url()).await?;
-    let kinds: [(&str, fn(u64) -> String); 4] = [
-        ("list", |n| format!("/v1/channels/c{}/messages?limit=50", n % CHANNELS as u64)),
+    let kinds: [(&str, fn(usize) -> String); 4] = [
+        ("list", |n| format!("/v1/channels/c{}/messages?limit=50", n % CHANNELS)),
         ("search one word", |n| format!("/v1/search?q={}&limit=20", word(n, 0))),
         ("search two words in a channel", |n| {
-            format!("/v1/search?q={}%20{}&channel=c{}&limit=20", word(n, 0), word(n, 3), n % CHANNELS as u64)
+            format!("/v1/search?q={}%20{}&channel=c{}&limit=20", word(n, 0), word(n, 3), n % CHANNELS)
         }),
         ("inbox", |_| "/v1/inbox?limit=20".to_owned()),
     ];
@@ -66,8 +66,9 @@ pub(crate) async fn run(common: &Common, messages: usize, report: &mut Report) -
     Ok(())
 }
 
-fn word(n: u64, offset: u64) -> &'static str {
-    WORDS[((n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) + offset) as usize % WORDS.len()]
+fn word(n: usize, offset: usize) -> &'static str {
+    let mixed = (n as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
+    WORDS[(mixed as usize + offset) % WORDS.len()]
 }
 
 async fn fill(
@@ -80,19 +81,17 @@ async fn fill(
     let collector = Arc::new(Collector::default());
     let authors: Arc<[Agent]> = authors.into();
     let started = Instant::now();
-    let load = Load {
-        duration: std::time::Duration::from_secs(3600),
-        ..Load::counted(common.in_flight.into(), messages as u64)
-    };
+    let load =
+        Load { duration: std::time::Duration::from_secs(3600), ..Load::counted(common.in_flight.into(), messages) };
     let sent = drive(&load, &collector, {
         let workspace = workspace.clone();
         move |number, _| {
             let (workspace, authors) = (workspace.clone(), Arc::clone(&authors));
             async move {
-                let channel = number as usize % CHANNELS;
+                let channel = number % CHANNELS;
                 let text: Vec<&str> = (0..12).map(|nth| word(number * 31 + nth * 7, nth)).collect();
                 let body = format!(r#"{{"text":"{} number{number}"}}"#, text.join(" "));
-                let pool = workspace.pool(number as usize);
+                let pool = workspace.pool(number);
                 let token = Some(authors[channel].token.as_str());
                 pool.post(&format!("/v1/channels/c{channel}/messages"), token, &body).await?.success()?;
                 Ok(())
@@ -108,16 +107,16 @@ async fn fill(
     Ok(())
 }
 
-/// One kind of request for the length of a window, after as many unmeasured ones as there are readers.
+/// Sends one kind of request for the length of a window, after one unmeasured request per reader.
 async fn read(
     common: &Common,
     target: &Target,
     workspace: &Workspace,
     reader: &Agent,
     run: &str,
-    path: fn(u64) -> String,
+    path: fn(usize) -> String,
 ) -> Result<Row> {
-    let next = Arc::new(AtomicU64::new(0));
+    let next = Arc::new(AtomicUsize::new(0));
     for number in 0..READERS {
         get(workspace, reader, number, path).await?;
     }
@@ -155,14 +154,14 @@ async fn read(
     })
 }
 
-async fn get(workspace: &Workspace, reader: &Agent, number: u64, path: fn(u64) -> String) -> Result<()> {
-    workspace.pool(number as usize).get(&path(number), Some(&reader.token)).await?.success()?;
+async fn get(workspace: &Workspace, reader: &Agent, number: usize, path: fn(usize) -> String) -> Result<()> {
+    workspace.pool(number).get(&path(number), Some(&reader.token)).await?.success()?;
     Ok(())
 }
 
-/// How often each large table was read from its first to its last page.
+/// Returns the number of sequential scans of each large table.
 async fn scans(database: &mut PgConnection) -> Result<Vec<(String, i64)>> {
-    // Statistics reach the view when their backend idles; ask for them now.
+    // Flush the statistics now; otherwise backends report them when they idle.
     let rows = sqlx::query_as(
         "SELECT relname::text, seq_scan FROM pg_stat_user_tables
           WHERE relname ~ '^(messages|message_search|deliveries|ack_log|event_log|channel_members|reactions|message_reads)'
@@ -173,7 +172,7 @@ async fn scans(database: &mut PgConnection) -> Result<Vec<(String, i64)>> {
 }
 
 async fn scans_since(database: &mut PgConnection, before: &[(String, i64)]) -> Result<Vec<String>> {
-    // Backends report their counts at most a second late.
+    // Backends report their counts with a delay of at most a second.
     tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     let after = scans(database).await?;
     let grown = after.iter().filter_map(|(table, count)| {

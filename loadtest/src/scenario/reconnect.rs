@@ -1,4 +1,4 @@
-//! `reconnect`: the gateway that holds every socket is killed; all agents resume on another one.
+//! `reconnect`: the gateway with every socket is killed; all agents resume at another one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,14 +18,15 @@ use crate::report::{Better, Ratio, Report};
 use crate::target::Target;
 use crate::window::Window;
 
-/// How long a refused socket waits before it tries again.
+/// Delay before a refused socket retries.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
-/// Refused attempts that are remembered for the report.
+/// Maximum number of refusals stored for the report.
 const REMEMBERED_REFUSALS: usize = 10_000;
-/// Whoever has not caught up by then is reported as missing.
+/// Time after which agents that have not caught up are reported as missing.
 const GIVE_UP: Duration = Duration::from_secs(90);
 
-/// `agents` on broker sockets, `unacked` deliveries each; from the kill until the last agent has them all again.
+/// Connects `agents` on broker sockets with `unacked` deliveries each; measures from the kill until the last agent has
+/// received all again.
 pub(crate) async fn run(
     common: &Common,
     agents: usize,
@@ -54,17 +55,17 @@ pub(crate) async fn run(
     let collector = Arc::new(Collector::default());
     let fleet = Fleet::connect(&workspace.through_gateway(0), &specs, &collector).await?;
     let send = channel_posts(&workspace.through_gateway(1), &channels, common.bytes as usize);
-    let sent = drive(&Load::counted(16, (channels.len() * unacked) as u64), &collector, send).await;
+    let sent = drive(&Load::counted(16, channels.len() * unacked), &collector, send).await;
     let expected = (agents * unacked) as u64;
     let missing = collector.drain(expected).await;
     ensure!(missing == 0 && sent.failed == 0, "set-up: {missing} deliveries missing, {:?}", sent.first_failure);
-    // Nothing of the set-up is left to write when the gateway dies.
+    // All writes of the setup are finished before the gateway is killed.
     sleep(Duration::from_secs(2)).await;
 
     for spec in &mut specs {
         spec.acks = Acks::Cumulative;
     }
-    // A collector of its own: the old sockets' end is no problem of the new ones.
+    // A separate collector, so that the end of the old sockets is not counted as a problem.
     let collector = Arc::new(Collector::default());
     let roots = target.roots();
     let window = Window::open_for_old(&roots, &collector);
@@ -88,7 +89,7 @@ pub(crate) async fn run(
         .push(format!("{} sockets, {unacked} unacked each, from kill -9 to the last agent caught up", specs.len()));
     let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
     while let Ok(reason) = refused.try_recv() {
-        // Names of nodes and addresses aside, refusals are few of a kind.
+        // Apart from names of nodes and addresses, there are few kinds of refusals.
         *reasons.entry(reason.chars().take(160).collect()).or_default() += 1;
     }
     row.figures.insert("refused_attempts".into(), reasons.values().sum::<u64>() as f64);

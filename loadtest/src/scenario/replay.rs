@@ -1,4 +1,4 @@
-//! `replay`: everything was accepted while nobody was connected; then everybody connects at once.
+//! `replay`: messages accepted while no agent was connected, then all agents connect at once.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::report::{Better, Ratio, Report};
 use crate::target::Target;
 use crate::window::Window;
 
-/// `messages` over `agents`, counted from the first socket's connect to the last frame.
+/// Sends `messages` to `agents` and measures from the first connect to the last frame.
 pub(crate) async fn run(common: &Common, messages: usize, agents: usize, report: &mut Report) -> Result<()> {
     let target = Target::start(common, common.gateways.into()).await?;
     let each = match common.no_baselines {
@@ -28,7 +28,7 @@ pub(crate) async fn run(common: &Common, messages: usize, agents: usize, report:
     let specs = nodes(&workspace, &receivers, common.per_socket.into(), "lt").await?;
     let collector = Arc::new(Collector::default());
     let send = direct_messages(&workspace, &senders, &receivers, common.bytes as usize);
-    let sent = drive(&Load::counted(common.in_flight.into(), messages as u64), &collector, send).await;
+    let sent = drive(&Load::counted(common.in_flight.into(), messages), &collector, send).await;
 
     let roots = target.roots();
     let window = Window::open_for_old(&roots, &collector);
@@ -36,7 +36,7 @@ pub(crate) async fn run(common: &Common, messages: usize, agents: usize, report:
     let missing = collector.drain(sent.accepted).await;
     let mut row = window.close(format!("replay {messages} over {agents}"));
     row.add_sent(sent);
-    // The stamps are from before the window: their age says nothing.
+    // The timestamps precede the window, so their age is meaningless.
     row.latency = None;
     row.notes.push(format!(
         "{} gateways, {} agents a socket, connects included",

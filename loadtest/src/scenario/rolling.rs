@@ -1,4 +1,4 @@
-//! `rolling`: every gateway and worker is asked to end and started again, one after the other, while messages flow.
+//! `rolling`: restarts every gateway and worker, one after the other, while messages flow.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,14 +17,14 @@ use crate::report::{Better, Ratio, Report, Row};
 use crate::target::Target;
 use crate::window::{Window, measure};
 
-/// How long a refused socket waits before it tries again.
+/// Delay before a refused socket retries.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
-/// Between two replacements, as `minReadySeconds` of the chart makes it (10 s there).
+/// Delay between two replacements, as `minReadySeconds` of the chart (10 s there).
 const BETWEEN: Duration = Duration::from_secs(2);
-/// Longer than all replacements take.
+/// Upper bound of the duration of all replacements.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// The same load twice, with `agents` receivers that come back: undisturbed, and while everything is replaced.
+/// Runs the same load twice with `agents` reconnecting receivers: undisturbed, and during the restarts.
 pub(crate) async fn run(common: &Common, rate: f64, agents: usize, report: &mut Report) -> Result<()> {
     let target = Target::start(common, usize::from(common.gateways).max(2)).await?;
     let workspace = Workspace::create(&target.urls()).await?;
@@ -42,7 +42,7 @@ pub(crate) async fn run(common: &Common, rate: f64, agents: usize, report: &mut 
     };
     let load = Load { backlog: load.backlog.min(500 * agents as u64), ..load };
     let roots = target.roots();
-    let first = measure("", &roots, &collector, &Load::counted(64, agents as u64), send.clone()).await;
+    let first = measure("", &roots, &collector, &Load::counted(64, agents), send.clone()).await;
     let warm = Load { duration: common.warming(), ..load.clone() };
     let warmed = measure("", &roots, &collector, &warm, send.clone()).await;
     let mut steady = measure(&format!("steady {label}"), &roots, &collector, &load, send.clone()).await;
@@ -71,7 +71,7 @@ pub(crate) async fn run(common: &Common, rate: f64, agents: usize, report: &mut 
     Ok(())
 }
 
-/// One process after the other: clients are led elsewhere, it is asked to end, and it is started again.
+/// Restarts one process after the other: clients are directed elsewhere, it stops, and it starts again.
 async fn replace_all(target: &Target, front: &Front) -> Result<Vec<Duration>> {
     let mut took = Vec::new();
     let gateways = target.stack().gateways().iter().enumerate().map(|(index, gateway)| (Some(index), gateway));

@@ -1,35 +1,35 @@
-//! What the database holds, read past the engine to judge it.
+//! Direct access to the database, to verify the engine's state.
 
 use std::collections::HashMap;
 
 use anyhow::Result;
 use sqlx::{PgPool, Postgres, Transaction, postgres::PgPoolOptions};
 
-/// The engine's database.
+/// Connection to the engine's database.
 #[derive(Clone, Debug)]
 pub struct Database {
     pool: PgPool,
 }
 
-/// A mailbox as the database has it.
+/// Position of a mailbox in the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stand {
-    /// The highest seq allotted.
+pub struct MailboxPosition {
+    /// Highest assigned seq.
     pub head: u64,
-    /// The socket ack floor.
+    /// Ack floor of the socket.
     pub ack_floor: u64,
-    /// The settled floor.
+    /// Settled floor.
     pub settled_floor: u64,
 }
 
 impl Database {
-    /// Connects on first use.
+    /// Creates a pool that connects on first use.
     pub fn connect(url: &str) -> Result<Self> {
         Ok(Self { pool: PgPoolOptions::new().max_connections(2).connect_lazy(url)? })
     }
 
-    /// Where all mailboxes stand, by agent name. Each test has a database of its own, so names are enough.
-    pub async fn stands(&self) -> Result<HashMap<String, Stand>> {
+    /// Returns the positions of all mailboxes by agent name, which is unique because each test has its own database.
+    pub async fn mailbox_positions(&self) -> Result<HashMap<String, MailboxPosition>> {
         let rows: Vec<(String, i64, i64, i64)> = sqlx::query_as(
             "SELECT a.name, h.next_seq - 1, c.ack_floor, c.settled_floor
                FROM agents a JOIN mailbox_heads h USING (workspace_id, agent_id)
@@ -39,18 +39,18 @@ impl Database {
         .await?;
         let stand = |row: (String, i64, i64, i64)| {
             let number = |n: i64| u64::try_from(n).unwrap_or_default();
-            (row.0, Stand { head: number(row.1), ack_floor: number(row.2), settled_floor: number(row.3) })
+            (row.0, MailboxPosition { head: number(row.1), ack_floor: number(row.2), settled_floor: number(row.3) })
         };
         Ok(rows.into_iter().map(stand).collect())
     }
 
-    /// Where one mailbox stands.
-    pub async fn stand(&self, agent: &str) -> Result<Stand> {
-        let stands = self.stands().await?;
+    /// Returns the position of one mailbox.
+    pub async fn mailbox_position(&self, agent: &str) -> Result<MailboxPosition> {
+        let stands = self.mailbox_positions().await?;
         stands.get(agent).copied().ok_or_else(|| anyhow::anyhow!("no mailbox of {agent}"))
     }
 
-    /// Ids of all messages, by text.
+    /// Returns the ids of all messages by text.
     pub async fn messages(&self) -> Result<HashMap<String, Vec<String>>> {
         let rows: Vec<(String, i64)> =
             sqlx::query_as("SELECT text, message_id FROM messages").fetch_all(&self.pool).await?;
@@ -61,12 +61,13 @@ impl Database {
         Ok(messages)
     }
 
-    /// Commit batches that nobody has published.
+    /// Returns the number of unpublished commit batches.
     pub async fn unpublished(&self) -> Result<i64> {
         Ok(sqlx::query_scalar("SELECT count(*) FROM outbox WHERE published_at IS NULL").fetch_one(&self.pool).await?)
     }
 
-    /// Lets an agent's rows with these seqs expire in a second. Not in the past: the expiry loop has been there.
+    /// Lets an agent's rows with these seqs expire in a second. Not in the past, which the expiry loop has already
+    /// scanned.
     pub async fn expire(&self, agent: &str, seqs: &[i64]) -> Result<u64> {
         let done = sqlx::query(
             "UPDATE deliveries SET expires_at = now() + interval '1 second' WHERE seq = ANY($2)
@@ -79,21 +80,20 @@ impl Database {
         Ok(done.rows_affected())
     }
 
-    /// Whether a node's provider is recorded as connected.
+    /// Returns whether a node's provider is recorded as connected.
     pub async fn is_connected(&self, node_id: &str) -> Result<bool> {
         let connected = "SELECT EXISTS (SELECT FROM providers WHERE node_id = $1 AND gateway_id IS NOT NULL)";
         Ok(sqlx::query_scalar(connected).bind(node_id).fetch_one(&self.pool).await?)
     }
 
-    /// Keeps the engine off a table, as a storage that does not answer, until what it returns is rolled back. The statement
-    /// is a `LOCK TABLE`.
+    /// Locks a table with a `LOCK TABLE` statement until the transaction is rolled back, to simulate a stalled storage.
     pub async fn lock(&self, statement: &'static str) -> Result<Transaction<'static, Postgres>> {
         let mut held = self.pool.begin().await?;
         sqlx::query(statement).execute(&mut *held).await?;
         Ok(held)
     }
 
-    /// When the registration began that waits for the table of providers now, if one does.
+    /// Returns the start of the registration that waits for the lock on the table of providers, if any.
     pub async fn registration_waits_since(&self) -> Result<Option<String>> {
         let waiting = "SELECT min(query_start)::text FROM pg_stat_activity
                         WHERE datname = current_database() AND wait_event_type = 'Lock'
@@ -101,7 +101,6 @@ impl Database {
         Ok(sqlx::query_scalar(waiting).fetch_one(&self.pool).await?)
     }
 
-    /// Runs a statement.
     pub async fn execute(&self, statement: &'static str) -> Result<u64> {
         Ok(sqlx::query(statement).execute(&self.pool).await?.rows_affected())
     }

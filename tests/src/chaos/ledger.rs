@@ -1,4 +1,4 @@
-//! What the nodes have seen, judged as it comes in.
+//! Ledger of everything that the nodes receive, verified frame by frame.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -8,40 +8,38 @@ use std::{
 
 use serde_json::Value;
 
-/// A frame that an agent got.
+/// Frame received by an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Its delivery id.
     pub delivery_id: String,
-    /// Its message id.
     pub msg_id: String,
-    /// The message's text; none for a tombstone.
+    /// Text of the message; `None` for a tombstone.
     pub text: Option<String>,
 }
 
 #[derive(Debug, Default)]
 struct Mailbox {
     frames: BTreeMap<u64, Received>,
-    /// Received without a gap up to here, over all connections: what a broker keeps.
+    /// Highest seq received without a gap over all connections, as a broker stores it.
     position: u64,
-    /// The floor that was readable over REST before something was killed.
+    /// Highest floor read over REST before a fault.
     settled: u64,
     repeats: u64,
     position_at: Option<Instant>,
 }
 
-/// A node's connections.
+/// History of a node's connections.
 #[derive(Clone, Debug, Default)]
 pub struct Links {
-    /// How often it registered.
+    /// Number of registrations.
     pub registered: u32,
-    /// How its connections ended: the close code, if there was one.
+    /// Close codes of ended connections.
     pub ended: Vec<Option<u16>>,
-    /// Whether it is registered now.
+    /// `true` while the node is registered.
     pub up: bool,
-    /// When the last change was.
+    /// Time of the last change.
     pub changed_at: Option<Instant>,
-    /// Why it was last not let in.
+    /// Error of the last refused connection.
     pub refusal: Option<String>,
 }
 
@@ -53,15 +51,15 @@ struct Inner {
     violations: Vec<String>,
 }
 
-/// What all nodes have seen.
+/// Ledger shared by all nodes of a test.
 #[derive(Debug, Default)]
 pub struct Ledger {
     inner: Mutex<Inner>,
 }
 
-/// What one connection has seen: the last seq of each agent.
+/// Last seq of each agent on one connection.
 #[derive(Debug, Default)]
-pub struct Line {
+pub struct ConnectionLedger {
     last: HashMap<String, u64>,
 }
 
@@ -70,10 +68,10 @@ impl Ledger {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in a `deliver` frame with a seq above 0 and returns the agent's position. Judges that frames
-    /// come without gap or reorder on their connection, that repeats carry the same ids, and that nothing
-    /// comes back whose floor was readable.
-    pub fn received(&self, agent: &str, frame: &Value, line: &mut Line) -> u64 {
+    /// Records a `deliver` frame with a seq above 0 and returns the agent's position. Verifies that frames arrive
+    /// without gap or reorder on their connection, that repeats have the same ids, and that nothing below a readable
+    /// floor is repeated.
+    pub fn record_delivery(&self, agent: &str, frame: &Value, line: &mut ConnectionLedger) -> u64 {
         let seq = frame["seq"].as_u64().unwrap_or_default();
         let payload = &frame["payload"];
         let text = (payload["type"] != "delivery.expired")
@@ -112,40 +110,40 @@ impl Ledger {
         position
     }
 
-    /// The position that a broker keeps for an agent.
+    /// Returns the position that a broker stores for an agent.
     pub fn position(&self, agent: &str) -> u64 {
         self.inner().mailboxes.get(agent).map_or(0, |mailbox| mailbox.position)
     }
 
-    /// When the agent's position last moved.
+    /// Returns the time at which the agent's position last moved.
     pub fn moved_at(&self, agent: &str) -> Option<Instant> {
         self.inner().mailboxes.get(agent).and_then(|mailbox| mailbox.position_at)
     }
 
-    /// What an agent got, by seq.
+    /// Returns the frames of an agent by seq.
     pub fn frames(&self, agent: &str) -> BTreeMap<u64, Received> {
         self.inner().mailboxes.get(agent).map(|mailbox| mailbox.frames.clone()).unwrap_or_default()
     }
 
-    /// The texts that an agent got, in order.
+    /// Returns the texts of an agent in order.
     pub fn texts(&self, agent: &str) -> Vec<String> {
         self.frames(agent).into_values().filter_map(|frame| frame.text).collect()
     }
 
-    /// Frames that came more than once.
+    /// Returns the number of repeated frames.
     pub fn repeats(&self) -> u64 {
         self.inner().mailboxes.values().map(|mailbox| mailbox.repeats).sum()
     }
 
-    /// A floor was read over REST: nothing at or below it may come back.
-    pub fn floor_read(&self, agent: &str, floor: u64) {
+    /// Records a floor that was read over REST: frames at or below it must not be repeated.
+    pub fn record_floor(&self, agent: &str, floor: u64) {
         let mut inner = self.inner();
         let mailbox = inner.mailboxes.entry(agent.to_owned()).or_default();
         mailbox.settled = mailbox.settled.max(floor);
     }
 
-    /// A node registered.
-    pub fn registered(&self, node: &str) {
+    /// Records a registration.
+    pub fn record_registration(&self, node: &str) {
         let mut inner = self.inner();
         let links = inner.nodes.entry(node.to_owned()).or_default();
         links.registered += 1;
@@ -153,8 +151,8 @@ impl Ledger {
         links.changed_at = Some(Instant::now());
     }
 
-    /// A node was not let in. A provider conflict is a violation: the incumbent is a connection that is gone.
-    pub fn refused(&self, node: &str, reason: &str) {
+    /// Records a refused connection. A provider conflict is a violation, because the incumbent connection has ended.
+    pub fn record_refusal(&self, node: &str, reason: &str) {
         let mut inner = self.inner();
         if reason.contains("provider_instance_conflict") {
             inner.violations.push(format!("{node}: {reason}"));
@@ -162,8 +160,8 @@ impl Ledger {
         inner.nodes.entry(node.to_owned()).or_default().refusal = Some(reason.to_owned());
     }
 
-    /// A node's connection ended.
-    pub fn ended(&self, node: &str, code: Option<u16>) {
+    /// Records the end of a connection.
+    pub fn record_end(&self, node: &str, code: Option<u16>) {
         let mut inner = self.inner();
         let links = inner.nodes.entry(node.to_owned()).or_default();
         links.ended.push(code);
@@ -171,38 +169,38 @@ impl Ledger {
         links.changed_at = Some(Instant::now());
     }
 
-    /// A node's connections so far.
+    /// Returns the history of a node's connections.
     pub fn links(&self, node: &str) -> Links {
         self.inner().nodes.get(node).cloned().unwrap_or_default()
     }
 
-    /// Nodes that are not registered now, with the last refusal.
+    /// Returns the unregistered nodes with their last refusal.
     pub fn nodes_down(&self) -> Vec<(String, Option<String>)> {
         let inner = self.inner();
         inner.nodes.iter().filter(|(_, l)| !l.up).map(|(name, l)| (name.clone(), l.refusal.clone())).collect()
     }
 
-    /// A `context.update` came.
-    pub fn noticed(&self, frame: Value) {
+    /// Records a `context.update` frame.
+    pub fn record_notice(&self, frame: Value) {
         self.inner().notices.push(frame);
     }
 
-    /// All `context.update` frames of this event.
+    /// Returns the `context.update` frames of an event.
     pub fn notices(&self, event: &str) -> Vec<Value> {
         self.inner().notices.iter().filter(|frame| frame["event"] == event).cloned().collect()
     }
 
-    /// Something else that must not happen.
-    pub fn violation(&self, what: String) {
+    /// Records any other violation.
+    pub fn record_violation(&self, what: String) {
         self.inner().violations.push(what);
     }
 
-    /// Everything that must not happen and did.
+    /// Returns all violations.
     pub fn violations(&self) -> Vec<String> {
         self.inner().violations.clone()
     }
 
-    /// Panics if anything happened that must not.
+    /// Panics if there are violations.
     #[track_caller]
     pub fn assert_clean(&self) {
         let violations = self.violations();

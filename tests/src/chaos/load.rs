@@ -1,4 +1,4 @@
-//! Senders that go on while everything around them is replaced.
+//! Concurrent senders that keep sending during faults.
 
 use std::{
     sync::{
@@ -13,36 +13,34 @@ use relay_testkit::client::{Agent, Api};
 use tokio::task::JoinHandle;
 
 use super::{
-    below,
-    sender::{AsClient, Sent, Target, send_as_client},
+    random_below,
+    sender::{ClientSend, SentMessage, Target, send_as_client},
 };
 
-/// Between two messages of one sender.
+/// Delay between two messages of one sender.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The gateways that clients are led to now, as a proxy would lead them: to one after the other.
+/// Round-robin selection among the available gateways, as a load balancer would do.
 #[derive(Clone, Debug)]
 pub struct Front {
     gateways: Arc<RwLock<Vec<String>>>,
 }
 
 impl Front {
-    /// Leads to these.
+    /// Creates a front for these gateways.
     pub fn new(gateways: &[&str]) -> Self {
         Self { gateways: Arc::new(RwLock::new(gateways.iter().map(|url| (*url).to_owned()).collect())) }
     }
 
-    /// Leads to this one, too.
     pub fn add(&self, gateway: &str) {
         self.change(|gateways| gateways.push(gateway.to_owned()));
     }
 
-    /// Leads to this one no more.
     pub fn remove(&self, gateway: &str) {
         self.change(|gateways| gateways.retain(|url| url != gateway));
     }
 
-    /// The gateway for try number `turn`.
+    /// Returns the gateway for attempt `turn`.
     pub fn pick(&self, turn: usize) -> String {
         let gateways = self.gateways.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         gateways[turn % gateways.len()].clone()
@@ -53,27 +51,27 @@ impl Front {
     }
 }
 
-/// Senders at work. They send direct messages to all of these agents until they are stopped.
+/// Running senders. They send direct messages to these agents until stopped.
 #[derive(Debug)]
 pub struct Senders {
     stopped: Arc<AtomicBool>,
     accepted: Arc<AtomicU64>,
-    tasks: Vec<JoinHandle<Result<Vec<AsClient>>>>,
+    tasks: Vec<JoinHandle<Result<Vec<ClientSend>>>>,
 }
 
-/// What all senders were told.
+/// Results of all senders.
 #[derive(Debug, Default)]
-pub struct Told {
-    /// Every message.
-    pub sent: Vec<Sent>,
-    /// Answers of 5xx, which were tried again.
+pub struct SendReport {
+    /// All sent messages.
+    pub sent: Vec<SentMessage>,
+    /// Number of 5xx answers, which were retried.
     pub server_errors: u64,
-    /// Connections that ended without an answer, which were tried again.
+    /// Number of connections that ended without an answer, which were retried.
     pub no_answers: u64,
 }
 
 impl Senders {
-    /// Starts `count` of them, all with this agent's token.
+    /// Starts `count` senders with the token of this agent.
     pub fn start(count: usize, as_agent: &Api, to: &[Agent], front: &Front) -> Self {
         let (stopped, accepted) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let names: Arc<[String]> = to.iter().map(|agent| agent.name.clone()).collect();
@@ -85,7 +83,7 @@ impl Senders {
                     let mut sent = Vec::new();
                     while !stopped.load(Ordering::Relaxed) {
                         let text = format!("{number}-{}", sent.len());
-                        let to = Target::Dm(names[below(names.len())].clone());
+                        let to = Target::Dm(names[random_below(names.len())].clone());
                         let first = number + sent.len();
                         let gateways = (0..).map(|try_no| api.at(&front.pick(first + try_no)));
                         sent.push(send_as_client(gateways, &to, &text).await?);
@@ -99,12 +97,12 @@ impl Senders {
         Self { stopped, accepted, tasks }
     }
 
-    /// Messages accepted so far.
+    /// Returns the number of accepted messages so far.
     pub fn accepted(&self) -> u64 {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// Waits until `count` more messages were accepted. Fails as soon as a sender has.
+    /// Waits until `count` more messages are accepted. Fails as soon as a sender fails.
     pub async fn send(&self, count: u64) -> Result<()> {
         let (goal, since) = (self.accepted() + count, Instant::now());
         while self.accepted() < goal {
@@ -115,10 +113,10 @@ impl Senders {
         Ok(())
     }
 
-    /// Ends them and returns what they were told. A message that a client would have given up is an error.
-    pub async fn stop(self) -> Result<Told> {
+    /// Stops the senders and returns their results. A message that a client would have given up is an error.
+    pub async fn stop(self) -> Result<SendReport> {
         self.stopped.store(true, Ordering::Relaxed);
-        let mut told = Told::default();
+        let mut told = SendReport::default();
         for task in self.tasks {
             for one in task.await.context("a sender panicked")?? {
                 told.sent.push(one.sent);

@@ -1,4 +1,4 @@
-//! A node that comes back: a broker with several agents, or an agent's own node.
+//! Node that reconnects: a broker with several agents, or an agent's direct node.
 
 use std::{
     collections::HashMap,
@@ -12,24 +12,24 @@ use serde_json::Value;
 use tokio::{sync::watch, task::JoinHandle};
 
 use super::{
-    below,
-    ledger::{Ledger, Line},
+    ledger::{ConnectionLedger, Ledger},
+    random_below,
 };
 
-/// How long a node waits before it dials again.
-const DIAL_AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// Acks that were left out are made up for this often.
-const ACK_EVERY: Duration = Duration::from_millis(200);
-const HEARTBEAT_EVERY: Duration = Duration::from_secs(5);
+/// Delay before a reconnect.
+const RECONNECT_DELAY: Duration = Duration::from_millis(100);
+/// Interval at which withheld acks are sent.
+const ACK_INTERVAL: Duration = Duration::from_millis(200);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How the node behaves, changeable at any time.
+/// Behaviour of a node, changeable at any time.
 #[derive(Clone, Copy, Debug)]
-pub struct Manner {
-    /// Whether it reads its socket.
+pub struct NodeBehaviour {
+    /// `true` if it reads its socket.
     pub reads: bool,
-    /// Whether it acknowledges.
+    /// `true` if it acknowledges frames.
     pub acks: bool,
-    /// Whether it dials again, at the next gateway, after its connection ended.
+    /// `true` if it reconnects to the next gateway after its connection ends.
     pub returns: bool,
 }
 
@@ -45,15 +45,15 @@ struct Plan {
     node_id: String,
     token: String,
     kind: Kind,
-    /// WebSocket bases; the first is dialled first, the next one after each end.
+    /// WebSocket base URLs, in the order of connection attempts.
     gateways: Vec<String>,
 }
 
-/// A node at work. It ends when this is dropped.
+/// Running node, stopped when dropped.
 #[derive(Debug)]
 pub struct Node {
     name: String,
-    manner: watch::Sender<Manner>,
+    manner: watch::Sender<NodeBehaviour>,
     task: JoinHandle<()>,
 }
 
@@ -64,8 +64,8 @@ impl Drop for Node {
 }
 
 impl Node {
-    /// Brings up a broker node that hosts these agents, created by `agent.register`. `workspace` holds the
-    /// workspace key; `gateways` are HTTP bases, home first.
+    /// Starts a broker node that creates these agents with `agent.register`. `workspace` holds the workspace key;
+    /// `gateways` are HTTP base URLs, home gateway first.
     pub async fn broker(
         workspace: &Api,
         name: &str,
@@ -88,8 +88,8 @@ impl Node {
         Ok((Self::start(plan, socket, ledger), hosted))
     }
 
-    /// Enrols a broker node, moves these agents to it by REST and brings it up: it lists them as running.
-    pub async fn taking(
+    /// Enrols a broker node, binds these agents to it over REST and starts it: it lists them as running.
+    pub async fn broker_for_existing(
         workspace: &Api,
         name: &str,
         agents: &[Agent],
@@ -111,7 +111,7 @@ impl Node {
         Ok(Self::start(plan, socket, ledger))
     }
 
-    /// Brings up an agent's own node.
+    /// Starts the direct node of an agent.
     pub async fn direct(workspace: &Api, agent: &Agent, gateways: &[&str], ledger: &Arc<Ledger>) -> Result<Self> {
         let node = workspace.as_agent(agent).direct_node_token().await?;
         let plan = Plan {
@@ -127,24 +127,23 @@ impl Node {
 
     fn start(plan: Plan, socket: NodeSocket, ledger: &Arc<Ledger>) -> Self {
         let name = plan.name.clone();
-        let (manner, watched) = watch::channel(Manner { reads: true, acks: true, returns: true });
-        ledger.registered(&name);
-        let task = tokio::spawn(live(plan, socket, Arc::clone(ledger), watched));
+        let (manner, watched) = watch::channel(NodeBehaviour { reads: true, acks: true, returns: true });
+        ledger.record_registration(&name);
+        let task = tokio::spawn(run(plan, socket, Arc::clone(ledger), watched));
         Self { name, manner, task }
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Changes its manner.
-    pub fn behave(&self, change: impl FnOnce(&mut Manner)) {
+    /// Changes the behaviour.
+    pub fn change_behaviour(&self, change: impl FnOnce(&mut NodeBehaviour)) {
         self.manner.send_modify(change);
     }
 }
 
-/// A broker names a new instance with each connection.
+/// Brokers use a new instance id for each connection.
 fn instance() -> String {
     uuid::Uuid::new_v4().to_string()
 }
@@ -153,13 +152,13 @@ fn ws_bases(gateways: &[&str]) -> Vec<String> {
     gateways.iter().map(|base| base.replacen("http", "ws", 1)).collect()
 }
 
-async fn live(plan: Plan, first: NodeSocket, ledger: Arc<Ledger>, mut manner: watch::Receiver<Manner>) {
+async fn run(plan: Plan, first: NodeSocket, ledger: Arc<Ledger>, mut manner: watch::Receiver<NodeBehaviour>) {
     let mut socket = first;
     let mut turn = 0;
     loop {
         let code = serve(&plan, &mut socket, &ledger, &mut manner).await;
         drop(socket);
-        ledger.ended(&plan.name, code);
+        ledger.record_end(&plan.name, code);
         socket = loop {
             if manner.wait_for(|manner| manner.returns).await.is_err() {
                 return;
@@ -167,11 +166,11 @@ async fn live(plan: Plan, first: NodeSocket, ledger: Arc<Ledger>, mut manner: wa
             turn += 1;
             match open(&plan, turn).await {
                 Ok(socket) => break socket,
-                Err(error) => ledger.refused(&plan.name, &format!("{error:#}")),
+                Err(error) => ledger.record_refusal(&plan.name, &format!("{error:#}")),
             }
-            tokio::time::sleep(DIAL_AGAIN_AFTER).await;
+            tokio::time::sleep(RECONNECT_DELAY).await;
         };
-        ledger.registered(&plan.name);
+        ledger.record_registration(&plan.name);
     }
 }
 
@@ -203,21 +202,21 @@ async fn serve(
     plan: &Plan,
     socket: &mut NodeSocket,
     ledger: &Ledger,
-    manner: &mut watch::Receiver<Manner>,
+    manner: &mut watch::Receiver<NodeBehaviour>,
 ) -> Option<u16> {
-    let mut line = Line::default();
+    let mut line = ConnectionLedger::default();
     let mut unacked: HashMap<String, u64> = HashMap::new();
     let (mut acked_at, mut beat_at) = (Instant::now(), Instant::now());
     loop {
         let now = *manner.borrow_and_update();
         socket.set_reading(now.reads);
-        match socket.next_frame(ACK_EVERY).await {
+        match socket.next_frame(ACK_INTERVAL).await {
             Ok(frame) if frame["type"] == "deliver" => {
-                if let Some((agent, position)) = take(&frame, socket, ledger, &mut line).await {
-                    // Acks are cumulative: a node may leave some out.
-                    // Its manner may have changed while it waited for this frame.
+                if let Some((agent, position)) = handle_delivery(&frame, socket, ledger, &mut line).await {
+                    // Acks are cumulative, so a node may skip some. The behaviour may have changed while it waited for
+                    // this frame.
                     let acks = manner.borrow().acks;
-                    if acks && below(4) > 0 {
+                    if acks && random_below(4) > 0 {
                         unacked.remove(&agent);
                         let _ = socket.ack(&agent, position).await;
                     } else {
@@ -225,7 +224,7 @@ async fn serve(
                     }
                 }
             }
-            Ok(frame) if frame["type"] == "context.update" => ledger.noticed(frame),
+            Ok(frame) if frame["type"] == "context.update" => ledger.record_notice(frame),
             Ok(_) => {}
             Err(_) => {
                 if let Ok(code) = socket.closed(Duration::ZERO).await {
@@ -233,26 +232,31 @@ async fn serve(
                 }
             }
         }
-        if manner.borrow().acks && acked_at.elapsed() > ACK_EVERY {
+        if manner.borrow().acks && acked_at.elapsed() > ACK_INTERVAL {
             acked_at = Instant::now();
             for (agent, position) in unacked.drain() {
                 let _ = socket.ack(&agent, position).await;
             }
         }
-        if now.reads && beat_at.elapsed() > HEARTBEAT_EVERY {
+        if now.reads && beat_at.elapsed() > HEARTBEAT_INTERVAL {
             beat_at = Instant::now();
             let _ = socket.heartbeat(&plan.node_id).await;
         }
     }
 }
 
-/// Takes in a delivery; a question for a position (seq 0) is answered at once.
-async fn take(frame: &Value, socket: &NodeSocket, ledger: &Ledger, line: &mut Line) -> Option<(String, u64)> {
+/// Records a delivery; answers a position request (seq 0) at once.
+async fn handle_delivery(
+    frame: &Value,
+    socket: &NodeSocket,
+    ledger: &Ledger,
+    line: &mut ConnectionLedger,
+) -> Option<(String, u64)> {
     let agent = frame["agent"].as_str()?.to_owned();
     if frame["seq"] == 0 {
         let _ = socket.ack(&agent, ledger.position(&agent)).await;
         return None;
     }
-    let position = ledger.received(&agent, frame, line);
+    let position = ledger.record_delivery(&agent, frame, line);
     Some((agent, position))
 }

@@ -1,7 +1,7 @@
-//! A private engine with a workspace, and what most tests wait for.
+//! Private engine with a workspace, and the conditions that most fault tests wait for.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -22,81 +22,81 @@ use super::{
     database::Database,
     ledger::Ledger,
     node::Node,
-    sender::{Outcome, Sent},
+    sender::{Outcome, SentMessage},
 };
 
-/// An engine of one's own, to be broken.
+/// Engine that a test may break.
 #[derive(Debug)]
 pub struct Scene {
-    /// The engine.
+    /// Processes of the engine.
     pub stack: Stack,
-    /// Its database, reached without a proxy.
+    /// Database, reached without a proxy.
     pub database: Database,
-    /// A client with the workspace key, at the first gateway.
+    /// Client with the workspace key, at the first gateway.
     pub workspace: Api,
-    /// What the nodes have seen.
+    /// Ledger of all nodes.
     pub ledger: Arc<Ledger>,
 }
 
 impl Scene {
-    /// Two gateways and a worker.
+    /// Starts two gateways and a worker.
     pub async fn start() -> Result<Self> {
-        Self::with(Stack::builder()).await
+        Self::start_with(Stack::builder()).await
     }
 
-    /// As configured.
-    pub async fn with(builder: StackBuilder) -> Result<Self> {
+    /// Starts a custom stack.
+    pub async fn start_with(builder: StackBuilder) -> Result<Self> {
         let stack = builder.start().await?;
         let database = Database::connect(stack.database_url())?;
         let workspace = Api::create_workspace(stack.gateway(0).url(), "chaos").await?;
         Ok(Self { stack, database, workspace, ledger: Arc::default() })
     }
 
-    /// The gateways' URLs, starting with this one.
-    pub fn from(&self, first: usize) -> Vec<&str> {
+    /// Returns the gateways' URLs, starting with this one.
+    pub fn gateways_from(&self, first: usize) -> Vec<&str> {
         let mut urls: Vec<&str> = self.stack.gateways().iter().map(|gateway| gateway.url()).collect();
         let count = urls.len();
         urls.rotate_left(first % count);
         urls
     }
 
-    /// The agent's REST client at a gateway.
-    pub fn speaker(&self, agent: &Agent, gateway: usize) -> Api {
-        self.workspace.as_agent(agent).at(self.from(gateway)[0])
+    /// Returns the agent's REST client at a gateway.
+    pub fn api_of(&self, agent: &Agent, gateway: usize) -> Api {
+        self.workspace.as_agent(agent).at(self.gateways_from(gateway)[0])
     }
 
-    /// A broker node with agents on it, at home at this gateway.
+    /// Starts a broker node with agents, with this gateway as its home.
     pub async fn broker(&self, name: &str, agents: &[&str], gateway: usize) -> Result<(Node, Vec<Agent>)> {
         let agents: Vec<String> = agents.iter().map(|agent| (*agent).to_owned()).collect();
-        Node::broker(&self.workspace, name, &agents, &self.from(gateway), &self.ledger).await
+        Node::broker(&self.workspace, name, &agents, &self.gateways_from(gateway), &self.ledger).await
     }
 
-    /// An agent with a node of its own, at home at this gateway.
+    /// Starts an agent with a direct node, with this gateway as its home.
     pub async fn direct(&self, name: &str, gateway: usize) -> Result<(Node, Agent)> {
         let agent = self.workspace.register_agent(name).await?;
-        Ok((Node::direct(&self.workspace, &agent, &self.from(gateway), &self.ledger).await?, agent))
+        Ok((Node::direct(&self.workspace, &agent, &self.gateways_from(gateway), &self.ledger).await?, agent))
     }
 
     /// Sends a message that must be accepted.
     pub async fn dm(&self, from: &Agent, gateway: usize, to: &str, text: &str) -> Result<Reply> {
-        let reply = self.speaker(from, gateway).dm(to, text).await?;
+        let reply = self.api_of(from, gateway).dm(to, text).await?;
         ensure!(reply.is_success(), "answered {}: {}", reply.status, reply.body);
         Ok(reply)
     }
 
-    /// Sets one of the workspace's limits for deliveries, which no route sets.
-    pub async fn limit(&self, statement: &'static str) -> Result<()> {
+    /// Sets a limit of the workspace's deliveries that no route can set.
+    pub async fn set_limit(&self, statement: &'static str) -> Result<()> {
         ensure!(self.database.execute(statement).await? == 1, "{statement} met no row");
         Ok(())
     }
 
-    /// Cuts the first COMMIT after this text has passed to Postgres; tells when it did. The committer writes
-    /// one batch at a time, so that is the batch with the text, or a neighbour's transaction, which is as good.
+    /// Cuts all connections at the first COMMIT on one that has carried this text to Postgres; the flag says when.
+    /// Other transactions commit meanwhile and must not count: the text would be rolled back.
     pub fn cut_commit_of(&self, text: &str, verdict: Verdict) -> Arc<AtomicBool> {
         self.on_commit_of(text, move |_| verdict)
     }
 
-    /// Swallows the first COMMIT after this text: the transaction stays open, as that of a frozen process.
+    /// Swallows the first COMMIT after this text: the transaction stays open, like that of a frozen process.
     pub fn swallow_commit_of(&self, text: &str) -> Arc<AtomicBool> {
         self.on_commit_of(text, |chunk| {
             chunk.clear();
@@ -110,11 +110,13 @@ impl Scene {
         mut then: impl FnMut(&mut Vec<u8>) -> Verdict + Send + 'static,
     ) -> Arc<AtomicBool> {
         let fired = Arc::new(AtomicBool::new(false));
-        let (mut seen, cut, text) = (false, Arc::clone(&fired), text.to_owned());
+        let (mut carriers, cut, text) = (HashSet::new(), Arc::clone(&fired), text.to_owned());
         let contains = |chunk: &[u8], what: &[u8]| chunk.windows(what.len()).any(|window| window == what);
-        self.stack.postgres_proxy().set_filter(Direction::ToServer, move |chunk| {
-            seen |= contains(chunk, text.as_bytes());
-            if seen && contains(chunk, b"COMMIT") && !cut.swap(true, Ordering::Relaxed) {
+        self.stack.postgres_proxy().set_filter(Direction::ToServer, move |connection, chunk| {
+            if contains(chunk, text.as_bytes()) {
+                carriers.insert(connection);
+            }
+            if carriers.contains(&connection) && contains(chunk, b"COMMIT") && !cut.swap(true, Ordering::Relaxed) {
                 return then(chunk);
             }
             Verdict::Forward
@@ -122,8 +124,8 @@ impl Scene {
         fired
     }
 
-    /// Waits until the agent has everything up to this seq.
-    pub async fn reaches(&self, agent: &str, seq: u64, within: Duration) {
+    /// Waits until the agent has received everything up to this seq.
+    pub async fn wait_received(&self, agent: &str, seq: u64, within: Duration) {
         let what = format!("{agent} to have seq {seq}");
         if wait::until_ok(&what, within, || async {
             let has = self.ledger.position(agent);
@@ -132,7 +134,7 @@ impl Scene {
         .await
         .is_err()
         {
-            let stand = self.database.stand(agent).await;
+            let stand = self.database.mailbox_position(agent).await;
             panic!(
                 "{agent} has {} of {seq} after {within:?}; mailbox: {stand:?}; nodes down: {:?}; violations: {:?}\n{}",
                 self.ledger.position(agent),
@@ -144,10 +146,10 @@ impl Scene {
     }
 
     /// Waits until the agent's mailbox is acknowledged up to this seq.
-    pub async fn acked(&self, agent: &str, seq: u64, within: Duration) {
+    pub async fn wait_acked(&self, agent: &str, seq: u64, within: Duration) {
         let what = format!("the ack floor of {agent} to be {seq}");
         let done = wait::until_ok(&what, within, || async {
-            let stand = self.database.stand(agent).await?;
+            let stand = self.database.mailbox_position(agent).await?;
             ensure!(stand.ack_floor == seq, "{stand:?}");
             Ok(())
         });
@@ -156,20 +158,20 @@ impl Scene {
         }
     }
 
-    /// Reads all floors that are readable over REST, for these nodes; nothing below may come back.
+    /// Reads the floors of these nodes over REST; nothing below them may be repeated.
     pub async fn read_floors(&self, api: &Api, nodes: impl Iterator<Item = &str>) -> Result<()> {
         for node in nodes {
             let listed = api.get(&format!("/v1/nodes/{node}/agents")).await?.success()?;
             for row in listed.as_array().into_iter().flatten() {
                 let floor = row["delivery_ack_seq"].as_u64().unwrap_or_default();
-                self.ledger.floor_read(row["agent_name"].as_str().unwrap_or_default(), floor);
+                self.ledger.record_floor(row["agent_name"].as_str().unwrap_or_default(), floor);
             }
         }
         Ok(())
     }
 
-    /// Judges what senders were told against what is there and what arrived.
-    pub async fn judge(&self, sent: &[Sent]) -> Result<()> {
+    /// Verifies the senders' results against the database and the ledger.
+    pub async fn verify(&self, sent: &[SentMessage]) -> Result<()> {
         let messages = self.database.messages().await?;
         let mut wrong = self.ledger.violations();
         for one in sent {
@@ -182,7 +184,7 @@ impl Scene {
                     wrong.push(format!("{} was refused with {status} and is stored as {rows:?}", one.text));
                 }
                 Outcome::Unknown if rows.len() > 1 => wrong.push(format!("{} is stored as {rows:?}", one.text)),
-                _ => {}
+                Outcome::Accepted(_) | Outcome::Refused(_) | Outcome::Unknown => {}
             }
         }
         let mut got: HashMap<String, HashMap<String, u32>> = HashMap::new();

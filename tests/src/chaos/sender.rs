@@ -1,4 +1,4 @@
-//! REST senders that know what they were told.
+//! REST senders that record the outcome of each message.
 
 use std::time::{Duration, Instant};
 
@@ -7,43 +7,42 @@ use relay_testkit::client::{Api, Reply};
 use reqwest::Method;
 use serde_json::json;
 
-/// How long a keyed message is tried.
-const TRY_FOR: Duration = Duration::from_secs(90);
-const TRY_AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// What a published client waits before its second, third and fourth try. The shortest of the three clients' (Python's).
+/// Time limit for retrying a message with an idempotency key.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(90);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
+/// Delays of published clients before the second, third and fourth attempt; the shortest of the three clients (Python).
 const CLIENT_PAUSES: [Duration; 3] =
     [Duration::from_millis(200), Duration::from_millis(400), Duration::from_millis(800)];
 
-/// What a sender knows of a message in the end.
+/// Final outcome of a message, as known to its sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// A 2xx, with this message id.
+    /// Accepted with this message id.
     Accepted(String),
-    /// Nothing but statuses of 4xx or 5xx.
+    /// Only answers of 4xx or 5xx.
     Refused(u16),
-    /// A connection ended without a status.
+    /// A connection ended without an answer.
     Unknown,
 }
 
-/// A message and what became of it.
+/// Sent message with its outcome.
 #[derive(Clone, Debug)]
-pub struct Sent {
-    /// Its unique text.
+pub struct SentMessage {
+    /// Unique text.
     pub text: String,
-    /// Who shall get it.
+    /// Names of the recipients.
     pub recipients: Vec<String>,
-    /// What the sender was told.
     pub outcome: Outcome,
-    /// How often it was tried.
-    pub tries: u32,
+    /// Number of attempts.
+    pub attempts: u32,
 }
 
-/// Where a message goes.
+/// Destination of a message.
 #[derive(Clone, Debug)]
 pub enum Target {
-    /// An agent, by name.
+    /// Agent, by name.
     Dm(String),
-    /// A channel, by name, with the members that are not the sender.
+    /// Channel, by name, with its members except the sender.
     Channel(String, Vec<String>),
 }
 
@@ -65,25 +64,25 @@ impl Target {
     }
 }
 
-/// Sends once, without a key: what comes back is final.
-pub async fn send_once(api: &Api, target: &Target, text: &str) -> Result<Sent> {
+/// Sends once without an idempotency key; the first answer is final.
+pub async fn send_once(api: &Api, target: &Target, text: &str) -> Result<SentMessage> {
     let (path, body) = target.request(text);
-    let outcome = match api.impatient().post(&path, body).await {
-        Ok(reply) if reply.is_success() => Outcome::Accepted(id_of(&reply)?),
+    let outcome = match api.without_retries().post(&path, body).await {
+        Ok(reply) if reply.is_success() => Outcome::Accepted(posted_message_id(&reply)?),
         Ok(reply) => Outcome::Refused(reply.status),
         Err(_) => Outcome::Unknown,
     };
-    Ok(Sent { text: text.to_owned(), recipients: target.recipients(), outcome, tries: 1 })
+    Ok(SentMessage { text: text.to_owned(), recipients: target.recipients(), outcome, attempts: 1 })
 }
 
-/// Sends with an idempotency key, again and again at these gateways after a lost connection or a 5xx.
-pub async fn send_keyed(apis: &[Api], target: &Target, text: &str) -> Result<Sent> {
+/// Sends with an idempotency key and retries at these gateways after a lost connection or a 5xx.
+pub async fn send_keyed(apis: &[Api], target: &Target, text: &str) -> Result<SentMessage> {
     keyed(apis.iter().cycle(), target, text, &uuid::Uuid::new_v4().to_string()).await
 }
 
-/// Sends at two gateways at once with one key, as a client does that gives up waiting too early: both must
-/// be told of the same message.
-pub async fn send_twice(apis: &[Api; 2], target: &Target, text: &str) -> Result<Sent> {
+/// Sends at two gateways concurrently with one idempotency key, like a client with a short timeout. Both must answer
+/// with the same message.
+pub async fn send_twice(apis: &[Api; 2], target: &Target, text: &str) -> Result<SentMessage> {
     let key = uuid::Uuid::new_v4().to_string();
     let [first, second] = apis;
     let (one, other) = tokio::try_join!(
@@ -94,49 +93,54 @@ pub async fn send_twice(apis: &[Api; 2], target: &Target, text: &str) -> Result<
     Ok(one)
 }
 
-async fn keyed<'a>(apis: impl Iterator<Item = &'a Api>, target: &Target, text: &str, key: &str) -> Result<Sent> {
+async fn keyed<'a>(apis: impl Iterator<Item = &'a Api>, target: &Target, text: &str, key: &str) -> Result<SentMessage> {
     let (path, body) = target.request(text);
     let started = Instant::now();
     for (tries, api) in (1..).zip(apis) {
-        match api.impatient().call(Method::POST, &path, Some(body.clone()), &[("Idempotency-Key", key)]).await {
+        match api.without_retries().call(Method::POST, &path, Some(body.clone()), &[("Idempotency-Key", key)]).await {
             Ok(reply) if reply.is_success() => {
-                let outcome = Outcome::Accepted(id_of(&reply)?);
-                return Ok(Sent { text: text.to_owned(), recipients: target.recipients(), outcome, tries });
+                let outcome = Outcome::Accepted(posted_message_id(&reply)?);
+                return Ok(SentMessage {
+                    text: text.to_owned(),
+                    recipients: target.recipients(),
+                    outcome,
+                    attempts: tries,
+                });
             }
             Ok(reply) if reply.status < 500 => bail!("{text} was refused with {}: {}", reply.status, reply.body),
-            Ok(reply) if started.elapsed() > TRY_FOR => bail!("{text}: still {} {}", reply.status, reply.body),
-            Err(error) if started.elapsed() > TRY_FOR => bail!("{text}: still no answer: {error:#}"),
+            Ok(reply) if started.elapsed() > RETRY_TIMEOUT => bail!("{text}: still {} {}", reply.status, reply.body),
+            Err(error) if started.elapsed() > RETRY_TIMEOUT => bail!("{text}: still no answer: {error:#}"),
             Ok(_) | Err(_) => {}
         }
-        tokio::time::sleep(TRY_AGAIN_AFTER).await;
+        tokio::time::sleep(RETRY_DELAY).await;
     }
     bail!("no gateway to send to")
 }
 
-/// A message that a published client sent, with what the client met on the way.
+/// Message sent like a published client, with the failures on the way.
 #[derive(Clone, Debug)]
-pub struct AsClient {
-    /// The message.
-    pub sent: Sent,
-    /// Answers of 5xx.
+pub struct ClientSend {
+    pub sent: SentMessage,
+    /// Number of 5xx answers.
     pub server_errors: u64,
-    /// Tries without an answer.
+    /// Number of attempts without an answer.
     pub no_answers: u64,
 }
 
-/// Sends with an idempotency key as published clients do: four tries at most, each at the next of these gateways.
-/// A message that is not accepted by then is an error.
-pub async fn send_as_client(gateways: impl Iterator<Item = Api>, target: &Target, text: &str) -> Result<AsClient> {
+/// Sends with an idempotency key as published clients do: up to four attempts, each at the next gateway. A message that
+/// is not accepted by then is an error.
+pub async fn send_as_client(gateways: impl Iterator<Item = Api>, target: &Target, text: &str) -> Result<ClientSend> {
     let (path, body) = target.request(text);
     let key = uuid::Uuid::new_v4().to_string();
     let (mut server_errors, mut no_answers, mut met) = (0, 0, Vec::new());
     let mut pauses = CLIENT_PAUSES.iter();
     for (tries, api) in (1..).zip(gateways) {
-        match api.impatient().call(Method::POST, &path, Some(body.clone()), &[("Idempotency-Key", &key)]).await {
+        match api.without_retries().call(Method::POST, &path, Some(body.clone()), &[("Idempotency-Key", &key)]).await {
             Ok(reply) if reply.is_success() => {
-                let outcome = Outcome::Accepted(id_of(&reply)?);
-                let sent = Sent { text: text.to_owned(), recipients: target.recipients(), outcome, tries };
-                return Ok(AsClient { sent, server_errors, no_answers });
+                let outcome = Outcome::Accepted(posted_message_id(&reply)?);
+                let sent =
+                    SentMessage { text: text.to_owned(), recipients: target.recipients(), outcome, attempts: tries };
+                return Ok(ClientSend { sent, server_errors, no_answers });
             }
             Ok(reply) if reply.status < 500 => bail!("{text} was refused with {}: {}", reply.status, reply.body),
             Ok(reply) => {
@@ -154,7 +158,7 @@ pub async fn send_as_client(gateways: impl Iterator<Item = Api>, target: &Target
     bail!("no gateway to send to")
 }
 
-/// The id of a posted message: flat in both answers.
-pub fn id_of(reply: &Reply) -> Result<String> {
+/// Returns the id of a posted message; both answers contain it at the top level.
+pub fn posted_message_id(reply: &Reply) -> Result<String> {
     reply.data()["id"].as_str().map(str::to_owned).with_context(|| format!("no id in {}", reply.body))
 }

@@ -1,4 +1,4 @@
-//! The published broker as a process, spoken to through its own local API.
+//! The published broker as a process, used through its local API.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use super::install;
 
 const PROGRAM: &str = "node_modules/@agent-relay/broker-linux-x64/bin/agent-relay-broker";
-const STARTS_WITHIN: Duration = Duration::from_secs(30);
-const ENDS_WITHIN: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A command for an agent: a script that notes each line which it is given.
+/// Command for an agent: a script that records its input lines.
 #[derive(Debug)]
 pub struct AgentScript {
     program: PathBuf,
@@ -28,7 +28,7 @@ impl AgentScript {
     /// Writes the script into `dir`.
     pub fn write(dir: &Path, name: &str) -> Result<Self> {
         let (program, heard) = (dir.join(format!("{name}.sh")), dir.join(format!("{name}.heard")));
-        // A terminal echoes what is typed into it, which is how the broker knows that it arrived.
+        // The broker detects delivery by the terminal's echo of the input.
         let text = format!(
             "#!/bin/sh\necho ready\nwhile IFS= read -r line; do\n  printf '%s\\n' \"$line\" >> '{}'\n  echo \"got: $line\"\ndone\n",
             heard.display()
@@ -38,27 +38,25 @@ impl AgentScript {
         Ok(Self { program, heard })
     }
 
-    /// The script's file.
     pub fn program(&self) -> &Path {
         &self.program
     }
 
-    /// What it was given so far.
-    pub fn heard(&self) -> String {
+    /// Returns the recorded input.
+    pub fn received_lines(&self) -> String {
         fs::read_to_string(&self.heard).unwrap_or_default()
     }
 }
 
-/// Where a broker stands with one agent's mail.
+/// Position of a broker in one agent's mailbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
-    /// The highest seq that it acked.
+    /// Highest acknowledged seq.
     pub acked: i64,
-    /// The highest seq that it took.
+    /// Highest received seq.
     pub received: i64,
 }
 
-/// A broker process.
 #[derive(Debug)]
 pub struct Broker {
     process: Process,
@@ -68,14 +66,11 @@ pub struct Broker {
 
 impl Broker {
     /// Starts a broker that keeps its state in `dir`, and waits until its local API answers.
-    ///
-    /// # Errors
-    /// When it ends or does not come up.
     pub async fn start(engine: &str, workspace_key: &str, name: &str, dir: &Path) -> Result<Self> {
         let program = install::npm_packages().await?.join(PROGRAM);
         fs::create_dir_all(dir)?;
         let connection = dir.join("connection.json");
-        // Left by an earlier process: it would be taken for the new one's.
+        // A file of an earlier process would be mistaken for that of the new one.
         let _ = fs::remove_file(&connection);
         let mut spec = Spec::new(name, program, dir.join("broker.log"));
         spec.args = ["init", "--instance-name", name, "--api-port", "0", "--channels", "general", "--state-dir"]
@@ -98,7 +93,7 @@ impl Broker {
             spec.env.push((proxy.to_owned(), None));
         }
         let process = Process::start(spec)?;
-        let found = wait::until_ok("the broker's local API", STARTS_WITHIN, || async {
+        let found = wait::until_ok("the broker's local API", START_TIMEOUT, || async {
             if !process.is_running() {
                 return Ok(None);
             }
@@ -115,11 +110,11 @@ impl Broker {
         Ok(Self { process, api: Api::anonymous(&field("url")?), key: field("api_key")? })
     }
 
-    /// Starts an agent in a terminal of this broker, once it is done starting itself.
+    /// Starts an agent in a terminal once the broker has finished its startup.
     pub async fn spawn(&self, agent: &str, script: &AgentScript) -> Result<()> {
         let body = json!({ "name": agent, "cli": script.program, "args": [], "channels": ["general"],
                            "skipRelayPrompt": true });
-        let answer = wait::until_ok("the broker to take a spawn", STARTS_WITHIN, || async {
+        let answer = wait::until_ok("the broker to take a spawn", START_TIMEOUT, || async {
             let answer = self.call("POST", "/api/spawn", Some(body.clone())).await?;
             ensure!(answer.status != 503, "not ready: {}", answer.body);
             Ok::<_, anyhow::Error>(answer)
@@ -129,13 +124,13 @@ impl Broker {
         Ok(())
     }
 
-    /// The agent's terminal as text.
+    /// Returns the agent's terminal as text.
     pub async fn screen(&self, agent: &str) -> Result<String> {
         let answer = self.call("GET", &format!("/api/spawned/{agent}/snapshot"), None).await?;
         Ok(answer.body["screen"].as_str().unwrap_or_default().to_owned())
     }
 
-    /// Where it stands with the agent's mail; `None` if it has no position.
+    /// Returns the position in the agent's mailbox, or `None` without one.
     pub async fn position(&self, agent: &str) -> Result<Option<Position>> {
         let answer = self.call("GET", "/api/node-delivery", None).await?;
         let cursors = answer.body["cursors"].as_array().cloned().unwrap_or_default();
@@ -146,22 +141,20 @@ impl Broker {
         }))
     }
 
-    /// Whether it runs.
     pub fn is_running(&self) -> bool {
         self.process.is_running()
     }
 
-    /// `kill -9`.
     pub fn kill9(&self) {
         self.process.kill9();
     }
 
-    /// SIGTERM, and waits for its end.
+    /// Sends SIGTERM and waits for the exit.
     pub async fn terminate(&self) -> Result<()> {
-        self.process.stop_with(libc::SIGTERM, ENDS_WITHIN).await.map(|_| ())
+        self.process.stop_with(libc::SIGTERM, STOP_TIMEOUT).await.map(|_| ())
     }
 
-    /// The end of its log.
+    /// Returns the last lines of its log.
     pub fn log_tail(&self, lines: usize) -> String {
         self.process.log_tail(lines)
     }

@@ -1,4 +1,4 @@
-//! The address that a client is given: it leads to whichever gateway lives.
+//! Stable address in front of the gateways.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,8 +8,8 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 
-/// A forwarder on a loopback port, as a load balancer with health checks would be: connections go to one gateway
-/// until it refuses them, then to the next. A connection ends when its gateway ends it.
+/// Forwarder on a loopback port, like a load balancer with health checks: connections go to one gateway until it
+/// refuses them, then to the next. A connection ends when its gateway ends it.
 #[derive(Debug)]
 pub struct Front {
     url: String,
@@ -18,7 +18,7 @@ pub struct Front {
 }
 
 impl Front {
-    /// Forwards to the gateways of these URLs, the first one first.
+    /// Starts a forwarder to these gateways, the first one preferred.
     pub async fn start(gateways: &[&str]) -> Result<Self> {
         let address = |url: &&str| url.strip_prefix("http://").map(str::to_owned).context("a gateway's URL");
         let upstreams = gateways.iter().map(address).collect::<Result<Vec<_>>>()?;
@@ -29,12 +29,11 @@ impl Front {
         Ok(Self { url, current, accepting })
     }
 
-    /// `http://host:port`.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Which gateway serves new connections.
+    /// Returns the index of the gateway for new connections.
     pub fn current(&self) -> usize {
         self.current.load(Ordering::SeqCst)
     }
@@ -54,7 +53,7 @@ async fn accept(listener: TcpListener, upstreams: Vec<String>, current: Arc<Atom
         let (upstreams, current) = (upstreams.clone(), Arc::clone(&current));
         connections.spawn(async move {
             if let Some(mut server) = connect(&upstreams, &current).await {
-                // Either side going away ends it; clients are expected to cope.
+                // Either side may disconnect; clients are expected to handle it.
                 let _ = copy_bidirectional(&mut client, &mut server).await;
             }
         });

@@ -7,10 +7,10 @@ use anyhow::{Context, Result, ensure};
 use relay_testkit::binaries;
 use tokio::process::Command;
 
-/// What was installed, in the words of its pins: written last.
+/// File with the installed pins; written last, so that an interrupted installation is repeated.
 const MARKER: &str = "installed.txt";
 
-/// The folder with the scripts and, beside them, the npm packages of `package-lock.json`.
+/// Returns the folder with the scripts and the npm packages of `package-lock.json`.
 pub async fn npm_packages() -> Result<PathBuf> {
     let pins = fs::read_to_string(sources().join("package-lock.json"))?;
     let dir = install("npm", &pins, async |dir| {
@@ -22,26 +22,26 @@ pub async fn npm_packages() -> Result<PathBuf> {
         run(npm, "npm").await
     })
     .await?;
-    // Node looks for packages beside the script, so the scripts go there.
+    // Node resolves packages relative to the script, so the scripts are copied.
     for entry in fs::read_dir(sources())? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "mjs") {
             let name = path.file_name().context("a script's name")?;
             let fresh = dir.join(format!(".{}-{}", std::process::id(), name.display()));
             fs::copy(&path, &fresh)?;
-            // Other tests may be reading it now.
+            // Another test may be reading the file now.
             fs::rename(&fresh, dir.join(name))?;
         }
     }
     Ok(dir)
 }
 
-/// The folder with the Python packages of `requirements.txt`, for `PYTHONPATH`.
+/// Returns the folder with the Python packages of `requirements.txt`, for `PYTHONPATH`.
 pub async fn python_packages() -> Result<PathBuf> {
     pip_packages("python", "requirements.txt").await
 }
 
-/// The folder with schemathesis, for `PYTHONPATH`.
+/// Returns the folder with schemathesis, for `PYTHONPATH`.
 pub async fn schemathesis() -> Result<PathBuf> {
     pip_packages("schemathesis", "schemathesis.txt").await
 }
@@ -59,7 +59,7 @@ async fn pip_packages(name: &str, requirements: &str) -> Result<PathBuf> {
     .await
 }
 
-/// The scripts and pins of this package.
+/// Returns the folder with the scripts and pins.
 pub(super) fn sources() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/clients"))
 }
@@ -67,7 +67,7 @@ pub(super) fn sources() -> &'static Path {
 async fn install(name: &str, pins: &str, fill: impl AsyncFnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let parent = binaries::directory()?.join("clients");
     fs::create_dir_all(&parent)?;
-    // Tests are processes of their own: the first one installs, the others wait for it.
+    // Tests are separate processes: the first one installs, the others wait for it.
     let lock = File::create(parent.join(format!("{name}.lock")))?;
     let lock = tokio::task::spawn_blocking(move || lock.lock().map(|()| lock)).await??;
     let dir = parent.join(name);

@@ -1,4 +1,4 @@
-//! Runs a client's script: its output is shown, its requests are answered, its exit status decides.
+//! Runs client scripts: shows their output, answers their requests, and checks their exit status.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -11,16 +11,16 @@ use tokio::time::timeout;
 
 use super::install;
 
-/// Far more than a script takes on a loaded machine.
+/// Time limit of a script on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(150);
-/// The same for the fuzzer, which tries every operation many times.
+/// Time limit of the fuzzer, which calls every operation many times.
 const FUZZING_LIMIT: Duration = Duration::from_secs(540);
 
-/// What a script asks of the test: a line that begins with `@`.
+/// Request of a script to the test: a line that begins with `@`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request(pub String);
 
-/// A script and what it is given.
+/// Script with its environment and arguments.
 #[derive(Debug)]
 pub struct Script {
     name: String,
@@ -29,13 +29,13 @@ pub struct Script {
 }
 
 impl Script {
-    /// A script for Node, with the npm packages.
+    /// Creates a Node script with the npm packages.
     pub async fn node(name: &str) -> Result<Self> {
         let dir = install::npm_packages().await?;
         Ok(Self::new(name, "node", &[dir.join(name)]))
     }
 
-    /// A script for Python, with the packages from PyPI.
+    /// Creates a Python script with the packages from PyPI.
     pub async fn python(name: &str) -> Result<Self> {
         let dir = install::python_packages().await?;
         let mut script = Self::new(name, "python3", &[install::sources().join(name)]);
@@ -43,7 +43,7 @@ impl Script {
         Ok(script)
     }
 
-    /// Schemathesis, the fuzzer for OpenAPI documents, with the packages from PyPI.
+    /// Creates a run of schemathesis, the fuzzer for OpenAPI documents.
     pub async fn schemathesis(name: &str) -> Result<Self> {
         let dir = install::schemathesis().await?;
         let mut script = Self::new(name, "python3", &[]);
@@ -58,38 +58,37 @@ impl Script {
     fn new(name: &str, program: &str, args: &[PathBuf]) -> Self {
         let mut command = Command::new(program);
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
-        // The engine is on the loopback interface, whatever the registries need.
+        // The engine is on the loopback interface, so proxies for registries must not apply.
         for proxy in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"] {
             command.env_remove(proxy);
         }
         Self { name: name.to_owned(), command, limit: LIMIT }
     }
 
-    /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, key: &str, value: impl AsRef<Path>) -> Self {
         self.command.env(key, value.as_ref());
         self
     }
 
-    /// Adds arguments.
     #[must_use]
     pub fn args<'a>(mut self, args: impl IntoIterator<Item = &'a str>) -> Self {
         self.command.args(args);
         self
     }
 
-    /// Runs it in this folder.
+    /// Sets the working directory.
     #[must_use]
-    pub fn within(mut self, folder: &Path) -> Self {
+    pub fn timeout(mut self, folder: &Path) -> Self {
         self.command.current_dir(folder);
         self
     }
 
-    /// Runs it to its end. `answer` is called for each request; the script waits for it.
+    /// Runs the script to its end. `answer` handles each request while the script waits.
     ///
     /// # Errors
-    /// When the script fails, takes too long, or `answer` fails.
+    /// If the script fails, takes too long, or `answer` fails.
+    #[expect(clippy::print_stdout, reason = "shown with a failed test")]
     pub async fn run(mut self, answer: impl AsyncFn(Request) -> Result<()>) -> Result<()> {
         let mut child = self.command.spawn().with_context(|| format!("start {}", self.name))?;
         let mut answers = child.stdin.take().context("the script's stdin")?;

@@ -1,4 +1,4 @@
-//! Gateways and nodes that die while something is being done: one invocation, one outcome.
+//! Crashes of gateways and nodes during invocations: every invocation has one outcome.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 use sqlx::PgPool;
 
 const SOON: Duration = Duration::from_secs(30);
-/// What waits for the end of a node's time to begin (30 s), and then for its turn.
+/// Timeout for effects of a node's liveness time (30 s) on a loaded machine.
 const LATER: Duration = Duration::from_secs(75);
-/// What one workspace's flood may cost another's call at most, on a machine that is busy with more than this test.
+/// Maximum delay that one workspace's flood may cause to another's call on a loaded machine.
 const FAIR: Duration = Duration::from_secs(5);
 
 struct Scene {
@@ -45,7 +45,7 @@ impl Scene {
         self.key.as_agent(&self.ann).at(self.stack.gateway(gateway).url())
     }
 
-    /// A node with this capacity, on a socket of this gateway.
+    /// Connects a node with this capacity to a gateway.
     async fn node(&self, gateway: usize, name: &str, capacity: &str) -> Result<Connected> {
         let token = self.key.create_broker_node(&format!("node_{name}"), name).await?;
         let node = Node { name: name.to_owned(), id: token.node_id, token: token.token, capacity: capacity.to_owned() };
@@ -82,7 +82,7 @@ struct Node {
     capacity: String,
 }
 
-/// A node with its socket.
+/// Node with its socket.
 struct Connected {
     node: Node,
     socket: NodeSocket,
@@ -98,23 +98,23 @@ impl Node {
 }
 
 impl Connected {
-    /// Connects again, elsewhere; what is left of the old socket goes.
+    /// Reconnects to another gateway and drops the old socket.
     async fn reconnect(&mut self, scene: &Scene, gateway: usize) -> Result<()> {
         self.socket = self.node.connect(&scene.stack.gateway(gateway).ws_url()).await?;
         Ok(())
     }
 
-    /// Its connection is lost, and another process of it comes.
-    async fn lost_and_back(self, scene: &Scene, gateway: usize) -> Result<Self> {
+    /// Drops the connection and connects another instance of the provider.
+    async fn replace_connection(self, scene: &Scene, gateway: usize) -> Result<Self> {
         let Self { node, socket } = self;
         socket.abort();
         let url = scene.stack.gateway(gateway).ws_url();
-        // Until the end of the first is noticed, it counts as there.
+        // The node counts as connected until the loss is noticed.
         let socket = wait::until_ok("the node's place to be free", LATER, async || node.connect(&url).await).await?;
         Ok(Self { node, socket })
     }
 
-    async fn told_to(&mut self, within: Duration) -> Result<String> {
+    async fn next_invocation(&mut self, within: Duration) -> Result<String> {
         let what = format!("an invocation at {}", self.node.name);
         let frame = self.socket.expect_where(&what, within, |frame| frame["type"] == "action.invoke").await?;
         Ok(frame["invocation_id"].as_str().context("an id")?.to_owned())
@@ -127,13 +127,13 @@ impl Connected {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_invocation_whose_gateway_died_before_it_was_sent_is_sent_by_the_next() -> Result<()> {
+async fn an_unsent_invocation_of_a_dead_gateway_is_sent_by_another() -> Result<()> {
     let scene = Scene::start().await?;
     let mut node = scene.node(1, "box", "grind").await?;
     let mut tries = 0;
     let id = loop {
         tries += 1;
-        // Frozen, it still holds its lease, and its node counts as there: for three seconds.
+        // A frozen gateway still holds its lease, so its node counts as connected for three seconds.
         scene.stack.gateway(1).sigstop();
         match scene.invoke(0, "grind").await {
             Ok(id) => break id,
@@ -143,9 +143,9 @@ async fn an_invocation_whose_gateway_died_before_it_was_sent_is_sent_by_the_next
         node = wait::until_ok("the node to be there again", SOON, || scene.node(1, "box", "grind")).await?;
     };
     scene.stack.gateway(1).kill9();
-    ensure!(node.told_to(Duration::from_millis(200)).await.is_err(), "nothing can have been sent");
+    ensure!(node.next_invocation(Duration::from_millis(200)).await.is_err(), "nothing can have been sent");
     node.reconnect(&scene, 0).await?;
-    assert_eq!(node.told_to(SOON).await?, id);
+    assert_eq!(node.next_invocation(SOON).await?, id);
     node.result(&id, &json!({ "by": "box" })).await?;
     let row = scene.outcome(0, "grind", &id).await?;
     assert_eq!((&row["status"], &row["output"]), (&json!("completed"), &json!({ "by": "box" })));
@@ -154,12 +154,12 @@ async fn an_invocation_whose_gateway_died_before_it_was_sent_is_sent_by_the_next
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_result_finds_its_invocation_after_the_gateway_has_died() -> Result<()> {
+async fn a_result_is_accepted_by_another_gateway_after_a_crash() -> Result<()> {
     let scene = Scene::start().await?;
     let mut caller = scene.ann(0).direct_socket().await?;
     let mut node = scene.node(1, "box", "grind").await?;
     let id = scene.invoke(0, "grind").await?;
-    assert_eq!(node.told_to(SOON).await?, id);
+    assert_eq!(node.next_invocation(SOON).await?, id);
     scene.stack.gateway(1).kill9();
     node.reconnect(&scene, 0).await?;
     node.result(&id, &json!({ "by": "box" })).await?;
@@ -174,17 +174,17 @@ async fn a_result_finds_its_invocation_after_the_gateway_has_died() -> Result<()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_lost_node_was_doing_goes_to_another_and_its_late_result_is_refused() -> Result<()> {
+async fn invocations_of_a_lost_node_move_and_its_late_result_is_refused() -> Result<()> {
     let scene = Scene::start().await?;
     let mut nodes = [scene.node(0, "east", "grind").await?, scene.node(1, "west", "grind").await?];
     let ack = scene.ann(0).post("/v1/actions/grind/invoke", json!({})).await?.success()?;
     let id = ack["invocation_id"].as_str().context("an id")?.to_owned();
     let first = usize::from(ack["dispatched_node_id"] != nodes[0].node.id.as_str());
     let second = 1 - first;
-    assert_eq!(nodes[first].told_to(SOON).await?, id);
+    assert_eq!(nodes[first].next_invocation(SOON).await?, id);
     assert_eq!(scene.reserved().await?, 1);
-    // Another instance is refused while the first proves itself alive within a second. One that a busy machine let in is
-    // the first from then on.
+    // Another instance is refused while the first responds within a second. On a loaded machine it may be admitted and
+    // then becomes the incumbent.
     let mut refused = false;
     for _ in 0..5 {
         match nodes[first].node.connect(&scene.stack.gateway(first).ws_url()).await {
@@ -196,13 +196,13 @@ async fn what_a_lost_node_was_doing_goes_to_another_and_its_late_result_is_refus
         }
     }
     ensure!(refused, "another instance while the first lives");
-    // The process is gone, and with it its socket.
+    // The process has exited and its socket is closed.
     let replacement = NodeSocket::connect(&scene.stack.gateway(first).ws_url(), &nodes[first].node.token).await?;
     std::mem::replace(&mut nodes[first].socket, replacement).abort();
-    assert_eq!(nodes[second].told_to(LATER).await?, id, "the same invocation, at the other node");
+    assert_eq!(nodes[second].next_invocation(LATER).await?, id, "the same invocation, at the other node");
     nodes[first].reconnect(&scene, second).await?;
     nodes[first].result(&id, &json!({ "by": "the late one" })).await?;
-    // Results are taken in order: once this is answered, the late one has been judged.
+    // Results are processed in order: after this answer the late result has been processed.
     nodes[first].socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": [] })).await?;
     let path = format!("/v1/actions/grind/invocations/{id}?explain=true");
     let open = scene.ann(0).get(&path).await?.success()?;
@@ -220,7 +220,7 @@ async fn what_a_lost_node_was_doing_goes_to_another_and_its_late_result_is_refus
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_gateways_that_complete_at_once_agree_on_one_outcome() -> Result<()> {
+async fn concurrent_completions_on_two_gateways_agree_on_one_outcome() -> Result<()> {
     let scene = Scene::start().await?;
     let mut caller = scene.ann(0).direct_socket().await?;
     let bob = scene.key.register_agent("bob").await?;
@@ -246,28 +246,28 @@ async fn two_gateways_that_complete_at_once_agree_on_one_outcome() -> Result<()>
     Ok(())
 }
 
-/// A result has no id to be answered by: nobody would send it again.
+/// A result carries no id for an answer, so no node would send it again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_result_that_comes_while_postgres_is_away_is_the_outcome() -> Result<()> {
+async fn a_result_received_while_postgres_is_unavailable_is_stored_later() -> Result<()> {
     let scene = Scene::with(Stack::builder().gateways(2).through_proxies(true)).await?;
     let mut node = scene.node(1, "box", "grind").await?;
     let id = scene.invoke(0, "grind").await?;
-    assert_eq!(node.told_to(SOON).await?, id);
+    assert_eq!(node.next_invocation(SOON).await?, id);
     scene.stack.postgres_proxy().cut();
     node.result(&id, &json!({ "by": "box" })).await?;
-    // Shorter than the gateways' leases, longer than a result takes to be refused.
+    // Shorter than the gateways' leases, longer than refusing a result takes.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     scene.stack.postgres_proxy().restore();
     let row = scene.outcome(0, "grind", &id).await?;
     assert_eq!((&row["status"], &row["output"]), (&json!("completed"), &json!({ "by": "box" })));
-    let again = node.told_to(Duration::from_millis(100)).await;
+    let again = node.next_invocation(Duration::from_millis(100)).await;
     assert!(again.is_err(), "it was not asked twice: {again:?}");
     Ok(())
 }
 
-/// More than fits into a connection's queue at once, and more than one look brings of a provider.
+/// More than the queue of a connection and one page of a provider's invocations.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_that_a_lost_connection_was_sent_is_sent_again() -> Result<()> {
+async fn invocations_sent_over_a_lost_connection_are_sent_again() -> Result<()> {
     const LARGE: usize = 5;
     const SMALL: usize = 120;
     let scene = Scene::start().await?;
@@ -284,24 +284,24 @@ async fn all_that_a_lost_connection_was_sent_is_sent_again() -> Result<()> {
     for round in ["first", "again"] {
         let mut told = BTreeSet::new();
         while told.len() < sent.len() {
-            told.insert(node.told_to(SOON).await.with_context(|| format!("{round}: {} told", told.len()))?);
+            told.insert(node.next_invocation(SOON).await.with_context(|| format!("{round}: {} told", told.len()))?);
         }
         assert_eq!(told, sent, "{round}");
-        // What was sent is noted behind it.
+        // Sent invocations are recorded asynchronously.
         wait::until("all to be noted", SOON, || async {
             let noted = "SELECT count(*) FROM invocations WHERE sent_epoch = (SELECT max(epoch) FROM providers)";
             let noted: Result<i64, _> = sqlx::query_scalar(noted).fetch_one(&scene.database).await;
             noted.is_ok_and(|noted| usize::try_from(noted) == Ok(sent.len()))
         })
         .await;
-        node = node.lost_and_back(&scene, 0).await?;
+        node = node.replace_connection(&scene, 0).await?;
     }
     Ok(())
 }
 
-/// Sixty are under way when a gateway dies; its node comes back elsewhere, and does what it is told, twice if need be.
+/// Sixty invocations are open when a gateway dies; its node reconnects elsewhere and repeats what it is sent again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_burst_is_done_completely_although_a_gateway_dies_in_it() -> Result<()> {
+async fn a_burst_completes_although_a_gateway_dies() -> Result<()> {
     let scene = Scene::start().await?;
     let mut nodes = [scene.node(0, "east", "grind").await?, scene.node(1, "west", "grind").await?];
     let calls = futures::future::try_join_all((0..60).map(|_| scene.invoke(0, "grind"))).await?;
@@ -312,7 +312,7 @@ async fn a_burst_is_done_completely_although_a_gateway_dies_in_it() -> Result<()
     while !open.is_empty() {
         ensure!(tokio::time::Instant::now() < deadline, "left: {open:?}\n{}", scene.stack.logs(30));
         for node in &mut nodes {
-            while let Ok(id) = node.told_to(Duration::from_millis(50)).await {
+            while let Ok(id) = node.next_invocation(Duration::from_millis(50)).await {
                 node.result(&id, &json!({ "by": node.node.name })).await?;
                 open.remove(&id);
             }
@@ -326,15 +326,15 @@ async fn a_burst_is_done_completely_although_a_gateway_dies_in_it() -> Result<()
     Ok(())
 }
 
-/// A long task says that it has begun; another one of the same node does not, and is silent for too long.
+/// One long-running invocation reports its start; another one on the same node stays silent for too long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_node_has_accepted_its_silence_does_not_take_away() -> Result<()> {
+async fn an_accepted_invocation_survives_silence_of_its_node() -> Result<()> {
     let scene = Scene::start().await?;
     let mut first = scene.node(0, "east", "grind").await?;
     let [accepted, silent, reported] =
         [scene.invoke(0, "grind").await?, scene.invoke(0, "grind").await?, scene.invoke(1, "grind").await?];
     for _ in 0..3 {
-        first.told_to(SOON).await?;
+        first.next_invocation(SOON).await?;
     }
     let mut second = scene.node(1, "west", "grind").await?;
     let accept = |id: &str| json!({ "v": 1, "type": "action.accept", "invocation_id": id, "execution_id": "e-1" });
@@ -353,7 +353,7 @@ async fn what_a_node_has_accepted_its_silence_does_not_take_away() -> Result<()>
     assert_eq!(read(&accepted).await?["accepted_at"], since, "once");
 
     sqlx::query("UPDATE invocations SET due_at = now() - interval '1 minute'").execute(&scene.database).await?;
-    assert_eq!(second.told_to(LATER).await?, silent, "what was not accepted goes elsewhere");
+    assert_eq!(second.next_invocation(LATER).await?, silent, "what was not accepted goes elsewhere");
     for id in [&accepted, &reported] {
         assert_eq!(read(id).await?["status"], "dispatched");
         first.result(id, &json!({ "by": "east" })).await?;
@@ -362,10 +362,10 @@ async fn what_a_node_has_accepted_its_silence_does_not_take_away() -> Result<()>
     let late = first.socket.request(accept(&accepted)).await.err().context("it is over")?.to_string();
     ensure!(late.contains("invocation_not_found"), "{late}");
 
-    // One whose node is lost goes elsewhere, accepted or not.
+    // Invocations of a lost node move to another one, accepted or not.
     second.socket.request(accept(&silent)).await?;
     second.socket.abort();
-    assert_eq!(first.told_to(LATER).await?, silent);
+    assert_eq!(first.next_invocation(LATER).await?, silent);
     ensure!(read(&silent).await?.get("accepted_at").is_none());
     first.result(&silent, &json!({ "by": "east" })).await?;
     assert_eq!(scene.outcome(1, "grind", &silent).await?["status"], "completed");
@@ -373,9 +373,10 @@ async fn what_a_node_has_accepted_its_silence_does_not_take_away() -> Result<()>
     Ok(())
 }
 
-/// Ten thousand of one workspace wait for what nobody can do: it may open no more, and others do not notice.
+/// Ten thousand invocations of one workspace wait without a capable node: it can open no more, and others are
+/// unaffected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_workspace_is_bounded_and_its_thousands_delay_nobody_else() -> Result<()> {
+async fn a_workspace_with_thousands_of_invocations_does_not_delay_others() -> Result<()> {
     let scene = Scene::start().await?;
     let (_east, _west) = (scene.node(0, "east", "grind").await?, scene.node(1, "west", "mill").await?);
     let flood = async |count: i64, action: &str, after: i64| {
@@ -411,12 +412,12 @@ async fn a_workspace_is_bounded_and_its_thousands_delay_nobody_else() -> Result<
         anyhow::Ok((ack["invocation_id"].as_str().context("an id")?.to_owned(), ack["status"].clone(), began))
     };
     let (first, status, began) = spawn("one").await?;
-    assert_eq!((status, box_.told_to(SOON).await?), (json!("dispatched"), first.clone()));
+    assert_eq!((status, box_.next_invocation(SOON).await?), (json!("dispatched"), first.clone()));
     let undisturbed = began.elapsed();
     box_.result(&first, &json!({})).await?;
     assert_eq!(other.outcome(0, "spawn", &first).await?["status"], "completed");
 
-    // The noisy one may open some more, and asks for as many as it can through the same gateway.
+    // The noisy workspace may open some more and calls as fast as it can through the same gateway.
     sqlx::query("DELETE FROM invocations WHERE action_name = 'other'").execute(&other.database).await?;
     let (made, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     let flooding = futures::future::join_all((0..64).map(|_| async {
@@ -429,7 +430,7 @@ async fn a_workspace_is_bounded_and_its_thousands_delay_nobody_else() -> Result<
         let told = async {
             wait::until("the flood", SOON, || async { made.load(Ordering::Relaxed) >= 200 }).await;
             let (flooded, _, began) = spawn("amid").await?;
-            ensure!(box_.told_to(SOON).await? == flooded, "another one");
+            ensure!(box_.next_invocation(SOON).await? == flooded, "another one");
             anyhow::Ok((began.elapsed(), flooded))
         };
         let told = told.await;
@@ -443,7 +444,7 @@ async fn a_workspace_is_bounded_and_its_thousands_delay_nobody_else() -> Result<
     box_.result(&flooded, &json!({})).await?;
     assert_eq!(other.outcome(0, "spawn", &flooded).await?["status"], "completed");
 
-    // What waits for its node has its turn when the node is back, and its end when it does not come back in time.
+    // Invocations for an offline node are sent when it returns in time and fail otherwise.
     let node = box_.node;
     box_.socket.abort();
     let away = wait::until_ok("the node to be away", SOON, || async {

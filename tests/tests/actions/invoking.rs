@@ -1,4 +1,4 @@
-//! Actions from the call to the outcome, over two gateways.
+//! Actions from call to outcome, over two gateways.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// A workspace with a node `box` at the second gateway and an agent `ann` at the first.
-struct Place {
+/// Workspace with a node `box` at the second gateway and an agent `ann` at the first.
+struct InvocationScene {
     key: Api,
     ann: Agent,
     node_id: String,
 }
 
-impl Place {
+impl InvocationScene {
     async fn new(name: &str) -> Result<Self> {
         let key = Api::create_workspace(&shared().await.gateways[0], name).await?;
         let ann = key.register_agent("ann").await?;
@@ -66,19 +66,19 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-async fn told(caller: &mut NodeSocket, kind: &str) -> Result<Value> {
-    told_within(caller, kind, SOON).await
+async fn next_notice(caller: &mut NodeSocket, kind: &str) -> Result<Value> {
+    next_notice_within(caller, kind, SOON).await
 }
 
-async fn told_within(caller: &mut NodeSocket, kind: &str, within: Duration) -> Result<Value> {
+async fn next_notice_within(caller: &mut NodeSocket, kind: &str, within: Duration) -> Result<Value> {
     let frame = caller.expect_where(kind, within, |frame| frame["payload"]["type"] == kind).await?;
     assert_eq!((&frame["type"], &frame["seq"]), (&json!("deliver"), &json!(0)), "{frame}");
     Ok(frame["payload"]["data"].clone())
 }
 
 #[tokio::test]
-async fn a_node_does_what_an_agent_asked_for_and_the_caller_hears_of_it_once() -> Result<()> {
-    let place = Place::new("actions").await?;
+async fn a_node_performs_an_action_and_the_caller_is_notified_once() -> Result<()> {
+    let place = InvocationScene::new("actions").await?;
     let mut node = place.provider("box", None, json!([{ "name": "build", "kind": "action" }])).await?;
     let mut caller = place.ann().direct_socket().await?;
 
@@ -94,12 +94,12 @@ async fn a_node_does_what_an_agent_asked_for_and_the_caller_hears_of_it_once() -
         json!({ "v": 1, "type": "action.invoke", "invocation_id": id, "action": "build", "input": { "ref": "main" } });
     assert_eq!(frame, wanted, "no key more: strict clients drop the frame");
     node.send_json(&json!({ "v": 1, "type": "action.result", "invocation_id": id, "output": { "ok": true } })).await?;
-    let outcome = told(&mut caller, "action.completed").await?;
+    let outcome = next_notice(&mut caller, "action.completed").await?;
     assert_eq!(
         outcome,
         json!({ "invocation_id": id, "action_name": "build", "status": "completed", "output": { "ok": true }, "error": null })
     );
-    // The second result changes nothing, and is not answered.
+    // A second result is ignored without an answer.
     node.send_json(&json!({ "v": 1, "type": "action.result", "invocation_id": id, "error": "late" })).await?;
     node.request(json!({ "v": 1, "type": "inventory.sync", "agents": [] })).await?;
     let row = place.invocation("build", &id, "?explain=true").await?;
@@ -115,8 +115,8 @@ async fn a_node_does_what_an_agent_asked_for_and_the_caller_hears_of_it_once() -
 }
 
 #[tokio::test]
-async fn an_agent_handles_its_own_action_and_nobody_else_ends_it() -> Result<()> {
-    let place = Place::new("agent-actions").await?;
+async fn only_the_handling_agent_completes_its_action() -> Result<()> {
+    let place = InvocationScene::new("agent-actions").await?;
     let bob = place.key.register_agent("bob").await?;
     let as_bob = place.key.as_agent(&bob).at(&shared().await.gateways[1]);
     let schema = json!({ "type": "object", "required": ["n"], "properties": { "n": { "type": "integer" } } });
@@ -154,11 +154,11 @@ async fn an_agent_handles_its_own_action_and_nobody_else_ends_it() -> Result<()>
     let complete = format!("/v1/actions/double/invocations/{id}/complete");
     place.ann().post(&complete, json!({ "output": 3 })).await?.refused(403, "forbidden")?;
     let done = as_bob.post(&complete, json!({ "output": 4, "duration_ms": 12.4 })).await?.success()?;
-    // Typed clients take objects, wherever they read it.
+    // Typed clients expect objects.
     let output = json!({ "value": 4 });
     assert_eq!((&done["status"], &done["output"], &done["duration_ms"]), (&json!("completed"), &output, &json!(12)));
     assert_eq!(place.invocation("double", id, "").await?["output"], output);
-    assert_eq!(told(&mut caller, "action.completed").await?["output"], output);
+    assert_eq!(next_notice(&mut caller, "action.completed").await?["output"], output);
     let again = as_bob.post(&complete, json!({ "error": "changed my mind" })).await?.success()?;
     assert_eq!(again, done, "the first outcome counts");
     assert_eq!(as_bob.delete("/v1/actions/double").await?.status, 204);
@@ -167,8 +167,8 @@ async fn an_agent_handles_its_own_action_and_nobody_else_ends_it() -> Result<()>
 }
 
 #[tokio::test]
-async fn whoever_may_not_invoke_an_action_does_not_see_it_and_is_told() -> Result<()> {
-    let place = Place::new("denied").await?;
+async fn an_agent_without_access_does_not_see_an_action_and_is_refused() -> Result<()> {
+    let place = InvocationScene::new("denied").await?;
     let bob = place.key.register_agent("bob").await?;
     let as_bob = place.key.as_agent(&bob);
     let body = json!({ "name": "secret", "description": "", "handler_agent": "bob", "available_to": ["carl"] });
@@ -178,11 +178,11 @@ async fn whoever_may_not_invoke_an_action_does_not_see_it_and_is_told() -> Resul
     place.key.get("/v1/actions/secret").await?.refused(404, "action_not_found")?;
     assert_eq!(as_bob.get("/v1/actions/secret").await?.success()?["available_to"], json!(["carl"]));
     assert_eq!(place.ann().get("/v1/actions").await?.success()?, json!([]));
-    // The frame is best-effort: a socket that has only just opened may not be known to serve its agent yet.
+    // The frame is best-effort: a new socket may not be registered for its agent yet.
     let mut denied = None;
     for _ in 0..20 {
         place.ann().post("/v1/actions/secret/invoke", json!({})).await?.refused(403, "action_denied")?;
-        denied = told_within(&mut caller, "action.denied", Duration::from_secs(1)).await.ok();
+        denied = next_notice_within(&mut caller, "action.denied", Duration::from_secs(1)).await.ok();
         if denied.is_some() {
             break;
         }
@@ -193,8 +193,8 @@ async fn whoever_may_not_invoke_an_action_does_not_see_it_and_is_told() -> Resul
 }
 
 #[tokio::test]
-async fn one_key_makes_one_invocation() -> Result<()> {
-    let place = Place::new("invoke-key").await?;
+async fn one_idempotency_key_creates_one_invocation() -> Result<()> {
+    let place = InvocationScene::new("invoke-key").await?;
     let mut node = place.provider("box", None, json!([{ "name": "build", "kind": "action" }])).await?;
     let invoke = |input: i32| {
         let ann = place.ann();
@@ -214,7 +214,7 @@ async fn one_key_makes_one_invocation() -> Result<()> {
     let more = node.expect_where("a second frame", Duration::from_millis(300), |f| f["type"] == "action.invoke").await;
     assert!(more.is_err(), "{more:?}");
 
-    // Whoever lost the answer gets it, although the action is gone by now.
+    // A repeated request is answered although the action has been deleted.
     let (ann, bob) = (place.ann(), place.key.as_agent(&place.key.register_agent("bob").await?));
     bob.post("/v1/actions", json!({ "name": "brief", "description": "", "handler_agent": "bob" })).await?.success()?;
     let brief = || ann.call(Method::POST, "/v1/actions/brief/invoke", Some(json!({})), &[("Idempotency-Key", "brief")]);
@@ -228,8 +228,8 @@ async fn one_key_makes_one_invocation() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_agents_record_names_what_it_handles_and_what_it_may_invoke() -> Result<()> {
-    let place = Place::new("records").await?;
+async fn an_agents_record_names_the_actions_it_handles_and_may_invoke() -> Result<()> {
+    let place = InvocationScene::new("records").await?;
     let bob = place.key.register_agent("bob").await?;
     let (ann, bob) = (place.ann(), place.key.as_agent(&bob));
     let define = |name: &str, handler: &str, for_whom: Value| json!({ "name": name, "description": "", "handler_agent": handler, "available_to": for_whom });

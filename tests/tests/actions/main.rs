@@ -1,4 +1,6 @@
-//! Invocations: placed on nodes, handled, and told of.
+//! Invocations: placement, handling and outcomes.
+
+#![expect(clippy::print_stdout, reason = "shown with a failed test")]
 
 mod faults;
 mod invoking;

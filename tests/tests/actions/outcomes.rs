@@ -1,23 +1,23 @@
-//! How callers hear of outcomes: at once, later, or after they were away.
+//! Outcomes for callers: immediate, delayed, and after a reconnect.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context as _, Result};
-use relay_acceptance::calls::{Place, SOON, register, result, socket, told_to};
+use relay_acceptance::calls::{CallScene, SOON, next_invocation, register, send_result, socket};
 use relay_acceptance::push_scene::Scene;
 use relay_testkit::{client::NodeSocket, wait};
 use serde_json::{Value, json};
 
 #[tokio::test]
 async fn a_durable_outcome_waits_in_the_mailbox() -> Result<()> {
-    let place = Place::new("durable").await?;
+    let place = CallScene::new("durable").await?;
     let node = place.node("box").await?;
     let mut socket = socket(&node, 1).await?;
     socket.request(register(&node, "p", &json!([{ "name": "grind", "kind": "capacity" }]), 0)).await?;
     let id = place.invoke("grind", json!({ "durable": true })).await?;
-    let told = told_to(&mut socket, SOON).await?;
-    result(&socket, &told, json!({ "flour": 1 })).await?;
-    place.ends("grind", &id).await?;
+    let told = next_invocation(&mut socket, SOON).await?;
+    send_result(&socket, &told, json!({ "flour": 1 })).await?;
+    place.wait_for_outcome("grind", &id).await?;
     let listed = place.ann().get("/v1/deliveries").await?.success()?;
     assert_eq!((&listed[0]["reason"], &listed[0]["seq"]), (&json!("action-result"), &json!(1)), "{listed}");
     let mut caller = place.ann().direct_socket().await?;
@@ -36,16 +36,16 @@ async fn a_durable_outcome_waits_in_the_mailbox() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_durable_outcome_is_posted_to_a_caller_that_is_pushed_to() -> Result<()> {
+async fn a_durable_outcome_is_posted_to_an_http_push_caller() -> Result<()> {
     let scene = Scene::new("durable-push", json!({ "ack_mode": "on_2xx" })).await?;
     let node = scene.key.create_broker_node(&format!("node_{}", uuid::Uuid::new_v4().simple()), "box").await?;
     let mut socket = socket(&node, 1).await?;
     socket.request(register(&node, "p", &json!([{ "name": "grind", "kind": "capacity" }]), 0)).await?;
     let bob = scene.key.as_agent(&scene.bob);
     let made = bob.post("/v1/actions/grind/invoke", json!({ "durable": true })).await?.success()?;
-    let told = told_to(&mut socket, SOON).await?;
-    result(&socket, &told, json!({ "flour": 1 })).await?;
-    let rows = scene.until("the outcome to be acked", "?status=acked", |rows| rows.len() == 1).await?;
+    let told = next_invocation(&mut socket, SOON).await?;
+    send_result(&socket, &told, json!({ "flour": 1 })).await?;
+    let rows = scene.wait_for_deliveries("the outcome to be acked", "?status=acked", |rows| rows.len() == 1).await?;
     assert_eq!((&rows[0]["reason"], &rows[0]["seq"]), (&json!("action-result"), &json!(1)), "{}", rows[0]);
     let calls = scene.receiver.calls("/hook");
     assert_eq!(calls.len(), 1, "told once");
@@ -57,23 +57,23 @@ async fn a_durable_outcome_is_posted_to_a_caller_that_is_pushed_to() -> Result<(
     assert_eq!(body["data"]["output"], json!({ "flour": 1 }));
     let twice = scene.receiver.events("/hook").into_iter().filter(|call| call.json()["type"] == "action.completed");
     assert_eq!(twice.count(), 0, "not as an event besides");
-    // What comes behind it is not held up.
+    // Later deliveries are not blocked.
     scene.send("next").await?;
-    scene.until("the message to be acked", "?status=acked", |rows| rows.len() == 2).await?;
+    scene.wait_for_deliveries("the message to be acked", "?status=acked", |rows| rows.len() == 2).await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn a_caller_that_was_away_hears_of_the_outcome_when_it_is_back() -> Result<()> {
-    let place = Place::new("away").await?;
+async fn a_reconnecting_caller_is_notified_of_the_outcome() -> Result<()> {
+    let place = CallScene::new("away").await?;
     let node = place.node("box").await?;
     let mut socket = socket(&node, 1).await?;
     socket.request(register(&node, "p", &json!([{ "name": "grind", "kind": "capacity" }]), 0)).await?;
     let id = place.invoke("grind", json!({})).await?;
-    let told = told_to(&mut socket, SOON).await?;
+    let told = next_invocation(&mut socket, SOON).await?;
     let error = json!({ "v": 1, "type": "action.result", "invocation_id": told, "error": "out of corn" });
     socket.send_json(&error).await?;
-    assert_eq!(place.ends("grind", &id).await?["error"], "out of corn");
+    assert_eq!(place.wait_for_outcome("grind", &id).await?["error"], "out of corn");
     let mut caller = place.ann().direct_socket().await?;
     let failed = |frame: &Value| frame["payload"]["type"] == "action.failed";
     let frame = caller.expect_where("the outcome", SOON, failed).await?;
@@ -85,11 +85,11 @@ async fn a_caller_that_was_away_hears_of_the_outcome_when_it_is_back() -> Result
     Ok(())
 }
 
-/// A broker takes 128 frames before it has confirmed some. What a caller on it is to hear beyond them, it hears later.
+/// A broker receives 128 frames before it has confirmed some; further outcomes follow later.
 #[tokio::test]
-async fn a_caller_on_a_broker_hears_of_all_that_ends_at_once() -> Result<()> {
+async fn a_caller_on_a_broker_is_notified_of_all_simultaneous_outcomes() -> Result<()> {
     const BURST: usize = 200;
-    let place = Place::new("many-outcomes").await?;
+    let place = CallScene::new("many-outcomes").await?;
     let mill = place.node("mill").await?;
     let mut miller = socket(&mill, 1).await?;
     miller.request(register(&mill, "p", &json!([{ "name": "grind", "kind": "capacity" }]), 0)).await?;
@@ -101,15 +101,15 @@ async fn a_caller_on_a_broker_hears_of_all_that_ends_at_once() -> Result<()> {
     let caller = place.key.with_token(token);
     host.close().await?;
 
-    // It hears what it has missed when it is back: from here on only what passes it by is looked for.
+    // After a reconnect it gets the missed outcomes; from here on only new ones are queried.
     let invoke = async || {
         let ack = caller.post("/v1/actions/grind/invoke", json!({})).await?.success()?;
         anyhow::Ok(ack["invocation_id"].as_str().context("an id")?.to_owned())
     };
     let missed = invoke().await?;
-    let told = told_to(&mut miller, SOON).await?;
-    result(&miller, &told, json!({})).await?;
-    place.ends("grind", &missed).await?;
+    let told = next_invocation(&mut miller, SOON).await?;
+    send_result(&miller, &told, json!({})).await?;
+    place.wait_for_outcome("grind", &missed).await?;
     let mut host = wait::until_ok("the broker's place to be free", SOON, async || {
         let mut host = socket(&node, 0).await?;
         host.register_broker(&node.node_id, &node.name, "run-1").await?;
@@ -118,26 +118,26 @@ async fn a_caller_on_a_broker_hears_of_all_that_ends_at_once() -> Result<()> {
     .await?;
     host.inventory(&[(id, "ann-too")]).await?;
     let mut heard = BTreeSet::new();
-    hear(&mut host, &mut heard, 1).await?;
+    receive_outcomes(&mut host, &mut heard, 1).await?;
     assert_eq!(heard, BTreeSet::from([missed]));
 
-    // While they end it confirms nothing.
+    // The broker confirms nothing while the invocations end.
     let made: BTreeSet<String> =
         futures::future::try_join_all((0..BURST).map(|_| invoke())).await?.into_iter().collect();
     for _ in 0..BURST {
-        let told = told_to(&mut miller, SOON).await?;
-        result(&miller, &told, json!({})).await?;
+        let told = next_invocation(&mut miller, SOON).await?;
+        send_result(&miller, &told, json!({})).await?;
     }
     for id in &made {
-        place.ends("grind", id).await?;
+        place.wait_for_outcome("grind", id).await?;
     }
-    hear(&mut host, &mut heard, 1 + BURST).await?;
+    receive_outcomes(&mut host, &mut heard, 1 + BURST).await?;
     assert!(made.is_subset(&heard));
     Ok(())
 }
 
-/// Takes frames in as a broker does, until so many outcomes have been heard of.
-async fn hear(host: &mut NodeSocket, heard: &mut BTreeSet<String>, count: usize) -> Result<()> {
+/// Receives frames as a broker does, until this many outcomes have arrived.
+async fn receive_outcomes(host: &mut NodeSocket, heard: &mut BTreeSet<String>, count: usize) -> Result<()> {
     let until = tokio::time::Instant::now() + SOON;
     while heard.len() < count {
         let left = until.saturating_duration_since(tokio::time::Instant::now());
@@ -153,26 +153,26 @@ async fn hear(host: &mut NodeSocket, heard: &mut BTreeSet<String>, count: usize)
 }
 
 #[tokio::test]
-async fn an_inventory_that_shows_the_agent_completes_what_brought_it_up() -> Result<()> {
-    let place = Place::new("came-up").await?;
+async fn an_inventory_that_lists_the_agent_completes_its_spawn() -> Result<()> {
+    let place = CallScene::new("came-up").await?;
     let node = place.node("box").await?;
     let mut socket = socket(&node, 0).await?;
     let capacity = json!([{ "name": "spawn:test", "kind": "capacity" }]);
     socket.request(register(&node, "broker", &capacity, 4)).await?;
     let id = place.invoke("spawn:test", json!({ "input": { "name": "new" } })).await?;
-    assert_eq!(told_to(&mut socket, SOON).await?, id);
+    assert_eq!(next_invocation(&mut socket, SOON).await?, id);
     let agent = json!({ "v": 1, "type": "agent.register", "name": "new", "invocation_id": id });
     let agent = socket.request(agent).await?["agent_id"].clone();
     let listed = json!([{ "agent_id": agent, "name": "new", "invocation_id": id }]);
     let counts = socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": listed })).await?;
     assert_eq!((&counts["completed_invocations"], &counts["open_invocations"]), (&json!(1), &json!(0)), "{counts}");
-    let row = place.ends("spawn:test", &id).await?;
+    let row = place.wait_for_outcome("spawn:test", &id).await?;
     assert_eq!(
         (&row["status"], &row["output"]["agent_id"], &row["output"]["name"]),
         (&json!("completed"), &agent, &json!("new"))
     );
-    // The provider's own words come too late now.
-    result(&socket, &id, json!({ "spawned": true })).await?;
+    // The provider's own result arrives too late.
+    send_result(&socket, &id, json!({ "spawned": true })).await?;
     socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": listed })).await?;
     assert_eq!(place.invocation("spawn:test", &id).await?["output"], row["output"]);
     Ok(())

@@ -1,4 +1,4 @@
-//! Where invocations go, and what waits.
+//! Placement of invocations, and queues for offline providers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,14 +6,14 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use relay_acceptance::calls::{Place, SOON, register, result, socket, told_to, unable};
+use relay_acceptance::calls::{CallScene, SOON, next_invocation, register, report_unable, send_result, socket};
 use relay_testkit::{shared, wait};
 use reqwest::Method;
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn a_burst_spreads_evenly_and_nobody_gets_more_than_it_takes() -> Result<()> {
-    let place = Place::new("burst").await?;
+async fn a_burst_spreads_evenly_and_no_node_exceeds_its_capacity() -> Result<()> {
+    let place = CallScene::new("burst").await?;
     let capacity = json!([{ "name": "grind", "kind": "capacity" }]);
     let mut sockets = Vec::new();
     for n in 0..4 {
@@ -42,9 +42,9 @@ async fn a_burst_spreads_evenly_and_nobody_gets_more_than_it_takes() -> Result<(
         assert_eq!((answer.status, answer.code()), (503, "handler_unavailable"), "{}", answer.body);
         assert!(answer.body.to_string().contains("full"), "the reason is told: {}", answer.body);
     }
-    let done = told_to(&mut sockets[0], SOON).await?;
-    result(&sockets[0], &done, json!({})).await?;
-    place.ends("grind", &done).await?;
+    let done = next_invocation(&mut sockets[0], SOON).await?;
+    send_result(&sockets[0], &done, json!({})).await?;
+    place.wait_for_outcome("grind", &done).await?;
     let next = place.invoke("grind", json!({})).await?;
     let row = place.invocation("grind", &next).await?;
     let skipped = row["placements"][0]["skipped"].as_array().context("reasons")?;
@@ -53,10 +53,10 @@ async fn a_burst_spreads_evenly_and_nobody_gets_more_than_it_takes() -> Result<(
 }
 
 #[tokio::test]
-async fn a_node_that_comes_back_has_no_more_room_than_it_had() -> Result<()> {
-    let place = Place::new("room").await?;
+async fn a_reconnecting_node_keeps_its_reservations() -> Result<()> {
+    let place = CallScene::new("room").await?;
     let node = place.node("mill").await?;
-    // With the cursor its agents are back once an inventory names them, not before.
+    // With this capability, agents return when an inventory names them, not before.
     let capabilities = json!([
         { "name": "grind", "kind": "capacity" }, { "name": "relay:delivery-cursor-v1", "kind": "capacity" },
     ]);
@@ -87,13 +87,13 @@ async fn a_node_that_comes_back_has_no_more_room_than_it_had() -> Result<()> {
     second.send_json(&beat(1)).await?;
     shows("active_agents", json!(1)).await;
     let id = place.invoke("grind", json!({})).await?;
-    assert_eq!(told_to(&mut second, SOON).await?, id);
+    assert_eq!(next_invocation(&mut second, SOON).await?, id);
     Ok(())
 }
 
 #[tokio::test]
-async fn what_a_node_cannot_do_goes_to_another_and_is_not_tried_for_ever() -> Result<()> {
-    let place = Place::new("handed-back").await?;
+async fn an_invocation_that_a_node_cannot_perform_moves_to_another_and_eventually_fails() -> Result<()> {
+    let place = CallScene::new("handed-back").await?;
     let capacity = json!([{ "name": "grind", "kind": "capacity" }]);
     let (mut nodes, mut sockets) = (Vec::new(), Vec::new());
     for (gateway, name) in ["east", "west"].into_iter().enumerate() {
@@ -111,28 +111,28 @@ async fn what_a_node_cannot_do_goes_to_another_and_is_not_tried_for_ever() -> Re
     let id = ack["invocation_id"].as_str().context("an id")?;
     let first = usize::from(ack["dispatched_node_id"] != nodes[0].node_id.as_str());
     let second = 1 - first;
-    assert_eq!(told_to(&mut sockets[first], SOON).await?, id);
-    unable(&sockets[first], id).await?;
-    assert_eq!(told_to(&mut sockets[second], SOON).await?, id, "the same invocation");
+    assert_eq!(next_invocation(&mut sockets[first], SOON).await?, id);
+    report_unable(&sockets[first], id).await?;
+    assert_eq!(next_invocation(&mut sockets[second], SOON).await?, id, "the same invocation");
     for (nth, live) in [(first, false), (second, true)] {
         let node = shown(&nodes[nth].name).await?;
         assert_eq!((&node["live"], &node["handlers_live"]), (&json!(true), &json!(live)), "{node}");
     }
-    result(&sockets[second], id, json!({ "by": "the other" })).await?;
-    let row = place.ends("grind", id).await?;
+    send_result(&sockets[second], id, json!({ "by": "the other" })).await?;
+    let row = place.wait_for_outcome("grind", id).await?;
     assert_eq!((&row["status"], &row["output"]), (&json!("completed"), &json!({ "by": "the other" })));
 
-    // The last of the attempts that may end like this is the end of it.
+    // The last allowed hand-back fails the invocation.
     let id = place.invoke("grind", json!({})).await?;
-    assert_eq!(told_to(&mut sockets[second], SOON).await?, id, "the first takes nothing any more");
+    assert_eq!(next_invocation(&mut sockets[second], SOON).await?, id, "the first takes nothing any more");
     let database = sqlx::PgPool::connect(&shared().await.database_url).await?;
     sqlx::query("UPDATE invocations SET attempt = $2 WHERE invocation_id = $1")
         .bind(id.trim_start_matches("inv_").parse::<i64>()?)
-        .bind(relay_domain::action::MAX_HAND_BACKS)
+        .bind(relay_domain::actions::MAX_HAND_BACKS)
         .execute(&database)
         .await?;
-    unable(&sockets[second], &id).await?;
-    let row = place.ends("grind", &id).await?;
+    report_unable(&sockets[second], &id).await?;
+    let row = place.wait_for_outcome("grind", &id).await?;
     assert_eq!((&row["status"], &row["error"]), (&json!("failed"), &json!("handler_unavailable")));
     for node in &nodes {
         assert_eq!(shown(&node.name).await?["reserved_agents"], 0);
@@ -141,8 +141,8 @@ async fn what_a_node_cannot_do_goes_to_another_and_is_not_tried_for_ever() -> Re
 }
 
 #[tokio::test]
-async fn what_may_wait_for_its_node_waits_and_the_rest_is_refused() -> Result<()> {
-    let place = Place::new("waiting").await?;
+async fn queueable_invocations_wait_for_their_node_and_others_are_refused() -> Result<()> {
+    let place = CallScene::new("waiting").await?;
     let node = place.node("box").await?;
     let capabilities = json!([
         { "name": "patient", "kind": "action", "global": true, "queue": true },
@@ -162,15 +162,15 @@ async fn what_may_wait_for_its_node_waits_and_the_rest_is_refused() -> Result<()
     assert_eq!(row["placements"][0]["skipped"][0]["reason"], "not_live", "{row}");
     let mut second = socket(&node, 0).await?;
     second.request(register(&node, "p", &capabilities, 0)).await?;
-    assert_eq!(told_to(&mut second, SOON).await?, id);
-    result(&second, &id, json!({ "at": "last" })).await?;
-    assert_eq!(place.ends("patient", &id).await?["status"], "completed");
+    assert_eq!(next_invocation(&mut second, SOON).await?, id);
+    send_result(&second, &id, json!({ "at": "last" })).await?;
+    assert_eq!(place.wait_for_outcome("patient", &id).await?["status"], "completed");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_hundred_wait_for_a_provider_and_no_more() -> Result<()> {
-    let place = Place::new("queue").await?;
+async fn at_most_a_hundred_invocations_wait_for_a_provider() -> Result<()> {
+    let place = CallScene::new("queue").await?;
     let node = place.node("mill").await?;
     let queued = json!([{ "name": "grind", "kind": "action", "queue": true }]);
     let mut away = socket(&node, 0).await?;
@@ -196,23 +196,23 @@ async fn a_hundred_wait_for_a_provider_and_no_more() -> Result<()> {
         assert_eq!((answer.status, answer.code()), (503, "handler_unavailable"), "{}", answer.body);
     }
     assert_eq!(refused.len(), 20);
-    // Each provider has its own hundred.
+    // Every provider has its own queue of a hundred.
     let bread = place.ann().post("/v1/nodes/mill/actions/bake/invoke", json!({})).await?.success()?;
     assert_eq!(bread["status"], "pending");
     let mut back = socket(&node, 1).await?;
     back.request(register(&node, "miller", &queued, 0)).await?;
     let mut done = BTreeSet::new();
     while done.len() < 100 {
-        let id = told_to(&mut back, SOON).await?;
-        result(&back, &id, json!({})).await?;
+        let id = next_invocation(&mut back, SOON).await?;
+        send_result(&back, &id, json!({})).await?;
         done.insert(id);
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn a_name_has_one_handler_and_the_default_provider_yields() -> Result<()> {
-    let place = Place::new("names").await?;
+async fn an_action_name_has_one_handler_and_the_default_provider_yields() -> Result<()> {
+    let place = CallScene::new("names").await?;
     let (east, west) = (place.node("east").await?, place.node("west").await?);
     let mut at_east = socket(&east, 0).await?;
     let global = json!([{ "name": "build", "kind": "action", "global": true }]);
@@ -222,12 +222,12 @@ async fn a_name_has_one_handler_and_the_default_provider_yields() -> Result<()> 
     assert!(refused.is_err_and(|error| error.to_string().contains("action_name_conflict")), "explicit claims conflict");
     let quiet = json!([{ "name": "build", "kind": "action" }]);
     at_west.request(register(&west, "default", &quiet, 0)).await?;
-    // The node's own route leads to its own action, the name to the first.
+    // The node's own route selects its action, the name selects the first one.
     let by_name = place.invoke("build", json!({})).await?;
-    assert_eq!(told_to(&mut at_east, SOON).await?, by_name);
+    assert_eq!(next_invocation(&mut at_east, SOON).await?, by_name);
     let of_west = place.ann().post("/v1/nodes/west/actions/build/invoke", json!({})).await?.success()?;
-    assert_eq!(told_to(&mut at_west, SOON).await?, of_west["invocation_id"].as_str().unwrap_or_default());
-    // What a node handles has no agent; the clients that take no null there are answered with an empty one.
+    assert_eq!(next_invocation(&mut at_west, SOON).await?, of_west["invocation_id"].as_str().unwrap_or_default());
+    // Actions handled by a node have no agent; clients that do not accept null get an empty one.
     let shown = |client: &'static str| {
         let key = place.key.clone();
         async move {
@@ -244,7 +244,7 @@ async fn a_name_has_one_handler_and_the_default_provider_yields() -> Result<()> 
     ] {
         assert_eq!(shown(client).await?["handler_agent"], agent, "{client}");
     }
-    // Once it advertises something else the name is free.
+    // The name is released when its provider advertises other capabilities.
     at_east.request(register(&east, "p", &json!([]), 0)).await?;
     place.ann().post("/v1/nodes/east/actions/build/invoke", json!({})).await?.refused(404, "action_not_found")?;
     let missing = json!({ "name": "paint", "description": "", "handler_node": "west" });
@@ -257,8 +257,8 @@ async fn a_name_has_one_handler_and_the_default_provider_yields() -> Result<()> 
 }
 
 #[tokio::test]
-async fn the_provider_that_yielded_a_name_is_not_asked_for_it() -> Result<()> {
-    let place = Place::new("yields").await?;
+async fn a_provider_that_yielded_a_name_gets_no_invocations_of_it() -> Result<()> {
+    let place = CallScene::new("yields").await?;
     let node = place.node("duo").await?;
     let build = json!([{ "name": "build", "kind": "action" }]);
     let (mut first, mut second) = (socket(&node, 0).await?, socket(&node, 1).await?);
@@ -267,9 +267,9 @@ async fn the_provider_that_yielded_a_name_is_not_asked_for_it() -> Result<()> {
     let invoke = async || place.ann().post("/v1/nodes/duo/actions/build/invoke", json!({})).await;
     for _ in 0..8 {
         let id = invoke().await?.success()?["invocation_id"].clone();
-        assert_eq!(json!(told_to(&mut first, SOON).await?), id);
+        assert_eq!(json!(next_invocation(&mut first, SOON).await?), id);
     }
-    // Nor does its word count that invocations may wait: the one that has the name did not say so.
+    // Its `queue` setting is ignored too: the provider that owns the name did not set it.
     first.close().await?;
     wait::until_ok("the first to be away", SOON, || async { invoke().await?.refused(503, "handler_unavailable") })
         .await?;
@@ -279,26 +279,26 @@ async fn the_provider_that_yielded_a_name_is_not_asked_for_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_capacity_is_not_looked_for_among_actions_of_that_name() -> Result<()> {
-    let place = Place::new("namesakes").await?;
+async fn a_capacity_is_not_shadowed_by_an_action_of_that_name() -> Result<()> {
+    let place = CallScene::new("namesakes").await?;
     let (east, west) = (place.node("east").await?, place.node("west").await?);
     let (mut at_east, mut at_west) = (socket(&east, 0).await?, socket(&west, 1).await?);
     at_east.request(register(&east, "p", &json!([{ "name": "grind", "kind": "capacity" }]), 0)).await?;
     at_west.request(register(&west, "p", &json!([{ "name": "grind", "kind": "action" }]), 0)).await?;
-    // The more east has to do, the emptier looks west.
+    // The load of east makes west preferable.
     for _ in 0..4 {
         let id = place.invoke("grind", json!({})).await?;
-        assert_eq!(told_to(&mut at_east, SOON).await?, id);
+        assert_eq!(next_invocation(&mut at_east, SOON).await?, id);
     }
     let of_west = place.ann().post("/v1/nodes/west/actions/grind/invoke", json!({})).await?.success()?;
-    assert_eq!(json!(told_to(&mut at_west, SOON).await?), of_west["invocation_id"]);
+    assert_eq!(json!(next_invocation(&mut at_west, SOON).await?), of_west["invocation_id"]);
     Ok(())
 }
 
-/// Two processes serve one node: one can spawn, the other stands before it and asks for that itself.
+/// Two providers serve one node: one can spawn, the other wraps it and requests the spawn itself.
 #[tokio::test]
-async fn what_stands_before_a_capacity_is_not_asked_for_its_own_spawn() -> Result<()> {
-    let place = Place::new("wrapper").await?;
+async fn a_wrapping_provider_gets_no_invocations_of_its_own_spawn() -> Result<()> {
+    let place = CallScene::new("wrapper").await?;
     let node = place.node("box").await?;
     let of_kind = |kind: &str| json!([{ "name": "spawn:sh", "kind": kind }]);
     let spawn = || json!({ "v": 1, "type": "node.spawn", "input": { "name": "child", "cli": "sh" } });
@@ -307,15 +307,15 @@ async fn what_stands_before_a_capacity_is_not_asked_for_its_own_spawn() -> Resul
     let error = wrapper.request(spawn()).await.unwrap_err().to_string();
     assert!(error.contains("capability_mismatch"), "an action of that name is no capacity: {error}");
 
-    // The more it has to do, the emptier looks what asks for it.
+    // The load of the inner provider makes the wrapper preferable.
     let mut inner = socket(&node, 1).await?;
     inner.request(register(&node, "inner", &of_kind("capacity"), 0)).await?;
     for _ in 0..4 {
         let ack = wrapper.request(spawn()).await?;
-        assert_eq!(json!(told_to(&mut inner, SOON).await?), ack["invocation_id"]);
+        assert_eq!(json!(next_invocation(&mut inner, SOON).await?), ack["invocation_id"]);
     }
 
-    // What waits for the capacity is placed by the same rule. What it was doing is sent to it again.
+    // Queued invocations are placed by the same rule. Those in progress are sent again.
     inner.close().await?;
     wait::until_ok("the capacity to be away", SOON, || async {
         let row = place.key.get("/v1/nodes/box").await?.success()?;

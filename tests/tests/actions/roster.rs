@@ -1,4 +1,4 @@
-//! What the roster shows of nodes and of each of their processes, what it filters by, and what observers hear of it.
+//! The roster of nodes and providers, its filters, and its events for observers.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// A process of a node, connected to a gateway and registered.
+/// Connects and registers a provider of a node.
 async fn provider(
     node: &NodeToken,
     name: &str,
@@ -41,15 +41,15 @@ fn beat(load: f64, active: u32, handlers_live: bool) -> Value {
     })
 }
 
-/// The names of the nodes that a query finds.
-async fn found(key: &Api, query: &str) -> Result<Vec<String>> {
+/// Returns the names of the nodes that match a query.
+async fn find_nodes(key: &Api, query: &str) -> Result<Vec<String>> {
     let nodes = key.get(&format!("/v1/nodes?{query}")).await?.success()?;
     let nodes = nodes.as_array().context("a list")?;
     Ok(nodes.iter().map(|node| text(&node["name"]).to_owned()).filter(|name| !name.starts_with("direct-")).collect())
 }
 
-/// The node once it is as wanted.
-async fn node(key: &Api, name: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
+/// Waits until the node fulfils a condition.
+async fn wait_for_node(key: &Api, name: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
     wait::until_ok("the roster to show it", SOON, || async {
         let node = key.get(&format!("/v1/nodes/{name}")).await?.success()?;
         ensure!(wanted(&node), "{node}");
@@ -59,7 +59,7 @@ async fn node(key: &Api, name: &str, wanted: impl Fn(&Value) -> bool) -> Result<
 }
 
 #[tokio::test]
-async fn each_process_of_a_node_shows_by_itself() -> Result<()> {
+async fn each_provider_of_a_node_is_listed() -> Result<()> {
     let key = Api::create_workspace(&shared().await.gateways[0], "roster").await?;
     let lead = key.as_agent(&key.register_agent("lead").await?);
     let farm = key.create_broker_node("node_farm", "farm").await?;
@@ -70,7 +70,7 @@ async fn each_process_of_a_node_shows_by_itself() -> Result<()> {
     one.send_json(&beat(0.5, 2, true)).await?;
     two.send_json(&beat(0.25, 1, false)).await?;
 
-    let shown = node(&key, "farm", |node| node["active_agents"] == 3).await?;
+    let shown = wait_for_node(&key, "farm", |node| node["active_agents"] == 3).await?;
     let of = |node: &Value, name: &str| {
         let all = node["providers"].as_array().cloned().unwrap_or_default();
         all.into_iter().find(|provider| provider["name"] == name).unwrap_or_default()
@@ -103,12 +103,12 @@ async fn each_process_of_a_node_shows_by_itself() -> Result<()> {
         ("name=idle", vec!["idle"]),
         ("name=idle&status=online", vec![]),
     ] {
-        assert_eq!(found(&key, query).await?, names, "{query}");
+        assert_eq!(find_nodes(&key, query).await?, names, "{query}");
     }
     for query in ["status=asleep", "cursor=farm", "cursor=king/farm"] {
         key.get(&format!("/v1/nodes?{query}")).await?.refused(400, "invalid_request")?;
     }
-    // Page by page it is the same list.
+    // The pages add up to the same list.
     let listed = key.get("/v1/nodes").await?.success()?;
     let (mut paged, mut cursor) = (Vec::new(), String::new());
     loop {
@@ -120,32 +120,32 @@ async fn each_process_of_a_node_shows_by_itself() -> Result<()> {
     let ids: Vec<Value> = listed.as_array().context("a list")?.iter().map(|node| node["id"].clone()).collect();
     assert_eq!(paged, ids);
 
-    // A place is promised until the agent is there, and it is the process's own.
+    // A reservation lasts until the agent runs, and belongs to its provider.
     let ack = lead.post("/v1/agents/spawn", json!({ "name": "writer", "cli": "sh", "task": "" })).await?.success()?;
     assert_eq!(ack["status"], "dispatched");
-    let shown = node(&key, "farm", |node| node["reserved_agents"] == 1).await?;
+    let shown = wait_for_node(&key, "farm", |node| node["reserved_agents"] == 1).await?;
     assert_eq!((&of(&shown, "one")["reserved_agents"], &of(&shown, "two")["reserved_agents"]), (&json!(1), &json!(0)));
     let told = one.expect("action.invoke").await?;
     let born = json!({ "v": 1, "type": "agent.register", "name": "writer", "invocation_id": told["invocation_id"] });
     one.request(born).await?;
-    node(&key, "farm", |node| node["reserved_agents"] == 0).await?;
+    wait_for_node(&key, "farm", |node| node["reserved_agents"] == 0).await?;
 
-    // One process goes: the node stays, with what is left of it.
+    // One provider disconnects; the node stays with the other.
     one.abort();
-    let shown = node(&key, "farm", |node| of(node, "one")["live"] == false).await?;
+    let shown = wait_for_node(&key, "farm", |node| of(node, "one")["live"] == false).await?;
     assert_eq!(
         (&of(&shown, "two")["live"], &shown["live"], &shown["handlers_live"]),
         (&json!(true), &json!(true), &json!(false))
     );
     assert_eq!(of(&shown, "one")["handlers_live"], false);
     two.abort();
-    node(&key, "farm", |node| node["status"] == "offline").await?;
-    assert_eq!(found(&key, "capability=build&status=offline").await?, ["farm", "idle"]);
+    wait_for_node(&key, "farm", |node| node["status"] == "offline").await?;
+    assert_eq!(find_nodes(&key, "capability=build&status=offline").await?, ["farm", "idle"]);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_heartbeat_brings_other_capabilities() -> Result<()> {
+async fn a_heartbeat_replaces_capabilities() -> Result<()> {
     let key = Api::create_workspace(&shared().await.gateways[0], "roster-refresh").await?;
     let lead = key.as_agent(&key.register_agent("lead").await?);
     let farm = key.create_broker_node("node_farm", "farm").await?;
@@ -162,13 +162,13 @@ async fn a_heartbeat_brings_other_capabilities() -> Result<()> {
     changed["version"] = json!("test/2");
     socket.send_json(&changed).await?;
     wait::until("the roster to find it", SOON, || async {
-        found(&key, "capability=spawn:zsh").await.is_ok_and(|names| names == ["farm"])
+        find_nodes(&key, "capability=spawn:zsh").await.is_ok_and(|names| names == ["farm"])
     })
     .await;
-    assert_eq!(found(&key, "capability=spawn:sh").await?, [""; 0]);
-    let shown = node(&key, "farm", |node| node["max_agents"] == 7).await?;
+    assert_eq!(find_nodes(&key, "capability=spawn:sh").await?, [""; 0]);
+    let shown = wait_for_node(&key, "farm", |node| node["max_agents"] == 7).await?;
     assert_eq!(text(&shown["version"]), "test/2");
-    // Placement and actions follow.
+    // Placement and actions follow the roster.
     let ack = wait::until_ok("the spawn to be placed", SOON, || async { spawn("a", "zsh").await?.success() }).await?;
     assert_eq!(socket.expect("action.invoke").await?["invocation_id"], ack["invocation_id"]);
     spawn("b", "sh").await?.refused(503, "handler_unavailable")?;
@@ -180,7 +180,7 @@ async fn a_heartbeat_brings_other_capabilities() -> Result<()> {
 }
 
 #[tokio::test]
-async fn observers_of_nodes_hear_of_nodes_and_of_nothing_else() -> Result<()> {
+async fn observers_of_nodes_receive_node_events_only() -> Result<()> {
     let gateways = &shared().await.gateways;
     let key = Api::create_workspace(&gateways[0], "roster-events").await?;
     let observer = async |name: &str, scopes: Value| {

@@ -1,17 +1,19 @@
-//! Agents that nodes bring up and end because they are asked to.
+//! Spawning and releasing agents on nodes.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use relay_acceptance::room::text;
-use relay_acceptance::spawning::{SOON, Scene, bring_up, inventory, keyed, node_of, outcome, result, scene};
-use relay_domain::token::TokenHash;
+use relay_acceptance::spawning::{
+    SOON, Scene, connect_spawn_node, inventory, post_with_key, register_spawned, scene, send_result, wait_for_outcome,
+};
+use relay_domain::access::token::TokenHash;
 use relay_testkit::client::{Api, NodeSocket};
 use relay_testkit::{shared, wait};
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn a_spawned_agent_is_born_on_its_node_in_its_channels() -> Result<()> {
+async fn a_spawned_agent_starts_on_its_node_and_joins_its_channels() -> Result<()> {
     let Scene { workspace, lead, mut socket, node } = scene("spawn").await?;
     lead.create_channel("builds").await?;
     let mut direct = lead.direct_socket().await?;
@@ -24,7 +26,7 @@ async fn a_spawned_agent_is_born_on_its_node_in_its_channels() -> Result<()> {
     let ack = ack.success()?;
     assert_eq!((text(&ack["action_name"]), text(&ack["status"])), ("spawn", "dispatched"));
     assert_eq!((text(&ack["dispatched_node_id"]), &ack["handler_agent_id"]), (&*node, &Value::Null));
-    let (frame, born) = bring_up(&mut socket).await?;
+    let (frame, born) = register_spawned(&mut socket).await?;
     assert_eq!((&frame["action"], &frame["input"]), (&json!("spawn:sh"), &body), "untouched");
     assert_eq!(frame["invocation_id"], ack["invocation_id"]);
     assert_eq!(born["delivery_ack_seq"], 0);
@@ -45,13 +47,13 @@ async fn a_spawned_agent_is_born_on_its_node_in_its_channels() -> Result<()> {
         (&json!("writer"), &json!(1), &json!("hello"))
     );
 
-    result(&socket, &frame, json!({ "spawned": true, "name": "writer" })).await?;
-    let done = outcome(&lead, "spawn", &ack["invocation_id"]).await?;
+    send_result(&socket, &frame, json!({ "spawned": true, "name": "writer" })).await?;
+    let done = wait_for_outcome(&lead, "spawn", &ack["invocation_id"]).await?;
     assert_eq!((text(&done["status"]), &done["output"]["spawned"]), ("completed", &json!(true)));
     let told = direct.expect_where("the outcome", SOON, |f| f["payload"]["type"] == "action.completed").await?;
     assert_eq!(told["payload"]["data"]["invocation_id"], ack["invocation_id"]);
 
-    // It ends by itself.
+    // The agent ends by itself.
     socket
         .send_json(&json!({ "v": 1, "type": "agent.deregister", "agent_id": born["agent_id"], "name": "writer" }))
         .await?;
@@ -66,7 +68,7 @@ async fn a_spawned_agent_is_born_on_its_node_in_its_channels() -> Result<()> {
 }
 
 #[tokio::test]
-async fn who_can_spawn_where_is_told() -> Result<()> {
+async fn spawn_errors_state_the_reason() -> Result<()> {
     let Scene { workspace, lead, mut socket, .. } = scene("spawn-refused").await?;
     let spawn = |api: &Api, body: Value| {
         let api = api.clone();
@@ -90,7 +92,7 @@ async fn who_can_spawn_where_is_told() -> Result<()> {
         .await?
         .refused(400, "placement_self_requires_agent")?;
 
-    // An agent on the node spawns beside itself; by the action's name, as placement clients do.
+    // An agent spawns another one on its own node, by the action's name, as placement clients do.
     let first = socket.register_agent("first").await?;
     let first = lead.with_token(text(&first["token"]));
     let ack = first
@@ -98,11 +100,11 @@ async fn who_can_spawn_where_is_told() -> Result<()> {
         .await?;
     let ack = ack.success()?;
     assert_eq!(ack["action_name"], "spawn");
-    let (frame, _) = bring_up(&mut socket).await?;
-    result(&socket, &frame, json!({ "spawned": true })).await?;
-    assert_eq!(outcome(&first, "spawn", &ack["invocation_id"]).await?["status"], "completed");
+    let (frame, _) = register_spawned(&mut socket).await?;
+    send_result(&socket, &frame, json!({ "spawned": true })).await?;
+    assert_eq!(wait_for_outcome(&first, "spawn", &ack["invocation_id"]).await?["status"], "completed");
 
-    // A node that is away is waited for if it was named.
+    // An offline node is waited for if it was named.
     socket.close().await?;
     let waits = wait::until_ok("the node to be away", SOON, || async {
         let ack = spawn(&lead, json!({ "name": "third", "cli": "sh", "node": "box" })).await?.success()?;
@@ -115,13 +117,13 @@ async fn who_can_spawn_where_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_agent_is_released_by_its_node_and_deleted_if_asked() -> Result<()> {
+async fn an_agent_is_released_by_its_node_and_deleted_on_request() -> Result<()> {
     let Scene { workspace, lead, mut socket, .. } = scene("release").await?;
     let mut direct = lead.direct_socket().await?;
     for (name, deletes, ends_late) in [("stays", false, false), ("goes", true, false), ("lingers", true, true)] {
         lead.post("/v1/agents/spawn", json!({ "name": name, "cli": "sh" })).await?.success()?;
-        let (frame, born) = bring_up(&mut socket).await?;
-        result(&socket, &frame, json!({ "spawned": true })).await?;
+        let (frame, born) = register_spawned(&mut socket).await?;
+        send_result(&socket, &frame, json!({ "spawned": true })).await?;
         let ack =
             lead.post("/v1/agents/release", json!({ "name": name, "reason": "done", "delete_agent": deletes })).await?;
         assert_eq!(ack.status, 201, "{}", ack.body);
@@ -134,8 +136,8 @@ async fn an_agent_is_released_by_its_node_and_deleted_if_asked() -> Result<()> {
         if !ends_late {
             socket.send_json(&ended).await?;
         }
-        result(&socket, &asked, json!({ "released": true, "name": name })).await?;
-        assert_eq!(outcome(&lead, "release", &ack["invocation_id"]).await?["output"]["released"], true);
+        send_result(&socket, &asked, json!({ "released": true, "name": name })).await?;
+        assert_eq!(wait_for_outcome(&lead, "release", &ack["invocation_id"]).await?["output"]["released"], true);
         if ends_late {
             socket.send_json(&ended).await?;
         }
@@ -152,9 +154,9 @@ async fn an_agent_is_released_by_its_node_and_deleted_if_asked() -> Result<()> {
     }
     lead.post("/v1/agents/release", json!({ "name": "nobody" })).await?.refused(404, "agent_not_found")?;
 
-    // Without its node only a deletion can be done.
+    // Without its node an agent can only be deleted.
     lead.post("/v1/agents/spawn", json!({ "name": "alone", "cli": "sh" })).await?.success()?;
-    bring_up(&mut socket).await?;
+    register_spawned(&mut socket).await?;
     socket.close().await?;
     wait::until_ok("the node to be away", SOON, || async {
         lead.post("/v1/agents/release", json!({ "name": "alone" })).await?.refused(503, "agent_host_unavailable")
@@ -164,7 +166,7 @@ async fn an_agent_is_released_by_its_node_and_deleted_if_asked() -> Result<()> {
     assert_eq!(done["status"], "completed");
     workspace.get("/v1/agents/alone").await?.refused(404, "agent_not_found")?;
 
-    // One that runs on no node is released here.
+    // An agent without a node is released by the engine.
     workspace.register_agent("own").await?;
     let done = workspace.post("/v1/agents/release", json!({ "name": "own" })).await?.success()?;
     assert_eq!(done["status"], "completed");
@@ -172,7 +174,7 @@ async fn an_agent_is_released_by_its_node_and_deleted_if_asked() -> Result<()> {
     Ok(())
 }
 
-/// Two processes serve one node, both can release. The one that runs the agent is asked, however full it is.
+/// Two providers of a node can release. The one that runs the agent is chosen even at full capacity.
 #[tokio::test]
 async fn a_release_goes_to_the_process_that_runs_the_agent() -> Result<()> {
     let engine = shared().await;
@@ -191,7 +193,7 @@ async fn a_release_goes_to_the_process_that_runs_the_agent() -> Result<()> {
         socket.request(register).await?;
         sockets.push(socket);
     }
-    // Both are as full as they may be.
+    // Both providers are at full capacity.
     let mut hosts = Vec::new();
     for n in 0..6 {
         let (name, side) = (format!("worker-{n}"), n % 2);
@@ -202,12 +204,12 @@ async fn a_release_goes_to_the_process_that_runs_the_agent() -> Result<()> {
         let ack = lead.post("/v1/agents/release", json!({ "name": name })).await?.success()?;
         let asked = sockets[*side].expect("action.invoke").await?;
         assert_eq!((&asked["invocation_id"], &asked["input"]["name"]), (&ack["invocation_id"], &json!(name)));
-        result(&sockets[*side], &asked, json!({ "released": true, "name": name })).await?;
-        assert_eq!(outcome(&lead, "release", &ack["invocation_id"]).await?["status"], "completed");
+        send_result(&sockets[*side], &asked, json!({ "released": true, "name": name })).await?;
+        assert_eq!(wait_for_outcome(&lead, "release", &ack["invocation_id"]).await?["status"], "completed");
         sockets[*side].request(json!({ "v": 1, "type": "agent.deregister", "agent_id": id })).await?;
     }
 
-    // While its process is away nobody is asked: the other one knows nothing of it.
+    // While its provider is offline, no other one is asked.
     sockets[0].register_agent("orphan").await?;
     let right = sockets.pop().context("two")?;
     sockets.pop().context("two")?.abort();
@@ -224,7 +226,8 @@ async fn only_the_expected_agent_is_released() -> Result<()> {
     let key = Api::create_workspace(shared().await.any_gateway(), "release-exact").await?;
     let old = key.register_agent("writer").await?;
     let fresh = key.post("/v1/agents/writer/rotate-token", json!({})).await?.success()?;
-    let hash = |token: &str| TokenHash::of(token).as_bytes().iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let hash =
+        |token: &str| TokenHash::from_token(token).as_bytes().iter().map(|b| format!("{b:02x}")).collect::<String>();
     let release = |token: &str| json!({ "name": "writer", "delete_agent": true, "expected_token_hash": hash(token) });
     key.post("/v1/agents/release", release(&old.token)).await?.refused(409, "agent_release_generation_conflict")?;
     key.post("/v1/agents/release", json!({ "name": "writer", "expected_token_hash": "xyz" }))
@@ -233,11 +236,13 @@ async fn only_the_expected_agent_is_released() -> Result<()> {
 
     let exact = |id: &str| json!({ "name": "writer", "expected_agent_id": id, "delete_agent": true });
     key.post("/v1/agents/release-exact", exact(&old.id)).await?.refused(400, "invalid_idempotency_key")?;
-    keyed(&key, "/v1/agents/release-exact", exact("7"), "k1").await?.refused(409, "agent_identity_mismatch")?;
-    keyed(&key, "/v1/agents/release-exact", exact("nonsense"), "k2").await?.refused(409, "agent_identity_mismatch")?;
-    let released = keyed(&key, "/v1/agents/release-exact", exact(&old.id), "k3").await?.success()?;
+    post_with_key(&key, "/v1/agents/release-exact", exact("7"), "k1").await?.refused(409, "agent_identity_mismatch")?;
+    post_with_key(&key, "/v1/agents/release-exact", exact("nonsense"), "k2")
+        .await?
+        .refused(409, "agent_identity_mismatch")?;
+    let released = post_with_key(&key, "/v1/agents/release-exact", exact(&old.id), "k3").await?.success()?;
     assert_eq!(released["status"], "completed");
-    let again = keyed(&key, "/v1/agents/release-exact", exact(&old.id), "k3").await?;
+    let again = post_with_key(&key, "/v1/agents/release-exact", exact(&old.id), "k3").await?;
     assert!(again.headers.contains_key("idempotency-replayed"));
     assert_eq!(
         again.success()?["invocation_id"],
@@ -249,49 +254,49 @@ async fn only_the_expected_agent_is_released() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_spawn_with_a_key_happens_once() -> Result<()> {
+async fn a_spawn_with_an_idempotency_key_happens_once() -> Result<()> {
     let Scene { lead, mut socket, node, .. } = scene("spawn-once").await?;
     let body = json!({ "name": "once", "cli": "sh", "node": "box" });
-    let first = keyed(&lead, "/v1/agents/spawn", body.clone(), "k").await?.success()?;
-    let again = keyed(&lead, "/v1/agents/spawn", body.clone(), "k").await?.success()?;
+    let first = post_with_key(&lead, "/v1/agents/spawn", body.clone(), "k").await?.success()?;
+    let again = post_with_key(&lead, "/v1/agents/spawn", body.clone(), "k").await?.success()?;
     assert_eq!(first["invocation_id"], again["invocation_id"]);
-    keyed(&lead, "/v1/agents/spawn", json!({ "name": "other", "cli": "sh" }), "k")
+    post_with_key(&lead, "/v1/agents/spawn", json!({ "name": "other", "cli": "sh" }), "k")
         .await?
         .refused(409, "idempotency_key_reused")?;
-    let (frame, _) = bring_up(&mut socket).await?;
+    let (frame, _) = register_spawned(&mut socket).await?;
     assert_eq!(frame["invocation_id"], first["invocation_id"]);
     lead.post("/v1/agents/spawn", json!({ "name": "next", "cli": "sh" })).await?.success()?;
     let next = socket.expect("action.invoke").await?;
     assert_eq!(next["input"]["name"], "next", "the first was sent once");
-    // Whoever lost the answer gets it, although the node can do it no more.
+    // A repeated request is answered although the node lost the capability.
     socket.register_broker_with(&node, "box", "run-1", &["release"]).await?;
     lead.post("/v1/agents/spawn", body.clone()).await?.refused(409, "capability_mismatch")?;
-    let late = keyed(&lead, "/v1/agents/spawn", body, "k").await?;
+    let late = post_with_key(&lead, "/v1/agents/spawn", body, "k").await?;
     assert!(late.headers.contains_key("idempotency-replayed"));
     assert_eq!(late.success()?["invocation_id"], first["invocation_id"]);
     Ok(())
 }
 
 #[tokio::test]
-async fn an_agent_that_came_up_makes_its_spawn_complete_whatever_the_node_says_of_the_name() -> Result<()> {
+async fn a_running_agent_completes_its_spawn_despite_a_name_conflict() -> Result<()> {
     let Scene { lead, mut socket, .. } = scene("spawn-in-use").await?;
     let ack = lead.post("/v1/agents/spawn", json!({ "name": "twice", "cli": "sh" })).await?.success()?;
-    let (frame, born) = bring_up(&mut socket).await?;
-    // The frame came a second time, and the node ran the agent already.
+    let (frame, born) = register_spawned(&mut socket).await?;
+    // The frame arrived twice, and the node runs the agent already.
     let error = json!({
         "v": 1, "type": "action.result", "invocation_id": frame["invocation_id"], "error": "spawn_agent_name_in_use",
     });
     socket.send_json(&error).await?;
-    let done = outcome(&lead, "spawn", &ack["invocation_id"]).await?;
+    let done = wait_for_outcome(&lead, "spawn", &ack["invocation_id"]).await?;
     assert_eq!((text(&done["status"]), &done["output"]["agent_id"]), ("completed", &born["agent_id"]));
 
-    // Without an agent the same words are a failure.
+    // Without a running agent the same error is a failure.
     let ack = lead.post("/v1/agents/spawn", json!({ "name": "never", "cli": "sh" })).await?.success()?;
     let frame = socket.expect("action.invoke").await?;
     socket
         .send_json(&json!({ "v": 1, "type": "action.result", "invocation_id": frame["invocation_id"], "error": "spawn_agent_name_in_use" }))
         .await?;
-    assert_eq!(outcome(&lead, "spawn", &ack["invocation_id"]).await?["status"], "failed");
+    assert_eq!(wait_for_outcome(&lead, "spawn", &ack["invocation_id"]).await?["status"], "failed");
     Ok(())
 }
 
@@ -304,23 +309,23 @@ async fn an_inventory_that_names_the_spawn_completes_it_once() -> Result<()> {
     let listed = json!({ "agent_id": born["agent_id"], "name": "quiet", "invocation_id": frame["invocation_id"] });
     let reply = socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": [listed] })).await?;
     assert_eq!((&reply["open_invocations"], &reply["completed_invocations"]), (&json!(0), &json!(1)), "{reply}");
-    // No result comes.
-    let done = outcome(&lead, "spawn", &ack["invocation_id"]).await?;
+    // The node sends no result.
+    let done = wait_for_outcome(&lead, "spawn", &ack["invocation_id"]).await?;
     assert_eq!((text(&done["status"]), &done["output"]["agent_id"]), ("completed", &born["agent_id"]));
     assert_eq!(done["output"]["invocation_id"], ack["invocation_id"]);
-    result(&socket, &frame, json!({ "late": true })).await?;
+    send_result(&socket, &frame, json!({ "late": true })).await?;
     socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": [listed] })).await?;
     assert_eq!(
-        outcome(&lead, "spawn", &ack["invocation_id"]).await?["output"],
+        wait_for_outcome(&lead, "spawn", &ack["invocation_id"]).await?["output"],
         done["output"],
         "the first outcome counts"
     );
     Ok(())
 }
 
-/// An agent registers before its process starts. What brings another one up may have an inventory sent in between.
+/// An agent registers before its process starts. Another spawn may trigger an inventory in between.
 #[tokio::test]
-async fn an_agent_that_is_being_brought_up_is_not_missing_from_an_inventory() -> Result<()> {
+async fn an_agent_being_spawned_is_not_missing_from_an_inventory() -> Result<()> {
     let Scene { workspace, lead, mut socket, .. } = scene("newborn").await?;
     lead.post("/v1/agents/spawn", json!({ "name": "newborn", "cli": "sh" })).await?.success()?;
     let frame = socket.expect("action.invoke").await?;
@@ -331,7 +336,7 @@ async fn an_agent_that_is_being_brought_up_is_not_missing_from_an_inventory() ->
     let status = async || anyhow::Ok(workspace.get("/v1/agents/newborn").await?.success()?["status"].clone());
     assert_eq!(status().await?, "online");
 
-    // One that takes too long did not come up: its node is asked again.
+    // A spawn that takes too long is sent to its node again.
     let database = sqlx::PgPool::connect(&shared().await.database_url).await?;
     sqlx::query("UPDATE invocations SET sent_at = now() - interval '1 minute' WHERE invocation_id = $1")
         .bind(text(id).trim_start_matches("inv_").parse::<i64>()?)
@@ -345,9 +350,9 @@ async fn an_agent_that_is_being_brought_up_is_not_missing_from_an_inventory() ->
 }
 
 #[tokio::test]
-async fn a_session_is_taken_up_again_where_it_ran_with_its_mail() -> Result<()> {
+async fn a_session_resumes_on_its_node_with_its_mailbox() -> Result<()> {
     let Scene { workspace, lead, mut socket, node } = scene("resume").await?;
-    let (_, mut other) = node_of(&workspace, "other").await?;
+    let (_, mut other) = connect_spawn_node(&workspace, "other").await?;
     lead.post("/v1/agents/spawn", json!({ "name": "thinker", "cli": "sh", "node": "box" })).await?.success()?;
     let frame = socket.expect("action.invoke").await?;
     let register = json!({
@@ -356,17 +361,17 @@ async fn a_session_is_taken_up_again_where_it_ran_with_its_mail() -> Result<()> 
     });
     let born = socket.request(register.clone()).await?;
     inventory(&mut socket, &[(&born["agent_id"], &json!("thinker"))]).await?;
-    result(&socket, &frame, json!({ "spawned": true })).await?;
+    send_result(&socket, &frame, json!({ "spawned": true })).await?;
     inventory(&mut socket, &[]).await?;
     lead.dm("thinker", "while away").await?.success()?;
 
     for n in 0..5 {
-        // Nobody names a node: the session does.
+        // The session selects the node.
         let body = json!({ "name": "thinker", "cli": "sh", "session_ref": "s-1", "n": n });
         let ack = lead.post("/v1/agents/spawn", body).await?.success()?;
         assert_eq!(text(&ack["dispatched_node_id"]), node, "{ack}");
         let frame = socket.expect("action.invoke").await?;
-        result(&socket, &frame, json!({ "n": n })).await?;
+        send_result(&socket, &frame, json!({ "n": n })).await?;
     }
     let again = socket.request(register).await?;
     assert_eq!((&again["agent_id"], &again["delivery_ack_seq"]), (&born["agent_id"], &json!(0)));
@@ -377,12 +382,12 @@ async fn a_session_is_taken_up_again_where_it_ran_with_its_mail() -> Result<()> 
 }
 
 #[tokio::test]
-async fn mail_of_a_session_that_is_gone_for_good_is_given_up_with_notice() -> Result<()> {
+async fn deliveries_of_an_unresumable_session_become_dead_letters_with_a_notice() -> Result<()> {
     let Scene { lead, mut socket, .. } = scene("orphans").await?;
     let mut direct = lead.direct_socket().await?;
     lead.post("/v1/agents/spawn", json!({ "name": "mortal", "cli": "sh" })).await?.success()?;
-    let (frame, born) = bring_up(&mut socket).await?;
-    result(&socket, &frame, json!({ "spawned": true })).await?;
+    let (frame, born) = register_spawned(&mut socket).await?;
+    send_result(&socket, &frame, json!({ "spawned": true })).await?;
     let sent = lead.dm("mortal", "never read").await?.success()?;
     socket.expect("deliver").await?;
     inventory(&mut socket, &[]).await?;
@@ -405,10 +410,10 @@ async fn a_node_spawns_on_itself() -> Result<()> {
     let spawn = json!({ "v": 1, "type": "node.spawn", "input": { "name": "child", "cli": "sh" } });
     let ack = socket.request(spawn).await?;
     assert_eq!((text(&ack["action_name"]), text(&ack["dispatched_node_id"])), ("spawn", &*node));
-    let (frame, _) = bring_up(&mut socket).await?;
+    let (frame, _) = register_spawned(&mut socket).await?;
     assert_eq!(frame["invocation_id"], ack["invocation_id"]);
-    result(&socket, &frame, json!({ "spawned": true })).await?;
-    assert_eq!(outcome(&workspace, "spawn", &ack["invocation_id"]).await?["caller_name"], "box");
+    send_result(&socket, &frame, json!({ "spawned": true })).await?;
+    assert_eq!(wait_for_outcome(&workspace, "spawn", &ack["invocation_id"]).await?["caller_name"], "box");
     let refused = json!({ "v": 1, "type": "node.spawn", "input": { "name": "child", "cli": "claude" } });
     let error = socket.request(refused).await.unwrap_err().to_string();
     assert!(error.contains("capability_mismatch"), "{error}");
@@ -416,7 +421,7 @@ async fn a_node_spawns_on_itself() -> Result<()> {
 }
 
 #[tokio::test]
-async fn durable_spawns_and_releases_have_their_outcome_in_the_mailbox() -> Result<()> {
+async fn outcomes_of_durable_spawns_and_releases_are_in_the_mailbox() -> Result<()> {
     let Scene { workspace, lead, mut socket, .. } = scene("durable-spawn").await?;
     let results = async || {
         let listed = lead.get("/v1/deliveries").await?.success()?;
@@ -424,27 +429,27 @@ async fn durable_spawns_and_releases_have_their_outcome_in_the_mailbox() -> Resu
         anyhow::Ok(rows.iter().filter(|row| row["reason"] == "action-result").count())
     };
     lead.post("/v1/agents/spawn", json!({ "name": "quiet", "cli": "sh" })).await?.success()?;
-    let (frame, _) = bring_up(&mut socket).await?;
-    result(&socket, &frame, json!({ "spawned": true })).await?;
-    outcome(&lead, "spawn", &frame["invocation_id"]).await?;
+    let (frame, _) = register_spawned(&mut socket).await?;
+    send_result(&socket, &frame, json!({ "spawned": true })).await?;
+    wait_for_outcome(&lead, "spawn", &frame["invocation_id"]).await?;
     assert_eq!(results().await?, 0, "only who asks for it has it in the mailbox");
 
     let body = json!({ "name": "kept", "cli": "sh", "durable": true });
     lead.post("/v1/agents/spawn", body.clone()).await?.success()?;
     let frame = socket.expect("action.invoke").await?;
     assert_eq!(frame["input"], body, "untouched");
-    result(&socket, &frame, json!({ "spawned": true })).await?;
-    outcome(&lead, "spawn", &frame["invocation_id"]).await?;
+    send_result(&socket, &frame, json!({ "spawned": true })).await?;
+    wait_for_outcome(&lead, "spawn", &frame["invocation_id"]).await?;
     assert_eq!(results().await?, 1);
     let wrong = json!({ "name": "wrong", "cli": "sh", "durable": "yes" });
     lead.post("/v1/agents/spawn", wrong).await?.refused(400, "invalid_request")?;
 
-    // By either route, done by a node or by the engine.
+    // By either route, handled by a node or by the engine.
     let body = json!({ "input": { "name": "quiet" }, "durable": true });
     lead.post("/v1/actions/release/invoke", body).await?.success()?;
     let frame = socket.expect("action.invoke").await?;
-    result(&socket, &frame, json!({ "released": true })).await?;
-    outcome(&lead, "release", &frame["invocation_id"]).await?;
+    send_result(&socket, &frame, json!({ "released": true })).await?;
+    wait_for_outcome(&lead, "release", &frame["invocation_id"]).await?;
     assert_eq!(results().await?, 2);
     workspace.register_agent("own").await?;
     let done = lead.post("/v1/agents/release", json!({ "name": "own", "durable": true })).await?.success()?;

@@ -1,4 +1,4 @@
-//! Triggers: what they may ask for, and messages that invoke actions by them.
+//! Triggers: validation, and messages that invoke actions.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn text(value: &Value) -> &str {
 }
 
 #[tokio::test]
-async fn a_trigger_is_made_shown_changed_and_deleted() -> Result<()> {
+async fn a_trigger_is_created_shown_updated_and_deleted() -> Result<()> {
     let key = Api::create_workspace(shared().await.any_gateway(), "triggers").await?;
     let ann = key.as_agent(&key.register_agent("ann").await?);
     let body = json!({ "channel": "#general", "pattern": "^deploy", "action_name": "deploy", "enabled": true });
@@ -63,7 +63,7 @@ async fn a_trigger_is_made_shown_changed_and_deleted() -> Result<()> {
     Ok(())
 }
 
-/// What an action of a workspace was invoked with, in order.
+/// Returns the inputs of an action's invocations, in order.
 async fn inputs(pool: &PgPool, key: &Api, action: &str) -> Result<Vec<Value>> {
     let workspace = key.get("/v1/workspace").await?.success()?;
     let rows: Vec<Value> = sqlx::query_scalar(
@@ -84,7 +84,7 @@ async fn texts(pool: &PgPool, key: &Api, action: &str) -> Result<Vec<String>> {
 }
 
 #[tokio::test]
-async fn messages_that_match_invoke_the_action_once_each() -> Result<()> {
+async fn each_matching_message_invokes_the_action_once() -> Result<()> {
     let engine = shared().await;
     let pool = PgPool::connect(&engine.database_url).await?;
     let key = Api::create_workspace(&engine.gateways[0], "fire").await?;
@@ -139,7 +139,7 @@ async fn messages_that_match_invoke_the_action_once_each() -> Result<()> {
         ("builds", "ann", &json!(["bob"]))
     );
     assert_eq!(text(&input["trigger_id"]), ids[3]);
-    // That it fired is noted behind the invocation.
+    // The trigger's last match is recorded after the invocation.
     wait::until_ok("the triggers to tell", SOON, || async {
         let shown = key.get(&format!("/v1/triggers/{}", ids[3])).await?.success()?;
         anyhow::ensure!(shown["last_triggered_at"].is_string() && shown["last_error"].is_null(), "{shown}");
@@ -149,7 +149,7 @@ async fn messages_that_match_invoke_the_action_once_each() -> Result<()> {
     })
     .await?;
 
-    // Switched on, it begins with the next message.
+    // An enabled trigger begins with the next message.
     key.patch(&format!("/v1/triggers/{}", ids[4]), json!({ "enabled": true })).await?.success()?;
     ann.post_message("general", "now").await?.success()?;
     wait::until("the next message to have fired", SOON, || async {
@@ -160,7 +160,7 @@ async fn messages_that_match_invoke_the_action_once_each() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_message_that_came_while_too_much_was_open_fires_later() -> Result<()> {
+async fn a_message_beyond_the_open_limit_fires_later() -> Result<()> {
     let engine = shared().await;
     let pool = PgPool::connect(&engine.database_url).await?;
     let key = Api::create_workspace(&engine.gateways[0], "full").await?;
@@ -199,7 +199,7 @@ async fn a_message_that_came_while_too_much_was_open_fires_later() -> Result<()>
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_message_fires_once_though_workers_and_gateways_die() -> Result<()> {
+async fn each_message_fires_once_while_workers_and_gateways_die() -> Result<()> {
     let stack = Stack::builder().gateways(2).start().await?;
     fires_once(&stack).await.inspect_err(|_| println!("{}", stack.logs(40)))
 }
@@ -219,7 +219,7 @@ async fn fires_once(stack: &Stack) -> Result<()> {
         for n in 0..25 {
             let body = format!("{round}-{n}");
             let through = if n % 2 == 0 { ann.clone() } else { ann.at(first.url()) };
-            // On a machine that is busy with the processes that come up, a post may be refused: it is sent again.
+            // Posts may be shed while processes start on a loaded machine, so they are retried.
             wait::until_ok("a post to be accepted", SOON, || async {
                 let (post, key) = (json!({ "text": body }), [("idempotency-key", &*body)]);
                 through.call(Method::POST, "/v1/channels/general/messages", Some(post), &key).await?.success()
@@ -227,7 +227,7 @@ async fn fires_once(stack: &Stack) -> Result<()> {
             .await?;
             accepted.push(body);
         }
-        // Killed in the midst of it: some of what it has invoked is not noted as done.
+        // The worker is killed before it has recorded all of its invocations.
         stack.worker().kill9();
         if round == 1 {
             first.kill9();
@@ -243,7 +243,7 @@ async fn fires_once(stack: &Stack) -> Result<()> {
         Ok::<_, anyhow::Error>(())
     })
     .await?;
-    // Whoever looks at the same events again has had the time to.
+    // Any other worker would have scanned the same events by now.
     let done: (i64, i64) = sqlx::query_as(
         "SELECT p.reached_seq, h.next_seq - 1 FROM trigger_progress p JOIN event_heads h USING (workspace_id)",
     )

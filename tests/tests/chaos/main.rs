@@ -1,4 +1,6 @@
-//! Crashes, cuts and restarts: nothing is lost, and nothing comes out of order.
+//! Crashes, network faults and restarts: nothing is lost, and nothing is reordered.
+
+#![expect(clippy::print_stdout, reason = "shown with a failed test")]
 
 mod delivery;
 mod outages;

@@ -1,4 +1,4 @@
-//! Servers go away and come back: NATS, Postgres, and a COMMIT cut in flight.
+//! Outages of NATS and Postgres, and a COMMIT cut in transit.
 
 use std::{
     sync::atomic::Ordering,
@@ -7,11 +7,11 @@ use std::{
 
 use anyhow::{Result, ensure};
 use relay_acceptance::chaos::{
+    by_run_size,
     node::Node,
-    outage,
+    outage_duration,
     scene::Scene,
-    sender::{Outcome, Sent, Target, send_keyed, send_once},
-    sized,
+    sender::{Outcome, SentMessage, Target, send_keyed, send_once},
 };
 use relay_testkit::{
     client::Agent,
@@ -21,23 +21,23 @@ use relay_testkit::{
 };
 use serde_json::json;
 
-/// Nothing here is waited for in vain: the limits are for a busy machine.
+/// Timeout for a loaded machine; every condition is expected to be met.
 const SOON: Duration = Duration::from_secs(30);
 const RECOVERED_WITHIN: Duration = Duration::from_secs(40);
 
-/// A sender without a node, one agent at each gateway.
-async fn pair(scene: &Scene) -> Result<(Agent, Both)> {
+/// Creates a sender without a node and one agent at each gateway.
+async fn pair(scene: &Scene) -> Result<(Agent, ConnectedNodes)> {
     let sam = scene.workspace.register_agent("sam").await?;
     let (ada, _) = scene.broker("broker-ada", &["ada"], 0).await?;
     let (bob, _) = scene.direct("bob", 1).await?;
-    Ok((sam, Both(ada, bob)))
+    Ok((sam, ConnectedNodes(ada, bob)))
 }
 
-/// Keeps two nodes alive.
-struct Both(#[expect(dead_code, reason = "held")] Node, #[expect(dead_code, reason = "held")] Node);
+/// Keeps two nodes connected.
+struct ConnectedNodes(#[expect(dead_code, reason = "held")] Node, #[expect(dead_code, reason = "held")] Node);
 
-/// A metric's sum over the gateways.
-async fn of_gateways(scene: &Scene, metric: &str) -> Result<f64> {
+/// Returns a metric's sum over the gateways.
+async fn gateway_metric_sum(scene: &Scene, metric: &str) -> Result<f64> {
     let mut sum = 0.0;
     for gateway in scene.stack.gateways() {
         sum += gateway.metric(metric).await?;
@@ -45,8 +45,8 @@ async fn of_gateways(scene: &Scene, metric: &str) -> Result<f64> {
     Ok(sum)
 }
 
-/// Waits until each process reports this.
-async fn reports(scene: &Scene, metric: &str, value: f64) {
+/// Waits until each process reports this value.
+async fn wait_for_metric(scene: &Scene, metric: &str, value: f64) {
     for process in scene.stack.gateways().iter().chain(scene.stack.workers()) {
         wait::until(&format!("{metric} of {} to be {value}", process.name()), SOON, || async {
             process.metric(metric).await.is_ok_and(|reported| (reported - value).abs() < f64::EPSILON)
@@ -56,37 +56,37 @@ async fn reports(scene: &Scene, metric: &str, value: f64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_nats_away_posts_and_delivery_go_on_from_postgres() -> Result<()> {
+async fn posts_and_deliveries_continue_while_nats_is_unavailable() -> Result<()> {
     let scene = Scene::start().await?;
     let (sam, _nodes) = pair(&scene).await?;
     scene.dm(&sam, 0, "ada", "before").await?;
     scene.dm(&sam, 1, "bob", "before").await?;
-    scene.reaches("ada", 1, SOON).await;
-    scene.reaches("bob", 1, SOON).await;
-    reports(&scene, "relay_nats_connected", 1.0).await;
-    let missed = of_gateways(&scene, "relay_deliveries_repaired_total").await?;
-    let replayed = of_gateways(&scene, "relay_deliveries_replayed_total").await?;
+    scene.wait_received("ada", 1, SOON).await;
+    scene.wait_received("bob", 1, SOON).await;
+    wait_for_metric(&scene, "relay_nats_connected", 1.0).await;
+    let missed = gateway_metric_sum(&scene, "relay_deliveries_repaired_total").await?;
+    let replayed = gateway_metric_sum(&scene, "relay_deliveries_replayed_total").await?;
 
     scene.stack.nats().stop().await?;
-    let until = Instant::now() + outage();
+    let until = Instant::now() + outage_duration();
     let (mut sent, mut slowest) = (1, Duration::ZERO);
     while Instant::now() < until {
         sent += 1;
         let started = Instant::now();
-        // Each agent is written to from both gateways, the other one's included.
+        // Each agent gets messages from both gateways.
         let gateway = usize::try_from(sent % 2)?;
         scene.dm(&sam, gateway, "ada", &format!("ada {sent}")).await?;
         scene.dm(&sam, gateway, "bob", &format!("bob {sent}")).await?;
-        scene.reaches("ada", sent, SOON).await;
-        scene.reaches("bob", sent, SOON).await;
+        scene.wait_received("ada", sent, SOON).await;
+        scene.wait_received("bob", sent, SOON).await;
         slowest = slowest.max(started.elapsed());
     }
     println!("{sent} each with nats away, the slowest after {slowest:?}");
-    scene.acked("ada", sent, SOON).await;
-    reports(&scene, "relay_nats_connected", 0.0).await;
-    // Both agents were connected all the time: what had no live copy was no replay.
-    assert!(of_gateways(&scene, "relay_deliveries_repaired_total").await? > missed, "no frame was missing");
-    assert_eq!(of_gateways(&scene, "relay_deliveries_replayed_total").await?, replayed);
+    scene.wait_acked("ada", sent, SOON).await;
+    wait_for_metric(&scene, "relay_nats_connected", 0.0).await;
+    // Both agents were connected all the time, so messages without a live copy were not replays.
+    assert!(gateway_metric_sum(&scene, "relay_deliveries_repaired_total").await? > missed, "no frame was missing");
+    assert_eq!(gateway_metric_sum(&scene, "relay_deliveries_replayed_total").await?, replayed);
 
     scene.stack.nats().restart().await?;
     for _ in 0..20 {
@@ -94,9 +94,9 @@ async fn with_nats_away_posts_and_delivery_go_on_from_postgres() -> Result<()> {
         scene.dm(&sam, usize::try_from(sent % 2)?, "ada", &format!("ada {sent}")).await?;
         scene.dm(&sam, usize::try_from(sent % 2)?, "bob", &format!("bob {sent}")).await?;
     }
-    scene.reaches("ada", sent, SOON).await;
-    scene.reaches("bob", sent, SOON).await;
-    // What was committed meanwhile is owed to the log, and paid.
+    scene.wait_received("ada", sent, SOON).await;
+    scene.wait_received("bob", sent, SOON).await;
+    // Messages committed meanwhile are published from the outbox.
     wait::until("the outbox to be empty", RECOVERED_WITHIN, || async {
         scene.database.unpublished().await.is_ok_and(|count| count == 0)
     })
@@ -108,38 +108,38 @@ async fn with_nats_away_posts_and_delivery_go_on_from_postgres() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_postgres_away_posts_are_refused_and_sockets_stay() -> Result<()> {
+async fn posts_are_refused_and_sockets_stay_open_while_postgres_is_unavailable() -> Result<()> {
     let scene = Scene::start().await?;
     let sam = scene.workspace.register_agent("sam").await?;
     let (ada_node, _) = scene.broker("broker-ada", &["ada"], 0).await?;
     let (bob_node, _) = scene.direct("bob", 1).await?;
-    // What is sent shortly before the outage is acknowledged during it.
+    // Messages sent shortly before the outage are acknowledged during it.
     for node in [&ada_node, &bob_node] {
-        node.behave(|manner| manner.acks = false);
+        node.change_behaviour(|manner| manner.acks = false);
     }
     for n in 1..=5 {
         scene.dm(&sam, n % 2, "ada", &format!("ada {n}")).await?;
         scene.dm(&sam, n % 2, "bob", &format!("bob {n}")).await?;
     }
-    scene.reaches("ada", 5, SOON).await;
-    scene.reaches("bob", 5, SOON).await;
+    scene.wait_received("ada", 5, SOON).await;
+    scene.wait_received("bob", 5, SOON).await;
 
     scene.stack.postgres().stop().await?;
     for node in [&ada_node, &bob_node] {
-        node.behave(|manner| manner.acks = true);
+        node.change_behaviour(|manner| manner.acks = true);
     }
-    let until = Instant::now() + outage();
+    let until = Instant::now() + outage_duration();
     let mut refused = Vec::new();
     let (mut slowest, mut nth) = (Duration::ZERO, 0);
     while Instant::now() < until {
         nth += 1;
         let started = Instant::now();
         let text = format!("away {nth}");
-        let reply = scene.speaker(&sam, nth % 2).impatient().dm("ada", &text).await?;
+        let reply = scene.api_of(&sam, nth % 2).without_retries().dm("ada", &text).await?;
         ensure!(reply.status == 503, "answered {}: {}", reply.status, reply.body);
         ensure!(reply.headers.contains_key("retry-after"), "no Retry-After");
         slowest = slowest.max(started.elapsed());
-        refused.push(Sent { text, recipients: vec!["ada".into()], outcome: Outcome::Refused(503), tries: 1 });
+        refused.push(SentMessage { text, recipients: vec!["ada".into()], outcome: Outcome::Refused(503), attempts: 1 });
         for gateway in scene.stack.gateways() {
             if nth == 3 {
                 wait::until("the gateway to notice", SOON, || async { !gateway.is_ready().await }).await;
@@ -155,16 +155,16 @@ async fn with_postgres_away_posts_are_refused_and_sockets_stay() -> Result<()> {
     for gateway in scene.stack.gateways() {
         wait::until("the gateway to be ready", RECOVERED_WITHIN, || gateway.is_ready()).await;
     }
-    scene.acked("ada", 5, RECOVERED_WITHIN).await;
-    scene.acked("bob", 5, RECOVERED_WITHIN).await;
+    scene.wait_acked("ada", 5, RECOVERED_WITHIN).await;
+    scene.wait_acked("bob", 5, RECOVERED_WITHIN).await;
     println!("ready and acks stored {:?} after postgres came back", back.elapsed());
     for n in 6..=10 {
         scene.dm(&sam, n % 2, "ada", &format!("ada {n}")).await?;
         scene.dm(&sam, n % 2, "bob", &format!("bob {n}")).await?;
     }
-    scene.reaches("ada", 10, SOON).await;
-    scene.reaches("bob", 10, SOON).await;
-    scene.judge(&refused).await?;
+    scene.wait_received("ada", 10, SOON).await;
+    scene.wait_received("bob", 10, SOON).await;
+    scene.verify(&refused).await?;
     ensure!(scene.ledger.repeats() == 0, "sockets that stayed repeat nothing");
     for node in ["broker-ada", bob_node.name()] {
         let links = scene.ledger.links(node);
@@ -173,22 +173,22 @@ async fn with_postgres_away_posts_are_refused_and_sockets_stay() -> Result<()> {
     Ok(())
 }
 
-/// A database that hangs instead of refusing must not hang its callers beyond their patience.
+/// A database that hangs must not block callers beyond their timeout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_postgres_frozen_nobody_is_told_what_is_not_true() -> Result<()> {
-    let scene = Scene::with(Stack::builder().through_proxies(true)).await?;
+async fn no_false_success_is_reported_while_postgres_is_frozen() -> Result<()> {
+    let scene = Scene::start_with(Stack::builder().through_proxies(true)).await?;
     let (sam, _nodes) = pair(&scene).await?;
     scene.dm(&sam, 0, "ada", "before").await?;
-    scene.reaches("ada", 1, SOON).await;
+    scene.wait_received("ada", 1, SOON).await;
 
     scene.stack.postgres_proxy().blackhole();
-    let apis = [scene.speaker(&sam, 0), scene.speaker(&sam, 1)];
+    let apis = [scene.api_of(&sam, 0), scene.api_of(&sam, 1)];
     let mut posts = tokio::task::JoinSet::new();
     for n in 0..10 {
         let api = apis[n % 2].clone();
         posts.spawn(async move { send_once(&api, &Target::Dm("ada".into()), &format!("frozen {n}")).await });
     }
-    tokio::time::sleep(outage()).await;
+    tokio::time::sleep(outage_duration()).await;
     for gateway in scene.stack.gateways() {
         wait::until("the gateway to notice", SOON, || async { !gateway.is_ready().await }).await;
     }
@@ -204,21 +204,24 @@ async fn with_postgres_frozen_nobody_is_told_what_is_not_true() -> Result<()> {
     for (n, api) in apis.iter().enumerate() {
         sent.push(send_keyed(std::slice::from_ref(api), &Target::Dm("ada".into()), &format!("after {n}")).await?);
     }
-    let head = scene.database.stand("ada").await?.head;
-    scene.reaches("ada", head, RECOVERED_WITHIN).await;
-    scene.judge(&sent).await
+    let head = scene.database.mailbox_position("ada").await?.head;
+    scene.wait_received("ada", head, RECOVERED_WITHIN).await;
+    scene.verify(&sent).await
 }
 
-/// Cuts the COMMIT of a batch, with the statement arriving or not, and posts through it.
-async fn commit_is_cut(verdict: Verdict) -> Result<()> {
-    let scene = Scene::with(Stack::builder().through_proxies(true)).await?;
+/// Cuts the COMMIT of a batch, before or after it arrives, and posts through it.
+async fn post_through_cut_commits(verdict: Verdict) -> Result<()> {
+    let scene = Scene::start_with(Stack::builder().through_proxies(true)).await?;
     let (sam, _nodes) = pair(&scene).await?;
-    scene.dm(&sam, 0, "ada", "before").await?;
-    scene.reaches("ada", 1, SOON).await;
-    let apis = [scene.speaker(&sam, 0), scene.speaker(&sam, 1)];
+    // Both conversations exist before: a lost COMMIT that creates one would leave its post without a status.
+    for (gateway, agent) in [(0, "ada"), (1, "bob")] {
+        scene.dm(&sam, gateway, agent, "before").await?;
+        scene.wait_received(agent, 1, SOON).await;
+    }
+    let apis = [scene.api_of(&sam, 0), scene.api_of(&sam, 1)];
     let mut sent = Vec::new();
-    for round in 0..sized(6, 40) {
-        // Other writers commit too, so the cut is armed by the message itself.
+    for round in 0..by_run_size(6, 40) {
+        // Other transactions commit too, so the cut is armed by the message itself.
         let marker = format!("cut-{round}-");
         let fired = scene.cut_commit_of(&marker, verdict);
         let mut posts = tokio::task::JoinSet::new();
@@ -234,7 +237,7 @@ async fn commit_is_cut(verdict: Verdict) -> Result<()> {
             });
         }
         wait::until("a COMMIT to be cut", SOON, || async { fired.load(Ordering::Relaxed) }).await;
-        // Long enough that the first look for the verdict finds nobody.
+        // Long enough that the first check of the commit outcome finds no result.
         tokio::time::sleep(Duration::from_millis(400)).await;
         scene.stack.postgres_proxy().restore();
         while let Some(one) = posts.join_next().await {
@@ -244,38 +247,38 @@ async fn commit_is_cut(verdict: Verdict) -> Result<()> {
             wait::until("the gateway to be ready", RECOVERED_WITHIN, || gateway.is_ready()).await;
         }
     }
-    let outcomes: Vec<_> = sent.iter().map(|one| (&one.text, &one.outcome, one.tries)).collect();
+    let outcomes: Vec<_> = sent.iter().map(|one| (&one.text, &one.outcome, one.attempts)).collect();
     println!("{outcomes:?}");
     for agent in ["ada", "bob"] {
-        let head = scene.database.stand(agent).await?.head;
-        scene.reaches(agent, head, RECOVERED_WITHIN).await;
+        let head = scene.database.mailbox_position(agent).await?.head;
+        scene.wait_received(agent, head, RECOVERED_WITHIN).await;
     }
     let unknown = sent.iter().filter(|one| one.outcome == Outcome::Unknown).count();
     ensure!(unknown == 0, "postgres came back at once: every post gets its verdict");
-    scene.judge(&sent).await
+    scene.verify(&sent).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_whose_answer_is_lost_counts_once() -> Result<()> {
-    commit_is_cut(Verdict::ForwardThenCut).await
+async fn a_commit_with_a_lost_answer_takes_effect_once() -> Result<()> {
+    post_through_cut_commits(Verdict::ForwardThenCut).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_that_never_arrives_is_made_again() -> Result<()> {
-    commit_is_cut(Verdict::DropThenCut).await
+async fn a_commit_that_never_arrives_is_retried() -> Result<()> {
+    post_through_cut_commits(Verdict::DropThenCut).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_lost_with_its_connection_is_made_again() -> Result<()> {
-    commit_is_cut(Verdict::DropThenReset).await
+async fn a_commit_lost_with_its_connection_is_retried() -> Result<()> {
+    post_through_cut_commits(Verdict::DropThenReset).await
 }
 
-/// What may be done gets no status: clients send a request again after a 5xx, and would be told that the name is taken.
+/// An operation that may have succeeded gets no status: clients retry after a 5xx and would get a name conflict.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_registration_whose_commit_is_cut_is_never_to_be_sent_again() -> Result<()> {
-    let scene = Scene::with(Stack::builder().through_proxies(true)).await?;
+async fn a_registration_with_unknown_commit_outcome_is_not_retryable() -> Result<()> {
+    let scene = Scene::start_with(Stack::builder().through_proxies(true)).await?;
     let mut unanswered = 0;
-    for round in 0..sized(4, 40) {
+    for round in 0..by_run_size(4, 40) {
         let name = format!("cut-{round}");
         let fired = scene.cut_commit_of(&name, Verdict::ForwardThenCut);
         let (api, body) = (scene.workspace.clone(), json!({ "name": name, "type": "agent" }));
@@ -285,7 +288,7 @@ async fn a_registration_whose_commit_is_cut_is_never_to_be_sent_again() -> Resul
         wait::until("its connection to be cut", SOON, || async { proxy.connection_count() == 0 }).await;
         proxy.restore();
         match asked.await? {
-            // Somebody else's COMMIT was cut, or this one never arrived: it was sent again until it was done.
+            // Another COMMIT was cut, or this one never arrived and was retried.
             Ok(reply) => drop(reply.success()?),
             Err(_) => unanswered += 1,
         }
@@ -297,19 +300,19 @@ async fn a_registration_whose_commit_is_cut_is_never_to_be_sent_again() -> Resul
     Ok(())
 }
 
-/// Bytes vanish for a second, as with a host that is gone without a reset: the connections that lost them never
-/// answer again, and nothing in the engine may wait for them for ever.
+/// Packets are dropped for a second, as with a host that fails without a reset: the affected connections never answer
+/// again, and nothing in the engine may wait for them forever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_never_answer_again_are_given_up() -> Result<()> {
-    let scene = Scene::with(Stack::builder().through_proxies(true)).await?;
+async fn unresponsive_database_connections_are_closed() -> Result<()> {
+    let scene = Scene::start_with(Stack::builder().through_proxies(true)).await?;
     let (sam, _nodes) = pair(&scene).await?;
     scene.dm(&sam, 0, "ada", "before").await?;
     scene.dm(&sam, 1, "bob", "before").await?;
-    scene.reaches("ada", 1, SOON).await;
-    scene.reaches("bob", 1, SOON).await;
-    let apis = [scene.speaker(&sam, 0), scene.speaker(&sam, 1)];
+    scene.wait_received("ada", 1, SOON).await;
+    scene.wait_received("bob", 1, SOON).await;
+    let apis = [scene.api_of(&sam, 0), scene.api_of(&sam, 1)];
     let mut posts = tokio::task::JoinSet::new();
-    scene.stack.postgres_proxy().set_filter(Direction::ToServer, |chunk| {
+    scene.stack.postgres_proxy().set_filter(Direction::ToServer, |_, chunk| {
         chunk.clear();
         Verdict::Forward
     });
@@ -339,27 +342,27 @@ async fn connections_that_never_answer_again_are_given_up() -> Result<()> {
     println!("all posts have their answer after {:?}", since.elapsed());
     ensure!(since.elapsed() < Duration::from_secs(80), "the committer waited {:?}", since.elapsed());
     for agent in ["ada", "bob"] {
-        let head = scene.database.stand(agent).await?.head;
-        scene.reaches(agent, head, RECOVERED_WITHIN).await;
-        scene.acked(agent, head, RECOVERED_WITHIN).await;
+        let head = scene.database.mailbox_position(agent).await?.head;
+        scene.wait_received(agent, head, RECOVERED_WITHIN).await;
+        scene.wait_acked(agent, head, RECOVERED_WITHIN).await;
     }
     println!("everything is acknowledged after {:?}", since.elapsed());
     for gateway in scene.stack.gateways() {
         wait::until("the gateway to be ready", RECOVERED_WITHIN, || gateway.is_ready()).await;
     }
-    scene.judge(&sent).await
+    scene.verify(&sent).await
 }
 
-/// A gateway stops in the middle of a transaction, heads locked: the others' commits for the same mailboxes wait
-/// for a few seconds, and its own sender is told the truth.
+/// A gateway stops in the middle of a transaction with heads locked: commits of other gateways for the same mailboxes
+/// wait for a few seconds, and its own sender gets a correct answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transaction_that_stops_in_the_middle_holds_nobody_up_for_long() -> Result<()> {
-    let scene = Scene::with(Stack::builder().through_proxies(true)).await?;
+async fn a_transaction_stopped_midway_blocks_others_only_briefly() -> Result<()> {
+    let scene = Scene::start_with(Stack::builder().through_proxies(true)).await?;
     let (sam, _nodes) = pair(&scene).await?;
     scene.dm(&sam, 0, "ada", "before").await?;
     scene.dm(&sam, 1, "ada", "before, too").await?;
     let fired = scene.swallow_commit_of("stopped");
-    let apis = [scene.speaker(&sam, 0), scene.speaker(&sam, 1)];
+    let apis = [scene.api_of(&sam, 0), scene.api_of(&sam, 1)];
     let since = Instant::now();
     let stopped = tokio::spawn({
         let api = apis[0].clone();
@@ -367,14 +370,14 @@ async fn a_transaction_that_stops_in_the_middle_holds_nobody_up_for_long() -> Re
     });
     wait::until("a COMMIT to be swallowed", SOON, || async { fired.load(Ordering::Relaxed) }).await;
     let mut sent = vec![send_once(&apis[1], &Target::Dm("ada".into()), "of another gateway").await?];
-    // A transaction that nobody ended would be waited for until the test's own client gives up, after a minute.
+    // Without a timeout for idle transactions, this would wait for the test client's own timeout of a minute.
     println!("the other gateway's post took {:?}", since.elapsed());
     ensure!(since.elapsed() < Duration::from_secs(30), "the other gateway waited {:?}", since.elapsed());
     sent.push(stopped.await??);
     println!("the stopped post took {:?}", since.elapsed());
     ensure!(sent.iter().all(|one| matches!(one.outcome, Outcome::Accepted(_))), "{sent:?}");
-    let head = scene.database.stand("ada").await?.head;
+    let head = scene.database.mailbox_position("ada").await?.head;
     ensure!(head == 4, "{head} deliveries");
-    scene.reaches("ada", head, SOON).await;
-    scene.judge(&sent).await
+    scene.wait_received("ada", head, SOON).await;
+    scene.verify(&sent).await
 }

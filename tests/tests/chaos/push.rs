@@ -1,5 +1,5 @@
-//! Pushing through crashes: three workers are killed at random while deliveries go out to many endpoints, some of them
-//! dead, and every healthy one gets all of its deliveries, in order, never two at a time.
+//! http_push during crashes: three workers are killed at random while they deliver to many endpoints, some of them
+//! dead; every healthy endpoint gets all deliveries in order, never two at a time.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,27 +7,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use relay_acceptance::chaos::{below, is_full, sized};
+use relay_acceptance::chaos::{by_run_size, is_full, random_below};
 use relay_testkit::binaries;
 use relay_testkit::client::Api;
 use relay_testkit::ports::Port;
 use relay_testkit::receiver::{Receiver, Reply};
-use relay_testkit::stack::{Backends, Service, Stack};
+use relay_testkit::stack::{Backends, Service, ServiceSpec, Stack};
 use relay_testkit::wait;
 use serde_json::json;
 use tokio::task::JoinSet;
 
 const WORKERS: usize = 3;
 const SENDERS: usize = 8;
-/// From the last kill until everything has arrived: the lease of a dead worker, and what has gathered.
+/// Time from the last kill to the last delivery: the lease of a dead worker, and the backlog.
 const SETTLED_WITHIN: Duration = Duration::from_secs(240);
 
-struct Field {
+struct PushField {
     stack: Stack,
     workers: Vec<Service>,
 }
 
-impl Field {
+impl PushField {
     async fn new() -> Result<Self> {
         let stack = Stack::builder().worker(false).start().await?;
         let program = binaries::find(&binaries::directory()?, "relay-worker")?;
@@ -35,11 +35,10 @@ impl Field {
         let mut workers = Vec::new();
         for number in 0..WORKERS {
             let port = Port::free()?;
-            let listen = port.address();
             let name = format!("worker-{number}");
             let log = stack.state_dir().join(format!("{name}.log"));
-            let worker = Service::worker(&name, program.clone(), &backends, &listen, &[], &log)?.keeping([port]);
-            workers.push(worker);
+            let spec = ServiceSpec { name: &name, program: program.clone(), backends: &backends, env: &[], log };
+            workers.push(Service::worker(&spec, &port.address())?.with_reserved_ports([port]));
         }
         for worker in &workers {
             worker.wait_ready().await?;
@@ -52,22 +51,22 @@ impl Field {
     }
 }
 
-/// How a round went.
-struct Round {
+/// Result of one round.
+struct RoundResult {
     p99: Duration,
     repeats: usize,
     kills: usize,
 }
 
 /// Sends `each` deliveries to each of `endpoints`; every tenth is dead if `some_dead`.
-async fn round(
-    field: &Arc<Field>,
+async fn run_round(
+    field: &Arc<PushField>,
     name: &str,
     endpoints: usize,
     each: usize,
     some_dead: bool,
     kill: bool,
-) -> Result<Round> {
+) -> Result<RoundResult> {
     let key = Api::create_workspace(field.stack.gateway(0).url(), name).await?;
     let receiver = Receiver::start(|_, _| Reply::Status(200)).await?;
     let is_dead = |number: usize| some_dead && number % 10 == 9;
@@ -85,7 +84,7 @@ async fn round(
     }
 
     let over = Arc::new(AtomicBool::new(false));
-    let killer = tokio::spawn(killer(Arc::clone(field), Arc::clone(&over), kill));
+    let killer = tokio::spawn(kill_workers(Arc::clone(field), Arc::clone(&over), kill));
     let mut senders = JoinSet::new();
     for sender in 0..SENDERS {
         let ann = ann.clone();
@@ -142,22 +141,22 @@ async fn round(
         }
         ensure!(highest == i64::try_from(at.len())?, "endpoint {number}: {highest} of {}", at.len());
     }
-    ensure!(receiver.most_at_once() <= 1, "{} tries of one delivery at once", receiver.most_at_once());
+    ensure!(receiver.max_concurrency() <= 1, "{} tries of one delivery at once", receiver.max_concurrency());
     latencies.sort_unstable();
     let p99 = latencies.get(latencies.len() * 99 / 100).copied().unwrap_or_default();
     println!("{name}: {} deliveries, p99 {p99:?}, {repeats} came again, {kills} kills", latencies.len());
-    Ok(Round { p99, repeats, kills })
+    Ok(RoundResult { p99, repeats, kills })
 }
 
-/// Kills a worker at random and starts it again, until it is over.
-async fn killer(field: Arc<Field>, over: Arc<AtomicBool>, kill: bool) -> Result<usize> {
+/// Kills and restarts random workers until `over`.
+async fn kill_workers(field: Arc<PushField>, over: Arc<AtomicBool>, kill: bool) -> Result<usize> {
     let mut kills = 0;
     while kill && !over.load(Ordering::Relaxed) {
-        // Random, so that kills meet every step of a dispatch.
-        tokio::time::sleep(Duration::from_millis(500 + below(2500) as u64)).await;
-        let victim = &field.workers[below(WORKERS)];
+        // Random, so that kills hit every step of a dispatch.
+        tokio::time::sleep(Duration::from_millis(500 + random_below(2500) as u64)).await;
+        let victim = &field.workers[random_below(WORKERS)];
         victim.kill9();
-        tokio::time::sleep(Duration::from_millis(below(1500) as u64)).await;
+        tokio::time::sleep(Duration::from_millis(random_below(1500) as u64)).await;
         victim.start_again()?;
         kills += 1;
     }
@@ -166,16 +165,16 @@ async fn killer(field: Arc<Field>, over: Arc<AtomicBool>, kill: bool) -> Result<
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_healthy_endpoint_gets_everything_in_order_while_workers_are_killed() -> Result<()> {
-    let field = Arc::new(Field::new().await?);
-    let (endpoints, each) = sized((20, 40), (500, 100));
+    let field = Arc::new(PushField::new().await?);
+    let (endpoints, each) = by_run_size((20, 40), (500, 100));
     if is_full() {
-        let without = round(&field, "calm", endpoints, each, false, false).await?;
-        let with = round(&field, "some-dead", endpoints, each, true, false).await?;
+        let without = run_round(&field, "calm", endpoints, each, false, false).await?;
+        let with = run_round(&field, "some-dead", endpoints, each, true, false).await?;
         ensure!(without.repeats + with.repeats == 0, "nothing was killed, yet something came again");
         let bar = without.p99.mul_f64(1.2);
         ensure!(with.p99 <= bar, "p99 {:?} with dead endpoints, {:?} without", with.p99, without.p99);
     }
-    let stormy = round(&field, "storm", endpoints, each, true, true).await?;
+    let stormy = run_round(&field, "storm", endpoints, each, true, true).await?;
     ensure!(stormy.kills > 0, "nobody was killed");
     Ok(())
 }

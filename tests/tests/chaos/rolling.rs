@@ -1,5 +1,5 @@
-//! Everything is replaced, one process after the other, while messages flow. Nothing is lost and no client gives up.
-//! How long deliveries take meanwhile is measured by `relay-loadtest rolling`.
+//! Rolling restarts while messages flow: nothing is lost and every client reconnects. `relay-loadtest rolling` measures
+//! the latency meanwhile.
 
 use std::{
     path::Path,
@@ -9,10 +9,10 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use relay_acceptance::{
     chaos::{
-        load::{Front, Senders, Told},
+        by_run_size,
+        load::{Front, SendReport, Senders},
         node::Node,
         scene::Scene,
-        sized,
     },
     relayctl::relayctl_with,
 };
@@ -21,31 +21,31 @@ use relay_testkit::{
     client::Agent,
     ports::Port,
     servers::{Nats, Postgres},
-    stack::{Backends, Service, Stack, migrate},
+    stack::{Backends, Service, ServiceSpec, Stack, migrate},
     wait,
 };
 use sqlx::{Connection as _, PgConnection, migrate::Migrator};
 
-/// Names the folder with the binaries of the version before this one (`cargo xtask upgrade` builds them).
+/// Folder with the binaries of the previous version (`cargo xtask upgrade` builds them).
 const PREVIOUS: &str = "RELAY_PREVIOUS_BIN_DIR";
 const SENDERS: usize = 4;
-/// Where the first version's schema ended.
+/// Last migration of the first version.
 const FIRST_SCHEMA: i64 = 2;
 const MIGRATIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../migrations");
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rolling_restart_loses_nothing_and_no_client_gives_up() -> Result<()> {
-    let scene = Scene::with(Stack::builder().gateways(3).workers(2)).await?;
+async fn a_rolling_restart_loses_nothing_and_every_client_reconnects() -> Result<()> {
+    let scene = Scene::start_with(Stack::builder().gateways(3).workers(2)).await?;
     let urls: Vec<&str> = scene.stack.gateways().iter().map(Service::url).collect();
     let (_nodes, agents) = nodes(&scene, &urls, 3).await?;
     let sam = scene.workspace.register_agent("sam").await?;
     let front = Front::new(&urls);
     let senders = Senders::start(SENDERS, &scene.workspace.as_agent(&sam), &agents, &front);
-    for round in 0..sized(1, 3) {
+    for round in 0..by_run_size(1, 3) {
         for process in scene.stack.gateways().iter().chain(scene.stack.workers()) {
             senders.send(50).await?;
             let since = Instant::now();
-            // As in a cluster: no new connection is led there, then it is asked to end.
+            // As in a cluster: first no new connections, then SIGTERM.
             front.remove(process.url());
             process.terminate().await?;
             process.restart().await?;
@@ -56,29 +56,29 @@ async fn a_rolling_restart_loses_nothing_and_no_client_gives_up() -> Result<()> 
         }
     }
     senders.send(50).await?;
-    settle(&scene, &agents, senders.stop().await?).await
+    verify_settled(&scene, &agents, senders.stop().await?).await
 }
 
-/// Gateways end while clients still go to them: they are told nothing, or to try again, and do.
+/// Gateways exit while clients still call them: clients get no answer or a retryable one, and retry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn even_clients_that_go_on_calling_a_draining_gateway_lose_nothing() -> Result<()> {
-    let scene = Scene::with(Stack::builder().gateways(3)).await?;
+async fn clients_that_keep_calling_a_draining_gateway_lose_nothing() -> Result<()> {
+    let scene = Scene::start_with(Stack::builder().gateways(3)).await?;
     let urls: Vec<&str> = scene.stack.gateways().iter().map(Service::url).collect();
     let (_nodes, agents) = nodes(&scene, &urls, 3).await?;
     let sam = scene.workspace.register_agent("sam").await?;
     let senders = Senders::start(SENDERS, &scene.workspace.as_agent(&sam), &agents, &Front::new(&urls));
-    for gateway in &scene.stack.gateways()[..sized(2, 3)] {
+    for gateway in &scene.stack.gateways()[..by_run_size(2, 3)] {
         senders.send(50).await?;
         gateway.terminate().await?;
         gateway.restart().await?;
     }
     senders.send(50).await?;
-    settle(&scene, &agents, senders.stop().await?).await
+    verify_settled(&scene, &agents, senders.stop().await?).await
 }
 
-/// The schema is the first version's, without its programs: those are a build of their own (the test below).
+/// The schema of the first version without its binaries, which the test below covers.
 #[tokio::test]
-async fn on_an_old_schema_programs_wait_for_the_migration_and_touch_nothing() -> Result<()> {
+async fn processes_wait_for_the_migration_of_an_old_schema_without_touching_it() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let (database_dir, stream_dir) = (dir.path().join("postgres"), dir.path().join("nats"));
     let (postgres, nats) = tokio::try_join!(Postgres::start(&database_dir), Nats::start(&stream_dir))?;
@@ -93,14 +93,16 @@ async fn on_an_old_schema_programs_wait_for_the_migration_and_touch_nothing() ->
     ensure!(!doctor.success && doctor.stdout.contains("-> run relayctl migrate"), "{}", doctor.stdout);
 
     let bin_dir = binaries::directory()?;
-    let log = |name: &str| dir.path().join(name);
     let files = [("RELAY_FILES_DIR".to_owned(), dir.path().join("files").to_string_lossy().into_owned())];
     let ports = [Port::free()?, Port::free()?, Port::free()?];
     let [main, metrics, of_worker] = ports.each_ref().map(Port::address);
-    let gateway = binaries::find(&bin_dir, "relay-gateway")?;
-    let gateway = Service::gateway("gateway", gateway, &backends, &main, &metrics, &files, &log("gateway.log"))?;
-    let worker = binaries::find(&bin_dir, "relay-worker")?;
-    let worker = Service::worker("worker", worker, &backends, &of_worker, &files, &log("worker.log"))?;
+    let specify = |name, program| {
+        let program = binaries::find(&bin_dir, program)?;
+        let log = dir.path().join(format!("{name}.log"));
+        anyhow::Ok(ServiceSpec { name, program, backends: &backends, env: &files, log })
+    };
+    let gateway = Service::gateway(&specify("gateway", "relay-gateway")?, &main, &metrics)?;
+    let worker = Service::worker(&specify("worker", "relay-worker")?, &of_worker)?;
     for waiting in [&gateway, &worker] {
         wait::until("a program to see that the schema is old", Duration::from_secs(30), || async {
             waiting.log_tail(20).contains("waiting for a newer schema")
@@ -120,20 +122,20 @@ async fn on_an_old_schema_programs_wait_for_the_migration_and_touch_nothing() ->
     Ok(())
 }
 
-/// Old programs on the new schema, new programs before the old one is migrated, both at once, and the way back.
+/// Old processes on the new schema, new processes before the migration, both at once, and the rollback.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upgrade_from_the_previous_version_loses_nothing() -> Result<()> {
     let Some(previous) = std::env::var_os(PREVIOUS) else {
         println!("not run: {PREVIOUS} is not set; `cargo xtask upgrade` builds the previous version and runs this");
         return Ok(());
     };
-    let scene = Scene::with(Stack::builder().gateways(2).bin_dir(previous)).await?;
+    let scene = Scene::start_with(Stack::builder().gateways(2).bin_dir(previous)).await?;
     let bin_dir = binaries::directory()?;
     let backends = Backends { database_url: scene.stack.database_url().to_owned(), nats_url: scene.stack.nats_url() };
-    // Reserved before the nodes learn where they may go.
+    // Reserved before the nodes get their URLs.
     let ports = [(Port::free()?, Port::free()?), (Port::free()?, Port::free()?)];
     let new_urls = ports.each_ref().map(|(main, _)| format!("http://{}", main.address()));
-    let old_urls = scene.from(0);
+    let old_urls = scene.gateways_from(0);
     let all_urls: Vec<&str> = old_urls.iter().copied().chain(new_urls.iter().map(String::as_str)).collect();
     let (_nodes, agents) = nodes(&scene, &all_urls, 2).await?;
     let sam = scene.workspace.register_agent("sam").await?;
@@ -141,7 +143,7 @@ async fn an_upgrade_from_the_previous_version_loses_nothing() -> Result<()> {
     let senders = Senders::start(SENDERS, &scene.workspace.as_agent(&sam), &agents, &front);
     senders.send(100).await?;
 
-    // New programs on the old schema: they wait, and do no harm.
+    // New processes on the old schema wait and do no harm.
     let mut new_gateways = Vec::new();
     for (number, (main, metrics)) in ports.into_iter().enumerate() {
         new_gateways.push(start_gateway(&scene, &bin_dir, &backends, number + 3, main, metrics)?);
@@ -156,7 +158,7 @@ async fn an_upgrade_from_the_previous_version_loses_nothing() -> Result<()> {
     }
     senders.send(100).await?;
 
-    // The migration, under load. From here on old programs work on the new schema.
+    // The migration under load. From here on old processes use the new schema.
     let since = Instant::now();
     migrate(&binaries::find(&bin_dir, "relayctl")?, &backends.database_url, &backends.nats_url).await?;
     println!("migrated under load in {:.1?}", since.elapsed());
@@ -170,7 +172,7 @@ async fn an_upgrade_from_the_previous_version_loses_nothing() -> Result<()> {
     senders.send(200).await?;
     println!("both versions took messages");
 
-    // The way back: an old gateway and an old worker start on the new schema.
+    // The rollback: an old gateway and an old worker start on the new schema.
     for old in [scene.stack.gateway(0), scene.stack.worker()] {
         front.remove(old.url());
         old.terminate().await?;
@@ -183,7 +185,7 @@ async fn an_upgrade_from_the_previous_version_loses_nothing() -> Result<()> {
     let failures = scene.stack.worker().metric("relay_loop_failures_total").await?;
     ensure!(failures == 0.0, "loops of the old worker failed:\n{}", scene.stack.worker().log_tail(20));
 
-    // The upgrade ends: the old ones go.
+    // The upgrade ends: the old processes stop.
     for old in scene.stack.gateways().iter().chain([scene.stack.worker()]) {
         front.remove(old.url());
         old.terminate().await?;
@@ -191,10 +193,10 @@ async fn an_upgrade_from_the_previous_version_loses_nothing() -> Result<()> {
     }
     let failures = new_worker.metric("relay_loop_failures_total").await?;
     ensure!(failures == 0.0, "loops of the new worker failed:\n{}", new_worker.log_tail(20));
-    settle(&scene, &agents, senders.stop().await?).await
+    verify_settled(&scene, &agents, senders.stop().await?).await
 }
 
-/// Brokers with two agents each, and agents with nodes of their own, at home in turn at the first gateways, which are up.
+/// Creates brokers with two agents each, and agents with direct nodes, each with one of the first gateways as its home.
 async fn nodes(scene: &Scene, urls: &[&str], up: usize) -> Result<(Vec<Node>, Vec<Agent>)> {
     let (mut nodes, mut agents) = (Vec::new(), Vec::new());
     let at_first = scene.workspace.at(urls[0]);
@@ -215,8 +217,8 @@ async fn nodes(scene: &Scene, urls: &[&str], up: usize) -> Result<(Vec<Node>, Ve
     Ok((nodes, agents))
 }
 
-/// Waits for all deliveries and judges what senders and nodes have seen.
-async fn settle(scene: &Scene, agents: &[Agent], told: Told) -> Result<()> {
+/// Waits for all deliveries and verifies the ledgers of senders and nodes.
+async fn verify_settled(scene: &Scene, agents: &[Agent], told: SendReport) -> Result<()> {
     println!(
         "{} messages, {} answers of 5xx and {} lost connections on the way, {} frames came again",
         told.sent.len(),
@@ -225,11 +227,11 @@ async fn settle(scene: &Scene, agents: &[Agent], told: Told) -> Result<()> {
         scene.ledger.repeats()
     );
     for agent in agents {
-        let head = scene.database.stand(&agent.name).await?.head;
-        scene.reaches(&agent.name, head, Duration::from_secs(30)).await;
-        scene.acked(&agent.name, head, Duration::from_secs(15)).await;
+        let head = scene.database.mailbox_position(&agent.name).await?.head;
+        scene.wait_received(&agent.name, head, Duration::from_secs(30)).await;
+        scene.wait_acked(&agent.name, head, Duration::from_secs(15)).await;
     }
-    scene.judge(&told.sent).await
+    scene.verify(&told.sent).await
 }
 
 fn start_gateway(
@@ -241,22 +243,23 @@ fn start_gateway(
     metrics: Port,
 ) -> Result<Service> {
     let name = format!("gateway-{number}");
-    let (listen, metrics_listen) = (main.address(), metrics.address());
     let log = scene.stack.state_dir().join("logs").join(format!("{name}.log"));
     let program = binaries::find(bin_dir, "relay-gateway")?;
-    let service = Service::gateway(&name, program, backends, &listen, &metrics_listen, &files(scene), &log);
-    Ok(service.context("start a new gateway")?.keeping([main, metrics]))
+    let spec = ServiceSpec { name: &name, program, backends, env: &files(scene), log };
+    let service = Service::gateway(&spec, &main.address(), &metrics.address());
+    Ok(service.context("start a new gateway")?.with_reserved_ports([main, metrics]))
 }
 
 fn start_worker(scene: &Scene, bin_dir: &Path, backends: &Backends) -> Result<Service> {
     let metrics = Port::free()?;
     let log = scene.stack.state_dir().join("logs").join("worker-new.log");
     let program = binaries::find(bin_dir, "relay-worker")?;
-    let service = Service::worker("worker-new", program, backends, &metrics.address(), &files(scene), &log);
-    Ok(service.context("start a new worker")?.keeping([metrics]))
+    let spec = ServiceSpec { name: "worker-new", program, backends, env: &files(scene), log };
+    let service = Service::worker(&spec, &metrics.address());
+    Ok(service.context("start a new worker")?.with_reserved_ports([metrics]))
 }
 
-/// Files of all processes are in one place.
+/// Files of all processes are in one folder.
 fn files(scene: &Scene) -> Vec<(String, String)> {
     let dir = scene.stack.state_dir().join("files").to_string_lossy().into_owned();
     vec![("RELAY_FILES_DIR".to_owned(), dir)]

@@ -1,4 +1,5 @@
-//! The storm: everything is killed and restarted while everybody sends, and the contract holds.
+//! The storm: everything is killed and restarted while all senders send, and the guarantees hold (docs/architecture.md,
+//! "Invariants").
 
 use std::{
     sync::{
@@ -10,12 +11,12 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use relay_acceptance::chaos::{
-    below,
+    by_run_size,
     ledger::Ledger,
     node::Node,
+    random_below,
     scene::Scene,
-    sender::{Outcome, Sent, Target, send_keyed, send_once, send_twice},
-    sized,
+    sender::{Outcome, SentMessage, Target, send_keyed, send_once, send_twice},
 };
 use relay_testkit::{
     client::{Agent, Api},
@@ -29,11 +30,11 @@ const AGENTS_PER_BROKER: usize = 11;
 const DIRECT_NODES: usize = 2;
 const CHANNELS: usize = 10;
 const SENDERS: usize = 8;
-/// From the last fault until everything has arrived.
+/// Time from the last fault to the last delivery.
 const SETTLED_WITHIN: Duration = Duration::from_secs(90);
 
-/// The agents, the nodes that host them, and the channels they share.
-struct Cast {
+/// Agents, their nodes, and their channels.
+struct Topology {
     nodes: Vec<Node>,
     agents: Vec<Agent>,
     /// Each channel with its members, as positions in `agents`.
@@ -42,12 +43,12 @@ struct Cast {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_repeated_or_reordered_while_everything_is_killed() -> Result<()> {
-    let scene = Arc::new(Scene::with(Stack::builder().through_proxies(true)).await?);
-    // One live copy in twenty is lost throughout, beside what the faults lose.
-    scene.stack.nats_proxy().drop_nats_messages(|subject| subject.starts_with("live.") && below(20) == 0);
-    let cast = Arc::new(cast(&scene).await?);
+    let scene = Arc::new(Scene::start_with(Stack::builder().through_proxies(true)).await?);
+    // One live copy in twenty is lost throughout, in addition to the faults.
+    scene.stack.nats_proxy().drop_nats_messages(|subject| subject.starts_with("live.") && random_below(20) == 0);
+    let cast = Arc::new(create_topology(&scene).await?);
     println!("{} agents on {} nodes", cast.agents.len(), cast.nodes.len());
-    let total = sized(3_000, 20_000);
+    let total = by_run_size(3_000, 20_000);
     let next = Arc::new(AtomicUsize::new(0));
     let rounds = Arc::new(AtomicUsize::new(0));
     let (done, over) = watch::channel(false);
@@ -63,12 +64,12 @@ async fn nothing_is_lost_repeated_or_reordered_while_everything_is_killed() -> R
             Arc::clone(&rounds),
         ));
     }
-    let faults = tokio::spawn(faults(Arc::clone(&scene), Arc::clone(&cast), over, rounds));
+    let faults = tokio::spawn(inject_faults(Arc::clone(&scene), Arc::clone(&cast), over, rounds));
     let mut sent = Vec::new();
     while let Some(one) = senders.join_next().await {
         match one? {
             Ok(some) => sent.extend(some),
-            // A fault that could not be put right explains it better.
+            // A fault that could not be repaired explains the failure better.
             Err(error) if faults.is_finished() => bail!("{:?}; then {error:#}", faults.await?),
             Err(error) => return Err(error.context(scene.stack.logs(15))),
         }
@@ -77,13 +78,13 @@ async fn nothing_is_lost_repeated_or_reordered_while_everything_is_killed() -> R
     done.send(true)?;
     let counts = faults.await??;
 
-    settled(&scene).await?;
-    scene.judge(&sent).await?;
-    whole(&scene.ledger, &cast)?;
+    wait_settled(&scene).await?;
+    scene.verify(&sent).await?;
+    verify_complete(&scene.ledger, &cast)?;
     scene.ledger.assert_clean();
     let unknown = sent.iter().filter(|one| one.outcome == Outcome::Unknown).count();
     let refused = sent.iter().filter(|one| matches!(one.outcome, Outcome::Refused(_))).count();
-    let again = sent.iter().filter(|one| one.tries > 1).count();
+    let again = sent.iter().filter(|one| one.attempts > 1).count();
     println!(
         "{counts:?}; {} sent, {unknown} unknown, {refused} refused, {again} tried again; {} frames came again; {:?}",
         sent.len(),
@@ -97,11 +98,11 @@ async fn nothing_is_lost_repeated_or_reordered_while_everything_is_killed() -> R
     Ok(())
 }
 
-async fn cast(scene: &Scene) -> Result<Cast> {
+async fn create_topology(scene: &Scene) -> Result<Topology> {
     let (mut nodes, mut agents) = (Vec::new(), Vec::new());
     for broker in 0..BROKERS {
         let names: Vec<String> = (0..AGENTS_PER_BROKER).map(|n| format!("a{broker}-{n}")).collect();
-        let home = scene.from(broker);
+        let home = scene.gateways_from(broker);
         let (node, hosted) =
             Node::broker(&scene.workspace, &format!("broker-{broker}"), &names, &home, &scene.ledger).await?;
         nodes.push(node);
@@ -122,20 +123,20 @@ async fn cast(scene: &Scene) -> Result<Cast> {
         }
         channels.push((name, members));
     }
-    Ok(Cast { nodes, agents, channels })
+    Ok(Topology { nodes, agents, channels })
 }
 
-/// Sends until `total` messages are out, by all senders together, and every kind of fault has met them. Half of the
-/// messages carry a key and are tried until accepted, some at both gateways at once; of the others the first answer is
+/// Sends until `total` messages are out in total and every kind of fault has occurred. Half of the messages have an
+/// idempotency key and are retried until accepted, some at both gateways at once; the first answer to the others is
 /// final.
 async fn sender(
     number: usize,
     total: usize,
     scene: Arc<Scene>,
-    cast: Arc<Cast>,
+    cast: Arc<Topology>,
     next: Arc<AtomicUsize>,
     rounds: Arc<AtomicUsize>,
-) -> Result<Vec<Sent>> {
+) -> Result<Vec<SentMessage>> {
     let mut sent = Vec::new();
     loop {
         let nth = next.fetch_add(1, Ordering::Relaxed);
@@ -143,8 +144,8 @@ async fn sender(
             return Ok(sent);
         }
         let text = format!("m{nth} {}", uuid::Uuid::new_v4());
-        let (from, target) = draw(&cast);
-        let apis: [Api; 2] = [scene.speaker(from, number), scene.speaker(from, number + 1)];
+        let (from, target) = pick_target(&cast);
+        let apis: [Api; 2] = [scene.api_of(from, number), scene.api_of(from, number + 1)];
         sent.push(if nth.is_multiple_of(10) {
             send_twice(&apis, &target, &text).await?
         } else if nth.is_multiple_of(2) {
@@ -156,22 +157,22 @@ async fn sender(
             }
             one
         });
-        // Some 200 messages a second in all: the faults shall meet traffic.
-        tokio::time::sleep(Duration::from_millis(20 + below(40) as u64)).await;
+        // About 200 messages a second in total, so that faults hit traffic.
+        tokio::time::sleep(Duration::from_millis(20 + random_below(40) as u64)).await;
     }
 }
 
-/// A sender and a target: a channel for one in five.
-fn draw(cast: &Cast) -> (&Agent, Target) {
-    if below(5) == 0 {
-        let (name, members) = &cast.channels[below(cast.channels.len())];
-        let from = members[below(members.len())];
+/// Picks a sender and a target: a channel for one in five.
+fn pick_target(cast: &Topology) -> (&Agent, Target) {
+    if random_below(5) == 0 {
+        let (name, members) = &cast.channels[random_below(cast.channels.len())];
+        let from = members[random_below(members.len())];
         let others = members.iter().filter(|member| **member != from);
         let others = others.map(|member| cast.agents[*member].name.clone()).collect();
         return (&cast.agents[from], Target::Channel(name.clone(), others));
     }
-    let from = below(cast.agents.len());
-    let to = (from + 1 + below(cast.agents.len() - 1)) % cast.agents.len();
+    let from = random_below(cast.agents.len());
+    let to = (from + 1 + random_below(cast.agents.len() - 1)) % cast.agents.len();
     (&cast.agents[from], Target::Dm(cast.agents[to].name.clone()))
 }
 
@@ -187,63 +188,63 @@ struct Faults {
 /// Kinds of faults: kill a gateway, restart NATS, restart Postgres, pause a gateway, reset connections.
 const KINDS: usize = 5;
 
-/// Breaks something every few seconds until the senders are done, and puts it right again.
-async fn faults(
+/// Injects a fault every few seconds until the senders are done, and repairs it.
+async fn inject_faults(
     scene: Arc<Scene>,
-    cast: Arc<Cast>,
+    cast: Arc<Topology>,
     mut over: watch::Receiver<bool>,
     rounds: Arc<AtomicUsize>,
 ) -> Result<Faults> {
     let mut counts = Faults::default();
     for round in 0.. {
-        let pause = Duration::from_millis(800 + below(2500) as u64);
+        let pause = Duration::from_millis(800 + random_below(2500) as u64);
         if tokio::time::timeout(pause, over.wait_for(|over| *over)).await.is_ok() {
             return Ok(counts);
         }
-        // The first rounds make sure that each kind occurs, and a second kill; then chance decides: half of it kills.
-        let kind = if round <= KINDS { round % KINDS } else { below(2 * KINDS) };
+        // The first rounds cover each kind and a second kill; later rounds are random, half of them kills.
+        let kind = if round <= KINDS { round % KINDS } else { random_below(2 * KINDS) };
         match kind {
             1 => {
                 counts.nats += 1;
-                if below(2) == 0 {
+                if random_below(2) == 0 {
                     scene.stack.nats().kill9();
                 }
                 scene.stack.nats().restart().await.context("restart nats")?;
             }
             2 => {
                 counts.postgres += 1;
-                if below(2) == 0 {
+                if random_below(2) == 0 {
                     scene.stack.postgres().kill9();
                 }
                 scene.stack.postgres().restart().await.context("restart postgres")?;
             }
             3 => {
                 counts.pauses += 1;
-                let gateway = scene.stack.gateway(below(2));
+                let gateway = scene.stack.gateway(random_below(2));
                 gateway.sigstop();
-                tokio::time::sleep(Duration::from_millis(500 + below(sized(4_000, 12_000)) as u64)).await;
+                tokio::time::sleep(Duration::from_millis(500 + random_below(by_run_size(4_000, 12_000)) as u64)).await;
                 gateway.sigcont();
             }
             4 => {
                 counts.resets += 1;
-                // Whatever is in flight, COMMITs included, loses its connection.
+                // Everything in transit, COMMITs included, loses its connection.
                 for _ in 0..5 {
                     scene.stack.postgres_proxy().reset_all();
-                    tokio::time::sleep(Duration::from_millis(below(50) as u64)).await;
+                    tokio::time::sleep(Duration::from_millis(random_below(50) as u64)).await;
                 }
                 scene.stack.nats_proxy().reset_all();
             }
             _ => {
                 counts.kills += 1;
-                let victim = below(2);
+                let victim = random_below(2);
                 let other = scene.workspace.at(scene.stack.gateway(1 - victim).url());
-                // What is readable now must not come back. Storage may just be away: then nothing was readable.
+                // Readable positions must not be repeated. While storage is unavailable, none is readable.
                 let read = scene.read_floors(&other, cast.nodes.iter().map(Node::name)).await;
                 if let Err(error) = read {
                     println!("floors were not readable: {error:#}");
                 }
                 scene.stack.gateway(victim).kill9();
-                tokio::time::sleep(Duration::from_millis(below(1000) as u64)).await;
+                tokio::time::sleep(Duration::from_millis(random_below(1000) as u64)).await;
                 scene.stack.gateway(victim).restart().await?;
             }
         }
@@ -252,11 +253,11 @@ async fn faults(
     Ok(counts)
 }
 
-/// Waits until every agent has everything that its mailbox holds.
-async fn settled(scene: &Scene) -> Result<()> {
+/// Waits until every agent has everything in its mailbox.
+async fn wait_settled(scene: &Scene) -> Result<()> {
     let since = Instant::now();
     let all = wait::until_ok("everything to arrive", SETTLED_WITHIN, || async {
-        let stands = scene.database.stands().await?;
+        let stands = scene.database.mailbox_positions().await?;
         let behind: Vec<String> = stands
             .iter()
             .filter(|(agent, stand)| scene.ledger.position(agent) != stand.head || stand.ack_floor != stand.head)
@@ -273,8 +274,8 @@ async fn settled(scene: &Scene) -> Result<()> {
     })
 }
 
-/// Every agent has 1..n, all of them messages.
-fn whole(ledger: &Ledger, cast: &Cast) -> Result<()> {
+/// Verifies that every agent has 1..n, all of them messages.
+fn verify_complete(ledger: &Ledger, cast: &Topology) -> Result<()> {
     for agent in &cast.agents {
         let frames = ledger.frames(&agent.name);
         let seqs: Vec<u64> = frames.keys().copied().collect();

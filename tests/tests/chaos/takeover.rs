@@ -1,4 +1,4 @@
-//! Gateways die, freeze or drain, and others take over.
+//! Gateways that crash, freeze or drain, and the takeover by others.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -7,27 +7,27 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use relay_acceptance::chaos::{
+    by_run_size,
     node::Node,
     scene::Scene,
-    sender::{Outcome, Sent, Target, send_keyed, send_once},
-    sized,
+    sender::{Outcome, SentMessage, Target, send_keyed, send_once},
 };
 use relay_testkit::{proxy::Verdict, stack::Stack, wait};
 
-/// Take-overs and repairs take up to 5 s by themselves (a probe, a lease, the silence check); the rest is for a busy machine.
+/// Takeovers and repairs take up to 5 s (a probe, a lease, the silence check); the rest is for a loaded machine.
 const SOON: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_killed_gateway_accepted_reaches_agents_elsewhere() -> Result<()> {
+async fn messages_accepted_by_a_killed_gateway_reach_agents_on_others() -> Result<()> {
     let scene = Scene::start().await?;
     let sam = scene.workspace.register_agent("sam").await?;
     let (_ada, _) = scene.broker("broker-ada", &["ada"], 1).await?;
     let mut sent = 0;
-    for round in 0..sized(3, 10) {
-        // A burst, and the gateway dies with the last answer: some of it is committed and not published.
+    for round in 0..by_run_size(3, 10) {
+        // The gateway dies after the last answer of a burst: some messages are committed and not published.
         let mut posts = tokio::task::JoinSet::new();
         for n in 0..20 {
-            let speaker = scene.speaker(&sam, 0);
+            let speaker = scene.api_of(&sam, 0);
             posts.spawn(async move { speaker.dm("ada", &format!("{round}-{n}")).await });
         }
         while let Some(done) = posts.join_next().await {
@@ -36,7 +36,7 @@ async fn what_a_killed_gateway_accepted_reaches_agents_elsewhere() -> Result<()>
         scene.stack.gateway(0).kill9();
         let since = Instant::now();
         sent += 20;
-        scene.reaches("ada", sent, SOON).await;
+        scene.wait_received("ada", sent, SOON).await;
         println!("all there {:?} after the kill", since.elapsed());
         wait::until("the outbox to be empty", SOON, || async {
             scene.database.unpublished().await.is_ok_and(|count| count == 0)
@@ -48,19 +48,19 @@ async fn what_a_killed_gateway_accepted_reaches_agents_elsewhere() -> Result<()>
     Ok(())
 }
 
-/// The COMMIT arrives, its answer does not, and the gateway is dead before it can ask again.
+/// The COMMIT arrives, its answer is lost, and the gateway dies before it can check the outcome.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_whose_gateway_died_between_commit_and_publish_arrives() -> Result<()> {
-    let scene = Scene::with(Stack::builder().through_proxies(true)).await?;
+async fn a_message_arrives_when_its_gateway_dies_between_commit_and_publish() -> Result<()> {
+    let scene = Scene::start_with(Stack::builder().through_proxies(true)).await?;
     let sam = scene.workspace.register_agent("sam").await?;
     let (_ada, _) = scene.broker("broker-ada", &["ada"], 1).await?;
     let mut sent = Vec::new();
-    for round in 0..sized(2, 10) {
+    for round in 0..by_run_size(2, 10) {
         let text = format!("round {round}");
-        let speaker = scene.speaker(&sam, 0);
+        let speaker = scene.api_of(&sam, 0);
         speaker.dm("ada", &format!("warm {round}")).await?.success()?;
-        let head = scene.database.stand("ada").await?.head;
-        scene.reaches("ada", head, SOON).await;
+        let head = scene.database.mailbox_position("ada").await?.head;
+        scene.wait_received("ada", head, SOON).await;
 
         let fired = scene.cut_commit_of(&text, Verdict::ForwardThenCut);
         let post = tokio::spawn({
@@ -71,7 +71,7 @@ async fn a_message_whose_gateway_died_between_commit_and_publish_arrives() -> Re
         scene.stack.gateway(0).kill9();
         let one = post.await??;
         ensure!(one.outcome == Outcome::Unknown, "{one:?}");
-        // The proxy lets the COMMIT arrive before it cuts.
+        // The proxy lets the COMMIT pass before it cuts.
         let proxy = scene.stack.postgres_proxy();
         wait::until("the cut", SOON, || async { proxy.connection_count() == 0 }).await;
         proxy.restore();
@@ -81,7 +81,7 @@ async fn a_message_whose_gateway_died_between_commit_and_publish_arrives() -> Re
         .await;
         sent.push(one);
         let since = Instant::now();
-        scene.reaches("ada", head + 1, SOON).await;
+        scene.wait_received("ada", head + 1, SOON).await;
         println!("there {:?} after the gateway's death", since.elapsed());
         wait::until("the outbox to be empty", SOON, || async {
             scene.database.unpublished().await.is_ok_and(|count| count == 0)
@@ -90,11 +90,11 @@ async fn a_message_whose_gateway_died_between_commit_and_publish_arrives() -> Re
         println!("published {:?} after the gateway's death", since.elapsed());
         scene.stack.gateway(0).restart().await?;
     }
-    scene.judge(&sent).await
+    scene.verify(&sent).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nodes_of_a_killed_gateway_get_in_elsewhere_within_seconds() -> Result<()> {
+async fn nodes_of_a_killed_gateway_reconnect_elsewhere_within_seconds() -> Result<()> {
     let scene = Scene::start().await?;
     let sam = scene.workspace.register_agent("sam").await?;
     let mut nodes = Vec::new();
@@ -103,7 +103,7 @@ async fn nodes_of_a_killed_gateway_get_in_elsewhere_within_seconds() -> Result<(
         nodes.push(scene.direct(&format!("d{n}"), 0).await?.0);
     }
     let mut victim = 0;
-    for round in 1..=sized(2, 6) {
+    for round in 1..=by_run_size(2, 6) {
         scene.stack.gateway(victim).kill9();
         let since = Instant::now();
         wait::until("all nodes to be registered elsewhere", SOON, || async {
@@ -119,7 +119,7 @@ async fn nodes_of_a_killed_gateway_get_in_elsewhere_within_seconds() -> Result<(
         }
         for n in 0..10 {
             for name in [format!("a{n}"), format!("b{n}"), format!("d{n}")] {
-                scene.reaches(&name, u64::from(round), SOON).await;
+                scene.wait_received(&name, u64::from(round), SOON).await;
             }
         }
         scene.stack.gateway(victim).restart().await?;
@@ -130,7 +130,7 @@ async fn nodes_of_a_killed_gateway_get_in_elsewhere_within_seconds() -> Result<(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_rebound_while_its_gateway_sleeps_belongs_to_its_new_node() -> Result<()> {
+async fn an_agent_rebound_while_its_gateway_is_suspended_belongs_to_its_new_node() -> Result<()> {
     let scene = Scene::start().await?;
     let sam = scene.workspace.register_agent("sam").await?;
     let (old, hosted) = scene.broker("broker-old", &["ada"], 0).await?;
@@ -138,24 +138,25 @@ async fn an_agent_rebound_while_its_gateway_sleeps_belongs_to_its_new_node() -> 
     for n in 1..=5 {
         scene.dm(&sam, 1, "ada", &format!("ada {n}")).await?;
     }
-    scene.reaches("ada", 5, SOON).await;
-    scene.acked("ada", 5, SOON).await;
-    // These two are received by the old node and not acknowledged.
-    old.behave(|manner| (manner.acks, manner.returns) = (false, false));
+    scene.wait_received("ada", 5, SOON).await;
+    scene.wait_acked("ada", 5, SOON).await;
+    // The old node receives these two and does not acknowledge them.
+    old.change_behaviour(|manner| (manner.acks, manner.returns) = (false, false));
     for n in 6..=7 {
         scene.dm(&sam, 1, "ada", &format!("ada {n}")).await?;
     }
-    scene.reaches("ada", 7, SOON).await;
+    scene.wait_received("ada", 7, SOON).await;
 
     scene.stack.gateway(0).sigstop();
     let slept = Instant::now();
-    // The new node keeps a ledger of its own: it is another process, and knows nothing of the agent.
+    // The new node has its own ledger: it is another process and has no state of the agent.
     let there = Arc::new(relay_acceptance::chaos::ledger::Ledger::default());
     let workspace = scene.workspace.at(scene.stack.gateway(1).url());
     let at_second = [scene.stack.gateway(1).url()];
-    let _new = Node::taking(&workspace, "broker-new", std::slice::from_ref(ada), &at_second, &there).await?;
+    let _new =
+        Node::broker_for_existing(&workspace, "broker-new", std::slice::from_ref(ada), &at_second, &there).await?;
     for n in 8..=10 {
-        scene.speaker(&sam, 1).dm("ada", &format!("ada {n}")).await?.success()?;
+        scene.api_of(&sam, 1).dm("ada", &format!("ada {n}")).await?.success()?;
     }
     let arrived = wait::until_ok("the new node to have everything", SOON, || async {
         let has = there.position("ada");
@@ -163,8 +164,8 @@ async fn an_agent_rebound_while_its_gateway_sleeps_belongs_to_its_new_node() -> 
         Ok(())
     });
     arrived.await.with_context(|| scene.stack.logs(20))?;
-    scene.acked("ada", 10, SOON).await;
-    // The engine gives the frozen gateway's connections up, as it would those of a dead one.
+    scene.wait_acked("ada", 10, SOON).await;
+    // The engine drops the frozen gateway's connections like those of a dead one.
     wait::until("the old node to be given up", Duration::from_secs(60), || async {
         scene.database.is_connected("node-broker-old").await.is_ok_and(|connected| !connected)
     })
@@ -174,17 +175,17 @@ async fn an_agent_rebound_while_its_gateway_sleeps_belongs_to_its_new_node() -> 
         slept.elapsed() > Duration::from_secs(11)
     })
     .await;
-    let before = scene.database.stand("ada").await?;
+    let before = scene.database.mailbox_position("ada").await?;
     scene.stack.gateway(0).sigcont();
-    // The old connection acknowledges what it got before it is closed.
-    old.behave(|manner| manner.acks = true);
+    // The old connection acknowledges its frames before it is closed.
+    old.change_behaviour(|manner| manner.acks = true);
     wait::until("the old socket to be closed", SOON, || async { !scene.ledger.links("broker-old").up }).await;
     println!("old socket: {:?}", scene.ledger.links("broker-old").ended);
     for n in 11..=15 {
         scene.dm(&sam, n % 2, "ada", &format!("ada {n}")).await?;
     }
     wait::until("the new node to have the rest", SOON, || async { there.position("ada") == 15 }).await;
-    let after = scene.database.stand("ada").await?;
+    let after = scene.database.mailbox_position("ada").await?;
     ensure!(before.ack_floor == 10 && after.head == 15, "{before:?} {after:?}");
     ensure!(scene.ledger.position("ada") <= 10, "the old node went on receiving: {}", scene.ledger.position("ada"));
     let texts = there.texts("ada");
@@ -196,21 +197,21 @@ async fn an_agent_rebound_while_its_gateway_sleeps_belongs_to_its_new_node() -> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_closes_gently_and_loses_nothing() -> Result<()> {
+async fn a_drain_closes_sockets_gracefully_and_loses_nothing() -> Result<()> {
     let scene = Arc::new(Scene::start().await?);
     let sam = scene.workspace.register_agent("sam").await?;
     let mut nodes = Vec::new();
     for n in 0..20 {
         nodes.push(scene.direct(&format!("d{n}"), 0).await?.0);
     }
-    // Traffic during the drain, at the gateway that drains as well.
+    // Traffic during the drain, also at the draining gateway.
     let senders: Vec<_> = (0..2)
         .map(|number| {
             let (scene, sam) = (Arc::clone(&scene), sam.clone());
             tokio::spawn(async move {
-                let mut sent: Vec<Sent> = Vec::new();
-                for n in 0..sized(150, 1000) {
-                    let apis = [scene.speaker(&sam, number), scene.speaker(&sam, number + 1)];
+                let mut sent: Vec<SentMessage> = Vec::new();
+                for n in 0..by_run_size(150, 1000) {
+                    let apis = [scene.api_of(&sam, number), scene.api_of(&sam, number + 1)];
                     let to = Target::Dm(format!("d{}", n % 20));
                     sent.push(send_keyed(&apis, &to, &format!("{number}-{n}")).await?);
                     tokio::time::sleep(Duration::from_millis(15)).await;
@@ -254,9 +255,9 @@ async fn a_drain_closes_gently_and_loses_nothing() -> Result<()> {
     }
     for n in 0..20 {
         let name = format!("d{n}");
-        let head = scene.database.stand(&name).await?.head;
-        scene.reaches(&name, head, SOON).await;
-        scene.acked(&name, head, SOON).await;
+        let head = scene.database.mailbox_position(&name).await?.head;
+        scene.wait_received(&name, head, SOON).await;
+        scene.wait_acked(&name, head, SOON).await;
     }
-    scene.judge(&sent).await
+    scene.verify(&sent).await
 }

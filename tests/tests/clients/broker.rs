@@ -1,9 +1,10 @@
-//! `agent-relay-broker` 12.4.1 from npm, unmodified: agents in terminals, their broker restarted, its gateway killed.
+//! `agent-relay-broker` 12.4.1 from npm, unmodified: agents in terminals, a restarted broker, a killed gateway.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use relay_acceptance::clients::{AgentScript, Broker, Front, Position};
+use relay_acceptance::golden::Tapped;
 use relay_testkit::client::{Api, Reply};
 use relay_testkit::stack::Stack;
 use relay_testkit::{shared, wait};
@@ -12,10 +13,10 @@ use serde_json::json;
 
 const NODE: &str = "box";
 const AGENT: &str = "w1";
-/// The broker acks a message once it has seen it echoed and the terminal settled: up to 11 s.
+/// The broker acks a message once it is echoed and the terminal is quiet: up to 11 s.
 const HEARD_WITHIN: Duration = Duration::from_secs(45);
 
-/// A workspace with someone who posts, through the gateway that lives on.
+/// Workspace with an agent that posts through the surviving gateway.
 struct Lead {
     workspace: Api,
     api: Api,
@@ -33,7 +34,7 @@ impl Lead {
         self.api.post_message("general", text).await?.success().map(|_| ())
     }
 
-    /// `delivery_ack_seq` as the node's page shows it.
+    /// Returns `delivery_ack_seq` as shown for the node.
     async fn floor(&self) -> Result<i64> {
         let agents = self.workspace.get(&format!("/v1/nodes/{NODE}/agents")).await?.success()?;
         let agents = agents.as_array().context("a list of agents")?;
@@ -46,15 +47,15 @@ impl Lead {
         Ok(agent["id"].as_str().context("an id")?.to_owned())
     }
 
-    /// Waits until the agent's command was given `text`, and the engine knows all up to `floor` as acked.
-    async fn waits_for(&self, broker: &Broker, script: &AgentScript, text: &str, floor: i64) -> Result<()> {
+    /// Waits until the agent's command has received `text`, and everything up to `floor` is acked.
+    async fn wait_for_text(&self, broker: &Broker, script: &AgentScript, text: &str, floor: i64) -> Result<()> {
         let what = format!("{text} in the terminal, acked up to {floor}");
         let heard = wait::until_ok(&what, HEARD_WITHIN, || async {
-            ensure!(script.heard().contains(text), "the command was given {:?}", script.heard());
+            ensure!(script.received_lines().contains(text), "the command was given {:?}", script.received_lines());
             let known = self.floor().await?;
             let position = broker.position(AGENT).await?;
             ensure!(known == floor, "delivery_ack_seq is {known}, the broker is at {position:?}");
-            // The broker sends its ack before it writes down that it did.
+            // The broker sends its ack before it records it.
             let acked = position.map(|position| position.acked);
             ensure!(acked == Some(floor), "the broker is at {position:?}");
             Ok::<_, anyhow::Error>(())
@@ -65,7 +66,7 @@ impl Lead {
     }
 }
 
-/// The texts of these names as the command was given them, in order.
+/// Returns the lines with these names in the order of arrival.
 fn texts(heard: &str) -> Vec<&str> {
     heard.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with("text-"))).collect()
 }
@@ -80,16 +81,17 @@ async fn through_restarts(stack: &Stack) -> Result<()> {
     let (victim, other) = (stack.gateway(0), stack.gateway(1));
     let front = Front::start(&[victim.url(), other.url()]).await?;
     let lead = Lead::new(other.url()).await?;
+    let gateways = Tapped::new([front.url()]).await?;
     let dir = stack.state_dir().join("broker");
     let script = AgentScript::write(stack.state_dir(), AGENT)?;
-    let start = || Broker::start(front.url(), lead.workspace.token(), NODE, &dir);
+    let start = || Broker::start(gateways.urls()[0], lead.workspace.token(), NODE, &dir);
 
     let broker = start().await?;
     broker.spawn(AGENT, &script).await?;
     let agent_id = lead.agent_id().await?;
     lead.posts("text-1").await?;
     lead.posts("text-2").await?;
-    lead.waits_for(&broker, &script, "text-2", 2).await?;
+    lead.wait_for_text(&broker, &script, "text-2", 2).await?;
     let screen = broker.screen(AGENT).await?.replace('\n', "");
     assert!(screen.contains("text-1") && screen.contains("lead"), "the terminal shows {screen}");
 
@@ -100,14 +102,14 @@ async fn through_restarts(stack: &Stack) -> Result<()> {
     broker.spawn(AGENT, &script).await?;
     assert_eq!(lead.agent_id().await?, agent_id, "the same agent came back");
     lead.posts("text-4").await?;
-    lead.waits_for(&broker, &script, "text-4", 4).await?;
+    lead.wait_for_text(&broker, &script, "text-4", 4).await?;
 
     println!("the broker's gateway is killed");
     assert_eq!(front.current(), 0);
     victim.kill9();
     lead.posts("text-5").await?;
     lead.posts("text-6").await?;
-    lead.waits_for(&broker, &script, "text-6", 6).await?;
+    lead.wait_for_text(&broker, &script, "text-6", 6).await?;
     assert_eq!(front.current(), 1);
 
     println!("the broker is killed");
@@ -116,14 +118,14 @@ async fn through_restarts(stack: &Stack) -> Result<()> {
     let broker = start().await?;
     broker.spawn(AGENT, &script).await?;
     assert_eq!(lead.agent_id().await?, agent_id, "the same agent came back");
-    lead.waits_for(&broker, &script, "text-7", 7).await?;
+    lead.wait_for_text(&broker, &script, "text-7", 7).await?;
     assert_eq!(broker.position(AGENT).await?, Some(Position { acked: 7, received: 7 }));
     assert!(broker.is_running());
 
-    let heard = script.heard();
+    let heard = script.received_lines();
     let expected: Vec<String> = (1..=7).map(|n| format!("text-{n}")).collect();
     assert_eq!(texts(&heard), expected, "each once and in order, over three broker processes:\n{heard}");
-    Ok(())
+    gateways.compare("broker")
 }
 
 async fn spawn_again(workspace: &Api, key: &str, cli: &str) -> Result<Reply> {
@@ -132,7 +134,7 @@ async fn spawn_again(workspace: &Api, key: &str, cli: &str) -> Result<Reply> {
 }
 
 #[tokio::test]
-async fn a_spawn_gets_the_agent_back_unless_somebody_runs_it() -> Result<()> {
+async fn a_spawn_restores_an_agent_that_is_not_running() -> Result<()> {
     let engine = shared().await;
     let workspace = Api::create_workspace(engine.any_gateway(), "respawn").await?;
     let agent = workspace.register_agent(AGENT).await?;

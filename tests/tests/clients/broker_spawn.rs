@@ -1,19 +1,20 @@
-//! `agent-relay-broker` 12.4.1 from npm, unmodified: agents that it brings up and ends because the engine asks it to,
-//! also after the gateway that held its socket was killed.
+//! `agent-relay-broker` 12.4.1 from npm, unmodified: agents that the engine spawns and releases, also after a crash of
+//! the gateway that held the broker's socket.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use relay_acceptance::clients::{AgentScript, Broker, Front};
+use relay_acceptance::golden::Tapped;
 use relay_testkit::client::Api;
 use relay_testkit::stack::Stack;
 use relay_testkit::wait;
 use serde_json::{Value, json};
 
 const NODE: &str = "box";
-/// What the broker is told to offer; what runs is the input's `cli`.
+/// Capability that the broker advertises; the input's `cli` selects the command.
 const CAPABILITY: &str = "spawn:echo";
-/// The broker starts, joins channels and looks before it answers; it acks a message once the terminal has settled.
+/// Time for the broker to start an agent, join channels and inspect the terminal, or to ack a message.
 const IN_TIME: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -27,17 +28,24 @@ async fn twice(stack: &Stack) -> Result<()> {
     let front = Front::start(&[victim.url(), other.url()]).await?;
     let workspace = Api::create_workspace(other.url(), "broker-spawn").await?;
     let lead = workspace.as_agent(&workspace.register_agent("lead").await?);
-    let broker = Broker::start(front.url(), workspace.token(), NODE, &stack.state_dir().join("broker")).await?;
+    let gateways = Tapped::new([front.url()]).await?;
+    let broker = Broker::start(gateways.urls()[0], workspace.token(), NODE, &stack.state_dir().join("broker")).await?;
     let through = Through { stack, workspace, lead, broker };
 
     assert_eq!(front.current(), 0);
-    through.a_life("w1").await.inspect_err(|_| println!("the broker's log ends:\n{}", through.broker.log_tail(60)))?;
+    through
+        .run_lifecycle("w1")
+        .await
+        .inspect_err(|_| println!("the broker's log ends:\n{}", through.broker.log_tail(60)))?;
     println!("the broker's gateway is killed");
     victim.kill9();
-    through.a_life("w2").await.inspect_err(|_| println!("the broker's log ends:\n{}", through.broker.log_tail(60)))?;
+    through
+        .run_lifecycle("w2")
+        .await
+        .inspect_err(|_| println!("the broker's log ends:\n{}", through.broker.log_tail(60)))?;
     assert_eq!(front.current(), 1);
     assert!(through.broker.is_running());
-    Ok(())
+    gateways.compare("broker_spawn")
 }
 
 struct Through<'a> {
@@ -48,8 +56,8 @@ struct Through<'a> {
 }
 
 impl Through<'_> {
-    /// Spawn, mail, release.
-    async fn a_life(&self, name: &str) -> Result<()> {
+    /// Runs spawn, message and release.
+    async fn run_lifecycle(&self, name: &str) -> Result<()> {
         let script = AgentScript::write(self.stack.state_dir(), name)?;
         let body = json!({
             "name": name, "capability": CAPABILITY, "cli": script.program(), "args": [], "channels": ["general"],
@@ -70,7 +78,7 @@ impl Through<'_> {
         let text = format!("text-for-{name}");
         self.lead.post_message("general", &text).await?.success()?;
         wait::until_ok("the text in the terminal, acked", IN_TIME, || async {
-            ensure!(script.heard().contains(&text), "the command was given {:?}", script.heard());
+            ensure!(script.received_lines().contains(&text), "the command was given {:?}", script.received_lines());
             let hosted = self.workspace.get(&format!("/v1/nodes/{NODE}/agents")).await?.success()?;
             let agent = hosted.as_array().and_then(|all| all.iter().find(|agent| agent["agent_name"] == name)).cloned();
             ensure!(agent.as_ref().is_some_and(|agent| agent["delivery_ack_seq"] == 1), "{agent:?}");

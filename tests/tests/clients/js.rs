@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Result;
 use relay_acceptance::clients::{Front, Script};
+use relay_acceptance::golden::Tapped;
 use relay_testkit::proxy::{Direction, TcpProxy, Verdict};
-use relay_testkit::shared;
 use relay_testkit::stack::Stack;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_javascript_sdk_works() -> Result<()> {
-    let engine = shared().await;
-    let (a, b) = (&engine.gateways[0], &engine.gateways[1]);
+    let gateways = Tapped::shared().await?;
+    let [a, b] = gateways.urls();
     let flaky = TcpProxy::start(a.trim_start_matches("http://"))?;
     let script = Script::node("main.mjs").await?.env("RELAY_A", a).env("RELAY_B", b);
     let script = script.env("RELAY_FLAKY", format!("http://{}", flaky.address()));
@@ -20,18 +20,18 @@ async fn the_javascript_sdk_works() -> Result<()> {
     script
         .run(async |request| {
             assert_eq!(request.0, "lose the next 201");
-            lose_the_next_created(&flaky, Arc::clone(&lost));
+            drop_next_created_answer(&flaky, Arc::clone(&lost));
             Ok(())
         })
         .await?;
     assert_eq!(lost.load(Ordering::SeqCst), 2, "each time an answer was lost, and its request repeated");
-    Ok(())
+    gateways.compare("js_main")
 }
 
-/// Resets a connection instead of passing on that something was created.
-fn lose_the_next_created(proxy: &TcpProxy, lost: Arc<AtomicUsize>) {
+/// Resets a connection instead of forwarding an answer with status 201.
+fn drop_next_created_answer(proxy: &TcpProxy, lost: Arc<AtomicUsize>) {
     let mut armed = true;
-    proxy.set_filter(Direction::ToClient, move |bytes| {
+    proxy.set_filter(Direction::ToClient, move |_, bytes| {
         if armed && bytes.starts_with(b"HTTP/1.1 201") {
             armed = false;
             lost.fetch_add(1, Ordering::SeqCst);
@@ -58,11 +58,13 @@ async fn the_javascript_sdk_survives_its_gateway() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_javascript_sdk_works_in_its_whole_public_surface() -> Result<()> {
+async fn the_whole_public_surface_of_the_javascript_sdk_works() -> Result<()> {
     let stack = Stack::builder().gateways(2).start().await?;
     let (victim, other) = (stack.gateway(0), stack.gateway(1));
     let front = Front::start(&[victim.url(), other.url()]).await?;
-    let script = Script::node("whole.mjs").await?.env("RELAY_FRONT", front.url()).env("RELAY_OTHER", other.url());
+    let gateways = Tapped::new([front.url()]).await?;
+    let [tap] = gateways.urls();
+    let script = Script::node("whole.mjs").await?.env("RELAY_FRONT", tap).env("RELAY_OTHER", other.url());
     script
         .run(async |request| {
             match request.0.as_str() {
@@ -73,13 +75,15 @@ async fn the_javascript_sdk_works_in_its_whole_public_surface() -> Result<()> {
             Ok(())
         })
         .await
-        .inspect_err(|_| println!("{}", stack.logs(30)))
+        .inspect_err(|_| println!("{}", stack.logs(30)))?;
+    gateways.compare("js_whole")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_agent_relay_sdk_sees_every_item_of_its_inbox() -> Result<()> {
-    let engine = shared().await;
-    let script = Script::node("agent_relay.mjs").await?;
-    let script = script.env("RELAY_A", &engine.gateways[0]).env("RELAY_B", &engine.gateways[1]);
-    script.run(async |request| panic!("{request:?} was not expected")).await
+    let gateways = Tapped::shared().await?;
+    let [a, b] = gateways.urls();
+    let script = Script::node("agent_relay.mjs").await?.env("RELAY_A", a).env("RELAY_B", b);
+    script.run(async |request| panic!("{request:?} was not expected")).await?;
+    gateways.compare("js_agent_relay")
 }

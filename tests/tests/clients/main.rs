@@ -1,4 +1,6 @@
-//! The published clients, unmodified.
+//! Tests of the published clients, unmodified.
+
+#![expect(clippy::print_stdout, reason = "shown with a failed test")]
 
 mod broker;
 mod broker_spawn;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use relay_acceptance::clients::Front;
+use relay_acceptance::golden::Tapped;
 use relay_testkit::client::Api;
-use relay_testkit::shared;
 use relay_testkit::stack::Stack;
 use relay_testkit::wait;
 use relaycast::types::{
@@ -24,7 +24,7 @@ fn agent(name: &str) -> CreateAgentRequest {
     CreateAgentRequest { name: name.to_owned(), agent_type: Some("agent".to_owned()), persona: None, metadata: None }
 }
 
-/// The next `count` texts that arrive live, with the types of their events.
+/// Returns the next `count` live texts with the types of their events.
 async fn texts(events: &mut EventReceiver, count: usize) -> Result<Vec<(String, String)>> {
     let mut texts = Vec::new();
     while texts.len() < count {
@@ -99,7 +99,7 @@ async fn the_rust_sdk_works_and_survives_its_gateway() -> Result<()> {
     assert_eq!(bob.dm_messages(&dm.conversation_id, None).await?.len(), 1);
     bob.mark_read(&first).await?;
 
-    // An ack younger than its flush may be lost with the gateway, and this client shows a repetition.
+    // An unflushed ack may be lost with the gateway, and this client shows repeated messages.
     let mailbox = Api::new(other.url(), &bob_token);
     wait::until_ok("all acks to be stored", ARRIVES_WITHIN, || async {
         let unsettled = mailbox.get("/v1/deliveries").await?.success()?;
@@ -120,12 +120,12 @@ async fn the_rust_sdk_works_and_survives_its_gateway() -> Result<()> {
     Ok(())
 }
 
-/// Ada at one gateway, bob at the other, both in `#plans`, and the workspace's clients there.
-async fn pair(name: &str) -> Result<([RelayCast; 2], AgentClient, AgentClient)> {
-    let gateways = &shared().await.gateways;
-    let made = RelayCast::create_workspace(name, Some(gateways[0].as_str()), WorkspaceProvenance::sdk()).await?;
+/// Creates ada at one gateway, bob at the other, both in `#plans`, and the workspace clients there.
+async fn pair(name: &str, gateways: &Tapped<2>) -> Result<([RelayCast; 2], AgentClient, AgentClient)> {
+    let gateways = gateways.urls();
+    let made = RelayCast::create_workspace(name, Some(gateways[0]), WorkspaceProvenance::sdk()).await?;
     let options = |gateway: &str| RelayCastOptions::new(made.api_key.as_str()).with_base_url(gateway);
-    let (here, there) = (RelayCast::new(options(&gateways[0]))?, RelayCast::new(options(&gateways[1]))?);
+    let (here, there) = (RelayCast::new(options(gateways[0]))?, RelayCast::new(options(gateways[1]))?);
     let ada = here.as_agent(here.register_agent(agent("ada")).await?.token)?;
     let bob = there.as_agent(there.register_agent(agent("bob")).await?.token)?;
     ada.create_channel(CreateChannelRequest { name: "plans".to_owned(), topic: None, metadata: None }).await?;
@@ -134,12 +134,13 @@ async fn pair(name: &str) -> Result<([RelayCast; 2], AgentClient, AgentClient)> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_rust_sdk_reads_what_is_unread_and_finds_it() -> Result<()> {
-    let ([here, there], ada, bob) = pair("sdk-rust-reading").await?;
+async fn the_rust_sdk_reads_unread_messages_and_searches() -> Result<()> {
+    let gateways = Tapped::shared().await?;
+    let ([here, there], ada, bob) = pair("sdk-rust-reading", &gateways).await?;
     let mine = send(&bob, "from bob").await?;
     let (first, second) = (send(&ada, "unread one").await?, send(&ada, "unread two, @bob").await?);
     let dm = ada.dm_typed("bob", "a letter", None).await?;
-    // This client wants the text of the last letter where the others want an object.
+    // This client expects a text for the last message where others expect an object.
     let inbox = bob.inbox().await?;
     assert_eq!((&*inbox.unread_channels[0].channel_name, inbox.unread_channels[0].unread_count), ("plans", 2));
     assert_eq!(inbox.mentions.iter().map(|mention| &*mention.id).collect::<Vec<_>>(), [&*second]);
@@ -177,7 +178,7 @@ async fn the_rust_sdk_reads_what_is_unread_and_finds_it() -> Result<()> {
     assert_eq!(bob.dm_conversations().await?[0].last_message.as_deref(), Some("a letter"));
     let stats = here.stats().await?;
     assert_eq!((stats.agents.total, stats.messages.total, stats.channels.total), (2, 4, 2));
-    // Nobody has stated a latency: its type takes no null.
+    // No message states a latency, and this client's type accepts no null.
     let overview = there.console_stats(None).await?;
     assert_eq!((overview.total_messages, overview.dm_messages, overview.avg_latency_ms), (4, 1, 0.0));
     let authors = here.console_agents(None).await?;
@@ -186,13 +187,14 @@ async fn the_rust_sdk_reads_what_is_unread_and_finds_it() -> Result<()> {
     assert_eq!(here.console_messages(None).await?.len(), 4);
     let activity = there.activity(Some(2)).await?;
     assert_eq!(activity.iter().map(|item| &*item.item_type).collect::<Vec<_>>(), ["dm", "message"]);
-    Ok(())
+    gateways.compare("rust_reading")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_rust_sdk_lists_all_conversations_page_by_page() -> Result<()> {
-    let ([here, _], ada, _) = pair("sdk-rust-pages").await?;
-    // It asks for 500 at a time.
+    let gateways = Tapped::shared().await?;
+    let ([here, _], ada, _) = pair("sdk-rust-pages", &gateways).await?;
+    // The client requests 500 at a time.
     for nth in 0..501 {
         let group = CreateGroupDmRequest {
             participants: vec!["bob".to_owned()],
@@ -204,12 +206,13 @@ async fn the_rust_sdk_lists_all_conversations_page_by_page() -> Result<()> {
     let all = here.all_dm_conversations().await?;
     let ids: std::collections::BTreeSet<_> = all.iter().map(|one| one.id.as_str()).collect();
     assert_eq!((all.len(), ids.len()), (501, 501));
-    Ok(())
+    gateways.compare("rust_pages")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_rust_sdk_has_files_webhooks_observer_tokens_and_session_events() -> Result<()> {
-    let ([here, there], ada, bob) = pair("sdk-rust-rest").await?;
+async fn the_rust_sdk_uses_files_webhooks_observer_tokens_and_session_events() -> Result<()> {
+    let gateways = Tapped::shared().await?;
+    let ([here, there], ada, bob) = pair("sdk-rust-rest", &gateways).await?;
     let http = relay_testkit::http::client().build()?;
     let content = "what the file holds\n";
     let request = UploadRequest {
@@ -251,7 +254,7 @@ async fn the_rust_sdk_has_files_webhooks_observer_tokens_and_session_events() ->
     };
     let made = here.create_observer_token(request).await?;
     let token = made.token.context("a token that is just made")?;
-    let observer = RelayCast::new(RelayCastOptions::new(token).with_base_url(&shared().await.gateways[1]))?;
+    let observer = RelayCast::new(RelayCastOptions::new(token).with_base_url(gateways.urls()[1]))?;
     assert_eq!(observer.list_messages("plans", None).await?.len(), 2);
     match observer.list_messages("general", None).await {
         Err(RelayError::Api { status: 404, .. }) => {}
@@ -284,16 +287,17 @@ async fn the_rust_sdk_has_files_webhooks_observer_tokens_and_session_events() ->
     let prompt = SetSystemPromptRequest { prompt: Some("be brief".to_owned()), reset: None };
     assert_eq!(here.set_system_prompt(prompt).await?.prompt, "be brief");
     assert_eq!(there.get_system_prompt().await?.prompt, "be brief");
-    Ok(())
+    gateways.compare("rust_rest")
 }
 
-/// A handler in another language brings what is no object; this client's types take nothing else.
+/// A handler in another language returns a value that is not an object; this client's types accept objects only.
 #[tokio::test]
-async fn the_rust_sdk_reads_an_outcome_that_is_no_object() -> Result<()> {
-    let gateways = &shared().await.gateways;
-    let made = RelayCast::create_workspace("sdk-rust-actions", Some(&*gateways[0]), WorkspaceProvenance::sdk()).await?;
-    let key = Api::new(&gateways[0], made.api_key.as_str());
-    let there = RelayCast::new(RelayCastOptions::new(made.api_key.as_str()).with_base_url(&*gateways[1]))?;
+async fn the_rust_sdk_reads_an_outcome_that_is_not_an_object() -> Result<()> {
+    let gateways = Tapped::shared().await?;
+    let [a, b] = gateways.urls();
+    let made = RelayCast::create_workspace("sdk-rust-actions", Some(a), WorkspaceProvenance::sdk()).await?;
+    let key = Api::new(a, made.api_key.as_str());
+    let there = RelayCast::new(RelayCastOptions::new(made.api_key.as_str()).with_base_url(b))?;
     let ada = there.as_agent(there.register_agent(agent("ada")).await?.token)?;
     there.register_agent(agent("bob")).await?;
     let count = serde_json::json!({ "name": "count", "description": "", "handler_agent": "bob" });
@@ -304,5 +308,5 @@ async fn the_rust_sdk_reads_an_outcome_that_is_no_object() -> Result<()> {
     let read = ada.get_action_invocation("count", &asked.invocation_id).await?;
     let output = serde_json::Value::Object(read.output.context("an output")?);
     assert_eq!(output, serde_json::json!({ "value": [1, 2] }));
-    Ok(())
+    gateways.compare("rust_actions")
 }

@@ -1,4 +1,4 @@
-//! What an observer's stream does at its limits: nothing happens, its cursor is too old, it does not read.
+//! Limits of observer streams: idle streams, expired cursors, slow readers.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use relay_testkit::{
 use serde_json::{Value, json};
 use sqlx::{Connection as _, PgConnection};
 
-/// Enough for a machine that does much else.
+/// Timeout for a loaded machine.
 const SOON: Duration = Duration::from_secs(30);
 
 fn seq(frame: &Value) -> i64 {
@@ -22,7 +22,7 @@ fn seq(frame: &Value) -> i64 {
 async fn a_silent_event_stream_is_kept_alive() -> Result<()> {
     let key = Api::create_workspace(shared().await.any_gateway(), "keepalive").await?;
     let mut stream = EventSource::open(&key, None).await?;
-    // Each 15 s something comes that is no event: a comment, or the position, for a client that comes back.
+    // Every 15 s a keep-alive is sent: a comment, or the position for a resuming client.
     let silence = stream.next(Duration::from_secs(32)).await;
     if let Ok(event) = &silence {
         assert!(event.id.is_some() && event.data.is_null(), "nothing happens here, and yet: {event:?}");
@@ -35,7 +35,7 @@ async fn a_silent_event_stream_is_kept_alive() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_cursor_that_is_too_old_is_told_so_once() -> Result<()> {
+async fn an_expired_cursor_is_reported_once() -> Result<()> {
     let shared = shared().await;
     let key = Api::create_workspace(shared.any_gateway(), "too-old").await?;
     let ann = key.as_agent(&key.register_agent("ann").await?);
@@ -46,7 +46,7 @@ async fn a_cursor_that_is_too_old_is_told_so_once() -> Result<()> {
     let page = key.get("/v1/workspace/events").await?.success()?;
     let latest = page["latest_seq"].as_i64().context("latest_seq")?;
     let workspace: WorkspaceId = key.get("/v1/workspace").await?.success()?["id"].as_str().context("id")?.parse()?;
-    // What retention does with records of days gone by.
+    // Simulates the retention of event records.
     let mut postgres = PgConnection::connect(&shared.database_url).await?;
     sqlx::query("DELETE FROM event_log WHERE workspace_id = $1 AND last_seq <= $2")
         .bind(workspace.get())
@@ -65,10 +65,10 @@ async fn a_cursor_that_is_too_old_is_told_so_once() -> Result<()> {
     Ok(())
 }
 
-/// One that does not read is cut off with a reason and resumes; meanwhile nobody waits for it.
+/// A slow reader is disconnected with a reason and resumes; other observers are unaffected.
 #[tokio::test]
 async fn an_observer_that_does_not_read_is_cut_and_resumes() -> Result<()> {
-    // More than sockets and rings hold together.
+    // More than all socket buffers and rings hold.
     const POSTS: usize = 1500;
     const TEXT: usize = 12_000;
     let gateway = shared().await.any_gateway();

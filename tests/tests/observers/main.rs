@@ -1,4 +1,6 @@
-//! What may be watched, by whom, and how it is resumed.
+//! Observers: access, streams and resumption.
+
+#![expect(clippy::print_stdout, reason = "shown with a failed test")]
 
 mod console;
 mod events;

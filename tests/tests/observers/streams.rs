@@ -1,4 +1,4 @@
-//! Observers: one gap-free order on every gateway, live and read back, through lost copies and dead gateways.
+//! Event streams: one gap-free order on every gateway, live and replayed, despite lost copies and crashed gateways.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn seq(frame: &Value) -> i64 {
     frame["seq"].as_i64().unwrap_or_default()
 }
 
-/// The whole log of a workspace, page by page.
+/// Returns the whole log of a workspace, page by page.
 async fn whole_log(api: &Api, page: usize) -> Result<Vec<Value>> {
     let mut events = Vec::new();
     let mut since = 0;
@@ -34,7 +34,7 @@ async fn whole_log(api: &Api, page: usize) -> Result<Vec<Value>> {
     }
 }
 
-/// A live frame as the log has it.
+/// Returns a live frame in the form of the log.
 fn without_numbers(mut frame: Value) -> Value {
     if let Some(frame) = frame.as_object_mut() {
         frame.remove("seq");
@@ -99,7 +99,7 @@ async fn both_gateways_show_one_order_and_the_log_agrees() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_refused_and_what_is_ignored() -> Result<()> {
+async fn invalid_requests_are_refused_and_unknown_frames_ignored() -> Result<()> {
     let gateway = &shared().await.gateways[0];
     let key = Api::create_workspace(gateway, "refusals").await?;
     let agent = key.register_agent("ann").await?;
@@ -137,15 +137,16 @@ async fn server_sent_events_resume_and_resync() -> Result<()> {
 
     let mut from_start = EventSource::open(&key, Some(0)).await?;
     let mut seen = Vec::new();
-    while seen.len() < latest as usize {
+    let count = usize::try_from(latest)?;
+    while seen.len() < count {
         seen.push(from_start.next(SOON).await?);
     }
     let ids: Vec<i64> = seen.iter().filter_map(|event| event.id.as_ref()?.parse().ok()).collect();
     assert_eq!(ids, (1..=latest).collect::<Vec<_>>());
 
     let mut resumed = EventSource::open(&key.at(&gateways[1]), Some(latest - 2)).await?;
-    assert_eq!(resumed.next(SOON).await?, seen[latest as usize - 2]);
-    assert_eq!(resumed.next(SOON).await?, seen[latest as usize - 1]);
+    assert_eq!(resumed.next(SOON).await?, seen[count - 2]);
+    assert_eq!(resumed.next(SOON).await?, seen[count - 1]);
     ann.post_message("room", "live").await?.success()?;
     let live = resumed.next(SOON).await?;
     assert_eq!(
@@ -186,7 +187,7 @@ async fn a_reconnected_client_gets_what_it_missed() -> Result<()> {
     Ok(())
 }
 
-/// A gateway dies under load: what an observer resumes with is exactly what it had not seen.
+/// A gateway crashes under load: an observer resumes with exactly the events that it missed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn observers_lose_nothing_when_their_gateway_dies() -> Result<()> {
     let stack = Stack::builder().start().await?;
@@ -227,9 +228,9 @@ async fn observers_lose_nothing_when_their_gateway_dies() -> Result<()> {
     Ok(())
 }
 
-/// With NATS away nothing is published: observers read Postgres, within seconds, in the same order.
+/// Without NATS nothing is published: observers read Postgres within seconds, in the same order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn observers_go_on_without_nats() -> Result<()> {
+async fn observers_continue_without_nats() -> Result<()> {
     let stack = Stack::builder().through_proxies(true).start().await?;
     let key = Api::create_workspace(stack.gateway(0).url(), "no-nats").await?;
     let ann = key.as_agent(&key.register_agent("ann").await?);
@@ -253,10 +254,9 @@ async fn observers_go_on_without_nats() -> Result<()> {
     Ok(())
 }
 
-/// An edit changes what lists show, not what was told: read back, on a socket and from the log, each event says what it
-/// said live.
+/// An edit changes lists but not events: replayed on a socket and from the log, each event has its original content.
 #[tokio::test]
-async fn an_edited_message_is_read_back_as_it_was_told() -> Result<()> {
+async fn an_edited_message_is_replayed_as_announced() -> Result<()> {
     let gateways = &shared().await.gateways;
     let key = Api::create_workspace(&gateways[0], "edited").await?;
     let (ann, bob) = (key.register_agent("ann").await?, key.register_agent("bob").await?);
@@ -320,9 +320,9 @@ async fn an_observer_that_leaves_is_answered() -> Result<()> {
     Ok(())
 }
 
-/// To skip an event would leave a hole that the observer never learns of.
+/// Skipping an event would leave a gap that the observer never notices.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_event_that_cannot_be_read_back_ends_the_connection_before_it() -> Result<()> {
+async fn an_unreadable_event_ends_the_connection_before_it() -> Result<()> {
     let stack = Stack::builder().gateways(1).start().await?;
     let gateway = stack.gateway(0).url();
     let key = Api::create_workspace(gateway, "unreadable").await?;
@@ -332,7 +332,7 @@ async fn an_event_that_cannot_be_read_back_ends_the_connection_before_it() -> Re
     ann.post_message("general", "small").await?.success()?;
     let small = socket.next_of("message.created", SOON).await?;
 
-    // Large frames are not kept in memory: they are read when they are written, which now fails.
+    // Large frames are not cached: they are read when they are written, which now fails.
     let database = sqlx::PgPool::connect(stack.database_url()).await?;
     sqlx::query("ALTER TABLE message_edits RENAME COLUMN blocks TO away").execute(&database).await?;
     let long = "long ".repeat(8_000);

@@ -1,5 +1,4 @@
-//! Observer tokens: how they are managed, what they let one read, and that every gateway hears of what
-//! becomes of them.
+//! Observer tokens: management, access, and propagation of changes to every gateway.
 
 use std::time::Duration;
 
@@ -12,14 +11,14 @@ use sqlx::{
     types::chrono::{DateTime, Utc},
 };
 
-/// Hints are at once, and a lost one is made up for within a second; the rest is for a busy machine.
+/// Hints are immediate, and a lost one is repaired within a second; the rest is for a loaded machine.
 const SOON: Duration = Duration::from_secs(30);
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// A field of each element.
+/// Returns a field of each element.
 fn all(list: &Value, field: &str) -> Vec<String> {
     list.as_array().into_iter().flatten().map(|element| text(&element[field]).to_owned()).collect()
 }
@@ -33,7 +32,7 @@ async fn issue(key: &Api, body: Value) -> Result<(String, Api)> {
     Ok((text(&made["id"]).to_owned(), key.with_token(text(&made["token"]))))
 }
 
-/// A token with these scopes and filters.
+/// Creates a token with these scopes and filters.
 async fn observer(key: &Api, scopes: &[&str], filters: Value) -> Result<Api> {
     let name = format!("{scopes:?}{filters}");
     let name = &name[..name.len().min(120)];
@@ -45,7 +44,7 @@ fn gateways(shared: &'static Shared) -> (&'static str, &'static str) {
 }
 
 #[tokio::test]
-async fn a_token_is_made_listed_changed_rotated_and_revoked() -> Result<()> {
+async fn a_token_is_created_listed_updated_rotated_and_revoked() -> Result<()> {
     let key = workspace("observer-crud").await?;
     let body = json!({
         "name": "dashboard", "description": "the wall", "scopes": ["channels:read", "stream:read", "stream:read"],
@@ -104,7 +103,7 @@ async fn a_token_is_made_listed_changed_rotated_and_revoked() -> Result<()> {
 }
 
 #[tokio::test]
-async fn bad_tokens_are_refused_when_they_are_made() -> Result<()> {
+async fn invalid_tokens_are_refused_at_creation() -> Result<()> {
     let key = workspace("observer-bad").await?;
     let good = json!({ "name": "n", "scopes": ["stream:read"] });
     let with = |field: &str, value: Value| {
@@ -154,7 +153,7 @@ async fn bad_tokens_are_refused_when_they_are_made() -> Result<()> {
     Ok(())
 }
 
-/// Paths that need one of the scopes (contract: the tables of rest.md 3).
+/// Paths that require one of the scopes (the class columns of the tables in docs/protocol/rest.md).
 const READS: &[(&str, &[&str])] = &[
     ("/v1/workspace", &[]),
     ("/v1/agents", &["agents:read"]),
@@ -198,7 +197,7 @@ async fn each_read_needs_its_scope_and_no_other() -> Result<()> {
                 assert_eq!(reply.status, 200, "{path} with {scope}: {}", reply.body);
                 continue;
             }
-            // A single message passes the door with either scope; then it is not there.
+            // A single message passes the scope check with either scope and is then hidden by the filter.
             let either = path.starts_with("/v1/messages/") && !path.ends_with("/replies");
             if either && ["messages:read", "dms:read"].contains(&&*scope) {
                 reply.refused(404, "message_not_found")?;
@@ -206,7 +205,7 @@ async fn each_read_needs_its_scope_and_no_other() -> Result<()> {
                 reply.refused(403, "insufficient_scope")?;
             }
         }
-        // Nothing can be written, and what is the workspace's own is not shown.
+        // Nothing can be written, and data of the workspace itself is hidden.
         observer.post("/v1/channels", json!({ "name": "x" })).await?.refused(401, "observer_token_forbidden")?;
         observer.get("/v1/observer-tokens").await?.refused(401, "observer_token_forbidden")?;
         observer.get("/v1/deliveries").await?.refused(401, "observer_token_forbidden")?;
@@ -224,7 +223,7 @@ struct Scene {
     ops: Value,
 }
 
-/// Ann and bob in `#ops`, eight messages of theirs in turn; bob replies to the first.
+/// Ann and bob in `#ops` with eight alternating messages; bob replies to the first.
 async fn scene(name: &str) -> Result<Scene> {
     let key = workspace(name).await?;
     let (ann, bob) = (key.register_agent("ann").await?, key.register_agent("bob").await?);
@@ -240,7 +239,7 @@ async fn scene(name: &str) -> Result<Scene> {
 const READ_ALL: [&str; 5] = ["messages:read", "threads:read", "channels:read", "agents:read", "dms:read"];
 
 #[tokio::test]
-async fn filters_hide_channels_authors_and_what_is_older() -> Result<()> {
+async fn filters_hide_channels_authors_and_older_data() -> Result<()> {
     let Scene { key, ann, bob, ops } = scene("observer-filters").await?;
     key.as_agent(&ann).post_message("general", "elsewhere").await?.success()?;
     for filters in [json!({ "channel_names": ["ops"] }), json!({ "channel_ids": [ops["id"]] })] {
@@ -290,7 +289,7 @@ async fn filters_hide_channels_authors_and_what_is_older() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_direct_message_needs_scope_and_consent_and_its_conversation() -> Result<()> {
+async fn a_direct_message_requires_the_scope_the_filter_and_its_conversation() -> Result<()> {
     let key = workspace("observer-dms").await?;
     let (ann, _bob) = (key.register_agent("ann").await?, key.register_agent("bob").await?);
     let dm = key.as_agent(&ann).dm("bob", "psst").await?.success()?;
@@ -316,9 +315,9 @@ async fn a_direct_message_needs_scope_and_consent_and_its_conversation() -> Resu
     Ok(())
 }
 
-/// What was issued at one gateway holds at the other at once; what becomes of it, within seconds.
+/// A token is valid at the other gateway at once; later changes arrive within seconds.
 #[tokio::test]
-async fn the_other_gateway_hears_of_every_change() -> Result<()> {
+async fn every_token_change_reaches_the_other_gateway() -> Result<()> {
     let (a, b) = gateways(shared().await);
     let key = Api::create_workspace(a, "observer-gateways").await?;
     key.register_agent("ann").await?;
@@ -349,7 +348,7 @@ async fn the_other_gateway_hears_of_every_change() -> Result<()> {
     key.patch(&path, json!({ "expires_at": soon })).await?.success()?;
     became(newer.at(b), "/v1/agents", 401).await;
     became(newer.clone(), "/v1/agents", 401).await;
-    // The end may be moved again: the token lives on.
+    // The expiry may be removed: the token stays valid.
     key.patch(&path, json!({ "expires_at": null })).await?.success()?;
     assert_eq!(newer.get("/v1/agents").await?.status, 200);
     became(newer.at(b), "/v1/agents", 200).await;
@@ -366,13 +365,13 @@ async fn the_other_gateway_hears_of_every_change() -> Result<()> {
     Ok(())
 }
 
-/// So many seconds from now, as clients write it.
+/// Returns the instant in this many seconds, as clients format it.
 fn in_seconds(seconds: u64) -> String {
     DateTime::<Utc>::from(std::time::SystemTime::now() + Duration::from_secs(seconds)).to_rfc3339()
 }
 
 #[tokio::test]
-async fn an_opaque_token_counts_while_a_row_holds_its_hash() -> Result<()> {
+async fn an_opaque_token_is_valid_while_its_hash_is_stored() -> Result<()> {
     let (a, b) = gateways(shared().await);
     let key = Api::create_workspace(a, "observer-opaque").await?;
     let workspace = text(&key.get("/v1/workspace").await?.success()?["id"]).to_owned();
@@ -405,7 +404,7 @@ async fn an_opaque_token_counts_while_a_row_holds_its_hash() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_last_use_is_noted_and_a_forged_token_is_nobody() -> Result<()> {
+async fn the_last_use_is_recorded_and_a_forged_token_is_refused() -> Result<()> {
     let key = workspace("observer-used").await?;
     let (id, observer) = issue(&key, json!({ "name": "n", "scopes": ["channels:read"] })).await?;
     observer.get("/v1/channels").await?.success()?;
@@ -434,7 +433,7 @@ async fn the_last_use_is_noted_and_a_forged_token_is_nobody() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_expired_tokens_name_is_free() -> Result<()> {
+async fn the_name_of_an_expired_token_is_reusable() -> Result<()> {
     let key = workspace("observer-names").await?;
     let body = |end: Option<String>| json!({ "name": "n", "scopes": ["channels:read"], "expires_at": end });
     let (first, observer) = issue(&key, body(Some(in_seconds(5)))).await?;

@@ -1,4 +1,4 @@
-//! What observer tokens show: each scope and each filter, live and read back alike; and how they end.
+//! Views of observer tokens: each scope and each filter, live and replayed; and the end of tokens.
 
 use std::{
     collections::BTreeSet,
@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 use sqlx::types::chrono::{DateTime, Utc};
 
 const SOON: Duration = Duration::from_secs(30);
-/// A revocation closes open sockets within 5 s; on a machine that is busy with other tests, within this.
+/// A revocation closes sockets within 5 s; the limit allows for a loaded machine.
 const CLOSED_WITHIN: Duration = Duration::from_secs(20);
-/// How long the token lives whose end is waited for: both streams are opened and used before.
+/// Lifetime of the expiring token: both streams are opened and used before it ends.
 const LIFE: Duration = Duration::from_secs(15);
 
 const SCOPES: [&str; 12] = [
@@ -35,7 +35,7 @@ const SCOPES: [&str; 12] = [
     "reactions:read",
 ];
 
-/// The scope that an event needs (contract: rest.md 4.4).
+/// Scope that an event requires (docs/protocol/rest.md, "Event scopes").
 fn scope_of(event: &Value) -> &'static str {
     if event.get("conversation_id").is_some_and(|id| !id.is_null()) {
         return "dms:read";
@@ -62,7 +62,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// A workspace in which something of every kind happens.
+/// Workspace in which events of every kind occur.
 struct Stage {
     key: Api,
     ann: Agent,
@@ -83,7 +83,7 @@ impl Stage {
         Ok(Self { key, ann, bob, channel_id, dm })
     }
 
-    /// One thing of every kind.
+    /// Causes one event of every kind.
     async fn play(&self) -> Result<()> {
         let (ann, bob) = (self.key.as_agent(&self.ann), self.key.as_agent(&self.bob));
         let message = ann.post_message("room", "in the room").await?.success()?;
@@ -109,7 +109,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Every filter of the contract, each in a way that hides something of a play and shows something.
+    /// Every filter (docs/protocol/rest.md, "Observer filters"), each hiding some events and showing others.
     fn filters(&self) -> [Value; 9] {
         [
             json!({}),
@@ -124,14 +124,14 @@ impl Stage {
         ]
     }
 
-    /// Marks the end: whatever a token shows, it is shown before this is answered.
+    /// Returns the last number: every visible event precedes the answer.
     async fn latest(&self) -> Result<i64> {
         let page = self.key.get("/v1/workspace/events?since=0&limit=1").await?.success()?;
         page["latest_seq"].as_i64().context("latest_seq")
     }
 }
 
-/// The whole log as a token has it.
+/// Reads the whole log visible to a token.
 async fn log(api: &Api, since: i64) -> Result<Vec<Value>> {
     let (mut events, mut since) = (Vec::new(), since);
     loop {
@@ -149,7 +149,7 @@ fn numbers(events: &[Value]) -> Vec<i64> {
     events.iter().filter_map(|event| event["seq"].as_i64()).collect()
 }
 
-/// What a socket shows up to a number: an event behind it that every token sees ends it.
+/// Reads the numbers that a socket shows up to a marker event that every token sees.
 async fn shown(socket: &mut ObserverSocket, expected: &[i64]) -> Result<Vec<i64>> {
     let mut seen = Vec::new();
     while seen.len() < expected.len() {
@@ -203,7 +203,7 @@ async fn each_scope_shows_its_events_and_no_others() -> Result<()> {
 }
 
 #[tokio::test]
-async fn each_filter_leaves_what_it_names() -> Result<()> {
+async fn each_filter_passes_only_matching_events() -> Result<()> {
     let gateways = &shared().await.gateways;
     let stage = Stage::set(&gateways[0], "filters").await?;
     let start = stage.latest().await?;
@@ -214,8 +214,8 @@ async fn each_filter_leaves_what_it_names() -> Result<()> {
     let is_dm = |event: &Value| scope_of(&payload(event)) == "dms:read";
     let in_room = |event: &Value| payload(event)["channel"] == "room" || payload(event)["channel"]["name"] == "room";
     let cut = all[all.len() / 2]["created_at"].clone();
-    type Keeps<'a> = Box<dyn Fn(&Value) -> bool + 'a>;
-    let table: Vec<(Value, Keeps<'_>)> = vec![
+    type EventPredicate<'a> = Box<dyn Fn(&Value) -> bool + 'a>;
+    let table: Vec<(Value, EventPredicate<'_>)> = vec![
         (json!({}), Box::new(|event| !is_dm(event))),
         (json!({ "include_dms": true }), Box::new(|_| true)),
         (
@@ -231,7 +231,7 @@ async fn each_filter_leaves_what_it_names() -> Result<()> {
         let expected: Vec<Value> = all.iter().filter(|event| keeps(event)).cloned().collect();
         assert_eq!(numbers(&log(&api, start).await?), numbers(&expected), "{filters}");
     }
-    // Channels by id or by name; events without a place are none of theirs to hide or show alike.
+    // Channels by id or by name; events without a channel are not affected.
     for filters in [json!({ "channel_ids": [stage.channel_id] }), json!({ "channel_names": ["room"] })] {
         let made = token(&stage.key, &filters.to_string(), &everything, filters.clone()).await?;
         let seen = log(&stage.key.with_token(&text(&made["token"])), start).await?;
@@ -255,11 +255,11 @@ async fn each_filter_leaves_what_it_names() -> Result<()> {
     Ok(())
 }
 
-/// One scope with one filter, and what its stream has shown.
+/// One scope with one filter, and the events that its stream has shown.
 struct Pair {
     name: String,
     scope: &'static str,
-    /// What the filter leaves for a token with every scope.
+    /// Client of a token with this filter and every scope.
     filtered: Api,
     api: Api,
     socket: ObserverSocket,
@@ -267,13 +267,13 @@ struct Pair {
 }
 
 impl Pair {
-    /// What it has to show since a number.
+    /// Returns the numbers to show after a number.
     async fn expected(&self, start: i64) -> Result<Vec<i64>> {
         let left = log(&self.filtered, start).await?;
         Ok(numbers(&left.into_iter().filter(|event| scope_of(&event["payload"]) == self.scope).collect::<Vec<_>>()))
     }
 
-    /// Takes what the socket has still to show, and nothing besides.
+    /// Reads the remaining events of the socket and asserts that there are no others.
     async fn catch_up(&mut self, start: i64) -> Result<()> {
         let expected = self.expected(start).await?;
         while self.seen.len() < expected.len() {
@@ -286,7 +286,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Events as a client takes them: what the log has shown before is left out.
+    /// Records events like a client, which ignores those that the log has shown.
     fn take(&mut self, events: &[Value]) {
         for seq in numbers(events) {
             if self.seen.last().is_none_or(|last| seq > *last) {
@@ -295,7 +295,7 @@ impl Pair {
         }
     }
 
-    /// Reads what the dead gateway had still sent, opens the stream elsewhere, and reads the log up to it.
+    /// Reads the rest from the dead gateway, opens the stream elsewhere, and reads the log up to it.
     async fn resume(&mut self, gateway: &str, start: i64) -> Result<()> {
         while let Ok(frame) = self.socket.next(SOON).await {
             self.take(&[frame]);
@@ -308,7 +308,7 @@ impl Pair {
     }
 }
 
-/// Every scope with every filter: live, on a gateway that dies, and resumed on another.
+/// Every scope with every filter: live at a gateway that crashes, and resumed at another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_scope_with_each_filter_shows_the_same_through_a_dead_gateway() -> Result<()> {
     let stack = Stack::builder().start().await?;
@@ -361,7 +361,7 @@ async fn each_scope_with_each_filter_shows_the_same_through_a_dead_gateway() -> 
 }
 
 #[tokio::test]
-async fn a_token_that_ends_closes_what_it_opened() -> Result<()> {
+async fn an_expiring_or_revoked_token_closes_its_sockets() -> Result<()> {
     let gateways = &shared().await.gateways;
     let stage = Stage::set(&gateways[0], "endings").await?;
     for (way, word) in [("revoke", "revoked"), ("rotate", "rotated"), ("expire", "expired")] {
@@ -369,7 +369,7 @@ async fn a_token_that_ends_closes_what_it_opened() -> Result<()> {
         let body = json!({ "name": way, "scopes": ["stream:read", "messages:read"], "expires_at": expires });
         let made = stage.key.post("/v1/observer-tokens", body).await?.success()?;
         let value = text(&made["token"]);
-        // Both are at the gateway that does not hear of it first.
+        // Both sockets are at the gateway that learns of the change second.
         let mut socket = ObserverSocket::open(&gateways[1], &value).await?;
         let mut stream = EventSource::open(&Api::new(&gateways[1], &value), None).await?;
         stage.key.as_agent(&stage.ann).post_message("room", way).await?.success()?;
@@ -396,7 +396,7 @@ async fn a_token_that_ends_closes_what_it_opened() -> Result<()> {
 }
 
 #[tokio::test]
-async fn narrower_filters_count_for_open_sockets() -> Result<()> {
+async fn narrowed_filters_apply_to_open_sockets() -> Result<()> {
     let gateways = &shared().await.gateways;
     let stage = Stage::set(&gateways[0], "narrowed").await?;
     let made = token(&stage.key, "narrowed", &["stream:read", "messages:read"], json!({})).await?;
@@ -406,7 +406,7 @@ async fn narrower_filters_count_for_open_sockets() -> Result<()> {
     assert_eq!(socket.next(SOON).await?["channel"], "annex");
     let path = format!("/v1/observer-tokens/{}", text(&made["id"]));
     stage.key.patch(&path, json!({ "filters": { "channel_names": ["room"] } })).await?.success()?;
-    // Within the time that a revocation has, too.
+    // Within the same time as for a revocation.
     let until = Instant::now() + CLOSED_WITHIN;
     loop {
         ann.post_message("annex", "hidden").await?.success()?;
@@ -426,7 +426,7 @@ async fn narrower_filters_count_for_open_sockets() -> Result<()> {
     }
 }
 
-/// An instant from now, as clients write it.
+/// Returns a later instant, as clients format it.
 fn chrono_in(ahead: Duration) -> String {
     let at: DateTime<Utc> = (std::time::SystemTime::now() + ahead).into();
     at.format("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()

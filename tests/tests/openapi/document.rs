@@ -1,12 +1,12 @@
-//! The OpenAPI document against the router, against itself, and against the file in `docs/`.
+//! The OpenAPI document compared with the router, with itself, and with the file in `docs/`.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 use relay_acceptance::access::{Class, ROUTES};
 use relay_acceptance::raw::Raw;
-use relay_acceptance::routes::{anonymous, routes_of_the_gateway};
+use relay_acceptance::routes::{anonymize_path, gateway_routes};
 use relay_testkit::shared;
 use serde_json::Value;
 
@@ -17,13 +17,13 @@ async fn document() -> Result<Value> {
     Ok(reply.body)
 }
 
-/// What a part of the document is, or leads to.
+/// Follows the reference of a part of the document, if it is one.
 fn resolved<'a>(document: &'a Value, part: &'a Value) -> &'a Value {
     let link = part["$ref"].as_str().and_then(|link| link.strip_prefix('#'));
     link.and_then(|pointer| document.pointer(pointer)).unwrap_or(part)
 }
 
-/// (method, path, operation) of everything that the document describes.
+/// Returns method, path and operation of everything in the document.
 fn operations(document: &Value) -> impl Iterator<Item = (&str, &str, &Value)> {
     let paths = document["paths"].as_object().into_iter().flatten();
     paths.flat_map(|(path, methods)| {
@@ -36,8 +36,8 @@ async fn every_route_is_described_and_nothing_else_is() -> Result<()> {
     let document = document().await?;
     assert_eq!(document["openapi"], "3.1.0");
     let described: BTreeSet<_> =
-        operations(&document).map(|(method, path, _)| (method.to_uppercase(), anonymous(path))).collect();
-    let routed = routes_of_the_gateway()?;
+        operations(&document).map(|(method, path, _)| (method.to_uppercase(), anonymize_path(path))).collect();
+    let routed = gateway_routes()?;
     let missing: Vec<_> = routed.difference(&described).collect();
     let stale: Vec<_> = described.difference(&routed).collect();
     assert!(missing.is_empty() && stale.is_empty(), "not described: {missing:?}; not routed: {stale:?}");
@@ -45,7 +45,7 @@ async fn every_route_is_described_and_nothing_else_is() -> Result<()> {
 }
 
 #[tokio::test]
-async fn every_operation_tells_what_a_reader_needs() -> Result<()> {
+async fn every_operation_is_described_completely() -> Result<()> {
     let document = document().await?;
     let tags: BTreeSet<_> =
         document["tags"].as_array().into_iter().flatten().map(|tag| tag["name"].clone().to_string()).collect();
@@ -89,7 +89,7 @@ async fn every_body_and_answer_has_an_example_and_every_example_is_valid() -> Re
         let contents = responses.map(|(status, response)| (status.as_str(), &resolved(&document, response)["content"]));
         for (place, content) in contents.chain([("body", &operation["requestBody"]["content"])]) {
             let Some(media) = content.get("application/json") else { continue };
-            // The document itself has no example in itself.
+            // The document contains no example of itself.
             if path == "/openapi.json" {
                 continue;
             }
@@ -121,7 +121,7 @@ async fn every_body_and_answer_has_an_example_and_every_example_is_valid() -> Re
     Ok(())
 }
 
-/// What is wrong with a value by a schema of the document.
+/// Returns the violations of a schema by a value.
 fn faults(document: &Value, schema: &Value, value: &Value) -> Result<impl Iterator<Item = String>> {
     let mut schema = schema.clone();
     let whole = schema.as_object_mut().context("a schema is an object")?;
@@ -151,13 +151,13 @@ async fn the_reference_page_needs_nothing_from_elsewhere() -> Result<()> {
     Ok(())
 }
 
-/// Two types of one name would silently share a schema.
+/// Two types with one name would silently share a schema.
 #[test]
 fn names_of_wire_types_are_unique() -> Result<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/wire/src");
     let mut names = BTreeSet::new();
-    for entry in std::fs::read_dir(folder)? {
-        let source = std::fs::read_to_string(entry?.path())?;
+    for path in rust_files(&folder)? {
+        let source = std::fs::read_to_string(path)?;
         for derived in source.split("ToSchema)]").skip(1) {
             let item = derived.lines().find_map(|line| line.trim().strip_prefix("pub ")).unwrap_or_default();
             let name =
@@ -173,7 +173,21 @@ fn names_of_wire_types_are_unique() -> Result<()> {
     Ok(())
 }
 
-/// All names that a schema requires of an object, and of what it is put together from.
+/// Returns all Rust files below a folder.
+fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(rust_files(&path)?);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+/// Returns all required names of an object schema and of its parts.
 fn required<'a>(document: &'a Value, schema: &'a Value) -> BTreeSet<&'a str> {
     let schema = resolved(document, schema);
     let own = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
@@ -181,9 +195,9 @@ fn required<'a>(document: &'a Value, schema: &'a Value) -> BTreeSet<&'a str> {
     own.chain(parts.flat_map(|part| required(document, part))).collect()
 }
 
-/// Some published clients fail on answers that lack these (contract: rest.md, section 7).
+/// Some published clients fail without these fields (docs/protocol/rest.md, "Fields for strict clients").
 #[tokio::test]
-async fn what_strict_clients_insist_on_is_promised() -> Result<()> {
+async fn fields_required_by_strict_clients_are_required_in_the_document() -> Result<()> {
     let document = document().await?;
     let table: &[(&str, &str, &str)] = &[
         ("get", "/v1/workspace", "api_key_hash"),
@@ -206,7 +220,7 @@ async fn what_strict_clients_insist_on_is_promised() -> Result<()> {
         let answer =
             responses.get("200").or_else(|| responses.get("201")).with_context(|| format!("{method} {path}"))?;
         let data = &answer["content"]["application/json"]["schema"]["properties"]["data"];
-        // Of several forms the first is what these clients ask for.
+        // These clients request the first of several forms.
         let data = resolved(&document, data);
         let data = data.get("oneOf").map_or(data, |forms| &forms[0]);
         let promised = required(&document, data.get("items").unwrap_or(data));
@@ -233,9 +247,9 @@ async fn every_code_is_explained() -> Result<()> {
     Ok(())
 }
 
-/// What the document says about tokens is what `tenancy` tries out.
+/// The `tenancy` tests check that the gateway matches these classes.
 #[tokio::test]
-async fn who_may_call_is_told_as_it_is() -> Result<()> {
+async fn documented_authentication_matches_the_routes() -> Result<()> {
     use Class as C;
     let document = document().await?;
     for (method, path, class, _) in ROUTES {
@@ -254,7 +268,7 @@ async fn who_may_call_is_told_as_it_is() -> Result<()> {
             C::Socket => &["node_token"],
         };
         let (.., operation) = operations(&document)
-            .find(|(verb, other, _)| verb.eq_ignore_ascii_case(method) && anonymous(other) == anonymous(path))
+            .find(|(verb, other, _)| verb.eq_ignore_ascii_case(method) && anonymize_path(other) == anonymize_path(path))
             .with_context(|| format!("{method} {path}"))?;
         let ways = operation["security"].as_array().into_iter().flatten().filter_map(Value::as_object);
         let told: BTreeSet<&str> = ways.map(|way| way.keys().next().map_or("", String::as_str)).collect();
@@ -263,9 +277,9 @@ async fn who_may_call_is_told_as_it_is() -> Result<()> {
     Ok(())
 }
 
-/// The table of what is not served is true, row by row.
+/// Checks every row of the table of unsupported routes.
 #[tokio::test]
-async fn what_the_docs_list_as_not_served_is_answered_with_404() -> Result<()> {
+async fn routes_documented_as_not_served_answer_404() -> Result<()> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/compatibility.md");
     let docs = std::fs::read_to_string(docs)?;
     let (_, listed) = docs.split_once("## Not served").context("the section")?;

@@ -1,8 +1,8 @@
-//! Schemathesis against running gateways: requests made from the OpenAPI document, good ones and bad ones. No answer may
-//! be a 5xx, have a status or a content type that is not documented, or a body that is not as documented.
+//! Schemathesis against running gateways: valid and invalid requests generated from the OpenAPI document. No answer may
+//! be a 5xx, or have an undocumented status, content type or body.
 //!
-//! What it sends follows from its seed and from what the engine answers. It prints each failing case with the `curl`
-//! that repeats it.
+//! The requests follow from the seed and the engine's answers. Each failing case is printed with a `curl` command that
+//! repeats it.
 
 use anyhow::Result;
 use relay_acceptance::clients::Script;
@@ -10,25 +10,25 @@ use relay_testkit::client::{Agent, Api};
 use relay_testkit::shared;
 use serde_json::{Value, json};
 
-/// The last one is of `clients/openapi_hooks.py`.
+/// The last check is defined in `clients/openapi_hooks.py`.
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,\
                       response_headers_conformance,undocumented_fields";
 
 /// Operations that end the run's own credentials, or never end.
 const LEFT_OUT: [&str; 4] = ["workspaces_delete", "workspaces_delete_by_id", "agents_rotate_token", "observers_stream"];
 
-/// A workspace with what the document's examples name, and one of everything that an id in a path can mean.
+/// Workspace with the objects of the document's examples, and one object for every id in a path.
 struct Fuzzed {
     key: Api,
-    /// Her token is used: no example names her.
+    /// Her token is used, because no example names her.
     carol: Agent,
-    /// For the segment before a path parameter, values that exist.
+    /// Existing values by the segment before a path parameter.
     real: Value,
-    /// An observer token that may see everything.
+    /// Observer token with every scope.
     observer: String,
 }
 
-/// Every scope of an observer token.
+/// All scopes of an observer token.
 const SCOPES: [&str; 12] = [
     "stream:read",
     "messages:read",
@@ -57,7 +57,7 @@ impl Fuzzed {
         let filters = json!({ "include_dms": true });
         let observer = json!({ "name": "watcher", "scopes": SCOPES, "filters": filters });
         let observer = key.post("/v1/observer-tokens", observer).await?.success()?;
-        // Rotating and revoking are tried on this one.
+        // Target of rotations and revocations.
         let other = json!({ "name": "other", "scopes": ["agents:read"] });
         let other = key.post("/v1/observer-tokens", other).await?.success()?;
         let file = json!({ "filename": "report.pdf", "content_type": "application/pdf", "size_bytes": 4 });
@@ -95,7 +95,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// With no node to do it, these answer 503 as documented.
+/// Without a capable node these answer 503 as documented.
 const CONFIGURATION: &str = r#"
 [[operations]]
 include-operation-id = ["agents_spawn", "agents_release", "agents_release_exact", "actions_invoke", "actions_invoke_on_node"]
@@ -106,11 +106,11 @@ not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", 503]
 
 async fn fuzz(name: &str, base: &str, fuzzed: &Fuzzed, token: &str) -> Result<()> {
     let (document, authorization) = (format!("{base}/openapi.json"), format!("Authorization: Bearer {token}"));
-    // It leaves reports and caches where it runs.
+    // Reports and caches are written to the working directory.
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("schemathesis.toml"), CONFIGURATION)?;
     let script =
-        Script::schemathesis(name).await?.within(folder.path()).env("RELAY_FUZZ_REAL", fuzzed.real.to_string());
+        Script::schemathesis(name).await?.timeout(folder.path()).env("RELAY_FUZZ_REAL", fuzzed.real.to_string());
     let script = script.args(["run", &document, "--header", &authorization, "--checks", CHECKS, "--seed", "20260301"]);
     let script = script.args(["--max-examples", "6", "--workers", "2", "--request-timeout", "35", "--no-color"]);
     let script = script.args(["--generation-database", "none", "--warnings", "off", "--suppress-health-check", "all"]);

@@ -1,4 +1,4 @@
-//! The API as it describes itself.
+//! The OpenAPI document and the reference page.
 
 mod document;
 mod fuzzing;

@@ -1,5 +1,5 @@
-//! The reference page in a real browser: every operation shows, it is used with the keyboard alone, in light and dark,
-//! and it asks nobody but its gateway.
+//! The reference page in a real browser: it shows every operation, is usable with the keyboard alone, in light and
+//! dark, and contacts only its gateway.
 
 use std::path::PathBuf;
 
@@ -18,12 +18,12 @@ async fn a_person_finds_an_operation_with_the_keyboard() -> Result<()> {
 
     let browser = Browser::start().await?;
     let mut page = browser.open(&format!("{base}/docs")).await?;
-    page.until("the operations", "document.querySelectorAll('article').length > 0").await?;
+    page.wait_until("the operations", "document.querySelectorAll('article').length > 0").await?;
     let shown = page.eval("document.querySelectorAll('article').length").await?;
     assert_eq!((shown, operations > 50), (json!(operations), true), "every operation shows");
     let text = page.text("document.body.innerText").await?;
     ensure!(!text.contains("[object") && !text.contains("undefined"), "something was not shown as text");
-    // What a body and its answers are made of, with examples.
+    // Shows the schema of a body and its answers, with examples.
     let post = page.text("document.getElementById('messages_to_channel').innerText").await?;
     for expected in
         ["/v1/channels/{name}/messages", "Idempotency-Key", "injection_mode", "\"text\"", "channel_archived"]
@@ -32,12 +32,13 @@ async fn a_person_finds_an_operation_with_the_keyboard() -> Result<()> {
     }
 
     page.press("/").await?;
-    page.until("the filter to have the focus", "document.activeElement.id === 'filter'").await?;
-    page.write("defer").await?;
-    page.until("one operation to be left", "document.querySelectorAll('#list li:not([hidden])').length === 1").await?;
+    page.wait_until("the filter to have the focus", "document.activeElement.id === 'filter'").await?;
+    page.type_text("defer").await?;
+    page.wait_until("one operation to be left", "document.querySelectorAll('#list li:not([hidden])').length === 1")
+        .await?;
     page.press("Enter").await?;
-    page.until("its address", "location.hash === '#deliveries_defer'").await?;
-    page.until(
+    page.wait_until("its address", "location.hash === '#deliveries_defer'").await?;
+    page.wait_until(
         "to be where it is",
         "Math.abs(document.getElementById('deliveries_defer').getBoundingClientRect().top) < 300",
     )
@@ -47,7 +48,7 @@ async fn a_person_finds_an_operation_with_the_keyboard() -> Result<()> {
     std::fs::create_dir_all(&folder)?;
     let mut grounds = Vec::new();
     for scheme in ["light", "dark"] {
-        page.prefer(scheme).await?;
+        page.set_color_scheme(scheme).await?;
         grounds.push(page.text("getComputedStyle(document.body).backgroundColor").await?);
         let file = folder.join(format!("reference-{scheme}.png"));
         page.screenshot(&file).await?;

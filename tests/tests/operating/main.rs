@@ -1,4 +1,4 @@
-//! What operators do and see.
+//! Operation of the engine: operators, relayctl, recovery and telemetry.
 
 mod operators;
 mod recovery;

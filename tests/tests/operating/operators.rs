@@ -1,5 +1,5 @@
-//! Operators on a hosted installation: who may create workspaces, whose JWTs are taken, and what rotating
-//! and retiring signing keys does to observer tokens.
+//! Operators on a hosted installation: creation of workspaces, accepted JWTs, and rotation and retirement of signing
+//! keys of observer tokens.
 
 use std::{
     sync::{
@@ -32,7 +32,7 @@ const SOON: Duration = Duration::from_secs(30);
 const ISSUER: &str = "https://issuer.example";
 const AUDIENCE: &str = "relay-operators";
 const SECRET: &str = "a-bootstrap-secret-of-the-tests-0123456789";
-/// The modulus of an RSA key that nobody has any more, and a JWT that it signed for the year 2999.
+/// Modulus of a discarded RSA key, and a JWT that it signed for the year 2999.
 const RSA_MODULUS: &str = "tsQlT6rJOjc6oTeHLUdKU-RslEKtvtKUUOiQai3Ph7ZSKYNDmvxjZXzt570AggcT39FwhMG3IDA5mjX0Uley4yn1VmiggDQo1mIaCxFDxXMZYymkt0ITX8hKAke2JKmjZ-RJLZgo1dv14k-matsBGhke7y6vPCtUjMJTr7zQYjt1MNP-7JMnra8_u7N9ABvLGdSIjn_9tzyhRgdQoNgrB-LMRGKVFmfhXupm_C1BOsXvaFfBZNxq35spCHp-_eDbz2lT6px-yZ4SdgknTSDV5SfYTt9xndeZgtqikXxsZcyU95Pf1oA8YxMmcxb2vzGMialBrhwW8pM1iy5KfwPYTw";
 const RSA_TOKEN: &str = "eyJhbGciOiJSUzI1NiIsImtpZCI6InJzYSIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJodHRwczovL2lzc3Vlci5leGFtcGxlIiwiYXVkIjoicmVsYXktb3BlcmF0b3JzIiwic3ViIjoib3BzIiwiZXhwIjozMjQ3MjE0NDAwMH0.diUGIEG-PK63PSUIoLAIRhtxbns3-aSgsth02OqNCEJvlLuey--T4HstLY8kcuK1kAgQbTB1SWdFGBUZIpRqJAf6YJ7XapRTFlr4JB_8OU349WfvUttbO2lInZRiJUj8PkipoNj_EVsa0AGgPoEEEktfrfyz6Kx5gJlpryPag3UKgoS8fGEK7iBGsFHLgtMeHKz3Wn1fcsflgicdItURq6_U-930VweGvGlxKlsRmyBmmGLBeAE4L1iIN7IYRgqtgXAs5sCe74axziC3CybFd3L5FV_K6ItPXRYezT9pu-RmtSeOLY6_JiqVPE-_mFzGkBzzhK_Xv9m1ic2cychmwg";
 
@@ -40,11 +40,11 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// An OIDC issuer: its keys, on a local HTTP server.
+/// OIDC issuer: its keys on a local HTTP server.
 struct Issuer {
     ed25519: Ed25519KeyPair,
     p256: EcdsaKeyPair,
-    /// Where it is; its discovery document says where its keys are.
+    /// Base URL of the discovery document.
     base: String,
     is_up: Arc<AtomicBool>,
 }
@@ -107,7 +107,7 @@ impl Issuer {
     }
 }
 
-/// Claims that are taken, valid for `seconds` from now.
+/// Returns valid claims for `seconds` from now.
 fn claims(seconds: i64) -> Value {
     claims_of(ISSUER, seconds)
 }
@@ -131,7 +131,7 @@ async fn hosted(issuer: &Issuer) -> Result<Stack> {
 }
 
 #[tokio::test]
-async fn an_issuer_tells_by_discovery_where_its_keys_are() -> Result<()> {
+async fn signing_keys_of_an_issuer_are_found_by_discovery() -> Result<()> {
     let issuer = Issuer::start().await?;
     let stack = hosted_with(&issuer.base).gateways(1).start().await?;
     let as_operator = |iss: &str| {
@@ -169,7 +169,7 @@ async fn only_operators_create_workspaces_on_a_hosted_installation() -> Result<(
     assert_eq!(operator.post("/v1/workspaces", json!({ "name": "third" })).await?.status, 201);
     let fourth = operator.post("/v1/operator/workspaces", json!({ "name": "fourth" })).await?.success()?;
 
-    // Quotas, of any workspace, counting at once.
+    // Quotas of any workspace, effective at once.
     let path = format!("/v1/operator/workspaces/{}/quotas", text(&fourth["workspace_id"]));
     let before = operator.get(&path).await?.success()?;
     assert_eq!((text(&before["plan"]), &before["limits"]["agents"]), ("enterprise", &Value::Null));
@@ -177,7 +177,7 @@ async fn only_operators_create_workspaces_on_a_hosted_installation() -> Result<(
     let after = operator.put(&path, set).await?.success()?;
     assert_eq!((text(&after["plan"]), &after["limits"]["observer_tokens"]), ("pro", &json!(1)));
     assert_eq!(after["own"]["observer_tokens"], 1);
-    // What was read can be written as it is.
+    // The response is a valid request.
     let read = operator.get(&path).await?.success()?;
     let again = operator.put(&path, json!({ "plan": read["plan"], "own": read["own"] })).await?.success()?;
     assert_eq!(again, read);
@@ -201,7 +201,7 @@ async fn only_operators_create_workspaces_on_a_hosted_installation() -> Result<(
     depth_and_retention(&operator, &path, &owner).await
 }
 
-/// What commits go by follows at once, and goes back with what was set apart.
+/// Overrides apply to commits at once and can be removed again.
 async fn depth_and_retention(operator: &Api, path: &str, owner: &Api) -> Result<()> {
     let shown = operator.get(path).await?.success()?;
     assert_eq!((&shown["limits"]["mailbox_depth"], &shown["limits"]["message_days"]), (&json!(1000), &Value::Null));
@@ -218,7 +218,7 @@ async fn depth_and_retention(operator: &Api, path: &str, owner: &Api) -> Result<
             sent += 1;
             assert_eq!(ada.dm("bob", &format!("message {sent}")).await?.status, 201, "the message itself is kept");
         }
-        // One that finds the mailbox full is not written.
+        // A delivery to a full mailbox is not written.
         let waiting = bob.get("/v1/deliveries").await?.success()?;
         assert_eq!(waiting.as_array().map(Vec::len), Some(fit), "after {own}: {waiting}");
     }
@@ -226,11 +226,11 @@ async fn depth_and_retention(operator: &Api, path: &str, owner: &Api) -> Result<
 }
 
 #[tokio::test]
-async fn a_jwt_is_an_operators_if_the_issuer_signed_it_for_us() -> Result<()> {
+async fn only_jwts_of_the_issuer_for_this_audience_authenticate_operators() -> Result<()> {
     let issuer = Issuer::start().await?;
     let stack = hosted(&issuer).await?;
     let anybody = Api::anonymous(stack.gateway(0).url());
-    // Keys that cannot be fetched prove nothing against a token.
+    // A token is not accepted while the keys cannot be fetched.
     issuer.is_up.store(false, Ordering::SeqCst);
     let ed = |claims: &Value| issuer.token(json!({ "alg": "EdDSA", "kid": "ed" }), claims);
     let admits = |token: String| {
@@ -288,10 +288,10 @@ async fn a_jwt_is_an_operators_if_the_issuer_signed_it_for_us() -> Result<()> {
         ("very long", format!("{head}{}.{signature}", "A".repeat(20_000))),
     ] {
         let reply = admits(token).await?;
-        // Servers cut headers off before they are looked at.
+        // Servers may cut headers before they are parsed.
         assert!(reply.status == 401 || (what == "very long" && reply.status == 431), "{what}: {}", reply.status);
     }
-    // It creates workspaces where anybody else must not.
+    // Operators create workspaces where others must not.
     let operator = anybody.with_token(&ed(&claims(60)));
     assert_eq!(operator.post("/v1/workspaces", json!({ "name": "w" })).await?.status, 201);
     let forged = anybody.with_token(&ed(&claims(-120)));
@@ -300,7 +300,7 @@ async fn a_jwt_is_an_operators_if_the_issuer_signed_it_for_us() -> Result<()> {
 }
 
 #[tokio::test]
-async fn rotating_keys_spares_tokens_and_retiring_one_kills_its() -> Result<()> {
+async fn rotating_a_key_keeps_its_tokens_and_retiring_it_revokes_them() -> Result<()> {
     let issuer = Issuer::start().await?;
     let stack = hosted(&issuer).await?;
     let (a, b) = (stack.gateway(0).url(), stack.gateway(1).url());
@@ -329,7 +329,7 @@ async fn rotating_keys_spares_tokens_and_retiring_one_kills_its() -> Result<()> 
     let second = operator.post("/v1/operator/signing-keys", json!({})).await?;
     assert_eq!((second.status, &second.data()["signs"]), (201, &json!(true)));
     assert_ne!(text(&second.data()["kid"]), first_kid);
-    // At once at the other gateway, which has never heard of the key.
+    // The new key is accepted at the other gateway at once.
     let newer = issue("newer").await?;
     assert_ne!(newer.token().split('.').next(), older.token().split('.').next(), "another key signs");
     for gateway in [b, a] {
@@ -337,7 +337,7 @@ async fn rotating_keys_spares_tokens_and_retiring_one_kills_its() -> Result<()> 
             assert_eq!(token.at(gateway).get("/v1/channels").await?.status, 200);
         }
     }
-    // The private half cannot be read from the database.
+    // The private key cannot be read from the database.
     let mut database = PgConnection::connect(stack.database_url()).await?;
     let stored: Vec<(Vec<u8>, Option<String>)> =
         sqlx::query_as("SELECT private_key, sealed_with FROM signing_keys").fetch_all(&mut database).await?;

@@ -1,4 +1,4 @@
-//! Postgres restored to an older state than JetStream, and JetStream lost: the engine notices and mends it by itself.
+//! Postgres restored to an older state than JetStream, and a lost JetStream: the engine detects and repairs both.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -32,9 +32,9 @@ async fn start(stack: &Stack) -> Result<()> {
     Ok(())
 }
 
-/// A copy of a database that nobody uses, as a dump would be.
+/// Copies an unused database, as a dump would.
 async fn copy(stack: &Stack, from: &str, to: &str) -> Result<()> {
-    // The sessions of processes that were just killed may take a moment to end.
+    // Sessions of killed processes may take a moment to end.
     wait::until_ok("a copy of the database", SOON, || async {
         let mut server = PgConnection::connect(&stack.postgres().url()).await?;
         let statement = format!("CREATE DATABASE {to} TEMPLATE {from}");
@@ -44,14 +44,15 @@ async fn copy(stack: &Stack, from: &str, to: &str) -> Result<()> {
     .await
 }
 
-/// Puts the copy in the place of the engine's database; the engine is stopped.
+/// Replaces the engine's database by the copy while the engine is stopped.
 async fn restore(stack: &Stack, from: &str) -> Result<()> {
     let mut server = PgConnection::connect(&stack.postgres().url()).await?;
     sqlx::raw_sql("DROP DATABASE relay WITH (FORCE)").execute(&mut server).await?;
     copy(stack, from, "relay").await
 }
 
-/// Waits until the engine has seen its database after the log was made: as in any installation older than seconds.
+/// Waits until the engine has recorded its liveness after the log was created, as in any installation older than
+/// seconds.
 async fn wait_seen(stack: &Stack) -> Result<()> {
     let jetstream = async_nats::jetstream::new(async_nats::connect(stack.nats_url()).await?);
     let made = jetstream.get_stream("RELAY_DELIVERIES").await?.cached_info().created.unix_timestamp();
@@ -87,7 +88,7 @@ impl Scene {
     }
 }
 
-/// What a delivery says.
+/// Returns the text of a delivery.
 fn words(frame: &Value) -> &str {
     text(&frame["payload"]["data"]["text"])
 }
@@ -108,7 +109,7 @@ const HEAD: &str = "SELECT h.next_seq FROM mailbox_heads h JOIN agents a USING (
                      WHERE h.workspace_id = WORKSPACE AND a.name = 'bob'";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_restored_database_has_lost_is_recovered_from_the_log_or_given_up_aloud() -> Result<()> {
+async fn deliveries_lost_in_a_restore_are_recovered_or_reported() -> Result<()> {
     let stack = Stack::builder().gateways(2).start().await?;
     let scene = Scene::new(&stack).await?;
     let mut socket = scene.socket().await?;
@@ -149,7 +150,7 @@ async fn what_a_restored_database_has_lost_is_recovered_from_the_log_or_given_up
     assert_eq!(number(&stack, HEAD, &scene.id).await?, 2, "this is the older state");
     start(&stack).await?;
 
-    // Ready means recovered: the numbers are above all that were given away.
+    // Readiness implies recovery: new numbers are above all assigned ones.
     assert_eq!(number(&stack, HEAD, &scene.id).await?, 5);
     let mut socket = scene.socket().await?;
     socket.auto_ack(true);
@@ -166,7 +167,7 @@ async fn what_a_restored_database_has_lost_is_recovered_from_the_log_or_given_up
     );
     assert!(!kinds.iter().any(|(seq, kind, _)| *seq == 3 && *kind == "dm.received"), "{kinds:?}");
 
-    // What could not be recovered is a dead letter with its reason, and its sender is told in the log of events.
+    // Unrecoverable deliveries are dead letters with their reason, and the event log notifies the sender.
     let letters = scene.key.get("/v1/dead-letters?reason=lost_in_restore").await?.success()?;
     let letters = letters.as_array().context("letters")?;
     assert_eq!(letters.len(), 1, "{letters:?}");
@@ -179,7 +180,7 @@ async fn what_a_restored_database_has_lost_is_recovered_from_the_log_or_given_up
         &scene.id,
     );
     assert_eq!(told.await?, 1);
-    // What was recovered is in the conversation again.
+    // Recovered messages are in the conversation again.
     let listed = scene.key.as_agent(&scene.ada).get("/v1/dm/conversations").await?.success()?;
     let conversation = text(&listed[0]["id"]).to_owned();
     let messages = scene.key.as_agent(&scene.ada).get(&format!("/v1/dm/{conversation}/messages")).await?.success()?;
@@ -189,7 +190,7 @@ async fn what_a_restored_database_has_lost_is_recovered_from_the_log_or_given_up
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_the_log_gone_too_numbers_jump_by_the_margin() -> Result<()> {
+async fn seqs_skip_the_margin_when_the_log_is_lost_too() -> Result<()> {
     let stack = Stack::builder().gateways(1).env("RELAY_RESTORE_MARGIN", "1000").start().await?;
     let scene = Scene::new(&stack).await?;
     scene.send("waits").await?;
@@ -216,7 +217,7 @@ async fn with_the_log_gone_too_numbers_jump_by_the_margin() -> Result<()> {
     let mut socket = scene.socket().await?;
     socket.auto_ack(true);
     scene.send("anew").await?;
-    // A position that lies in what was jumped over is settled: only what waited comes, then what is new.
+    // A position within the skipped range is settled: waiting deliveries come first, then new ones.
     let first = next(&mut socket).await?;
     assert_eq!(first, (1, "dm.received".to_owned(), "waits".to_owned()));
     let last = loop {
@@ -227,7 +228,7 @@ async fn with_the_log_gone_too_numbers_jump_by_the_margin() -> Result<()> {
     };
     assert_eq!(last, (1002, "dm.received".to_owned(), "anew".to_owned()));
 
-    // Where REST settles what waited, the skipped numbers are settled with it.
+    // Settling waiting deliveries over REST settles the skipped numbers too.
     let cyd = scene.key.as_agent(&cyd);
     let listed = cyd.get("/v1/deliveries").await?.success()?;
     assert_eq!(listed.as_array().map(Vec::len), Some(1), "{listed}");
@@ -239,7 +240,7 @@ async fn with_the_log_gone_too_numbers_jump_by_the_margin() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_was_lost_is_rebuilt_and_nothing_is_missing() -> Result<()> {
+async fn a_lost_log_is_rebuilt_completely() -> Result<()> {
     let stack = Stack::builder().gateways(1).start().await?;
     let scene = Scene::new(&stack).await?;
     for number in 1..=3 {

@@ -1,4 +1,4 @@
-//! A broker that has had more than a restored database, and a JetStream that was lost, know of.
+//! Brokers whose last received seq is above the head of a restored database, after JetStream was lost too.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 use sqlx::{Connection as _, PgConnection};
 
 const SOON: Duration = Duration::from_secs(30);
-/// Below the ten that the broker has had, so that jumping by it is not enough.
+/// Less than the ten that the broker has received, so that skipping the margin is not enough.
 const MARGIN: i64 = 6;
 
 struct Scene {
@@ -26,7 +26,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Ten messages to an agent on a broker's node, of which the database has forgotten all but the first, and the log too.
+    /// Sends ten messages to an agent on a broker; the restored database has only the first, and the log is lost.
     async fn restored() -> Result<Self> {
         let stack = Stack::builder().gateways(1).env("RELAY_RESTORE_MARGIN", MARGIN.to_string()).start().await?;
         let key = Api::create_workspace(stack.gateway(0).url(), "told").await?;
@@ -38,14 +38,14 @@ impl Scene {
         let scene = Self { stack, key, ada, bob, node, token, workspace };
         scene.send("message 1").await?;
         let mut socket = scene.socket(0).await?;
-        scene.takes(&mut socket, 1..=1).await?;
+        scene.receive_delivery(&mut socket, 1..=1).await?;
         scene.stopped(|| async { scene.database("CREATE DATABASE older TEMPLATE relay").await }).await?;
 
         let mut socket = scene.socket(1).await?;
         for nth in 2..=10 {
             scene.send(&format!("message {nth}")).await?;
         }
-        scene.takes(&mut socket, 2..=10).await?;
+        scene.receive_delivery(&mut socket, 2..=10).await?;
         drop(socket);
         scene
             .stopped(|| async {
@@ -63,7 +63,7 @@ impl Scene {
         self.key.as_agent(&self.ada).dm("bob", words).await?.success()
     }
 
-    /// Connects as a broker that has had everything up to `had`: it answers the question for its position.
+    /// Connects as a broker that has received everything up to `had` and answers the position request.
     async fn socket(&self, had: u64) -> Result<NodeSocket> {
         let mut socket = NodeSocket::connect(&self.stack.gateway(0).ws_url(), &self.token).await?;
         socket.register_broker_with(&self.node, "box", "told", &[]).await?;
@@ -78,8 +78,12 @@ impl Scene {
         Ok(socket)
     }
 
-    /// Takes what a broker takes that has had everything before: the frames of these numbers, with what they say.
-    async fn takes(&self, socket: &mut NodeSocket, numbers: std::ops::RangeInclusive<i64>) -> Result<Vec<String>> {
+    /// Receives the frames with these numbers and returns their texts.
+    async fn receive_delivery(
+        &self,
+        socket: &mut NodeSocket,
+        numbers: std::ops::RangeInclusive<i64>,
+    ) -> Result<Vec<String>> {
         let mut said = Vec::new();
         for number in numbers.clone() {
             let frame = socket
@@ -113,7 +117,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Runs a statement on the server, once the sessions of processes that were just killed have ended.
+    /// Runs a statement on the server after the sessions of killed processes have ended.
     async fn database(&self, statement: &'static str) -> Result<()> {
         wait::until_ok(statement, SOON, || async {
             let mut server = PgConnection::connect(&self.stack.postgres().url()).await?;
@@ -123,7 +127,7 @@ impl Scene {
         .await
     }
 
-    /// A number of bob's mailbox.
+    /// Returns a number of bob's mailbox.
     async fn number(&self, query: &str) -> Result<i64> {
         let mut database = PgConnection::connect(self.stack.database_url()).await?;
         let query = format!("{query} WHERE a.workspace_id = {} AND a.name = 'bob'", self.workspace);
@@ -141,10 +145,10 @@ impl Scene {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_broker_has_had_is_not_given_away_again() -> Result<()> {
+async fn seqs_that_a_broker_has_received_are_not_assigned_again() -> Result<()> {
     let scene = Scene::restored().await?;
     assert_eq!(scene.next_seq().await?, 2 + MARGIN, "the first, and the margin");
-    // Written before the broker is back: it gets a number that the broker has had.
+    // Written before the broker reconnects: it gets a number that the broker has already seen.
     let anew = scene.send("anew").await?;
     assert_eq!(scene.next_seq().await?, 9);
 
@@ -156,7 +160,7 @@ async fn what_a_broker_has_had_is_not_given_away_again() -> Result<()> {
     assert_eq!(scene.lost().await?, 2, "of 9 and 10 nothing is known");
 
     scene.send("and on").await?;
-    assert_eq!(scene.takes(&mut socket, 12..=12).await?, ["and on"]);
+    assert_eq!(scene.receive_delivery(&mut socket, 12..=12).await?, ["and on"]);
     Ok(())
 }
 
@@ -176,6 +180,6 @@ async fn a_broker_that_claims_too_much_raises_nothing() -> Result<()> {
     assert_eq!(scene.lost().await?, 6, "the margin is used up");
     scene.send("after all").await?;
     let mut socket = scene.socket(13).await?;
-    assert_eq!(scene.takes(&mut socket, 14..=14).await?, ["after all"]);
+    assert_eq!(scene.receive_delivery(&mut socket, 14..=14).await?, ["after all"]);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `relayctl` as an operator uses it: from a terminal, with direct access to Postgres and NATS, beside running gateways.
+//! `relayctl` as a process with direct access to Postgres and NATS, beside running gateways.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ async fn id_of(key: &Api) -> Result<String> {
 }
 
 #[tokio::test]
-async fn a_workspace_made_here_works_and_a_revoked_key_does_not() -> Result<()> {
+async fn a_created_workspace_works_and_a_revoked_key_does_not() -> Result<()> {
     let base = shared().await.any_gateway();
     let made = relayctl(&["--json", "workspace", "create", "by hand"]).await?.json()?;
     let id = text(&made["workspace_id"]);
@@ -31,7 +31,7 @@ async fn a_workspace_made_here_works_and_a_revoked_key_does_not() -> Result<()> 
     let second = first.with_token(text(&second["api_key"]));
     assert_eq!(id_of(&second).await?, id_of(&first).await?);
 
-    relayctl_with(&["token", "revoke"], &[], second.token()).await?.ok()?;
+    relayctl_with(&["token", "revoke"], &[], second.token()).await?.expect_success()?;
     wait::until_ok("the key to be dead", SOON, || async {
         second.get("/v1/workspace").await?.refused(401, "unauthorized").map(drop)
     })
@@ -40,7 +40,7 @@ async fn a_workspace_made_here_works_and_a_revoked_key_does_not() -> Result<()> 
     let again = relayctl_with(&["token", "revoke"], &[], second.token()).await?;
     assert!(!again.success && again.stderr.contains("no such token"), "{}", again.stderr);
 
-    // An agent's token, too; what it was authenticated for before is refused at the commit.
+    // The token of an agent too; requests authenticated before are refused at the commit.
     let killed = relayctl_with(&["--json", "token", "revoke"], &[], &ann.token).await?.json()?;
     assert_eq!((text(&killed["kind"]), text(&killed["agent"])), ("agent", "ann"));
     wait::until_ok("the token to be dead", SOON, || async {
@@ -52,13 +52,13 @@ async fn a_workspace_made_here_works_and_a_revoked_key_does_not() -> Result<()> 
     let listed = relayctl(&["--json", "workspace", "list", "--name", "by hand", "--limit", "1000"]).await?.json()?;
     let own = listed.as_array().context("a list")?.iter().find(|row| row["workspace_id"] == id);
     assert_eq!(own.context("it is listed")?["agents"], 1);
-    let table = relayctl(&["workspace", "list", "--name", "by hand", "--limit", "1000"]).await?.ok()?;
+    let table = relayctl(&["workspace", "list", "--name", "by hand", "--limit", "1000"]).await?.expect_success()?;
     assert!(table.stdout.contains("CONNECTED") && table.stdout.contains(id), "{}", table.stdout);
     Ok(())
 }
 
-/// A workspace with rows in many tables, all of which hold a word of its own.
-async fn furnished(base: &str, word: &str) -> Result<Api> {
+/// Creates a workspace with rows in many tables, all containing the same word.
+async fn create_workspace_with_data(base: &str, word: &str) -> Result<Api> {
     let key = Api::create_workspace(base, word).await?;
     let (ada, bob) = (key.register_agent("ada").await?, key.register_agent("bob").await?);
     let (as_ada, as_bob) = (key.as_agent(&ada), key.as_agent(&bob));
@@ -82,9 +82,10 @@ async fn furnished(base: &str, word: &str) -> Result<Api> {
 }
 
 #[tokio::test]
-async fn an_erased_workspace_leaves_nothing_and_its_neighbour_everything() -> Result<()> {
+async fn erasing_a_workspace_removes_all_of_its_data_and_no_other() -> Result<()> {
     let base = shared().await.any_gateway();
-    let (gone, stays) = (furnished(base, "ephemeral").await?, furnished(base, "neighbour").await?);
+    let (gone, stays) =
+        (create_workspace_with_data(base, "ephemeral").await?, create_workspace_with_data(base, "neighbour").await?);
     let (gone_id, stays_id) = (id_of(&gone).await?, id_of(&stays).await?);
     let before = rows_of(&stays_id).await?;
     assert!(before.len() > 12, "the neighbour has rows in {before:?} only");
@@ -94,7 +95,7 @@ async fn an_erased_workspace_leaves_nothing_and_its_neighbour_everything() -> Re
 
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("export.jsonl");
-    relayctl(&["workspace", "export", &gone_id, "--output", &file.display().to_string()]).await?.ok()?;
+    relayctl(&["workspace", "export", &gone_id, "--output", &file.display().to_string()]).await?.expect_success()?;
     let exported = std::fs::read_to_string(&file)?;
     assert!(exported.contains("ephemeral for @bob") && exported.contains("ephemeral in private"));
     assert!(!exported.contains("neighbour"), "rows of another workspace are in the export");
@@ -122,7 +123,7 @@ async fn an_erased_workspace_leaves_nothing_and_its_neighbour_everything() -> Re
         let found = erased["erased"].as_array()?.iter().find(|row| row["table"] == table)?;
         found["rows"].as_u64()
     };
-    // The third agent is the hidden one that webhooks post as.
+    // The third agent is the hidden author of webhook messages.
     assert_eq!((rows("workspaces"), rows("messages"), rows("agents")), (Some(1), Some(2), Some(3)), "{erased}");
     assert_eq!(rows_of(&gone_id).await?, Vec::<(String, i64)>::new(), "a table still knows the workspace");
     wait::until_ok("its key to be dead", SOON, || async {
@@ -131,7 +132,7 @@ async fn an_erased_workspace_leaves_nothing_and_its_neighbour_everything() -> Re
     .await?;
     let again = relayctl(&["workspace", "export", &gone_id]).await?;
     assert!(!again.success && again.stderr.contains("not found"), "{}", again.stderr);
-    let again = relayctl(&["workspace", "delete", &gone_id, "--erase"]).await?.ok()?.stdout;
+    let again = relayctl(&["workspace", "delete", &gone_id, "--erase"]).await?.expect_success()?.stdout;
     assert!(
         again.contains("there is no workspace") && again.contains(&format!("nothing of workspace {gone_id}")),
         "{again}"
@@ -149,15 +150,15 @@ async fn an_erased_workspace_leaves_nothing_and_its_neighbour_everything() -> Re
 }
 
 #[tokio::test]
-async fn an_erasure_without_nats_proves_nothing_and_can_be_repeated() -> Result<()> {
-    let key = furnished(shared().await.any_gateway(), "half erased").await?;
+async fn an_erasure_without_nats_is_reported_as_incomplete_and_can_be_repeated() -> Result<()> {
+    let key = create_workspace_with_data(shared().await.any_gateway(), "half erased").await?;
     let id = id_of(&key).await?;
     let erase = ["--json", "workspace", "delete", &id, "--erase", "--wait-seconds", "45"];
     let away = relayctl_with(&erase, &[("NATS_URL", "nats://127.0.0.1:9")], "").await?;
     assert!(!away.success && away.stderr.contains("can be repeated"), "{}", away.stderr);
     assert!(rows_of(&id).await?.len() > 5, "nothing goes before NATS has answered");
 
-    // Everything but the row that the workspace is found by.
+    // Everything except the row by which the workspace is found.
     let blind = relayctl_with(&erase, &[("NATS_URL", "")], "").await?;
     assert!(!blind.success && blind.stderr.contains("JetStream was not looked at"), "{}", blind.stderr);
     let told: Value = serde_json::from_str(&blind.stdout)?;
@@ -178,7 +179,7 @@ async fn an_erasure_without_nats_proves_nothing_and_can_be_repeated() -> Result<
 }
 
 #[tokio::test]
-async fn quotas_set_here_hold_at_gateways() -> Result<()> {
+async fn quotas_set_by_relayctl_apply_at_gateways() -> Result<()> {
     let made = relayctl(&["--json", "workspace", "create", "with quotas"]).await?.json()?;
     let id = text(&made["workspace_id"]);
     let set = ["--json", "workspace", "quotas", id, "--plan", "pro", "--set", "agents=1", "--set", "mailbox_depth=7"];
@@ -198,12 +199,12 @@ async fn quotas_set_here_hold_at_gateways() -> Result<()> {
     let second = key.post("/v1/agents", json!({ "name": "bob", "type": "agent" })).await?;
     second.refused(429, "plan_limit_exceeded")?;
 
-    let shown = relayctl(&["workspace", "quotas", id, "--unset", "agents"]).await?.ok()?.stdout;
+    let shown = relayctl(&["workspace", "quotas", id, "--unset", "agents"]).await?.expect_success()?.stdout;
     assert_eq!(shown.lines().collect::<Vec<_>>(), ["plan pro", "mailbox_depth 7", "everything else as the plan says"]);
     Ok(())
 }
 
-/// Tables with rows of a workspace and how many, asked of the catalog by the test itself.
+/// Returns the tables with rows of a workspace and their counts, read from the catalog by the test itself.
 async fn rows_of(id: &str) -> Result<Vec<(String, i64)>> {
     use sqlx::Connection as _;
     let mut database = sqlx::PgConnection::connect(&shared().await.database_url).await?;
@@ -225,28 +226,28 @@ async fn rows_of(id: &str) -> Result<Vec<(String, i64)>> {
 }
 
 #[tokio::test]
-async fn a_migration_answers_programs_too() -> Result<()> {
+async fn a_migration_reports_machine_readable_results() -> Result<()> {
     assert_eq!(relayctl(&["--json", "migrate"]).await?.json()?, json!({ "up_to_date": true }));
     Ok(())
 }
 
 #[tokio::test]
-async fn a_living_workspace_is_found_by_its_name_only_if_it_is_the_only_one() -> Result<()> {
+async fn a_workspace_is_found_by_name_only_if_the_name_is_unique() -> Result<()> {
     let name = format!("twins {}", uuid::Uuid::new_v4().simple());
     let first = relayctl(&["--json", "workspace", "create", &name]).await?.json()?;
-    relayctl(&["node", "list", "--workspace", &name]).await?.ok()?;
-    relayctl(&["workspace", "create", &name]).await?.ok()?;
+    relayctl(&["node", "list", "--workspace", &name]).await?.expect_success()?;
+    relayctl(&["workspace", "create", &name]).await?.expect_success()?;
     let both = relayctl(&["node", "list", "--workspace", &name]).await?;
     assert!(!both.success && both.stderr.contains("several workspaces"), "{}", both.stderr);
-    relayctl(&["workspace", "delete", text(&first["workspace_id"])]).await?.ok()?;
-    relayctl(&["node", "list", "--workspace", &name]).await?.ok()?;
+    relayctl(&["workspace", "delete", text(&first["workspace_id"])]).await?.expect_success()?;
+    relayctl(&["node", "list", "--workspace", &name]).await?.expect_success()?;
     let nobody = relayctl(&["node", "list", "--workspace", "nobody has this name"]).await?;
     assert!(!nobody.success && nobody.stderr.contains("not found"), "{}", nobody.stderr);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_mailbox_and_its_node_show_where_they_stand() -> Result<()> {
+async fn mailbox_and_node_positions_are_shown() -> Result<()> {
     let base = shared().await.any_gateway();
     let key = Api::create_workspace(base, "inspected").await?;
     let id = id_of(&key).await?;
@@ -275,13 +276,13 @@ async fn a_mailbox_and_its_node_show_where_they_stand() -> Result<()> {
         mailbox["frames"].as_array().context("frames")?.iter().map(|frame| frame["seq"].as_i64()).collect();
     assert_eq!(seqs, [Some(3), Some(2), Some(1)]);
     assert_eq!(mailbox["frames"][0]["beginning"], "letter 3");
-    let told = relayctl(&["mailbox", "inspect", "--workspace", &id, "bob"]).await?.ok()?.stdout;
+    let told = relayctl(&["mailbox", "inspect", "--workspace", &id, "bob"]).await?.expect_success()?.stdout;
     assert!(told.contains("waiting        1") && told.contains("holes          none"), "{told}");
 
     let nodes = relayctl(&["--json", "node", "list", "--workspace", &id]).await?.json()?;
     let bobs = nodes.as_array().context("nodes")?.iter().filter(|node| node["live"] == true).count();
     assert_eq!(bobs, 1, "{nodes}");
-    let letters = relayctl(&["dead-letter", "list", "--workspace", &id]).await?.ok()?.stdout;
+    let letters = relayctl(&["dead-letter", "list", "--workspace", &id]).await?.expect_success()?.stdout;
     assert_eq!(letters.trim(), "there are no dead letters");
     let nobody = relayctl(&["mailbox", "inspect", "--workspace", &id, "cleo"]).await?;
     assert!(!nobody.success && nobody.stderr.contains("cleo not found"), "{}", nobody.stderr);
@@ -289,7 +290,7 @@ async fn a_mailbox_and_its_node_show_where_they_stand() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_doctor_finds_nothing_to_mend_here_and_something_where_nothing_runs() -> Result<()> {
+async fn doctor_passes_on_a_healthy_stack_and_fails_without_servers() -> Result<()> {
     let findings = relayctl(&["--json", "doctor"]).await?.json()?;
     let findings = findings.as_array().context("findings")?;
     let failed: Vec<_> = findings.iter().filter(|finding| finding["verdict"] == "fail").collect();
@@ -308,7 +309,7 @@ async fn the_doctor_finds_nothing_to_mend_here_and_something_where_nothing_runs(
         let found = findings.iter().find(|finding| finding["check"] == check);
         assert_eq!(found.with_context(|| format!("{check} was not looked at"))?["verdict"], "ok", "{check}");
     }
-    // One server keeps one copy, and it says so.
+    // A single server keeps one copy, and the finding says so.
     let copies = findings.iter().find(|finding| finding["check"] == "jetstream copies").context("copies")?;
     assert_eq!(copies["verdict"], "warn");
 
@@ -321,14 +322,14 @@ async fn the_doctor_finds_nothing_to_mend_here_and_something_where_nothing_runs(
 }
 
 #[tokio::test]
-async fn tail_shows_what_was_and_what_comes() -> Result<()> {
+async fn tail_shows_past_and_new_deliveries() -> Result<()> {
     let base = shared().await.any_gateway();
     let key = Api::create_workspace(base, "tailed").await?;
     let ada = key.register_agent("ada").await?;
     key.as_agent(&ada).post_message("general", "first words").await?.success()?;
     let gateway = [("RELAY_BASE_URL", base), ("RELAY_API_KEY", key.token())];
     let tail = ["tail", "--since", "0", "--type", "message.", "--count", "1"];
-    let shown = relayctl_with(&tail, &gateway, "").await?.ok()?.stdout;
+    let shown = relayctl_with(&tail, &gateway, "").await?.expect_success()?.stdout;
     assert!(shown.contains("message.created") && shown.contains("first words"), "{shown}");
     let (shown, ()) = tokio::try_join!(
         async {
@@ -362,9 +363,9 @@ async fn the_configuration_is_checked_as_a_whole_and_explained_without_secrets()
         assert!(!checked.success && checked.stderr.contains(variable), "{variable}: {}", checked.stderr);
     }
     let empty = [("RELAY_SIGNING_SECRET", ""), ("RELAY_NATS_REPLICAS", ""), ("RELAY_FILES_S3_BUCKET", "")];
-    relayctl_with(&["config", "check", "gateway"], &empty, "").await?.ok()?;
-    relayctl(&["config", "check", "gateway"]).await?.ok()?;
-    relayctl(&["config", "check", "worker"]).await?.ok()?;
+    relayctl_with(&["config", "check", "gateway"], &empty, "").await?.expect_success()?;
+    relayctl(&["config", "check", "gateway"]).await?.expect_success()?;
+    relayctl(&["config", "check", "worker"]).await?.expect_success()?;
     let usable = relayctl(&["--json", "config", "check", "gateway"]).await?.json()?;
     assert_eq!(usable, json!({ "usable": true, "wrong": [] }));
     let unusable = relayctl_with(&["--json", "config", "check", "gateway"], &wrong, "").await?;
@@ -381,7 +382,7 @@ async fn the_configuration_is_checked_as_a_whole_and_explained_without_secrets()
     std::fs::write(&secret, "0123456789abcdef0123456789abcdef\n")?;
     let (settings, secret) = (settings.display().to_string(), secret.display().to_string());
     let files = [("RELAY_CONFIG", settings.as_str()), ("RELAY_BOOTSTRAP_SECRET_FILE", secret.as_str())];
-    let told = relayctl_with(&["config", "explain", "gateway"], &files, "").await?.ok()?.stdout;
+    let told = relayctl_with(&["config", "explain", "gateway"], &files, "").await?.expect_success()?.stdout;
     assert!(told.contains("RELAY_LISTEN\n    127.0.0.1:0  from RELAY_CONFIG"), "{told}");
     assert!(told.contains("RELAY_BOOTSTRAP_SECRET\n    (not shown)  from RELAY_BOOTSTRAP_SECRET_FILE"), "{told}");
     assert!(!told.contains("0123456789abcdef"), "{told}");
@@ -389,13 +390,13 @@ async fn the_configuration_is_checked_as_a_whole_and_explained_without_secrets()
 }
 
 #[tokio::test]
-async fn the_database_can_be_named_by_a_file() -> Result<()> {
+async fn the_database_url_can_be_read_from_a_file() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (url, none) = (folder.path().join("url"), folder.path().join("none"));
     std::fs::write(&url, format!("{}\n", shared().await.database_url))?;
     let (url, none) = (url.display().to_string(), none.display().to_string());
     let by_file = [("DATABASE_URL", ""), ("DATABASE_URL_FILE", url.as_str())];
-    relayctl_with(&["workspace", "list"], &by_file, "").await?.ok()?;
+    relayctl_with(&["workspace", "list"], &by_file, "").await?.expect_success()?;
     let missing = [("DATABASE_URL", ""), ("DATABASE_URL_FILE", none.as_str())];
     let refused = relayctl_with(&["workspace", "list"], &missing, "").await?;
     assert!(!refused.success && refused.stderr.contains("DATABASE_URL_FILE"), "{}", refused.stderr);
@@ -405,9 +406,9 @@ async fn the_database_can_be_named_by_a_file() -> Result<()> {
 }
 
 #[tokio::test]
-async fn shells_can_complete() -> Result<()> {
+async fn shell_completions_are_generated() -> Result<()> {
     for shell in ["bash", "zsh", "fish"] {
-        let script = relayctl(&["completions", shell]).await?.ok()?.stdout;
+        let script = relayctl(&["completions", shell]).await?.expect_success()?.stdout;
         assert!(script.contains("relayctl") && script.contains("dead-letter"), "{shell}: {script}");
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Telemetry as a collector gets it: one trace from a request to the ack, over all processes that it goes through;
-//! metrics; what a request cost; the trace behind a slow bucket.
+//! Telemetry at a collector: one trace from a request to the ack over all processes; metrics; the cost of a request;
+//! exemplars.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,31 +26,31 @@ use tonic::{
 };
 
 const SOON: Duration = Duration::from_secs(30);
-/// Messages that are followed until one is followed all the way.
+/// Number of messages to follow until one is complete.
 const TRACES: u64 = 5;
-/// Messages that wait for the recipient.
+/// Number of messages that wait for the recipient.
 const WAITING: u64 = 3;
 const CALLER: &str = "b7ad6b7169203331";
 
-/// What the collector wants to see before it takes anything.
+/// Credentials that the collector requires.
 const PASSWORD: &str = "Bearer s3cret";
-/// For 127.0.0.1, from an authority that only the test's processes are told of.
+/// For 127.0.0.1, from an authority that only the test's processes trust.
 const AUTHORITY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/operating/collector/authority.pem");
 const CERTIFICATE: &str = include_str!("collector/certificate.pem");
 const KEY: &str = include_str!("collector/key.pem");
 
-/// Who sent something.
+/// Identity of an exporting process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Sender {
     service: String,
     instance: String,
 }
 
-/// What processes have sent.
+/// Telemetry received from all processes.
 #[derive(Clone, Default)]
 struct Receiver {
     spans: Arc<Mutex<Vec<(Sender, Span)>>>,
-    /// The newest export, by sender and metric.
+    /// Newest export by process and metric.
     metrics: Arc<Mutex<HashMap<(Sender, String), Metric>>>,
 }
 
@@ -69,7 +69,7 @@ impl Sender {
     }
 }
 
-/// Refuses whoever does not say the password.
+/// Refuses exports without the credentials.
 fn admit(request: Request<()>) -> Result<Request<()>, Status> {
     match request.metadata().get("authorization") {
         Some(said) if said.to_str().is_ok_and(|said| said == PASSWORD) => Ok(request),
@@ -111,20 +111,20 @@ impl TraceService for Receiver {
 }
 
 impl Receiver {
-    /// A metric as each process of a service has sent it.
+    /// Returns a metric of each process of a service.
     fn metric(&self, service: &str, name: &str) -> HashMap<Sender, Metric> {
         let known = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
         let own = known.iter().filter(|((sender, metric), _)| sender.service == service && metric == name);
         own.map(|((sender, _), metric)| (sender.clone(), metric.clone())).collect()
     }
 
-    /// Who has sent a span.
+    /// Returns the process that exported a span.
     fn sender(&self, of: &Span) -> Option<Sender> {
         let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         spans.iter().find(|(_, span)| span.span_id == of.span_id).map(|(sender, _)| sender.clone())
     }
 
-    /// The spans of a trace, by name.
+    /// Returns the spans of a trace by name.
     fn traced(&self, trace: &str) -> HashMap<String, Span> {
         let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         let own = spans.iter().map(|(_, span)| span).filter(|span| hex(&span.trace_id) == trace);
@@ -132,7 +132,7 @@ impl Receiver {
     }
 }
 
-/// The id of the nth trace.
+/// Returns the id of the nth trace.
 fn trace(nth: u64) -> String {
     format!("0af7651916cd43dd8448eb211c8{nth:05x}")
 }
@@ -170,8 +170,8 @@ async fn a_post_on_one_gateway_and_its_ack_on_another_are_one_trace() -> Result<
     let (sending, receiving) = (stack.gateway(0), stack.gateway(1));
     let key = Api::create_workspace(sending.url(), "traced").await?;
     let (ada, bob) = (key.register_agent("ada").await?, key.register_agent("bob").await?);
-    // The first publish of a process sets things up. What waits for an agent that comes later is a replay, and no live
-    // copy of it was missing.
+    // The first publish of a process creates the stream. Messages for an agent that connects later are replays without
+    // a missing live copy.
     for _ in 0..WAITING {
         key.as_agent(&ada).dm("bob", "not followed").await?.success()?;
     }
@@ -184,7 +184,7 @@ async fn a_post_on_one_gateway_and_its_ack_on_another_are_one_trace() -> Result<
     assert_eq!(receiving.metric("relay_deliveries_repaired_total").await?, 0.0);
     for process in [sending, receiving, stack.worker()] {
         for gauge in ["relay_database_connections", "relay_database_connections_max", "relay_nats_connected"] {
-            // They are looked at each second.
+            // The gauges are updated each second.
             wait::until_ok(&format!("{gauge} of {}", process.name()), SOON, || async {
                 ensure!(process.metric(gauge).await? >= 1.0, "not yet");
                 anyhow::Ok(())
@@ -193,14 +193,15 @@ async fn a_post_on_one_gateway_and_its_ack_on_another_are_one_trace() -> Result<
         }
     }
 
-    // A frame that the log was too slow for was read from Postgres, and hangs on the commit: then another one is followed.
+    // A frame that the log stored too slowly is read from Postgres and belongs to the commit: then another message is
+    // followed.
     let mut followed = Err(anyhow::anyhow!("nothing was followed"));
     for seq in WAITING + 1..=WAITING + TRACES {
         let trace = trace(seq);
         post(&key.as_agent(&ada), "/v1/dm", json!({ "to": "bob", "text": "follow me" }), &trace).await?;
         socket.expect("deliver").await?;
         socket.ack("bob", seq).await?;
-        followed = whole_trace(&receiver, &trace).await.map(|spans| (trace, spans));
+        followed = wait_for_trace(&receiver, &trace).await.map(|spans| (trace, spans));
         if followed.is_ok() {
             break;
         }
@@ -210,15 +211,15 @@ async fn a_post_on_one_gateway_and_its_ack_on_another_are_one_trace() -> Result<
         assert!(span.end_time_unix_nano >= span.start_time_unix_nano, "{} ends before it begins", span.name);
     }
     metrics_arrive(&receiver).await?;
-    // Who sent a span is who sent the metrics.
+    // Spans and metrics have the same process identity.
     let gateways = receiver.metric("relay-gateway", "relay_connected_nodes");
     let (posted_at, acked_at) = (receiver.sender(&spans["http.request"]), receiver.sender(&spans["node.ack"]));
     assert_ne!(posted_at, acked_at);
     assert!([posted_at, acked_at].iter().flatten().filter(|sender| gateways.contains_key(sender)).count() == 2);
-    leads_from_the_bucket_to_the_trace(sending.metrics_url(), &trace).await?;
-    what_workers_call_is_below_the_trace(&receiver, &key, &key.as_agent(&ada)).await?;
-    what_is_published_late_is_in_the_trace(&receiver, &stack, &key.as_agent(&ada)).await?;
-    // What the post cost: it was authenticated, resolved and committed.
+    check_exemplars(sending.metrics_url(), &trace).await?;
+    check_worker_calls_in_trace(&receiver, &key, &key.as_agent(&ada)).await?;
+    check_late_publish_in_trace(&receiver, &stack, &key.as_agent(&ada)).await?;
+    // The cost of the post: authentication, resolution and commit.
     let line = wait::until_ok("the request's line in the log", SOON, || async {
         let log = std::fs::read_to_string(sending.log())?;
         let line = log.lines().find(|line| line.contains("relay::requests") && line.contains("\"/v1/dm\""));
@@ -232,7 +233,7 @@ async fn a_post_on_one_gateway_and_its_ack_on_another_are_one_trace() -> Result<
     Ok(())
 }
 
-/// Posts as somebody whose own span is in a trace.
+/// Posts as a caller whose own span is in a trace.
 async fn post(api: &Api, path: &str, body: serde_json::Value, trace: &str) -> Result<()> {
     let posted = reqwest::Client::new()
         .post(format!("{}{path}", api.base()))
@@ -245,9 +246,9 @@ async fn post(api: &Api, path: &str, body: serde_json::Value, trace: &str) -> Re
     Ok(())
 }
 
-/// An endpoint and a subscription's address are told the trace of the post that they are called for, and of no other.
-async fn what_workers_call_is_below_the_trace(receiver: &Receiver, key: &Api, sender: &Api) -> Result<()> {
-    let called = Endpoint::obliging().await?;
+/// Calls to endpoints and subscription URLs carry the trace of their post, and of no other.
+async fn check_worker_calls_in_trace(receiver: &Receiver, key: &Api, sender: &Api) -> Result<()> {
+    let called = Endpoint::accepting_all().await?;
     key.register_agent("carl").await?;
     let delivery = json!({ "url": called.url("/push"), "ack_mode": "on_2xx" });
     key.post("/v1/nodes", json!({ "name": "hook", "kind": "http_push", "delivery": delivery })).await?.success()?;
@@ -270,7 +271,7 @@ async fn what_workers_call_is_below_the_trace(receiver: &Receiver, key: &Api, se
         let (traced, other) = calls;
         let told: Vec<_> = traced.split('-').collect();
         ensure!(told.len() == 4 && told[1] == trace && told[3] == "01", "{path} was told {traced:?}");
-        // The second post began a trace of its own.
+        // The second post started a trace of its own.
         ensure!(!other.contains(&trace), "{path} was told {other:?}");
         wait::until_ok("the call's span below the commit", SOON, || async {
             let spans = receiver.traced(&trace);
@@ -286,8 +287,8 @@ async fn what_workers_call_is_below_the_trace(receiver: &Receiver, key: &Api, se
     Ok(())
 }
 
-/// What its gateway did not publish, a worker publishes below the same commit.
-async fn what_is_published_late_is_in_the_trace(receiver: &Receiver, stack: &Stack, sender: &Api) -> Result<()> {
+/// A worker publishes what its gateway did not, within the trace of the commit.
+async fn check_late_publish_in_trace(receiver: &Receiver, stack: &Stack, sender: &Api) -> Result<()> {
     stack.nats().stop().await?;
     wait::until("the gateway to miss NATS", SOON, || async {
         stack.gateway(0).metric("relay_nats_connected").await.is_ok_and(|connected| connected < 1.0)
@@ -307,9 +308,8 @@ async fn what_is_published_late_is_in_the_trace(receiver: &Receiver, stack: &Sta
     .await
 }
 
-/// The spans of a message from the request to the ack, once all are there. They are one tree: from what the caller said,
-/// down to the ack.
-async fn whole_trace(receiver: &Receiver, trace: &str) -> Result<HashMap<String, Span>> {
+/// Returns the spans of a message from request to ack, once complete. They form one tree below the caller's span.
+async fn wait_for_trace(receiver: &Receiver, trace: &str) -> Result<HashMap<String, Span>> {
     let way = ["http.request", "engine.commit", "stream.publish", "node.deliver", "node.ack"];
     let spans = wait::until_ok("every span of the trace", SOON, || async {
         let spans = receiver.traced(trace);
@@ -329,7 +329,7 @@ async fn whole_trace(receiver: &Receiver, trace: &str) -> Result<HashMap<String,
     Ok(spans)
 }
 
-/// Counters, gauges and histograms of both services.
+/// Checks counters, gauges and histograms of both services.
 async fn metrics_arrive(receiver: &Receiver) -> Result<()> {
     wait::until_ok("metrics of both gateways and the worker", SOON, || async {
         let of = |service, name| receiver.metric(service, name).into_values().map(|metric| metric.data);
@@ -351,8 +351,8 @@ async fn metrics_arrive(receiver: &Receiver) -> Result<()> {
     .await
 }
 
-/// Whoever asks for OpenMetrics gets exemplars.
-async fn leads_from_the_bucket_to_the_trace(url: &str, trace: &str) -> Result<()> {
+/// Scrapes in the OpenMetrics format contain exemplars.
+async fn check_exemplars(url: &str, trace: &str) -> Result<()> {
     let answer = reqwest::Client::new().get(url).header("accept", "application/openmetrics-text; version=1.0.0");
     let answer = answer.send().await?.error_for_status()?;
     let kind = answer.headers().get("content-type").context("a content type")?.to_str()?.to_owned();
@@ -365,7 +365,7 @@ async fn leads_from_the_bucket_to_the_trace(url: &str, trace: &str) -> Result<()
     Ok(())
 }
 
-/// The span and those above it, as far as they are known.
+/// Returns the span and its known ancestors.
 fn ancestors<'a>(spans: &'a HashMap<String, Span>, from: &'a Span) -> Vec<&'a Span> {
     let mut chain = vec![from];
     while let Some(parent) = spans.values().find(|span| span.span_id == chain[chain.len() - 1].parent_span_id) {

@@ -1,4 +1,4 @@
-//! Dead letters: how deliveries end there, and how operators look at them and send them again.
+//! Dead letters: creation, inspection and redrives.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -21,7 +21,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A workspace with ann, who sends, and bob, who is not there.
+/// Workspace with the sender ann and the offline recipient bob.
 async fn workspace(name: &str) -> Result<(Api, Api, Api)> {
     let key = Api::create_workspace(shared().await.any_gateway(), name).await?;
     let ann = key.register_agent("ann").await?;
@@ -30,13 +30,13 @@ async fn workspace(name: &str) -> Result<(Api, Api, Api)> {
     Ok((key, ann, bob))
 }
 
-async fn send_briefly(ann: &Api, to: &str, words: &str) -> Result<()> {
+async fn send_with_short_ttl(ann: &Api, to: &str, words: &str) -> Result<()> {
     ann.post("/v1/dm", json!({ "to": to, "text": words, "ttl_ms": 1000 })).await?.success()?;
     Ok(())
 }
 
-/// Lets what a letter becomes live for an hour: it lives as long as the letter did.
-async fn live_long(key: &Api) -> Result<()> {
+/// Extends the TTL to an hour: a redriven delivery has the TTL of its dead letter.
+async fn set_long_ttl(key: &Api) -> Result<()> {
     sqlx::query("UPDATE deliveries SET expires_at = created_at + interval '1 hour' WHERE workspace_id = $1")
         .bind(text(&key.get("/v1/workspace").await?.success()?["id"]).parse::<i64>()?)
         .execute(&sqlx::PgPool::connect(&shared().await.database_url).await?)
@@ -44,7 +44,7 @@ async fn live_long(key: &Api) -> Result<()> {
     Ok(())
 }
 
-/// Waits until there are so many dead letters, sent again or not, and returns the first page.
+/// Waits for this number of dead letters, redriven or not, and returns the first page.
 async fn wait_for_letters(key: &Api, count: usize) -> Result<Vec<Value>> {
     wait::until_ok("dead letters", SOON, || async {
         let summary = key.get("/v1/dead-letters/summary").await?.success()?;
@@ -55,16 +55,16 @@ async fn wait_for_letters(key: &Api, count: usize) -> Result<Vec<Value>> {
 }
 
 #[tokio::test]
-async fn a_message_that_was_not_taken_in_its_time_can_be_sent_again() -> Result<()> {
+async fn an_expired_message_can_be_redriven() -> Result<()> {
     let (key, ann, bob) = workspace("letters").await?;
     for wrong in [json!(999), json!(518_400_001), json!(-1), json!("soon")] {
         ann.post("/v1/dm", json!({ "to": "bob", "text": "x", "ttl_ms": wrong }))
             .await?
             .refused(400, "invalid_request")?;
     }
-    // Somebody looks, so that the sender's notice is in the log too.
+    // Observes the log, so that the sender's notice is recorded too.
     key.get("/v1/workspace/events?since=0&limit=1").await?.success()?;
-    send_briefly(&ann, "bob", "first").await?;
+    send_with_short_ttl(&ann, "bob", "first").await?;
     ann.dm("bob", "second lives as long as usual").await?.success()?;
     let letters = wait_for_letters(&key, 1).await?;
     let letter = &letters[0];
@@ -94,7 +94,7 @@ async fn a_message_that_was_not_taken_in_its_time_can_be_sent_again() -> Result<
     let told = list(&log["events"]).iter().find(|event| event["type"] == "delivery.failed").context("a notice")?;
     assert_eq!((text(&told["payload"]["delivery_id"]), text(&told["payload"]["reason"])), (&*id, "ttl_expired"));
 
-    live_long(&key).await?;
+    set_long_ttl(&key).await?;
     let dry = json!({ "delivery_id": id, "dry_run": true });
     assert_eq!(key.post("/v1/dead-letters/redrive", dry).await?.success()?["matched"], 1);
     let redrive = || key.post("/v1/dead-letters/redrive", json!({ "delivery_id": id }));
@@ -104,7 +104,7 @@ async fn a_message_that_was_not_taken_in_its_time_can_be_sent_again() -> Result<
     let letter = key.get(&format!("/v1/dead-letters/{id}")).await?.success()?;
     assert_eq!(text(&letter["redriven_as"]), format!("{id}_r1"));
 
-    // The mailbox: the letter's place is a tombstone or skipped, the two others come in order.
+    // The dead letter's seq is a tombstone or skipped, the two others come in order.
     let mut socket = bob.direct_socket().await?;
     let durable = |frame: &Value| frame["type"] == "deliver" && frame["seq"].as_u64() > Some(1);
     let second = socket.expect_where("seq 2", SOON, durable).await?;
@@ -117,14 +117,14 @@ async fn a_message_that_was_not_taken_in_its_time_can_be_sent_again() -> Result<
 }
 
 #[tokio::test]
-async fn a_letter_is_redriven_three_times_at_most() -> Result<()> {
+async fn a_dead_letter_is_redriven_three_times_at_most() -> Result<()> {
     let (key, ann, _) = workspace("thrice").await?;
-    send_briefly(&ann, "bob", "again and again").await?;
+    send_with_short_ttl(&ann, "bob", "again and again").await?;
     let mut id = text(&wait_for_letters(&key, 1).await?[0]["delivery_id"]).to_owned();
     for number in 1..=3 {
         let done = key.post("/v1/dead-letters/redrive", json!({ "delivery_id": id })).await?.success()?;
         assert!(text(&done["redriven_as"]).ends_with(&format!("_r{number}")), "{done}");
-        // Its life is as long as that of the first one.
+        // The TTL is that of the original delivery.
         let letters = wait_for_letters(&key, number + 1).await?;
         id = text(&letters[0]["delivery_id"]).to_owned();
         assert_eq!(id, text(&done["redriven_as"]), "the youngest is first");
@@ -160,7 +160,7 @@ async fn redriving_by_filter_keeps_its_rate_and_repeats_nothing() -> Result<()> 
         (Some(letters as u64), Some(letters as u64))
     );
 
-    // Traffic goes on meanwhile.
+    // Other messages continue meanwhile.
     let stop = Arc::new(AtomicBool::new(false));
     let (is_stopped, writer) = (Arc::clone(&stop), ann.clone());
     let traffic = tokio::spawn(async move {
@@ -174,7 +174,7 @@ async fn redriving_by_filter_keeps_its_rate_and_repeats_nothing() -> Result<()> 
     let filter = json!({ "reason": "ttl_expired", "older_than_seconds": 0 });
     let dry = key.post("/v1/dead-letters/redrive", json!({ "filter": filter, "dry_run": true })).await?.success()?;
     assert_eq!(dry["matched"].as_u64(), Some(letters as u64));
-    live_long(&key).await?;
+    set_long_ttl(&key).await?;
     let began = Instant::now();
     let begun = key.post("/v1/dead-letters/redrive", json!({ "filter": filter, "rate": rate })).await?.success()?;
     assert_eq!((text(&begun["status"]), begun["matched"].as_u64()), ("running", Some(letters as u64)));
@@ -189,7 +189,7 @@ async fn redriving_by_filter_keeps_its_rate_and_repeats_nothing() -> Result<()> 
     stop.store(true, Ordering::SeqCst);
     assert!(traffic.await?? > 0);
     assert_eq!((through["redriven"].as_u64(), through["refused"].as_u64()), (Some(letters as u64), Some(0)));
-    // All but the burst of a second that may be made up for.
+    // All but the burst of one second.
     let at_least = Duration::from_secs_f64((letters as f64 / f64::from(rate) - 1.5).max(0.0));
     assert!(took >= at_least, "{letters} at {rate} a second took {took:?}");
     for (name, member) in &members {
@@ -200,7 +200,7 @@ async fn redriving_by_filter_keeps_its_rate_and_repeats_nothing() -> Result<()> 
         assert!(list(&rows).iter().all(|row| text(&row["id"]).ends_with("_r1")), "{name}");
     }
 
-    // Once more: there is nothing left to do.
+    // A second redrive finds nothing to do.
     let again = key.post("/v1/dead-letters/redrive", json!({ "filter": filter, "rate": rate })).await?.success()?;
     assert_eq!(again["matched"], 0);
     let path = format!("/v1/dead-letters/redrives/{}", text(&again["redrive_id"]));
@@ -219,7 +219,7 @@ async fn redriving_by_filter_keeps_its_rate_and_repeats_nothing() -> Result<()> 
 }
 
 #[tokio::test]
-async fn what_a_deleted_agent_leaves_is_a_dead_letter_and_letters_can_be_put_away() -> Result<()> {
+async fn deliveries_of_a_deleted_agent_become_dead_letters_that_can_be_purged() -> Result<()> {
     let (key, ann, _) = workspace("deleted").await?;
     for number in 0..3 {
         ann.dm("bob", &number.to_string()).await?.success()?;
@@ -246,7 +246,7 @@ async fn what_a_deleted_agent_leaves_is_a_dead_letter_and_letters_can_be_put_awa
 }
 
 #[tokio::test]
-async fn what_its_recipient_refuses_is_a_dead_letter_of_its_own() -> Result<()> {
+async fn a_rejected_delivery_becomes_a_dead_letter() -> Result<()> {
     let (key, ann, bob) = workspace("rejected").await?;
     let mut notices = ann.direct_socket().await?;
     for number in 1..=3 {
@@ -276,7 +276,7 @@ async fn what_its_recipient_refuses_is_a_dead_letter_of_its_own() -> Result<()> 
     assert_eq!(listed("failed").await?, [2], "to its recipient it has failed");
     assert_eq!((listed("dead_lettered").await?, listed("queued").await?), (vec![], vec![1, 3]));
 
-    // The others are untouched, and this one can be sent again.
+    // The others are untouched, and this one can be redriven.
     let done = key.post("/v1/dead-letters/redrive", json!({ "delivery_id": id })).await?.success()?;
     assert_eq!((text(&done["redriven_as"]), done["seq"].as_i64()), (&*format!("{id}_r1"), Some(4)));
     let mut socket = bob.direct_socket().await?;
@@ -289,7 +289,7 @@ async fn what_its_recipient_refuses_is_a_dead_letter_of_its_own() -> Result<()> 
 }
 
 #[tokio::test]
-async fn a_workspace_says_how_long_deliveries_live() -> Result<()> {
+async fn a_workspace_sets_the_ttl_of_deliveries() -> Result<()> {
     let (key, ann, bob) = workspace("lifetimes").await?;
     for wrong in [json!(59), json!(518_401), json!("long")] {
         key.patch("/v1/workspace", json!({ "delivery_ttl_seconds": wrong })).await?.refused(400, "invalid_request")?;
@@ -313,10 +313,10 @@ async fn an_operator_redrives_from_a_terminal() -> Result<()> {
     let (key, ann, bob) = workspace("terminal").await?;
     let workspace = text(&key.get("/v1/workspace").await?.success()?["id"]).to_owned();
     for number in 0..3 {
-        send_briefly(&ann, "bob", &number.to_string()).await?;
+        send_with_short_ttl(&ann, "bob", &number.to_string()).await?;
     }
     let letters = wait_for_letters(&key, 3).await?;
-    live_long(&key).await?;
+    set_long_ttl(&key).await?;
     let program = binaries::find(&binaries::directory()?, "relayctl")?;
     let database = shared().await.database_url.clone();
     let relayctl = |command: &[&str], arguments: &[&str]| -> Result<(bool, String)> {
@@ -333,7 +333,7 @@ async fn an_operator_redrives_from_a_terminal() -> Result<()> {
         ensure!(done, "{told}");
         Ok(list(&serde_json::from_str(&told)?).to_vec())
     };
-    // By the ids of the API, so that one of them can be named.
+    // By API ids, so that one of them can be selected.
     let rows = listed()?;
     let ids =
         |rows: &[Value]| -> BTreeSet<String> { rows.iter().map(|row| text(&row["delivery_id"]).to_owned()).collect() };

@@ -1,4 +1,4 @@
-//! http_push nodes: what they are told, what their endpoints get, and what becomes of what they answer.
+//! http_push nodes: settings, calls, and the effects of answers.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ async fn deliveries_are_posted_in_order_and_acknowledged_by_a_2xx() -> Result<()
     for n in 0..30 {
         sent.push(scene.send(&format!("message {n}")).await?);
     }
-    let acked = scene.until("all to be acked", "?status=acked", |rows| rows.len() == 30).await?;
+    let acked = scene.wait_for_deliveries("all to be acked", "?status=acked", |rows| rows.len() == 30).await?;
     assert_eq!(scene.receiver.seqs("/hook"), (1..=30).collect::<Vec<_>>());
     let calls = scene.receiver.calls("/hook");
     for (call, id) in calls.iter().zip(&sent) {
@@ -47,7 +47,7 @@ async fn deliveries_are_posted_in_order_and_acknowledged_by_a_2xx() -> Result<()
     assert_eq!((text(&row["route_node_kind"]), text(&row["delivery_adapter"])), ("http_push", "http.basic.v1"));
     assert_eq!((&row["dispatch_attempts"], row["acked_at"].is_string()), (&json!(1), true));
     assert!(scene.deliveries("").await?.is_empty());
-    // What was acknowledged was read.
+    // Acknowledged messages count as read.
     let readers = scene.ann.get(&format!("/v1/messages/{}/readers", sent[0])).await?.success()?;
     assert_eq!(text(&readers[0]["agent_name"]), "bob", "{readers}");
     let path = format!("/v1/deliveries/{}/attempts", text(&row["id"]));
@@ -58,7 +58,7 @@ async fn deliveries_are_posted_in_order_and_acknowledged_by_a_2xx() -> Result<()
 }
 
 #[tokio::test]
-async fn a_failed_try_holds_up_the_rest_and_is_repeated_with_the_same_id() -> Result<()> {
+async fn a_failed_attempt_blocks_later_deliveries_and_is_retried_with_the_same_id() -> Result<()> {
     let scene =
         Scene::new("push-retry", json!({ "ack_mode": "on_2xx", "retry": { "schedule": [8, 1, 1, 1] } })).await?;
     let failing = Reply::Full(500, String::new(), "out of order".to_owned());
@@ -67,22 +67,24 @@ async fn a_failed_try_holds_up_the_rest_and_is_repeated_with_the_same_id() -> Re
     for n in 1..3 {
         scene.send(&format!("message {n}")).await?;
     }
-    let waiting = scene.until("a retry", "", |rows| rows.iter().any(|row| row["next_attempt_at"].is_string())).await?;
+    let waiting = scene
+        .wait_for_deliveries("a retry", "", |rows| rows.iter().any(|row| row["next_attempt_at"].is_string()))
+        .await?;
     let head = &waiting[0];
     assert_eq!((text(&head["status"]), &head["available_at"]), ("queued", &Value::Null), "{head}");
     assert!(!text(&head["last_dispatch_error"]).is_empty(), "{head}");
-    scene.until("all to be acked", "?status=acked", |rows| rows.len() == 3).await?;
+    scene.wait_for_deliveries("all to be acked", "?status=acked", |rows| rows.len() == 3).await?;
     assert_eq!(scene.receiver.seqs("/hook"), [1, 1, 1, 2, 3]);
     let calls = scene.receiver.calls("/hook");
     assert!(calls[..3].iter().all(|call| call.json()["delivery_id"] == calls[0].json()["delivery_id"]));
-    assert_eq!(scene.receiver.most_at_once(), 1);
+    assert_eq!(scene.receiver.max_concurrency(), 1);
     let path = format!("/v1/deliveries/{}/attempts", text(&head["id"]));
     let attempts = scene.key.as_agent(&scene.bob).get(&path).await?.success()?;
     let shown: Vec<_> = attempts.as_array().into_iter().flatten().map(|a| (&a["status"], text(&a["error"]))).collect();
     let reset = text(&attempts[1]["error"]).to_owned();
     assert_eq!(shown, [(&json!(500), "HTTP 500"), (&Value::Null, &*reset), (&json!(200), "")]);
     assert_eq!(text(&attempts[0]["answer"]), "out of order");
-    // The way of the message tells of each of them.
+    // The message trace contains each attempt.
     let trace = scene.key.get(&format!("/v1/messages/{first}/trace")).await?.success()?;
     let steps = trace["deliveries"][0]["steps"].as_array().cloned().unwrap_or_default();
     let tries: Vec<_> = steps.iter().filter(|step| step["step"] == "attempted").collect();
@@ -94,41 +96,43 @@ async fn a_failed_try_holds_up_the_rest_and_is_repeated_with_the_same_id() -> Re
     Ok(())
 }
 
-/// The next try of the first would be an hour away; what is behind it waits for it no longer than it lives.
+/// The next attempt of the first would be an hour away; later deliveries wait only until it expires.
 #[tokio::test]
-async fn a_delivery_that_has_expired_or_was_settled_holds_up_the_rest_no_longer() -> Result<()> {
+async fn an_expired_or_settled_delivery_no_longer_blocks_later_ones() -> Result<()> {
     let delivery = json!({ "ack_mode": "on_2xx", "retry": { "schedule": [3600, 3600, 3600] } });
     let scene = Scene::new("push-unblocked", delivery).await?;
     let refused = Reply::Status(500);
     scene.receiver.script("/hook", [refused.clone(), Reply::Status(200), refused, Reply::Status(200)]);
     scene.ann.post("/v1/dm", json!({ "to": "bob", "text": "one", "ttl_ms": 8000 })).await?.success()?;
     scene.send("two").await?;
-    scene.until("the second to be acked", "?status=acked", |rows| rows.len() == 1).await?;
+    scene.wait_for_deliveries("the second to be acked", "?status=acked", |rows| rows.len() == 1).await?;
     assert_eq!(scene.receiver.seqs("/hook"), [1, 2]);
     assert_eq!(scene.deliveries("?status=dead_lettered").await?.len(), 1);
 
     scene.send("three").await?;
     scene.send("four").await?;
-    let waiting = scene.until("a retry", "", |rows| rows.iter().any(|row| row["next_attempt_at"].is_string())).await?;
+    let waiting = scene
+        .wait_for_deliveries("a retry", "", |rows| rows.iter().any(|row| row["next_attempt_at"].is_string()))
+        .await?;
     let path = format!("/v1/deliveries/{}/ack", text(&waiting[0]["id"]));
     scene.key.as_agent(&scene.bob).post_empty(&path).await?.success()?;
-    scene.until("all others to be acked", "?status=acked", |rows| rows.len() == 3).await?;
+    scene.wait_for_deliveries("all others to be acked", "?status=acked", |rows| rows.len() == 3).await?;
     assert_eq!(scene.receiver.seqs("/hook"), [1, 2, 3, 4]);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_dead_letter_that_is_sent_again_is_posted_under_an_id_of_its_own() -> Result<()> {
+async fn a_redriven_dead_letter_is_posted_under_a_new_id() -> Result<()> {
     let delivery = json!({ "ack_mode": "on_2xx", "retry": { "schedule": [3600, 3600, 3600] } });
     let scene = Scene::new("push-redrive", delivery).await?;
     scene.receiver.script("/hook", [Reply::Status(500), Reply::Status(200)]);
-    // What is sent again lives as long.
+    // A redriven delivery has the same TTL.
     scene.ann.post("/v1/dm", json!({ "to": "bob", "text": "one", "ttl_ms": 8000 })).await?.success()?;
-    let dead = scene.until("a dead letter", "?status=dead_lettered", |rows| rows.len() == 1).await?;
+    let dead = scene.wait_for_deliveries("a dead letter", "?status=dead_lettered", |rows| rows.len() == 1).await?;
     let id = text(&dead[0]["id"]).to_owned();
     let again = scene.key.post("/v1/dead-letters/redrive", json!({ "delivery_id": id })).await?.success()?;
     assert_eq!((text(&again["redriven_as"]), &again["seq"]), (&*format!("{id}_r1"), &json!(2)));
-    let acked = scene.until("it to be acked", "?status=acked", |rows| rows.len() == 1).await?;
+    let acked = scene.wait_for_deliveries("it to be acked", "?status=acked", |rows| rows.len() == 1).await?;
     assert_eq!(text(&acked[0]["id"]), format!("{id}_r1"));
     let posted: Vec<String> =
         scene.receiver.calls("/hook").iter().map(|call| text(&call.json()["delivery_id"]).to_owned()).collect();
@@ -137,18 +141,18 @@ async fn a_dead_letter_that_is_sent_again_is_posted_under_an_id_of_its_own() -> 
 }
 
 #[tokio::test]
-async fn a_workspace_that_is_suspended_or_deleted_calls_nobody() -> Result<()> {
+async fn suspended_and_deleted_workspaces_make_no_calls() -> Result<()> {
     let delivery = json!({ "ack_mode": "on_2xx", "retry": { "schedule": vec![1; 32] } });
     let scene = Scene::new("push-held", delivery).await?;
-    // She is told of what is given up by an event that no delivery carries.
-    let hers = Receiver::obliging().await?;
+    // She gets the notice of the dead letter as an event without a delivery.
+    let hers = Receiver::accepting_all().await?;
     let ann = scene.neighbour("cyd", &hers).await?;
     let ann = scene.key.as_agent(&ann);
-    // Not now, but soon: no breaker opens, so that calls go on until something else ends them.
+    // Retried soon and without opening the breaker, so that calls continue until they are stopped.
     scene.receiver.script("/hook", [Reply::Full(429, "Retry-After: 1\r\n".to_owned(), String::new())]);
     scene.send("one").await?;
-    scene.until_called(2).await;
-    // Behind the first one, and over before it.
+    scene.wait_for_calls(2).await;
+    // Behind the first one, and expired before it.
     let short = json!({ "to": "bob", "text": "soon over", "ttl_ms": 8000 });
     let mut given_up = vec![text(&ann.post("/v1/dm", short.clone()).await?.success()?["id"]).to_owned()];
     let id = scene.workspace_id().await?;
@@ -160,13 +164,13 @@ async fn a_workspace_that_is_suspended_or_deleted_calls_nobody() -> Result<()> {
     let calls = || scene.receiver.calls("/hook").len();
     for deleted in [false, true] {
         if deleted {
-            // The gateways hear of the end of the suspension a little later.
+            // The gateways learn of the end of the suspension later.
             let delete = || async { scene.key.delete("/v1/workspace").await.is_ok_and(|reply| reply.status == 204) };
             wait::until("the workspace to be deleted", Duration::from_secs(30), delete).await;
         } else {
             suspend(true).await?;
         }
-        // One may be under way.
+        // One call may be in progress.
         tokio::time::sleep(Duration::from_secs(2)).await;
         let before = calls();
         tokio::time::sleep(Duration::from_secs(5)).await;
@@ -176,7 +180,7 @@ async fn a_workspace_that_is_suspended_or_deleted_calls_nobody() -> Result<()> {
             let over = || async { sqlx::query_scalar::<_, i64>(sql).bind(id).fetch_one(&pool).await.ok() == Some(1) };
             wait::until("it to be given up", Duration::from_secs(40), over).await;
             suspend(false).await?;
-            scene.until_called(before + 1).await;
+            scene.wait_for_calls(before + 1).await;
             let sent = wait::until_ok("the gateways to hear of it", Duration::from_secs(30), || async {
                 ann.post("/v1/dm", short.clone()).await?.success()
             });
@@ -198,13 +202,13 @@ async fn a_manual_delivery_waits_for_its_recipient_and_is_not_posted_twice() -> 
     let scene = Scene::new("push-manual", json!({})).await?;
     scene.send("one").await?;
     scene.send("two").await?;
-    let rows = scene.until("both to be delivered", "?status=delivered", |rows| rows.len() == 2).await?;
+    let rows = scene.wait_for_deliveries("both to be delivered", "?status=delivered", |rows| rows.len() == 2).await?;
     assert!(rows[0]["delivered_at"].is_string(), "{}", rows[0]);
     let bob = scene.key.as_agent(&scene.bob);
     bob.post_empty(&format!("/v1/deliveries/{}/ack", text(&rows[1]["id"]))).await?.success()?;
-    // A third one goes out; neither of the first two again.
+    // The third one is sent; neither of the first two is repeated.
     scene.send("three").await?;
-    scene.until_called(3).await;
+    scene.wait_for_calls(3).await;
     assert_eq!(scene.receiver.seqs("/hook"), [1, 2, 3]);
     let later = chrono_in(10);
     let deferred = bob
@@ -212,13 +216,13 @@ async fn a_manual_delivery_waits_for_its_recipient_and_is_not_posted_twice() -> 
         .await?
         .success()?;
     assert_eq!((text(&deferred["status"]), &deferred["available_at"]), ("queued", &json!(later)));
-    scene.until_called(4).await;
+    scene.wait_for_calls(4).await;
     assert_eq!(scene.receiver.seqs("/hook"), [1, 2, 3, 1], "what was put off has come back");
-    scene.until("it to be delivered again", "?status=delivered", |rows| rows.len() == 2).await?;
+    scene.wait_for_deliveries("it to be delivered again", "?status=delivered", |rows| rows.len() == 2).await?;
     Ok(())
 }
 
-/// An instant some seconds from now, as clients write it.
+/// Returns a later instant, as clients format it.
 fn chrono_in(seconds: u64) -> String {
     let at = std::time::SystemTime::now() + Duration::from_secs(seconds);
     let since = at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -227,7 +231,7 @@ fn chrono_in(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.000Z", rest / 3600, rest / 60 % 60, rest % 60)
 }
 
-/// The date of a day since 1970.
+/// Returns the date of a day since 1970.
 fn civil(days: i64) -> (i64, i64, i64) {
     let z = days + 719_468;
     let era = z.div_euclid(146_097);
@@ -240,7 +244,7 @@ fn civil(days: i64) -> (i64, i64, i64) {
 }
 
 #[tokio::test]
-async fn calls_are_authenticated_as_the_node_says() -> Result<()> {
+async fn calls_use_the_nodes_authentication() -> Result<()> {
     let scene = Scene::new("push-auth", json!({ "ack_mode": "on_2xx" })).await?;
     let change = |auth: Value| {
         let key = scene.key.clone();
@@ -250,14 +254,14 @@ async fn calls_are_authenticated_as_the_node_says() -> Result<()> {
     assert_eq!(node["delivery"]["auth"], json!({ "type": "bearer", "token": "[redacted]" }));
     assert_eq!((text(&node["delivery_adapter"]), text(&node["delivery"]["ack_mode"])), ("http.bearer.v1", "on_2xx"));
     scene.send("one").await?;
-    scene.until_called(1).await;
+    scene.wait_for_calls(1).await;
     change(json!({ "type": "static_headers", "headers": { "X-Key": "k-secret" } })).await?;
     scene.send("two").await?;
-    scene.until_called(2).await;
+    scene.wait_for_calls(2).await;
     let node = change(json!({ "type": "hmac_sha256", "secret": "h-secret" })).await?;
     assert!(!node.to_string().contains("-secret"), "{node}");
     scene.send("three").await?;
-    scene.until_called(3).await;
+    scene.wait_for_calls(3).await;
     let standard = STANDARD.encode([7; 32]);
     let node = change(json!({
         "type": "hmac_sha256", "secret": format!("whsec_{standard}"), "signature_scheme": "standard-webhooks",
@@ -270,7 +274,7 @@ async fn calls_are_authenticated_as_the_node_says() -> Result<()> {
         assert!(!shown.to_string().contains(&standard), "{shown}");
     }
     scene.send("four").await?;
-    scene.until_called(4).await;
+    scene.wait_for_calls(4).await;
     let calls = scene.receiver.calls("/hook");
     assert_eq!(calls[0].headers["authorization"], "Bearer tok-secret");
     assert_eq!((&*calls[1].headers["x-key"], calls[1].headers.get("authorization")), ("k-secret", None));
@@ -291,7 +295,7 @@ async fn calls_are_authenticated_as_the_node_says() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_node_that_cannot_be_called_is_refused() -> Result<()> {
+async fn a_node_with_an_invalid_url_is_refused() -> Result<()> {
     let key = Api::create_workspace(shared().await.any_gateway(), "push-bad").await?;
     let with = |delivery: Value| json!({ "name": "hook", "kind": "http_push", "delivery": delivery });
     for (delivery, code) in [

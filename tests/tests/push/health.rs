@@ -1,4 +1,4 @@
-//! Endpoints that are unwell are left alone, at nobody else's cost; and calls by way of a proxy.
+//! Circuit breakers of failing endpoints, isolation of other endpoints, and calls through a proxy.
 
 use std::time::{Duration, Instant};
 
@@ -14,37 +14,37 @@ use relay_testkit::{
 };
 use serde_json::{Value, json};
 
-/// Pauses are half a minute; a loaded machine is given time.
-const IN_THE_END: Duration = Duration::from_secs(120);
+/// Breakers stay open for half a minute; the limit allows for a loaded machine.
+const EVENTUALLY: Duration = Duration::from_secs(120);
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
 #[tokio::test]
-async fn after_five_failures_an_endpoint_is_left_alone_and_then_tried_once() -> Result<()> {
+async fn the_breaker_opens_after_five_failures_and_then_lets_one_attempt_through() -> Result<()> {
     let schedule = json!({ "schedule": [1, 1, 1, 1, 1, 1, 1, 1, 1, 1] });
     let scene = Scene::new("push-breaker", json!({ "ack_mode": "on_2xx", "retry": schedule })).await?;
     let fails = std::iter::repeat_n(Reply::Status(500), 5);
-    // The one try does not get through, but it shows that the endpoint is there.
+    // The single attempt fails, but it shows that the endpoint is reachable.
     scene.receiver.script("/hook", fails.chain([Reply::Status(404), Reply::Status(200)]));
     for n in 0..3 {
         scene.send(&format!("message {n}")).await?;
     }
-    wait::until("five failures", IN_THE_END, || async { scene.receiver.calls("/hook").len() >= 5 }).await;
+    wait::until("five failures", EVENTUALLY, || async { scene.receiver.calls("/hook").len() >= 5 }).await;
 
-    // A neighbour on another endpoint of the same workspace notices nothing.
-    let well = Receiver::obliging().await?;
+    // Another endpoint of the same workspace is unaffected.
+    let well = Receiver::accepting_all().await?;
     let delivery = json!({ "url": well.url("/well"), "ack_mode": "on_2xx" });
     let node = json!({ "name": "well", "kind": "http_push", "delivery": delivery });
     scene.key.post("/v1/nodes", node).await?.success()?;
     scene.key.register_agent("cyd").await?;
     scene.key.bind("well", "cyd").await?;
     scene.ann.dm("cyd", "are you there").await?.success()?;
-    wait::until("the neighbour's", IN_THE_END, || async { well.calls("/well").len() == 1 }).await;
+    wait::until("the neighbour's", EVENTUALLY, || async { well.calls("/well").len() == 1 }).await;
     let answered = well.calls("/well")[0].at;
 
-    wait::until("the rest", IN_THE_END, || async { scene.receiver.calls("/hook").len() >= 9 }).await;
+    wait::until("the rest", EVENTUALLY, || async { scene.receiver.calls("/hook").len() >= 9 }).await;
     assert_eq!(scene.receiver.seqs("/hook"), [1, 1, 1, 1, 1, 1, 1, 2, 3], "in order all the same");
     let calls = scene.receiver.calls("/hook");
     let alone = calls[5].at - calls[4].at;
@@ -56,19 +56,20 @@ async fn after_five_failures_an_endpoint_is_left_alone_and_then_tried_once() -> 
 }
 
 #[tokio::test]
-async fn an_endpoint_that_is_overrun_is_given_a_pause() -> Result<()> {
+async fn a_throttling_endpoint_is_given_a_pause() -> Result<()> {
     let schedule = json!({ "schedule": [1, 1, 1, 1] });
     let delivery = json!({ "ack_mode": "on_2xx", "retry": schedule, "ordering": "none" });
     let scene = Scene::new("push-overrun", delivery).await?;
     let overrun = Reply::Full(502, "Retry-After: 8\r\n".to_owned(), String::new());
     scene.receiver.script("/hook", [overrun, Reply::Status(200)]);
     scene.send("one").await?;
-    wait::until("the refusal", IN_THE_END, || async { scene.receiver.calls("/hook").len() == 1 }).await;
-    let first = scene.until("it to be noted", "", |rows| rows.iter().any(|row| row["next_attempt_at"].is_string()));
+    wait::until("the refusal", EVENTUALLY, || async { scene.receiver.calls("/hook").len() == 1 }).await;
+    let first = scene
+        .wait_for_deliveries("it to be noted", "", |rows| rows.iter().any(|row| row["next_attempt_at"].is_string()));
     first.await?;
-    // Another message, which nothing is wrong with and no order holds up, waits as well: it is the endpoint that pauses.
+    // Another message without any ordering constraint waits too, because the endpoint is paused.
     scene.send("two").await?;
-    wait::until("both", IN_THE_END, || async { scene.receiver.calls("/hook").len() == 3 }).await;
+    wait::until("both", EVENTUALLY, || async { scene.receiver.calls("/hook").len() == 3 }).await;
     let calls = scene.receiver.calls("/hook");
     let pause = calls[1].at - calls[0].at;
     assert!(pause > Duration::from_secs(6), "called again after {pause:?}");
@@ -76,7 +77,7 @@ async fn an_endpoint_that_is_overrun_is_given_a_pause() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_endpoint_that_is_overrun_by_events_is_given_a_pause() -> Result<()> {
+async fn an_endpoint_that_throttles_events_is_given_a_pause() -> Result<()> {
     let scene = Scene::new("push-overrun-events", json!({ "ack_mode": "on_2xx" })).await?;
     let busy = Receiver::start(|_, call| {
         if call.is_delivery() {
@@ -87,13 +88,13 @@ async fn an_endpoint_that_is_overrun_by_events_is_given_a_pause() -> Result<()> 
     .await?;
     scene.neighbour("cyd", &busy).await?;
     let sent = scene.ann.dm("cyd", "one").await?.success()?;
-    wait::until("the delivery", IN_THE_END, || async { busy.calls("/hook").len() == 1 }).await;
+    wait::until("the delivery", EVENTUALLY, || async { busy.calls("/hook").len() == 1 }).await;
     let path = format!("/v1/messages/{}/reactions", text(&sent["id"]));
-    // The worker hears of a moved agent a moment later: an event that comes before goes nowhere.
+    // The worker learns of a moved agent later: earlier events are dropped.
     for nth in 0.. {
         assert!(nth < 20, "no event comes");
         scene.ann.post(&path, json!({ "emoji": format!("nth-{nth}") })).await?.success()?;
-        let heard = wait::until("the event", IN_THE_END, || async { !busy.events("/hook").is_empty() });
+        let heard = wait::until("the event", EVENTUALLY, || async { !busy.events("/hook").is_empty() });
         if tokio::time::timeout(Duration::from_secs(2), heard).await.is_ok() {
             break;
         }
@@ -101,23 +102,23 @@ async fn an_endpoint_that_is_overrun_by_events_is_given_a_pause() -> Result<()> 
     let id = scene.workspace_id().await?;
     let pool = sqlx::PgPool::connect(&shared().await.database_url).await?;
     let sql = "SELECT count(*) FROM push_endpoints WHERE workspace_id = $1 AND paused_until IS NOT NULL";
-    wait::until("it to be noted", IN_THE_END, || async {
+    wait::until("it to be noted", EVENTUALLY, || async {
         sqlx::query_scalar::<_, i64>(sql).bind(id).fetch_one(&pool).await.ok() == Some(1)
     })
     .await;
     scene.ann.dm("cyd", "two").await?.success()?;
-    wait::until("the second", IN_THE_END, || async { busy.calls("/hook").len() == 2 }).await;
+    wait::until("the second", EVENTUALLY, || async { busy.calls("/hook").len() == 2 }).await;
     let pause = busy.calls("/hook")[1].at - busy.events("/hook")[0].at;
     assert!(pause > Duration::from_secs(6), "called again after {pause:?}");
     Ok(())
 }
 
-/// Two workspaces could keep all calls and all places busy between them.
+/// Two workspaces could occupy all concurrent calls and queue slots.
 #[tokio::test]
-async fn workspaces_with_slow_endpoints_leave_room_for_others() -> Result<()> {
+async fn slow_endpoints_of_one_workspace_leave_capacity_for_others() -> Result<()> {
     const NODES: usize = 4;
     const AGENTS: usize = 20;
-    // One after the other, what these are sent would take minutes.
+    // Sequentially, these deliveries would take minutes.
     let slow = Receiver::start(|_, _| Reply::After(Duration::from_secs(8), Box::new(Reply::Status(200)))).await?;
     let stack = Stack::builder()
         .gateways(1)
@@ -126,7 +127,7 @@ async fn workspaces_with_slow_endpoints_leave_room_for_others() -> Result<()> {
         .start()
         .await?;
     let gateway = stack.gateway(0).url();
-    let scene = Scene::at(gateway, "push-share", json!({ "ack_mode": "on_2xx" })).await?;
+    let scene = Scene::on_gateway(gateway, "push-share", json!({ "ack_mode": "on_2xx" })).await?;
     for name in ["push-share-slow", "push-share-slower"] {
         let key = Api::create_workspace(gateway, name).await?;
         let ann = key.as_agent(&key.register_agent("ann").await?);
@@ -145,7 +146,7 @@ async fn workspaces_with_slow_endpoints_leave_room_for_others() -> Result<()> {
             try_join_all(all).await?;
         }
     }
-    wait::until("both to be busy", IN_THE_END, || async {
+    wait::until("both to be busy", EVENTUALLY, || async {
         let calls = slow.received();
         ["/push-share-slow/", "/push-share-slower/"].iter().all(|of| calls.iter().any(|call| call.path.starts_with(of)))
     })
@@ -155,7 +156,7 @@ async fn workspaces_with_slow_endpoints_leave_room_for_others() -> Result<()> {
         sent_at.push(Instant::now());
         scene.send(&format!("message {n}")).await?;
     }
-    scene.until("all to be acked", "?status=acked", |rows| rows.len() == 20).await?;
+    scene.wait_for_deliveries("all to be acked", "?status=acked", |rows| rows.len() == 20).await?;
     let calls = scene.receiver.calls("/hook");
     let took: Vec<Duration> = calls.iter().zip(sent_at).map(|(call, sent)| call.at - sent).collect();
     let prompt = took.iter().filter(|took| **took < Duration::from_secs(5)).count();
@@ -165,8 +166,8 @@ async fn workspaces_with_slow_endpoints_leave_room_for_others() -> Result<()> {
 }
 
 #[tokio::test]
-async fn calls_go_by_way_of_the_operators_proxy_if_the_node_says_so() -> Result<()> {
-    let proxy = Receiver::obliging().await?;
+async fn calls_use_the_operators_proxy_if_the_node_requests_it() -> Result<()> {
+    let proxy = Receiver::accepting_all().await?;
     let stack = Stack::builder()
         .gateways(1)
         .env("RELAY_PUSH_PROXY_URL", proxy.url("/proxy"))
@@ -180,12 +181,12 @@ async fn calls_go_by_way_of_the_operators_proxy_if_the_node_says_so() -> Result<
     key.post("/v1/nodes", json!({ "name": "hook", "kind": "http_push", "delivery": delivery })).await?.success()?;
     key.bind("hook", "bob").await?;
     let sent = key.as_agent(&ann).dm("bob", "around the corner").await?.success()?;
-    wait::until("the proxy's call", IN_THE_END, || async { proxy.calls("/proxy").len() == 1 }).await;
+    wait::until("the proxy's call", EVENTUALLY, || async { proxy.calls("/proxy").len() == 1 }).await;
     let call = &proxy.calls("/proxy")[0];
     assert_eq!((call.header("x-forward-to"), call.header("x-proxy-auth")), (url, "by-us"));
     assert_eq!(text(&call.json()["message_id"]), text(&sent["id"]));
     let bob = key.as_agent(&bob);
-    wait::until("the ack", IN_THE_END, || async {
+    wait::until("the ack", EVENTUALLY, || async {
         bob.get("/v1/deliveries?status=acked")
             .await
             .is_ok_and(|reply| reply.data().as_array().is_some_and(|r| r.len() == 1))

@@ -1,4 +1,4 @@
-//! Deliveries without a socket: pushed, claimed, redriven; and calls of event subscriptions.
+//! Deliveries without a socket: http_push, claims, redrives; and calls of event subscriptions.
 
 mod answers;
 mod dead_letters;

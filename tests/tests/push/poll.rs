@@ -1,4 +1,4 @@
-//! Poll nodes: nothing is sent there; their agents claim what waits.
+//! Poll nodes: their agents claim deliveries over REST.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ fn seqs(rows: &Value) -> Vec<i64> {
     rows.as_array().into_iter().flatten().filter_map(|row| row["seq"].as_i64()).collect()
 }
 
-/// Ann, and bob on a node of kind poll.
+/// Creates ann, and bob on a node of kind poll.
 async fn scene(name: &str) -> Result<(Api, Api, Api)> {
     let key = Api::create_workspace(shared().await.any_gateway(), name).await?;
     let ann = key.register_agent("ann").await?;
@@ -30,7 +30,7 @@ async fn claim(bob: &Api, body: Value) -> Result<Value> {
 }
 
 #[tokio::test]
-async fn claimed_deliveries_are_nobody_elses_until_they_are_reported_or_the_lease_ends() -> Result<()> {
+async fn claimed_deliveries_are_exclusive_until_reported_or_the_lease_ends() -> Result<()> {
     let (ann, bob, _) = scene("poll-claim").await?;
     for n in 0..3 {
         ann.dm("bob", &format!("message {n}")).await?.success()?;
@@ -42,7 +42,7 @@ async fn claimed_deliveries_are_nobody_elses_until_they_are_reported_or_the_leas
     assert_eq!(seqs(&claim(&bob, json!({})).await?), [0_i64; 0]);
     let acked = bob.post_empty(&format!("/v1/deliveries/{}/ack", text(&first[0]["id"]))).await?.success()?;
     assert_eq!(text(&acked["status"]), "acked");
-    // One whose lease ends comes again, to a claim that waits for it.
+    // A delivery whose lease ends is returned to a waiting claim.
     ann.dm("bob", "message 3").await?.success()?;
     let began = Instant::now();
     let short = claim(&bob, json!({ "lease_ms": 1500 })).await?;
@@ -54,7 +54,7 @@ async fn claimed_deliveries_are_nobody_elses_until_they_are_reported_or_the_leas
 }
 
 #[tokio::test]
-async fn a_waiting_claim_is_answered_when_something_comes() -> Result<()> {
+async fn a_waiting_claim_returns_when_a_delivery_arrives() -> Result<()> {
     let (ann, bob, _) = scene("poll-wait").await?;
     let waiting = tokio::spawn({
         let bob = bob.clone();
@@ -66,7 +66,7 @@ async fn a_waiting_claim_is_answered_when_something_comes() -> Result<()> {
     assert_eq!(seqs(&claimed), [1]);
     assert!(began.elapsed() < Duration::from_secs(25), "before the wait was over: {:?}", began.elapsed());
     assert_eq!(text(&claimed[0]["message"]["text"]), "at last");
-    // One that waits in vain ends in time.
+    // A claim without deliveries ends in time.
     let began = Instant::now();
     assert_eq!(seqs(&claim(&bob, json!({ "wait_ms": 1000 })).await?), [0_i64; 0]);
     assert!((Duration::from_millis(900)..Duration::from_secs(25)).contains(&began.elapsed()));
@@ -74,7 +74,7 @@ async fn a_waiting_claim_is_answered_when_something_comes() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_claim_may_wait_for_half_a_minute() -> Result<()> {
+async fn a_claim_may_wait_for_thirty_seconds() -> Result<()> {
     let (_, bob, _) = scene("poll-long").await?;
     let began = Instant::now();
     assert_eq!(seqs(&claim(&bob, json!({ "wait_ms": 30000 })).await?), [0_i64; 0]);
@@ -83,7 +83,7 @@ async fn a_claim_may_wait_for_half_a_minute() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_failed_for_a_while_comes_back_and_what_failed_for_good_does_not() -> Result<()> {
+async fn retryable_failures_are_redelivered_and_permanent_ones_are_not() -> Result<()> {
     let (ann, bob, _) = scene("poll-fail").await?;
     ann.dm("bob", "one").await?.success()?;
     ann.dm("bob", "two").await?.success()?;
@@ -106,12 +106,12 @@ async fn what_failed_for_a_while_comes_back_and_what_failed_for_good_does_not() 
 }
 
 #[tokio::test]
-async fn what_was_put_off_comes_back_when_it_is_due() -> Result<()> {
+async fn deferred_deliveries_return_when_due() -> Result<()> {
     let (ann, bob, _) = scene("poll-defer").await?;
     ann.dm("bob", "later").await?.success()?;
     let claimed = claim(&bob, json!({})).await?;
     let path = format!("/v1/deliveries/{}/defer", text(&claimed[0]["id"]));
-    // The past is due at once; far ahead is not.
+    // A past time is due at once; a distant one is refused.
     bob.post(&path, json!({ "available_at": "2036-01-01T00:00:00Z" })).await?.success()?;
     assert_eq!(seqs(&claim(&bob, json!({})).await?), [0_i64; 0]);
     bob.post(&path, json!({ "available_at": "2020-01-01T00:00:00Z" })).await?.success()?;

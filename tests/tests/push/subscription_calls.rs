@@ -1,4 +1,4 @@
-//! Event subscriptions as their receivers see them.
+//! Calls of event subscriptions, as their receivers see them.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use relay_acceptance::signature::{hmac_of, standard_signature};
+use relay_acceptance::signature::{hmac_sha256, standard_signature};
 use relay_testkit::client::Api;
 use relay_testkit::receiver::{Received, Receiver, Reply};
 use relay_testkit::stack::Stack;
@@ -20,7 +20,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// A workspace with an agent that posts into `general`.
+/// Creates a workspace with an agent that posts into `general`.
 async fn workspace(name: &str) -> Result<(Api, Api)> {
     let key = Api::create_workspace(shared().await.any_gateway(), name).await?;
     let ann = key.register_agent("ann").await?;
@@ -33,7 +33,7 @@ async fn subscribe(key: &Api, body: Value) -> Result<String> {
     Ok(format!("/v1/subscriptions/{}", text(&made["id"])))
 }
 
-async fn say(ann: &Api, words: &str) -> Result<()> {
+async fn post(ann: &Api, words: &str) -> Result<()> {
     ann.post_message("general", words).await?.success()?;
     Ok(())
 }
@@ -56,12 +56,12 @@ async fn wait_for_states(key: &Api, subscription: &str, expected: &[&str]) -> Re
 
 #[tokio::test]
 async fn events_arrive_in_order_filtered_and_signed() -> Result<()> {
-    let receiver = Receiver::obliging().await?;
+    let receiver = Receiver::accepting_all().await?;
     let (key, ann) = workspace("signed").await?;
     let workspace_id = text(&key.get("/v1/workspace").await?.success()?["id"]).to_owned();
     key.register_agent("bob").await?;
     key.create_channel("dev").await?;
-    say(&ann, "before the subscriptions").await?;
+    post(&ann, "before the subscriptions").await?;
     let secret = STANDARD.encode([7; 32]);
     let all = json!({
         "events": ["message.created", "thread.reply"], "url": receiver.url("/all"), "secret": "s3cret",
@@ -74,7 +74,7 @@ async fn events_arrive_in_order_filtered_and_signed() -> Result<()> {
     subscribe(&key, all).await?;
     subscribe(&key, mentions).await?;
     for number in 0..20 {
-        say(&ann, &format!("{number}{}", if number % 5 == 0 { " @bob" } else { "" })).await?;
+        post(&ann, &format!("{number}{}", if number % 5 == 0 { " @bob" } else { "" })).await?;
     }
     let received = receiver.wait_for(24, SOON).await;
     let of = |path: &str| received.iter().filter(|call| call.path == path).cloned().collect::<Vec<_>>();
@@ -90,7 +90,7 @@ async fn events_arrive_in_order_filtered_and_signed() -> Result<()> {
         assert_eq!(call.header("x-relay-event"), "message.created");
         assert_eq!(call.header("x-relay-timestamp"), text(&body["timestamp"]));
         assert_eq!((call.header("authorization"), call.header("content-type")), ("Bearer mine", "application/json"));
-        let tag: String = hmac_of(b"s3cret", &call.body).iter().map(|byte| format!("{byte:02x}")).collect();
+        let tag: String = hmac_sha256(b"s3cret", &call.body).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(call.header("x-relay-signature"), format!("sha256={tag}"));
     }
     for call in &bob {
@@ -100,8 +100,8 @@ async fn events_arrive_in_order_filtered_and_signed() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_failing_call_is_tried_three_times_with_the_same_id_and_then_given_up() -> Result<()> {
-    // The first event fails at every try, the second is refused for good.
+async fn a_failing_call_is_attempted_three_times_with_the_same_id() -> Result<()> {
+    // The first event fails at every attempt, the second is rejected permanently.
     let receiver = Receiver::start(|_, call| match text(&call.json()["data"]["text"]) {
         "fails" => Reply::Status(500),
         "refused" => Reply::Status(404),
@@ -111,7 +111,7 @@ async fn a_failing_call_is_tried_three_times_with_the_same_id_and_then_given_up(
     let (key, ann) = workspace("failing").await?;
     let subscription = subscribe(&key, json!({ "events": ["message.created"], "url": receiver.url("/") })).await?;
     for words in ["fails", "refused", "fine"] {
-        say(&ann, words).await?;
+        post(&ann, words).await?;
     }
     let received = receiver.wait_for(5, SOON).await;
     assert_eq!(texts(&received), ["fails", "fails", "fails", "refused", "fine"], "the next one waits for the first");
@@ -132,17 +132,17 @@ async fn a_failing_call_is_tried_three_times_with_the_same_id_and_then_given_up(
 }
 
 #[tokio::test]
-async fn an_address_that_hangs_holds_up_nobody_else() -> Result<()> {
-    let (hanging, healthy) = (Receiver::start(|_, _| Reply::Hang(Vec::new())).await?, Receiver::obliging().await?);
+async fn a_hung_url_does_not_block_others() -> Result<()> {
+    let (hanging, healthy) = (Receiver::start(|_, _| Reply::Hang(Vec::new())).await?, Receiver::accepting_all().await?);
     let (key, ann) = workspace("hanging").await?;
     let stuck = subscribe(&key, json!({ "events": ["message.created"], "url": hanging.url("/") })).await?;
-    say(&ann, "first").await?;
+    post(&ann, "first").await?;
     hanging.wait_for(1, SOON).await;
     subscribe(&key, json!({ "events": ["message.created"], "url": healthy.url("/") })).await?;
     let mut said_at = Vec::new();
     for number in 0..10 {
         said_at.push(Instant::now());
-        say(&ann, &number.to_string()).await?;
+        post(&ann, &number.to_string()).await?;
     }
     let received = healthy.wait_for(10, SOON).await;
     // Behind the call that hangs for 10 s all of them would have been late.
@@ -154,16 +154,16 @@ async fn an_address_that_hangs_holds_up_nobody_else() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_address_that_is_gone_is_switched_off_and_what_it_missed_can_be_had() -> Result<()> {
+async fn a_url_that_answers_410_is_disabled_and_missed_events_can_be_replayed() -> Result<()> {
     let gone = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
     let flag = std::sync::Arc::clone(&gone);
     let is_gone = move || flag.load(std::sync::atomic::Ordering::SeqCst);
     let receiver = Receiver::start(move |_, _| Reply::Status(if is_gone() { 410 } else { 200 })).await?;
     let (key, ann) = workspace("gone").await?;
-    say(&ann, "before everything").await?;
+    post(&ann, "before everything").await?;
     let subscription = subscribe(&key, json!({ "events": ["message.created"], "url": receiver.url("/") })).await?;
     let since = key.get(&subscription).await?.success()?["created_at"].clone();
-    say(&ann, "one").await?;
+    post(&ann, "one").await?;
     wait::until_ok("the subscription to be switched off", SOON, || async {
         let shown = key.get(&subscription).await?.success()?;
         anyhow::ensure!(shown["is_active"] == false && shown["disabled_reason"] == "gone", "{shown}");
@@ -175,31 +175,31 @@ async fn an_address_that_is_gone_is_switched_off_and_what_it_missed_can_be_had()
     let told = told.context("an event says so")?;
     assert_eq!((text(&told["payload"]["reason"]), told["payload"]["url"].is_null()), ("gone", true));
 
-    say(&ann, "two").await?;
+    post(&ann, "two").await?;
     gone.store(false, std::sync::atomic::Ordering::SeqCst);
     let path = format!("{subscription}/replay");
     key.post(&path, json!({ "since": "yesterday" })).await?.refused(400, "invalid_request")?;
     let shown = key.post(&path, json!({ "since": since })).await?.success()?;
     assert_eq!((&shown["is_active"], &shown["disabled_reason"]), (&json!(true), &Value::Null));
-    say(&ann, "three").await?;
+    post(&ann, "three").await?;
     let received = receiver.wait_for(4, SOON).await;
     assert_eq!(texts(&received), ["one", "one", "two", "three"], "what was missed comes, in order, and no more");
     wait_for_states(&key, &subscription, &["delivered"; 3]).await?;
 
-    // Once more: it has had all of it.
+    // A second replay sends nothing.
     key.post(&path, json!({ "since": since })).await?.success()?;
-    say(&ann, "four").await?;
+    post(&ann, "four").await?;
     wait_for_states(&key, &subscription, &["delivered"; 4]).await?;
     assert_eq!(texts(&receiver.received()[4..]), ["four"]);
     Ok(())
 }
 
 #[tokio::test]
-async fn lasting_failure_switches_off() -> Result<()> {
+async fn lasting_failure_disables_a_subscription() -> Result<()> {
     let receiver = Receiver::start(|_, _| Reply::Status(500)).await?;
     let (key, ann) = workspace("lasting").await?;
     let subscription = subscribe(&key, json!({ "events": ["message.created"], "url": receiver.url("/") })).await?;
-    // A day and many tries ago.
+    // Simulates a day of failed attempts.
     let pool = PgPool::connect(&shared().await.database_url).await?;
     sqlx::query(
         "UPDATE subscriptions SET failures = 30, failing_since = now() - interval '25 hours' WHERE subscription_id = $1",
@@ -207,7 +207,7 @@ async fn lasting_failure_switches_off() -> Result<()> {
     .bind(subscription.rsplit('_').next().unwrap_or_default().parse::<i64>()?)
     .execute(&pool)
     .await?;
-    say(&ann, "one more").await?;
+    post(&ann, "one more").await?;
     wait::until_ok("the subscription to be switched off", SOON, || async {
         let shown = key.get(&subscription).await?.success()?;
         anyhow::ensure!(shown["disabled_reason"] == "failing", "{shown}");
@@ -219,8 +219,8 @@ async fn lasting_failure_switches_off() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_happens_to_single_deliveries_can_be_subscribed_to() -> Result<()> {
-    let receiver = Receiver::obliging().await?;
+async fn delivery_events_can_be_subscribed_to() -> Result<()> {
+    let receiver = Receiver::accepting_all().await?;
     let (key, ann) = workspace("single-deliveries").await?;
     let bob = key.as_agent(&key.register_agent("bob").await?);
     subscribe(&key, json!({ "events": ["delivery.failed"], "url": receiver.url("/") })).await?;
@@ -244,9 +244,9 @@ async fn killed_workers_lose_nothing_and_keep_the_order() -> Result<()> {
     let ann = key.as_agent(&key.register_agent("ann").await?);
     subscribe(&key, json!({ "events": ["message.created"], "url": receiver.url("/") })).await?;
     for number in 0..EVENTS {
-        say(&ann, &number.to_string()).await?;
+        post(&ann, &number.to_string()).await?;
     }
-    // Each time in the middle of the work; the other one takes over when the lease has run out.
+    // Each kill hits work in progress; the other worker takes over when the lease has expired.
     for (nth, at) in [(0, EVENTS / 6), (1, EVENTS / 3), (0, EVENTS / 2)] {
         receiver.wait_for(at, Duration::from_secs(60)).await;
         stack.workers()[nth].restart().await?;
@@ -263,7 +263,7 @@ async fn killed_workers_lose_nothing_and_keep_the_order() -> Result<()> {
     let firsts = distinct(&received);
     let expected: Vec<String> = (0..EVENTS).map(|number| number.to_string()).collect();
     assert_eq!(texts(&firsts), expected, "each event first arrives in its turn");
-    assert!(received.iter().all(|call| call.beside == 0), "never two calls at once");
+    assert!(received.iter().all(|call| call.concurrent == 0), "never two calls at once");
     assert!(received.len() <= EVENTS + 3, "a kill repeats one call at most: {}", received.len());
     Ok(())
 }

@@ -1,5 +1,4 @@
-//! What the holder of a workspace's key sees: activity, numbers, all conversations, the system prompt; and
-//! messages sent to an address.
+//! Views of the workspace key: activity, statistics, all conversations, the system prompt; and messages to an address.
 
 use anyhow::Result;
 use relay_acceptance::room::{Room, rows, text};
@@ -54,7 +53,7 @@ async fn activity_and_numbers_count_what_was_posted() -> Result<()> {
     for (field, expected) in [("message_count", 2), ("channel_count", 2), ("dm_count", 0), ("avg_latency_ms", 30)] {
         assert_eq!(agents[0][field].as_f64(), Some(f64::from(expected)), "{field} in {agents}");
     }
-    assert_eq!((&agents[0]["agent_id"], text(&agents[1]["agent_name"])), (&json!(room.ann_is.id), "bob"));
+    assert_eq!((&agents[0]["agent_id"], text(&agents[1]["agent_name"])), (&json!(room.ann_agent.id), "bob"));
     assert_eq!(agents[1]["last_message_at"], dm["created_at"]);
     let costs = room.key.get("/v1/console/costs").await?.success()?;
     assert_eq!(
@@ -94,7 +93,7 @@ async fn activity_and_numbers_count_what_was_posted() -> Result<()> {
     assert_eq!((text(&all[0]["delivery_kind"]), text(&all[2]["delivery_kind"])), ("dm", "channel"));
     assert_eq!((all[2]["latency_ms"].as_f64(), all[2]["mention_count"].as_i64()), (Some(40.0), Some(1)));
     for (query, expected) in [
-        (format!("?agent_id={}", room.bob_is.id), vec!["three"]),
+        (format!("?agent_id={}", room.bob_agent.id), vec!["three"]),
         (format!("?channel_id={}", text(&first["channel_id"])), vec!["two", "one @bob"]),
         (format!("?conversation_id={}", text(&dm["conversation_id"])), vec!["three"]),
         ("?delivery_kind=channel".into(), vec!["two", "one @bob"]),
@@ -112,7 +111,7 @@ async fn activity_and_numbers_count_what_was_posted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn all_conversations_are_listed_in_pages_to_the_end() -> Result<()> {
+async fn all_conversations_are_listed_in_pages() -> Result<()> {
     let room = Room::new("all-dms").await?;
     let (first, second) = (room.ann.dm("bob", "one").await?.success()?, room.bob.dm("ann", "two").await?.success()?);
     for number in 0..4 {
@@ -139,7 +138,7 @@ async fn all_conversations_are_listed_in_pages_to_the_end() -> Result<()> {
     );
     assert_eq!(
         direct["last_message"],
-        json!({ "text": "two", "agent_id": room.bob_is.id, "agent_name": "bob", "created_at": second["created_at"] })
+        json!({ "text": "two", "agent_id": room.bob_agent.id, "agent_name": "bob", "created_at": second["created_at"] })
     );
     let group = seen.iter().find(|one| one["name"] == "g0").cloned().unwrap_or_default();
     assert_eq!(
@@ -180,7 +179,7 @@ async fn all_conversations_are_listed_in_pages_to_the_end() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_system_prompt_is_the_workspaces_own_or_the_default() -> Result<()> {
+async fn a_system_prompt_is_custom_or_the_default() -> Result<()> {
     let room = Room::new("prompt").await?;
     let path = "/v1/workspace/system-prompt";
     let default = room.ann.get(path).await?.success()?;
@@ -204,7 +203,7 @@ async fn a_system_prompt_is_the_workspaces_own_or_the_default() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_address_is_a_name_and_the_place_where_it_is() -> Result<()> {
+async fn an_address_is_a_name_with_a_machine() -> Result<()> {
     let room = Room::new("addresses").await?;
     let dm = |body: Value| {
         let ann = room.ann.clone();
@@ -225,7 +224,7 @@ async fn an_address_is_a_name_and_the_place_where_it_is() -> Result<()> {
     for address in ["bob@direct", "bob@box-b", "bob@nowhere", "nobody@box-a", "nobody@direct"] {
         dm(at(address)).await?.refused(404, "address_not_found")?;
     }
-    // A machine called like a node: the word says not which.
+    // A machine with the name of a node makes the address ambiguous.
     room.key.post("/v1/nodes", body("box-c", "box-a")).await?.success()?;
     dm(at("bob@box-a")).await?.refused(400, "ambiguous_address")?;
     for address in ["bob", "", "@bob", "bob@", "@box-a", "a\nb@box-a"] {
@@ -234,7 +233,7 @@ async fn an_address_is_a_name_and_the_place_where_it_is() -> Result<()> {
     for neither in [json!({ "text": "x" }), json!({ "to": "bob", "address": "bob@m-1", "text": "x" })] {
         dm(neither).await?.refused(400, "invalid_request")?;
     }
-    // The key counts for the address, as for a name.
+    // An idempotency key works for an address as for a name.
     let key = [("idempotency-key", "one-address")];
     let post = || room.ann.call(Method::POST, "/v1/dm", Some(at("bob@m-1")), &key);
     let posted = post().await?.success()?;
@@ -242,7 +241,7 @@ async fn an_address_is_a_name_and_the_place_where_it_is() -> Result<()> {
     room.key.call(Method::DELETE, "/v1/nodes/box-a/agents/bob", None, &[]).await?.success()?;
     dm(at("bob@m-1")).await?.refused(404, "address_not_found")?;
     assert_eq!(posted["id"], post().await?.success()?["id"], "wherever bob is now");
-    // Only with an @ is it the caller.
+    // `self` is the caller only with an @.
     let namesake = room.key.as_agent(&room.key.register_agent("self").await?);
     assert_eq!(text(&room.ann.dm("self", "you").await?.success()?["to"]), "self");
     assert_eq!(text(&room.ann.dm("@self", "me").await?.success()?["to"]), "ann");
@@ -251,7 +250,7 @@ async fn an_address_is_a_name_and_the_place_where_it_is() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_observer_reads_what_its_scopes_and_filters_show() -> Result<()> {
+async fn an_observer_reads_only_data_within_its_scopes_and_filters() -> Result<()> {
     let room = Room::new("observed").await?;
     room.ann.create_channel("hidden").await?;
     let seen = room.ann.post_message("room", "a plan").await?.success()?;
@@ -298,8 +297,8 @@ async fn an_observer_reads_what_its_scopes_and_filters_show() -> Result<()> {
     assert_eq!(none.get("/v1/dm/conversations/all").await?.success()?, json!([]));
     none.get(&messages).await?.refused(404, "dm_conversation_not_found")?;
     assert_eq!(texts(&none.get("/v1/search?q=secret").await?.success()?), [""; 0]);
-    // What others wrote is neither shown nor counted, nor is it told who they are.
-    let only_bob = json!({ "include_dms": true, "agent_ids": [room.bob_is.id] });
+    // Messages of others are neither shown nor counted, and their authors are hidden.
+    let only_bob = json!({ "include_dms": true, "agent_ids": [room.bob_agent.id] });
     let bobs = observer("bobs", json!(["dms:read", "messages:read"]), only_bob).await?;
     let listed = bobs.get("/v1/dm/conversations/all").await?.success()?;
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Files: declared, uploaded and downloaded through addresses that we mint, attached, deleted.
+//! Files: declaration, upload and download through signed URLs, attachment and deletion.
 
 use std::time::Duration;
 
@@ -13,24 +13,24 @@ const SOON: Duration = Duration::from_secs(30);
 /// The loop that removes bytes runs every ten seconds.
 const REMOVED_WITHIN: Duration = Duration::from_secs(60);
 
-struct Tenant {
+struct FileScene {
     key: Api,
     ann: Api,
     bob: Agent,
 }
 
-async fn tenant(name: &str) -> Result<Tenant> {
+async fn tenant(name: &str) -> Result<FileScene> {
     let key = Api::create_workspace(&shared().await.gateways[0], name).await?;
     let (ann, bob) = (key.register_agent("ann").await?, key.register_agent("bob").await?);
     let ann = key.as_agent(&ann);
-    Ok(Tenant { key, ann, bob })
+    Ok(FileScene { key, ann, bob })
 }
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// The next delivery on this socket, whatever is told in between.
+/// Returns the next delivery on this socket, skipping other frames.
 async fn next_deliver(socket: &mut NodeSocket) -> Result<Value> {
     loop {
         let frame = socket.next_frame(SOON).await?;
@@ -55,7 +55,7 @@ async fn download(url: &str) -> Result<Response> {
     Ok(relay_testkit::http::client().build()?.get(url).send().await?)
 }
 
-/// Declares, uploads and completes.
+/// Declares, uploads and completes a file.
 async fn file(api: &Api, filename: &str, content_type: &str, bytes: &[u8]) -> Result<Value> {
     let declared = declare(api, filename, content_type, bytes.len()).await?;
     let uploaded = put(text(&declared["upload_url"]), bytes).await?;
@@ -86,12 +86,12 @@ fn has_all_fields(file: &Value) {
 }
 
 #[tokio::test]
-async fn a_file_goes_up_through_one_gateway_and_comes_down_through_the_other() -> Result<()> {
-    let Tenant { key, ann, bob } = tenant("files").await?;
+async fn a_file_uploaded_at_one_gateway_is_downloaded_at_the_other() -> Result<()> {
+    let FileScene { key, ann, bob } = tenant("files").await?;
     let gateways = &shared().await.gateways;
     let mut watching = key.as_agent(&bob).at(&gateways[1]).direct_socket().await?;
     let bytes: Vec<u8> = (0..3_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
-    // The size under its other name, as one client sends it.
+    // The size under its other name, which one client uses.
     let body = json!({ "filename": "Bericht ü.pdf", "content_type": "application/pdf", "size": bytes.len() });
     let declared = ann.post("/v1/files/upload", body).await?.success()?;
     has_all_fields(&declared);
@@ -107,7 +107,7 @@ async fn a_file_goes_up_through_one_gateway_and_comes_down_through_the_other() -
     let complete = format!("{path}/complete");
     ann.post_empty(&complete).await?.refused(409, "upload_incomplete")?;
 
-    // Every gateway takes every address.
+    // Every gateway accepts every URL.
     let elsewhere = upload_url.replacen(&gateways[0], &gateways[1], 1);
     let uploaded = put(&elsewhere, bytes.clone()).await?;
     assert_eq!((uploaded.status, uploaded.data()["size_bytes"].as_u64()), (200, Some(3_000_000)), "{}", uploaded.body);
@@ -135,20 +135,20 @@ async fn a_file_goes_up_through_one_gateway_and_comes_down_through_the_other() -
     );
     assert!(header("content-security-policy").contains("sandbox"));
     assert!(answer.bytes().await? == bytes, "the same bytes");
-    // What is complete stays as it is.
+    // A complete file is immutable.
     put(upload_url, bytes).await?.refused(403, "forbidden")?;
     Ok(())
 }
 
 #[tokio::test]
 async fn an_upload_has_exactly_the_declared_size() -> Result<()> {
-    let Tenant { ann, .. } = tenant("sizes").await?;
+    let FileScene { ann, .. } = tenant("sizes").await?;
     let declared = declare(&ann, "a.txt", "text/plain", 10).await?;
     let url = text(&declared["upload_url"]);
     for length in [0, 1, 9, 11, 5000] {
         put(url, vec![b'x'; length]).await?.refused(400, "invalid_request")?;
     }
-    // The same without an announced length.
+    // The same without a declared length.
     let client = relay_testkit::http::client().build()?;
     for length in [9_usize, 11] {
         let pieces = (0..length).map(|_| Ok::<_, std::io::Error>(vec![b'x']));
@@ -166,8 +166,8 @@ async fn an_upload_has_exactly_the_declared_size() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_cannot_be_a_file_is_refused_when_it_is_declared() -> Result<()> {
-    let Tenant { key, ann, .. } = tenant("refused-files").await?;
+async fn an_invalid_file_is_refused_when_it_is_declared() -> Result<()> {
+    let FileScene { key, ann, .. } = tenant("refused-files").await?;
     let good = json!({ "filename": "a", "content_type": "text/plain", "size_bytes": 1 });
     for (field, value, status, code) in [
         ("size_bytes", json!(0), 400, "invalid_request"),
@@ -198,8 +198,8 @@ async fn what_cannot_be_a_file_is_refused_when_it_is_declared() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_address_is_good_for_one_file_and_one_direction() -> Result<()> {
-    let Tenant { ann, .. } = tenant("addresses").await?;
+async fn a_transfer_url_is_valid_for_one_file_and_one_direction() -> Result<()> {
+    let FileScene { ann, .. } = tenant("addresses").await?;
     let base = shared().await.any_gateway();
     let complete = file(&ann, "a.txt", "text/plain", b"hello").await?;
     let pending = declare(&ann, "b.txt", "text/plain", 5).await?;
@@ -220,8 +220,8 @@ async fn an_address_is_good_for_one_file_and_one_direction() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_file_is_its_owners_to_complete_and_to_delete() -> Result<()> {
-    let Tenant { key, ann, bob } = tenant("owners").await?;
+async fn only_the_owner_completes_and_deletes_a_file() -> Result<()> {
+    let FileScene { key, ann, bob } = tenant("owners").await?;
     let as_bob = key.as_agent(&bob);
     let declared = declare(&ann, "../../etc/passwd", "text/plain", 5).await?;
     assert_eq!(put(text(&declared["upload_url"]), *b"hello").await?.status, 200);
@@ -252,7 +252,7 @@ async fn a_file_is_its_owners_to_complete_and_to_delete() -> Result<()> {
     assert_eq!((text(&gone["status"]), &gone["download_url"]), ("deleted", &Value::Null));
     assert_eq!(ids(&key.get("/v1/files").await?.success()?), [second]);
 
-    // The worker removes the bytes, and forgets the object only after that.
+    // The worker removes the bytes before it deletes the object's row.
     let pool = sqlx::PgPool::connect(&shared().await.database_url).await?;
     let id: i64 = first.parse()?;
     wait::until("the bytes to be removed", REMOVED_WITHIN, || async {
@@ -266,7 +266,7 @@ async fn a_file_is_its_owners_to_complete_and_to_delete() -> Result<()> {
 
 #[tokio::test]
 async fn messages_carry_complete_files_of_their_workspace() -> Result<()> {
-    let Tenant { key, ann, bob } = tenant("attachments").await?;
+    let FileScene { key, ann, bob } = tenant("attachments").await?;
     let one = file(&ann, "one.txt", "text/plain", b"1").await?;
     let two = file(&key.as_agent(&bob), "two.png", "image/png", b"22").await?;
     let ids = [text(&two["id"]), text(&one["id"])];

@@ -1,5 +1,5 @@
-//! Idempotency under fire: equal posts with one key, all at once, on two gateways, make one message, one fan-out and
-//! one event.
+//! Idempotency under concurrency: equal posts with one key at two gateways create one message, one fan-out and one
+//! event.
 
 use anyhow::Result;
 use futures::future::try_join_all;
@@ -8,14 +8,14 @@ use relay_testkit::shared;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-/// Equal posts at once.
+/// Number of concurrent equal posts.
 const POSTS: usize = 50;
 
 struct Room {
     key: Api,
-    /// The sender, at each gateway.
+    /// Client of the sender at each gateway.
     ann: [Api; 2],
-    /// The recipients.
+    /// Client of the recipient.
     bob: Api,
     carol: Api,
 }
@@ -32,7 +32,7 @@ async fn room(name: &str) -> Result<Room> {
     Ok(Room { ann: [ann.clone(), ann.at(&gateways[1])], key, bob, carol })
 }
 
-/// Posts with a key, again for as long as another post with it is under way.
+/// Posts with an idempotency key; repeats while another post with it is in progress.
 async fn keyed(sender: &Api, path: &str, key: &str, body: &Value) -> Result<Reply> {
     loop {
         let reply = sender.call(Method::POST, path, Some(body.clone()), &[("idempotency-key", key)]).await?;
@@ -44,7 +44,7 @@ async fn keyed(sender: &Api, path: &str, key: &str, body: &Value) -> Result<Repl
 }
 
 /// Posts the same thing under the same key at both gateways at once. All get one answer, which is returned.
-async fn fire(senders: &[Api; 2], path: &str, key: &str, body: &Value) -> Result<Value> {
+async fn post_concurrently(senders: &[Api; 2], path: &str, key: &str, body: &Value) -> Result<Value> {
     let replies = try_join_all((0..POSTS).map(|nth| keyed(&senders[nth % 2], path, key, body))).await?;
     let fresh = replies.iter().filter(|reply| !reply.headers.contains_key("idempotency-replayed")).count();
     assert_eq!(fresh, 1, "{path}: one of them did it, the others replay it");
@@ -74,7 +74,7 @@ async fn waiting(agent: &Api) -> Result<Vec<String>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn equal_posts_at_once_are_one_message_one_fan_out_and_one_event() -> Result<()> {
+async fn concurrent_equal_posts_create_one_message_one_fan_out_and_one_event() -> Result<()> {
     let Room { key, ann, bob, carol } = room("under-fire").await?;
     let root = ann[0].post_message("room", "root").await?.success()?;
     let group = ann[0].post("/v1/dm/group", json!({ "participants": ["bob", "carol"] })).await?.success()?;
@@ -90,7 +90,7 @@ async fn equal_posts_at_once_are_one_message_one_fan_out_and_one_event() -> Resu
     for (path, body, kind) in &operations {
         let count = |kinds: &[String]| kinds.iter().filter(|made| made.as_str() == *kind).count();
         let before = count(&events(&key).await?);
-        fire(&ann, path, "one-key-for-all", body).await?;
+        post_concurrently(&ann, path, "one-key-for-all", body).await?;
         assert_eq!(count(&events(&key).await?), before + 1, "{path}: one event {kind}");
     }
     assert_eq!(waiting(&bob).await?, ["root", "channel", "thread", "dm", "new group", "conversation"]);
@@ -104,7 +104,7 @@ async fn equal_posts_at_once_are_one_message_one_fan_out_and_one_event() -> Resu
 }
 
 #[tokio::test]
-async fn what_was_posted_is_answered_again_although_it_could_not_be_posted_now() -> Result<()> {
+async fn a_repeated_post_is_answered_even_if_it_would_fail_now() -> Result<()> {
     let Room { key, ann, .. } = room("gone-since").await?;
     let (dm, post) = (json!({ "to": "bob", "text": "hi" }), json!({ "text": "hi all" }));
     let first = keyed(&ann[0], "/v1/dm", "k1", &dm).await?.success()?;
@@ -126,10 +126,12 @@ async fn what_was_posted_is_answered_again_although_it_could_not_be_posted_now()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn equal_session_events_at_once_are_one() -> Result<()> {
+async fn concurrent_equal_session_events_are_recorded_once() -> Result<()> {
     let Room { key, ann, .. } = room("session-fire").await?;
     let path = "/v1/agents/ann/events";
-    let made = fire(&ann, path, "one-key", &json!({ "type": "tool.called", "payload": { "tool": "grep" } })).await?;
+    let made =
+        post_concurrently(&ann, path, "one-key", &json!({ "type": "tool.called", "payload": { "tool": "grep" } }))
+            .await?;
     assert_eq!(made["sequence"], 1);
     assert_eq!(list(key.get(path).await?.data()), [made]);
     let told = events(&key).await?.into_iter().filter(|kind| kind == "harness.tool.called").count();

@@ -1,5 +1,4 @@
-//! Inbox and read state: what is unread is counted from last-read pointers, and pointers move by reading
-//! and by acknowledging.
+//! Inbox and read state: unread items are counted from last-read pointers, which move by reading and by acknowledging.
 
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ async fn inbox(api: &Api) -> Result<Value> {
 }
 
 #[tokio::test]
-async fn an_inbox_has_what_was_not_read_and_nothing_else() -> Result<()> {
+async fn an_inbox_contains_unread_items_only() -> Result<()> {
     let room = Room::new("inbox").await?;
     assert_eq!(
         inbox(&room.bob).await?,
@@ -56,9 +55,9 @@ async fn an_inbox_has_what_was_not_read_and_nothing_else() -> Result<()> {
     let theirs = room.bob.call(Method::GET, "/v1/inbox", None, &rust).await?.success()?;
     assert_eq!(theirs["unread_dms"][0]["last_message"], "pssst", "the one client that knows no object");
 
-    // The pointer moves forward only, and what is below it is read.
+    // The pointer moves forward only, and everything up to it counts as read.
     let read = room.bob.post_empty(&format!("/v1/messages/{}/read", text(&named["id"]))).await?.success()?;
-    assert_eq!(read["agent_id"], room.bob_is.id.as_str());
+    assert_eq!(read["agent_id"], room.bob_agent.id.as_str());
     room.bob.post_empty(&format!("/v1/messages/{}/read", text(&first["id"]))).await?.success()?;
     let all = inbox(&room.bob).await?;
     assert_eq!(all["unread_channels"], json!([]), "{all}");
@@ -89,7 +88,7 @@ async fn an_inbox_has_what_was_not_read_and_nothing_else() -> Result<()> {
 }
 
 #[tokio::test]
-async fn acknowledging_over_a_socket_is_reading() -> Result<()> {
+async fn an_ack_over_a_socket_marks_messages_as_read() -> Result<()> {
     let room = Room::new("acked").await?;
     let mut socket = room.bob.direct_socket().await?;
     let mut ids = Vec::new();
@@ -107,7 +106,7 @@ async fn acknowledging_over_a_socket_is_reading() -> Result<()> {
     };
     wait::until("the ack to be written", SOON, || async { rows(&readers(&ids[1]).await).len() == 1 }).await;
     let reader = readers(&ids[1]).await[0].clone();
-    assert_eq!((text(&reader["agent_name"]), reader["agent_id"].as_str()), ("bob", Some(&*room.bob_is.id)));
+    assert_eq!((text(&reader["agent_name"]), reader["agent_id"].as_str()), ("bob", Some(&*room.bob_agent.id)));
     assert!(text(&reader["read_at"]).ends_with('Z'));
     assert_eq!(readers(&ids[2]).await, json!([]));
 
@@ -124,10 +123,10 @@ async fn acknowledging_over_a_socket_is_reading() -> Result<()> {
     let counts: Vec<_> = rows(&listed).iter().map(|message| message["read_by_count"].as_i64()).collect();
     assert_eq!(counts, [Some(0), Some(1), Some(1)], "newest first");
 
-    // Read besides: still one reader. A REST ack reads, too.
+    // A second read by the same agent: still one reader. A REST ack counts as a read too.
     room.bob.post_empty(&format!("/v1/messages/{}/read", text(&ids[1]))).await?.success()?;
     assert_eq!(rows(&readers(&ids[1]).await).len(), 1);
-    let delivery = format!("/v1/deliveries/del_{}_{}/ack", text(&ids[2]), room.bob_is.id);
+    let delivery = format!("/v1/deliveries/del_{}_{}/ack", text(&ids[2]), room.bob_agent.id);
     room.bob.post_empty(&delivery).await?.success()?;
     assert_eq!(rows(&readers(&ids[2]).await).len(), 1);
     let all = inbox(&room.bob).await?;
@@ -142,7 +141,7 @@ async fn acknowledging_over_a_socket_is_reading() -> Result<()> {
     .await;
     let conversations = room.bob.get("/v1/dm/conversations").await?.success()?;
     assert_eq!((&conversations[0]["id"], &conversations[0]["unread_count"]), (&dm["conversation_id"], &json!(0)));
-    // The worker moves the pointers meanwhile: nothing changes for those who look.
+    // The worker moves the pointers meanwhile, without a visible change.
     let positions = room.key.get("/v1/channels/room/read-status").await?.success()?;
     let bobs = rows(&positions).iter().find(|row| row["agent_name"] == "bob").cloned().unwrap_or_default();
     assert_eq!(bobs["last_read_id"], ids[2]);
@@ -150,7 +149,7 @@ async fn acknowledging_over_a_socket_is_reading() -> Result<()> {
 }
 
 #[tokio::test]
-async fn readers_of_a_conversation_are_its_own_business() -> Result<()> {
+async fn readers_are_visible_to_participants_only() -> Result<()> {
     let room = Room::new("private").await?;
     let eve = room.key.as_agent(&room.key.register_agent("eve").await?);
     let dm = room.ann.dm("bob", "psst").await?.success()?;

@@ -1,4 +1,5 @@
-//! What a tenant may know of its own: `GET /v1/workspace/metrics`, `/v1/workspace/usage` and `/v1/messages/:id/trace`.
+//! Insight of a workspace into its own data: `GET /v1/workspace/metrics`, `/v1/workspace/usage` and
+//! `/v1/messages/:id/trace`.
 
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ fn steps(trace: &Value, agent: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_tenant_sees_its_numbers_and_the_way_of_a_message() -> Result<()> {
+async fn a_workspace_sees_its_mailbox_positions_and_message_traces() -> Result<()> {
     let base = shared().await.any_gateway();
     let key = Api::create_workspace(base, "insight").await?;
     let other = Api::create_workspace(base, "insight-other").await?;
@@ -88,7 +89,7 @@ async fn a_tenant_sees_its_numbers_and_the_way_of_a_message() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_token_for_some_agents_sees_those() -> Result<()> {
+async fn a_token_limited_to_some_agents_sees_only_those() -> Result<()> {
     let base = shared().await.any_gateway();
     let key = Api::create_workspace(base, "insight-some").await?;
     let (ada, bob) = (key.register_agent("ada").await?, key.register_agent("bob").await?);
@@ -108,7 +109,7 @@ async fn a_token_for_some_agents_sees_those() -> Result<()> {
     assert_eq!(seen["deliveries"].as_array().map(Vec::len), Some(1), "{seen}");
     let (_, text) = scrape(base, of_two.token()).await?;
     assert_eq!((number(&text, "deliveries_written_total")?, number(&text, "agents")?), (1, 2));
-    // The author is not among its agents, so the message is not for it.
+    // The token does not cover the author, so the message is hidden.
     let of_bob = token(json!({ "agent_ids": [bob.id] }), "activity:read").await?;
     of_bob.get(&path).await?.refused(404, "message_not_found")?;
     let wrong = token(json!({}), "messages:read").await?;
@@ -118,7 +119,7 @@ async fn a_token_for_some_agents_sees_those() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_tenant_sees_what_it_used_once_the_minute_is_over() -> Result<()> {
+async fn a_workspace_sees_its_usage_after_the_minute_ends() -> Result<()> {
     let base = shared().await.any_gateway();
     let key = Api::create_workspace(base, "usage").await?;
     let other = Api::create_workspace(base, "usage-other").await?;
@@ -144,7 +145,7 @@ async fn a_tenant_sees_what_it_used_once_the_minute_is_over() -> Result<()> {
         let whiles = answer["usage"].as_array().cloned().unwrap_or_default();
         whiles.iter().filter_map(|one| one[of].as_i64()).sum::<i64>()
     };
-    // A minute, and what a worker takes to come round.
+    // A minute, and the interval of the worker's loop.
     let seen = wait::until_ok("the minute to be counted", Duration::from_secs(150), || async {
         let seen = observer.get("/v1/workspace/usage?granularity=minute").await?.success()?;
         ensure!(sum(&seen, "messages") == 3 && sum(&seen, "acked") == 3, "{seen}");
@@ -157,7 +158,7 @@ async fn a_tenant_sees_what_it_used_once_the_minute_is_over() -> Result<()> {
     let id = key.get("/v1/workspace").await?.success()?["id"].as_str().context("an id")?.to_owned();
     let by_hand = relayctl(&["--json", "workspace", "usage", &id, "--granularity", "day"]).await?.json()?;
     assert_eq!(sum(&by_hand, "deliveries"), 6, "{by_hand}");
-    let table = relayctl(&["workspace", "usage", &id]).await?.ok()?;
+    let table = relayctl(&["workspace", "usage", &id]).await?.expect_success()?;
     assert!(table.stdout.contains("DELIVERIES"), "{}", table.stdout);
 
     assert_eq!(other.get("/v1/workspace/usage").await?.success()?["usage"], json!([]));

@@ -1,5 +1,4 @@
-//! Bodies, names, pages, keys and frames at their limits: the stated refusal in the envelope, and nothing
-//! of it committed.
+//! Bodies, names, pages, keys and frames at their limits: the documented error in the envelope, without any effect.
 
 use anyhow::Result;
 use relay_acceptance::raw::{Raw, is_failure};
@@ -13,7 +12,7 @@ async fn workspace(name: &str) -> Result<Api> {
     Api::create_workspace(shared().await.any_gateway(), name).await
 }
 
-/// An agent's client, in a fresh workspace.
+/// Creates a workspace and returns an agent's client.
 async fn agent(name: &str) -> Result<(Api, Api)> {
     let key = workspace(name).await?;
     let ann = key.register_agent("ann").await?;
@@ -27,7 +26,7 @@ fn refusal(reply: &Reply, status: u16, code: &str, what: &str) {
 }
 
 #[tokio::test]
-async fn what_is_not_routed_is_answered_in_the_envelope() -> Result<()> {
+async fn unknown_routes_answer_in_the_envelope() -> Result<()> {
     let (key, ann) = agent("unrouted").await?;
     let base = key.base();
     for path in [
@@ -46,7 +45,7 @@ async fn what_is_not_routed_is_answered_in_the_envelope() -> Result<()> {
     ] {
         refusal(&Raw::new("GET", format!("{base}{path}")).bearer(key.token()).send().await?, 404, "not_found", path);
     }
-    // Newer clients fall back when these are `not_found`.
+    // Newer clients fall back when these answer `not_found`.
     for path in ["/v1/agents/ann/recover", "/v1/agents/ann/takeover", "/v1/credentials/upgrade"] {
         refusal(&key.post(path, json!({})).await?, 404, "not_found", path);
     }
@@ -63,7 +62,7 @@ async fn what_is_not_routed_is_answered_in_the_envelope() -> Result<()> {
         let reply = Raw::new(method, format!("{base}{path}")).bearer(ann.token()).send().await?;
         refusal(&reply, 405, "method_not_allowed", &format!("{method} {path}"));
     }
-    // A base that ends in a slash, joined with a path that begins with one.
+    // A base URL with a trailing slash, joined with a path with a leading slash.
     assert_eq!(Raw::new("GET", format!("{base}//v1/agent")).bearer(ann.token()).send().await?.status, 200);
     // HEAD is GET without a body.
     let head = Raw::new("HEAD", format!("{base}/v1/agent")).bearer(ann.token()).send().await?;
@@ -80,7 +79,7 @@ async fn what_is_not_routed_is_answered_in_the_envelope() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_body_that_is_no_json_object_of_the_right_shape_is_refused_at_every_route() -> Result<()> {
+async fn a_malformed_body_is_refused_at_every_route() -> Result<()> {
     let (key, ann) = agent("bad-bodies").await?;
     key.register_agent("bob").await?;
     ann.create_channel("room").await?;
@@ -255,7 +254,7 @@ async fn a_body_that_is_no_json_object_of_the_right_shape_is_refused_at_every_ro
         refusal(&reply, 413, "payload_too_large", &format!("{method} {path} with more than 1 MiB"));
     }
     assert_eq!(ann.get("/v1/channels/room/messages").await?.success()?, before, "nothing was committed");
-    // Routes that need nothing from a body take none, an empty one, and one that says something.
+    // Routes without required fields accept no body, an empty one, and one with unknown fields.
     for body in [&b""[..], b"{}", b"{\"x\":1}"] {
         for path in [
             "/v1/channels/room/join",
@@ -293,7 +292,7 @@ async fn a_body_of_exactly_1_mib_is_read() -> Result<()> {
 }
 
 #[tokio::test]
-async fn names_and_texts_have_stated_lengths() -> Result<()> {
+async fn names_and_texts_have_documented_length_limits() -> Result<()> {
     let (key, ann) = agent("lengths").await?;
     key.register_agent("bob").await?;
     let x = |count: usize| "x".repeat(count);
@@ -342,7 +341,7 @@ async fn names_and_texts_have_stated_lengths() -> Result<()> {
     key.patch("/v1/agents/bob", json!({ "metadata": { "a": x(40_000) } })).await?.success()?;
     let grown = key.patch("/v1/agents/bob", json!({ "metadata": { "b": x(40_000) } })).await?;
     refusal(&grown, 400, "invalid_request", "merged metadata");
-    // Path parameters of any length and any bytes are looked up, not trusted.
+    // Path parameters may have any length and any bytes.
     for name in
         [x(7000), "%ff%fe".into(), "%2e%2e".into(), "a%2Fb".into(), "%F0%9F%98%80".into(), "'%20OR%201=1--".into()]
     {
@@ -363,7 +362,7 @@ async fn names_and_texts_have_stated_lengths() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_page_that_makes_no_sense_is_refused_and_a_large_one_clamped() -> Result<()> {
+async fn an_invalid_page_size_is_refused_and_a_large_one_clamped() -> Result<()> {
     let (key, ann) = agent("pages").await?;
     let bob = key.register_agent("bob").await?;
     let dm = ann.dm("bob", "x").await?.success()?;
@@ -401,7 +400,7 @@ async fn a_page_that_makes_no_sense_is_refused_and_a_large_one_clamped() -> Resu
 }
 
 #[tokio::test]
-async fn a_key_that_is_no_key_is_refused_and_nothing_is_sent() -> Result<()> {
+async fn an_invalid_idempotency_key_is_refused_without_effect() -> Result<()> {
     let (key, ann) = agent("bad-keys").await?;
     key.register_agent("bob").await?;
     ann.dm("bob", "first").await?.success()?;

@@ -1,4 +1,4 @@
-//! The REST API, route by route, and what holds for all of them.
+//! The REST API, route by route, and properties of all routes.
 
 mod activity;
 mod files;

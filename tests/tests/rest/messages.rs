@@ -1,5 +1,5 @@
-//! Messages, threads, conversations, deliveries and idempotency keys: the fields that strict clients need,
-//! what their recipients' sockets get, and one effect per key on any gateway.
+//! Messages, threads, conversations, deliveries and idempotency keys: the fields that strict clients require, the
+//! frames of recipients, and one effect per key on any gateway.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,13 +17,13 @@ fn keys(value: &Value) -> BTreeSet<&str> {
     value.as_object().into_iter().flatten().map(|(key, _)| key.as_str()).collect()
 }
 
-/// All of these are there, null or not.
+/// Asserts that all of these fields are present, null or not.
 fn has(value: &Value, wanted: &str) {
     let missing: Vec<_> = wanted.split_whitespace().filter(|key| value.get(key).is_none()).collect();
     assert!(missing.is_empty(), "{missing:?} missing in {value}");
 }
 
-/// These and no others.
+/// Asserts that exactly these fields are present.
 fn is_exactly(value: &Value, wanted: &str) {
     assert_eq!(keys(value), wanted.split_whitespace().collect(), "{value}");
 }
@@ -40,7 +40,7 @@ struct Room {
     ids: [String; 3],
 }
 
-/// Ann, bob and carol in `#room`.
+/// Workspace with ann, bob and carol in `#room`.
 async fn room(name: &str) -> Result<Room> {
     let key = Api::create_workspace(&shared().await.gateways[0], name).await?;
     let (ann, bob, carol) =
@@ -54,8 +54,8 @@ async fn room(name: &str) -> Result<Room> {
     Ok(Room { key, ann: as_ann, bob, carol, ids })
 }
 
-/// The next frames of a direct node about deliveries: the notice, then the frame it announces. What else it is
-/// told of its workspace may come at any time.
+/// Returns the next two delivery frames of a direct node: the notice, then the announced frame. Other frames may arrive
+/// in between.
 async fn announced(socket: &mut NodeSocket) -> Result<Value> {
     let about_delivery = |frame: &Value| frame["type"] != "context.update" || frame["topic"] == "agent";
     let notice = socket.expect_where("a notice", SOON, about_delivery).await?;
@@ -142,16 +142,16 @@ async fn a_channel_message_has_all_its_fields_in_every_answer_and_frame() -> Res
 }
 
 #[tokio::test]
-async fn a_notice_comes_before_the_first_frame_of_a_row_and_not_with_its_repetition() -> Result<()> {
+async fn a_notice_precedes_the_first_frame_of_a_row_and_is_not_repeated() -> Result<()> {
     let room = room("accepted").await?;
     for number in 1..=3 {
         room.ann.dm("bob", &format!("{number}")).await?.success()?;
     }
-    // Written before anybody was there: still each row's first frame.
+    // Accepted before the node connected, and still the first frame of each row.
     let mut socket = room.key.as_agent(&room.bob).direct_socket().await?;
     let first: Vec<Value> =
         [announced(&mut socket).await?, announced(&mut socket).await?, announced(&mut socket).await?].into();
-    // The second gateway must know that they were sent before it is asked.
+    // The second gateway must know that they were sent before the next request.
     let status = |wanted: &'static str| {
         let bob = room.key.as_agent(&room.bob);
         move || {
@@ -177,7 +177,7 @@ async fn a_notice_comes_before_the_first_frame_of_a_row_and_not_with_its_repetit
 }
 
 #[tokio::test]
-async fn the_muted_hear_only_their_name_and_threads_stay_with_their_root() -> Result<()> {
+async fn muted_members_receive_mentions_only_and_replies_follow_their_root() -> Result<()> {
     let room = room("threads").await?;
     let (as_bob, as_carol) = (room.key.as_agent(&room.bob), room.key.as_agent(&room.carol));
     let muted = as_carol.post_empty("/v1/channels/room/mute").await?.success()?;
@@ -242,7 +242,7 @@ async fn the_muted_hear_only_their_name_and_threads_stay_with_their_root() -> Re
 }
 
 #[tokio::test]
-async fn conversations_have_the_shapes_that_each_client_validates() -> Result<()> {
+async fn conversations_have_the_shape_that_each_client_validates() -> Result<()> {
     let room = room("conversations").await?;
     let as_bob = room.key.as_agent(&room.bob);
     let mut bob = as_bob.direct_socket().await?;
@@ -372,7 +372,7 @@ async fn deliveries_are_listed_and_settled_one_by_one() -> Result<()> {
         assert_eq!((text(&deferred["status"]), text(&deferred["reason"])), ("queued", "later"));
         assert_eq!(text(&deferred["available_at"]), "2031-01-01T00:00:00.000Z");
     }
-    // What is acked stays so; the first error is kept.
+    // Acknowledged rows keep their state; the first error is kept.
     assert_eq!(text(&settle(1, "fail", json!({ "error": "late" })).await?["status"]), "acked");
     assert_eq!(text(&settle(2, "fail", json!({ "error": "other" })).await?["error"]), "no");
     let of = |status: &'static str| {
@@ -389,7 +389,7 @@ async fn deliveries_are_listed_and_settled_one_by_one() -> Result<()> {
     let mine = as_bob.get("/v1/agent").await?.success()?;
     has(&mine["pending_deliveries"][0], "id message_id mode reason status created_at");
 
-    // A connection gets what is left, with nothing missing in between and nothing of what is settled.
+    // A connection gets the remaining deliveries without a gap, and no settled ones.
     let mut socket = as_bob.direct_socket().await?;
     let mut seen = Vec::new();
     while seen.len() < 4 {
@@ -414,7 +414,7 @@ async fn keyed(api: &Api, path: &str, key: &str, body: &Value) -> Result<Reply> 
 }
 
 #[tokio::test]
-async fn a_key_has_one_effect_whichever_gateway_is_asked() -> Result<()> {
+async fn an_idempotency_key_has_one_effect_on_any_gateway() -> Result<()> {
     let room = room("keys").await?;
     let there = room.ann.at(&shared().await.gateways[1]);
     let mut bob = room.key.as_agent(&room.bob).direct_socket().await?;
@@ -429,7 +429,7 @@ async fn a_key_has_one_effect_whichever_gateway_is_asked() -> Result<()> {
         ("/v1/dm/group".to_owned(), json!({ "participants": ["bob"], "text": "t" })),
     ];
     for (index, (path, body)) in routes.iter().enumerate() {
-        // One key for all: it counts for one operation and target.
+        // One key for all: its scope is one operation and target.
         let first = keyed(&room.ann, path, "same-key", body).await?;
         assert_eq!((first.status, first.headers.contains_key("idempotency-replayed")), (201, false), "{path}");
         let frame = announced(&mut bob).await?;
@@ -439,18 +439,18 @@ async fn a_key_has_one_effect_whichever_gateway_is_asked() -> Result<()> {
             assert_eq!((again.status, &again.body), (201, &first.body), "{path}");
             assert_eq!(again.headers["idempotency-replayed"], "true", "{path}");
         }
-        // White space and the order of keys do not make another body; a word does.
+        // White space and the order of keys do not distinguish bodies; a different value does.
         let mut other = body.clone();
         other["text"] = json!("another");
         for api in [&there, &room.ann] {
             keyed(api, path, "same-key", &other).await?.refused(409, "idempotency_key_reused")?;
         }
-        // The header that one client sends besides counts alone, too.
+        // The alternative header of one client works alone, too.
         let header = [("x-idempotency-key", "same-key")];
         let again = there.call(Method::POST, path, Some(body.clone()), &header).await?;
         assert_eq!(again.body["data"]["id"], first.body["data"]["id"], "{path}");
     }
-    // Another agent's key of the same text is another key.
+    // The same key of another agent is independent.
     let carols = keyed(&room.key.as_agent(&room.carol), "/v1/channels/room/messages", "same-key", &routes[0].1).await?;
     assert!(!carols.headers.contains_key("idempotency-replayed"));
     assert_eq!(announced(&mut bob).await?["seq"], 7);
@@ -458,7 +458,7 @@ async fn a_key_has_one_effect_whichever_gateway_is_asked() -> Result<()> {
 }
 
 #[tokio::test]
-async fn fifty_equal_posts_at_once_are_one_message_and_one_delivery() -> Result<()> {
+async fn fifty_concurrent_equal_posts_create_one_message_and_one_delivery() -> Result<()> {
     let room = room("at-once").await?;
     let there = room.ann.at(&shared().await.gateways[1]);
     let mut bob = room.key.as_agent(&room.bob).direct_socket().await?;

@@ -1,5 +1,5 @@
-//! Workspaces, agents, channels, read marks, nodes and bindings over REST: the fields that strict clients need, and
-//! what a roster shows of a connected node.
+//! Workspaces, agents, channels, read marks, nodes and bindings over REST: the fields that strict clients require, and
+//! the roster of a connected node.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// All of these are there, null or not.
+/// Asserts that all of these fields are present, null or not.
 fn has(value: &Value, wanted: &str) {
     let missing: Vec<_> = wanted.split_whitespace().filter(|key| value.get(key).is_none()).collect();
     assert!(missing.is_empty(), "{missing:?} missing in {value}");
@@ -35,7 +35,7 @@ async fn workspace(name: &str) -> Result<Api> {
 }
 
 #[tokio::test]
-async fn a_workspace_is_made_found_changed_and_deleted() -> Result<()> {
+async fn a_workspace_is_created_found_updated_and_deleted() -> Result<()> {
     let base = shared().await.any_gateway();
     let name = format!("ws-{}", uuid::Uuid::new_v4().simple());
     let anonymous = Api::anonymous(base);
@@ -46,7 +46,7 @@ async fn a_workspace_is_made_found_changed_and_deleted() -> Result<()> {
     has(&made, "workspace_id api_key created_at");
     assert!(text(&made["api_key"]).starts_with("rk_live_") && is_timestamp(&made["created_at"]));
     let key = anonymous.with_token(text(&made["api_key"]));
-    // The owner gets its own workspace again, with its key; a stranger gets another of the same name.
+    // The owner gets its own workspace again, with its key; another caller gets a new one of the same name.
     let again = key.post("/v1/workspaces", json!({ "name": name })).await?;
     assert_eq!(
         (again.status, &again.data()["workspace_id"], &again.data()["api_key"]),
@@ -81,7 +81,7 @@ const AGENT: &str =
     "id workspace_id name handle type status persona capabilities metadata created_at last_seen token_hash";
 
 #[tokio::test]
-async fn an_agent_is_registered_read_changed_and_deleted() -> Result<()> {
+async fn an_agent_is_registered_read_updated_and_deleted() -> Result<()> {
     let key = workspace("agents").await?;
     let body = json!({ "name": "ada", "type": "human", "persona": "first", "metadata": { "identity_key": "00", "fooBar": 1 }, "skills": [{ "name": "sums" }] });
     let made = key.post("/v1/agents", body.clone()).await?;
@@ -141,7 +141,7 @@ async fn an_agent_is_registered_read_changed_and_deleted() -> Result<()> {
     ada.get("/v1/agent").await?.refused(401, "agent_token_invalid")?;
     key.get("/v1/agents/ada").await?.refused(404, "agent_not_found")?;
     key.delete("/v1/agents/ada").await?.refused(404, "agent_not_found")?;
-    // The name is free, and another identity.
+    // The name can be reused by a new identity.
     assert_ne!(key.register_agent("ada").await?.id, text(&made["id"]));
     Ok(())
 }
@@ -149,7 +149,7 @@ async fn an_agent_is_registered_read_changed_and_deleted() -> Result<()> {
 const CHANNEL: &str = "id workspace_id name channel_type topic metadata created_by created_at is_archived member_count";
 
 #[tokio::test]
-async fn a_channel_is_made_joined_left_and_archived() -> Result<()> {
+async fn a_channel_is_created_joined_left_and_archived() -> Result<()> {
     let key = workspace("channels").await?;
     let (ann, bob) = (key.register_agent("ann").await?, key.register_agent("bob").await?);
     let (as_ann, as_bob) = (key.as_agent(&ann), key.as_agent(&bob));
@@ -223,7 +223,7 @@ async fn a_node_is_enrolled_connects_and_shows_on_the_roster() -> Result<()> {
         ("node_9f", "box", "ws.node.v1")
     );
     assert_eq!((text(&made["status"]), &made["live"]), ("offline", &json!(false)));
-    // Every call mints a token and ends the last one.
+    // Every call creates a token and revokes the previous one.
     let renewed = key.post("/v1/nodes", body).await?.success()?;
     assert_ne!(renewed["token"], made["token"]);
     assert!(NodeSocket::connect(&key.ws_base(), text(&made["token"])).await.is_err());
@@ -290,7 +290,7 @@ const BINDING: &str = "id agent_id agent_name node_id node_name node_kind node_r
                        updated_at delivery_ack_seq";
 
 #[tokio::test]
-async fn an_agent_moves_to_a_node_and_back_with_its_mail() -> Result<()> {
+async fn an_agent_moves_to_a_node_and_back_with_its_mailbox() -> Result<()> {
     let key = workspace("bindings").await?;
     let (ann, bob) = (key.register_agent("ann").await?, key.register_agent("bob").await?);
     let (as_ann, as_bob) = (key.as_agent(&ann), key.as_agent(&bob));
@@ -319,7 +319,7 @@ async fn an_agent_moves_to_a_node_and_back_with_its_mail() -> Result<()> {
     let mut socket = NodeSocket::connect_with_header(&key.ws_base(), &node.token).await?;
     socket.register_broker_with("node_b", "box", "i-1", &["release"]).await?;
     let posted = |text: &str| json!({ "text": text, "from": "bob" });
-    // The sequence goes on where it was, and the broker may post for the agent that it hosts.
+    // The sequence continues, and the broker may post for the agent that it hosts.
     let two = socket
         .expect_where("the second message", SOON, |frame| frame["type"] == "deliver" && frame["seq"] == 2)
         .await?;
@@ -352,7 +352,7 @@ async fn an_agent_moves_to_a_node_and_back_with_its_mail() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_keyed_workspace_is_made_once() -> Result<()> {
+async fn a_workspace_with_an_idempotency_key_is_created_once() -> Result<()> {
     let gateways = &shared().await.gateways;
     let name = format!("keyed-{}", uuid::Uuid::new_v4().simple());
     let body = json!({ "name": name });
@@ -371,7 +371,7 @@ async fn a_keyed_workspace_is_made_once() -> Result<()> {
     let owner = Api::new(&gateways[0], text(&first.data()["api_key"]));
     owner.delete("/v1/workspace").await?.success()?;
     make(1, key, body).await?.refused(409, "workspace_create_idempotency_terminalized")?;
-    // A broken header is never taken for none.
+    // A malformed header is never treated as absent.
     Api::new(&gateways[0], "rk_live_0")
         .post("/v1/workspaces", json!({ "name": "x" }))
         .await?
@@ -391,7 +391,7 @@ async fn reading_a_message_is_recorded_once_and_settles_its_delivery() -> Result
     assert_eq!((&first["message_id"], text(&first["agent_id"])), (&posted["id"], &*bob.id));
     assert_eq!(as_bob.at(&shared().await.gateways[1]).post_empty(&path).await?.success()?, first, "once");
     assert_eq!(as_bob.get("/v1/deliveries").await?.success()?, json!([]));
-    // A broker sends it for everything that it shows, message or not.
+    // A broker sends it for every frame that it shows.
     for odd in ["inv_17", "1", "tomb_1_1"] {
         as_bob.post_empty(&format!("/v1/messages/{odd}/read")).await?.refused(404, "message_not_found")?;
     }

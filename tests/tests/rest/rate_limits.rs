@@ -1,5 +1,5 @@
-//! Request budgets: they hold across gateways, nobody uses a workspace's budget up alone, the headers tell,
-//! and what is refused was not done.
+//! Rate limits: they hold across gateways, one caller cannot exhaust a workspace's limit, the headers report them, and
+//! refused requests have no effect.
 
 use std::time::{Duration, Instant};
 
@@ -10,20 +10,20 @@ use relay_testkit::wait;
 use reqwest::Method;
 use serde_json::json;
 
-/// Requests a minute of every workspace here.
-const BUDGET: usize = 240;
-/// What one gateway lets through before it has taken anything: a 32nd.
-const ALLOWANCE: usize = BUDGET / 32 + 1;
-/// A scenario is over before so many seconds of its minute.
+/// Requests per minute of every workspace in these tests.
+const LIMIT: usize = 240;
+/// Units that one gateway may spend before it acquires any: a 32nd of the limit.
+const ADVANCE: usize = LIMIT / 32 + 1;
+/// Maximum duration of a scenario within its minute, in seconds.
 const SECONDS_NEEDED: i64 = 40;
-/// What was measured beyond the end of its minute means nothing, and is measured again so often.
+/// Number of retries of a measurement that ran beyond its minute.
 const MINUTES: usize = 4;
-/// Who comes too fast, or whom storage kept waiting, is told to come back within so many seconds; whose budget is used
-/// up, at the end of the minute.
-const SHORTLY: i64 = 5;
+/// Maximum `Retry-After` in seconds of a caller that is too fast or of a stalled storage; an exhausted limit gives the
+/// end of the minute.
+const SOON: i64 = 5;
 
 async fn stack() -> Result<Stack> {
-    let plans = json!({ "enterprise": { "requests_per_minute": BUDGET } });
+    let plans = json!({ "enterprise": { "requests_per_minute": LIMIT } });
     Stack::builder()
         .env("RELAY_RATE_LIMITS", "on")
         .env("RELAY_PLANS", plans.to_string())
@@ -37,8 +37,8 @@ fn header(reply: &Reply, name: &str) -> Result<i64> {
     Ok(value.to_str()?.parse()?)
 }
 
-/// Limit, remaining and reset of an answer.
-fn standing(reply: &Reply) -> Result<(i64, i64, i64)> {
+/// Returns limit, remaining and reset of an answer.
+fn limit_headers(reply: &Reply) -> Result<(i64, i64, i64)> {
     Ok((
         header(reply, "x-ratelimit-limit")?,
         header(reply, "x-ratelimit-remaining")?,
@@ -50,23 +50,23 @@ fn unix_seconds() -> i64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs().cast_signed()
 }
 
-/// A refusal in the envelope, with everything that clients need for coming back.
+/// Asserts an error in the envelope with all headers for a retry.
 fn is_refusal(reply: &Reply) -> Result<()> {
     ensure!(reply.status == 429 && reply.code() == "rate_limit_exceeded", "{} {}", reply.status, reply.body);
-    let (_, remaining, reset) = standing(reply)?;
+    let (_, remaining, reset) = limit_headers(reply)?;
     let retry_after = header(reply, "retry-after")?;
     ensure!(remaining == 0 && (1..=60).contains(&retry_after), "{:?}", reply.headers);
-    // By the time that the answer is looked at, some seconds may have passed.
+    // Some seconds may have passed since the answer.
     ensure!((-20..=2).contains(&(reset - unix_seconds() - retry_after)), "{:?}", reply.headers);
     Ok(())
 }
 
-/// Whether it was refused, and told to come back in a moment.
+/// Returns whether the request was refused with a short `Retry-After`.
 fn comes_back_shortly(reply: &Reply) -> Result<bool> {
-    Ok(matches!(reply.status, 429 | 503) && header(reply, "retry-after")? < SHORTLY)
+    Ok(matches!(reply.status, 429 | 503) && header(reply, "retry-after")? < SOON)
 }
 
-/// Asks again, as clients do, while it is told to come back in a moment.
+/// Repeats a request, as clients do, while the answer has a short `Retry-After`.
 async fn call(api: &Api, method: Method, path: &str, body: Option<serde_json::Value>) -> Result<Reply> {
     loop {
         let reply = api.call(method.clone(), path, body.clone(), &[]).await?;
@@ -77,10 +77,10 @@ async fn call(api: &Api, method: Method, path: &str, body: Option<serde_json::Va
     }
 }
 
-/// A workspace at the beginning of one of its minutes, and so many agents in it; when the minute ends, in unix seconds.
+/// Creates a workspace at the start of its minute with this many agents; returns the end of the minute in unix seconds.
 async fn workspace(stack: &Stack, name: &str, agents: usize) -> Result<(Api, Vec<Agent>, i64)> {
     let key = Api::create_workspace(stack.gateway(0).url(), name).await?;
-    // This look has a budget of its own.
+    // This request is charged to another bucket.
     let mut ends_at = header(&key.get("/v1/workspace").await?, "x-ratelimit-reset")?;
     ensure!((0..=61).contains(&(ends_at - unix_seconds())), "a minute that ends at {ends_at}");
     if ends_at - unix_seconds() < SECONDS_NEEDED {
@@ -95,8 +95,8 @@ async fn workspace(stack: &Stack, name: &str, agents: usize) -> Result<(Api, Vec
     Ok((key, registered, ends_at))
 }
 
-/// Asks until it is refused; returns how often it was answered. Before it was answered `at_least` so often, it comes back
-/// when it is told to come back in a moment.
+/// Sends requests until one is refused and returns the number of answers. Until `at_least` answers have come, it
+/// retries after a short `Retry-After`.
 async fn ask_until_refused(api: &Api, path: &str, at_least: usize) -> Result<usize> {
     let mut answered = 0;
     loop {
@@ -111,25 +111,25 @@ async fn ask_until_refused(api: &Api, path: &str, at_least: usize) -> Result<usi
         }
         ensure!(reply.is_success(), "{} {}", reply.status, reply.body);
         answered += 1;
-        ensure!(answered <= 10 * BUDGET, "never refused");
+        ensure!(answered <= 10 * LIMIT, "never refused");
     }
 }
 
 #[tokio::test]
-async fn budgets_hold_across_gateways() -> Result<()> {
+async fn rate_limits_hold_across_gateways() -> Result<()> {
     let stack = stack().await?;
     tokio::try_join!(
-        everybody_together(&stack),
-        nobody_alone(&stack),
-        headers_and_prices(&stack),
-        refused_posts_leave_nothing(&stack),
-        lookups_by_address(&stack),
+        check_workspace_limit(&stack),
+        check_caller_limit(&stack),
+        check_headers_and_costs(&stack),
+        check_refused_posts_have_no_effect(&stack),
+        check_lookups_by_address(&stack),
     )?;
     Ok(())
 }
 
-/// Eight agents on two gateways get the budget, and no more than an allowance of each gateway on top.
-async fn everybody_together(stack: &Stack) -> Result<()> {
+/// Eight agents on two gateways get the whole limit, plus at most the advance of each gateway.
+async fn check_workspace_limit(stack: &Stack) -> Result<()> {
     const AGENTS: usize = 8;
     for _ in 0..MINUTES {
         let (key, agents, ends_at) = workspace(stack, "together", AGENTS).await?;
@@ -137,33 +137,33 @@ async fn everybody_together(stack: &Stack) -> Result<()> {
             stack.gateways().iter().map(|gateway| key.as_agent(agent).at(gateway.url())).collect::<Vec<_>>()
         });
         let asking: Vec<_> = apis.collect();
-        let asked = asking.iter().map(|api| ask_until_refused(api, "/v1/agent", BUDGET));
+        let asked = asking.iter().map(|api| ask_until_refused(api, "/v1/agent", LIMIT));
         let answered = futures::future::try_join_all(asked).await?;
         let (others, same) = (key.get("/v1/workspace").await?, key.get("/v1/agents").await?);
-        if unix_seconds() >= ends_at - SHORTLY {
+        if unix_seconds() >= ends_at - SOON {
             continue;
         }
         let total = answered.iter().sum::<usize>() + AGENTS;
-        ensure!(total <= BUDGET + 2 * ALLOWANCE, "{total} requests of {BUDGET}: {answered:?}");
-        ensure!(total >= BUDGET - 2, "{total} requests of {BUDGET}: {answered:?}");
+        ensure!(total <= LIMIT + 2 * ADVANCE, "{total} requests of {LIMIT}: {answered:?}");
+        ensure!(total >= LIMIT - 2, "{total} requests of {LIMIT}: {answered:?}");
         ensure!(others.is_success(), "other budgets are not touched: {}", others.body);
         return is_refusal(&same);
     }
     anyhow::bail!("in {MINUTES} minutes the budget of one could not be used up")
 }
 
-/// One agent that asks both gateways without end gets half, and leaves the rest to the others.
-async fn nobody_alone(stack: &Stack) -> Result<()> {
+/// One agent that floods both gateways gets half of the limit.
+async fn check_caller_limit(stack: &Stack) -> Result<()> {
     for _ in 0..MINUTES {
         let (key, agents, ends_at) = workspace(stack, "alone", 2).await?;
         let [greedy, modest] = &agents[..] else { anyhow::bail!("two agents") };
         let apis: Vec<_> = stack.gateways().iter().map(|gateway| key.as_agent(greedy).at(gateway.url())).collect();
-        let asked = apis.iter().map(|api| ask_until_refused(api, "/v1/agent", BUDGET / 8));
+        let asked = apis.iter().map(|api| ask_until_refused(api, "/v1/agent", LIMIT / 8));
         let total: usize = futures::future::try_join_all(asked).await?.iter().sum();
         let mut left_out = Vec::new();
         for gateway in stack.gateways() {
             let api = key.as_agent(modest).at(gateway.url());
-            for _ in 0..BUDGET / 12 {
+            for _ in 0..LIMIT / 12 {
                 let reply = call(&api, Method::GET, "/v1/agent", None).await?;
                 left_out.extend((!reply.is_success()).then_some(reply.body));
             }
@@ -171,18 +171,18 @@ async fn nobody_alone(stack: &Stack) -> Result<()> {
         if unix_seconds() >= ends_at {
             continue;
         }
-        ensure!(total <= BUDGET / 2 + 2 * ALLOWANCE, "{total} requests of half of {BUDGET}");
-        ensure!(total >= BUDGET / 4, "{total} requests: a quarter may come at once");
+        ensure!(total <= LIMIT / 2 + 2 * ADVANCE, "{total} requests of half of {LIMIT}");
+        ensure!(total >= LIMIT / 4, "{total} requests: a quarter may come at once");
         ensure!(left_out.is_empty(), "the other agent is served: {left_out:?}");
         return Ok(());
     }
     anyhow::bail!("in {MINUTES} minutes one agent's part could not be used up")
 }
 
-async fn headers_and_prices(stack: &Stack) -> Result<()> {
+async fn check_headers_and_costs(stack: &Stack) -> Result<()> {
     let (key, agents, _) = workspace(stack, "prices", 2).await?;
     let ann = key.as_agent(&agents[0]);
-    let budget = i64::try_from(BUDGET)?;
+    let budget = i64::try_from(LIMIT)?;
     let text = json!({ "text": "hello" });
     let dm = json!({ "to": agents[1].name, "text": "hello" });
     let group = json!({ "participants": [agents[1].name] });
@@ -192,11 +192,11 @@ async fn headers_and_prices(stack: &Stack) -> Result<()> {
         (Method::POST, "/v1/dm", Some(dm), 5),
         (Method::POST, "/v1/dm/group", Some(group), 3),
         (Method::GET, "/v1/agents/presence", None, 3),
-        // An answer that refuses for another reason tells too.
+        // An answer that refuses for another reason has the headers too.
         (Method::GET, "/v1/messages/1", None, 10),
     ] {
         let reply = call(&ann, method, path, body).await?;
-        let (limit, remaining, reset) = standing(&reply)?;
+        let (limit, remaining, reset) = limit_headers(&reply)?;
         ensure!(limit == budget * tenths / 10, "{path}: {limit}");
         ensure!(remaining < limit && remaining > 0, "{path}: {remaining}");
         ensure!((0..=61).contains(&(reset - unix_seconds())), "{path}: {reset}");
@@ -208,8 +208,8 @@ async fn headers_and_prices(stack: &Stack) -> Result<()> {
     Ok(())
 }
 
-/// Posts until it is refused: what was answered is there, what was refused is not.
-async fn refused_posts_leave_nothing(stack: &Stack) -> Result<()> {
+/// Posts until refused: accepted posts exist, refused ones do not.
+async fn check_refused_posts_have_no_effect(stack: &Stack) -> Result<()> {
     let (key, agents, _) = workspace(stack, "posts", 1).await?;
     let ann = key.as_agent(&agents[0]);
     let (mut accepted, mut refused) = (0, 0);
@@ -222,7 +222,7 @@ async fn refused_posts_leave_nothing(stack: &Stack) -> Result<()> {
             ensure!(reply.is_success(), "{} {}", reply.status, reply.body);
             accepted += 1;
         }
-        ensure!(accepted <= BUDGET, "never refused");
+        ensure!(accepted <= LIMIT, "never refused");
     }
     let pool = sqlx::PgPool::connect(stack.database_url()).await?;
     let stored: i64 = sqlx::query_scalar("SELECT count(*) FROM messages WHERE agent_id = $1")
@@ -233,10 +233,10 @@ async fn refused_posts_leave_nothing(stack: &Stack) -> Result<()> {
     Ok(())
 }
 
-/// A storage that does not answer is no fault of whoever asks: nobody is told that a budget is used up.
+/// A stalled storage never reports an exhausted limit.
 #[tokio::test]
-async fn a_storage_that_stalls_is_no_refusal() -> Result<()> {
-    let plans = json!({ "enterprise": { "requests_per_minute": BUDGET } });
+async fn a_stalled_database_does_not_cause_rate_limit_errors() -> Result<()> {
+    let plans = json!({ "enterprise": { "requests_per_minute": LIMIT } });
     let stack = Stack::builder()
         .env("RELAY_RATE_LIMITS", "on")
         .env("RELAY_PLANS", plans.to_string())
@@ -247,7 +247,7 @@ async fn a_storage_that_stalls_is_no_refusal() -> Result<()> {
     let ann = key.as_agent(&key.register_agent("ann").await?);
     ann.get("/v1/channels").await?.success()?;
     stack.postgres_proxy().blackhole();
-    let asked = futures::future::join_all((0..2 * ALLOWANCE).map(|_| ann.get("/v1/channels"))).await;
+    let asked = futures::future::join_all((0..2 * ADVANCE).map(|_| ann.get("/v1/channels"))).await;
     stack.postgres_proxy().restore();
     for reply in asked {
         let reply = reply?;
@@ -257,7 +257,7 @@ async fn a_storage_that_stalls_is_no_refusal() -> Result<()> {
     Ok(())
 }
 
-async fn lookups_by_address(stack: &Stack) -> Result<()> {
+async fn check_lookups_by_address(stack: &Stack) -> Result<()> {
     let anonymous = Api::anonymous(stack.gateway(0).url());
     let path = "/v1/workspaces/by-name/nobody-has-this-name";
     let look = |address: &'static str| {
@@ -266,7 +266,7 @@ async fn lookups_by_address(stack: &Stack) -> Result<()> {
     };
     let began = Instant::now();
     let first = look("198.51.100.1").await?;
-    ensure!(first.status == 404 && standing(&first)?.0 == 30, "{:?}", first.headers);
+    ensure!(first.status == 404 && limit_headers(&first)?.0 == 30, "{:?}", first.headers);
     let mut answered = 1_u64;
     while answered < 100 {
         let reply = look("198.51.100.1").await?;
@@ -281,7 +281,7 @@ async fn lookups_by_address(stack: &Stack) -> Result<()> {
     for other in ["198.51.100.2", "198.51.100.1, 203.0.113.5, 10.1.2.3", "2001:db8::1"] {
         ensure!(look(other).await?.status == 404, "{other} has a budget of its own");
     }
-    // Whatever the client claims, the proxy names its address last. Had it a budget of its own, it would be 30 look-ups.
+    // The proxy's address header is trusted regardless of the client's. With a separate limit it would get 30 lookups.
     for _ in 0..15 {
         let reply = look("203.0.113.77, 198.51.100.1").await?;
         if reply.status == 429 {
@@ -291,15 +291,15 @@ async fn lookups_by_address(stack: &Stack) -> Result<()> {
     anyhow::bail!("the first address counted")
 }
 
-/// How many of a kind a workspace may have, on a plan that allows two of each.
+/// Quotas on a plan that allows two of each resource.
 #[tokio::test]
-async fn what_a_plan_does_not_allow_is_not_created() -> Result<()> {
+async fn resources_beyond_a_quota_are_not_created() -> Result<()> {
     let plans = json!({ "enterprise": { "agents": 2, "channels": 2, "nodes": 2, "mailbox_depth": 2 } });
     let stack = Stack::builder().env("RELAY_PLANS", plans.to_string()).start().await?;
     let key = Api::create_workspace(stack.gateway(0).url(), "ceilings").await?;
     for (path, list) in [("/v1/agents", "/v1/agents"), ("/v1/channels", "/v1/channels"), ("/v1/nodes", "/v1/nodes")] {
         let before = rows(&key, list).await?;
-        // Eight at once, on both gateways.
+        // Eight concurrent requests on both gateways.
         let asked = (0..8).map(|number| {
             let api = key.at(stack.gateway(number % 2).url());
             async move { api.post(path, json!({ "name": format!("thing-{number}") })).await }
@@ -311,12 +311,12 @@ async fn what_a_plan_does_not_allow_is_not_created() -> Result<()> {
             ensure!(!refused.headers.contains_key("retry-after"), "coming back does not help");
         }
         ensure!(before + made == 2 && rows(&key, list).await? == 2, "{path}: {before} and {made}");
-        // Who is there already is told so, or comes back, as below the ceiling.
+        // Existing resources are returned, or re-created, as below the quota.
         let number = replies.iter().position(Reply::is_success).context("one was made")?;
         let again = key.post(path, json!({ "name": format!("thing-{number}") })).await?;
         ensure!(again.status == if path == "/v1/nodes" { 201 } else { 409 }, "{path}: {}", again.body);
     }
-    // Of a third delivery its sender is told that the mailbox is full.
+    // The sender of a third delivery is notified that the mailbox is full.
     let agents = key.get("/v1/agents").await?.success()?;
     let names: Vec<&str> = agents.as_array().context("a list")?.iter().filter_map(|row| row["name"].as_str()).collect();
     let mut clients = Vec::new();

@@ -1,4 +1,4 @@
-//! Reactions and changed messages: what they do to lists, and what is told of them.
+//! Reactions and edited messages: effects on lists, and their events.
 
 use std::time::Duration;
 
@@ -28,14 +28,14 @@ async fn room(name: &str) -> Result<Room> {
     Ok(Room { key, ann, bob })
 }
 
-/// The events of a workspace of one kind, as its log has them.
+/// Returns the events of one kind in a workspace's log.
 async fn logged(key: &Api, kind: &str) -> Result<Vec<Value>> {
     let page = key.get("/v1/workspace/events?since=0&limit=500").await?;
     let events = page.success()?["events"].as_array().cloned().unwrap_or_default();
     Ok(events.into_iter().filter(|event| event["type"] == kind).collect())
 }
 
-/// The next `deliver` frame of a kind.
+/// Returns the next `deliver` frame of a kind.
 async fn next_of(socket: &mut NodeSocket, kind: &str) -> Result<Value> {
     loop {
         let frame = socket.next_frame(SOON).await?;
@@ -46,7 +46,7 @@ async fn next_of(socket: &mut NodeSocket, kind: &str) -> Result<Value> {
 }
 
 #[tokio::test]
-async fn a_reaction_counts_once_and_is_told_to_the_members() -> Result<()> {
+async fn a_reaction_counts_once_and_is_announced_to_members() -> Result<()> {
     let room = room("reactions").await?;
     let mut socket = room.ann.direct_socket().await?;
     let message = room.ann.post_message("room", "ship it?").await?.success()?;
@@ -116,7 +116,7 @@ async fn a_reaction_counts_once_and_is_told_to_the_members() -> Result<()> {
 }
 
 #[tokio::test]
-async fn reading_is_told_once() -> Result<()> {
+async fn a_read_receipt_is_announced_once() -> Result<()> {
     let room = room("read-events").await?;
     let mut socket = room.ann.direct_socket().await?;
     let message = room.ann.post_message("room", "look").await?.success()?;
@@ -128,7 +128,7 @@ async fn reading_is_told_once() -> Result<()> {
     let data = &frame["payload"]["data"];
     assert_eq!((&data["message_id"], text(&data["agent_name"])), (&message["id"], "bob"));
     assert!(text(&data["read_at"]).ends_with('Z'));
-    // Whatever comes next, it is not the same again.
+    // The next frame is not a repetition.
     room.bob
         .post(&format!("/v1/messages/{}/reactions", text(&message["id"])), json!({ "emoji": "x" }))
         .await?
@@ -139,7 +139,7 @@ async fn reading_is_told_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_author_changes_a_message_everywhere() -> Result<()> {
+async fn an_edit_by_the_author_is_visible_everywhere() -> Result<()> {
     let room = room("updates").await?;
     let posted = room
         .ann
@@ -166,7 +166,7 @@ async fn an_author_changes_a_message_everywhere() -> Result<()> {
     assert_eq!((&found[0]["id"], text(&found[0]["text"])), (&posted["id"], "the plan, @bob"));
     assert_eq!(room.bob.get("/v1/search?q=teh").await?.success()?, json!([]), "the index follows");
 
-    // Whoever connects later gets the new one.
+    // A later connection gets the new version.
     let mut socket = room.bob.direct_socket().await?;
     let frame = socket.expect("deliver").await?;
     assert_eq!(text(&frame["payload"]["data"]["text"]), "the plan, @bob");

@@ -1,4 +1,4 @@
-//! Search: found from the 2xx on, ranked, filtered, and nobody's conversations but one's own.
+//! Search: messages are found from their 2xx on, ranked, filtered, and limited to the caller's conversations.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ async fn room(name: &str) -> Result<Room> {
     Ok(Room { key, ann, bob, eve, ann_is })
 }
 
-async fn found(api: &Api, query: &str) -> Result<Vec<String>> {
+async fn search_ids(api: &Api, query: &str) -> Result<Vec<String>> {
     let rows = api.get(&format!("/v1/search?{query}")).await?.success()?;
     let rows = rows.as_array().cloned().unwrap_or_default();
     Ok(rows.iter().map(|row| text(&row["text"]).to_owned()).collect())
@@ -41,21 +41,20 @@ async fn found(api: &Api, query: &str) -> Result<Vec<String>> {
 async fn indexed(key: &Api, wanted: i64) -> Result<()> {
     let id: i64 = text(&key.get("/v1/workspace").await?.success()?["id"]).parse()?;
     let url = shared().await.database_url.clone();
-    wait::until("the messages to be indexed", Duration::from_secs(30), || async {
-        let mut connection = sqlx::PgConnection::connect(&url).await.unwrap();
+    wait::until_ok("the messages to be indexed", Duration::from_secs(30), || async {
+        let mut connection = sqlx::PgConnection::connect(&url).await?;
         let count: i64 = sqlx::query_scalar("SELECT count(*) FROM message_search WHERE workspace_id = $1")
             .bind(id)
             .fetch_one(&mut connection)
-            .await
-            .unwrap();
-        count == wanted
+            .await?;
+        anyhow::ensure!(count == wanted, "{count} of {wanted}");
+        anyhow::Ok(())
     })
-    .await;
-    Ok(())
+    .await
 }
 
 #[tokio::test]
-async fn a_message_is_found_right_after_its_2xx_and_after_it_was_indexed() -> Result<()> {
+async fn a_message_is_found_before_and_after_it_is_indexed() -> Result<()> {
     let room = room("search").await?;
     let posted = room.ann.post_message("room", "The Build is green").await?.success()?;
     room.ann.post_message("room", "build build build").await?.success()?;
@@ -95,7 +94,7 @@ async fn a_message_is_found_right_after_its_2xx_and_after_it_was_indexed() -> Re
             (&*format!("q=build&before={root}"), vec![]),
             (&*format!("q=green&after={root}"), vec![]),
             (&*format!("q=build&after={root}&from=ann"), vec!["build build build"]),
-            // What is no search finds nothing and breaks nothing.
+            // An invalid query finds nothing and causes no error.
             ("q=!!", vec![]),
             ("q=-", vec![]),
             ("q=%22%22", vec![]),
@@ -103,7 +102,7 @@ async fn a_message_is_found_right_after_its_2xx_and_after_it_was_indexed() -> Re
             ("q=%27+%5C", vec![]),
             ("q=build&from=%27)+%7C+%27+w1%27", vec![]),
         ] {
-            assert_eq!(found(&room.bob, query).await?, expected, "{query}");
+            assert_eq!(search_ids(&room.bob, query).await?, expected, "{query}");
         }
         anyhow::Ok(())
     };
@@ -127,7 +126,7 @@ async fn a_message_is_found_right_after_its_2xx_and_after_it_was_indexed() -> Re
 }
 
 #[tokio::test]
-async fn conversations_are_found_by_those_who_take_part() -> Result<()> {
+async fn conversations_are_found_by_participants_only() -> Result<()> {
     let room = room("search-dms").await?;
     let dm = room.ann.dm("bob", "the secret plan").await?.success()?;
     let group = room.ann.post("/v1/dm/group", json!({ "participants": ["bob"] })).await?.success()?;
@@ -154,12 +153,12 @@ async fn conversations_are_found_by_those_who_take_part() -> Result<()> {
     check("at once").await?;
     indexed(&room.key, 3).await?;
     check("indexed").await?;
-    // Who leaves finds no more, who comes finds what was.
+    // Former members find nothing, new members find earlier messages.
     room.ann.delete(&format!("{path}/participants/bob")).await?;
-    assert_eq!(found(&room.bob, "q=secret").await?, ["the secret plan"]);
+    assert_eq!(search_ids(&room.bob, "q=secret").await?, ["the secret plan"]);
     room.ann.post(&format!("{path}/participants"), json!({ "agent_name": "eve" })).await?.success()?;
-    assert_eq!(found(&room.eve, "q=another").await?, ["another secret"]);
+    assert_eq!(search_ids(&room.eve, "q=another").await?, ["another secret"]);
     let stranger = Api::create_workspace(&shared().await.gateways[0], "search-stranger").await?;
-    assert_eq!(found(&stranger, "q=secret").await?, [""; 0], "another tenant's");
+    assert_eq!(search_ids(&stranger, "q=secret").await?, [""; 0], "another tenant's");
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Session events and presence: one sequence per agent whichever gateway is asked, effects on the status in
-//! that sequence, and an event for each real change only.
+//! Session events and presence: one sequence per agent over all gateways, effects on the status in that sequence, and
+//! one event per change.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn sequences(list: &Value) -> Vec<i64> {
     list.as_array().into_iter().flatten().filter_map(|event| event["sequence"].as_i64()).collect()
 }
 
-/// A workspace with ann in it.
+/// Creates a workspace with ann.
 async fn workspace(name: &str) -> Result<(Api, Api)> {
     let key = Api::create_workspace(&shared().await.gateways[0], name).await?;
     let ann = key.register_agent("ann").await?;
@@ -58,7 +58,7 @@ async fn events_are_numbered_per_agent_and_listed_newest_first() -> Result<()> {
     assert_eq!(sequences(&key.get(&format!("{EVENTS}?type=no.such")).await?.success()?), Vec::<i64>::new());
     assert_eq!(key.get("/v1/agents/ann").await?.success()?["activity_status"], "active", "none of them was a status");
 
-    // Whoever watches the workspace is told of each, under its own kind.
+    // Observers get each event under its own kind.
     let log = key.get("/v1/workspace/events?since=0&limit=500").await?.success()?;
     let harness =
         log["events"].as_array().into_iter().flatten().filter(|event| text(&event["type"]).starts_with("harness."));
@@ -92,7 +92,7 @@ async fn events_are_numbered_per_agent_and_listed_newest_first() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_key_makes_one_event_however_many_gateways_are_asked() -> Result<()> {
+async fn one_idempotency_key_records_one_event_across_gateways() -> Result<()> {
     let (key, ann) = workspace("session-keys").await?;
     let body = json!({ "type": "command.started", "payload": { "a": 1, "b": 2 } });
     let keyed = |api: Api, body: Value, idempotency: &'static str| async move {
@@ -108,7 +108,7 @@ async fn one_key_makes_one_event_however_many_gateways_are_asked() -> Result<()>
     }
     assert_eq!(fresh, 1);
     assert_eq!(sequences(&key.get(EVENTS).await?.success()?), [1]);
-    // The order of keys in a body makes no difference; its content does.
+    // The order of keys in a body does not matter; its content does.
     let same = json!({ "payload": { "b": 2, "a": 1 }, "type": "command.started" });
     assert_eq!(keyed(key.clone(), same, "k1").await?.success()?["sequence"], 1);
     let other = json!({ "type": "command.started", "payload": { "a": 2 } });
@@ -146,7 +146,7 @@ async fn the_status_is_that_of_the_last_event_in_sequence() -> Result<()> {
     Ok(())
 }
 
-/// The next event of an agent's status on this socket.
+/// Returns the next status event of an agent on this socket.
 async fn next_status(socket: &mut NodeSocket) -> Result<Value> {
     loop {
         let frame = socket.next_frame(SOON).await?;
@@ -157,7 +157,7 @@ async fn next_status(socket: &mut NodeSocket) -> Result<Value> {
 }
 
 #[tokio::test]
-async fn each_real_change_of_a_status_is_told_once() -> Result<()> {
+async fn each_status_change_is_announced_once() -> Result<()> {
     let (key, ann) = workspace("presence").await?;
     let me = ann.get("/v1/agent").await?.success()?;
     let bob = key.register_agent("bob").await?;
@@ -170,7 +170,7 @@ async fn each_real_change_of_a_status_is_told_once() -> Result<()> {
         let key = key.clone();
         async move { key.patch("/v1/agents/ann", json!({ "status": status })).await?.success() }
     };
-    // Repetitions are not changes: what is told next is always the next real one.
+    // Repetitions are not changes: the next event is always a change.
     ann.post("/v1/agents/heartbeat", json!({})).await?.success()?;
     ann.post("/v1/agents/disconnect", json!({})).await?.success()?;
     let told = next_status(&mut socket).await?;
@@ -190,13 +190,13 @@ async fn each_real_change_of_a_status_is_told_once() -> Result<()> {
     assert_eq!((text(&told["event"]), text(&told["data"]["status"])), ("agent.status.changed", "blocked"));
     post("status.waiting", json!({})).await?;
     assert_eq!(text(&next_status(&mut socket).await?["event"]), "agent.status.waiting");
-    // A heartbeat says that it is there, not that it waits no more.
+    // A heartbeat shows presence and does not change the status.
     ann.post("/v1/agents/heartbeat", json!({})).await?.success()?;
     ann.post("/v1/agents/disconnect", json!({})).await?.success()?;
     assert_eq!(text(&next_status(&mut socket).await?["event"]), "agent.status.offline");
     ann.post("/v1/agents/heartbeat", json!({})).await?.success()?;
     assert_eq!(text(&next_status(&mut socket).await?["event"]), "agent.status.active");
-    // Whoever calls is there, though it had said that it was going.
+    // A call makes the agent present even after it reported offline.
     ann.post("/v1/agents/disconnect", json!({})).await?.success()?;
     assert_eq!(text(&next_status(&mut socket).await?["event"]), "agent.status.offline");
     ann.get("/v1/channels").await?.success()?;

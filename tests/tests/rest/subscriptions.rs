@@ -1,4 +1,4 @@
-//! Event subscriptions: what they may ask for, what they keep secret, and the list of what is on its way.
+//! Event subscriptions: validation, hidden secrets, and the list of pending calls.
 
 use anyhow::Result;
 use relay_testkit::client::Api;
@@ -15,7 +15,7 @@ fn good() -> Value {
 }
 
 #[tokio::test]
-async fn a_subscription_is_made_shown_and_deleted_without_its_secrets() -> Result<()> {
+async fn a_subscription_is_created_shown_and_deleted_without_revealing_secrets() -> Result<()> {
     let key = Api::create_workspace(shared().await.any_gateway(), "subscriptions").await?;
     let ann = key.register_agent("ann").await?;
     let body = json!({
@@ -70,7 +70,7 @@ async fn a_subscription_is_made_shown_and_deleted_without_its_secrets() -> Resul
 }
 
 #[tokio::test]
-async fn a_subscription_that_cannot_work_is_refused() -> Result<()> {
+async fn an_invalid_subscription_is_refused() -> Result<()> {
     let key = Api::create_workspace(shared().await.any_gateway(), "bad-subscriptions").await?;
     let headers: serde_json::Map<String, Value> = (0..33).map(|n| (format!("x-{n}"), json!("v"))).collect();
     for (field, value) in [
@@ -120,16 +120,16 @@ async fn a_subscription_that_cannot_work_is_refused() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_on_its_way_is_listed_and_can_be_sent_again() -> Result<()> {
+async fn pending_calls_are_listed_and_can_be_replayed() -> Result<()> {
     let key = Api::create_workspace(shared().await.any_gateway(), "on-its-way").await?;
     let workspace: i64 = text(&key.get("/v1/workspace").await?.success()?["id"]).parse()?;
-    // A kind that nothing in this test makes: the rows below are the only ones.
+    // This kind does not occur in the test, so the rows below are the only ones.
     let body = json!({ "events": ["action.denied"], "url": "https://127.0.0.1:9/hook" });
     let subscription = key.post("/v1/subscriptions", body).await?.success()?;
     let path = format!("/v1/subscriptions/{}/deliveries", text(&subscription["id"]));
     assert_eq!(key.get(&path).await?.success()?, json!([]));
     let pool = PgPool::connect(&shared().await.database_url).await?;
-    // Due far in the future, so that nobody works on it meanwhile.
+    // Due far in the future, so that no worker processes it meanwhile.
     for (id, status) in [(1_i64, "delivered"), (2, "dead_letter"), (3, "pending")] {
         sqlx::query(
             "INSERT INTO subscription_deliveries (workspace_id, subscription_id, delivery_id, event_kind, body, status,

@@ -1,18 +1,18 @@
-//! Who may call what: every route with every wrong token, and another tenant's ids everywhere.
+//! Authorisation: every route with every wrong token, and ids of another workspace everywhere.
 //!
-//! The routes come from the gateway's source: one that this table does not know fails the test.
+//! The routes are read from the gateway's source; a route missing in the table fails the test.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 use relay_acceptance::access::{Class, ROUTES};
 use relay_acceptance::raw::{Raw, is_failure};
-use relay_acceptance::routes::{anonymous, routes_of_the_gateway};
+use relay_acceptance::routes::{anonymize_path, gateway_routes};
 use relay_testkit::client::{Agent, Api, NodeToken, Reply};
 use relay_testkit::shared;
 use serde_json::{Value, json};
 
-/// What an observer token may be allowed to read.
+/// Scopes of observer tokens.
 const READS: [&str; 12] = [
     "stream",
     "messages",
@@ -28,19 +28,19 @@ const READS: [&str; 12] = [
     "reactions",
 ];
 
-/// A workspace with one of everything.
+/// Workspace with one object of each kind.
 struct Tenant {
     key: Api,
     id: String,
     ann: Agent,
     bob: Agent,
     node: NodeToken,
-    /// The text of an observer token that may follow the stream and nothing else.
+    /// Observer token with `stream:read` only.
     observer: String,
-    /// The texts of an observer token that may read everything, and of a webhook.
+    /// Observer token with every scope, and the token of a webhook.
     reader: String,
     hook: String,
-    /// What the placeholders of paths and bodies mean.
+    /// Returns the values of placeholders in paths and bodies.
     names: Vec<(&'static str, String)>,
 }
 
@@ -74,7 +74,7 @@ impl Tenant {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let invoke = format!("/v1/actions/{}/invoke", text(&action["name"]));
         let invocation = as_ann.post(&invoke, json!({})).await?.success()?;
-        // One that is open would change by itself: its handler is not there.
+        // An open invocation would change by itself, because its handler is not connected.
         let complete = format!(
             "/v1/actions/{}/invocations/{}/complete",
             text(&action["name"]),
@@ -110,7 +110,7 @@ impl Tenant {
         self.names.iter().fold(template.to_owned(), |text, (hole, name)| text.replace(hole, name))
     }
 
-    /// Everything that somebody else could have touched.
+    /// Returns everything that another caller could have changed.
     async fn state(&self) -> Result<Value> {
         let (ann, bob) = (self.key.as_agent(&self.ann), self.key.as_agent(&self.bob));
         let mut seen = Vec::new();
@@ -149,7 +149,7 @@ impl Tenant {
         }
         let mut agents = self.key.get("/v1/agents").await?.success()?;
         for agent in agents.as_array_mut().into_iter().flatten() {
-            // Our own looking moves this one.
+            // Excluded because the test's own requests change it.
             for moving in ["last_seen", "status", "activity_status"] {
                 agent[moving] = Value::Null;
             }
@@ -172,8 +172,9 @@ async fn call(base: &str, method: &str, path: &str, body: &str, token: &str) -> 
 
 #[test]
 fn the_table_has_every_route_of_the_gateway() -> Result<()> {
-    let listed: BTreeSet<_> = ROUTES.iter().map(|(method, path, ..)| ((*method).to_owned(), anonymous(path))).collect();
-    let routed = routes_of_the_gateway()?;
+    let listed: BTreeSet<_> =
+        ROUTES.iter().map(|(method, path, ..)| ((*method).to_owned(), anonymize_path(path))).collect();
+    let routed = gateway_routes()?;
     ensure!(routed.len() > 40, "only {} routes were found in the source", routed.len());
     let missing: Vec<_> = routed.difference(&listed).collect();
     let stale: Vec<_> = listed.difference(&routed).collect();
@@ -181,8 +182,8 @@ fn the_table_has_every_route_of_the_gateway() -> Result<()> {
     Ok(())
 }
 
-/// What a route of this class answers to a token that is alive or not: status and code, or `None` if it is
-/// let in.
+/// Returns the expected status and code of a route of this class for a valid or invalid token; `None` if access is
+/// granted.
 fn expected(class: Class, kind: &str, alive: bool) -> Option<(u16, &'static str)> {
     use Class as C;
     if class == C::Operator {
@@ -192,7 +193,7 @@ fn expected(class: Class, kind: &str, alive: bool) -> Option<(u16, &'static str)
         return None;
     }
     if class == C::Hook {
-        // Alive ones are of other kinds: the table has no webhook's own token.
+        // Valid tokens of other kinds: the table contains no webhook's own token.
         let code = if kind == "wh" { "webhook_token_invalid" } else { "webhook_token_required" };
         return Some((401, code));
     }
@@ -219,7 +220,7 @@ fn expected(class: Class, kind: &str, alive: bool) -> Option<(u16, &'static str)
         ("at", false) => Some((401, "agent_token_invalid")),
         ("ot", false) => Some((401, "observer_token_invalid")),
         (_, false) => Some((401, "node_token_invalid")),
-        // It may follow the stream, and nothing else.
+        // Grants `stream:read` only.
         ("ot", true) if !matches!(class, C::Observe | C::ReadAnything) => Some((403, "insufficient_scope")),
         ("rk", true) if matches!(class, C::Acting | C::Sender) => Some((403, "agent_token_required")),
         (_, true) => None,
@@ -227,7 +228,7 @@ fn expected(class: Class, kind: &str, alive: bool) -> Option<(u16, &'static str)
 }
 
 #[tokio::test]
-async fn every_route_refuses_every_wrong_token_by_the_contracts_code() -> Result<()> {
+async fn every_route_refuses_every_wrong_token_with_the_documented_code() -> Result<()> {
     let base = shared().await.any_gateway();
     let tenant = Tenant::new(base, "auth").await?;
     let before = tenant.state().await?;
@@ -252,10 +253,10 @@ async fn every_route_refuses_every_wrong_token_by_the_contracts_code() -> Result
     let mut checked = 0;
     for (method, path, class, body) in ROUTES {
         for (kind, token, alive) in &tokens {
-            // Only refusals: what is let in would change something.
+            // Refusals only, because a granted request would change the state.
             let Some((status, code)) = expected(*class, kind, *alive) else { continue };
             let path = tenant.fill(path);
-            // Who calls is looked at before what is asked for: a body that is broken makes no difference.
+            // Authentication precedes validation: a malformed body makes no difference.
             for body in [tenant.fill(body).as_str(), "{broken"] {
                 if *method == "GET" && body == "{broken" {
                     continue;
@@ -290,7 +291,7 @@ const fn allowed_key(class: Class) -> bool {
 }
 
 #[tokio::test]
-async fn a_bearer_is_read_in_any_case_and_nothing_else_is() -> Result<()> {
+async fn only_the_bearer_scheme_is_accepted_in_any_case() -> Result<()> {
     let base = shared().await.any_gateway();
     let key = Api::create_workspace(base, "bearer").await?;
     let url = format!("{base}/v1/workspace");
@@ -312,19 +313,19 @@ async fn a_bearer_is_read_in_any_case_and_nothing_else_is() -> Result<()> {
         reply.refused(401, "unauthorized")?;
     }
     Raw::new("GET", &url).header("authorization", b"Bearer \xff\xfe").send().await?.refused(401, "unauthorized")?;
-    // REST takes no token from the query.
+    // REST does not accept tokens in the query.
     Raw::new("GET", format!("{url}?token={token}")).send().await?.refused(401, "unauthorized")?;
     Ok(())
 }
 
-/// Statuses, codes and texts are the same for an id of another tenant as for one that nobody has.
+/// Status, code and text are the same for an id of another workspace and for a missing one.
 #[tokio::test]
-async fn what_another_tenant_owns_is_as_absent_as_what_nobody_has() -> Result<()> {
+async fn resources_of_another_workspace_look_like_missing_ones() -> Result<()> {
     let base = shared().await.any_gateway();
     let victim = Tenant::new(base, "victim").await?;
     let intruder = Tenant::new(base, "intruder").await?;
     let before = victim.state().await?;
-    // For each kind of name: the intruder's own, and how one that nobody has looks like.
+    // For each kind of name: the caller's own one, and a missing one.
     let absent: Vec<(&str, String)> = vec![
         ("{message}", "1".to_owned()),
         ("{delivery}", format!("del_1_{}", intruder.bob.id)),
@@ -347,7 +348,7 @@ async fn what_another_tenant_owns_is_as_absent_as_what_nobody_has() -> Result<()
         let holes = path.split('{').skip(1).filter_map(|rest| rest.split_once('}')).map(|(hole, _)| hole);
         for hole in holes {
             let is_tried = absent.iter().any(|(known, _)| known.trim_matches(['{', '}']) == hole);
-            // Names inside of what another hole names, and those of no tenant.
+            // Names nested in other placeholders, and names outside of workspaces.
             let is_nobodys = ["provider", "emoji", "number", "kid", "name"].contains(&hole);
             assert!(is_tried || is_nobodys, "{path}: say what {{{hole}}} looks like when nobody has it");
         }
@@ -357,13 +358,13 @@ async fn what_another_tenant_owns_is_as_absent_as_what_nobody_has() -> Result<()
             if !path.contains(hole) && !body.contains(hole) || *hole == "{provider}" {
                 continue;
             }
-            // Those that need no token of a workspace, or are no requests.
+            // Routes without a workspace token, and routes that are not plain requests.
             if matches!(class, Class::None | Class::MaybeKey | Class::Socket) {
                 continue;
             }
             let victims = victim.names.iter().find(|(name, _)| name == hole).map(|(_, value)| value.as_str());
             let victims = victims.unwrap_or_default();
-            // All other holes are the intruder's own, so that this one decides.
+            // All other placeholders belong to the caller, so that this one decides.
             let fill = |template: &str, value: &str| intruder.fill(&template.replace(hole, value));
             let tokens = [
                 ("key", intruder.key.token()),
@@ -395,22 +396,23 @@ async fn what_another_tenant_owns_is_as_absent_as_what_nobody_has() -> Result<()
     }
     assert!(checked > 400, "only {checked} combinations");
     assert_eq!(victim.state().await?, before, "another tenant changed something");
-    // A node enrolled under another tenant's id or name is the intruder's own, and leaves theirs alone.
+    // A node enrolled under an id or name of another workspace belongs to the caller and leaves the other one
+    // unchanged.
     let body = json!({ "node_id": victim.node.node_id, "name": victim.node.name, "kind": "ws", "role": "broker" });
     let taken = intruder.key.post("/v1/nodes", body).await?;
     assert!(taken.status < 500, "{}", taken.body);
     assert_eq!(victim.state().await?, before, "enrolling a node of the same id changed another tenant's");
     let ws = Raw::new("GET", format!("{base}/v1/node/ws")).upgrade().bearer(&victim.node.token).send().await?;
     assert_eq!(ws.status, 101, "the victim's node token still works");
-    // Neither does a workspace id in the path reach further than the key.
+    // A workspace id in the path has no effect beyond the key's workspace.
     let other = call(base, "DELETE", &format!("/v1/workspaces/{}", victim.id), "", intruder.key.token()).await?;
     other.refused(404, "workspace_not_found")?;
     Ok(())
 }
 
-/// Inside one workspace an agent's mail is its own.
+/// Within a workspace, deliveries belong to their recipient.
 #[tokio::test]
-async fn another_agents_mail_is_as_absent_as_none() -> Result<()> {
+async fn another_agents_deliveries_look_like_missing_ones() -> Result<()> {
     let base = shared().await.any_gateway();
     let key = Api::create_workspace(base, "neighbours").await?;
     let (ann, bob, eve) =

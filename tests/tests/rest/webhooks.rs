@@ -1,4 +1,4 @@
-//! Inbound webhooks: who calls, what is posted, and the agent behind it that nobody sees.
+//! Inbound webhooks: callers, posted messages, and the hidden author.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// The next delivery on this socket, whatever is told in between.
+/// Returns the next delivery on this socket, skipping other frames.
 async fn next_deliver(socket: &mut NodeSocket) -> Result<Value> {
     loop {
         let frame = socket.next_frame(SOON).await?;
@@ -23,7 +23,7 @@ async fn next_deliver(socket: &mut NodeSocket) -> Result<Value> {
     }
 }
 
-/// A webhook named `ci` into `#general`, and a client that holds its token.
+/// Creates a webhook `ci` into `#general`; returns a client with its token.
 async fn hook(key: &Api) -> Result<(Value, Api)> {
     let created = key.post("/v1/webhooks", json!({ "name": "ci", "channel": "#general" })).await?;
     assert_eq!(created.status, 201, "{}", created.body);
@@ -33,7 +33,7 @@ async fn hook(key: &Api) -> Result<(Value, Api)> {
 }
 
 #[tokio::test]
-async fn a_webhook_is_made_listed_and_deleted() -> Result<()> {
+async fn a_webhook_is_created_listed_and_deleted() -> Result<()> {
     let key = Api::create_workspace(shared().await.any_gateway(), "hooks").await?;
     let workspace = key.get("/v1/workspace").await?.success()?;
     let (created, caller) = hook(&key).await?;
@@ -86,7 +86,7 @@ async fn a_call_needs_the_token_of_this_webhook() -> Result<()> {
     for path in [&*others, "/v1/hooks/wh_7", "/v1/hooks/nonsense"] {
         caller.post(path, body.clone()).await?.refused(401, "webhook_token_invalid")?;
     }
-    // Its token is good for nothing else.
+    // Its token grants nothing else.
     caller.get("/v1/channels").await?.refused(401, "unauthorized")?;
     assert_eq!(key.get("/v1/channels/general/messages").await?.success()?, json!([]), "nothing was posted");
     Ok(())
@@ -138,7 +138,7 @@ async fn a_call_becomes_a_message_under_its_authors_name() -> Result<()> {
 }
 
 #[tokio::test]
-async fn members_and_watchers_hear_of_a_call() -> Result<()> {
+async fn members_and_observers_are_notified_of_a_webhook_call() -> Result<()> {
     let key = Api::create_workspace(&shared().await.gateways[0], "hook-events").await?;
     let ann = key.register_agent("ann").await?;
     let mut socket = key.as_agent(&ann).at(&shared().await.gateways[1]).direct_socket().await?;
@@ -163,7 +163,7 @@ async fn members_and_watchers_hear_of_a_call() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_agent_behind_webhooks_is_nowhere_to_be_found() -> Result<()> {
+async fn the_webhook_agent_is_hidden_everywhere() -> Result<()> {
     let key = Api::create_workspace(shared().await.any_gateway(), "hidden").await?;
     let ann = key.register_agent("ann").await?;
     let (created, caller) = hook(&key).await?;
@@ -184,9 +184,9 @@ async fn the_agent_behind_webhooks_is_nowhere_to_be_found() -> Result<()> {
     for name in [hidden, "__relay_anything"] {
         key.post("/v1/agents", json!({ "name": name })).await?.refused(400, "invalid_request")?;
     }
-    // It posts on, all the same.
+    // The webhook still works.
     caller.post(&path, json!({ "text": "still here" })).await?.success()?;
-    // But not where nobody may.
+    // It cannot post to an archived channel.
     key.post("/v1/channels", json!({ "name": "old" })).await?.success()?;
     let old = key.post("/v1/webhooks", json!({ "channel": "old" })).await?.success()?;
     assert_eq!(key.delete("/v1/channels/old").await?.status, 204);

@@ -1,4 +1,4 @@
-//! Whatever is accepted can be framed, and read by a strict parser; what cannot leaves no trace.
+//! Accepted content fits into frames and is readable by a strict parser; refused content leaves no trace.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use relay_testkit::client::{Api, Reply};
 use relay_testkit::shared;
 use serde_json::{Value, json};
 
-/// An agent's client, in a fresh workspace.
+/// Creates a workspace and returns an agent's client.
 async fn agent(name: &str) -> Result<(Api, Api)> {
     let key = Api::create_workspace(shared().await.any_gateway(), name).await?;
     let ann = key.register_agent("ann").await?;
@@ -22,7 +22,7 @@ fn refusal(reply: &Reply, status: u16, code: &str, what: &str) {
 }
 
 #[tokio::test]
-async fn what_cannot_be_framed_is_refused_before_it_is_committed() -> Result<()> {
+async fn oversized_content_is_refused_before_the_commit() -> Result<()> {
     let (key, ann) = agent("frames").await?;
     let bob = key.register_agent("bob").await?;
     let mut socket = key.as_agent(&bob).direct_socket().await?;
@@ -37,7 +37,7 @@ async fn what_cannot_be_framed_is_refused_before_it_is_committed() -> Result<()>
     let refused = [
         ("/v1/channels/general/messages".to_owned(), blocks(905 * 1024)),
         (format!("/v1/messages/{id}/replies"), blocks(905 * 1024)),
-        // Characters that JSON escapes sixfold, in the two copies that a conversation's frame has.
+        // Characters that JSON escapes sixfold, in both copies within a conversation's frame.
         ("/v1/dm".to_owned(), json!({ "to": "bob", "text": "\u{1}".repeat(150_000) })),
         ("/v1/dm/group".to_owned(), json!({ "participants": ["bob"], "text": "\u{1}".repeat(150_000) })),
     ];
@@ -50,14 +50,14 @@ async fn what_cannot_be_framed_is_refused_before_it_is_committed() -> Result<()>
         assert_eq!(conversation["last_message"], Value::Null, "{conversation}");
         assert_eq!(conversation["type"], "1:1", "a group whose first message cannot be sent is not made");
     }
-    // No seq was spent on any of them.
+    // None of them was assigned a seq.
     ann.dm("bob", "small").await?.success()?;
     assert_eq!(socket.expect("deliver").await?["seq"], 2);
     Ok(())
 }
 
 #[tokio::test]
-async fn whatever_is_accepted_can_be_read_by_a_strict_parser() -> Result<()> {
+async fn accepted_content_is_readable_by_a_strict_parser() -> Result<()> {
     let (key, ann) = agent("depths").await?;
     let bob = key.register_agent("bob").await?;
     let mut socket = key.as_agent(&bob).direct_socket().await?;
@@ -75,7 +75,7 @@ async fn whatever_is_accepted_can_be_read_by_a_strict_parser() -> Result<()> {
                 continue;
             }
             assert_eq!(reply.status, 201, "depth {depth}: {}", reply.body);
-            // A parser with the usual bound of 128 levels reads the frame: the testkit's is one.
+            // The testkit's parser has the usual limit of 128 levels.
             let frame = socket.next_frame(Duration::from_secs(10)).await?;
             let frame = if frame["type"] == "context.update" {
                 socket.next_frame(Duration::from_secs(10)).await?

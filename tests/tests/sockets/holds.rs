@@ -1,4 +1,4 @@
-//! Keeping out: a suspended workspace, a drained node.
+//! Suspended workspaces and drained nodes.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn text(value: &Value) -> &str {
 }
 
 #[tokio::test]
-async fn nobody_of_a_suspended_workspace_is_let_in_and_nothing_is_lost() -> Result<()> {
+async fn a_suspended_workspace_is_refused_and_loses_nothing() -> Result<()> {
     let gateways = &shared().await.gateways;
     let key = Api::create_workspace(&gateways[0], "suspended").await?;
     let id = text(&key.get("/v1/workspace").await?.success()?["id"]).to_owned();
@@ -29,7 +29,7 @@ async fn nobody_of_a_suspended_workspace_is_let_in_and_nothing_is_lost() -> Resu
 
     let done = relayctl(&["--json", "workspace", "suspend", &id]).await?.json()?;
     assert_eq!((&done["suspended"], &done["changed"]), (&json!(true), &json!(true)));
-    // On all gateways, whatever the token; and open sockets end so that their clients come back later.
+    // On all gateways, with any token; open sockets are closed with a code that makes clients reconnect later.
     for base in gateways {
         for api in [key.at(base), key.at(base).as_agent(&ada)] {
             wait::until_ok("the workspace to be closed", SOON, || async {
@@ -46,11 +46,11 @@ async fn nobody_of_a_suspended_workspace_is_let_in_and_nothing_is_lost() -> Resu
     neighbour.get("/v1/channels").await?.success()?;
     let again = relayctl(&["--json", "workspace", "suspend", &id]).await?.json()?;
     assert_eq!(again["changed"], json!(false));
-    let listed = relayctl(&["workspace", "list", "--limit", "10000"]).await?.ok()?.stdout;
+    let listed = relayctl(&["workspace", "list", "--limit", "10000"]).await?.expect_success()?.stdout;
     let own = listed.lines().find(|line| line.contains(&id)).unwrap_or_default();
     assert!(own.contains("suspended 20"), "{own}");
 
-    relayctl(&["workspace", "resume", &id]).await?.ok()?;
+    relayctl(&["workspace", "resume", &id]).await?.expect_success()?;
     wait::until_ok("the workspace to be open", SOON, || async {
         key.as_agent(&ada).dm("bob", "still here").await?.success().map(drop)
     })
@@ -67,7 +67,7 @@ async fn nobody_of_a_suspended_workspace_is_let_in_and_nothing_is_lost() -> Resu
 }
 
 #[tokio::test]
-async fn a_drained_node_gets_nothing_new_and_cannot_connect_until_it_may() -> Result<()> {
+async fn a_drained_node_gets_nothing_new_and_cannot_connect_until_undrained() -> Result<()> {
     let base = shared().await.any_gateway();
     let key = Api::create_workspace(base, "drained").await?;
     let id = text(&key.get("/v1/workspace").await?.success()?["id"]).to_owned();
@@ -99,7 +99,7 @@ async fn a_drained_node_gets_nothing_new_and_cannot_connect_until_it_may() -> Re
         let invoked = key.as_agent(&ann).post("/v1/actions/grind/invoke", json!({})).await?.success()?;
         assert_eq!(text(&invoked["dispatched_node_id"]), stays.node_id);
     }
-    relayctl(&["node", "undrain", "--workspace", &id, "goes"]).await?.ok()?;
+    relayctl(&["node", "undrain", "--workspace", &id, "goes"]).await?.expect_success()?;
     wait::until_ok("the node to be let in again", SOON, || async {
         let connected = NodeSocket::connect(&key.ws_base(), &goes.token).await;
         ensure!(connected.is_ok(), "{:?}", connected.err());

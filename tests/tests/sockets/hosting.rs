@@ -1,4 +1,4 @@
-//! Agents hosted by a broker over its socket: respawned, recovered, taken over, and a provider's last words.
+//! Agents hosted by a broker: respawn, recovery, takeover, and deregistration.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ struct Scene {
     socket: NodeSocket,
 }
 
-/// A broker with the cursor capability, registered, and an agent to talk to its agents.
+/// Scene with a registered broker that has the cursor capability, and a sender.
 async fn scene(node: &str) -> Result<Scene> {
     let workspace = Api::create_workspace(shared().await.any_gateway(), "hosting").await?;
     let sender = workspace.as_agent(&workspace.register_agent("sender").await?);
@@ -34,7 +34,7 @@ fn shown(frame: &Value) -> (Option<i64>, Option<&str>) {
 }
 
 #[tokio::test]
-async fn an_agent_registered_again_on_one_connection_starts_where_it_was_told() -> Result<()> {
+async fn an_agent_registered_again_resumes_at_the_reported_position() -> Result<()> {
     let Scene { sender, mut socket, .. } = scene("respawn").await?;
     let first = socket.register_agent("worker").await?;
     assert_eq!(first["delivery_ack_seq"], 0, "{first}");
@@ -43,7 +43,7 @@ async fn an_agent_registered_again_on_one_connection_starts_where_it_was_told() 
     }
     assert_eq!(shown(&next_delivery(&mut socket).await?), (Some(1), Some("one")));
     assert_eq!(shown(&next_delivery(&mut socket).await?), (Some(2), Some("two")));
-    // The process dies with both in hand, neither acknowledged, and comes back on the same socket.
+    // The agent's process dies with two unacknowledged deliveries and registers again on the same socket.
     let again = socket.register_agent("worker").await?;
     assert_eq!(again["agent_id"], first["agent_id"]);
     assert_ne!(again["token"], first["token"]);
@@ -54,7 +54,7 @@ async fn an_agent_registered_again_on_one_connection_starts_where_it_was_told() 
 }
 
 #[tokio::test]
-async fn agents_that_an_inventory_leaves_out_are_sent_nothing_until_they_are_named_again() -> Result<()> {
+async fn agents_missing_from_an_inventory_get_nothing_until_listed_again() -> Result<()> {
     let Scene { workspace, sender, mut socket } = scene("inventory").await?;
     let hosted = socket.register_agent("worker").await?;
     let id = hosted["agent_id"].as_str().unwrap_or_default().to_owned();
@@ -71,7 +71,7 @@ async fn agents_that_an_inventory_leaves_out_are_sent_nothing_until_they_are_nam
 }
 
 #[tokio::test]
-async fn an_entry_that_cannot_be_read_costs_no_other_entry_of_its_inventory() -> Result<()> {
+async fn a_malformed_inventory_entry_does_not_affect_others() -> Result<()> {
     let Scene { workspace, sender, mut socket } = scene("unreadable").await?;
     let hosted = socket.register_agent("worker").await?;
     let other = socket.register_agent("other").await?;
@@ -87,7 +87,7 @@ async fn an_entry_that_cannot_be_read_costs_no_other_entry_of_its_inventory() ->
         sender.dm(name, "still here?").await?.success()?;
         assert_eq!(shown(&next_delivery(&mut socket).await?), (Some(1), Some("still here?")));
     }
-    // Where nothing can be read, nothing is changed.
+    // A malformed inventory changes nothing.
     let strangers = json!([entry(&json!("none of ours"), "stranger", String::new())]);
     let refused = socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": strangers })).await;
     assert!(refused.is_err(), "{refused:?}");
@@ -98,9 +98,9 @@ async fn an_entry_that_cannot_be_read_costs_no_other_entry_of_its_inventory() ->
     Ok(())
 }
 
-/// A broker that comes back on a new connection with `worker` and `other`, of whom each has acknowledged a message before.
-/// It is asked for their positions and does not answer; then it lists `other` alone.
-async fn back_and_silent(node: &str) -> Result<Scene> {
+/// A broker that reconnects with `worker` and `other`, each with an acknowledged message. It does not answer the
+/// position requests and then lists `other` alone.
+async fn reconnect_without_positions(node: &str) -> Result<Scene> {
     let Scene { workspace, sender, mut socket } = scene(node).await?;
     let mut listed = Vec::new();
     for name in ["worker", "other"] {
@@ -126,14 +126,14 @@ async fn back_and_silent(node: &str) -> Result<Scene> {
         assert_eq!((shown(&asked).0, &asked["payload"]["type"]), (Some(0), &json!("delivery.position")), "{asked}");
     }
     socket.inventory(&agents[1..]).await?;
-    // What came before this answer was sent while both were listed.
+    // Frames before this answer were sent while both were listed.
     while socket.next_frame(Duration::ZERO).await.is_ok() {}
     Ok(Scene { workspace, sender, socket })
 }
 
 #[tokio::test]
-async fn an_unanswered_question_for_a_position_is_given_up_on_a_busy_connection_too() -> Result<()> {
-    let Scene { sender, mut socket, .. } = back_and_silent("busy").await?;
+async fn an_unanswered_position_request_times_out_on_a_busy_connection() -> Result<()> {
+    let Scene { sender, mut socket, .. } = reconnect_without_positions("busy").await?;
     sender.dm("other", "two").await?.success()?;
     let asked = Instant::now();
     let second = loop {
@@ -150,12 +150,12 @@ async fn an_unanswered_question_for_a_position_is_given_up_on_a_busy_connection_
 }
 
 #[tokio::test]
-async fn an_agent_that_was_asked_for_and_is_no_longer_listed_is_sent_nothing() -> Result<()> {
-    let Scene { sender, mut socket, .. } = back_and_silent("unlisted").await?;
+async fn an_agent_no_longer_listed_after_its_position_request_gets_nothing() -> Result<()> {
+    let Scene { sender, mut socket, .. } = reconnect_without_positions("unlisted").await?;
     for (number, text) in [(2, "two"), (3, "three")] {
         sender.dm("worker", text).await?.success()?;
         sender.dm("other", text).await?.success()?;
-        // Both were asked for in one moment: what comes for the one would have come for the other.
+        // Both positions were requested together, so a delivery for one would have arrived like one for the other.
         loop {
             let frame = next_delivery(&mut socket).await?;
             assert_eq!(frame["agent"], "other", "{frame}");
@@ -168,7 +168,7 @@ async fn an_agent_that_was_asked_for_and_is_no_longer_listed_is_sent_nothing() -
 }
 
 #[tokio::test]
-async fn a_deregistration_right_before_the_close_counts() -> Result<()> {
+async fn a_deregistration_right_before_the_close_takes_effect() -> Result<()> {
     let Scene { workspace, socket, .. } = scene("farewell").await?;
     let node = || async { workspace.get("/v1/nodes/farewell").await?.success() };
     wait::until("the node to be live", SOON, || async { node().await.is_ok_and(|node| node["live"] == true) }).await;
@@ -182,7 +182,7 @@ async fn a_deregistration_right_before_the_close_counts() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_identity_is_recovered_by_its_own_node_only_under_its_own_id() -> Result<()> {
+async fn an_identity_is_recovered_only_by_its_node_and_under_its_id() -> Result<()> {
     let Scene { mut socket, .. } = scene("recovery").await?;
     let hosted = socket.register_agent("worker").await?;
     let recover = |id: &Value| json!({ "v": 1, "type": "agent.recover", "name": "worker", "expected_agent_id": id });
@@ -203,9 +203,9 @@ async fn the_newest_socket_of_a_direct_node_wins_and_the_older_closes_with_4001(
     Ok(())
 }
 
-/// Its own node has no row: it has never asked for a token of it.
+/// Its own node has no row, because it never requested a token.
 #[tokio::test]
-async fn what_an_agent_without_a_node_token_fails_for_now_is_sent_again_too() -> Result<()> {
+async fn a_retryable_failure_of_an_agent_without_a_node_token_is_redelivered() -> Result<()> {
     let workspace = Api::create_workspace(shared().await.any_gateway(), "tokenless").await?;
     let sender = workspace.as_agent(&workspace.register_agent("sender").await?);
     let ada = workspace.as_agent(&workspace.register_agent("ada").await?);
@@ -224,7 +224,7 @@ async fn what_an_agent_without_a_node_token_fails_for_now_is_sent_again_too() ->
 }
 
 #[tokio::test]
-async fn what_a_hosted_agent_fails_for_now_is_sent_again_as_a_new_delivery() -> Result<()> {
+async fn a_retryable_failure_of_a_hosted_agent_is_redelivered_as_a_new_delivery() -> Result<()> {
     let Scene { workspace, sender, mut socket } = scene("retrying").await?;
     socket.auto_ack(false);
     let hosted = socket.register_agent("worker").await?;
@@ -255,7 +255,7 @@ async fn what_a_hosted_agent_fails_for_now_is_sent_again_as_a_new_delivery() -> 
     let seqs: Vec<_> = rows.as_array().into_iter().flatten().filter_map(|row| row["seq"].as_i64()).collect();
     assert_eq!(seqs, [1, 2, 3]);
 
-    // Three times is as often as may be.
+    // A message is redelivered at most three times.
     let last = fail(format!("{id}_r3")).await?;
     assert_eq!((&last["status"], &last["error"]), (&json!("dead_lettered"), &json!("busy")), "{last}");
     let letters = workspace.get("/v1/dead-letters").await?.success()?;
@@ -264,7 +264,7 @@ async fn what_a_hosted_agent_fails_for_now_is_sent_again_as_a_new_delivery() -> 
     let told = notices.expect_where("the notice", SOON, |frame| frame["event"] == "delivery.failed").await?;
     assert_eq!(told["data"]["reason"], "attempts_exhausted", "{told}");
 
-    // The connection flows on, and one that comes later gets nothing of what is settled.
+    // The connection continues, and a later one gets no settled delivery.
     sender.dm("worker", "two").await?.success()?;
     assert_eq!(shown(&next_delivery(&mut socket).await?), (Some(5), Some("two")));
     socket.ack("worker", 5).await?;

@@ -1,5 +1,5 @@
-//! What a node may send by mistake or by malice: the right error with the request's id, the socket kept
-//! where the contract keeps it, and delivery as if nothing had been.
+//! Malformed and malicious input of nodes: the right error with the request's id, a socket that stays open where
+//! required (docs/protocol/node.md, "Socket" and "Frames"), and unaffected delivery.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::{Data, OpCode};
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// A workspace with a sender and a receiver who is connected.
+/// Workspace with a sender and a connected receiver.
 struct Scene {
     key: Api,
     sender: Api,
@@ -35,7 +35,7 @@ impl Scene {
         Ok(Self { key, sender, bob, socket, node_id: node.node_id })
     }
 
-    /// A message arrives on the very same connection, is acked, and the ack counts.
+    /// Asserts that a message arrives on the same connection, is acked, and the ack counts.
     async fn still_delivers(&mut self, seq: u64) -> Result<()> {
         let text = format!("after the storm {seq}");
         self.sender.dm("bob", &text).await?.success()?;
@@ -46,17 +46,17 @@ impl Scene {
         Ok(())
     }
 
-    /// Waits until the floor is exactly `seq`.
+    /// Waits until the ack floor is exactly `seq`.
     async fn acked(&self, seq: u64) {
         let path = format!("/v1/nodes/direct-{}/agents", self.bob.id);
         relay_testkit::wait::until("the ack to be stored", SOON, || async {
-            let agents = self.key.get(&path).await.unwrap();
+            let agents = self.key.get(&path).await.expect("an answer");
             agents.data()[0]["delivery_ack_seq"].as_u64() == Some(seq)
         })
         .await;
     }
 
-    async fn say(&self, text: &str) -> Result<()> {
+    async fn send_frame(&self, text: &str) -> Result<()> {
         self.socket.send_message(Message::text(text)).await
     }
 
@@ -65,7 +65,7 @@ impl Scene {
     }
 }
 
-/// The only keys that strict clients take.
+/// The only keys that strict clients accept.
 fn assert_error_shape(frame: &Value, id: &str, code: &str) {
     let mut keys: Vec<_> = frame.as_object().expect("an object").keys().map(String::as_str).collect();
     keys.sort_unstable();
@@ -76,7 +76,7 @@ fn assert_error_shape(frame: &Value, id: &str, code: &str) {
 }
 
 #[tokio::test]
-async fn a_frame_that_cannot_be_taken_is_refused_with_its_id_and_the_socket_goes_on() -> Result<()> {
+async fn an_invalid_frame_is_refused_with_its_id_and_the_socket_stays_open() -> Result<()> {
     let mut scene = Scene::new("malformed").await?;
     let long = "x".repeat(100_000);
     let node = scene.node_id.clone();
@@ -136,7 +136,7 @@ async fn a_frame_that_cannot_be_taken_is_refused_with_its_id_and_the_socket_goes
         ),
     ];
     for (text, id) in &table {
-        scene.say(text).await?;
+        scene.send_frame(text).await?;
         let frame = scene.error().await?;
         assert_error_shape(&frame, id, "invalid_message");
     }
@@ -144,7 +144,7 @@ async fn a_frame_that_cannot_be_taken_is_refused_with_its_id_and_the_socket_goes
 }
 
 #[tokio::test]
-async fn what_a_direct_node_may_not_ask_is_refused_by_its_own_code() -> Result<()> {
+async fn requests_forbidden_to_direct_nodes_are_refused_with_their_code() -> Result<()> {
     let mut scene = Scene::new("not-allowed").await?;
     let node = scene.node_id.clone();
     let register = |node_id: &str, provider: Value| {
@@ -164,7 +164,7 @@ async fn what_a_direct_node_may_not_ask_is_refused_by_its_own_code() -> Result<(
         scene.socket.send_json(&frame).await?;
         assert_error_shape(&scene.error().await?, "q", code);
     }
-    // What is not here has nothing to leave: answered, and nothing happens.
+    // Deregistering an absent agent is answered without effect.
     for agent in ["nonsense", "1", "-1", "99999999999999999999", &"9".repeat(5000)] {
         let left = scene.socket.request(json!({ "v": 1, "type": "agent.deregister", "agent_id": agent })).await?;
         assert_eq!(left, Value::Null);
@@ -173,7 +173,7 @@ async fn what_a_direct_node_may_not_ask_is_refused_by_its_own_code() -> Result<(
 }
 
 #[tokio::test]
-async fn a_broker_is_refused_what_makes_no_sense_and_goes_on() -> Result<()> {
+async fn invalid_requests_of_a_broker_are_refused_and_its_socket_stays_open() -> Result<()> {
     let key = Api::create_workspace(shared().await.any_gateway(), "bad-broker").await?;
     let ann = key.as_agent(&key.register_agent("ann").await?);
     let elsewhere = key.register_agent("elsewhere").await?;
@@ -191,7 +191,7 @@ async fn a_broker_is_refused_what_makes_no_sense_and_goes_on() -> Result<()> {
         socket.send_json(&frame).await?;
         assert_error_shape(&socket.expect("error").await?, "early", "invalid_request");
     }
-    // These are early, not wrong: no answer.
+    // Early frames are ignored without an answer.
     socket.heartbeat("node_bad").await?;
     socket.ack("elsewhere", 5).await?;
 
@@ -240,7 +240,7 @@ async fn a_broker_is_refused_what_makes_no_sense_and_goes_on() -> Result<()> {
         assert!(code.is_some(), "{frame} was answered {answer}");
         assert_error_shape(&answer, "q", code.copied().unwrap_or_default());
     }
-    // Acks for agents that are elsewhere, or nowhere, do nothing.
+    // Acks for agents on other nodes or of unknown agents are ignored.
     ann.dm("rita", "for rita").await?.success()?;
     other_socket.expect("deliver").await?;
     for (name, seq) in [("rita", 1), ("nobody", 1), ("", u64::MAX)] {
@@ -263,7 +263,7 @@ async fn a_broker_is_refused_what_makes_no_sense_and_goes_on() -> Result<()> {
 }
 
 #[tokio::test]
-async fn acks_count_for_what_was_sent_and_no_more() -> Result<()> {
+async fn acks_are_clamped_to_sent_frames() -> Result<()> {
     let mut scene = Scene::new("acks").await?;
     for ack in [u64::MAX, i64::MAX.unsigned_abs(), 1, 0] {
         scene.socket.ack("bob", ack).await?;
@@ -271,7 +271,7 @@ async fn acks_count_for_what_was_sent_and_no_more() -> Result<()> {
     scene.sender.dm("bob", "one").await?.success()?;
     let one = scene.socket.expect("deliver").await?;
     assert_eq!(one["seq"], 1, "an ack ahead of time settles nothing");
-    // An ack beyond what was sent is clamped; a lower one later takes nothing back.
+    // An ack beyond the sent position is clamped; a lower one later has no effect.
     for ack in [u64::MAX, 0] {
         scene.socket.ack("bob", ack).await?;
     }
@@ -279,7 +279,7 @@ async fn acks_count_for_what_was_sent_and_no_more() -> Result<()> {
     scene.sender.dm("bob", "two").await?.success()?;
     assert_eq!(scene.socket.expect("deliver").await?["seq"], 2);
 
-    // The second was never acked: it is there again for the next connection, with the same ids.
+    // The second was never acked: the next connection gets it again, with the same ids.
     scene.socket.abort();
     let mut socket = scene.key.as_agent(&scene.bob).direct_socket().await?;
     let again = socket.expect("deliver").await?;
@@ -288,7 +288,7 @@ async fn acks_count_for_what_was_sent_and_no_more() -> Result<()> {
 }
 
 #[tokio::test]
-async fn unversioned_frames_of_a_published_client_are_taken_without_a_word() -> Result<()> {
+async fn unversioned_frames_of_a_published_client_are_ignored_silently() -> Result<()> {
     let mut scene = Scene::new("unversioned").await?;
     for frame in [
         r#"{"type":"subscribe","channels":["general","x"]}"#,
@@ -297,16 +297,16 @@ async fn unversioned_frames_of_a_published_client_are_taken_without_a_word() -> 
         r#"{"type":"ping"}"#,
         r#"{"v":1,"type":"pong","id":"p"}"#,
     ] {
-        scene.say(frame).await?;
+        scene.send_frame(frame).await?;
     }
-    // Answers keep the order of requests, so whatever those had been answered would have come first.
-    scene.say(r#"{"v":1,"id":"mark","type":"node.explode"}"#).await?;
+    // Answers are in the order of requests, so answers to the earlier ones would have come first.
+    scene.send_frame(r#"{"v":1,"id":"mark","type":"node.explode"}"#).await?;
     assert_error_shape(&scene.error().await?, "mark", "invalid_message");
     scene.still_delivers(1).await
 }
 
 #[tokio::test]
-async fn a_binary_frame_is_refused_and_the_socket_goes_on() -> Result<()> {
+async fn a_binary_frame_is_refused_and_the_socket_stays_open() -> Result<()> {
     let mut scene = Scene::new("binary").await?;
     for bytes in [vec![], vec![0xff; 4096], br#"{"v":1,"id":"b","type":"node.explode"}"#.to_vec()] {
         scene.socket.send_message(Message::binary(bytes)).await?;
@@ -319,27 +319,27 @@ async fn a_binary_frame_is_refused_and_the_socket_goes_on() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_frame_of_5_mib_closes_its_own_socket_with_1009_and_disturbs_nobody() -> Result<()> {
+async fn a_frame_of_5_mib_closes_only_its_socket_with_1009() -> Result<()> {
     let mut scene = Scene::new("oversized").await?;
     let carol = scene.key.register_agent("carol").await?;
     let mut bystander = scene.key.as_agent(&carol).direct_socket().await?;
-    // The largest that is taken: refused for its type, not its size.
+    // The largest accepted frame: refused for its type, not for its size.
     let frame = |bytes: usize| format!(r#"{{"v":1,"id":"big","type":"node.explode","x":"{}"}}"#, "x".repeat(bytes));
-    scene.say(&frame(1024 * 1024 - 100)).await?;
+    scene.send_frame(&frame(1024 * 1024 - 100)).await?;
     assert_error_shape(&scene.error().await?, "big", "invalid_message");
 
     scene.sender.dm("bob", "before").await?.success()?;
     scene.socket.expect("deliver").await?;
-    scene.say(&frame(5 * 1024 * 1024)).await?;
+    scene.send_frame(&frame(5 * 1024 * 1024)).await?;
     assert_eq!(scene.socket.closed(SOON).await?, Some(1009));
 
     scene.sender.dm("carol", "are you well?").await?.success()?;
     assert_eq!(bystander.expect("deliver").await?["seq"], 1);
-    // Nothing was lost: the unacked message comes again.
+    // Nothing is lost: the unacked message is sent again.
     let mut socket = scene.key.as_agent(&scene.bob).direct_socket().await?;
     assert_eq!(socket.expect("deliver").await?["seq"], 1);
 
-    // Just above the limit, and in fragments, none of which is.
+    // Just above the limit, in fragments that are each below it.
     socket.send_message(Message::text(frame(1024 * 1024))).await?;
     assert_eq!(socket.closed(SOON).await?, Some(1009));
     let mut socket = scene.key.as_agent(&scene.bob).direct_socket().await?;
@@ -355,7 +355,7 @@ async fn a_frame_of_5_mib_closes_its_own_socket_with_1009_and_disturbs_nobody() 
 }
 
 #[tokio::test]
-async fn text_that_is_not_utf_8_ends_its_own_socket_as_the_protocol_says() -> Result<()> {
+async fn invalid_utf_8_closes_only_its_socket_as_the_protocol_requires() -> Result<()> {
     let scene = Scene::new("not-utf-8").await?;
     let mut socket = scene.socket;
     let frame = Frame::message(vec![b'{', 0xff, 0xfe, b'}'], OpCode::Data(Data::Text), true);
@@ -368,7 +368,7 @@ async fn text_that_is_not_utf_8_ends_its_own_socket_as_the_protocol_says() -> Re
 }
 
 #[tokio::test]
-async fn a_flood_is_read_more_slowly_and_answered_to_its_end() -> Result<()> {
+async fn a_flood_of_frames_is_throttled_and_fully_answered() -> Result<()> {
     const FLOOD: usize = 20_000;
     let scene = Scene::new("flood").await?;
     let eve = scene.key.register_agent("eve").await?;
@@ -407,12 +407,12 @@ async fn a_flood_is_read_more_slowly_and_answered_to_its_end() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_client_that_reads_its_answers_late_gets_them_all() -> Result<()> {
+async fn a_slow_reader_gets_all_answers() -> Result<()> {
     const FLOOD: usize = 20_000;
     let mut scene = Scene::new("late-reader").await?;
     scene.socket.set_reading(false);
     for n in 0..FLOOD {
-        scene.say(&format!(r#"{{"v":1,"id":"{n}","type":"nope"}}"#)).await?;
+        scene.send_frame(&format!(r#"{{"v":1,"id":"{n}","type":"nope"}}"#)).await?;
     }
     scene.socket.set_reading(true);
     for n in 0..FLOOD {

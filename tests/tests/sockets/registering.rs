@@ -1,5 +1,5 @@
-//! Nodes that register while storage does not answer. Direct clients do not wait for the answer and do not read it: they
-//! come back after a close, and after nothing else.
+//! Registrations during a storage outage. Direct clients neither wait for the answer nor read it: they reconnect only
+//! after a close.
 
 use std::{cell::RefCell, collections::HashSet, time::Duration};
 
@@ -12,12 +12,12 @@ use relay_testkit::{
 };
 use serde_json::{Value, json};
 
-/// A registration is tried for 8 s; the rest is for a busy machine.
+/// A registration is attempted for 8 s; the rest is for a loaded machine.
 const SOON: Duration = Duration::from_secs(40);
 
-/// A private engine with an agent that has mail.
+/// Private engine with an agent that has pending deliveries.
 async fn scene() -> Result<(Scene, Agent, Api)> {
-    let scene = Scene::with(Stack::builder().gateways(1)).await?;
+    let scene = Scene::start_with(Stack::builder().gateways(1)).await?;
     let sam = scene.workspace.register_agent("sam").await?;
     let ada = scene.workspace.as_agent(&scene.workspace.register_agent("ada").await?);
     scene.dm(&sam, 0, "ada", "one").await?;
@@ -30,7 +30,7 @@ async fn connect(ada: &Api) -> Result<(NodeToken, NodeSocket)> {
     Ok((node, socket))
 }
 
-/// Registers as the SDKs do, which do not look at the answer.
+/// Registers like the SDKs, without reading the answer.
 async fn register(node: &NodeToken, socket: &NodeSocket) -> Result<()> {
     let frame = json!({
         "v": 1, "type": "node.register", "id": "sdk-direct-1", "node_id": node.node_id, "name": node.name,
@@ -39,7 +39,7 @@ async fn register(node: &NodeToken, socket: &NodeSocket) -> Result<()> {
     socket.send_json(&frame).await
 }
 
-/// What is delivered up to this seq, to a client that comes back whenever its socket is closed.
+/// Receives the deliveries up to this seq as a client that reconnects after each close.
 async fn received(ada: &Api, mut socket: NodeSocket, up_to: i64) -> Result<Vec<Value>> {
     let mut texts = Vec::new();
     loop {
@@ -65,7 +65,7 @@ async fn received(ada: &Api, mut socket: NodeSocket, up_to: i64) -> Result<Vec<V
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_registration_waits_for_a_storage_that_comes_back() -> Result<()> {
+async fn a_registration_waits_for_storage_to_recover() -> Result<()> {
     let (scene, sam, ada) = scene().await?;
     let (node, socket) = connect(&ada).await?;
     let held = scene.database.lock("LOCK TABLE providers IN ACCESS EXCLUSIVE MODE").await?;
@@ -83,9 +83,9 @@ async fn a_registration_waits_for_a_storage_that_comes_back() -> Result<()> {
     Ok(())
 }
 
-/// With the second table locked the provider is the connection's, and then its description cannot be read.
+/// With the second table locked, the provider is assigned to the connection, and then its description cannot be read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_registration_that_storage_does_not_take_ends_with_its_socket() -> Result<()> {
+async fn a_registration_that_storage_never_accepts_ends_with_its_socket() -> Result<()> {
     let (scene, sam, ada) = scene().await?;
     let outages = ["LOCK TABLE providers IN ACCESS EXCLUSIVE MODE", "LOCK TABLE invocations IN ACCESS EXCLUSIVE MODE"];
     for (seq, outage) in (2..).zip(outages) {

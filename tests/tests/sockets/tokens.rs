@@ -1,4 +1,4 @@
-//! Tokens over their life: what an upgrade to a node socket refuses and how, and rotation on all gateways.
+//! Lifecycle of tokens: refused upgrades of node sockets, and rotation on all gateways.
 
 use std::time::{Duration, Instant};
 
@@ -51,13 +51,13 @@ async fn an_upgrade_is_refused_with_a_plain_status_before_it_happens() -> Result
     assert_eq!(as_header(&new.token).send().await?.status, 101);
     let lower = Raw::new("GET", &url).upgrade().header("authorization", format!("bearer {}", new.token));
     assert_eq!(lower.send().await?.status, 101);
-    // The query wins over the header, and an empty one does not count.
+    // The query takes precedence over the header, and an empty value is ignored.
     let both =
         |query: &str, header: &str| Raw::new("GET", format!("{url}?token={query}")).upgrade().bearer(header).send();
     both(&dead, &new.token).await?.refused(401, "node_token_invalid")?;
     assert_eq!(both(&new.token, &dead).await?.status, 101);
     assert_eq!(both("", &new.token).await?.status, 101);
-    // Two tokens are no token.
+    // Two different tokens are refused.
     let twice = Raw::new("GET", format!("{url}?token={0}&token={0}", new.token)).upgrade().send().await?;
     assert!(is_failure(&twice) && twice.status == 400, "{} {}", twice.status, twice.body);
 
@@ -71,14 +71,14 @@ async fn an_upgrade_is_refused_with_a_plain_status_before_it_happens() -> Result
 }
 
 #[tokio::test]
-async fn a_rotated_token_is_dead_on_every_gateway_at_once() -> Result<()> {
+async fn a_rotated_token_is_invalid_on_every_gateway_at_once() -> Result<()> {
     let gateways = &shared().await.gateways;
     let (here, there) = (&gateways[0], &gateways[1]);
     let key = Api::create_workspace(here, "rotated").await?;
     let ann = key.register_agent("ann").await?;
     let mut fastest = Duration::MAX;
     for round in 0..5 {
-        // Both gateways remember the token.
+        // Both gateways have cached the token.
         let token = if round == 0 {
             ann.token.clone()
         } else {
@@ -98,10 +98,10 @@ async fn a_rotated_token_is_dead_on_every_gateway_at_once() -> Result<()> {
         .await;
         fastest = fastest.min(since.elapsed());
     }
-    // The other one is told over the network: milliseconds, not the seconds that tokens are cached for. On a machine that
-    // has better things to do at least one of five is.
+    // The other gateway is notified over the network: within milliseconds rather than the seconds of the cache. On a
+    // loaded machine at least one of five is that fast.
     assert!(fastest < Duration::from_millis(1000), "{fastest:?}");
-    // The tokens of a workspace that is gone are dead with it.
+    // Deleting a workspace revokes its tokens.
     key.delete("/v1/workspace").await?.success()?;
     for base in [here, there] {
         relay_testkit::wait::until("the workspace to be gone", SOON, || async {

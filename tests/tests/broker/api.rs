@@ -1,0 +1,85 @@
+//! The listen API as drivers use it.
+
+use anyhow::{Context, Result, ensure};
+use relay_testkit::wait;
+use serde_json::json;
+
+use crate::scene::{SOON, Scene};
+
+#[tokio::test]
+async fn callers_need_the_key_and_come_from_no_page() -> Result<()> {
+    let scene = Scene::new("access").await?;
+    let health = scene.broker.call_with("GET", "/health", &[]).await?;
+    assert_eq!((health.status, &health.body["service"]), (200, &json!("agent-relay-listen")));
+    let refused = scene.broker.call_with("GET", "/api/session", &[("x-api-key", "br_wrong")]).await?;
+    assert_eq!((refused.status, &refused.body["code"]), (401, &json!("unauthorized")));
+    let page = scene.broker.call_with("GET", "/health", &[("origin", "http://example.org")]).await?;
+    assert_eq!(page.status, 403);
+    let unknown = scene.broker.call("GET", "/api/threads", None).await?;
+    assert_eq!((unknown.status, &unknown.body["code"]), (404, &json!("not_found")));
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_is_listed_typed_to_shown_and_released() -> Result<()> {
+    let scene = Scene::new("terminal").await?;
+    let agent = scene.spawn("a b#c/d", "cooked", &[]).await?;
+    let path = "a%20b%23c%2Fd";
+    let again = scene.broker.spawn(&agent, "a b#c/d", json!({})).await?;
+    assert_eq!((again.status, &again.body["code"]), (409, &json!("agent_already_exists")));
+
+    let typed = scene.broker.call("POST", &format!("/api/input/{path}"), Some(json!({ "data": "hello\r" }))).await?;
+    assert_eq!((typed.status, &typed.body["bytes_written"]), (200, &json!(6)));
+    wait::until_ok("the keys on the screen", SOON, || async {
+        let snapshot = scene.broker.call("GET", &format!("/api/spawned/{path}/snapshot"), None).await?;
+        let screen = snapshot.body["screen"].as_str().context("a screen")?;
+        ensure!(screen.contains("hello") && screen.contains("got 1"), "{screen}");
+        ensure!(screen.split('\n').count() == 25, "{screen}");
+        Ok::<_, anyhow::Error>(())
+    })
+    .await?;
+    let size = Some(json!({ "rows": 0, "cols": 80 }));
+    let resize = scene.broker.call("POST", &format!("/api/resize/{path}"), size).await?;
+    assert_eq!(resize.body["code"], "invalid_request");
+    let missing = scene.broker.call("GET", "/api/spawned/nobody/snapshot", None).await?;
+    assert_eq!((missing.status, &missing.body["code"]), (404, &json!("agent_not_found")));
+
+    let released = scene.broker.call("DELETE", &format!("/api/spawned/{path}"), None).await?;
+    assert_eq!((released.status, &released.body["success"]), (200, &json!(true)));
+    assert!(scene.broker.names().await?.is_empty());
+    assert_eq!(scene.broker.events("a b#c/d", "agent_released").await?.len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_program_that_does_not_exist_leaves_no_trace() -> Result<()> {
+    let scene = Scene::new("missing").await?;
+    let body = json!({ "name": "ghost", "cli": "/does/not/exist", "args": [], "channels": [] });
+    let refused = scene.broker.call("POST", "/api/spawn", Some(body)).await?;
+    assert_eq!((refused.status, &refused.body["code"]), (400, &json!("spawn_failed")), "{}", refused.body);
+    assert_eq!(refused.body["success"], false);
+    assert!(scene.broker.names().await?.is_empty());
+    let wrong = scene.broker.call("POST", "/api/spawn", Some(json!({ "name": 5 }))).await?;
+    assert_eq!((wrong.status, &wrong.body["code"]), (400, &json!("invalid_request")));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_message_of_a_driver_goes_through_the_engine() -> Result<()> {
+    let scene = Scene::new("sending").await?;
+    let agent = scene.spawn("reader", "cooked", &[]).await?;
+    let body = json!({ "to": "reader", "message": "from outside", "from": "human:pat" });
+    let sent = scene.broker.call("POST", "/api/send", Some(body)).await?;
+    assert_eq!((sent.status, &sent.body["relaycast_published"]), (200, &json!(true)), "{}", sent.body);
+    let id = sent.body["event_id"].as_str().context("an id")?.to_owned();
+    wait::until_ok("the message", SOON, || async {
+        let messages = agent.messages();
+        let expected = format!("Relay message from pat [{id}]: from outside");
+        ensure!(messages.iter().any(|(_, text)| *text == expected), "{messages:?}");
+        Ok::<_, anyhow::Error>(())
+    })
+    .await?;
+    let unknown = scene.broker.call("POST", "/api/send", Some(json!({ "to": "nobody", "text": "x" }))).await?;
+    assert_eq!((unknown.status, &unknown.body["code"]), (404, &json!("agent_not_found")), "{}", unknown.body);
+    Ok(())
+}

@@ -1,0 +1,7 @@
+//! Our broker with fake agents, against a real engine: the way of a message, the listen API, restarts.
+
+mod api;
+mod delivery;
+mod restart;
+mod runner;
+mod scene;

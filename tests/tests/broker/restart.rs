@@ -1,0 +1,125 @@
+//! Brokers that are killed or stopped.
+
+use anyhow::{Result, ensure};
+use relay_testkit::wait;
+use serde_json::json;
+
+use crate::scene::{SOON, Scene, is_running, numbered};
+
+#[tokio::test]
+async fn a_killed_broker_continues_with_its_agents() -> Result<()> {
+    let mut scene = Scene::new("killed").await?;
+    let agent = scene.spawn("worker", "cooked", &["--ignore-signals"]).await?;
+    for body in numbered(1, 3) {
+        scene.sender.dm("worker", &body).await?.success()?;
+    }
+    scene.wait_for("worker", &agent, &numbered(1, 3), 3).await?;
+    let first = agent.messages()[0].0;
+
+    scene.broker.kill_and_restart().await?;
+    for body in numbered(4, 6) {
+        scene.sender.dm("worker", &body).await?.success()?;
+    }
+    scene.wait_for("worker", &agent, &numbered(1, 6), 6).await?;
+    let processes: Vec<u32> = agent.messages().iter().map(|(pid, _)| *pid).collect();
+    assert!(processes[3..].iter().all(|pid| *pid != first), "{processes:?}");
+    assert!(!is_running(first), "a process of the killed broker is left");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_stop_leaves_no_process_and_no_connection_file() -> Result<()> {
+    let scene = Scene::new("stopped").await?;
+    scene.spawn("stubborn", "cooked", &["--ignore-signals"]).await?;
+    let list = scene.broker.call("GET", "/api/spawned", None).await?;
+    let pid = list.body["agents"][0]["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or_default();
+    assert!(is_running(pid));
+    let status = scene.broker.terminate().await?;
+    assert_eq!(status.code(), Some(0), "{}", scene.broker.log_tail(30));
+    assert!(!is_running(pid));
+    assert!(!scene.broker.folder().join(".agentworkforce/relay/connection.json").exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_fails_is_restarted_and_its_end_is_told() -> Result<()> {
+    let scene = Scene::new("failing").await?;
+    let policy = json!({ "restartPolicy": { "maxRestarts": 1, "cooldownMs": 50 } });
+    let failing = ["--exit-after", "1", "--exit-code", "3"];
+    let agent = scene.spawn_with("failing", "cooked", &failing, policy).await?;
+    scene.sender.dm("failing", "message-1").await?.success()?;
+    wait::until_ok("a restart", SOON, || async {
+        let restarted = scene.broker.events("failing", "agent_restarted").await?;
+        ensure!(restarted.len() == 1, "{restarted:?}");
+        Ok::<_, anyhow::Error>(())
+    })
+    .await?;
+    assert!(scene.broker.events("failing", "agent_exited").await?.is_empty());
+    scene.sender.dm("failing", "message-2").await?.success()?;
+    let exited = wait::until_ok("the end", SOON, || async {
+        let exited = scene.broker.events("failing", "agent_exited").await?;
+        ensure!(exited.len() == 1, "{:?}", agent.messages());
+        Ok::<_, anyhow::Error>(exited)
+    })
+    .await?;
+    assert_eq!((&exited[0]["code"], &exited[0]["signal"]), (&json!(3), &json!(null)));
+    assert_eq!(scene.broker.events("failing", "agent_permanently_dead").await?.len(), 1);
+    assert!(scene.broker.names().await?.is_empty());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_cut_socket_loses_and_repeats_nothing() -> Result<()> {
+    let (scene, proxy) = Scene::behind_proxy("cut").await?;
+    let agents = [scene.spawn("first", "cooked", &[]).await?, scene.spawn("second", "screen", &[]).await?];
+    for round in 0..3 {
+        for body in numbered(round * 4 + 1, round * 4 + 4) {
+            for name in ["first", "second"] {
+                scene.sender.dm(name, &body).await?.success()?;
+            }
+            if body.ends_with(['2', '7']) {
+                proxy.reset_all();
+            }
+        }
+    }
+    for (name, agent) in ["first", "second"].into_iter().zip(&agents) {
+        scene.wait_for(name, agent, &numbered(1, 12), 12).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn messages_that_were_accepted_survive_a_broker_that_is_killed_in_between() -> Result<()> {
+    let mut scene = Scene::new("storm").await?;
+    let agent = scene.spawn("worker", "cooked", &[]).await?;
+    for body in numbered(1, 10) {
+        scene.sender.dm("worker", &body).await?.success()?;
+    }
+    scene.broker.kill_and_restart().await?;
+    for body in numbered(11, 20) {
+        scene.sender.dm("worker", &body).await?.success()?;
+    }
+    wait::until_ok("the last message", SOON, || async {
+        let floor = scene.floor("worker").await?;
+        ensure!(floor == 20, "the engine has an ack up to {floor}: {:?}", agent.bodies());
+        Ok::<_, anyhow::Error>(())
+    })
+    .await?;
+    // Each process has its messages in order; a repeat was typed into a process that ended before its verdict.
+    let messages = agent.messages();
+    let mut processes: Vec<u32> = messages.iter().map(|(pid, _)| *pid).collect();
+    processes.dedup();
+    assert!(processes.len() <= 2, "{processes:?}");
+    let mut last = [0; 2];
+    for ((pid, _), body) in messages.iter().zip(agent.bodies()) {
+        let number: u32 = body.trim_start_matches("message-").parse()?;
+        let turn = usize::from(*pid != processes[0]);
+        ensure!(number > last[turn], "{body} after message-{} in process {pid}", last[turn]);
+        last[turn] = number;
+    }
+    let mut bodies = agent.bodies();
+    bodies.sort_unstable();
+    bodies.dedup();
+    assert_eq!(bodies.len(), 20, "{bodies:?}");
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! A runner that hosts handlers for the engine.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::{SinkExt as _, StreamExt as _};
+use relay_testkit::wait;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_tungstenite::tungstenite::{Message, client::IntoClientRequest as _};
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
+
+use crate::scene::{SOON, Scene};
+
+struct Runner {
+    socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
+    sent: u32,
+}
+
+impl Runner {
+    async fn connect(scene: &Scene) -> Result<Self> {
+        let mut request = scene.broker.socket_url("/api/fleet/ws").into_client_request()?;
+        request.headers_mut().insert("x-api-key", scene.broker.key().parse()?);
+        let (socket, _) = connect_async(request).await?;
+        Ok(Self { socket, sent: 0 })
+    }
+
+    async fn send(&mut self, kind: &str, payload: Value) -> Result<String> {
+        self.sent += 1;
+        let id = format!("r{}", self.sent);
+        let frame = json!({ "v": 2, "type": kind, "request_id": id, "payload": payload });
+        self.socket.send(Message::text(frame.to_string())).await?;
+        Ok(id)
+    }
+
+    async fn next(&mut self) -> Result<Value> {
+        loop {
+            let message = timeout(SOON, self.socket.next()).await?.context("the socket has ended")??;
+            match message {
+                Message::Text(text) => return Ok(serde_json::from_str(&text)?),
+                Message::Close(frame) => bail!("closed: {frame:?}"),
+                _ => {}
+            }
+        }
+    }
+
+    /// Sends a request and returns its answer; other frames are left out.
+    async fn ask(&mut self, kind: &str, payload: Value) -> Result<Value> {
+        let id = self.send(kind, payload).await?;
+        loop {
+            let frame = self.next().await?;
+            if frame["request_id"] == id.as_str() {
+                return Ok(frame);
+            }
+        }
+    }
+}
+
+fn manifest(name: &str) -> Value {
+    json!({ "manifest": { "name": name, "version": "1.0", "max_agents": 4, "tags": ["test"],
+                          "capabilities": [{ "name": "build", "kind": "action" }] } })
+}
+
+#[tokio::test]
+async fn a_runner_handles_invocations_and_uses_the_broker_meanwhile() -> Result<()> {
+    let scene = Scene::new("runner").await?;
+    let mut runner = Runner::connect(&scene).await?;
+    let hello = runner.ask("hello", json!({ "client_name": "test", "client_version": "1" })).await?;
+    assert_eq!((&hello["type"], &hello["payload"]["result"]["protocol_version"]), (&json!("ok"), &json!(2)));
+    let registered = runner.ask("register_node", manifest("workshop")).await?;
+    assert_eq!(registered["payload"]["result"], json!({ "registered": true }), "{registered}");
+    let handlers = runner.ask("register_handlers", json!({ "names": ["build"] })).await?;
+    assert_eq!(handlers["payload"]["result"]["handlers_live"], true);
+
+    let caller = scene.sender.clone();
+    let invoke = wait::until_ok("an invocation", SOON, || async {
+        caller.post("/v1/actions/build/invoke", json!({ "input": { "ref": "main" } })).await?.success()
+    });
+    let invoked = invoke.await?;
+    let call = runner.next().await?;
+    assert_eq!(call["type"], "invoke_handler", "{call}");
+    assert_eq!((&call["payload"]["name"], &call["payload"]["input"]["ref"]), (&json!("build"), &json!("main")));
+    // A handler that runs uses the same socket.
+    let list = runner.ask("list_agents", json!({})).await?;
+    assert_eq!(list["payload"]["result"]["agents"], json!([]));
+    let unknown = runner.ask("no_such_type", json!({})).await?;
+    assert_eq!(unknown["payload"]["code"], "frame_failed");
+    let result = json!({ "invocation_id": call["payload"]["invocation_id"], "output": { "ok": 1 } });
+    let completed = runner.ask("handler_result", result.clone()).await?;
+    assert_eq!(completed["payload"]["result"]["completed"], true);
+    let late = runner.ask("handler_result", result).await?;
+    assert_eq!(late["payload"]["code"], "unknown_invocation");
+    let id = invoked["invocation_id"].as_str().context("an id")?;
+    wait::until_ok("the outcome", SOON, || async {
+        let path = format!("/v1/actions/build/invocations/{id}");
+        let outcome = caller.get(&path).await?.success()?;
+        ensure!(outcome["status"] == "completed", "{outcome}");
+        Ok::<_, anyhow::Error>(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn hosted_agents_keep_their_mail_when_a_runner_leaves() -> Result<()> {
+    let scene = Scene::new("leaving").await?;
+    let agent = scene.spawn("worker", "cooked", &[]).await?;
+    let mut runner = Runner::connect(&scene).await?;
+    runner.ask("register_node", manifest("leaving")).await?;
+    runner.ask("deregister_node", json!({})).await?;
+    scene.sender.dm("worker", "message-1").await?.success()?;
+    scene.wait_for("worker", &agent, &["message-1".to_owned()], 1).await
+}
+
+#[tokio::test]
+async fn the_newest_runner_takes_over() -> Result<()> {
+    let scene = Scene::new("takeover").await?;
+    let mut first = Runner::connect(&scene).await?;
+    first.ask("hello", json!({})).await?;
+    let mut second = Runner::connect(&scene).await?;
+    second.ask("hello", json!({})).await?;
+    let closed = timeout(Duration::from_secs(10), first.next()).await?;
+    assert!(closed.is_err_and(|error| error.to_string().contains("superseded")));
+    Ok(())
+}

@@ -1,0 +1,93 @@
+//! A workspace with a sender, and a broker in it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use relay_acceptance::node_broker::{FakeAgent, NodeBroker};
+use relay_testkit::client::Api;
+use relay_testkit::proxy::TcpProxy;
+use relay_testkit::{shared, wait};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+pub(crate) const SOON: Duration = Duration::from_secs(40);
+
+pub(crate) struct Scene {
+    pub(crate) workspace: Api,
+    pub(crate) sender: Api,
+    pub(crate) broker: NodeBroker,
+    folder: TempDir,
+}
+
+impl Scene {
+    pub(crate) async fn new(name: &str) -> Result<Self> {
+        Self::at(name, shared().await.any_gateway()).await
+    }
+
+    /// A scene whose broker uses the engine at this URL.
+    async fn at(name: &str, engine: &str) -> Result<Self> {
+        let gateway = shared().await.any_gateway();
+        let workspace = Api::create_workspace(gateway, name).await?;
+        let sender = workspace.as_agent(&workspace.register_agent("sender").await?);
+        let folder = tempfile::tempdir()?;
+        let broker = NodeBroker::start(engine, workspace.token(), name, folder.path()).await?;
+        Ok(Self { workspace, sender, broker, folder })
+    }
+
+    /// A scene whose broker reaches the engine through a proxy that can be cut.
+    pub(crate) async fn behind_proxy(name: &str) -> Result<(Self, TcpProxy)> {
+        let gateway = shared().await.any_gateway();
+        let proxy = TcpProxy::start(gateway.trim_start_matches("http://"))?;
+        let scene = Self::at(name, &proxy.through(gateway)?).await?;
+        Ok((scene, proxy))
+    }
+
+    /// Starts a fake agent and returns what it notes.
+    pub(crate) async fn spawn(&self, name: &str, show: &str, more: &[&str]) -> Result<FakeAgent> {
+        self.spawn_with(name, show, more, json!({})).await
+    }
+
+    pub(crate) async fn spawn_with(&self, name: &str, show: &str, more: &[&str], body: Value) -> Result<FakeAgent> {
+        let file = name.replace(|character: char| !character.is_ascii_alphanumeric(), "-");
+        let agent = FakeAgent::new(show, self.folder.path().join(format!("{file}.log")), more);
+        let spawned = self.broker.spawn(&agent, name, body).await?;
+        ensure!(spawned.is_success(), "{} {}\n{}", spawned.status, spawned.body, self.broker.log_tail(30));
+        ensure!(spawned.body["pid"].as_i64().is_some_and(|pid| pid > 0), "{}", spawned.body);
+        Ok(agent)
+    }
+
+    /// Returns the position up to which the engine knows an agent's messages to be settled.
+    pub(crate) async fn floor(&self, agent: &str) -> Result<i64> {
+        let nodes = self.workspace.get("/v1/nodes").await?.success()?;
+        let nodes = nodes.as_array().context("a list of nodes")?;
+        let node = nodes.iter().find(|node| node["role"] == "broker").context("the broker's node")?;
+        let name = node["name"].as_str().context("a name")?;
+        let agents = self.workspace.get(&format!("/v1/nodes/{name}/agents")).await?.success()?;
+        let agents = agents.as_array().context("a list of agents")?;
+        let found = agents.iter().find(|entry| entry["agent_name"] == agent).context("the agent is not on the node")?;
+        found["delivery_ack_seq"].as_i64().context("a number")
+    }
+
+    /// Waits until an agent has these messages, in this order, and the engine has an ack up to `floor`.
+    pub(crate) async fn wait_for(&self, name: &str, agent: &FakeAgent, bodies: &[String], floor: i64) -> Result<()> {
+        let received = wait::until_ok("messages in the terminal and their ack", SOON, || async {
+            let found = agent.bodies();
+            ensure!(found == bodies, "the agent has {found:?}");
+            let known = self.floor(name).await?;
+            ensure!(known == floor, "the engine has an ack up to {known}");
+            Ok::<_, anyhow::Error>(())
+        });
+        received.await.with_context(|| self.broker.log_tail(60))
+    }
+}
+
+/// Names of messages from `first` to `last`.
+pub(crate) fn numbered(first: u32, last: u32) -> Vec<String> {
+    (first..=last).map(|number| format!("message-{number}")).collect()
+}
+
+/// Returns whether a process runs; one that has ended and was not waited for does not.
+pub(crate) fn is_running(pid: u32) -> bool {
+    let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    state.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
