@@ -27,13 +27,22 @@ BORN_COUNTED = {"relay_recoveries_total"}
 METRIC = re.compile(r"\brelay_[a-z_]+\b")
 
 
-def engine_metrics():
-    """Name to kind, from the engine's one list."""
-    source = (ROOT / "crates/domain/src/metric_names.rs").read_text()
-    named = re.findall(r'pub const \w+: &str = "(\w+)";', source)
-    kinds = {name: kind for kind, name in re.findall(r'\b(Counter|Gauge|Histogram)\b[^\n]*\n(?:///[^\n]*\n)*pub const \w+: &str = "(\w+)";', source)}
+def metrics_in(path):
+    """Name to kind, from a list of named constants."""
+    source = (ROOT / path).read_text()
+    constant = r'pub(?:\(crate\))? const \w+: &str = "(\w+)";'
+    named = re.findall(constant, source)
+    kinds = {name: kind for kind, name in re.findall(r'\b(Counter|Gauge|Histogram)\b[^\n]*\n(?:///[^\n]*\n)*' + constant, source)}
     assert named and set(kinds) == set(named), "each name says Counter, Gauge or Histogram"
     return kinds
+
+
+def engine_metrics():
+    return metrics_in("crates/domain/src/metric_names.rs")
+
+
+def node_metrics():
+    return metrics_in("services/broker/src/metric_names.rs")
 
 
 def alerts():
@@ -67,7 +76,7 @@ def test_every_metric_is_documented_with_its_kind():
     rows = dict(re.findall(r"^\| `(relay_\w+)` \| (\w+) \|", page, re.MULTILINE))
     tenants = {name: kind for name, kind in rows.items() if name.startswith("relay_workspace_")}
     operators = {name: kind for name, kind in rows.items() if name not in tenants}
-    assert operators == {name: kind.lower() for name, kind in engine_metrics().items()}
+    assert operators == {name: kind.lower() for name, kind in (engine_metrics() | node_metrics()).items()}
     source = (ROOT / "services/gateway/src/routes/mailboxes/insight.rs").read_text()
     served = re.findall(r'\("(\w+)", "(counter|gauge)", ', source)
     assert tenants == {f"relay_workspace_{name}": kind for name, kind in served}

@@ -9,8 +9,6 @@ use relay_domain::{
 };
 
 pub(crate) const CHANNEL: i16 = ChannelKind::Channel.code();
-pub(crate) const DIRECT_CONVERSATION: i16 = ChannelKind::Direct.code();
-pub(crate) const GROUP_CONVERSATION: i16 = ChannelKind::Group.code();
 
 pub(crate) const MESSAGE_SOURCE: i16 = SourceKind::Message.code();
 pub(crate) const ACTION_RESULT_SOURCE: i16 = SourceKind::ActionResult.code();

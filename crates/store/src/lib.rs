@@ -15,9 +15,7 @@ pub mod actions;
 pub mod admin;
 pub mod agents;
 pub mod channels;
-#[allow(dead_code)]
 mod codes;
-#[allow(dead_code)]
 mod decode;
 mod error;
 pub mod events;

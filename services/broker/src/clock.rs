@@ -27,6 +27,11 @@ pub(crate) fn instant(timestamp: Timestamp) -> tokio::time::Instant {
     (*ORIGIN + Duration::from_millis(millis)).into()
 }
 
+/// Whole milliseconds of a duration.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Unix time in milliseconds.
 pub(crate) fn unix_ms() -> i64 {
     chrono::Utc::now().timestamp_millis()

@@ -18,6 +18,7 @@ mod injection;
 mod invocations;
 mod lease;
 mod mailbox;
+mod metric_names;
 mod restore;
 mod runner;
 mod startup;
@@ -31,6 +32,7 @@ use clap::Parser as _;
 use cli::{Cli, Command};
 
 #[tokio::main]
+#[expect(clippy::print_stderr, reason = "a command reports its error to the terminal")]
 async fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Init(settings) => startup::run(*settings).await,

@@ -37,10 +37,11 @@ impl Runner {
     async fn next(&mut self) -> Result<Value> {
         loop {
             let message = timeout(SOON, self.socket.next()).await?.context("the socket has ended")??;
-            match message {
-                Message::Text(text) => return Ok(serde_json::from_str(&text)?),
-                Message::Close(frame) => bail!("closed: {frame:?}"),
-                _ => {}
+            if let Message::Text(text) = message {
+                return Ok(serde_json::from_str(&text)?);
+            }
+            if let Message::Close(frame) = message {
+                bail!("closed: {frame:?}");
             }
         }
     }

@@ -35,16 +35,13 @@ pub struct Delivery {
 impl From<DeliveryRow> for Delivery {
     fn from(row: DeliveryRow) -> Self {
         let exception = row.settlement_state.and_then(|code| Settlement::from_code(code).ok());
-        let state = match derive_state(row.seq, row.sent_seq, row.ack_floor, exception) {
+        let mut state = derive_state(row.seq, row.sent_seq, row.ack_floor, exception);
+        let is_rejected = row.deferred_reason.as_deref() == Some(DeadLetterReason::Rejected.as_str());
+        if state == DeliveryState::DeadLettered && is_rejected {
             // A dead letter to operators, but a failure to the recipient that rejected it (docs/protocol/rest.md,
             // "Delivery transitions").
-            DeliveryState::DeadLettered
-                if row.deferred_reason.as_deref() == Some(DeadLetterReason::Rejected.as_str()) =>
-            {
-                DeliveryState::Failed
-            }
-            state => state,
-        };
+            state = DeliveryState::Failed;
+        }
         Self {
             id: DeliveryId { source: row.source_id, agent: AgentId::new(row.agent_id), redrive_no: row.redrive_no },
             state,

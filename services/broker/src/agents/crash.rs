@@ -5,6 +5,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use crate::metric_names;
 use serde::Serialize;
 
 const REMEMBERED: usize = 500;
@@ -73,7 +74,7 @@ impl CrashLog {
         if content.1.len() > REMEMBERED {
             content.1.pop_front();
         }
-        metrics::counter!("relay_node_crashes_total", "category" => category).increment(1);
+        metrics::counter!(metric_names::CRASHES, "category" => category).increment(1);
     }
 
     /// Number of crashes since the start.

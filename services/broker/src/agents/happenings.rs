@@ -16,6 +16,7 @@ use crate::{
     events::{DeliveryRef, Event},
     injection::{DeliveryMode, Effect, Failure, ReadySign, ScreenFacts, Settlement, TypeRequest},
     mailbox::Message,
+    metric_names,
     state::LedgerEntry,
 };
 
@@ -83,7 +84,7 @@ impl AgentTask {
         running.last_output_at = at;
         running.is_idle_reported = false;
         self.note_activity();
-        metrics::counter!("relay_node_output_bytes_total").increment(chunk.bytes().len() as u64);
+        metrics::counter!(metric_names::OUTPUT_BYTES).increment(chunk.bytes().len() as u64);
         self.publish(&Event::WorkerStream { stream: "stdout", chunk: chunk.text().into_owned() });
         let (text, effects) = running.pipeline.on_output(at, chunk.bytes());
         if let Some(readiness) = &mut running.readiness {
@@ -248,7 +249,7 @@ impl AgentTask {
         }
         running.exit_line.on_typed(running.latest, &injection.text);
         let labels = [("harness", self.launch.handle.harness.clone()), ("attempt", attempt.to_string())];
-        metrics::counter!("relay_node_injections_total", &labels).increment(1);
+        metrics::counter!(metric_names::INJECTIONS, &labels).increment(1);
         match running.process.terminal.inject(injection) {
             Ok(mut ticket) => {
                 running.keys.insert(ticket.id(), key);
@@ -263,16 +264,16 @@ impl AgentTask {
         let outcome = if settlement.is_verified { "verified" } else { "unverified" };
         let harness = self.launch.handle.harness.clone();
         let labels = [("harness", harness.clone()), ("outcome", outcome.to_owned())];
-        metrics::counter!("relay_node_deliveries_total", &labels).increment(1);
+        metrics::counter!(metric_names::DELIVERIES, &labels).increment(1);
         let labels = [
             ("harness", harness.clone()),
             ("method", settlement.method.to_owned()),
             ("level", settlement.level.as_str().to_owned()),
         ];
-        metrics::counter!("relay_node_verifications_total", &labels).increment(1);
+        metrics::counter!(metric_names::VERIFICATIONS, &labels).increment(1);
         if settlement.is_verified {
             let labels = [("harness", harness), ("method", settlement.method.to_owned())];
-            metrics::histogram!("relay_node_verify_seconds", &labels).record(settlement.latency_ms as f64 / 1000.0);
+            metrics::histogram!(metric_names::VERIFY_SECONDS, &labels).record(settlement.latency_ms as f64 / 1000.0);
         }
         if settlement.level >= Level::Echoed && settlement.message.seq.is_some() {
             running.works.push(Box::pin(self.record(settlement, Duration::ZERO)));
@@ -310,7 +311,7 @@ impl AgentTask {
         }
         let receipt = Receipt { agent: self.name().to_owned(), token: self.launch.handle.token.clone(), delivery };
         if self.launch.services.receipts.try_send(receipt).is_err() {
-            metrics::counter!("relay_node_receipts_dropped_total").increment(1);
+            metrics::counter!(metric_names::RECEIPTS_DROPPED).increment(1);
         }
     }
 
@@ -322,7 +323,7 @@ impl AgentTask {
 
     fn on_failure(&self, running: &mut Running, failure: Box<Failure>) {
         let labels = [("harness", self.launch.handle.harness.clone()), ("outcome", "failed".to_owned())];
-        metrics::counter!("relay_node_deliveries_total", &labels).increment(1);
+        metrics::counter!(metric_names::DELIVERIES, &labels).increment(1);
         let (message, reason) = (&failure.message, failure.reason.as_str());
         self.publish(&Event::DeliveryFailed { delivery: reference(message), reason });
         self.publish(&Event::MessageDeliveryFailed {

@@ -38,9 +38,12 @@ impl StartedProcess {
             environment: environment(services, spec, handle, ack_folder),
             ..SpawnRequest::new(spec.program.as_str(), marker.as_str())
         };
-        let (terminal, events) = services.host.spawn(request).await.map_err(|error| match error {
-            PtyError::ShuttingDown => AgentError::Disappeared,
-            error => AgentError::SpawnFailed(error.to_string()),
+        let (terminal, events) = services.host.spawn(request).await.map_err(|error| {
+            if matches!(error, PtyError::ShuttingDown) {
+                AgentError::Disappeared
+            } else {
+                AgentError::SpawnFailed(error.to_string())
+            }
         })?;
         let identity = terminal.identity();
         let record = AgentRecord {

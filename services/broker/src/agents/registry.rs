@@ -8,6 +8,7 @@ use std::{
 use subtle::ConstantTimeEq as _;
 
 use super::{AgentError, AgentHandle};
+use crate::metric_names;
 
 /// Running and starting agents by name.
 #[derive(Debug, Default)]
@@ -39,7 +40,7 @@ impl Agents {
             return Err(AgentError::CapacityExceeded { max });
         }
         slots.insert(name.to_owned(), Slot::Starting);
-        metrics::gauge!("relay_node_agents").set(slots.len() as f64);
+        metrics::gauge!(metric_names::AGENTS).set(slots.len() as f64);
         Ok(Reservation { agents: self.clone(), name: name.to_owned() })
     }
 
@@ -77,7 +78,7 @@ impl Agents {
     pub(super) fn remove(&self, name: &str) {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         slots.remove(name);
-        metrics::gauge!("relay_node_agents").set(slots.len() as f64);
+        metrics::gauge!(metric_names::AGENTS).set(slots.len() as f64);
     }
 }
 
@@ -94,7 +95,7 @@ impl Drop for Reservation {
         let mut slots = self.agents.slots.write().unwrap_or_else(PoisonError::into_inner);
         if matches!(slots.get(&self.name), Some(Slot::Starting)) {
             slots.remove(&self.name);
-            metrics::gauge!("relay_node_agents").set(slots.len() as f64);
+            metrics::gauge!(metric_names::AGENTS).set(slots.len() as f64);
         }
     }
 }

@@ -27,6 +27,7 @@ use crate::{
     events::{Event, ProcessFacts},
     injection::{DeliveryMode, Profile},
     mailbox::{Mailbox, SharedMailbox},
+    metric_names,
 };
 
 /// Time for joining the agent's channels; a failure is a warning.
@@ -69,7 +70,7 @@ impl Spawner {
         let (handle, pid) = started.inspect_err(|_| services.link.unhost(&spec.name, &hosted.agent_id))?;
         let facts = process_facts(&spec, pid);
         services.counters.spawned.fetch_add(1, Ordering::Relaxed);
-        metrics::counter!("relay_node_spawns_total").increment(1);
+        metrics::counter!(metric_names::SPAWNS).increment(1);
         let event = Event::AgentSpawned {
             process: facts,
             parent: spec.parent.clone(),

@@ -20,7 +20,7 @@ pub(super) async fn health(State(api): State<Api>) -> Json<Value> {
         "status": if is_connected { "ok" } else { "degraded" },
         "service": "agent-relay-listen",
         "version": VERSION,
-        "uptimeMs": clock::uptime().as_millis() as u64,
+        "uptimeMs": clock::millis(clock::uptime()),
         "workspaceId": identity.map(|identity| &identity.workspace_id),
         "defaultWorkspaceId": identity.map(|identity| &identity.workspace_id),
         "memberships": identity.map(|identity| memberships(identity)).unwrap_or_else(|| json!([])),

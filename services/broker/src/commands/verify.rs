@@ -23,6 +23,8 @@ use relay_verification::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::clock;
+
 /// A request. An `id` beside it is repeated in the answer.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
@@ -181,7 +183,7 @@ fn attempt(cli: Option<&str>, channels: &[Channel], signals: &[Signal]) -> Value
     attempt.enter_written(began);
     let shown = |proof: Proof| {
         json!({
-            "at_ms": proof.elapsed.as_millis() as u64,
+            "at_ms": clock::millis(proof.elapsed),
             "level": proof.level().as_str(),
             "method": proof.channel.method(),
         })

@@ -332,14 +332,12 @@ impl<'a> Connection<'a> {
                 self.renewed_at = Some(Instant::now());
                 self.send(None, &InboundFrame::Deregister)
             }
-            LinkRequest::Send(frame) => match *frame {
-                InboundFrame::ActionResult(_) => self.send(None, &frame),
-                _ => {
-                    // Acks count only while the agent is served here.
-                    self.flush_acks()?;
-                    self.request(Waiting::Logged("agent.deregister or action.accept"), &frame)
-                }
-            },
+            LinkRequest::Send(frame) if matches!(*frame, InboundFrame::ActionResult(_)) => self.send(None, &frame),
+            LinkRequest::Send(frame) => {
+                // Acks count only while the agent is served here.
+                self.flush_acks()?;
+                self.request(Waiting::Logged("agent.deregister or action.accept"), &frame)
+            }
         }
     }
 

@@ -20,8 +20,10 @@ use super::{
     manifest::Manifest,
 };
 use crate::{
+    clock,
     engine::{Engine, Identity},
     events::{Event, Hub},
+    metric_names,
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -92,12 +94,8 @@ impl LinkTask {
                 Err(error) => error.to_string(),
             };
             let pause = backoff.pause(began.elapsed(), rand_fraction());
-            tracing::warn!(
-                reason,
-                pause_ms = pause.as_millis() as u64,
-                "the engine is not connected, connecting again"
-            );
-            metrics::counter!("relay_node_connections_lost_total").increment(1);
+            tracing::warn!(reason, pause_ms = clock::millis(pause), "the engine is not connected, connecting again");
+            metrics::counter!(metric_names::CONNECTIONS_LOST).increment(1);
             self.shared.state.send_replace(LinkState::Down { reason: Some(reason) });
             if stop.run_until_cancelled(sleep(pause)).await.is_none() {
                 break;

@@ -140,7 +140,9 @@ impl Subscription {
                 // Output goes out between the durable events that it was published between.
                 match self.lane.next_after() {
                     Some(after) if after <= self.position => Vec::new(),
-                    Some(after) => ring.after(self.position, PAGE.min((after - self.position) as usize)),
+                    Some(after) => {
+                        ring.after(self.position, usize::try_from(after - self.position).unwrap_or(PAGE).min(PAGE))
+                    }
                     None => ring.after(self.position, PAGE),
                 }
             };

@@ -224,10 +224,9 @@ impl Event {
 
     /// Bytes of output in an event that is not kept; `None` for the durable kinds.
     pub(super) fn ephemeral_bytes(&self) -> Option<usize> {
-        match self {
-            Self::WorkerStream { chunk, .. } => Some(chunk.len()),
-            Self::DeliveryActive { .. } => Some(0),
-            _ => None,
+        if let Self::WorkerStream { chunk, .. } = self {
+            return Some(chunk.len());
         }
+        matches!(self, Self::DeliveryActive { .. }).then_some(0)
     }
 }

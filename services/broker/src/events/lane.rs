@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use crate::metric_names;
 use serde_json::json;
 use tokio::sync::Notify;
 
@@ -45,7 +46,7 @@ impl Lane {
             let Some(oldest) = content.waiting.pop_front() else { break };
             content.bytes -= oldest.text.len();
             *content.dropped.entry(oldest.agent.to_string()).or_default() += oldest.output_bytes;
-            metrics::counter!("relay_node_output_dropped_bytes_total").increment(oldest.output_bytes as u64);
+            metrics::counter!(metric_names::OUTPUT_DROPPED_BYTES).increment(oldest.output_bytes as u64);
         }
         drop(content);
         self.arrived.notify_one();

@@ -65,11 +65,13 @@ impl Scene {
                     self.log.push(format!("type {}", request.attempt));
                     typed.push((request.key, request.text));
                 }
-                Effect::Publish(event) => match *event {
-                    Event::DeliveryVerified { verification, .. } => self.log.push(format!("verdict {verification}")),
-                    Event::DeliveryActive { .. } => self.log.push("active".into()),
-                    _ => {}
-                },
+                Effect::Publish(event) => {
+                    if let Event::DeliveryVerified { verification, .. } = *event {
+                        self.log.push(format!("verdict {verification}"));
+                    } else if matches!(*event, Event::DeliveryActive { .. }) {
+                        self.log.push("active".into());
+                    }
+                }
                 Effect::Settle(settlement) => self.log.push(format!("settle {}", settlement.message.event_id)),
                 Effect::Fail(failure) => self.log.push(format!("fail {}", failure.attempts)),
                 Effect::Dequeued(_) | Effect::TaskTyped => {}

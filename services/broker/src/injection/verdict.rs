@@ -14,7 +14,7 @@ use super::{
     outstanding::Outstanding,
     pipeline::{Pipeline, ScreenFacts},
 };
-use crate::{events::Event, mailbox::Origin};
+use crate::{events::Event, mailbox::Origin, metric_names};
 
 /// A delivery that was looked up by an agent's ack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -256,7 +256,7 @@ impl Pipeline {
             DeliveryEffect::Cancelled => Vec::new(),
             DeliveryEffect::Ignored { channel, reason } => {
                 tracing::debug!(method = channel.method(), reason = reason.as_str(), "a signal does not count");
-                metrics::counter!("relay_node_signals_ignored_total", "reason" => reason.as_str()).increment(1);
+                metrics::counter!(metric_names::SIGNALS_IGNORED, "reason" => reason.as_str()).increment(1);
                 Vec::new()
             }
         }

@@ -65,15 +65,13 @@ fn result_text(data: &Map<String, Value>) -> Option<String> {
 
 fn priority(data: &Map<String, Value>) -> Option<u8> {
     let given = data.get("priority").or_else(|| data.get("metadata")?.get("priority"))?;
-    match given {
-        Value::String(word) => match word.as_str() {
-            "low" => Some(1),
-            "normal" => Some(2),
-            "high" => Some(3),
-            "urgent" => Some(4),
-            _ => None,
-        },
-        number => number.as_u64().and_then(|number| u8::try_from(number).ok()).filter(|n| (1..=4).contains(n)),
+    match given.as_str() {
+        Some("low") => Some(1),
+        Some("normal") => Some(2),
+        Some("high") => Some(3),
+        Some("urgent") => Some(4),
+        Some(_) => None,
+        None => given.as_u64().and_then(|number| u8::try_from(number).ok()).filter(|n| (1..=4).contains(n)),
     }
 }
 

@@ -9,6 +9,7 @@ use relay_wire::nodes::engine_frame::Deliver;
 use tokio::sync::Notify;
 
 use super::{Mailbox, Message, Verdict};
+use crate::metric_names;
 
 /// Mailbox of one agent. The lock is held for one step of the state machine and never over an await.
 #[derive(Debug)]
@@ -56,7 +57,7 @@ impl SharedMailbox {
             Verdict::Full => "full",
             Verdict::OtherAgent => "other_agent",
         };
-        metrics::counter!("relay_node_frames_total", "result" => result).increment(1);
+        metrics::counter!(metric_names::FRAMES, "result" => result).increment(1);
         match verdict {
             Verdict::Taken { messages, acked: settled } => {
                 if !messages.is_empty() {

@@ -145,6 +145,7 @@ fn flood(rate: usize) {
     let began = Instant::now();
     let mut written = 0;
     loop {
+        #[expect(clippy::cast_possible_truncation, reason = "a number of bytes")]
         let due = (began.elapsed().as_secs_f64() * rate as f64) as usize;
         while written < due {
             if print(&line).is_err() {

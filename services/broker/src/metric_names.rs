@@ -1,0 +1,28 @@
+//! Names of the broker's metrics. Every label is bounded: no agent, message or workspace is one.
+
+/// Agents that run or start. Gauge.
+pub(crate) const AGENTS: &str = "relay_node_agents";
+/// Agents started. Counter.
+pub(crate) const SPAWNS: &str = "relay_node_spawns_total";
+/// Agents that ended with an error. Counter; label `category`: `segfault`, `oom`, `signal`, `error`.
+pub(crate) const CRASHES: &str = "relay_node_crashes_total";
+/// Frames for hosted agents. Counter; label `result`: `taken`, `repeated`, `early`, `full`, `other_agent`.
+pub(crate) const FRAMES: &str = "relay_node_frames_total";
+/// Texts handed to a terminal. Counter; labels `harness`, `attempt`.
+pub(crate) const INJECTIONS: &str = "relay_node_injections_total";
+/// Deliveries with a final outcome. Counter; labels `harness`, `outcome`: `verified`, `unverified`, `failed`.
+pub(crate) const DELIVERIES: &str = "relay_node_deliveries_total";
+/// Settled messages by the strongest signal. Counter; labels `harness`, `method`, `level`.
+pub(crate) const VERIFICATIONS: &str = "relay_node_verifications_total";
+/// Time from the first byte written to the signal, in seconds. Histogram; labels `harness`, `method`.
+pub(crate) const VERIFY_SECONDS: &str = "relay_node_verify_seconds";
+/// Signals that do not count. Counter; label `reason`.
+pub(crate) const SIGNALS_IGNORED: &str = "relay_node_signals_ignored_total";
+/// Bytes of output of all agents. Counter.
+pub(crate) const OUTPUT_BYTES: &str = "relay_node_output_bytes_total";
+/// Bytes of output dropped for slow subscribers. Counter.
+pub(crate) const OUTPUT_DROPPED_BYTES: &str = "relay_node_output_dropped_bytes_total";
+/// Read receipts dropped because their queue was full. Counter.
+pub(crate) const RECEIPTS_DROPPED: &str = "relay_node_receipts_dropped_total";
+/// Connections to the engine lost. Counter.
+pub(crate) const CONNECTIONS_LOST: &str = "relay_node_connections_lost_total";
