@@ -24,14 +24,13 @@ answers = [ask(*query) for query in queries]
 os.write(1, b"<" + b" ".join(answer.encode() for answer in answers) + b">")
 "#;
         let mut session = STAGE.python(ASK, &[]).await;
-        session.wait_for(">").await;
         let name = concat!("\x1bP>|relay-pty(", env!("CARGO_PKG_VERSION"), ")\x1b\\");
         let background = "\x1b]11;rgb:0000/0000/0000\x1b\\";
         let expected =
             ["\x1b[?62;22c", "\x1b[>0;10;0c", "\x1b[0n", "\x1b[5;7R", background, name, "\x1b[?0u", "\x1b[8;24;80t"];
         let hex = |text: &&str| text.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
         let expected: Vec<String> = expected.iter().map(hex).collect();
-        assert!(session.text().contains(&format!("<{}>", expected.join(" "))), "{}", session.text());
+        session.wait_for(&format!("<{}>", expected.join(" "))).await;
     });
 }
 

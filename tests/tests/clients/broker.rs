@@ -29,6 +29,14 @@ impl Lead {
         Ok(Self { api: workspace.as_agent(&lead), workspace })
     }
 
+    /// Waits until the broker has enrolled its node, which it does after its local API answers.
+    async fn wait_for_node(&self) -> Result<()> {
+        let path = format!("/v1/nodes/{NODE}");
+        wait::until_ok("the broker's node", HEARD_WITHIN, || async { self.workspace.get(&path).await?.success() })
+            .await?;
+        Ok(())
+    }
+
     async fn posts(&self, text: &str) -> Result<()> {
         println!("lead posts {text}");
         self.api.post_message("general", text).await?.success().map(|_| ())
@@ -87,6 +95,7 @@ async fn through_restarts(stack: &Stack) -> Result<()> {
     let start = || Broker::start(gateways.urls()[0], lead.workspace.token(), NODE, &dir);
 
     let broker = start().await?;
+    lead.wait_for_node().await?;
     broker.spawn(AGENT, &script).await?;
     let agent_id = lead.agent_id().await?;
     lead.posts("text-1").await?;
