@@ -1,5 +1,5 @@
 //! Messages into a terminal. [`Pipeline`] is the pure state machine of one agent: messages, output and time go in,
-//! [`Effect`]s come out, and the agent's task performs them. [`line`] builds the text that is typed, [`readiness`]
+//! [`Effect`]s come out, and the agent's task performs them. [`mod@line`] builds the text that is typed, [`readiness`]
 //! recognises the moment of the first injection, [`keyboard`] leaves room for a person who types.
 
 mod effect;

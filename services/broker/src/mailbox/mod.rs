@@ -1,4 +1,4 @@
-//! Messages from the engine on their way to one agent: what a frame is ([`classify`]), its place in the order
+//! Messages from the engine on their way to one agent: what a frame is ([`mod@classify`]), its place in the order
 //! ([`Mailbox`]), and the queue between the engine link and the agent's task ([`SharedMailbox`]).
 
 mod classify;
