@@ -6,6 +6,7 @@ mod folders;
 mod length;
 mod migrations;
 mod names;
+mod packages;
 mod paths;
 mod references;
 mod unused;
@@ -40,6 +41,7 @@ pub(crate) fn run() -> Result<()> {
     for check in checks {
         check(&sources, &mut findings);
     }
+    packages::check(&sources, &mut findings)?;
     features::check(&mut findings)?;
     for finding in &findings {
         eprintln!("tidy: {finding}");
