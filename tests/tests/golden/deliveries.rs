@@ -241,14 +241,14 @@ async fn pushes() -> Result<()> {
     )
     .await?;
     let of = |call: &Received, kind: &str| call.header("x-relaycast-event") == kind;
+    let joined = |call: &Received| of(call, "member.joined") && call.json()["data"]["channel"] == "plans";
     for (agent, _) in agents {
         let path = format!("/{agent}");
-        let told = || async { receiver.events(&path).iter().any(|call| of(call, "message.reacted")) };
-        wait::until("a reaction", SOON, told).await;
+        let reacted = || async { receiver.events(&path).iter().any(|call| of(call, "message.reacted")) };
+        wait::until("a reaction", SOON, reacted).await;
+        wait::until("a member", SOON, || async { receiver.events(&path).iter().any(|call| joined(call)) }).await;
     }
-    let joined = |call: &Received| of(call, "member.joined") && call.json()["data"]["channel"] == "plans";
-    wait::until("a member", SOON, || async { receiver.events("/plain").iter().any(|call| joined(call)) }).await;
-    // Who was bound early may hear of the others, each of whom joins `#general`.
+    // An agent that was bound early may get the events of later ones, which all join `#general`.
     walk.recording.add_calls(&receiver, |call| call.is_delivery() || of(call, "message.reacted") || joined(call));
     walk.end()
 }

@@ -5,7 +5,7 @@ mod mentions;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     AgentId, ChannelId, ConversationId, MessageId,
@@ -17,6 +17,17 @@ use crate::{
 };
 
 pub use mentions::{MAX_MENTIONS, extract_mentions};
+
+/// Prefix of the engine's own metadata keys, hidden from clients.
+pub const HIDDEN_METADATA: &str = "__relaycast_";
+
+/// Returns metadata without the engine's own keys; always an object.
+#[must_use]
+pub fn client_metadata(stored: &Value) -> Map<String, Value> {
+    let stored = stored.as_object().into_iter().flatten();
+    let shown = stored.filter(|(key, _)| !key.starts_with(HIDDEN_METADATA));
+    shown.map(|(key, value)| (key.clone(), value.clone())).collect()
+}
 
 /// A posted message, with the names of its channel and author.
 #[derive(Debug, Clone, PartialEq)]

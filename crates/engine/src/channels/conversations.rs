@@ -4,6 +4,7 @@ use relay_domain::{
     AgentId, ChannelId, ConversationId, WorkspaceScope,
     channels::{ChannelKind, MAX_LISTED_CONVERSATIONS, MAX_PARTICIPANTS, direct_names, group_channel_name},
     events::kind,
+    messages::Message,
     names::{MAX_TEXT_BYTES, MAX_TITLE_BYTES, check_length},
     observers::ObserverFilters,
 };
@@ -127,11 +128,11 @@ impl Engine {
         caller: &AgentCaller,
         id: &str,
         page: MessagePage,
-    ) -> EngineResult<Vec<Value>> {
+    ) -> EngineResult<Vec<Message>> {
         let conversation = self.own_conversation(caller, id).await?;
         let all = ObserverFilters::default();
         let messages = self.store().channel_messages(caller.scope, conversation.channel_id, page, &all).await?;
-        Ok(messages.iter().map(|listed| render::conversation_message(&listed.message)).collect())
+        Ok(messages.into_iter().map(|listed| listed.message).collect())
     }
 
     /// Creates a group conversation with the caller in it, and posts its first message. Under an idempotency key both

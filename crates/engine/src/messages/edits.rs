@@ -2,7 +2,7 @@
 
 use relay_domain::{
     events::kind,
-    messages::{Message, extract_mentions},
+    messages::{HIDDEN_METADATA, ListedMessage, Message, extract_mentions},
 };
 use relay_store::{MessageChange, channels::audience::AudienceKey, events::NewEvent};
 use serde_json::{Value, json};
@@ -14,7 +14,6 @@ use crate::{
     messages::{
         draft::{Draft, check_draft, check_frame},
         posting::AudienceSource,
-        render,
     },
 };
 
@@ -36,7 +35,12 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such message for the caller, it is another agent's, or the new version could not be posted.
-    pub async fn update_message(&self, caller: &AgentCaller, id: &str, update: &MessageUpdate) -> EngineResult<Value> {
+    pub async fn update_message(
+        &self,
+        caller: &AgentCaller,
+        id: &str,
+        update: &MessageUpdate,
+    ) -> EngineResult<ListedMessage> {
         let credential = Credential::Agent(caller.clone());
         let old = self.visible_message(&credential, id).await?.message;
         if old.agent_id != caller.agent_id {
@@ -75,7 +79,7 @@ impl Engine {
         self.announce(recorded);
         // From memory; a concurrent edit sends its own notice.
         self.notify_updated(caller, &new).await;
-        Ok(render::listed_message(&self.visible_message(&credential, id).await?))
+        self.visible_message(&credential, id).await
     }
 
     /// Notifies the members' own sockets, best-effort.
@@ -108,7 +112,7 @@ impl Engine {
 fn keep_hidden_metadata(data: Option<&Value>, old: &Value) -> Value {
     let mut all = data.and_then(Value::as_object).cloned().unwrap_or_default();
     for (key, value) in old.as_object().into_iter().flatten() {
-        if key.starts_with(render::HIDDEN_METADATA) {
+        if key.starts_with(HIDDEN_METADATA) {
             all.insert(key.clone(), value.clone());
         }
     }

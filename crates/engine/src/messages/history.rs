@@ -7,9 +7,8 @@ use relay_domain::{
     observers::{ObserverScope, ScopeSet},
 };
 use relay_store::MessagePage;
-use serde_json::Value;
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::Credential, messages::render};
+use crate::{Engine, EngineError, EngineResult, access::authentication::Credential};
 
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (50, 100);
@@ -17,9 +16,9 @@ pub const PAGE: (i64, i64) = (50, 100);
 /// Message and its replies.
 #[derive(Debug)]
 pub struct Thread {
-    pub parent: Value,
+    pub parent: ListedMessage,
     /// Replies, oldest first; a reply has none.
-    pub replies: Vec<Value>,
+    pub replies: Vec<ListedMessage>,
 }
 
 impl Engine {
@@ -33,7 +32,7 @@ impl Engine {
         caller: &Credential,
         channel: &str,
         page: MessagePage,
-    ) -> EngineResult<Vec<Value>> {
+    ) -> EngineResult<Vec<ListedMessage>> {
         let (scope, view) = (caller.scope(), caller.view());
         let name = strip_hash(channel);
         let id = self
@@ -42,16 +41,15 @@ impl Engine {
             .await?
             .filter(|id| view.sees_channel(*id, name))
             .ok_or_else(|| EngineError::ChannelNotFound(name.to_owned()))?;
-        let messages = self.store().channel_messages(scope, id, page, &view.filters).await?;
-        Ok(messages.iter().map(render::listed_message).collect())
+        Ok(self.store().channel_messages(scope, id, page, &view.filters).await?)
     }
 
     /// Returns one message; one of a conversation only to its participants and to the workspace key.
     ///
     /// # Errors
     /// When there is no such message for this caller.
-    pub async fn message(&self, caller: &Credential, id: &str) -> EngineResult<Value> {
-        Ok(render::listed_message(&self.visible_message(caller, id).await?))
+    pub async fn message(&self, caller: &Credential, id: &str) -> EngineResult<ListedMessage> {
+        self.visible_message(caller, id).await
     }
 
     /// Returns a message and its replies, oldest first.
@@ -65,10 +63,7 @@ impl Engine {
         } else {
             Vec::new()
         };
-        Ok(Thread {
-            parent: render::listed_message(&parent),
-            replies: replies.iter().map(render::listed_message).collect(),
-        })
+        Ok(Thread { parent, replies })
     }
 
     /// Finds a message if the caller may see it. Nodes see none of a conversation.

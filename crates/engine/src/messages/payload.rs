@@ -4,7 +4,10 @@
 
 use bytes::Bytes;
 use relay_domain::{
-    AgentId, ConversationId, DeliveryId, channels::ChannelKind, mailboxes::delivery::Mode, messages::Message,
+    AgentId, ConversationId, DeliveryId,
+    channels::ChannelKind,
+    mailboxes::delivery::Mode,
+    messages::{Message, client_metadata},
 };
 use relay_store::mailboxes::replay::StoredDelivery;
 use serde::Serialize;
@@ -13,7 +16,7 @@ use serde_json::{
     value::{RawValue, to_raw_value},
 };
 
-use crate::messages::render::{metadata, timestamp};
+use crate::messages::render::timestamp;
 
 /// Largest encoded `deliver` frame, in bytes. The smallest client limit on a frame is 1 MiB; the rest is room for the
 /// transport's overhead.
@@ -126,7 +129,7 @@ impl<'a> MessageView<'a> {
     /// Creates the view of `recipient`.
     pub(crate) fn new(message: &'a Message, recipient: &'a str) -> Self {
         let (id, author) = (message.id.to_string(), message.agent_id.to_string());
-        Self { message, recipient, id, author, metadata: metadata(&message.metadata) }
+        Self { message, recipient, id, author, metadata: Value::Object(client_metadata(&message.metadata)) }
     }
 
     /// Returns the payload's type.

@@ -3,6 +3,7 @@
 pub mod session_event;
 pub mod spawn;
 
+use relay_domain::agents::AgentKind;
 use relay_domain::{AgentId, ChannelId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -48,6 +49,16 @@ pub enum AgentType {
     Agent,
     Human,
     System,
+}
+
+impl From<AgentKind> for AgentType {
+    fn from(kind: AgentKind) -> Self {
+        match kind {
+            AgentKind::Agent => Self::Agent,
+            AgentKind::Human => Self::Human,
+            AgentKind::System => Self::System,
+        }
+    }
 }
 
 /// Skill of an agent.

@@ -1,5 +1,6 @@
 //! Request and response bodies of the direct-message routes.
 
+use relay_domain::messages::Message;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
@@ -102,12 +103,21 @@ pub struct AnyLastMessage {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct MessagesPage {
     /// Messages, newest first.
-    #[schema(value_type = Vec<ConversationMessage>)]
-    pub messages: Vec<Value>,
+    pub messages: Vec<ConversationMessage>,
     /// Value of `before` for the next page.
     pub next_before: Option<String>,
     /// `true` if there is no next page.
     pub exhausted: bool,
+}
+
+/// Response of `GET /v1/dm/conversations/:id/messages`: a page if the query has `page=1`, else the messages alone.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub enum AnyMessages {
+    /// The messages and where the next page begins.
+    Page(MessagesPage),
+    /// The messages, newest first.
+    List(Vec<ConversationMessage>),
 }
 
 /// Response of `POST /v1/dm/:id/participants`.
@@ -152,8 +162,7 @@ pub struct LastMessage {
     /// Name of the author.
     pub agent_name: Option<String>,
     /// Type of the author.
-    #[schema(value_type = Option<AgentType>)]
-    pub agent_type: Option<String>,
+    pub agent_type: Option<AgentType>,
     /// Time of acceptance.
     pub created_at: Timestamp,
 }
@@ -182,11 +191,9 @@ pub struct Conversation {
     /// Name of the group, if it has one.
     pub name: Option<String>,
     /// Participants: objects, or names alone for clients that do not accept objects.
-    #[schema(value_type = Vec<ShownParticipant>)]
-    pub participants: Vec<Value>,
+    pub participants: Vec<ShownParticipant>,
     /// Newest message: an object, or its text alone.
-    #[schema(value_type = Option<ShownLastMessage>)]
-    pub last_message: Option<Value>,
+    pub last_message: Option<ShownLastMessage>,
     /// Number of unread messages of other participants.
     pub unread_count: i64,
     /// Time of creation.
@@ -198,7 +205,8 @@ pub struct Conversation {
 #[schema(as = Sent)]
 pub struct SentMessage {
     /// Id of the conversation.
-    pub conversation_id: String,
+    #[schema(value_type = String)]
+    pub conversation_id: Option<String>,
     /// The accepted message.
     pub message: ConversationMessage,
     /// Time of acceptance.
@@ -214,11 +222,31 @@ pub struct SentMessage {
     /// Injection mode that the author requested.
     pub injection_mode: InjectionMode,
     /// Files attached to it.
-    pub attachments: Vec<Attachment>,
+    #[schema(value_type = Vec<Attachment>)]
+    pub attachments: Value,
     /// Name of the addressed agent, if one was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub to: Option<String>,
+}
+
+impl SentMessage {
+    /// `to` is the addressed agent, if one was given.
+    #[must_use]
+    pub fn new(message: Message, to: Option<String>) -> Self {
+        Self {
+            conversation_id: message.conversation_id.as_ref().map(ToString::to_string),
+            created_at: message.created_at.into(),
+            id: message.id.to_string(),
+            agent_id: message.agent_id.to_string(),
+            from_agent_id: message.agent_id.to_string(),
+            text: message.text.clone(),
+            injection_mode: message.mode.into(),
+            attachments: message.attachments.clone(),
+            to,
+            message: message.into(),
+        }
+    }
 }
 
 /// Response of `POST /v1/dm/group`.

@@ -2,8 +2,12 @@
 
 pub mod webhook;
 
+use relay_domain::{
+    mailboxes::delivery::Mode,
+    messages::{self as domain, ListedMessage, client_metadata},
+};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{agents::AgentType, field::Timestamp};
@@ -28,11 +32,9 @@ pub struct PageQuery {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Thread {
     /// The requested message.
-    #[schema(value_type = Message)]
-    pub parent: Value,
+    pub parent: Message,
     /// Replies, oldest first.
-    #[schema(value_type = Vec<Message>)]
-    pub replies: Vec<Value>,
+    pub replies: Vec<Message>,
 }
 
 /// Response of `POST /v1/messages/:id/read`.
@@ -93,7 +95,7 @@ pub enum PostMode {
     Steer,
 }
 
-/// Message, in lists and alone. Responses are rendered from storage as JSON; this type documents them.
+/// Message, in lists and alone.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Message {
     /// Id of the message. Ids sort by creation.
@@ -114,7 +116,7 @@ pub struct Message {
     pub blocks: Option<Value>,
     /// Metadata as posted in `data`, without the engine's own keys.
     #[schema(value_type = Object)]
-    pub metadata: Value,
+    pub metadata: Map<String, Value>,
     /// `true` if the message has files.
     pub has_attachments: bool,
     /// Id of the thread's root message, for replies.
@@ -124,7 +126,8 @@ pub struct Message {
     /// Names mentioned in the text with `@`.
     pub mentions: Vec<String>,
     /// Files attached to it.
-    pub attachments: Vec<Attachment>,
+    #[schema(value_type = Vec<Attachment>)]
+    pub attachments: Value,
     /// Injection mode that the author requested.
     pub injection_mode: InjectionMode,
     /// Number of replies.
@@ -159,12 +162,57 @@ pub struct ConversationMessage {
     /// Injection mode that the author requested.
     pub injection_mode: InjectionMode,
     /// Files attached to it.
-    pub attachments: Vec<Attachment>,
+    #[schema(value_type = Vec<Attachment>)]
+    pub attachments: Value,
     /// Metadata as posted in `data`, without the engine's own keys.
     #[schema(value_type = Object)]
-    pub metadata: Value,
+    pub metadata: Map<String, Value>,
     /// Time of acceptance.
     pub created_at: Timestamp,
+}
+
+impl From<ListedMessage> for Message {
+    fn from(listed: ListedMessage) -> Self {
+        let message = listed.message;
+        Self {
+            id: message.id.to_string(),
+            channel_id: message.client_channel_id(),
+            has_attachments: message.has_attachments(),
+            metadata: client_metadata(&message.metadata),
+            channel_name: message.channel_name,
+            agent_id: message.agent_id.to_string(),
+            agent_name: message.agent_name,
+            agent_type: message.agent_kind.into(),
+            text: message.text,
+            blocks: message.blocks,
+            thread_id: message.thread_id.map(|id| id.to_string()),
+            created_at: message.created_at.into(),
+            mentions: message.mentions,
+            attachments: message.attachments,
+            injection_mode: message.mode.into(),
+            reply_count: listed.reply_count,
+            reactions: listed.reactions.into_iter().map(Into::into).collect(),
+            read_by_count: listed.read_by_count,
+            content_type: message.content_type,
+            conversation_id: message.conversation_id.map(|id| id.to_string()),
+        }
+    }
+}
+
+impl From<domain::Message> for ConversationMessage {
+    fn from(message: domain::Message) -> Self {
+        Self {
+            id: message.id.to_string(),
+            metadata: client_metadata(&message.metadata),
+            agent_id: message.agent_id.to_string(),
+            agent_name: message.agent_name,
+            agent_type: message.agent_kind.into(),
+            text: message.text,
+            injection_mode: message.mode.into(),
+            attachments: message.attachments,
+            created_at: message.created_at.into(),
+        }
+    }
 }
 
 /// Requested injection mode of a message.
@@ -175,6 +223,15 @@ pub enum InjectionMode {
     Wait,
     /// Inject at once.
     Steer,
+}
+
+impl From<Mode> for InjectionMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Wait => Self::Wait,
+            Mode::Steer => Self::Steer,
+        }
+    }
 }
 
 /// File attached to a message.
@@ -199,4 +256,10 @@ pub struct ReactionGroup {
     pub count: i64,
     /// Names of these agents.
     pub agents: Vec<String>,
+}
+
+impl From<domain::ReactionCount> for ReactionGroup {
+    fn from(reaction: domain::ReactionCount) -> Self {
+        Self { emoji: reaction.emoji, count: reaction.count, agents: reaction.agents }
+    }
 }

@@ -8,15 +8,13 @@ use relay_engine::{
         all_conversations::{ALL_CONVERSATIONS_PAGE, WorkspaceConversation},
         conversations::{CreateGroup, CreatedGroup, ListedConversation},
     },
-    messages::render,
 };
 use relay_wire::{
     channels::conversation as wire,
     envelope::Paged,
-    field::Timestamp,
     messages::{ConversationMessage, PageQuery},
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::{
     caller::{ActingAgent, Agent, Reader, reads},
@@ -61,8 +59,9 @@ pub async fn messages(
     Agent(caller): Agent,
     Path(id): Path<String>,
     Query(query): Query<PageQuery>,
-) -> Result<Reply<Vec<Value>>, ApiError> {
-    Ok(Reply::ok(engine.conversation_messages(&caller, &id, page::parse_message_page(&query)?).await?))
+) -> Result<Reply<Vec<ConversationMessage>>, ApiError> {
+    let messages = engine.conversation_messages(&caller, &id, page::parse_message_page(&query)?).await?;
+    Ok(Reply::ok(messages.into_iter().map(Into::into).collect()))
 }
 
 /// Creates a group conversation of the caller and others.
@@ -172,7 +171,7 @@ pub async fn any_messages(
     Reader(caller): Reader<{ reads::DMS }>,
     Path(id): Path<String>,
     Query(query): Query<wire::AnyMessagesQuery>,
-) -> Result<Reply<Value>, ApiError> {
+) -> Result<Reply<wire::AnyMessages>, ApiError> {
     let paged = query.page.is_some_and(|page| page == "1" || page == "true");
     let mut page =
         page::parse_message_page(&PageQuery { limit: query.limit, before: query.before, after: query.after })?;
@@ -182,14 +181,13 @@ pub async fn any_messages(
     let mut rows = engine.any_conversation_messages(&caller, &id, page).await?;
     let exhausted = rows.len() <= limit;
     rows.truncate(limit);
-    let messages: Vec<Value> = rows.iter().map(render::conversation_message).collect();
-    if !paged {
-        return Ok(Reply::ok(Value::Array(messages)));
-    }
     let next_before = rows.last().filter(|_| !exhausted).map(|message| message.id.to_string());
-    let page = wire::MessagesPage { messages, next_before, exhausted };
-    // Strings, numbers and JSON values always encode.
-    Ok(Reply::ok(serde_json::to_value(page).unwrap_or_default()))
+    let messages = rows.into_iter().map(Into::into).collect();
+    Ok(Reply::ok(if paged {
+        wire::AnyMessages::Page(wire::MessagesPage { messages, next_before, exhausted })
+    } else {
+        wire::AnyMessages::List(messages)
+    }))
 }
 
 fn to_any_conversation(row: WorkspaceConversation) -> wire::AnyConversation {
@@ -218,27 +216,24 @@ const fn conversation_type(kind: ChannelKind) -> &'static str {
 }
 
 fn to_conversation(row: ListedConversation, names_only: bool) -> wire::Conversation {
-    let participants = row
-        .participant_ids
-        .iter()
-        .zip(&row.participant_names)
-        .map(
-            |(id, name)| {
-                if names_only { json!(name) } else { json!({ "agent_id": id.to_string(), "agent_name": name }) }
-            },
-        )
-        .collect();
+    let participants = row.participant_ids.iter().zip(row.participant_names).map(|(id, agent_name)| {
+        if names_only {
+            wire::ShownParticipant::Name(agent_name)
+        } else {
+            wire::ShownParticipant::Agent(wire::Participant { agent_id: id.to_string(), agent_name })
+        }
+    });
     let last_message = row.last_message.map(|last| {
         if names_only {
-            return json!(last.text);
+            return wire::ShownLastMessage::Text(last.text);
         }
-        json!({
-            "id": last.message_id,
-            "text": last.text,
-            "agent_id": last.agent_id,
-            "agent_name": last.agent_name,
-            "agent_type": last.agent_kind.as_str(),
-            "created_at": Timestamp(last.created_at).to_string(),
+        wire::ShownLastMessage::Message(wire::LastMessage {
+            id: last.message_id.to_string(),
+            text: last.text,
+            agent_id: Some(last.agent_id.to_string()),
+            agent_name: Some(last.agent_name),
+            agent_type: Some(last.agent_kind.into()),
+            created_at: last.created_at.into(),
         })
     });
     let own = row.conversation;
@@ -247,7 +242,7 @@ fn to_conversation(row: ListedConversation, names_only: bool) -> wire::Conversat
         id: own.conversation_id.to_string(),
         kind: conversation_type(own.channel_kind),
         name: own.title,
-        participants,
+        participants: participants.collect(),
         last_message,
         unread_count: row.unread_count,
         created_at: own.created_at.into(),

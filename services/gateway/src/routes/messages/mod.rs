@@ -28,8 +28,9 @@ pub async fn of_channel(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::MESSAGES }>,
     Path(name): Path<String>,
     Query(query): Query<wire::PageQuery>,
-) -> Result<Reply<Vec<Value>>, ApiError> {
-    Ok(Reply::ok(engine.channel_messages(&caller, &name, page::parse_message_page(&query)?).await?))
+) -> Result<Reply<Vec<wire::Message>>, ApiError> {
+    let messages = engine.channel_messages(&caller, &name, page::parse_message_page(&query)?).await?;
+    Ok(Reply::ok(messages.into_iter().map(Into::into).collect()))
 }
 
 /// Shows a message. A message of a conversation is visible to its participants only.
@@ -43,8 +44,8 @@ pub async fn get(
     State(engine): State<Engine>,
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::MESSAGE }>,
     Path(id): Path<String>,
-) -> Result<Reply<Value>, ApiError> {
-    Ok(Reply::ok(engine.message(&caller, &id).await?))
+) -> Result<Reply<wire::Message>, ApiError> {
+    Ok(Reply::ok(engine.message(&caller, &id).await?.into()))
 }
 
 /// Shows a thread, its replies oldest first.
@@ -61,7 +62,8 @@ pub async fn replies(
     Query(query): Query<wire::PageQuery>,
 ) -> Result<Reply<wire::Thread>, ApiError> {
     let thread = engine.thread(&caller, &id, page::parse_message_page(&query)?).await?;
-    Ok(Reply::ok(wire::Thread { parent: thread.parent, replies: thread.replies }))
+    let replies = thread.replies.into_iter().map(Into::into).collect();
+    Ok(Reply::ok(wire::Thread { parent: thread.parent.into(), replies }))
 }
 
 /// Edits a message of the caller. Its recipients stay the same.
@@ -81,13 +83,13 @@ pub async fn update(
     ActingAgent(caller): ActingAgent,
     Path(id): Path<String>,
     Body(body): Body<UpdateMessageBody>,
-) -> Result<Reply<Value>, ApiError> {
+) -> Result<Reply<wire::Message>, ApiError> {
     let update = MessageUpdate {
         text: body.text,
         blocks: body.blocks.map(|blocks| blocks.map(Value::Array)),
         data: body.data.map(|data| data.map(Value::Object)),
     };
-    Ok(Reply::ok(engine.update_message(&caller, &id, &update).await?))
+    Ok(Reply::ok(engine.update_message(&caller, &id, &update).await?.into()))
 }
 
 /// Marks a message as read by the caller, and its delivery as acknowledged.

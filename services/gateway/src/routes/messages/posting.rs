@@ -1,19 +1,12 @@
 //! Posting: to channels, threads and conversations.
 
 use axum::extract::State;
-use relay_domain::{MessageId, mailboxes::delivery::Mode};
-use relay_engine::{
-    Engine, EngineError,
-    messages::{
-        posting::{Draft, PostedMessage},
-        render,
-    },
-};
+use relay_domain::{MessageId, mailboxes::delivery::Mode, messages::ListedMessage};
+use relay_engine::{Engine, EngineError, messages::posting::Draft};
 use relay_wire::{
     channels::conversation,
     messages::{Message, PostBody, PostMode},
 };
-use serde_json::{Value, json};
 
 use crate::{
     caller::{ActingAgent, Sender},
@@ -44,7 +37,7 @@ pub async fn to_channel(
     caller: Sender,
     Path(name): Path<String>,
     KeyedBody { body, key }: KeyedBody<PostBody>,
-) -> Result<Reply<Value>, ApiError> {
+) -> Result<Reply<Message>, ApiError> {
     let from = body.from.clone();
     let posted = match caller {
         Sender::Agent(_) if from.is_some() => return Err(EngineError::FromNotAllowed.into()),
@@ -54,7 +47,7 @@ pub async fn to_channel(
             engine.post_as_node(&node, &from, &name, to_draft(body), key).await?
         }
     };
-    Ok(Reply::created(render::listed_message(&posted.message.into())).replayed(posted.replayed))
+    Ok(Reply::created(ListedMessage::from(posted.message).into()).replayed(posted.replayed))
 }
 
 /// Replies in the thread of a message.
@@ -76,10 +69,10 @@ pub async fn reply(
     ActingAgent(caller): ActingAgent,
     Path(id): Path<String>,
     KeyedBody { body, key }: KeyedBody<PostBody>,
-) -> Result<Reply<Value>, ApiError> {
+) -> Result<Reply<Message>, ApiError> {
     let parent: MessageId = id.parse().map_err(|_| EngineError::MessageNotFound)?;
     let posted = engine.reply(&caller, parent, to_draft(body), key).await?;
-    Ok(Reply::created(render::listed_message(&posted.message.into())).replayed(posted.replayed))
+    Ok(Reply::created(ListedMessage::from(posted.message).into()).replayed(posted.replayed))
 }
 
 /// Sends a direct message.
@@ -102,13 +95,13 @@ pub async fn dm(
     State(engine): State<Engine>,
     ActingAgent(caller): ActingAgent,
     KeyedBody { body, key }: KeyedBody<PostBody>,
-) -> Result<Reply<Value>, ApiError> {
+) -> Result<Reply<conversation::SentMessage>, ApiError> {
     let posted = match (body.to.clone(), body.address.clone()) {
         (Some(to), None) => engine.send_dm(&caller, &to, to_draft(body), key).await?,
         (None, Some(address)) => engine.send_to_address(&caller, &address, to_draft(body), key).await?,
         _ => return Err(ApiError::invalid_request("exactly one of to and address is required")),
     };
-    Ok(Reply::created(render_sent(&posted)).replayed(posted.replayed))
+    Ok(Reply::created(conversation::SentMessage::new(posted.message, posted.to)).replayed(posted.replayed))
 }
 
 /// Posts a message to a conversation of the caller.
@@ -128,9 +121,9 @@ pub async fn to_conversation(
     ActingAgent(caller): ActingAgent,
     Path(id): Path<String>,
     KeyedBody { body, key }: KeyedBody<PostBody>,
-) -> Result<Reply<Value>, ApiError> {
+) -> Result<Reply<conversation::SentMessage>, ApiError> {
     let posted = engine.post_to_conversation(&caller, &id, to_draft(body), key).await?;
-    Ok(Reply::created(render_sent(&posted)).replayed(posted.replayed))
+    Ok(Reply::created(conversation::SentMessage::new(posted.message, posted.to)).replayed(posted.replayed))
 }
 
 fn to_draft(body: PostBody) -> Draft {
@@ -146,24 +139,4 @@ fn to_draft(body: PostBody) -> Draft {
         content_type: body.content_type,
         ttl_ms: body.ttl_ms,
     }
-}
-
-/// Renders the nested message, with the flat copies that older clients read.
-fn render_sent(posted: &PostedMessage) -> Value {
-    let message = &posted.message;
-    let mut answer = json!({
-        "conversation_id": message.conversation_id,
-        "message": render::conversation_message(message),
-        "created_at": render::timestamp(message.created_at),
-        "id": message.id,
-        "agent_id": message.agent_id,
-        "from_agent_id": message.agent_id,
-        "text": message.text,
-        "injection_mode": message.mode.as_str(),
-        "attachments": message.attachments,
-    });
-    if let (Some(to), Some(answer)) = (&posted.to, answer.as_object_mut()) {
-        answer.insert("to".to_owned(), json!(to));
-    }
-    answer
 }

@@ -1,10 +1,9 @@
 //! Search, activity and statistics of a workspace.
 
 use axum::extract::State;
-use relay_domain::{ConversationId, channels::client_channel_id};
+use relay_domain::{ConversationId, channels::client_channel_id, messages::client_metadata};
 use relay_engine::{
     Engine,
-    messages::render,
     search::queries::{FoundMessage, SEARCH_PAGE, Search},
     workspaces::activity::{ACTIVITY_PAGE, ActivityRow, AuthorStats, CONSOLE_AGENTS_PAGE, CONSOLE_PAGE},
 };
@@ -142,7 +141,7 @@ fn console_message(row: ActivityRow) -> wire::ConsoleMessage {
         thread_id: row.thread_id.map(|id| id.to_string()),
         text: row.text,
         content_type: row.content_type,
-        metadata: render::metadata(&row.metadata),
+        metadata: client_metadata(&row.metadata),
         attachment_count: row.attachment_count,
         mention_count: row.mention_count,
         latency_ms: row.latency_ms.map(|ms| ms.round() as i64),
