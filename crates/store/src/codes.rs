@@ -12,6 +12,7 @@ pub(crate) const CHANNEL: i16 = ChannelKind::Channel.code();
 
 pub(crate) const MESSAGE_SOURCE: i16 = SourceKind::Message.code();
 pub(crate) const ACTION_RESULT_SOURCE: i16 = SourceKind::ActionResult.code();
+pub(crate) const NOTICE_SOURCE: i16 = SourceKind::Notice.code();
 
 pub(crate) const ACKED: i16 = Settlement::Acked.code();
 pub(crate) const FAILED: i16 = Settlement::Failed.code();

@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use relay_domain::{AgentId, mailboxes::stream::Seq, recovery::REPORT_WINDOW};
-use relay_store::{mailboxes::cursors::MailboxPosition, nodes::fence::Fence, recovery::ReportOutcome};
+use relay_store::{
+    mailboxes::cursors::MailboxPosition,
+    nodes::fence::Fence,
+    recovery::{ReportOutcome, ReportedSeq},
+};
 
 use crate::{Engine, EngineResult};
 
@@ -25,10 +29,8 @@ impl Engine {
         reported: Seq,
     ) -> EngineResult<Option<MailboxPosition>> {
         let margin = self.inner.recovery.margin;
-        let outcome = self
-            .store()
-            .raise_to_reported(fence, agent, reported, margin, self.now(), || self.inner.ids.next_id())
-            .await?;
+        let report = ReportedSeq { fence, agent_id: agent, seq: reported };
+        let outcome = self.store().raise_to_reported(report, margin, self.now(), || self.inner.ids.next_id()).await?;
         match outcome {
             ReportOutcome::NotAhead => {}
             ReportOutcome::Raised { lost, moved } => {

@@ -5,7 +5,7 @@ use relay_domain::{
     mailboxes::{delivery::Settlement, stream::Seq},
     metric_names,
 };
-use relay_store::mailboxes::replay::StoredDelivery;
+use relay_store::{mailboxes::replay::StoredDelivery, recovery::BEFORE_ALL_MAILBOXES};
 
 use crate::{Engine, EngineResult, messages::publisher::log_frame};
 
@@ -39,11 +39,11 @@ async fn publish_unless_rebuilt(engine: &Engine) -> EngineResult<u64> {
 
 async fn publish_all(engine: &Engine) -> EngineResult<u64> {
     let mut published = 0;
-    let mut after = (0, 0);
+    let mut after = BEFORE_ALL_MAILBOXES;
     loop {
         let busy = engine.store().busy_mailboxes(after, MAILBOX_BATCH).await?;
         let Some((scope, agent, _)) = busy.last() else { return Ok(published) };
-        after = (scope.workspace_id().get(), agent.get());
+        after = (scope.workspace_id(), *agent);
         let mut wants: Vec<(WorkspaceScope, AgentId, Seq)> =
             busy.iter().map(|(scope, agent, floor)| (*scope, *agent, floor + 1)).collect();
         while !wants.is_empty() {

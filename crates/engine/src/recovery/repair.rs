@@ -10,7 +10,12 @@ use relay_domain::{
     metric_names,
     recovery::{CLOCK_SLACK_MS, LogCoverage, covers_restore},
 };
-use relay_store::{Store, events::RecordedEvents, mailboxes::expiry::DeadLetteredDelivery, recovery::DatabaseState};
+use relay_store::{
+    Store,
+    events::RecordedEvents,
+    mailboxes::expiry::DeadLetteredDelivery,
+    recovery::{BEFORE_ALL_MAILBOXES, DatabaseState},
+};
 use relay_stream::{LogKind, LogState, Stream};
 use serde::Serialize;
 use serde_json::json;
@@ -179,7 +184,7 @@ impl<'a> DatabaseRepair<'a> {
         }
         if !log_reached_back || margin.always {
             report.margin = margin.numbers;
-            let mut after = (0, 0);
+            let mut after = BEFORE_ALL_MAILBOXES;
             loop {
                 let limit = i64::try_from(MAILBOX_BATCH).unwrap_or(i64::MAX);
                 let ids = || self.ids.next_id();

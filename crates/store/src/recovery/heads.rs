@@ -1,6 +1,7 @@
 //! Raising of heads: seqs that were allotted before a restore must not be allotted again.
 
 use chrono::{DateTime, Utc};
+use const_format::formatcp;
 use relay_domain::{
     AgentId, WorkspaceId, WorkspaceScope,
     mailboxes::{dead_letter::DeadLetterReason, stream::Seq},
@@ -9,17 +10,24 @@ use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
+    codes::{DEAD_LETTERED, NOTICE_SOURCE},
     mailboxes::{
         cursors::split_keys,
         expiry::{extend_settled_floors, lock_cursors},
     },
 };
 
+/// Key of a mailbox, in the order in which pages of mailboxes are read.
+pub type MailboxKey = (WorkspaceId, AgentId);
+
+/// Before the first mailbox of the first page.
+pub const BEFORE_ALL_MAILBOXES: MailboxKey = (WorkspaceId::new(0), AgentId::new(0));
+
 /// Result of one step of [`Store::jump_heads`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadJump {
     /// Last mailbox of the page; `None` if none was left.
-    pub last: Option<(i64, i64)>,
+    pub last: Option<MailboxKey>,
     /// Mailboxes raised.
     pub mailboxes: u64,
     /// Seqs without a row below the rows of an interrupted recovery; they became dead letters.
@@ -37,11 +45,30 @@ SELECT count(*) FROM (
 
 /// Selects the seqs without a row between the head of a mailbox and the seq to which it is raised.
 const GAPS: &str = "
+SELECT k.workspace_id, k.agent_id, n.seq
   FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS k (workspace_id, agent_id, highest)
   JOIN mailbox_heads h USING (workspace_id, agent_id)
  CROSS JOIN LATERAL generate_series(h.next_seq, k.highest) AS n (seq)
  WHERE NOT EXISTS (SELECT FROM deliveries d
-                    WHERE d.workspace_id = k.workspace_id AND d.agent_id = k.agent_id AND d.seq = n.seq)";
+                    WHERE d.workspace_id = k.workspace_id AND d.agent_id = k.agent_id AND d.seq = n.seq)
+ ORDER BY k.workspace_id, k.agent_id, n.seq";
+
+/// Writes a delivery and its dead letter for each gap.
+const DEAD_LETTER_GAPS: &str = formatcp!(
+    "WITH gaps AS (
+        SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[])
+                      AS g (workspace_id, agent_id, seq, source_id)
+     ), rows AS (
+        INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_kind, source_id, node_id,
+                                created_at, expires_at)
+        SELECT g.workspace_id, g.agent_id, g.seq, ($5 AT TIME ZONE 'UTC')::date, {NOTICE_SOURCE}, g.source_id, a.node_id,
+               $5, $5
+          FROM gaps g JOIN agents a USING (workspace_id, agent_id)
+     )
+     INSERT INTO delivery_exceptions (workspace_id, agent_id, seq, state, error, retryable, reason, at)
+     SELECT g.workspace_id, g.agent_id, g.seq, {DEAD_LETTERED}, $6, false, $7, $5 FROM gaps g
+         ON CONFLICT DO NOTHING"
+);
 
 // sent_seq rises with the head: the seqs may have been written to a socket before the restore.
 const RAISE: &str = "
@@ -128,7 +155,7 @@ impl Store {
     /// [`Store::raise_heads`].
     pub async fn jump_heads(
         &self,
-        after: (i64, i64),
+        after: MailboxKey,
         limit: i64,
         margin: i64,
         now: DateTime<Utc>,
@@ -137,16 +164,17 @@ impl Store {
         let doing = "raising mailbox heads by a margin";
         let failed = StoreError::from_sqlx;
         let mut tx = self.pool.begin().await.map_err(failed(doing))?;
-        let page: Vec<(i64, i64)> = sqlx::query_as(PAGE)
+        let page: Vec<MailboxKey> = sqlx::query_as(PAGE)
             .bind(after.0)
             .bind(after.1)
             .bind(limit)
             .fetch_all(&mut *tx)
             .await
             .map_err(failed(doing))?;
-        let (workspaces, agents): (Vec<i64>, Vec<i64>) = page.iter().copied().unzip();
+        let (workspaces, agents): (Vec<i64>, Vec<i64>) =
+            page.iter().map(|(workspace, agent)| (workspace.get(), agent.get())).unzip();
         lock_mailboxes(&mut tx, &workspaces, &agents).await?;
-        let above: Vec<(i64, i64, Seq)> = sqlx::query_as(LEFT_ABOVE)
+        let above: Vec<(WorkspaceId, AgentId, Seq)> = sqlx::query_as(LEFT_ABOVE)
             .bind(&workspaces)
             .bind(&agents)
             .fetch_all(&mut *tx)
@@ -154,9 +182,7 @@ impl Store {
             .map_err(failed(doing))?;
         let mut lost = 0;
         if !above.is_empty() {
-            let scoped = |(workspace, agent, seq)| {
-                (WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)), AgentId::new(agent), seq)
-            };
+            let scoped = |(workspace, agent, seq)| (WorkspaceScope::from_engine_row(workspace), agent, seq);
             let highest: Vec<_> = above.into_iter().map(scoped).collect();
             lost = raise_locked_heads(&mut tx, &highest, now, &mut fresh_id).await?;
             extend_settled_floors(&mut tx, &workspaces, &agents).await?;
@@ -220,43 +246,26 @@ pub(super) async fn raise_locked_heads(
     let keys: Vec<_> = highest.iter().map(|(scope, agent, _)| (*scope, *agent)).collect();
     let (workspaces, agents) = split_keys(&keys);
     let to: Vec<Seq> = highest.iter().map(|(_, _, seq)| *seq).collect();
-    let gaps: Vec<(i64, i64, Seq)> = sqlx::query_as(sqlx::AssertSqlSafe(format!(
-        "SELECT k.workspace_id, k.agent_id, n.seq {GAPS} ORDER BY 1, 2, 3"
-    )))
-    .bind(&workspaces)
-    .bind(&agents)
-    .bind(&to)
-    .fetch_all(&mut *tx)
-    .await
-    .map_err(failed(doing))?;
-    if !gaps.is_empty() {
-        let ids: Vec<i64> = gaps.iter().map(|_| fresh_id()).collect();
-        let reason = DeadLetterReason::LostInRestore;
-        sqlx::query(
-            "WITH gaps AS (
-                SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[])
-                              AS g (workspace_id, agent_id, seq, source_id)
-             ), rows AS (
-                INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_kind, source_id, node_id,
-                                        created_at, expires_at)
-                SELECT g.workspace_id, g.agent_id, g.seq, ($5 AT TIME ZONE 'UTC')::date, 2, g.source_id, a.node_id,
-                       $5, $5
-                  FROM gaps g JOIN agents a USING (workspace_id, agent_id)
-             )
-             INSERT INTO delivery_exceptions (workspace_id, agent_id, seq, state, error, retryable, reason, at)
-             SELECT g.workspace_id, g.agent_id, g.seq, 4, $6, false, $7, $5 FROM gaps g
-                 ON CONFLICT DO NOTHING",
-        )
-        .bind(gaps.iter().map(|gap| gap.0).collect::<Vec<_>>())
-        .bind(gaps.iter().map(|gap| gap.1).collect::<Vec<_>>())
-        .bind(gaps.iter().map(|gap| gap.2).collect::<Vec<_>>())
-        .bind(ids)
-        .bind(now)
-        .bind(reason.default_error())
-        .bind(reason.as_str())
-        .execute(&mut *tx)
+    let gaps: Vec<(WorkspaceId, AgentId, Seq)> = sqlx::query_as(GAPS)
+        .bind(&workspaces)
+        .bind(&agents)
+        .bind(&to)
+        .fetch_all(&mut *tx)
         .await
         .map_err(failed(doing))?;
+    if !gaps.is_empty() {
+        let reason = DeadLetterReason::LostInRestore;
+        sqlx::query(DEAD_LETTER_GAPS)
+            .bind(gaps.iter().map(|(workspace, ..)| *workspace).collect::<Vec<_>>())
+            .bind(gaps.iter().map(|(_, agent, _)| *agent).collect::<Vec<_>>())
+            .bind(gaps.iter().map(|(.., seq)| *seq).collect::<Vec<_>>())
+            .bind(gaps.iter().map(|_| fresh_id()).collect::<Vec<_>>())
+            .bind(now)
+            .bind(reason.default_error())
+            .bind(reason.as_str())
+            .execute(&mut *tx)
+            .await
+            .map_err(failed(doing))?;
     }
     sqlx::query(RAISE).bind(&workspaces).bind(&agents).bind(&to).execute(tx).await.map_err(failed(doing))?;
     Ok(gaps.len() as u64)

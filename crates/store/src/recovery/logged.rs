@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use const_format::{concatcp, formatcp};
 use relay_domain::{
-    AgentId, ChannelId, ConversationId, DeliveryId, MessageId, WorkspaceScope,
+    AgentId, ChannelId, ConversationId, DeliveryId, MessageId, WorkspaceId, WorkspaceScope,
     mailboxes::{
         dead_letter::DeadLetterReason,
         delivery::{Mode, Reason, SourceKind},
@@ -11,11 +11,12 @@ use relay_domain::{
     },
 };
 use serde_json::Value;
-use sqlx::PgConnection;
+use sqlx::{FromRow, PgConnection, Row, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::{ACTION_RESULT_SOURCE, CHANNEL, DEAD_LETTERED, MESSAGE_SOURCE},
+    decode::decode_rows,
     events::RecordedEvents,
     mailboxes::{
         cursors::split_keys,
@@ -246,7 +247,6 @@ async fn dead_letter_lost(
     lost: &[&LoggedDelivery],
     now: DateTime<Utc>,
 ) -> StoreResult<Vec<DeadLetteredDelivery>> {
-    use sqlx::Row as _;
     let reason = DeadLetterReason::LostInRestore;
     let rows = bind_deliveries(sqlx::query(DEAD_LETTER), lost)
         .bind(reason.default_error())
@@ -255,20 +255,27 @@ async fn dead_letter_lost(
         .fetch_all(tx)
         .await
         .map_err(StoreError::from_sqlx("dead-lettering lost deliveries"))?;
-    let scope = |id| WorkspaceScope::from_engine_row(relay_domain::WorkspaceId::new(id));
-    let dead = rows.iter().map(|row| DeadLetteredDelivery {
-        scope: scope(row.get("workspace_id")),
-        delivery_id: DeliveryId {
-            source: row.get("source_id"),
-            agent: AgentId::new(row.get("agent_id")),
-            redrive_no: row.get("redrive_no"),
-        },
-        seq: row.get("seq"),
-        reason,
-        error: None,
-        agent_name: row.get("name"),
-        sender: row.get::<Option<i64>, _>("sender").map(AgentId::new),
-        place: None,
-    });
-    Ok(dead.collect())
+    let dead: Vec<LostDelivery> = decode_rows("delivery_exceptions", &rows)?;
+    Ok(dead.into_iter().map(|lost| lost.0).collect())
+}
+
+struct LostDelivery(DeadLetteredDelivery);
+
+impl FromRow<'_, PgRow> for LostDelivery {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self(DeadLetteredDelivery {
+            scope: WorkspaceScope::from_engine_row(row.try_get::<WorkspaceId, _>("workspace_id")?),
+            delivery_id: DeliveryId {
+                source: row.try_get("source_id")?,
+                agent: row.try_get("agent_id")?,
+                redrive_no: row.try_get("redrive_no")?,
+            },
+            seq: row.try_get("seq")?,
+            reason: DeadLetterReason::LostInRestore,
+            error: None,
+            agent_name: row.try_get("name")?,
+            sender: row.try_get("sender")?,
+            place: None,
+        }))
+    }
 }

@@ -12,9 +12,9 @@ use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq}
 use serde_json::Value;
 use sqlx::{Connection as _, PgConnection, types::Json};
 
-pub use heads::HeadJump;
+pub use heads::{BEFORE_ALL_MAILBOXES, HeadJump, MailboxKey};
 pub use logged::{LoggedDelivery, LoggedMessage, ReinsertOutcome};
-pub use reported_seqs::ReportOutcome;
+pub use reported_seqs::{ReportOutcome, ReportedSeq};
 
 use crate::{Store, StoreError, StoreResult, mailboxes::cursors::split_keys, statement_timeout::StatementTimeout as _};
 
@@ -177,10 +177,10 @@ impl Store {
     /// Lists up to `limit` mailboxes with unsettled deliveries behind `after`, with their settled floors.
     pub async fn busy_mailboxes(
         &self,
-        after: (i64, i64),
+        after: MailboxKey,
         limit: i64,
     ) -> StoreResult<Vec<(WorkspaceScope, AgentId, Seq)>> {
-        let rows: Vec<(i64, i64, Seq)> = sqlx::query_as(
+        let rows: Vec<(WorkspaceId, AgentId, Seq)> = sqlx::query_as(
             "SELECT c.workspace_id, c.agent_id, c.settled_floor
                FROM mailbox_cursors c JOIN mailbox_heads h USING (workspace_id, agent_id)
               WHERE (c.workspace_id, c.agent_id) > ($1, $2) AND c.settled_floor < h.next_seq - 1
@@ -192,9 +192,7 @@ impl Store {
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("finding non-empty mailboxes"))?;
-        let scoped = |(workspace, agent, floor)| {
-            (WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)), AgentId::new(agent), floor)
-        };
+        let scoped = |(workspace, agent, floor)| (WorkspaceScope::from_engine_row(workspace), agent, floor);
         Ok(rows.into_iter().map(scoped).collect())
     }
 }

@@ -1,17 +1,31 @@
 //! Seqs above a mailbox's head that a broker reports after a restore: they were allotted before it.
 
 use chrono::{DateTime, Utc};
+use const_format::formatcp;
 use relay_domain::{
-    AgentId, WorkspaceScope,
+    AgentId,
     mailboxes::{dead_letter::DeadLetterReason, stream::Seq},
     recovery::{REPORT_WINDOW, may_raise_head},
 };
 
 use super::heads;
 use crate::{
-    Store, StoreError, StoreResult, mailboxes::expiry::extend_settled_floors, messages::days::day_of,
+    Store, StoreError, StoreResult,
+    codes::{DEAD_LETTERED, DEFERRED, FAILED},
+    decode::decode_row,
+    mailboxes::expiry::extend_settled_floors,
+    messages::days::day_of,
     nodes::fence::Fence,
 };
+
+/// Seq up to which a broker has received the deliveries of one of its agents.
+#[derive(Debug, Clone, Copy)]
+pub struct ReportedSeq<'a> {
+    /// Connection of the broker.
+    pub fence: &'a Fence,
+    pub agent_id: AgentId,
+    pub seq: Seq,
+}
 
 /// Outcome of a reported seq.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,19 +45,32 @@ pub enum ReportOutcome {
 
 // Earlier raises by reports are counted as dead letters since the recovery: these are kept for longer than the window in
 // which reports are accepted.
-const MAILBOX_STATE: &str = "
-SELECT h.next_seq - 1, r.recovered_at,
+const MAILBOX_STATE: &str = formatcp!(
+    "
+SELECT h.agent_id, h.next_seq - 1 AS head, r.recovered_at,
        (SELECT count(*) FROM delivery_exceptions x
-         WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.state = 4 AND x.reason = $5 AND x.at >= r.recovered_at)
+         WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.state = {DEAD_LETTERED} AND x.reason = $5
+           AND x.at >= r.recovered_at) AS raised
   FROM mailbox_heads h
   JOIN agents a USING (workspace_id, agent_id)
  CROSS JOIN recovery_state r
  WHERE h.workspace_id = $1 AND h.agent_id = $2 AND a.deleted_at IS NULL
-   AND a.node_id = $3 AND (a.provider IS NULL OR a.provider = $4)";
+   AND a.node_id = $3 AND (a.provider IS NULL OR a.provider = $4)"
+);
+
+#[derive(sqlx::FromRow)]
+struct MailboxState {
+    head: Seq,
+    /// `None` if the database was never recovered.
+    recovered_at: Option<DateTime<Utc>>,
+    /// Seqs by which reports have raised the head since.
+    raised: i64,
+}
 
 /// Moves unsettled deliveries that were written since the recovery with seqs up to the reported one ($3): each gets the next
 /// seq above it, as if its recipient had reported a retryable failure.
-const MOVE_DELIVERIES: &str = "
+const MOVE_DELIVERIES: &str = formatcp!(
+    "
 WITH moved AS (
     SELECT d.*, a.node_id AS located, $3 + row_number() OVER (ORDER BY d.seq) AS fresh
       FROM deliveries d
@@ -52,12 +79,12 @@ WITH moved AS (
      WHERE d.workspace_id = $1 AND d.agent_id = $2 AND d.seq <= $3 AND d.created_at >= $4
        AND d.created_on >= ($4 AT TIME ZONE 'UTC')::date
        AND d.seq > (SELECT c.settled_floor FROM mailbox_cursors c WHERE c.workspace_id = $1 AND c.agent_id = $2)
-       AND (x.state IS NULL OR x.state = 3)
+       AND (x.state IS NULL OR x.state = {DEFERRED})
 ), bumped AS (
     UPDATE mailbox_heads SET next_seq = next_seq + (SELECT count(*) FROM moved) WHERE workspace_id = $1 AND agent_id = $2
 ), left_behind AS (
     INSERT INTO delivery_exceptions (workspace_id, agent_id, seq, state, error, retryable, at, redriven_seq, redriven_at)
-    SELECT workspace_id, agent_id, seq, 2, $7, true, $5, fresh, $5 FROM moved
+    SELECT workspace_id, agent_id, seq, {FAILED}, $7, true, $5, fresh, $5 FROM moved
         ON CONFLICT (workspace_id, agent_id, seq) DO UPDATE
        SET state = excluded.state, error = excluded.error, retryable = excluded.retryable, available_at = NULL,
            at = excluded.at, redriven_seq = excluded.redriven_seq, redriven_at = excluded.redriven_at
@@ -66,46 +93,45 @@ INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_kind, so
                         node_id, mode, reason, created_at, expires_at)
 SELECT workspace_id, agent_id, fresh, $6, source_kind, source_id, redrive_no + 1, channel_id,
        located, mode, reason, $5, expires_at
-  FROM moved";
+  FROM moved"
+);
 
 impl Store {
     /// Raises the head of a mailbox above a seq that the broker of its agent has reported, by `margin` at most and within
     /// [`REPORT_WINDOW`] after a recovery. Seqs in between without a row become dead letters.
     pub async fn raise_to_reported(
         &self,
-        fence: &Fence,
-        agent: AgentId,
-        reported: Seq,
+        reported: ReportedSeq<'_>,
         margin: i64,
         now: DateTime<Utc>,
         mut fresh_id: impl FnMut() -> i64,
     ) -> StoreResult<ReportOutcome> {
         let doing = "raising a mailbox head above a reported seq";
-        let scope: WorkspaceScope = fence.scope;
-        let (workspace, mailbox) = (scope.workspace_id().get(), agent.get());
+        let ReportedSeq { fence, agent_id, seq } = reported;
+        let (workspace, mailbox) = (fence.scope.workspace_id().get(), agent_id.get());
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         heads::lock_mailboxes(&mut tx, &[workspace], &[mailbox]).await?;
-        let state: Option<(Seq, Option<DateTime<Utc>>, i64)> = sqlx::query_as(MAILBOX_STATE)
-            .bind(workspace)
-            .bind(mailbox)
-            .bind(fence.node_id.as_str())
-            .bind(fence.provider.as_str())
+        let state = sqlx::query(MAILBOX_STATE)
+            .bind(fence.scope.workspace_id())
+            .bind(agent_id)
+            .bind(&fence.node_id)
+            .bind(&fence.provider)
             .bind(DeadLetterReason::LostInRestore.as_str())
             .fetch_optional(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
-        let Some((head, recovered_at, raised)) = state.filter(|(head, ..)| reported > *head) else {
-            return Ok(ReportOutcome::NotAhead);
-        };
-        let recovered_at = recovered_at.filter(|at| (now - *at).to_std().is_ok_and(|since| since <= REPORT_WINDOW));
-        let Some(recovered_at) = recovered_at.filter(|_| may_raise_head(head, reported, raised, margin)) else {
+        let state: Option<MailboxState> = state.map(|row| decode_row("mailbox_heads", &row)).transpose()?;
+        let Some(state) = state.filter(|state| seq > state.head) else { return Ok(ReportOutcome::NotAhead) };
+        let recovered_at =
+            state.recovered_at.filter(|at| (now - *at).to_std().is_ok_and(|since| since <= REPORT_WINDOW));
+        let Some(recovered_at) = recovered_at.filter(|_| may_raise_head(state.head, seq, state.raised, margin)) else {
             return Ok(ReportOutcome::Refused);
         };
-        let lost = heads::raise_locked_heads(&mut tx, &[(scope, agent, reported)], now, &mut fresh_id).await?;
+        let lost = heads::raise_locked_heads(&mut tx, &[(fence.scope, agent_id, seq)], now, &mut fresh_id).await?;
         let moved = sqlx::query(MOVE_DELIVERIES)
-            .bind(workspace)
-            .bind(mailbox)
-            .bind(reported)
+            .bind(fence.scope.workspace_id())
+            .bind(agent_id)
+            .bind(seq)
             .bind(recovered_at)
             .bind(now)
             .bind(day_of(now))

@@ -3,6 +3,7 @@ use relay_store::{
     DeliveryReport,
     mailboxes::{cursors::CursorMove, expiry::ExpiryPass, redrives::RedriveOutcome},
     push::attempts::RecordingPass,
+    recovery::BEFORE_ALL_MAILBOXES,
 };
 
 use crate::{
@@ -17,7 +18,7 @@ const CYD: i64 = 3;
 impl Database {
     /// Jumps all mailboxes, two per step. Returns the counts of mailboxes and lost seqs.
     async fn jump(&self, margin: i64) -> (u64, u64) {
-        let (mut after, mut mailboxes, mut lost, mut id) = ((0, 0), 0, 0, 1000);
+        let (mut after, mut mailboxes, mut lost, mut id) = (BEFORE_ALL_MAILBOXES, 0, 0, 1000);
         loop {
             let fresh_id = || {
                 id += 1;
