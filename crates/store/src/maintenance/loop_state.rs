@@ -1,11 +1,12 @@
 //! State of a worker loop between steps, as JSON: mostly the position of a scan.
 //!
-//! Reading the state locks its row, so that one worker runs the step and others skip it.
+//! Locking the state locks its row, so that one worker runs the step and others skip it. Workers of two releases run side by
+//! side during an upgrade: the type of a state keeps the form that it has been stored in.
 
 use serde::{Serialize, de::DeserializeOwned};
-use sqlx::PgConnection;
+use sqlx::{FromRow, PgConnection, PgExecutor, types::Json};
 
-use crate::{StoreError, StoreResult};
+use crate::{StoreError, StoreResult, decode::decode_row};
 
 /// Result of locking the state of a loop.
 #[derive(Debug)]
@@ -16,8 +17,16 @@ pub(crate) enum LoopState<T> {
     Locked(Option<T>),
 }
 
+#[derive(FromRow)]
+struct StateRow<T: DeserializeOwned + 'static> {
+    value: Json<Option<T>>,
+}
+
 /// Locks the state of `name` for the rest of the transaction.
-pub(crate) async fn lock_state<T: DeserializeOwned>(tx: &mut PgConnection, name: &str) -> StoreResult<LoopState<T>> {
+pub(crate) async fn lock_state<T: DeserializeOwned + 'static>(
+    tx: &mut PgConnection,
+    name: &str,
+) -> StoreResult<LoopState<T>> {
     let doing = "locking the state of a loop";
     // Inserted on the first run, because only an existing row can be locked.
     sqlx::query("INSERT INTO loop_state (loop, value, updated_at) VALUES ($1, 'null', now()) ON CONFLICT DO NOTHING")
@@ -25,24 +34,36 @@ pub(crate) async fn lock_state<T: DeserializeOwned>(tx: &mut PgConnection, name:
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-    let value: Option<serde_json::Value> =
-        sqlx::query_scalar("SELECT value FROM loop_state WHERE loop = $1 FOR UPDATE SKIP LOCKED")
-            .bind(name)
-            .fetch_optional(tx)
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
-    Ok(match value {
-        None => LoopState::Busy,
-        // A value of another release, which may run beside this one, does not decode: the loop starts over.
-        Some(value) => LoopState::Locked(serde_json::from_value(value).unwrap_or(None)),
-    })
+    let row = sqlx::query("SELECT loop AS name, value FROM loop_state WHERE loop = $1 FOR UPDATE SKIP LOCKED")
+        .bind(name)
+        .fetch_optional(tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+    let Some(row) = row else { return Ok(LoopState::Busy) };
+    let StateRow { value } = decode_row("loop_state", &row)?;
+    Ok(LoopState::Locked(value.0))
+}
+
+/// Reads the state of `name` without locking it; `None` before the first run.
+pub(crate) async fn read_state<T: DeserializeOwned + 'static>(
+    executor: impl PgExecutor<'_>,
+    name: &str,
+) -> StoreResult<Option<T>> {
+    let row = sqlx::query("SELECT loop AS name, value FROM loop_state WHERE loop = $1")
+        .bind(name)
+        .fetch_optional(executor)
+        .await
+        .map_err(StoreError::from_sqlx("reading the state of a loop"))?;
+    let Some(row) = row else { return Ok(None) };
+    let StateRow { value } = decode_row("loop_state", &row)?;
+    Ok(value.0)
 }
 
 /// Stores the state of `name`, which the caller has locked in the same transaction.
 pub(crate) async fn save_state<T: Serialize + Sync>(tx: &mut PgConnection, name: &str, value: &T) -> StoreResult<()> {
     sqlx::query("UPDATE loop_state SET value = $2, updated_at = now() WHERE loop = $1")
         .bind(name)
-        .bind(sqlx::types::Json(value))
+        .bind(Json(value))
         .execute(tx)
         .await
         .map_err(StoreError::from_sqlx("storing the state of a loop"))?;

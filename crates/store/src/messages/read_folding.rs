@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, MESSAGE_SOURCE},
-    maintenance::loop_state::{LoopState, lock_state, save_state},
+    maintenance::loop_state::{LoopState, lock_state, read_state, save_state},
 };
 
 const POINTERS: &str = "read_pointers";
@@ -227,12 +227,7 @@ impl Store {
     /// Returns the first day whose deliveries are not folded, which retention must not drop. `None` before the
     /// first fold.
     pub async fn first_unfolded_day(&self) -> StoreResult<Option<NaiveDate>> {
-        let value: Option<serde_json::Value> = sqlx::query_scalar("SELECT value FROM loop_state WHERE loop = $1")
-            .bind(RECEIPTS)
-            .fetch_optional(&self.pool)
-            .await
-            .map_err(StoreError::from_sqlx("reading the position of the receipt loop"))?;
-        // A value of another release does not decode. Retention then drops nothing until the loop has started over.
-        Ok(value.and_then(|value| serde_json::from_value::<ReceiptPosition>(value).ok()).map(|position| position.day))
+        let position: Option<ReceiptPosition> = read_state(&self.pool, RECEIPTS).await?;
+        Ok(position.map(|position| position.day))
     }
 }

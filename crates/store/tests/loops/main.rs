@@ -4,6 +4,7 @@
 
 mod compaction;
 mod connections;
+mod corrupt;
 mod erasing;
 mod expiry;
 mod files;
