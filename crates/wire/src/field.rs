@@ -4,6 +4,7 @@ use std::fmt;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 /// Schema of an id. The ids themselves are domain types.
@@ -31,6 +32,19 @@ impl fmt::Display for Timestamp {
 impl Serialize for Timestamp {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+/// A shape as a JSON value, for storage and for what is composed of several shapes.
+pub trait ToValue {
+    /// Encodes the shape with its fields in their order.
+    fn to_value(&self) -> Value;
+}
+
+impl<T: Serialize> ToValue for T {
+    fn to_value(&self) -> Value {
+        // Shapes consist of strings, numbers and JSON values, which always encode.
+        serde_json::to_value(self).unwrap_or_default()
     }
 }
 

@@ -15,7 +15,7 @@ use relay_store::actions::{
     invoke::{InvokeOutcome, Invoker, NewInvocation},
     placement_records::{PlacementRecord, SkippedNode},
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 
 use super::{ActionRow, input, may_invoke};
 use crate::{
@@ -113,7 +113,7 @@ impl Engine {
             return Ok(before);
         }
         check_name("action", &request.name, MAX_ACTION_NAME_BYTES)?;
-        let given = request.input.filter(|input| !input.is_null()).unwrap_or_else(|| json!({}));
+        let given = request.input.filter(|input| !input.is_null()).unwrap_or_else(|| Map::new().into());
         if !given.is_object() {
             let message = "input must be an object".to_owned();
             return Err(EngineError::InvalidActionInput { path: String::new(), message });

@@ -35,7 +35,8 @@ use relay_store::{
     actions::definitions::{DefineOutcome, NewAction},
     events::NewEvent,
 };
-use serde_json::{Value, json};
+use relay_wire::{events::data::ActionDefined, field::ToValue as _};
+use serde_json::{Map, Value};
 
 use crate::{
     Engine, EngineError, EngineResult,
@@ -89,10 +90,13 @@ impl Engine {
             }
             _ => return Err(EngineError::InvalidActionHandler),
         };
-        let event = json!({
-            "name": request.name, "description": description,
-            "handler_agent": request.handler_agent, "handler_node": request.handler_node,
-        });
+        let event = ActionDefined {
+            name: &request.name,
+            description: &description,
+            handler_agent: request.handler_agent.as_deref(),
+            handler_node: request.handler_node.as_deref(),
+        }
+        .to_value();
         let new = NewAction {
             action_id: ActionId::new(self.next_id()),
             name: &request.name,
@@ -195,7 +199,7 @@ fn may_invoke(action: &ActionRow, agent: &AgentCaller) -> bool {
 }
 
 fn checked_schema(field: &'static str, schema: Option<Value>) -> EngineResult<Value> {
-    let schema = schema.filter(|schema| !schema.is_null()).unwrap_or_else(|| json!({}));
+    let schema = schema.filter(|schema| !schema.is_null()).unwrap_or_else(|| Map::new().into());
     if !schema.is_object() {
         return Err(EngineError::InvalidRequest(format!("{field} must be an object")));
     }

@@ -1,6 +1,5 @@
 //! Triggers: messages that invoke actions. The worker (`worker::triggers`) fires them after the commit.
 
-use chrono::SecondsFormat;
 use relay_domain::{
     TriggerId, WorkspaceScope,
     actions::{
@@ -12,7 +11,7 @@ use relay_domain::{
 };
 pub use relay_store::actions::triggers::{TriggerChange, TriggerRow};
 
-use serde_json::json;
+use relay_wire::{actions::trigger::TriggerInput, field::ToValue as _};
 use sha2::{Digest, Sha256};
 
 use crate::{Engine, EngineError, EngineResult, access::authentication::AgentCaller, actions::InvokeAction};
@@ -146,18 +145,19 @@ impl Engine {
             kind: agent.kind,
             token_generation: 0,
         });
-        let input = json!({
-            "trigger_id": trigger_id,
-            "message_id": message.id.to_string(),
-            "channel": message.channel_name,
-            "channel_id": message.channel_id.to_string(),
-            "thread_id": message.thread_id.map(|id| id.to_string()),
-            "agent_id": message.agent_id.to_string(),
-            "agent_name": message.agent_name,
-            "text": message.text,
-            "mentions": message.mentions,
-            "created_at": message.created_at.to_rfc3339_opts(SecondsFormat::Millis, true),
-        });
+        let input = TriggerInput {
+            trigger_id,
+            message_id: message.id,
+            channel: &message.channel_name,
+            channel_id: message.channel_id,
+            thread_id: message.thread_id,
+            agent_id: message.agent_id,
+            agent_name: &message.agent_name,
+            text: &message.text,
+            mentions: &message.mentions,
+            created_at: message.created_at.into(),
+        }
+        .to_value();
         let key = (
             Sha256::digest(format!("trigger {trigger_id} {}", message.id)).into(),
             // Constant fingerprint: an edited message is still the same message.

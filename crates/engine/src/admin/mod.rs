@@ -21,7 +21,7 @@ pub use relay_store::admin::{
     WorkspaceSummary,
 };
 use relay_store::{NewWorkspace, NodeFilter, Store};
-use serde_json::json;
+use serde_json::Map;
 
 use crate::{
     EngineError, EngineResult, IdSource,
@@ -131,7 +131,7 @@ impl Admin {
         let new = NewWorkspace {
             workspace_id,
             name,
-            metadata: &json!({}),
+            metadata: &Map::new().into(),
             provenance: None,
             created_at: chrono::DateTime::from_timestamp_millis(ids.now_ms()).unwrap_or_default(),
             expires_at: None,

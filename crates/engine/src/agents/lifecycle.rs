@@ -11,7 +11,8 @@ use relay_domain::{
     workspaces::plan::Quota,
 };
 use relay_store::{AgentChange, DeleteCondition, NewAgent, Registration, RespawnOutcome, SpawnKey, events::NewEvent};
-use serde_json::{Value, json};
+use relay_wire::{events::data::MemberChanged, field::ToValue as _};
+use serde_json::{Map, Value};
 
 use crate::{
     Engine, EngineError, EngineResult,
@@ -76,7 +77,7 @@ impl Engine {
         if let Some(persona) = &request.persona {
             check_length("persona", persona, MAX_PERSONA_BYTES)?;
         }
-        let metadata = request.metadata.clone().unwrap_or_else(|| json!({}));
+        let metadata = request.metadata.clone().unwrap_or_else(|| Map::new().into());
         check_json("metadata", Some(&metadata))?;
         check_json("capabilities", request.capabilities.as_ref())?;
         check_json("skills", request.skills.as_ref())?;
@@ -97,10 +98,10 @@ impl Engine {
             quota: self.quota(scope, Quota::Agents).await?,
         };
         let joined = |channel| {
-            let data = json!({
-                "channel": names::GENERAL_CHANNEL, "agent_name": request.name, "agent_id": agent_id.to_string(),
-            });
-            NewEvent::new(kind::MEMBER_JOINED, data).in_channel(channel, names::GENERAL_CHANNEL).by_agent(agent_id)
+            let data = MemberChanged { channel: names::GENERAL_CHANNEL, agent_name: &request.name, agent_id };
+            NewEvent::new(kind::MEMBER_JOINED, data.to_value())
+                .in_channel(channel, names::GENERAL_CHANNEL)
+                .by_agent(agent_id)
         };
         match self.store().register_agent(scope, &new, joined).await? {
             Registration::NameTaken => Err(EngineError::AgentAlreadyExists(request.name.clone())),

@@ -10,7 +10,7 @@ use relay_domain::{
     names::check_json_length,
 };
 use relay_store::agents::session_events::{NewSessionEvent, SessionEventOutcome};
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 
 use crate::{
     Engine, EngineError, EngineResult,
@@ -61,7 +61,7 @@ impl Engine {
         if !is_event_type(&request.event_type) {
             return Err(EngineError::InvalidEventType);
         }
-        let payload = request.payload.unwrap_or_else(|| json!({}));
+        let payload = request.payload.unwrap_or_else(|| Map::new().into());
         check_json_length("payload", encoded_length(&payload))?;
         let status = reported_status(&request.event_type, &payload)?;
         let actor = caller.agent_id().map_or_else(|| "-".to_owned(), |id| id.to_string());

@@ -16,7 +16,11 @@ use relay_store::{
     actions::invoke::{Handler, WaitPolicy},
     nodes::fence::Fence,
 };
-use serde_json::{Map, Value, json};
+use relay_wire::{
+    agents::spawn::{ReleaseInput, Released},
+    field::ToValue as _,
+};
+use serde_json::{Map, Value};
 
 use crate::{
     Engine, EngineError, EngineResult,
@@ -211,7 +215,7 @@ impl Engine {
             let change = ChangeAgent { status: Some(AgentStatus::Offline), ..Default::default() };
             self.update_agent(scope, &agent.name, &change).await?;
         }
-        let output = json!({ "released": true, "name": agent.name });
+        let output = Released { released: true, name: &agent.name }.to_value();
         self.record_done(scope, call, output).await.map_err(EngineError::after_commit)
     }
 
@@ -283,12 +287,8 @@ fn release_call(
     request: &ReleaseAgent,
     key: Option<([u8; 32], [u8; 32])>,
 ) -> InvocationRequest {
-    let mut input = Map::new();
-    input.insert("name".to_owned(), json!(agent.name));
-    if let Some(reason) = &request.reason {
-        input.insert("reason".to_owned(), json!(reason));
-    }
-    input.insert("delete_agent".to_owned(), json!(request.delete_agent));
+    let input =
+        ReleaseInput { name: &agent.name, reason: request.reason.as_deref(), delete_agent: request.delete_agent };
     InvocationRequest {
         action_name: RELEASE.to_owned(),
         handler: Handler::Node {
@@ -301,7 +301,7 @@ fn release_call(
         },
         caller_id: caller.agent_id(),
         caller_name: caller_name_of(caller),
-        input: Value::Object(input),
+        input: input.to_value(),
         durable: request.durable,
         key,
     }
@@ -379,6 +379,8 @@ fn read_token_hash(hex_text: &str) -> EngineResult<TokenHash> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn map(value: Value) -> Map<String, Value> {

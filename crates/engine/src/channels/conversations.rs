@@ -13,7 +13,12 @@ use relay_store::{
     ConversationRow, IdempotentResponse, JoinOutcome, MemberKey, MessagePage, NewConversation, OpenOutcome,
     events::NewEvent,
 };
-use serde_json::{Value, json};
+use relay_wire::{
+    channels::conversation::{Group, Participant},
+    events::data::ParticipantChanged,
+    field::ToValue as _,
+};
+use serde_json::Value;
 
 use crate::{
     Engine, EngineError, EngineResult,
@@ -21,7 +26,7 @@ use crate::{
         authentication::AgentCaller,
         idempotency::{ClientKey, Replay},
     },
-    messages::{payload::FRAME_LIMIT, posting::Draft, render},
+    messages::{payload::FRAME_LIMIT, posting::Draft},
 };
 
 /// Bound of a frame's fields beside the text.
@@ -152,7 +157,7 @@ impl Engine {
         if let Some(text) = text {
             check_length("text", text, MAX_TEXT_BYTES)?;
             // Refused before the group is created: a conversation's frame holds the text twice.
-            if json!(text).to_string().len() * 2 + FRAME_OVERHEAD > FRAME_LIMIT {
+            if Value::from(text).to_string().len() * 2 + FRAME_OVERHEAD > FRAME_LIMIT {
                 return Err(EngineError::PayloadTooLarge);
             }
         }
@@ -185,15 +190,20 @@ impl Engine {
         let members = self.group_members(caller, &request.participants).await?;
         let channel = self.next_id();
         let conversation = ConversationId::new(channel.to_string());
-        let data = json!({
-            "id": conversation,
-            "channel_id": channel.to_string(),
-            "dm_type": "group",
-            "name": request.title,
-            "participants": members.iter().map(|(name, id)| json!({ "agent_id": id, "agent_name": name }))
-                .collect::<Vec<_>>(),
-            "created_at": render::timestamp(self.now()),
-        });
+        let participants = members
+            .iter()
+            .map(|(name, id)| Participant { agent_id: id.to_string(), agent_name: name.clone() })
+            .collect();
+        let group = Group {
+            id: conversation.to_string(),
+            channel_id: channel.to_string(),
+            dm_type: "group".to_owned(),
+            name: request.title.clone(),
+            participants,
+            created_at: self.now().into(),
+        };
+        // Stored as it is sent: a repeated request gets the same bytes.
+        let data = group.to_value();
         let ids: Vec<AgentId> = members.iter().map(|(_, id)| *id).collect();
         let new = NewConversation {
             channel: ChannelId::new(channel),
@@ -315,11 +325,13 @@ impl Engine {
 /// Creates the event of an agent that joined or left a conversation.
 fn participant_event(kind: &'static str, to: &Conversation, agent: AgentId, name: &str) -> NewEvent {
     let conversation = to.conversation_id.as_str();
-    let data = json!({
-        "conversation_id": conversation, "channel": to.channel_name,
-        "agent_name": name, "agent_id": agent.to_string(),
-    });
-    NewEvent::new(kind, data).in_conversation(Some(conversation.to_owned())).by_agent(agent)
+    let data = ParticipantChanged {
+        conversation_id: conversation,
+        channel: &to.channel_name,
+        agent_name: name,
+        agent_id: agent,
+    };
+    NewEvent::new(kind, data.to_value()).in_conversation(Some(conversation.to_owned())).by_agent(agent)
 }
 
 fn too_many_participants() -> EngineError {

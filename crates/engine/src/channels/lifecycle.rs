@@ -8,7 +8,11 @@ use relay_domain::{
 };
 use relay_store::{ChannelCreation, ChannelUpdate, JoinOutcome, MemberKey, NewChannel, events::NewEvent};
 pub use relay_store::{ChannelRow, MemberRow, Membership};
-use serde_json::{Value, json};
+use relay_wire::{
+    events::data::{ChannelArchived, ChannelChanged, ChannelName, ChannelWithTopic, MemberChanged},
+    field::ToValue as _,
+};
+use serde_json::{Map, Value};
 
 use crate::{
     Engine, EngineError, EngineResult,
@@ -44,7 +48,7 @@ impl Engine {
             return Err(EngineError::InvalidChannelName);
         }
         check_topic(request.topic.as_deref())?;
-        let metadata = request.metadata.clone().unwrap_or_else(|| json!({}));
+        let metadata = request.metadata.clone().unwrap_or_else(|| Map::new().into());
         check_json_length("metadata", encoded_length(&metadata))?;
         let (channel_id, at) = (ChannelId::new(self.next_id()), self.now());
         let created_by = caller.agent_id();
@@ -146,8 +150,8 @@ impl Engine {
         if channel.name == names::GENERAL_CHANNEL {
             return Err(EngineError::CannotArchiveGeneral);
         }
-        let data = json!({ "channel": { "name": channel.name } });
-        let event = NewEvent::new(kind::CHANNEL_ARCHIVED, data).in_channel(channel.channel_id, channel.name);
+        let data = ChannelArchived { channel: ChannelName { name: &channel.name } };
+        let event = NewEvent::new(kind::CHANNEL_ARCHIVED, data.to_value()).in_channel(channel.channel_id, channel.name);
         if let Some(recorded) = self.store().archive_channel(scope, channel.channel_id, self.now(), event).await? {
             self.announce(recorded);
         }
@@ -268,11 +272,12 @@ fn check_topic(topic: Option<&str>) -> EngineResult<()> {
 }
 
 fn channel_event(kind: &'static str, id: ChannelId, name: &str, topic: Option<&str>) -> NewEvent {
-    NewEvent::new(kind, json!({ "channel": { "name": name, "topic": topic } })).in_channel(id, name)
+    let data = ChannelChanged { channel: ChannelWithTopic { name, topic } };
+    NewEvent::new(kind, data.to_value()).in_channel(id, name)
 }
 
 /// Creates an event about a member of a channel.
 pub(crate) fn member_event(kind: &'static str, channel: &ChannelRow, agent: AgentId, agent_name: &str) -> NewEvent {
-    let data = json!({ "channel": channel.name, "agent_name": agent_name, "agent_id": agent.to_string() });
-    NewEvent::new(kind, data).in_channel(channel.channel_id, channel.name.clone()).by_agent(agent)
+    let data = MemberChanged { channel: &channel.name, agent_name, agent_id: agent };
+    NewEvent::new(kind, data.to_value()).in_channel(channel.channel_id, channel.name.clone()).by_agent(agent)
 }

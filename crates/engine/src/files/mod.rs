@@ -18,7 +18,8 @@ use relay_domain::{
 };
 pub use relay_store::files::metadata::FileRow;
 use relay_store::files::metadata::{Completion, Deletion, NewFile};
-use serde_json::{Value, json};
+use relay_wire::messages::Attachment;
+use serde_json::Value;
 use tokio::sync::Semaphore;
 
 pub use config::FilesConfig;
@@ -196,7 +197,7 @@ impl Engine {
     /// When they are too many, one is named twice, or one is not a complete file of this workspace.
     pub(crate) async fn attachments(&self, scope: WorkspaceScope, ids: &[String]) -> EngineResult<Value> {
         if ids.is_empty() {
-            return Ok(json!([]));
+            return Ok(Value::Array(Vec::new()));
         }
         let invalid = || EngineError::InvalidAttachments;
         let files: Vec<FileId> = ids.iter().map(|id| id.parse()).collect::<Result<_, _>>().map_err(|_| invalid())?;
@@ -207,12 +208,13 @@ impl Engine {
         let rows = self.store().completed_files(scope, &files).await?;
         let shown = |id: &FileId| {
             let row = rows.iter().find(|row| row.file_id == *id)?;
-            Some(json!({
-                "file_id": row.file_id,
-                "filename": row.filename,
-                "content_type": row.content_type,
-                "size_bytes": row.size_bytes,
-            }))
+            let attachment = Attachment {
+                file_id: row.file_id.to_string(),
+                filename: row.filename.clone(),
+                content_type: row.content_type.clone(),
+                size_bytes: row.size_bytes,
+            };
+            serde_json::to_value(attachment).ok()
         };
         files.iter().map(shown).collect::<Option<Vec<_>>>().map(Value::Array).ok_or_else(invalid)
     }

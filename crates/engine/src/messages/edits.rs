@@ -5,7 +5,8 @@ use relay_domain::{
     messages::{HIDDEN_METADATA, ListedMessage, Message, extract_mentions},
 };
 use relay_store::{MessageChange, channels::audience::AudienceKey, events::NewEvent};
-use serde_json::{Value, json};
+use relay_wire::{events::data::MessageUpdated, field::ToValue as _};
+use serde_json::Value;
 
 use crate::{
     Engine, EngineError, EngineResult,
@@ -87,23 +88,29 @@ impl Engine {
         if message.text.len() > MAX_NOTIFIED_BYTES {
             return;
         }
-        let mut data = json!({
-            "id": message.id,
-            "channel_name": message.channel_name,
-            "agent_id": message.agent_id,
-            "agent_name": message.agent_name,
-            "from_name": message.agent_name,
-            "text": message.text,
-        });
+        let data = MessageUpdated {
+            id: message.id,
+            channel_name: &message.channel_name,
+            agent_id: message.agent_id,
+            agent_name: &message.agent_name,
+            from_name: &message.agent_name,
+            text: &message.text,
+            conversation_id: message.conversation_id.as_ref(),
+        };
         // Messages of a channel are for the whole workspace; those of a conversation for its participants.
         let mut agents = None;
         if let Some(conversation) = &message.conversation_id {
-            data["conversation_id"] = json!(conversation);
             let key = AudienceKey::Conversation(conversation.clone());
             let Ok(Some(audience)) = self.load_audience(caller.scope, key, AudienceSource::Cache).await else { return };
             agents = Some(audience.members.iter().map(|m| m.agent_id).collect());
         }
-        let event = SocketEvent { agents, topic: "thread", event: kind::MESSAGE_UPDATED, data, event_id: None };
+        let event = SocketEvent {
+            agents,
+            topic: "thread",
+            event: kind::MESSAGE_UPDATED,
+            data: data.to_value(),
+            event_id: None,
+        };
         self.hints().notify_all(caller.scope, event);
     }
 }
@@ -121,6 +128,8 @@ fn keep_hidden_metadata(data: Option<&Value>, old: &Value) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

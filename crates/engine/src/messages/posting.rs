@@ -24,7 +24,8 @@ use relay_store::{
         webhooks::webhook_agent,
     },
 };
-use serde_json::{Value, json};
+use relay_wire::{events::data::DeliveryRefused, field::ToValue as _};
+use serde_json::{Map, Value};
 use tokio::sync::oneshot;
 
 use crate::{
@@ -381,7 +382,7 @@ impl Engine {
             thread_id: thread,
             text: draft.text.clone(),
             blocks: draft.blocks.clone(),
-            metadata: draft.data.clone().unwrap_or_else(|| json!({})),
+            metadata: draft.data.clone().unwrap_or_else(|| Map::new().into()),
             attachments: attachments.clone(),
             mentions: mentioned,
             mode: draft.mode,
@@ -421,15 +422,16 @@ impl Engine {
                 vec![sender.agent_id],
                 "agent",
                 "delivery.failed",
-                json!({
-                    "delivery_id": null,
-                    "message_id": send.message.id.to_string(),
-                    "target_agent_id": recipient.agent_id.to_string(),
-                    "target_agent_name": name,
-                    "reason": "depth_cap",
-                    "error": "mailbox depth cap exceeded",
-                    "retryable": false,
-                }),
+                DeliveryRefused {
+                    delivery_id: None,
+                    message_id: send.message.id,
+                    target_agent_id: recipient.agent_id,
+                    target_agent_name: name.map(String::as_str),
+                    reason: "depth_cap",
+                    error: "mailbox depth cap exceeded",
+                    retryable: false,
+                }
+                .to_value(),
             );
         }
     }

@@ -9,7 +9,7 @@ use relay_domain::{
     names::{MAX_DISTINCT_EMOJI, MAX_EMOJI_BYTES, check_name},
 };
 use relay_store::{NewReaction, ReactionKey, ReactionOutcome, events::NewEvent};
-use serde_json::json;
+use relay_wire::{events::data::MessageReacted, field::ToValue as _};
 
 use crate::{
     Engine, EngineError, EngineResult,
@@ -91,26 +91,22 @@ impl Engine {
 }
 
 fn reaction_event(message: &Message, caller: &AgentCaller, emoji: &str, action: &str) -> NewEvent {
-    let mut data = json!({
-        "message_id": message.id.to_string(),
-        "emoji": emoji,
-        "agent_name": &*caller.name,
-        "agent_id": caller.agent_id.to_string(),
-        "action": action,
-    });
-    let place = NewEvent::new(kind::MESSAGE_REACTED, json!({})).by_agent(caller.agent_id);
-    let place = match &message.conversation_id {
-        Some(conversation) => {
-            data["conversation_id"] = json!(conversation);
-            place.in_conversation(Some(conversation.to_string()))
-        }
-        None => {
-            // Clients differ in the name that they read.
-            data["channel"] = json!(message.channel_name);
-            data["channel_name"] = json!(message.channel_name);
-            data["channel_id"] = json!(message.channel_id.to_string());
-            place.in_channel(message.channel_id, message.channel_name.clone())
-        }
+    let in_channel = message.conversation_id.is_none();
+    let channel_name = in_channel.then_some(message.channel_name.as_str());
+    let data = MessageReacted {
+        message_id: message.id,
+        emoji,
+        agent_name: &caller.name,
+        agent_id: caller.agent_id,
+        action,
+        conversation_id: message.conversation_id.as_ref(),
+        channel: channel_name,
+        channel_name,
+        channel_id: in_channel.then_some(message.channel_id),
     };
-    NewEvent { body: relay_store::events::EventBody::Data(data), ..place }
+    let event = NewEvent::new(kind::MESSAGE_REACTED, data.to_value()).by_agent(caller.agent_id);
+    match &message.conversation_id {
+        Some(conversation) => event.in_conversation(Some(conversation.to_string())),
+        None => event.in_channel(message.channel_id, message.channel_name.clone()),
+    }
 }

@@ -6,12 +6,14 @@ pub use relay_store::{
     messages::read_state::{ReadPosition, ReaderRow},
 };
 use relay_store::{ReadReceipt, events::NewEvent};
-use serde_json::json;
+use relay_wire::{
+    events::data::MessageRead,
+    field::{Timestamp, ToValue as _},
+};
 
 use crate::{
     Engine, EngineError, EngineResult,
     access::authentication::{AgentCaller, Credential},
-    messages::render::timestamp,
 };
 
 impl Engine {
@@ -23,13 +25,13 @@ impl Engine {
     pub async fn mark_read(&self, caller: &AgentCaller, id: &str) -> EngineResult<(MessageId, ReadReceipt)> {
         let id: MessageId = id.parse().map_err(|_| EngineError::MessageNotFound)?;
         let event = |place: ReadLocation, read_at| {
-            let data = json!({
-                "message_id": id.to_string(),
-                "agent_name": &*caller.name,
-                "agent_id": caller.agent_id.to_string(),
-                "read_at": timestamp(read_at),
-            });
-            let event = NewEvent::new(kind::MESSAGE_READ, data).by_agent(caller.agent_id);
+            let data = MessageRead {
+                message_id: id,
+                agent_name: &caller.name,
+                agent_id: caller.agent_id,
+                read_at: Timestamp(read_at),
+            };
+            let event = NewEvent::new(kind::MESSAGE_READ, data.to_value()).by_agent(caller.agent_id);
             match place.conversation_id {
                 Some(conversation) => event.in_conversation(Some(conversation.to_string())),
                 None => event.in_channel(place.channel_id, place.channel_name),

@@ -11,7 +11,12 @@ use relay_domain::{
 };
 pub use relay_store::messages::webhooks::WebhookRow;
 use relay_store::{events::NewEvent, messages::webhooks::NewWebhook};
-use serde_json::{Map, Value, json};
+use relay_wire::{
+    events::data::{WebhookMessage, WebhookReceived},
+    field::ToValue as _,
+    messages::webhook::WebhookMetadata,
+};
+use serde_json::Value;
 
 use crate::{Engine, EngineError, EngineResult, messages::draft::Draft};
 
@@ -129,22 +134,13 @@ impl Engine {
             let payload = call.payload.as_ref().map_or_else(|| "{}".to_owned(), Value::to_string);
             format!("Webhook {}: {payload}", hook.name)
         });
-        let mut data = Map::new();
-        data.insert("webhook_id".to_owned(), json!(hook.webhook_id));
-        if let Some(source) = &source {
-            data.insert("source".to_owned(), json!(source));
-        }
-        if let Some(payload) = call.payload {
-            data.insert("payload".to_owned(), payload);
-        }
+        let metadata =
+            WebhookMetadata { webhook_id: hook.webhook_id, source: source.as_deref(), payload: call.payload };
         let draft =
-            Draft { text: text.clone(), blocks: call.blocks, data: Some(Value::Object(data)), ..Draft::default() };
+            Draft { text: text.clone(), blocks: call.blocks, data: Some(metadata.to_value()), ..Draft::default() };
         // The commit fills in the message's id.
-        let received = json!({
-            "webhook_id": hook.webhook_id,
-            "channel": hook.channel_name,
-            "message": { "id": null, "text": text, "source": source, "author": author },
-        });
+        let message = WebhookMessage { id: None, text: &text, source: source.as_deref(), author: &author };
+        let received = WebhookReceived { webhook_id: hook.webhook_id, channel: &hook.channel_name, message }.to_value();
         let received = NewEvent::new(kind::WEBHOOK_RECEIVED, received).in_channel(hook.channel_id, &hook.channel_name);
         let posted = self.post_as_webhook(caller, &author, draft, vec![received]).await?;
         Ok(HookAnswer { message_id: posted.message.id, text, author, source, created_at: posted.message.created_at })

@@ -21,7 +21,9 @@ use relay_store::{
     subscriptions::definitions::EncryptedSecret,
 };
 pub use relay_store::{NodeFilter, NodeListPosition};
-use serde_json::{Value, json};
+use relay_wire::field::ToValue as _;
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::push::delivery::{DeliverySecrets, FormerSettings};
 use crate::{
@@ -340,6 +342,15 @@ fn checked_max_agents(requested: Option<i64>, role: Option<NodeRole>) -> EngineR
         .transpose()
 }
 
+/// Capability as it is stored and shown.
+#[derive(Serialize)]
+struct StoredCapability<'a> {
+    name: &'a str,
+    kind: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<Value>,
+}
+
 fn checked_capabilities(capabilities: Vec<Capability>) -> EngineResult<Value> {
     if capabilities.len() > MAX_CAPABILITIES {
         return Err(EngineError::InvalidRequest(format!("at most {MAX_CAPABILITIES} capabilities")));
@@ -348,11 +359,8 @@ fn checked_capabilities(capabilities: Vec<Capability>) -> EngineResult<Value> {
     for capability in capabilities {
         check_name("capabilities", &capability.name, MAX_AGENT_NAME_BYTES)?;
         let kind = CapabilityKind::classify(&capability.name, capability.kind.as_deref()).as_str();
-        let mut object = json!({ "name": capability.name, "kind": kind });
-        if let Some(metadata) = capability.metadata.filter(Value::is_object) {
-            object["metadata"] = metadata;
-        }
-        stored.push(object);
+        let metadata = capability.metadata.filter(Value::is_object);
+        stored.push(StoredCapability { name: &capability.name, kind, metadata }.to_value());
     }
     let stored = Value::Array(stored);
     check_json_length("capabilities", encoded_length(&stored))?;

@@ -21,7 +21,7 @@ use relay_store::{
         pages::PushRow,
     },
 };
-use serde_json::json;
+use relay_wire::{events::data::BindingDisabled, field::ToValue as _};
 use tracing::Instrument as _;
 
 use super::{
@@ -221,11 +221,13 @@ fn decide_outcome(
         PushOutcome::Acked => (AttemptOutcome::Acked, Vec::new()),
         PushOutcome::Gone => {
             let reason = error.unwrap_or("HTTP 410").to_owned();
-            let data = json!({
-                "node_id": endpoint.node_id.as_str(), "agent_id": mailbox.agent_id.to_string(),
-                "agent_name": mailbox.agent_name, "reason": reason,
-            });
-            let event = NewEvent::new(kind::NODE_BINDING_DISABLED, data).by_agent(mailbox.agent_id);
+            let data = BindingDisabled {
+                node_id: endpoint.node_id.as_str(),
+                agent_id: mailbox.agent_id,
+                agent_name: &mailbox.agent_name,
+                reason: &reason,
+            };
+            let event = NewEvent::new(kind::NODE_BINDING_DISABLED, data.to_value()).by_agent(mailbox.agent_id);
             (AttemptOutcome::Disabled { retry_no, reason }, vec![event])
         }
         PushOutcome::Rejected => {

@@ -12,15 +12,15 @@ use std::{
     time::Duration,
 };
 
-use chrono::{DateTime, Utc};
 use futures::{StreamExt as _, stream};
 use relay_domain::{AgentId, NodeId, PushWorkerId, WorkspaceId, WorkspaceScope, shard::node_turn};
 use relay_stream::Hint;
-use serde_json::{Map, Value, json};
+use relay_wire::nodes::EventCall;
+use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use super::{PushDispatcher, attempt, request};
-use crate::{Engine, messages::render::timestamp};
+use crate::Engine;
 
 /// The agents of a workspace are read again after this long.
 const AGENTS_TTL: Duration = Duration::from_secs(5);
@@ -125,31 +125,18 @@ async fn post_all(pusher: &Arc<PushDispatcher>, hint: &Hint) {
         // A busy or paused endpoint misses the event.
         let Some(pass) = pusher.endpoints.try_acquire_permit(&endpoint).await else { return };
         let now = pusher.engine.now();
-        let body = event_body(scope, topic, event, data, &agents, now);
+        let body = EventCall {
+            kind: event,
+            workspace_id: scope.workspace_id(),
+            timestamp: now.into(),
+            data,
+            topic,
+            channel_id: data.get("channel_id").and_then(Value::as_str),
+            agent_ids: &agents,
+        };
         let call = request::event_call(event, &body, &endpoint.auth, &endpoint.secrets, now);
         attempt::post_event(pusher, &endpoint, call).await;
         drop(pass);
     });
     posts.await;
-}
-
-fn event_body(
-    scope: WorkspaceScope,
-    topic: &str,
-    event: &str,
-    data: &Value,
-    agents: &[AgentId],
-    now: DateTime<Utc>,
-) -> Value {
-    let mut body = Map::new();
-    body.insert("type".to_owned(), json!(event));
-    body.insert("workspace_id".to_owned(), json!(scope.workspace_id().to_string()));
-    body.insert("timestamp".to_owned(), json!(timestamp(now)));
-    body.insert("data".to_owned(), data.clone());
-    body.insert("topic".to_owned(), json!(topic));
-    if let Some(channel) = data.get("channel_id").filter(|channel| channel.is_string()) {
-        body.insert("channel_id".to_owned(), channel.clone());
-    }
-    body.insert("agent_ids".to_owned(), json!(agents.iter().map(ToString::to_string).collect::<Vec<_>>()));
-    Value::Object(body)
 }

@@ -12,6 +12,7 @@ use relay_domain::{
     },
 };
 use relay_store::mailboxes::replay::StoredDelivery;
+use relay_wire::nodes::EventCall;
 use ring::hmac;
 use serde::Serialize;
 
@@ -109,7 +110,7 @@ pub(super) fn delivery_call(
 /// Builds the request of an event without a delivery.
 pub(super) fn event_call(
     kind: &str,
-    body: &serde_json::Value,
+    body: &EventCall<'_>,
     auth: &EndpointAuth,
     secrets: &DeliverySecrets,
     now: DateTime<Utc>,

@@ -17,8 +17,8 @@ use relay_store::{
     recovery::{BEFORE_ALL_MAILBOXES, DatabaseState},
 };
 use relay_stream::{LogKind, LogState, Stream};
+use relay_wire::field::ToValue as _;
 use serde::Serialize;
-use serde_json::json;
 
 use super::frames;
 use crate::{Engine, EngineResult, IdSource};
@@ -197,7 +197,7 @@ impl<'a> DatabaseRepair<'a> {
         }
         metrics::counter!(metric_names::RECOVERIES).increment(1);
         metrics::counter!(metric_names::DELIVERIES_RECOVERED).increment(report.recovered);
-        self.store.adopt_database(Some(&json!(report))).await?;
+        self.store.adopt_database(Some(&report.to_value())).await?;
         Ok(report)
     }
 

@@ -11,7 +11,9 @@ use relay_domain::{
 };
 pub use relay_store::WorkspaceRow;
 use relay_store::{CreationKey, NewWorkspace, WorkspaceCreation};
-use serde_json::{Value, json};
+use relay_wire::field::ToValue as _;
+use serde::Serialize;
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::{
@@ -71,7 +73,7 @@ impl Engine {
         key: Option<&ClientKey>,
     ) -> EngineResult<CreatedWorkspace> {
         check_name("name", &request.name, MAX_WORKSPACE_NAME_BYTES)?;
-        let metadata = request.metadata.clone().unwrap_or_else(|| json!({}));
+        let metadata = request.metadata.clone().unwrap_or_else(|| Map::new().into());
         check_json_length("metadata", encoded_length(&metadata))?;
         if let Some(provenance) = &request.provenance {
             check_json_length("provenance", encoded_length(provenance))?;
@@ -112,7 +114,7 @@ impl Engine {
             general: ChannelId::new(self.next_id()),
         };
         let owner_id = owner.map(|(scope, _)| scope.workspace_id());
-        let response = json!({ "workspace_id": workspace_id, "salt": salt.text });
+        let response = StoredCreation { workspace_id, salt: &salt.text }.to_value();
         let kept = key.map(|key| {
             let key_hash = key.hash("-", "workspace.create", "-");
             (CreationKey { owner: owner_id, key_hash, fingerprint: key.fingerprint() }, &response)
@@ -201,6 +203,13 @@ impl Engine {
             is_new: false,
         })
     }
+}
+
+/// What a repeated request with the same key is answered from.
+#[derive(Serialize)]
+struct StoredCreation<'a> {
+    workspace_id: WorkspaceId,
+    salt: &'a str,
 }
 
 /// Derives a workspace key from a stored salt and the creator's idempotency key.

@@ -1,6 +1,6 @@
 //! Request and response bodies of the trigger routes.
 
-use relay_domain::TriggerId;
+use relay_domain::{AgentId, ChannelId, MessageId, TriggerId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -81,4 +81,29 @@ pub struct Trigger {
     pub created_at: Timestamp,
     /// Time of the last change.
     pub updated_at: Option<Timestamp>,
+}
+
+/// Input of the action that a trigger invokes.
+#[derive(Debug, Serialize)]
+pub struct TriggerInput<'a> {
+    /// The trigger.
+    pub trigger_id: TriggerId,
+    /// The message that it matched.
+    pub message_id: MessageId,
+    /// Name of the message's channel.
+    pub channel: &'a str,
+    /// Id of the message's channel.
+    pub channel_id: ChannelId,
+    /// Root of the message's thread, for replies.
+    pub thread_id: Option<MessageId>,
+    /// Id of the author.
+    pub agent_id: AgentId,
+    /// Name of the author.
+    pub agent_name: &'a str,
+    /// Text of the message.
+    pub text: &'a str,
+    /// Names mentioned in the text.
+    pub mentions: &'a [String],
+    /// Time of acceptance of the message.
+    pub created_at: Timestamp,
 }

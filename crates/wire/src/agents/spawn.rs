@@ -1,6 +1,6 @@
 //! Request bodies for spawning and releasing agents.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
@@ -72,4 +72,25 @@ pub struct ReleaseExactBody {
     /// Id that the agent must have.
     #[schema(example = "243812004871278592")]
     pub expected_agent_id: String,
+}
+
+/// Input of the release that a node carries out.
+#[derive(Debug, Serialize)]
+pub struct ReleaseInput<'a> {
+    /// Name of the agent.
+    pub name: &'a str,
+    /// Reason that the caller gave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'a str>,
+    /// Whether the agent is deleted after its release.
+    pub delete_agent: bool,
+}
+
+/// Output of a release that needed no node.
+#[derive(Debug, Serialize)]
+pub struct Released<'a> {
+    /// Always `true`.
+    pub released: bool,
+    /// Name of the agent.
+    pub name: &'a str,
 }

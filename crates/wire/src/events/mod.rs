@@ -1,5 +1,7 @@
 //! Event log and frames of the observer socket.
 
+pub mod data;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{json, value::RawValue};
 use utoipa::ToSchema;

@@ -83,6 +83,19 @@ pub struct HookBody {
     pub rest: Map<String, Value>,
 }
 
+/// Metadata of the message that a call of a webhook becomes.
+#[derive(Debug, Serialize)]
+pub struct WebhookMetadata<'a> {
+    /// Id of the webhook.
+    pub webhook_id: WebhookId,
+    /// Name of the calling system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<&'a str>,
+    /// Payload of the call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub payload: Option<Value>,
+}
+
 /// Response of `POST /v1/hooks/:id`.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct HookAnswer {

@@ -4,11 +4,33 @@
 pub mod engine_frame;
 pub mod frame;
 
+use relay_domain::{AgentId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{field::Timestamp, words};
+
+/// Body of an event's call to the endpoint of an `http_push` node.
+#[derive(Debug, Serialize)]
+pub struct EventCall<'a> {
+    /// Kind of the event.
+    #[serde(rename = "type")]
+    pub kind: &'a str,
+    /// The workspace.
+    pub workspace_id: WorkspaceId,
+    /// Time of the call.
+    pub timestamp: Timestamp,
+    /// Data of the event.
+    pub data: &'a Value,
+    /// Topic of the event, such as `channel`.
+    pub topic: &'a str,
+    /// Channel of the event, if its data names one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub channel_id: Option<&'a str>,
+    /// Agents at the endpoint that the event is for.
+    pub agent_ids: &'a [AgentId],
+}
 
 /// Body of `POST /v1/nodes`. Absent fields keep their stored value.
 #[derive(Debug, Deserialize, ToSchema)]

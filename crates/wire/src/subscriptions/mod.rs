@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use relay_domain::SubscriptionId;
+use relay_domain::{SubscriptionId, WorkspaceId};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{field::Timestamp, words};
@@ -73,6 +73,20 @@ pub struct Subscription {
     pub disabled_at: Option<Timestamp>,
     /// Time of creation.
     pub created_at: Timestamp,
+}
+
+/// Body of a call to a subscription's URL.
+#[derive(Debug, Serialize)]
+pub struct SubscriptionCall<'a> {
+    /// Kind of the event.
+    #[serde(rename = "type")]
+    pub kind: &'a str,
+    /// The workspace.
+    pub workspace_id: WorkspaceId,
+    /// Time of the event.
+    pub timestamp: Timestamp,
+    /// Data of the event.
+    pub data: Map<String, Value>,
 }
 
 /// Body of `POST /v1/subscriptions/:id/replay`.

@@ -14,7 +14,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("crates/pty", &[]),
     ("crates/verification", &[]),
     ("crates/runtime", &["relay-domain"]),
-    ("crates/engine", &["relay-domain", "relay-store", "relay-stream", "relay-blobs", "relay-egress"]),
+    ("crates/engine", &["relay-domain", "relay-wire", "relay-store", "relay-stream", "relay-blobs", "relay-egress"]),
     ("services/gateway", &["relay-domain", "relay-wire", "relay-engine", "relay-runtime"]),
     ("services/broker", &["relay-domain", "relay-wire", "relay-runtime", "relay-pty", "relay-verification"]),
     ("services/worker", &["relay-domain", "relay-engine", "relay-runtime"]),

@@ -14,9 +14,10 @@ use relay_store::{
     events::{EventBody, NewEvent},
     subscriptions::dispatch::{LeasedSubscription, PendingCall},
 };
+use relay_wire::{field::ToValue as _, subscriptions::SubscriptionCall};
 use ring::hmac;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::{
     messages::{payload::payload, render::timestamp},
@@ -44,7 +45,7 @@ pub(super) fn event_data(event: &NewEvent, message: Option<&Message>) -> Map<Str
                 data
             }
             // Retention has dropped it: only its id is still known.
-            None => Map::from_iter([("id".to_owned(), json!(id.to_string()))]),
+            None => Map::from_iter([("id".to_owned(), Value::from(id.to_string()))]),
         },
     };
     let mut add = |key: &str, value: Option<Value>| {
@@ -52,9 +53,9 @@ pub(super) fn event_data(event: &NewEvent, message: Option<&Message>) -> Map<Str
             data.insert(key.to_owned(), value);
         }
     };
-    add("channel_id", event.channel_id.map(|id| json!(id.to_string())));
-    add("channel_name", event.channel_name.as_ref().map(|name| json!(name)));
-    add("conversation_id", event.conversation_id.as_ref().map(|id| json!(id)));
+    add("channel_id", event.channel_id.map(|id| Value::from(id.to_string())));
+    add("channel_name", event.channel_name.as_deref().map(Value::from));
+    add("conversation_id", event.conversation_id.as_deref().map(Value::from));
     data
 }
 
@@ -70,13 +71,7 @@ pub(super) fn matches_filter(filter: &EventFilter, channel_name: Option<&str>, d
 
 /// Builds the body, which is the same for each attempt.
 pub(super) fn call_body(scope: WorkspaceScope, kind: &str, at: DateTime<Utc>, data: Map<String, Value>) -> String {
-    json!({
-        "type": kind,
-        "workspace_id": scope.workspace_id().to_string(),
-        "timestamp": timestamp(at),
-        "data": data,
-    })
-    .to_string()
+    SubscriptionCall { kind, workspace_id: scope.workspace_id(), timestamp: at.into(), data }.to_value().to_string()
 }
 
 /// Builds the headers of one attempt.
@@ -139,6 +134,8 @@ fn sign(key: &[u8], parts: &[&[u8]]) -> hmac::Tag {
 #[cfg(test)]
 mod tests {
     use relay_domain::{SubscriptionDeliveryId, SubscriptionId, WorkspaceId};
+
+    use serde_json::json;
 
     use super::*;
 

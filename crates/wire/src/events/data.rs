@@ -1,0 +1,190 @@
+//! Data of events: the same object in the event log, in `context.update` frames, in http_push calls and in calls of
+//! subscriptions. Message events are an exception: their data is the message itself.
+
+use relay_domain::{AgentId, ChannelId, ConversationId, MessageId, WebhookId};
+use serde::Serialize;
+
+use crate::field::Timestamp;
+
+/// Data of `message.reacted`.
+#[derive(Debug, Serialize)]
+pub struct MessageReacted<'a> {
+    /// The message.
+    pub message_id: MessageId,
+    /// The emoji.
+    pub emoji: &'a str,
+    /// Name of the agent that reacted.
+    pub agent_name: &'a str,
+    /// Id of the agent that reacted.
+    pub agent_id: AgentId,
+    /// `added` or `removed`.
+    pub action: &'a str,
+    /// Conversation of the message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conversation_id: Option<&'a ConversationId>,
+    /// Name of the message's channel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub channel: Option<&'a str>,
+    /// The same: published clients differ in the name that they read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub channel_name: Option<&'a str>,
+    /// Id of the message's channel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub channel_id: Option<ChannelId>,
+}
+
+/// Data of `message.updated`, as sockets receive it.
+#[derive(Debug, Serialize)]
+pub struct MessageUpdated<'a> {
+    /// The message.
+    pub id: MessageId,
+    /// Name of its channel.
+    pub channel_name: &'a str,
+    /// Id of the author.
+    pub agent_id: AgentId,
+    /// Name of the author.
+    pub agent_name: &'a str,
+    /// The same, as older clients read it.
+    pub from_name: &'a str,
+    /// New text.
+    pub text: &'a str,
+    /// Conversation of the message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conversation_id: Option<&'a ConversationId>,
+}
+
+/// Data of `message.read`.
+#[derive(Debug, Serialize)]
+pub struct MessageRead<'a> {
+    /// The message.
+    pub message_id: MessageId,
+    /// Name of the reader.
+    pub agent_name: &'a str,
+    /// Id of the reader.
+    pub agent_id: AgentId,
+    /// Time of the first read.
+    pub read_at: Timestamp,
+}
+
+/// Data of `delivery.failed`, as the sender receives it when a recipient's mailbox is full.
+#[derive(Debug, Serialize)]
+pub struct DeliveryRefused<'a> {
+    /// Always `null`: no delivery was written.
+    pub delivery_id: Option<&'a str>,
+    /// The message.
+    pub message_id: MessageId,
+    /// Id of the recipient.
+    pub target_agent_id: AgentId,
+    /// Name of the recipient.
+    pub target_agent_name: Option<&'a str>,
+    /// Stable word for the reason.
+    pub reason: &'a str,
+    /// The reason as a text.
+    pub error: &'a str,
+    /// Whether a repetition may succeed.
+    pub retryable: bool,
+}
+
+/// Data of `webhook.received`.
+#[derive(Debug, Serialize)]
+pub struct WebhookReceived<'a> {
+    /// The webhook.
+    pub webhook_id: WebhookId,
+    /// Name of its channel.
+    pub channel: &'a str,
+    /// The message that the call became.
+    pub message: WebhookMessage<'a>,
+}
+
+/// Message of [`WebhookReceived`].
+#[derive(Debug, Serialize)]
+pub struct WebhookMessage<'a> {
+    /// Id of the message; the commit fills it in.
+    pub id: Option<MessageId>,
+    /// Its text.
+    pub text: &'a str,
+    /// Source that the caller named.
+    pub source: Option<&'a str>,
+    /// Name of the author.
+    pub author: &'a str,
+}
+
+/// Data of `channel.created` and `channel.updated`.
+#[derive(Debug, Serialize)]
+pub struct ChannelChanged<'a> {
+    /// The channel.
+    pub channel: ChannelWithTopic<'a>,
+}
+
+/// Channel of [`ChannelChanged`].
+#[derive(Debug, Serialize)]
+pub struct ChannelWithTopic<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its topic.
+    pub topic: Option<&'a str>,
+}
+
+/// Data of `channel.archived`.
+#[derive(Debug, Serialize)]
+pub struct ChannelArchived<'a> {
+    /// The channel.
+    pub channel: ChannelName<'a>,
+}
+
+/// Channel of [`ChannelArchived`].
+#[derive(Debug, Serialize)]
+pub struct ChannelName<'a> {
+    /// Its name.
+    pub name: &'a str,
+}
+
+/// Data of `member.*` events of a channel.
+#[derive(Debug, Serialize)]
+pub struct MemberChanged<'a> {
+    /// Name of the channel.
+    pub channel: &'a str,
+    /// Name of the member.
+    pub agent_name: &'a str,
+    /// Id of the member.
+    pub agent_id: AgentId,
+}
+
+/// Data of `member.*` events of a conversation.
+#[derive(Debug, Serialize)]
+pub struct ParticipantChanged<'a> {
+    /// The conversation.
+    pub conversation_id: &'a str,
+    /// Name of its backing channel.
+    pub channel: &'a str,
+    /// Name of the participant.
+    pub agent_name: &'a str,
+    /// Id of the participant.
+    pub agent_id: AgentId,
+}
+
+/// Data of `action.registered`.
+#[derive(Debug, Serialize)]
+pub struct ActionDefined<'a> {
+    /// Name of the action.
+    pub name: &'a str,
+    /// Its description.
+    pub description: &'a str,
+    /// Name of the agent that handles it.
+    pub handler_agent: Option<&'a str>,
+    /// Name of the node that handles it.
+    pub handler_node: Option<&'a str>,
+}
+
+/// Data of `node.binding.disabled`.
+#[derive(Debug, Serialize)]
+pub struct BindingDisabled<'a> {
+    /// The node.
+    pub node_id: &'a str,
+    /// Id of the agent that is no longer called.
+    pub agent_id: AgentId,
+    /// Name of that agent.
+    pub agent_name: &'a str,
+    /// The endpoint's last answer.
+    pub reason: &'a str,
+}
