@@ -42,6 +42,17 @@ impl Scene {
         Ok((scene, proxy))
     }
 
+    /// Waits until the broker is connected to the engine, which it is some time after its start.
+    pub(crate) async fn wait_for_engine(&self) -> Result<()> {
+        wait::until_ok("the broker to be connected", SOON, || async {
+            let health = self.broker.call("GET", "/health", None).await?.success()?;
+            ensure!(health["status"] == "ok", "{health}");
+            anyhow::Ok(())
+        })
+        .await?;
+        Ok(())
+    }
+
     /// Starts a fake agent and returns what it notes.
     pub(crate) async fn spawn(&self, name: &str, show: &str, more: &[&str]) -> Result<FakeAgent> {
         self.spawn_with(name, show, more, json!({})).await
