@@ -6,7 +6,7 @@ use crate::python::Packages;
 
 #[derive(clap::Args, Default)]
 pub(crate) struct Args {
-    /// Writes the snapshots, the dashboards and the table of values anew; read the difference before you commit it.
+    /// Regenerates the snapshots, the dashboards and the table of values; read the difference before you commit it.
     #[arg(long)]
     update: bool,
 }

@@ -240,7 +240,7 @@ async fn set_suspended(database: &Database, id: &str, suspended: bool, out: Outp
     let scope = admin.find_workspace(id).await.with_context(|| format!("find workspace {id}"))?;
     let changed = admin.suspend(scope, suspended).await.context("suspend or resume the workspace")?;
     out.print_value(&json!({ "workspace_id": id, "suspended": suspended, "changed": changed }), |_| {
-        let state = if suspended { "suspended: gateways let nobody in within a second" } else { "let in again" };
+        let state = if suspended { "suspended: gateways refuse its tokens within a second" } else { "admitted again" };
         let already = if changed { "" } else { ", as before" };
         format!("workspace {id} is {state}{already}")
     })

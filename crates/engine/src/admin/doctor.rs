@@ -111,7 +111,7 @@ fn postgres_findings(health: &DatabaseHealth, own_clock_ms: i64) -> Vec<Finding>
             health.encoding == "UTF8",
             Verdict::Fail,
             &health.encoding,
-            "make the database anew with ENCODING 'UTF8'",
+            "recreate the database with ENCODING 'UTF8'",
         ),
         checked(
             "postgres fsync",
@@ -276,14 +276,14 @@ fn nats_findings(health: &NatsHealth) -> Vec<Finding> {
             found.republishes,
             Verdict::Warn,
             format!("{}: {}", stream.name, if found.republishes { "on" } else { "off: nothing is delivered live" }),
-            "remove the stream; gateways make it anew",
+            "remove the stream; gateways recreate it",
         ));
         findings.push(checked(
             "jetstream bounds",
             found.max_age == stream.max_age && found.max_bytes == stream.max_bytes,
             Verdict::Warn,
             format!("{}: {} s, {} bytes at most", stream.name, found.max_age.as_secs(), found.max_bytes),
-            "somebody has set another age or size; a gateway that starts sets them again",
+            "another age or size was set; a gateway that starts restores them",
         ));
         findings.push(checked(
             "jetstream copies",

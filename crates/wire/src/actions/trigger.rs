@@ -86,9 +86,9 @@ pub struct Trigger {
 /// Input of the action that a trigger invokes.
 #[derive(Debug, Serialize)]
 pub struct TriggerInput<'a> {
-    /// The trigger.
+    /// Id of the trigger.
     pub trigger_id: TriggerId,
-    /// The message that it matched.
+    /// Id of the message that it matched.
     pub message_id: MessageId,
     /// Name of the message's channel.
     pub channel: &'a str,

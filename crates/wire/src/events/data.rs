@@ -9,9 +9,9 @@ use crate::field::Timestamp;
 /// Data of `message.reacted`.
 #[derive(Debug, Serialize)]
 pub struct MessageReacted<'a> {
-    /// The message.
+    /// Id of the message.
     pub message_id: MessageId,
-    /// The emoji.
+    /// Emoji or its shortcode.
     pub emoji: &'a str,
     /// Name of the agent that reacted.
     pub agent_name: &'a str,
@@ -36,7 +36,7 @@ pub struct MessageReacted<'a> {
 /// Data of `message.updated`, as sockets receive it.
 #[derive(Debug, Serialize)]
 pub struct MessageUpdated<'a> {
-    /// The message.
+    /// Id of the message.
     pub id: MessageId,
     /// Name of its channel.
     pub channel_name: &'a str,
@@ -46,7 +46,7 @@ pub struct MessageUpdated<'a> {
     pub agent_name: &'a str,
     /// The same, as older clients read it.
     pub from_name: &'a str,
-    /// New text.
+    /// Text after the change.
     pub text: &'a str,
     /// Conversation of the message.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,7 +56,7 @@ pub struct MessageUpdated<'a> {
 /// Data of `message.read`.
 #[derive(Debug, Serialize)]
 pub struct MessageRead<'a> {
-    /// The message.
+    /// Id of the message.
     pub message_id: MessageId,
     /// Name of the reader.
     pub agent_name: &'a str,
@@ -71,7 +71,7 @@ pub struct MessageRead<'a> {
 pub struct DeliveryRefused<'a> {
     /// Always `null`: no delivery was written.
     pub delivery_id: Option<&'a str>,
-    /// The message.
+    /// Id of the message.
     pub message_id: MessageId,
     /// Id of the recipient.
     pub target_agent_id: AgentId,
@@ -88,7 +88,7 @@ pub struct DeliveryRefused<'a> {
 /// Data of `webhook.received`.
 #[derive(Debug, Serialize)]
 pub struct WebhookReceived<'a> {
-    /// The webhook.
+    /// Id of the webhook.
     pub webhook_id: WebhookId,
     /// Name of its channel.
     pub channel: &'a str,
@@ -101,7 +101,7 @@ pub struct WebhookReceived<'a> {
 pub struct WebhookMessage<'a> {
     /// Id of the message; the commit fills it in.
     pub id: Option<MessageId>,
-    /// Its text.
+    /// Text of the message.
     pub text: &'a str,
     /// Source that the caller named.
     pub source: Option<&'a str>,
@@ -112,30 +112,30 @@ pub struct WebhookMessage<'a> {
 /// Data of `channel.created` and `channel.updated`.
 #[derive(Debug, Serialize)]
 pub struct ChannelChanged<'a> {
-    /// The channel.
+    /// Channel after the change.
     pub channel: ChannelWithTopic<'a>,
 }
 
 /// Channel of [`ChannelChanged`].
 #[derive(Debug, Serialize)]
 pub struct ChannelWithTopic<'a> {
-    /// Its name.
+    /// Name of the channel.
     pub name: &'a str,
-    /// Its topic.
+    /// Topic of the channel.
     pub topic: Option<&'a str>,
 }
 
 /// Data of `channel.archived`.
 #[derive(Debug, Serialize)]
 pub struct ChannelArchived<'a> {
-    /// The channel.
+    /// Channel after the change.
     pub channel: ChannelName<'a>,
 }
 
 /// Channel of [`ChannelArchived`].
 #[derive(Debug, Serialize)]
 pub struct ChannelName<'a> {
-    /// Its name.
+    /// Name of the channel.
     pub name: &'a str,
 }
 
@@ -153,7 +153,7 @@ pub struct MemberChanged<'a> {
 /// Data of `member.*` events of a conversation.
 #[derive(Debug, Serialize)]
 pub struct ParticipantChanged<'a> {
-    /// The conversation.
+    /// Id of the conversation.
     pub conversation_id: &'a str,
     /// Name of its backing channel.
     pub channel: &'a str,
@@ -168,7 +168,7 @@ pub struct ParticipantChanged<'a> {
 pub struct ActionDefined<'a> {
     /// Name of the action.
     pub name: &'a str,
-    /// Its description.
+    /// Description for callers.
     pub description: &'a str,
     /// Name of the agent that handles it.
     pub handler_agent: Option<&'a str>,
@@ -179,7 +179,7 @@ pub struct ActionDefined<'a> {
 /// Data of `node.binding.disabled`.
 #[derive(Debug, Serialize)]
 pub struct BindingDisabled<'a> {
-    /// The node.
+    /// Id of the node.
     pub node_id: &'a str,
     /// Id of the agent that is no longer called.
     pub agent_id: AgentId,

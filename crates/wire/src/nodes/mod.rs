@@ -17,7 +17,7 @@ pub struct EventCall<'a> {
     /// Kind of the event.
     #[serde(rename = "type")]
     pub kind: &'a str,
-    /// The workspace.
+    /// Id of the workspace.
     pub workspace_id: WorkspaceId,
     /// Time of the call.
     pub timestamp: Timestamp,

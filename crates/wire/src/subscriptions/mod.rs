@@ -81,7 +81,7 @@ pub struct SubscriptionCall<'a> {
     /// Kind of the event.
     #[serde(rename = "type")]
     pub kind: &'a str,
-    /// The workspace.
+    /// Id of the workspace.
     pub workspace_id: WorkspaceId,
     /// Time of the event.
     pub timestamp: Timestamp,

@@ -74,7 +74,7 @@ impl DevFile {
         serde_json::from_str(&text).unwrap_or_default()
     }
 
-    /// Readers see the old file or the new one, and nobody else sees the key.
+    /// Readers see the old file or the new one, and other users do not see the key.
     fn replace(&self, content: &Content) -> Result<()> {
         let fresh = self.path.with_extension("json.new");
         let _ = fs::remove_file(&fresh);

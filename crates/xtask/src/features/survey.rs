@@ -1,4 +1,4 @@
-//! The features that cargo resolves, for each selection of packages that somebody may build.
+//! The features that cargo resolves, for each selection of packages that may be built.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Stdio;

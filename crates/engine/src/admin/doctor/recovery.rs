@@ -132,7 +132,7 @@ fn jetstream_finding(known: &DatabaseFacts, log: &LogFacts) -> Finding {
         Some(state) if !log.is_rebuilt => finding(
             Verdict::Warn,
             format!(
-                "made anew {}, and not filled yet with what waits in {waiting} mailboxes in Postgres",
+                "recreated {}, and not yet filled with what waits in {waiting} mailboxes in Postgres",
                 DateTime::from_timestamp_millis(state.created_at_ms).map(format_time).unwrap_or_default()
             ),
             Some("start a gateway or a worker: one of them fills it. Delivery goes on from Postgres meanwhile"),
@@ -206,7 +206,7 @@ mod tests {
         let state = || Some(LogState { created_at_ms: 0, first: 1, first_at_ms: 0, last: 0 });
         for (log, verdict, words) in [
             (LogFacts { state: None, is_rebuilt: false, is_ahead: false }, Verdict::Warn, "there is none; 3 mailboxes"),
-            (LogFacts { state: state(), is_rebuilt: false, is_ahead: false }, Verdict::Warn, "made anew 1970"),
+            (LogFacts { state: state(), is_rebuilt: false, is_ahead: false }, Verdict::Warn, "recreated 1970"),
             (LogFacts { state: state(), is_rebuilt: true, is_ahead: false }, Verdict::Ok, "frames 1 to 0"),
         ] {
             let found = jetstream_finding(&known(), &log);
