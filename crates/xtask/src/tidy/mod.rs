@@ -9,6 +9,7 @@ mod names;
 mod packages;
 mod paths;
 mod references;
+mod state_codes;
 mod unused;
 
 use std::path::Path;
@@ -36,6 +37,7 @@ pub(crate) fn run() -> Result<()> {
         names::check,
         paths::check,
         references::check,
+        state_codes::check,
         unused::check,
     ];
     for check in checks {
