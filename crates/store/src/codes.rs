@@ -14,7 +14,26 @@ pub(crate) const MESSAGE_SOURCE: i16 = SourceKind::Message.code();
 pub(crate) const ACTION_RESULT_SOURCE: i16 = SourceKind::ActionResult.code();
 pub(crate) const NOTICE_SOURCE: i16 = SourceKind::Notice.code();
 
+// Names instead of codes. `as_str` is not const, so a test compares them with their enums.
+pub(crate) const WS: &str = "ws";
+pub(crate) const HTTP_PUSH: &str = "http_push";
+pub(crate) const DIRECT: &str = "direct";
+pub(crate) const BROKER: &str = "broker";
+
 pub(crate) const ACKED: i16 = Settlement::Acked.code();
 pub(crate) const FAILED: i16 = Settlement::Failed.code();
 pub(crate) const DEFERRED: i16 = Settlement::Deferred.code();
 pub(crate) const DEAD_LETTERED: i16 = Settlement::DeadLettered.code();
+
+#[cfg(test)]
+mod tests {
+    use relay_domain::nodes::{NodeKind, NodeRole};
+
+    #[test]
+    fn names_are_those_of_the_enums() {
+        assert_eq!(super::WS, NodeKind::Ws.as_str());
+        assert_eq!(super::HTTP_PUSH, NodeKind::HttpPush.as_str());
+        assert_eq!(super::DIRECT, NodeRole::Direct.as_str());
+        assert_eq!(super::BROKER, NodeRole::Broker.as_str());
+    }
+}

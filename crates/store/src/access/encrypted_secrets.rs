@@ -1,9 +1,12 @@
 //! Encrypted secrets of nodes and subscriptions, for re-encryption with another key. Called by the worker.
 
+use const_format::formatcp;
 use relay_domain::{NodeId, SubscriptionId, WorkspaceScope};
 use sqlx::{FromRow, Row as _, postgres::PgRow};
 
-use crate::{Store, StoreError, StoreResult, decode::decode_rows, subscriptions::definitions::EncryptedSecret};
+use crate::{
+    Store, StoreError, StoreResult, codes::HTTP_PUSH, decode::decode_rows, subscriptions::definitions::EncryptedSecret,
+};
 
 /// Row that holds the secrets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,12 +38,14 @@ impl FromRow<'_, PgRow> for EncryptedSecretRow {
     }
 }
 
-const SEALED_WITH: &str = "
+const SEALED_WITH: &str = formatcp!(
+    "
 (SELECT workspace_id, node_id, NULL::bigint AS subscription_id, sealed_key_id AS key_id, sealed
-   FROM nodes WHERE kind = 'http_push' AND sealed_key_id = ANY($1) ORDER BY workspace_id, node_id LIMIT $2)
+   FROM nodes WHERE kind = '{HTTP_PUSH}' AND sealed_key_id = ANY($1) ORDER BY workspace_id, node_id LIMIT $2)
 UNION ALL
 (SELECT workspace_id, NULL, subscription_id, secret_key_id, sealed
-   FROM subscriptions WHERE secret_key_id = ANY($1) ORDER BY workspace_id, subscription_id LIMIT $2)";
+   FROM subscriptions WHERE secret_key_id = ANY($1) ORDER BY workspace_id, subscription_id LIMIT $2)"
+);
 
 impl Store {
     /// Returns secrets encrypted with one of `keys`: at most `limit` of nodes and as many of subscriptions.

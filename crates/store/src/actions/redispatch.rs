@@ -2,6 +2,7 @@
 //! [`HANDLER_UNREACHABLE`] and [`wake_waiting`] are shared with outcomes and provider registration; the rest is called
 //! by the engine's invocation worker.
 
+use const_format::formatcp;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -15,6 +16,7 @@ use crate::{
         invoke::Dispatch,
         placement_records::PlacementRecord,
     },
+    codes::WS,
     decode::decode_rows,
     nodes::fence::{Fence, ProviderKey},
 };
@@ -77,14 +79,16 @@ UPDATE invocations i SET sent_epoch = NULL
 
 /// SQL condition on an invocation `i` with a handling agent: the agent's current node has no connected provider for it.
 /// Nodes of kind `http_push` and `poll` have no connection, so they are never unreachable.
-pub(crate) const HANDLER_UNREACHABLE: &str = "coalesce((
-    SELECT coalesce(n.kind, 'ws') = 'ws' AND NOT EXISTS (
+pub(crate) const HANDLER_UNREACHABLE: &str = formatcp!(
+    "coalesce((
+    SELECT coalesce(n.kind, '{WS}') = '{WS}' AND NOT EXISTS (
            SELECT FROM providers p
             WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id
               AND (a.provider IS NULL OR p.provider = a.provider) AND p.gateway_id IS NOT NULL)
       FROM agents a
       LEFT JOIN nodes n ON n.workspace_id = a.workspace_id AND n.node_id = a.node_id
-     WHERE a.workspace_id = i.workspace_id AND a.agent_id = i.handler_agent_id), true)";
+     WHERE a.workspace_id = i.workspace_id AND a.agent_id = i.handler_agent_id), true)"
+);
 
 // A provider that is connected and silent loses the invocation only if another provider may take it; its late answer
 // still counts until then. A provider that accepted the invocation may stay silent, and so may one that has started the

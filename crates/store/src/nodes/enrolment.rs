@@ -2,6 +2,7 @@
 //! Main types: [`NodeEnrolment`] and [`EnrolOutcome`]; called by the engine's roster use cases.
 
 use chrono::{DateTime, Utc};
+use const_format::formatcp;
 use relay_domain::{
     AgentId, NodeId, WorkspaceScope,
     access::token::TokenHash,
@@ -15,6 +16,7 @@ use sqlx::PgTransaction;
 use crate::{
     Store, StoreError, StoreResult,
     access::tokens::read_hash,
+    codes::{BROKER, HTTP_PUSH, WS},
     events::{self, NewEvent, RecordedEvents},
     subscriptions::definitions::EncryptedSecret,
     workspaces::quota_counts::is_within_quota,
@@ -111,17 +113,18 @@ impl Store {
             .execute(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
-        let found: Vec<FoundNode> = sqlx::query_as(
+        let found: Vec<FoundNode> = sqlx::query_as(formatcp!(
             "SELECT n.node_id, n.name,
-                    n.kind <> 'ws' OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = $1 AND p.node_id = n.node_id
+                    n.kind <> '{WS}' OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = $1 AND p.node_id = n.node_id
                              AND p.gateway_id IS NOT NULL
                              AND p.last_heartbeat_at > now() - make_interval(secs => $5)) AS live
                FROM nodes n
               WHERE n.workspace_id = $1
-                AND (n.node_id = $2 OR n.name = $3 OR ($2 IS NULL AND n.machine_id = $4 AND n.role = 'broker' AND n.kind = 'ws'))
+                AND (n.node_id = $2 OR n.name = $3 OR ($2 IS NULL AND n.machine_id = $4 AND n.role = '{BROKER}'
+                     AND n.kind = '{WS}'))
               ORDER BY (n.node_id = $2) DESC NULLS LAST, (n.name = $3) DESC, n.created_at
-                FOR UPDATE",
-        )
+                FOR UPDATE"
+        ))
         .bind(workspace)
         .bind(&enrolment.node_id)
         .bind(&enrolment.name)
@@ -170,10 +173,10 @@ impl Store {
         adapter: &str,
         delivery: &NewDelivery,
     ) -> StoreResult<()> {
-        sqlx::query(
+        sqlx::query(formatcp!(
             "UPDATE nodes SET delivery_adapter = $3, delivery = $4, sealed_key_id = $5, sealed = $6, updated_at = now()
-              WHERE workspace_id = $1 AND node_id = $2 AND kind = 'http_push'",
-        )
+              WHERE workspace_id = $1 AND node_id = $2 AND kind = '{HTTP_PUSH}'"
+        ))
         .bind(scope.workspace_id())
         .bind(node)
         .bind(adapter)
@@ -211,11 +214,13 @@ impl Store {
         }
         sqlx::query(
             "INSERT INTO nodes (workspace_id, node_id, name, kind, role, max_agents, created_at)
-             VALUES ($1, $2, $3, 'ws', 'direct', 1, now()) ON CONFLICT (workspace_id, node_id) DO NOTHING",
+             VALUES ($1, $2, $3, $4, $5, 1, now()) ON CONFLICT (workspace_id, node_id) DO NOTHING",
         )
         .bind(scope.workspace_id())
         .bind(&node)
         .bind(format!("{DIRECT_NAME_PREFIX}{agent}"))
+        .bind(NodeKind::Ws)
+        .bind(NodeRole::Direct)
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;

@@ -2,11 +2,13 @@
 //! use cases.
 
 use chrono::{DateTime, Utc};
+use const_format::formatcp;
 use relay_domain::{ActionId, NodeId, ProviderName, WorkspaceId, WorkspaceScope};
 
 use crate::{
     Store, StoreError, StoreResult,
     actions::redispatch,
+    codes::DIRECT,
     nodes::{capabilities, fence::ProviderKey},
     statement_timeout::StatementTimeout as _,
 };
@@ -110,11 +112,11 @@ impl Store {
         let doing = "refreshing a provider's capabilities";
         let Some(capabilities) = &beat.capabilities else { return Ok(true) };
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let broker: Option<i32> = sqlx::query_scalar(
+        let broker: Option<i32> = sqlx::query_scalar(formatcp!(
             "SELECT 1 FROM providers p JOIN nodes n USING (workspace_id, node_id)
-              WHERE p.workspace_id = $1 AND p.node_id = $2 AND p.provider = $3 AND p.epoch = $4 AND n.role <> 'direct'
-                FOR UPDATE OF p",
-        )
+              WHERE p.workspace_id = $1 AND p.node_id = $2 AND p.provider = $3 AND p.epoch = $4 AND n.role <> '{DIRECT}'
+                FOR UPDATE OF p"
+        ))
         .bind(beat.scope.workspace_id())
         .bind(&beat.node_id)
         .bind(&beat.provider)

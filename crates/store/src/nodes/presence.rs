@@ -4,11 +4,12 @@
 //! Two providers of a node that connect or disconnect concurrently must not both miss the change, nor both record it.
 //! The functions therefore lock the workspace's event log before they read, and the caller appends the event next.
 
+use const_format::formatcp;
 use relay_domain::{NodeId, WorkspaceId, WorkspaceScope, events::kind};
 use serde_json::json;
 use sqlx::PgConnection;
 
-use crate::{StoreError, StoreResult, events::NewEvent, nodes::fence::ProviderKey};
+use crate::{StoreError, StoreResult, codes::BROKER, events::NewEvent, nodes::fence::ProviderKey};
 
 /// Node with the role `broker`. Direct nodes have no presence events: their agents' status shows the same.
 #[derive(Debug)]
@@ -32,18 +33,20 @@ impl Broker {
 
 // The no-op upsert locks the event heads, in workspace order. It waits for transactions that append events, and the
 // next statement sees their changes.
-const LOCK_LOGS_OF_BROKERS: &str = "
+const LOCK_LOGS_OF_BROKERS: &str = formatcp!(
+    "
 WITH brokers AS MATERIALIZED (
     SELECT n.workspace_id, n.node_id, n.name
       FROM (SELECT DISTINCT * FROM unnest($1::bigint[], $2::text[]) AS k (workspace_id, node_id)) AS k
       JOIN nodes n USING (workspace_id, node_id)
-     WHERE n.role = 'broker'
+     WHERE n.role = '{BROKER}'
 ), locked AS (
     INSERT INTO event_heads AS h (workspace_id)
     SELECT DISTINCT workspace_id FROM brokers ORDER BY workspace_id
     ON CONFLICT (workspace_id) DO UPDATE SET next_seq = h.next_seq
 )
-SELECT workspace_id, node_id, name FROM brokers ORDER BY workspace_id, node_id";
+SELECT workspace_id, node_id, name FROM brokers ORDER BY workspace_id, node_id"
+);
 
 /// Returns the brokers among these nodes (workspace and id pairs) without a connected provider. Locks the event logs of
 /// their workspaces until the commit, so only appending events may follow.

@@ -4,6 +4,7 @@
 //! Every change by a connection repeats its epoch in the WHERE (invariant 5).
 
 use chrono::{DateTime, Utc};
+use const_format::formatcp;
 use relay_domain::{
     ActionId, AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope,
     nodes::{NodeKind, NodeRole, takeover::Incumbent},
@@ -13,6 +14,7 @@ use sqlx::PgConnection;
 use crate::{
     Store, StoreError, StoreResult,
     actions::redispatch,
+    codes::DIRECT,
     decode::decode_row,
     events::{self, NewEvent, RecordedEvents, status_event},
     nodes::{
@@ -314,7 +316,8 @@ struct EndedConnection {
 // `last_seen_at` advances, because activity from before may be recorded later and must not bring the agent online
 // again. `active_agents` keeps the last reported value: the provider returns with these agents and has no more room
 // until its next heartbeat.
-const END_CONNECTION: &str = "
+const END_CONNECTION: &str = formatcp!(
+    "
 WITH ended AS (
     UPDATE providers SET gateway_id = NULL, handlers_live = false, load = 0
      WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND epoch = $4 AND gateway_id IS NOT NULL
@@ -334,10 +337,11 @@ WITH ended AS (
       FROM hosted h WHERE a.workspace_id = $1 AND a.agent_id = h.agent_id
  RETURNING a.agent_id, a.name
 )
-SELECT coalesce((SELECT role = 'direct' FROM nodes WHERE workspace_id = $1 AND node_id = $2), true) AS direct,
+SELECT coalesce((SELECT role = '{DIRECT}' FROM nodes WHERE workspace_id = $1 AND node_id = $2), true) AS direct,
        ARRAY(SELECT agent_id FROM offline ORDER BY agent_id) AS agents,
        ARRAY(SELECT name FROM offline ORDER BY agent_id) AS names
-  FROM ended";
+  FROM ended"
+);
 
 /// Ends the connection of this epoch. Returns `None` if it has ended or was superseded.
 async fn end_connection(

@@ -2,6 +2,7 @@
 //! Called by the engine's roster use cases.
 
 use chrono::{DateTime, Utc};
+use const_format::formatcp;
 use relay_domain::{
     AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
     agents::AgentStatus,
@@ -11,6 +12,7 @@ use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
 
 use crate::{
     Store, StoreError, StoreResult,
+    codes::WS,
     decode::{decode_row, decode_rows},
     events::{self, NewEvent, RecordedEvents, status_event},
     nodes::{capabilities, fence::ProviderKey, presence},
@@ -171,11 +173,11 @@ impl Store {
         }
         if let Some(liveness) = filter.liveness {
             // Nodes of kind `http_push` and `poll` have no connection, so they are always live.
-            query.push(
-                " AND (n.kind <> 'ws' OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = n.workspace_id
+            query.push(formatcp!(
+                " AND (n.kind <> '{WS}' OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = n.workspace_id
                                AND p.node_id = n.node_id AND p.gateway_id IS NOT NULL
-                               AND p.last_heartbeat_at > now() - make_interval(secs => ",
-            );
+                               AND p.last_heartbeat_at > now() - make_interval(secs => "
+            ));
             query.push_bind(NODE_TTL.as_secs_f64()).push("))) = ").push_bind(liveness.is_online());
         }
         if let Some(after) = &filter.after {

@@ -1,6 +1,7 @@
 //! Endpoints of http_push nodes: their call settings and their health, which all workers share. Main types:
 //! [`EndpointRow`] and [`EndpointHealth`]; called by the engine's dispatcher.
 
+use const_format::formatcp;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -8,7 +9,7 @@ use relay_domain::{NodeId, WorkspaceScope, push::settings::EndpointSettings};
 use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
 
 use crate::{
-    Store, StoreError, StoreResult, decode::decode_row, statement_timeout::StatementTimeout as _,
+    Store, StoreError, StoreResult, codes::HTTP_PUSH, decode::decode_row, statement_timeout::StatementTimeout as _,
     subscriptions::definitions::EncryptedSecret,
 };
 
@@ -60,13 +61,13 @@ pub struct EndpointReport {
 impl Store {
     /// Reads the endpoint of an http_push node. `None` when there is no such node.
     pub async fn push_endpoint(&self, scope: WorkspaceScope, node: &NodeId) -> StoreResult<Option<EndpointRow>> {
-        let row = sqlx::query(
+        let row = sqlx::query(formatcp!(
             "SELECT n.node_id, n.delivery, n.sealed_key_id, n.sealed, coalesce(e.failures, 0) AS failures, e.open_until,
                     e.paused_until
                FROM nodes n
                LEFT JOIN push_endpoints e ON e.workspace_id = n.workspace_id AND e.node_id = n.node_id
-              WHERE n.workspace_id = $1 AND n.node_id = $2 AND n.kind = 'http_push'",
-        )
+              WHERE n.workspace_id = $1 AND n.node_id = $2 AND n.kind = '{HTTP_PUSH}'"
+        ))
         .bind(scope.workspace_id())
         .bind(node)
         .fetch_optional(&self.pool)

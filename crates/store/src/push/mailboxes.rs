@@ -5,6 +5,7 @@
 //! releases it with the instant at which it is due again. Every write of a worker names owner and epoch, so a worker whose
 //! lease has expired changes nothing; the sweep releases its mailboxes.
 
+use const_format::formatcp;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -13,6 +14,7 @@ use sqlx::{FromRow, PgTransaction, Row as _, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
+    codes::HTTP_PUSH,
     decode::decode_rows,
     mailboxes::cursors::split_keys,
     maintenance::loop_state::{LoopState, lock_state, save_state},
@@ -134,19 +136,21 @@ const LAG: &str = concat!(
 );
 
 // Adds rows of agents that came to their node by another way than a binding. 1000 per pass bound the transaction.
-const ADD_MISSING: &str = "
+const ADD_MISSING: &str = formatcp!(
+    "
 INSERT INTO push_mailboxes (workspace_id, agent_id, node_id, pushed_seq, due_at)
 SELECT a.workspace_id, a.agent_id, a.node_id, coalesce(c.settled_floor, 0), now()
   FROM nodes n
   JOIN agents a ON a.workspace_id = n.workspace_id AND a.node_id = n.node_id AND a.deleted_at IS NULL
   LEFT JOIN mailbox_cursors c ON c.workspace_id = a.workspace_id AND c.agent_id = a.agent_id
- WHERE n.kind = 'http_push'
+ WHERE n.kind = '{HTTP_PUSH}'
    AND NOT EXISTS (SELECT FROM push_mailboxes p
                     WHERE p.workspace_id = a.workspace_id AND p.agent_id = a.agent_id AND p.node_id = a.node_id)
  LIMIT 1000
     ON CONFLICT (workspace_id, agent_id) DO UPDATE
        SET node_id = excluded.node_id, pushed_seq = excluded.pushed_seq, due_at = now(), owner = NULL,
-           epoch = push_mailboxes.epoch + 1, disabled_at = NULL, disabled_reason = NULL";
+           epoch = push_mailboxes.epoch + 1, disabled_at = NULL, disabled_reason = NULL"
+);
 
 // Releases mailboxes of expired workers. A worker without a row has retired, or was removed long after its lease ended.
 const RELEASE_EXPIRED: &str = "
