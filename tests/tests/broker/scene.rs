@@ -45,7 +45,7 @@ impl Scene {
     /// Waits until the broker is connected to the engine, which it is some time after its start.
     pub(crate) async fn wait_for_engine(&self) -> Result<()> {
         wait::until_ok("the broker to be connected", SOON, || async {
-            let health = self.broker.call("GET", "/health", None).await?.success()?;
+            let health = self.broker.call_with("GET", "/health", &[]).await?.body;
             ensure!(health["status"] == "ok", "{health}");
             anyhow::Ok(())
         })

@@ -6,7 +6,7 @@ use relay_domain::{
     access::token::TokenKind,
     agents::{Agent, AgentKind, AgentStatus},
     events::kind,
-    mailboxes::dead_letter::DeadLetterReason,
+    mailboxes::{Delivery, dead_letter::DeadLetterReason},
     names::{self, InvalidText, MAX_METADATA_BYTES, MAX_PERSONA_BYTES, TextProblem, check_json_length, check_length},
     workspaces::plan::Quota,
 };
@@ -20,7 +20,6 @@ use crate::{
         authentication::{AgentCaller, Credential},
         idempotency::ClientKey,
     },
-    mailboxes::deliveries::Delivery,
 };
 
 /// Prefix of the idempotency key with which a broker registers an agent that it is about to run.
@@ -188,8 +187,7 @@ impl Engine {
 
     /// Returns the agent's oldest unsettled deliveries, at most [`MAX_PENDING`].
     pub async fn pending_deliveries(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Vec<Delivery>> {
-        let rows = self.store().deliveries(scope, agent, None, MAX_PENDING).await?;
-        Ok(rows.into_iter().map(Delivery::from).collect())
+        Ok(self.store().deliveries(scope, agent, None, MAX_PENDING).await?)
     }
 
     /// Changes an agent.

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use relay_domain::{AgentId, WorkspaceScope, metric_names};
+use relay_domain::{AgentId, WorkspaceScope, mailboxes::Delivery, metric_names};
 use relay_store::mailboxes::claims::{ClaimLease, ClaimOutcome};
 use relay_stream::Hint;
 use tokio::{sync::broadcast, time::Instant};
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::AgentCaller, mailboxes::deliveries::Delivery};
+use crate::{Engine, EngineError, EngineResult, access::authentication::AgentCaller};
 
 /// Default and maximum number of deliveries per claim.
 pub const CLAIM_LIMIT: (i64, i64) = (10, 200);
@@ -65,13 +65,12 @@ impl Engine {
 
     async fn load_claimed(&self, caller: &AgentCaller, claimed: &[ClaimLease]) -> EngineResult<Vec<ClaimedDelivery>> {
         let seqs: Vec<i64> = claimed.iter().map(|one| one.seq).collect();
-        let rows = self.store().deliveries_at(caller.scope, caller.agent_id, &seqs).await?;
+        let deliveries = self.store().deliveries_at(caller.scope, caller.agent_id, &seqs).await?;
         let own = |seq| claimed.iter().find(|one| one.seq == seq).copied();
-        let rows = rows.into_iter().filter_map(|row| {
-            let claim = own(row.seq)?;
-            Some(ClaimedDelivery { delivery: Delivery::from(row), claim })
-        });
-        let claimed: Vec<_> = rows.collect();
+        let claimed: Vec<_> = deliveries
+            .into_iter()
+            .filter_map(|delivery| Some(ClaimedDelivery { claim: own(delivery.seq)?, delivery }))
+            .collect();
         metrics::counter!(metric_names::DELIVERIES_CLAIMED).increment(claimed.len() as u64);
         Ok(claimed)
     }

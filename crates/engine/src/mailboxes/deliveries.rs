@@ -1,17 +1,13 @@
 //! An agent's own deliveries: listing and settling them one by one.
 
 use relay_domain::{
-    AgentId, ChannelId, DeliveryId, WorkspaceScope,
-    channels::client_channel_id,
+    DeliveryId, WorkspaceScope,
     events::kind,
-    mailboxes::{
-        dead_letter::DeadLetterReason,
-        delivery::{DeliveryState, Mode, Reason, Settlement, derive_state},
-    },
+    mailboxes::{Delivery, delivery::DeliveryState},
     metric_names,
     names::{MAX_NOTE_BYTES, check_length},
 };
-pub use relay_store::{DeliveryReport, DeliveryRow, mailboxes::attempts::AttemptRow};
+pub use relay_store::{DeliveryReport, mailboxes::attempts::AttemptRow};
 use relay_store::{MessageLocation, ReportOutcome, delivered_event, events::NewEvent};
 use serde_json::json;
 
@@ -23,78 +19,6 @@ pub const PAGE: (i64, i64) = (100, 200);
 /// Bound of the attempts shown for one delivery: the newest.
 const MAX_ATTEMPTS: i64 = 1000;
 
-#[derive(Debug, Clone)]
-pub struct Delivery {
-    pub row: DeliveryRow,
-    pub id: DeliveryId,
-    pub state: DeliveryState,
-    /// Settlement apart from the mailbox's floors.
-    pub exception: Option<Settlement>,
-}
-
-impl From<DeliveryRow> for Delivery {
-    fn from(row: DeliveryRow) -> Self {
-        let exception = row.settlement_state.and_then(|code| Settlement::from_code(code).ok());
-        let mut state = derive_state(row.seq, row.sent_seq, row.ack_floor, exception);
-        let is_rejected = row.deferred_reason.as_deref() == Some(DeadLetterReason::Rejected.as_str());
-        if state == DeliveryState::DeadLettered && is_rejected {
-            // A dead letter to operators, but a failure to the recipient that rejected it (docs/protocol/rest.md,
-            // "Delivery transitions").
-            state = DeliveryState::Failed;
-        }
-        Self {
-            id: DeliveryId { source: row.source_id, agent: AgentId::new(row.agent_id), redrive_no: row.redrive_no },
-            state,
-            exception,
-            row,
-        }
-    }
-}
-
-impl Delivery {
-    /// Returns the word for the injection mode.
-    #[must_use]
-    pub fn mode(&self) -> &'static str {
-        Mode::from_code(self.row.mode).unwrap_or_default().delivery_word()
-    }
-
-    /// Returns the reason for the delivery, or for its deferral.
-    #[must_use]
-    pub fn reason(&self) -> Option<&str> {
-        // A delivery that comes back after a failure was not deferred by its recipient.
-        let is_deferred = self.state == DeliveryState::Queued && self.exception == Some(Settlement::Deferred);
-        if is_deferred && !self.is_retry() && !self.is_requeued() {
-            return self.row.deferred_reason.as_deref();
-        }
-        Reason::from_code(self.row.reason).ok().map(Reason::as_str)
-    }
-
-    /// True if it comes back because its consumer failed it as retryable.
-    #[must_use]
-    pub fn is_requeued(&self) -> bool {
-        let is_deferred = self.state == DeliveryState::Queued && self.exception == Some(Settlement::Deferred);
-        is_deferred && self.row.retryable == Some(true)
-    }
-
-    /// True if it comes back because an attempt has failed.
-    #[must_use]
-    pub fn is_retry(&self) -> bool {
-        let is_deferred = self.state == DeliveryState::Queued && self.exception == Some(Settlement::Deferred);
-        is_deferred && self.row.retry_no.is_some_and(|n| n > 0) && self.row.retryable.is_none()
-    }
-
-    /// Returns the delivery that replaced it in the same mailbox.
-    #[must_use]
-    pub fn redriven_as(&self) -> Option<DeliveryId> {
-        self.row.redriven_seq.map(|_| DeliveryId { redrive_no: self.id.redrive_no + 1, ..self.id })
-    }
-
-    #[must_use]
-    pub fn channel_id(&self) -> Option<String> {
-        self.row.channel_id.map(|id| client_channel_id(ChannelId::new(id), self.row.conversation_id.as_deref()))
-    }
-}
-
 impl Engine {
     /// Lists the caller's deliveries, oldest first: those in `state`, or without one the unexpired queued and delivered
     /// ones.
@@ -104,8 +28,7 @@ impl Engine {
         state: Option<DeliveryState>,
         limit: i64,
     ) -> EngineResult<Vec<Delivery>> {
-        let rows = self.store().deliveries(caller.scope, caller.agent_id, state, limit).await?;
-        Ok(rows.into_iter().map(Delivery::from).collect())
+        Ok(self.store().deliveries(caller.scope, caller.agent_id, state, limit).await?)
     }
 
     /// Lists the attempts of one of the caller's deliveries, oldest first.
@@ -113,8 +36,8 @@ impl Engine {
     /// # Errors
     /// When there is no such delivery of the caller's.
     pub async fn attempts(&self, caller: &AgentCaller, id: &str) -> EngineResult<Vec<AttemptRow>> {
-        let delivery = self.delivery_row(caller.scope, own_delivery(caller, id)?).await?;
-        Ok(self.store().attempts(caller.scope, caller.agent_id, delivery.row.seq, MAX_ATTEMPTS).await?)
+        let delivery = self.stored_delivery(caller.scope, own_delivery(caller, id)?).await?;
+        Ok(self.store().attempts(caller.scope, caller.agent_id, delivery.seq, MAX_ATTEMPTS).await?)
     }
 
     /// Settles or defers one of the caller's deliveries. A final state stays as it is, and the response is the same.
@@ -151,11 +74,11 @@ impl Engine {
                 self.hints().mailbox_changed(caller.scope, caller.agent_id);
             }
         }
-        self.delivery_row(caller.scope, id).await
+        self.stored_delivery(caller.scope, id).await
     }
 
-    async fn delivery_row(&self, scope: WorkspaceScope, id: DeliveryId) -> EngineResult<Delivery> {
-        self.store().delivery(scope, id).await?.map(Delivery::from).ok_or(EngineError::DeliveryNotFound)
+    async fn stored_delivery(&self, scope: WorkspaceScope, id: DeliveryId) -> EngineResult<Delivery> {
+        self.store().delivery(scope, id).await?.ok_or(EngineError::DeliveryNotFound)
     }
 }
 
@@ -205,10 +128,10 @@ fn report_events(
                 return vec![failed, accepted];
             }
             // The event has the fields of a dead letter and those of the recipient's report.
-            if let (Some(letter), Some(told)) = (&reported.dead, data.as_object_mut())
+            if let (Some(letter), Some(fields)) = (&reported.dead, data.as_object_mut())
                 && let serde_json::Value::Object(notice) = letter.notice()
             {
-                told.extend(notice);
+                fields.extend(notice);
             }
             kind::DELIVERY_FAILED
         }

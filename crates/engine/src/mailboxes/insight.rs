@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    AgentId, MessageId,
-    mailboxes::delivery::{DeliveryState, Reason, Settlement, derive_state},
+    MessageId,
+    mailboxes::delivery::{DeliveryState, Settlement, derive_state},
 };
 use relay_store::mailboxes::attempts::AttemptRow;
 pub use relay_store::mailboxes::insight::{TracedDelivery, WorkspaceMetrics};
@@ -71,7 +71,7 @@ impl Engine {
         }
         let only = caller.view().filters.agent_ids.as_deref();
         let rows = self.store().deliveries_of_message(caller.scope(), id, only, MAX_TRACED_DELIVERIES).await?;
-        let places: Vec<_> = rows.iter().map(|row| (AgentId::new(row.agent_id), row.seq)).collect();
+        let places: Vec<_> = rows.iter().map(|row| (row.agent_id, row.seq)).collect();
         let attempts =
             self.store().attempts_of_deliveries(caller.scope(), &places, message.created_at, MAX_ATTEMPTS).await?;
         let mut attempts_by_delivery: HashMap<_, Vec<AttemptRow>> = HashMap::new();
@@ -88,10 +88,8 @@ impl Engine {
 }
 
 fn trace_delivery(row: TracedDelivery, attempts: Vec<AttemptRow>) -> DeliveryTrace {
-    let exception = row.settlement_state.and_then(|code| Settlement::from_code(code).ok());
-    let state = derive_state(row.seq, row.sent_seq, row.ack_floor, exception);
-    let reason = Reason::from_code(row.reason).ok().map(|reason| reason.as_str().to_owned());
-    let mut steps = vec![TraceStep::new("accepted", Some(row.created_at), reason)];
+    let state = derive_state(row.seq, row.sent_seq, row.ack_floor, row.settlement);
+    let mut steps = vec![TraceStep::new("accepted", Some(row.created_at), Some(row.reason.as_str().to_owned()))];
     // A delivery that an endpoint accepted has no separate "sent" step.
     let was_accepted = attempts.iter().any(|one| one.error.is_none());
     if row.seq <= row.sent_seq.max(row.ack_floor) && !was_accepted {
@@ -105,8 +103,8 @@ fn trace_delivery(row: TracedDelivery, attempts: Vec<AttemptRow>) -> DeliveryTra
             ..TraceStep::new("attempted", Some(one.attempted_at), one.error)
         })
         .collect();
-    if let Some(exception) = exception {
-        let step = match exception {
+    if let Some(settlement) = row.settlement {
+        let step = match settlement {
             Settlement::Acked => "acked",
             Settlement::Failed => "failed",
             Settlement::Deferred => "deferred",
@@ -118,7 +116,7 @@ fn trace_delivery(row: TracedDelivery, attempts: Vec<AttemptRow>) -> DeliveryTra
     timed.sort_by_key(|step| step.at);
     steps.append(&mut timed);
     // The floor may pass a row that failed before; a REST ack and a dead letter stay as they are.
-    if state == DeliveryState::Acked && exception != Some(Settlement::Acked) {
+    if state == DeliveryState::Acked && row.settlement != Some(Settlement::Acked) {
         steps.push(TraceStep::new("acked", row.floor_acked_at, None));
     }
     DeliveryTrace { row, state, steps }
@@ -126,6 +124,8 @@ fn trace_delivery(row: TracedDelivery, attempts: Vec<AttemptRow>) -> DeliveryTra
 
 #[cfg(test)]
 mod tests {
+    use relay_domain::{AgentId, NodeId, mailboxes::delivery::Reason};
+
     use super::*;
 
     fn at(seconds: i64) -> DateTime<Utc> {
@@ -135,26 +135,26 @@ mod tests {
     fn steps(
         sent_seq: i64,
         ack_floor: i64,
-        exception: Option<Settlement>,
+        settlement: Option<Settlement>,
         attempts: Vec<AttemptRow>,
     ) -> (DeliveryState, Vec<TraceStep>) {
         let row = TracedDelivery {
-            agent_id: 1,
+            agent_id: AgentId::new(1),
             agent_name: "bob".into(),
             seq: 5,
             redrive_no: 0,
-            node_id: "node_direct_1".into(),
-            reason: 2,
+            node_id: NodeId::new("node_direct_1"),
+            reason: Reason::Dm,
             created_at: at(0),
             expires_at: at(3600),
             sent_seq,
             ack_floor,
             floor_acked_at: (ack_floor >= 5).then(|| at(2)),
-            settlement_state: exception.map(Settlement::code),
+            settlement,
             settlement_reason: None,
             error: None,
             available_at: None,
-            settlement_at: exception.map(|_| at(1)),
+            settlement_at: settlement.map(|_| at(1)),
         };
         let trace_delivery = trace_delivery(row, attempts);
         (trace_delivery.state, trace_delivery.steps)

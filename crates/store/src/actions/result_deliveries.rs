@@ -17,7 +17,7 @@ use crate::{
 
 // A full mailbox gets no row, as with messages; the caller can still read the outcome over REST.
 // Heads are locked in ascending order, as in every writer of mailboxes, so that two transactions cannot deadlock.
-const WRITE: &str = concat!(
+const WRITE: &str = const_format::concatcp!(
     "
 WITH want AS (
     SELECT w.workspace_id, w.agent_id, w.source_id,

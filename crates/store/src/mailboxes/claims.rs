@@ -5,10 +5,11 @@
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
+use const_format::formatcp;
 use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
 use sqlx::PgTransaction;
 
-use crate::{Store, StoreError, StoreResult, mailboxes::settlements::lock_cursor};
+use crate::{Store, StoreError, StoreResult, codes::DEFERRED, mailboxes::settlements::lock_cursor};
 
 /// Longest TTL of a delivery: older partitions hold no active row and are not read.
 const OLDEST_LIVE_ROW: TimeDelta = TimeDelta::days(7);
@@ -36,7 +37,8 @@ pub enum ClaimOutcome {
 
 // Skips deliveries that are leased, deferred, settled or expired. The caller holds the cursor row, so that concurrent
 // claims of one mailbox cannot select the same rows.
-const CLAIM: &str = "
+const CLAIM: &str = formatcp!(
+    "
 WITH free AS MATERIALIZED (
     SELECT d.seq
       FROM deliveries d
@@ -45,7 +47,7 @@ WITH free AS MATERIALIZED (
       LEFT JOIN delivery_claims l
              ON l.workspace_id = d.workspace_id AND l.agent_id = d.agent_id AND l.seq = d.seq
      WHERE d.workspace_id = $1 AND d.agent_id = $2 AND d.seq > $3 AND d.created_on >= $4 AND d.expires_at > now()
-       AND (x.state IS NULL OR (x.state = 3 AND x.available_at <= now()))
+       AND (x.state IS NULL OR (x.state = {DEFERRED} AND x.available_at <= now()))
        AND (l.leased_until IS NULL OR l.leased_until <= now())
      ORDER BY d.seq LIMIT $5
 ), leased AS (
@@ -57,21 +59,24 @@ WITH free AS MATERIALIZED (
 ), undeferred AS (
     -- A due deferral ends with the claim: from here on the lease alone says when the delivery is available again.
     DELETE FROM delivery_exceptions x USING free
-     WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.seq = free.seq AND x.state = 3
+     WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.seq = free.seq AND x.state = {DEFERRED}
 ), sent AS (
     UPDATE mailbox_cursors SET sent_seq = greatest(sent_seq, (SELECT max(seq) FROM free))
      WHERE workspace_id = $1 AND agent_id = $2 AND EXISTS (SELECT FROM free)
 )
-SELECT seq, claim_count, leased_until FROM leased ORDER BY seq";
+SELECT seq, claim_count, leased_until FROM leased ORDER BY seq"
+);
 
-const NEXT_AVAILABLE: &str = "
+const NEXT_AVAILABLE: &str = formatcp!(
+    "
 SELECT least(
     (SELECT min(x.available_at) FROM delivery_exceptions x
-      WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.seq > $3 AND x.state = 3),
+      WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.seq > $3 AND x.state = {DEFERRED}),
     (SELECT min(l.leased_until) FROM delivery_claims l
       WHERE l.workspace_id = $1 AND l.agent_id = $2 AND l.seq > $3
         AND NOT EXISTS (SELECT FROM delivery_exceptions x
-                         WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.seq = l.seq AND x.state <> 3)))";
+                         WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.seq = l.seq AND x.state <> {DEFERRED})))"
+);
 
 impl Store {
     /// Leases up to `limit` available deliveries of an agent, lowest seq first.

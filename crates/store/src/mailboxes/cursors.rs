@@ -80,8 +80,8 @@ const POSITION_COLUMNS: &str = "a.workspace_id, a.agent_id, a.name, a.node_id, a
 /// `locked` sorts before it locks, so that concurrent flushes take the row locks in one order. `moved` and `logged`
 /// see the values that `locked` read, because all parts of a statement share one snapshot.
 macro_rules! flush {
-    ($moves:literal, $answer:literal) => {
-        concat!(
+    ($moves:expr, $answer:expr) => {
+        const_format::concatcp!(
             "
 WITH moves AS (
     SELECT m.*, ",

@@ -4,10 +4,14 @@
 //! delivery; purging only hides it.
 
 use chrono::{DateTime, Utc};
+use const_format::formatcp;
 use relay_domain::{AgentId, DeliveryId, WorkspaceScope};
 use sqlx::FromRow;
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{
+    Store, StoreError, StoreResult,
+    codes::{DEAD_LETTERED, MESSAGE_SOURCE},
+};
 
 /// Filter of dead letters; an unset field matches all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -51,17 +55,17 @@ pub struct DeadLetterRow {
 /// SQL that selects dead letters. The day of a message follows from its id, so that only one partition of messages is
 /// searched for the sender.
 macro_rules! letters {
-    ($rest:literal) => {
-        concat!(
-            "SELECT e.agent_id, a.name AS agent_name, e.seq, d.source_id, d.redrive_no, d.channel_id, d.node_id,
+    ($rest:expr) => {
+        const_format::concatcp!(
+            formatcp!("SELECT e.agent_id, a.name AS agent_name, e.seq, d.source_id, d.redrive_no, d.channel_id, d.node_id,
         coalesce(e.reason, 'ttl_expired') AS reason, e.error, e.at, d.created_at, d.expires_at,
         m.agent_name AS sender_name, e.redriven_seq, e.redriven_at
    FROM delivery_exceptions e
    JOIN deliveries d ON d.workspace_id = e.workspace_id AND d.agent_id = e.agent_id AND d.seq = e.seq
    LEFT JOIN agents a ON a.workspace_id = e.workspace_id AND a.agent_id = e.agent_id
-   LEFT JOIN messages m ON d.source_kind = 0 AND m.workspace_id = e.workspace_id AND m.message_id = d.source_id
+   LEFT JOIN messages m ON d.source_kind = {MESSAGE_SOURCE} AND m.workspace_id = e.workspace_id AND m.message_id = d.source_id
         AND m.created_on = (to_timestamp(((d.source_id >> 22) + 1735689600000) / 1000.0) AT TIME ZONE 'UTC')::date
-  WHERE e.workspace_id = $1 AND e.state = 4 AND e.purged_at IS NULL ",
+  WHERE e.workspace_id = $1 AND e.state = {DEAD_LETTERED} AND e.purged_at IS NULL "),
             $rest
         )
     };
@@ -78,10 +82,11 @@ const LIST: &str = letters!(
 const GET: &str = letters!("AND d.source_id = $2 AND e.agent_id = $3 AND d.redrive_no = $4");
 
 /// Counts by reason without the joins that only a list needs.
-const COUNT: &str = "
+const COUNT: &str = formatcp!(
+    "
 SELECT coalesce(e.reason, 'ttl_expired') AS reason, count(*)
   FROM delivery_exceptions e
- WHERE e.workspace_id = $1 AND e.state = 4 AND e.purged_at IS NULL
+ WHERE e.workspace_id = $1 AND e.state = {DEAD_LETTERED} AND e.purged_at IS NULL
    AND ($2::bigint IS NULL OR e.agent_id = $2)
    AND ($4::text IS NULL OR coalesce(e.reason, 'ttl_expired') = $4)
    AND e.at >= coalesce($5::timestamptz, '-infinity') AND e.at < coalesce($6::timestamptz, 'infinity')
@@ -89,14 +94,16 @@ SELECT coalesce(e.reason, 'ttl_expired') AS reason, count(*)
    AND EXISTS (SELECT FROM deliveries d
                 WHERE d.workspace_id = e.workspace_id AND d.agent_id = e.agent_id AND d.seq = e.seq
                   AND ($3::text IS NULL OR d.node_id = $3))
- GROUP BY 1 ORDER BY 1";
+ GROUP BY 1 ORDER BY 1"
+);
 
 // SKIP LOCKED: a purge never waits for a redrive of the same dead letter; the next page meets it again.
-const PURGE: &str = "
+const PURGE: &str = formatcp!(
+    "
 WITH letters AS (
     SELECT e.workspace_id, e.agent_id, e.seq
       FROM delivery_exceptions e
-     WHERE e.workspace_id = $1 AND e.state = 4 AND e.purged_at IS NULL
+     WHERE e.workspace_id = $1 AND e.state = {DEAD_LETTERED} AND e.purged_at IS NULL
        AND ($2::bigint IS NULL OR e.agent_id = $2)
        AND ($4::text IS NULL OR coalesce(e.reason, 'ttl_expired') = $4)
        AND e.at >= coalesce($5::timestamptz, '-infinity') AND e.at < coalesce($6::timestamptz, 'infinity')
@@ -109,7 +116,8 @@ WITH letters AS (
 )
 UPDATE delivery_exceptions e SET purged_at = $7
   FROM letters l
- WHERE e.workspace_id = l.workspace_id AND e.agent_id = l.agent_id AND e.seq = l.seq AND e.purged_at IS NULL";
+ WHERE e.workspace_id = l.workspace_id AND e.agent_id = l.agent_id AND e.seq = l.seq AND e.purged_at IS NULL"
+);
 
 impl Store {
     /// Lists dead letters, newest first, starting behind `after`.
@@ -198,10 +206,10 @@ impl Store {
         seq: i64,
         at: DateTime<Utc>,
     ) -> StoreResult<bool> {
-        let done = sqlx::query(
+        let done = sqlx::query(formatcp!(
             "UPDATE delivery_exceptions SET purged_at = $4
-              WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3 AND state = 4 AND purged_at IS NULL",
-        )
+              WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3 AND state = {DEAD_LETTERED} AND purged_at IS NULL"
+        ))
         .bind(scope.workspace_id().get())
         .bind(agent.get())
         .bind(seq)

@@ -1,11 +1,16 @@
 //! Events of single deliveries: their location, and `delivery.delivered` for newly acknowledged rows.
 
 use chrono::{DateTime, TimeDelta, Utc};
+use const_format::formatcp;
 use relay_domain::{AgentId, ChannelId, DeliveryId, WorkspaceId, WorkspaceScope, events::kind, mailboxes::stream::Seq};
 use serde_json::json;
 use sqlx::{PgConnection, Row, postgres::PgRow};
 
-use crate::{StoreError, StoreResult, events::NewEvent};
+use crate::{
+    StoreError, StoreResult,
+    codes::{ACKED, DEAD_LETTERED},
+    events::NewEvent,
+};
 
 /// Acknowledged deliveries of one flush that become events. The bound keeps the transaction short; the rows still show
 /// the others as acknowledged.
@@ -67,7 +72,8 @@ pub(crate) struct AckedRange {
 }
 
 // A row acknowledged over REST already has its event, and a dead letter stays one.
-const NEWLY_ACKED: &str = "
+const NEWLY_ACKED: &str = formatcp!(
+    "
 SELECT d.workspace_id, d.agent_id, d.source_id, d.redrive_no,
        c.channel_id, c.name AS channel_name, c.conversation_id
   FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[]) AS k (workspace_id, agent_id, above, upto)
@@ -77,10 +83,11 @@ SELECT d.workspace_id, d.agent_id, d.source_id, d.redrive_no,
           AND d.seq > k.above AND d.seq <= k.upto AND d.created_on >= $5
           AND NOT EXISTS (SELECT FROM delivery_exceptions e
                            WHERE e.workspace_id = d.workspace_id AND e.agent_id = d.agent_id
-                             AND e.seq = d.seq AND e.state IN (1, 4))
+                             AND e.seq = d.seq AND e.state IN ({ACKED}, {DEAD_LETTERED}))
         ORDER BY d.seq LIMIT $6) AS d
   LEFT JOIN channels c ON c.workspace_id = d.workspace_id AND c.channel_id = d.channel_id
- ORDER BY d.workspace_id, d.agent_id, d.seq LIMIT $6";
+ ORDER BY d.workspace_id, d.agent_id, d.seq LIMIT $6"
+);
 
 /// Builds the events of newly acknowledged deliveries by mailbox and seq, at most [`EVENTS_PER_FLUSH`].
 pub(crate) async fn delivered_events(

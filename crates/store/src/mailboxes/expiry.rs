@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
+use const_format::formatcp;
 use relay_domain::{
     AgentId, DeliveryId, WorkspaceId, WorkspaceScope, events::kind, mailboxes::dead_letter::DeadLetterReason,
 };
@@ -15,6 +16,7 @@ use sqlx::{PgConnection, Row, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
+    codes::{DEAD_LETTERED, DEFERRED, MESSAGE_SOURCE},
     events::{self, NewEvent, RecordedEvents},
     mailboxes::{delivery_events::MessageLocation, skipped_seqs::settled_above},
     maintenance::loop_state::{LoopState, lock_state, save_state},
@@ -125,7 +127,7 @@ SELECT c.agent_id
 
 // A separate statement after the locks: under READ COMMITTED its snapshot then includes every ack that the locks waited
 // for. The WHERE of the upsert repeats the expected state (deferred).
-const DEAD_LETTER: &str = "
+const DEAD_LETTER: &str = formatcp!("
 WITH expired AS MATERIALIZED (
     SELECT d.workspace_id, d.agent_id, d.seq, d.source_kind, d.source_id, d.redrive_no, d.channel_id
       FROM (SELECT DISTINCT * FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)) AS k
@@ -142,15 +144,15 @@ WITH expired AS MATERIALIZED (
               -- Rows acked over REST, failed and dead-lettered rows are settled. A deferred row expires like any other.
               AND NOT EXISTS (SELECT FROM delivery_exceptions e
                                WHERE e.workspace_id = d.workspace_id AND e.agent_id = d.agent_id
-                                 AND e.seq = d.seq AND e.state <> 3)
+                                 AND e.seq = d.seq AND e.state <> {DEFERRED})
             ORDER BY d.seq LIMIT $5) AS d
 ), dead AS (
     INSERT INTO delivery_exceptions AS e (workspace_id, agent_id, seq, state, error, retryable, reason, at)
     SELECT workspace_id, agent_id, seq, 4, $6, false, $7, $3 FROM expired
     ON CONFLICT (workspace_id, agent_id, seq)
-    DO UPDATE SET state = 4, error = excluded.error, retryable = false, reason = excluded.reason,
+    DO UPDATE SET state = {DEAD_LETTERED}, error = excluded.error, retryable = false, reason = excluded.reason,
                   available_at = NULL, at = excluded.at
-            WHERE e.state = 3
+            WHERE e.state = {DEFERRED}
     RETURNING e.workspace_id, e.agent_id, e.seq
 )
 SELECT x.workspace_id, x.agent_id, x.seq, x.source_id, x.redrive_no, a.name,
@@ -160,13 +162,13 @@ SELECT x.workspace_id, x.agent_id, x.seq, x.source_id, x.redrive_no, a.name,
   LEFT JOIN agents a ON a.workspace_id = x.workspace_id AND a.agent_id = x.agent_id
   LEFT JOIN channels c ON c.workspace_id = x.workspace_id AND c.channel_id = x.channel_id
   -- The day of a message follows from its id (milliseconds since 2025 in the upper bits), so one partition is read.
-  LEFT JOIN messages m ON x.source_kind = 0 AND m.workspace_id = x.workspace_id AND m.message_id = x.source_id
+  LEFT JOIN messages m ON x.source_kind = {MESSAGE_SOURCE} AND m.workspace_id = x.workspace_id AND m.message_id = x.source_id
         AND m.created_on = (to_timestamp(((x.source_id >> 22) + 1735689600000) / 1000.0) AT TIME ZONE 'UTC')::date
- ORDER BY x.workspace_id, x.agent_id, x.seq";
+ ORDER BY x.workspace_id, x.agent_id, x.seq");
 
 /// Moves the settled floor of locked mailboxes over the individually settled rows right above it: a run without a hole
 /// ends where the widths add up to the distance from the floor.
-const EXTEND_SETTLED_FLOORS: &str = concat!(
+const EXTEND_SETTLED_FLOORS: &str = const_format::concatcp!(
     "
 UPDATE mailbox_cursors c
    SET settled_floor = run.floor
@@ -189,7 +191,8 @@ SELECT expires_at FROM deliveries
  WHERE expires_at > $1 AND expires_at <= $2 AND created_on >= $3
  ORDER BY expires_at OFFSET $4 LIMIT 1";
 
-const MAILBOXES_IN_STEP: &str = "
+const MAILBOXES_IN_STEP: &str = formatcp!(
+    "
 SELECT DISTINCT d.workspace_id, d.agent_id
   FROM deliveries d
   JOIN mailbox_cursors c USING (workspace_id, agent_id)
@@ -197,7 +200,8 @@ SELECT DISTINCT d.workspace_id, d.agent_id
    AND d.seq > c.settled_floor
    AND NOT EXISTS (SELECT FROM delivery_exceptions e
                     WHERE e.workspace_id = d.workspace_id AND e.agent_id = d.agent_id
-                      AND e.seq = d.seq AND e.state <> 3)";
+                      AND e.seq = d.seq AND e.state <> {DEFERRED})"
+);
 
 impl Store {
     /// Dead-letters the deliveries of these mailboxes that have expired by `now`, lowest seq first, at most 500 rows a

@@ -1,9 +1,17 @@
 //! Delivery insight for tenants: metrics of the workspace, and the trace of one message.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, MessageId, WorkspaceScope};
+use const_format::formatcp;
+use relay_domain::{
+    AgentId, MessageId, NodeId, WorkspaceScope,
+    mailboxes::delivery::{Reason, Settlement},
+};
 
-use crate::{Store, StoreError, StoreResult};
+use crate::{
+    Store, StoreError, StoreResult,
+    codes::{DEAD_LETTERED, MESSAGE_SOURCE},
+    decode::decode_rows,
+};
 
 /// Metrics of a workspace. Mailbox figures include deleted agents, so that these counters never fall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
@@ -31,23 +39,22 @@ pub struct WorkspaceMetrics {
 /// Delivery of a message, with the columns that determine the steps of its trace.
 #[derive(Debug, Clone, sqlx::FromRow)]
 pub struct TracedDelivery {
-    pub agent_id: i64,
+    pub agent_id: AgentId,
     pub agent_name: String,
     pub seq: i64,
     /// 0 for the original.
     pub redrive_no: i16,
     /// Node of the agent when the row was written.
-    pub node_id: String,
-    /// A code of `Reason`.
-    pub reason: i16,
+    pub node_id: NodeId,
+    pub reason: Reason,
     pub created_at: DateTime<Utc>,
     pub expires_at: DateTime<Utc>,
     pub sent_seq: i64,
     pub ack_floor: i64,
     /// Time when the ack floor passed the row, to the second.
     pub floor_acked_at: Option<DateTime<Utc>>,
-    /// A code of `Settlement`; the fields below are its details.
-    pub settlement_state: Option<i16>,
+    /// The fields below are its details.
+    pub settlement: Option<Settlement>,
     pub settlement_reason: Option<String>,
     pub error: Option<String>,
     /// End of the deferral.
@@ -65,10 +72,10 @@ impl Store {
         let only: Option<Vec<i64>> = only.map(|agents| agents.iter().map(|agent| agent.get()).collect());
         sqlx::query_as(
             // The daily counters are dropped with their messages; the total of the search index is kept.
-            "SELECT coalesce((SELECT indexed_count FROM search_progress WHERE workspace_id = $1), 0) AS accepted,
+            formatcp!("SELECT coalesce((SELECT indexed_count FROM search_progress WHERE workspace_id = $1), 0) AS accepted,
                     boxes.*,
                     (SELECT count(*) FROM delivery_exceptions x
-                      WHERE x.workspace_id = $1 AND x.state = 4 AND ($2::bigint[] IS NULL OR x.agent_id = ANY ($2)))
+                      WHERE x.workspace_id = $1 AND x.state = {DEAD_LETTERED} AND ($2::bigint[] IS NULL OR x.agent_id = ANY ($2)))
                         AS dead_letters,
                     (SELECT count(*) FROM agents a WHERE a.workspace_id = $1 AND a.deleted_at IS NULL
                         AND ($2::bigint[] IS NULL OR a.agent_id = ANY ($2))) AS agents,
@@ -85,7 +92,7 @@ impl Store {
                       JOIN agents a USING (workspace_id, agent_id)
                       LEFT JOIN mailbox_cursors c USING (workspace_id, agent_id)
                      WHERE h.workspace_id = $1 AND ($2::bigint[] IS NULL OR h.agent_id = ANY ($2))
-               ) boxes",
+               ) boxes"),
         )
         .bind(scope.workspace_id().get())
         .bind(only)
@@ -103,8 +110,8 @@ impl Store {
         limit: i64,
     ) -> StoreResult<Vec<TracedDelivery>> {
         let only: Option<Vec<i64>> = only.map(|agents| agents.iter().map(|agent| agent.get()).collect());
-        sqlx::query_as(
-            "SELECT d.agent_id, a.name AS agent_name, d.seq, d.redrive_no, d.node_id, d.reason, d.created_at, d.expires_at,
+        let rows = sqlx::query(
+            formatcp!("SELECT d.agent_id, a.name AS agent_name, d.seq, d.redrive_no, d.node_id, d.reason, d.created_at, d.expires_at,
                     coalesce(c.sent_seq, 0) AS sent_seq, coalesce(c.ack_floor, 0) AS ack_floor,
                     CASE WHEN d.seq <= c.ack_floor THEN
                         (SELECT l.acked_at FROM ack_log l
@@ -113,16 +120,16 @@ impl Store {
                             AND l.created_on >= d.created_on - 1 AND l.ack_floor >= d.seq
                           ORDER BY l.acked_at LIMIT 1)
                     END AS floor_acked_at,
-                    x.state AS settlement_state, x.reason AS settlement_reason, x.error, x.available_at,
+                    x.state AS settlement, x.reason AS settlement_reason, x.error, x.available_at,
                     x.at AS settlement_at
                FROM deliveries d
                JOIN agents a USING (workspace_id, agent_id)
                LEFT JOIN mailbox_cursors c USING (workspace_id, agent_id)
                LEFT JOIN delivery_exceptions x
                       ON x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id AND x.seq = d.seq
-              WHERE d.workspace_id = $1 AND d.source_id = $2 AND d.source_kind = 0
+              WHERE d.workspace_id = $1 AND d.source_id = $2 AND d.source_kind = {MESSAGE_SOURCE}
                 AND ($3::bigint[] IS NULL OR d.agent_id = ANY ($3))
-              ORDER BY d.agent_id, d.redrive_no LIMIT $4",
+              ORDER BY d.agent_id, d.redrive_no LIMIT $4"),
         )
         .bind(scope.workspace_id().get())
         .bind(message.get())
@@ -130,6 +137,7 @@ impl Store {
         .bind(limit)
         .fetch_all(&self.pool)
         .await
-        .map_err(StoreError::from_sqlx("reading the deliveries of a message"))
+        .map_err(StoreError::from_sqlx("reading the deliveries of a message"))?;
+        decode_rows("deliveries", &rows)
     }
 }

@@ -1,6 +1,6 @@
 //! Mailboxes of agents: positions, deliveries, claims, settlements, replay, expiry, dead letters and redrives.
 //!
-//! The main types are [`deliveries::DeliveryRow`], [`cursors::MailboxPosition`] and [`settlements::DeliveryReport`].
+//! The main types are [`relay_domain::mailboxes::Delivery`], [`cursors::MailboxPosition`] and [`settlements::DeliveryReport`].
 //! Called by `relay_engine`: its mailbox handle, connection serving, http_push and the worker loops.
 
 pub mod attempts;

@@ -9,6 +9,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
+use const_format::formatcp;
 use relay_domain::{
     AgentId, DeliveryId, WorkspaceId, WorkspaceScope, events::kind, mailboxes::dead_letter::MAX_REDRIVES,
 };
@@ -18,6 +19,7 @@ use sqlx::{FromRow, PgConnection, Row, types::Json};
 
 use crate::{
     Store, StoreError, StoreResult,
+    codes::{DEAD_LETTERED, MESSAGE_SOURCE},
     events::{self, NewEvent, RecordedEvents},
     mailboxes::{dead_letters::DeadLetterFilter, delivery_events::MessageLocation, skipped_seqs::count_settled_above},
     messages::days::day_of,
@@ -124,8 +126,9 @@ SELECT h.agent_id
 
 // Only redrivable dead letters are ranked, so that the others leave no gap in the seqs. The heads are locked; the depth of
 // the mailbox is checked against the rank, so that a batch cannot exceed it.
-const REDRIVE: &str = concat!(
-    "
+const REDRIVE: &str = const_format::concatcp!(
+    formatcp!(
+        "
 WITH letters AS MATERIALIZED (
     SELECT k.ord, e.agent_id, e.seq, e.redriven_seq, d.source_kind, d.source_id, d.redrive_no, d.channel_id, d.mode,
            d.reason, d.expires_at - d.created_at AS life, a.node_id,
@@ -136,14 +139,15 @@ WITH letters AS MATERIALIZED (
                 ELSE 0 END AS bar
       FROM unnest($2::bigint[], $3::bigint[]) WITH ORDINALITY AS k (agent_id, seq, ord)
       JOIN delivery_exceptions e ON e.workspace_id = $1 AND e.agent_id = k.agent_id AND e.seq = k.seq
-           AND e.state = 4 AND e.purged_at IS NULL
+           AND e.state = {DEAD_LETTERED} AND e.purged_at IS NULL
       JOIN deliveries d ON d.workspace_id = $1 AND d.agent_id = e.agent_id AND d.seq = e.seq
       LEFT JOIN agents a ON a.workspace_id = $1 AND a.agent_id = e.agent_id AND a.deleted_at IS NULL
-      LEFT JOIN messages m ON m.workspace_id = $1 AND d.source_kind = 0 AND m.message_id = d.source_id
+      LEFT JOIN messages m ON m.workspace_id = $1 AND d.source_kind = {MESSAGE_SOURCE} AND m.message_id = d.source_id
            AND m.created_on = (to_timestamp(((d.source_id >> 22) + 1735689600000) / 1000.0) AT TIME ZONE 'UTC')::date
 ), ranked AS (
     SELECT l.*, h.next_seq, row_number() OVER (PARTITION BY l.agent_id ORDER BY l.ord) AS rank,
-           w.mailbox_depth - (h.next_seq - 1 - c.settled_floor - ",
+           w.mailbox_depth - (h.next_seq - 1 - c.settled_floor - "
+    ),
     count_settled_above!("c", "c.settled_floor"),
     ") AS room
       FROM letters l
@@ -175,10 +179,11 @@ SELECT l.ord, l.agent_id, l.source_id, l.redrive_no, l.channel_id, l.bar::int AS
   LEFT JOIN channels c ON c.workspace_id = $1 AND c.channel_id = l.channel_id"
 );
 
-const NEXT_LETTERS: &str = "
+const NEXT_LETTERS: &str = formatcp!(
+    "
 SELECT e.at, e.agent_id, e.seq
   FROM delivery_exceptions e
- WHERE e.workspace_id = $1 AND e.state = 4 AND e.purged_at IS NULL AND e.redriven_seq IS NULL
+ WHERE e.workspace_id = $1 AND e.state = {DEAD_LETTERED} AND e.purged_at IS NULL AND e.redriven_seq IS NULL
    AND ($2::bigint IS NULL OR e.agent_id = $2)
    AND ($4::text IS NULL OR coalesce(e.reason, 'ttl_expired') = $4)
    AND e.at >= $5 AND e.at < $6
@@ -186,7 +191,8 @@ SELECT e.at, e.agent_id, e.seq
    AND EXISTS (SELECT FROM deliveries d
                 WHERE d.workspace_id = e.workspace_id AND d.agent_id = e.agent_id AND d.seq = e.seq
                   AND ($3::text IS NULL OR d.node_id = $3))
- ORDER BY e.at, e.agent_id, e.seq LIMIT $10";
+ ORDER BY e.at, e.agent_id, e.seq LIMIT $10"
+);
 
 // $9: the pass has ended and another follows; $10: it was the last one.
 const RECORD_STEP: &str = "

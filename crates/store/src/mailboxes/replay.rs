@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use chrono::{DateTime, Utc};
+use const_format::formatcp;
 use relay_domain::{
     AgentId, InvocationId, MessageId, WorkspaceScope,
     mailboxes::{
@@ -15,7 +16,11 @@ use serde_json::Value;
 use sqlx::{FromRow, Row, postgres::PgRow};
 
 use crate::{
-    Store, StoreError, StoreResult, actions::outcomes::OutcomeFacts, decode::decode_rows, messages::row::MessageRow,
+    Store, StoreError, StoreResult,
+    actions::outcomes::OutcomeFacts,
+    codes::{ACTION_RESULT_SOURCE, MESSAGE_SOURCE},
+    decode::decode_rows,
+    messages::row::MessageRow,
     statement_timeout::StatementTimeout as _,
 };
 
@@ -56,15 +61,15 @@ pub(crate) const RECIPIENT_JOIN: &str = "
 
 /// Joins settlements and sources. The day of a message follows from its id, so that one partition is searched: the
 /// milliseconds since 2025 are above the 22 lowest bits.
-pub(crate) const SOURCE_JOINS: &str = "
+pub(crate) const SOURCE_JOINS: &str = formatcp!("
     LEFT JOIN delivery_exceptions x
            ON x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id AND x.seq = d.seq
     LEFT JOIN messages m
-           ON d.source_kind = 0 AND m.workspace_id = d.workspace_id AND m.message_id = d.source_id
+           ON d.source_kind = {MESSAGE_SOURCE} AND m.workspace_id = d.workspace_id AND m.message_id = d.source_id
           AND m.created_on = DATE '2025-01-01' + ((d.source_id >> 22) / 86400000)::integer
     LEFT JOIN channels ch ON ch.workspace_id = m.workspace_id AND ch.channel_id = m.channel_id
     LEFT JOIN invocations i
-           ON d.source_kind = 1 AND i.workspace_id = d.workspace_id AND i.invocation_id = d.source_id";
+           ON d.source_kind = {ACTION_RESULT_SOURCE} AND i.workspace_id = d.workspace_id AND i.invocation_id = d.source_id");
 
 impl Store {
     /// Reads the rows of each mailbox from the given seq on, in order, at most [`PAGE`] each. Rows from before `since`

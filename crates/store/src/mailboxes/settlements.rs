@@ -1,6 +1,7 @@
 //! Settlement of single deliveries over REST: ack, fail and defer, apart from the floors of the mailbox.
 
 use chrono::{DateTime, Utc};
+use const_format::formatcp;
 use relay_domain::{
     AgentId, DeliveryId, MessageId, WorkspaceScope,
     mailboxes::{
@@ -12,6 +13,8 @@ use sqlx::{PgTransaction, Row as _};
 
 use crate::{
     Store, StoreError, StoreResult,
+    codes::DEFERRED,
+    decode::decode_row,
     events::{self, NewEvent, RecordedEvents},
     mailboxes::{
         claims,
@@ -129,7 +132,7 @@ async fn apply_report(
     .await
     .map_err(StoreError::from_sqlx(doing))?;
     let Some(row) = row else { return Ok(None) };
-    let (seq, source_kind): (i64, i16) = (row.get(0), row.get(1));
+    let (seq, source_kind): (i64, SourceKind) = decode_row("deliveries", &row)?;
 
     let retry = match report {
         DeliveryReport::Fail { retryable: Some(true), .. } => {
@@ -138,8 +141,8 @@ async fn apply_report(
         DeliveryReport::Ack | DeliveryReport::Fail { .. } | DeliveryReport::Defer { .. } => None,
     };
     let cursor = lock_cursor(tx, scope, delivery.agent).await?;
-    let current: Option<i16> = sqlx::query_scalar(
-        "SELECT state FROM delivery_exceptions WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3",
+    let current = sqlx::query(
+        "SELECT state, agent_id, seq FROM delivery_exceptions WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3",
     )
     .bind(workspace)
     .bind(agent)
@@ -147,7 +150,8 @@ async fn apply_report(
     .fetch_optional(&mut **tx)
     .await
     .map_err(StoreError::from_sqlx(doing))?;
-    let current = current.and_then(|code| Settlement::from_code(code).ok());
+    let current = current.map(|row| decode_row::<(Settlement,)>("delivery_exceptions", &row)).transpose()?;
+    let current = current.map(|(settlement,)| settlement);
     let state = derive_state(seq, cursor.sent_seq, cursor.ack_floor, current);
     let Some(new) = apply_request(state, seq <= cursor.settled_floor, report.request()) else {
         return Ok(Some(None));
@@ -201,7 +205,7 @@ async fn apply_report(
     .bind(retryable)
     .bind(reason)
     .bind(available_at)
-    .bind(current.map(Settlement::code))
+    .bind(current)
     .bind(back.map_or(0, |(_, retry_no)| retry_no))
     .bind(redriven_seq)
     .execute(&mut **tx)
@@ -220,7 +224,7 @@ async fn apply_report(
         mailboxes::unblock_mailbox(tx, scope, delivery.agent).await?;
     }
     let mut first_read_at = None;
-    if new == Settlement::Acked && source_kind == SourceKind::Message.code() {
+    if new == Settlement::Acked && source_kind == SourceKind::Message {
         let (read_at, first) = record_read(tx, scope, MessageId::new(delivery.source), delivery.agent).await?;
         first_read_at = first.then_some(read_at);
     }
@@ -295,14 +299,16 @@ pub(crate) async fn settle_contiguous(
     loop {
         let page: Vec<(i64, i64)> = sqlx::query_as(
             // Acked, failed and dead-lettered rows and skipped runs are settled; deferred rows are not.
-            "SELECT first_seq, last_seq
+            formatcp!(
+                "SELECT first_seq, last_seq
                FROM ((SELECT seq AS first_seq, seq AS last_seq FROM delivery_exceptions
-                       WHERE workspace_id = $1 AND agent_id = $2 AND seq > $3 AND state <> 3
+                       WHERE workspace_id = $1 AND agent_id = $2 AND seq > $3 AND state <> {DEFERRED}
                        ORDER BY seq LIMIT $4)
                      UNION ALL
                      SELECT first_seq, last_seq FROM skipped_seqs
                       WHERE workspace_id = $1 AND agent_id = $2 AND last_seq > $3) AS settled
-              ORDER BY first_seq LIMIT $4",
+              ORDER BY first_seq LIMIT $4"
+            ),
         )
         .bind(workspace)
         .bind(agent)

@@ -13,8 +13,8 @@ use crate::{
 /// SQL that selects the individually settled rows and skipped runs above a floor of a mailbox, as `last_seq` and `width`.
 /// In the order of `last_seq` there is no hole up to the point where the widths add up to `last_seq` minus the floor.
 macro_rules! settled_above {
-    ($mailbox:literal, $floor:literal) => {
-        concat!(
+    ($mailbox:expr, $floor:expr) => {
+        const_format::concatcp!(
             "SELECT single.seq AS last_seq, 1::bigint AS width FROM delivery_exceptions single
               WHERE single.workspace_id = ",
             $mailbox,
@@ -22,7 +22,13 @@ macro_rules! settled_above {
             $mailbox,
             ".agent_id AND single.seq > ",
             $floor,
-            " AND single.state IN (1, 2, 4)
+            " AND single.state IN (",
+            $crate::codes::ACKED,
+            ", ",
+            $crate::codes::FAILED,
+            ", ",
+            $crate::codes::DEAD_LETTERED,
+            ")
               UNION ALL
              SELECT run.last_seq, run.last_seq - greatest(run.first_seq - 1, ",
             $floor,
@@ -40,13 +46,10 @@ pub(crate) use settled_above;
 
 /// SQL that counts the seqs above a floor of a mailbox that are settled individually or skipped.
 macro_rules! count_settled_above {
-    ($mailbox:literal, $floor:literal) => {
-        concat!(
-            "(SELECT coalesce(sum(settled.width), 0)::bigint FROM (",
-            $crate::mailboxes::skipped_seqs::settled_above!($mailbox, $floor),
-            ") AS settled)"
-        )
-    };
+    ($mailbox:expr, $floor:expr) => {{
+        const ABOVE: &str = $crate::mailboxes::skipped_seqs::settled_above!($mailbox, $floor);
+        const_format::concatcp!("(SELECT coalesce(sum(settled.width), 0)::bigint FROM (", ABOVE, ") AS settled)")
+    }};
 }
 pub(crate) use count_settled_above;
 

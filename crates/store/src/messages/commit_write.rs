@@ -27,7 +27,7 @@ use crate::{
 /// that fit under the depth cap get the next seqs. The depth of a mailbox is the distance from its settled
 /// floor to its head, less the settlements in between, which are counted only when the mailbox looks full.
 /// `MATERIALIZED` keeps the planner from evaluating the locking part more than once or in another order.
-const WRITE: &str = concat!(
+const WRITE: &str = const_format::concatcp!(
     "
 WITH want AS (
     SELECT *

@@ -1,9 +1,6 @@
 use chrono::{TimeDelta, Utc};
-use relay_domain::{
-    AgentId, DeliveryId,
-    mailboxes::delivery::{DeliveryState, Settlement, derive_state},
-};
-use relay_store::{DeliveryReport, DeliveryRow, ReportOutcome, events::NewEvent};
+use relay_domain::{AgentId, DeliveryId, mailboxes::delivery::DeliveryState};
+use relay_store::{DeliveryReport, ReportOutcome, events::NewEvent};
 
 use crate::fixture::Database;
 
@@ -34,18 +31,13 @@ impl Database {
 
     async fn state(&self, seq: i64) -> DeliveryState {
         let (scope, _) = Self::mailbox(ADA);
-        state(&self.store.delivery(scope, self.delivery_id(seq)).await.unwrap().unwrap())
+        self.store.delivery(scope, self.delivery_id(seq)).await.unwrap().unwrap().state()
     }
 
     async fn listed(&self, status: Option<DeliveryState>) -> Vec<i64> {
         let (scope, ada) = Self::mailbox(ADA);
         self.store.deliveries(scope, ada, status, 100).await.unwrap().iter().map(|row| row.seq).collect()
     }
-}
-
-fn state(row: &DeliveryRow) -> DeliveryState {
-    let exception = row.settlement_state.and_then(|code| Settlement::from_code(code).ok());
-    derive_state(row.seq, row.sent_seq, row.ack_floor, exception)
 }
 
 fn fail() -> DeliveryReport {

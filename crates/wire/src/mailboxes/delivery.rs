@@ -66,10 +66,10 @@ pub struct Delivery {
     pub route_node_id: Option<String>,
     /// Kind of the node.
     #[schema(value_type = Option<words::NodeKind>)]
-    pub route_node_kind: Option<String>,
+    pub route_node_kind: Option<&'static str>,
     /// Role of the node.
     #[schema(value_type = Option<words::NodeRole>)]
-    pub route_node_role: Option<String>,
+    pub route_node_role: Option<&'static str>,
     /// Adapter of the node's deliveries.
     pub delivery_adapter: Option<String>,
     /// Number of known writes to the node.

@@ -5,12 +5,9 @@ use super::Source;
 const STORE: &str = "crates/store/src/";
 /// Columns of `migrations/` that hold the code of an enum of `crates/domain`.
 const STATE_COLUMNS: [&str; 5] = ["type", "source_kind", "mode", "reason", "state"];
-/// Statements that still write numbers.
-const NOT_CONVERTED: &str = "crates/store/src/mailboxes/";
 
 pub(super) fn check(sources: &[Source], findings: &mut Vec<String>) {
-    let checked = |path: &str| path.starts_with(STORE) && !path.starts_with(NOT_CONVERTED);
-    for source in sources.iter().filter(|source| source.is_rust() && checked(&source.path)) {
+    for source in sources.iter().filter(|source| source.is_rust() && source.path.starts_with(STORE)) {
         for (number, line) in source.code_lines() {
             if let Some(column) = STATE_COLUMNS.into_iter().find(|column| compares_with_digits(line, column)) {
                 findings.push(format!(

@@ -8,13 +8,13 @@ use chrono::{DateTime, Utc};
 use relay_domain::{
     WorkspaceScope,
     agents::{self, AgentKind, AgentStatus},
+    mailboxes::Delivery,
     observers::ObserverScope,
 };
 use relay_engine::{
     Engine,
     access::authentication::Credential,
     agents::lifecycle::{ChangeAgent, RegisterAgent, SPAWN_KEY_PREFIX},
-    mailboxes::deliveries::Delivery,
 };
 use relay_wire::agents as wire;
 use serde_json::Value;
@@ -259,11 +259,11 @@ async fn build_details(
     };
     let pending_delivery = |delivery: Delivery| wire::PendingDelivery {
         id: delivery.id.to_string(),
-        message_id: delivery.row.source_id.to_string(),
-        mode: delivery.mode(),
+        message_id: delivery.id.source.to_string(),
+        mode: delivery.mode.delivery_word(),
         reason: delivery.reason().map(str::to_owned),
-        status: delivery.state.as_str(),
-        created_at: delivery.row.created_at.into(),
+        status: delivery.state().as_str(),
+        created_at: delivery.created_at.into(),
     };
     Ok(Reply::ok(wire::AgentDetails {
         agent: to_agent(scope, agent, engine.now()),

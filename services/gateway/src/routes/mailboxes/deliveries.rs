@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use axum::extract::State;
-use relay_domain::mailboxes::delivery::{DeliveryState, Settlement};
+use relay_domain::mailboxes::{Delivery, delivery::DeliveryState};
 use relay_engine::{
     Engine,
     mailboxes::{
         claims,
-        deliveries::{self, DeliveryReport, DeliveryRow},
+        deliveries::{self, DeliveryReport},
     },
 };
 use relay_wire::mailboxes::delivery as wire;
@@ -154,54 +154,49 @@ pub async fn defer(
     Ok(Reply::ok(to_delivery(engine.report_delivery(&caller, &id, &report).await?)))
 }
 
-fn to_delivery(delivery: deliveries::Delivery) -> wire::Delivery {
-    let reason = delivery.reason().map(str::to_owned);
-    let (mode, channel_id) = (delivery.mode(), delivery.channel_id());
-    let message_channel = channel_id.clone();
+fn to_delivery(delivery: Delivery) -> wire::Delivery {
+    let state = delivery.state();
     let (is_retry, is_requeued) = (delivery.is_retry(), delivery.is_requeued());
-    let redriven_as = delivery.redriven_as().map(|id| id.to_string());
-    let deliveries::Delivery { row, id, state, exception } = delivery;
+    let node_id = delivery.node.is_some().then(|| delivery.node_id.to_string());
+    let settlement = delivery.settlement.as_ref();
     // Details of a settlement apply while the settlement determines the state.
-    let (failed, dead) = (state == DeliveryState::Failed, state == DeliveryState::DeadLettered);
+    let reported =
+        settlement.filter(|_| is_requeued || matches!(state, DeliveryState::Failed | DeliveryState::DeadLettered));
     // A delay after a failed attempt is the engine's, not the recipient's.
-    let (put_off, retried) = (state == DeliveryState::Queued && !is_retry, is_retry);
-    let located = row.node_kind.is_some();
-    let node_id = located.then(|| row.node_id.clone());
+    let (retried, deferred) = (settlement.filter(|_| is_retry), settlement.filter(|_| !is_retry));
+    let deferred = deferred.filter(|_| state == DeliveryState::Queued);
+    let dead = settlement.filter(|_| state == DeliveryState::DeadLettered);
     wire::Delivery {
-        id: id.to_string(),
-        message_id: row.source_id.to_string(),
-        channel_id,
-        agent_id: row.agent_id.to_string(),
+        id: delivery.id.to_string(),
+        message_id: delivery.id.source.to_string(),
+        channel_id: delivery.client_channel_id(),
+        agent_id: delivery.id.agent.to_string(),
         status: state.as_str(),
-        seq: row.seq,
-        location_type: if located { "via_node" } else { "self_connected" },
+        seq: delivery.seq,
+        location_type: if node_id.is_some() { "via_node" } else { "self_connected" },
         location_node_id: node_id.clone(),
         route_node_id: node_id,
-        dispatch_attempts: row.attempts.unwrap_or_else(|| i32::from(row.seq <= row.sent_seq)),
-        next_attempt_at: if retried { row.available_at.map(Into::into) } else { None },
-        last_dispatch_error: if retried { row.error.clone() } else { None },
-        mode,
-        reason,
+        route_node_kind: delivery.node.as_ref().map(|node| node.kind.as_str()),
+        route_node_role: delivery.node.as_ref().map(|node| node.role.as_str()),
+        delivery_adapter: delivery.node.as_ref().map(|node| node.adapter.clone()),
+        dispatch_attempts: delivery.attempt_count.unwrap_or_else(|| i32::from(delivery.seq <= delivery.sent_seq)),
+        next_attempt_at: retried.and_then(|retried| retried.available_at).map(Into::into),
+        last_dispatch_error: retried.and_then(|retried| retried.error.clone()),
+        mode: delivery.mode.delivery_word(),
+        reason: delivery.reason().map(str::to_owned),
         priority: "normal",
-        retryable: if failed || dead || is_requeued { row.retryable } else { None },
-        error: if failed || dead || is_requeued { row.error.clone() } else { None },
-        available_at: if put_off { row.available_at.map(Into::into) } else { None },
+        retryable: reported.and_then(|reported| reported.retryable),
+        error: reported.and_then(|reported| reported.error.clone()),
+        available_at: deferred.and_then(|deferred| deferred.available_at).map(Into::into),
         deadline: None,
-        expires_at: Some(row.expires_at.into()),
-        delivered_at: row.handed_over_at.map(Into::into),
-        acked_at: if state == DeliveryState::Acked {
-            acknowledgement_time(&row, exception).map(Into::into)
-        } else {
-            None
-        },
-        dead_lettered_at: if dead { row.settlement_at.map(Into::into) } else { None },
-        created_at: row.created_at.into(),
-        updated_at: row.settlement_at.or(row.floor_acked_at).map(Into::into),
-        redriven_as,
-        message: to_delivered_message(&row, message_channel),
-        route_node_kind: row.node_kind,
-        route_node_role: row.node_role,
-        delivery_adapter: row.node_adapter,
+        expires_at: Some(delivery.expires_at.into()),
+        delivered_at: delivery.handed_over_at.map(Into::into),
+        acked_at: delivery.acked_at().map(Into::into),
+        dead_lettered_at: dead.map(|dead| dead.at.into()),
+        created_at: delivery.created_at.into(),
+        updated_at: settlement.map(|settlement| settlement.at).or(delivery.floor_acked_at).map(Into::into),
+        redriven_as: delivery.redriven_as().map(|id| id.to_string()),
+        message: to_delivered_message(&delivery),
     }
 }
 
@@ -217,18 +212,15 @@ fn to_attempt(row: deliveries::AttemptRow) -> wire::DeliveryAttempt {
     }
 }
 
-fn acknowledgement_time(row: &DeliveryRow, exception: Option<Settlement>) -> Option<chrono::DateTime<chrono::Utc>> {
-    if exception == Some(Settlement::Acked) { row.settlement_at } else { row.floor_acked_at }
-}
-
-fn to_delivered_message(row: &DeliveryRow, channel_id: Option<String>) -> Option<wire::DeliveredMessage> {
+fn to_delivered_message(delivery: &Delivery) -> Option<wire::DeliveredMessage> {
+    let message = delivery.message.as_ref()?;
     Some(wire::DeliveredMessage {
-        id: row.source_id.to_string(),
-        channel_id: channel_id?,
-        agent_id: row.message_agent_id.map(|id| id.to_string()),
-        agent_name: row.message_agent_name.clone(),
-        text: row.message_text.clone()?,
-        thread_id: row.message_thread_id.map(|id| id.to_string()),
-        created_at: row.message_created_at?.into(),
+        id: delivery.id.source.to_string(),
+        channel_id: delivery.client_channel_id()?,
+        agent_id: Some(message.agent_id.to_string()),
+        agent_name: Some(message.agent_name.clone()),
+        text: message.text.clone(),
+        thread_id: message.thread_id.map(|id| id.to_string()),
+        created_at: message.created_at.into(),
     })
 }

@@ -87,7 +87,7 @@ fn to_delivery_trace(trace: DeliveryTrace) -> wire::DeliveryTrace {
         agent_id: trace.row.agent_id.to_string(),
         agent_name: trace.row.agent_name,
         seq: trace.row.seq,
-        node_id: trace.row.node_id,
+        node_id: trace.row.node_id.to_string(),
         status: trace.state.as_str(),
         expires_at: trace.row.expires_at.into(),
         steps: trace.steps.into_iter().map(step).collect(),
