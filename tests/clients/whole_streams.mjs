@@ -70,18 +70,18 @@ export async function told({ relay, agents: { bob } }, { workspace, agent }, sil
   await until('and so was the agent', () => late('AgentClient', agent).length === 0, () => late('AgentClient', agent));
   const someone = (events, ...values) => events.some((event) => values.every((value) => JSON.stringify(event).includes(JSON.stringify(value))));
   for (const [what, heard] of [['the workspace', workspace], ['the agent', agent]]) {
-    check(`${what} heard of a channel`, someone(heard.channelCreated, 'plans', 'first') && someone(heard.channelArchived, 'short-lived'));
-    check(`${what} heard of a topic`, someone(heard.channelUpdated, 'plans', 'second'));
-    check(`${what} heard of members`, someone(heard.memberJoined, 'plans', 'cyd') && someone(heard.memberLeft, 'plans', 'cyd'));
-    check(`${what} heard of silence`, someone(heard.channelMuted, 'plans', 'bob') && someone(heard.channelUnmuted, 'plans', 'bob'));
-    check(`${what} heard a thread`, someone(heard.threadReply, 'the lazy dog', 'ada'));
-    check(`${what} heard letters`, someone(heard.dmReceived, 'between us two') && someone(heard.groupDmReceived, 'among three'));
-    check(`${what} saw a reaction come`, someone(heard.messageReacted, 'tada', 'ada', 'added'));
-    check(`${what} saw a reaction go`, someone(heard.messageReacted, 'a/b %', 'ada', 'removed'));
-    check(`${what} heard of a file`, someone(heard.fileUploaded, 'plan.txt', 'ada'));
-    check(`${what} heard a webhook`, someone(heard.webhookReceived, 'the build is green', 'plans'));
-    check(`${what} heard who is idle`, someone(heard.agentStatusChanged, 'ada', 'idle'));
-    check(`${what} heard who comes and goes`, someone(heard.agentActive, 'cyd') && someone(heard.agentOffline, 'cyd'));
+    await until(`${what} heard of a channel`, () => someone(heard.channelCreated, 'plans', 'first') && someone(heard.channelArchived, 'short-lived'));
+    await until(`${what} heard of a topic`, () => someone(heard.channelUpdated, 'plans', 'second'));
+    await until(`${what} heard of members`, () => someone(heard.memberJoined, 'plans', 'cyd') && someone(heard.memberLeft, 'plans', 'cyd'));
+    await until(`${what} heard of silence`, () => someone(heard.channelMuted, 'plans', 'bob') && someone(heard.channelUnmuted, 'plans', 'bob'));
+    await until(`${what} heard a thread`, () => someone(heard.threadReply, 'the lazy dog', 'ada'));
+    await until(`${what} heard letters`, () => someone(heard.dmReceived, 'between us two') && someone(heard.groupDmReceived, 'among three'));
+    await until(`${what} saw a reaction come`, () => someone(heard.messageReacted, 'tada', 'ada', 'added'));
+    await until(`${what} saw a reaction go`, () => someone(heard.messageReacted, 'a/b %', 'ada', 'removed'));
+    await until(`${what} heard of a file`, () => someone(heard.fileUploaded, 'plan.txt', 'ada'));
+    await until(`${what} heard a webhook`, () => someone(heard.webhookReceived, 'the build is green', 'plans'));
+    await until(`${what} heard who is idle`, () => someone(heard.agentStatusChanged, 'ada', 'idle'));
+    await until(`${what} heard who comes and goes`, () => someone(heard.agentActive, 'cyd') && someone(heard.agentOffline, 'cyd'));
     const ids = heard.any.filter((event) => event.id && event.message).map((event) => `${event.type}:${event.id}`);
     same(`${what} heard nothing twice`, new Set(ids).size, ids.length);
   }
