@@ -4,10 +4,7 @@
 use relay_egress::Policy;
 use relay_store::Store;
 
-use crate::access::operators::check_issuer_url;
-
-/// Minimum length of a secret.
-pub(crate) const MIN_SECRET_BYTES: usize = 32;
+use crate::access::{operators::check_issuer_url, secrets::MIN_SECRET_BYTES};
 
 /// Parses a Postgres URL.
 pub fn parse_database_url(text: &str) -> Result<String, String> {

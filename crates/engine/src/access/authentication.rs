@@ -22,7 +22,7 @@ use tokio::sync::Mutex;
 
 use crate::{
     Engine, EngineError, EngineResult,
-    observers::{self, ObserverAccess},
+    observers::access::{ObserverAccess, full_view},
 };
 
 /// Longest time for which a revocation stays unnoticed when its hint was lost.
@@ -65,7 +65,7 @@ impl Credential {
     pub fn view(&self) -> &ObserverView {
         match self {
             Self::Observer(observer) => &observer.view,
-            Self::Workspace { .. } | Self::Agent(_) | Self::Node(_) => observers::full_view(),
+            Self::Workspace { .. } | Self::Agent(_) | Self::Node(_) => full_view(),
         }
     }
 

@@ -15,6 +15,8 @@ use ring::{
 
 use crate::{EngineError, EngineResult};
 
+/// Minimum length of a configured secret.
+pub(crate) const MIN_SECRET_BYTES: usize = 32;
 const MAX_KEY_ID_BYTES: usize = 32;
 /// Id of the key that is generated into Postgres when none is configured.
 const GENERATED_KEY_ID: &str = "own1";

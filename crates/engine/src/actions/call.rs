@@ -10,9 +10,10 @@ use relay_domain::{
     names::check_name,
     nodes::CapabilityKind,
 };
-pub(crate) use relay_store::actions::invoke::{Handler, WaitPolicy};
+pub(crate) use relay_store::actions::new_invocation::{Handler, WaitPolicy};
 use relay_store::actions::{
-    invoke::{InvokeOutcome, Invoker, NewInvocation},
+    invoke::InvokeOutcome,
+    new_invocation::{Invoker, NewInvocation},
     placement_records::{PlacementRecord, SkippedNode},
 };
 use serde_json::{Map, Value};

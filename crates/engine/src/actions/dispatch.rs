@@ -7,7 +7,10 @@ use relay_domain::{GatewayId, InvocationId, NodeId, ProviderName, WorkspaceScope
 pub use relay_store::SentInvocation;
 use relay_store::{
     StoreError, UnsentInvocation,
-    actions::invoke::{Dispatch, Handler, NewInvocation},
+    actions::{
+        invoke::Dispatch,
+        new_invocation::{Handler, NewInvocation},
+    },
     nodes::fence::Fence,
 };
 use tokio::sync::mpsc;

@@ -13,7 +13,8 @@ use relay_domain::WorkspaceId;
 use relay_store::{
     StoreError, StoreResult,
     actions::{
-        invoke::{InvokeOutcome, NewInvocation},
+        invoke::InvokeOutcome,
+        new_invocation::NewInvocation,
         outcomes::{InvocationOutcome, OutcomeBatch, OutcomeRecording},
     },
 };

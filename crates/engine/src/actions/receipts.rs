@@ -1,7 +1,7 @@
 //! Receipts of invocations: those of repeated keys, and those that the engine completes itself.
 
 use relay_domain::{InvocationId, WorkspaceScope, actions::InvocationStatus};
-use relay_store::actions::invoke::{Handler, Invoker, NewInvocation};
+use relay_store::actions::new_invocation::{Handler, Invoker, NewInvocation};
 use serde_json::Value;
 
 use super::call::{InvocationReceipt, InvocationRequest};

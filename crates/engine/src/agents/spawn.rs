@@ -13,7 +13,7 @@ use relay_domain::{
 };
 use relay_store::{
     DeleteCondition,
-    actions::invoke::{Handler, WaitPolicy},
+    actions::new_invocation::{Handler, WaitPolicy},
     nodes::fence::Fence,
 };
 use relay_wire::{

@@ -13,7 +13,7 @@ use ring::{
 };
 use sha2::{Digest, Sha256};
 
-use crate::{EngineError, EngineResult, settings::MIN_SECRET_BYTES};
+use crate::{EngineError, EngineResult, access::secrets::MIN_SECRET_BYTES};
 
 /// Secret that encrypts the private halves of signing keys. Never printed.
 pub struct SealingSecret {

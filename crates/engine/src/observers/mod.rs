@@ -4,6 +4,7 @@
 //! storage. Later changes of tokens are kept in memory as overrides: loaded before the gateway serves, refreshed each
 //! second, and at once on a hint. ADR 0007 gives the reasons.
 
+pub(crate) mod access;
 mod keys;
 mod overrides;
 mod refresh;
@@ -13,87 +14,37 @@ mod token_uses;
 mod tokens;
 
 use std::{
-    sync::{Arc, LazyLock, PoisonError, RwLock},
+    sync::{Arc, PoisonError, RwLock},
     time::Instant,
 };
 
 use chrono::{DateTime, Utc};
 use moka::sync::Cache;
 use relay_domain::{
-    ObserverTokenId, WorkspaceScope,
     access::token::{TokenHash, TokenKind},
-    observers::{ObserverScope, ObserverView},
+    observers::ObserverScope,
 };
 use relay_store::StoreError;
 use tokio::sync::{mpsc, watch};
 
 pub(crate) use self::token_uses::write_token_uses;
+pub use self::{
+    access::ObserverAccess,
+    keys::SealingSecret,
+    overrides::AccessEndReason,
+    signing_keys::SigningKey,
+    tokens::{IssuedObserverToken, MAX_LISTED_OBSERVER_TOKENS, MAX_OBSERVER_TOKENS, NewObserver, ObserverChange},
+};
 use self::{
+    access::{AccessBasis, EVERYTHING},
     keys::KeyRing,
     overrides::{CurrentView, Overrides},
     signed::{TokenForm, VerifiedToken},
-};
-pub use self::{
-    keys::SealingSecret,
-    signing_keys::SigningKey,
-    tokens::{IssuedObserverToken, MAX_LISTED_OBSERVER_TOKENS, MAX_OBSERVER_TOKENS, NewObserver, ObserverChange},
 };
 use crate::{Engine, EngineError, EngineResult, access::authentication::Credential};
 
 /// Bound of the cache; further tokens evict the least used. Verifying one again costs about a tenth of a millisecond.
 const VERIFIED_TOKENS: u64 = 100_000;
-
-static EVERYTHING: LazyLock<Arc<ObserverView>> = LazyLock::new(|| Arc::new(ObserverView::unrestricted()));
-
-/// Access of an observer. Checked at creation; [`Engine::recheck_observer`] checks again.
-#[derive(Debug, Clone)]
-pub struct ObserverAccess {
-    pub scope: WorkspaceScope,
-    /// `None` for a workspace key.
-    pub token_id: Option<ObserverTokenId>,
-    /// Number of rotations of the token, from 1; 0 for a workspace key.
-    pub version: i64,
-    pub view: Arc<ObserverView>,
-    pub expires_at: Option<DateTime<Utc>>,
-    by: AccessBasis,
-}
-
-/// Token that grants the access.
-#[derive(Debug, Clone)]
-enum AccessBasis {
-    Key(TokenHash),
-    Signed(Arc<VerifiedToken>),
-    Opaque(TokenHash),
-}
-
-/// Reasons for the end of an observer's access.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AccessEndReason {
-    /// The token was revoked, or the key that signed it was retired.
-    Revoked,
-    /// The token was rotated.
-    Rotated,
-    Expired,
-    /// The workspace was deleted or has expired.
-    WorkspaceEnded,
-    /// This gateway cannot verify the token any more: it has not reached Postgres for half a minute, or does not
-    /// understand the token's limits. Another gateway may.
-    Unverifiable,
-}
-
-impl AccessEndReason {
-    /// Text for the client whose socket is closed.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Revoked => "observer token revoked",
-            Self::Rotated => "observer token rotated",
-            Self::Expired => "observer token expired",
-            Self::WorkspaceEnded => "workspace deleted",
-            Self::Unverifiable => "observer token cannot be verified now",
-        }
-    }
-}
 
 /// Cache of keys, overrides and verified tokens.
 pub(crate) struct Observers {
@@ -276,24 +227,4 @@ impl Engine {
             Err(_) => Err(()),
         }
     }
-}
-
-impl ObserverAccess {
-    /// Creates the access of an opaque token's row. `None` when this version does not understand it.
-    pub(crate) fn from_row(
-        hash: TokenHash,
-        scope: WorkspaceScope,
-        token_id: ObserverTokenId,
-        version: i64,
-        (scopes, filters): (&[String], &serde_json::Value),
-        expires_at: Option<DateTime<Utc>>,
-    ) -> Option<Self> {
-        let view = overrides::parse_view(scopes, filters)?;
-        Some(Self { scope, token_id: Some(token_id), version, view, expires_at, by: AccessBasis::Opaque(hash) })
-    }
-}
-
-/// Returns the view of callers that are no observers: everything.
-pub(crate) fn full_view() -> &'static ObserverView {
-    &EVERYTHING
 }

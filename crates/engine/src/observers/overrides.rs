@@ -7,7 +7,36 @@ use chrono::{DateTime, Utc};
 use relay_domain::{ObserverTokenId, observers::ObserverView};
 use relay_store::{OverrideRow, OverrideState};
 
-use super::{AccessEndReason, signed::VerifiedToken};
+use super::signed::VerifiedToken;
+
+/// Reasons for the end of an observer's access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AccessEndReason {
+    /// The token was revoked, or the key that signed it was retired.
+    Revoked,
+    /// The token was rotated.
+    Rotated,
+    Expired,
+    /// The workspace was deleted or has expired.
+    WorkspaceEnded,
+    /// This gateway cannot verify the token any more: it has not reached Postgres for half a minute, or does not
+    /// understand the token's limits. Another gateway may.
+    Unverifiable,
+}
+
+impl AccessEndReason {
+    /// Text for the client whose socket is closed.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Revoked => "observer token revoked",
+            Self::Rotated => "observer token rotated",
+            Self::Expired => "observer token expired",
+            Self::WorkspaceEnded => "workspace deleted",
+            Self::Unverifiable => "observer token cannot be verified now",
+        }
+    }
+}
 
 /// Present state of one token. The former view of an ended token is dropped: there may be many of them.
 #[derive(Debug, PartialEq, Eq)]

@@ -3,13 +3,13 @@
 
 use std::collections::HashMap;
 
-use chrono::{DateTime, Utc};
+use chrono::Utc;
 use relay_domain::{
-    AgentId, GatewayId, InvocationId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
+    AgentId, GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
     actions::{self, InvocationStatus},
     events::kind,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use sqlx::PgConnection;
 
 use crate::{
@@ -18,68 +18,12 @@ use crate::{
         candidates::{Candidates, PlacementQuery, lock_placement, try_lock_placement},
         invocations::{COLUMNS, InvocationRow, decode_invocations},
         invoke_rows::{InvocationColumns, InvocationStart},
+        new_invocation::{Handler, NewInvocation, WaitPolicy},
         placement_records::PlacementRecord,
     },
     events::{self, NewEvent, RecordedEvents},
     messages::commit::IDEMPOTENCY_RETENTION_HOURS,
 };
-
-#[derive(Debug, Clone)]
-pub enum Handler {
-    /// This agent, at its current location.
-    Agent(AgentId),
-    /// Any node with the capability.
-    Node {
-        /// Capability that the node must advertise, and the action's name in the frame.
-        capability: String,
-        /// Restricts placement to this node.
-        target: Option<NodeId>,
-        /// Restricts placement to this provider of the target node.
-        provider: Option<ProviderName>,
-        /// Excludes actions with the same name as the capacity.
-        only_capacity: bool,
-        /// Behaviour if no provider is eligible now.
-        wait_policy: WaitPolicy,
-    },
-}
-
-/// Rule for queueing an invocation until its target node is available.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WaitPolicy {
-    /// Refuse the invocation.
-    Never,
-    /// Queue if a matching provider declared that its invocations queue.
-    AsDeclared,
-    Always,
-}
-
-/// Caller of an invocation.
-#[derive(Debug, Clone)]
-pub struct Invoker {
-    /// Calling agent; `None` for the workspace key.
-    pub agent_id: Option<AgentId>,
-    pub name: String,
-}
-
-/// Invocation to create.
-#[derive(Debug, Clone)]
-pub struct NewInvocation {
-    pub scope: WorkspaceScope,
-    /// Id chosen by the engine. Inserting the same id again changes nothing, so a batch with an unknown commit outcome
-    /// can be repeated.
-    pub id: InvocationId,
-    pub action_name: String,
-    pub handler: Handler,
-    pub caller: Invoker,
-    pub input: Value,
-    /// `true` if the outcome is delivered to the caller's mailbox.
-    pub durable: bool,
-    /// Hash of the idempotency key, and fingerprint of the request.
-    pub key: Option<([u8; 32], [u8; 32])>,
-    /// Random number that breaks ties in the placement.
-    pub entropy: u64,
-    pub at: DateTime<Utc>,
-}
 
 /// Provider that an invocation was sent to.
 #[derive(Debug, Clone)]

@@ -14,7 +14,7 @@ use crate::{
     StoreError, StoreResult,
     actions::{
         candidates::CapableProvider,
-        invoke::{Handler, NewInvocation},
+        new_invocation::{Handler, NewInvocation},
         placement_records::PlacementRecord,
     },
 };

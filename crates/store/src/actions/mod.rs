@@ -8,6 +8,7 @@ pub(crate) mod dispatches;
 pub(crate) mod invocations;
 pub mod invoke;
 pub(crate) mod invoke_rows;
+pub mod new_invocation;
 pub(crate) mod outcome_notices;
 pub mod outcomes;
 pub mod placement_records;

@@ -12,7 +12,8 @@ use crate::{
     Store, StoreError, StoreResult,
     actions::{
         invocations::{COLUMNS, InvocationRow},
-        invoke::{Handler, NewInvocation, claim_keys},
+        invoke::claim_keys,
+        new_invocation::{Handler, NewInvocation},
         outcomes::{OutcomeBatch, OutcomeRecording, deliver_outcomes},
     },
     events::NewEvent,

@@ -9,7 +9,7 @@ use const_format::formatcp;
 use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
 use sqlx::PgTransaction;
 
-use crate::{Store, StoreError, StoreResult, codes::DEFERRED, mailboxes::settlements::lock_cursor};
+use crate::{Store, StoreError, StoreResult, codes::DEFERRED, mailboxes::locked_cursor::lock_cursor};
 
 /// Longest TTL of a delivery: older partitions hold no active row and are not read.
 const OLDEST_LIVE_ROW: TimeDelta = TimeDelta::days(7);

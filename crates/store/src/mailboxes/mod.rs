@@ -12,6 +12,7 @@ pub(crate) mod delivery_events;
 pub mod expiry;
 pub mod inbox;
 pub mod insight;
+pub(crate) mod locked_cursor;
 pub(crate) mod positions;
 pub mod redrives;
 pub mod replay;

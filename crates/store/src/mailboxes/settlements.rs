@@ -9,7 +9,7 @@ use relay_domain::{
         delivery::{Settlement, SettlementRequest, SourceKind, apply_request, derive_state, extend_floor},
     },
 };
-use sqlx::{PgTransaction, Row as _};
+use sqlx::PgTransaction;
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -20,6 +20,7 @@ use crate::{
         claims,
         delivery_events::MessageLocation,
         expiry::DeadLetteredDelivery,
+        locked_cursor::lock_cursor,
         retries::{self, FailureOutcome},
     },
     messages::reads::record_read,
@@ -236,53 +237,6 @@ async fn apply_report(
     let back_at = back.map(|(at, _)| at);
     let redriven_as = redriven_seq.map(|seq| (DeliveryId { redrive_no: delivery.redrive_no + 1, ..delivery }, seq));
     Ok(Some(Some(ReportOutcome { place, first_read_at, back_at, redriven_as, dead })))
-}
-
-/// Cursor of a mailbox whose row is locked until the transaction ends.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct LockedCursor {
-    pub(crate) sent_seq: i64,
-    pub(crate) ack_floor: i64,
-    pub(crate) settled_floor: i64,
-}
-
-/// Locks a mailbox's cursor row, which it creates if necessary. The second read waits for a concurrent insert.
-pub(crate) async fn lock_cursor(
-    tx: &mut PgTransaction<'_>,
-    scope: WorkspaceScope,
-    agent: AgentId,
-) -> StoreResult<LockedCursor> {
-    let doing = "locking a mailbox cursor";
-    let select = "SELECT sent_seq, ack_floor, settled_floor FROM mailbox_cursors
-                   WHERE workspace_id = $1 AND agent_id = $2 FOR UPDATE";
-    let read = |row: sqlx::postgres::PgRow| LockedCursor {
-        sent_seq: row.get(0),
-        ack_floor: row.get(1),
-        settled_floor: row.get(2),
-    };
-    let (workspace, agent) = (scope.workspace_id().get(), agent.get());
-    let found = sqlx::query(select)
-        .bind(workspace)
-        .bind(agent)
-        .fetch_optional(&mut **tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
-    if let Some(row) = found {
-        return Ok(read(row));
-    }
-    sqlx::query("INSERT INTO mailbox_cursors (workspace_id, agent_id) VALUES ($1, $2) ON CONFLICT DO NOTHING")
-        .bind(workspace)
-        .bind(agent)
-        .execute(&mut **tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
-    sqlx::query(select)
-        .bind(workspace)
-        .bind(agent)
-        .fetch_one(&mut **tx)
-        .await
-        .map(read)
-        .map_err(StoreError::from_sqlx(doing))
 }
 
 /// Moves the settled floor over the individually settled rows right above it. The caller holds the cursor row. Returns the

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, InvocationId, WorkspaceId, WorkspaceScope, actions::InvocationStatus};
-use relay_store::actions::invoke::{Handler, InvokeOutcome, Invoker, NewInvocation};
+use relay_store::actions::{
+    invoke::InvokeOutcome,
+    new_invocation::{Handler, Invoker, NewInvocation},
+};
 use relay_testkit::wait;
 use serde_json::json;
 

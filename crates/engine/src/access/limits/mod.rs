@@ -21,7 +21,7 @@ use relay_domain::{
 
 use self::account::{Account, ChargeOutcome};
 pub use self::quotas::Quotas;
-use crate::{Engine, access::authentication::Credential, observers::ObserverAccess};
+use crate::{Engine, access::authentication::Credential, observers::access::ObserverAccess};
 
 /// Bound of the accounts; further ones evict the least used, whose minute then starts over.
 const MAX_ACCOUNTS: u64 = 200_000;

@@ -14,7 +14,10 @@ use relay_domain::{
 use self::issuer::Issuer;
 pub use self::issuer::IssuerConfig;
 pub(crate) use self::issuer::check_url as check_issuer_url;
-use crate::{Engine, EngineError, EngineResult, access::limits::Quotas, settings::MIN_SECRET_BYTES};
+use crate::{
+    Engine, EngineError, EngineResult,
+    access::{limits::Quotas, secrets::MIN_SECRET_BYTES},
+};
 
 /// Configuration of operator access.
 #[derive(Debug, Default)]
