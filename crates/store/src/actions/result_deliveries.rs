@@ -11,7 +11,7 @@ use relay_domain::{
 use sqlx::PgConnection;
 
 use crate::{
-    StoreError, StoreResult, actions::invocations::InvocationRow, mailboxes::skipped_seqs::count_settled_above,
+    StoreError, StoreResult, actions::invocations::InvocationRow, mailboxes::settled_floors::count_settled_above,
     messages::days::day_of,
 };
 

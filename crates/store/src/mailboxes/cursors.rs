@@ -12,7 +12,7 @@ use crate::{
     events::{self, RecordedEvents},
     mailboxes::{
         delivery_events::{AckedRange, delivered_events},
-        skipped_seqs::settled_above,
+        settled_floors::settled_above,
     },
     nodes::assignment::hosts_unassigned,
     statement_timeout::{STATEMENT_TIMEOUT, StatementTimeout as _},

@@ -18,7 +18,10 @@ use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, DEFERRED, MESSAGE_SOURCE},
     events::{self, NewEvent, RecordedEvents},
-    mailboxes::{delivery_events::MessageLocation, skipped_seqs::settled_above},
+    mailboxes::{
+        delivery_events::MessageLocation,
+        settled_floors::{extend_settled_floors, lock_cursors},
+    },
     maintenance::loop_state::{LoopState, lock_state, save_state},
 };
 
@@ -117,14 +120,6 @@ struct ScanPosition {
     until: DateTime<Utc>,
 }
 
-// Sorted, so that concurrent callers take the row locks in one order.
-const LOCK_CURSORS: &str = "
-SELECT c.agent_id
-  FROM (SELECT DISTINCT * FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)) AS k
-  JOIN mailbox_cursors c USING (workspace_id, agent_id)
- ORDER BY c.workspace_id, c.agent_id
-   FOR UPDATE OF c";
-
 // A separate statement after the locks: under READ COMMITTED its snapshot then includes every ack that the locks waited
 // for. The WHERE of the upsert repeats the expected state (deferred).
 const DEAD_LETTER: &str = formatcp!("
@@ -165,25 +160,6 @@ SELECT x.workspace_id, x.agent_id, x.seq, x.source_id, x.redrive_no, a.name,
   LEFT JOIN messages m ON x.source_kind = {MESSAGE_SOURCE} AND m.workspace_id = x.workspace_id AND m.message_id = x.source_id
         AND m.created_on = (to_timestamp(((x.source_id >> 22) + 1735689600000) / 1000.0) AT TIME ZONE 'UTC')::date
  ORDER BY x.workspace_id, x.agent_id, x.seq");
-
-/// Moves the settled floor of locked mailboxes over the individually settled rows right above it: a run without a hole
-/// ends where the widths add up to the distance from the floor.
-const EXTEND_SETTLED_FLOORS: &str = const_format::concatcp!(
-    "
-UPDATE mailbox_cursors c
-   SET settled_floor = run.floor
-  FROM (SELECT x.workspace_id, x.agent_id, max(x.last_seq) AS floor
-          FROM (SELECT b.workspace_id, b.agent_id, b.settled_floor, settled.last_seq,
-                       sum(settled.width) OVER (PARTITION BY b.workspace_id, b.agent_id ORDER BY settled.last_seq) AS reach
-                  FROM (SELECT DISTINCT * FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)) AS k
-                  JOIN mailbox_cursors b ON b.workspace_id = k.workspace_id AND b.agent_id = k.agent_id
-                 CROSS JOIN LATERAL (",
-    settled_above!("b", "b.settled_floor"),
-    ") AS settled) AS x
-         WHERE x.last_seq = x.settled_floor + x.reach
-         GROUP BY x.workspace_id, x.agent_id) AS run
- WHERE c.workspace_id = run.workspace_id AND c.agent_id = run.agent_id AND c.settled_floor < run.floor"
-);
 
 /// End of the next step of a scan: the instant of its row number `$4`, if there are that many up to `$2`.
 const STEP_END: &str = "
@@ -354,33 +330,6 @@ pub(crate) async fn record_dead_letters(
     let of_workspaces = dead.chunk_by(|a, b| a.scope == b.scope);
     let some = of_workspaces.flat_map(|letters| letters.iter().take(EVENTS_PER_WORKSPACE));
     events::append_mixed(tx, now, some.map(|letter| (letter.scope, letter.event())).collect()).await
-}
-
-/// Extends the settled floors of these mailboxes; the caller holds the locks on their cursor rows. Returns the number of
-/// floors that moved.
-pub(crate) async fn extend_settled_floors(
-    tx: &mut PgConnection,
-    workspaces: &[i64],
-    agents: &[i64],
-) -> StoreResult<u64> {
-    let done = sqlx::query(EXTEND_SETTLED_FLOORS)
-        .bind(workspaces)
-        .bind(agents)
-        .execute(tx)
-        .await
-        .map_err(StoreError::from_sqlx("extending settled floors"))?;
-    Ok(done.rows_affected())
-}
-
-/// Locks the cursor rows of these mailboxes until the transaction ends.
-pub(crate) async fn lock_cursors(tx: &mut PgConnection, workspaces: &[i64], agents: &[i64]) -> StoreResult<()> {
-    sqlx::query(LOCK_CURSORS)
-        .bind(workspaces)
-        .bind(agents)
-        .execute(tx)
-        .await
-        .map_err(StoreError::from_sqlx("locking mailbox cursors"))?;
-    Ok(())
 }
 
 /// Returns the day of the oldest partition that can hold a row that expires after `instant`.

@@ -17,5 +17,6 @@ pub(crate) mod positions;
 pub mod redrives;
 pub mod replay;
 pub(crate) mod retries;
+pub(crate) mod settled_floors;
 pub(crate) mod settlements;
 pub(crate) mod skipped_seqs;

@@ -21,7 +21,9 @@ use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, MESSAGE_SOURCE},
     events::{self, NewEvent, RecordedEvents},
-    mailboxes::{dead_letters::DeadLetterFilter, delivery_events::MessageLocation, skipped_seqs::count_settled_above},
+    mailboxes::{
+        dead_letters::DeadLetterFilter, delivery_events::MessageLocation, settled_floors::count_settled_above,
+    },
     messages::days::day_of,
 };
 

@@ -7,51 +7,8 @@ use sqlx::PgConnection;
 
 use crate::{
     StoreError, StoreResult,
-    mailboxes::expiry::{extend_settled_floors, lock_cursors},
+    mailboxes::settled_floors::{extend_settled_floors, lock_cursors},
 };
-
-/// SQL that selects the individually settled rows and skipped runs above a floor of a mailbox, as `last_seq` and `width`.
-/// In the order of `last_seq` there is no hole up to the point where the widths add up to `last_seq` minus the floor.
-macro_rules! settled_above {
-    ($mailbox:expr, $floor:expr) => {
-        const_format::concatcp!(
-            "SELECT single.seq AS last_seq, 1::bigint AS width FROM delivery_exceptions single
-              WHERE single.workspace_id = ",
-            $mailbox,
-            ".workspace_id AND single.agent_id = ",
-            $mailbox,
-            ".agent_id AND single.seq > ",
-            $floor,
-            " AND single.state IN (",
-            $crate::codes::ACKED,
-            ", ",
-            $crate::codes::FAILED,
-            ", ",
-            $crate::codes::DEAD_LETTERED,
-            ")
-              UNION ALL
-             SELECT run.last_seq, run.last_seq - greatest(run.first_seq - 1, ",
-            $floor,
-            ") FROM skipped_seqs run
-              WHERE run.workspace_id = ",
-            $mailbox,
-            ".workspace_id AND run.agent_id = ",
-            $mailbox,
-            ".agent_id AND run.last_seq > ",
-            $floor
-        )
-    };
-}
-pub(crate) use settled_above;
-
-/// SQL that counts the seqs above a floor of a mailbox that are settled individually or skipped.
-macro_rules! count_settled_above {
-    ($mailbox:expr, $floor:expr) => {{
-        const ABOVE: &str = $crate::mailboxes::skipped_seqs::settled_above!($mailbox, $floor);
-        const_format::concatcp!("(SELECT coalesce(sum(settled.width), 0)::bigint FROM (", ABOVE, ") AS settled)")
-    }};
-}
-pub(crate) use count_settled_above;
 
 // In a mailbox that is settled over REST only, the ack floor never passes the run: one row per recovery remains.
 const REMOVE: &str = "

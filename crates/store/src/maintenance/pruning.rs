@@ -10,7 +10,7 @@ use crate::{
     Store, StoreError, StoreResult,
     codes::{ACKED, DEAD_LETTERED, FAILED},
     mailboxes::{
-        expiry::{extend_settled_floors, lock_cursors},
+        settled_floors::{extend_settled_floors, lock_cursors},
         skipped_seqs,
     },
     maintenance::loop_state::{LoopState, lock_state, save_state},

@@ -15,7 +15,7 @@ use sqlx::{FromRow, PgConnection, Postgres, postgres::PgArguments, query::Query}
 use crate::{
     StoreError, StoreResult,
     codes::MESSAGE_SOURCE,
-    mailboxes::skipped_seqs::count_settled_above,
+    mailboxes::settled_floors::count_settled_above,
     messages::{
         batch::{Batch, NewRecipient, NewSend, SendOutcome, WrittenDelivery},
         commit_facts::{AgentFacts, BatchFacts},

@@ -16,7 +16,7 @@ use crate::{
     codes::{ACKED, DEAD_LETTERED, DEFERRED},
     delivered_event,
     events::{self, NewEvent, RecordedEvents},
-    mailboxes::expiry::extend_settled_floors,
+    mailboxes::settled_floors::extend_settled_floors,
     messages::reads::record_read,
     push::{
         attempts::{self, AttemptOutcome, PushAttempt, RecordingPass},

@@ -13,7 +13,7 @@ use crate::{
     codes::{DEAD_LETTERED, NOTICE_SOURCE},
     mailboxes::{
         cursors::split_keys,
-        expiry::{extend_settled_floors, lock_cursors},
+        settled_floors::{extend_settled_floors, lock_cursors},
     },
 };
 

@@ -13,7 +13,7 @@ use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, DEFERRED, FAILED},
     decode::decode_row,
-    mailboxes::expiry::extend_settled_floors,
+    mailboxes::settled_floors::extend_settled_floors,
     messages::days::day_of,
     nodes::fence::Fence,
 };
