@@ -1,5 +1,8 @@
-//! Events: their kinds, and the stable event id of a message. Used by the engine, which records events, and by the
+//! Events: the [`Event`] itself, the kinds, and the stable event id of a message. Used by the engine, which records events, and by the
 //! gateway, which filters them for observers.
 
+mod event;
 pub mod event_id;
 pub mod kind;
+
+pub use event::{Event, EventBody, status_event};

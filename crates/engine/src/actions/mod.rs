@@ -33,7 +33,7 @@ use relay_domain::{
 };
 use relay_store::{
     actions::definitions::{DefineOutcome, NewAction},
-    events::NewEvent,
+    events::Event,
 };
 use relay_wire::{events::data::ActionDefined, field::ToValue as _};
 use serde_json::{Map, Value};
@@ -107,7 +107,7 @@ impl Engine {
             output_schema: &output_schema,
             available_to: available_to.as_deref(),
             limit: MAX_ACTIONS,
-            event: NewEvent::new(kind::ACTION_REGISTERED, event),
+            event: Event::new(kind::ACTION_REGISTERED, event),
             at: self.now(),
         };
         let defined = match self.store().define_action(scope, &new).await? {

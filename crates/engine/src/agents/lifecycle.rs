@@ -10,7 +10,7 @@ use relay_domain::{
     names::{self, InvalidText, MAX_METADATA_BYTES, MAX_PERSONA_BYTES, TextProblem, check_json_length, check_length},
     workspaces::plan::Quota,
 };
-use relay_store::{AgentChange, DeleteCondition, NewAgent, Registration, RespawnOutcome, SpawnKey, events::NewEvent};
+use relay_store::{AgentChange, DeleteCondition, NewAgent, Registration, RespawnOutcome, SpawnKey, events::Event};
 use relay_wire::{events::data::MemberChanged, field::ToValue as _};
 use serde_json::{Map, Value};
 
@@ -98,7 +98,7 @@ impl Engine {
         };
         let joined = |channel| {
             let data = MemberChanged { channel: names::GENERAL_CHANNEL, agent_name: &request.name, agent_id };
-            NewEvent::new(kind::MEMBER_JOINED, data.to_value())
+            Event::new(kind::MEMBER_JOINED, data.to_value())
                 .in_channel(channel, names::GENERAL_CHANNEL)
                 .by_agent(agent_id)
         };

@@ -11,7 +11,7 @@ use relay_domain::{
 pub use relay_store::ListedConversation;
 use relay_store::{
     ConversationRow, IdempotentResponse, JoinOutcome, MemberKey, MessagePage, NewConversation, OpenOutcome,
-    events::NewEvent,
+    events::Event,
 };
 use relay_wire::{
     channels::conversation::{Group, Participant},
@@ -323,7 +323,7 @@ impl Engine {
 }
 
 /// Creates the event of an agent that joined or left a conversation.
-fn participant_event(kind: &'static str, to: &Conversation, agent: AgentId, name: &str) -> NewEvent {
+fn participant_event(kind: &'static str, to: &Conversation, agent: AgentId, name: &str) -> Event {
     let conversation = to.conversation_id.as_str();
     let data = ParticipantChanged {
         conversation_id: conversation,
@@ -331,7 +331,7 @@ fn participant_event(kind: &'static str, to: &Conversation, agent: AgentId, name
         agent_name: name,
         agent_id: agent,
     };
-    NewEvent::new(kind, data.to_value()).in_conversation(Some(conversation.to_owned())).by_agent(agent)
+    Event::new(kind, data.to_value()).in_conversation(Some(conversation.to_owned())).by_agent(agent)
 }
 
 fn too_many_participants() -> EngineError {

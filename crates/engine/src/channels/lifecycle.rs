@@ -6,7 +6,7 @@ use relay_domain::{
     names::{self, MAX_TOPIC_BYTES, check_json_length, check_length, is_channel_name, strip_hash},
     workspaces::plan::Quota,
 };
-use relay_store::{ChannelCreation, ChannelUpdate, JoinOutcome, MemberKey, NewChannel, events::NewEvent};
+use relay_store::{ChannelCreation, ChannelUpdate, JoinOutcome, MemberKey, NewChannel, events::Event};
 pub use relay_store::{ChannelRow, MemberRow, Membership};
 use relay_wire::{
     events::data::{ChannelArchived, ChannelChanged, ChannelName, ChannelWithTopic, MemberChanged},
@@ -151,7 +151,7 @@ impl Engine {
             return Err(EngineError::CannotArchiveGeneral);
         }
         let data = ChannelArchived { channel: ChannelName { name: &channel.name } };
-        let event = NewEvent::new(kind::CHANNEL_ARCHIVED, data.to_value()).in_channel(channel.channel_id, channel.name);
+        let event = Event::new(kind::CHANNEL_ARCHIVED, data.to_value()).in_channel(channel.channel_id, channel.name);
         if let Some(recorded) = self.store().archive_channel(scope, channel.channel_id, self.now(), event).await? {
             self.announce(recorded);
         }
@@ -271,13 +271,13 @@ fn check_topic(topic: Option<&str>) -> EngineResult<()> {
     Ok(topic.map_or(Ok(()), |topic| check_length("topic", topic, MAX_TOPIC_BYTES))?)
 }
 
-fn channel_event(kind: &'static str, id: ChannelId, name: &str, topic: Option<&str>) -> NewEvent {
+fn channel_event(kind: &'static str, id: ChannelId, name: &str, topic: Option<&str>) -> Event {
     let data = ChannelChanged { channel: ChannelWithTopic { name, topic } };
-    NewEvent::new(kind, data.to_value()).in_channel(id, name)
+    Event::new(kind, data.to_value()).in_channel(id, name)
 }
 
 /// Creates an event about a member of a channel.
-pub(crate) fn member_event(kind: &'static str, channel: &ChannelRow, agent: AgentId, agent_name: &str) -> NewEvent {
+pub(crate) fn member_event(kind: &'static str, channel: &ChannelRow, agent: AgentId, agent_name: &str) -> Event {
     let data = MemberChanged { channel: &channel.name, agent_name, agent_id: agent };
-    NewEvent::new(kind, data.to_value()).in_channel(channel.channel_id, channel.name.clone()).by_agent(agent)
+    Event::new(kind, data.to_value()).in_channel(channel.channel_id, channel.name.clone()).by_agent(agent)
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use relay_domain::{MessageId, messages::Message};
-use relay_store::events::{EventBody, NewEvent, RecordedEvents};
+use relay_store::events::{Event, EventBody, RecordedEvents};
 use relay_stream::EventRecord;
 use tokio::sync::{Semaphore, mpsc};
 
@@ -106,7 +106,7 @@ async fn encode(
     messages: HashMap<MessageId, Message>,
 ) -> EngineResult<Vec<u8>> {
     // Messages in memory are those just posted, so their events refer to the same version.
-    let at_hand = |event: &NewEvent| matches!(&event.body, EventBody::Message(id) if messages.contains_key(id));
+    let at_hand = |event: &Event| matches!(&event.body, EventBody::Message(id) if messages.contains_key(id));
     let message_events = message_events(std::slice::from_ref(&recorded), |_, event| !at_hand(event));
     let read = engine.store().messages_of_events(recorded.scope, &message_events).await?;
     let events = (recorded.first_seq..).zip(&recorded.events).map(|(seq, event)| {
@@ -118,7 +118,7 @@ async fn encode(
     Ok(serde_json::to_vec(&record).unwrap_or_default())
 }
 
-fn message_of<'a>(event: &NewEvent, messages: &'a HashMap<MessageId, Message>) -> Option<&'a Message> {
+fn message_of<'a>(event: &Event, messages: &'a HashMap<MessageId, Message>) -> Option<&'a Message> {
     match event.body {
         EventBody::Message(id) => messages.get(&id),
         EventBody::Data(_) => None,
@@ -128,7 +128,7 @@ fn message_of<'a>(event: &NewEvent, messages: &'a HashMap<MessageId, Message>) -
 /// Lists the message events among these records that pass `wanted`: the events' numbers and the messages'.
 pub(crate) fn message_events(
     records: &[RecordedEvents],
-    wanted: impl Fn(i64, &NewEvent) -> bool,
+    wanted: impl Fn(i64, &Event) -> bool,
 ) -> Vec<(i64, MessageId)> {
     let numbered = records.iter().flat_map(|record| (record.first_seq..).zip(&record.events));
     numbered

@@ -4,7 +4,7 @@
 use relay_domain::{AgentId, ConversationId};
 use relay_store::{
     channels::audience::AudienceKey,
-    events::{EventBody, NewEvent, RecordedEvents},
+    events::{Event, EventBody, RecordedEvents},
 };
 
 use crate::{Engine, hints::SocketEvent, messages::posting::AudienceSource};
@@ -81,12 +81,12 @@ pub(super) async fn notify_sockets(engine: &Engine, recorded: &RecordedEvents) {
 }
 
 /// Returns the participants for events of a conversation, which only they may see.
-async fn conversation_members(engine: &Engine, recorded: &RecordedEvents, event: &NewEvent) -> Option<Vec<AgentId>> {
+async fn conversation_members(engine: &Engine, recorded: &RecordedEvents, event: &Event) -> Option<Vec<AgentId>> {
     event.conversation_id.as_ref()?;
     Some(audience_members(engine, recorded, event).await.unwrap_or_default())
 }
 
-async fn audience_members(engine: &Engine, recorded: &RecordedEvents, event: &NewEvent) -> Option<Vec<AgentId>> {
+async fn audience_members(engine: &Engine, recorded: &RecordedEvents, event: &Event) -> Option<Vec<AgentId>> {
     let key = match (&event.conversation_id, event.channel_id) {
         (Some(conversation), _) => AudienceKey::Conversation(ConversationId::new(conversation.as_str())),
         (None, Some(channel)) => AudienceKey::Id(channel),

@@ -2,13 +2,13 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{events::event_id::stable_event_id, messages::Message};
-use relay_store::events::{EventBody, NewEvent};
+use relay_store::events::{Event, EventBody};
 use serde_json::{Map, Value, json, value::RawValue};
 
 use crate::messages::render::timestamp;
 
 /// Encodes an event without its number.
-pub(super) fn event_frame(event: &NewEvent, message: Option<&Message>, created_at: DateTime<Utc>) -> Box<RawValue> {
+pub(super) fn event_frame(event: &Event, message: Option<&Message>, created_at: DateTime<Utc>) -> Box<RawValue> {
     let mut frame = Map::new();
     frame.insert("type".to_owned(), json!(event.kind));
     frame.insert("created_at".to_owned(), json!(timestamp(created_at)));
@@ -24,7 +24,7 @@ pub(super) fn event_frame(event: &NewEvent, message: Option<&Message>, created_a
     serde_json::value::to_raw_value(&frame).unwrap_or_default()
 }
 
-fn put_message(frame: &mut Map<String, Value>, event: &NewEvent, message: &Message) {
+fn put_message(frame: &mut Map<String, Value>, event: &Event, message: &Message) {
     let mut put = |key: &str, value: Value| frame.insert(key.to_owned(), value);
     let id = message.id.to_string();
     put("id", json!(stable_event_id(message.id).to_string()));
@@ -53,7 +53,7 @@ fn put_message(frame: &mut Map<String, Value>, event: &NewEvent, message: &Messa
 }
 
 /// Puts the data that nodes and subscriptions get, with the few names that differ on the observer stream.
-fn put_data(frame: &mut Map<String, Value>, event: &NewEvent, data: &Value) {
+fn put_data(frame: &mut Map<String, Value>, event: &Event, data: &Value) {
     let delivery = event.kind.starts_with("delivery.");
     for (key, value) in data.as_object().into_iter().flatten() {
         // The number of the event has precedence over the delivery's seq.

@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, ChannelId, WorkspaceScope, events::kind::EventFacts};
-use relay_store::events::NewEvent;
+use relay_store::events::Event;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -104,7 +104,7 @@ struct PublishedRecord {
 }
 
 impl PublishedEvent {
-    fn new(event: &NewEvent, frame: Box<RawValue>) -> Self {
+    fn new(event: &Event, frame: Box<RawValue>) -> Self {
         Self {
             k: event.kind.to_string(),
             c: event.channel_id,
@@ -131,7 +131,7 @@ impl PublishedEvent {
 }
 
 impl LogEvent {
-    fn new(seq: i64, created_at: DateTime<Utc>, event: NewEvent, frame: Box<RawValue>) -> Self {
+    fn new(seq: i64, created_at: DateTime<Utc>, event: Event, frame: Box<RawValue>) -> Self {
         Self {
             seq,
             kind: event.kind.into_owned(),

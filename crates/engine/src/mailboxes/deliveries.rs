@@ -8,7 +8,7 @@ use relay_domain::{
     names::{MAX_NOTE_BYTES, check_length},
 };
 pub use relay_store::{DeliveryReport, mailboxes::attempts::AttemptRow};
-use relay_store::{MessageLocation, ReportOutcome, delivered_event, events::NewEvent};
+use relay_store::{MessageLocation, ReportOutcome, delivered_event, events::Event};
 use serde_json::json;
 
 use crate::{Engine, EngineError, EngineResult, access::authentication::AgentCaller, messages::render::timestamp};
@@ -88,7 +88,7 @@ fn report_events(
     id: DeliveryId,
     report: &DeliveryReport,
     reported: &ReportOutcome,
-) -> Vec<NewEvent> {
+) -> Vec<Event> {
     let place = reported.place.as_ref();
     let mut data = json!({
         "delivery_id": id.to_string(), "message_id": id.source.to_string(), "agent_id": id.agent.to_string(),
@@ -102,7 +102,7 @@ fn report_events(
                     "agent_id": id.agent.to_string(),
                     "read_at": timestamp(at),
                 });
-                MessageLocation::attach(place, NewEvent::new(kind::MESSAGE_READ, data).by_agent(id.agent))
+                MessageLocation::attach(place, Event::new(kind::MESSAGE_READ, data).by_agent(id.agent))
             });
             return std::iter::once(delivered_event(id, place)).chain(read).collect();
         }
@@ -121,10 +121,9 @@ fn report_events(
                     "agent_id": id.agent.to_string(), "seq": seq, "redrive_of": id.to_string(),
                 });
                 put_some(&mut accepted, "channel_id", &place.map(|place| place.channel_id.to_string()));
-                let failed =
-                    MessageLocation::attach(place, NewEvent::new(kind::DELIVERY_FAILED, data).by_agent(id.agent));
+                let failed = MessageLocation::attach(place, Event::new(kind::DELIVERY_FAILED, data).by_agent(id.agent));
                 let accepted =
-                    MessageLocation::attach(place, NewEvent::new(kind::DELIVERY_ACCEPTED, accepted).by_agent(id.agent));
+                    MessageLocation::attach(place, Event::new(kind::DELIVERY_ACCEPTED, accepted).by_agent(id.agent));
                 return vec![failed, accepted];
             }
             // The event has the fields of a dead letter and those of the recipient's report.
@@ -141,7 +140,7 @@ fn report_events(
             kind::DELIVERY_DEFERRED
         }
     };
-    vec![MessageLocation::attach(place, NewEvent::new(kind, data).by_agent(id.agent))]
+    vec![MessageLocation::attach(place, Event::new(kind, data).by_agent(id.agent))]
 }
 
 fn put_some<T: serde::Serialize>(data: &mut serde_json::Value, key: &str, value: &Option<T>) {

@@ -4,7 +4,7 @@ use relay_domain::{
     events::kind,
     messages::{HIDDEN_METADATA, ListedMessage, Message, extract_mentions},
 };
-use relay_store::{MessageChange, channels::audience::AudienceKey, events::NewEvent};
+use relay_store::{MessageChange, channels::audience::AudienceKey, events::Event};
 use relay_wire::{events::data::MessageUpdated, field::ToValue as _};
 use serde_json::Value;
 
@@ -71,7 +71,7 @@ impl Engine {
             blocks: update.blocks.as_ref().map(Option::as_ref),
             metadata: metadata.as_ref(),
         };
-        let event = NewEvent::for_message(kind::MESSAGE_UPDATED, &new);
+        let event = Event::for_message(kind::MESSAGE_UPDATED, &new);
         let recorded = self
             .store()
             .update_message(caller.scope, (new.id, caller.agent_id), change, self.now(), event)

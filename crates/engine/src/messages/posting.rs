@@ -18,7 +18,7 @@ use relay_domain::{
 };
 use relay_store::{
     channels::audience::{Audience, AudienceKey, Member},
-    events::NewEvent,
+    events::Event,
     messages::{
         batch::{NewKey, NewRecipient, NewSend},
         webhooks::webhook_agent,
@@ -62,7 +62,7 @@ struct PostRequest {
     draft: Draft,
     key: Option<ClientKey>,
     /// Events that are recorded with the message.
-    events: Vec<NewEvent>,
+    events: Vec<Event>,
 }
 
 impl PostRequest {
@@ -205,7 +205,7 @@ impl Engine {
         caller: &WebhookCaller,
         author: &str,
         draft: Draft,
-        events: Vec<NewEvent>,
+        events: Vec<Event>,
     ) -> EngineResult<PostedMessage> {
         let sender = Sender {
             scope: caller.scope,

@@ -8,7 +8,7 @@ use relay_domain::{
     messages::Message,
     names::{MAX_DISTINCT_EMOJI, MAX_EMOJI_BYTES, check_name},
 };
-use relay_store::{NewReaction, ReactionKey, ReactionOutcome, events::NewEvent};
+use relay_store::{NewReaction, ReactionKey, ReactionOutcome, events::Event};
 use relay_wire::{events::data::MessageReacted, field::ToValue as _};
 
 use crate::{
@@ -90,7 +90,7 @@ impl Engine {
     }
 }
 
-fn reaction_event(message: &Message, caller: &AgentCaller, emoji: &str, action: &str) -> NewEvent {
+fn reaction_event(message: &Message, caller: &AgentCaller, emoji: &str, action: &str) -> Event {
     let in_channel = message.conversation_id.is_none();
     let channel_name = in_channel.then_some(message.channel_name.as_str());
     let data = MessageReacted {
@@ -104,7 +104,7 @@ fn reaction_event(message: &Message, caller: &AgentCaller, emoji: &str, action: 
         channel_name,
         channel_id: in_channel.then_some(message.channel_id),
     };
-    let event = NewEvent::new(kind::MESSAGE_REACTED, data.to_value()).by_agent(caller.agent_id);
+    let event = Event::new(kind::MESSAGE_REACTED, data.to_value()).by_agent(caller.agent_id);
     match &message.conversation_id {
         Some(conversation) => event.in_conversation(Some(conversation.to_string())),
         None => event.in_channel(message.channel_id, message.channel_name.clone()),

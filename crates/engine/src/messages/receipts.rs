@@ -5,7 +5,7 @@ pub use relay_store::{
     ReadLocation,
     messages::read_state::{ReadPosition, ReaderRow},
 };
-use relay_store::{ReadReceipt, events::NewEvent};
+use relay_store::{ReadReceipt, events::Event};
 use relay_wire::{
     events::data::MessageRead,
     field::{Timestamp, ToValue as _},
@@ -31,7 +31,7 @@ impl Engine {
                 agent_id: caller.agent_id,
                 read_at: Timestamp(read_at),
             };
-            let event = NewEvent::new(kind::MESSAGE_READ, data.to_value()).by_agent(caller.agent_id);
+            let event = Event::new(kind::MESSAGE_READ, data.to_value()).by_agent(caller.agent_id);
             match place.conversation_id {
                 Some(conversation) => event.in_conversation(Some(conversation.to_string())),
                 None => event.in_channel(place.channel_id, place.channel_name),

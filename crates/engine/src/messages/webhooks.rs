@@ -10,7 +10,7 @@ use relay_domain::{
     workspaces::plan::Quota,
 };
 pub use relay_store::messages::webhooks::WebhookRow;
-use relay_store::{events::NewEvent, messages::webhooks::NewWebhook};
+use relay_store::{events::Event, messages::webhooks::NewWebhook};
 use relay_wire::{
     events::data::{WebhookMessage, WebhookReceived},
     field::ToValue as _,
@@ -141,7 +141,7 @@ impl Engine {
         // The commit fills in the message's id.
         let message = WebhookMessage { id: None, text: &text, source: source.as_deref(), author: &author };
         let received = WebhookReceived { webhook_id: hook.webhook_id, channel: &hook.channel_name, message }.to_value();
-        let received = NewEvent::new(kind::WEBHOOK_RECEIVED, received).in_channel(hook.channel_id, &hook.channel_name);
+        let received = Event::new(kind::WEBHOOK_RECEIVED, received).in_channel(hook.channel_id, &hook.channel_name);
         let posted = self.post_as_webhook(caller, &author, draft, vec![received]).await?;
         Ok(HookAnswer { message_id: posted.message.id, text, author, source, created_at: posted.message.created_at })
     }

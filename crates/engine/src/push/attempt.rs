@@ -13,7 +13,7 @@ use relay_domain::{
 use relay_egress::{Answer, CallOptions, Failure};
 use relay_store::{
     MessageLocation,
-    events::NewEvent,
+    events::Event,
     mailboxes::expiry::DeadLetteredDelivery,
     push::{
         attempts::{AttemptOutcome, HttpAttempt, PushAttempt},
@@ -213,7 +213,7 @@ fn decide_outcome(
     row: &PushRow,
     judgement: &Judgement,
     now: DateTime<Utc>,
-) -> (AttemptOutcome, Vec<NewEvent>) {
+) -> (AttemptOutcome, Vec<Event>) {
     let retry_no = row.retry_no.saturating_add(1);
     let error = judgement.error.as_deref();
     match judgement.verdict {
@@ -227,7 +227,7 @@ fn decide_outcome(
                 agent_name: &mailbox.agent_name,
                 reason: &reason,
             };
-            let event = NewEvent::new(kind::NODE_BINDING_DISABLED, data.to_value()).by_agent(mailbox.agent_id);
+            let event = Event::new(kind::NODE_BINDING_DISABLED, data.to_value()).by_agent(mailbox.agent_id);
             (AttemptOutcome::Disabled { retry_no, reason }, vec![event])
         }
         PushOutcome::Rejected => {
@@ -252,7 +252,7 @@ fn decide_outcome(
 }
 
 /// Creates the event of a dead letter.
-fn dead_letter_event(mailbox: &LeasedMailbox, row: &PushRow, reason: DeadLetterReason, error: &str) -> NewEvent {
+fn dead_letter_event(mailbox: &LeasedMailbox, row: &PushRow, reason: DeadLetterReason, error: &str) -> Event {
     let letter = DeadLetteredDelivery {
         scope: mailbox.scope,
         delivery_id: delivery_id_of(row),

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{
     Store, StoreError, StoreResult,
     decode::decode_row,
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
     nodes::capabilities,
 };
 
@@ -51,7 +51,7 @@ pub struct NewAction<'a> {
     /// Maximum number of actions in the workspace.
     pub limit: i64,
     /// Event that is recorded in the same transaction.
-    pub event: NewEvent,
+    pub event: Event,
     pub at: DateTime<Utc>,
 }
 

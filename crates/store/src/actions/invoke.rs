@@ -21,7 +21,7 @@ use crate::{
         new_invocation::{Handler, NewInvocation, WaitPolicy},
         placement_records::PlacementRecord,
     },
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
     messages::commit::IDEMPOTENCY_RETENTION_HOURS,
 };
 
@@ -317,7 +317,7 @@ async fn read_hosts(
     Ok(hosts.into_iter().map(|host| ((host.workspace_id, host.agent_id), host)).collect())
 }
 
-fn invoked_event(one: &NewInvocation) -> NewEvent {
+fn invoked_event(one: &NewInvocation) -> Event {
     // Typed clients require a string, so it is empty if a node handles the invocation.
     let handler = match one.handler {
         Handler::Agent(agent) => agent.to_string(),
@@ -327,7 +327,7 @@ fn invoked_event(one: &NewInvocation) -> NewEvent {
         "invocation_id": one.id, "action_name": one.action_name, "caller_name": one.caller.name,
         "handler_agent_id": handler,
     });
-    let event = NewEvent::new(kind::ACTION_INVOKED, data);
+    let event = Event::new(kind::ACTION_INVOKED, data);
     match one.caller.agent_id {
         Some(agent) => event.by_agent(agent),
         None => event,

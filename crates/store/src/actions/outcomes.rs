@@ -20,7 +20,7 @@ use crate::{
         redispatch::HANDLER_UNREACHABLE,
         result_deliveries,
     },
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
     nodes::fence::Fence,
 };
 
@@ -319,9 +319,9 @@ impl OutcomeFacts {
     }
 }
 
-fn outcome_event(row: &InvocationRow) -> NewEvent {
+fn outcome_event(row: &InvocationRow) -> Event {
     let facts = OutcomeFacts::from_row(row);
-    let event = NewEvent::new(facts.kind(), facts.data());
+    let event = Event::new(facts.kind(), facts.data());
     match row.caller_id {
         Some(caller) => event.by_agent(caller),
         None => event,
@@ -329,10 +329,10 @@ fn outcome_event(row: &InvocationRow) -> NewEvent {
 }
 
 /// Creates the event for a denied invocation.
-pub(crate) fn denied_event(action: &str, caller: AgentId, caller_name: &str) -> NewEvent {
+pub(crate) fn denied_event(action: &str, caller: AgentId, caller_name: &str) -> Event {
     let error = format!("{caller_name} may not invoke {action}");
     let data = json!({ "action_name": action, "caller_name": caller_name, "error": error });
-    NewEvent::new(kind::ACTION_DENIED, data).by_agent(caller)
+    Event::new(kind::ACTION_DENIED, data).by_agent(caller)
 }
 
 impl Store {

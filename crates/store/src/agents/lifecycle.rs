@@ -18,7 +18,7 @@ use crate::{
     Store, StoreError, StoreResult,
     codes::CHANNEL,
     decode::{decode_row, decode_rows},
-    events::{self, NewEvent, RecordedEvents, status_event},
+    events::{self, Event, RecordedEvents, status_event},
     nodes::assignment::is_not_running,
     observers::filters,
     workspaces::quota_counts::is_within_quota,
@@ -233,7 +233,7 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         new: &NewAgent<'_>,
-        joined: impl FnOnce(ChannelId) -> NewEvent + Send,
+        joined: impl FnOnce(ChannelId) -> Event + Send,
     ) -> StoreResult<Registration> {
         let doing = "registering an agent";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;

@@ -17,7 +17,7 @@ use crate::{
     Store, StoreError, StoreResult,
     agents::presence,
     decode::decode_rows,
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
     messages::commit::IDEMPOTENCY_RETENTION_HOURS,
     observers::filters,
 };
@@ -170,12 +170,12 @@ fn response_body(new: &NewSessionEvent<'_>, sequence: i64) -> Value {
 }
 
 /// Creates the event for observers: a status event if the status changed, else the report itself.
-fn observer_event(new: &NewSessionEvent<'_>, sequence: i64, status_changed: bool) -> NewEvent {
+fn observer_event(new: &NewSessionEvent<'_>, sequence: i64, status_changed: bool) -> Event {
     match new.status {
         Some(status) if status_changed => {
             let event = events::status_event(new.agent_id, new.agent_name, status.as_str());
             if new.event_type == "status.changed" {
-                NewEvent { kind: kind::AGENT_STATUS_CHANGED.into(), ..event }
+                Event { kind: kind::AGENT_STATUS_CHANGED.into(), ..event }
             } else {
                 event
             }
@@ -188,7 +188,7 @@ fn observer_event(new: &NewSessionEvent<'_>, sequence: i64, status_changed: bool
                 "payload": new.payload,
                 "sequence": sequence,
             });
-            NewEvent::new(format!("{}{}", kind::HARNESS_PREFIX, new.event_type), data).by_agent(new.agent_id)
+            Event::new(format!("{}{}", kind::HARNESS_PREFIX, new.event_type), data).by_agent(new.agent_id)
         }
     }
 }

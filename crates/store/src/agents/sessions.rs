@@ -16,7 +16,7 @@ use crate::{
         new_invocation::{Handler, NewInvocation},
         outcomes::{OutcomeBatch, OutcomeRecording, deliver_outcomes},
     },
-    events::NewEvent,
+    events::Event,
     nodes::{assignment::is_not_running, fence::Fence},
 };
 
@@ -260,7 +260,7 @@ pub(crate) async fn exit_events(
     fence: &Fence,
     agents: &[AgentId],
     reason: &'static str,
-) -> StoreResult<Vec<NewEvent>> {
+) -> StoreResult<Vec<Event>> {
     if agents.is_empty() {
         return Ok(Vec::new());
     }
@@ -289,7 +289,7 @@ pub(crate) async fn exit_events(
                 "invocation_id": invocation,
                 "reason": if released { "released" } else { reason },
             });
-            let event = NewEvent::new(kind::AGENT_EXITED, data);
+            let event = Event::new(kind::AGENT_EXITED, data);
             match caller {
                 Some(caller) => event.by_agent(caller),
                 None => event,

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     Store, StoreError, StoreResult,
     codes::CHANNEL,
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
     observers::filters,
     workspaces::quota_counts::is_within_quota,
 };
@@ -95,7 +95,7 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         new: &NewChannel<'_>,
-        event: NewEvent,
+        event: Event,
     ) -> StoreResult<ChannelCreation> {
         let doing = "creating a channel";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
@@ -170,7 +170,7 @@ impl Store {
         scope: WorkspaceScope,
         change: ChannelUpdate<'_>,
         at: DateTime<Utc>,
-        event: impl FnOnce(&ChannelRow) -> NewEvent + Send,
+        event: impl FnOnce(&ChannelRow) -> Event + Send,
     ) -> StoreResult<Option<(ChannelRow, RecordedEvents)>> {
         let doing = "updating a channel";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
@@ -196,7 +196,7 @@ impl Store {
         scope: WorkspaceScope,
         channel: ChannelId,
         at: DateTime<Utc>,
-        event: NewEvent,
+        event: Event,
     ) -> StoreResult<Option<RecordedEvents>> {
         let doing = "archiving a channel";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;

@@ -11,7 +11,7 @@ use crate::{
     Store, StoreError, StoreResult,
     codes::CHANNEL,
     decode::decode_rows,
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
     observers::filters,
 };
 
@@ -59,7 +59,7 @@ impl Store {
         scope: WorkspaceScope,
         member: MemberKey,
         at: DateTime<Utc>,
-        event: NewEvent,
+        event: Event,
     ) -> StoreResult<JoinOutcome> {
         let doing = "joining a channel";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
@@ -114,7 +114,7 @@ impl Store {
         scope: WorkspaceScope,
         member: MemberKey,
         at: DateTime<Utc>,
-        event: NewEvent,
+        event: Event,
     ) -> StoreResult<Option<RecordedEvents>> {
         let doing = "leaving a channel";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
@@ -153,7 +153,7 @@ impl Store {
         member: MemberKey,
         muted: bool,
         at: DateTime<Utc>,
-        event: NewEvent,
+        event: Event,
     ) -> StoreResult<Option<RecordedEvents>> {
         let doing = "muting a channel";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;

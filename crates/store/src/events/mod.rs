@@ -1,101 +1,22 @@
 //! Event log of a workspace: appended by the transactions that cause events, read by observers and subscriptions.
 //!
-//! The main types are [`NewEvent`] and [`RecordedEvents`]. Seqs are contiguous from 1 per workspace. The counter stays
+//! The main types are [`Event`] and [`RecordedEvents`]. Seqs are contiguous from 1 per workspace. The counter stays
 //! locked until the commit, so a reader that sees event n can read all before it. Every transaction of the workspace
 //! contends for the counter; it is therefore the last lock that a transaction takes.
 
 use std::borrow::Cow;
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, ChannelId, MessageId, WorkspaceId, WorkspaceScope, messages::Message};
+pub use relay_domain::events::{Event, EventBody, status_event};
+use relay_domain::{AgentId, ChannelId, MessageId, WorkspaceId, WorkspaceScope};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 use sqlx::{PgConnection, types::Json};
 
-use crate::{Store, StoreError, StoreResult, messages::days::day_of};
+use crate::{Store, StoreError, StoreResult, decode::decode_rows, messages::days::day_of};
 
 /// Records per read at most. A record holds all events of one transaction, so a page of events needs few.
 const RECORDS_AT_ONCE: i64 = 500;
-
-/// Event without its seq.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NewEvent {
-    /// Event type, such as `message.created`.
-    pub kind: Cow<'static, str>,
-    /// `None` in a conversation, and for an event without a location.
-    pub channel_id: Option<ChannelId>,
-    pub channel_name: Option<String>,
-    pub conversation_id: Option<String>,
-    /// Author or subject of the event.
-    pub agent_id: Option<AgentId>,
-    pub body: EventBody,
-}
-
-/// Content of an event.
-#[derive(Debug, Clone, PartialEq)]
-pub enum EventBody {
-    /// Reference to the stored message, which is read with the event.
-    Message(MessageId),
-    /// Flat JSON object, as subscriptions and nodes receive it.
-    Data(Value),
-}
-
-impl NewEvent {
-    /// Creates an event without a location and without an author.
-    #[must_use]
-    pub fn new(kind: impl Into<Cow<'static, str>>, data: Value) -> Self {
-        Self {
-            kind: kind.into(),
-            channel_id: None,
-            channel_name: None,
-            conversation_id: None,
-            agent_id: None,
-            body: EventBody::Data(data),
-        }
-    }
-
-    /// Places the event in a channel.
-    #[must_use]
-    pub fn in_channel(self, id: ChannelId, name: impl Into<String>) -> Self {
-        Self { channel_id: Some(id), channel_name: Some(name.into()), ..self }
-    }
-
-    /// Places the event in a conversation, if one is given.
-    #[must_use]
-    pub fn in_conversation(self, id: Option<String>) -> Self {
-        Self { conversation_id: id, ..self }
-    }
-
-    /// Sets the author or subject of the event.
-    #[must_use]
-    pub fn by_agent(self, agent: AgentId) -> Self {
-        Self { agent_id: Some(agent), ..self }
-    }
-
-    /// Creates the event of a stored message.
-    #[must_use]
-    pub fn for_message(kind: &'static str, message: &Message) -> Self {
-        let channel = message.conversation_id.is_none();
-        Self {
-            kind: kind.into(),
-            channel_id: channel.then_some(message.channel_id),
-            channel_name: channel.then(|| message.channel_name.clone()),
-            conversation_id: message.conversation_id.as_ref().map(ToString::to_string),
-            agent_id: Some(message.agent_id),
-            body: EventBody::Message(message.id),
-        }
-    }
-}
-
-/// Builds the event of a changed agent status.
-#[must_use]
-pub fn status_event(agent: AgentId, name: &str, status: &str) -> NewEvent {
-    let data = json!({
-        "agent_id": agent.to_string(), "agent_name": name, "status": status,
-        "agent": { "name": name, "id": agent.to_string() },
-    });
-    NewEvent::new(format!("agent.status.{status}"), data).by_agent(agent)
-}
 
 /// Events of one transaction and workspace, with their seqs.
 #[derive(Debug, Clone)]
@@ -104,7 +25,7 @@ pub struct RecordedEvents {
     /// Seq of the first event; the others follow without a gap.
     pub first_seq: i64,
     pub created_at: DateTime<Utc>,
-    pub events: Vec<NewEvent>,
+    pub events: Vec<Event>,
     /// True if the workspace has observers.
     pub watched: bool,
 }
@@ -127,8 +48,8 @@ struct StoredEvent {
     d: Option<Value>,
 }
 
-impl From<&NewEvent> for StoredEvent {
-    fn from(event: &NewEvent) -> Self {
+impl From<&Event> for StoredEvent {
+    fn from(event: &Event) -> Self {
         let (m, d) = match &event.body {
             EventBody::Message(id) => (Some(id.get()), None),
             EventBody::Data(data) => (None, Some(data.clone())),
@@ -145,19 +66,28 @@ impl From<&NewEvent> for StoredEvent {
     }
 }
 
-impl From<StoredEvent> for NewEvent {
-    fn from(kept: StoredEvent) -> Self {
-        Self {
+/// Event as it is read back.
+#[derive(Deserialize)]
+#[serde(try_from = "StoredEvent")]
+struct LoggedEvent(Event);
+
+impl TryFrom<StoredEvent> for LoggedEvent {
+    type Error = &'static str;
+
+    fn try_from(kept: StoredEvent) -> Result<Self, Self::Error> {
+        let body = match (kept.m, kept.d) {
+            (Some(id), _) => EventBody::Message(MessageId::new(id)),
+            (None, Some(data)) => EventBody::Data(data),
+            (None, None) => return Err("an event has neither a message nor data"),
+        };
+        Ok(Self(Event {
             kind: kept.t,
             channel_id: kept.c.map(ChannelId::new),
             channel_name: kept.n,
             conversation_id: kept.v,
             agent_id: kept.a.map(AgentId::new),
-            body: match kept.m {
-                Some(id) => EventBody::Message(MessageId::new(id)),
-                None => EventBody::Data(kept.d.unwrap_or_default()),
-            },
-        }
+            body,
+        }))
     }
 }
 
@@ -167,7 +97,7 @@ pub(crate) async fn append(
     tx: &mut PgConnection,
     scope: WorkspaceScope,
     at: DateTime<Utc>,
-    events: Vec<NewEvent>,
+    events: Vec<Event>,
 ) -> StoreResult<RecordedEvents> {
     if events.is_empty() {
         return Ok(RecordedEvents { scope, first_seq: 0, created_at: at, events, watched: false });
@@ -181,7 +111,7 @@ pub(crate) async fn append(
 pub(crate) async fn append_all(
     tx: &mut PgConnection,
     at: DateTime<Utc>,
-    events: Vec<(WorkspaceScope, Vec<NewEvent>)>,
+    events: Vec<(WorkspaceScope, Vec<Event>)>,
 ) -> StoreResult<Vec<RecordedEvents>> {
     let doing = "recording events";
     let workspaces: Vec<i64> = events.iter().map(|(scope, _)| scope.workspace_id().get()).collect();
@@ -228,9 +158,9 @@ pub(crate) async fn append_all(
 pub(crate) async fn append_mixed(
     tx: &mut PgConnection,
     at: DateTime<Utc>,
-    events: Vec<(WorkspaceScope, NewEvent)>,
+    events: Vec<(WorkspaceScope, Event)>,
 ) -> StoreResult<Vec<RecordedEvents>> {
-    let mut made: Vec<(WorkspaceScope, Vec<NewEvent>)> = Vec::new();
+    let mut made: Vec<(WorkspaceScope, Vec<Event>)> = Vec::new();
     for (scope, event) in events {
         match made.iter_mut().find(|(known, _)| *known == scope) {
             Some((_, all)) => all.push(event),
@@ -252,7 +182,7 @@ pub struct EventHead {
 struct RecordRow {
     first_seq: i64,
     created_at: DateTime<Utc>,
-    events: Json<Vec<StoredEvent>>,
+    events: Json<Vec<LoggedEvent>>,
 }
 
 impl Store {
@@ -306,13 +236,13 @@ impl Store {
         events: i64,
     ) -> StoreResult<Vec<RecordedEvents>> {
         // The small columns decide how many records are needed, before any body is read.
-        let rows: Vec<RecordRow> = sqlx::query_as(
+        let rows = sqlx::query(
             "WITH next AS (
                  SELECT last_seq, created_on, first_seq FROM event_log
                   WHERE workspace_id = $1 AND last_seq > $2
                   ORDER BY last_seq LIMIT $4
              )
-             SELECT l.first_seq, l.created_at, l.events
+             SELECT l.workspace_id, l.first_seq, l.created_at, l.events
                FROM next n
                JOIN event_log l ON l.workspace_id = $1 AND l.last_seq = n.last_seq AND l.created_on = n.created_on
               WHERE n.first_seq <= $2 + $3
@@ -325,13 +255,13 @@ impl Store {
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("reading events"))?;
-        Ok(rows
+        Ok(decode_rows::<RecordRow>("event_log", &rows)?
             .into_iter()
             .map(|row| RecordedEvents {
                 scope,
                 first_seq: row.first_seq,
                 created_at: row.created_at,
-                events: row.events.0.into_iter().map(NewEvent::from).collect(),
+                events: row.events.0.into_iter().map(|event| event.0).collect(),
                 watched: true,
             })
             .collect())

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::{
     Store, StoreError, StoreResult,
     decode::{decode_row, decode_rows},
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
     observers::filters,
 };
 
@@ -198,7 +198,7 @@ impl Store {
             "file": { "file_id": file, "filename": row.filename, "uploaded_by": row.uploaded_by },
             "agent_id": owner,
         });
-        let event = NewEvent::new(kind::FILE_UPLOADED, uploaded).by_agent(owner);
+        let event = Event::new(kind::FILE_UPLOADED, uploaded).by_agent(owner);
         let recorded = events::append(&mut tx, scope, at, vec![event]).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(Completion::Completed(row, recorded))

@@ -9,7 +9,7 @@ use sqlx::{PgConnection, Row, postgres::PgRow};
 use crate::{
     StoreError, StoreResult,
     codes::{ACKED, DEAD_LETTERED},
-    events::NewEvent,
+    events::Event,
 };
 
 /// Acknowledged deliveries of one flush that become events. The bound keeps the transaction short; the rows still show
@@ -40,7 +40,7 @@ impl MessageLocation {
 
     /// Places the event where the message is, so that the same observers see both.
     #[must_use]
-    pub fn attach(this: Option<&Self>, event: NewEvent) -> NewEvent {
+    pub fn attach(this: Option<&Self>, event: Event) -> Event {
         match this {
             None => event,
             Some(Self { conversation_id: Some(id), .. }) => event.in_conversation(Some(id.clone())),
@@ -51,13 +51,13 @@ impl MessageLocation {
 
 /// Builds the `delivery.delivered` event of an acknowledged delivery.
 #[must_use]
-pub fn delivered_event(id: DeliveryId, place: Option<&MessageLocation>) -> NewEvent {
+pub fn delivered_event(id: DeliveryId, place: Option<&MessageLocation>) -> Event {
     let data = json!({
         "delivery_id": id.to_string(),
         "message_id": id.source.to_string(),
         "agent_id": id.agent.to_string(),
     });
-    MessageLocation::attach(place, NewEvent::new(kind::DELIVERY_DELIVERED, data).by_agent(id.agent))
+    MessageLocation::attach(place, Event::new(kind::DELIVERY_DELIVERED, data).by_agent(id.agent))
 }
 
 /// Move of one mailbox's ack floor.
@@ -94,7 +94,7 @@ pub(crate) async fn delivered_events(
     tx: &mut PgConnection,
     acked: &[AckedRange],
     at: DateTime<Utc>,
-) -> StoreResult<Vec<(WorkspaceScope, NewEvent)>> {
+) -> StoreResult<Vec<(WorkspaceScope, Event)>> {
     if acked.is_empty() {
         return Ok(Vec::new());
     }

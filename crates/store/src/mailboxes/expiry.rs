@@ -17,7 +17,7 @@ use sqlx::{PgConnection, Row, postgres::PgRow};
 use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, DEFERRED, MESSAGE_SOURCE},
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
     mailboxes::{
         delivery_events::MessageLocation,
         settled_floors::{extend_settled_floors, lock_cursors},
@@ -72,8 +72,8 @@ impl DeadLetteredDelivery {
 
     /// Returns the notice as a `delivery.failed` event.
     #[must_use]
-    pub fn event(&self) -> NewEvent {
-        let event = NewEvent::new(kind::DELIVERY_FAILED, self.notice()).by_agent(self.delivery_id.agent);
+    pub fn event(&self) -> Event {
+        let event = Event::new(kind::DELIVERY_FAILED, self.notice()).by_agent(self.delivery_id.agent);
         MessageLocation::attach(self.place.as_ref(), event)
     }
 }

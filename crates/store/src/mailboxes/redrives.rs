@@ -20,7 +20,7 @@ use sqlx::{FromRow, PgConnection, Row, types::Json};
 use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, MESSAGE_SOURCE},
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
     mailboxes::{
         dead_letters::DeadLetterFilter, delivery_events::MessageLocation, settled_floors::count_settled_above,
     },
@@ -407,7 +407,7 @@ async fn redrive(
         .await
         .map_err(StoreError::from_sqlx(doing))?;
     let mut outcomes = vec![RedriveOutcome::NotFound; agents.len()];
-    let mut made: HashMap<usize, NewEvent> = HashMap::new();
+    let mut made: HashMap<usize, Event> = HashMap::new();
     for row in &rows {
         let nth = usize::try_from(row.get::<i64, _>("ord") - 1).unwrap_or(usize::MAX);
         let Some(outcome) = outcomes.get_mut(nth) else { continue };
@@ -429,7 +429,7 @@ async fn redrive(
                 "delivery_id": id.to_string(), "message_id": id.source.to_string(), "agent_id": agent.to_string(),
                 "channel_id": channel.map(|id| id.to_string()), "seq": seq, "redrive_of": old.to_string(),
             });
-            let event = NewEvent::new(kind::DELIVERY_ACCEPTED, data).by_agent(agent);
+            let event = Event::new(kind::DELIVERY_ACCEPTED, data).by_agent(agent);
             made.insert(nth, MessageLocation::attach(MessageLocation::from_row(row).as_ref(), event));
         }
     }

@@ -15,7 +15,7 @@ use crate::{
     Store, StoreError, StoreResult,
     codes::DEFERRED,
     decode::decode_row,
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
     mailboxes::{
         claims,
         delivery_events::MessageLocation,
@@ -83,7 +83,7 @@ impl Store {
         delivery: DeliveryId,
         report: &DeliveryReport,
         at: DateTime<Utc>,
-        events: impl FnOnce(&ReportOutcome) -> Vec<NewEvent> + Send,
+        events: impl FnOnce(&ReportOutcome) -> Vec<Event> + Send,
     ) -> StoreResult<Option<Option<RecordedEvents>>> {
         let doing = "settling a delivery";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;

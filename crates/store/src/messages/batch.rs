@@ -12,7 +12,7 @@ use relay_domain::{
 
 use crate::{
     StoreError,
-    events::{NewEvent, RecordedEvents},
+    events::{Event, RecordedEvents},
 };
 
 /// One recipient of a message.
@@ -54,7 +54,7 @@ pub struct NewSend {
     pub traceparent: Option<String>,
     /// Further events to record with the message's own. A `message.id` of null in one of them is replaced by
     /// the id of the message.
-    pub events: Vec<NewEvent>,
+    pub events: Vec<Event>,
 }
 
 /// A batch of sends. Its content is fixed before its transaction, so that it can be submitted again.

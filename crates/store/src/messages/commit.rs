@@ -14,7 +14,7 @@ use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
     messages::{
         batch::{Batch, BatchError, BatchOutcome, NewKey, NewSend, SendOutcome},
         commit_events::message_events,
@@ -92,7 +92,7 @@ async fn record_events(
     outcomes: &[SendOutcome],
     facts: &BatchFacts,
 ) -> StoreResult<Vec<RecordedEvents>> {
-    let mut made: Vec<(WorkspaceScope, Vec<NewEvent>)> = Vec::new();
+    let mut made: Vec<(WorkspaceScope, Vec<Event>)> = Vec::new();
     let mut at = DateTime::UNIX_EPOCH;
     for (send, outcome) in sends.iter().zip(outcomes) {
         let SendOutcome::Committed(rows) = outcome else { continue };

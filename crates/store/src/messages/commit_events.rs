@@ -4,14 +4,14 @@ use relay_domain::{DeliveryId, MessageId};
 use serde_json::json;
 
 use crate::{
-    events::{EventBody, NewEvent},
+    events::{Event, EventBody},
     messages::batch::{NewRecipient, NewSend, WrittenDelivery},
 };
 
 /// Returns the message's event, then the events of its deliveries if the workspace is watched.
-pub(crate) fn message_events(send: &NewSend, rows: &[Option<WrittenDelivery>], watched: bool) -> Vec<NewEvent> {
+pub(crate) fn message_events(send: &NewSend, rows: &[Option<WrittenDelivery>], watched: bool) -> Vec<Event> {
     let message = &send.message;
-    let mut events = vec![NewEvent::for_message(message.event_kind(), message)];
+    let mut events = vec![Event::for_message(message.event_kind(), message)];
     events.extend(send.events.iter().cloned().map(|event| with_message_id(event, message.id)));
     if watched {
         events.extend(send.recipients.iter().zip(rows).map(|(recipient, row)| delivery_event(send, recipient, row)));
@@ -20,7 +20,7 @@ pub(crate) fn message_events(send: &NewSend, rows: &[Option<WrittenDelivery>], w
 }
 
 /// Fills in the id of the message, which was not known when the event was made.
-fn with_message_id(mut event: NewEvent, message_id: MessageId) -> NewEvent {
+fn with_message_id(mut event: Event, message_id: MessageId) -> Event {
     if let EventBody::Data(data) = &mut event.body
         && let Some(id) = data.pointer_mut("/message/id").filter(|id| id.is_null())
     {
@@ -29,7 +29,7 @@ fn with_message_id(mut event: NewEvent, message_id: MessageId) -> NewEvent {
     event
 }
 
-fn delivery_event(send: &NewSend, recipient: &NewRecipient, row: &Option<WrittenDelivery>) -> NewEvent {
+fn delivery_event(send: &NewSend, recipient: &NewRecipient, row: &Option<WrittenDelivery>) -> Event {
     let message = &send.message;
     let (kind, data) = match row {
         Some(row) => {
@@ -56,6 +56,6 @@ fn delivery_event(send: &NewSend, recipient: &NewRecipient, row: &Option<Written
             ("delivery.failed", data)
         }
     };
-    let event = NewEvent { kind: kind.into(), ..NewEvent::for_message("", message) };
-    NewEvent { body: EventBody::Data(data), ..event.by_agent(recipient.agent_id) }
+    let event = Event { kind: kind.into(), ..Event::for_message("", message) };
+    Event { body: EventBody::Data(data), ..event.by_agent(recipient.agent_id) }
 }

@@ -5,7 +5,7 @@ use relay_domain::{AgentId, MessageId, WorkspaceScope, messages::ReactionCount, 
 
 use crate::{
     Store, StoreError, StoreResult,
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
 };
 
 /// Key of a reaction.
@@ -51,7 +51,7 @@ impl Store {
         scope: WorkspaceScope,
         new: &NewReaction<'_>,
         at: DateTime<Utc>,
-        event: NewEvent,
+        event: Event,
     ) -> StoreResult<ReactionOutcome> {
         let doing = "adding a reaction";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
@@ -103,7 +103,7 @@ impl Store {
         scope: WorkspaceScope,
         key: ReactionKey<'_>,
         at: DateTime<Utc>,
-        event: NewEvent,
+        event: Event,
     ) -> StoreResult<Option<RecordedEvents>> {
         let doing = "removing a reaction";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;

@@ -6,7 +6,7 @@ use relay_domain::{AgentId, ChannelId, ConversationId, DeliveryId, MessageId, Wo
 
 use crate::{
     DeliveryReport, Store, StoreError, StoreResult,
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
     mailboxes::settlements,
     messages::{days::day_of_id, reads::record_read},
 };
@@ -43,7 +43,7 @@ impl Store {
         message: MessageId,
         agent: AgentId,
         at: DateTime<Utc>,
-        event: impl FnOnce(ReadLocation, DateTime<Utc>) -> NewEvent + Send,
+        event: impl FnOnce(ReadLocation, DateTime<Utc>) -> Event + Send,
     ) -> StoreResult<Option<ReadReceipt>> {
         let doing = "marking a message as read";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;

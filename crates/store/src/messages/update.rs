@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{
     Store, StoreError, StoreResult,
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
     messages::{days::day_of_id, edits},
     search::index,
 };
@@ -30,7 +30,7 @@ impl Store {
         (message, author): (MessageId, AgentId),
         change: MessageChange<'_>,
         at: DateTime<Utc>,
-        event: NewEvent,
+        event: Event,
     ) -> StoreResult<Option<RecordedEvents>> {
         let doing = "changing a message";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;

@@ -17,7 +17,7 @@ use crate::{
     Store, StoreError, StoreResult,
     access::tokens::read_hash,
     codes::{BROKER, HTTP_PUSH, WS},
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
     subscriptions::definitions::EncryptedSecret,
     workspaces::quota_counts::is_within_quota,
 };
@@ -230,12 +230,12 @@ impl Store {
     }
 }
 
-fn registered_event(id: &NodeId, enrolment: &NodeEnrolment) -> NewEvent {
+fn registered_event(id: &NodeId, enrolment: &NodeEnrolment) -> Event {
     let data = json!({
         "node_id": id.as_str(), "node_name": enrolment.name, "kind": enrolment.kind.as_str(),
         "role": enrolment.role.unwrap_or(NodeRole::Broker).as_str(),
     });
-    NewEvent::new(kind::NODE_REGISTERED, data)
+    Event::new(kind::NODE_REGISTERED, data)
 }
 
 async fn insert_node(

@@ -15,7 +15,7 @@ use crate::{
         spawn::{self, InventoryReconciliation, SpawnedAgent},
     },
     decode::{decode_row, decode_rows},
-    events::{self, NewEvent, RecordedEvents, status_event},
+    events::{self, Event, RecordedEvents, status_event},
     nodes::fence::Fence,
 };
 
@@ -303,7 +303,7 @@ async fn lock_listed(
 struct ListedChanges {
     rebound: usize,
     left: Vec<NodeId>,
-    events: Vec<NewEvent>,
+    events: Vec<Event>,
 }
 
 fn check_listed(

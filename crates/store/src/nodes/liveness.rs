@@ -10,7 +10,7 @@ use sqlx::{PgConnection, postgres::PgRow};
 use crate::{
     Store, StoreError, StoreResult,
     decode::decode_rows,
-    events::{self, NewEvent, RecordedEvents, status_event},
+    events::{self, Event, RecordedEvents, status_event},
     nodes::presence,
 };
 
@@ -204,7 +204,7 @@ pub(crate) async fn disconnect(
             epoch,
         });
     }
-    let mut events: Vec<(WorkspaceScope, NewEvent)> = Vec::with_capacity(agents.len() + nodes.len());
+    let mut events: Vec<(WorkspaceScope, Event)> = Vec::with_capacity(agents.len() + nodes.len());
     events.extend(agents.iter().map(|agent| (agent.scope, status_event(agent.agent_id, &agent.name, "offline"))));
     events.extend(nodes.iter().map(|node| (node.scope, node.offline_event(reason))));
     changed.recorded = events::append_mixed(tx, at, events).await?;

@@ -9,7 +9,7 @@ use relay_domain::{NodeId, WorkspaceId, WorkspaceScope, events::kind};
 use serde_json::json;
 use sqlx::PgConnection;
 
-use crate::{StoreError, StoreResult, codes::BROKER, events::NewEvent, nodes::fence::ProviderKey};
+use crate::{StoreError, StoreResult, codes::BROKER, events::Event, nodes::fence::ProviderKey};
 
 /// Node with the role `broker`. Direct nodes have no presence events: their agents' status shows the same.
 #[derive(Debug)]
@@ -20,14 +20,14 @@ pub(crate) struct Broker {
 }
 
 impl Broker {
-    pub(crate) fn online_event(&self) -> NewEvent {
+    pub(crate) fn online_event(&self) -> Event {
         let data = json!({ "node_id": self.node_id.as_str(), "node_name": self.name });
-        NewEvent::new(kind::NODE_ONLINE, data)
+        Event::new(kind::NODE_ONLINE, data)
     }
 
-    pub(crate) fn offline_event(&self, reason: &'static str) -> NewEvent {
+    pub(crate) fn offline_event(&self, reason: &'static str) -> Event {
         let data = json!({ "node_id": self.node_id.as_str(), "node_name": self.name, "reason": reason });
-        NewEvent::new(kind::NODE_OFFLINE, data)
+        Event::new(kind::NODE_OFFLINE, data)
     }
 }
 

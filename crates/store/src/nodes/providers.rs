@@ -16,7 +16,7 @@ use crate::{
     actions::redispatch,
     codes::DIRECT,
     decode::decode_row,
-    events::{self, NewEvent, RecordedEvents, status_event},
+    events::{self, Event, RecordedEvents, status_event},
     nodes::{
         capabilities,
         fence::{Fence, ProviderKey},
@@ -369,7 +369,7 @@ async fn commit_end(
     at: DateTime<Utc>,
 ) -> StoreResult<RecordedEvents> {
     let agents = ended.agents.iter().zip(&ended.names);
-    let mut events: Vec<NewEvent> = agents.map(|(id, name)| status_event(*id, name, "offline")).collect();
+    let mut events: Vec<Event> = agents.map(|(id, name)| status_event(*id, name, "offline")).collect();
     if !ended.direct {
         let (workspace, node) = ([fence.scope.workspace_id()], [fence.node_id.clone()]);
         let offline = presence::brokers_without_provider(&mut tx, &workspace, &node).await?;

@@ -11,7 +11,7 @@ use relay_domain::{
 };
 use sqlx::PgTransaction;
 
-use crate::{MessageLocation, StoreError, StoreResult, events::NewEvent, push::mailboxes::LeasedMailbox};
+use crate::{MessageLocation, StoreError, StoreResult, events::Event, push::mailboxes::LeasedMailbox};
 
 /// One attempt to hand a delivery over, with its outcome.
 #[derive(Debug, Clone)]
@@ -29,7 +29,7 @@ pub struct PushAttempt {
     /// Sender of the message.
     pub sender: Option<AgentId>,
     /// Events that are recorded with the attempt whether or not the workspace is watched.
-    pub events: Vec<NewEvent>,
+    pub events: Vec<Event>,
 }
 
 /// HTTP request of an attempt, and its answer.

@@ -15,7 +15,7 @@ use crate::{
     Store, StoreError, StoreResult,
     codes::{ACKED, DEAD_LETTERED, DEFERRED},
     delivered_event,
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
     mailboxes::settled_floors::extend_settled_floors,
     messages::reads::record_read,
     push::{
@@ -279,7 +279,7 @@ async fn collect_events(
     changes: &BTreeMap<MailboxKey, MailboxChanges>,
     above_gap: &BTreeSet<(MailboxKey, Seq)>,
     result: &RecordedAttempts,
-) -> StoreResult<Vec<(WorkspaceScope, NewEvent)>> {
+) -> StoreResult<Vec<(WorkspaceScope, Event)>> {
     let mut workspaces: Vec<WorkspaceId> = attempts.iter().map(|t| t.mailbox.scope.workspace_id()).collect();
     workspaces.sort_unstable();
     workspaces.dedup();

@@ -18,7 +18,7 @@ use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
 use crate::{
     Store, StoreError, StoreResult,
     decode::decode_row,
-    events::{self, NewEvent, RecordedEvents},
+    events::{self, Event, RecordedEvents},
     messages::days::day_of_id,
     statement_timeout::StatementTimeout as _,
     subscriptions::definitions::EncryptedSecret,
@@ -387,7 +387,7 @@ impl Store {
             "subscription_id": leased.id.to_string(), "reason": reason.as_str(),
             "failing_since": failing_since.map(|at| at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true)),
         });
-        let event = NewEvent::new(kind::SUBSCRIPTION_DISABLED, data);
+        let event = Event::new(kind::SUBSCRIPTION_DISABLED, data);
         let recorded = events::append(&mut tx, leased.scope, at, vec![event]).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(Some(recorded))

@@ -1,5 +1,5 @@
 use relay_domain::{DeliveryId, NodeId, ProviderName};
-use relay_store::{DeliveryReport, events::NewEvent, mailboxes::cursors::CursorMove};
+use relay_store::{DeliveryReport, events::Event, mailboxes::cursors::CursorMove};
 use serde_json::json;
 
 use crate::fixture::Database;
@@ -43,7 +43,7 @@ async fn acks_are_recorded_only_while_somebody_looks() {
     db.watched().await;
     let (scope, ada) = Database::mailbox(ADA);
     let report = db.store.report_delivery(scope, db.id(ADA, 4), &DeliveryReport::Ack, db.now, |_| {
-        vec![NewEvent::new("delivery.delivered", json!({}))]
+        vec![Event::new("delivery.delivered", json!({}))]
     });
     assert!(report.await.unwrap().flatten().is_some());
     db.settlement(ADA, 5, 4).await;

@@ -3,7 +3,7 @@ use relay_domain::{
 };
 use relay_store::{
     ChannelCreation, JoinOutcome, MemberKey, NewChannel, NodeEnrolment,
-    events::{NewEvent, RecordedEvents},
+    events::{Event, RecordedEvents},
     nodes::fence::Fence,
 };
 use serde_json::json;
@@ -15,8 +15,8 @@ fn scope(workspace: i64) -> WorkspaceScope {
     WorkspaceScope::from_engine_row(WorkspaceId::new(workspace))
 }
 
-fn event(kind: &'static str) -> NewEvent {
-    NewEvent::new(kind, json!({}))
+fn event(kind: &'static str) -> Event {
+    Event::new(kind, json!({}))
 }
 
 fn enrolment(name: &str) -> NodeEnrolment {

@@ -4,7 +4,7 @@ use relay_domain::{
     observers::ObserverFilters,
 };
 use relay_store::{
-    IdempotentResponse, JoinOutcome, MemberKey, MessagePage, NewConversation, OpenOutcome, events::NewEvent,
+    IdempotentResponse, JoinOutcome, MemberKey, MessagePage, NewConversation, OpenOutcome, events::Event,
 };
 use serde_json::json;
 
@@ -140,7 +140,7 @@ async fn who_leaves_raises_the_members_version() {
     };
     let OpenOutcome::Open(made) = db.store.open_conversation(scope, &new).await.unwrap() else { panic!() };
     let channel = ChannelId::new(60);
-    let (event, (cyd, bob)) = (|| NewEvent::new("member", json!({})), (AgentId::new(3), AgentId::new(2)));
+    let (event, (cyd, bob)) = (|| Event::new("member", json!({})), (AgentId::new(3), AgentId::new(2)));
     let member = |agent| MemberKey { channel, agent };
     let join = || db.store.join_channel(scope, member(cyd), db.now, event());
     assert!(matches!(join().await.unwrap(), JoinOutcome::Joined(_)));

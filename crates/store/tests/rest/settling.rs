@@ -1,6 +1,6 @@
 use chrono::{TimeDelta, Utc};
 use relay_domain::{AgentId, DeliveryId, mailboxes::delivery::DeliveryState};
-use relay_store::{DeliveryReport, ReportOutcome, events::NewEvent};
+use relay_store::{DeliveryReport, ReportOutcome, events::Event};
 
 use crate::fixture::Database;
 
@@ -14,7 +14,7 @@ impl Database {
 
     async fn report(&self, seq: i64, report: DeliveryReport) -> Option<bool> {
         let (scope, _) = Self::mailbox(ADA);
-        let events = |_: &ReportOutcome| vec![NewEvent::new("delivery", serde_json::json!({}))];
+        let events = |_: &ReportOutcome| vec![Event::new("delivery", serde_json::json!({}))];
         let reported = self.store.report_delivery(scope, self.delivery_id(seq), &report, self.now, events);
         reported.await.unwrap().map(|changed| changed.is_some())
     }
@@ -25,7 +25,7 @@ impl Database {
         message: relay_domain::MessageId,
         agent: AgentId,
     ) -> relay_store::StoreResult<Option<relay_store::ReadReceipt>> {
-        let event = |_, _| NewEvent::new("message.read", serde_json::json!({}));
+        let event = |_, _| Event::new("message.read", serde_json::json!({}));
         self.store.mark_read(scope, message, agent, self.now, event).await
     }
 
@@ -159,7 +159,7 @@ async fn reports_on_one_mailbox_at_once_lose_nothing() {
     for seq in (1..=40).rev() {
         let (store, id, now) = (db.store.clone(), db.delivery_id(seq), db.now);
         let (scope, _) = Database::mailbox(ADA);
-        let event = NewEvent::new("delivery", serde_json::json!({}));
+        let event = Event::new("delivery", serde_json::json!({}));
         tasks.spawn(async move { store.report_delivery(scope, id, &DeliveryReport::Ack, now, |_| vec![event]).await });
     }
     while let Some(done) = tasks.join_next().await {

@@ -11,7 +11,7 @@ use relay_domain::{
     subscriptions::{EventFilter, SignatureScheme, call::mentions_name},
 };
 use relay_store::{
-    events::{EventBody, NewEvent},
+    events::{Event, EventBody},
     subscriptions::dispatch::{LeasedSubscription, PendingCall},
 };
 use relay_wire::{field::ToValue as _, subscriptions::SubscriptionCall};
@@ -28,7 +28,7 @@ use crate::{
 const STANDARD_PREFIX: &str = "whsec_";
 
 /// Builds the data of an event as nodes get it: one flat object. `message` is the version that the event refers to.
-pub(super) fn event_data(event: &NewEvent, message: Option<&Message>) -> Map<String, Value> {
+pub(super) fn event_data(event: &Event, message: Option<&Message>) -> Map<String, Value> {
     #[derive(Deserialize)]
     struct Payload {
         data: Map<String, Value>,
