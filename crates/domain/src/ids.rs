@@ -324,6 +324,12 @@ impl fmt::Display for DeliveryId {
     }
 }
 
+impl Serialize for DeliveryId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 impl FromStr for DeliveryId {
     type Err = InvalidId;
 

@@ -14,7 +14,7 @@ use relay_store::{
     events::Event,
 };
 use relay_wire::{
-    channels::conversation::{Group, Participant},
+    channels::conversation::{Group, Participant, StoredGroup},
     events::data::ParticipantChanged,
     field::ToValue as _,
 };
@@ -67,16 +67,16 @@ pub struct CreateGroup {
 /// Outcome of a request for a group conversation.
 #[derive(Debug)]
 pub enum CreatedGroup {
-    /// Created by this request; the response data.
-    Created(Value),
+    /// Created by this request.
+    Created(StoredGroup),
     /// Created by an earlier request with the same key.
     Replayed(Replay),
 }
 
 impl CreatedGroup {
-    fn data(&self) -> &Value {
+    fn id(&self) -> Option<&str> {
         match self {
-            Self::Created(data) | Self::Replayed(Replay { data, .. }) => data,
+            Self::Created(StoredGroup(data)) | Self::Replayed(Replay { data, .. }) => data["id"].as_str(),
         }
     }
 }
@@ -164,7 +164,7 @@ impl Engine {
         // Two transactions, because the post needs the committed conversation.
         let group = self.group_under_key(caller, request, key).await?;
         if let Some(text) = text
-            && let Some(id) = group.data()["id"].as_str()
+            && let Some(id) = group.id()
         {
             // The key hash covers the conversation, so the same key posts the message once.
             let draft = Draft { text: text.to_owned(), ..Draft::default() };
@@ -220,7 +220,7 @@ impl Engine {
             }),
         };
         match self.store().open_conversation(scope, &new).await? {
-            OpenOutcome::Open(_) => Ok(CreatedGroup::Created(data)),
+            OpenOutcome::Open(_) => Ok(CreatedGroup::Created(StoredGroup(data))),
             // A request with the same key committed first.
             OpenOutcome::KeyUsed => {
                 self.replayed_group(scope, key, key_hash).await?.ok_or(EngineError::IdempotencyInProgress)

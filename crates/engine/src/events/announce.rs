@@ -8,9 +8,10 @@ use std::{
 use relay_domain::{MessageId, messages::Message};
 use relay_store::events::{Event, EventBody, RecordedEvents};
 use relay_stream::EventRecord;
+use relay_wire::events::observer_frame;
 use tokio::sync::{Semaphore, mpsc};
 
-use super::{PublishedEvent, PublishedRecord, fan_out, frame::event_frame};
+use super::{PublishedEvent, PublishedRecord, fan_out};
 use crate::{Engine, EngineResult, Inner};
 
 /// Bound of the queue. Beyond it, feeds find the records in Postgres.
@@ -111,7 +112,7 @@ async fn encode(
     let read = engine.store().messages_of_events(recorded.scope, &message_events).await?;
     let events = (recorded.first_seq..).zip(&recorded.events).map(|(seq, event)| {
         let message = read.get(&seq).or_else(|| message_of(event, &messages));
-        PublishedEvent::new(event, event_frame(event, message, recorded.created_at))
+        PublishedEvent::new(event, observer_frame::encode(event, message, recorded.created_at))
     });
     let record = PublishedRecord { at: recorded.created_at, events: events.collect() };
     // Strings, numbers and JSON values always encode.

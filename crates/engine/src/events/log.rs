@@ -1,8 +1,9 @@
 //! Event log of a workspace, read in order.
 
 use relay_domain::{WorkspaceScope, observers::ObserverView};
+use relay_wire::events::observer_frame;
 
-use super::{LogEvent, announce::message_events, frame::event_frame};
+use super::{LogEvent, announce::message_events};
 use crate::{Engine, EngineResult};
 
 /// Bound of the events that one page scans; those hidden from the reader count too (docs/protocol/rest.md, "Event
@@ -76,7 +77,7 @@ impl Engine {
             for record in some {
                 for (seq, event) in (record.first_seq..).zip(std::mem::take(&mut record.events)) {
                     if seq > since {
-                        let frame = event_frame(&event, messages.get(&seq), record.created_at);
+                        let frame = observer_frame::encode(&event, messages.get(&seq), record.created_at);
                         found.push(LogEvent::new(seq, record.created_at, event, frame));
                     }
                 }

@@ -7,7 +7,6 @@
 mod announce;
 mod fan_out;
 mod feed;
-mod frame;
 mod log;
 mod stream;
 

@@ -1,17 +1,22 @@
 //! An agent's own deliveries: listing and settling them one by one.
 
 use relay_domain::{
-    DeliveryId, WorkspaceScope,
+    DeliveryId, MessageId, WorkspaceScope,
     events::kind,
     mailboxes::{Delivery, delivery::DeliveryState},
     metric_names,
     names::{MAX_NOTE_BYTES, check_length},
 };
 pub use relay_store::{DeliveryReport, mailboxes::attempts::AttemptRow};
-use relay_store::{MessageLocation, ReportOutcome, delivered_event, events::Event};
-use serde_json::json;
+use relay_store::{
+    MessageLocation, ReportOutcome, delivered_event, events::Event, mailboxes::expiry::DeadLetteredDelivery,
+};
+use relay_wire::{
+    events::data::{DeliveryRedriven, DeliveryReported, MessageRead},
+    field::ToValue as _,
+};
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::AgentCaller, messages::render::timestamp};
+use crate::{Engine, EngineError, EngineResult, access::authentication::AgentCaller};
 
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (100, 200);
@@ -90,62 +95,55 @@ fn report_events(
     reported: &ReportOutcome,
 ) -> Vec<Event> {
     let place = reported.place.as_ref();
-    let mut data = json!({
-        "delivery_id": id.to_string(), "message_id": id.source.to_string(), "agent_id": id.agent.to_string(),
-    });
-    let kind = match report {
+    let event = |kind, data| MessageLocation::attach(place, Event::new(kind, data).by_agent(id.agent));
+    let unchanged = DeliveryReported::new(id);
+    match report {
         DeliveryReport::Ack => {
             let read = reported.first_read_at.map(|at| {
-                let data = json!({
-                    "message_id": id.source.to_string(),
-                    "agent_name": &*caller.name,
-                    "agent_id": id.agent.to_string(),
-                    "read_at": timestamp(at),
-                });
-                MessageLocation::attach(place, Event::new(kind::MESSAGE_READ, data).by_agent(id.agent))
+                let data = MessageRead {
+                    message_id: MessageId::new(id.source),
+                    agent_name: &caller.name,
+                    agent_id: id.agent,
+                    read_at: at.into(),
+                };
+                event(kind::MESSAGE_READ, data.to_value())
             });
-            return std::iter::once(delivered_event(id, place)).chain(read).collect();
+            std::iter::once(delivered_event(id, place)).chain(read).collect()
         }
-        DeliveryReport::Fail { error, .. } if reported.back_at.is_some() => {
-            put_some(&mut data, "available_at", &reported.back_at.map(timestamp));
-            put_some(&mut data, "reason", error);
-            kind::DELIVERY_DEFERRED
+        DeliveryReport::Fail { error: reason, .. } if let Some(back_at) = reported.back_at => {
+            let data = DeliveryReported { available_at: Some(back_at.into()), reason: reason.as_deref(), ..unchanged };
+            vec![event(kind::DELIVERY_DEFERRED, data.to_value())]
         }
         DeliveryReport::Fail { error, retryable } => {
-            put_some(&mut data, "error", error);
-            put_some(&mut data, "retryable", retryable);
+            let data = DeliveryReported {
+                error: error.as_deref(),
+                retryable: *retryable,
+                redriven_as: reported.redriven_as.map(|(fresh, _)| fresh),
+                ..unchanged
+            };
             if let Some((fresh, seq)) = reported.redriven_as {
-                data["redriven_as"] = json!(fresh.to_string());
-                let mut accepted = json!({
-                    "delivery_id": fresh.to_string(), "message_id": id.source.to_string(),
-                    "agent_id": id.agent.to_string(), "seq": seq, "redrive_of": id.to_string(),
-                });
-                put_some(&mut accepted, "channel_id", &place.map(|place| place.channel_id.to_string()));
-                let failed = MessageLocation::attach(place, Event::new(kind::DELIVERY_FAILED, data).by_agent(id.agent));
-                let accepted =
-                    MessageLocation::attach(place, Event::new(kind::DELIVERY_ACCEPTED, accepted).by_agent(id.agent));
-                return vec![failed, accepted];
+                let accepted = DeliveryRedriven {
+                    delivery_id: fresh,
+                    message_id: MessageId::new(id.source),
+                    agent_id: id.agent,
+                    seq,
+                    redrive_of: id,
+                    channel_id: place.map(|place| place.channel_id),
+                };
+                return vec![
+                    event(kind::DELIVERY_FAILED, data.to_value()),
+                    event(kind::DELIVERY_ACCEPTED, accepted.to_value()),
+                ];
             }
             // The event has the fields of a dead letter and those of the recipient's report.
-            if let (Some(letter), Some(fields)) = (&reported.dead, data.as_object_mut())
-                && let serde_json::Value::Object(notice) = letter.notice()
-            {
-                fields.extend(notice);
-            }
-            kind::DELIVERY_FAILED
+            let dead_letter = reported.dead.as_ref().map(DeadLetteredDelivery::notice);
+            vec![event(kind::DELIVERY_FAILED, DeliveryReported { dead_letter, ..data }.to_value())]
         }
         DeliveryReport::Defer { available_at, reason } => {
-            data["available_at"] = json!(timestamp(*available_at));
-            put_some(&mut data, "reason", reason);
-            kind::DELIVERY_DEFERRED
+            let data =
+                DeliveryReported { available_at: Some((*available_at).into()), reason: reason.as_deref(), ..unchanged };
+            vec![event(kind::DELIVERY_DEFERRED, data.to_value())]
         }
-    };
-    vec![MessageLocation::attach(place, Event::new(kind, data).by_agent(id.agent))]
-}
-
-fn put_some<T: serde::Serialize>(data: &mut serde_json::Value, key: &str, value: &Option<T>) {
-    if let Some(value) = value {
-        data[key] = json!(value);
     }
 }
 

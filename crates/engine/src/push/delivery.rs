@@ -14,8 +14,9 @@ use relay_domain::{
 };
 use relay_egress::{Policy, Refusal};
 use relay_store::{NewDelivery, subscriptions::definitions::EncryptedSecret};
+use relay_wire::field::ToValue as _;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::{EngineError, EngineResult, access::secrets::Secrets};
 
@@ -130,7 +131,7 @@ impl Secrets {
             let plain = serde_json::to_vec(&secrets).unwrap_or_default();
             Some(self.seal(&secret_context(scope, node), &plain)?)
         };
-        let shown = serde_json::to_value(&delivery).unwrap_or_else(|_| json!({}));
+        let shown = delivery.to_value();
         Ok((delivery, NewDelivery { public: shown, sealed }))
     }
 
@@ -289,6 +290,8 @@ fn resolve_secret(field: &str, given: Option<String>, stored: Option<&String>) -
 #[cfg(test)]
 mod tests {
     use relay_domain::{WorkspaceId, push::RetryPolicy};
+
+    use serde_json::json;
 
     use super::*;
 

@@ -9,7 +9,7 @@ use relay_domain::{
 use relay_store::recovery::{LoggedDelivery, LoggedMessage};
 use relay_stream::LoggedFrame;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 #[derive(Deserialize)]
 struct Frame {
@@ -91,7 +91,7 @@ fn read_message(data: Value) -> Option<LoggedMessage> {
         text: data.text,
         blocks: data.blocks.filter(|blocks| !blocks.is_null()),
         metadata: data.metadata,
-        attachments: data.attachments.unwrap_or_else(|| json!([])),
+        attachments: data.attachments.unwrap_or_else(|| Value::Array(Vec::new())),
         mentions: data.mentions,
         // A reply's frame has no mode of its own.
         mode: data.injection_mode.and_then(|mode| mode.parse().ok()).unwrap_or_default(),
@@ -105,6 +105,8 @@ mod tests {
         AgentId, ChannelId, MessageId, WorkspaceId, WorkspaceScope, agents::AgentKind, channels::ChannelKind,
         messages::Message,
     };
+
+    use serde_json::json;
 
     use super::*;
     use crate::messages::payload;

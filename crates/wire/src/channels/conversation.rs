@@ -266,3 +266,8 @@ pub struct Group {
     /// Time of creation.
     pub created_at: Timestamp,
 }
+
+/// [`Group`] as it is stored with its idempotency key, so that a repeated request gets the same bytes.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub struct StoredGroup(pub Value);

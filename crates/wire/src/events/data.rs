@@ -1,8 +1,9 @@
 //! Data of events: the same object in the event log, in `context.update` frames, in http_push calls and in calls of
 //! subscriptions. Message events are an exception: their data is the message itself.
 
-use relay_domain::{AgentId, ChannelId, ConversationId, MessageId, WebhookId};
+use relay_domain::{AgentId, ChannelId, ConversationId, DeliveryId, MessageId, WebhookId, mailboxes::stream::Seq};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::field::Timestamp;
 
@@ -187,4 +188,69 @@ pub struct BindingDisabled<'a> {
     pub agent_name: &'a str,
     /// The endpoint's last answer.
     pub reason: &'a str,
+}
+
+/// Data of `delivery.deferred`, and of `delivery.failed` after a recipient's report. Absent fields do not apply.
+#[derive(Debug, Serialize)]
+pub struct DeliveryReported<'a> {
+    /// Id of the delivery.
+    pub delivery_id: DeliveryId,
+    /// Id of the message.
+    pub message_id: MessageId,
+    /// Id of the recipient.
+    pub agent_id: AgentId,
+    /// Time of the next delivery.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub available_at: Option<Timestamp>,
+    /// Reason for which it was deferred.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'a str>,
+    /// Error that the recipient reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<&'a str>,
+    /// Whether the recipient expects that a repetition may succeed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retryable: Option<bool>,
+    /// Delivery that replaces this one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub redriven_as: Option<DeliveryId>,
+    /// Fields of a dead letter, which have precedence.
+    #[serde(flatten)]
+    pub dead_letter: Option<Value>,
+}
+
+impl DeliveryReported<'_> {
+    /// Names the delivery, without any result.
+    #[must_use]
+    pub fn new(id: DeliveryId) -> Self {
+        Self {
+            delivery_id: id,
+            message_id: MessageId::new(id.source),
+            agent_id: id.agent,
+            available_at: None,
+            reason: None,
+            error: None,
+            retryable: None,
+            redriven_as: None,
+            dead_letter: None,
+        }
+    }
+}
+
+/// Data of `delivery.accepted` for a delivery that replaces another.
+#[derive(Debug, Serialize)]
+pub struct DeliveryRedriven {
+    /// Id of the new delivery.
+    pub delivery_id: DeliveryId,
+    /// Id of the message.
+    pub message_id: MessageId,
+    /// Id of the recipient.
+    pub agent_id: AgentId,
+    /// Position of the new delivery in the recipient's mailbox.
+    pub seq: Seq,
+    /// Id of the replaced delivery.
+    pub redrive_of: DeliveryId,
+    /// Channel of the message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub channel_id: Option<ChannelId>,
 }

@@ -1,6 +1,7 @@
 //! Event log and frames of the observer socket.
 
 pub mod data;
+pub mod observer_frame;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{json, value::RawValue};
@@ -75,6 +76,24 @@ impl ObserverFrame {
             _ => None,
         }
     }
+}
+
+/// Data of the server-sent event `resync`: events before `oldest_seq` can no longer be read.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename = "resync")]
+pub struct StreamResync {
+    /// Number of the oldest event that can still be read.
+    pub oldest_seq: i64,
+    /// Number of the newest event in the workspace.
+    pub latest_seq: i64,
+}
+
+/// Data of the server-sent event `close`, the last of its stream.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename = "close")]
+pub struct StreamClosed<'a> {
+    /// Reason, and what the reader should do.
+    pub reason: &'a str,
 }
 
 /// Encodes the answer to a `resync`, sent after the replayed events.

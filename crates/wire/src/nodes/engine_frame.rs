@@ -113,20 +113,6 @@ pub struct ErrorReply {
     pub message: String,
 }
 
-/// `data` of the reply to `agent.register` and `agent.recover`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct RegisteredAgent {
-    /// Id of the agent.
-    pub agent_id: String,
-    /// The agent's only valid token.
-    pub token: String,
-    /// Name of the agent.
-    pub name: String,
-    /// Settled floor of its mailbox, if the cursor was negotiated.
-    #[serde(default)]
-    pub delivery_ack_seq: Option<u64>,
-}
-
 #[derive(Deserialize)]
 struct Head {
     #[serde(rename = "type")]

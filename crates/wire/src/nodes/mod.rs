@@ -1,8 +1,9 @@
 //! Request and response bodies of the node routes; the frames of the node socket are in [`frame`] (sent by
-//! nodes) and [`engine_frame`] (sent by the engine).
+//! nodes) and [`engine_frame`] (sent by the engine), the data of its answers in [`replies`].
 
 pub mod engine_frame;
 pub mod frame;
+pub mod replies;
 
 use relay_domain::{AgentId, WorkspaceId};
 use serde::{Deserialize, Serialize};

@@ -66,11 +66,27 @@ const BOUNDARIES: [Boundary; 5] = [
     },
 ];
 
+/// Use cases and handlers exchange JSON of the types of `crates/wire`; the OpenAPI document has examples.
+fn check_json_shapes(sources: &[Source], findings: &mut Vec<String>) {
+    let exchanges = |path: &str| {
+        ["crates/engine/src/", "services/gateway/src/"].iter().any(|place| path.starts_with(place))
+            && !path.starts_with("services/gateway/src/openapi/")
+    };
+    for source in sources.iter().filter(|source| source.is_rust() && exchanges(&source.path)) {
+        for (number, line) in source.production_lines() {
+            if line.replace("example = json!(", "").contains("json!(") {
+                findings.push(format!("{}:{number}: json!: JSON shapes are types of crates/wire", source.path));
+            }
+        }
+    }
+}
+
 fn in_engine(path: &str) -> bool {
     !OUTSIDE_THE_ENGINE.iter().any(|place| path.starts_with(place))
 }
 
 pub(super) fn check(sources: &[Source], findings: &mut Vec<String>) {
+    check_json_shapes(sources, findings);
     for source in sources.iter().filter(|source| source.is_rust()) {
         for boundary in BOUNDARIES.iter().filter(|boundary| (boundary.applies_to)(&source.path)) {
             for (number, line) in source.code_lines() {
@@ -102,6 +118,9 @@ mod tests {
         assert!(!finds("crates/egress/src/a.rs", "use hyper::client::conn::http1;"));
         assert!(finds("crates/domain/src/a.rs", "    let now = Instant::now();"));
         assert!(finds("crates/verification/src/a/b.rs", "use std::fs::File;"));
+        assert!(finds("crates/engine/src/a.rs", "let x = json!({});"));
+        assert!(!finds("crates/engine/src/a.rs", "#[cfg(test)]\nmod tests {\n    let x = json!({});"));
+        assert!(!finds("services/gateway/src/a.rs", "    request_body(content = B, example = json!({})),"));
         assert!(!finds("crates/domain/src/a.rs", "    // not Instant::now(), see above"));
     }
 }

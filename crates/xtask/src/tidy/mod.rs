@@ -79,6 +79,11 @@ impl Source {
         self.path.ends_with(".rs")
     }
 
+    /// [`Self::code_lines`] up to the unit tests, which end a file.
+    fn production_lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.code_lines().take_while(|(_, line)| !line.starts_with("#[cfg(test)]"))
+    }
+
     /// Lines of code with their numbers; lines that are only a comment are left out.
     fn code_lines(&self) -> impl Iterator<Item = (usize, &str)> {
         let numbered = self.text.lines().enumerate().map(|(index, line)| (index + 1, line));

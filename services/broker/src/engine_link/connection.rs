@@ -4,8 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use futures::{SinkExt as _, StreamExt as _, stream::SplitStream};
 use relay_wire::nodes::{
-    engine_frame::{self, Deliver, EngineFrame, RegisteredAgent},
+    engine_frame::{self, Deliver, EngineFrame},
     frame::{Ack, AgentDeregister, InboundFrame, Inventory, encode_from_node},
+    replies::RegisteredAgent,
 };
 use serde_json::Value;
 use tokio::{

@@ -3,8 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use relay_wire::nodes::{
-    engine_frame::{ErrorReply, RegisteredAgent},
+    engine_frame::ErrorReply,
     frame::{ActionAccept, ActionResult, AgentDeregister, AgentRegister, InboundFrame},
+    replies::RegisteredAgent,
 };
 use tokio::{
     sync::{Notify, mpsc, oneshot, watch},

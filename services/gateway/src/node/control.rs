@@ -11,10 +11,16 @@ use relay_engine::{
     actions::ProviderResultOutcome,
     mailboxes::serving::{Fence, ListedAgent, MailboxPosition, SessionHandle},
 };
-use relay_wire::nodes::frame::{
-    ActionResult, AgentRecover, AgentRegister, Capability, InboundFrame, Inventory, InventoryEntry, Spawn,
+use relay_wire::{
+    field::ToValue as _,
+    nodes::{
+        frame::{
+            ActionResult, AgentRecover, AgentRegister, Capability, InboundFrame, Inventory, InventoryEntry, Spawn,
+        },
+        replies::{InventorySynced, RegisteredAgent},
+    },
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::registration::INTERNAL;
@@ -195,11 +201,13 @@ impl ControlContext {
         }
         let synced = self.engine.sync_inventory(&binding.fence, listed).await?;
         let invocations = synced.reconciled;
-        let data = json!({
-            "rebound_agents": synced.rebound, "open_invocations": invocations.open,
-            "completed_invocations": invocations.completed, "rescheduled_invocations": invocations.rescheduled,
-        });
-        Ok((Some(data), Effect::Listed(synced.agents)))
+        let data = InventorySynced {
+            rebound_agents: synced.rebound,
+            open_invocations: invocations.open,
+            completed_invocations: invocations.completed,
+            rescheduled_invocations: invocations.rescheduled,
+        };
+        Ok((Some(data.to_value()), Effect::Listed(synced.agents)))
     }
 
     async fn accept_action(self, invocation: &str) -> Result<(Option<Value>, Effect), EngineError> {
@@ -244,7 +252,7 @@ impl ControlContext {
         self.broker_binding()?;
         let made = self.engine.spawn_on_node(&self.binding()?.fence, frame.input).await?;
         let ack = actions::to_invocation_ack(made);
-        Ok((Some(serde_json::to_value(ack).unwrap_or_default()), Effect::None))
+        Ok((Some(ack.to_value()), Effect::None))
     }
 
     async fn deregister_provider(self) -> Result<(Option<Value>, Effect), EngineError> {
@@ -295,16 +303,18 @@ fn check_session_ref(session_ref: Option<&str>) -> Result<(), EngineError> {
 pub(super) fn stored_capabilities(capabilities: &[Capability]) -> Value {
     let kept = capabilities.iter().filter(|c| c.name != LIVE_AGENTS).map(|c| {
         let kind = Some(c.canonical_kind().to_owned());
-        serde_json::to_value(Capability { kind, ..c.clone() }).unwrap_or_default()
+        Capability { kind, ..c.clone() }.to_value()
     });
     kept.collect()
 }
 
 /// Builds the reply with exactly the keys that brokers accept; the cursor only if it was negotiated.
 fn hosted_reply(hosted: relay_engine::nodes::providers::HostedAgent, cursor: bool) -> (Option<Value>, Effect) {
-    let mut data = json!({ "agent_id": hosted.agent_id, "token": hosted.token, "name": hosted.name });
-    if let (true, Some(data)) = (cursor, data.as_object_mut()) {
-        data.insert("delivery_ack_seq".to_owned(), json!(hosted.position.settled_floor));
-    }
-    (Some(data), Effect::Hosted { position: Box::new(hosted.position), cursor_in_reply: cursor })
+    let data = RegisteredAgent {
+        agent_id: hosted.agent_id.to_string(),
+        token: hosted.token,
+        name: hosted.name,
+        delivery_ack_seq: cursor.then_some(hosted.position.settled_floor.unsigned_abs()),
+    };
+    (Some(data.to_value()), Effect::Hosted { position: Box::new(hosted.position), cursor_in_reply: cursor })
 }

@@ -6,7 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use relay_wire::nodes::frame::encode_event_delivery;
+use serde_json::{Map, Value};
 
 /// Maximum unconfirmed frames.
 const WINDOW: u32 = 128;
@@ -73,11 +74,7 @@ impl Pacing {
 
 /// Builds a frame that a broker acks at once with its position of an agent, without showing it to anyone.
 pub(super) fn position_probe(agent: &str, agent_id: &str, msg_id: &str) -> String {
-    json!({
-        "v": 1, "type": "deliver", "delivery_id": msg_id, "agent_id": agent_id, "agent": agent,
-        "msg_id": msg_id, "seq": 0, "mode": "wait", "payload": { "type": "delivery.position", "data": {} },
-    })
-    .to_string()
+    encode_event_delivery(agent_id, agent, msg_id, "delivery.position", &Value::Object(Map::new()))
 }
 
 #[cfg(test)]

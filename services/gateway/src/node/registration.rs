@@ -12,8 +12,14 @@ use relay_engine::{
     mailboxes::serving::{Fence, ProviderRegistration},
     nodes::providers::Registrant,
 };
-use relay_wire::nodes::frame::Register;
-use serde_json::{Value, json};
+use relay_wire::{
+    field::ToValue as _,
+    nodes::{
+        frame::{Provider, Register},
+        replies::{AcceptedCapability, NodeRegistered},
+    },
+};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{
@@ -61,19 +67,17 @@ impl ControlContext {
             }
             None => return Ok((None, self.registration_failed(Some(binding), TRY_AGAIN_LATER))),
         };
-        let mut data = serde_json::to_value(nodes::to_node(node)).unwrap_or_default();
-        if let Some(data) = data.as_object_mut() {
-            // Fields of the roster that published clients do not expect in this reply.
-            data.remove("providers");
-            data.remove("reserved_agents");
-            data.insert("provider".to_owned(), json!({ "name": provider, "instance_id": instance_id }));
-            let accepted = frame
-                .capabilities
-                .iter()
-                .map(|c| json!({ "name": c.name, "kind": c.canonical_kind(), "accepted": true }));
-            data.insert("accepted_capabilities".to_owned(), accepted.collect());
-        }
-        Ok((Some(data), Effect::Registered(binding)))
+        let accepted = frame.capabilities.iter().map(|capability| AcceptedCapability {
+            name: &capability.name,
+            kind: capability.canonical_kind(),
+            accepted: true,
+        });
+        let data = NodeRegistered::new(
+            nodes::to_node(node),
+            Provider { name: provider.to_string(), instance_id },
+            accepted.collect(),
+        );
+        Ok((Some(data.to_value()), Effect::Registered(binding)))
     }
 
     /// Converts the frame, and refuses invalid ones.

@@ -12,8 +12,11 @@ use axum::{
 };
 use futures::Stream;
 use relay_engine::events::{EventStream, StreamItem};
+use relay_wire::{
+    events::{StreamClosed, StreamResync},
+    field::ToValue as _,
+};
 use serde::Deserialize;
-use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -127,7 +130,7 @@ impl StreamReader {
                         return Some(Event::default().id(event.seq.to_string()).data(text));
                     }
                     Ok(StreamItem::Resync { oldest_seq, latest_seq }) => {
-                        let data = json!({ "type": "resync", "oldest_seq": oldest_seq, "latest_seq": latest_seq });
+                        let data = StreamResync { oldest_seq, latest_seq }.to_value();
                         return Some(Event::default().event("resync").data(data.to_string()));
                     }
                     Ok(StreamItem::TooSlow) => return self.close("too slow: resume with Last-Event-ID"),
@@ -143,6 +146,6 @@ impl StreamReader {
     /// Builds the last event, which says why the stream ends.
     fn close(&mut self, reason: &str) -> Option<Event> {
         self.ended = true;
-        Some(Event::default().event("close").data(json!({ "type": "close", "reason": reason }).to_string()))
+        Some(Event::default().event("close").data(StreamClosed { reason }.to_value().to_string()))
     }
 }

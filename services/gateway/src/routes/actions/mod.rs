@@ -13,8 +13,7 @@ use relay_engine::{
         output_object,
     },
 };
-use relay_wire::actions as wire;
-use serde_json::json;
+use relay_wire::{actions as wire, field::ToValue};
 
 use crate::{
     caller::{ActingAgent, Caller},
@@ -256,9 +255,9 @@ fn to_placement_report(record: PlacementRecord) -> wire::PlacementReport {
         at: DateTime::from_timestamp_millis(record.at).map(Into::into),
         capability: record.capability,
         target_node_id: record.target.map(|node| node.to_string()),
-        chosen: json!(record.chosen),
+        chosen: record.chosen.to_value(),
         candidates: record.candidates,
-        skipped: json!(record.skipped),
+        skipped: record.skipped.to_value(),
         skipped_unnamed: record.skipped_unnamed,
     }
 }

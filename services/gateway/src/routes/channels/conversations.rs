@@ -14,7 +14,6 @@ use relay_wire::{
     envelope::Paged,
     messages::{ConversationMessage, PageQuery},
 };
-use serde_json::Value;
 
 use crate::{
     caller::{ActingAgent, Agent, Reader, reads},
@@ -81,13 +80,13 @@ pub async fn create_group(
     State(engine): State<Engine>,
     ActingAgent(caller): ActingAgent,
     KeyedBody { body, key }: KeyedBody<wire::CreateGroupBody>,
-) -> Result<Reply<Value>, ApiError> {
+) -> Result<Reply<wire::StoredGroup>, ApiError> {
     let request = CreateGroup { participants: body.participants, title: body.name, text: body.text };
     match engine.create_group(&caller, &request, key.as_ref()).await? {
         CreatedGroup::Created(data) => Ok(Reply::created(data)),
         CreatedGroup::Replayed(replay) => {
             let status = StatusCode::from_u16(replay.status).unwrap_or(StatusCode::CREATED);
-            Ok(Reply::with_status(status, replay.data).replayed(true))
+            Ok(Reply::with_status(status, wire::StoredGroup(replay.data)).replayed(true))
         }
     }
 }

@@ -11,8 +11,7 @@ use relay_engine::{
     Engine, EngineError,
     subscriptions::definitions::{PAGE, SubscriptionRequest},
 };
-use relay_wire::subscriptions as wire;
-use serde_json::json;
+use relay_wire::{field::ToValue, subscriptions as wire};
 
 use crate::{
     caller::Caller,
@@ -162,7 +161,7 @@ fn to_subscription(subscription: Subscription) -> wire::Subscription {
     wire::Subscription {
         id: subscription.id,
         events: subscription.events,
-        filter: subscription.filter.map(|filter| json!(filter)),
+        filter: subscription.filter.map(|filter| filter.to_value()),
         url: subscription.url,
         headers: Some(headers).filter(|headers| !headers.is_empty()),
         signature_scheme: subscription.signature_scheme.map(SignatureScheme::as_str),
