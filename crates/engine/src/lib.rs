@@ -9,7 +9,7 @@ pub mod actions;
 pub mod admin;
 pub mod agents;
 pub mod channels;
-mod error;
+pub mod error;
 pub mod events;
 pub mod files;
 pub mod hints;

@@ -16,6 +16,7 @@ use crate::{
     actions::{self, CallQueues, DispatchRecorder},
     agents::last_seen,
     channels::audiences::Audiences,
+    error::Fault,
     events,
     files::{Files, FilesConfig},
     hints::{self, Hints},
@@ -163,7 +164,7 @@ async fn maintain_streams(engine: std::sync::Weak<Inner>, stream: Stream, replic
 /// Name of a lease owner. New with each start, so that a restarted process never renews its predecessor's lease.
 fn new_owner_name() -> EngineResult<String> {
     let mut random = [0; 8];
-    getrandom::fill(&mut random).map_err(|_| EngineError::NoRandomness)?;
+    getrandom::fill(&mut random).map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
     Ok(format!("{}-{}", std::process::id(), hex::encode(random)))
 }
 
@@ -185,7 +186,7 @@ async fn wait_for_worker(store: &Store, owner: &str) -> EngineResult<i16> {
     loop {
         match store.lease_worker_id(owner, WORKER_LEASE_SECONDS).await {
             Ok(Some(worker)) => return Ok(worker),
-            Ok(None) => return Err(EngineError::NoWorkerNumber),
+            Ok(None) => return Err(EngineError::Internal(Fault::NoWorkerNumber)),
             Err(error) if error.is_unavailable() => {
                 if !logged {
                     tracing::warn!(error = &error as &dyn std::error::Error, "waiting for postgres");

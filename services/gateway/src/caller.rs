@@ -19,6 +19,7 @@ use relay_engine::{
         authentication::{AgentCaller, Credential, NodeCaller},
         limits::RateLimitSubject,
     },
+    error::{BadCredential, Denial},
     messages::webhooks::WebhookCaller,
 };
 
@@ -46,7 +47,7 @@ async fn authenticate(
     required: &'static str,
 ) -> Result<Credential, ApiError> {
     let token = bearer(parts)?;
-    let kind = TokenKind::from_prefix(token).ok_or(EngineError::InvalidTokenFormat)?;
+    let kind = TokenKind::from_prefix(token).ok_or(EngineError::Unauthenticated(BadCredential::TokenFormat))?;
     if !allowed.contains(&kind) {
         return Err(match kind {
             TokenKind::Node => ApiError::node_token_forbidden(),
@@ -102,7 +103,7 @@ async fn authenticate_reader(
         && !observer.view.scopes.intersects(scopes)
     {
         let required: Vec<_> = scopes.iter().map(ObserverScope::as_str).collect();
-        return Err(EngineError::InsufficientScope(required.join(" or ")).into());
+        return Err(EngineError::Forbidden(Denial::InsufficientScope(required.join(" or "))).into());
     }
     Ok(caller)
 }
@@ -184,7 +185,7 @@ impl FromRequestParts<AppState> for Creator {
             let shown =
                 bootstrap_secret(&parts.headers).is_some_and(|secret| state.operators.is_bootstrap_secret(secret));
             if state.operators.is_hosted() && !shown {
-                return Err(EngineError::HostedInstallation.into());
+                return Err(EngineError::Unauthenticated(BadCredential::HostedInstallation).into());
             }
             return Ok(Self(None));
         }
@@ -207,7 +208,7 @@ impl FromRequestParts<AppState> for Operator {
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
         match bootstrap_secret(&parts.headers) {
             Some(secret) if state.operators.is_bootstrap_secret(secret) => Ok(Self),
-            Some(_) => Err(EngineError::NotAnOperator.into()),
+            Some(_) => Err(EngineError::Unauthenticated(BadCredential::NotAnOperator).into()),
             None => {
                 state.operators.authenticate(bearer(parts)?).await?;
                 Ok(Self)
@@ -248,7 +249,7 @@ impl FromRequestParts<AppState> for ActingAgent {
         match authenticate(parts, state, &[TokenKind::Workspace, TokenKind::Agent], AGENT_TOKEN_REQUIRED).await? {
             Credential::Agent(agent) => Ok(Self(agent)),
             Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => {
-                Err(EngineError::AgentTokenRequired.into())
+                Err(EngineError::Forbidden(Denial::AgentTokenRequired).into())
             }
         }
     }
@@ -282,7 +283,9 @@ impl FromRequestParts<AppState> for Sender {
         match authenticate(parts, state, &allowed, ANY_TOKEN_REQUIRED).await? {
             Credential::Agent(agent) => Ok(Self::Agent(agent)),
             Credential::Node(node) => Ok(Self::Node(node)),
-            Credential::Workspace { .. } | Credential::Observer(_) => Err(EngineError::AgentTokenRequired.into()),
+            Credential::Workspace { .. } | Credential::Observer(_) => {
+                Err(EngineError::Forbidden(Denial::AgentTokenRequired).into())
+            }
         }
     }
 }
@@ -295,9 +298,10 @@ impl FromRequestParts<AppState> for WebhookToken {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
-        let token = bearer(parts).map_err(|_| EngineError::WebhookTokenRequired)?.to_owned();
+        let token =
+            bearer(parts).map_err(|_| EngineError::Unauthenticated(BadCredential::WebhookTokenRequired))?.to_owned();
         if TokenKind::from_prefix(&token) != Some(TokenKind::Webhook) {
-            return Err(EngineError::WebhookTokenRequired.into());
+            return Err(EngineError::Unauthenticated(BadCredential::WebhookTokenRequired).into());
         }
         let Path(webhook) = Path::<String>::from_request_parts(parts, state).await?;
         let caller = state.engine.authenticate_webhook(&token, &webhook).await?;

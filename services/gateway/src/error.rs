@@ -10,7 +10,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use relay_domain::access::token::TokenKind;
-use relay_engine::EngineError;
+use relay_engine::{
+    EngineError,
+    error::{BadCredential, Conflict, Denial, Dependency, InvalidInput, Limit, Missing, TooLarge},
+};
 use relay_wire::envelope::Failure;
 
 /// Value of `Retry-After` while storage is unavailable, in seconds.
@@ -116,289 +119,290 @@ impl IntoResponse for ApiError {
 
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
-        use EngineError as E;
-        let bad = |code, message: &'static str| Self::new(StatusCode::BAD_REQUEST, code, message);
-        let forbidden = |code, message: &'static str| Self::new(StatusCode::FORBIDDEN, code, message);
-        let missing = |code, message: String| Self::new(StatusCode::NOT_FOUND, code, message);
-        let conflict = |code, message: &'static str| Self::new(StatusCode::CONFLICT, code, message);
         match error {
-            E::Unavailable(_) => {
+            EngineError::Unavailable(_) => {
                 tracing::warn!(error = &error as &dyn Error, "request refused");
                 Self::unavailable("database_overloaded", "Storage is unavailable, try again")
             }
-            E::CommitUnavailable => Self::unavailable("database_overloaded", "Storage is unavailable, try again"),
-            E::Overloaded => Self::unavailable("workspace_busy", "Too many requests are waiting, try again"),
-            E::FileBytesMissing
-            | E::SealedWithUnknownKey { .. }
-            | E::Store(_)
-            | E::CommitRefused
-            | E::Stream(_)
-            | E::NoRandomness
-            | E::NoWorkerNumber => {
-                tracing::error!(error = &error as &dyn Error, "request failed");
-                Self::internal()
+            EngineError::CommitUnavailable => {
+                Self::unavailable("database_overloaded", "Storage is unavailable, try again")
             }
-            E::OutcomeUnknown => {
+            EngineError::Overloaded => Self::unavailable("workspace_busy", "Too many requests are waiting, try again"),
+            EngineError::OutcomeUnknown => {
                 tracing::error!(error = &error as &dyn Error, "connection closed without a status");
                 Self::drop_connection()
             }
-
-            E::InvalidTokenFormat => Self::unauthorized("unauthorized", "Invalid token format"),
-            E::UnknownToken { kind } => match kind {
-                TokenKind::Workspace => Self::unauthorized("unauthorized", "Invalid API key"),
-                TokenKind::Agent => Self::unauthorized("agent_token_invalid", "Invalid agent token"),
-                TokenKind::Node => Self::unauthorized("node_token_invalid", "Invalid node token"),
-                TokenKind::Observer => Self::unauthorized("observer_token_invalid", "Invalid observer token"),
-                TokenKind::Webhook => Self::unauthorized("webhook_token_invalid", "Invalid webhook token"),
-            },
-            E::WorkspaceSuspended => Self::new(StatusCode::LOCKED, "workspace_suspended", "The workspace is suspended"),
-            E::NotForObserving { kind: TokenKind::Node } => Self::node_token_forbidden(),
-            E::NotForObserving { .. } => {
-                Self::unauthorized("unauthorized", "Workspace key or observer token required for this endpoint")
+            EngineError::Internal(_) => {
+                tracing::error!(error = &error as &dyn Error, "request failed");
+                Self::internal()
             }
-            E::ObserverTokenNotFound => missing("observer_token_not_found", "Observer token not found".to_owned()),
-            E::ObserverTokenNameConflict(name) => Self::new(
-                StatusCode::CONFLICT,
-                "observer_token_name_conflict",
-                format!("An active observer token is called \"{name}\""),
-            ),
-            E::NotAnOperator => Self::unauthorized("unauthorized", "Operator credentials required"),
-            E::HostedInstallation => Self::unauthorized(
-                "workspace_create_bootstrap_secret_invalid",
-                "Workspaces are created by the operator of this installation",
-            ),
-            E::IssuerUnavailable => {
+            EngineError::DependencyUnavailable(dependency) => dependency.into(),
+            EngineError::Unauthenticated(credential) => credential.into(),
+            EngineError::WorkspaceSuspended => {
+                Self::new(StatusCode::LOCKED, "workspace_suspended", "The workspace is suspended")
+            }
+            EngineError::Forbidden(denial) => {
+                let (code, message) = denial_text(denial);
+                Self::new(StatusCode::FORBIDDEN, code, message)
+            }
+            EngineError::Invalid(input) => {
+                let (code, message) = invalid_text(input);
+                Self::new(StatusCode::BAD_REQUEST, code, message)
+            }
+            EngineError::NotFound(object) => {
+                let (code, message) = missing_text(object);
+                Self::new(StatusCode::NOT_FOUND, code, message)
+            }
+            EngineError::Conflict(conflict) => {
+                let (code, message) = conflict_text(conflict);
+                Self::new(StatusCode::CONFLICT, code, message)
+            }
+            EngineError::LimitExceeded(limit) => limit.into(),
+            EngineError::TooLarge(content) => {
+                let message = match content {
+                    TooLarge::Message => "The message is too large to be delivered".into(),
+                    TooLarge::File { max_bytes } => Cow::from(format!("A file has at most {max_bytes} bytes")),
+                };
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message)
+            }
+        }
+    }
+}
+
+impl From<Dependency> for ApiError {
+    fn from(dependency: Dependency) -> Self {
+        match dependency {
+            Dependency::Issuer => {
                 Self::unavailable("identity_provider_unavailable", "The identity provider does not answer, try again")
             }
-            E::SigningKeyNotFound => missing("signing_key_not_found", "Signing key not found".to_owned()),
-            E::SigningKeyInUse => {
-                conflict("signing_key_in_use", "The newest signing key cannot be retired: rotate first")
-            }
-            E::TooManySigningKeys => conflict("too_many_signing_keys", "Retire a signing key first"),
-            E::AgentTokenRequired => forbidden("agent_token_required", "Agent token required"),
-
-            E::InsufficientScope(scope) => {
-                Self::new(StatusCode::FORBIDDEN, "insufficient_scope", format!("The token lacks the scope {scope}"))
-            }
-            E::PlanLimitExceeded(ceiling) => Self::new(
-                StatusCode::TOO_MANY_REQUESTS,
-                "plan_limit_exceeded",
-                format!("The plan of this workspace allows no more {}", ceiling.as_str()),
-            ),
-
-            E::InvalidText(invalid) => Self::invalid_request(invalid.to_string()),
-            E::InvalidRequest(message) => Self::invalid_request(message),
-
-            E::InvalidIdempotencyKey => {
-                bad("invalid_idempotency_key", "Idempotency-Key must be 1 to 255 visible ASCII characters")
-            }
-            E::IdempotencyKeyReused => {
-                conflict("idempotency_key_reused", "Idempotency-Key was used with a different request")
-            }
-            E::IdempotencyInProgress => {
-                conflict("idempotency_in_progress", "A request with this Idempotency-Key is in progress")
-            }
-            E::CreationKeyTooWeak => bad(
-                "workspace_create_idempotency_key_too_weak",
-                "An anonymous Idempotency-Key must have at least 32 characters",
-            ),
-            E::CreationKeyConflict => conflict(
-                "workspace_create_idempotency_conflict",
-                "Idempotency-Key was used to create a workspace with a different request",
-            ),
-            E::CreationKeyTerminalized => conflict(
-                "workspace_create_idempotency_terminalized",
-                "The workspace created with this Idempotency-Key no longer exists",
-            ),
-
-            E::WorkspaceNotFound => missing("workspace_not_found", "Workspace not found".to_owned()),
-            E::AgentNotFound(name) => missing("agent_not_found", format!("Agent \"{name}\" not found")),
-            E::AgentAlreadyExists(name) => {
-                Self::new(StatusCode::CONFLICT, "agent_already_exists", format!("Agent \"{name}\" already exists"))
-            }
-            E::AgentRecoveryNotAuthorized => {
-                forbidden("agent_recovery_not_authorized", "Agent recovery is not authorized")
-            }
-
-            E::ChannelNotFound(name) => missing("channel_not_found", format!("Channel \"{name}\" not found")),
-            E::ChannelAlreadyExists(name) => {
-                Self::new(StatusCode::CONFLICT, "channel_already_exists", format!("Channel \"{name}\" already exists"))
-            }
-            E::InvalidChannelName => bad(
-                "invalid_channel_name",
-                "A channel name has 1 to 80 lower-case letters, digits and hyphens, and starts with no hyphen",
-            ),
-            E::ChannelArchived(name) => {
-                Self::new(StatusCode::BAD_REQUEST, "channel_archived", format!("Channel \"{name}\" is archived"))
-            }
-            E::CannotArchiveGeneral => bad("cannot_archive_general", "The general channel cannot be archived"),
-            E::NotAMember(name) => {
-                Self::new(StatusCode::FORBIDDEN, "not_a_member", format!("Not a member of channel \"{name}\""))
-            }
-
-            E::NodeIdMismatch => forbidden("node_id_mismatch", "node_id is not the node of this token"),
-            E::FromRequired => bad("from_required", "from is required: the agent that the node posts for"),
-            E::FromNotAllowed => bad("from_not_allowed", "from is for node tokens only"),
-            E::InvalidAttachments => bad("invalid_attachments", "Attachments must be complete files, each named once"),
-            E::FileNotFound => missing("file_not_found", "File not found".to_owned()),
-            E::UploadIncomplete => conflict("upload_incomplete", "The bytes of the file have not been uploaded"),
-            E::FileComplete => forbidden("forbidden", "The file is complete and does not change any more"),
-            E::NotFileOwner => forbidden("forbidden", "Only the agent that uploaded a file may do this"),
-            E::FileTooLarge { max_bytes } => Self::new(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                "payload_too_large",
-                format!("A file has at most {max_bytes} bytes"),
-            ),
-            E::InvalidFileToken => forbidden("forbidden", "The file address is invalid or has expired"),
-            E::FileStorage(_) => {
+            Dependency::FileStorage(error) => {
                 tracing::warn!(error = &error as &dyn Error, "request refused");
                 Self::unavailable("workspace_storage_unavailable", "The storage of files is unavailable, try again")
             }
-            E::WebhookTokenRequired => Self::unauthorized("webhook_token_required", "Webhook token required"),
-            E::PlacementSelfRequiresAgent => {
-                bad("placement_self_requires_agent", "Only an agent can be placed beside itself")
+            Dependency::AgentHost(name) => {
+                Self::unavailable("agent_host_unavailable", format!("The node of agent \"{name}\" cannot be reached"))
             }
-            E::PlacementSelfUnavailable => {
-                conflict("placement_self_unavailable", "The caller runs on no node that brings agents up")
+            Dependency::Handler(reason) => {
+                Self::unavailable("handler_unavailable", format!("Nobody can do this now ({reason})"))
             }
-            E::ReleaseGenerationConflict => {
-                conflict("agent_release_generation_conflict", "The agent has another token by now")
-            }
-            E::AgentHostUnavailable(name) => Self {
-                retry_after: Some(RETRY_AFTER_SECONDS),
-                ..Self::new(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "agent_host_unavailable",
-                    format!("The node of agent \"{name}\" cannot be reached"),
-                )
-            },
-            E::TriggerNotFound => missing("trigger_not_found", "Trigger not found".to_owned()),
-            E::TooManyTriggers => conflict("too_many_triggers", "The workspace has as many triggers as it may"),
-            E::WebhookNotFound => missing("webhook_not_found", "Webhook not found".to_owned()),
-            E::SubscriptionNotFound => missing("subscription_not_found", "Subscription not found".to_owned()),
-            E::InvalidEventType => bad("invalid_event_type", "type must be two words with a dot between: word.word"),
-            E::NotOwnSession => forbidden("forbidden", "An agent reports events of its own session only"),
-            E::PayloadTooLarge => Self::new(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                "payload_too_large",
-                "The message is too large to be delivered",
-            ),
-            E::MessageNotFound => missing("message_not_found", "Message not found".to_owned()),
-            E::ConversationNotFound => missing("dm_conversation_not_found", "Conversation not found".to_owned()),
-            E::NotTheAuthor => forbidden("forbidden", "Only its author may change a message"),
-            E::InvalidAddress => bad("invalid_address", "An address is name@machine"),
-            E::AmbiguousAddress => bad("ambiguous_address", "The address names one node, and the machine of others"),
-            E::AddressNotFound => missing("address_not_found", "Nobody is at that address".to_owned()),
-            E::NotAParticipant => forbidden("forbidden", "Not a participant of this conversation"),
-            E::DeliveryNotFound => missing("delivery_not_found", "Delivery not found".to_owned()),
+        }
+    }
+}
 
-            E::NotRedrivable(why) => Self::new(
-                StatusCode::CONFLICT,
-                "delivery_not_redrivable",
-                format!("The dead letter cannot be redriven: {why}"),
-            ),
-            E::RedriveNotFound => missing("redrive_not_found", "Redrive not found".to_owned()),
-
-            E::ActionNotFound => missing("action_not_found", "Action not found".to_owned()),
-            E::ActionNameConflict(name) => Self::new(
-                StatusCode::CONFLICT,
-                "action_name_conflict",
-                format!("The action name \"{name}\" is taken or reserved"),
-            ),
-            E::InvalidActionHandler => {
-                bad("invalid_action_handler", "An action has one handler: handler_agent or handler_node")
-            }
-            E::CapabilityMismatch { node, capability } => Self::new(
-                StatusCode::CONFLICT,
-                "capability_mismatch",
-                format!("Node \"{node}\" lacks the capability \"{capability}\""),
-            ),
-            E::NotTheHandler => forbidden("forbidden", "Only the agent that handles it may do this"),
-            E::TooManyActions => {
-                Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_actions", "The workspace has too many actions")
-            }
-            E::ActionDenied(name) => {
-                Self::new(StatusCode::FORBIDDEN, "action_denied", format!("You may not invoke \"{name}\""))
-            }
-            E::InvalidActionInput { path, message } => {
-                Self::new(StatusCode::BAD_REQUEST, "invalid_action_input", format!("input{path}: {message}"))
-            }
-            E::HandlerUnavailable(why) => Self {
-                retry_after: Some(RETRY_AFTER_SECONDS),
-                ..Self::new(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "handler_unavailable",
-                    format!("Nobody can do this now ({why})"),
-                )
+impl From<BadCredential> for ApiError {
+    fn from(credential: BadCredential) -> Self {
+        let (code, message) = match credential {
+            BadCredential::TokenFormat => ("unauthorized", "Invalid token format"),
+            BadCredential::UnknownToken { kind } => match kind {
+                TokenKind::Workspace => ("unauthorized", "Invalid API key"),
+                TokenKind::Agent => ("agent_token_invalid", "Invalid agent token"),
+                TokenKind::Node => ("node_token_invalid", "Invalid node token"),
+                TokenKind::Observer => ("observer_token_invalid", "Invalid observer token"),
+                TokenKind::Webhook => ("webhook_token_invalid", "Invalid webhook token"),
             },
-            E::TooManyInvocations(what) => Self {
-                retry_after: Some(RETRY_AFTER_SECONDS),
-                ..Self::new(
-                    StatusCode::TOO_MANY_REQUESTS,
-                    "too_many_invocations",
-                    format!("Too many invocations of {what} are open"),
-                )
-            },
-            E::InvocationNotFound => missing("invocation_not_found", "Invocation not found".to_owned()),
-            E::NodeOwnedInvocation => {
-                forbidden("node_owned_invocation", "A node handles this invocation and ends it over its socket")
+            BadCredential::NotForObserving { kind: TokenKind::Node } => return Self::node_token_forbidden(),
+            BadCredential::NotForObserving { .. } => {
+                ("unauthorized", "Workspace key or observer token required for this endpoint")
             }
+            BadCredential::NotAnOperator => ("unauthorized", "Operator credentials required"),
+            BadCredential::HostedInstallation => (
+                "workspace_create_bootstrap_secret_invalid",
+                "Workspaces are created by the operator of this installation",
+            ),
+            BadCredential::WebhookTokenRequired => ("webhook_token_required", "Webhook token required"),
+        };
+        Self::unauthorized(code, message)
+    }
+}
 
-            E::NodeNotFound(name) => missing("node_not_found", format!("Node \"{name}\" not found")),
-            E::NodeNameConflict(name) => {
-                Self::new(StatusCode::CONFLICT, "node_name_conflict", format!("Another node is called \"{name}\""))
-            }
-            E::InvalidNodeName => bad(
-                "invalid_node_name",
-                "A node name has 1 to 128 bytes on one line and is not that of an agent's own node",
+impl From<Limit> for ApiError {
+    fn from(limit: Limit) -> Self {
+        let too_many = |code, message: Cow<'static, str>| Self::new(StatusCode::TOO_MANY_REQUESTS, code, message);
+        match limit {
+            Limit::Quota(quota) => too_many(
+                "plan_limit_exceeded",
+                format!("The plan of this workspace allows no more {}", quota.as_str()).into(),
             ),
-            E::NotPolled => conflict(
-                "agent_location_conflict",
-                "Deliveries are claimed by agents on nodes of kind poll; those of others are brought to them",
-            ),
-            E::NodeKindIsFixed { node, kind } => Self::new(
-                StatusCode::BAD_REQUEST,
-                "invalid_node_delivery",
-                format!("Node \"{node}\" is of kind {}, and stays so", kind.as_str()),
-            ),
-            E::UnsafeNodeDeliveryUrl(why) => {
-                Self::new(StatusCode::BAD_REQUEST, "unsafe_node_delivery_url", format!("delivery.url: {why}"))
-            }
-            E::InvalidNodeDelivery(why) => Self::new(StatusCode::BAD_REQUEST, "invalid_node_delivery", why),
-            E::DirectNodeCapacity => {
-                bad("direct_node_capacity_exceeded", "A direct node has exactly one agent: max_agents must be 1")
-            }
-            E::NodeCapacityExceeded { node, max_agents } => Self::new(
-                StatusCode::CONFLICT,
-                "node_capacity_exceeded",
-                format!("Node \"{node}\" takes no more than {max_agents} agents"),
-            ),
-            E::NodeAgentBindingNotFound { agent, node } => {
-                missing("node_agent_binding_not_found", format!("Agent \"{agent}\" is not bound to node \"{node}\""))
-            }
-            E::ProviderInstanceConflict => {
-                conflict("provider_instance_conflict", "Another instance serves this provider")
-            }
-            E::Superseded => conflict("node_control_failed", "This connection has been superseded"),
-            E::AgentIdentityMismatch(name) => Self::new(
-                StatusCode::CONFLICT,
-                "agent_identity_mismatch",
-                format!("Agent \"{name}\" does not have that id"),
-            ),
-            E::AgentLocationConflict(name) => Self::new(
-                StatusCode::CONFLICT,
-                "agent_location_conflict",
-                format!("Agent \"{name}\" is hosted by another node"),
-            ),
-            E::AgentProviderConflict(name) => Self::new(
-                StatusCode::CONFLICT,
-                "agent_provider_conflict",
-                format!("Agent \"{name}\" is hosted by another provider of this node"),
-            ),
-            E::AgentIdentityConflict => conflict("agent_identity_conflict", "The agent's identity is another one"),
-            E::AgentBoundToNode(node) => {
-                Self::new(StatusCode::CONFLICT, "agent_bound_to_node", format!("Agent is bound to node \"{node}\""))
-            }
+            Limit::Actions => too_many("too_many_actions", "The workspace has too many actions".into()),
+            Limit::Invocations(of) => Self {
+                retry_after: Some(RETRY_AFTER_SECONDS),
+                ..too_many("too_many_invocations", format!("Too many invocations of {of} are open").into())
+            },
+        }
+    }
+}
+
+/// Code and message of a 403.
+fn denial_text(denial: Denial) -> (&'static str, Cow<'static, str>) {
+    match denial {
+        Denial::AgentTokenRequired => ("agent_token_required", "Agent token required".into()),
+        Denial::InsufficientScope(scope) => ("insufficient_scope", format!("The token lacks the scope {scope}").into()),
+        Denial::AgentRecovery => ("agent_recovery_not_authorized", "Agent recovery is not authorized".into()),
+        Denial::NotAMember(name) => ("not_a_member", format!("Not a member of channel \"{name}\"").into()),
+        Denial::NodeIdMismatch => ("node_id_mismatch", "node_id is not the node of this token".into()),
+        Denial::FileComplete => ("forbidden", "The file is complete and does not change any more".into()),
+        Denial::NotFileOwner => ("forbidden", "Only the agent that uploaded a file may do this".into()),
+        Denial::FileToken => ("forbidden", "The file address is invalid or has expired".into()),
+        Denial::NotOwnSession => ("forbidden", "An agent reports events of its own session only".into()),
+        Denial::NotAuthor => ("forbidden", "Only its author may change a message".into()),
+        Denial::NotAParticipant => ("forbidden", "Not a participant of this conversation".into()),
+        Denial::NotHandler => ("forbidden", "Only the agent that handles it may do this".into()),
+        Denial::ActionDenied(name) => ("action_denied", format!("You may not invoke \"{name}\"").into()),
+        Denial::NodeOwnedInvocation => {
+            ("node_owned_invocation", "A node handles this invocation and ends it over its socket".into())
+        }
+    }
+}
+
+/// Code and message of a 400.
+fn invalid_text(input: InvalidInput) -> (&'static str, Cow<'static, str>) {
+    match input {
+        InvalidInput::Text(invalid) => ("invalid_request", invalid.to_string().into()),
+        InvalidInput::Request(message) => ("invalid_request", message.into()),
+        InvalidInput::IdempotencyKey => {
+            ("invalid_idempotency_key", "Idempotency-Key must be 1 to 255 visible ASCII characters".into())
+        }
+        InvalidInput::CreationKeyTooWeak => (
+            "workspace_create_idempotency_key_too_weak",
+            "An anonymous Idempotency-Key must have at least 32 characters".into(),
+        ),
+        InvalidInput::ChannelName => (
+            "invalid_channel_name",
+            "A channel name has 1 to 80 lower-case letters, digits and hyphens, and starts with no hyphen".into(),
+        ),
+        InvalidInput::ChannelArchived(name) => ("channel_archived", format!("Channel \"{name}\" is archived").into()),
+        InvalidInput::ArchivedGeneral => ("cannot_archive_general", "The general channel cannot be archived".into()),
+        InvalidInput::FromRequired => ("from_required", "from is required: the agent that the node posts for".into()),
+        InvalidInput::FromNotAllowed => ("from_not_allowed", "from is for node tokens only".into()),
+        InvalidInput::Attachments => {
+            ("invalid_attachments", "Attachments must be complete files, each named once".into())
+        }
+        InvalidInput::PlacementSelfRequiresAgent => {
+            ("placement_self_requires_agent", "Only an agent can be placed beside itself".into())
+        }
+        InvalidInput::EventType => {
+            ("invalid_event_type", "type must be two words with a dot between: word.word".into())
+        }
+        InvalidInput::Address => ("invalid_address", "An address is name@machine".into()),
+        InvalidInput::AmbiguousAddress => {
+            ("ambiguous_address", "The address names one node, and the machine of others".into())
+        }
+        InvalidInput::ActionHandler => {
+            ("invalid_action_handler", "An action has one handler: handler_agent or handler_node".into())
+        }
+        InvalidInput::ActionInput { path, message } => {
+            ("invalid_action_input", format!("input{path}: {message}").into())
+        }
+        InvalidInput::NodeName => (
+            "invalid_node_name",
+            "A node name has 1 to 128 bytes on one line and is not that of an agent's own node".into(),
+        ),
+        InvalidInput::NodeKindIsFixed { node, kind } => {
+            ("invalid_node_delivery", format!("Node \"{node}\" is of kind {}, and stays so", kind.as_str()).into())
+        }
+        InvalidInput::UnsafeDeliveryUrl(reason) => {
+            ("unsafe_node_delivery_url", format!("delivery.url: {reason}").into())
+        }
+        InvalidInput::NodeDelivery(reason) => ("invalid_node_delivery", reason.into()),
+        InvalidInput::DirectNodeCapacity => {
+            ("direct_node_capacity_exceeded", "A direct node has exactly one agent: max_agents must be 1".into())
+        }
+    }
+}
+
+/// Code and message of a 404.
+fn missing_text(object: Missing) -> (&'static str, Cow<'static, str>) {
+    match object {
+        Missing::Workspace => ("workspace_not_found", "Workspace not found".into()),
+        Missing::Agent(name) => ("agent_not_found", format!("Agent \"{name}\" not found").into()),
+        Missing::Node(name) => ("node_not_found", format!("Node \"{name}\" not found").into()),
+        Missing::NodeAgentBinding { agent, node } => {
+            ("node_agent_binding_not_found", format!("Agent \"{agent}\" is not bound to node \"{node}\"").into())
+        }
+        Missing::Address => ("address_not_found", "Nobody is at that address".into()),
+        Missing::Channel(name) => ("channel_not_found", format!("Channel \"{name}\" not found").into()),
+        Missing::Conversation => ("dm_conversation_not_found", "Conversation not found".into()),
+        Missing::Message => ("message_not_found", "Message not found".into()),
+        Missing::Delivery => ("delivery_not_found", "Delivery not found".into()),
+        Missing::Redrive => ("redrive_not_found", "Redrive not found".into()),
+        Missing::Action => ("action_not_found", "Action not found".into()),
+        Missing::Invocation => ("invocation_not_found", "Invocation not found".into()),
+        Missing::Trigger => ("trigger_not_found", "Trigger not found".into()),
+        Missing::Webhook => ("webhook_not_found", "Webhook not found".into()),
+        Missing::Subscription => ("subscription_not_found", "Subscription not found".into()),
+        Missing::File => ("file_not_found", "File not found".into()),
+        Missing::ObserverToken => ("observer_token_not_found", "Observer token not found".into()),
+        Missing::SigningKey => ("signing_key_not_found", "Signing key not found".into()),
+    }
+}
+
+/// Code and message of a 409.
+fn conflict_text(conflict: Conflict) -> (&'static str, Cow<'static, str>) {
+    match conflict {
+        Conflict::IdempotencyKeyReused => {
+            ("idempotency_key_reused", "Idempotency-Key was used with a different request".into())
+        }
+        Conflict::IdempotencyInProgress => {
+            ("idempotency_in_progress", "A request with this Idempotency-Key is in progress".into())
+        }
+        Conflict::CreationKeyReused => (
+            "workspace_create_idempotency_conflict",
+            "Idempotency-Key was used to create a workspace with a different request".into(),
+        ),
+        Conflict::CreationKeyTerminalized => (
+            "workspace_create_idempotency_terminalized",
+            "The workspace created with this Idempotency-Key no longer exists".into(),
+        ),
+        Conflict::ObserverTokenName(name) => {
+            ("observer_token_name_conflict", format!("An active observer token is called \"{name}\"").into())
+        }
+        Conflict::SigningKeyInUse => {
+            ("signing_key_in_use", "The newest signing key cannot be retired: rotate first".into())
+        }
+        Conflict::TooManySigningKeys => ("too_many_signing_keys", "Retire a signing key first".into()),
+        Conflict::AgentExists(name) => ("agent_already_exists", format!("Agent \"{name}\" already exists").into()),
+        Conflict::ChannelExists(name) => {
+            ("channel_already_exists", format!("Channel \"{name}\" already exists").into())
+        }
+        Conflict::UploadIncomplete => ("upload_incomplete", "The bytes of the file have not been uploaded".into()),
+        Conflict::PlacementSelfUnavailable => {
+            ("placement_self_unavailable", "The caller runs on no node that brings agents up".into())
+        }
+        Conflict::ReleaseGeneration => {
+            ("agent_release_generation_conflict", "The agent has another token by now".into())
+        }
+        Conflict::TooManyTriggers => ("too_many_triggers", "The workspace has as many triggers as it may".into()),
+        Conflict::NotRedrivable(reason) => {
+            ("delivery_not_redrivable", format!("The dead letter cannot be redriven: {reason}").into())
+        }
+        Conflict::ActionName(name) => {
+            ("action_name_conflict", format!("The action name \"{name}\" is taken or reserved").into())
+        }
+        Conflict::CapabilityMismatch { node, capability } => {
+            ("capability_mismatch", format!("Node \"{node}\" lacks the capability \"{capability}\"").into())
+        }
+        Conflict::NodeName(name) => ("node_name_conflict", format!("Another node is called \"{name}\"").into()),
+        Conflict::NotPolled => (
+            "agent_location_conflict",
+            "Deliveries are claimed by agents on nodes of kind poll; those of others are brought to them".into(),
+        ),
+        Conflict::NodeCapacity { node, max_agents } => {
+            ("node_capacity_exceeded", format!("Node \"{node}\" takes no more than {max_agents} agents").into())
+        }
+        Conflict::ProviderInstance => ("provider_instance_conflict", "Another instance serves this provider".into()),
+        Conflict::Superseded => ("node_control_failed", "This connection has been superseded".into()),
+        Conflict::AgentIdentityMismatch(name) => {
+            ("agent_identity_mismatch", format!("Agent \"{name}\" does not have that id").into())
+        }
+        Conflict::AgentLocation(name) => {
+            ("agent_location_conflict", format!("Agent \"{name}\" is hosted by another node").into())
+        }
+        Conflict::AgentProvider(name) => {
+            ("agent_provider_conflict", format!("Agent \"{name}\" is hosted by another provider of this node").into())
+        }
+        Conflict::AgentIdentity => ("agent_identity_conflict", "The agent's identity is another one".into()),
+        Conflict::AgentBoundToNode(node) => {
+            ("agent_bound_to_node", format!("Agent is bound to node \"{node}\"").into())
         }
     }
 }
@@ -417,12 +421,27 @@ mod tests {
     #[test]
     fn codes_and_messages_that_clients_depend_on() {
         let table = [
-            (EngineError::InvalidTokenFormat, 401, "unauthorized", "Invalid token format"),
-            (EngineError::UnknownToken { kind: TokenKind::Workspace }, 401, "unauthorized", "Invalid API key"),
-            (EngineError::UnknownToken { kind: TokenKind::Agent }, 401, "agent_token_invalid", "Invalid agent token"),
-            (EngineError::AgentTokenRequired, 403, "agent_token_required", "Agent token required"),
-            (EngineError::AgentAlreadyExists("a".into()), 409, "agent_already_exists", "Agent \"a\" already exists"),
-            (EngineError::ChannelNotFound("c".into()), 404, "channel_not_found", "Channel \"c\" not found"),
+            (EngineError::Unauthenticated(BadCredential::TokenFormat), 401, "unauthorized", "Invalid token format"),
+            (
+                EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Workspace }),
+                401,
+                "unauthorized",
+                "Invalid API key",
+            ),
+            (
+                EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Agent }),
+                401,
+                "agent_token_invalid",
+                "Invalid agent token",
+            ),
+            (EngineError::Forbidden(Denial::AgentTokenRequired), 403, "agent_token_required", "Agent token required"),
+            (
+                EngineError::Conflict(Conflict::AgentExists("a".into())),
+                409,
+                "agent_already_exists",
+                "Agent \"a\" already exists",
+            ),
+            (EngineError::NotFound(Missing::Channel("c".into())), 404, "channel_not_found", "Channel \"c\" not found"),
             (EngineError::CommitUnavailable, 503, "database_overloaded", "Storage is unavailable, try again"),
         ];
         for (error, status, code, message) in table {

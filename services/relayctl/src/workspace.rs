@@ -13,6 +13,7 @@ use relay_domain::WorkspaceId;
 use relay_engine::{
     EngineError,
     admin::{Erasure, WorkspaceSummary},
+    error::Missing,
     workspaces::usage::{Granularity, UsageQuery, UsageRow},
 };
 use serde_json::json;
@@ -270,7 +271,7 @@ async fn delete_workspace(
     };
     match deleted {
         // An already erased workspace is verified again.
-        Ok(_) | Err(EngineError::WorkspaceNotFound) => {}
+        Ok(_) | Err(EngineError::NotFound(Missing::Workspace)) => {}
         Err(error) => return Err(error).with_context(|| format!("delete workspace {id}")),
     }
     let mut bar = ProgressBar::new("tables", out);

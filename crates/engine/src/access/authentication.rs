@@ -22,6 +22,7 @@ use tokio::sync::Mutex;
 
 use crate::{
     Engine, EngineError, EngineResult,
+    error::{BadCredential, Fault},
     observers::access::{ObserverAccess, full_view},
 };
 
@@ -130,7 +131,7 @@ impl Engine {
     /// # Errors
     /// When the token is malformed, unknown, revoked or of an ended workspace.
     pub async fn authenticate(&self, token: &str) -> EngineResult<Credential> {
-        let kind = TokenKind::from_prefix(token).ok_or(EngineError::InvalidTokenFormat)?;
+        let kind = TokenKind::from_prefix(token).ok_or(EngineError::Unauthenticated(BadCredential::TokenFormat))?;
         if kind == TokenKind::Observer {
             let access = self.authenticate_observer(token).await?;
             self.refuse_suspended(access.scope)?;
@@ -164,7 +165,7 @@ impl Engine {
 
     pub(crate) fn fresh_token(&self, kind: TokenKind) -> EngineResult<FreshToken> {
         let mut random = [0; TOKEN_BYTES];
-        getrandom::fill(&mut random).map_err(|_| EngineError::NoRandomness)?;
+        getrandom::fill(&mut random).map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
         let text = kind.format_token(random);
         let hash = TokenHash::from_token(&text);
         Ok(FreshToken { text, hash })
@@ -213,9 +214,9 @@ impl Engine {
                 let scope = WorkspaceScope::from_verified_token(workspace);
                 ObserverAccess::from_row(hash, scope, token_id, version, (&scopes, &filters), expires_at)
                     .map(Credential::Observer)
-                    .ok_or(EngineError::UnknownToken { kind })?
+                    .ok_or(EngineError::Unauthenticated(BadCredential::UnknownToken { kind }))?
             }
-            (kind, _) => return Err(EngineError::UnknownToken { kind }),
+            (kind, _) => return Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind })),
         };
         cache.credentials.insert(hash, credential.clone());
         if cache.revocations.load(Ordering::SeqCst) != revocations {

@@ -6,7 +6,10 @@ use relay_domain::{WorkspaceScope, names};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::{Engine, EngineError, EngineResult};
+use crate::{
+    Engine, EngineError, EngineResult,
+    error::{Conflict, InvalidInput},
+};
 
 /// Idempotency key of a client with the hash of the request body.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +24,8 @@ impl ClientKey {
     /// # Errors
     /// When the key is not 1 to 255 visible ASCII characters.
     pub fn read(header: &str, body: &[u8]) -> EngineResult<Self> {
-        let text = names::parse_idempotency_key(header).ok_or(EngineError::InvalidIdempotencyKey)?.to_owned();
+        let text =
+            names::parse_idempotency_key(header).ok_or(EngineError::Invalid(InvalidInput::IdempotencyKey))?.to_owned();
         let canonical = serde_json::from_slice::<Value>(body).map(|mut value| {
             value.sort_all_objects();
             value.to_string()
@@ -77,7 +81,7 @@ impl Engine {
     ) -> EngineResult<Option<Replay>> {
         let Some(stored) = self.store().stored_response(scope, key_hash).await? else { return Ok(None) };
         if stored.fingerprint != fingerprint {
-            return Err(EngineError::IdempotencyKeyReused);
+            return Err(EngineError::Conflict(Conflict::IdempotencyKeyReused));
         }
         Ok(Some(Replay { status: stored.status.unsigned_abs(), data: stored.response }))
     }

@@ -13,7 +13,7 @@ use ring::{
     hkdf, hmac,
 };
 
-use crate::{EngineError, EngineResult};
+use crate::{EngineError, EngineResult, error::Fault};
 
 /// Minimum length of a configured secret.
 pub(crate) const MIN_SECRET_BYTES: usize = 32;
@@ -81,7 +81,7 @@ impl Secrets {
         let mut known = configured.0.clone();
         if known.is_empty() {
             let mut fresh = [0; 32];
-            getrandom::fill(&mut fresh).map_err(|_| EngineError::NoRandomness)?;
+            getrandom::fill(&mut fresh).map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
             store.insert_secret_key(GENERATED_KEY_ID, &fresh).await?;
         }
         for row in store.secret_keys().await? {
@@ -112,13 +112,13 @@ impl Secrets {
     /// # Errors
     /// When the system has no randomness.
     pub(crate) fn seal(&self, context: &str, plain: &[u8]) -> EngineResult<EncryptedSecret> {
-        let key = self.keys.first().ok_or(EngineError::NoRandomness)?;
+        let key = self.keys.first().ok_or(EngineError::Internal(Fault::NoRandomness))?;
         let mut nonce = [0; NONCE_LEN];
-        getrandom::fill(&mut nonce).map_err(|_| EngineError::NoRandomness)?;
+        getrandom::fill(&mut nonce).map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
         let mut sealed = plain.to_vec();
         key.sealing
             .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(context.as_bytes()), &mut sealed)
-            .map_err(|_| EngineError::NoRandomness)?;
+            .map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
         Ok(EncryptedSecret { key_id: key.id.clone(), bytes: [&nonce[..], &sealed].concat() })
     }
 
@@ -139,9 +139,9 @@ impl Secrets {
 
     /// Returns the key id and the signature.
     pub(crate) fn sign(&self, bytes: &[u8]) -> EngineResult<(&str, [u8; 32])> {
-        let key = self.keys.first().ok_or(EngineError::NoRandomness)?;
+        let key = self.keys.first().ok_or(EngineError::Internal(Fault::NoRandomness))?;
         let tag = hmac::sign(&key.signing, bytes);
-        let tag = tag.as_ref().try_into().map_err(|_| EngineError::NoRandomness)?;
+        let tag = tag.as_ref().try_into().map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
         Ok((&key.id, tag))
     }
 

@@ -23,6 +23,7 @@ use crate::{
     Engine, EngineError, EngineResult,
     access::{authentication::AgentCaller, idempotency::ClientKey},
     agents::lifecycle::encoded_length,
+    error::{Conflict, Denial, Dependency, InvalidInput, Limit, Missing},
 };
 
 #[derive(Debug)]
@@ -117,7 +118,7 @@ impl Engine {
         let given = request.input.filter(|input| !input.is_null()).unwrap_or_else(|| Map::new().into());
         if !given.is_object() {
             let message = "input must be an object".to_owned();
-            return Err(EngineError::InvalidActionInput { path: String::new(), message });
+            return Err(EngineError::Invalid(InvalidInput::ActionInput { path: String::new(), message }));
         }
         check_value("input", &given)?;
         let node = match &request.node {
@@ -213,12 +214,14 @@ impl Engine {
             InvokeOutcome::KeyUsed => self.find_repeated_invocation(scope, key).await,
             // The queue retries these itself.
             InvokeOutcome::Busy => Err(EngineError::Overloaded),
-            InvokeOutcome::Unavailable(record) => Err(EngineError::HandlerUnavailable(describe_skipped(&record))),
-            InvokeOutcome::QueueFull => {
-                Err(EngineError::HandlerUnavailable("as many wait for its node as may".to_owned()))
+            InvokeOutcome::Unavailable(record) => {
+                Err(EngineError::DependencyUnavailable(Dependency::Handler(describe_skipped(&record))))
             }
-            InvokeOutcome::TooManyOfAction => Err(EngineError::TooManyInvocations("this action")),
-            InvokeOutcome::TooManyOfWorkspace => Err(EngineError::TooManyInvocations("this workspace")),
+            InvokeOutcome::QueueFull => Err(EngineError::DependencyUnavailable(Dependency::Handler(
+                "as many wait for its node as may".to_owned(),
+            ))),
+            InvokeOutcome::TooManyOfAction => Err(EngineError::LimitExceeded(Limit::Invocations("this action"))),
+            InvokeOutcome::TooManyOfWorkspace => Err(EngineError::LimitExceeded(Limit::Invocations("this workspace"))),
         }
     }
 
@@ -228,12 +231,15 @@ impl Engine {
         scope: WorkspaceScope,
         key: Option<([u8; 32], [u8; 32])>,
     ) -> EngineResult<PlacedInvocation> {
-        let (hash, fingerprint) = key.ok_or(EngineError::IdempotencyInProgress)?;
+        let (hash, fingerprint) = key.ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress))?;
         // Absent: the first request was refused, or its outcome is not known yet.
-        let replay = self.replay(scope, &hash, &fingerprint).await?.ok_or(EngineError::IdempotencyInProgress)?;
+        let replay = self
+            .replay(scope, &hash, &fingerprint)
+            .await?
+            .ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress))?;
         let id = replay.data["invocation_id"].as_i64().map(InvocationId::new);
-        let id = id.ok_or(EngineError::IdempotencyInProgress)?;
-        let row = self.store().invocation(scope, id).await?.ok_or(EngineError::InvocationNotFound)?;
+        let id = id.ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress))?;
+        let row = self.store().invocation(scope, id).await?.ok_or(EngineError::NotFound(Missing::Invocation))?;
         Ok(PlacedInvocation {
             id,
             status: row.status,
@@ -255,26 +261,29 @@ impl Engine {
             Some(caller) if !may_invoke(action, caller) => {
                 let denied = self.store().record_denial(scope, &action.name, caller.agent_id, &caller.name, self.now());
                 self.announce(denied.await?);
-                return Err(EngineError::ActionDenied(action.name.clone()));
+                return Err(EngineError::Forbidden(Denial::ActionDenied(action.name.clone())));
             }
-            None if action.available_to.is_some() => return Err(EngineError::ActionDenied(action.name.clone())),
+            None if action.available_to.is_some() => {
+                return Err(EngineError::Forbidden(Denial::ActionDenied(action.name.clone())));
+            }
             _ => {}
         }
-        input::check_input(&action.input_schema, given)
-            .map_err(|problem| EngineError::InvalidActionInput { path: problem.path, message: problem.message })
+        input::check_input(&action.input_schema, given).map_err(|problem| {
+            EngineError::Invalid(InvalidInput::ActionInput { path: problem.path, message: problem.message })
+        })
     }
 
     /// Returns the handler of a capacity without a defined action: any node with the capacity.
     async fn capacity_handler(&self, scope: WorkspaceScope, name: &str, node: Option<NodeId>) -> EngineResult<Handler> {
         if !is_invokable_capacity(name) {
-            return Err(EngineError::ActionNotFound);
+            return Err(EngineError::NotFound(Missing::Action));
         }
         let known = match &node {
             None => self.store().capacity_exists(scope, name).await?,
             Some(node) => self.store().node_capability_kind(scope, node, name).await? == Some(CapabilityKind::Capacity),
         };
         if !known {
-            return Err(EngineError::ActionNotFound);
+            return Err(EngineError::NotFound(Missing::Action));
         }
         Ok(Handler::Node {
             capability: name.to_owned(),
@@ -304,7 +313,7 @@ fn action_handler(action: &ActionRow) -> Handler {
 /// Checks that an input or output fits into a frame.
 pub(super) fn check_value(field: &'static str, value: &Value) -> EngineResult<()> {
     if encoded_length(value) > MAX_VALUE_BYTES {
-        return Err(EngineError::InvalidRequest(format!("{field} has at most {MAX_VALUE_BYTES} bytes of JSON")));
+        return Err(EngineError::invalid_request(format!("{field} has at most {MAX_VALUE_BYTES} bytes of JSON")));
     }
     Ok(())
 }

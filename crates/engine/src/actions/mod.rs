@@ -42,6 +42,7 @@ use crate::{
     Engine, EngineError, EngineResult,
     access::authentication::{AgentCaller, Credential},
     agents::lifecycle::encoded_length,
+    error::{Conflict, Denial, InvalidInput, Limit, Missing},
 };
 
 /// Bound of the action names in an agent's record.
@@ -73,7 +74,7 @@ impl Engine {
         let scope = caller.scope();
         check_name("name", &request.name, MAX_ACTION_NAME_BYTES)?;
         if is_reserved(&request.name) {
-            return Err(EngineError::ActionNameConflict(request.name));
+            return Err(EngineError::Conflict(Conflict::ActionName(request.name)));
         }
         let description = request.description.unwrap_or_default();
         check_length("description", &description, MAX_DESCRIPTION_BYTES)?;
@@ -84,11 +85,11 @@ impl Engine {
             (Some(agent), None) => (Some(self.handler_agent(caller, agent).await?), None),
             (None, Some(node)) => {
                 if let Credential::Agent(_) = caller {
-                    return Err(EngineError::NotTheHandler);
+                    return Err(EngineError::Forbidden(Denial::NotHandler));
                 }
                 (None, Some(self.handler_node(scope, node, &request.name).await?))
             }
-            _ => return Err(EngineError::InvalidActionHandler),
+            _ => return Err(EngineError::Invalid(InvalidInput::ActionHandler)),
         };
         let event = ActionDefined {
             name: &request.name,
@@ -115,16 +116,16 @@ impl Engine {
                 self.announce(recorded);
                 new
             }
-            DefineOutcome::NameTaken => return Err(EngineError::ActionNameConflict(request.name)),
-            DefineOutcome::TooMany => return Err(EngineError::TooManyActions),
+            DefineOutcome::NameTaken => return Err(EngineError::Conflict(Conflict::ActionName(request.name))),
+            DefineOutcome::TooMany => return Err(EngineError::LimitExceeded(Limit::Actions)),
         };
         let row = self.store().action(scope, &request.name).await?;
-        Ok((row.ok_or(EngineError::ActionNotFound)?, defined))
+        Ok((row.ok_or(EngineError::NotFound(Missing::Action))?, defined))
     }
 
     async fn handler_agent(&self, caller: &Credential, name: &str) -> EngineResult<relay_domain::AgentId> {
         match caller {
-            Credential::Agent(own) if &*own.name != name => Err(EngineError::NotTheHandler),
+            Credential::Agent(own) if &*own.name != name => Err(EngineError::Forbidden(Denial::NotHandler)),
             Credential::Agent(_) | Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => {
                 Ok(self.agent_by_name(caller.scope(), name).await?.id)
             }
@@ -134,7 +135,10 @@ impl Engine {
     async fn handler_node(&self, scope: WorkspaceScope, name: &str, action: &str) -> EngineResult<NodeId> {
         let node = self.stored_node(scope, name).await?;
         if self.store().node_capability_kind(scope, &node.node_id, action).await?.is_none() {
-            return Err(EngineError::CapabilityMismatch { node: node.name, capability: action.to_owned() });
+            return Err(EngineError::Conflict(Conflict::CapabilityMismatch {
+                node: node.name,
+                capability: action.to_owned(),
+            }));
         }
         Ok(node.node_id)
     }
@@ -150,12 +154,12 @@ impl Engine {
 
     /// Finds an action that the caller may invoke.
     pub async fn action(&self, caller: &Credential, name: &str) -> EngineResult<ActionRow> {
-        let row = self.store().action(caller.scope(), name).await?.ok_or(EngineError::ActionNotFound)?;
+        let row = self.store().action(caller.scope(), name).await?.ok_or(EngineError::NotFound(Missing::Action))?;
         let shown = match caller {
             Credential::Agent(agent) => may_invoke(&row, agent) || row.handler_agent_id == Some(agent.agent_id),
             Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => row.available_to.is_none(),
         };
-        if shown { Ok(row) } else { Err(EngineError::ActionNotFound) }
+        if shown { Ok(row) } else { Err(EngineError::NotFound(Missing::Action)) }
     }
 
     /// Lists the names of the actions that an agent handles and may invoke, as far as the caller may see them; at most
@@ -179,18 +183,18 @@ impl Engine {
     /// When there is none of that name, or the caller is neither its handler nor holds the workspace key.
     pub async fn delete_action(&self, caller: &Credential, name: &str) -> EngineResult<()> {
         let scope = caller.scope();
-        let row = self.store().action(scope, name).await?.ok_or(EngineError::ActionNotFound)?;
+        let row = self.store().action(scope, name).await?.ok_or(EngineError::NotFound(Missing::Action))?;
         if let Credential::Agent(agent) = caller {
             let handles = row.handler_agent_id == Some(agent.agent_id);
             if !handles && !may_invoke(&row, agent) {
-                return Err(EngineError::ActionNotFound);
+                return Err(EngineError::NotFound(Missing::Action));
             }
             if !handles {
-                return Err(EngineError::NotTheHandler);
+                return Err(EngineError::Forbidden(Denial::NotHandler));
             }
         }
         let deleted = self.store().delete_action(scope, row.action_id).await?;
-        if deleted { Ok(()) } else { Err(EngineError::ActionNotFound) }
+        if deleted { Ok(()) } else { Err(EngineError::NotFound(Missing::Action)) }
     }
 }
 
@@ -201,18 +205,18 @@ fn may_invoke(action: &ActionRow, agent: &AgentCaller) -> bool {
 fn checked_schema(field: &'static str, schema: Option<Value>) -> EngineResult<Value> {
     let schema = schema.filter(|schema| !schema.is_null()).unwrap_or_else(|| Map::new().into());
     if !schema.is_object() {
-        return Err(EngineError::InvalidRequest(format!("{field} must be an object")));
+        return Err(EngineError::invalid_request(format!("{field} must be an object")));
     }
     check_json_length(field, encoded_length(&schema))?;
     input::compile_schema(&schema)
-        .map_err(|problem| EngineError::InvalidRequest(format!("{field} is no schema: {problem}")))?;
+        .map_err(|problem| EngineError::invalid_request(format!("{field} is no schema: {problem}")))?;
     Ok(schema)
 }
 
 fn checked_names(names: Option<Vec<String>>) -> EngineResult<Option<Vec<String>>> {
     let Some(names) = names else { return Ok(None) };
     if names.len() > MAX_AVAILABLE_TO {
-        return Err(EngineError::InvalidRequest(format!("at most {MAX_AVAILABLE_TO} names in available_to")));
+        return Err(EngineError::invalid_request(format!("at most {MAX_AVAILABLE_TO} names in available_to")));
     }
     let names: Vec<String> = names.iter().map(|name| name.trim_start_matches('@').to_owned()).collect();
     for name in &names {

@@ -11,7 +11,12 @@ use relay_store::{
 use serde_json::Value;
 
 use super::{InvocationRow, call::check_value};
-use crate::{Engine, EngineError, EngineResult, access::authentication::Credential, hints::SocketEvent};
+use crate::{
+    Engine, EngineError, EngineResult,
+    access::authentication::Credential,
+    error::{Denial, Missing},
+    hints::SocketEvent,
+};
 
 /// Result of an invocation that an agent handles.
 #[derive(Debug)]
@@ -44,7 +49,7 @@ impl Engine {
         id: InvocationId,
     ) -> EngineResult<InvocationRow> {
         let row = self.store().invocation(scope, id).await?;
-        row.filter(|row| row.action_name == action).ok_or(EngineError::InvocationNotFound)
+        row.filter(|row| row.action_name == action).ok_or(EngineError::NotFound(Missing::Invocation))
     }
 
     /// Ends an invocation as its handler or with the workspace key. An ended invocation is returned unchanged.
@@ -60,17 +65,21 @@ impl Engine {
     ) -> EngineResult<InvocationRow> {
         let scope = caller.scope();
         let row = self.invocation(scope, action, id).await?;
-        let Some(handler) = row.handler_agent_id else { return Err(EngineError::NodeOwnedInvocation) };
+        let Some(handler) = row.handler_agent_id else {
+            return Err(EngineError::Forbidden(Denial::NodeOwnedInvocation));
+        };
         let agent = match caller {
             Credential::Agent(agent) if agent.agent_id == handler => Some(agent.agent_id),
             Credential::Workspace { .. } => None,
             Credential::Agent(_) | Credential::Node(_) | Credential::Observer(_) => {
-                return Err(EngineError::NotTheHandler);
+                return Err(EngineError::Forbidden(Denial::NotHandler));
             }
         };
         let duration_ms = complete.duration_ms.filter(|ms| *ms >= 0);
         let result = match (complete.output, complete.error) {
-            (Some(_), Some(_)) => return Err(EngineError::InvalidRequest("output or error, not both".to_owned())),
+            (Some(_), Some(_)) => {
+                return Err(EngineError::invalid_request("output or error, not both"));
+            }
             (output, None) => {
                 let output = output.unwrap_or(Value::Null);
                 check_value("output", &output)?;
@@ -129,7 +138,7 @@ impl Engine {
     /// When it has no such invocation.
     pub async fn accept_provider_invocation(&self, fence: &Fence, id: InvocationId) -> EngineResult<()> {
         let noted = self.store().accept_invocation(fence, id, self.now()).await?;
-        if noted { Ok(()) } else { Err(EngineError::InvocationNotFound) }
+        if noted { Ok(()) } else { Err(EngineError::NotFound(Missing::Invocation)) }
     }
 
     /// Links an agent that registered on a provider to the spawn that asked for it.

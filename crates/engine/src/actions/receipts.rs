@@ -5,7 +5,7 @@ use relay_store::actions::new_invocation::{Handler, Invoker, NewInvocation};
 use serde_json::Value;
 
 use super::call::{InvocationReceipt, InvocationRequest};
-use crate::{Engine, EngineError, EngineResult};
+use crate::{Engine, EngineError, EngineResult, error::Missing};
 
 impl Engine {
     /// Loads the receipt of an earlier request with this key. Checked first: a repeated request gets the same response
@@ -35,7 +35,7 @@ impl Engine {
         scope: WorkspaceScope,
         id: InvocationId,
     ) -> EngineResult<InvocationReceipt> {
-        let row = self.store().invocation(scope, id).await?.ok_or(EngineError::InvocationNotFound)?;
+        let row = self.store().invocation(scope, id).await?.ok_or(EngineError::NotFound(Missing::Invocation))?;
         Ok(InvocationReceipt {
             id,
             action_name: row.action_name,

@@ -14,7 +14,12 @@ pub use relay_store::actions::triggers::{TriggerChange, TriggerRow};
 use relay_wire::{actions::trigger::TriggerInput, field::ToValue as _};
 use sha2::{Digest, Sha256};
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::AgentCaller, actions::InvokeAction};
+use crate::{
+    Engine, EngineError, EngineResult,
+    access::authentication::AgentCaller,
+    actions::InvokeAction,
+    error::{Conflict, InvalidInput, Missing},
+};
 
 #[derive(Debug)]
 pub struct NewTrigger {
@@ -44,7 +49,7 @@ impl Pattern {
         match regex::RegexBuilder::new(pattern).size_limit(MAX_COMPILED_BYTES).build() {
             Ok(expression) => Ok(Self::Expression(Box::new(expression))),
             Err(regex::Error::CompiledTooBig(_)) => {
-                Err(EngineError::InvalidRequest("pattern repeats itself too often".into()))
+                Err(EngineError::invalid_request("pattern repeats itself too often"))
             }
             Err(_) => Ok(Self::Plain(pattern.to_owned())),
         }
@@ -81,7 +86,7 @@ impl Engine {
         if self.store().create_trigger(scope, &row, MAX_PER_WORKSPACE).await? {
             Ok(row)
         } else {
-            Err(EngineError::TooManyTriggers)
+            Err(EngineError::Conflict(Conflict::TooManyTriggers))
         }
     }
 
@@ -91,7 +96,7 @@ impl Engine {
     }
 
     pub async fn trigger(&self, scope: WorkspaceScope, id: TriggerId) -> EngineResult<TriggerRow> {
-        self.store().trigger(scope, id).await?.ok_or(EngineError::TriggerNotFound)
+        self.store().trigger(scope, id).await?.ok_or(EngineError::NotFound(Missing::Trigger))
     }
 
     /// Changes a trigger.
@@ -111,13 +116,16 @@ impl Engine {
             action_name: change.action_name.map(checked_action).transpose()?,
             enabled: change.enabled,
         };
-        self.store().update_trigger(scope, id, &change, self.now()).await?.ok_or(EngineError::TriggerNotFound)
+        self.store()
+            .update_trigger(scope, id, &change, self.now())
+            .await?
+            .ok_or(EngineError::NotFound(Missing::Trigger))
     }
 
     /// Deletes a trigger. Its open invocations continue.
     pub async fn delete_trigger(&self, scope: WorkspaceScope, id: TriggerId) -> EngineResult<()> {
         let gone = self.store().delete_trigger(scope, id).await?;
-        if gone { Ok(()) } else { Err(EngineError::TriggerNotFound) }
+        if gone { Ok(()) } else { Err(EngineError::NotFound(Missing::Trigger)) }
     }
 }
 
@@ -134,7 +142,7 @@ impl Engine {
         message: &Message,
     ) -> EngineResult<()> {
         if is_reserved(&trigger.action_name) {
-            return Err(EngineError::ActionNotFound);
+            return Err(EngineError::NotFound(Missing::Action));
         }
         let trigger_id = trigger.trigger_id;
         let author = self.store().agent(scope, message.agent_id).await?;
@@ -172,7 +180,11 @@ impl Engine {
 /// Stores the text as given; an empty one counts as none.
 fn checked_channel(channel: Option<String>) -> EngineResult<Option<String>> {
     let Some(channel) = channel.filter(|channel| !channel.is_empty()) else { return Ok(None) };
-    if is_channel_name(strip_hash(&channel)) { Ok(Some(channel)) } else { Err(EngineError::InvalidChannelName) }
+    if is_channel_name(strip_hash(&channel)) {
+        Ok(Some(channel))
+    } else {
+        Err(EngineError::Invalid(InvalidInput::ChannelName))
+    }
 }
 
 fn checked_pattern(pattern: Option<String>) -> EngineResult<Option<String>> {

@@ -9,7 +9,7 @@ use relay_store::{
 };
 
 use super::Admin;
-use crate::{EngineError, EngineResult};
+use crate::{EngineError, EngineResult, error::Missing};
 
 /// Workers remove files every 10 s.
 const POLL_EVERY: Duration = Duration::from_secs(1);
@@ -60,7 +60,7 @@ impl Admin {
     /// When there is no workspace of this id.
     pub async fn delete_workspace(&self, id: WorkspaceId) -> EngineResult<usize> {
         let scope = WorkspaceScope::from_engine_row(id);
-        self.store.is_deleted(scope).await?.ok_or(EngineError::WorkspaceNotFound)?;
+        self.store.is_deleted(scope).await?.ok_or(EngineError::NotFound(Missing::Workspace))?;
         let now = chrono::DateTime::from_timestamp_millis(self.store.ping().await?).unwrap_or_default();
         Ok(self.store.delete_workspace(scope, now).await?.len())
     }
@@ -75,7 +75,7 @@ impl Admin {
         scope: WorkspaceScope,
         mut each: impl FnMut(&ExportedRow<'_>) -> std::io::Result<()>,
     ) -> EngineResult<()> {
-        self.store.is_deleted(scope).await?.ok_or(EngineError::WorkspaceNotFound)?;
+        self.store.is_deleted(scope).await?.ok_or(EngineError::NotFound(Missing::Workspace))?;
         let mut wrote = Ok(());
         let outcome = self
             .store
@@ -89,7 +89,7 @@ impl Admin {
         match outcome {
             Ok(()) => Ok(()),
             Err(ExportError::Store(error)) => Err(error.into()),
-            Err(ExportError::Writing) => Err(EngineError::InvalidRequest(format!(
+            Err(ExportError::Writing) => Err(EngineError::invalid_request(format!(
                 "the export could not be written: {}",
                 wrote.err().map_or_else(String::new, |error| error.to_string())
             ))),
@@ -114,11 +114,13 @@ impl Admin {
     ) -> EngineResult<Erasure> {
         // Id 0 owns the idempotency keys of anonymous callers.
         if id.get() == 0 {
-            return Err(EngineError::WorkspaceNotFound);
+            return Err(EngineError::NotFound(Missing::Workspace));
         }
         let scope = WorkspaceScope::from_engine_row(id);
         let was_there = match self.store.is_deleted(scope).await? {
-            Some(false) => return Err(EngineError::InvalidRequest("the workspace is alive: delete it first".into())),
+            Some(false) => {
+                return Err(EngineError::invalid_request("the workspace is alive: delete it first"));
+            }
             known => known.is_some(),
         };
         self.wait_for_files(scope, timeout).await?;
@@ -179,7 +181,7 @@ impl Admin {
                 return Ok(());
             }
             if since.elapsed() >= timeout {
-                return Err(EngineError::InvalidRequest(format!(
+                return Err(EngineError::invalid_request(format!(
                     "the bytes of {files} files are still there: a worker removes them, does one run?"
                 )));
             }

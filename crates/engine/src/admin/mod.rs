@@ -25,6 +25,7 @@ use serde_json::Map;
 
 use crate::{
     EngineError, EngineResult, IdSource,
+    error::{BadCredential, Fault, Missing},
     workspaces::usage::{UsageQuery, UsageReport},
 };
 
@@ -109,8 +110,8 @@ impl Admin {
         let mut living = named.iter().filter(|workspace| workspace.deleted_at.is_none());
         match (living.next(), living.next()) {
             (Some(only), None) => Ok(WorkspaceScope::from_engine_row(only.workspace_id)),
-            (None, _) => Err(EngineError::WorkspaceNotFound),
-            (Some(_), Some(_)) => Err(EngineError::InvalidRequest(format!(
+            (None, _) => Err(EngineError::NotFound(Missing::Workspace)),
+            (Some(_), Some(_)) => Err(EngineError::invalid_request(format!(
                 "several workspaces are called {id_or_name}: name one by its id, as `workspace list --name` shows them"
             ))),
         }
@@ -123,7 +124,11 @@ impl Admin {
     pub async fn create_workspace(&self, name: &str) -> EngineResult<WorkspaceWithKey> {
         check_name("name", name, MAX_WORKSPACE_NAME_BYTES)?;
         let owner = format!("relayctl-{}", std::process::id());
-        let worker = self.store.lease_worker_id(&owner, LEASE_SECONDS).await?.ok_or(EngineError::NoWorkerNumber)?;
+        let worker = self
+            .store
+            .lease_worker_id(&owner, LEASE_SECONDS)
+            .await?
+            .ok_or(EngineError::Internal(Fault::NoWorkerNumber))?;
         let ids = IdSource::new(worker.unsigned_abs());
         ids.synchronize(&self.store).await?;
         let (key, hash) = new_token(TokenKind::Workspace)?;
@@ -148,7 +153,11 @@ impl Admin {
     /// When it has been deleted.
     pub async fn add_key(&self, scope: WorkspaceScope) -> EngineResult<String> {
         let (key, hash) = new_token(TokenKind::Workspace)?;
-        if self.store.add_workspace_key(scope, hash).await? { Ok(key) } else { Err(EngineError::WorkspaceNotFound) }
+        if self.store.add_workspace_key(scope, hash).await? {
+            Ok(key)
+        } else {
+            Err(EngineError::NotFound(Missing::Workspace))
+        }
     }
 
     /// Revokes a token. `None` when no row has it: it is unknown, revoked before, or a signed token.
@@ -156,10 +165,10 @@ impl Admin {
     /// # Errors
     /// When the text is no token.
     pub async fn revoke_token(&self, token: &str) -> EngineResult<Option<RevokedToken>> {
-        let kind = TokenKind::from_prefix(token).ok_or(EngineError::InvalidTokenFormat)?;
+        let kind = TokenKind::from_prefix(token).ok_or(EngineError::Unauthenticated(BadCredential::TokenFormat))?;
         if kind == TokenKind::Observer {
-            return Err(EngineError::InvalidRequest(
-                "observer tokens are revoked over the API: DELETE /v1/observer-tokens/:id".into(),
+            return Err(EngineError::invalid_request(
+                "observer tokens are revoked over the API: DELETE /v1/observer-tokens/:id",
             ));
         }
         Ok(self.store.revoke_token(TokenHash::from_token(token)).await?)
@@ -185,7 +194,7 @@ impl Admin {
     /// When there is no such agent.
     pub async fn mailbox(&self, scope: WorkspaceScope, agent: &str, limit: i64) -> EngineResult<InspectedMailbox> {
         let inside = self.store.mailbox_details(scope, agent).await?;
-        let inside = inside.ok_or_else(|| EngineError::AgentNotFound(agent.to_owned()))?;
+        let inside = inside.ok_or_else(|| EngineError::NotFound(Missing::Agent(agent.to_owned())))?;
         let exceptions = self.store.mailbox_settlements(scope, inside.agent_id, limit).await?;
         let frames = self.store.mailbox_entries(scope, inside.agent_id, limit).await?;
         Ok(InspectedMailbox { inside, exceptions, frames })
@@ -205,7 +214,7 @@ impl Admin {
 
 fn new_token(kind: TokenKind) -> EngineResult<(String, TokenHash)> {
     let mut random = [0; TOKEN_BYTES];
-    getrandom::fill(&mut random).map_err(|_| EngineError::NoRandomness)?;
+    getrandom::fill(&mut random).map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
     let text = kind.format_token(random);
     let hash = TokenHash::from_token(&text);
     Ok((text, hash))

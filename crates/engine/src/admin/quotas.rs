@@ -6,7 +6,7 @@ use relay_domain::{
 };
 
 use super::Admin;
-use crate::{EngineError, EngineResult};
+use crate::{EngineError, EngineResult, error::Missing};
 
 impl Admin {
     /// Returns a workspace's plan and its overrides.
@@ -14,7 +14,7 @@ impl Admin {
     /// # Errors
     /// When it has been deleted.
     pub async fn quotas(&self, scope: WorkspaceScope) -> EngineResult<(Plan, LimitOverrides)> {
-        let row = self.store.quotas(scope).await?.ok_or(EngineError::WorkspaceNotFound)?;
+        let row = self.store.quotas(scope).await?.ok_or(EngineError::NotFound(Missing::Workspace))?;
         Ok((row.plan, row.overrides))
     }
 
@@ -29,8 +29,12 @@ impl Admin {
         own: &LimitOverrides,
     ) -> EngineResult<()> {
         if !own.is_valid() {
-            return Err(EngineError::InvalidRequest(LimitOverrides::VALID_RANGES.into()));
+            return Err(EngineError::invalid_request(LimitOverrides::VALID_RANGES));
         }
-        if self.store.set_quotas(scope, plan, own).await? { Ok(()) } else { Err(EngineError::WorkspaceNotFound) }
+        if self.store.set_quotas(scope, plan, own).await? {
+            Ok(())
+        } else {
+            Err(EngineError::NotFound(Missing::Workspace))
+        }
     }
 }

@@ -9,6 +9,7 @@ use relay_stream::Stream;
 use super::{Admin, LEASE_SECONDS};
 use crate::{
     EngineError, EngineResult, IdSource,
+    error::Fault,
     recovery::{DatabaseRepair, Margin, Progress, RepairPlan, RepairReport},
 };
 
@@ -36,7 +37,11 @@ impl Admin {
         progress: impl FnMut(Progress) + Send,
     ) -> EngineResult<RestoreReport> {
         let owner = format!("relayctl-{}", std::process::id());
-        let worker = self.store.lease_worker_id(&owner, LEASE_SECONDS).await?.ok_or(EngineError::NoWorkerNumber)?;
+        let worker = self
+            .store
+            .lease_worker_id(&owner, LEASE_SECONDS)
+            .await?
+            .ok_or(EngineError::Internal(Fault::NoWorkerNumber))?;
         let ids = IdSource::new(worker.unsigned_abs());
         ids.synchronize(&self.store).await?;
         let stream = Stream::connect(nats_url, "relayctl", &owner).await?;
@@ -50,7 +55,7 @@ impl Admin {
         let recovered_before = database.recovered_at;
         let Some(margin) = margin else { return Ok(RestoreReport { found, done: None, recovered_before }) };
         let Some(lock) = self.store.try_recovery_lock().await? else {
-            return Err(EngineError::InvalidRequest("another process recovers the database".into()));
+            return Err(EngineError::invalid_request("another process recovers the database"));
         };
         let done = repair.repair(&database, margin, progress).await;
         lock.release().await;

@@ -4,7 +4,7 @@ use relay_domain::{NodeId, WorkspaceScope};
 use relay_store::workspaces::suspensions::NodeWorkload;
 
 use super::Admin;
-use crate::{EngineError, EngineResult};
+use crate::{EngineError, EngineResult, error::Missing};
 
 impl Admin {
     /// Suspends or resumes a workspace. Returns true if that changed its state.
@@ -12,7 +12,7 @@ impl Admin {
     /// # Errors
     /// When it is deleted.
     pub async fn suspend(&self, scope: WorkspaceScope, suspended: bool) -> EngineResult<bool> {
-        self.store.set_suspended(scope, suspended).await?.ok_or(EngineError::WorkspaceNotFound)
+        self.store.set_suspended(scope, suspended).await?.ok_or(EngineError::NotFound(Missing::Workspace))
     }
 
     /// Drains a node by id or name: it gets no new placements, and its sockets close after `grace_seconds`. `None` ends
@@ -27,7 +27,7 @@ impl Admin {
         grace_seconds: Option<i32>,
     ) -> EngineResult<NodeId> {
         let drained = self.store.set_drained(scope, node, grace_seconds).await?;
-        drained.ok_or_else(|| EngineError::NodeNotFound(node.to_owned()))
+        drained.ok_or_else(|| EngineError::NotFound(Missing::Node(node.to_owned())))
     }
 
     /// Returns the work of a node that a drain waits for.

@@ -5,6 +5,7 @@ use relay_domain::names::{MAX_AGENT_NAME_BYTES, MAX_NODE_NAME_BYTES, check_name}
 use crate::{
     Engine, EngineError, EngineResult,
     access::{authentication::AgentCaller, idempotency::ClientKey},
+    error::{InvalidInput, Missing},
     messages::posting::{Draft, PostedMessage},
 };
 
@@ -16,9 +17,9 @@ impl Engine {
     /// node or the id of the machine.
     ///
     /// # Errors
-    /// As for posting; [`EngineError::InvalidAddress`], [`EngineError::AddressNotFound`],
-    /// [`EngineError::AmbiguousAddress`] when the machine names one node and the machine id of others.
-    /// [`EngineError::AmbiguousAddress`] when the word names one node and the machine of others.
+    /// As for posting; [`EngineError::Invalid(InvalidInput::Address)`], [`EngineError::NotFound(Missing::Address)`],
+    /// [`EngineError::Invalid(InvalidInput::AmbiguousAddress)`] when the machine names one node and the machine id of others.
+    /// [`EngineError::Invalid(InvalidInput::AmbiguousAddress)`] when the word names one node and the machine of others.
     pub async fn send_to_address(
         &self,
         caller: &AgentCaller,
@@ -26,7 +27,7 @@ impl Engine {
         draft: Draft,
         key: Option<ClientKey>,
     ) -> EngineResult<PostedMessage> {
-        let (name, machine) = split_address(address).ok_or(EngineError::InvalidAddress)?;
+        let (name, machine) = split_address(address).ok_or(EngineError::Invalid(InvalidInput::Address))?;
         match self.check_location(caller, name, machine).await {
             Ok(()) => self.send_dm(caller, name, draft, key).await,
             // A message sent under this key stays sent, even if its recipient has moved since.
@@ -36,14 +37,14 @@ impl Engine {
 
     async fn check_location(&self, caller: &AgentCaller, name: &str, machine: &str) -> EngineResult<()> {
         let found = self.store().agent_location(caller.scope, name, machine).await?;
-        let found = found.ok_or(EngineError::AddressNotFound)?;
+        let found = found.ok_or(EngineError::NotFound(Missing::Address))?;
         if machine == DIRECT && found.is_direct {
             return Ok(());
         }
         if found.is_ambiguous {
-            return Err(EngineError::AmbiguousAddress);
+            return Err(EngineError::Invalid(InvalidInput::AmbiguousAddress));
         }
-        if found.matches { Ok(()) } else { Err(EngineError::AddressNotFound) }
+        if found.matches { Ok(()) } else { Err(EngineError::NotFound(Missing::Address)) }
     }
 }
 

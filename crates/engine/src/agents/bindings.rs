@@ -10,7 +10,11 @@ use relay_domain::{
 };
 use relay_store::{BindOutcome, NewBinding};
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::Credential};
+use crate::{
+    Engine, EngineError, EngineResult,
+    access::authentication::Credential,
+    error::{Conflict, Missing},
+};
 
 /// The response of a bind tells the broker where the mailbox stands, and the broker must know that before the first
 /// frame. So the gateways learn of the move this long after the response was made.
@@ -67,8 +71,10 @@ impl Engine {
             priority: request.priority,
         };
         match self.store().bind_agent(scope, new).await? {
-            BindOutcome::NoAgent => Err(EngineError::AgentNotFound(request.agent_name.clone())),
-            BindOutcome::Full { max_agents } => Err(EngineError::NodeCapacityExceeded { node: node.name, max_agents }),
+            BindOutcome::NoAgent => Err(EngineError::NotFound(Missing::Agent(request.agent_name.clone()))),
+            BindOutcome::Full { max_agents } => {
+                Err(EngineError::Conflict(Conflict::NodeCapacity { node: node.name, max_agents }))
+            }
             BindOutcome::Bound { agent, from } => {
                 let mut nodes = vec![from];
                 if !nodes.contains(&node_id) {
@@ -77,9 +83,11 @@ impl Engine {
                 self.announce_move(scope, nodes);
                 let binding = self.store().bindings(scope, &node_id, Some(&[agent]), 1).await?.into_iter().next();
                 // Another request may have moved the agent meanwhile.
-                let binding = binding.ok_or_else(|| EngineError::NodeAgentBindingNotFound {
-                    agent: request.agent_name.clone(),
-                    node: node.name.clone(),
+                let binding = binding.ok_or_else(|| {
+                    EngineError::NotFound(Missing::NodeAgentBinding {
+                        agent: request.agent_name.clone(),
+                        node: node.name.clone(),
+                    })
                 })?;
                 Ok(NodeBinding { binding, node })
             }
@@ -94,7 +102,10 @@ impl Engine {
         let node = self.stored_node(scope, node).await?;
         let id = node.node_id;
         let Some(agent) = self.store().unbind_agent(scope, &id, agent_name).await? else {
-            return Err(EngineError::NodeAgentBindingNotFound { agent: agent_name.to_owned(), node: node.name });
+            return Err(EngineError::NotFound(Missing::NodeAgentBinding {
+                agent: agent_name.to_owned(),
+                node: node.name,
+            }));
         };
         self.announce_move(scope, vec![id, NodeId::direct(agent)]);
         Ok(())

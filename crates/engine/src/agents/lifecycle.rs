@@ -20,6 +20,7 @@ use crate::{
         authentication::{AgentCaller, Credential},
         idempotency::ClientKey,
     },
+    error::{Conflict, Denial, Limit, Missing},
 };
 
 /// Prefix of the idempotency key with which a broker registers an agent that it is about to run.
@@ -103,8 +104,8 @@ impl Engine {
                 .by_agent(agent_id)
         };
         match self.store().register_agent(scope, &new, joined).await? {
-            Registration::NameTaken => Err(EngineError::AgentAlreadyExists(request.name.clone())),
-            Registration::QuotaReached => Err(EngineError::PlanLimitExceeded(Quota::Agents)),
+            Registration::NameTaken => Err(EngineError::Conflict(Conflict::AgentExists(request.name.clone()))),
+            Registration::QuotaReached => Err(EngineError::LimitExceeded(Limit::Quota(Quota::Agents))),
             Registration::Registered(channel) => {
                 if let Some((channel_id, recorded)) = channel {
                     self.inner.hints.members_changed(scope, channel_id);
@@ -130,7 +131,7 @@ impl Engine {
     ) -> EngineResult<RegisteredAgent> {
         let spawn = SpawnKey { hash: key.hash("-", "agent.spawn", &request.name), fingerprint: key.fingerprint() };
         match self.register_agent(scope, request).await {
-            Err(EngineError::AgentAlreadyExists(_)) => {}
+            Err(EngineError::Conflict(Conflict::AgentExists(_))) => {}
             Err(other) => return Err(other),
             Ok(registered) => {
                 // Outside of the registration's transaction: without this row a replay still finds an agent that no
@@ -149,9 +150,9 @@ impl Engine {
                 self.inner.seen.forget(scope, agent_id);
                 Ok(RegisteredAgent { agent_id, token: token.text, created_at, replayed })
             }
-            RespawnOutcome::KeyReused => Err(EngineError::IdempotencyKeyReused),
+            RespawnOutcome::KeyReused => Err(EngineError::Conflict(Conflict::IdempotencyKeyReused)),
             RespawnOutcome::Hosted | RespawnOutcome::NotFound => {
-                Err(EngineError::AgentAlreadyExists(request.name.clone()))
+                Err(EngineError::Conflict(Conflict::AgentExists(request.name.clone())))
             }
         }
     }
@@ -169,7 +170,10 @@ impl Engine {
 
     /// Finds an agent by name.
     pub async fn agent_by_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<Agent> {
-        self.store().agent_by_name(scope, name).await?.ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))
+        self.store()
+            .agent_by_name(scope, name)
+            .await?
+            .ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))
     }
 
     /// Finds an agent by name if the caller may see it.
@@ -178,11 +182,15 @@ impl Engine {
     /// When there is none for this caller.
     pub async fn visible_agent(&self, caller: &Credential, name: &str) -> EngineResult<Agent> {
         let agent = self.agent_by_name(caller.scope(), name).await?;
-        if caller.view().sees_author(Some(agent.id)) { Ok(agent) } else { Err(EngineError::AgentNotFound(agent.name)) }
+        if caller.view().sees_author(Some(agent.id)) {
+            Ok(agent)
+        } else {
+            Err(EngineError::NotFound(Missing::Agent(agent.name)))
+        }
     }
 
     pub async fn agent(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Agent> {
-        self.store().agent(scope, agent).await?.ok_or_else(|| EngineError::AgentNotFound(agent.to_string()))
+        self.store().agent(scope, agent).await?.ok_or_else(|| EngineError::NotFound(Missing::Agent(agent.to_string())))
     }
 
     /// Returns the agent's oldest unsettled deliveries, at most [`MAX_PENDING`].
@@ -243,7 +251,7 @@ impl Engine {
             .store()
             .delete_agent(scope, name, condition, self.now())
             .await?
-            .ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))?;
+            .ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))?;
         // After the commit: a cached token must not outlive the rows it was checked against.
         for hash in deleted.tokens {
             self.revoke_token(hash);
@@ -275,7 +283,7 @@ impl Engine {
             Credential::Workspace { .. } => self.agent_by_name(scope, name).await?.id,
             Credential::Agent(agent) if &*agent.name == name => agent.agent_id,
             Credential::Agent(_) | Credential::Node(_) | Credential::Observer(_) => {
-                return Err(EngineError::AgentRecoveryNotAuthorized);
+                return Err(EngineError::Forbidden(Denial::AgentRecovery));
             }
         };
         let token = self.fresh_token(TokenKind::Agent)?;
@@ -283,7 +291,7 @@ impl Engine {
             .store()
             .rotate_agent_token(scope, agent_id, token.hash, self.now())
             .await?
-            .ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))?;
+            .ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))?;
         if let Some(old) = old {
             self.revoke_token(old);
         }

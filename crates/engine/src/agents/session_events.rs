@@ -16,6 +16,7 @@ use crate::{
     Engine, EngineError, EngineResult,
     access::{authentication::Credential, idempotency::ClientKey},
     agents::lifecycle::encoded_length,
+    error::{Conflict, Denial, InvalidInput},
 };
 
 /// Default and maximum page size.
@@ -51,7 +52,7 @@ impl Engine {
         let (agent_id, agent_name) = match caller {
             Credential::Agent(own) if &*own.name == agent => (own.agent_id, own.name.to_string()),
             Credential::Agent(_) | Credential::Node(_) | Credential::Observer(_) => {
-                return Err(EngineError::NotOwnSession);
+                return Err(EngineError::Forbidden(Denial::NotOwnSession));
             }
             Credential::Workspace { .. } => {
                 let agent = self.agent_by_name(scope, agent).await?;
@@ -59,7 +60,7 @@ impl Engine {
             }
         };
         if !is_event_type(&request.event_type) {
-            return Err(EngineError::InvalidEventType);
+            return Err(EngineError::Invalid(InvalidInput::EventType));
         }
         let payload = request.payload.unwrap_or_else(|| Map::new().into());
         check_json_length("payload", encoded_length(&payload))?;
@@ -100,14 +101,18 @@ impl Engine {
         scope: WorkspaceScope,
         key: Option<([u8; 32], [u8; 32])>,
     ) -> EngineResult<(SessionEventId, i64, DateTime<Utc>)> {
-        let (hash, fingerprint) = key.ok_or(EngineError::IdempotencyInProgress)?;
-        let kept = self.replay(scope, &hash, &fingerprint).await?.ok_or(EngineError::IdempotencyInProgress)?.data;
+        let (hash, fingerprint) = key.ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress))?;
+        let kept = self
+            .replay(scope, &hash, &fingerprint)
+            .await?
+            .ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress))?
+            .data;
         let id = kept["event_id"].as_str().and_then(|id| id.parse().ok());
         let at = kept["at"].as_i64().and_then(DateTime::from_timestamp_millis);
         match (id, kept["sequence"].as_i64(), at) {
             (Some(id), Some(sequence), Some(at)) => Ok((id, sequence, at)),
             // Impossible: the hash covers the operation, so only this operation stores under it.
-            _ => Err(EngineError::IdempotencyKeyReused),
+            _ => Err(EngineError::Conflict(Conflict::IdempotencyKeyReused)),
         }
     }
 
@@ -134,8 +139,8 @@ fn reported_status(event_type: &str, payload: &Value) -> EngineResult<Option<Age
     match status_effect(event_type, payload.get("status").and_then(Value::as_str)) {
         StatusEffect::None => Ok(None),
         StatusEffect::Sets(status) => Ok(Some(status)),
-        StatusEffect::Unreadable => Err(EngineError::InvalidRequest(
-            "payload.status must be one of active, online, idle, away, blocked, waiting, offline".to_owned(),
+        StatusEffect::Unreadable => Err(EngineError::invalid_request(
+            "payload.status must be one of active, online, idle, away, blocked, waiting, offline",
         )),
     }
 }

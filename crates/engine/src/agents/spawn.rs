@@ -30,6 +30,7 @@ use crate::{
     },
     actions::{InvocationReceipt, InvocationRequest, InvokeAction},
     agents::lifecycle::ChangeAgent,
+    error::{Conflict, Dependency, InvalidInput, Missing},
 };
 
 /// Bound of the channels that a spawn makes its agent join; further ones are ignored.
@@ -99,7 +100,7 @@ impl Engine {
         let mut input = match request.input {
             None | Some(Value::Null) => Map::new(),
             Some(Value::Object(input)) => input,
-            Some(_) => return Err(EngineError::InvalidRequest("input must be an object".to_owned())),
+            Some(_) => return Err(EngineError::invalid_request("input must be an object")),
         };
         let caller = Credential::Agent(caller.clone());
         if request.name == SPAWN {
@@ -110,7 +111,7 @@ impl Engine {
         }
         let owned = |field| optional_text(&input, field).map(|text| text.map(str::to_owned));
         let release = ReleaseAgent {
-            name: owned("name")?.ok_or_else(|| EngineError::InvalidRequest("name is required".to_owned()))?,
+            name: owned("name")?.ok_or_else(|| EngineError::invalid_request("name is required"))?,
             reason: owned("reason")?,
             delete_agent: input.get("delete_agent") == Some(&Value::Bool(true)),
             expected_token_hash: owned("expected_token_hash")?,
@@ -127,7 +128,10 @@ impl Engine {
         if self.store().node_capability_kind(fence.scope, &fence.node_id, &capability).await?
             != Some(CapabilityKind::Capacity)
         {
-            return Err(EngineError::CapabilityMismatch { node: fence.node_id.to_string(), capability });
+            return Err(EngineError::Conflict(Conflict::CapabilityMismatch {
+                node: fence.node_id.to_string(),
+                capability,
+            }));
         }
         let node = self.stored_node(fence.scope, fence.node_id.as_str()).await?;
         let caller = Credential::Workspace { scope: fence.scope };
@@ -162,13 +166,13 @@ impl Engine {
         check_length("reason", request.reason.as_deref().unwrap_or_default(), MAX_NOTE_BYTES)?;
         let agent = self.agent_by_name(scope, &request.name).await?;
         if request.expected_agent_id.is_some_and(|expected| expected != agent.id) {
-            return Err(EngineError::AgentIdentityMismatch(agent.name));
+            return Err(EngineError::Conflict(Conflict::AgentIdentityMismatch(agent.name)));
         }
         let token = request.expected_token_hash.as_deref().map(read_token_hash).transpose()?;
         if let Some(token) = &token
             && !self.store().is_token_of_agent(scope, agent.id, token).await?
         {
-            return Err(EngineError::ReleaseGenerationConflict);
+            return Err(EngineError::Conflict(Conflict::ReleaseGeneration));
         }
         let call = release_call(caller, &agent, &request, key);
         if agent.is_on_direct_node() {
@@ -179,7 +183,9 @@ impl Engine {
         self.store().record_release(scope, id, agent.id, request.delete_agent, self.now()).await?;
         match self.create_invocation_with_id(scope, id, call.clone()).await {
             Ok(done) if done.id == id => return Ok(done),
-            Err(EngineError::HandlerUnavailable(_)) => self.store().delete_release(scope, id).await?,
+            Err(EngineError::DependencyUnavailable(Dependency::Handler(_))) => {
+                self.store().delete_release(scope, id).await?
+            }
             // Its key was used before, or it was refused for another reason.
             other => {
                 self.store().delete_release(scope, id).await?;
@@ -189,7 +195,7 @@ impl Engine {
         if request.delete_agent {
             self.release_without_node(scope, call, &agent, token, true).await
         } else {
-            Err(EngineError::AgentHostUnavailable(agent.name))
+            Err(EngineError::DependencyUnavailable(Dependency::AgentHost(agent.name)))
         }
     }
 
@@ -206,8 +212,8 @@ impl Engine {
             let condition =
                 DeleteCondition { agent: Some(agent.id), token, orphans_mailbox: true, ..DeleteCondition::default() };
             match self.delete_agent_if(scope, &agent.name, &condition).await {
-                Err(EngineError::AgentNotFound(_)) if condition.token.is_some() => {
-                    return Err(EngineError::ReleaseGenerationConflict);
+                Err(EngineError::NotFound(Missing::Agent(_))) if condition.token.is_some() => {
+                    return Err(EngineError::Conflict(Conflict::ReleaseGeneration));
                 }
                 other => other?,
             }
@@ -221,11 +227,13 @@ impl Engine {
 
     /// Returns the broker node that the calling agent runs on.
     async fn broker_of_caller(&self, caller: &Credential) -> EngineResult<NodeId> {
-        let Some(agent) = caller.agent_id() else { return Err(EngineError::PlacementSelfRequiresAgent) };
+        let Some(agent) = caller.agent_id() else {
+            return Err(EngineError::Invalid(InvalidInput::PlacementSelfRequiresAgent));
+        };
         let agent = self.agent(caller.scope(), agent).await?;
         let node = &agent.node_id;
         if agent.is_on_direct_node() || self.is_direct_node(caller.scope(), node).await? != Some(false) {
-            return Err(EngineError::PlacementSelfUnavailable);
+            return Err(EngineError::Conflict(Conflict::PlacementSelfUnavailable));
         }
         Ok(agent.node_id)
     }
@@ -233,7 +241,10 @@ impl Engine {
     async fn check_capability(&self, scope: WorkspaceScope, node: &NodeId, capability: &str) -> EngineResult<()> {
         match self.store().node_capability_kind(scope, node, capability).await? {
             Some(_) => Ok(()),
-            None => Err(EngineError::CapabilityMismatch { node: node.to_string(), capability: capability.to_owned() }),
+            None => Err(EngineError::Conflict(Conflict::CapabilityMismatch {
+                node: node.to_string(),
+                capability: capability.to_owned(),
+            })),
         }
     }
 
@@ -254,7 +265,9 @@ impl Engine {
             match self.add_channel_member(fence.scope, agent, name, &channel).await {
                 Ok(())
                 | Err(
-                    EngineError::ChannelNotFound(_) | EngineError::ChannelArchived(_) | EngineError::InvalidChannelName,
+                    EngineError::NotFound(Missing::Channel(_))
+                    | EngineError::Invalid(InvalidInput::ChannelArchived(_))
+                    | EngineError::Invalid(InvalidInput::ChannelName),
                 ) => {}
                 Err(error) => return Err(error),
             }
@@ -309,7 +322,7 @@ fn release_call(
 
 /// Returns the capability that a spawn needs.
 fn required_capability(input: &Map<String, Value>) -> EngineResult<String> {
-    let invalid = |problem: &str| EngineError::InvalidRequest(problem.to_owned());
+    let invalid = |problem: &str| EngineError::invalid_request(problem.to_owned());
     check_agent_name(optional_text(input, "name")?.ok_or_else(|| invalid("name is required"))?)?;
     let word = match optional_text(input, "capability")? {
         Some(capability) => capability,
@@ -334,7 +347,7 @@ fn optional_text<'a>(input: &'a Map<String, Value>, field: &'static str) -> Engi
     match input.get(field) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.as_str()).filter(|text| !text.is_empty())),
-        Some(_) => Err(EngineError::InvalidRequest(format!("{field} must be a string"))),
+        Some(_) => Err(EngineError::invalid_request(format!("{field} must be a string"))),
     }
 }
 
@@ -343,7 +356,7 @@ fn optional_flag(input: &Map<String, Value>, field: &'static str) -> EngineResul
     match input.get(field) {
         None | Some(Value::Null) => Ok(false),
         Some(Value::Bool(flag)) => Ok(*flag),
-        Some(_) => Err(EngineError::InvalidRequest(format!("{field} must be a boolean"))),
+        Some(_) => Err(EngineError::invalid_request(format!("{field} must be a boolean"))),
     }
 }
 
@@ -373,7 +386,7 @@ fn caller_name_of(caller: &Credential) -> String {
 fn read_token_hash(hex_text: &str) -> EngineResult<TokenHash> {
     let mut bytes = [0; 32];
     hex::decode_to_slice(hex_text, &mut bytes)
-        .map_err(|_| EngineError::InvalidRequest("expected_token_hash must be 64 hexadecimal digits".to_owned()))?;
+        .map_err(|_| EngineError::invalid_request("expected_token_hash must be 64 hexadecimal digits"))?;
     Ok(TokenHash::from_bytes(bytes))
 }
 

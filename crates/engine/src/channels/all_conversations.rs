@@ -4,7 +4,7 @@ use relay_domain::{ChannelId, messages::Message};
 use relay_store::MessagePage;
 pub use relay_store::WorkspaceConversation;
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::Credential};
+use crate::{Engine, EngineError, EngineResult, access::authentication::Credential, error::Missing};
 
 /// Default and maximum page size.
 pub const ALL_CONVERSATIONS_PAGE: (i64, i64) = (500, 500);
@@ -53,9 +53,10 @@ impl Engine {
         let (scope, view) = (caller.scope(), caller.view());
         let hidden = matches!(caller, Credential::Observer(_)) && !view.sees_conversation(id);
         if hidden || id.contains('\0') {
-            return Err(EngineError::ConversationNotFound);
+            return Err(EngineError::NotFound(Missing::Conversation));
         }
-        let conversation = self.store().conversation(scope, id).await?.ok_or(EngineError::ConversationNotFound)?;
+        let conversation =
+            self.store().conversation(scope, id).await?.ok_or(EngineError::NotFound(Missing::Conversation))?;
         let listed = self.store().channel_messages(scope, conversation.channel_id, page, &view.filters).await?;
         Ok(listed.into_iter().map(|listed| listed.message).collect())
     }
@@ -65,7 +66,7 @@ fn read_cursor(cursor: &str) -> EngineResult<ChannelId> {
     let id = cursor.strip_prefix('c').and_then(|hex| i64::from_str_radix(hex, 16).ok());
     id.filter(|id| *id >= 0)
         .map(ChannelId::new)
-        .ok_or_else(|| EngineError::InvalidRequest("cursor is none that this list gave".into()))
+        .ok_or_else(|| EngineError::invalid_request("cursor is none that this list gave"))
 }
 
 #[cfg(test)]

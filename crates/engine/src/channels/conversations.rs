@@ -26,6 +26,7 @@ use crate::{
         authentication::AgentCaller,
         idempotency::{ClientKey, Replay},
     },
+    error::{Conflict, Denial, Missing, TooLarge},
     messages::{payload::FRAME_LIMIT, posting::Draft},
 };
 
@@ -102,7 +103,7 @@ impl Engine {
         };
         match self.store().open_conversation(scope, &new).await? {
             OpenOutcome::Open(row) => Ok(row.into()),
-            OpenOutcome::KeyUsed => Err(EngineError::IdempotencyInProgress),
+            OpenOutcome::KeyUsed => Err(EngineError::Conflict(Conflict::IdempotencyInProgress)),
         }
     }
 
@@ -111,11 +112,12 @@ impl Engine {
     /// # Errors
     /// When there is none of that id, or the caller takes no part in it.
     pub async fn own_conversation(&self, caller: &AgentCaller, id: &str) -> EngineResult<Conversation> {
-        let row = self.store().conversation(caller.scope, id).await?.ok_or(EngineError::ConversationNotFound)?;
+        let row =
+            self.store().conversation(caller.scope, id).await?.ok_or(EngineError::NotFound(Missing::Conversation))?;
         if self.store().is_member(caller.scope, row.channel_id, caller.agent_id).await? {
             Ok(row.into())
         } else {
-            Err(EngineError::NotAParticipant)
+            Err(EngineError::Forbidden(Denial::NotAParticipant))
         }
     }
 
@@ -158,7 +160,7 @@ impl Engine {
             check_length("text", text, MAX_TEXT_BYTES)?;
             // Refused before the group is created: a conversation's frame holds the text twice.
             if Value::from(text).to_string().len() * 2 + FRAME_OVERHEAD > FRAME_LIMIT {
-                return Err(EngineError::PayloadTooLarge);
+                return Err(EngineError::TooLarge(TooLarge::Message));
             }
         }
         // Two transactions, because the post needs the committed conversation.
@@ -222,9 +224,10 @@ impl Engine {
         match self.store().open_conversation(scope, &new).await? {
             OpenOutcome::Open(_) => Ok(CreatedGroup::Created(StoredGroup(data))),
             // A request with the same key committed first.
-            OpenOutcome::KeyUsed => {
-                self.replayed_group(scope, key, key_hash).await?.ok_or(EngineError::IdempotencyInProgress)
-            }
+            OpenOutcome::KeyUsed => self
+                .replayed_group(scope, key, key_hash)
+                .await?
+                .ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress)),
         }
     }
 
@@ -252,7 +255,7 @@ impl Engine {
             }
             JoinOutcome::AlreadyMember => Ok(true),
             // Groups are never archived, so the agent was deleted meanwhile.
-            JoinOutcome::Refused => Err(EngineError::AgentNotFound(name)),
+            JoinOutcome::Refused => Err(EngineError::NotFound(Missing::Agent(name))),
         }
     }
 
@@ -277,7 +280,7 @@ impl Engine {
         match conversation.kind {
             ChannelKind::Group => Ok(conversation),
             ChannelKind::Channel | ChannelKind::Direct => {
-                Err(EngineError::InvalidRequest("a one-to-one conversation has two participants".into()))
+                Err(EngineError::invalid_request("a one-to-one conversation has two participants"))
             }
         }
     }
@@ -285,13 +288,13 @@ impl Engine {
     async fn participant_of_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<(AgentId, String)> {
         let name = name.strip_prefix('@').unwrap_or(name);
         let found = self.store().agent_ids(scope, &[name.to_owned()]).await?.into_iter().next();
-        found.map(|(name, id)| (id, name)).ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))
+        found.map(|(name, id)| (id, name)).ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))
     }
 
     /// Returns the ids of the named agents and the caller, without duplicates.
     async fn group_members(&self, caller: &AgentCaller, names: &[String]) -> EngineResult<Vec<(String, AgentId)>> {
         if names.is_empty() {
-            return Err(EngineError::InvalidRequest("participants must name at least one agent".into()));
+            return Err(EngineError::invalid_request("participants must name at least one agent"));
         }
         let mut wanted: Vec<String> =
             names.iter().map(|name| name.strip_prefix('@').unwrap_or(name).to_owned()).collect();
@@ -304,7 +307,7 @@ impl Engine {
         // One read for all names; the number of rows is bounded by the participants.
         let found = self.store().agent_ids(caller.scope, &wanted).await?;
         match wanted.into_iter().find(|name| !found.iter().any(|(known, _)| known == name)) {
-            Some(unknown) => Err(EngineError::AgentNotFound(unknown)),
+            Some(unknown) => Err(EngineError::NotFound(Missing::Agent(unknown))),
             None => Ok(found),
         }
     }
@@ -335,5 +338,5 @@ fn participant_event(kind: &'static str, to: &Conversation, agent: AgentId, name
 }
 
 fn too_many_participants() -> EngineError {
-    EngineError::InvalidRequest(format!("a conversation has at most {MAX_PARTICIPANTS} participants"))
+    EngineError::invalid_request(format!("a conversation has at most {MAX_PARTICIPANTS} participants"))
 }

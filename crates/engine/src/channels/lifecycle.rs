@@ -18,6 +18,7 @@ use crate::{
     Engine, EngineError, EngineResult,
     access::authentication::{AgentCaller, Credential},
     agents::lifecycle::encoded_length,
+    error::{Conflict, Denial, InvalidInput, Limit, Missing},
 };
 
 #[derive(Debug)]
@@ -45,7 +46,7 @@ impl Engine {
     pub async fn create_channel(&self, caller: &Credential, request: &CreateChannel) -> EngineResult<ChannelRow> {
         let name = strip_hash(&request.name);
         if !is_channel_name(name) {
-            return Err(EngineError::InvalidChannelName);
+            return Err(EngineError::Invalid(InvalidInput::ChannelName));
         }
         check_topic(request.topic.as_deref())?;
         let metadata = request.metadata.clone().unwrap_or_else(|| Map::new().into());
@@ -59,8 +60,8 @@ impl Engine {
         event.agent_id = created_by;
         match self.store().create_channel(caller.scope(), &new, event).await? {
             ChannelCreation::Created(recorded) => self.announce(recorded),
-            ChannelCreation::NameTaken => return Err(EngineError::ChannelAlreadyExists(name.to_owned())),
-            ChannelCreation::QuotaReached => return Err(EngineError::PlanLimitExceeded(Quota::Channels)),
+            ChannelCreation::NameTaken => return Err(EngineError::Conflict(Conflict::ChannelExists(name.to_owned()))),
+            ChannelCreation::QuotaReached => return Err(EngineError::LimitExceeded(Limit::Quota(Quota::Channels))),
         }
         Ok(ChannelRow {
             channel_id,
@@ -88,14 +89,17 @@ impl Engine {
         if caller.view().sees_channel(channel.channel_id, &channel.name) {
             Ok(channel)
         } else {
-            Err(EngineError::ChannelNotFound(channel.name))
+            Err(EngineError::NotFound(Missing::Channel(channel.name)))
         }
     }
 
     /// Finds a channel by name, archived or not; a leading `#` is dropped.
     pub async fn channel_by_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<ChannelRow> {
         let name = strip_hash(name);
-        self.store().channel_by_name(scope, name).await?.ok_or_else(|| EngineError::ChannelNotFound(name.to_owned()))
+        self.store()
+            .channel_by_name(scope, name)
+            .await?
+            .ok_or_else(|| EngineError::NotFound(Missing::Channel(name.to_owned())))
     }
 
     /// Lists the members of a channel that the caller may see in the order of joining, at most
@@ -136,7 +140,7 @@ impl Engine {
             .store()
             .update_channel(scope, update, self.now(), event)
             .await?
-            .ok_or(EngineError::ChannelArchived(channel.name))?;
+            .ok_or(EngineError::Invalid(InvalidInput::ChannelArchived(channel.name)))?;
         self.announce(recorded);
         Ok(changed)
     }
@@ -148,7 +152,7 @@ impl Engine {
     pub async fn archive_channel(&self, scope: WorkspaceScope, name: &str) -> EngineResult<()> {
         let channel = self.channel_by_name(scope, name).await?;
         if channel.name == names::GENERAL_CHANNEL {
-            return Err(EngineError::CannotArchiveGeneral);
+            return Err(EngineError::Invalid(InvalidInput::ArchivedGeneral));
         }
         let data = ChannelArchived { channel: ChannelName { name: &channel.name } };
         let event = Event::new(kind::CHANNEL_ARCHIVED, data.to_value()).in_channel(channel.channel_id, channel.name);
@@ -193,7 +197,7 @@ impl Engine {
     pub async fn invite_to_channel(&self, caller: &AgentCaller, name: &str, invitee: &str) -> EngineResult<String> {
         let channel = self.open_channel(caller.scope, name).await?;
         if !self.store().is_member(caller.scope, channel.channel_id, caller.agent_id).await? {
-            return Err(EngineError::NotAMember(channel.name));
+            return Err(EngineError::Forbidden(Denial::NotAMember(channel.name)));
         }
         let invitee = self.agent_by_name(caller.scope, invitee).await?;
         self.add_member(caller.scope, &channel, invitee.id, &invitee.name).await?;
@@ -226,7 +230,7 @@ impl Engine {
         let member = MemberKey { channel: channel.channel_id, agent: caller.agent_id };
         match self.store().set_muted(caller.scope, member, muted, self.now(), event).await? {
             Some(recorded) => self.announce(recorded),
-            None => return Err(EngineError::NotAMember(channel.name)),
+            None => return Err(EngineError::Forbidden(Denial::NotAMember(channel.name))),
         }
         self.inner.hints.members_changed(caller.scope, channel.channel_id);
         Ok(channel.name)
@@ -236,7 +240,7 @@ impl Engine {
     pub(crate) async fn open_channel(&self, scope: WorkspaceScope, name: &str) -> EngineResult<ChannelRow> {
         let channel = self.channel_by_name(scope, name).await?;
         if channel.archived_at.is_some() {
-            return Err(EngineError::ChannelArchived(channel.name));
+            return Err(EngineError::Invalid(InvalidInput::ChannelArchived(channel.name)));
         }
         Ok(channel)
     }
@@ -261,7 +265,7 @@ impl Engine {
             JoinOutcome::Refused => {
                 // Lost against archiving or deletion; find out which.
                 self.open_channel(scope, &channel.name).await?;
-                Err(EngineError::AgentNotFound(agent.to_string()))
+                Err(EngineError::NotFound(Missing::Agent(agent.to_string())))
             }
         }
     }

@@ -11,7 +11,7 @@ use tokio::sync::broadcast::{
 };
 
 use super::{LogEvent, feed::Feed};
-use crate::{Engine, EngineError, EngineResult};
+use crate::{Engine, EngineError, EngineResult, error::Missing};
 
 /// Events of one read while an observer catches up.
 const CATCH_UP_PAGE: i64 = 200;
@@ -78,7 +78,7 @@ impl Engine {
         }
         let found = self.events_after(scope, event.seq - 1, 1).await?;
         let payload = found.into_iter().find(|found| found.seq == event.seq).and_then(|found| found.payload);
-        let payload = payload.ok_or(EngineError::MessageNotFound)?;
+        let payload = payload.ok_or(EngineError::NotFound(Missing::Message))?;
         large.insert((scope, event.seq), Arc::clone(&payload));
         Ok(payload)
     }

@@ -29,6 +29,7 @@ pub use transfer::FileDownload;
 use crate::{
     Engine, EngineError, EngineResult,
     access::authentication::{AgentCaller, Credential},
+    error::{Conflict, Denial, InvalidInput, Limit, Missing, TooLarge},
 };
 
 /// Lifetime of a file URL (docs/protocol/rest.md, "Files").
@@ -87,16 +88,16 @@ impl Engine {
         check_content_type(&request.content_type)?;
         let files = &self.inner.files;
         if !files.types.allows(&request.content_type) {
-            return Err(EngineError::InvalidRequest(format!(
+            return Err(EngineError::invalid_request(format!(
                 "Files of type {} are not taken here",
                 request.content_type
             )));
         }
         if request.size_bytes <= 0 {
-            return Err(EngineError::InvalidRequest("size_bytes must be positive".to_owned()));
+            return Err(EngineError::invalid_request("size_bytes must be positive"));
         }
         if request.size_bytes > files.max_bytes {
-            return Err(EngineError::FileTooLarge { max_bytes: files.max_bytes });
+            return Err(EngineError::TooLarge(TooLarge::File { max_bytes: files.max_bytes }));
         }
         let (file_id, at) = (FileId::new(self.next_id()), self.now());
         let expires_at = at + TOKEN_LIFETIME;
@@ -111,7 +112,7 @@ impl Engine {
         };
         let ceiling = self.quota(caller.scope, Quota::FileBytes).await?;
         if !self.store().create_file(caller.scope, &new, ceiling).await? {
-            return Err(EngineError::PlanLimitExceeded(Quota::FileBytes));
+            return Err(EngineError::LimitExceeded(Limit::Quota(Quota::FileBytes)));
         }
         let row = FileRow {
             file_id,
@@ -140,8 +141,8 @@ impl Engine {
                 self.with_download_token(caller.scope, row)
             }
             Completion::AlreadyComplete(row) => self.with_download_token(caller.scope, row),
-            Completion::NotUploaded => Err(EngineError::UploadIncomplete),
-            Completion::NotFound => Err(EngineError::FileNotFound),
+            Completion::NotUploaded => Err(EngineError::Conflict(Conflict::UploadIncomplete)),
+            Completion::NotFound => Err(EngineError::NotFound(Missing::File)),
         }
     }
 
@@ -150,10 +151,10 @@ impl Engine {
     /// # Errors
     /// When there is none of that id, or the caller may not see it.
     pub async fn file(&self, caller: &Credential, file: FileId) -> EngineResult<FileWithToken> {
-        let row = self.store().file(caller.scope(), file).await?.ok_or(EngineError::FileNotFound)?;
+        let row = self.store().file(caller.scope(), file).await?.ok_or(EngineError::NotFound(Missing::File))?;
         let view = caller.view();
         if !view.sees_author(Some(row.agent_id)) || !view.sees_created_at(row.created_at) {
-            return Err(EngineError::FileNotFound);
+            return Err(EngineError::NotFound(Missing::File));
         }
         self.with_download_token(caller.scope(), row)
     }
@@ -178,8 +179,8 @@ impl Engine {
     pub async fn delete_file(&self, caller: &AgentCaller, file: FileId) -> EngineResult<()> {
         match self.store().delete_file(caller.scope, file, caller.agent_id, self.now()).await? {
             Deletion::Deleted => Ok(()),
-            Deletion::NotOwner => Err(EngineError::NotFileOwner),
-            Deletion::NotFound => Err(EngineError::FileNotFound),
+            Deletion::NotOwner => Err(EngineError::Forbidden(Denial::NotFileOwner)),
+            Deletion::NotFound => Err(EngineError::NotFound(Missing::File)),
         }
     }
 
@@ -188,7 +189,8 @@ impl Engine {
     /// # Errors
     /// When it is forged, for another purpose, or expired.
     pub fn file_grant(&self, token: &str, purpose: Purpose) -> EngineResult<Grant> {
-        token::verify_token(&self.inner.secrets, token, purpose, self.now()).ok_or(EngineError::InvalidFileToken)
+        token::verify_token(&self.inner.secrets, token, purpose, self.now())
+            .ok_or(EngineError::Forbidden(Denial::FileToken))
     }
 
     /// Renders the files attached to a message, in their order, with a single read.
@@ -199,7 +201,7 @@ impl Engine {
         if ids.is_empty() {
             return Ok(Value::Array(Vec::new()));
         }
-        let invalid = || EngineError::InvalidAttachments;
+        let invalid = || EngineError::Invalid(InvalidInput::Attachments);
         let files: Vec<FileId> = ids.iter().map(|id| id.parse()).collect::<Result<_, _>>().map_err(|_| invalid())?;
         if files.len() > MAX_ATTACHMENTS || files.iter().collect::<HashSet<_>>().len() < files.len() {
             return Err(invalid());

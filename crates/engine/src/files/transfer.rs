@@ -14,7 +14,10 @@ use tokio::{
 };
 
 use super::{Grant, blob_key};
-use crate::{Engine, EngineError, EngineResult};
+use crate::{
+    Engine, EngineError, EngineResult,
+    error::{Denial, Dependency, Fault, Missing},
+};
 
 /// A transfer without progress for this long is aborted.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -44,11 +47,11 @@ impl Engine {
     {
         // Before the read, so that a flood of transfers costs no queries.
         let permit = self.transfer_permit()?;
-        let row = self.store().file(grant.scope, grant.file).await?.ok_or(EngineError::FileNotFound)?;
+        let row = self.store().file(grant.scope, grant.file).await?.ok_or(EngineError::NotFound(Missing::File))?;
         match row.status {
             FileStatus::Pending => {}
-            FileStatus::Complete => return Err(EngineError::FileComplete),
-            FileStatus::Deleted => return Err(EngineError::FileNotFound),
+            FileStatus::Complete => return Err(EngineError::Forbidden(Denial::FileComplete)),
+            FileStatus::Deleted => return Err(EngineError::NotFound(Missing::File)),
         }
         // Refused before a byte is stored. Without an announcement the copy counts the bytes.
         let declared = row.size_bytes.unsigned_abs();
@@ -72,7 +75,7 @@ impl Engine {
         // Each upload has an object of its own, so that concurrent uploads of a file never mix their bytes.
         let object = self.next_id();
         if !self.store().begin_upload(grant.scope, grant.file, object, self.now() + CLEANUP_AFTER).await? {
-            return Err(EngineError::FileNotFound);
+            return Err(EngineError::NotFound(Missing::File));
         }
         let written = async {
             let mut upload = self.inner.files.blobs.upload(blob_key(grant.scope, grant.file, object)).await?;
@@ -96,7 +99,7 @@ impl Engine {
             // If this fails too, the worker removes the object in two hours.
             let _ = self.store().discard_upload(grant.scope, grant.file, object).await;
         }
-        if taken? { Ok(()) } else { Err(EngineError::FileComplete) }
+        if taken? { Ok(()) } else { Err(EngineError::Forbidden(Denial::FileComplete)) }
     }
 
     /// Opens the bytes of a complete file.
@@ -105,13 +108,13 @@ impl Engine {
     /// When the file is missing or incomplete, or too many transfers are in progress.
     pub async fn download_file(&self, grant: Grant) -> EngineResult<FileDownload> {
         let permit = self.transfer_permit()?;
-        let row = self.store().file(grant.scope, grant.file).await?.ok_or(EngineError::FileNotFound)?;
+        let row = self.store().file(grant.scope, grant.file).await?.ok_or(EngineError::NotFound(Missing::File))?;
         let object = row.object_id.filter(|_| row.status == FileStatus::Complete);
-        let object = object.ok_or(EngineError::FileNotFound)?;
+        let object = object.ok_or(EngineError::NotFound(Missing::File))?;
         let bytes = self.inner.files.blobs.read(blob_key(grant.scope, grant.file, object)).await?;
         let bytes = bytes.ok_or_else(|| {
             tracing::error!(file.id = %grant.file, object.id = object, "the bytes of a complete file are missing");
-            EngineError::FileBytesMissing
+            EngineError::Internal(Fault::FileBytesMissing)
         })?;
         // Bounds the memory of a download; the client's pace holds the reader back.
         let (sender, receiver) = mpsc::channel(READ_AHEAD);
@@ -168,18 +171,18 @@ where
 
 fn wrong_size(received: u64, declared: u64) -> EngineError {
     if received > declared {
-        EngineError::InvalidRequest(format!("More bytes came than the {declared} that were declared"))
+        EngineError::invalid_request(format!("More bytes came than the {declared} that were declared"))
     } else {
-        EngineError::InvalidRequest(format!("{received} bytes came where {declared} were declared"))
+        EngineError::invalid_request(format!("{received} bytes came where {declared} were declared"))
     }
 }
 
 fn upload_failed(why: &str) -> EngineError {
-    EngineError::InvalidRequest(why.to_owned())
+    EngineError::invalid_request(why.to_owned())
 }
 
 impl From<BlobError> for EngineError {
     fn from(error: BlobError) -> Self {
-        Self::FileStorage(error)
+        Self::DependencyUnavailable(Dependency::FileStorage(error))
     }
 }

@@ -7,7 +7,7 @@ use relay_store::mailboxes::claims::{ClaimLease, ClaimOutcome};
 use relay_stream::Hint;
 use tokio::{sync::broadcast, time::Instant};
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::AgentCaller};
+use crate::{Engine, EngineError, EngineResult, access::authentication::AgentCaller, error::Conflict};
 
 /// Default and maximum number of deliveries per claim.
 pub const CLAIM_LIMIT: (i64, i64) = (10, 200);
@@ -40,7 +40,7 @@ impl Engine {
         wait: Duration,
     ) -> EngineResult<Vec<ClaimedDelivery>> {
         if !LEASE_RANGE.contains(&lease) {
-            return Err(EngineError::InvalidRequest("lease_ms must be 1000 to 43200000".into()));
+            return Err(EngineError::invalid_request("lease_ms must be 1000 to 43200000"));
         }
         let until = Instant::now() + wait.min(MAX_WAIT);
         // Subscribed before the first read, so that no later hint is missed.
@@ -49,7 +49,7 @@ impl Engine {
             let outcome =
                 self.store().claim_deliveries(caller.scope, caller.agent_id, self.next_id(), limit, lease).await?;
             let next = match outcome {
-                ClaimOutcome::NotPolled => return Err(EngineError::NotPolled),
+                ClaimOutcome::NotPolled => return Err(EngineError::Conflict(Conflict::NotPolled)),
                 ClaimOutcome::Claimed(claimed) => return self.load_claimed(caller, &claimed).await,
                 ClaimOutcome::Empty { next_at } => next_at,
             };

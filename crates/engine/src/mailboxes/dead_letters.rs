@@ -15,7 +15,10 @@ pub use relay_store::mailboxes::{
 
 use relay_store::{Store, events::RecordedEvents};
 
-use crate::{Engine, EngineError, EngineResult, IdSource};
+use crate::{
+    Engine, EngineError, EngineResult, IdSource,
+    error::{Conflict, Fault, Missing},
+};
 
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (100, 200);
@@ -69,7 +72,7 @@ impl Engine {
     }
 
     pub async fn dead_letter(&self, scope: WorkspaceScope, id: DeliveryId) -> EngineResult<DeadLetterRow> {
-        self.store().dead_letter(scope, id).await?.ok_or(EngineError::DeliveryNotFound)
+        self.store().dead_letter(scope, id).await?.ok_or(EngineError::NotFound(Missing::Delivery))
     }
 
     /// Counts dead letters; with `redrivable` only those not redriven yet.
@@ -117,7 +120,7 @@ impl Engine {
 
     /// Returns the progress of a redrive.
     pub async fn redrive(&self, scope: WorkspaceScope, id: MessageId) -> EngineResult<RedriveRow> {
-        self.store().redrive(scope, id.get()).await?.ok_or(EngineError::RedriveNotFound)
+        self.store().redrive(scope, id.get()).await?.ok_or(EngineError::NotFound(Missing::Redrive))
     }
 
     /// Purges all dead letters of a filter. Returns their number.
@@ -133,7 +136,7 @@ impl Engine {
         let letter = self.dead_letter(scope, id).await?;
         let agent = AgentId::new(letter.agent_id);
         let done = self.store().purge_dead_letter(scope, agent, letter.seq, self.now()).await?;
-        if done { Ok(()) } else { Err(EngineError::DeliveryNotFound) }
+        if done { Ok(()) } else { Err(EngineError::NotFound(Missing::Delivery)) }
     }
 
     /// Steps due redrives. Returns the number of redriven letters, true if more are due, and the delay.
@@ -171,9 +174,12 @@ impl DeadLetterAdmin {
     pub async fn open(database_url: &str, workspace: WorkspaceId) -> EngineResult<Self> {
         let store = Store::connect(database_url, 1)?;
         let scope = WorkspaceScope::from_engine_row(workspace);
-        store.workspace(scope).await?.ok_or(EngineError::WorkspaceNotFound)?;
+        store.workspace(scope).await?.ok_or(EngineError::NotFound(Missing::Workspace))?;
         let owner = format!("relayctl-{}", std::process::id());
-        let worker = store.lease_worker_id(&owner, ADMIN_LEASE_SECONDS).await?.ok_or(EngineError::NoWorkerNumber)?;
+        let worker = store
+            .lease_worker_id(&owner, ADMIN_LEASE_SECONDS)
+            .await?
+            .ok_or(EngineError::Internal(Fault::NoWorkerNumber))?;
         let ids = IdSource::new(worker.unsigned_abs());
         ids.synchronize(&store).await?;
         Ok(Self { store, scope, ids })
@@ -190,7 +196,7 @@ impl DeadLetterAdmin {
     /// # Errors
     /// When it is no dead letter.
     pub async fn dead_letter_reason(&self, id: DeliveryId) -> EngineResult<String> {
-        Ok(self.store.dead_letter(self.scope, id).await?.ok_or(EngineError::DeliveryNotFound)?.reason)
+        Ok(self.store.dead_letter(self.scope, id).await?.ok_or(EngineError::NotFound(Missing::Delivery))?.reason)
     }
 
     /// Counts the redrivable dead letters of a filter.
@@ -220,7 +226,7 @@ impl DeadLetterAdmin {
 
     /// Returns the progress of a redrive.
     pub async fn redrive(&self, id: i64) -> EngineResult<RedriveRow> {
-        self.store.redrive(self.scope, id).await?.ok_or(EngineError::RedriveNotFound)
+        self.store.redrive(self.scope, id).await?.ok_or(EngineError::NotFound(Missing::Redrive))
     }
 
     /// Counts the dead letters of a filter, including redriven ones.
@@ -258,14 +264,14 @@ async fn redrive_one(
     id: DeliveryId,
     at: DateTime<Utc>,
 ) -> EngineResult<RedriveResult> {
-    let letter = store.dead_letter(scope, id).await?.ok_or(EngineError::DeliveryNotFound)?;
-    let refused = |why: &str| Err(EngineError::NotRedrivable(why.to_owned()));
+    let letter = store.dead_letter(scope, id).await?.ok_or(EngineError::NotFound(Missing::Delivery))?;
+    let refused = |why: &str| Err(EngineError::Conflict(Conflict::NotRedrivable(why.to_owned())));
     let (outcome, recorded) = store.redrive_dead_letter(scope, id.agent, letter.seq, at).await?;
     match outcome {
         RedriveOutcome::Redriven { seq, redrive_no, now } => {
             Ok(RedriveResult { fresh: DeliveryId { redrive_no, ..id }, seq, now, recorded })
         }
-        RedriveOutcome::NotFound => Err(EngineError::DeliveryNotFound),
+        RedriveOutcome::NotFound => Err(EngineError::NotFound(Missing::Delivery)),
         RedriveOutcome::Exhausted => refused(&format!("it was sent again {MAX_REDRIVES} times already")),
         RedriveOutcome::MailboxFull => refused("the mailbox is full"),
         RedriveOutcome::AgentDeleted => refused("the agent was deleted"),
@@ -316,7 +322,7 @@ async fn begin_redrive(
     let (usual, most) = REDRIVE_RATE;
     let rate = rate.unwrap_or(usual);
     if !(1..=most).contains(&rate) {
-        return Err(EngineError::InvalidRequest(format!("rate must be 1 to {most} a second")));
+        return Err(EngineError::invalid_request(format!("rate must be 1 to {most} a second")));
     }
     let filter = resolve_filter(store, scope, query).await?;
     let counted = store.count_dead_letters(scope, &filter, true).await?;
@@ -331,7 +337,7 @@ async fn resolve_filter(
 ) -> EngineResult<DeadLetterFilter> {
     if let Some(reason) = query.reason.as_deref().filter(|reason| DeadLetterReason::parse(reason).is_none()) {
         let known = DeadLetterReason::ALL.iter().copied().map(DeadLetterReason::as_str).collect::<Vec<_>>().join(", ");
-        return Err(EngineError::InvalidRequest(format!("reason must be one of {known}, not \"{reason}\"")));
+        return Err(EngineError::invalid_request(format!("reason must be one of {known}, not \"{reason}\"")));
     }
     let agent = match &query.agent {
         None => None,
@@ -339,7 +345,7 @@ async fn resolve_filter(
             (Some(agent), _) => Some(agent.id),
             // The id may be of a deleted agent.
             (None, Ok(id)) => Some(id),
-            (None, Err(_)) => return Err(EngineError::AgentNotFound(text.clone())),
+            (None, Err(_)) => return Err(EngineError::NotFound(Missing::Agent(text.clone()))),
         },
     };
     let node = match &query.node {

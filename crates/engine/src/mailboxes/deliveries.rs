@@ -16,7 +16,7 @@ use relay_wire::{
     field::ToValue as _,
 };
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::AgentCaller};
+use crate::{Engine, EngineError, EngineResult, access::authentication::AgentCaller, error::Missing};
 
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (100, 200);
@@ -66,7 +66,7 @@ impl Engine {
             report_events(caller, id, report, reported)
         };
         let changed = self.store().report_delivery(caller.scope, id, report, self.now(), events).await?;
-        if let Some(recorded) = changed.ok_or(EngineError::DeliveryNotFound)? {
+        if let Some(recorded) = changed.ok_or(EngineError::NotFound(Missing::Delivery))? {
             self.announce(recorded);
             if let Some(reason) = reason {
                 metrics::counter!(metric_names::DELIVERIES_DEAD_LETTERED, "reason" => reason.as_str()).increment(1);
@@ -83,7 +83,7 @@ impl Engine {
     }
 
     async fn stored_delivery(&self, scope: WorkspaceScope, id: DeliveryId) -> EngineResult<Delivery> {
-        self.store().delivery(scope, id).await?.ok_or(EngineError::DeliveryNotFound)
+        self.store().delivery(scope, id).await?.ok_or(EngineError::NotFound(Missing::Delivery))
     }
 }
 
@@ -148,8 +148,8 @@ fn report_events(
 }
 
 fn own_delivery(caller: &AgentCaller, id: &str) -> EngineResult<DeliveryId> {
-    let id: DeliveryId = id.parse().map_err(|_| EngineError::DeliveryNotFound)?;
-    if id.agent == caller.agent_id { Ok(id) } else { Err(EngineError::DeliveryNotFound) }
+    let id: DeliveryId = id.parse().map_err(|_| EngineError::NotFound(Missing::Delivery))?;
+    if id.agent == caller.agent_id { Ok(id) } else { Err(EngineError::NotFound(Missing::Delivery)) }
 }
 
 fn check_report(report: &DeliveryReport) -> EngineResult<()> {

@@ -10,7 +10,7 @@ use relay_domain::{
 use relay_store::mailboxes::attempts::AttemptRow;
 pub use relay_store::mailboxes::insight::{TracedDelivery, WorkspaceMetrics};
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::Credential};
+use crate::{Engine, EngineError, EngineResult, access::authentication::Credential, error::Missing};
 
 /// Bound of the traced deliveries of one message: the lowest agent ids first.
 const MAX_TRACED_DELIVERIES: i64 = 1000;
@@ -64,10 +64,11 @@ impl Engine {
     /// # Errors
     /// When there is no such message for this caller.
     pub async fn message_trace(&self, caller: &Credential, id: &str) -> EngineResult<MessageTrace> {
-        let id: MessageId = id.parse().map_err(|_| EngineError::MessageNotFound)?;
-        let message = self.store().message(caller.scope(), id).await?.ok_or(EngineError::MessageNotFound)?.message;
+        let id: MessageId = id.parse().map_err(|_| EngineError::NotFound(Missing::Message))?;
+        let message =
+            self.store().message(caller.scope(), id).await?.ok_or(EngineError::NotFound(Missing::Message))?.message;
         if !caller.view().sees_message(&message.facts()) {
-            return Err(EngineError::MessageNotFound);
+            return Err(EngineError::NotFound(Missing::Message));
         }
         let only = caller.view().filters.agent_ids.as_deref();
         let rows = self.store().deliveries_of_message(caller.scope(), id, only, MAX_TRACED_DELIVERIES).await?;

@@ -19,7 +19,7 @@ use relay_store::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{Engine, EngineError, Inner, messages::publisher::Committed, trace};
+use crate::{Engine, EngineError, Inner, error::Fault, messages::publisher::Committed, trace};
 
 /// Target size: a batch closes once it has reached this many deliveries.
 const MAX_BATCH_DELIVERIES: usize = 512;
@@ -225,7 +225,7 @@ fn refuse_sends(pending: Vec<PendingSend>, error: StoreError) {
             StoreError::Unavailable { .. } => EngineError::CommitUnavailable,
             StoreError::OutcomeUnknown { .. } => EngineError::OutcomeUnknown,
             StoreError::Aborted { .. } => EngineError::Overloaded,
-            StoreError::Refused { .. } | StoreError::Corrupt { .. } => EngineError::CommitRefused,
+            StoreError::Refused { .. } | StoreError::Corrupt { .. } => EngineError::Internal(Fault::CommitRefused),
         }));
     }
 }

@@ -8,7 +8,11 @@ use relay_domain::{
 };
 use serde_json::Value;
 
-use crate::{EngineError, EngineResult, messages::payload};
+use crate::{
+    EngineError, EngineResult,
+    error::{InvalidInput, TooLarge},
+    messages::payload,
+};
 
 /// Above this size of text and extras the exact frame is encoded to check its limit. Below it, even the worst JSON
 /// escaping of both copies in a conversation's frame fits.
@@ -32,24 +36,24 @@ pub struct Draft {
 
 pub(crate) fn check_draft(draft: &Draft) -> EngineResult<()> {
     if draft.text.is_empty() {
-        return Err(EngineError::InvalidRequest("text must not be empty".to_owned()));
+        return Err(EngineError::invalid_request("text must not be empty"));
     }
     check_length("text", &draft.text, MAX_TEXT_BYTES)?;
     if draft.attachments.len() > MAX_ATTACHMENTS {
-        return Err(EngineError::InvalidAttachments);
+        return Err(EngineError::Invalid(InvalidInput::Attachments));
     }
     if draft.blocks.as_ref().is_some_and(|blocks| !blocks.is_array()) {
-        return Err(EngineError::InvalidRequest("blocks must be an array".to_owned()));
+        return Err(EngineError::invalid_request("blocks must be an array"));
     }
     if draft.data.as_ref().is_some_and(|data| !data.is_object()) {
-        return Err(EngineError::InvalidRequest("data must be an object".to_owned()));
+        return Err(EngineError::invalid_request("data must be an object"));
     }
     let (least, most) = TTL_BOUNDS;
     let is_within =
         |ttl: i64| u128::try_from(ttl).is_ok_and(|ttl| (least.as_millis()..=most.as_millis()).contains(&ttl));
     if draft.ttl_ms.is_some_and(|ttl| !is_within(ttl)) {
         let bounds = format!("ttl_ms must be {} to {}", least.as_millis(), most.as_millis());
-        return Err(EngineError::InvalidRequest(bounds));
+        return Err(EngineError::invalid_request(bounds));
     }
     check_length("content_type", draft.content_type.as_deref().unwrap_or_default(), 128)?;
     let encoded = |value: &Option<Value>| value.as_ref().map_or(0, |v| v.to_string().len());
@@ -68,5 +72,5 @@ pub(crate) fn check_frame(message: &Message) -> EngineResult<()> {
     // Names of at most 128 bytes, escaped, and the frame's own keys.
     const FRAME_OVERHEAD: usize = 2048;
     let encoded = payload::payload(message, "").get().len() + FRAME_OVERHEAD;
-    if encoded > payload::FRAME_LIMIT { Err(EngineError::PayloadTooLarge) } else { Ok(()) }
+    if encoded > payload::FRAME_LIMIT { Err(EngineError::TooLarge(TooLarge::Message)) } else { Ok(()) }
 }

@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::{
     Engine, EngineError, EngineResult,
     access::authentication::{AgentCaller, Credential},
+    error::{Denial, Missing},
     hints::SocketEvent,
     messages::{
         draft::{Draft, check_draft, check_frame},
@@ -45,10 +46,10 @@ impl Engine {
         let credential = Credential::Agent(caller.clone());
         let old = self.visible_message(&credential, id).await?.message;
         if old.agent_id != caller.agent_id {
-            return Err(EngineError::NotTheAuthor);
+            return Err(EngineError::Forbidden(Denial::NotAuthor));
         }
         if update.text.is_none() && update.blocks.is_none() && update.data.is_none() {
-            return Err(EngineError::InvalidRequest("text, blocks or data is required".into()));
+            return Err(EngineError::invalid_request("text, blocks or data is required"));
         }
         check_draft(&Draft {
             text: update.text.clone().unwrap_or_else(|| old.text.clone()),
@@ -76,7 +77,7 @@ impl Engine {
             .store()
             .update_message(caller.scope, (new.id, caller.agent_id), change, self.now(), event)
             .await?
-            .ok_or(EngineError::MessageNotFound)?;
+            .ok_or(EngineError::NotFound(Missing::Message))?;
         self.announce(recorded);
         // From memory; a concurrent edit sends its own notice.
         self.notify_updated(caller, &new).await;

@@ -8,7 +8,7 @@ use relay_domain::{
 };
 use relay_store::MessagePage;
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::Credential};
+use crate::{Engine, EngineError, EngineResult, access::authentication::Credential, error::Missing};
 
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (50, 100);
@@ -40,7 +40,7 @@ impl Engine {
             .channel_id_by_name(scope, name)
             .await?
             .filter(|id| view.sees_channel(*id, name))
-            .ok_or_else(|| EngineError::ChannelNotFound(name.to_owned()))?;
+            .ok_or_else(|| EngineError::NotFound(Missing::Channel(name.to_owned())))?;
         Ok(self.store().channel_messages(scope, id, page, &view.filters).await?)
     }
 
@@ -68,9 +68,9 @@ impl Engine {
 
     /// Finds a message if the caller may see it. Nodes see none of a conversation.
     pub(crate) async fn visible_message(&self, caller: &Credential, id: &str) -> EngineResult<ListedMessage> {
-        let id: MessageId = id.parse().map_err(|_| EngineError::MessageNotFound)?;
+        let id: MessageId = id.parse().map_err(|_| EngineError::NotFound(Missing::Message))?;
         let scope = caller.scope();
-        let message = self.store().message(scope, id).await?.ok_or(EngineError::MessageNotFound)?;
+        let message = self.store().message(scope, id).await?.ok_or(EngineError::NotFound(Missing::Message))?;
         let is_dm = message.message.channel_kind.is_conversation();
         let visible = match caller {
             Credential::Observer(observer) => {
@@ -86,6 +86,6 @@ impl Engine {
             }
             Credential::Node(_) => false,
         };
-        if visible { Ok(message) } else { Err(EngineError::MessageNotFound) }
+        if visible { Ok(message) } else { Err(EngineError::NotFound(Missing::Message)) }
     }
 }

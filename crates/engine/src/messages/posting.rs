@@ -34,6 +34,7 @@ use crate::{
         authentication::{AgentCaller, NodeCaller},
         idempotency::ClientKey,
     },
+    error::{BadCredential, Conflict, Denial, InvalidInput, Missing},
     messages::{
         committer::{CommitReply, PendingSend},
         draft::{check_draft, check_frame},
@@ -158,7 +159,7 @@ impl Engine {
             .store()
             .agent_on_node(caller.scope, &caller.node_id, from)
             .await?
-            .ok_or_else(|| EngineError::AgentNotFound(from.to_owned()))?;
+            .ok_or_else(|| EngineError::NotFound(Missing::Agent(from.to_owned())))?;
         let (scope, name) = (caller.scope, from.into());
         let sender = Sender { scope, agent_id, name, kind, token_generation: None, is_hidden: false };
         self.post(&sender, PostRequest::new(Target::Channel(strip_hash(channel).to_owned()), draft, key)).await
@@ -224,7 +225,7 @@ impl Engine {
         check_draft(&request.draft)?;
         match self.commit_resolved(sender, &request).await {
             // The token was rotated meanwhile: it may no longer read earlier posts.
-            Err(error @ EngineError::UnknownToken { .. }) => Err(error),
+            Err(error @ EngineError::Unauthenticated(BadCredential::UnknownToken { .. })) => Err(error),
             Err(error) if error.is_transient() => Err(error),
             Err(error) => self.find_repeated_post(sender, &request.target, request.key.as_ref()).await?.ok_or(error),
             posted => posted,
@@ -247,7 +248,7 @@ impl Engine {
                     return Ok(PostedMessage { message: send.message, replayed: false, to });
                 }
                 CommitReply::Replayed { response } => return self.replay_post(sender, &response).await,
-                CommitReply::KeyReused => return Err(EngineError::IdempotencyKeyReused),
+                CommitReply::KeyReused => return Err(EngineError::Conflict(Conflict::IdempotencyKeyReused)),
                 // A deleted recipient changes the audience too, so a second resolution leaves it out.
                 CommitReply::Stale => self.inner.audiences.forget(sender.scope, audience.channel_id),
             }
@@ -280,28 +281,30 @@ impl Engine {
             // The commit refuses a sender whose token was rotated meanwhile; so does this.
             let now = self.store().agent_generation(sender.scope, sender.agent_id).await?;
             if now != Some(generation) {
-                return Err(EngineError::UnknownToken { kind: relay_domain::access::token::TokenKind::Agent });
+                return Err(EngineError::Unauthenticated(BadCredential::UnknownToken {
+                    kind: relay_domain::access::token::TokenKind::Agent,
+                }));
             }
         }
         let scope = sender.scope;
         let resolved = match target {
             Target::Channel(name) => {
                 let audience = self.load_audience(scope, AudienceKey::Name(name.clone()), source).await?;
-                (audience.ok_or_else(|| EngineError::ChannelNotFound(name.clone()))?, None)
+                (audience.ok_or_else(|| EngineError::NotFound(Missing::Channel(name.clone())))?, None)
             }
             Target::Conversation(id) => {
                 let audience = self
                     .load_audience(scope, AudienceKey::Conversation(ConversationId::new(id.as_str())), source)
                     .await?;
-                let audience = audience.ok_or_else(|| EngineError::ConversationNotFound)?;
+                let audience = audience.ok_or_else(|| EngineError::NotFound(Missing::Conversation))?;
                 if !is_participant(&audience, sender) {
-                    return Err(EngineError::NotAParticipant);
+                    return Err(EngineError::Forbidden(Denial::NotAParticipant));
                 }
                 (audience, None)
             }
             Target::Agent(name) => (self.direct_audience(sender, name, source).await?, None),
             Target::Thread(parent) => {
-                let not_found = || EngineError::MessageNotFound;
+                let not_found = || EngineError::NotFound(Missing::Message);
                 let message = self.store().message(scope, *parent).await?.ok_or_else(not_found)?.message;
                 let key = AudienceKey::Id(message.channel_id);
                 let audience = self.load_audience(scope, key, source).await?.ok_or_else(not_found)?;
@@ -312,7 +315,7 @@ impl Engine {
             }
         };
         if resolved.0.archived {
-            return Err(EngineError::ChannelArchived(resolved.0.name.clone()));
+            return Err(EngineError::Invalid(InvalidInput::ChannelArchived(resolved.0.name.clone())));
         }
         Ok(resolved)
     }
@@ -345,14 +348,15 @@ impl Engine {
             return Ok(audience);
         }
         let ids = self.store().agent_ids(sender.scope, &[to.to_owned()]).await?;
-        let (_, recipient) = ids.into_iter().next().ok_or_else(|| EngineError::AgentNotFound(to.to_owned()))?;
+        let (_, recipient) =
+            ids.into_iter().next().ok_or_else(|| EngineError::NotFound(Missing::Agent(to.to_owned())))?;
         // Idempotent: another gateway that opens the same conversation derives the same names.
         self.open_dm(sender.scope, sender.agent_id, recipient).await?;
         let names = direct_names(sender.scope.workspace_id(), sender.agent_id, recipient);
         let audience = self
             .load_audience(sender.scope, AudienceKey::Conversation(names.conversation), AudienceSource::Storage)
             .await?
-            .ok_or_else(|| EngineError::AgentNotFound(to.to_owned()))?;
+            .ok_or_else(|| EngineError::NotFound(Missing::Agent(to.to_owned())))?;
         known.insert(key, Arc::clone(&audience));
         Ok(audience)
     }

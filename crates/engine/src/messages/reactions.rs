@@ -14,6 +14,7 @@ use relay_wire::{events::data::MessageReacted, field::ToValue as _};
 use crate::{
     Engine, EngineError, EngineResult,
     access::authentication::{AgentCaller, Credential},
+    error::Missing,
 };
 
 /// Bound of the names per emoji in the reactions of one message.
@@ -47,7 +48,7 @@ impl Engine {
             }
             ReactionOutcome::Present(reaction) => reaction,
             ReactionOutcome::Full => {
-                return Err(EngineError::InvalidRequest(format!(
+                return Err(EngineError::invalid_request(format!(
                     "a message takes at most {MAX_DISTINCT_EMOJI} different reactions"
                 )));
             }
@@ -75,9 +76,14 @@ impl Engine {
         let Credential::Observer(observer) = caller else {
             return Ok(self.visible_message(caller, id).await?.message);
         };
-        let id: MessageId = id.parse().map_err(|_| EngineError::MessageNotFound)?;
-        let message = self.store().message(caller.scope(), id).await?.ok_or(EngineError::MessageNotFound)?.message;
-        if observer.view.sees_message(&message.facts()) { Ok(message) } else { Err(EngineError::MessageNotFound) }
+        let id: MessageId = id.parse().map_err(|_| EngineError::NotFound(Missing::Message))?;
+        let message =
+            self.store().message(caller.scope(), id).await?.ok_or(EngineError::NotFound(Missing::Message))?.message;
+        if observer.view.sees_message(&message.facts()) {
+            Ok(message)
+        } else {
+            Err(EngineError::NotFound(Missing::Message))
+        }
     }
 
     /// Lists the reactions to a message by emoji, earliest first, with at most 1000 names each.

@@ -14,6 +14,7 @@ use relay_wire::{
 use crate::{
     Engine, EngineError, EngineResult,
     access::authentication::{AgentCaller, Credential},
+    error::Missing,
 };
 
 impl Engine {
@@ -23,7 +24,7 @@ impl Engine {
     /// # Errors
     /// When there is no such message, or the agent is not a member of its channel.
     pub async fn mark_read(&self, caller: &AgentCaller, id: &str) -> EngineResult<(MessageId, ReadReceipt)> {
-        let id: MessageId = id.parse().map_err(|_| EngineError::MessageNotFound)?;
+        let id: MessageId = id.parse().map_err(|_| EngineError::NotFound(Missing::Message))?;
         let event = |place: ReadLocation, read_at| {
             let data = MessageRead {
                 message_id: id,
@@ -41,7 +42,7 @@ impl Engine {
             .store()
             .mark_read(caller.scope, id, caller.agent_id, self.now(), event)
             .await?
-            .ok_or(EngineError::MessageNotFound)?;
+            .ok_or(EngineError::NotFound(Missing::Message))?;
         if receipt.settled {
             self.hints().mailbox_changed(caller.scope, caller.agent_id);
         }

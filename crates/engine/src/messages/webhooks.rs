@@ -18,7 +18,11 @@ use relay_wire::{
 };
 use serde_json::Value;
 
-use crate::{Engine, EngineError, EngineResult, messages::draft::Draft};
+use crate::{
+    Engine, EngineError, EngineResult,
+    error::{BadCredential, Fault, Limit, Missing},
+    messages::draft::Draft,
+};
 
 const TOKEN_BYTES: usize = 24;
 
@@ -73,7 +77,7 @@ impl Engine {
         let name = name.map_or_else(|| format!("webhook-{}", channel.name), str::to_owned);
         check_name("name", &name, MAX_AGENT_NAME_BYTES)?;
         let mut random = [0; TOKEN_BYTES];
-        getrandom::fill(&mut random).map_err(|_| EngineError::NoRandomness)?;
+        getrandom::fill(&mut random).map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
         let token = format!("{}{}", TokenKind::Webhook.prefix(), hex::encode(random));
         let new = NewWebhook {
             webhook_id: WebhookId::new(self.next_id()),
@@ -84,7 +88,7 @@ impl Engine {
         };
         let ceiling = self.quota(scope, Quota::Webhooks).await?.unwrap_or(MAX_PER_WORKSPACE);
         if !self.store().create_webhook(scope, &new, ceiling.min(MAX_PER_WORKSPACE)).await? {
-            return Err(EngineError::PlanLimitExceeded(Quota::Webhooks));
+            return Err(EngineError::LimitExceeded(Limit::Quota(Quota::Webhooks)));
         }
         let (webhook_id, channel_id, created_at) = (new.webhook_id, channel.channel_id, new.at);
         let row = WebhookRow { webhook_id, name, channel_id, channel_name: channel.name, created_at };
@@ -98,7 +102,7 @@ impl Engine {
 
     /// Deletes a webhook. Its token is revoked when this returns.
     pub async fn delete_webhook(&self, scope: WorkspaceScope, webhook: WebhookId) -> EngineResult<()> {
-        self.store().delete_webhook(scope, webhook).await?.map(|_| ()).ok_or(EngineError::WebhookNotFound)
+        self.store().delete_webhook(scope, webhook).await?.map(|_| ()).ok_or(EngineError::NotFound(Missing::Webhook))
     }
 
     /// Authenticates the token of a webhook. Not cached: a deleted webhook is refused at once, everywhere.
@@ -106,7 +110,7 @@ impl Engine {
     /// # Errors
     /// When the token is unknown, or another webhook's.
     pub async fn authenticate_webhook(&self, token: &str, webhook: &str) -> EngineResult<WebhookCaller> {
-        let invalid = || EngineError::UnknownToken { kind: TokenKind::Webhook };
+        let invalid = || EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Webhook });
         let found = self.store().webhook_by_token(&TokenHash::from_token(token)).await?;
         let (workspace, row) = found.ok_or_else(invalid)?;
         if webhook.parse() != Ok(row.webhook_id) {

@@ -28,7 +28,10 @@ use relay_store::{
 use relay_stream::{ProbeRequest, Probes};
 
 use crate::{
-    Engine, EngineError, EngineResult, Inner, access::authentication::Credential, agents::lifecycle::RegisterAgent,
+    Engine, EngineError, EngineResult, Inner,
+    access::authentication::Credential,
+    agents::lifecycle::RegisterAgent,
+    error::{Conflict, Denial, Missing},
 };
 
 /// Time that a registration waits for the probe of its incumbent.
@@ -109,8 +112,8 @@ impl Engine {
     /// A superseded connection gets a hint, and notices its old epoch at the latest.
     ///
     /// # Errors
-    /// [`EngineError::ProviderInstanceConflict`], [`EngineError::NodeNameConflict`],
-    /// [`EngineError::ActionNameConflict`], [`EngineError::NodeNotFound`], or an invalid name.
+    /// [`EngineError::Conflict(Conflict::ProviderInstance)`], [`|subject| EngineError::Conflict(Conflict::NodeName(subject))`],
+    /// [`|subject| EngineError::Conflict(Conflict::ActionName(subject))`], [`|subject| EngineError::NotFound(Missing::Node(subject))`], or an invalid name.
     pub async fn register_provider(&self, registrant: &Registrant) -> EngineResult<i64> {
         let Registrant { scope, node_id, gateway_id, registration } = registrant;
         check_name("name", &registration.node_name, MAX_NODE_NAME_BYTES)?;
@@ -120,7 +123,7 @@ impl Engine {
             let direct = self
                 .is_direct_node(*scope, node_id)
                 .await?
-                .ok_or_else(|| EngineError::NodeNotFound(node_id.to_string()))?;
+                .ok_or_else(|| EngineError::NotFound(Missing::Node(node_id.to_string())))?;
             if !direct {
                 crate::nodes::roster::check_broker_name(&registration.node_name)?;
             }
@@ -130,10 +133,10 @@ impl Engine {
             let proof = (silent_epoch.is_some() && silent_epoch == epoch).then_some(ProbeOutcome::Silent);
             match decide_takeover(direct, incumbent, proof) {
                 TakeoverDecision::TakeOver => {}
-                TakeoverDecision::Refuse => return Err(EngineError::ProviderInstanceConflict),
+                TakeoverDecision::Refuse => return Err(EngineError::Conflict(Conflict::ProviderInstance)),
                 TakeoverDecision::Probe => {
                     match self.probe_incumbent(*scope, node_id, &registration.provider, holder.as_ref()).await {
-                        ProbeOutcome::Alive => return Err(EngineError::ProviderInstanceConflict),
+                        ProbeOutcome::Alive => return Err(EngineError::Conflict(Conflict::ProviderInstance)),
                         ProbeOutcome::Silent => silent_epoch = epoch,
                     }
                     if tokio::time::Instant::now() < until {
@@ -152,10 +155,10 @@ impl Engine {
                     return Ok(epoch);
                 }
                 RegisterOutcome::NameConflict => {
-                    return Err(EngineError::NodeNameConflict(registration.node_name.clone()));
+                    return Err(EngineError::Conflict(Conflict::NodeName(registration.node_name.clone())));
                 }
-                RegisterOutcome::ActionConflict(name) => return Err(EngineError::ActionNameConflict(name)),
-                RegisterOutcome::NoNode => return Err(EngineError::NodeNotFound(node_id.to_string())),
+                RegisterOutcome::ActionConflict(name) => return Err(EngineError::Conflict(Conflict::ActionName(name))),
+                RegisterOutcome::NoNode => return Err(EngineError::NotFound(Missing::Node(node_id.to_string()))),
                 RegisterOutcome::Raced => {}
             }
         }
@@ -247,7 +250,7 @@ impl Engine {
                     let agents = listed.into_iter().map(|entry| entry.agent_id).collect();
                     return Ok(SyncedInventory { rebound, agents, reconciled });
                 }
-                InventoryOutcome::Superseded => return Err(EngineError::Superseded),
+                InventoryOutcome::Superseded => return Err(EngineError::Conflict(Conflict::Superseded)),
                 InventoryOutcome::Conflicts(conflicts) => conflicts.into_iter().collect::<HashMap<_, _>>(),
             };
             listed.retain(|entry| {
@@ -255,9 +258,9 @@ impl Engine {
                 tracing::info!(agent.name = %entry.name, reason = ?conflict, "skipped a conflicting inventory entry");
                 let name = entry.name.clone();
                 first_conflict.get_or_insert_with(|| match conflict {
-                    InventoryConflict::Identity => EngineError::AgentIdentityMismatch(name),
-                    InventoryConflict::Location => EngineError::AgentLocationConflict(name),
-                    InventoryConflict::Provider => EngineError::AgentProviderConflict(name),
+                    InventoryConflict::Identity => EngineError::Conflict(Conflict::AgentIdentityMismatch(name)),
+                    InventoryConflict::Location => EngineError::Conflict(Conflict::AgentLocation(name)),
+                    InventoryConflict::Provider => EngineError::Conflict(Conflict::AgentProvider(name)),
                 });
                 false
             });
@@ -268,7 +271,7 @@ impl Engine {
     /// a new token.
     ///
     /// # Errors
-    /// [`EngineError::AgentAlreadyExists`] when the name is in use elsewhere; superseded; or an invalid name.
+    /// [`|subject| EngineError::Conflict(Conflict::AgentExists(subject))`] when the name is in use elsewhere; superseded; or an invalid name.
     pub async fn register_on_node(
         &self,
         fence: &Fence,
@@ -293,14 +296,14 @@ impl Engine {
                         let (agent, token) = (registered.agent_id, registered.token);
                         return self.host_agent(fence, agent, name, token, session).await;
                     }
-                    Err(EngineError::AgentAlreadyExists(_)) => continue,
+                    Err(EngineError::Conflict(Conflict::AgentExists(_))) => continue,
                     Err(other) => return Err(other),
                 }
             };
             let here = taken.node_id == fence.node_id
                 && taken.provider.as_ref().is_none_or(|provider| *provider == fence.provider);
             if taken.status != AgentStatus::Offline && !here {
-                return Err(EngineError::AgentAlreadyExists(name.to_owned()));
+                return Err(EngineError::Conflict(Conflict::AgentExists(name.to_owned())));
             }
             let token = self.rotate_agent_token(&Credential::Workspace { scope: fence.scope }, name).await?;
             return self.host_agent(fence, taken.agent_id, name, token, session).await;
@@ -311,8 +314,8 @@ impl Engine {
     /// `agent.recover`: rebinds an existing identity whose last location is this node, or that is offline.
     ///
     /// # Errors
-    /// [`EngineError::AgentNotFound`], [`EngineError::AgentIdentityConflict`],
-    /// [`EngineError::AgentRecoveryNotAuthorized`]; or superseded.
+    /// [`|subject| EngineError::NotFound(Missing::Agent(subject))`], [`EngineError::Conflict(Conflict::AgentIdentity)`],
+    /// [`EngineError::Forbidden(Denial::AgentRecovery)`]; or superseded.
     pub async fn recover_on_node(
         &self,
         fence: &Fence,
@@ -324,12 +327,12 @@ impl Engine {
             .store()
             .agent_holding_name(fence.scope, name)
             .await?
-            .ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))?;
+            .ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))?;
         if taken.agent_id != expected {
-            return Err(EngineError::AgentIdentityConflict);
+            return Err(EngineError::Conflict(Conflict::AgentIdentity));
         }
         if taken.status != AgentStatus::Offline && taken.node_id != fence.node_id {
-            return Err(EngineError::AgentRecoveryNotAuthorized);
+            return Err(EngineError::Forbidden(Denial::AgentRecovery));
         }
         let token = self.rotate_agent_token(&Credential::Workspace { scope: fence.scope }, name).await?;
         self.host_agent(fence, taken.agent_id, name, token, session).await
@@ -348,7 +351,7 @@ impl Engine {
             .store()
             .host_agent(fence, agent_id, &binding, session, self.now())
             .await?
-            .ok_or(EngineError::Superseded)?;
+            .ok_or(EngineError::Conflict(Conflict::Superseded))?;
         self.announce(recorded);
         if left != fence.node_id {
             self.hints().agents_moved(fence.scope, vec![left]);
@@ -358,7 +361,7 @@ impl Engine {
             .positions(&[(fence.scope, agent_id)])
             .await?
             .pop()
-            .ok_or_else(|| EngineError::AgentNotFound(name.to_owned()))?;
+            .ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))?;
         Ok(HostedAgent { agent_id, name: name.to_owned(), token, position })
     }
 

@@ -27,7 +27,10 @@ use serde_json::Value;
 
 use crate::push::delivery::{DeliverySecrets, FormerSettings};
 use crate::{
-    Engine, EngineError, EngineResult, access::authentication::AgentCaller, agents::lifecycle::encoded_length,
+    Engine, EngineError, EngineResult,
+    access::authentication::AgentCaller,
+    agents::lifecycle::encoded_length,
+    error::{Conflict, InvalidInput, Limit, Missing},
 };
 
 /// Request to enrol a node. Missing fields keep their stored values.
@@ -124,8 +127,8 @@ impl Engine {
         };
         recorded.into_iter().for_each(|recorded| self.announce(recorded));
         match outcome {
-            EnrolOutcome::NameTaken => Err(EngineError::NodeNameConflict(enrolment.name)),
-            EnrolOutcome::QuotaReached => Err(EngineError::PlanLimitExceeded(Quota::Nodes)),
+            EnrolOutcome::NameTaken => Err(EngineError::Conflict(Conflict::NodeName(enrolment.name))),
+            EnrolOutcome::QuotaReached => Err(EngineError::LimitExceeded(Limit::Quota(Quota::Nodes))),
             EnrolOutcome::Enrolled { node, replaced_token } => {
                 if let Some(old) = replaced_token {
                     self.revoke_token(old);
@@ -149,10 +152,12 @@ impl Engine {
     ) -> EngineResult<RosterNode> {
         let Node { node_id: id, name, .. } = self.stored_node(scope, name_or_id).await?;
         let stored = self.store().node_with_secrets(scope, Some(&id), &name).await?;
-        let stored = stored.ok_or_else(|| EngineError::NodeNotFound(name.clone()))?;
+        let stored = stored.ok_or_else(|| EngineError::NotFound(Missing::Node(name.clone())))?;
         match stored.0.kind {
             NodeKind::HttpPush => {}
-            kind @ (NodeKind::Ws | NodeKind::Poll) => return Err(EngineError::NodeKindIsFixed { node: name, kind }),
+            kind @ (NodeKind::Ws | NodeKind::Poll) => {
+                return Err(EngineError::Invalid(InvalidInput::NodeKindIsFixed { node: name, kind }));
+            }
         }
         if let Some((adapter, delivery)) = self.read_delivery(scope, &id, Some(delivery), Some(&stored), true)? {
             self.store().update_node_delivery(scope, &id, adapter, &delivery).await?;
@@ -173,7 +178,9 @@ impl Engine {
         let Some(requested) = requested.filter(|requested| !requested.is_null()) else {
             return match stored {
                 Some(_) => Ok(None),
-                None => Err(EngineError::InvalidNodeDelivery("delivery is required for kind http_push".into())),
+                None => Err(EngineError::Invalid(InvalidInput::NodeDelivery(
+                    "delivery is required for kind http_push".into(),
+                ))),
             };
         };
         let secrets = &self.inner.secrets;
@@ -225,8 +232,8 @@ impl Engine {
     pub async fn mint_direct_token(&self, caller: &AgentCaller) -> EngineResult<DirectNode> {
         let token = self.fresh_token(TokenKind::Node)?;
         match self.store().mint_direct_token(caller.scope, caller.agent_id, token.hash).await? {
-            DirectTokenOutcome::NoAgent => Err(EngineError::AgentNotFound(caller.name.to_string())),
-            DirectTokenOutcome::BoundElsewhere(node) => Err(EngineError::AgentBoundToNode(node)),
+            DirectTokenOutcome::NoAgent => Err(EngineError::NotFound(Missing::Agent(caller.name.to_string()))),
+            DirectTokenOutcome::BoundElsewhere(node) => Err(EngineError::Conflict(Conflict::AgentBoundToNode(node))),
             DirectTokenOutcome::Minted { replaced_token } => {
                 if let Some(old) = replaced_token {
                     self.revoke_token(old);
@@ -242,7 +249,7 @@ impl Engine {
 
     pub(crate) async fn stored_node(&self, scope: WorkspaceScope, name_or_id: &str) -> EngineResult<Node> {
         let wanted = strip_hash(name_or_id);
-        self.store().node(scope, wanted).await?.ok_or_else(|| EngineError::NodeNotFound(wanted.to_owned()))
+        self.store().node(scope, wanted).await?.ok_or_else(|| EngineError::NotFound(Missing::Node(wanted.to_owned())))
     }
 }
 
@@ -268,10 +275,10 @@ pub(crate) async fn list_nodes(
 /// Checks the requested name of a broker node.
 pub(crate) fn check_broker_name(requested: &str) -> EngineResult<&str> {
     let name = strip_hash(requested);
-    check_name("name", name, MAX_NODE_NAME_BYTES).map_err(|_| EngineError::InvalidNodeName)?;
+    check_name("name", name, MAX_NODE_NAME_BYTES).map_err(|_| EngineError::Invalid(InvalidInput::NodeName))?;
     // Reserved for agents' own nodes, which are not enrolled.
     if name.strip_prefix(DIRECT_NAME_PREFIX).is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit())) {
-        return Err(EngineError::InvalidNodeName);
+        return Err(EngineError::Invalid(InvalidInput::NodeName));
     }
     Ok(name)
 }
@@ -279,7 +286,7 @@ pub(crate) fn check_broker_name(requested: &str) -> EngineResult<&str> {
 fn checked_node_id(id: String) -> EngineResult<NodeId> {
     check_name("node_id", &id, MAX_NODE_ID_BYTES)?;
     if id.starts_with(DIRECT_ID_PREFIX) {
-        return Err(EngineError::InvalidRequest("node_id is reserved for an agent's own node".into()));
+        return Err(EngineError::invalid_request("node_id is reserved for an agent's own node"));
     }
     Ok(NodeId::new(id))
 }
@@ -290,17 +297,17 @@ fn requested_kind(request: &EnrolNode, stored: Option<&Node>) -> EngineResult<(N
         None => None,
         Some(word) => Some(
             NodeKind::parse_requested(word)
-                .ok_or_else(|| EngineError::InvalidRequest("kind must be ws, http_push or poll".into()))?,
+                .ok_or_else(|| EngineError::invalid_request("kind must be ws, http_push or poll"))?,
         ),
     };
     let kind = wanted.map(|(kind, _)| kind).or(stored.map(|node| node.kind)).unwrap_or(NodeKind::Ws);
     if let Some(node) = stored.filter(|node| node.kind != kind) {
-        return Err(EngineError::NodeKindIsFixed { node: node.name.clone(), kind: node.kind });
+        return Err(EngineError::Invalid(InvalidInput::NodeKindIsFixed { node: node.name.clone(), kind: node.kind }));
     }
     let role = match request.role.as_deref() {
-        Some(word) => Some(
-            NodeRole::parse(word).ok_or_else(|| EngineError::InvalidRequest("role must be direct or broker".into()))?,
-        ),
+        Some(word) => {
+            Some(NodeRole::parse(word).ok_or_else(|| EngineError::invalid_request("role must be direct or broker"))?)
+        }
         None => wanted.and_then(|(_, role)| role),
     };
     // A new node without a socket belongs to one agent unless it takes several.
@@ -320,11 +327,11 @@ fn requested_adapter(kind: NodeKind, requested: Option<&str>) -> EngineResult<&'
         NodeKind::HttpPush => (HTTP_ADAPTERS[0], &HTTP_ADAPTERS),
     };
     match requested {
-        Some(adapter) if !known.contains(&adapter) => Err(EngineError::InvalidNodeDelivery(format!(
+        Some(adapter) if !known.contains(&adapter) => Err(EngineError::Invalid(InvalidInput::NodeDelivery(format!(
             "nodes of kind {} are reached by {}",
             kind.as_str(),
             known.join(", ")
-        ))),
+        )))),
         _ => Ok(own),
     }
 }
@@ -333,12 +340,12 @@ fn checked_max_agents(requested: Option<i64>, role: Option<NodeRole>) -> EngineR
     if role == Some(NodeRole::Direct) {
         return match requested {
             None | Some(1) => Ok(Some(1)),
-            Some(_) => Err(EngineError::DirectNodeCapacity),
+            Some(_) => Err(EngineError::Invalid(InvalidInput::DirectNodeCapacity)),
         };
     }
     requested
         .map(|n| i32::try_from(n).ok().filter(|n| *n >= 0))
-        .map(|n| n.ok_or_else(|| EngineError::InvalidRequest("max_agents must be a number from 0 on".into())))
+        .map(|n| n.ok_or_else(|| EngineError::invalid_request("max_agents must be a number from 0 on")))
         .transpose()
 }
 
@@ -353,7 +360,7 @@ struct StoredCapability<'a> {
 
 fn checked_capabilities(capabilities: Vec<Capability>) -> EngineResult<Value> {
     if capabilities.len() > MAX_CAPABILITIES {
-        return Err(EngineError::InvalidRequest(format!("at most {MAX_CAPABILITIES} capabilities")));
+        return Err(EngineError::invalid_request(format!("at most {MAX_CAPABILITIES} capabilities")));
     }
     let mut stored = Vec::with_capacity(capabilities.len());
     for capability in capabilities {
@@ -370,7 +377,7 @@ fn checked_capabilities(capabilities: Vec<Capability>) -> EngineResult<Value> {
 fn checked_tags(tags: Option<Vec<String>>) -> EngineResult<Option<Vec<String>>> {
     let Some(tags) = tags else { return Ok(None) };
     if tags.len() > MAX_TAGS {
-        return Err(EngineError::InvalidRequest(format!("at most {MAX_TAGS} tags")));
+        return Err(EngineError::invalid_request(format!("at most {MAX_TAGS} tags")));
     }
     for tag in &tags {
         check_length("tags", tag, MAX_AGENT_NAME_BYTES)?;

@@ -13,7 +13,7 @@ use ring::{
 };
 use sha2::{Digest, Sha256};
 
-use crate::{EngineError, EngineResult, access::secrets::MIN_SECRET_BYTES};
+use crate::{EngineError, EngineResult, access::secrets::MIN_SECRET_BYTES, error::Fault};
 
 /// Secret that encrypts the private halves of signing keys. Never printed.
 pub struct SealingSecret {
@@ -32,23 +32,23 @@ impl SealingSecret {
     /// Derives the key from any text of at least 32 bytes, best from a random source.
     pub fn new(text: &str) -> EngineResult<Self> {
         if text.len() < MIN_SECRET_BYTES {
-            return Err(EngineError::InvalidRequest(format!(
+            return Err(EngineError::invalid_request(format!(
                 "the secret for signing keys must have at least {MIN_SECRET_BYTES} bytes"
             )));
         }
         let digest = |purpose: &str| Sha256::new().chain_update(purpose).chain_update(text).finalize();
         let key = UnboundKey::new(&AES_256_GCM, &digest("relay signing key seal\0"))
-            .map_err(|_| EngineError::NoRandomness)?;
+            .map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
         let id = hex::encode(&digest("relay signing key seal id\0")[..8]);
         Ok(Self { key: LessSafeKey::new(key), id })
     }
 
     fn seal(&self, kid: &str, mut private: Vec<u8>) -> EngineResult<Vec<u8>> {
         let mut nonce = [0; NONCE_LEN];
-        getrandom::fill(&mut nonce).map_err(|_| EngineError::NoRandomness)?;
+        getrandom::fill(&mut nonce).map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
         self.key
             .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(kid), &mut private)
-            .map_err(|_| EngineError::NoRandomness)?;
+            .map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
         Ok([&nonce[..], &private].concat())
     }
 
@@ -62,8 +62,9 @@ impl SealingSecret {
 
 /// Generates a key to be stored.
 pub(super) fn generate(secret: Option<&SealingSecret>, at: DateTime<Utc>) -> EngineResult<SigningKeyRow> {
-    let document = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).map_err(|_| EngineError::NoRandomness)?;
-    let pair = Ed25519KeyPair::from_pkcs8(document.as_ref()).map_err(|_| EngineError::NoRandomness)?;
+    let document =
+        Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
+    let pair = Ed25519KeyPair::from_pkcs8(document.as_ref()).map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
     let public_key = pair.public_key().as_ref().to_vec();
     // Short, because it is part of every token.
     let kid = hex::encode(&Sha256::digest(&public_key)[..8]);

@@ -41,7 +41,11 @@ use self::{
     overrides::{CurrentView, Overrides},
     signed::{TokenForm, VerifiedToken},
 };
-use crate::{Engine, EngineError, EngineResult, access::authentication::Credential};
+use crate::{
+    Engine, EngineError, EngineResult,
+    access::authentication::Credential,
+    error::{BadCredential, Denial},
+};
 
 /// Bound of the cache; further tokens evict the least used. Verifying one again costs about a tenth of a millisecond.
 const VERIFIED_TOKENS: u64 = 100_000;
@@ -89,9 +93,9 @@ impl Engine {
     /// When the token is of another kind, unknown or revoked, or lacks `stream:read`.
     pub async fn authorize_observer(&self, token: &str) -> EngineResult<ObserverAccess> {
         match TokenKind::from_prefix(token) {
-            None => return Err(EngineError::InvalidTokenFormat),
+            None => return Err(EngineError::Unauthenticated(BadCredential::TokenFormat)),
             Some(TokenKind::Workspace | TokenKind::Observer) => {}
-            Some(kind) => return Err(EngineError::NotForObserving { kind }),
+            Some(kind) => return Err(EngineError::Unauthenticated(BadCredential::NotForObserving { kind })),
         }
         let access = match self.authenticate(token).await? {
             Credential::Observer(access) => access,
@@ -107,7 +111,7 @@ impl Engine {
         if access.view.has_scope(ObserverScope::Stream) {
             Ok(access)
         } else {
-            Err(EngineError::InsufficientScope(ObserverScope::Stream.to_string()))
+            Err(EngineError::Forbidden(Denial::InsufficientScope(ObserverScope::Stream.to_string())))
         }
     }
 
@@ -151,7 +155,7 @@ impl Engine {
 
     /// Authenticates an observer token.
     pub(crate) async fn authenticate_observer(&self, token: &str) -> EngineResult<ObserverAccess> {
-        let unknown = EngineError::UnknownToken { kind: TokenKind::Observer };
+        let unknown = EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Observer });
         let hash = TokenHash::from_token(token);
         let access = match signed::classify(token) {
             TokenForm::Neither => return Err(unknown),
@@ -175,7 +179,8 @@ impl Engine {
                 self.current_access(known)
             }
         };
-        let access = access.map_err(|_| EngineError::UnknownToken { kind: TokenKind::Observer })?;
+        let access = access
+            .map_err(|_| EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Observer }))?;
         if let Some(token) = access.token_id {
             self.inner.observers.used.note(access.scope, token, self.now());
         }
@@ -223,7 +228,7 @@ impl Engine {
     async fn recheck_credential(&self, kind: TokenKind, hash: TokenHash) -> Result<Option<Credential>, ()> {
         match self.cached_credential(kind, hash).await {
             Ok(credential) => Ok(Some(credential)),
-            Err(EngineError::UnknownToken { .. }) => Ok(None),
+            Err(EngineError::Unauthenticated(BadCredential::UnknownToken { .. })) => Ok(None),
             Err(_) => Err(()),
         }
     }

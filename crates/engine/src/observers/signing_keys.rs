@@ -4,7 +4,10 @@ use chrono::{DateTime, Utc};
 use relay_store::{RetireOutcome, SigningKeyRow};
 
 use super::keys;
-use crate::{Engine, EngineError, EngineResult};
+use crate::{
+    Engine, EngineError, EngineResult,
+    error::{Conflict, Missing},
+};
 
 /// Bound of the active keys. Every gateway holds them all.
 pub(super) const MAX_LIVING_KEYS: i64 = 16;
@@ -37,7 +40,7 @@ impl Engine {
     pub async fn rotate_signing_key(&self) -> EngineResult<SigningKey> {
         let row = keys::generate(self.inner.observers.refresher.secret(), self.now())?;
         if !self.store().add_signing_key(&row, false, MAX_LIVING_KEYS).await? {
-            return Err(EngineError::TooManySigningKeys);
+            return Err(EngineError::Conflict(Conflict::TooManySigningKeys));
         }
         self.refresh_after_change().await;
         Ok(self.describe_key(row))
@@ -53,8 +56,8 @@ impl Engine {
                 self.refresh_after_change().await;
                 Ok(())
             }
-            RetireOutcome::InUse => Err(EngineError::SigningKeyInUse),
-            RetireOutcome::Missing => Err(EngineError::SigningKeyNotFound),
+            RetireOutcome::InUse => Err(EngineError::Conflict(Conflict::SigningKeyInUse)),
+            RetireOutcome::Missing => Err(EngineError::NotFound(Missing::SigningKey)),
         }
     }
 

@@ -17,7 +17,10 @@ use super::{
     overrides::parse_view,
     signed::{self, VerifiedToken},
 };
-use crate::{Engine, EngineError, EngineResult};
+use crate::{
+    Engine, EngineError, EngineResult,
+    error::{Conflict, Limit, Missing},
+};
 
 /// Bound of the active tokens of a workspace, whatever its plan.
 pub const MAX_OBSERVER_TOKENS: i64 = 500;
@@ -81,9 +84,9 @@ impl Engine {
         };
         match self.store().create_observer_token(scope, &token, at_most).await? {
             ObserverTokenCreation::Created(row) => self.issue_token(scope, *row),
-            ObserverTokenCreation::NameTaken => Err(EngineError::ObserverTokenNameConflict(new.name)),
-            ObserverTokenCreation::TooMany => Err(EngineError::PlanLimitExceeded(Quota::ObserverTokens)),
-            ObserverTokenCreation::NoWorkspace => Err(EngineError::WorkspaceNotFound),
+            ObserverTokenCreation::NameTaken => Err(EngineError::Conflict(Conflict::ObserverTokenName(new.name))),
+            ObserverTokenCreation::TooMany => Err(EngineError::LimitExceeded(Limit::Quota(Quota::ObserverTokens))),
+            ObserverTokenCreation::NoWorkspace => Err(EngineError::NotFound(Missing::Workspace)),
         }
     }
 
@@ -94,7 +97,10 @@ impl Engine {
 
     /// Finds a token, revoked or not.
     pub async fn observer_token(&self, scope: WorkspaceScope, id: &str) -> EngineResult<ObserverTokenRow> {
-        self.store().observer_token(scope, parse_token_id(id)?).await?.ok_or(EngineError::ObserverTokenNotFound)
+        self.store()
+            .observer_token(scope, parse_token_id(id)?)
+            .await?
+            .ok_or(EngineError::NotFound(Missing::ObserverToken))
     }
 
     /// Changes an active token. Its text stays valid; overrides replace its claims everywhere.
@@ -125,9 +131,9 @@ impl Engine {
                 Ok(*row)
             }
             ObserverTokenUpdate::NameTaken => {
-                Err(EngineError::ObserverTokenNameConflict(change.name.unwrap_or_default()))
+                Err(EngineError::Conflict(Conflict::ObserverTokenName(change.name.unwrap_or_default())))
             }
-            ObserverTokenUpdate::Missing => Err(EngineError::ObserverTokenNotFound),
+            ObserverTokenUpdate::Missing => Err(EngineError::NotFound(Missing::ObserverToken)),
         }
     }
 
@@ -137,7 +143,7 @@ impl Engine {
     /// When there is no such active token.
     pub async fn rotate_observer_token(&self, scope: WorkspaceScope, id: &str) -> EngineResult<IssuedObserverToken> {
         let rotated = self.store().rotate_observer_token(scope, parse_token_id(id)?, self.now()).await?;
-        let (row, dead) = rotated.ok_or(EngineError::ObserverTokenNotFound)?;
+        let (row, dead) = rotated.ok_or(EngineError::NotFound(Missing::ObserverToken))?;
         for hash in dead {
             self.revoke_token(hash);
         }
@@ -151,7 +157,7 @@ impl Engine {
     /// When there is no such active token.
     pub async fn revoke_observer_token(&self, scope: WorkspaceScope, id: &str) -> EngineResult<()> {
         let dead = self.store().revoke_observer_token(scope, parse_token_id(id)?, self.now()).await?;
-        for hash in dead.ok_or(EngineError::ObserverTokenNotFound)? {
+        for hash in dead.ok_or(EngineError::NotFound(Missing::ObserverToken))? {
             self.revoke_token(hash);
         }
         self.refresh_after_change().await;
@@ -180,7 +186,7 @@ fn empty_view() -> ObserverView {
 }
 
 fn parse_token_id(id: &str) -> EngineResult<ObserverTokenId> {
-    id.parse().map_err(|_| EngineError::ObserverTokenNotFound)
+    id.parse().map_err(|_| EngineError::NotFound(Missing::ObserverToken))
 }
 
 fn scope_texts(scopes: ScopeSet) -> Vec<String> {
@@ -188,11 +194,11 @@ fn scope_texts(scopes: ScopeSet) -> Vec<String> {
 }
 
 fn check_filters(filters: ObserverFilters) -> EngineResult<ObserverFilters> {
-    filters.into_validated().map_err(|error| EngineError::InvalidRequest(error.to_string()))
+    filters.into_validated().map_err(|error| EngineError::invalid_request(error.to_string()))
 }
 
 fn encode_filters(filters: ObserverFilters) -> EngineResult<serde_json::Value> {
-    serde_json::to_value(filters).map_err(|error| EngineError::InvalidRequest(error.to_string()))
+    serde_json::to_value(filters).map_err(|error| EngineError::invalid_request(error.to_string()))
 }
 
 fn check_fields(name: Option<&str>, description: Option<&str>, scopes: Option<ScopeSet>) -> EngineResult<()> {
@@ -203,7 +209,7 @@ fn check_fields(name: Option<&str>, description: Option<&str>, scopes: Option<Sc
         check_length("description", description, MAX_NOTE_BYTES)?;
     }
     if scopes.is_some_and(ScopeSet::is_empty) {
-        return Err(EngineError::InvalidRequest("scopes must name at least one scope".into()));
+        return Err(EngineError::invalid_request("scopes must name at least one scope"));
     }
     Ok(())
 }
@@ -213,7 +219,7 @@ fn check_fields(name: Option<&str>, description: Option<&str>, scopes: Option<Sc
 fn check_expiry(expires_at: Option<DateTime<Utc>>, now: DateTime<Utc>) -> EngineResult<Option<DateTime<Utc>>> {
     let expires_at = expires_at.map(|at| at.trunc_subsecs(3));
     if expires_at.is_some_and(|at| at <= now) {
-        return Err(EngineError::InvalidRequest("expires_at must be in the future".into()));
+        return Err(EngineError::invalid_request("expires_at must be in the future"));
     }
     Ok(expires_at)
 }

@@ -18,7 +18,11 @@ use relay_wire::field::ToValue as _;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{EngineError, EngineResult, access::secrets::Secrets};
+use crate::{
+    EngineError, EngineResult,
+    access::secrets::Secrets,
+    error::{Fault, InvalidInput},
+};
 
 /// Shown in place of a secret. A write of this text keeps the stored secret.
 const REDACTED: &str = "[redacted]";
@@ -146,7 +150,7 @@ impl Secrets {
         let plain = self.open(&secret_context(scope, node), sealed);
         plain
             .and_then(|plain| serde_json::from_slice(&plain).ok())
-            .ok_or_else(|| EngineError::SealedWithUnknownKey { key_id: sealed.key_id.clone() })
+            .ok_or_else(|| EngineError::Internal(Fault::SealedWithUnknownKey { key_id: sealed.key_id.clone() }))
     }
 }
 
@@ -156,14 +160,14 @@ pub(crate) fn secret_context(scope: WorkspaceScope, node: &NodeId) -> String {
 }
 
 fn invalid(message: impl Into<String>) -> EngineError {
-    EngineError::InvalidNodeDelivery(message.into())
+    EngineError::Invalid(InvalidInput::NodeDelivery(message.into()))
 }
 
 fn check_url(policy: &Policy, url: &str) -> EngineResult<()> {
     match policy.check_url(url) {
         Ok(_) => Ok(()),
         Err(refusal @ Refusal::NotAUrl) => Err(invalid(format!("delivery.url: {refusal}"))),
-        Err(refusal) => Err(EngineError::UnsafeNodeDeliveryUrl(refusal.to_string())),
+        Err(refusal) => Err(EngineError::Invalid(InvalidInput::UnsafeDeliveryUrl(refusal.to_string()))),
     }
 }
 
@@ -367,11 +371,14 @@ mod tests {
             json!({ "url": URL, "auth": { "type": "hmac_sha256", "secret": "s", "signature_scheme": "standard-webhooks" } }),
             json!({ "url": URL, "auth": { "type": "hmac_sha256", "secret": "s", "signature_header": "Host" } }),
         ] {
-            assert!(matches!(read(given.clone(), None), Err(EngineError::InvalidNodeDelivery(_))), "{given}");
+            assert!(
+                matches!(read(given.clone(), None), Err(EngineError::Invalid(InvalidInput::NodeDelivery(_)))),
+                "{given}"
+            );
         }
         for url in ["http://example.org", "https://127.0.0.1/", "https://localhost/", "https://a:b@example.org/"] {
             let refused = read(json!({ "url": url }), None);
-            assert!(matches!(refused, Err(EngineError::UnsafeNodeDeliveryUrl(_))), "{url}");
+            assert!(matches!(refused, Err(EngineError::Invalid(InvalidInput::UnsafeDeliveryUrl(_)))), "{url}");
         }
     }
 }

@@ -19,7 +19,7 @@ use tokio::sync::{Notify, watch};
 
 pub use repair::{DatabaseRepair, Margin, Progress, RepairPlan, RepairReport};
 
-use crate::{Engine, EngineError, EngineResult, Inner};
+use crate::{Engine, EngineError, EngineResult, Inner, error::Fault};
 
 /// Interval at which the database's identity is checked.
 const CHECK_EVERY: Duration = Duration::from_secs(3);
@@ -247,7 +247,7 @@ async fn check_database(engine: &Engine, waited: bool) -> EngineResult<CheckOutc
 const fn closed_reason(error: &EngineError) -> &'static str {
     if matches!(error, EngineError::Unavailable(_)) {
         "storage is unavailable"
-    } else if matches!(error, EngineError::Stream(_)) {
+    } else if matches!(error, EngineError::Internal(Fault::Stream(_))) {
         "nats is unavailable"
     } else {
         "the database could not be checked"

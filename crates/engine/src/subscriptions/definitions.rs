@@ -16,7 +16,10 @@ use relay_domain::{
 use relay_store::subscriptions::definitions::{EncryptedSecret, NewSubscription};
 use serde::{Deserialize, Serialize};
 
-use crate::{Engine, EngineError, EngineResult};
+use crate::{
+    Engine, EngineError, EngineResult,
+    error::{Fault, Limit, Missing},
+};
 
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (100, 200);
@@ -79,7 +82,7 @@ impl Engine {
         let new = NewSubscription { subscription: &subscription, secret: secret.as_ref() };
         let quota = self.quota(scope, Quota::Subscriptions).await?.unwrap_or(MAX_PER_WORKSPACE);
         if !self.store().create_subscription(scope, &new, quota.min(MAX_PER_WORKSPACE)).await? {
-            return Err(EngineError::PlanLimitExceeded(Quota::Subscriptions));
+            return Err(EngineError::LimitExceeded(Limit::Quota(Quota::Subscriptions)));
         }
         // Events of single deliveries are recorded only in watched workspaces. A failure is harmless: the worker marks
         // them too.
@@ -100,7 +103,7 @@ impl Engine {
     }
 
     pub async fn subscription(&self, scope: WorkspaceScope, id: SubscriptionId) -> EngineResult<Subscription> {
-        self.store().subscription(scope, id).await?.ok_or(EngineError::SubscriptionNotFound)
+        self.store().subscription(scope, id).await?.ok_or(EngineError::NotFound(Missing::Subscription))
     }
 
     /// Decrypts the secrets of a subscription.
@@ -113,7 +116,7 @@ impl Engine {
         let plain = self.inner.secrets.open(&secret_context(scope, id), secret);
         plain
             .and_then(|plain| serde_json::from_slice(&plain).ok())
-            .ok_or_else(|| EngineError::SealedWithUnknownKey { key_id: secret.key_id.clone() })
+            .ok_or_else(|| EngineError::Internal(Fault::SealedWithUnknownKey { key_id: secret.key_id.clone() }))
     }
 
     /// Delivers the missed events since a time, and enables a disabled subscription. Delivered events are not repeated.
@@ -124,7 +127,7 @@ impl Engine {
         since: DateTime<Utc>,
     ) -> EngineResult<Subscription> {
         if !self.store().replay_subscription(scope, id, since).await? {
-            return Err(EngineError::SubscriptionNotFound);
+            return Err(EngineError::NotFound(Missing::Subscription));
         }
         self.subscription(scope, id).await
     }
@@ -132,7 +135,7 @@ impl Engine {
     /// Deletes a subscription; its pending events are dropped.
     pub async fn unsubscribe(&self, scope: WorkspaceScope, id: SubscriptionId) -> EngineResult<()> {
         let deleted = self.store().delete_subscription(scope, id).await?;
-        if deleted { Ok(()) } else { Err(EngineError::SubscriptionNotFound) }
+        if deleted { Ok(()) } else { Err(EngineError::NotFound(Missing::Subscription)) }
     }
 
     /// Lists the deliveries of a subscription, newest first.
@@ -166,7 +169,7 @@ impl Engine {
     ) -> EngineResult<SubscriptionDelivery> {
         self.subscription(scope, id).await?;
         let replayed = self.store().replay_subscription_delivery(scope, id, delivery, self.now()).await?;
-        replayed.ok_or(EngineError::DeliveryNotFound)
+        replayed.ok_or(EngineError::NotFound(Missing::Delivery))
     }
 }
 
@@ -176,7 +179,7 @@ pub(crate) fn secret_context(scope: WorkspaceScope, id: SubscriptionId) -> Strin
 }
 
 fn invalid(message: impl Into<String>) -> EngineError {
-    EngineError::InvalidRequest(message.into())
+    EngineError::invalid_request(message.into())
 }
 
 fn check_events(mut events: Vec<String>) -> EngineResult<Vec<String>> {

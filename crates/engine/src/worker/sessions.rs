@@ -4,7 +4,7 @@ use relay_domain::{AgentId, WorkspaceScope, mailboxes::dead_letter::DeadLetterRe
 use relay_store::DeleteCondition;
 
 use super::TickOutcome;
-use crate::{Engine, EngineError, EngineResult};
+use crate::{Engine, EngineError, EngineResult, error::Missing};
 
 const AT_ONCE: i64 = 100;
 /// Deliveries of one mailbox per step: fewer mean that it is empty.
@@ -45,7 +45,7 @@ async fn settle_releases(engine: &Engine) -> EngineResult<TickOutcome> {
             };
             match engine.delete_agent_if(release.scope, name, &condition).await {
                 // Another process deleted it first, or it runs again.
-                Ok(()) | Err(EngineError::AgentNotFound(_)) => {}
+                Ok(()) | Err(EngineError::NotFound(Missing::Agent(_))) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -17,7 +17,12 @@ use relay_store::{
 };
 
 use super::TickOutcome;
-use crate::{Engine, EngineError, EngineResult, actions::triggers::Pattern, events::message_events};
+use crate::{
+    Engine, EngineError, EngineResult,
+    actions::triggers::Pattern,
+    error::{Conflict, Fault, Limit, Missing},
+    events::message_events,
+};
 
 const WORKSPACES_AT_ONCE: i64 = 16;
 /// Target number of events of each.
@@ -155,18 +160,21 @@ async fn fire(
     let mut fired = FireOutcome::Settled;
     let refusal = match engine.invoke_for_message(scope, trigger, message).await {
         // Invoked before and completed long ago, or being invoked by another worker right now.
-        Ok(()) | Err(EngineError::InvocationNotFound | EngineError::IdempotencyInProgress) => None,
+        Ok(())
+        | Err(EngineError::NotFound(Missing::Invocation) | EngineError::Conflict(Conflict::IdempotencyInProgress)) => {
+            None
+        }
         Err(
             error @ (EngineError::Unavailable(_)
-            | EngineError::Store(_)
-            | EngineError::Stream(_)
+            | EngineError::Internal(Fault::Store(_))
+            | EngineError::Internal(Fault::Stream(_))
             | EngineError::CommitUnavailable
             | EngineError::OutcomeUnknown
             | EngineError::Overloaded),
         ) => return Err(error),
         Err(error) => {
             let waited = engine.now() - message.created_at;
-            if matches!(error, EngineError::TooManyInvocations(_)) && waited < MAX_CAPACITY_WAIT {
+            if matches!(error, EngineError::LimitExceeded(Limit::Invocations(_))) && waited < MAX_CAPACITY_WAIT {
                 fired = FireOutcome::NotYet;
             }
             Some(error.to_string())

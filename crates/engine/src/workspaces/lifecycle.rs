@@ -20,6 +20,7 @@ use crate::{
     Engine, EngineError, EngineResult,
     access::idempotency::ClientKey,
     agents::lifecycle::{encoded_length, too_long},
+    error::{Conflict, InvalidInput, Missing},
 };
 
 /// Bounds of the lifetime of a workspace with an expiry.
@@ -79,10 +80,10 @@ impl Engine {
             check_json_length("provenance", encoded_length(provenance))?;
         }
         if request.expires_in_seconds.is_some_and(|seconds| !LIFETIME_SECONDS.contains(&seconds)) {
-            return Err(EngineError::InvalidRequest("expires_in_seconds must be between 60 and 2592000".into()));
+            return Err(EngineError::invalid_request("expires_in_seconds must be between 60 and 2592000"));
         }
         if owner.is_none() && key.is_some_and(|key| key.text().len() < MIN_ANONYMOUS_KEY_BYTES) {
-            return Err(EngineError::CreationKeyTooWeak);
+            return Err(EngineError::Invalid(InvalidInput::CreationKeyTooWeak));
         }
         if let Some((scope, token)) = owner
             && let Some(own) = self.store().workspace(scope).await?
@@ -122,7 +123,7 @@ impl Engine {
         match (self.store().create_workspace(&new, kept).await?, key) {
             (WorkspaceCreation::Replayed { fingerprint, response }, Some(key)) => {
                 if fingerprint != key.fingerprint() {
-                    return Err(EngineError::CreationKeyConflict);
+                    return Err(EngineError::Conflict(Conflict::CreationKeyReused));
                 }
                 self.replay_creation(&response, key).await
             }
@@ -135,12 +136,12 @@ impl Engine {
     /// # Errors
     /// When it has been deleted or has expired.
     pub async fn workspace(&self, scope: WorkspaceScope) -> EngineResult<WorkspaceRow> {
-        self.store().workspace(scope).await?.ok_or(EngineError::WorkspaceNotFound)
+        self.store().workspace(scope).await?.ok_or(EngineError::NotFound(Missing::Workspace))
     }
 
     /// Finds the oldest workspace of a name, without authentication.
     pub async fn workspace_by_name(&self, name: &str) -> EngineResult<WorkspaceRow> {
-        self.store().workspace_by_name(name).await?.ok_or(EngineError::WorkspaceNotFound)
+        self.store().workspace_by_name(name).await?.ok_or(EngineError::NotFound(Missing::Workspace))
     }
 
     /// Changes a workspace.
@@ -158,7 +159,7 @@ impl Engine {
         let ttl = change.delivery_ttl_seconds;
         if ttl.is_some_and(|seconds| !DELIVERY_TTL_SECONDS.contains(&seconds)) {
             let (least, most) = (DELIVERY_TTL_SECONDS.start(), DELIVERY_TTL_SECONDS.end());
-            return Err(EngineError::InvalidRequest(format!("delivery_ttl_seconds must be {least} to {most}")));
+            return Err(EngineError::invalid_request(format!("delivery_ttl_seconds must be {least} to {most}")));
         }
         let change = relay_store::WorkspaceChange {
             name: change.name.as_deref(),
@@ -189,12 +190,14 @@ impl Engine {
     async fn replay_creation(&self, response: &Value, key: &ClientKey) -> EngineResult<CreatedWorkspace> {
         let id = response["workspace_id"].as_str().and_then(|id| id.parse().ok());
         let salt = response["salt"].as_str();
-        let (Some(id), Some(salt)) = (id, salt) else { return Err(EngineError::CreationKeyTerminalized) };
+        let (Some(id), Some(salt)) = (id, salt) else {
+            return Err(EngineError::Conflict(Conflict::CreationKeyTerminalized));
+        };
         let row = self
             .store()
             .workspace(WorkspaceScope::from_engine_row(id))
             .await?
-            .ok_or(EngineError::CreationKeyTerminalized)?;
+            .ok_or(EngineError::Conflict(Conflict::CreationKeyTerminalized))?;
         Ok(CreatedWorkspace {
             workspace_id: row.workspace_id,
             api_key: derive_key(salt, key),

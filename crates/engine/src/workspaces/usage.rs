@@ -5,7 +5,7 @@ use relay_domain::{WorkspaceScope, snowflake};
 use relay_store::Store;
 pub use relay_store::workspaces::usage::{Granularity, UsageRow};
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::Credential};
+use crate::{Engine, EngineError, EngineResult, access::authentication::Credential, error::Denial};
 
 /// Bound of the buckets in one response: more than a day of minutes, two months of hours.
 const MAX_BUCKETS: i32 = 1500;
@@ -47,7 +47,7 @@ impl Engine {
     /// When the range is too long for its granularity, or the caller is an observer whose token names agents.
     pub async fn usage(&self, caller: &Credential, query: UsageQuery) -> EngineResult<UsageReport> {
         if caller.view().filters.agent_ids.is_some() {
-            return Err(EngineError::InsufficientScope("activity:read of all agents".into()));
+            return Err(EngineError::Forbidden(Denial::InsufficientScope("activity:read of all agents".into())));
         }
         usage_report(self.store(), caller.scope(), query, self.now()).await
     }
@@ -71,7 +71,7 @@ fn resolve_range(query: UsageQuery, now: DateTime<Utc>) -> EngineResult<(DateTim
         Granularity::Hour => TimeDelta::days(1),
         Granularity::Day => TimeDelta::days(30),
     };
-    let out_of_range = || EngineError::InvalidRequest("since or until is out of range".into());
+    let out_of_range = || EngineError::invalid_request("since or until is out of range");
     let until = query.until.unwrap_or(now).min(now);
     let since = match query.since {
         Some(since) => since,
@@ -83,11 +83,11 @@ fn resolve_range(query: UsageQuery, now: DateTime<Utc>) -> EngineResult<(DateTim
         return Err(out_of_range());
     }
     if until < since {
-        return Err(EngineError::InvalidRequest("until must not be before since, nor since after now".into()));
+        return Err(EngineError::invalid_request("until must not be before since, nor since after now"));
     }
     if until - since > granularity.length() * MAX_BUCKETS {
         let name = granularity.as_str();
-        return Err(EngineError::InvalidRequest(format!(
+        return Err(EngineError::invalid_request(format!(
             "that is more than {MAX_BUCKETS} {name}s: ask for less, or by a longer granularity"
         )));
     }

@@ -9,6 +9,7 @@ use relay_domain::{AgentId, GatewayId, NodeId, WorkspaceScope};
 use relay_engine::{
     Engine, EngineError,
     actions::ProviderResultOutcome,
+    error::{Conflict, InvalidInput, Missing},
     mailboxes::serving::{Fence, ListedAgent, MailboxPosition, SessionHandle},
 };
 use relay_wire::{
@@ -135,7 +136,7 @@ impl ControlContext {
     }
 
     fn binding(&self) -> Result<&ProviderBinding, EngineError> {
-        self.binding.as_ref().ok_or_else(|| EngineError::InvalidRequest("node.register comes first".to_owned()))
+        self.binding.as_ref().ok_or_else(|| EngineError::invalid_request("node.register comes first"))
     }
 
     async fn register_agent(self, frame: AgentRegister) -> Result<(Option<Value>, Effect), EngineError> {
@@ -159,7 +160,8 @@ impl ControlContext {
     async fn recover_agent(self, frame: AgentRecover) -> Result<(Option<Value>, Effect), EngineError> {
         let binding = self.broker_binding()?;
         check_session_ref(frame.session_ref.as_deref())?;
-        let expected: AgentId = frame.expected_agent_id.parse().map_err(|_| EngineError::AgentIdentityConflict)?;
+        let expected: AgentId =
+            frame.expected_agent_id.parse().map_err(|_| EngineError::Conflict(Conflict::AgentIdentity))?;
         let session = SessionHandle { session_ref: frame.session_ref.as_deref(), resumable: frame.resumable };
         let hosted = self.engine.recover_on_node(&binding.fence, &frame.name, expected, session).await?;
         Ok(hosted_reply(hosted, binding.cursor_granted))
@@ -167,7 +169,7 @@ impl ControlContext {
 
     /// Returns the binding of a broker. A direct node serves its own agent only.
     fn broker_binding(&self) -> Result<&ProviderBinding, EngineError> {
-        if self.direct { Err(EngineError::DirectNodeCapacity) } else { self.binding() }
+        if self.direct { Err(EngineError::Invalid(InvalidInput::DirectNodeCapacity)) } else { self.binding() }
     }
 
     async fn deregister_agent(self, agent: &str) -> Result<(Option<Value>, Effect), EngineError> {
@@ -181,7 +183,7 @@ impl ControlContext {
     async fn sync_inventory(self, frame: Inventory) -> Result<(Option<Value>, Effect), EngineError> {
         let binding = self.broker_binding()?;
         if frame.agents.len() > MAX_INVENTORY {
-            return Err(EngineError::InvalidRequest(format!("at most {MAX_INVENTORY} agents")));
+            return Err(EngineError::invalid_request(format!("at most {MAX_INVENTORY} agents")));
         }
         let mut listed = Vec::with_capacity(frame.agents.len());
         let mut refusal = None;
@@ -211,7 +213,7 @@ impl ControlContext {
     }
 
     async fn accept_action(self, invocation: &str) -> Result<(Option<Value>, Effect), EngineError> {
-        let id = invocation.parse().map_err(|_| EngineError::InvocationNotFound)?;
+        let id = invocation.parse().map_err(|_| EngineError::NotFound(Missing::Invocation))?;
         self.engine.accept_provider_invocation(&self.binding()?.fence, id).await?;
         Ok((Some(Value::Null), Effect::None))
     }
@@ -238,9 +240,9 @@ impl ControlContext {
         let result = match (frame.output, frame.error) {
             (Some(output), None) => Ok(output.unwrap_or_default()),
             (None, Some(error)) => Err(error),
-            _ => return Err(EngineError::InvalidRequest("one of output and error".to_owned())),
+            _ => return Err(EngineError::invalid_request("one of output and error")),
         };
-        let id = frame.invocation_id.parse().map_err(|_| EngineError::InvocationNotFound)?;
+        let id = frame.invocation_id.parse().map_err(|_| EngineError::NotFound(Missing::Invocation))?;
         let done = self.engine.record_provider_result(&binding.fence, id, result).await?;
         if done == ProviderResultOutcome::Refused {
             tracing::debug!(node.id = %binding.fence.node_id, invocation.id = %id, "late or foreign action result refused");
@@ -274,7 +276,7 @@ const MAX_SESSION_REF_BYTES: usize = 1024;
 pub(super) fn check_capabilities(capabilities: &[Capability]) -> Result<(), EngineError> {
     use relay_domain::names::{MAX_CAPABILITIES, check_json_length, check_length};
     if capabilities.len() > MAX_CAPABILITIES {
-        return Err(EngineError::InvalidRequest(format!("at most {MAX_CAPABILITIES} capabilities")));
+        return Err(EngineError::invalid_request(format!("at most {MAX_CAPABILITIES} capabilities")));
     }
     for capability in capabilities {
         check_length("capability", &capability.name, MAX_WORD_BYTES)?;
@@ -286,7 +288,9 @@ pub(super) fn check_capabilities(capabilities: &[Capability]) -> Result<(), Engi
 
 /// Converts an inventory entry. Refuses one whose agent id is malformed.
 fn parse_inventory_entry(entry: InventoryEntry) -> Result<ListedAgent, EngineError> {
-    let Ok(agent_id) = entry.agent_id.parse() else { return Err(EngineError::AgentIdentityMismatch(entry.name)) };
+    let Ok(agent_id) = entry.agent_id.parse() else {
+        return Err(EngineError::Conflict(Conflict::AgentIdentityMismatch(entry.name)));
+    };
     // An invalid session handle does not change that the agent runs.
     let session_ref = entry.session_ref.filter(|session_ref| check_session_ref(Some(session_ref)).is_ok());
     // An id that does not parse is ignored.

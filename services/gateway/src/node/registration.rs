@@ -9,6 +9,7 @@ use std::time::Duration;
 use relay_domain::ProviderName;
 use relay_engine::{
     EngineError, EngineResult,
+    error::Denial,
     mailboxes::serving::{Fence, ProviderRegistration},
     nodes::providers::Registrant,
 };
@@ -84,7 +85,7 @@ impl ControlContext {
     fn build_registrant(&self, frame: &Register) -> Result<Registrant, EngineError> {
         use relay_domain::names::{MAX_NOTE_BYTES, MAX_TAGS, check_length, check_name};
         if frame.node_id != self.node_id.as_str() {
-            return Err(EngineError::NodeIdMismatch);
+            return Err(EngineError::Forbidden(Denial::NodeIdMismatch));
         }
         let (provider, instance_id) = match &frame.provider {
             Some(provider) => (ProviderName::new(&provider.name), provider.instance_id.clone()),
@@ -100,7 +101,7 @@ impl ControlContext {
         check_capabilities(&frame.capabilities)?;
         check_length("version", &frame.version, MAX_NOTE_BYTES)?;
         if tags.len() > MAX_TAGS {
-            return Err(EngineError::InvalidRequest(format!("at most {MAX_TAGS} tags")));
+            return Err(EngineError::invalid_request(format!("at most {MAX_TAGS} tags")));
         }
         for tag in &tags {
             check_length("tag", tag, MAX_WORD_BYTES)?;

@@ -10,7 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use relay_domain::{access::token::TokenKind, nodes::NodeRole};
-use relay_engine::{EngineError, access::authentication::Credential};
+use relay_engine::{EngineError, access::authentication::Credential, error::BadCredential};
 use serde::Deserialize;
 
 use super::connection;
@@ -64,7 +64,7 @@ pub(crate) async fn upgrade(
     }
     let node = match state.engine.authenticate(&token).await {
         Ok(Credential::Node(node)) => node,
-        Ok(_) => return Err(EngineError::UnknownToken { kind: TokenKind::Node }.into()),
+        Ok(_) => return Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Node }).into()),
         // Clients retry a 503 with the same token and increasing delays; some treat any other status as final.
         Err(EngineError::WorkspaceSuspended) => {
             return Err(ApiError::unavailable("workspace_suspended", "The workspace is suspended"));
@@ -78,7 +78,7 @@ pub(crate) async fn upgrade(
         .engine
         .node_identity(node.scope, &node.node_id)
         .await?
-        .ok_or(EngineError::UnknownToken { kind: TokenKind::Node })?;
+        .ok_or(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Node }))?;
     // Its agents would receive everything twice: over the socket and by the delivery method of their node.
     if !identity.kind.has_socket() {
         return Err(ApiError::unauthorized("node_token_forbidden", "A node of this kind has no socket"));

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use axum::http::HeaderMap;
 use relay_engine::{
     Engine, EngineError,
+    error::Missing,
     events::LogEvent,
     observers::{AccessEndReason, ObserverAccess},
 };
@@ -76,7 +77,7 @@ impl ObserverWatch {
     pub(super) async fn render(&self, event: &Arc<LogEvent>) -> Result<Option<axum::body::Bytes>, EngineError> {
         match self.engine.event_text(self.access.scope, event).await {
             Ok(text) => Ok(Some(text)),
-            Err(EngineError::MessageNotFound) => Ok(None),
+            Err(EngineError::NotFound(Missing::Message)) => Ok(None),
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, event.seq, "event not readable");
                 Err(error)

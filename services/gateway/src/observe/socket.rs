@@ -16,6 +16,7 @@ use futures::{
 };
 use relay_engine::{
     EngineError,
+    error::Denial,
     events::{EventStream, LogEvent, StreamItem},
 };
 use relay_wire::events::{ObserverFrame, encode_resync_ack};
@@ -89,7 +90,7 @@ async fn authorize_observer(
     }
     let access = match state.engine.authorize_observer(&token).await {
         // Clients of the socket handle only one refusal.
-        Err(EngineError::InsufficientScope(_)) => {
+        Err(EngineError::Forbidden(Denial::InsufficientScope(_))) => {
             return Err(ApiError::unauthorized("observer_token_forbidden", "The token lacks the scope stream:read"));
         }
         other => other?,

@@ -6,7 +6,7 @@ use relay_domain::{
 };
 use relay_store::EffectiveLimits;
 
-use crate::{Engine, EngineError, EngineResult};
+use crate::{Engine, EngineError, EngineResult, error::Missing};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quotas {
@@ -26,7 +26,7 @@ impl Engine {
         if let Some(known) = cache.get(&scope.workspace_id()).await {
             return Ok(known);
         }
-        let row = self.store().quotas(scope).await?.ok_or(EngineError::WorkspaceNotFound)?;
+        let row = self.store().quotas(scope).await?.ok_or(EngineError::NotFound(Missing::Workspace))?;
         let limits = self.inner.limits.config.plans.limits_of(row.plan).with_overrides(&row.overrides);
         let effective = EffectiveLimits { mailbox_depth: limits.mailbox_depth, message_days: limits.message_days };
         if row.effective != effective {
@@ -48,10 +48,10 @@ impl Engine {
         overrides: &LimitOverrides,
     ) -> EngineResult<Quotas> {
         if !overrides.is_valid() {
-            return Err(EngineError::InvalidRequest(LimitOverrides::VALID_RANGES.into()));
+            return Err(EngineError::invalid_request(LimitOverrides::VALID_RANGES));
         }
         if !self.store().set_quotas(scope, plan, overrides).await? {
-            return Err(EngineError::WorkspaceNotFound);
+            return Err(EngineError::NotFound(Missing::Workspace));
         }
         self.forget_quotas(scope.workspace_id()).await;
         self.inner.hints.quotas_changed(scope);

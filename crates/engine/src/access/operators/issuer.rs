@@ -17,7 +17,11 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::Mutex;
 
-use crate::{EngineError, EngineResult, access::jwt};
+use crate::{
+    EngineError, EngineResult,
+    access::jwt,
+    error::{BadCredential, Dependency},
+};
 
 const MAX_JWT_BYTES: usize = 16 * 1024;
 const MAX_DOCUMENT_BYTES: usize = 256 * 1024;
@@ -74,12 +78,12 @@ struct Key {
 impl Issuer {
     pub(super) fn new(config: IssuerConfig) -> EngineResult<Self> {
         for url in [Some(&config.issuer), config.jwks_url.as_ref()].into_iter().flatten() {
-            check_url(url).map_err(|why| EngineError::InvalidRequest(format!("{url}: {why}")))?;
+            check_url(url).map_err(|why| EngineError::invalid_request(format!("{url}: {why}")))?;
         }
         jwt::install();
         let connector = HttpsConnectorBuilder::new()
             .with_native_roots()
-            .map_err(|error| EngineError::InvalidRequest(format!("no root certificates: {error}")))?
+            .map_err(|error| EngineError::invalid_request(format!("no root certificates: {error}")))?
             .https_or_http()
             .enable_http1()
             .build();
@@ -89,10 +93,14 @@ impl Issuer {
     /// Verifies signature, issuer, audience and lifetime of a JWT.
     pub(super) async fn verify(&self, token: &str) -> EngineResult<()> {
         if token.len() > MAX_JWT_BYTES {
-            return Err(EngineError::NotAnOperator);
+            return Err(EngineError::Unauthenticated(BadCredential::NotAnOperator));
         }
-        let header = jsonwebtoken::decode_header(token).map_err(|_| EngineError::NotAnOperator)?;
-        let key = self.find_key(header.kid.as_deref()).await?.ok_or(EngineError::NotAnOperator)?;
+        let header = jsonwebtoken::decode_header(token)
+            .map_err(|_| EngineError::Unauthenticated(BadCredential::NotAnOperator))?;
+        let key = self
+            .find_key(header.kid.as_deref())
+            .await?
+            .ok_or(EngineError::Unauthenticated(BadCredential::NotAnOperator))?;
         // The key determines the algorithm; the token must name the same one.
         let mut validation = Validation::new(key.algorithm);
         validation.set_issuer(&[&self.config.issuer]);
@@ -102,7 +110,7 @@ impl Issuer {
         validation.leeway = LEEWAY_SECONDS;
         jsonwebtoken::decode::<Value>(token, &key.public, &validation).map_err(|error| {
             tracing::debug!(error = &error as &dyn std::error::Error, "operator token refused");
-            EngineError::NotAnOperator
+            EngineError::Unauthenticated(BadCredential::NotAnOperator)
         })?;
         Ok(())
     }
@@ -124,7 +132,7 @@ impl Issuer {
         }
         match &cache.keys {
             Some(keys) if keys.fetched_at.elapsed() < MAX_STALENESS => Ok(found(&cache)),
-            _ => Err(EngineError::IssuerUnavailable),
+            _ => Err(EngineError::DependencyUnavailable(Dependency::Issuer)),
         }
     }
 

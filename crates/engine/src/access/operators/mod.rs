@@ -17,6 +17,7 @@ pub(crate) use self::issuer::check_url as check_issuer_url;
 use crate::{
     Engine, EngineError, EngineResult,
     access::{limits::Quotas, secrets::MIN_SECRET_BYTES},
+    error::{BadCredential, Missing},
 };
 
 /// Configuration of operator access.
@@ -50,7 +51,7 @@ impl Operators {
     /// When the secret is too short, a URL is invalid, or the installation is hosted without any way to authenticate an
     /// operator.
     pub fn new(config: OperatorsConfig) -> EngineResult<Self> {
-        let invalid = |why: &str| Err(EngineError::InvalidRequest(why.to_owned()));
+        let invalid = |why: &str| Err(EngineError::invalid_request(why.to_owned()));
         if config.bootstrap_secret.as_ref().is_some_and(|secret| secret.len() < MIN_SECRET_BYTES) {
             return invalid("the bootstrap secret must have at least 32 bytes");
         }
@@ -93,7 +94,7 @@ impl Operators {
         }
         match &self.issuer {
             Some(issuer) => issuer.verify(presented).await,
-            None => Err(EngineError::NotAnOperator),
+            None => Err(EngineError::Unauthenticated(BadCredential::NotAnOperator)),
         }
     }
 }
@@ -120,7 +121,7 @@ impl Engine {
 
 /// Trusts the workspace id: an operator may act on any workspace.
 fn scope_for_operator(workspace: &str) -> EngineResult<WorkspaceScope> {
-    let id = workspace.parse().map_err(|_| EngineError::WorkspaceNotFound)?;
+    let id = workspace.parse().map_err(|_| EngineError::NotFound(Missing::Workspace))?;
     Ok(WorkspaceScope::from_verified_token(id))
 }
 
@@ -138,7 +139,13 @@ mod tests {
         let known = operators(Some(secret), true)?;
         assert!(known.authenticate(secret).await.is_ok());
         for other in ["", "0123456789abcdef0123456789abcdeF", &secret[1..], "a.b.c"] {
-            assert!(matches!(known.authenticate(other).await, Err(EngineError::NotAnOperator)), "{other:?}");
+            assert!(
+                matches!(
+                    known.authenticate(other).await,
+                    Err(EngineError::Unauthenticated(BadCredential::NotAnOperator))
+                ),
+                "{other:?}"
+            );
         }
         assert!(operators(None, false)?.authenticate("").await.is_err(), "without a secret there is none to know");
         assert!(operators(Some("short"), false).is_err() && operators(None, true).is_err());

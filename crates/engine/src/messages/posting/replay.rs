@@ -8,6 +8,7 @@ use super::{AudienceSource, PostedMessage, Sender, Target, direct_recipient};
 use crate::{
     Engine, EngineError, EngineResult,
     access::{authentication::AgentCaller, idempotency::ClientKey},
+    error::Missing,
 };
 
 impl Engine {
@@ -46,7 +47,7 @@ impl Engine {
             Some(id) => self.store().message(sender.scope, id).await?,
             None => None,
         };
-        let message = message.ok_or(EngineError::MessageNotFound)?.message;
+        let message = message.ok_or(EngineError::NotFound(Missing::Message))?.message;
         // The stored response holds the id only, so the recipient's name is derived again.
         let to = match &message.conversation_id {
             Some(conversation) if message.channel_kind == ChannelKind::Direct => self

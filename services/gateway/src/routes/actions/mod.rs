@@ -12,6 +12,7 @@ use relay_engine::{
         ActionRow, CompletionRequest, DefineAction, InvocationReceipt, InvocationRow, InvokeAction, PlacementRecord,
         output_object,
     },
+    error::Missing,
 };
 use relay_wire::{actions as wire, field::ToValue};
 
@@ -188,7 +189,7 @@ pub async fn complete(
 }
 
 fn parse_invocation_id(text: &str) -> Result<InvocationId, ApiError> {
-    text.parse().map_err(|_| EngineError::InvocationNotFound.into())
+    text.parse().map_err(|_| EngineError::NotFound(Missing::Invocation).into())
 }
 
 fn to_action(row: ActionRow, client: OriginClient) -> wire::Action {

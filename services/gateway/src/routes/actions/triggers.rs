@@ -5,6 +5,7 @@ use relay_domain::TriggerId;
 use relay_engine::{
     Engine, EngineError,
     actions::triggers::{NewTrigger, TriggerChange, TriggerRow},
+    error::Missing,
 };
 use relay_wire::actions::trigger as wire;
 
@@ -107,7 +108,7 @@ pub async fn delete(
 }
 
 fn parse_trigger_id(text: &str) -> Result<TriggerId, ApiError> {
-    text.parse().map_err(|_| EngineError::TriggerNotFound.into())
+    text.parse().map_err(|_| EngineError::NotFound(Missing::Trigger).into())
 }
 
 fn to_trigger(row: TriggerRow) -> wire::Trigger {

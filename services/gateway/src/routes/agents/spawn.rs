@@ -1,7 +1,11 @@
 //! Agents that nodes start and stop.
 
 use axum::extract::State;
-use relay_engine::{Engine, EngineError, agents::spawn::ReleaseAgent};
+use relay_engine::{
+    Engine, EngineError,
+    agents::spawn::ReleaseAgent,
+    error::{Conflict, InvalidInput},
+};
 use relay_wire::{actions::InvocationAck, agents::spawn as wire};
 use serde_json::{Map, Value};
 
@@ -79,9 +83,9 @@ pub async fn release_exact(
     Caller(caller): Caller,
     KeyedBody { body, key }: KeyedBody<wire::ReleaseExactBody>,
 ) -> Result<Reply<InvocationAck>, ApiError> {
-    let key = key.ok_or(EngineError::InvalidIdempotencyKey)?;
+    let key = key.ok_or(EngineError::Invalid(InvalidInput::IdempotencyKey))?;
     // A malformed id matches no agent.
-    let mismatch = |_| EngineError::AgentIdentityMismatch(body.release.name.clone());
+    let mismatch = |_| EngineError::Conflict(Conflict::AgentIdentityMismatch(body.release.name.clone()));
     let expected = body.expected_agent_id.parse().map_err(mismatch)?;
     let request = ReleaseAgent { expected_agent_id: Some(expected), ..to_release_request(body.release) };
     Ok(invocation_created(engine.release(&caller, request, Some(&key)).await?))

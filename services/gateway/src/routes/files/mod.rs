@@ -17,6 +17,7 @@ use axum::{
 use relay_domain::{AgentId, FileId, files::content_disposition};
 use relay_engine::{
     EngineError,
+    error::Missing,
     files::{DeclareFile, FileWithToken, PAGE, Purpose},
 };
 use relay_wire::files as wire;
@@ -213,7 +214,7 @@ fn base_from_request(uri: &Uri, headers: &HeaderMap) -> Result<String, ApiError>
 }
 
 fn parse_file_id(text: &str) -> Result<FileId, ApiError> {
-    text.parse().map_err(|_| EngineError::FileNotFound.into())
+    text.parse().map_err(|_| EngineError::NotFound(Missing::File).into())
 }
 
 fn to_file(file: FileWithToken, base: &PublicBase) -> wire::File {

@@ -7,6 +7,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{AgentId, DeliveryId, MessageId};
 use relay_engine::{
     Engine, EngineError,
+    error::Missing,
     mailboxes::dead_letters::{DeadLetterCount, DeadLetterQuery, DeadLetterRow, PAGE, RedriveRow},
 };
 use relay_wire::mailboxes::dead_letter as wire;
@@ -127,7 +128,7 @@ pub async fn progress(
     caller: WorkspaceKey,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::Redrive>, ApiError> {
-    let id: MessageId = id.parse().map_err(|_| EngineError::RedriveNotFound)?;
+    let id: MessageId = id.parse().map_err(|_| EngineError::NotFound(Missing::Redrive))?;
     Ok(Reply::ok(to_redrive(engine.redrive(caller.scope, id).await?)))
 }
 
@@ -169,7 +170,7 @@ pub async fn purge_one(
 }
 
 fn parse_delivery_id(text: &str) -> Result<DeliveryId, ApiError> {
-    text.parse().map_err(|_| EngineError::DeliveryNotFound.into())
+    text.parse().map_err(|_| EngineError::NotFound(Missing::Delivery).into())
 }
 
 fn query_from_parameters(query: wire::LettersQuery) -> DeadLetterQuery {

@@ -2,7 +2,11 @@
 
 use axum::extract::State;
 use relay_domain::{MessageId, mailboxes::delivery::Mode, messages::ListedMessage};
-use relay_engine::{Engine, EngineError, messages::posting::Draft};
+use relay_engine::{
+    Engine, EngineError,
+    error::{InvalidInput, Missing},
+    messages::posting::Draft,
+};
 use relay_wire::{
     channels::conversation,
     messages::{Message, PostBody, PostMode},
@@ -40,10 +44,10 @@ pub async fn to_channel(
 ) -> Result<Reply<Message>, ApiError> {
     let from = body.from.clone();
     let posted = match caller {
-        Sender::Agent(_) if from.is_some() => return Err(EngineError::FromNotAllowed.into()),
+        Sender::Agent(_) if from.is_some() => return Err(EngineError::Invalid(InvalidInput::FromNotAllowed).into()),
         Sender::Agent(agent) => engine.post_to_channel(&agent, &name, to_draft(body), key).await?,
         Sender::Node(node) => {
-            let from = from.ok_or(EngineError::FromRequired)?;
+            let from = from.ok_or(EngineError::Invalid(InvalidInput::FromRequired))?;
             engine.post_as_node(&node, &from, &name, to_draft(body), key).await?
         }
     };
@@ -70,7 +74,7 @@ pub async fn reply(
     Path(id): Path<String>,
     KeyedBody { body, key }: KeyedBody<PostBody>,
 ) -> Result<Reply<Message>, ApiError> {
-    let parent: MessageId = id.parse().map_err(|_| EngineError::MessageNotFound)?;
+    let parent: MessageId = id.parse().map_err(|_| EngineError::NotFound(Missing::Message))?;
     let posted = engine.reply(&caller, parent, to_draft(body), key).await?;
     Ok(Reply::created(ListedMessage::from(posted.message).into()).replayed(posted.replayed))
 }

@@ -4,6 +4,7 @@ use axum::extract::State;
 use relay_domain::WorkspaceScope;
 use relay_engine::{
     Engine, EngineError,
+    error::Missing,
     messages::webhooks::{WebhookCall, WebhookRow},
 };
 use relay_wire::messages::webhook as wire;
@@ -57,7 +58,7 @@ pub async fn delete(
     caller: WorkspaceKey,
     Path(id): Path<String>,
 ) -> Result<NoContent, ApiError> {
-    let id = id.parse().map_err(|_| EngineError::WebhookNotFound)?;
+    let id = id.parse().map_err(|_| EngineError::NotFound(Missing::Webhook))?;
     engine.delete_webhook(caller.scope, id).await?;
     Ok(NoContent)
 }

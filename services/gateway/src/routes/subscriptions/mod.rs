@@ -9,6 +9,7 @@ use relay_domain::{
 };
 use relay_engine::{
     Engine, EngineError,
+    error::Missing,
     subscriptions::definitions::{PAGE, SubscriptionRequest},
 };
 use relay_wire::{field::ToValue, subscriptions as wire};
@@ -128,7 +129,7 @@ pub async fn replay(
     Path((id, delivery)): Path<(String, String)>,
 ) -> Result<Reply<wire::SubscriptionDelivery>, ApiError> {
     let id = parse_subscription_id(&id)?;
-    let delivery: SubscriptionDeliveryId = delivery.parse().map_err(|_| EngineError::DeliveryNotFound)?;
+    let delivery: SubscriptionDeliveryId = delivery.parse().map_err(|_| EngineError::NotFound(Missing::Delivery))?;
     let replayed = engine.replay_subscription_delivery(caller.scope(), id, delivery).await?;
     Ok(Reply::ok(to_delivery(id, replayed)))
 }
@@ -152,7 +153,7 @@ pub async fn replay_since(
 }
 
 fn parse_subscription_id(text: &str) -> Result<SubscriptionId, ApiError> {
-    text.parse().map_err(|_| EngineError::SubscriptionNotFound.into())
+    text.parse().map_err(|_| EngineError::NotFound(Missing::Subscription).into())
 }
 
 fn to_subscription(subscription: Subscription) -> wire::Subscription {

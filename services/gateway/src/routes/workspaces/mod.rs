@@ -9,6 +9,7 @@ use relay_domain::WorkspaceId;
 use relay_engine::{
     Engine, EngineError,
     access::authentication::Credential,
+    error::Missing,
     workspaces::lifecycle::{CreateWorkspace, WorkspaceChange, WorkspaceRow},
 };
 use relay_wire::workspaces as wire;
@@ -147,7 +148,7 @@ pub async fn delete_by_id(
     Path(id): Path<String>,
 ) -> Result<NoContent, ApiError> {
     if id.parse::<WorkspaceId>() != Ok(caller.scope.workspace_id()) {
-        return Err(EngineError::WorkspaceNotFound.into());
+        return Err(EngineError::NotFound(Missing::Workspace).into());
     }
     engine.delete_workspace(caller.scope).await?;
     Ok(NoContent)
