@@ -26,11 +26,11 @@ pub enum StoreError {
     /// A stored value is none that its column may hold. Only an operator can repair the row.
     #[error("corrupt value in {table}.{column}, row {row}")]
     Corrupt {
-        /// First table that the statement reads; the column may come from a joined one.
+        /// First table that the statement reads (the column may come from a joined one), or the operation.
         table: &'static str,
         /// Column, as the statement names it.
         column: String,
-        /// Identifying columns of the row.
+        /// Identifying columns of the row, if they are known.
         row: String,
         source: sqlx::Error,
     },
@@ -56,6 +56,11 @@ impl StoreError {
             | sqlx::Error::PoolTimedOut
             | sqlx::Error::PoolClosed
             | sqlx::Error::WorkerCrashed => Self::Unavailable { doing, source },
+            // The rows of a statement that decodes as a whole are not named one by one.
+            sqlx::Error::ColumnDecode { index, .. } => {
+                let column = index.trim_matches('"').to_owned();
+                Self::Corrupt { table: doing, column, row: "unknown".to_owned(), source }
+            }
             _ => Self::Refused { doing, source },
         }
     }

@@ -10,7 +10,7 @@ use relay_domain::{
 };
 pub use relay_store::mailboxes::{
     dead_letters::{DeadLetterFilter, DeadLetterRow},
-    redrives::{RedriveOutcome, RedriveRow},
+    redrives::{NewRedrive, RedriveOutcome, RedriveRow},
 };
 
 use relay_store::{Store, events::RecordedEvents};
@@ -48,7 +48,7 @@ pub struct DeadLetterQuery {
 pub struct DeadLetterCount {
     pub total: i64,
     /// By reason; reasons without letters are left out.
-    pub by_reason: Vec<(String, i64)>,
+    pub by_reason: Vec<(DeadLetterReason, i64)>,
 }
 
 impl Engine {
@@ -134,8 +134,7 @@ impl Engine {
     /// Purges one dead letter.
     pub async fn purge_dead_letter(&self, scope: WorkspaceScope, id: DeliveryId) -> EngineResult<()> {
         let letter = self.dead_letter(scope, id).await?;
-        let agent = AgentId::new(letter.agent_id);
-        let done = self.store().purge_dead_letter(scope, agent, letter.seq, self.now()).await?;
+        let done = self.store().purge_dead_letter(scope, letter.agent_id, letter.seq, self.now()).await?;
         if done { Ok(()) } else { Err(EngineError::NotFound(Missing::Delivery)) }
     }
 
@@ -195,7 +194,7 @@ impl DeadLetterAdmin {
     ///
     /// # Errors
     /// When it is no dead letter.
-    pub async fn dead_letter_reason(&self, id: DeliveryId) -> EngineResult<String> {
+    pub async fn dead_letter_reason(&self, id: DeliveryId) -> EngineResult<DeadLetterReason> {
         Ok(self.store.dead_letter(self.scope, id).await?.ok_or(EngineError::NotFound(Missing::Delivery))?.reason)
     }
 
@@ -327,7 +326,7 @@ async fn begin_redrive(
     let filter = resolve_filter(store, scope, query).await?;
     let counted = store.count_dead_letters(scope, &filter, true).await?;
     let matched = counted.iter().map(|(_, count)| count).sum();
-    Ok(store.begin_redrive(scope, id, &filter, rate, matched, at).await?)
+    Ok(store.begin_redrive(scope, &NewRedrive { id, filter: &filter, rate, matched }, at).await?)
 }
 
 async fn resolve_filter(

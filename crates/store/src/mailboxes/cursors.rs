@@ -5,10 +5,11 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq};
-use sqlx::Row;
+use sqlx::{FromRow, Row, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
+    decode::decode_rows,
     events::{self, RecordedEvents},
     mailboxes::{
         delivery_events::{AckedRange, delivered_events},
@@ -35,6 +36,22 @@ pub struct MailboxPosition {
     pub ack_floor: Seq,
     /// Every seq up to this one is settled, by whatever means.
     pub settled_floor: Seq,
+}
+
+impl FromRow<'_, PgRow> for MailboxPosition {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self {
+            scope: WorkspaceScope::from_engine_row(row.try_get("workspace_id")?),
+            agent_id: row.try_get("agent_id")?,
+            agent_name: row.try_get("name")?,
+            node_id: row.try_get("node_id")?,
+            provider: row.try_get("provider")?,
+            next_seq: row.try_get("next_seq")?,
+            sent_seq: row.try_get("sent_seq")?,
+            ack_floor: row.try_get("ack_floor")?,
+            settled_floor: row.try_get("settled_floor")?,
+        })
+    }
 }
 
 /// Location of one agent.
@@ -159,7 +176,7 @@ impl Store {
             .with_timeout()
             .await
             .map_err(StoreError::from_sqlx("reading mailbox positions"))?;
-        Ok(rows.iter().map(read_position).collect())
+        decode_rows("agents", &rows)
     }
 
     /// Reads the positions of all agents on a provider, in name order. An unassigned agent counts as present on every
@@ -188,14 +205,14 @@ impl Store {
             .with_timeout()
             .await
             .map_err(StoreError::from_sqlx("reading a provider's mailbox positions"))?;
-        Ok(rows.iter().map(read_position).collect())
+        decode_rows("agents", &rows)
     }
 
     /// Lists the agents located on these nodes.
     pub async fn agents_on_nodes(&self, keys: &[(WorkspaceScope, NodeId)]) -> StoreResult<Vec<LocatedAgent>> {
         let workspaces: Vec<i64> = keys.iter().map(|(scope, _)| scope.workspace_id().get()).collect();
         let nodes: Vec<&str> = keys.iter().map(|(_, node)| node.as_str()).collect();
-        let rows: Vec<(i64, String, Option<String>, i64)> = sqlx::query_as(
+        let rows: Vec<(WorkspaceId, NodeId, Option<ProviderName>, AgentId)> = sqlx::query_as(
             "SELECT a.workspace_id, a.node_id, a.provider, a.agent_id
                FROM unnest($1::bigint[], $2::text[]) AS k (workspace_id, node_id)
                JOIN agents a USING (workspace_id, node_id)
@@ -209,11 +226,11 @@ impl Store {
         .map_err(StoreError::from_sqlx("reading the agents on nodes"))?;
         Ok(rows
             .into_iter()
-            .map(|(workspace, node, provider, agent)| LocatedAgent {
-                scope: WorkspaceScope::from_engine_row(WorkspaceId::new(workspace)),
-                node_id: NodeId::new(node),
-                provider: provider.map(ProviderName::new),
-                agent_id: AgentId::new(agent),
+            .map(|(workspace, node_id, provider, agent_id)| LocatedAgent {
+                scope: WorkspaceScope::from_engine_row(workspace),
+                node_id,
+                provider,
+                agent_id,
             })
             .collect())
     }
@@ -311,18 +328,4 @@ impl<'a> CursorColumns<'a> {
 /// Splits mailbox keys into two columns for `unnest`.
 pub(crate) fn split_keys(keys: &[(WorkspaceScope, AgentId)]) -> (Vec<i64>, Vec<i64>) {
     keys.iter().map(|(scope, agent)| (scope.workspace_id().get(), agent.get())).unzip()
-}
-
-fn read_position(row: &sqlx::postgres::PgRow) -> MailboxPosition {
-    MailboxPosition {
-        scope: WorkspaceScope::from_engine_row(WorkspaceId::new(row.get("workspace_id"))),
-        agent_id: AgentId::new(row.get("agent_id")),
-        agent_name: row.get("name"),
-        node_id: NodeId::new(row.get::<String, _>("node_id")),
-        provider: row.get::<Option<String>, _>("provider").map(ProviderName::new),
-        next_seq: row.get("next_seq"),
-        sent_seq: row.get("sent_seq"),
-        ack_floor: row.get("ack_floor"),
-        settled_floor: row.get("settled_floor"),
-    }
 }

@@ -5,7 +5,10 @@
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
-use relay_domain::{AgentId, DeliveryId, WorkspaceScope};
+use relay_domain::{
+    AgentId, ChannelId, DeliveryId, NodeId, WorkspaceScope,
+    mailboxes::{dead_letter::DeadLetterReason, stream::Seq},
+};
 use sqlx::FromRow;
 
 use crate::{
@@ -29,17 +32,18 @@ pub struct DeadLetterFilter {
 /// Dead letter with its delivery.
 #[derive(Debug, Clone, FromRow)]
 pub struct DeadLetterRow {
-    pub agent_id: i64,
+    pub agent_id: AgentId,
     /// Name of the recipient; `None` if it was deleted and removed.
     pub agent_name: Option<String>,
-    pub seq: i64,
+    pub seq: Seq,
+    /// Id of the message, action result or notice.
     pub source_id: i64,
     /// Earlier redrives of the message to this agent.
     pub redrive_no: i16,
-    pub channel_id: Option<i64>,
+    pub channel_id: Option<ChannelId>,
     /// Node of the agent when the delivery was created.
-    pub node_id: String,
-    pub reason: String,
+    pub node_id: NodeId,
+    pub reason: DeadLetterReason,
     pub error: Option<String>,
     /// Time of dead-lettering.
     pub at: DateTime<Utc>,
@@ -48,8 +52,15 @@ pub struct DeadLetterRow {
     pub expires_at: DateTime<Utc>,
     pub sender_name: Option<String>,
     /// Seq of the delivery that replaced it.
-    pub redriven_seq: Option<i64>,
+    pub redriven_seq: Option<Seq>,
     pub redriven_at: Option<DateTime<Utc>>,
+}
+
+impl DeadLetterRow {
+    #[must_use]
+    pub const fn delivery_id(&self) -> DeliveryId {
+        DeliveryId { source: self.source_id, agent: self.agent_id, redrive_no: self.redrive_no }
+    }
 }
 
 /// SQL that selects dead letters. The day of a message follows from its id, so that only one partition of messages is
@@ -161,7 +172,7 @@ impl Store {
         scope: WorkspaceScope,
         filter: &DeadLetterFilter,
         redrivable: bool,
-    ) -> StoreResult<Vec<(String, i64)>> {
+    ) -> StoreResult<Vec<(DeadLetterReason, i64)>> {
         sqlx::query_as(COUNT)
             .bind(scope.workspace_id().get())
             .bind(filter.agent.map(AgentId::get))

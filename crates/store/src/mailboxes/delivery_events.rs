@@ -2,13 +2,14 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use const_format::formatcp;
-use relay_domain::{AgentId, ChannelId, DeliveryId, WorkspaceId, WorkspaceScope, events::kind, mailboxes::stream::Seq};
+use relay_domain::{AgentId, ChannelId, DeliveryId, WorkspaceScope, events::kind, mailboxes::stream::Seq};
 use serde_json::json;
-use sqlx::{PgConnection, Row, postgres::PgRow};
+use sqlx::{FromRow, PgConnection, Row, postgres::PgRow};
 
 use crate::{
     StoreError, StoreResult,
     codes::{ACKED, DEAD_LETTERED},
+    decode::decode_rows,
     events::Event,
 };
 
@@ -30,12 +31,10 @@ pub struct MessageLocation {
 
 impl MessageLocation {
     /// Reads the columns `channel_id`, `channel_name` and `conversation_id` of an outer join.
-    pub(crate) fn from_row(row: &PgRow) -> Option<Self> {
-        Some(Self {
-            channel_id: ChannelId::new(row.get::<Option<i64>, _>("channel_id")?),
-            channel_name: row.get::<Option<String>, _>("channel_name")?,
-            conversation_id: row.get("conversation_id"),
-        })
+    pub(crate) fn from_row(row: &PgRow) -> sqlx::Result<Option<Self>> {
+        let channel: (Option<ChannelId>, Option<String>) = (row.try_get("channel_id")?, row.try_get("channel_name")?);
+        let (Some(channel_id), Some(channel_name)) = channel else { return Ok(None) };
+        Ok(Some(Self { channel_id, channel_name, conversation_id: row.try_get("conversation_id")? }))
     }
 
     /// Places the event where the message is, so that the same observers see both.
@@ -46,6 +45,28 @@ impl MessageLocation {
             Some(Self { conversation_id: Some(id), .. }) => event.in_conversation(Some(id.clone())),
             Some(Self { channel_id, channel_name, .. }) => event.in_channel(*channel_id, channel_name.clone()),
         }
+    }
+}
+
+/// Delivery with the location of its message, as joined statements return it.
+pub(crate) struct LocatedDelivery {
+    pub(crate) scope: WorkspaceScope,
+    pub(crate) delivery_id: DeliveryId,
+    /// `None` if the delivery has no channel.
+    pub(crate) place: Option<MessageLocation>,
+}
+
+impl FromRow<'_, PgRow> for LocatedDelivery {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self {
+            scope: WorkspaceScope::from_engine_row(row.try_get("workspace_id")?),
+            delivery_id: DeliveryId {
+                source: row.try_get("source_id")?,
+                agent: row.try_get("agent_id")?,
+                redrive_no: row.try_get("redrive_no")?,
+            },
+            place: MessageLocation::from_row(row)?,
+        })
     }
 }
 
@@ -108,14 +129,6 @@ pub(crate) async fn delivered_events(
         .fetch_all(tx)
         .await
         .map_err(StoreError::from_sqlx("reading newly acknowledged deliveries"))?;
-    let event = |row: &PgRow| {
-        let id = DeliveryId {
-            source: row.get("source_id"),
-            agent: AgentId::new(row.get("agent_id")),
-            redrive_no: row.get("redrive_no"),
-        };
-        let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(row.get("workspace_id")));
-        (scope, delivered_event(id, MessageLocation::from_row(row).as_ref()))
-    };
-    Ok(rows.iter().map(event).collect())
+    let delivered: Vec<LocatedDelivery> = decode_rows("deliveries", &rows)?;
+    Ok(delivered.into_iter().map(|it| (it.scope, delivered_event(it.delivery_id, it.place.as_ref()))).collect())
 }

@@ -12,14 +12,15 @@ use relay_domain::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sqlx::{PgConnection, Row, postgres::PgRow};
+use sqlx::{FromRow, PgConnection, Row, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, DEFERRED, MESSAGE_SOURCE},
+    decode::decode_rows,
     events::{self, Event, RecordedEvents},
     mailboxes::{
-        delivery_events::MessageLocation,
+        delivery_events::{LocatedDelivery, MessageLocation},
         settled_floors::{extend_settled_floors, lock_cursors},
     },
     maintenance::loop_state::{LoopState, lock_state, save_state},
@@ -314,7 +315,8 @@ async fn dead_letter(
         .fetch_all(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-    let dead: Vec<_> = rows.iter().map(|row| read_dead_lettered(row, reason)).collect();
+    let expired: Vec<ExpiredDelivery> = decode_rows("deliveries", &rows)?;
+    let dead: Vec<_> = expired.into_iter().map(|expired| expired.dead_lettered(reason)).collect();
     if !dead.is_empty() {
         extend_settled_floors(tx, workspaces, agents).await?;
     }
@@ -343,19 +345,36 @@ fn has_full_mailbox(dead: &[DeadLetteredDelivery]) -> bool {
         .any(|mailbox| mailbox.len() >= limit)
 }
 
-fn read_dead_lettered(row: &PgRow, reason: DeadLetterReason) -> DeadLetteredDelivery {
-    DeadLetteredDelivery {
-        scope: WorkspaceScope::from_engine_row(WorkspaceId::new(row.get("workspace_id"))),
-        delivery_id: DeliveryId {
-            source: row.get("source_id"),
-            agent: AgentId::new(row.get("agent_id")),
-            redrive_no: row.get("redrive_no"),
-        },
-        seq: row.get("seq"),
-        reason,
-        error: None,
-        agent_name: row.get("name"),
-        sender: row.get::<Option<i64>, _>("sender").map(AgentId::new),
-        place: MessageLocation::from_row(row),
+/// Row of [`DEAD_LETTER`].
+struct ExpiredDelivery {
+    delivery: LocatedDelivery,
+    seq: i64,
+    agent_name: Option<String>,
+    sender: Option<AgentId>,
+}
+
+impl FromRow<'_, PgRow> for ExpiredDelivery {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self {
+            delivery: LocatedDelivery::from_row(row)?,
+            seq: row.try_get("seq")?,
+            agent_name: row.try_get("name")?,
+            sender: row.try_get("sender")?,
+        })
+    }
+}
+
+impl ExpiredDelivery {
+    fn dead_lettered(self, reason: DeadLetterReason) -> DeadLetteredDelivery {
+        DeadLetteredDelivery {
+            scope: self.delivery.scope,
+            delivery_id: self.delivery.delivery_id,
+            seq: self.seq,
+            reason,
+            error: None,
+            agent_name: self.agent_name,
+            sender: self.sender,
+            place: self.delivery.place,
+        }
     }
 }

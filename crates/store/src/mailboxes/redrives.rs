@@ -11,11 +11,11 @@ use std::{collections::HashMap, time::Duration};
 use chrono::{DateTime, TimeDelta, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId, DeliveryId, WorkspaceId, WorkspaceScope, events::kind, mailboxes::dead_letter::MAX_REDRIVES,
+    AgentId, ChannelId, DeliveryId, WorkspaceId, WorkspaceScope, events::kind, mailboxes::dead_letter::MAX_REDRIVES,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use sqlx::{FromRow, PgConnection, Row, types::Json};
+use sqlx::{FromRow, PgConnection, types::Json};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -82,6 +82,17 @@ pub struct RedriveStep {
     pub late_seconds: f64,
 }
 
+/// Redrive that is to begin.
+#[derive(Debug)]
+pub struct NewRedrive<'a> {
+    pub id: i64,
+    pub filter: &'a DeadLetterFilter,
+    /// Dead letters per second.
+    pub rate: i32,
+    /// Number of dead letters that the filter matches now.
+    pub matched: i64,
+}
+
 /// Counts of the current pass of a redrive.
 #[derive(Debug, Default, FromRow)]
 struct PassCounts {
@@ -108,6 +119,49 @@ impl PassCounts {
                 | RedriveOutcome::NotFound => self.refused += 1,
             }
         }
+    }
+}
+
+/// Redrive whose next step is due.
+#[derive(FromRow)]
+struct DueRedrive {
+    workspace_id: WorkspaceId,
+    redrive_id: i64,
+    filter: Json<StoredFilter>,
+    from_at: DateTime<Utc>,
+    until_at: DateTime<Utc>,
+    /// Dead letters per second.
+    rate: i32,
+    position_at: Option<DateTime<Utc>>,
+    position_agent: Option<i64>,
+    position_seq: Option<i64>,
+    #[sqlx(flatten)]
+    pass: PassCounts,
+    late_seconds: f64,
+    is_old: bool,
+}
+
+/// Row of [`REDRIVE`].
+#[derive(FromRow)]
+struct RedrivenRow {
+    /// Position in the request, from 1.
+    ord: i64,
+    agent_id: AgentId,
+    source_id: i64,
+    /// Of the dead letter.
+    redrive_no: i16,
+    channel_id: Option<ChannelId>,
+    /// Reason not to redrive: 0 none, 1 redriven before, 2 too often, 3 no agent, 4 no message.
+    bar: i32,
+    new_seq: Option<i64>,
+    channel_name: Option<String>,
+    conversation_id: Option<String>,
+}
+
+impl RedrivenRow {
+    fn place(&self) -> Option<MessageLocation> {
+        let (channel_id, channel_name) = (self.channel_id?, self.channel_name.clone()?);
+        Some(MessageLocation { channel_id, channel_name, conversation_id: self.conversation_id.clone() })
     }
 }
 
@@ -232,12 +286,10 @@ impl Store {
     pub async fn begin_redrive(
         &self,
         scope: WorkspaceScope,
-        id: i64,
-        filter: &DeadLetterFilter,
-        rate: i32,
-        matched: i64,
+        new: &NewRedrive<'_>,
         at: DateTime<Utc>,
     ) -> StoreResult<RedriveRow> {
+        let NewRedrive { id, filter, rate, matched } = *new;
         let kept = StoredFilter {
             agent_id: filter.agent.map(AgentId::get),
             node_id: filter.node.clone(),
@@ -280,7 +332,7 @@ impl Store {
     pub async fn redrive_step(&self, step: TimeDelta, at: DateTime<Utc>) -> StoreResult<Option<RedriveStep>> {
         let doing = "stepping a redrive";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let row = sqlx::query(
+        let due: Option<DueRedrive> = sqlx::query_as(
             "SELECT workspace_id, redrive_id, filter, from_at, until_at, rate, position_at, position_agent,
                     position_seq, pass_redriven, pass_refused, pass_full,
                     extract(epoch FROM now() - next_at)::float8 AS late_seconds,
@@ -291,22 +343,20 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-        let Some(row) = row else { return Ok(None) };
-        let mut pass = PassCounts::from_row(&row).map_err(StoreError::from_sqlx(doing))?;
-        let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(row.get("workspace_id")));
-        let filter: Json<StoredFilter> = row.try_get("filter").map_err(StoreError::from_sqlx(doing))?;
-        let rate: i32 = row.get("rate");
-        let most = (i64::from(rate) * step.num_milliseconds() / 1000).clamp(1, REDRIVE_BATCH);
+        let Some(due) = due else { return Ok(None) };
+        let DueRedrive { filter: Json(filter), mut pass, .. } = due;
+        let scope = WorkspaceScope::from_engine_row(due.workspace_id);
+        let most = (i64::from(due.rate) * step.num_milliseconds() / 1000).clamp(1, REDRIVE_BATCH);
         let letters: Vec<(DateTime<Utc>, i64, i64)> = sqlx::query_as(NEXT_LETTERS)
             .bind(scope.workspace_id().get())
             .bind(filter.agent_id)
             .bind(&filter.node_id)
             .bind(&filter.reason)
-            .bind(row.get::<DateTime<Utc>, _>("from_at"))
-            .bind(row.get::<DateTime<Utc>, _>("until_at"))
-            .bind(row.get::<Option<DateTime<Utc>>, _>("position_at"))
-            .bind(row.get::<Option<i64>, _>("position_agent"))
-            .bind(row.get::<Option<i64>, _>("position_seq"))
+            .bind(due.from_at)
+            .bind(due.until_at)
+            .bind(due.position_at)
+            .bind(due.position_agent)
+            .bind(due.position_seq)
             .bind(most)
             .fetch_all(&mut *tx)
             .await
@@ -317,7 +367,7 @@ impl Store {
         let redriven = outcomes.iter().filter(is_redriven).count();
         pass.count(&outcomes);
         let is_over = i64::try_from(letters.len()).is_ok_and(|found| found < most);
-        let is_given_up = pass.redriven == 0 && row.get::<bool, _>("is_old");
+        let is_given_up = pass.redriven == 0 && due.is_old;
         let follows_another = is_over && pass.full > 0 && !is_given_up;
         let is_finished = is_over && !follows_another;
         // Every pass refuses the same dead letters again, so the counts of passes are not added up.
@@ -328,7 +378,7 @@ impl Store {
         let last = letters.last();
         sqlx::query(RECORD_STEP)
             .bind(scope.workspace_id().get())
-            .bind(row.get::<i64, _>("redrive_id"))
+            .bind(due.redrive_id)
             .bind(last.map(|(at, _, _)| *at))
             .bind(last.map(|(_, agent, _)| *agent))
             .bind(last.map(|(_, _, seq)| *seq))
@@ -355,7 +405,7 @@ impl Store {
             mailboxes: mailboxes.into_iter().map(AgentId::new).collect(),
             redriven: redriven as u64,
             recorded,
-            late_seconds: row.get::<f64, _>("late_seconds").max(0.0),
+            late_seconds: due.late_seconds.max(0.0),
         }))
     }
 
@@ -396,7 +446,7 @@ async fn redrive(
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-    let rows = sqlx::query(REDRIVE)
+    let rows: Vec<RedrivenRow> = sqlx::query_as(REDRIVE)
         .bind(workspace)
         .bind(agents)
         .bind(seqs)
@@ -409,28 +459,26 @@ async fn redrive(
     let mut outcomes = vec![RedriveOutcome::NotFound; agents.len()];
     let mut made: HashMap<usize, Event> = HashMap::new();
     for row in &rows {
-        let nth = usize::try_from(row.get::<i64, _>("ord") - 1).unwrap_or(usize::MAX);
+        let nth = usize::try_from(row.ord - 1).unwrap_or(usize::MAX);
         let Some(outcome) = outcomes.get_mut(nth) else { continue };
-        let redrive_no = row.get::<i16, _>("redrive_no") + 1;
-        let bar: i32 = row.get("bar");
-        *outcome = match (bar, row.get::<Option<i64>, _>("new_seq")) {
-            (0 | 1, Some(seq)) => RedriveOutcome::Redriven { seq, redrive_no, now: bar == 0 },
+        let redrive_no = row.redrive_no + 1;
+        *outcome = match (row.bar, row.new_seq) {
+            (0 | 1, Some(seq)) => RedriveOutcome::Redriven { seq, redrive_no, now: row.bar == 0 },
             (2, _) => RedriveOutcome::Exhausted,
             (3, _) => RedriveOutcome::AgentDeleted,
             (4, _) => RedriveOutcome::MessageDropped,
             _ => RedriveOutcome::MailboxFull,
         };
         if let RedriveOutcome::Redriven { seq, now: true, .. } = *outcome {
-            let agent = AgentId::new(row.get("agent_id"));
-            let id = DeliveryId { source: row.get("source_id"), agent, redrive_no };
-            let old = DeliveryId { redrive_no: redrive_no - 1, ..id };
-            let channel: Option<i64> = row.get("channel_id");
+            let agent = row.agent_id;
+            let id = DeliveryId { source: row.source_id, agent, redrive_no };
+            let old = DeliveryId { redrive_no: row.redrive_no, ..id };
             let data = json!({
                 "delivery_id": id.to_string(), "message_id": id.source.to_string(), "agent_id": agent.to_string(),
-                "channel_id": channel.map(|id| id.to_string()), "seq": seq, "redrive_of": old.to_string(),
+                "channel_id": row.channel_id, "seq": seq, "redrive_of": old.to_string(),
             });
             let event = Event::new(kind::DELIVERY_ACCEPTED, data).by_agent(agent);
-            made.insert(nth, MessageLocation::attach(MessageLocation::from_row(row).as_ref(), event));
+            made.insert(nth, MessageLocation::attach(row.place().as_ref(), event));
         }
     }
     let is_watched: bool = sqlx::query_scalar(

@@ -9,9 +9,10 @@ use relay_domain::{
         dead_letter::{DeadLetterReason, MAX_REDRIVES},
         stream::Seq,
     },
+    nodes::NodeKind,
     push::consumer_backoff,
 };
-use sqlx::{PgTransaction, Row as _};
+use sqlx::PgTransaction;
 
 use crate::{
     StoreError, StoreResult,
@@ -75,7 +76,7 @@ pub(crate) async fn lock_retry_mode(
 ) -> StoreResult<Option<RetryMode>> {
     let doing = "reading the kind of an agent's node";
     // An implicit direct node has no row before its first token is minted; it is a ws node.
-    let place: Option<(String, Option<i32>)> = sqlx::query_as(
+    let place: Option<(NodeKind, Option<i32>)> = sqlx::query_as(
         "SELECT coalesce(n.kind, 'ws'), CASE WHEN jsonb_typeof(n.delivery::jsonb #> '{retry,schedule}') = 'array'
                              THEN jsonb_array_length(n.delivery::jsonb #> '{retry,schedule}') END
            FROM agents a
@@ -88,8 +89,8 @@ pub(crate) async fn lock_retry_mode(
     .await
     .map_err(StoreError::from_sqlx(doing))?;
     match place {
-        Some((kind, pauses)) if kind == "poll" || kind == "http_push" => Ok(Some(RetryMode::InPlace { pauses })),
-        Some((kind, _)) if kind == "ws" => {
+        Some((NodeKind::Poll | NodeKind::HttpPush, pauses)) => Ok(Some(RetryMode::InPlace { pauses })),
+        Some((NodeKind::Ws, _)) => {
             sqlx::query("SELECT FROM mailbox_heads WHERE workspace_id = $1 AND agent_id = $2 FOR UPDATE")
                 .bind(scope.workspace_id().get())
                 .bind(agent.get())
@@ -98,23 +99,31 @@ pub(crate) async fn lock_retry_mode(
                 .map_err(StoreError::from_sqlx("locking the head of a mailbox"))?;
             Ok(Some(RetryMode::Redrive))
         }
-        _ => Ok(None),
+        None => Ok(None),
     }
+}
+
+/// Delivery that failed.
+#[derive(Clone, Copy)]
+pub(crate) struct FailedDelivery {
+    pub(crate) scope: WorkspaceScope,
+    pub(crate) delivery: DeliveryId,
+    /// Position in the mailbox.
+    pub(crate) seq: Seq,
 }
 
 /// Decides the consequence of a failure, and writes the new delivery of a redrive. The caller holds the cursor row. A new
 /// delivery keeps the expiry of the failed one.
 pub(crate) async fn decide_failure_outcome(
     tx: &mut PgTransaction<'_>,
-    scope: WorkspaceScope,
-    delivery: DeliveryId,
-    seq: Seq,
+    failed: FailedDelivery,
     retry: &RetryMode,
     claim_count: Option<i32>,
     at: DateTime<Utc>,
 ) -> StoreResult<FailureOutcome> {
+    let FailedDelivery { scope, delivery, seq } = failed;
     match retry {
-        RetryMode::InPlace { pauses } => schedule_retry(tx, scope, delivery.agent, seq, claim_count, *pauses).await,
+        RetryMode::InPlace { pauses } => schedule_retry(tx, failed, claim_count, *pauses).await,
         RetryMode::Redrive if delivery.redrive_no >= MAX_REDRIVES => {
             Ok(FailureOutcome::DeadLetter(DeadLetterReason::AttemptsExhausted))
         }
@@ -136,9 +145,7 @@ pub(crate) async fn decide_failure_outcome(
 /// Schedules the retry of a delivery, or gives it up when the node's schedule is exhausted.
 async fn schedule_retry(
     tx: &mut PgTransaction<'_>,
-    scope: WorkspaceScope,
-    agent: AgentId,
-    seq: Seq,
+    FailedDelivery { scope, delivery, seq }: FailedDelivery,
     claim_count: Option<i32>,
     pauses: Option<i32>,
 ) -> StoreResult<FailureOutcome> {
@@ -149,7 +156,7 @@ async fn schedule_retry(
           WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3 AND error IS NULL",
     )
     .bind(scope.workspace_id().get())
-    .bind(agent.get())
+    .bind(delivery.agent.get())
     .bind(seq)
     .fetch_one(&mut **tx)
     .await
@@ -166,15 +173,13 @@ async fn schedule_retry(
 /// Completes a dead letter with the names that its sender's notice needs.
 pub(crate) async fn read_dead_letter(
     tx: &mut PgTransaction<'_>,
-    scope: WorkspaceScope,
-    delivery: DeliveryId,
-    seq: Seq,
+    FailedDelivery { scope, delivery, seq }: FailedDelivery,
     reason: DeadLetterReason,
     error: Option<&str>,
     place: Option<MessageLocation>,
 ) -> StoreResult<DeadLetteredDelivery> {
     // The source may be an invocation; then the search finds no message.
-    let row = sqlx::query(
+    let (agent_name, sender) = sqlx::query_as(
         "SELECT (SELECT name FROM agents WHERE workspace_id = $1 AND agent_id = $2) AS name,
                 (SELECT agent_id FROM messages
                   WHERE workspace_id = $1 AND message_id = $3 AND created_on = $4) AS sender",
@@ -192,8 +197,8 @@ pub(crate) async fn read_dead_letter(
         seq,
         reason,
         error: error.map(str::to_owned),
-        agent_name: row.get("name"),
-        sender: row.get::<Option<i64>, _>("sender").map(AgentId::new),
+        agent_name,
+        sender,
         place,
     })
 }

@@ -21,7 +21,7 @@ use crate::{
         delivery_events::MessageLocation,
         expiry::DeadLetteredDelivery,
         locked_cursor::lock_cursor,
-        retries::{self, FailureOutcome},
+        retries::{self, FailedDelivery, FailureOutcome},
     },
     messages::reads::record_read,
     push::mailboxes,
@@ -162,7 +162,10 @@ async fn apply_report(
         (DeliveryReport::Fail { retryable: Some(false), .. }, _) => {
             FailureOutcome::DeadLetter(DeadLetterReason::Rejected)
         }
-        (_, Some(retry)) => retries::decide_failure_outcome(tx, scope, delivery, seq, &retry, claim_count, at).await?,
+        (_, Some(retry)) => {
+            let failed = FailedDelivery { scope, delivery, seq };
+            retries::decide_failure_outcome(tx, failed, &retry, claim_count, at).await?
+        }
         _ => FailureOutcome::None,
     };
     let (new, back, redriven_seq, dead) = match outcome {
@@ -229,9 +232,12 @@ async fn apply_report(
         let (read_at, first) = record_read(tx, scope, MessageId::new(delivery.source), delivery.agent).await?;
         first_read_at = first.then_some(read_at);
     }
-    let place = MessageLocation::from_row(&row);
+    let place = MessageLocation::from_row(&row).map_err(StoreError::from_sqlx(doing))?;
     let dead = match dead {
-        Some(reason) => Some(retries::read_dead_letter(tx, scope, delivery, seq, reason, error, place.clone()).await?),
+        Some(reason) => {
+            let failed = FailedDelivery { scope, delivery, seq };
+            Some(retries::read_dead_letter(tx, failed, reason, error, place.clone()).await?)
+        }
         None => None,
     };
     let back_at = back.map(|(at, _)| at);

@@ -2,7 +2,7 @@
 
 use chrono::TimeDelta;
 use relay_domain::ChannelId;
-use relay_store::{StoreError, channels::audience::AudienceKey};
+use relay_store::{StoreError, channels::audience::AudienceKey, mailboxes::dead_letters::DeadLetterFilter};
 
 use crate::fixture::Database;
 
@@ -55,4 +55,17 @@ async fn a_position_of_a_loop_that_does_not_decode_is_corrupt() {
     let pointers = ("loop_state", "value".to_owned(), "name=read_pointers".to_owned());
     assert_eq!(place(db.store.first_unfolded_day().await), receipts);
     assert_eq!(place(db.store.fold_read_pointers(10).await), pointers);
+}
+
+#[tokio::test]
+async fn an_unknown_reason_of_a_dead_letter_is_corrupt() {
+    let db = Database::fresh().await;
+    db.agent(ADA, "ada").await;
+    db.deliveries(ADA, &[60]).await;
+    db.settlement(ADA, 1, 4).await;
+    db.run("UPDATE delivery_exceptions SET reason = 'tired'").await;
+    let (scope, _) = Database::mailbox(ADA);
+    let (table, column, row) = place(db.store.dead_letters(scope, &DeadLetterFilter::default(), None, 10).await);
+    // A statement whose rows decode as a whole names itself.
+    assert_eq!((table, column.as_str(), row.as_str()), ("listing dead letters", "reason", "unknown"));
 }

@@ -1,6 +1,10 @@
 use chrono::TimeDelta;
 use relay_domain::{AgentId, mailboxes::dead_letter::DeadLetterReason};
-use relay_store::mailboxes::{dead_letters::DeadLetterFilter, expiry::ExpiryPass, redrives::RedriveOutcome};
+use relay_store::mailboxes::{
+    dead_letters::DeadLetterFilter,
+    expiry::ExpiryPass,
+    redrives::{NewRedrive, RedriveOutcome},
+};
 
 use crate::fixture::{Database, WORKSPACE};
 
@@ -57,8 +61,8 @@ async fn a_redrive_by_filter_goes_on_where_it_stopped_and_ends() {
     let (scope, ada) = Database::mailbox(ADA);
     let later = db.now + TimeDelta::seconds(1);
     let filter = DeadLetterFilter { agent: Some(ada), ..DeadLetterFilter::default() };
-    assert_eq!(db.store.count_dead_letters(scope, &filter, true).await.unwrap(), [("ttl_expired".to_owned(), 2)]);
-    db.store.begin_redrive(scope, 1, &filter, 4, 2, later).await.unwrap();
+    assert_eq!(db.store.count_dead_letters(scope, &filter, true).await.unwrap(), [(DeadLetterReason::TtlExpired, 2)]);
+    db.store.begin_redrive(scope, &NewRedrive { id: 1, filter: &filter, rate: 4, matched: 2 }, later).await.unwrap();
     // At 4 a second, a quarter of a second is one letter. Several workers at once share the steps.
     let step = || db.store.redrive_step(TimeDelta::milliseconds(250), later);
     let (one, other) = tokio::join!(step(), step());
@@ -71,7 +75,7 @@ async fn a_redrive_by_filter_goes_on_where_it_stopped_and_ends() {
     assert_eq!((through.redriven, through.refused, through.finished_at.is_some()), (2, 0, true));
     assert_eq!(db.number("SELECT count(*) FROM deliveries WHERE redrive_no = 1").await, 2);
     assert_eq!(db.store.count_dead_letters(scope, &filter, true).await.unwrap(), []);
-    assert_eq!(db.store.count_dead_letters(scope, &filter, false).await.unwrap(), [("ttl_expired".to_owned(), 2)]);
+    assert_eq!(db.store.count_dead_letters(scope, &filter, false).await.unwrap(), [(DeadLetterReason::TtlExpired, 2)]);
 }
 
 #[tokio::test]
@@ -82,7 +86,7 @@ async fn letters_that_a_full_mailbox_refuses_are_sent_once_it_has_room() {
     db.run("UPDATE workspaces SET mailbox_depth = 1; UPDATE deliveries SET redrive_no = 3 WHERE seq = 2").await;
     let later = db.now + TimeDelta::seconds(1);
     let filter = DeadLetterFilter { agent: Some(ada), ..DeadLetterFilter::default() };
-    db.store.begin_redrive(scope, 1, &filter, 100, 2, later).await.unwrap();
+    db.store.begin_redrive(scope, &NewRedrive { id: 1, filter: &filter, rate: 100, matched: 2 }, later).await.unwrap();
     let pass = async || {
         db.run("UPDATE redrives SET next_at = now() WHERE next_at IS NOT NULL").await;
         db.store.redrive_step(TimeDelta::milliseconds(250), later).await.unwrap();
@@ -105,7 +109,7 @@ async fn a_mailbox_that_stays_full_for_an_hour_refuses_its_letters() {
     db.run("UPDATE workspaces SET mailbox_depth = 1").await;
     let later = db.now + TimeDelta::seconds(1);
     let filter = DeadLetterFilter { agent: Some(ada), ..DeadLetterFilter::default() };
-    db.store.begin_redrive(scope, 1, &filter, 100, 2, later).await.unwrap();
+    db.store.begin_redrive(scope, &NewRedrive { id: 1, filter: &filter, rate: 100, matched: 2 }, later).await.unwrap();
     for (age, redriven, refused, is_finished) in [(59, 0, 0, false), (61, 0, 2, true)] {
         db.run(&format!("UPDATE redrives SET next_at = now(), created_at = now() - interval '{age} minutes'")).await;
         db.store.redrive_step(TimeDelta::milliseconds(250), later).await.unwrap();

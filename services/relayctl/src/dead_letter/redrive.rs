@@ -34,7 +34,7 @@ pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
     if let Some(text) = &delivery {
         let id: DeliveryId = text.parse().ok().context("--delivery is no delivery's id")?;
         if filter.dry_run {
-            let reason = admin.dead_letter_reason(id).await.context("read the letter")?;
+            let reason = admin.dead_letter_reason(id).await.context("read the letter")?.as_str();
             return out.print_value(&json!({ "delivery_id": id.to_string(), "reason": reason }), |_| {
                 format!("{id}: {reason}")
             });
@@ -72,13 +72,13 @@ pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
 
 pub(super) fn count_to_json(count: &DeadLetterCount) -> serde_json::Value {
     let by_reason: serde_json::Map<_, _> =
-        count.by_reason.iter().map(|(reason, letters)| (reason.clone(), json!(letters))).collect();
+        count.by_reason.iter().map(|(reason, letters)| (reason.as_str().to_owned(), json!(letters))).collect();
     json!({ "letters": count.total, "by_reason": by_reason })
 }
 
 pub(super) fn format_count(count: &DeadLetterCount) -> String {
     let mut lines: Vec<String> =
-        count.by_reason.iter().map(|(reason, letters)| format!("{letters:>10}  {reason}")).collect();
+        count.by_reason.iter().map(|(reason, letters)| format!("{letters:>10}  {}", reason.as_str())).collect();
     lines.push(format!("{:>10}  letters", count.total));
     lines.join("\n")
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::extract::State;
 use chrono::{DateTime, TimeDelta, Utc};
-use relay_domain::{AgentId, DeliveryId, MessageId};
+use relay_domain::{DeliveryId, MessageId};
 use relay_engine::{
     Engine, EngineError,
     error::Missing,
@@ -94,7 +94,7 @@ pub async fn redrive(
             let id = parse_delivery_id(&id)?;
             if body.dry_run {
                 let row = engine.dead_letter(scope, id).await?;
-                let by_reason = BTreeMap::from([(row.reason, 1)]);
+                let by_reason = BTreeMap::from([(row.reason.as_str().to_owned(), 1)]);
                 wire::RedriveAnswer::Dry(wire::DryRun { dry_run: true, matched: 1, by_reason })
             } else {
                 let (fresh, seq) = engine.redrive_one(scope, id).await?;
@@ -196,7 +196,7 @@ fn query_from_filter(filter: wire::LetterFilter) -> DeadLetterQuery {
 }
 
 fn split_count(count: DeadLetterCount) -> (i64, BTreeMap<String, i64>) {
-    (count.total, count.by_reason.into_iter().collect())
+    (count.total, count.by_reason.into_iter().map(|(reason, count)| (reason.as_str().to_owned(), count)).collect())
 }
 
 fn to_redrive(row: RedriveRow) -> wire::Redrive {
@@ -213,7 +213,7 @@ fn to_redrive(row: RedriveRow) -> wire::Redrive {
 }
 
 fn to_dead_letter(row: DeadLetterRow) -> wire::DeadLetter {
-    let id = DeliveryId { source: row.source_id, agent: AgentId::new(row.agent_id), redrive_no: row.redrive_no };
+    let id = row.delivery_id();
     let next = DeliveryId { redrive_no: row.redrive_no + 1, ..id };
     wire::DeadLetter {
         delivery_id: id.to_string(),
@@ -222,9 +222,9 @@ fn to_dead_letter(row: DeadLetterRow) -> wire::DeadLetter {
         agent_name: row.agent_name,
         sender_name: row.sender_name,
         channel_id: row.channel_id.map(|id| id.to_string()),
-        node_id: row.node_id,
+        node_id: row.node_id.to_string(),
         seq: row.seq,
-        reason: row.reason,
+        reason: row.reason.as_str().to_owned(),
         error: row.error,
         redrive_count: row.redrive_no,
         redriven_as: row.redriven_seq.map(|_| next.to_string()),
