@@ -29,6 +29,8 @@ pub const DELIVERIES_REPAIRED: &str = "relay_deliveries_repaired_total";
 pub const DELIVERIES_DEAD_LETTERED: &str = "relay_deliveries_dead_lettered_total";
 /// Dead letters redriven. Counter.
 pub const DELIVERIES_REDRIVEN: &str = "relay_deliveries_redriven_total";
+/// Panics of tasks. Counter; label `task`: the name of a long-running task, or `request`, `connection`, `mailbox`, ….
+pub const TASK_PANICS: &str = "relay_task_panics_total";
 /// Age of the oldest item that waits for a worker loop, in seconds. Gauge; label `loop`.
 pub const LOOP_LAG_SECONDS: &str = "relay_loop_lag_seconds";
 /// Live frames dropped because their seq had been sent already. Counter.

@@ -75,6 +75,7 @@ pub(crate) struct Inner {
     pub(crate) gateway_id: std::sync::OnceLock<relay_domain::GatewayId>,
     pub(crate) recovery: recovery::Recovery,
     pub(crate) suspensions: workspaces::suspensions::Suspensions,
+    pub(crate) tasks: relay_tasks::TaskSet,
 }
 
 impl Engine {

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use relay_egress::EgressConfig;
 use relay_store::{Store, StoreError};
 use relay_stream::Stream;
+use relay_tasks::TaskSet;
 
 use crate::{
     Engine, EngineError, EngineResult, IdSource, Inner,
@@ -60,12 +61,12 @@ pub struct EngineConfig {
 }
 
 impl Engine {
-    /// Starts an engine. Waits without limit for an unavailable Postgres, and for migrations when the schema is older
+    /// Starts an engine, whose long-running tasks join `tasks`. Waits without limit for an unavailable Postgres, and for migrations when the schema is older
     /// than this program.
     ///
     /// # Errors
     /// When a URL cannot be parsed, or no worker number is free.
-    pub async fn start(config: EngineConfig) -> EngineResult<Self> {
+    pub async fn start(config: EngineConfig, tasks: &TaskSet) -> EngineResult<Self> {
         let store = Store::connect(&config.database_url, config.database_connections)?;
         let owner = new_owner_name()?;
         wait_for_schema(&store).await?;
@@ -109,28 +110,29 @@ impl Engine {
             gateway_id: std::sync::OnceLock::new(),
             recovery: Recovery::new(config.restore_margin),
             suspensions: Suspensions::default(),
+            tasks: tasks.clone(),
         };
         let engine = Self { inner: Arc::new(inner) };
         let weak = || Arc::downgrade(&engine.inner);
-        tokio::spawn(last_seen::write_last_seen(weak(), notes));
-        tokio::spawn(observers::write_token_uses(store, observers_used));
-        tokio::spawn(hints::forward_to_nats(stream.clone(), hint_queue));
-        tokio::spawn(hints::handle_hints(weak(), engine.hints().subscribe()));
-        tokio::spawn(hints::receive_remote(weak(), stream.clone(), None));
-        tokio::spawn(committer::run(weak(), commit_queue));
-        tokio::spawn(publisher::run(weak(), publish_queue));
-        tokio::spawn(events::announce(weak(), announcements));
-        tokio::spawn(events::check_feeds(weak()));
-        tokio::spawn(cursors::run(weak(), Arc::downgrade(&cursors)));
-        tokio::spawn(providers::write_heartbeats(weak()));
-        tokio::spawn(actions::run_calls(weak(), new_calls));
-        tokio::spawn(actions::run_outcomes(weak(), outcomes));
-        tokio::spawn(actions::write_dispatch_notes(weak(), sent_notes));
-        tokio::spawn(maintain_streams(weak(), stream, config.nats_replicas));
-        tokio::spawn(recovery::run(weak()));
-        tokio::spawn(suspensions::run(weak()));
-        tokio::spawn(connection_gauges::run(weak()));
-        tokio::spawn(maintain_worker_number(Arc::downgrade(&engine.inner), worker, owner));
+        tasks.spawn("last-seen", last_seen::write_last_seen(weak(), notes));
+        tasks.spawn("observer-uses", observers::write_token_uses(store, observers_used));
+        tasks.spawn("hint-sender", hints::forward_to_nats(stream.clone(), hint_queue));
+        tasks.spawn("hint-handler", hints::handle_hints(weak(), engine.hints().subscribe()));
+        tasks.spawn("hint-receiver", hints::receive_remote(weak(), stream.clone(), None));
+        tasks.spawn("committer", committer::run(weak(), commit_queue));
+        tasks.spawn("publisher", publisher::run(weak(), publish_queue));
+        tasks.spawn("announcer", events::announce(weak(), announcements));
+        tasks.spawn("feed-check", events::check_feeds(weak()));
+        tasks.spawn("cursor-writer", cursors::run(weak(), Arc::downgrade(&cursors)));
+        tasks.spawn("heartbeat-writer", providers::write_heartbeats(weak()));
+        tasks.spawn("invocation-writer", actions::run_calls(weak(), new_calls));
+        tasks.spawn("outcome-writer", actions::run_outcomes(weak(), outcomes));
+        tasks.spawn("dispatch-writer", actions::write_dispatch_notes(weak(), sent_notes));
+        tasks.spawn("stream-upkeep", maintain_streams(weak(), stream, config.nats_replicas));
+        tasks.spawn("recovery", recovery::run(weak()));
+        tasks.spawn("suspensions", suspensions::run(weak()));
+        tasks.spawn("connection-gauges", connection_gauges::run(weak()));
+        tasks.spawn("worker-number", maintain_worker_number(Arc::downgrade(&engine.inner), worker, owner));
         Ok(engine)
     }
 }

@@ -13,6 +13,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use relay_pty::{HostSettings, PtyHost};
 use relay_runtime::{metrics, shutdown::Shutdown, telemetry};
+use relay_tasks::{TaskSet, spawn_isolated};
 use relay_verification::Level;
 use serde_json::Value;
 use tokio::{net::TcpListener, sync::mpsc, time::timeout};
@@ -94,17 +95,18 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
         broker: OnceLock::new(),
     });
     let server = axum::serve(listener, router(api.clone())).with_graceful_shutdown(served.clone().cancelled_owned());
-    let server = tokio::spawn(server.into_future());
+    let long_running = TaskSet::new(stop.clone());
+    let server = long_running.spawn("api-server", log_failure(server.into_future()));
     announce(&url);
     let tasks = TaskTracker::new();
-    let metrics_server = serve_metrics(&settings, recorder, &api, served.clone()).await?;
-    tasks.spawn(ledger_task.run());
+    let metrics_server = serve_metrics(&settings, recorder, &api, &long_running, served.clone()).await?;
+    long_running.spawn("ledger", ledger_task.run());
 
     let engine_url = engine_url(&settings)?;
     let engine = Engine::new(&engine_url)?;
     let joining = join(&engine, join_request(&settings, &instance, &working_directory, &directory)?);
     let joined = stop.run_until_cancelled(timeout(JOIN_TIMEOUT, joining)).await;
-    let Some(joined) = joined else { return Ok(()) };
+    let Some(joined) = joined else { return Ok(long_running.check()?) };
     let identity = joined.with_context(|| format!("{engine_url} has not answered in time"))??;
 
     let (node_id, node_name) = (identity.node_id.clone(), identity.node_name.clone());
@@ -137,21 +139,22 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
         settings: Arc::new(agent_settings(&settings, working_directory, url)),
     };
     let spawner = Spawner::new(services.clone());
-    let mut link_task = tokio::spawn(link_task.run());
-    let receipts_task = tokio::spawn(run_receipts(engine, hub, receipts_inbox));
+    long_running.spawn("engine-link", link_task.run());
+    let receipts_task = long_running.spawn("receipts", run_receipts(engine, hub, receipts_inbox));
     let runners = Arc::<Runners>::default();
     let handlers = Handlers { services: services.clone(), spawner: spawner.clone(), runners: runners.clone() };
-    let invocations_task = tokio::spawn(invocations::run(handlers, invocation_inbox));
+    let invocations_task = long_running.spawn("invocations", invocations::run(handlers, invocation_inbox));
     let is_new = api.inner.broker.set(Broker { services: services.clone(), spawner: spawner.clone(), runners }).is_ok();
     debug_assert!(is_new, "the broker is set once");
     tracing::info!(node.id = node_id, node.name = node_name, "broker ready");
-    let restoring = tokio::spawn(restore::start(spawner, survivors));
+    let restoring = spawn_isolated("restore", restore::start(spawner, survivors));
 
     tokio::select! {
         () = stop.cancelled() => {}
         () = api.inner.lease.expired() => tracing::info!("the owner has not renewed its lease, stopping"),
-        _ = &mut link_task => tracing::error!("the engine link stopped unexpectedly, stopping"),
     }
+    // From here on tasks are expected to end.
+    stop.cancel();
     restoring.abort();
     invocations_task.abort();
     let running = roster.agents();
@@ -163,14 +166,13 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
     receipts_task.abort();
     drop(connection);
     served.cancel();
-    stop.cancel();
     // Answers that are under way; sockets of readers that are left are cut by the end of the process.
     let _ = timeout(Duration::from_millis(300), server).await;
     if let Some(metrics_server) = metrics_server {
         metrics_server.abort();
     }
     tracing::info!("broker stopped");
-    Ok(())
+    Ok(long_running.check()?)
 }
 
 /// Ends all agents together.
@@ -268,14 +270,22 @@ async fn serve_metrics(
     settings: &Init,
     recorder: metrics::Handle,
     api: &Api,
+    long_running: &TaskSet,
     stop: CancellationToken,
-) -> Result<Option<tokio::task::JoinHandle<std::io::Result<()>>>> {
+) -> Result<Option<tokio::task::JoinHandle<()>>> {
     let Some(address) = settings.metrics else { return Ok(None) };
     let api = api.clone();
     let readiness = Arc::new(move || api.broker().is_some_and(|broker| broker.services.link.is_up()));
     let served = metrics::serve(address, recorder, readiness, stop).await;
     let (_, server) = served.with_context(|| format!("listen on {address}"))?;
-    Ok(Some(tokio::spawn(server)))
+    Ok(Some(long_running.spawn("metrics-server", log_failure(server))))
+}
+
+/// Logs why a server ended; its end stops the broker.
+async fn log_failure(server: impl Future<Output = std::io::Result<()>>) {
+    if let Err(error) = server.await {
+        tracing::error!(%error, "server failed");
+    }
 }
 
 /// Prints the line that drivers wait for. A closed stdout must not stop the broker.

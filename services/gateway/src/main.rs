@@ -23,6 +23,7 @@ use relay_gateway::{
     write_timeout::{PeerAddress, TimeoutListener},
 };
 use relay_runtime::{metrics, settings, shutdown::Shutdown, telemetry};
+use relay_tasks::{TaskSet, spawn_isolated};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
@@ -48,13 +49,14 @@ async fn main() -> anyhow::Result<()> {
         ::metrics::gauge!(gauge).set(0);
     }
 
-    let engine = start_engine(&config).await?;
+    let tasks = TaskSet::new(shutdown.token());
+    let engine = start_engine(&config, &tasks).await?;
     let operators = configure_operators(&config)?;
     let state = AppState::new(engine.clone(), shutdown.clone(), config.trusted_proxies, operators)
         .with_public_url(config.public_url);
-    tokio::spawn(state.clone().watch_storage());
+    tasks.spawn("storage-probe", state.clone().watch_storage());
     let registry = state.registry.clone();
-    tokio::spawn(close_after_recovery(engine.clone(), registry.clone()));
+    tasks.spawn("recovery-watch", close_after_recovery(engine.clone(), registry.clone()));
     let gateway_id = state.gateway_id;
     // The lease precedes the first socket: a gateway without a lease counts as expired.
     while let Err(error) = engine.renew_lease(gateway_id).await {
@@ -63,8 +65,8 @@ async fn main() -> anyhow::Result<()> {
     }
     // The loops, above all the lease renewal, continue while the sockets drain.
     let drained = CancellationToken::new();
-    let loops = tokio::spawn(registry.clone().run(engine.clone(), gateway_id, drained.clone()));
-    let drain = tokio::spawn({
+    let loops = tasks.spawn("socket-loops", registry.clone().run(engine.clone(), gateway_id, drained.clone()));
+    let drain = tasks.spawn("drain", {
         let (registry, shutdown) = (registry.clone(), shutdown.clone());
         async move {
             shutdown.wait_requested().await;
@@ -77,7 +79,7 @@ async fn main() -> anyhow::Result<()> {
         metrics::serve(config.metrics_listen, recorder, Arc::new(move || ready.is_ready()), shutdown.token())
             .await
             .with_context(|| format!("listen on {} for metrics", config.metrics_listen))?;
-    tokio::spawn(metrics_server);
+    tasks.spawn("metrics-server", log_failure(metrics_server));
 
     let listener = TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
     tracing::info!(listen = %listener.local_addr()?, metrics = %metrics_addr, "gateway started");
@@ -87,11 +89,11 @@ async fn main() -> anyhow::Result<()> {
     drained.cancel();
     loops.await.context("stop the socket loops")?;
     tracing::info!("gateway drained");
-    Ok(())
+    Ok(tasks.check()?)
 }
 
-async fn start_engine(config: &Config) -> anyhow::Result<Engine> {
-    let engine = Engine::start(EngineConfig {
+async fn start_engine(config: &Config, tasks: &TaskSet) -> anyhow::Result<Engine> {
+    let settings = EngineConfig {
         database_url: config.database_url.clone(),
         nats_url: config.nats_url.clone(),
         nats_replicas: config.nats_replicas,
@@ -101,9 +103,8 @@ async fn start_engine(config: &Config) -> anyhow::Result<Engine> {
         files: config.files.clone(),
         secret_keys: config.secret_keys.clone(),
         egress: config.egress.clone(),
-    })
-    .await
-    .context("start the engine")?;
+    };
+    let engine = Engine::start(settings, tasks).await.context("start the engine")?;
     // Loaded before the first request: a token revoked earlier must not pass because this process has just started.
     let secret =
         config.signing_secret.as_deref().map(SealingSecret::new).transpose().context("RELAY_SIGNING_SECRET")?;
@@ -150,6 +151,13 @@ async fn serve_requests(listener: TcpListener, state: AppState, shutdown: Shutdo
     Ok(())
 }
 
+/// Logs why a server ended; its end stops the process.
+async fn log_failure(server: impl Future<Output = std::io::Result<()>>) {
+    if let Err(error) = server.await {
+        tracing::error!(%error, "metrics server failed");
+    }
+}
+
 /// Waits for the connections to end, stores their last acks and releases the lease.
 async fn finish_connections(engine: &Engine, registry: &Registry, gateway_id: GatewayId) {
     let emptied = async {
@@ -176,7 +184,7 @@ async fn close_after_recovery(engine: Engine, registry: Registry) {
         {
             round = now;
             let registry = registry.clone();
-            tokio::spawn(async move { registry.drain(DRAIN_SPREAD, 1012, "recovered").await });
+            spawn_isolated("drain", async move { registry.drain(DRAIN_SPREAD, 1012, "recovered").await });
         }
         if standing.changed().await.is_err() {
             return;

@@ -7,9 +7,10 @@ mod runner;
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use relay_engine::{Engine, worker::Loops};
 use relay_runtime::{metrics, settings, shutdown::Shutdown, telemetry};
+use relay_tasks::TaskSet;
 use tokio::sync::OnceCell;
 
 /// Dispatching makes many small allocations per call, which are slow with the system's allocator
@@ -33,27 +34,23 @@ async fn main() -> Result<()> {
         .await
         .with_context(|| format!("listen on {}", config.metrics_listen))?;
     tracing::info!(metrics.listen = %listening, "worker started");
-    let server = tokio::spawn(server);
+    let tasks = TaskSet::new(shutdown.token());
+    let server = tasks.spawn("metrics-server", async move {
+        if let Err(error) = server.await {
+            tracing::error!(%error, "metrics server failed");
+        }
+    });
 
-    let started = shutdown.token().run_until_cancelled_owned(Engine::start(config.engine())).await;
-    let Some(engine) = started else { return Ok(()) };
+    let started = shutdown.token().run_until_cancelled_owned(Engine::start(config.engine(), &tasks)).await;
+    let Some(engine) = started else { return Ok(tasks.check()?) };
     let engine = engine.context("start the engine")?;
-    let mut dispatching = tokio::spawn(runner::run_pusher(engine.clone(), config.push.clone(), shutdown.token()));
+    let pusher = runner::run_pusher(engine.clone(), config.push.clone(), shutdown.token());
+    let dispatching = tasks.spawn("push-dispatcher", pusher);
     let running = Arc::new(Loops::new(engine, config.retention()));
     loops.set(Arc::clone(&running)).ok().context("the loops were started twice")?;
-    let stop = shutdown.token();
-    let mut looping = std::pin::pin!(runner::run_loops(running, &stop));
-    tokio::select! {
-        () = &mut looping => dispatching.await.context("dispatch http_push deliveries")?,
-        ended = &mut dispatching => {
-            ended.context("dispatch http_push deliveries")?;
-            // The supervisor restarts the process; its mailbox leases have been released.
-            ensure!(stop.is_cancelled(), "the http_push dispatcher stopped unexpectedly");
-            looping.await;
-        }
-    }
-
-    server.await.context("serve metrics")?.context("serve metrics")?;
+    runner::run_loops(running, &tasks, &shutdown.token()).await;
+    dispatching.await.context("dispatch http_push deliveries")?;
+    server.await.context("serve metrics")?;
     tracing::info!("worker drained");
-    Ok(())
+    Ok(tasks.check()?)
 }

@@ -12,6 +12,7 @@ use relay_engine::{
     worker::{Loop, Loops},
 };
 use relay_runtime::telemetry;
+use relay_tasks::TaskSet;
 use tokio_util::sync::CancellationToken;
 
 /// Maximum delay before a failed loop is retried; shorter periods are kept.
@@ -19,15 +20,12 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// Runs all loops until `stop`, then waits for ticks in progress. A tick does a bounded amount of work and takes
 /// seconds at most.
-pub(crate) async fn run_loops(loops: Arc<Loops>, stop: &CancellationToken) {
-    let tasks: Vec<_> = Loop::ALL
-        .into_iter()
-        .map(|which| (which, tokio::spawn(run_loop(Arc::clone(&loops), which, stop.clone()))))
-        .collect();
-    for (which, task) in tasks {
-        if let Err(error) = task.await {
-            tracing::error!(loop.name = which.name(), %error, "worker loop stopped unexpectedly");
-        }
+pub(crate) async fn run_loops(loops: Arc<Loops>, tasks: &TaskSet, stop: &CancellationToken) {
+    let start = |which: Loop| tasks.spawn(which.name(), run_loop(Arc::clone(&loops), which, stop.clone()));
+    let running: Vec<_> = Loop::ALL.into_iter().map(start).collect();
+    for task in running {
+        // Its end, if unexpected, has been recorded by the set.
+        let _ = task.await;
     }
     loops.drain().await;
 }

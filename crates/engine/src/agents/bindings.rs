@@ -9,6 +9,7 @@ use relay_domain::{
     nodes::{MAX_LISTED_BINDINGS, Node},
 };
 use relay_store::{BindOutcome, NewBinding};
+use relay_tasks::spawn_isolated;
 
 use crate::{
     Engine, EngineError, EngineResult,
@@ -113,7 +114,7 @@ impl Engine {
 
     fn announce_move(&self, scope: WorkspaceScope, nodes: Vec<NodeId>) {
         let engine = self.clone();
-        tokio::spawn(async move {
+        spawn_isolated("request", async move {
             tokio::time::sleep(ANNOUNCE_DELAY).await;
             engine.hints().agents_moved(scope, nodes);
         });

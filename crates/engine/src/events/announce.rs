@@ -8,6 +8,7 @@ use std::{
 use relay_domain::{MessageId, messages::Message};
 use relay_store::events::{Event, EventBody, RecordedEvents};
 use relay_stream::EventRecord;
+use relay_tasks::spawn_isolated;
 use relay_wire::events::observer_frame;
 use tokio::sync::{Semaphore, mpsc};
 
@@ -89,7 +90,7 @@ pub(crate) async fn run(engine: Weak<Inner>, mut queue: mpsc::Receiver<Announcem
         let Ok(body) = encode(&engine, recorded, messages).await else { continue };
         match engine.inner.stream.publish_events(scope, EventRecord { first_seq, last_seq, body: body.into() }).await {
             Ok(stored) => {
-                tokio::spawn(async move {
+                spawn_isolated("publish", async move {
                     if let Err(error) = stored.await {
                         tracing::debug!(error = &error as &dyn std::error::Error, "jetstream did not store events");
                     }

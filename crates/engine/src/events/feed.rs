@@ -14,6 +14,7 @@ use std::{
 
 use relay_domain::WorkspaceScope;
 use relay_stream::{EventRecord, EventTail};
+use relay_tasks::spawn_isolated;
 use tokio::{
     sync::{Notify, broadcast},
     time::Instant,
@@ -101,7 +102,7 @@ impl Engine {
             repair_requested: Notify::new(),
         });
         feeds.lock_live().insert(scope, Arc::downgrade(&feed));
-        tokio::spawn(follow_feed(Arc::downgrade(&self.inner), Arc::downgrade(&feed), tail));
+        spawn_isolated("feed", follow_feed(Arc::downgrade(&self.inner), Arc::downgrade(&feed), tail));
         Ok(feed)
     }
 

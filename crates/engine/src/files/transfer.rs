@@ -8,6 +8,7 @@ use futures::{Stream, StreamExt as _, stream::BoxStream};
 use relay_blobs::{BlobError, BlobResult, Upload};
 use relay_domain::files::FileStatus;
 use relay_store::files::metadata::FileRow;
+use relay_tasks::spawn_isolated;
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
     time::timeout,
@@ -59,7 +60,7 @@ impl Engine {
             return Err(wrong_size(announced, declared));
         }
         let engine = self.clone();
-        let upload = tokio::spawn(async move {
+        let upload = spawn_isolated("request", async move {
             let done = engine.store_upload(grant, declared, bytes).await;
             drop(permit);
             done
@@ -118,7 +119,7 @@ impl Engine {
         })?;
         // Bounds the memory of a download; the client's pace holds the reader back.
         let (sender, receiver) = mpsc::channel(READ_AHEAD);
-        tokio::spawn(read_ahead(bytes, sender, permit));
+        spawn_isolated("request", read_ahead(bytes, sender, permit));
         let bytes = futures::stream::unfold(receiver, |mut receiver| async move {
             receiver.recv().await.map(|piece| (piece, receiver))
         });

@@ -17,6 +17,7 @@ use relay_store::{
     events::RecordedEvents,
     messages::batch::{Batch, BatchError, BatchOutcome, NewSend, SendOutcome},
 };
+use relay_tasks::spawn_isolated;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{Engine, EngineError, Inner, error::Fault, messages::publisher::Committed, trace};
@@ -127,7 +128,7 @@ async fn commit_sends(engine: &Engine, mut pending: Vec<PendingSend>) {
         Err(BatchError::Unknown(error)) => {
             tracing::warn!(error = &error as &dyn std::error::Error, batch.id = %batch.id, "commit outcome unknown, submitting the batch again");
             // Apart from the loop, which must go on committing when Postgres is back.
-            tokio::spawn(resolve_commit_outcome(engine.clone(), batch, pending));
+            spawn_isolated("commit", resolve_commit_outcome(engine.clone(), batch, pending));
         }
         // Storage refuses at least one of them: one at a time shows which.
         Err(BatchError::NotCommitted(StoreError::Refused { .. })) if pending.len() > 1 => {
@@ -137,7 +138,7 @@ async fn commit_sends(engine: &Engine, mut pending: Vec<PendingSend>) {
                     Ok(outcomes) => finish_batch(engine, batch, vec![one], outcomes),
                     Err(BatchError::NotCommitted(error)) => refuse_sends(vec![one], error),
                     Err(BatchError::Unknown(_)) => {
-                        tokio::spawn(resolve_commit_outcome(engine.clone(), batch, vec![one]));
+                        spawn_isolated("commit", resolve_commit_outcome(engine.clone(), batch, vec![one]));
                     }
                 }
             }

@@ -11,6 +11,7 @@ use relay_store::{
     messages::batch::{NewSend, WrittenDelivery},
 };
 use relay_stream::{INLINE_LIMIT, LogFrame, PendingStore};
+use relay_tasks::spawn_isolated;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::{Engine, EngineResult, Inner, messages::payload, trace};
@@ -145,7 +146,9 @@ impl Publisher {
 pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut queue: mpsc::Receiver<Committed>) {
     let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
     let (published, marks) = mpsc::channel(MARK_QUEUE);
-    tokio::spawn(mark_published(engine.clone(), marks));
+    let Some(inner) = engine.upgrade() else { return };
+    inner.tasks.spawn("publish-marks", mark_published(engine.clone(), marks));
+    drop(inner);
     while let Some(mut committed) = queue.recv().await {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
@@ -172,7 +175,7 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut queue: mpsc::Receive
         match engine.inner.stream.publish(&frames).await {
             Ok(stored) => {
                 let published = published.clone();
-                tokio::spawn(async move {
+                spawn_isolated("publish", async move {
                     if wait_until_stored(&engine, stored, &committed, frames.len()).await {
                         let _ = published.try_send(committed.batch);
                     }

@@ -7,6 +7,7 @@ use relay_domain::{
     AgentId, NodeId, WorkspaceScope,
     nodes::{DIRECT_ID_PREFIX, NodeKind},
 };
+use relay_tasks::spawn_isolated;
 
 use crate::Engine;
 
@@ -41,7 +42,7 @@ impl Engine {
             self.hints().deliveries_due(&due);
         }
         if !unknown.is_empty() {
-            tokio::spawn(self.clone().hint_after_lookup(unknown));
+            spawn_isolated("request", self.clone().hint_after_lookup(unknown));
         }
     }
 

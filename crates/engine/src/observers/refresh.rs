@@ -113,7 +113,7 @@ impl Engine {
             }
             tokio::time::sleep(REFRESH_EVERY).await;
         }
-        tokio::spawn(refresh_periodically(Arc::downgrade(&self.inner)));
+        self.inner.tasks.spawn("observer-refresh", refresh_periodically(Arc::downgrade(&self.inner)));
         Ok(())
     }
 

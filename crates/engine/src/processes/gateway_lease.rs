@@ -21,7 +21,8 @@ impl Engine {
     pub fn become_gateway(&self) -> GatewayId {
         *self.inner.gateway_id.get_or_init(|| {
             let id = GatewayId::new(self.next_id());
-            tokio::spawn(hints::receive_remote(Arc::downgrade(&self.inner), self.inner.stream.clone(), Some(id)));
+            let receive = hints::receive_remote(Arc::downgrade(&self.inner), self.inner.stream.clone(), Some(id));
+            self.inner.tasks.spawn("gateway-hints", receive);
             id
         })
     }

@@ -15,6 +15,7 @@ use std::{
 use futures::{StreamExt as _, stream};
 use relay_domain::{AgentId, NodeId, PushWorkerId, WorkspaceId, WorkspaceScope, shard::node_turn};
 use relay_stream::Hint;
+use relay_tasks::spawn_isolated;
 use relay_wire::nodes::EventCall;
 use serde_json::Value;
 use tokio::sync::Semaphore;
@@ -102,7 +103,7 @@ pub(super) fn handle_hint(pusher: &Arc<PushDispatcher>, hint: &Arc<Hint>) {
     // Best-effort: a worker that is behind drops events.
     let Ok(slot) = Arc::clone(&pusher.event_poster.slots).try_acquire_owned() else { return };
     let (pusher, hint) = (Arc::clone(pusher), Arc::clone(hint));
-    tokio::spawn(async move {
+    spawn_isolated("endpoint", async move {
         post_all(&pusher, &hint).await;
         drop(slot);
     });

@@ -27,6 +27,7 @@ use std::{
 use relay_domain::{AgentId, NodeId, PushWorkerId, WorkspaceScope, push::ATTEMPT_TIMEOUT};
 use relay_store::push::mailboxes::LeasedMailbox;
 use relay_stream::Hint;
+use relay_tasks::isolate;
 use tokio::{
     sync::{Notify, broadcast},
     task::JoinSet,
@@ -316,7 +317,8 @@ impl PushDispatcher {
         self.served.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::clone(&own));
         let pusher = Arc::clone(self);
         tasks.spawn(async move {
-            mailbox::serve(&pusher, mailbox, &own).await;
+            // The mailbox must be free for another task even after a panic.
+            isolate("mailbox", mailbox::serve(&pusher, mailbox, &own)).await;
             let mut served = pusher.served.lock().unwrap_or_else(PoisonError::into_inner);
             // A later task of the same mailbox may have taken the place.
             if served.get(&key).is_some_and(|latest| Arc::ptr_eq(latest, &own)) {

@@ -29,7 +29,7 @@ pub(super) struct Reader {
 impl Reader {
     pub(super) fn start(engine: Engine, owner: PushWorkerId) -> Self {
         let (sender, queue) = mpsc::channel(QUEUE);
-        tokio::spawn(run(engine, owner, queue));
+        engine.inner.tasks.clone().spawn("push-reader", run(engine, owner, queue));
         Self { sender }
     }
 

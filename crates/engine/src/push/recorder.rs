@@ -38,7 +38,7 @@ pub(super) struct Recorder {
 impl Recorder {
     pub(super) fn start(engine: Engine, owner: PushWorkerId) -> Self {
         let (sender, queue) = mpsc::channel(QUEUE);
-        tokio::spawn(run(engine, owner, queue));
+        engine.inner.tasks.clone().spawn("push-recorder", run(engine, owner, queue));
         Self { sender }
     }
 

@@ -52,6 +52,7 @@ pub(super) fn describe_all() {
         "Time of the last successful tick of a worker loop, in unix seconds."
     );
     describe_histogram!(name::LOOP_SECONDS, Unit::Seconds, "Duration of one tick of a worker loop.");
+    describe_counter!(name::TASK_PANICS, "Panics of tasks, by task.");
     describe_counter!(name::LOOP_FAILURES, "Failed ticks of a worker loop.");
     describe_counter!(name::SUBSCRIPTION_CALLS, "Calls to subscription endpoints, by outcome.");
     describe_counter!(name::DELIVERIES_REDRIVEN, "Dead letters redriven.");

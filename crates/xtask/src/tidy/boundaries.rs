@@ -66,6 +66,20 @@ const BOUNDARIES: [Boundary; 5] = [
     },
 ];
 
+/// A long-running task that ends unnoticed leaves a process that looks healthy; a panic that is not counted is not seen.
+fn check_spawns(sources: &[Source], findings: &mut Vec<String>) {
+    let supervises = |path: &str| {
+        path.starts_with("crates/engine/src/") || (path.starts_with("services/") && path.contains("/src/"))
+    };
+    for source in sources.iter().filter(|source| source.is_rust() && supervises(&source.path)) {
+        for (number, line) in source.production_lines() {
+            if ["tokio::spawn(", "task::spawn("].iter().any(|call| line.contains(call)) {
+                findings.push(format!("{}:{number}: tasks are started by relay_tasks", source.path));
+            }
+        }
+    }
+}
+
 /// Use cases and handlers exchange JSON of the types of `crates/wire`; the OpenAPI document has examples.
 fn check_json_shapes(sources: &[Source], findings: &mut Vec<String>) {
     let exchanges = |path: &str| {
@@ -87,6 +101,7 @@ fn in_engine(path: &str) -> bool {
 
 pub(super) fn check(sources: &[Source], findings: &mut Vec<String>) {
     check_json_shapes(sources, findings);
+    check_spawns(sources, findings);
     for source in sources.iter().filter(|source| source.is_rust()) {
         for boundary in BOUNDARIES.iter().filter(|boundary| (boundary.applies_to)(&source.path)) {
             for (number, line) in source.code_lines() {
@@ -118,6 +133,8 @@ mod tests {
         assert!(!finds("crates/egress/src/a.rs", "use hyper::client::conn::http1;"));
         assert!(finds("crates/domain/src/a.rs", "    let now = Instant::now();"));
         assert!(finds("crates/verification/src/a/b.rs", "use std::fs::File;"));
+        assert!(finds("services/gateway/src/a.rs", "    tokio::spawn(async {});"));
+        assert!(!finds("crates/egress/src/a.rs", "    tokio::spawn(async {});"));
         assert!(finds("crates/engine/src/a.rs", "let x = json!({});"));
         assert!(!finds("crates/engine/src/a.rs", "#[cfg(test)]\nmod tests {\n    let x = json!({});"));
         assert!(!finds("services/gateway/src/a.rs", "    request_body(content = B, example = json!({})),"));

@@ -11,13 +11,20 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("crates/stream", &["relay-domain"]),
     ("crates/blobs", &["relay-domain"]),
     ("crates/egress", &[]),
+    ("crates/tasks", &["relay-domain"]),
     ("crates/pty", &[]),
     ("crates/verification", &[]),
     ("crates/runtime", &["relay-domain"]),
-    ("crates/engine", &["relay-domain", "relay-wire", "relay-store", "relay-stream", "relay-blobs", "relay-egress"]),
-    ("services/gateway", &["relay-domain", "relay-wire", "relay-engine", "relay-runtime"]),
-    ("services/broker", &["relay-domain", "relay-wire", "relay-runtime", "relay-pty", "relay-verification"]),
-    ("services/worker", &["relay-domain", "relay-engine", "relay-runtime"]),
+    (
+        "crates/engine",
+        &["relay-domain", "relay-wire", "relay-store", "relay-stream", "relay-blobs", "relay-egress", "relay-tasks"],
+    ),
+    ("services/gateway", &["relay-domain", "relay-wire", "relay-engine", "relay-runtime", "relay-tasks"]),
+    (
+        "services/broker",
+        &["relay-domain", "relay-wire", "relay-runtime", "relay-tasks", "relay-pty", "relay-verification"],
+    ),
+    ("services/worker", &["relay-domain", "relay-engine", "relay-runtime", "relay-tasks"]),
     ("services/relayctl", &["relay-domain", "relay-engine", "relay-runtime"]),
 ];
 

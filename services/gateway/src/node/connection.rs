@@ -26,6 +26,7 @@ use relay_engine::{
     access::authentication::NodeCaller,
     mailboxes::serving::{Heartbeat, LiveFrame, MailboxPosition, RepairedMailbox, Tail},
 };
+use relay_tasks::{isolate, spawn_isolated};
 use relay_wire::nodes::frame::{self, InboundFrame};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -36,6 +37,7 @@ use super::{
     invocations::SentInvocations,
     outbound::Outbound,
     pacing::Pacing,
+    registration::INTERNAL,
     registry::{Event, Handle},
     served_agent::ServedAgent,
     upgrade::FRAME_LIMIT,
@@ -144,7 +146,7 @@ pub(super) struct Connection {
 pub(super) async fn serve_socket(socket: WebSocket, state: AppState, node: NodeCaller, direct: bool) {
     let (sink, mut inbound) = socket.split();
     let (outbound, writer) = Outbound::new(sink);
-    let writer = tokio::spawn(writer);
+    let writer = spawn_isolated("connection", writer);
     let (handle, mut events) = state.registry.add_peer(node.scope, &node.node_id);
     let now = Instant::now();
     let mut connection = Connection {
@@ -182,7 +184,10 @@ pub(super) async fn serve_socket(socket: WebSocket, state: AppState, node: NodeC
         closing: None,
         closed: CancellationToken::new(),
     };
-    connection.run(&mut inbound, &mut events).await;
+    // After a panic as well, the routes and the provider are released: the client reconnects and resumes.
+    if isolate("connection", connection.run(&mut inbound, &mut events)).await.is_none() {
+        connection.closing = Some(INTERNAL);
+    }
     connection.shut_down(inbound, writer).await;
 }
 

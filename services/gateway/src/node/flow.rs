@@ -17,6 +17,7 @@ use relay_engine::{
     mailboxes::serving::{CursorMove, Fence, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox},
 };
 
+use relay_tasks::spawn_isolated;
 use relay_wire::nodes::frame;
 
 use super::{
@@ -163,7 +164,7 @@ impl Connection {
             return;
         };
         let (engine, cursor_move) = (self.state.engine.clone(), cursor_move(binding, agent, 0, floor));
-        tokio::spawn(async move {
+        spawn_isolated("connection", async move {
             tokio::time::sleep_until(at.into()).await;
             engine.cursor_moved(cursor_move);
         });

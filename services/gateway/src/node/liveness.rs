@@ -3,6 +3,7 @@
 
 use relay_domain::{GatewayId, WorkspaceScope, nodes::takeover::ProbeOutcome};
 use relay_engine::Engine;
+use relay_tasks::spawn_isolated;
 use tokio::sync::oneshot;
 
 use super::registry::{Event, LEASE_RENEW_INTERVAL, Registry};
@@ -33,7 +34,7 @@ impl Registry {
                 }
             }
             let engine = engine.clone();
-            tokio::spawn(async move {
+            spawn_isolated("probe", async move {
                 let proof = proof.await.unwrap_or(ProbeOutcome::Silent);
                 engine.answer_probe(reply, proof).await;
             });

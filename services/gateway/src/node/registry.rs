@@ -20,6 +20,7 @@ use relay_engine::{
     mailboxes::serving::{ConnectedProvider, Fence, MailboxPosition},
     processes::gateway_lease::LEASE,
 };
+use relay_tasks::spawn_isolated;
 use tokio::sync::{Notify, broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -73,7 +74,7 @@ impl Handle {
     /// Closes the connection. Unlike other events, a close waits for room in the queue.
     pub(super) fn close(&self, code: u16, reason: &'static str) {
         let events = self.events.clone();
-        tokio::spawn(async move {
+        spawn_isolated("connection", async move {
             let _ = events.send(Event::Close { code, reason }).await;
         });
     }

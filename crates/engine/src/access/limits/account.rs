@@ -14,6 +14,7 @@ use relay_domain::{
     WorkspaceScope, metric_names as name,
     workspaces::rate_limit::{self, Charge, Lease},
 };
+use relay_tasks::spawn_isolated;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use crate::{Engine, EngineResult};
@@ -130,7 +131,7 @@ impl Account {
     /// Acquires the next batch in the background; the lock is released afterwards.
     fn refill_in_background(self: &Arc<Self>, engine: &Engine, mut turn: OwnedMutexGuard<Option<Instant>>) {
         let (account, engine) = (Arc::clone(self), engine.clone());
-        tokio::spawn(async move {
+        spawn_isolated("request", async move {
             let outcome = account.refill(&engine).await;
             *turn = outcome.is_err().then(Instant::now);
             if let Err(error) = outcome {

@@ -11,6 +11,7 @@ use std::{
 
 use relay_domain::subscriptions::call::PROBE_FAILURES;
 use relay_store::subscriptions::dispatch::{ClaimedHealth, SubscriptionClaim};
+use relay_tasks::isolate;
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -79,7 +80,7 @@ impl Subscriptions {
                 ticked.worked += 1;
                 let (engine, stop) = (engine.clone(), self.stop.clone());
                 self.serving.spawn(async move {
-                    serve::serve(&engine, leased, &stop).await;
+                    isolate("subscription", serve::serve(&engine, leased, &stop)).await;
                     drop(slot);
                 });
             }
