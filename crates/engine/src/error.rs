@@ -69,6 +69,9 @@ pub enum Fault {
     /// The secret was encrypted with a key that this process does not have.
     #[error("encrypted with key {key_id}, which is not known here")]
     SealedWithUnknownKey { key_id: String },
+    /// Without it calls would be unsigned, or signed with an empty key.
+    #[error("the stored secret of an endpoint is missing or unusable")]
+    EndpointSecretUnusable,
 }
 
 /// Unavailable party other than storage.

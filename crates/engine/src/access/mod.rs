@@ -6,3 +6,4 @@ pub(crate) mod jwt;
 pub mod limits;
 pub mod operators;
 pub mod secrets;
+pub(crate) mod standard_webhooks;

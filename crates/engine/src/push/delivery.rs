@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
 use relay_domain::{
     NodeId, WorkspaceScope,
     push::{
@@ -20,7 +19,7 @@ use serde_json::Value;
 
 use crate::{
     EngineError, EngineResult,
-    access::secrets::Secrets,
+    access::{secrets::Secrets, standard_webhooks::signing_key},
     error::{Fault, InvalidInput},
 };
 
@@ -28,9 +27,6 @@ use crate::{
 const REDACTED: &str = "[redacted]";
 /// Name of the Standard Webhooks scheme and schedule.
 const STANDARD_WEBHOOKS: &str = "standard-webhooks";
-/// Prefix of a secret of that scheme, and the length of its key.
-const STANDARD_PREFIX: &str = "whsec_";
-const STANDARD_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 
 /// Encrypted part of the settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +37,21 @@ pub(crate) struct DeliverySecrets {
     pub(crate) secret: Option<String>,
     #[serde(default)]
     pub(crate) headers: BTreeMap<String, String>,
+}
+
+impl DeliverySecrets {
+    /// Returns whether calls can be authenticated as the settings demand.
+    pub(crate) fn suffice_for(&self, auth: &EndpointAuth) -> bool {
+        match auth {
+            EndpointAuth::None => true,
+            EndpointAuth::Bearer { .. } => self.token.is_some(),
+            EndpointAuth::StaticHeaders { .. } => !self.headers.is_empty(),
+            EndpointAuth::HmacSha256 { signature_scheme: Some(_), .. } => {
+                self.secret.as_deref().and_then(signing_key).is_some()
+            }
+            EndpointAuth::HmacSha256 { .. } => self.secret.as_deref().is_some_and(|secret| !secret.is_empty()),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -236,7 +247,7 @@ fn read_hmac(given: AuthInput, known: &DeliverySecrets) -> EngineResult<(Endpoin
     }
     match given.signature_scheme.as_deref() {
         None => {}
-        Some(STANDARD_WEBHOOKS) if standard_key(&secret).is_none() => {
+        Some(STANDARD_WEBHOOKS) if signing_key(&secret).is_none() => {
             return Err(invalid("auth.secret must be whsec_ and base64 of 24 to 64 bytes"));
         }
         Some(STANDARD_WEBHOOKS) => {}
@@ -274,12 +285,6 @@ fn read_hmac(given: AuthInput, known: &DeliverySecrets) -> EngineResult<(Endpoin
     Ok((auth, DeliverySecrets { secret: Some(secret), ..DeliverySecrets::default() }))
 }
 
-/// Decodes the key of a Standard Webhooks secret.
-pub(crate) fn standard_key(secret: &str) -> Option<Vec<u8>> {
-    let key = STANDARD.decode(secret.strip_prefix(STANDARD_PREFIX)?).ok()?;
-    STANDARD_BYTES.contains(&key.len()).then_some(key)
-}
-
 /// Returns a secret as written, or the stored one where the client wrote `[redacted]`.
 fn resolve_secret(field: &str, given: Option<String>, stored: Option<&String>) -> EngineResult<String> {
     match given {
@@ -307,6 +312,20 @@ mod tests {
     }
 
     const URL: &str = "https://example.org/hook";
+
+    #[test]
+    fn settings_without_their_secret_are_unusable() {
+        let auth = json!({ "type": "hmac_sha256", "secret": "s" });
+        let plain = read(json!({ "url": URL, "auth": auth }), None).unwrap().0.auth;
+        let of = |secret: &str| DeliverySecrets { secret: Some(secret.to_owned()), ..DeliverySecrets::default() };
+        assert!(of("s").suffice_for(&plain));
+        assert!(!of("").suffice_for(&plain) && !DeliverySecrets::default().suffice_for(&plain));
+        let mut standard = plain;
+        if let EndpointAuth::HmacSha256 { signature_scheme, .. } = &mut standard {
+            *signature_scheme = Some(STANDARD_WEBHOOKS.to_owned());
+        }
+        assert!(!of("whsec_c2hvcnQ=").suffice_for(&standard) && !of("s").suffice_for(&standard));
+    }
 
     #[test]
     fn missing_settings_get_their_defaults() {

@@ -26,7 +26,7 @@ use relay_store::push::endpoints::{EndpointHealth, EndpointReport};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{PushConfig, config::share_per_worker, delivery::DeliverySecrets};
-use crate::{Engine, EngineResult};
+use crate::{Engine, EngineError, EngineResult, error::Fault};
 
 /// Settings and health are read again after this long; hints are faster.
 const SETTINGS_TTL: Duration = Duration::from_secs(5);
@@ -143,6 +143,9 @@ impl Endpoints {
         let Some(row) = self.engine.store().push_endpoint(scope, node).await? else { return Ok(None) };
         let settings = row.settings;
         let secrets = self.engine.inner.secrets.open_node_delivery(scope, node, row.secret.as_ref())?;
+        if !secrets.suffice_for(&settings.auth) {
+            return Err(EngineError::Internal(Fault::EndpointSecretUnusable));
+        }
         let workers = self.workers.load(Relaxed);
         let state = self.states.get_with((key.clone(), workers), || {
             Arc::new(EndpointState {

@@ -16,10 +16,13 @@ use relay_wire::nodes::EventCall;
 use ring::hmac;
 use serde::Serialize;
 
-use super::delivery::{DeliverySecrets, standard_key};
-use crate::messages::{
-    payload::{self, MessageData, MessageView},
-    render::timestamp,
+use super::delivery::DeliverySecrets;
+use crate::{
+    access::standard_webhooks::signing_key,
+    messages::{
+        payload::{self, MessageData, MessageView},
+        render::timestamp,
+    },
 };
 
 /// Request to an endpoint.
@@ -115,14 +118,7 @@ pub(super) fn event_call(
     secrets: &DeliverySecrets,
     now: DateTime<Utc>,
 ) -> HttpCall {
-    let mut random = [0; 16];
-    // Without randomness the id is not unique, which costs a deduplicating receiver one event.
-    let _ = getrandom::fill(&mut random);
-    random[6] = (random[6] & 0x0f) | 0x40;
-    random[8] = (random[8] & 0x3f) | 0x80;
-    let hex = hex::encode(random);
-    let uuid = format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
-    let webhook_id = format!("whd_{uuid}");
+    let webhook_id = format!("whd_{}", uuid::Uuid::new_v4());
     // JSON values always encode.
     let body = Bytes::from(serde_json::to_vec(body).unwrap_or_default());
     let mut headers = common_headers(kind, &webhook_id);
@@ -147,11 +143,12 @@ fn authenticate(
     now: DateTime<Utc>,
     body: &[u8],
 ) {
-    // The secrets exist: settings and secrets were checked and stored together.
+    // `Endpoints` gives no endpoint whose secrets do not suffice.
     match auth {
         EndpointAuth::None => {}
         EndpointAuth::Bearer { .. } => {
-            set_header(headers, "authorization", &format!("Bearer {}", secrets.token.as_deref().unwrap_or_default()));
+            let Some(token) = &secrets.token else { return };
+            set_header(headers, "authorization", &format!("Bearer {token}"));
         }
         EndpointAuth::StaticHeaders { .. } => {
             for (name, value) in &secrets.headers {
@@ -160,13 +157,13 @@ fn authenticate(
         }
         EndpointAuth::HmacSha256 { signature_scheme: Some(_), .. } => {
             let seconds = now.timestamp().to_string();
-            let key = secrets.secret.as_deref().and_then(standard_key).unwrap_or_default();
+            let Some(key) = secrets.secret.as_deref().and_then(signing_key) else { return };
             let tag = sign(&key, &[webhook_id.as_bytes(), b".", seconds.as_bytes(), b".", body]);
             set_static_header(headers, "webhook-timestamp", &seconds);
             set_static_header(headers, "webhook-signature", &format!("v1,{}", STANDARD.encode(tag)));
         }
         EndpointAuth::HmacSha256 { signature_header, timestamp_header, signed_payload, prefix, .. } => {
-            let key = secrets.secret.as_deref().unwrap_or_default().as_bytes();
+            let Some(key) = secrets.secret.as_deref().map(str::as_bytes) else { return };
             let sent_at = timestamp(now);
             let tag = match signed_payload {
                 SignedPayload::Body => sign(key, &[body]),

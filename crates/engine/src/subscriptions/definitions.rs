@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
 use chrono::{DateTime, Utc};
 use relay_domain::{
     SubscriptionDeliveryId, SubscriptionId, WorkspaceScope,
@@ -18,14 +17,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Engine, EngineError, EngineResult,
+    access::standard_webhooks::signing_key,
     error::{Fault, Limit, Missing},
 };
 
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (100, 200);
-/// Prefix of a Standard Webhooks secret, and the length of its key.
-const STANDARD_PREFIX: &str = "whsec_";
-const STANDARD_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 
 #[derive(Debug)]
 pub struct SubscriptionRequest {
@@ -46,6 +43,17 @@ pub struct SubscriptionRequest {
 pub struct SubscriptionSecrets {
     pub secret: Option<String>,
     pub headers: BTreeMap<String, String>,
+}
+
+impl SubscriptionSecrets {
+    /// Returns whether calls can be signed as the subscription demands.
+    pub(crate) fn suffice_for(&self, scheme: Option<SignatureScheme>) -> bool {
+        match scheme {
+            None => true,
+            Some(SignatureScheme::Relay) => self.secret.as_deref().is_some_and(|secret| !secret.is_empty()),
+            Some(SignatureScheme::StandardWebhooks) => self.secret.as_deref().and_then(signing_key).is_some(),
+        }
+    }
 }
 
 impl Engine {
@@ -244,17 +252,16 @@ fn check_secret(secret: Option<&str>, scheme: Option<&str>) -> EngineResult<Opti
         return Err(invalid(format!("secret must have 1 to {MAX_SECRET_BYTES} bytes")));
     }
     let scheme = scheme.unwrap_or(SignatureScheme::Relay);
-    if scheme == SignatureScheme::StandardWebhooks {
-        let bytes = secret.strip_prefix(STANDARD_PREFIX).and_then(|text| STANDARD.decode(text).ok());
-        if bytes.is_none_or(|bytes| !STANDARD_BYTES.contains(&bytes.len())) {
-            return Err(invalid("secret must be whsec_ and base64 of 24 to 64 bytes"));
-        }
+    if scheme == SignatureScheme::StandardWebhooks && signing_key(secret).is_none() {
+        return Err(invalid("secret must be whsec_ and base64 of 24 to 64 bytes"));
     }
     Ok(Some(scheme))
 }
 
 #[cfg(test)]
 mod tests {
+    use base64::{Engine as _, engine::general_purpose::STANDARD};
+
     use super::*;
 
     #[test]

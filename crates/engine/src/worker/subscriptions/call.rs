@@ -20,12 +20,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
+    access::standard_webhooks::signing_key,
     messages::{payload::payload, render::timestamp},
     subscriptions::definitions::SubscriptionSecrets,
 };
-
-/// Prefix of a Standard Webhooks secret.
-const STANDARD_PREFIX: &str = "whsec_";
 
 /// Builds the data of an event as nodes get it: one flat object. `message` is the version that the event refers to.
 pub(super) fn event_data(event: &Event, message: Option<&Message>) -> Map<String, Value> {
@@ -104,8 +102,8 @@ pub(super) fn call_headers(
             set("x-relay-signature", &format!("sha256={}", hex::encode(tag)));
         }
         SignatureScheme::StandardWebhooks => {
-            // The secret was checked when the subscription was created.
-            let key = STANDARD.decode(secret.trim_start_matches(STANDARD_PREFIX)).unwrap_or_default();
+            // `serve` leaves a subscription whose secret is no such key.
+            let Some(key) = signing_key(secret) else { return headers };
             let seconds = now.timestamp().to_string();
             let signed = [id.as_bytes(), b".", seconds.as_bytes(), b".", waiting.body.as_bytes()];
             set("webhook-timestamp", &seconds);
@@ -189,9 +187,10 @@ mod tests {
 
     #[test]
     fn the_standard_scheme_signs_id_time_and_body() {
-        let secret = format!("whsec_{}", STANDARD.encode(b"Jefe"));
+        let key = b"a key of exactly 32 bytes length";
+        let secret = format!("whsec_{}", STANDARD.encode(key));
         let headers = signed(SignatureScheme::StandardWebhooks, &secret, 7, "{}", 1_614_265_330);
-        let expected = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, b"Jefe"), b"7.1614265330.{}");
+        let expected = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), b"7.1614265330.{}");
         assert_eq!(headers["webhook-signature"], format!("v1,{}", STANDARD.encode(expected)));
         assert_eq!(headers["webhook-timestamp"], "1614265330");
         assert!(!headers.contains_key("x-relay-signature"));

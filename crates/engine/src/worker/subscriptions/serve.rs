@@ -19,7 +19,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::{LEASE, call};
-use crate::{Engine, EngineResult, events::message_events, subscriptions::definitions::SubscriptionSecrets, trace};
+use crate::{
+    Engine, EngineError, EngineResult, error::Fault, events::message_events,
+    subscriptions::definitions::SubscriptionSecrets, trace,
+};
 
 const WAITING_AT_ONCE: i64 = 50;
 const EVENTS_AT_ONCE: i64 = 200;
@@ -49,13 +52,17 @@ pub(super) async fn serve(engine: &Engine, mut leased: LeasedSubscription, stop:
 
 async fn serve_leased(engine: &Engine, leased: &mut LeasedSubscription, stop: &CancellationToken) -> EngineResult<()> {
     let opened = leased.secret.as_ref().map(|secret| engine.open_subscription_secrets(leased.scope, leased.id, secret));
-    let secrets = match opened.transpose() {
-        Ok(secrets) => secrets.unwrap_or_default(),
+    let usable = opened.transpose().map(Option::unwrap_or_default).and_then(|secrets| {
+        let suffice = secrets.suffice_for(leased.signature_scheme);
+        suffice.then_some(secrets).ok_or(EngineError::Internal(Fault::EndpointSecretUnusable))
+    });
+    let secrets = match usable {
+        Ok(secrets) => secrets,
         Err(error) => {
             tracing::error!(
                 subscription.id = %leased.id,
                 error = &error as &dyn std::error::Error,
-                "failed to decrypt the secrets of a subscription"
+                "secrets of a subscription cannot be used, trying again later"
             );
             let later = engine.now() + to_time_delta(UNREADABLE_PAUSE);
             return Ok(engine.store().release_subscription(leased, Some(later)).await?);
