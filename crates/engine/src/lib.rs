@@ -6,7 +6,6 @@
 
 pub mod access;
 pub mod actions;
-pub mod admin;
 pub mod agents;
 pub mod channels;
 pub mod error;

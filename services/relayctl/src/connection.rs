@@ -1,8 +1,8 @@
 //! Connection arguments of commands: Postgres, and a workspace in it.
 
 use anyhow::{Context as _, Result};
+use relay_admin::Admin;
 use relay_domain::WorkspaceScope;
-use relay_engine::admin::Admin;
 
 /// Postgres connection, for commands that need nothing else.
 #[derive(Debug, clap::Args)]

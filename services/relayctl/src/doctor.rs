@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use relay_engine::admin::{Finding, Verdict, examine};
+use relay_admin::{Finding, Verdict, examine};
 
 use crate::{connection::Database, output::Output};
 

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result};
+use relay_admin::InspectedMailbox;
 use relay_domain::mailboxes::delivery::Settlement;
-use relay_engine::admin::InspectedMailbox;
 
 use crate::{
     connection::WorkspaceArgument,

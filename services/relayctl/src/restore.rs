@@ -1,10 +1,8 @@
 //! `relayctl restore`: recovers a restored database manually.
 
 use anyhow::{Context as _, Result};
-use relay_engine::{
-    admin::RestoreReport,
-    recovery::{DEFAULT_MARGIN, Margin},
-};
+use relay_admin::RestoreReport;
+use relay_engine::recovery::{DEFAULT_MARGIN, Margin};
 
 use crate::{
     connection::Database,

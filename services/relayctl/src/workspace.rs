@@ -9,10 +9,10 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use chrono::{DateTime, Utc};
+use relay_admin::{Erasure, WorkspaceSummary};
 use relay_domain::WorkspaceId;
 use relay_engine::{
     EngineError,
-    admin::{Erasure, WorkspaceSummary},
     error::Missing,
     workspaces::usage::{Granularity, UsageQuery, UsageRow},
 };

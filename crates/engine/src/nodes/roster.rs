@@ -254,11 +254,7 @@ impl Engine {
 }
 
 /// Reads the nodes that match a filter, with their providers.
-pub(crate) async fn list_nodes(
-    store: &Store,
-    scope: WorkspaceScope,
-    filter: &NodeFilter,
-) -> StoreResult<Vec<RosterNode>> {
+pub async fn list_nodes(store: &Store, scope: WorkspaceScope, filter: &NodeFilter) -> StoreResult<Vec<RosterNode>> {
     let nodes = store.nodes(scope, filter).await?;
     let ids: Vec<NodeId> = nodes.iter().map(|node| node.node_id.clone()).collect();
     let mut by_node: HashMap<NodeId, Vec<NodeProvider>> = HashMap::new();

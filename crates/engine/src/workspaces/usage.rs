@@ -53,7 +53,7 @@ impl Engine {
     }
 }
 
-pub(crate) async fn usage_report(
+pub async fn usage_report(
     store: &Store,
     scope: WorkspaceScope,
     query: UsageQuery,

@@ -25,7 +25,8 @@ const ARROWS: &[(&str, &[&str])] = &[
         &["relay-domain", "relay-wire", "relay-runtime", "relay-tasks", "relay-pty", "relay-verification"],
     ),
     ("services/worker", &["relay-domain", "relay-engine", "relay-runtime", "relay-tasks"]),
-    ("services/relayctl", &["relay-domain", "relay-engine", "relay-runtime"]),
+    ("crates/admin", &["relay-domain", "relay-engine", "relay-store", "relay-stream"]),
+    ("services/relayctl", &["relay-domain", "relay-engine", "relay-admin", "relay-runtime"]),
 ];
 
 pub(super) fn check(sources: &[Source], findings: &mut Vec<String>) {

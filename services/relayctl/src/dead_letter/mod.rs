@@ -5,10 +5,8 @@ mod redrive;
 
 use anyhow::{Context as _, Result, bail};
 pub(crate) use redrive::Arguments as Redrive;
-use relay_engine::{
-    admin::ListedDeadLetter,
-    mailboxes::dead_letters::{DeadLetterAdmin, DeadLetterQuery},
-};
+use relay_admin::ListedDeadLetter;
+use relay_engine::mailboxes::dead_letters::{DeadLetterAdmin, DeadLetterQuery};
 
 use crate::{
     connection::{Database, WorkspaceArgument},

@@ -8,7 +8,7 @@ use relay_store::{Store, recovery::DatabaseState};
 use relay_stream::{LogKind, LogState, Stream};
 
 use super::{Finding, Verdict, error_chain, failed};
-use crate::{EngineResult, IdSource, recovery::DatabaseRepair};
+use relay_engine::{EngineResult, IdSource, recovery::DatabaseRepair};
 
 /// A recovery is reported for as long as its dead letters are kept.
 const REPORTED_FOR: TimeDelta = TimeDelta::days(8);

@@ -9,7 +9,7 @@ use relay_store::{
 };
 
 use super::Admin;
-use crate::{EngineError, EngineResult, error::Missing};
+use relay_engine::{EngineError, EngineResult, error::Missing};
 
 /// Workers remove files every 10 s.
 const POLL_EVERY: Duration = Duration::from_secs(1);

@@ -7,7 +7,7 @@ use relay_store::recovery::DatabaseState;
 use relay_stream::Stream;
 
 use super::{Admin, LEASE_SECONDS};
-use crate::{
+use relay_engine::{
     EngineError, EngineResult, IdSource,
     error::Fault,
     recovery::{DatabaseRepair, Margin, Progress, RepairPlan, RepairReport},

@@ -23,7 +23,7 @@ pub use relay_store::admin::{
 use relay_store::{NewWorkspace, NodeFilter, Store};
 use serde_json::Map;
 
-use crate::{
+use relay_engine::{
     EngineError, EngineResult, IdSource,
     error::{BadCredential, Fault, Missing},
     workspaces::usage::{UsageQuery, UsageReport},
@@ -38,6 +38,7 @@ const CONNECTIONS: u32 = 2;
 /// Lease of the worker number for the ids of single rows, in seconds. It expires unused.
 const LEASE_SECONDS: i32 = 60;
 
+/// Access of an operator to one installation.
 pub struct Admin {
     store: Store,
 }
@@ -179,13 +180,13 @@ impl Admin {
     /// # Errors
     /// When the range is too long for its granularity.
     pub async fn usage(&self, scope: WorkspaceScope, query: UsageQuery) -> EngineResult<UsageReport> {
-        crate::workspaces::usage::usage_report(&self.store, scope, query, Utc::now()).await
+        relay_engine::workspaces::usage::usage_report(&self.store, scope, query, Utc::now()).await
     }
 
     /// Lists the nodes of a workspace with their providers.
     pub async fn nodes(&self, scope: WorkspaceScope, limit: i64) -> EngineResult<Vec<RosterNode>> {
         let filter = NodeFilter { limit, ..NodeFilter::default() };
-        Ok(crate::nodes::roster::list_nodes(&self.store, scope, &filter).await?)
+        Ok(relay_engine::nodes::roster::list_nodes(&self.store, scope, &filter).await?)
     }
 
     /// Inspects a mailbox, with up to `limit` of its settlements and newest rows.

@@ -6,7 +6,7 @@ use relay_domain::{
 };
 
 use super::Admin;
-use crate::{EngineError, EngineResult, error::Missing};
+use relay_engine::{EngineError, EngineResult, error::Missing};
 
 impl Admin {
     /// Returns a workspace's plan and its overrides.

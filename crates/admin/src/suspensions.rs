@@ -4,7 +4,7 @@ use relay_domain::{NodeId, WorkspaceScope};
 use relay_store::workspaces::suspensions::NodeWorkload;
 
 use super::Admin;
-use crate::{EngineError, EngineResult, error::Missing};
+use relay_engine::{EngineError, EngineResult, error::Missing};
 
 impl Admin {
     /// Suspends or resumes a workspace. Returns true if that changed its state.
