@@ -345,6 +345,12 @@ pub enum TooLarge {
 }
 
 impl EngineError {
+    /// Storage that has not answered in time.
+    #[must_use]
+    pub const fn storage_timeout(doing: &'static str) -> Self {
+        Self::Unavailable(StoreError::unavailable(doing))
+    }
+
     /// Refuses a request with a text for the client.
     #[must_use]
     pub fn invalid_request(message: impl Into<String>) -> Self {

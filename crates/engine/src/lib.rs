@@ -14,6 +14,7 @@ pub mod files;
 pub mod hints;
 mod id_source;
 pub mod mailboxes;
+pub mod maintenance;
 pub mod messages;
 mod migrations;
 pub mod nodes;
@@ -25,8 +26,8 @@ pub mod search;
 pub mod settings;
 mod start;
 pub mod subscriptions;
+pub mod tick;
 pub mod trace;
-pub mod worker;
 pub mod workspaces;
 
 use std::sync::Arc;
@@ -63,7 +64,7 @@ pub(crate) struct Inner {
     pub(crate) feeds: events::Feeds,
     pub(crate) large_frames: events::LargeFrames,
     pub(crate) cursors: Arc<mailboxes::cursors::CursorMoves>,
-    pub(crate) heartbeats: nodes::providers::Heartbeats,
+    pub(crate) heartbeats: nodes::heartbeats::Heartbeats,
     pub(crate) limits: access::limits::Limits,
     pub(crate) secrets: access::secrets::Secrets,
     pub(crate) files: files::Files,

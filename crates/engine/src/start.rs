@@ -27,7 +27,7 @@ use crate::{
         publisher::{self, Publisher},
     },
     migrations::wait_for_schema,
-    nodes::providers::{self, Heartbeats},
+    nodes::heartbeats::{self, Heartbeats},
     observers::{self, Observers},
     processes::connection_gauges,
     recovery::{self, Recovery},
@@ -124,7 +124,7 @@ impl Engine {
         tasks.spawn("announcer", events::announce(weak(), announcements));
         tasks.spawn("feed-check", events::check_feeds(weak()));
         tasks.spawn("cursor-writer", cursors::run(weak(), Arc::downgrade(&cursors)));
-        tasks.spawn("heartbeat-writer", providers::write_heartbeats(weak()));
+        tasks.spawn("heartbeat-writer", heartbeats::write_heartbeats(weak()));
         tasks.spawn("invocation-writer", actions::run_calls(weak(), new_calls));
         tasks.spawn("outcome-writer", actions::run_outcomes(weak(), outcomes));
         tasks.spawn("dispatch-writer", actions::write_dispatch_notes(weak(), sent_notes));

@@ -6,9 +6,9 @@ use relay_engine::{
     EgressConfig, EngineConfig,
     access::{limits::LimitsConfig, secrets::KeyList},
     files::FilesConfig,
+    maintenance::Retention,
     push::PushConfig,
     settings as check,
-    worker::Retention,
 };
 use relay_runtime::settings::{Settings, Values};
 

@@ -3,15 +3,19 @@
 //! background.
 
 mod config;
+mod loops;
 mod runner;
+mod uptime;
 
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use relay_engine::{Engine, worker::Loops};
+use relay_engine::Engine;
 use relay_runtime::{metrics, settings, shutdown::Shutdown, telemetry};
 use relay_tasks::TaskSet;
 use tokio::sync::OnceCell;
+
+use loops::Loops;
 
 /// Dispatching makes many small allocations per call, which are slow with the system's allocator
 /// (loadtest/RESULTS.md).

@@ -9,11 +9,12 @@ use relay_domain::metric_names as name;
 use relay_engine::{
     Engine,
     push::{PushConfig, PushDispatcher},
-    worker::{Loop, Loops},
 };
 use relay_runtime::telemetry;
 use relay_tasks::TaskSet;
 use tokio_util::sync::CancellationToken;
+
+use crate::loops::{Loop, Loops};
 
 /// Maximum delay before a failed loop is retried; shorter periods are kept.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);

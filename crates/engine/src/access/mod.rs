@@ -5,5 +5,6 @@ pub mod idempotency;
 pub(crate) mod jwt;
 pub mod limits;
 pub mod operators;
+pub(crate) mod reencryption;
 pub mod secrets;
 pub(crate) mod standard_webhooks;

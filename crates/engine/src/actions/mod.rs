@@ -3,6 +3,8 @@
 //! This file defines actions. `call` creates invocations, `outcome` ends them, `dispatch` sends them to sockets,
 //! `retry` is the worker's part. Only Postgres makes an invocation durable; everything else is a hint.
 
+pub mod redispatch;
+pub mod trigger_scans;
 pub mod triggers;
 
 mod call;

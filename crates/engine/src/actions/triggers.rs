@@ -1,4 +1,4 @@
-//! Triggers: messages that invoke actions. The worker (`worker::triggers`) fires them after the commit.
+//! Triggers: messages that invoke actions. The worker (`actions::trigger_scans`) fires them after the commit.
 
 use relay_domain::{
     TriggerId, WorkspaceScope,

@@ -3,6 +3,7 @@
 //! The rows are in Postgres, the bytes in `relay-blobs`. Objects are named by ids only; a file's name is shown and
 //! never used for anything else.
 
+pub mod cleanup;
 mod config;
 mod token;
 mod transfer;

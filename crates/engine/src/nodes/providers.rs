@@ -1,10 +1,6 @@
 //! Providers of nodes on their sockets: registration and takeover, heartbeats, hosting of agents, leaving.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use relay_domain::{
     ActionId, AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope,
@@ -20,7 +16,6 @@ use relay_store::{
     events::RecordedEvents,
     nodes::{
         fence::Fence,
-        heartbeats::Heartbeat,
         hosting::{InventoryConflict, InventoryOutcome, ListedAgent, SessionHandle},
         providers::{NodeIdentity, ProviderClaim, ProviderHolder, ProviderRegistration, RegisterOutcome},
     },
@@ -28,7 +23,7 @@ use relay_store::{
 use relay_stream::{ProbeRequest, Probes};
 
 use crate::{
-    Engine, EngineError, EngineResult, Inner,
+    Engine, EngineError, EngineResult,
     access::authentication::Credential,
     agents::lifecycle::RegisterAgent,
     error::{Conflict, Denial, Missing},
@@ -36,55 +31,8 @@ use crate::{
 
 /// Time that a registration waits for the probe of its incumbent.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time that heartbeats gather before they are written together.
-const HEARTBEATS_EVERY: Duration = Duration::from_secs(1);
 /// Bound of the retries after a lost race.
 const MAX_RACES: usize = 10;
-
-/// Heartbeats that wait to be written: the newest of each provider.
-#[derive(Debug, Default)]
-pub(crate) struct Heartbeats {
-    waiting: Mutex<HashMap<(WorkspaceScope, NodeId, ProviderName), Heartbeat>>,
-}
-
-/// Writes heartbeats until the engine is dropped.
-pub(crate) async fn write_heartbeats(engine: std::sync::Weak<Inner>) {
-    loop {
-        tokio::time::sleep(HEARTBEATS_EVERY).await;
-        let Some(inner) = engine.upgrade() else { return };
-        let beats: Vec<Heartbeat> = {
-            let mut waiting = inner.heartbeats.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            waiting.drain().map(|(_, beat)| beat).collect()
-        };
-        // The next heartbeat makes up for one that is lost while Postgres is unavailable.
-        for some in beats.chunks(1000) {
-            let changed = match inner.store.record_heartbeats(some).await {
-                Ok(changed) => changed,
-                Err(error) => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "failed to record heartbeats");
-                    continue;
-                }
-            };
-            for beat in changed {
-                refresh_capabilities(&inner, beat).await;
-            }
-        }
-    }
-}
-
-/// Stores the capabilities of a heartbeat; placement uses them from now on.
-async fn refresh_capabilities(inner: &Inner, beat: &Heartbeat) {
-    let count = beat.capabilities.as_ref().and_then(serde_json::Value::as_array).map_or(0, Vec::len);
-    let ids: Vec<ActionId> = (0..count).map(|_| ActionId::new(inner.ids.next_id())).collect();
-    let at = chrono::DateTime::from_timestamp_millis(inner.ids.now_ms()).unwrap_or_default();
-    match inner.store.refresh_capabilities(beat, &ids, at).await {
-        Ok(true) => {}
-        Ok(false) => {
-            tracing::info!(node.id = %beat.node_id, "capabilities of a heartbeat refused: another handler has the action name")
-        }
-        Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "failed to refresh capabilities"),
-    }
-}
 
 /// Registration request of a provider's connection.
 #[derive(Debug, Clone)]
@@ -190,15 +138,6 @@ impl Engine {
 
     pub async fn answer_probe(&self, reply: String, proof: ProbeOutcome) {
         self.inner.stream.answer_probe(reply, proof).await;
-    }
-
-    /// Records a heartbeat: written within a second, newest of each provider.
-    pub fn record_heartbeat(&self, beat: Heartbeat) {
-        let mut waiting = self.inner.heartbeats.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (beat.scope, beat.node_id.clone(), beat.provider.clone());
-        let capabilities = waiting.get(&key).and_then(|earlier| earlier.capabilities.clone());
-        let beat = Heartbeat { capabilities: beat.capabilities.or(capabilities), ..beat };
-        waiting.insert(key, beat);
     }
 
     /// Ends a connection. Its agents are offline unless another connection has taken over.

@@ -3,7 +3,7 @@
 //! A worker runs one [`PushDispatcher`]. It claims due mailboxes, serves each with a task of its own, one row at a time
 //! and in order, and releases them when they are idle. Its claims are fenced by its lease, which it renews each second,
 //! and by the mailbox's epoch: when a worker crashes, its lease expires and others take its mailboxes. Hints make it
-//! read at once; the sweep (`worker::push`) finds mailboxes whose hint was lost.
+//! read at once; the sweep (`sweep`) finds mailboxes whose hint was lost.
 
 mod attempt;
 pub mod config;
@@ -14,6 +14,7 @@ mod mailbox;
 mod reader;
 mod recorder;
 mod request;
+pub mod sweep;
 
 use std::{
     collections::HashMap,

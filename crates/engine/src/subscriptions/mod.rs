@@ -1,3 +1,4 @@
 //! Event subscriptions: their definitions.
 
+pub mod calls;
 pub mod definitions;

@@ -12,7 +12,7 @@ const AT_ONCE: i64 = 500;
 
 /// Re-encrypts secrets with the first key; the former keys can be removed when none are left. Returns their number, and
 /// true if more may be left.
-pub(super) async fn reencrypt_step(engine: &Engine) -> EngineResult<(u64, bool)> {
+pub(crate) async fn reencrypt_step(engine: &Engine) -> EngineResult<(u64, bool)> {
     let secrets = &engine.inner.secrets;
     let former = secrets.former_keys();
     if former.is_empty() {

@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use chrono::TimeDelta;
 
-use super::{Retention, TickOutcome};
-use crate::{Engine, EngineResult};
+use crate::{Engine, EngineResult, maintenance::Retention, tick::TickOutcome};
 
 const INDEXED_AT_ONCE: i64 = 500;
 /// While the index is behind, a step is followed by a pause of this many steps: the index takes a quarter of one
@@ -16,7 +15,7 @@ const MAILBOXES_AT_ONCE: i64 = 2000;
 const RECEIPTS_AT_ONCE: i64 = 5000;
 
 /// Adds new messages to the search index.
-pub(super) async fn index_messages(engine: &Engine) -> EngineResult<TickOutcome> {
+pub async fn index_messages(engine: &Engine) -> EngineResult<TickOutcome> {
     let began = Instant::now();
     let done = engine.store().index_messages(engine.now(), INDEXED_AT_ONCE).await?;
     let more = i64::try_from(done.added).is_ok_and(|added| added >= INDEXED_AT_ONCE);
@@ -27,13 +26,13 @@ pub(super) async fn index_messages(engine: &Engine) -> EngineResult<TickOutcome>
 }
 
 /// Moves last-read pointers up to the ack floors.
-pub(super) async fn move_read_pointers(engine: &Engine) -> EngineResult<TickOutcome> {
+pub async fn move_read_pointers(engine: &Engine) -> EngineResult<TickOutcome> {
     let done = engine.store().fold_read_pointers(MAILBOXES_AT_ONCE).await?;
     Ok(TickOutcome { worked: done.worked, more: done.more, lag: None })
 }
 
 /// Writes receipts for the days that retention drops tomorrow.
-pub(super) async fn write_receipts(engine: &Engine, retention: Retention) -> EngineResult<TickOutcome> {
+pub async fn write_receipts(engine: &Engine, retention: Retention) -> EngineResult<TickOutcome> {
     let first_unfolded =
         engine.now().date_naive() - TimeDelta::days(retention.delivery_days.into()) + TimeDelta::days(1);
     let done = engine.store().fold_receipts(first_unfolded, RECEIPTS_AT_ONCE).await?;

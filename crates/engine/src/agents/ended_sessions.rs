@@ -3,14 +3,13 @@
 use relay_domain::{AgentId, WorkspaceScope, mailboxes::dead_letter::DeadLetterReason};
 use relay_store::DeleteCondition;
 
-use super::TickOutcome;
-use crate::{Engine, EngineError, EngineResult, error::Missing};
+use crate::{Engine, EngineError, EngineResult, error::Missing, tick::TickOutcome};
 
 const AT_ONCE: i64 = 100;
 /// Deliveries of one mailbox per step: fewer mean that it is empty.
 const PER_MAILBOX: usize = 500;
 
-pub(super) async fn tick(engine: &Engine) -> EngineResult<TickOutcome> {
+pub async fn settle_ended_sessions(engine: &Engine) -> EngineResult<TickOutcome> {
     let emptied = empty_mailboxes(engine).await?;
     let settled = settle_releases(engine).await?;
     Ok(TickOutcome { worked: emptied.worked + settled.worked, more: emptied.more || settled.more, lag: None })

@@ -16,12 +16,12 @@ use relay_store::{
     events::RecordedEvents,
 };
 
-use super::TickOutcome;
 use crate::{
     Engine, EngineError, EngineResult,
     actions::triggers::Pattern,
     error::{Conflict, Fault, Limit, Missing},
     events::message_events,
+    tick::TickOutcome,
 };
 
 const WORKSPACES_AT_ONCE: i64 = 16;
@@ -71,7 +71,7 @@ struct ScanOutcome {
 
 /// Scans the new events of some workspaces. A failure in one does not affect the others: its claim expires, and then it
 /// is scanned again.
-pub(super) async fn tick(engine: &Engine) -> EngineResult<TickOutcome> {
+pub async fn scan_triggers(engine: &Engine) -> EngineResult<TickOutcome> {
     let claimed = engine.store().claim_trigger_scans(WORKSPACES_AT_ONCE, CLAIM_SECONDS).await?;
     let mut done = TickOutcome::default();
     for part in claimed {

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::TickOutcome;
-use crate::{Engine, EngineResult};
+use crate::{Engine, EngineResult, tick::TickOutcome};
 
 /// Time from the deletion or expiry of a workspace to its erasure. JetStream has nothing of it by then: it keeps 70
 /// minutes.
@@ -13,7 +12,7 @@ const ROWS_PER_TICK: u64 = 20_000;
 
 /// Erases a step of the workspace that ended first. A large one continues with the next tick; small ones follow at
 /// once, so that many short-lived workspaces do not pile up.
-pub(super) async fn tick(engine: &Engine) -> EngineResult<TickOutcome> {
+pub async fn erase_due_workspaces(engine: &Engine) -> EngineResult<TickOutcome> {
     let store = engine.store();
     let Some(ended) = store.find_ended_workspace(ENDED_FOR).await? else { return Ok(TickOutcome::default()) };
     let workspace = ended.scope.workspace_id();

@@ -1,10 +1,9 @@
 //! Open invocations without progress.
 
-use super::TickOutcome;
-use crate::{Engine, EngineResult};
+use crate::{Engine, EngineResult, tick::TickOutcome};
 
 /// Takes back invocations of lost nodes, fails hopeless ones, and places waiting ones.
-pub(super) async fn tick(engine: &Engine) -> EngineResult<TickOutcome> {
+pub async fn redispatch_lost_invocations(engine: &Engine) -> EngineResult<TickOutcome> {
     let (worked, more) = engine.process_open_invocations().await?;
     Ok(TickOutcome { worked, more, lag: None })
 }

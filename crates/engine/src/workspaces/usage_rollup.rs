@@ -1,13 +1,12 @@
 //! Aggregation of the usage of workspaces.
 
-use super::TickOutcome;
-use crate::{Engine, EngineResult};
+use crate::{Engine, EngineResult, tick::TickOutcome};
 
 const WORKSPACES_AT_ONCE: i64 = 500;
 
 /// Runs one step of the round over all workspaces, once a minute is over. It lags when a minute stays uncounted for
 /// longer.
-pub(super) async fn tick(engine: &Engine) -> EngineResult<TickOutcome> {
+pub async fn roll_up_usage(engine: &Engine) -> EngineResult<TickOutcome> {
     let done = engine.store().roll_up_usage(engine.now(), WORKSPACES_AT_ONCE).await?;
     let lag = done.behind.map(|behind| (behind - chrono::TimeDelta::minutes(1)).to_std().unwrap_or_default());
     Ok(TickOutcome { worked: done.workspaces, more: done.more, lag })

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use super::TickOutcome;
-use crate::{Engine, EngineResult};
+use crate::{Engine, EngineResult, tick::TickOutcome};
 
 /// Runs one step over the mailboxes of http_push nodes. Its lag is the longest wait of a due mailbox for a worker.
-pub(super) async fn sweep(engine: &Engine) -> EngineResult<TickOutcome> {
+pub async fn sweep_mailboxes(engine: &Engine) -> EngineResult<TickOutcome> {
     let swept = engine.store().sweep_push_mailboxes().await?;
     if swept.released > 0 {
         tracing::info!(mailboxes = swept.released, "mailboxes were released from an expired worker");

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 use relay_domain::metric_names;
 use tracing::Instrument as _;
 
-use super::TickOutcome;
-use crate::{Engine, EngineResult, trace};
+use crate::{Engine, EngineResult, tick::TickOutcome, trace};
 
 /// A gateway publishes its batches within milliseconds. After this long it will not.
 const OVERDUE_AFTER: Duration = Duration::from_secs(2);
@@ -16,7 +15,7 @@ const CLAIM_DURATION: Duration = Duration::from_secs(10);
 const MAX_PER_TICK: i64 = 32;
 
 /// Publishes and marks overdue batches. Publishing twice is harmless: JetStream and sessions drop repeated frames.
-pub(super) async fn tick(engine: &Engine) -> EngineResult<TickOutcome> {
+pub async fn relay_unpublished_batches(engine: &Engine) -> EngineResult<TickOutcome> {
     let lag = engine.store().outbox_lag().await?;
     #[expect(clippy::cast_precision_loss, reason = "counted up to 10 000")]
     metrics::gauge!(metric_names::OUTBOX_PENDING).set(lag.pending as f64);

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use relay_blobs::BlobKey;
 
-use super::TickOutcome;
-use crate::{Engine, EngineResult, files::ABANDONED_AFTER};
+use crate::{Engine, EngineResult, files::ABANDONED_AFTER, tick::TickOutcome};
 
 const PER_TICK: i64 = 100;
 /// A claimed object whose removal failed is due again after this long.
@@ -13,7 +12,7 @@ const CLAIM_DURATION: Duration = Duration::from_secs(5 * 60);
 
 /// Gives up files that were not completed in time, then removes due objects. An object's row is removed after the
 /// object: a crash in between leaves it to the next claim.
-pub(super) async fn tick(engine: &Engine) -> EngineResult<TickOutcome> {
+pub async fn remove_unneeded_objects(engine: &Engine) -> EngineResult<TickOutcome> {
     let store = engine.store();
     let given_up = store.expire_pending_files(ABANDONED_AFTER, PER_TICK).await?;
     let due = store.claim_due_objects(CLAIM_DURATION, PER_TICK).await?;

@@ -1,41 +1,33 @@
-//! Loops of the worker. Each tick is idempotent: it reads rows, does a bounded amount of work and returns true if more
+//! Loops of the worker: which use case of the engine runs when. Each tick is idempotent: it reads rows, does a bounded amount of work and returns true if more
 //! is due. Any number of workers may run the same loops at once, and any of them may crash at any line.
 //!
-//! `services/worker` calls each loop on its period.
-
-mod connections;
-mod erasure;
-mod expiry;
-mod files;
-mod housekeeping;
-mod invocations;
-mod outbox_relay;
-mod push;
-mod read_models;
-mod redrives;
-mod reencryption;
-mod sessions;
-mod subscriptions;
-mod triggers;
-mod uptime;
-mod usage;
+//! `runner` calls each loop on its period.
 
 use std::{
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use relay_store::StoreError;
+use relay_engine::{
+    Engine, EngineError, EngineResult, actions, agents, files,
+    mailboxes::{self, expiry::expire_due_deliveries},
+    maintenance::{self, Retention},
+    messages::{outbox_relay::relay_unpublished_batches, read_models},
+    nodes::silence,
+    push::sweep::sweep_mailboxes,
+    recovery::Readiness,
+    subscriptions::calls::SubscriptionCalls,
+    tick::TickOutcome,
+    workspaces,
+};
 
-use crate::{Engine, EngineError, EngineResult, recovery::Readiness};
-
-use uptime::Uptime;
+use crate::uptime::Uptime;
 
 /// A tick does a bounded amount of work; a longer one waits for a response that will not come.
 const TICK_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Loop {
+pub(crate) enum Loop {
     /// Publishes commit batches that their gateway did not.
     OutboxRelay,
     /// Dead-letters deliveries whose time is up.
@@ -79,7 +71,7 @@ pub enum Loop {
 }
 
 impl Loop {
-    pub const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 20] = [
         Self::OutboxRelay,
         Self::Expiry,
         Self::Liveness,
@@ -104,7 +96,7 @@ impl Loop {
 
     /// Name in logs and metrics.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::OutboxRelay => "outbox_relay",
             Self::Expiry => "expiry",
@@ -131,7 +123,7 @@ impl Loop {
 
     /// Pause after a tick that left nothing due.
     #[must_use]
-    pub const fn period(self) -> Duration {
+    pub(crate) const fn period(self) -> Duration {
         match self {
             Self::OutboxRelay | Self::Invocations => Duration::from_millis(500),
             Self::Expiry | Self::ExpiredGateways | Self::PushSweep | Self::Sessions => Duration::from_secs(1),
@@ -146,61 +138,26 @@ impl Loop {
     }
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TickOutcome {
-    /// Number of processed items.
-    pub worked: u64,
-    /// True if more is due right now.
-    pub more: bool,
-    /// Age of the oldest due item, where known; otherwise the delay of the tick counts.
-    pub lag: Option<Duration>,
-}
-
-/// Retention of rows. Lowering a value frees disk space at the next tick and cannot be undone.
-#[derive(Debug, Clone, Copy)]
-pub struct Retention {
-    /// Days of deliveries and ack log, not counting today. At least 8: the longest TTL is 6 days, and every expired row
-    /// must become a dead letter before it is dropped.
-    pub delivery_days: u32,
-    /// Days of messages, not counting today. At least as many as of deliveries, which refer to them.
-    pub message_days: u32,
-    /// Days of the event log, not counting today.
-    pub event_days: u32,
-    /// Bound of each workspace's event log.
-    pub workspace_events: u32,
-}
-
-impl Retention {
-    /// Minimum retention of deliveries, in days.
-    pub const LEAST_DAYS: u32 = 8;
-}
-
-impl Default for Retention {
-    fn default() -> Self {
-        Self { delivery_days: Self::LEAST_DAYS, message_days: 90, event_days: 7, workspace_events: 1_000_000 }
-    }
-}
-
-pub struct Loops {
+pub(crate) struct Loops {
     engine: Engine,
     retention: Retention,
     uptime: Mutex<Uptime>,
-    subscriptions: subscriptions::Subscriptions,
+    subscriptions: SubscriptionCalls,
 }
 
 impl Loops {
     /// Creates the loops. Retention below the minimum is raised to it.
     #[must_use]
-    pub fn new(engine: Engine, retention: Retention) -> Self {
+    pub(crate) fn new(engine: Engine, retention: Retention) -> Self {
         let delivery_days = retention.delivery_days.max(Retention::LEAST_DAYS);
         let message_days = retention.message_days.max(delivery_days);
         let uptime = Mutex::new(Uptime::default());
-        let subscriptions = subscriptions::Subscriptions::new();
+        let subscriptions = SubscriptionCalls::default();
         Self { engine, retention: Retention { delivery_days, message_days, ..retention }, uptime, subscriptions }
     }
 
     /// Ends the tasks that ticks have started. Call once, after the last tick.
-    pub async fn drain(&self) {
+    pub(crate) async fn drain(&self) {
         self.subscriptions.drain().await;
     }
 
@@ -209,40 +166,40 @@ impl Loops {
     /// # Errors
     /// When Postgres or NATS is unavailable or a transaction lost a race. Nothing is half done: tick again.
     #[tracing::instrument(name = "worker.loop.tick", level = "debug", skip_all, fields(loop.name = which.name()))]
-    pub async fn tick(&self, which: Loop) -> EngineResult<TickOutcome> {
+    pub(crate) async fn tick(&self, which: Loop) -> EngineResult<TickOutcome> {
         // The rows of a restored database may be outdated until the repair.
         if matches!(self.engine.readiness(), Readiness::Closed(_)) {
             return Ok(TickOutcome::default());
         }
         let work = async {
             match which {
-                Loop::OutboxRelay => outbox_relay::tick(&self.engine).await,
-                Loop::Expiry => expiry::tick(&self.engine).await,
-                Loop::Liveness => connections::disconnect_silent(&self.engine, self.storage_up_for()).await,
-                Loop::Presence => connections::mark_silent_offline(&self.engine, self.storage_up_for()).await,
-                Loop::Files => files::tick(&self.engine).await,
-                Loop::Invocations => invocations::tick(&self.engine).await,
+                Loop::OutboxRelay => relay_unpublished_batches(&self.engine).await,
+                Loop::Expiry => expire_due_deliveries(&self.engine).await,
+                Loop::Liveness => silence::disconnect_silent(&self.engine, self.storage_up_for()).await,
+                Loop::Presence => silence::mark_silent_offline(&self.engine, self.storage_up_for()).await,
+                Loop::Files => files::cleanup::remove_unneeded_objects(&self.engine).await,
+                Loop::Invocations => actions::redispatch::redispatch_lost_invocations(&self.engine).await,
                 Loop::ExpiredGateways => {
-                    connections::disconnect_expired_gateways(&self.engine, self.storage_up_for()).await
+                    silence::disconnect_expired_gateways(&self.engine, self.storage_up_for()).await
                 }
-                Loop::Partitions => housekeeping::maintain_partitions(&self.engine, self.retention).await,
-                Loop::Compaction => housekeeping::compact_settlements(&self.engine).await,
-                Loop::Pruning => housekeeping::prune_rows(&self.engine, self.retention).await,
+                Loop::Partitions => maintenance::maintain_partitions(&self.engine, self.retention).await,
+                Loop::Compaction => maintenance::compact_settlements(&self.engine).await,
+                Loop::Pruning => maintenance::prune_rows(&self.engine, self.retention).await,
                 Loop::SearchIndex => read_models::index_messages(&self.engine).await,
                 Loop::ReadPointers => read_models::move_read_pointers(&self.engine).await,
                 Loop::ReadReceipts => read_models::write_receipts(&self.engine, self.retention).await,
-                Loop::Redrives => redrives::tick(&self.engine).await,
-                Loop::Subscriptions => self.subscriptions.tick(&self.engine).await,
-                Loop::PushSweep => push::sweep(&self.engine).await,
-                Loop::Triggers => triggers::tick(&self.engine).await,
-                Loop::Sessions => sessions::tick(&self.engine).await,
-                Loop::Usage => usage::tick(&self.engine).await,
-                Loop::Erasing => erasure::tick(&self.engine).await,
+                Loop::Redrives => mailboxes::redrives::step_redrives(&self.engine).await,
+                Loop::Subscriptions => self.subscriptions.serve_due(&self.engine).await,
+                Loop::PushSweep => sweep_mailboxes(&self.engine).await,
+                Loop::Triggers => actions::trigger_scans::scan_triggers(&self.engine).await,
+                Loop::Sessions => agents::ended_sessions::settle_ended_sessions(&self.engine).await,
+                Loop::Usage => workspaces::usage_rollup::roll_up_usage(&self.engine).await,
+                Loop::Erasing => workspaces::erasure::erase_due_workspaces(&self.engine).await,
             }
         };
         // A connection that broke without notice must not end the loop.
         let done = tokio::time::timeout(TICK_TIMEOUT, work).await;
-        let done = done.unwrap_or_else(|_| Err(StoreError::unavailable("ticking").into()));
+        let done = done.unwrap_or_else(|_| Err(EngineError::storage_timeout("ticking")));
         let mut uptime = self.uptime.lock().unwrap_or_else(PoisonError::into_inner);
         match &done {
             Err(EngineError::Unavailable(_)) => uptime.record_down(),
@@ -254,7 +211,7 @@ impl Loops {
 
     /// True if Postgres answered this worker within the last seconds.
     #[must_use]
-    pub fn storage_is_up(&self) -> bool {
+    pub(crate) fn storage_is_up(&self) -> bool {
         self.uptime.lock().unwrap_or_else(PoisonError::into_inner).is_up(Instant::now())
     }
 
@@ -268,8 +225,8 @@ impl Loops {
 mod tests {
     use super::Loop;
 
-    const RUNBOOK: &str = include_str!("../../../../docs/operations/runbooks/loop-stalled.md");
-    const METRICS: &str = include_str!("../../../../docs/metrics.md");
+    const RUNBOOK: &str = include_str!("../../../docs/operations/runbooks/loop-stalled.md");
+    const METRICS: &str = include_str!("../../../docs/metrics.md");
 
     #[test]
     fn every_loop_is_documented() {

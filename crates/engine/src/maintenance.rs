@@ -6,8 +6,32 @@ use chrono::TimeDelta;
 use relay_domain::workspaces::rate_limit::WINDOW_SECONDS;
 use relay_store::maintenance::partitions::DailyTable;
 
-use super::{Retention, TickOutcome, reencryption};
-use crate::{Engine, EngineResult};
+use crate::{Engine, EngineResult, access::reencryption, tick::TickOutcome};
+
+/// Retention of rows. Lowering a value frees disk space at the next tick and cannot be undone.
+#[derive(Debug, Clone, Copy)]
+pub struct Retention {
+    /// Days of deliveries and ack log, not counting today. At least 8: the longest TTL is 6 days, and every expired row
+    /// must become a dead letter before it is dropped.
+    pub delivery_days: u32,
+    /// Days of messages, not counting today. At least as many as of deliveries, which refer to them.
+    pub message_days: u32,
+    /// Days of the event log, not counting today.
+    pub event_days: u32,
+    /// Bound of each workspace's event log.
+    pub workspace_events: u32,
+}
+
+impl Retention {
+    /// Minimum retention of deliveries, in days.
+    pub const LEAST_DAYS: u32 = 8;
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self { delivery_days: Self::LEAST_DAYS, message_days: 90, event_days: 7, workspace_events: 1_000_000 }
+    }
+}
 
 /// Partitions are created this many days ahead, so that workers may be down for a week.
 const DAYS_AHEAD: i32 = 7;
@@ -49,7 +73,7 @@ fn edits_kept(retention: Retention) -> Duration {
 }
 
 /// Creates partitions ahead of time, then drops those past their retention.
-pub(super) async fn maintain_partitions(engine: &Engine, retention: Retention) -> EngineResult<TickOutcome> {
+pub async fn maintain_partitions(engine: &Engine, retention: Retention) -> EngineResult<TickOutcome> {
     let store = engine.store();
     let made = store.ensure_partitions(DAYS_AHEAD).await?;
     let today = engine.now().date_naive();
@@ -75,13 +99,13 @@ pub(super) async fn maintain_partitions(engine: &Engine, retention: Retention) -
 }
 
 /// Runs one step over the settlements.
-pub(super) async fn compact_settlements(engine: &Engine) -> EngineResult<TickOutcome> {
+pub async fn compact_settlements(engine: &Engine) -> EngineResult<TickOutcome> {
     let done = engine.store().compact_settlements(COMPACTION_PAGE).await?;
     Ok(TickOutcome { worked: done.removed + done.extended, more: done.more, lag: None })
 }
 
 /// Removes old rows, and re-encrypts secrets of former keys.
-pub(super) async fn prune_rows(engine: &Engine, retention: Retention) -> EngineResult<TickOutcome> {
+pub async fn prune_rows(engine: &Engine, retention: Retention) -> EngineResult<TickOutcome> {
     let store = engine.store();
     let keys = store.prune_idempotency_keys(IDEMPOTENCY_KEYS_KEPT, PRUNED_AT_ONCE).await?;
     let batches = store.prune_outbox(PUBLISHED_BATCHES_KEPT, PRUNED_AT_ONCE).await?;

@@ -6,13 +6,12 @@ use relay_store::{
     mailboxes::expiry::{DeadLetteredDelivery, ExpiryPass},
 };
 
-use super::TickOutcome;
-use crate::{Engine, EngineResult};
+use crate::{Engine, EngineResult, tick::TickOutcome};
 
 const DELETED_AT_ONCE: i64 = 100;
 
 /// Runs one step of each pass, then dead-letters the deliveries of deleted agents.
-pub(super) async fn tick(engine: &Engine) -> EngineResult<TickOutcome> {
+pub async fn expire_due_deliveries(engine: &Engine) -> EngineResult<TickOutcome> {
     let mut ticked = TickOutcome::default();
     for pass in [ExpiryPass::First, ExpiryPass::Second] {
         let expired = engine.store().expire_step(pass, engine.now()).await?;

@@ -15,8 +15,7 @@ use relay_tasks::isolate;
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::TickOutcome;
-use crate::{Engine, EngineResult};
+use crate::{Engine, EngineResult, tick::TickOutcome};
 
 /// Subscriptions served at once by one worker.
 const SLOTS: usize = 64;
@@ -31,7 +30,7 @@ const WATCH_EVERY: Duration = Duration::from_secs(120);
 const WATCHED_AT_ONCE: i64 = 1000;
 
 /// Subscriptions that this worker serves.
-pub(super) struct Subscriptions {
+pub struct SubscriptionCalls {
     owner: String,
     slots: Arc<Semaphore>,
     failing_slots: Arc<Semaphore>,
@@ -40,8 +39,8 @@ pub(super) struct Subscriptions {
     watched_at: Mutex<Option<Instant>>,
 }
 
-impl Subscriptions {
-    pub(super) fn new() -> Self {
+impl Default for SubscriptionCalls {
+    fn default() -> Self {
         Self {
             owner: format!("{}-{:08x}", std::process::id(), fastrand::u32(..)),
             slots: Arc::new(Semaphore::new(SLOTS)),
@@ -51,9 +50,11 @@ impl Subscriptions {
             watched_at: Mutex::default(),
         }
     }
+}
 
+impl SubscriptionCalls {
     /// Claims due subscriptions, as many as there are free slots, and serves them.
-    pub(super) async fn tick(&self, engine: &Engine) -> EngineResult<TickOutcome> {
+    pub async fn serve_due(&self, engine: &Engine) -> EngineResult<TickOutcome> {
         self.watch(engine).await?;
         let lag = Duration::from_secs_f64(engine.store().subscription_lag().await?);
         let mut ticked = TickOutcome { lag: Some(lag), ..TickOutcome::default() };
@@ -89,7 +90,7 @@ impl Subscriptions {
     }
 
     /// Lets calls in progress finish, and releases the subscriptions.
-    pub(super) async fn drain(&self) {
+    pub async fn drain(&self) {
         self.stop.cancel();
         self.serving.close();
         self.serving.wait().await;

@@ -5,8 +5,7 @@ use std::time::Duration;
 use relay_domain::agents::LIVENESS_TTL;
 use relay_store::nodes::liveness::DisconnectOutcome;
 
-use super::TickOutcome;
-use crate::{Engine, EngineResult};
+use crate::{Engine, EngineResult, tick::TickOutcome};
 
 /// A provider without a heartbeat for this long is disconnected. Direct clients send one each 30 s.
 const PROVIDER_TTL: Duration = Duration::from_secs(45);
@@ -22,7 +21,7 @@ const MAX_PER_TICK: i64 = 500;
 const MAX_AGENTS_PER_TICK: i64 = 2000;
 
 /// Disconnects silent providers. Postgres must have been up for a whole TTL: before that, silence proves nothing.
-pub(super) async fn disconnect_silent(engine: &Engine, storage_up_for: Duration) -> EngineResult<TickOutcome> {
+pub async fn disconnect_silent(engine: &Engine, storage_up_for: Duration) -> EngineResult<TickOutcome> {
     if storage_up_for < PROVIDER_TTL {
         engine.check_storage().await?;
         return Ok(TickOutcome::default());
@@ -33,7 +32,7 @@ pub(super) async fn disconnect_silent(engine: &Engine, storage_up_for: Duration)
 
 /// Marks agents offline that were silent for too long (docs/protocol/rest.md, "Agents"). Postgres must have been up for
 /// all that time.
-pub(super) async fn mark_silent_offline(engine: &Engine, storage_up_for: Duration) -> EngineResult<TickOutcome> {
+pub async fn mark_silent_offline(engine: &Engine, storage_up_for: Duration) -> EngineResult<TickOutcome> {
     if storage_up_for < LIVENESS_TTL {
         engine.check_storage().await?;
         return Ok(TickOutcome::default());
@@ -44,10 +43,7 @@ pub(super) async fn mark_silent_offline(engine: &Engine, storage_up_for: Duratio
 }
 
 /// Disconnects the providers of gateways with an expired lease, and removes old gateway rows.
-pub(super) async fn disconnect_expired_gateways(
-    engine: &Engine,
-    storage_up_for: Duration,
-) -> EngineResult<TickOutcome> {
+pub async fn disconnect_expired_gateways(engine: &Engine, storage_up_for: Duration) -> EngineResult<TickOutcome> {
     if storage_up_for < GATEWAY_MIN_UPTIME {
         engine.check_storage().await?;
         return Ok(TickOutcome::default());

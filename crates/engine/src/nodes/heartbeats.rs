@@ -1,0 +1,181 @@
+//! Heartbeats of providers, gathered and written together.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use relay_domain::{ActionId, NodeId, ProviderName, WorkspaceScope};
+use relay_store::{StoreError, nodes::heartbeats::Heartbeat};
+
+use crate::{Engine, Inner};
+
+/// Time that heartbeats gather before they are written together.
+const HEARTBEATS_EVERY: Duration = Duration::from_secs(1);
+
+/// Provider of a node.
+type ProviderKey = (WorkspaceScope, NodeId, ProviderName);
+
+/// Heartbeats that wait to be written: the newest of each provider.
+#[derive(Debug, Default)]
+pub(crate) struct Heartbeats {
+    waiting: Mutex<HashMap<ProviderKey, Heartbeat>>,
+}
+
+impl Heartbeats {
+    fn add(&self, beat: Heartbeat) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        match waiting.entry(key_of(&beat)) {
+            Entry::Occupied(mut earlier) => {
+                let merged = merge(earlier.get().clone(), beat);
+                earlier.insert(merged);
+            }
+            Entry::Vacant(place) => _ = place.insert(beat),
+        }
+    }
+
+    /// Returns heartbeats that could not be written. Clients send capabilities only when they change, so that the next
+    /// heartbeat would not make up for them.
+    fn restore(&self, beats: &[Heartbeat]) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        for beat in beats {
+            match waiting.entry(key_of(beat)) {
+                Entry::Occupied(mut later) => {
+                    let merged = merge(beat.clone(), later.get().clone());
+                    later.insert(merged);
+                }
+                Entry::Vacant(place) => _ = place.insert(beat.clone()),
+            }
+        }
+    }
+
+    fn drain(&self) -> Vec<Heartbeat> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.drain().map(|(_, beat)| beat).collect()
+    }
+}
+
+fn key_of(beat: &Heartbeat) -> ProviderKey {
+    (beat.scope, beat.node_id.clone(), beat.provider.clone())
+}
+
+/// Keeps of the earlier heartbeat what the later one leaves out, unless another connection has come between.
+fn merge(earlier: Heartbeat, later: Heartbeat) -> Heartbeat {
+    if earlier.epoch != later.epoch {
+        return if earlier.epoch > later.epoch { earlier } else { later };
+    }
+    Heartbeat {
+        capabilities: later.capabilities.or(earlier.capabilities),
+        max_agents: later.max_agents.or(earlier.max_agents),
+        version: later.version.or(earlier.version),
+        ..later
+    }
+}
+
+/// Writes heartbeats until the engine is dropped.
+pub(crate) async fn write_heartbeats(engine: std::sync::Weak<Inner>) {
+    // Recorded changes of capabilities that placement does not use yet; the newest of each provider.
+    let mut changed: HashMap<ProviderKey, Heartbeat> = HashMap::new();
+    loop {
+        tokio::time::sleep(HEARTBEATS_EVERY).await;
+        let Some(inner) = engine.upgrade() else { return };
+        for some in inner.heartbeats.drain().chunks(1000) {
+            match inner.store.record_heartbeats(some).await {
+                Ok(newly) => changed.extend(newly.into_iter().map(|beat| (key_of(beat), beat.clone()))),
+                Err(error) => {
+                    tracing::debug!(
+                        error = &error as &dyn std::error::Error,
+                        "failed to record heartbeats, will retry"
+                    );
+                    inner.heartbeats.restore(some);
+                }
+            }
+        }
+        let mut failed = HashMap::new();
+        for (key, beat) in changed.drain() {
+            if let Err(error) = refresh_capabilities(&inner, &beat).await {
+                tracing::debug!(error = &error as &dyn std::error::Error, "failed to refresh capabilities, will retry");
+                failed.insert(key, beat);
+            }
+        }
+        changed = failed;
+    }
+}
+
+/// Stores the capabilities of a heartbeat; placement uses them from now on.
+///
+/// # Errors
+/// When a repetition may succeed.
+async fn refresh_capabilities(inner: &Inner, beat: &Heartbeat) -> Result<(), StoreError> {
+    let count = beat.capabilities.as_ref().and_then(serde_json::Value::as_array).map_or(0, Vec::len);
+    let ids: Vec<ActionId> = (0..count).map(|_| ActionId::new(inner.ids.next_id())).collect();
+    let at = chrono::DateTime::from_timestamp_millis(inner.ids.now_ms()).unwrap_or_default();
+    match inner.store.refresh_capabilities(beat, &ids, at).await {
+        Ok(true) => Ok(()),
+        Ok(false) => {
+            tracing::info!(node.id = %beat.node_id, "capabilities of a heartbeat refused: another handler has the action name");
+            Ok(())
+        }
+        Err(error @ (StoreError::Refused { .. } | StoreError::Corrupt { .. })) => {
+            tracing::warn!(node.id = %beat.node_id, error = &error as &dyn std::error::Error, "capabilities of a heartbeat not stored");
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+impl Engine {
+    /// Records a heartbeat: written within a second, newest of each provider.
+    pub fn record_heartbeat(&self, beat: Heartbeat) {
+        self.inner.heartbeats.add(beat);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use relay_domain::WorkspaceId;
+    use serde_json::json;
+
+    use super::*;
+
+    fn beat(epoch: i64, load: f64, capabilities: Option<&str>) -> Heartbeat {
+        Heartbeat {
+            scope: WorkspaceScope::from_engine_row(WorkspaceId::new(7)),
+            node_id: NodeId::new("n"),
+            provider: ProviderName::new("p"),
+            epoch,
+            load,
+            load_measured: true,
+            active_agents: 0,
+            handlers_live: true,
+            max_agents: None,
+            version: None,
+            capabilities: capabilities.map(|name| json!([{ "name": name }])),
+        }
+    }
+
+    fn written(beats: &Heartbeats) -> Vec<(i64, f64, Option<String>)> {
+        let name = |beat: &Heartbeat| beat.capabilities.as_ref().map(|list| list[0]["name"].to_string());
+        beats.drain().iter().map(|beat| (beat.epoch, beat.load, name(beat))).collect()
+    }
+
+    #[test]
+    fn capabilities_survive_later_heartbeats_and_failed_writes() {
+        let beats = Heartbeats::default();
+        beats.add(beat(1, 0.1, Some("build")));
+        beats.add(beat(1, 0.2, None));
+        let unwritten = beats.drain();
+        beats.add(beat(1, 0.3, None));
+        beats.restore(&unwritten);
+        assert_eq!(written(&beats), [(1, 0.3, Some("\"build\"".to_owned()))]);
+    }
+
+    #[test]
+    fn a_heartbeat_of_an_older_connection_adds_nothing() {
+        let beats = Heartbeats::default();
+        beats.add(beat(2, 0.2, None));
+        beats.restore(&[beat(1, 0.1, Some("build"))]);
+        assert_eq!(written(&beats), [(2, 0.2, None)]);
+    }
+}
