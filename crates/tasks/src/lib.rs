@@ -89,7 +89,8 @@ pub async fn isolate<T>(kind: &'static str, part: impl Future<Output = T>) -> Op
     output.ok()
 }
 
-fn count_panic(task: &'static str) {
+/// Counts a panic that was caught where its request, connection, mailbox or endpoint is known.
+pub fn count_panic(task: &'static str) {
     metrics::counter!(TASK_PANICS, "task" => task).increment(1);
     tracing::error!(task.name = task, "task panicked");
 }

@@ -143,6 +143,7 @@ fn request_id(request: &Request) -> HeaderValue {
 /// Converts a panic in a handler to a 500 of that request.
 pub fn panic_response(panic: Box<dyn Any + Send + 'static>) -> Response {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    relay_tasks::count_panic("request");
     tracing::error!(panic = text.unwrap_or("unknown"), "handler panicked");
     ApiError::internal().into_response()
 }

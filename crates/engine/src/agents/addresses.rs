@@ -17,9 +17,9 @@ impl Engine {
     /// node or the id of the machine.
     ///
     /// # Errors
-    /// As for posting; [`EngineError::Invalid(InvalidInput::Address)`], [`EngineError::NotFound(Missing::Address)`],
-    /// [`EngineError::Invalid(InvalidInput::AmbiguousAddress)`] when the machine names one node and the machine id of others.
-    /// [`EngineError::Invalid(InvalidInput::AmbiguousAddress)`] when the word names one node and the machine of others.
+    /// As for posting; [`InvalidInput::Address`], [`Missing::Address`],
+    /// [`InvalidInput::AmbiguousAddress`] when the machine names one node and the machine id of others.
+    /// [`InvalidInput::AmbiguousAddress`] when the word names one node and the machine of others.
     pub async fn send_to_address(
         &self,
         caller: &AgentCaller,

@@ -35,11 +35,11 @@ impl Heartbeats {
         }
     }
 
-    /// Returns heartbeats that could not be written. Clients send capabilities only when they change, so that the next
-    /// heartbeat would not make up for them.
+    /// Returns those of the unwritten heartbeats whose content no later one repeats: clients send capabilities and limits
+    /// only when they change.
     fn restore(&self, beats: &[Heartbeat]) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        for beat in beats {
+        for beat in beats.iter().filter(|beat| beat.capabilities.is_some() || beat.max_agents.is_some()) {
             match waiting.entry(key_of(beat)) {
                 Entry::Occupied(mut later) => {
                     let merged = merge(beat.clone(), later.get().clone());
@@ -81,16 +81,7 @@ pub(crate) async fn write_heartbeats(engine: std::sync::Weak<Inner>) {
         tokio::time::sleep(HEARTBEATS_EVERY).await;
         let Some(inner) = engine.upgrade() else { return };
         for some in inner.heartbeats.drain().chunks(1000) {
-            match inner.store.record_heartbeats(some).await {
-                Ok(newly) => changed.extend(newly.into_iter().map(|beat| (key_of(beat), beat.clone()))),
-                Err(error) => {
-                    tracing::debug!(
-                        error = &error as &dyn std::error::Error,
-                        "failed to record heartbeats, will retry"
-                    );
-                    inner.heartbeats.restore(some);
-                }
-            }
+            record(&inner, some, &mut changed).await;
         }
         let mut failed = HashMap::new();
         for (key, beat) in changed.drain() {
@@ -101,6 +92,32 @@ pub(crate) async fn write_heartbeats(engine: std::sync::Weak<Inner>) {
         }
         changed = failed;
     }
+}
+
+/// Records heartbeats, and adds those with changed capabilities to `changed`.
+async fn record(inner: &Inner, beats: &[Heartbeat], changed: &mut HashMap<ProviderKey, Heartbeat>) {
+    match inner.store.record_heartbeats(beats).await {
+        Ok(newly) => changed.extend(newly.into_iter().map(|beat| (key_of(beat), beat.clone()))),
+        Err(error) if !is_permanent(&error) => {
+            tracing::debug!(error = &error as &dyn std::error::Error, "failed to record heartbeats, will retry");
+            inner.heartbeats.restore(beats);
+        }
+        // One of them is at fault: written alone, it delays no other.
+        Err(_) if beats.len() > 1 => {
+            for one in beats.chunks(1) {
+                Box::pin(record(inner, one, changed)).await;
+            }
+        }
+        Err(error) => {
+            let nodes: Vec<_> = beats.iter().map(|beat| beat.node_id.as_str()).collect();
+            tracing::warn!(node.id = ?nodes, error = &error as &dyn std::error::Error, "heartbeat refused by storage");
+        }
+    }
+}
+
+/// Returns whether a repetition would fail as well.
+const fn is_permanent(error: &StoreError) -> bool {
+    matches!(error, StoreError::Refused { .. } | StoreError::Corrupt { .. })
 }
 
 /// Stores the capabilities of a heartbeat; placement uses them from now on.
@@ -117,7 +134,7 @@ async fn refresh_capabilities(inner: &Inner, beat: &Heartbeat) -> Result<(), Sto
             tracing::info!(node.id = %beat.node_id, "capabilities of a heartbeat refused: another handler has the action name");
             Ok(())
         }
-        Err(error @ (StoreError::Refused { .. } | StoreError::Corrupt { .. })) => {
+        Err(error) if is_permanent(&error) => {
             tracing::warn!(node.id = %beat.node_id, error = &error as &dyn std::error::Error, "capabilities of a heartbeat not stored");
             Ok(())
         }

@@ -60,8 +60,8 @@ impl Engine {
     /// A superseded connection gets a hint, and notices its old epoch at the latest.
     ///
     /// # Errors
-    /// [`EngineError::Conflict(Conflict::ProviderInstance)`], [`|subject| EngineError::Conflict(Conflict::NodeName(subject))`],
-    /// [`|subject| EngineError::Conflict(Conflict::ActionName(subject))`], [`|subject| EngineError::NotFound(Missing::Node(subject))`], or an invalid name.
+    /// [`Conflict::ProviderInstance`], [`Conflict::NodeName`],
+    /// [`Conflict::ActionName`], [`Missing::Node`], or an invalid name.
     pub async fn register_provider(&self, registrant: &Registrant) -> EngineResult<i64> {
         let Registrant { scope, node_id, gateway_id, registration } = registrant;
         check_name("name", &registration.node_name, MAX_NODE_NAME_BYTES)?;
@@ -210,7 +210,7 @@ impl Engine {
     /// a new token.
     ///
     /// # Errors
-    /// [`|subject| EngineError::Conflict(Conflict::AgentExists(subject))`] when the name is in use elsewhere; superseded; or an invalid name.
+    /// [`Conflict::AgentExists`] when the name is in use elsewhere; superseded; or an invalid name.
     pub async fn register_on_node(
         &self,
         fence: &Fence,
@@ -253,8 +253,8 @@ impl Engine {
     /// `agent.recover`: rebinds an existing identity whose last location is this node, or that is offline.
     ///
     /// # Errors
-    /// [`|subject| EngineError::NotFound(Missing::Agent(subject))`], [`EngineError::Conflict(Conflict::AgentIdentity)`],
-    /// [`EngineError::Forbidden(Denial::AgentRecovery)`]; or superseded.
+    /// [`Missing::Agent`], [`Conflict::AgentIdentity`],
+    /// [`Denial::AgentRecovery`]; or superseded.
     pub async fn recover_on_node(
         &self,
         fence: &Fence,
