@@ -1,7 +1,7 @@
-//! Loops of the worker: which use case of the engine runs when. Each tick is idempotent: it reads rows, does a bounded amount of work and returns true if more
-//! is due. Any number of workers may run the same loops at once, and any of them may crash at any line.
+//! Loops of the worker: which use case of the engine runs when.
 //!
-//! `runner` calls each loop on its period.
+//! Each tick is idempotent: it reads rows, does a bounded amount of work and returns true if more is due. Any number of
+//! workers may run the same loops at once, and any of them may crash at any line. `runner` calls each loop on its period.
 
 use std::{
     sync::{Mutex, PoisonError},

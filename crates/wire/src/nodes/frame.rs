@@ -1,5 +1,5 @@
 //! Frames of the node socket: JSON text, each with `v` 1 and a `type`. Main types: [`InboundFrame`] and [`decode`];
-//! used by the gateway.
+//! used by the gateway, and by the broker to encode them.
 //!
 //! Decoding is lenient (unknown keys are ignored) and preserves the request's `id` whenever it is readable, because
 //! brokers wait for an answer with that id.
