@@ -41,7 +41,7 @@ pub struct Delivery {
     pub ack_floor: i64,
     /// Time when the ack floor passed the delivery, to the second.
     pub floor_acked_at: Option<DateTime<Utc>>,
-    /// What the recipient or the engine decided about this delivery alone.
+    /// Decision of the recipient or the engine about this delivery alone.
     pub settlement: Option<SettlementRecord>,
     /// Attempts so far; `http_push` nodes only.
     pub attempt_count: Option<i32>,

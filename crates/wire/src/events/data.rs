@@ -208,7 +208,7 @@ pub struct DeliveryReported<'a> {
     /// Error that the recipient reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<&'a str>,
-    /// Whether the recipient expects that a repetition may succeed.
+    /// `true` if the recipient expects that a repetition may succeed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retryable: Option<bool>,
     /// Delivery that replaces this one.
