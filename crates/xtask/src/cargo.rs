@@ -52,13 +52,22 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 
 /// The folder with the engine's binaries, built now unless `RELAY_BIN_DIR` names ready ones.
 pub(crate) fn built_engine(release: bool) -> Result<PathBuf> {
+    built_packages(release, ENGINE_PACKAGES.iter())
+}
+
+/// The folder with the binaries that tests start: the engine's and the broker.
+pub(crate) fn built_for_tests() -> Result<PathBuf> {
+    built_packages(false, ENGINE_PACKAGES.iter().chain(&["relay-broker"]))
+}
+
+fn built_packages<'a>(release: bool, packages: impl Iterator<Item = &'a &'a str>) -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os(BIN_DIR_VARIABLE) {
         return Ok(dir.into());
     }
     let bin_dir = bin_dir(release)?;
     println!("building the engine (the first time takes minutes)");
     let mut command = cargo(&["build"]);
-    for package in ENGINE_PACKAGES {
+    for package in packages {
         command.args(["--package", package]);
     }
     if release {

@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// nothing is compiled twice.
 fn build(args: &Args) -> Result<PathBuf> {
     if args.names_packages() || std::env::var_os(BIN_DIR_VARIABLE).is_some() {
-        return cargo::built_engine(false);
+        return cargo::built_for_tests();
     }
     let bin_dir = cargo::bin_dir(false)?;
     cargo::run(&mut cargo::cargo(&["build", "--workspace", "--bins", "--tests"]))?;
