@@ -57,6 +57,12 @@ pub const CONNECTED_AGENTS: &str = "relay_connected_agents";
 pub const ACK_LATENCY_SECONDS: &str = "relay_ack_latency_seconds";
 /// Number of requests in one commit. Histogram.
 pub const COMMIT_BATCH_SIZE: &str = "relay_commit_batch_size";
+/// Items of one batch of a queue. Histogram; label `queue`.
+pub const BATCH_ITEMS: &str = "relay_batch_items";
+/// Items that wait in a queue after its last batch was taken. Gauge; label `queue`.
+pub const QUEUE_ITEMS: &str = "relay_queue_items";
+/// Items refused or dropped because their queue was full. Counter; label `queue`.
+pub const QUEUE_REFUSED: &str = "relay_queue_refused_total";
 /// Duration of one commit, in seconds. Histogram.
 pub const COMMIT_SECONDS: &str = "relay_commit_seconds";
 /// Attempts to deliver to an http_push endpoint. Counter; label `outcome`: delivered, acked, failed, dead, gone.

@@ -370,6 +370,14 @@ impl EngineError {
     }
 }
 
+impl EngineError {
+    /// Returns whether storage would refuse a repetition of the same request as well.
+    #[must_use]
+    pub const fn is_permanent(&self) -> bool {
+        matches!(self, Self::Internal(_))
+    }
+}
+
 impl From<StoreError> for EngineError {
     fn from(error: StoreError) -> Self {
         match error {

@@ -8,6 +8,7 @@ pub mod access;
 pub mod actions;
 pub mod agents;
 pub mod channels;
+mod debounce;
 pub mod error;
 pub mod events;
 pub mod files;
@@ -27,7 +28,6 @@ pub mod settings;
 mod start;
 pub mod subscriptions;
 pub mod tick;
-pub mod trace;
 pub mod workspaces;
 
 use std::sync::Arc;

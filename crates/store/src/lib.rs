@@ -51,7 +51,7 @@ pub use channels::lifecycle::{ChannelCreation, ChannelRow, ChannelUpdate, NewCha
 pub use channels::members::{JoinOutcome, MemberKey, MemberRow, Membership};
 pub use error::{StoreError, StoreResult};
 pub use files::objects::FileObject;
-pub use mailboxes::delivery_events::{MessageLocation, delivered_event};
+pub use mailboxes::delivery_events::delivered_event;
 pub use mailboxes::positions::MailboxRow;
 pub use mailboxes::settlements::{DeliveryReport, ReportOutcome};
 pub use messages::queries::MessagePage;

@@ -1,9 +1,12 @@
-//! Tasks of a process: [`TaskSet`] for the long-running ones, whose end stops the process, and [`spawn_isolated`] for
-//! those of one request, connection, mailbox or endpoint, whose panic must not.
+//! Tasks of a process: [`TaskSet`] for the long-running ones, whose end stops the process, [`spawn_isolated`] for
+//! those of one request, connection, mailbox or endpoint, whose panic must not, and [`batches`] for queues that one task
+//! empties.
 //!
 //! Used by the engine and the services; nothing else calls `tokio::spawn` (`cargo xtask tidy`).
 
 #![warn(missing_docs)]
+
+pub mod batches;
 
 use std::{
     panic::AssertUnwindSafe,

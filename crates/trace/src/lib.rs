@@ -1,11 +1,14 @@
-//! W3C trace context as the `traceparent` text in headers, rows and the log, and spans that continue it. The only
-//! module that reads or writes this format.
+//! W3C trace context as the `traceparent` text in headers, rows and the log, and spans that continue it.
+
+#![warn(missing_docs)]
 
 use http::{HeaderMap, HeaderValue};
 use opentelemetry::{
     Context,
-    trace::{SpanContext, SpanId, TraceContextExt as _, TraceFlags, TraceId, TraceState},
+    propagation::{Extractor, TextMapPropagator as _},
+    trace::TraceContextExt as _,
 };
+use opentelemetry_sdk::propagation::TraceContextPropagator;
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
@@ -36,16 +39,16 @@ pub fn trace_id_of(span: &Span) -> Option<String> {
 /// Makes `span` a child of the span in `traceparent`. Invalid text is ignored, since it comes from outside. Call before
 /// the span is entered.
 pub fn set_parent(span: &Span, traceparent: &str) {
-    if let Some(parent) = parse_traceparent(traceparent) {
+    if let Some(parent) = remote_context(traceparent) {
         // Fails only without an exporter or after the span has started: then there is nothing to link.
-        let _ = span.set_parent(Context::new().with_remote_span_context(parent));
+        let _ = span.set_parent(parent);
     }
 }
 
 /// Creates a span with `make` as a child of `traceparent`. Without a valid `traceparent`, `make` is not called.
-pub(crate) fn child_span(traceparent: Option<&str>, make: impl FnOnce() -> Span) -> Option<Span> {
+pub fn child_span(traceparent: Option<&str>, make: impl FnOnce() -> Span) -> Option<Span> {
     let traceparent = traceparent?;
-    parse_traceparent(traceparent)?;
+    remote_context(traceparent)?;
     let span = make();
     set_parent(&span, traceparent);
     Some(span)
@@ -53,25 +56,30 @@ pub(crate) fn child_span(traceparent: Option<&str>, make: impl FnOnce() -> Span)
 
 /// Inserts `traceparent` into the headers of an outgoing call: that of `span`, or the `parent`'s where no exporter is
 /// installed.
-pub(crate) fn insert_traceparent(headers: &mut HeaderMap, span: Option<&Span>, above: Option<&str>) {
+pub fn insert_traceparent(headers: &mut HeaderMap, span: Option<&Span>, above: Option<&str>) {
     let own = span.and_then(traceparent_of);
     if let Some(Ok(said)) = own.as_deref().or(above).map(HeaderValue::from_str) {
         headers.insert("traceparent", said);
     }
 }
 
-/// Parses `version-trace-span-flags`. Later versions may append fields.
-fn parse_traceparent(traceparent: &str) -> Option<SpanContext> {
-    let mut parts = traceparent.split('-');
-    let version = parts.next().filter(|version| version.len() == 2 && *version != "ff")?;
-    let (trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?);
-    if trace.len() != 32 || span.len() != 16 || flags.len() != 2 || version == "00" && parts.next().is_some() {
-        return None;
+/// Reads the remote span of a `traceparent`; `None` for invalid text.
+fn remote_context(traceparent: &str) -> Option<Context> {
+    let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &Carrier(traceparent));
+    context.span().span_context().is_valid().then_some(context)
+}
+
+/// Headers of which only `traceparent` is set.
+struct Carrier<'a>(&'a str);
+
+impl Extractor for Carrier<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        (key == "traceparent").then_some(self.0)
     }
-    let sampled = TraceFlags::new(u8::from_str_radix(flags, 16).ok()?) & TraceFlags::SAMPLED;
-    let (trace, span) = (TraceId::from_hex(trace).ok()?, SpanId::from_hex(span).ok()?);
-    let context = SpanContext::new(trace, span, sampled, true, TraceState::default());
-    context.is_valid().then_some(context)
+
+    fn keys(&self) -> Vec<&str> {
+        vec!["traceparent"]
+    }
 }
 
 #[cfg(test)]
@@ -85,12 +93,10 @@ mod tests {
     #[test]
     fn traceparent_round_trips_and_invalid_text_is_ignored() {
         let text = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-        let context = parse_traceparent(text).expect("a trace context");
-        assert_eq!(format!("00-{}-{}-01", context.trace_id(), context.span_id()), text);
-        assert!(context.is_sampled());
-        let quiet =
-            parse_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00").expect("a trace context");
-        assert!(!quiet.is_sampled(), "who calls decides whether it is traced");
+        let sampled = |text: &str| remote_context(text).map(|context| context.span().span_context().is_sampled());
+        assert_eq!(sampled(text), Some(true));
+        let quiet = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
+        assert_eq!(sampled(quiet), Some(false), "who calls decides whether it is traced");
         for nonsense in [
             "",
             "00",
@@ -100,7 +106,7 @@ mod tests {
             "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more",
             "not a traceparent",
         ] {
-            assert!(parse_traceparent(nonsense).is_none(), "{nonsense}");
+            assert!(remote_context(nonsense).is_none(), "{nonsense}");
             set_parent(&tracing::info_span!("x"), nonsense);
         }
         assert!(child_span(None, || unreachable!("nobody traces")).is_none());

@@ -57,7 +57,7 @@ pub async fn wrap_request(request: Request, next: Next) -> Response {
         "http.request", http.method = %method, http.path = %path, http.request_id = ?id, http.status = tracing::field::Empty
     );
     if let Some(parent) = request.headers().get("traceparent").and_then(|value| value.to_str().ok()) {
-        relay_engine::trace::set_parent(&span, parent);
+        relay_trace::set_parent(&span, parent);
     }
     let limit = match &*path {
         TRANSFER_PATH => TRANSFER_TIMEOUT,
@@ -78,7 +78,7 @@ pub async fn wrap_request(request: Request, next: Next) -> Response {
     let (status, elapsed) = (response.status(), started_at.elapsed());
     span.record("http.status", status.as_u16());
     span.in_scope(|| log_request(&route, status, elapsed, cost));
-    if let Some(trace) = relay_engine::trace::trace_id_of(&span) {
+    if let Some(trace) = relay_trace::trace_id_of(&span) {
         metrics::record_exemplar(&route, elapsed.as_secs_f64(), trace);
     }
     record_metrics(&method, route, status, elapsed);

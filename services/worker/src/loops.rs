@@ -4,24 +4,24 @@
 //! workers may run the same loops at once, and any of them may crash at any line. `runner` calls each loop on its period.
 
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+use relay_dispatch::{QueueError, QueueErrorKind, subscriptions::SubscriptionDispatcher};
 use relay_engine::{
-    Engine, EngineError, EngineResult, actions, agents, files,
+    Engine, EngineError, actions, agents, files,
     mailboxes::{self, expiry::expire_due_deliveries},
     maintenance::{self, Retention},
     messages::{outbox_relay::relay_unpublished_batches, read_models},
     nodes::silence,
     push::sweep::sweep_mailboxes,
     recovery::Readiness,
-    subscriptions::calls::SubscriptionCalls,
     tick::TickOutcome,
     workspaces,
 };
 
-use crate::uptime::Uptime;
+use crate::{dispatch::EngineSubscriptionQueue, uptime::Uptime};
 
 /// A tick does a bounded amount of work; a longer one waits for a response that will not come.
 const TICK_TIMEOUT: Duration = Duration::from_secs(60);
@@ -138,11 +138,29 @@ impl Loop {
     }
 }
 
+/// Error of a tick.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TickError {
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+}
+
+impl TickError {
+    const fn is_unavailable(&self) -> bool {
+        match self {
+            Self::Engine(error) => matches!(error, EngineError::Unavailable(_)),
+            Self::Queue(error) => matches!(error.kind, QueueErrorKind::Unavailable),
+        }
+    }
+}
+
 pub(crate) struct Loops {
     engine: Engine,
     retention: Retention,
     uptime: Mutex<Uptime>,
-    subscriptions: SubscriptionCalls,
+    subscriptions: SubscriptionDispatcher<EngineSubscriptionQueue>,
 }
 
 impl Loops {
@@ -152,7 +170,8 @@ impl Loops {
         let delivery_days = retention.delivery_days.max(Retention::LEAST_DAYS);
         let message_days = retention.message_days.max(delivery_days);
         let uptime = Mutex::new(Uptime::default());
-        let subscriptions = SubscriptionCalls::default();
+        let subscriptions =
+            SubscriptionDispatcher::new(Arc::new(EngineSubscriptionQueue(engine.subscription_worker())));
         Self { engine, retention: Retention { delivery_days, message_days, ..retention }, uptime, subscriptions }
     }
 
@@ -166,13 +185,13 @@ impl Loops {
     /// # Errors
     /// When Postgres or NATS is unavailable or a transaction lost a race. Nothing is half done: tick again.
     #[tracing::instrument(name = "worker.loop.tick", level = "debug", skip_all, fields(loop.name = which.name()))]
-    pub(crate) async fn tick(&self, which: Loop) -> EngineResult<TickOutcome> {
+    pub(crate) async fn tick(&self, which: Loop) -> Result<TickOutcome, TickError> {
         // The rows of a restored database may be outdated until the repair.
         if matches!(self.engine.readiness(), Readiness::Closed(_)) {
             return Ok(TickOutcome::default());
         }
         let work = async {
-            match which {
+            let done = match which {
                 Loop::OutboxRelay => relay_unpublished_batches(&self.engine).await,
                 Loop::Expiry => expire_due_deliveries(&self.engine).await,
                 Loop::Liveness => silence::disconnect_silent(&self.engine, self.storage_up_for()).await,
@@ -189,24 +208,30 @@ impl Loops {
                 Loop::ReadPointers => read_models::move_read_pointers(&self.engine).await,
                 Loop::ReadReceipts => read_models::write_receipts(&self.engine, self.retention).await,
                 Loop::Redrives => mailboxes::redrives::step_redrives(&self.engine).await,
-                Loop::Subscriptions => self.subscriptions.serve_due(&self.engine).await,
+                Loop::Subscriptions => return Ok(self.call_subscriptions().await?),
                 Loop::PushSweep => sweep_mailboxes(&self.engine).await,
                 Loop::Triggers => actions::trigger_scans::scan_triggers(&self.engine).await,
                 Loop::Sessions => agents::ended_sessions::settle_ended_sessions(&self.engine).await,
                 Loop::Usage => workspaces::usage_rollup::roll_up_usage(&self.engine).await,
                 Loop::Erasing => workspaces::erasure::erase_due_workspaces(&self.engine).await,
-            }
+            };
+            Ok(done?)
         };
         // A connection that broke without notice must not end the loop.
         let done = tokio::time::timeout(TICK_TIMEOUT, work).await;
-        let done = done.unwrap_or_else(|_| Err(EngineError::storage_timeout("ticking")));
+        let done = done.unwrap_or_else(|_| Err(TickError::Engine(EngineError::storage_timeout("ticking"))));
         let mut uptime = self.uptime.lock().unwrap_or_else(PoisonError::into_inner);
         match &done {
-            Err(EngineError::Unavailable(_)) => uptime.record_down(),
+            Err(error) if error.is_unavailable() => uptime.record_down(),
             Ok(_) => uptime.record_up(Instant::now()),
             Err(_) => {}
         }
         done
+    }
+
+    async fn call_subscriptions(&self) -> Result<TickOutcome, QueueError> {
+        let round = self.subscriptions.serve_due().await?;
+        Ok(TickOutcome { worked: round.claimed, lag: Some(round.lag), ..TickOutcome::default() })
     }
 
     /// True if Postgres answered this worker within the last seconds.

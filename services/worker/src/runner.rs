@@ -5,16 +5,17 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use relay_dispatch::push::{PushConfig, PushDispatcher};
 use relay_domain::metric_names as name;
-use relay_engine::{
-    Engine,
-    push::{PushConfig, PushDispatcher},
-};
+use relay_engine::Engine;
 use relay_runtime::telemetry;
 use relay_tasks::TaskSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::loops::{Loop, Loops};
+use crate::{
+    dispatch::EnginePushQueue,
+    loops::{Loop, Loops},
+};
 
 /// Maximum delay before a failed loop is retried; shorter periods are kept.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
@@ -32,10 +33,10 @@ pub(crate) async fn run_loops(loops: Arc<Loops>, tasks: &TaskSet, stop: &Cancell
 }
 
 /// Runs the http_push dispatcher until `stop`. Waits while Postgres is unavailable.
-pub(crate) async fn run_pusher(engine: Engine, config: PushConfig, stop: CancellationToken) {
+pub(crate) async fn run_pusher(engine: Engine, config: PushConfig, tasks: TaskSet, stop: CancellationToken) {
     stop.run_until_cancelled(engine.wait_until_ready()).await;
     while !stop.is_cancelled() {
-        match PushDispatcher::start(engine.clone(), &config, &stop).await {
+        match PushDispatcher::start(Arc::new(EnginePushQueue(engine.push_worker())), &config, &tasks, &stop).await {
             Ok(pusher) => return pusher.run().await,
             Err(error) => {
                 tracing::warn!(

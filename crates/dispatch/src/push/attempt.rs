@@ -3,33 +3,23 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use http::{HeaderMap, header};
 use relay_domain::{
-    AttemptId, DeliveryId,
-    events::kind,
-    mailboxes::dead_letter::DeadLetterReason,
-    push::{self, AckMode, MAX_RETRY_DELAY, PushOutcome, STORED_ANSWER_BYTES, classify_answer},
-};
-use relay_egress::{Answer, CallOptions, Failure};
-use relay_store::{
-    MessageLocation,
-    events::Event,
-    mailboxes::expiry::DeadLetteredDelivery,
+    mailboxes::{MessageLocation, dead_letter::DeadLetterReason},
     push::{
-        attempts::{AttemptOutcome, HttpAttempt, PushAttempt},
-        mailboxes::LeasedMailbox,
-        pages::PushRow,
+        self, AckMode, MAX_RETRY_DELAY, PushOutcome, STORED_ANSWER_BYTES,
+        attempt::{AttemptOutcome, HttpAttempt, PushAttempt},
+        classify_answer,
+        mailbox::{LeasedMailbox, PushRow},
     },
 };
-use relay_wire::{events::data::BindingDisabled, field::ToValue as _};
-use tracing::Instrument as _;
+use relay_egress::{Answer, Failure};
 
 use super::{
     PushDispatcher,
     endpoints::{Endpoint, Route},
     request,
 };
-use crate::trace;
+use crate::call::{self, HttpCall, set_header};
 
 /// Pause of an endpoint that throttles without `Retry-After`.
 const DEFAULT_PAUSE: Duration = Duration::from_secs(5);
@@ -44,21 +34,19 @@ pub(super) async fn attempt_delivery(
     mailbox: &LeasedMailbox,
     row: &PushRow,
 ) -> Option<PushAttempt> {
-    let engine = &pusher.engine;
-    let at = engine.now();
-    let mut call = request::delivery_call(&row.delivery, &endpoint.auth, &endpoint.secrets, at)?;
-    let span = trace::child_span(row.traceparent.as_deref(), || {
+    let at = pusher.storage.now();
+    let call = request::delivery_call(&row.delivery, &endpoint.auth, &endpoint.secrets, at)?;
+    let span = || {
         tracing::info_span!("push.attempt", delivery.seq = row.delivery.seq, attempt = row.retry_no.saturating_add(1))
-    });
-    trace::insert_traceparent(&mut call.headers, span.as_ref(), row.traceparent.as_deref());
+    };
     let began = std::time::Instant::now();
-    let answered = send_call(pusher, endpoint, call).instrument(span.unwrap_or_else(tracing::Span::none)).await;
+    let answered = send_call(pusher, endpoint, call, row.traceparent.as_deref(), span).await;
     let latency = began.elapsed();
-    let now = engine.now();
+    let now = pusher.storage.now();
     let judgement = judge_answer(endpoint, &answered, now);
     record_health(pusher, endpoint, &answered, &judgement, now).await;
 
-    let (outcome, events) = decide_outcome(endpoint, mailbox, row, &judgement, now);
+    let outcome = decide_outcome(endpoint, row, &judgement, now);
     let (status, answer) = match answered {
         Ok(answer) => {
             let kept = &answer.body[..answer.body.len().min(STORED_ANSWER_BYTES)];
@@ -76,11 +64,11 @@ pub(super) async fn attempt_delivery(
     };
     Some(PushAttempt {
         mailbox: mailbox.clone(),
-        delivery_id: delivery_id_of(row),
+        delivery_id: row.delivery.id(),
         seq: row.delivery.seq,
         location: message_location(row),
         http: HttpAttempt {
-            id: AttemptId::new(engine.next_id()),
+            id: pusher.storage.new_attempt_id(),
             started_at: at,
             latency_ms: i32::try_from(latency.as_millis()).unwrap_or(i32::MAX),
             status,
@@ -90,14 +78,13 @@ pub(super) async fn attempt_delivery(
         outcome,
         pushed_seq: None,
         sender: row.delivery.message.as_ref().map(|message| message.agent_id),
-        events,
     })
 }
 
 /// Posts an event once; only its effect on the endpoint's health is recorded.
-pub(super) async fn post_event(pusher: &PushDispatcher, endpoint: &Endpoint, call: request::HttpCall) {
-    let answered = send_call(pusher, endpoint, call).await;
-    let now = pusher.engine.now();
+pub(super) async fn post_event(pusher: &PushDispatcher, endpoint: &Endpoint, call: HttpCall) {
+    let answered = send_call(pusher, endpoint, call, None, tracing::Span::none).await;
+    let now = pusher.storage.now();
     let judgement = judge_answer(endpoint, &answered, now);
     record_health(pusher, endpoint, &answered, &judgement, now).await;
 }
@@ -115,7 +102,7 @@ async fn record_health(
         PushOutcome::Failed { is_endpoint_fault, throttles } => (is_endpoint_fault, throttles),
         PushOutcome::Delivered | PushOutcome::Acked | PushOutcome::Rejected | PushOutcome::Gone => (false, false),
     };
-    let paused = throttles.then(|| now + to_time_delta(judgement.wait.unwrap_or(DEFAULT_PAUSE)));
+    let paused = throttles.then(|| call::after(now, judgement.wait.unwrap_or(DEFAULT_PAUSE)));
     pusher.endpoints.record_result(endpoint, answered.is_ok() && !is_failure, is_failure, paused).await;
 }
 
@@ -134,22 +121,26 @@ impl CallError {
     }
 }
 
-async fn send_call(pusher: &PushDispatcher, endpoint: &Endpoint, call: request::HttpCall) -> Result<Answer, CallError> {
-    let client = pusher.engine.egress();
-    let mut headers = call.headers;
+async fn send_call(
+    pusher: &PushDispatcher,
+    endpoint: &Endpoint,
+    mut call: HttpCall,
+    traceparent: Option<&str>,
+    span: impl FnOnce() -> tracing::Span,
+) -> Result<Answer, CallError> {
     let target = match &endpoint.route {
         Route::Straight(target) => target,
         Route::ByProxy(proxy, auth) => {
-            request::set_header(&mut headers, "x-forward-to", &endpoint.url);
+            set_header(&mut call.headers, "x-forward-to", &endpoint.url);
             if let Some(auth) = auth {
-                request::set_header(&mut headers, "x-proxy-auth", auth);
+                set_header(&mut call.headers, "x-proxy-auth", auth);
             }
             proxy
         }
         Route::NoProxy => return Err(CallError::NoProxy),
         Route::Refused(refusal) => return Err(CallError::Failure((*refusal).into())),
     };
-    client.post(target, headers, call.body, CallOptions::default()).await.map_err(CallError::Failure)
+    call::post(pusher.storage.client(), target, call, traceparent, span).await.map_err(CallError::Failure)
 }
 
 /// Meaning of a call's result.
@@ -164,12 +155,8 @@ struct Judgement {
 impl Judgement {
     fn failed(error: String, is_endpoint_fault: bool) -> Self {
         let verdict = PushOutcome::Failed { is_endpoint_fault, throttles: false };
-        Self { verdict, error: Some(bounded(error)), wait: None }
+        Self { verdict, error: Some(call::bounded(&error, MAX_ERROR_CHARS)), wait: None }
     }
-}
-
-fn bounded(error: String) -> String {
-    error.chars().take(MAX_ERROR_CHARS).collect()
 }
 
 fn judge_answer(endpoint: &Endpoint, answered: &Result<Answer, CallError>, now: DateTime<Utc>) -> Judgement {
@@ -192,7 +179,11 @@ fn judge_answer(endpoint: &Endpoint, answered: &Result<Answer, CallError>, now: 
                 }
                 PushOutcome::Failed { .. } | PushOutcome::Gone => Some(format!("HTTP {}", answer.status)),
             };
-            Judgement { verdict, error: error.map(bounded), wait: retry_after(&answer.headers, now) }
+            Judgement {
+                verdict,
+                error: error.map(|error| call::bounded(&error, MAX_ERROR_CHARS)),
+                wait: requested_pause(answer, now),
+            }
         }
         // A refused URL is not the endpoint's fault, and caused no call.
         Err(failure @ CallError::Failure(Failure::Refused(_)) | failure @ CallError::NoProxy) => {
@@ -206,69 +197,27 @@ fn judge_answer(endpoint: &Endpoint, answered: &Result<Answer, CallError>, now: 
     }
 }
 
-/// Decides the outcome of an attempt, with its events.
-fn decide_outcome(
-    endpoint: &Endpoint,
-    mailbox: &LeasedMailbox,
-    row: &PushRow,
-    judgement: &Judgement,
-    now: DateTime<Utc>,
-) -> (AttemptOutcome, Vec<Event>) {
+/// Decides the outcome of an attempt.
+fn decide_outcome(endpoint: &Endpoint, row: &PushRow, judgement: &Judgement, now: DateTime<Utc>) -> AttemptOutcome {
     let retry_no = row.retry_no.saturating_add(1);
-    let error = judgement.error.as_deref();
     match judgement.verdict {
-        PushOutcome::Delivered => (AttemptOutcome::Delivered, Vec::new()),
-        PushOutcome::Acked => (AttemptOutcome::Acked, Vec::new()),
+        PushOutcome::Delivered => AttemptOutcome::Delivered,
+        PushOutcome::Acked => AttemptOutcome::Acked,
         PushOutcome::Gone => {
-            let reason = error.unwrap_or("HTTP 410").to_owned();
-            let data = BindingDisabled {
-                node_id: endpoint.node_id.as_str(),
-                agent_id: mailbox.agent_id,
-                agent_name: &mailbox.agent_name,
-                reason: &reason,
-            };
-            let event = Event::new(kind::NODE_BINDING_DISABLED, data.to_value()).by_agent(mailbox.agent_id);
-            (AttemptOutcome::Disabled { retry_no, reason }, vec![event])
+            let reason = judgement.error.as_deref().unwrap_or("HTTP 410").to_owned();
+            AttemptOutcome::Disabled { retry_no, reason }
         }
-        PushOutcome::Rejected => {
-            let reason = DeadLetterReason::Rejected;
-            let event = dead_letter_event(mailbox, row, reason, error.unwrap_or(reason.default_error()));
-            (AttemptOutcome::DeadLettered { reason }, vec![event])
-        }
+        PushOutcome::Rejected => AttemptOutcome::DeadLettered { reason: DeadLetterReason::Rejected },
         PushOutcome::Failed { .. } => {
             let failed = u32::try_from(retry_no).unwrap_or(u32::MAX);
-            match (endpoint.retry.retry_delay(failed, fastrand::u64(..)), judgement.wait) {
-                (None, _) => {
-                    let reason = DeadLetterReason::AttemptsExhausted;
-                    (AttemptOutcome::DeadLettered { reason }, vec![dead_letter_event(mailbox, row, reason, EXHAUSTED)])
+            match endpoint.retry.retry_delay(failed, fastrand::u64(..)) {
+                None => AttemptOutcome::DeadLettered { reason: DeadLetterReason::AttemptsExhausted },
+                Some(pause) => {
+                    AttemptOutcome::Retry { at: call::after(now, judgement.wait.unwrap_or(pause)), retry_no }
                 }
-                (Some(_), Some(wait)) => {
-                    (AttemptOutcome::Retry { at: now + to_time_delta(wait), retry_no }, Vec::new())
-                }
-                (Some(pause), None) => (AttemptOutcome::Retry { at: now + to_time_delta(pause), retry_no }, Vec::new()),
             }
         }
     }
-}
-
-/// Creates the event of a dead letter.
-fn dead_letter_event(mailbox: &LeasedMailbox, row: &PushRow, reason: DeadLetterReason, error: &str) -> Event {
-    let letter = DeadLetteredDelivery {
-        scope: mailbox.scope,
-        delivery_id: delivery_id_of(row),
-        seq: row.delivery.seq,
-        reason,
-        error: Some(error.to_owned()),
-        agent_name: Some(mailbox.agent_name.clone()),
-        sender: None,
-        place: message_location(row),
-    };
-    letter.event()
-}
-
-fn delivery_id_of(row: &PushRow) -> DeliveryId {
-    let delivery = &row.delivery;
-    DeliveryId { source: delivery.source_id, agent: delivery.agent_id, redrive_no: delivery.redrive_no }
 }
 
 fn message_location(row: &PushRow) -> Option<MessageLocation> {
@@ -280,42 +229,8 @@ fn message_location(row: &PushRow) -> Option<MessageLocation> {
     })
 }
 
-fn to_time_delta(pause: Duration) -> chrono::Duration {
-    chrono::Duration::from_std(pause).unwrap_or_else(|_| chrono::Duration::seconds(30))
-}
-
-/// Parses `Retry-After`: seconds, or a date. At least a second, at most a day.
-fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Duration> {
-    let text = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
-    let wait = match text.parse::<u64>() {
-        Ok(seconds) => Duration::from_secs(seconds),
-        Err(_) => {
-            let at = DateTime::parse_from_rfc2822(text).ok()?;
-            (at.with_timezone(&Utc) - now).to_std().unwrap_or_default()
-        }
-    };
+/// Returns the pause that an answer asks for: at least a second, at most a day.
+fn requested_pause(answer: &Answer, now: DateTime<Utc>) -> Option<Duration> {
+    let wait = call::retry_after(&answer.headers, now)?;
     Some(wait.clamp(Duration::from_secs(1), MAX_RETRY_DELAY))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn retry_after_is_seconds_or_an_instant() {
-        let now = DateTime::parse_from_rfc3339("2026-05-01T10:00:00Z").unwrap().with_timezone(&Utc);
-        for (text, seconds) in [
-            ("120", Some(120)),
-            ("0", Some(1)),
-            ("99999999", Some(86_400)),
-            ("Fri, 01 May 2026 10:01:00 GMT", Some(60)),
-            ("Fri, 01 May 2026 09:00:00 GMT", Some(1)),
-            ("soon", None),
-            ("-5", None),
-        ] {
-            let headers = HeaderMap::from_iter([(header::RETRY_AFTER, text.parse().unwrap())]);
-            assert_eq!(retry_after(&headers, now).map(|wait| wait.as_secs()), seconds, "{text}");
-        }
-        assert_eq!(retry_after(&HeaderMap::new(), now), None);
-    }
 }

@@ -1,27 +1,18 @@
 //! Settings of the http_push dispatcher.
 
 /// Settings of the http_push dispatcher of one worker.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone)]
 pub struct PushConfig {
     /// Proxy for calls of nodes with `use_proxy`, which carry the original URL in `X-Forward-To`. Without a proxy, such
     /// calls fail.
-    #[arg(long = "push-proxy-url", env = "RELAY_PUSH_PROXY_URL", value_parser = crate::settings::parse_proxy_url)]
     pub proxy_url: Option<String>,
     /// Credentials for the proxy, sent in `X-Proxy-Auth`.
-    #[arg(long = "push-proxy-auth", env = "RELAY_PUSH_PROXY_AUTH", hide_env_values = true)]
     pub proxy_auth: Option<String>,
-    /// Maximum number of concurrent calls of this worker. Each takes about 20 kB of memory.
-    #[arg(long = "push-concurrency", env = "RELAY_PUSH_CONCURRENCY", default_value_t = 1024,
-          value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    /// Concurrent calls of this worker at most.
     pub concurrency: u32,
-    /// Maximum number of concurrent calls to one node's endpoint, from all workers together. The ordered deliveries of
-    /// an agent use one.
-    #[arg(long = "push-endpoint-concurrency", env = "RELAY_PUSH_ENDPOINT_CONCURRENCY", default_value_t = 16,
-          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    /// Concurrent calls to one node's endpoint at most, from all workers together.
     pub endpoint_concurrency: u32,
-    /// Maximum number of calls per second to one node's endpoint, from all workers together.
-    #[arg(long = "push-endpoint-rate", env = "RELAY_PUSH_ENDPOINT_RATE", default_value_t = 1000,
-          value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    /// Calls per second to one node's endpoint at most, from all workers together.
     pub endpoint_rate: u32,
 }
 

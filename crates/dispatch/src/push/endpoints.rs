@@ -17,16 +17,16 @@ use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use relay_domain::{
     NodeId, WorkspaceScope,
     push::{
-        ATTEMPT_TIMEOUT, AckMode, BREAKER_FAILURES, BREAKER_OPEN, PushOrdering, RetryPolicy,
-        settings::{EndpointAuth, EndpointSettings},
+        ATTEMPT_TIMEOUT, AckMode, PushOrdering, RetryPolicy,
+        endpoint::{EndpointHealth, EndpointReport},
+        settings::{EndpointAuth, EndpointSecrets, EndpointSettings},
     },
 };
 use relay_egress::{Refusal, Target};
-use relay_store::push::endpoints::{EndpointHealth, EndpointReport};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{PushConfig, config::share_per_worker, delivery::DeliverySecrets};
-use crate::{Engine, EngineError, EngineResult, error::Fault};
+use super::{PushConfig, config::share_per_worker, queue::PushQueue};
+use crate::QueueResult;
 
 /// Settings and health are read again after this long; hints are faster.
 const SETTINGS_TTL: Duration = Duration::from_secs(5);
@@ -54,7 +54,7 @@ pub(super) struct Endpoint {
     pub(super) ordering: PushOrdering,
     pub(super) retry: RetryPolicy,
     pub(super) auth: EndpointAuth,
-    pub(super) secrets: DeliverySecrets,
+    pub(super) secrets: EndpointSecrets,
     state: Arc<EndpointState>,
     /// The slots of its workspace.
     workspace: Arc<Semaphore>,
@@ -74,13 +74,6 @@ impl Endpoint {
     fn health(&self) -> EndpointHealth {
         *self.state.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// End of the pause or the open breaker; `None` when a call is allowed, be it as the probe of a breaker.
-    fn closed_until(&self, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
-        let health = self.health();
-        let open = health.open_until.filter(|_| health.failures >= BREAKER_FAILURES);
-        [health.paused_until, open].into_iter().flatten().find(|until| *until > now)
-    }
 }
 
 /// State that outlives a reload of the settings.
@@ -97,7 +90,7 @@ pub(super) struct CallPermit {
 
 /// Cache of endpoints and their limits.
 pub(super) struct Endpoints {
-    engine: Engine,
+    storage: Arc<dyn PushQueue>,
     known: moka::sync::Cache<Key, Arc<Endpoint>>,
     /// Counts node changes: settings read before a change are not cached.
     changes: AtomicU64,
@@ -114,11 +107,11 @@ pub(super) struct Endpoints {
 }
 
 impl Endpoints {
-    pub(super) fn new(engine: Engine, config: &PushConfig) -> Self {
+    pub(super) fn new(storage: Arc<dyn PushQueue>, config: &PushConfig) -> Self {
         let concurrency = config.concurrency.max(1) as usize;
         let endpoint_concurrency = config.endpoint_concurrency.max(1) as usize;
         Self {
-            engine,
+            storage,
             known: moka::sync::Cache::builder().max_capacity(MAX_REMEMBERED).time_to_live(SETTINGS_TTL).build(),
             changes: AtomicU64::new(0),
             workers: AtomicUsize::new(1),
@@ -133,19 +126,15 @@ impl Endpoints {
     }
 
     /// Returns the endpoint of a node; `None` when the node is deleted or is no http_push node.
-    pub(super) async fn get(&self, scope: WorkspaceScope, node: &NodeId) -> EngineResult<Option<Arc<Endpoint>>> {
+    pub(super) async fn get(&self, scope: WorkspaceScope, node: &NodeId) -> QueueResult<Option<Arc<Endpoint>>> {
         let key = (scope, node.clone());
         if let Some(known) = self.known.get(&key) {
             return Ok(Some(known));
         }
         // Before the read: a change after this load makes the entry invalid.
         let changes = self.changes.load(Relaxed);
-        let Some(row) = self.engine.store().push_endpoint(scope, node).await? else { return Ok(None) };
-        let settings = row.settings;
-        let secrets = self.engine.inner.secrets.open_node_delivery(scope, node, row.secret.as_ref())?;
-        if !secrets.suffice_for(&settings.auth) {
-            return Err(EngineError::Internal(Fault::EndpointSecretUnusable));
-        }
+        let Some(row) = self.storage.endpoint(scope, node).await? else { return Ok(None) };
+        let (settings, secrets) = (row.settings, row.secrets);
         let workers = self.workers.load(Relaxed);
         let state = self.states.get_with((key.clone(), workers), || {
             Arc::new(EndpointState {
@@ -179,7 +168,7 @@ impl Endpoints {
     }
 
     fn route(&self, settings: &EndpointSettings) -> Route {
-        let policy = self.engine.egress().policy();
+        let policy = self.storage.client().policy();
         // The proxy resolves the name; the static part of the URL is checked here all the same.
         let target = match policy.check_url(&settings.url) {
             Ok(target) if !settings.use_proxy => return Route::Straight(target),
@@ -220,14 +209,14 @@ impl Endpoints {
         &self,
         endpoint: &Endpoint,
         is_crowded: impl Fn() -> bool + Sync,
-    ) -> EngineResult<Result<CallPermit, DateTime<Utc>>> {
+    ) -> QueueResult<Result<CallPermit, DateTime<Utc>>> {
         let state = &endpoint.state;
-        let crowded_out = || Ok(Err(self.engine.now() + RETRY_CROWDED));
+        let crowded_out = || Ok(Err(self.storage.now() + RETRY_CROWDED));
         // Its own slot first: a wait for a slow endpoint holds nothing that others need.
         let Some(own) = wait_for_slot(&state.slots, CROWDED_CHECK_EVERY, &is_crowded).await else {
             return crowded_out();
         };
-        if let Some(until) = endpoint.closed_until(self.engine.now()) {
+        if let Some(until) = endpoint.health().closed_until(self.storage.now()) {
             return Ok(Err(until));
         }
         state.rate.until_ready().await;
@@ -250,18 +239,17 @@ impl Endpoints {
     }
 
     /// Returns the end of the pause; `None` when a call is allowed. For an open breaker, one worker gets to probe.
-    async fn check_breaker(&self, endpoint: &Endpoint) -> EngineResult<Option<DateTime<Utc>>> {
-        let now = self.engine.now();
-        if let Some(until) = endpoint.closed_until(now) {
+    async fn check_breaker(&self, endpoint: &Endpoint) -> QueueResult<Option<DateTime<Utc>>> {
+        let now = self.storage.now();
+        if let Some(until) = endpoint.health().closed_until(now) {
             return Ok(Some(until));
         }
-        let health = endpoint.health();
-        if health.failures < BREAKER_FAILURES || health.open_until.is_none() {
+        if !endpoint.health().needs_probe() {
             return Ok(None);
         }
         // Longer than an attempt, so that the probe has been recorded before another worker may claim one.
         let ttl = ATTEMPT_TIMEOUT + Duration::from_secs(5);
-        if self.engine.store().claim_endpoint_probe(endpoint.scope, &endpoint.node_id, ttl).await? {
+        if self.storage.claim_probe(endpoint.scope, &endpoint.node_id, ttl).await? {
             return Ok(None);
         }
         self.forget(endpoint.scope, &endpoint.node_id);
@@ -288,7 +276,7 @@ impl Endpoints {
             succeeded: is_success,
             paused_until,
         };
-        match self.engine.store().record_endpoint_report(&report, BREAKER_FAILURES, BREAKER_OPEN).await {
+        match self.storage.report(&report).await {
             Ok(health) => *endpoint.state.health.lock().unwrap_or_else(PoisonError::into_inner) = health,
             // The next attempt records again.
             Err(error) => {

@@ -1,7 +1,7 @@
 //! Events without a delivery for agents on http_push nodes: reactions, receipts, presence (docs/protocol/node.md, "Push
 //! events"). Each is posted once, best-effort: neither repeated nor recorded.
 //!
-//! All workers receive the hints; the node and the list of live workers determine the one that posts.
+//! All workers receive the notices; the node and the list of live workers determine the one that posts.
 
 use std::{
     collections::BTreeMap,
@@ -14,14 +14,16 @@ use std::{
 
 use futures::{StreamExt as _, stream};
 use relay_domain::{AgentId, NodeId, PushWorkerId, WorkspaceId, WorkspaceScope, shard::node_turn};
-use relay_stream::Hint;
 use relay_tasks::spawn_isolated;
-use relay_wire::nodes::EventCall;
+use relay_wire::nodes::push_request::EventCall;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use super::{PushDispatcher, attempt, request};
-use crate::Engine;
+use super::{
+    PushDispatcher, attempt,
+    queue::{NodeEvent, PushQueue},
+    request,
+};
 
 /// The agents of a workspace are read again after this long.
 const AGENTS_TTL: Duration = Duration::from_secs(5);
@@ -65,18 +67,18 @@ impl EventPoster {
         workers.get(node_turn(scope.workspace_id(), node, workers.len())) == Some(&owner)
     }
 
-    fn forget(&self, workspace: WorkspaceId) {
+    pub(super) fn forget(&self, workspace: WorkspaceId) {
         self.moves.fetch_add(1, Ordering::Relaxed);
         self.pushed_agents.invalidate(&workspace);
     }
 
-    async fn pushed_agents(&self, engine: &Engine, scope: WorkspaceScope) -> PushedAgents {
+    async fn pushed_agents(&self, storage: &dyn PushQueue, scope: WorkspaceScope) -> PushedAgents {
         let workspace = scope.workspace_id();
         if let Some(known) = self.pushed_agents.get(&workspace) {
             return known;
         }
         let moves = self.moves.load(Ordering::Relaxed);
-        match engine.store().http_push_agents(scope).await {
+        match storage.agents(scope).await {
             Ok(pushed_agents) => {
                 let pushed_agents = Arc::new(pushed_agents);
                 self.pushed_agents.insert(workspace, Arc::clone(&pushed_agents));
@@ -91,51 +93,45 @@ impl EventPoster {
     }
 }
 
-/// Posts the event of a hint to the http_push agents of its workspace. Never waits.
-pub(super) fn handle_hint(pusher: &Arc<PushDispatcher>, hint: &Arc<Hint>) {
-    if let Hint::NodesChanged { workspace, .. } = &**hint {
-        // Agents have moved, maybe to or from an http_push node.
-        return pusher.event_poster.forget(*workspace);
-    }
-    if !matches!(**hint, Hint::Notify { .. }) {
-        return;
-    }
+/// Posts an event to the http_push agents of its workspace. Never waits.
+pub(super) fn post(pusher: &Arc<PushDispatcher>, event: NodeEvent) {
     // Best-effort: a worker that is behind drops events.
     let Ok(slot) = Arc::clone(&pusher.event_poster.slots).try_acquire_owned() else { return };
-    let (pusher, hint) = (Arc::clone(pusher), Arc::clone(hint));
+    let pusher = Arc::clone(pusher);
     spawn_isolated("endpoint", async move {
-        post_all(&pusher, &hint).await;
+        post_all(&pusher, &event).await;
         drop(slot);
     });
 }
 
-async fn post_all(pusher: &Arc<PushDispatcher>, hint: &Hint) {
-    let Hint::Notify { workspace, agents, topic, event, data, .. } = hint else { return };
-    let scope = WorkspaceScope::from_engine_row(*workspace);
-    let pushed_agents = pusher.event_poster.pushed_agents(&pusher.engine, scope).await;
+async fn post_all(pusher: &Arc<PushDispatcher>, event: &NodeEvent) {
+    let (scope, agents) = (event.scope, event.agents.as_deref());
+    let pushed_agents = pusher.event_poster.pushed_agents(&*pusher.storage, scope).await;
     let mut nodes: BTreeMap<&str, (&NodeId, Vec<AgentId>)> = BTreeMap::new();
     for (agent, node) in pushed_agents.iter() {
-        if agents.as_ref().is_none_or(|agents| agents.contains(agent)) {
+        if agents.is_none_or(|agents| agents.contains(agent)) {
             nodes.entry(node.as_str()).or_insert_with(|| (node, Vec::new())).1.push(*agent);
         }
     }
     // A slow node does not delay the others.
-    let ours = nodes.into_values().filter(|(node, _)| pusher.event_poster.is_assigned_here(pusher.owner, scope, node));
+    let ours = nodes
+        .into_values()
+        .filter(|(node, _)| pusher.event_poster.is_assigned_here(pusher.storage.worker(), scope, node));
     let posts = stream::iter(ours).for_each_concurrent(MAX_CONCURRENT_NODES, |(node, agents)| async move {
         let Ok(Some(endpoint)) = pusher.endpoints.get(scope, node).await else { return };
         // A busy or paused endpoint misses the event.
         let Some(pass) = pusher.endpoints.try_acquire_permit(&endpoint).await else { return };
-        let now = pusher.engine.now();
+        let now = pusher.storage.now();
         let body = EventCall {
-            kind: event,
+            kind: &event.kind,
             workspace_id: scope.workspace_id(),
             timestamp: now.into(),
-            data,
-            topic,
-            channel_id: data.get("channel_id").and_then(Value::as_str),
+            data: &event.data,
+            topic: &event.topic,
+            channel_id: event.data.get("channel_id").and_then(Value::as_str),
             agent_ids: &agents,
         };
-        let call = request::event_call(event, &body, &endpoint.auth, &endpoint.secrets, now);
+        let call = request::event_call(&event.kind, &body, &endpoint.auth, &endpoint.secrets, now);
         attempt::post_event(pusher, &endpoint, call).await;
         drop(pass);
     });

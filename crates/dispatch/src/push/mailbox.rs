@@ -15,12 +15,11 @@ use chrono::{DateTime, Utc};
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
 use relay_domain::{
     mailboxes::{delivery::Settlement, stream::Seq},
-    push::PushOrdering,
-};
-use relay_store::push::{
-    attempts::{AttemptOutcome, PushAttempt},
-    mailboxes::{LeasedMailbox, MailboxRelease},
-    pages::{PAGE, PushPage, PushRow},
+    push::{
+        PushOrdering,
+        attempt::{AttemptOutcome, PushAttempt},
+        mailbox::{LeasedMailbox, MailboxRelease, PAGE, PushPage, PushRow},
+    },
 };
 use tokio::sync::oneshot;
 
@@ -94,7 +93,7 @@ pub(super) async fn serve(pusher: &Arc<PushDispatcher>, mailbox: LeasedMailbox, 
     let taken = mailbox.clone();
     if AssertUnwindSafe(serve_until_idle(pusher, mailbox, served)).catch_unwind().await.is_err() {
         // While this worker lives, no other would take it. The pause keeps the next worker from panicking at once.
-        let due_at = Some(pusher.engine.now() + PANIC_PAUSE);
+        let due_at = Some(pusher.storage.now() + PANIC_PAUSE);
         release_mailbox(pusher, MailboxRelease { mailbox: taken, due_at, is_blocked: true }).await;
     }
 }
@@ -117,7 +116,7 @@ async fn serve_until_idle(pusher: &Arc<PushDispatcher>, mut mailbox: LeasedMailb
         if page_outcome.again {
             continue;
         }
-        let now = pusher.engine.now();
+        let now = pusher.storage.now();
         let until_due = page_outcome.due_at.map(|at| (at - now).to_std().unwrap_or_default());
         if page_outcome.is_blocked && until_due.is_some_and(|wait| wait > LINGER) {
             break;
@@ -139,7 +138,7 @@ async fn serve_until_idle(pusher: &Arc<PushDispatcher>, mut mailbox: LeasedMailb
     }
     if page_outcome.again {
         page_outcome = PageOutcome::default();
-        page_outcome.due(pusher.engine.now());
+        page_outcome.due(pusher.storage.now());
     }
     release_mailbox(
         pusher,
@@ -151,8 +150,7 @@ async fn serve_until_idle(pusher: &Arc<PushDispatcher>, mut mailbox: LeasedMailb
 /// Releases a mailbox; one that belongs to another worker by now is unaffected. No other worker takes it while this one
 /// lives, so this retries until it succeeds.
 async fn release_mailbox(pusher: &Arc<PushDispatcher>, release: MailboxRelease) {
-    let release = [release];
-    while let Err(error) = pusher.engine.store().release_mailboxes(pusher.owner, &release).await {
+    while let Err(error) = pusher.storage.release(&release).await {
         tracing::debug!(error = &error as &dyn std::error::Error, "failed to release a mailbox, will retry");
         if pusher.stop.is_cancelled() {
             return;
@@ -180,13 +178,13 @@ async fn serve_page(
     if !page.is_leased {
         return PageOutcome { is_lost: true, ..PageOutcome::default() };
     }
-    let now = pusher.engine.now();
+    let now = pusher.storage.now();
     if page.rows.iter().any(|row| is_overdue(row, now)) {
         // Attempts made in time must be recorded before the expiry.
         if !pipeline.unrecorded.wait_all().await {
             return PageOutcome { is_lost: true, ..PageOutcome::default() };
         }
-        if pusher.engine.dead_letter_expired(&[(mailbox.scope, mailbox.agent_id)]).await.is_err() {
+        if pusher.storage.expire(mailbox.key()).await.is_err() {
             tokio::time::sleep(RETRY_AFTER).await;
         }
         return again;
@@ -313,7 +311,7 @@ impl PageRun<'_> {
                 let next = RequestedPage::request(self.pusher, self.served, mailbox, last.delivery.seq);
                 pipeline.next = Some(next.await);
             }
-            let flow = match row_action(row, self.pusher.engine.now()) {
+            let flow = match row_action(row, self.pusher.storage.now()) {
                 RowAction::Skip => {
                     pass_row(mailbox, row);
                     ControlFlow::Continue(())
@@ -385,7 +383,7 @@ impl PageRun<'_> {
     async fn serve_concurrently(self, mailbox: &mut LeasedMailbox) -> PageOutcome {
         let mut page_outcome = PageOutcome::default();
         let own = mailbox.clone();
-        let now = self.pusher.engine.now();
+        let now = self.pusher.storage.now();
         // After the first row that was not attempted, no later one begins: the sent rows stay a contiguous run.
         let shut = AtomicBool::new(false);
         let mut begun: Vec<BoxFuture<'_, (&PushRow, RowAction, Option<RowResult>)>> =
@@ -467,12 +465,12 @@ impl PageRun<'_> {
         let permit = match pusher.endpoints.acquire_permit(endpoint, || pusher.is_crowded()).await {
             Ok(Ok(permit)) => permit,
             Ok(Err(until)) => return RowResult::NotBefore(until),
-            Err(_) => return RowResult::NotBefore(pusher.engine.now() + chrono::Duration::seconds(1)),
+            Err(_) => return RowResult::NotBefore(pusher.storage.now() + chrono::Duration::seconds(1)),
         };
         // The wait for the permit may have been long.
         let is_stale =
             pusher.epoch(self.served) != self.epoch || !pusher.lease.covers_attempt() || pusher.stop.is_cancelled();
-        if is_stale || is_overdue(row, pusher.engine.now()) {
+        if is_stale || is_overdue(row, pusher.storage.now()) {
             return RowResult::Stale;
         }
         let attempt = attempt::attempt_delivery(pusher, endpoint, mailbox, row).await;

@@ -2,19 +2,18 @@
 //!
 //! A worker runs one [`PushDispatcher`]. It claims due mailboxes, serves each with a task of its own, one row at a time
 //! and in order, and releases them when they are idle. Its claims are fenced by its lease, which it renews each second,
-//! and by the mailbox's epoch: when a worker crashes, its lease expires and others take its mailboxes. Hints make it
-//! read at once; the sweep (`sweep`) finds mailboxes whose hint was lost.
+//! and by the mailbox's epoch: when a worker crashes, its lease expires and others take its mailboxes. Notices make it
+//! read at once; a sweep of the engine finds mailboxes whose notice was lost.
 
 mod attempt;
-pub mod config;
-pub(crate) mod delivery;
+mod config;
 mod endpoints;
 mod event_poster;
 mod mailbox;
+mod queue;
 mod reader;
 mod recorder;
 mod request;
-pub mod sweep;
 
 use std::{
     collections::HashMap,
@@ -25,44 +24,44 @@ use std::{
     time::{Duration, Instant},
 };
 
-use relay_domain::{AgentId, NodeId, PushWorkerId, WorkspaceScope, push::ATTEMPT_TIMEOUT};
-use relay_store::push::mailboxes::LeasedMailbox;
-use relay_stream::Hint;
-use relay_tasks::isolate;
-use tokio::{
-    sync::{Notify, broadcast},
-    task::JoinSet,
+use futures::{FutureExt as _, StreamExt as _, stream::BoxStream};
+use relay_domain::{
+    NodeId,
+    push::{
+        ATTEMPT_TIMEOUT,
+        mailbox::{LeasedMailbox, MailboxKey},
+    },
 };
+use relay_tasks::{TaskSet, isolate};
+use tokio::{sync::Notify, task::JoinSet};
 use tokio_util::sync::CancellationToken;
-
-use crate::{Engine, EngineResult};
 
 pub use config::PushConfig;
 use endpoints::Endpoints;
 use event_poster::EventPoster;
+pub use queue::{EndpointRecord, NodeEvent, Notice, PushQueue};
 use reader::Reader;
 use recorder::Recorder;
+
+use crate::QueueResult;
 
 /// Lease of a worker. An attempt begins only if the lease outlasts it.
 const LEASE: Duration = Duration::from_secs(15);
 const RENEW_EVERY: Duration = Duration::from_secs(1);
-/// Poll interval for due mailboxes. Hints are faster.
+/// Poll interval for due mailboxes. Notices are faster.
 const POLL_EVERY: Duration = Duration::from_millis(250);
 const TAKE_BATCH: i64 = 256;
 /// Mailboxes served at a time per concurrent call: 8192 by default.
 const SERVED_PER_CALL: usize = 8;
-/// A mailbox of another worker is not claimed again for this long: that worker gets the same hints.
+/// A mailbox of another worker is not claimed again for this long: that worker gets the same notices.
 const ELSEWHERE_TTL: Duration = Duration::from_secs(1);
-
-type Key = (WorkspaceScope, AgentId);
 
 /// Dispatcher of a worker.
 pub struct PushDispatcher {
-    engine: Engine,
-    owner: PushWorkerId,
+    storage: Arc<dyn PushQueue>,
     lease: WorkerLease,
     /// Mailboxes that this worker serves.
-    served: Mutex<HashMap<Key, Arc<ServedMailbox>>>,
+    served: Mutex<HashMap<MailboxKey, Arc<ServedMailbox>>>,
     max_served: usize,
     endpoints: Endpoints,
     reader: Reader,
@@ -105,37 +104,42 @@ impl WorkerLease {
 
 impl PushDispatcher {
     /// Creates a dispatcher with a lease of its own.
-    pub async fn start(engine: Engine, config: &PushConfig, stop: &CancellationToken) -> EngineResult<Arc<Self>> {
-        // A fresh id per process: mailboxes of an earlier process are fenced without looking at its lease.
-        let owner = PushWorkerId::new(engine.next_id());
+    ///
+    /// # Errors
+    /// When the lease cannot be acquired.
+    pub async fn start(
+        storage: Arc<dyn PushQueue>,
+        config: &PushConfig,
+        tasks: &TaskSet,
+        stop: &CancellationToken,
+    ) -> QueueResult<Arc<Self>> {
         // Taken before the request, so that the local end of the lease is never later than the stored one.
         let asked_at = Instant::now();
-        engine.store().renew_push_worker(owner, LEASE).await?;
+        storage.renew_lease(LEASE).await?;
         let lease = WorkerLease { until: Mutex::new(asked_at + LEASE), breaks: AtomicU64::new(0) };
         Ok(Arc::new(Self {
-            owner,
             lease,
             served: Mutex::default(),
             max_served: (config.concurrency as usize).saturating_mul(SERVED_PER_CALL),
-            endpoints: Endpoints::new(engine.clone(), config),
-            reader: Reader::start(engine.clone(), owner),
-            recorder: Recorder::start(engine.clone(), owner),
+            endpoints: Endpoints::new(Arc::clone(&storage), config),
+            reader: Reader::start(Arc::clone(&storage), tasks),
+            recorder: Recorder::start(Arc::clone(&storage), tasks),
             event_poster: EventPoster::new(),
             // Stops by itself when an essential part has ended.
             stop: stop.child_token(),
-            engine,
+            storage,
         }))
     }
 
     /// Dispatches until `stop`, then lets attempts in progress finish and releases all mailboxes. It also stops when an
     /// essential part has ended.
     pub async fn run(self: Arc<Self>) {
-        let hints = self.engine.hints().subscribe();
+        let notices = self.storage.notices();
         let mut helpers = JoinSet::new();
         helpers.spawn(Arc::clone(&self).keep_lease());
         let mut tasks = JoinSet::new();
         tokio::select! {
-            () = self.take_mailboxes(&mut tasks, hints) => {}
+            () = self.take_mailboxes(&mut tasks, notices) => {}
             _ = helpers.join_next() => tracing::error!("push lease task stopped"),
             () = self.recorder.stopped() => tracing::error!("push recorder task stopped"),
             () = self.reader.stopped() => tracing::error!("push reader task stopped"),
@@ -143,7 +147,7 @@ impl PushDispatcher {
         self.stop.cancel();
         while tasks.join_next().await.is_some() {}
         helpers.abort_all();
-        if let Err(error) = self.engine.store().retire_push_worker(self.owner).await {
+        if let Err(error) = self.storage.retire().await {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 "failed to release mailboxes, others take them when the lease expires"
@@ -154,13 +158,13 @@ impl PushDispatcher {
     async fn keep_lease(self: Arc<Self>) {
         loop {
             let asked_at = Instant::now();
-            match self.engine.store().renew_push_worker(self.owner, LEASE).await {
+            match self.storage.renew_lease(LEASE).await {
                 Ok(()) => self.lease.extend(asked_at),
                 Err(error) => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "failed to renew the push lease")
                 }
             }
-            if let Ok(workers) = self.engine.store().live_push_workers().await {
+            if let Ok(workers) = self.storage.live_workers().await {
                 self.endpoints.set_worker_count(workers.len());
                 self.event_poster.set_workers(workers);
             }
@@ -168,10 +172,10 @@ impl PushDispatcher {
         }
     }
 
-    /// Claims due mailboxes and those of hints, until `stop`.
-    async fn take_mailboxes(self: &Arc<Self>, tasks: &mut JoinSet<()>, mut hints: broadcast::Receiver<Arc<Hint>>) {
-        let mut elsewhere: HashMap<Key, Instant> = HashMap::new();
-        let mut named: Vec<Key> = Vec::new();
+    /// Claims due mailboxes and those of notices, until `stop`.
+    async fn take_mailboxes(self: &Arc<Self>, tasks: &mut JoinSet<()>, mut notices: BoxStream<'static, Notice>) {
+        let mut elsewhere: HashMap<MailboxKey, Instant> = HashMap::new();
+        let mut named: Vec<MailboxKey> = Vec::new();
         let mut look_at = Instant::now();
         while !self.stop.is_cancelled() {
             while tasks.try_join_next().is_some() {}
@@ -183,7 +187,7 @@ impl PushDispatcher {
                 elsewhere.retain(|_, until| *until > Instant::now());
             }
             if !named.is_empty() {
-                // Sorted for the removal of duplicates: a burst of hints names a mailbox many times.
+                // Sorted for the removal of duplicates: a burst of notices names a mailbox many times.
                 named.sort_unstable_by_key(|(scope, agent)| (scope.workspace_id().get(), agent.get()));
                 named.dedup();
                 named.truncate(room);
@@ -193,49 +197,39 @@ impl PushDispatcher {
             tokio::select! {
                 () = self.stop.cancelled() => {}
                 () = tokio::time::sleep(pause) => {}
-                hint = hints.recv() => {
-                    let mut next = Some(hint);
-                    while let Some(hint) = next.take() {
-                        match hint {
-                            Ok(hint) => {
-                                event_poster::handle_hint(self, &hint);
-                                self.handle_hint(&hint, &elsewhere, &mut named);
-                            }
-                            Err(broadcast::error::RecvError::Lagged(_)) => self.wake_all_tasks(),
-                            Err(broadcast::error::RecvError::Closed) => return,
-                        }
-                        // Drains the waiting hints: one statement claims all their mailboxes.
-                        next = match hints.try_recv() {
-                            Ok(hint) => Some(Ok(hint)),
-                            Err(broadcast::error::TryRecvError::Lagged(n)) => {
-                                Some(Err(broadcast::error::RecvError::Lagged(n)))
-                            }
-                            Err(_) => None,
-                        };
+                notice = notices.next() => {
+                    let Some(first) = notice else { return };
+                    let mut next = Some(first);
+                    while let Some(notice) = next.take() {
+                        self.handle_notice(notice, &elsewhere, &mut named);
+                        // Drains the waiting ones: one statement claims all their mailboxes.
+                        next = notices.next().now_or_never().flatten();
                     }
                 }
             }
         }
     }
 
-    /// Applies a hint; mailboxes to be claimed are added to `named`.
-    fn handle_hint(&self, hint: &Hint, elsewhere: &HashMap<Key, Instant>, named: &mut Vec<Key>) {
-        match hint {
-            Hint::DeliveriesDue { agents } => {
-                for (workspace, agent) in agents {
-                    let key = (WorkspaceScope::from_engine_row(*workspace), *agent);
-                    if !self.wake_task(&key) && !elsewhere.contains_key(&key) {
-                        named.push(key);
-                    }
+    /// Applies a notice; mailboxes to be claimed are added to `named`.
+    fn handle_notice(
+        self: &Arc<Self>,
+        notice: Notice,
+        elsewhere: &HashMap<MailboxKey, Instant>,
+        named: &mut Vec<MailboxKey>,
+    ) {
+        match notice {
+            Notice::Due(mailboxes) => {
+                let unserved = |key: &MailboxKey| !self.wake_task(key) && !elsewhere.contains_key(key);
+                named.extend(mailboxes.into_iter().filter(unserved));
+            }
+            Notice::Changed(mailboxes) => {
+                for key in &mailboxes {
+                    self.wake_task(key);
                 }
             }
-            Hint::MailboxesChanged { agents } => {
-                for (workspace, agent) in agents {
-                    self.wake_task(&(WorkspaceScope::from_engine_row(*workspace), *agent));
-                }
-            }
-            Hint::NodesChanged { workspace, nodes } => {
-                let scope = WorkspaceScope::from_engine_row(*workspace);
+            Notice::NodesChanged { scope, nodes } => {
+                // Agents may have moved to or from an http_push node.
+                self.event_poster.forget(scope.workspace_id());
                 nodes.iter().for_each(|node| self.endpoints.forget(scope, node));
                 let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
                 for (key, task) in served.iter() {
@@ -245,18 +239,13 @@ impl PushDispatcher {
                     }
                 }
             }
-            Hint::TokenRevoked { .. }
-            | Hint::QuotasChanged { .. }
-            | Hint::ObserversChanged
-            | Hint::MembersChanged { .. }
-            | Hint::ProviderTaken { .. }
-            | Hint::Invoke { .. }
-            | Hint::Notify { .. } => {}
+            Notice::Event(event) => event_poster::post(self, event),
+            Notice::Lagged => self.wake_all_tasks(),
         }
     }
 
     /// Wakes the task of a mailbox; returns true if this worker serves it.
-    fn wake_task(&self, key: &Key) -> bool {
+    fn wake_task(&self, key: &MailboxKey) -> bool {
         let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
         served.get(key).map(|task| task.wake.notify_one()).is_some()
     }
@@ -271,7 +260,7 @@ impl PushDispatcher {
         if limit == 0 || !self.lease.covers_attempt() {
             return false;
         }
-        match self.engine.store().claim_due_mailboxes(self.owner, limit).await {
+        match self.storage.claim_due(limit).await {
             Ok(taken) => {
                 let more = i64::try_from(taken.len()).is_ok_and(|taken| taken >= limit);
                 taken.into_iter().for_each(|mailbox| self.serve(tasks, mailbox));
@@ -287,17 +276,17 @@ impl PushDispatcher {
     async fn take_named(
         self: &Arc<Self>,
         tasks: &mut JoinSet<()>,
-        named: Vec<Key>,
-        elsewhere: &mut HashMap<Key, Instant>,
+        named: Vec<MailboxKey>,
+        elsewhere: &mut HashMap<MailboxKey, Instant>,
     ) {
         if !self.lease.covers_attempt() {
             return;
         }
-        match self.engine.store().claim_mailboxes(self.owner, &named).await {
+        match self.storage.claim(&named).await {
             Ok(taken) => {
                 let until = Instant::now() + ELSEWHERE_TTL;
                 for key in named {
-                    if !taken.iter().any(|mailbox| (mailbox.scope, mailbox.agent_id) == key) {
+                    if !taken.iter().any(|mailbox| mailbox.key() == key) {
                         elsewhere.insert(key, until);
                     }
                 }
@@ -312,7 +301,7 @@ impl PushDispatcher {
     }
 
     fn serve(self: &Arc<Self>, tasks: &mut JoinSet<()>, mailbox: LeasedMailbox) {
-        let key = (mailbox.scope, mailbox.agent_id);
+        let key = mailbox.key();
         let own = ServedMailbox { node_id: mailbox.node_id.clone(), wake: Notify::new(), moves: AtomicU64::new(0) };
         let own = Arc::new(own);
         self.served.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::clone(&own));

@@ -1,44 +1,46 @@
 //! Batched records of attempts: one transaction takes those that ended during the previous one.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, PushWorkerId, WorkspaceScope, events::kind, metric_names, push::DEFAULT_RETRY_DELAY};
-use relay_store::{
-    Store, StoreError,
-    events::EventBody,
+use relay_domain::{
+    metric_names,
     push::{
-        attempts::{AttemptOutcome, HttpAttempt, PushAttempt, RecordingPass},
-        record::RecordedAttempts,
+        DEFAULT_RETRY_DELAY,
+        attempt::{AttemptOutcome, HttpAttempt, PushAttempt, RecordingPass},
+        mailbox::MailboxKey,
     },
 };
-use tokio::sync::{mpsc, oneshot};
+use relay_tasks::{
+    TaskSet,
+    batches::{BatchSender, Batches, QueueConfig, Request, queue},
+};
+use tokio::sync::oneshot;
 
-use crate::Engine;
+use super::queue::PushQueue;
 
-/// Bound of the queue; beyond it tasks wait.
-const QUEUE: usize = 8192;
-const BATCH: usize = 1024;
+/// Attempts that wait for their record; beyond it tasks wait. Each holds at most the stored part of an answer.
+const ATTEMPTS: QueueConfig<QueuedAttempt> = QueueConfig::new("push_attempts", 8192, 1024);
 /// Retries of a failed transaction. An attempt that stays unrecorded is repeated by the next worker, under the same
 /// delivery id.
 const MAX_RETRIES: u32 = 20;
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
-/// Error in the attempt log when Postgres refused the record.
+/// Error in the attempt log when storage refused the record.
 const UNRECORDABLE_ERROR: &str = "the answer could not be recorded";
 
-type QueuedAttempt = (PushAttempt, oneshot::Sender<bool>);
+type QueuedAttempt = Request<PushAttempt, bool>;
 /// Mailboxes that belong to other workers now.
-type LostMailboxes = HashSet<(WorkspaceScope, AgentId)>;
+type LostMailboxes = HashSet<MailboxKey>;
 
 pub(super) struct Recorder {
-    sender: mpsc::Sender<QueuedAttempt>,
+    sender: BatchSender<QueuedAttempt>,
 }
 
 impl Recorder {
-    pub(super) fn start(engine: Engine, owner: PushWorkerId) -> Self {
-        let (sender, queue) = mpsc::channel(QUEUE);
-        engine.inner.tasks.clone().spawn("push-recorder", run(engine, owner, queue));
+    pub(super) fn start(storage: Arc<dyn PushQueue>, tasks: &TaskSet) -> Self {
+        let (sender, attempts) = queue(ATTEMPTS);
+        tasks.spawn("push-recorder", run(storage, attempts));
         Self { sender }
     }
 
@@ -49,51 +51,35 @@ impl Recorder {
 
     /// Queues an attempt. The reply comes once it is recorded: `true` if the mailbox still belongs to this worker.
     pub(super) async fn record(&self, attempt: PushAttempt) -> oneshot::Receiver<bool> {
-        let (reply, answer) = oneshot::channel();
-        // Fails only when the task has ended, and then the worker stops.
-        let _ = self.sender.send((attempt, reply)).await;
-        answer
+        self.sender.request(attempt).await
     }
 }
 
-async fn run(engine: Engine, owner: PushWorkerId, mut queue: mpsc::Receiver<QueuedAttempt>) {
-    let store = engine.store().with_dedicated_connection();
-    let mut waiting: Vec<QueuedAttempt> = Vec::with_capacity(BATCH);
-    while queue.recv_many(&mut waiting, BATCH).await > 0 {
-        let (attempts, replies): (Vec<PushAttempt>, Vec<oneshot::Sender<bool>>) = waiting.drain(..).unzip();
-        let lost = match record_batch(&engine, &store, owner, &attempts).await {
+async fn run(storage: Arc<dyn PushQueue>, mut queued: Batches<QueuedAttempt>) {
+    while let Some(batch) = queued.next().await {
+        let (attempts, replies) = Request::split(batch);
+        let lost = match record_batch(&*storage, &attempts).await {
             Some(lost) => lost,
-            None => record_one_by_one(&engine, &store, owner, &attempts).await,
+            None => record_one_by_one(&*storage, &attempts).await,
         };
         for (attempt, reply) in attempts.iter().zip(replies) {
             // Fails when the task of the mailbox has ended, which then needs no answer.
-            let _ = reply.send(!lost.contains(&mailbox_key(attempt)));
+            let _ = reply.send(!lost.contains(&attempt.mailbox.key()));
         }
     }
 }
 
-fn mailbox_key(attempt: &PushAttempt) -> (WorkspaceScope, AgentId) {
-    (attempt.mailbox.scope, attempt.mailbox.agent_id)
-}
-
-/// Records a batch. Returns the lost mailboxes: all of them while Postgres stays unavailable. `None` when it refuses
-/// the batch.
-async fn record_batch(
-    engine: &Engine,
-    store: &Store,
-    owner: PushWorkerId,
-    attempts: &[PushAttempt],
-) -> Option<LostMailboxes> {
+/// Records a batch. Returns the lost mailboxes: all of them while storage stays unavailable. `None` when it refuses the
+/// batch.
+async fn record_batch(storage: &dyn PushQueue, attempts: &[PushAttempt]) -> Option<LostMailboxes> {
     let mut pass = RecordingPass::First;
     for _ in 0..MAX_RETRIES {
-        match store.record_attempts(owner, attempts, pass, engine.now()).await {
-            Ok(mut done) => {
-                count_outcomes(attempts, &done);
-                std::mem::take(&mut done.recorded).into_iter().for_each(|recorded| engine.announce(recorded));
-                notify_senders(engine, attempts, &done);
-                return Some(done.lost);
+        match storage.record(attempts, pass).await {
+            Ok(lost) => {
+                count_outcomes(attempts);
+                return Some(lost);
             }
-            Err(error @ StoreError::Refused { .. }) => {
+            Err(error) if error.is_permanent() => {
                 tracing::error!(error = &error as &dyn std::error::Error, "storage refused a batch of attempts");
                 return None;
             }
@@ -105,26 +91,21 @@ async fn record_batch(
             }
         }
     }
-    Some(attempts.iter().map(mailbox_key).collect())
+    Some(attempts.iter().map(|attempt| attempt.mailbox.key()).collect())
 }
 
-/// Finds the attempts that Postgres refuses, and records only that they were made.
-async fn record_one_by_one(
-    engine: &Engine,
-    store: &Store,
-    owner: PushWorkerId,
-    attempts: &[PushAttempt],
-) -> LostMailboxes {
+/// Finds the attempts that storage refuses, and records only that they were made.
+async fn record_one_by_one(storage: &dyn PushQueue, attempts: &[PushAttempt]) -> LostMailboxes {
     let mut lost = LostMailboxes::new();
     let mut is_any_refused = false;
     for attempt in attempts {
-        if let Some(own) = record_batch(engine, store, owner, std::slice::from_ref(attempt)).await {
+        if let Some(own) = record_batch(storage, std::slice::from_ref(attempt)).await {
             lost.extend(own);
             continue;
         }
         // Its task assumes another outcome: it must read again.
-        lost.insert(mailbox_key(attempt));
-        is_any_refused |= record_batch(engine, store, owner, &[without_answer(attempt, engine.now())]).await.is_none();
+        lost.insert(attempt.mailbox.key());
+        is_any_refused |= record_batch(storage, &[without_answer(attempt, storage.now())]).await.is_none();
     }
     // Then the response is not at fault: the record would be refused again at once, and the row posted again each time.
     if is_any_refused {
@@ -143,36 +124,17 @@ fn without_answer(attempt: &PushAttempt, now: DateTime<Utc>) -> PushAttempt {
         http: HttpAttempt { answer: None, error: Some(UNRECORDABLE_ERROR.to_owned()), ..attempt.http.clone() },
         outcome: AttemptOutcome::Retry { at: now + DEFAULT_RETRY_DELAY, retry_no },
         pushed_seq: None,
-        events: Vec::new(),
         ..attempt.clone()
     }
 }
 
-/// Notifies senders of deliveries that became dead letters.
-fn notify_senders(engine: &Engine, attempts: &[PushAttempt], done: &RecordedAttempts) {
-    for attempt in attempts.iter().filter(|attempt| done.is_dead_lettered(attempt)) {
-        let scope = attempt.mailbox.scope;
-        let Some(sender) = attempt.sender else { continue };
-        for failed in attempt.events.iter().filter(|failed| failed.kind == kind::DELIVERY_FAILED) {
-            if let EventBody::Data(data) = &failed.body {
-                engine.hints().notify(scope, vec![sender], "agent", kind::DELIVERY_FAILED, data.clone());
-            }
-        }
-    }
-}
-
-fn count_outcomes(attempts: &[PushAttempt], done: &RecordedAttempts) {
+fn count_outcomes(attempts: &[PushAttempt]) {
     for attempt in attempts {
         let outcome = match attempt.outcome {
             AttemptOutcome::Delivered => "delivered",
             AttemptOutcome::Acked => "acked",
             AttemptOutcome::Retry { .. } => "failed",
-            AttemptOutcome::DeadLettered { reason } => {
-                if done.is_dead_lettered(attempt) {
-                    metrics::counter!(metric_names::DELIVERIES_DEAD_LETTERED, "reason" => reason.as_str()).increment(1);
-                }
-                "dead"
-            }
+            AttemptOutcome::DeadLettered { .. } => "dead",
             AttemptOutcome::Disabled { .. } => "gone",
         };
         metrics::counter!(metric_names::PUSH_ATTEMPTS, "outcome" => outcome).increment(1);

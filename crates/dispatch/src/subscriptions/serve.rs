@@ -2,206 +2,140 @@
 
 use std::time::{Duration, Instant};
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use relay_domain::{
-    SubscriptionDeliveryId, metric_names,
+    metric_names,
     subscriptions::{
         DisabledReason,
-        call::{AnswerClass, classify_status, includes_kind, probe_delay, retry_delay, should_disable},
+        call::{AnswerClass, classify_status, probe_delay, retry_delay, should_disable},
+        dispatch::{CallAttempt, CallOutcome, PendingCall},
+        secrets::SubscriptionSecrets,
     },
 };
-use relay_egress::{Answer, CallOptions, Failure};
-use relay_store::{
-    events::EventBody,
-    subscriptions::dispatch::{CallAttempt, CallOutcome, LeasedSubscription, MatchedEvent, PendingCall},
-};
+use relay_egress::{Answer, Failure};
 use tokio_util::sync::CancellationToken;
-use tracing::Instrument as _;
 
-use super::{LEASE, call};
-use crate::{
-    Engine, EngineError, EngineResult, error::Fault, events::message_events,
-    subscriptions::definitions::SubscriptionSecrets, trace,
+use super::{
+    LEASE,
+    queue::{LeasedSubscription, QueuedEvents, SubscriptionQueue},
+    request::request,
 };
+use crate::{QueueResult, call};
 
-const WAITING_AT_ONCE: i64 = 50;
-const EVENTS_AT_ONCE: i64 = 200;
+const PENDING_AT_ONCE: i64 = 50;
 /// A subscription is released after this long, so that others get the slot.
 const MAX_SERVE_TIME: Duration = Duration::from_secs(10);
-/// Pause of a subscription whose secrets cannot be decrypted here: another worker may have the key.
-const UNREADABLE_PAUSE: Duration = Duration::from_secs(60);
+/// Pause of a subscription whose secrets cannot be used here: another worker may have the key.
+const UNUSABLE_PAUSE: Duration = Duration::from_secs(60);
 /// Bound of a stored error text.
-const ERROR_BYTES: usize = 300;
+const MAX_ERROR_CHARS: usize = 300;
 
 /// Next step after a call.
 enum NextStep {
     Continue,
     /// Release it; its row holds the next due time.
     Release,
-    /// Another worker has it, or it was deleted.
+    /// Another worker has it, or it was disabled.
     Abandon,
 }
 
 /// Serves a subscription until nothing is due, it has to wait, or its time is up.
-pub(super) async fn serve(engine: &Engine, mut leased: LeasedSubscription, stop: &CancellationToken) {
-    if let Err(error) = serve_leased(engine, &mut leased, stop).await {
+pub(super) async fn serve<Q: SubscriptionQueue>(
+    queue: &Q,
+    mut leased: LeasedSubscription<Q::Lease>,
+    stop: &CancellationToken,
+) {
+    if let Err(error) = serve_leased(queue, &mut leased, stop).await {
         // The lease expires, and the next worker continues here.
         tracing::debug!(error = &error as &dyn std::error::Error, "serving a subscription ended early");
     }
 }
 
-async fn serve_leased(engine: &Engine, leased: &mut LeasedSubscription, stop: &CancellationToken) -> EngineResult<()> {
-    let opened = leased.secret.as_ref().map(|secret| engine.open_subscription_secrets(leased.scope, leased.id, secret));
-    let usable = opened.transpose().map(Option::unwrap_or_default).and_then(|secrets| {
-        let suffice = secrets.suffice_for(leased.signature_scheme);
-        suffice.then_some(secrets).ok_or(EngineError::Internal(Fault::EndpointSecretUnusable))
-    });
-    let secrets = match usable {
-        Ok(secrets) => secrets,
-        Err(error) => {
-            tracing::error!(
-                subscription.id = %leased.id,
-                error = &error as &dyn std::error::Error,
-                "secrets of a subscription cannot be used, trying again later"
-            );
-            let later = engine.now() + to_time_delta(UNREADABLE_PAUSE);
-            return Ok(engine.store().release_subscription(leased, Some(later)).await?);
-        }
+async fn serve_leased<Q: SubscriptionQueue>(
+    queue: &Q,
+    leased: &mut LeasedSubscription<Q::Lease>,
+    stop: &CancellationToken,
+) -> QueueResult<()> {
+    let Some(secrets) = leased.secrets.take() else {
+        // The queue has logged the reason.
+        return queue.release(leased, Some(call::after(queue.now(), UNUSABLE_PAUSE))).await;
     };
     let began = Instant::now();
     let is_over = || stop.is_cancelled() || began.elapsed() >= MAX_SERVE_TIME;
     loop {
         // Queued events first: new ones are matched only when all earlier ones have been sent.
-        let waiting = engine.store().pending_calls(leased, WAITING_AT_ONCE).await?;
-        if waiting.is_empty() {
-            match queue_events(engine, leased).await? {
-                NextStep::Continue => {}
-                NextStep::Release => return Ok(engine.store().release_subscription(leased, None).await?),
-                NextStep::Abandon => return Ok(()),
+        let pending = queue.pending(leased, PENDING_AT_ONCE).await?;
+        if pending.is_empty() {
+            match queue.queue_events(leased, LEASE).await? {
+                QueuedEvents::Read => {}
+                QueuedEvents::None => return queue.release(leased, None).await,
+                QueuedEvents::LeaseLost => return Ok(()),
             }
         }
-        for waiting in waiting {
-            if waiting.next_attempt_at > engine.now() {
-                let due = Some(waiting.next_attempt_at);
-                return Ok(engine.store().release_subscription(leased, due).await?);
+        for pending in pending {
+            if pending.next_attempt_at > queue.now() {
+                return queue.release(leased, Some(pending.next_attempt_at)).await;
             }
-            match attempt_call(engine, leased, &secrets, &waiting).await? {
+            match attempt_call(queue, leased, &secrets, &pending).await? {
                 NextStep::Continue if !is_over() => {}
-                NextStep::Continue | NextStep::Release => {
-                    return Ok(engine.store().release_subscription(leased, None).await?);
-                }
+                NextStep::Continue | NextStep::Release => return queue.release(leased, None).await,
                 NextStep::Abandon => return Ok(()),
             }
         }
         if is_over() {
-            return Ok(engine.store().release_subscription(leased, None).await?);
+            return queue.release(leased, None).await;
         }
     }
-}
-
-/// Reads the next events of the log and queues those that match.
-async fn queue_events(engine: &Engine, leased: &mut LeasedSubscription) -> EngineResult<NextStep> {
-    // The head is read before the log: later events are seen the next time.
-    let heads = engine.store().event_heads(&[leased.scope]).await?;
-    let head = heads.first().map_or(0, |head| head.next_seq - 1);
-    let Some(since) = leased.event_cursor else {
-        return move_cursor(engine, leased, head, &[]).await;
-    };
-    if since >= head {
-        return Ok(NextStep::Release);
-    }
-    let mut records = engine.store().events_since(leased.scope, since, EVENTS_AT_ONCE).await?;
-    // Retention may have dropped the remaining events.
-    let last = records
-        .last()
-        .map_or(head, |record| record.first_seq + i64::try_from(record.events.len()).unwrap_or(i64::MAX) - 1);
-    let is_wanted = |kind: &str| includes_kind(&leased.events, kind);
-    let outcome_label = message_events(&records, |seq, event| seq > since && is_wanted(&event.kind));
-    let messages = engine.store().messages_of_events(leased.scope, &outcome_label).await?;
-    let mut wanted = Vec::new();
-    for record in &mut records {
-        for (event_seq, event) in (record.first_seq..).zip(std::mem::take(&mut record.events)) {
-            if event_seq <= since || !is_wanted(&event.kind) {
-                continue;
-            }
-            let data = call::event_data(&event, messages.get(&event_seq));
-            let matches = |filter| call::matches_filter(filter, event.channel_name.as_deref(), &data);
-            if !leased.filter.as_ref().is_none_or(matches) {
-                continue;
-            }
-            wanted.push(MatchedEvent {
-                delivery_id: SubscriptionDeliveryId::new(engine.next_id()),
-                event_seq,
-                message_id: match &event.body {
-                    EventBody::Message(id) => Some(*id),
-                    EventBody::Data(_) => None,
-                },
-                body: call::call_body(leased.scope, &event.kind, record.created_at, data),
-                kind: event.kind.into_owned(),
-                created_at: record.created_at,
-            });
-        }
-    }
-    move_cursor(engine, leased, last, &wanted).await
-}
-
-async fn move_cursor(
-    engine: &Engine,
-    leased: &mut LeasedSubscription,
-    to: i64,
-    wanted: &[MatchedEvent],
-) -> EngineResult<NextStep> {
-    if !engine.store().queue_events(leased, to, wanted, LEASE).await? {
-        return Ok(NextStep::Abandon);
-    }
-    leased.event_cursor = Some(to);
-    Ok(NextStep::Continue)
 }
 
 /// Makes one call and records its outcome.
-async fn attempt_call(
-    engine: &Engine,
-    leased: &LeasedSubscription,
+async fn attempt_call<Q: SubscriptionQueue>(
+    queue: &Q,
+    leased: &LeasedSubscription<Q::Lease>,
     secrets: &SubscriptionSecrets,
-    waiting: &PendingCall,
-) -> EngineResult<NextStep> {
-    let span = trace::child_span(waiting.traceparent.as_deref(), || {
-        tracing::info_span!("subscription.call", attempt = waiting.attempts + 1, event.kind = waiting.event_kind)
-    });
-    let mut headers = call::call_headers(leased, secrets, waiting, engine.now());
-    trace::insert_traceparent(&mut headers, span.as_ref(), waiting.traceparent.as_deref());
-    let post = engine.egress().post_url(&leased.url, headers, waiting.body.clone().into(), CallOptions::default());
-    let posted = post.instrument(span.unwrap_or_else(tracing::Span::none)).await;
-    let now = engine.now();
-    let (verdict, attempt) = judge_call(leased, waiting, posted, now);
-    let outcome_label = match attempt.outcome {
+    pending: &PendingCall,
+) -> QueueResult<NextStep> {
+    let posted = match queue.client().policy().check_url(&leased.url) {
+        Ok(target) => {
+            let request = request(leased.signature_scheme, secrets, pending, queue.now());
+            let span = || {
+                tracing::info_span!(
+                    "subscription.call",
+                    attempt = pending.attempts + 1,
+                    event.kind = pending.event_kind
+                )
+            };
+            call::post(queue.client(), &target, request, pending.traceparent.as_deref(), span).await
+        }
+        Err(refusal) => Err(refusal.into()),
+    };
+    let now = queue.now();
+    let (verdict, attempt) = judge_call(leased.failures, pending, posted, now);
+    let outcome = match attempt.outcome {
         CallOutcome::Delivered => "delivered",
         CallOutcome::Retry(_) => "retried",
         CallOutcome::DeadLetter => "given_up",
     };
-    metrics::counter!(metric_names::SUBSCRIPTION_CALLS, "outcome" => outcome_label).increment(1);
-    let Some((failures, failing_since)) = engine.store().record_call_attempt(leased, &attempt, LEASE).await? else {
-        return Ok(NextStep::Abandon);
-    };
-    let failing_for = failing_since.and_then(|since| (now - since).to_std().ok()).unwrap_or_default();
+    metrics::counter!(metric_names::SUBSCRIPTION_CALLS, "outcome" => outcome).increment(1);
+    let Some(run) = queue.record(leased, &attempt, LEASE).await? else { return Ok(NextStep::Abandon) };
+    let failing_for = run.since.and_then(|since| (now - since).to_std().ok()).unwrap_or_default();
     let reason = match verdict {
         AnswerClass::Delivered => return Ok(NextStep::Continue),
         AnswerClass::Gone => DisabledReason::Gone,
-        AnswerClass::Retry | AnswerClass::Final if should_disable(failures, failing_for) => DisabledReason::Failing,
+        AnswerClass::Retry | AnswerClass::Final if should_disable(run.failures, failing_for) => DisabledReason::Failing,
         AnswerClass::Retry | AnswerClass::Final if attempt.blocked_until.is_some() => return Ok(NextStep::Release),
         AnswerClass::Retry | AnswerClass::Final => return Ok(NextStep::Continue),
     };
-    if let Some(recorded) = engine.store().disable_subscription(leased, reason, now).await? {
+    if queue.disable(leased, reason).await? {
         tracing::warn!(subscription.id = %leased.id, reason = reason.as_str(), "a subscription was disabled");
-        engine.announce(recorded);
     }
     Ok(NextStep::Abandon)
 }
 
 /// Decides the outcome of a call. A failing subscription is blocked until its next probe.
 fn judge_call(
-    leased: &LeasedSubscription,
-    waiting: &PendingCall,
+    failures: i32,
+    pending: &PendingCall,
     posted: Result<Answer, Failure>,
     now: DateTime<Utc>,
 ) -> (AnswerClass, CallAttempt) {
@@ -214,21 +148,69 @@ fn judge_call(
         Err(Failure::Refused(refusal)) => (None, AnswerClass::Final, Some(format!("not called: {refusal}")), None),
         Err(failure) => (None, AnswerClass::Retry, Some(failure.to_string()), None),
     };
-    let probe_at = probe_delay(leased.failures + 1).map(|pause| now + to_time_delta(pause));
-    let (outcome, blocked_until) = match (verdict, retry_delay(waiting.attempts + 1, retry_after)) {
+    let probe_at = probe_delay(failures + 1).map(|pause| call::after(now, pause));
+    let (outcome, blocked_until) = match (verdict, retry_delay(pending.attempts + 1, retry_after)) {
         (AnswerClass::Delivered, _) => (CallOutcome::Delivered, None),
         (AnswerClass::Retry, Some(pause)) => {
-            let retry_at = now + to_time_delta(pause);
+            let retry_at = call::after(now, pause);
             let at = probe_at.map_or(retry_at, |probe| probe.max(retry_at));
             // Later events wait too, because events leave in order.
             (CallOutcome::Retry(at), Some(at))
         }
         (AnswerClass::Retry | AnswerClass::Final | AnswerClass::Gone, _) => (CallOutcome::DeadLetter, probe_at),
     };
-    let error = error.map(|text| text.chars().take(ERROR_BYTES).collect());
-    (verdict, CallAttempt { delivery_id: waiting.delivery_id, outcome, status, error, blocked_until })
+    let error = error.map(|text| call::bounded(&text, MAX_ERROR_CHARS));
+    (verdict, CallAttempt { delivery_id: pending.delivery_id, outcome, status, error, blocked_until })
 }
 
-fn to_time_delta(duration: Duration) -> TimeDelta {
-    TimeDelta::from_std(duration).unwrap_or(TimeDelta::MAX)
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http::{HeaderMap, header};
+    use relay_domain::{SubscriptionDeliveryId, subscriptions::call::PROBE_FAILURES};
+
+    use super::*;
+
+    fn at(seconds: i64) -> DateTime<Utc> {
+        DateTime::from_timestamp(seconds, 0).unwrap()
+    }
+
+    fn judged(failures: i32, attempts: i32, status: u16, retry_after: Option<&str>) -> (CallOutcome, Option<i64>) {
+        let pending = PendingCall {
+            delivery_id: SubscriptionDeliveryId::new(7),
+            event_kind: "message.created".into(),
+            body: "{}".into(),
+            attempts,
+            next_attempt_at: at(0),
+            created_at: at(0),
+            traceparent: None,
+        };
+        let answer = Answer {
+            status,
+            headers: retry_after
+                .map(|seconds| HeaderMap::from_iter([(header::RETRY_AFTER, seconds.parse().unwrap())]))
+                .unwrap_or_default(),
+            body: Bytes::new(),
+            is_truncated: false,
+            latency: Duration::ZERO,
+        };
+        let (_, attempt) = judge_call(failures, &pending, Ok(answer), at(100));
+        (attempt.outcome, attempt.blocked_until.map(|until| until.timestamp()))
+    }
+
+    #[test]
+    fn failures_wait_for_the_schedule_the_endpoint_and_the_probe() {
+        for ((failures, attempts, status, retry_after), expected) in [
+            ((0, 0, 204, None), (CallOutcome::Delivered, None)),
+            ((0, 0, 503, None), (CallOutcome::Retry(at(101)), Some(101))),
+            ((1, 1, 503, None), (CallOutcome::Retry(at(102)), Some(102))),
+            ((1, 1, 429, Some("7")), (CallOutcome::Retry(at(107)), Some(107))),
+            ((2, 2, 503, None), (CallOutcome::DeadLetter, None)),
+            ((0, 0, 400, None), (CallOutcome::DeadLetter, None)),
+            ((PROBE_FAILURES - 1, 0, 503, None), (CallOutcome::Retry(at(130)), Some(130))),
+            ((PROBE_FAILURES - 1, 2, 503, None), (CallOutcome::DeadLetter, Some(130))),
+        ] {
+            assert_eq!(judged(failures, attempts, status, retry_after), expected, "{status} after {attempts}");
+        }
+    }
 }

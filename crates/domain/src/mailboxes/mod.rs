@@ -3,7 +3,11 @@
 
 pub mod dead_letter;
 pub mod delivery;
+mod location;
 mod record;
+mod stored;
 pub mod stream;
 
+pub use location::MessageLocation;
 pub use record::{Delivery, DeliveryMessage, DeliveryNode, SettlementRecord};
+pub use stored::StoredDelivery;

@@ -1,7 +1,10 @@
 //! Rules for http_push: meaning of an endpoint's answer, retries, and the circuit breaker (docs/protocol/node.md, "HTTP
-//! push"). Main types: [`AckMode`], [`RetryPolicy`] and [`PushOutcome`]; the engine's dispatcher applies them. Call settings
-//! are in [`settings`].
+//! push"). Main types: [`AckMode`], [`RetryPolicy`] and [`PushOutcome`]; the worker's dispatcher applies them. Call settings
+//! are in [`settings`], leased mailboxes in [`mailbox`], attempts in [`attempt`], the circuit breaker in [`endpoint`].
 
+pub mod attempt;
+pub mod endpoint;
+pub mod mailbox;
 pub mod settings;
 
 use std::time::Duration;

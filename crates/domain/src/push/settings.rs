@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::push::{AckMode, HTTP_ADAPTERS, PushOrdering, RetryPolicy};
+use crate::{
+    push::{AckMode, HTTP_ADAPTERS, PushOrdering, RetryPolicy},
+    subscriptions::secrets::standard_webhooks_key,
+};
 
 /// Call settings of one endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +62,36 @@ pub enum EndpointAuth {
         #[serde(skip_serializing_if = "Option::is_none")]
         signature_scheme: Option<String>,
     },
+}
+
+/// Secret part of the settings; stored encrypted.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointSecrets {
+    /// Bearer token.
+    #[serde(default)]
+    pub token: Option<String>,
+    /// Signing secret.
+    #[serde(default)]
+    pub secret: Option<String>,
+    /// Values of static headers.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+}
+
+impl EndpointSecrets {
+    /// Returns whether calls can be authenticated as the settings demand.
+    #[must_use]
+    pub fn suffice_for(&self, auth: &EndpointAuth) -> bool {
+        match auth {
+            EndpointAuth::None => true,
+            EndpointAuth::Bearer { .. } => self.token.is_some(),
+            EndpointAuth::StaticHeaders { .. } => !self.headers.is_empty(),
+            EndpointAuth::HmacSha256 { signature_scheme: Some(_), .. } => {
+                self.secret.as_deref().and_then(standard_webhooks_key).is_some()
+            }
+            EndpointAuth::HmacSha256 { .. } => self.secret.as_deref().is_some_and(|secret| !secret.is_empty()),
+        }
+    }
 }
 
 /// Text that a signature covers.

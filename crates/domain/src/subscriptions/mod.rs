@@ -2,6 +2,8 @@
 //! the rules for calling their URLs are in [`call`].
 
 pub mod call;
+pub mod dispatch;
+pub mod secrets;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};

@@ -7,4 +7,3 @@ pub mod limits;
 pub mod operators;
 pub(crate) mod reencryption;
 pub mod secrets;
-pub(crate) mod standard_webhooks;

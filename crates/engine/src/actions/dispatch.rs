@@ -13,16 +13,15 @@ use relay_store::{
     },
     nodes::fence::Fence,
 };
-use tokio::sync::mpsc;
+use relay_tasks::batches::{BatchSender, Batches, QueueConfig, queue};
+use relay_wire::nodes::invoke_frame::invoke_frame;
 
-use super::frame;
 use crate::{Engine, EngineResult, Inner, hints::Hint};
 
-/// Bound of the queue. A note that finds no room stays unrecorded; its gateway finds it by polling and notes it again.
-const QUEUE: usize = 8192;
+/// A note that finds no room stays unrecorded; its gateway finds it by polling and notes it again.
+const QUEUE: QueueConfig<DispatchNote> = QueueConfig::new("dispatch_notes", 8192, 1000);
 /// Pause before notes are written again that storage was unavailable for.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
-const BATCH: usize = 1000;
 /// Frames above this size are not part of hints: their gateway reads the row.
 const INLINE_FRAME: usize = 64 * 1024;
 
@@ -40,7 +39,7 @@ pub struct InvokeFrame {
 /// Sender of dispatch notes.
 #[derive(Debug)]
 pub(crate) struct DispatchRecorder {
-    sender: mpsc::Sender<DispatchNote>,
+    sender: BatchSender<DispatchNote>,
 }
 
 /// Record of a frame that was written to a socket.
@@ -53,9 +52,9 @@ pub(crate) enum DispatchNote {
 }
 
 impl DispatchRecorder {
-    pub(crate) fn new() -> (Self, mpsc::Receiver<DispatchNote>) {
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        (Self { sender }, receiver)
+    pub(crate) fn new() -> (Self, Batches<DispatchNote>) {
+        let (sender, notes) = queue(QUEUE);
+        (Self { sender }, notes)
     }
 
     /// Notes that a caller received an outcome.
@@ -65,11 +64,10 @@ impl DispatchRecorder {
 }
 
 /// Writes notes until the engine is dropped.
-pub(crate) async fn write_dispatch_notes(engine: Weak<Inner>, mut notes: mpsc::Receiver<DispatchNote>) {
-    let mut gathered = Vec::new();
-    while notes.recv_many(&mut gathered, BATCH).await > 0 {
+pub(crate) async fn write_dispatch_notes(engine: Weak<Inner>, mut notes: Batches<DispatchNote>) {
+    while let Some(batch) = notes.next().await {
         let (mut sent, mut outcomes) = (Vec::new(), Vec::new());
-        for note in gathered.drain(..) {
+        for note in batch {
             match note {
                 DispatchNote::InvocationSent(delivered) => sent.push(delivered),
                 DispatchNote::OutcomeSent(scope, invocation) => outcomes.push((scope, invocation)),
@@ -129,7 +127,7 @@ impl Engine {
             Handler::Node { capability, .. } => capability,
         };
         let caller = dispatch.tells_caller.then(|| (new.caller.agent_id, new.caller.name.clone()));
-        let text = frame::invoke(new.id, action, &new.input, dispatch.agent.as_ref(), caller.as_ref());
+        let text = invoke_frame(new.id, action, &new.input, dispatch.agent.as_ref(), caller.as_ref());
         let hint = Hint::Invoke {
             workspace: new.scope.workspace_id(),
             node: dispatch.node_id.clone(),
@@ -157,7 +155,7 @@ impl Engine {
 }
 
 fn to_invoke_frame(row: UnsentInvocation) -> InvokeFrame {
-    let text = frame::invoke(row.invocation_id, &row.action, &row.input, row.agent.as_ref(), row.caller.as_ref());
+    let text = invoke_frame(row.invocation_id, &row.action, &row.input, row.agent.as_ref(), row.caller.as_ref());
     InvokeFrame {
         scope: row.scope,
         invocation: row.invocation_id,

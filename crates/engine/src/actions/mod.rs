@@ -9,7 +9,6 @@ pub mod triggers;
 
 mod call;
 mod dispatch;
-mod frame;
 mod input;
 mod outcome;
 mod queue;

@@ -1,10 +1,9 @@
 //! Group commit of invocations and of their outcomes. Each has one transaction at a time, which takes the requests that
-//! arrived during the previous one. Workspaces take turns, so that one with thousands of requests does not delay the
-//! first request of another. A workspace in which another process is placing is requeued, so that the others need not
+//! arrived during the previous one, the workspaces in turn. A workspace in which another process is placing is requeued, so that the others need not
 //! wait for its lock, and after a second it gets a transaction of its own that waits.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     sync::Weak,
     time::{Duration, Instant},
 };
@@ -18,13 +17,17 @@ use relay_store::{
         outcomes::{InvocationOutcome, OutcomeBatch, OutcomeRecording},
     },
 };
-use tokio::sync::{mpsc, oneshot};
+use relay_tasks::batches::{BatchSender, Batches, QueueConfig, QueueFull, Request, queue};
 
-use crate::{Engine, EngineError, EngineResult, Inner};
+use crate::{Engine, EngineError, EngineResult, Inner, agents::lifecycle::encoded_length};
 
 /// Bound of the queue. Beyond it callers are refused at once, with `Retry-After`.
 const QUEUE: usize = 8192;
+/// Bytes of inputs, or of outputs, that wait at most.
+const QUEUE_BYTES: u32 = 64 * 1024 * 1024;
 const BATCH: usize = 256;
+/// Bytes of inputs, or of outputs, in one transaction.
+const BATCH_BYTES: usize = 4 * 1024 * 1024;
 /// Pause when all requests are of workspaces that other processes hold locked.
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 /// A workspace that was requeued for this long gets a batch of its own, which waits for the lock.
@@ -36,24 +39,43 @@ const ABORT_RETRIES: u32 = 5;
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(30);
 const RESOLVE_RETRY: Duration = Duration::from_millis(250);
 
-type QueuedItem<T, A> = (T, oneshot::Sender<EngineResult<A>>);
+/// New invocations that wait for their transaction.
+pub(crate) type Calls = Request<NewInvocation, EngineResult<InvokeOutcome>>;
+/// Outcomes that wait for theirs.
+pub(crate) type Outcomes = Request<InvocationOutcome, EngineResult<OutcomeRecording>>;
 
 /// Senders of the two queues.
 #[derive(Debug)]
 pub(crate) struct CallQueues {
-    calls: mpsc::Sender<QueuedItem<NewInvocation, InvokeOutcome>>,
-    outcomes: mpsc::Sender<QueuedItem<InvocationOutcome, OutcomeRecording>>,
+    calls: BatchSender<Calls>,
+    outcomes: BatchSender<Outcomes>,
 }
 
-/// New invocations that wait for their transaction.
-pub(crate) type CallReceiver = mpsc::Receiver<QueuedItem<NewInvocation, InvokeOutcome>>;
-/// Outcomes that wait for theirs.
-pub(crate) type OutcomeReceiver = mpsc::Receiver<QueuedItem<InvocationOutcome, OutcomeRecording>>;
-
 impl CallQueues {
-    pub(crate) fn new() -> (Self, CallReceiver, OutcomeReceiver) {
-        let (calls, new) = mpsc::channel(QUEUE);
-        let (outcomes, ended) = mpsc::channel(QUEUE);
+    pub(crate) fn new() -> (Self, Batches<Calls, WorkspaceId>, Batches<Outcomes, WorkspaceId>) {
+        let (calls, new) = queue(QueueConfig {
+            name: "calls",
+            max_items: QUEUE,
+            max_bytes: QUEUE_BYTES,
+            batch_items: BATCH,
+            batch_bytes: BATCH_BYTES,
+            gather: Duration::ZERO,
+            key: |call: &Calls| call.item.scope.workspace_id(),
+            bytes: |call: &Calls| encoded_length(&call.item.input),
+        });
+        let (outcomes, ended) = queue(QueueConfig {
+            name: "outcomes",
+            max_items: QUEUE,
+            max_bytes: QUEUE_BYTES,
+            batch_items: BATCH,
+            batch_bytes: BATCH_BYTES,
+            gather: Duration::ZERO,
+            key: |outcome: &Outcomes| outcome.item.scope.workspace_id(),
+            bytes: |outcome: &Outcomes| match &outcome.item.result {
+                Ok(output) => encoded_length(output),
+                Err(error) => error.len(),
+            },
+        });
         (Self { calls, outcomes }, new, ended)
     }
 
@@ -66,90 +88,13 @@ impl CallQueues {
     }
 }
 
-async fn submit<T, A>(queue: &mpsc::Sender<QueuedItem<T, A>>, item: T) -> EngineResult<A> {
-    let (reply, answer) = oneshot::channel();
-    queue.try_send((item, reply)).map_err(|_| EngineError::Overloaded)?;
+async fn submit<T, R>(queue: &BatchSender<Request<T, EngineResult<R>>>, item: T) -> EngineResult<R> {
+    let answer = queue.try_request(item).map_err(|QueueFull| EngineError::Overloaded)?;
     answer.await.unwrap_or(Err(EngineError::OutcomeUnknown))
 }
 
-/// FIFO per workspace; workspaces take turns.
-struct FairQueue<T> {
-    workspaces: VecDeque<(WorkspaceId, VecDeque<T>)>,
-    waiting: usize,
-}
-
-impl<T> Default for FairQueue<T> {
-    fn default() -> Self {
-        Self { workspaces: VecDeque::new(), waiting: 0 }
-    }
-}
-
-impl<T> FairQueue<T> {
-    fn push(&mut self, workspace: WorkspaceId, item: T) {
-        self.waiting += 1;
-        match self.workspaces.iter_mut().find(|(known, _)| *known == workspace) {
-            Some((_, items)) => items.push_back(item),
-            None => self.workspaces.push_back((workspace, VecDeque::from([item]))),
-        }
-    }
-
-    /// Returns an item to the front of its workspace.
-    fn push_front(&mut self, workspace: WorkspaceId, item: T) {
-        self.waiting += 1;
-        match self.workspaces.iter_mut().find(|(known, _)| *known == workspace) {
-            Some((_, items)) => items.push_front(item),
-            None => self.workspaces.push_back((workspace, VecDeque::from([item]))),
-        }
-    }
-
-    /// Takes up to `most` items, one of each workspace in turn.
-    fn take(&mut self, most: usize) -> Vec<T> {
-        let mut taken = Vec::with_capacity(most.min(self.waiting));
-        while taken.len() < most {
-            let Some((workspace, mut items)) = self.workspaces.pop_front() else { break };
-            taken.extend(items.pop_front());
-            if !items.is_empty() {
-                self.workspaces.push_back((workspace, items));
-            }
-        }
-        self.waiting -= taken.len();
-        taken
-    }
-
-    /// Takes up to `most` items of one workspace.
-    fn take_from(&mut self, workspace: WorkspaceId, most: usize) -> Vec<T> {
-        let Some(at) = self.workspaces.iter().position(|(known, _)| *known == workspace) else { return Vec::new() };
-        let items = &mut self.workspaces[at].1;
-        let taken: Vec<T> = items.drain(..items.len().min(most)).collect();
-        if items.is_empty() {
-            self.workspaces.remove(at);
-        }
-        self.waiting -= taken.len();
-        taken
-    }
-}
-
-/// Returns the next batch; `None` when all senders are dropped.
-async fn next_batch<T>(
-    queue: &mut mpsc::Receiver<T>,
-    turns: &mut FairQueue<T>,
-    of: impl Fn(&T) -> WorkspaceId,
-) -> Option<Vec<T>> {
-    if turns.waiting == 0 {
-        let first = queue.recv().await?;
-        turns.push(of(&first), first);
-    }
-    while turns.waiting < QUEUE
-        && let Ok(item) = queue.try_recv()
-    {
-        turns.push(of(&item), item);
-    }
-    Some(turns.take(BATCH))
-}
-
 /// Creates invocations until the engine is dropped.
-pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: CallReceiver) {
-    let mut turns = FairQueue::default();
+pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: Batches<Calls, WorkspaceId>) {
     // Workspaces with requeued requests, and the time of the first requeue.
     let mut starving_since: BTreeMap<WorkspaceId, Instant> = BTreeMap::new();
     loop {
@@ -160,35 +105,35 @@ pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: CallReceiver) {
         let batch = match starved {
             Some(workspace) => {
                 starving_since.remove(&workspace);
-                turns.take_from(workspace, BATCH)
+                queue.take_key(workspace)
             }
-            None => match next_batch(&mut queue, &mut turns, |(new, _)| new.scope.workspace_id()).await {
+            None => match queue.next().await {
                 Some(batch) => batch,
                 None => return,
             },
         };
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
-        let (new, replies): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+        let (new, replies) = Request::split(batch);
         let outcomes = engine.create_all(&new).await;
         let taken = new.len();
         let mut busy = Vec::new();
-        for ((one, reply), outcome) in new.into_iter().zip(replies).zip(outcomes) {
+        for ((item, reply), outcome) in new.into_iter().zip(replies).zip(outcomes) {
             match &outcome {
                 Ok(InvokeOutcome::Busy) => {
-                    starving_since.entry(one.scope.workspace_id()).or_insert_with(Instant::now);
-                    busy.push((one, reply));
+                    starving_since.entry(item.scope.workspace_id()).or_insert_with(Instant::now);
+                    busy.push(Request { item, reply });
                     continue;
                 }
-                Ok(InvokeOutcome::Created(_, Some(dispatch))) => engine.hint_dispatch(&one, dispatch),
+                Ok(InvokeOutcome::Created(_, Some(dispatch))) => engine.hint_dispatch(&item, dispatch),
                 _ => {}
             }
-            starving_since.remove(&one.scope.workspace_id());
+            starving_since.remove(&item.scope.workspace_id());
             let _ = reply.send(outcome);
         }
         drop(engine);
         let none_was_made = busy.len() == taken;
-        busy.into_iter().rev().for_each(|item| turns.push_front(item.0.scope.workspace_id(), item));
+        queue.put_back(busy);
         if none_was_made {
             tokio::time::sleep(BUSY_PAUSE).await;
         }
@@ -196,12 +141,11 @@ pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: CallReceiver) {
 }
 
 /// Records outcomes until the engine is dropped.
-pub(crate) async fn run_outcomes(engine: Weak<Inner>, mut queue: OutcomeReceiver) {
-    let mut turns = FairQueue::default();
-    while let Some(batch) = next_batch(&mut queue, &mut turns, |(outcome, _)| outcome.scope.workspace_id()).await {
+pub(crate) async fn run_outcomes(engine: Weak<Inner>, mut queue: Batches<Outcomes, WorkspaceId>) {
+    while let Some(batch) = queue.next().await {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
-        let (outcomes, replies): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+        let (outcomes, replies) = Request::split(batch);
         for (reply, finished) in replies.into_iter().zip(engine.record_all(&outcomes).await) {
             let _ = reply.send(finished);
         }
@@ -293,42 +237,5 @@ async fn with_abort_retries<T, F: Future<Output = StoreResult<T>>>(work: impl Fn
             Err(StoreError::Aborted { .. }) if retries < ABORT_RETRIES => retries += 1,
             done => return done,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn workspaces_take_turns() {
-        let mut turns = FairQueue::default();
-        (0..10_000).for_each(|n| turns.push(WorkspaceId::new(1), (1, n)));
-        assert_eq!(turns.take(3), [(1, 0), (1, 1), (1, 2)]);
-        turns.push(WorkspaceId::new(2), (2, 0));
-        assert_eq!(turns.take(4), [(1, 3), (2, 0), (1, 4), (1, 5)]);
-        assert_eq!((turns.waiting, turns.take(10_000).len(), turns.waiting), (9_994, 9_994, 0));
-    }
-
-    #[test]
-    fn returned_items_keep_their_order() {
-        let mut turns = FairQueue::default();
-        (0..4).for_each(|n| turns.push(WorkspaceId::new(1), (1, n)));
-        turns.push(WorkspaceId::new(2), (2, 0));
-        assert_eq!(turns.take(3), [(1, 0), (2, 0), (1, 1)]);
-        [(1, 1), (2, 0), (1, 0)].into_iter().for_each(|item| turns.push_front(WorkspaceId::new(item.0), item));
-        assert_eq!(turns.take(3), [(1, 0), (2, 0), (1, 1)]);
-        assert_eq!((turns.take(9), turns.waiting), (vec![(1, 2), (1, 3)], 0));
-    }
-
-    #[test]
-    fn items_of_one_workspace_can_be_taken_separately() {
-        let mut turns = FairQueue::default();
-        (0..3).for_each(|n| turns.push(WorkspaceId::new(1), (1, n)));
-        turns.push(WorkspaceId::new(2), (2, 0));
-        assert_eq!(turns.take_from(WorkspaceId::new(1), 2), [(1, 0), (1, 1)]);
-        assert_eq!(turns.take_from(WorkspaceId::new(1), 2), [(1, 2)]);
-        assert_eq!((turns.take_from(WorkspaceId::new(1), 2).len(), turns.waiting), (0, 1));
-        assert_eq!(turns.take(9), [(2, 0)]);
     }
 }

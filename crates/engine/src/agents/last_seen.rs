@@ -3,54 +3,43 @@
 use std::{sync::Weak, time::Duration};
 
 use chrono::{DateTime, Utc};
-use moka::sync::Cache;
 use relay_domain::{AgentId, WorkspaceScope};
 use relay_store::LastSeen;
-use tokio::sync::mpsc;
+use relay_tasks::batches::{Batches, QueueConfig};
 
-use crate::{Engine, Inner};
+use crate::{Engine, Inner, debounce::DebouncedNotes};
 
-/// Minimum time between two notes of one agent.
-const DEBOUNCE: Duration = Duration::from_secs(30);
-/// Bound of the queue. Further notes are dropped: the agent's next call is noted instead.
-const QUEUE: usize = 8192;
-const BATCH: usize = 1024;
-/// Bound of the debounce cache.
+/// A note that finds no room is dropped: the agent's next call is noted instead.
+const QUEUE: QueueConfig<LastSeen> = QueueConfig::new("last_seen", 8192, 1024).gather_for(Duration::from_millis(100));
+/// Bound of the agents whose last note is remembered.
 const MAX_REMEMBERED: u64 = 200_000;
 
 /// Sender of last-seen notes.
-#[derive(Debug)]
 pub(crate) struct LastSeenRecorder {
-    noted: Cache<(WorkspaceScope, AgentId), ()>,
-    notes: mpsc::Sender<LastSeen>,
+    notes: DebouncedNotes<(WorkspaceScope, AgentId), LastSeen>,
 }
 
 impl LastSeenRecorder {
-    /// Creates the sender, and the queue that [`write_last_seen`] drains.
-    pub(crate) fn new() -> (Self, mpsc::Receiver<LastSeen>) {
-        let (notes, receiver) = mpsc::channel(QUEUE);
-        let noted = Cache::builder().max_capacity(MAX_REMEMBERED).time_to_live(DEBOUNCE).build();
-        (Self { noted, notes }, receiver)
+    /// Creates the sender, and the queue that [`write_last_seen`] empties.
+    pub(crate) fn new() -> (Self, Batches<LastSeen>) {
+        let (notes, batches) = DebouncedNotes::new(QUEUE, MAX_REMEMBERED);
+        (Self { notes }, batches)
     }
 
     /// Notes a call of the agent.
     pub(crate) fn note(&self, scope: WorkspaceScope, agent_id: AgentId, at: DateTime<Utc>) {
-        let key = (scope, agent_id);
-        if !self.noted.contains_key(&key) && self.notes.try_send(LastSeen { scope, agent_id, at }).is_ok() {
-            self.noted.insert(key, ());
-        }
+        self.notes.add((scope, agent_id), || LastSeen { scope, agent_id, at });
     }
 
     /// Ends the debounce after the agent's status was set by other means: its next call is noted again.
     pub(crate) fn forget(&self, scope: WorkspaceScope, agent_id: AgentId) {
-        self.noted.invalidate(&(scope, agent_id));
+        self.notes.forget(&(scope, agent_id));
     }
 }
 
 /// Writes notes in batches until the engine is dropped.
-pub(crate) async fn write_last_seen(engine: Weak<Inner>, mut notes: mpsc::Receiver<LastSeen>) {
-    let mut batch = Vec::with_capacity(BATCH);
-    while notes.recv_many(&mut batch, BATCH).await > 0 {
+pub(crate) async fn write_last_seen(engine: Weak<Inner>, mut notes: Batches<LastSeen>) {
+    while let Some(batch) = notes.next().await {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
         match engine.store().record_agents_seen(&batch, engine.now()).await {
@@ -64,8 +53,5 @@ pub(crate) async fn write_last_seen(engine: Weak<Inner>, mut notes: mpsc::Receiv
                 );
             }
         }
-        drop(engine);
-        batch.clear();
-        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

@@ -17,6 +17,7 @@ use relay_wire::{
     channels::conversation::{Group, Participant, StoredGroup},
     events::data::ParticipantChanged,
     field::ToValue as _,
+    nodes::deliver_frame::FRAME_LIMIT,
 };
 use serde_json::Value;
 
@@ -27,7 +28,7 @@ use crate::{
         idempotency::{ClientKey, Replay},
     },
     error::{Conflict, Denial, Missing, TooLarge},
-    messages::{payload::FRAME_LIMIT, posting::Draft},
+    messages::posting::Draft,
 };
 
 /// Bound of a frame's fields beside the text.

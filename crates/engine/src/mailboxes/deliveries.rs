@@ -3,14 +3,12 @@
 use relay_domain::{
     DeliveryId, MessageId, WorkspaceScope,
     events::kind,
-    mailboxes::{Delivery, delivery::DeliveryState},
+    mailboxes::{Delivery, MessageLocation, delivery::DeliveryState},
     metric_names,
     names::{MAX_NOTE_BYTES, check_length},
 };
 pub use relay_store::{DeliveryReport, mailboxes::attempts::AttemptRow};
-use relay_store::{
-    MessageLocation, ReportOutcome, delivered_event, events::Event, mailboxes::expiry::DeadLetteredDelivery,
-};
+use relay_store::{ReportOutcome, delivered_event, events::Event, mailboxes::expiry::DeadLetteredDelivery};
 use relay_wire::{
     events::data::{DeliveryRedriven, DeliveryReported, MessageRead},
     field::ToValue as _,

@@ -3,9 +3,8 @@
 use chrono::{Duration, Utc};
 use relay_domain::{
     AgentId, DeliveryId, NodeId, ProviderName, WorkspaceScope,
-    mailboxes::{delivery::Settlement, stream::Seq},
+    mailboxes::{StoredDelivery, delivery::Settlement, stream::Seq},
 };
-use relay_store::mailboxes::replay::StoredDelivery;
 pub use relay_store::{
     mailboxes::cursors::{CursorMove, LocatedAgent, MailboxPosition},
     nodes::{
@@ -17,9 +16,10 @@ pub use relay_store::{
     processes::gateway_leases::ConnectedProvider,
 };
 pub use relay_stream::{LinkState, LiveFrame, ProbeRequest, Probes, Tail};
+use relay_wire::nodes::deliver_frame;
 use tokio::sync::watch;
 
-use crate::{Engine, EngineResult, messages::payload};
+use crate::{Engine, EngineResult};
 
 /// Older rows have expired, whatever their workspace's TTL (six days at most), so replay need not read their
 /// partitions.
@@ -157,7 +157,7 @@ fn repair_page<'a>(
         let tombstone = |seq| ReplayFrame {
             seq,
             delivery_id: None,
-            body: payload::tombstone_frame(want.agent_id, &want.agent_name, seq),
+            body: deliver_frame::tombstone_frame(want.agent_id, &want.agent_name, seq),
         };
         if seq <= want.settled_below {
             frames.push(tombstone(seq));
@@ -169,7 +169,8 @@ fn repair_page<'a>(
                     // It expired after the read: the next repair dead-letters it.
                     break;
                 }
-                let body = if row.settlement.is_some_and(is_terminal) { None } else { payload::stored_frame(row) };
+                let body =
+                    if row.settlement.is_some_and(is_terminal) { None } else { deliver_frame::stored_frame(row) };
                 frames.push(match body {
                     Some(body) => ReplayFrame {
                         seq,

@@ -20,7 +20,7 @@ use relay_store::{
 use relay_tasks::spawn_isolated;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{Engine, EngineError, Inner, error::Fault, messages::publisher::Committed, trace};
+use crate::{Engine, EngineError, Inner, error::Fault, messages::publisher::Committed};
 
 /// Target size: a batch closes once it has reached this many deliveries.
 const MAX_BATCH_DELIVERIES: usize = 512;
@@ -151,8 +151,9 @@ async fn commit_sends(engine: &Engine, mut pending: Vec<PendingSend>) {
 fn start_commit_spans(pending: &mut [PendingSend]) -> Vec<tracing::Span> {
     let requests = pending.len();
     let traced = pending.iter_mut().filter_map(|one| {
-        let span = trace::child_span(one.traceparent.as_deref(), || tracing::info_span!("engine.commit", requests))?;
-        one.traceparent = trace::traceparent_of(&span);
+        let span =
+            relay_trace::child_span(one.traceparent.as_deref(), || tracing::info_span!("engine.commit", requests))?;
+        one.traceparent = relay_trace::traceparent_of(&span);
         Some(span)
     });
     traced.collect()

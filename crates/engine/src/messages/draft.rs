@@ -6,12 +6,12 @@ use relay_domain::{
     messages::Message,
     names::{MAX_METADATA_BYTES, MAX_TEXT_BYTES, check_json_length, check_length},
 };
+use relay_wire::{messages::payload, nodes::deliver_frame::FRAME_LIMIT};
 use serde_json::Value;
 
 use crate::{
     EngineError, EngineResult,
     error::{InvalidInput, TooLarge},
-    messages::payload,
 };
 
 /// Above this size of text and extras the exact frame is encoded to check its limit. Below it, even the worst JSON
@@ -72,5 +72,5 @@ pub(crate) fn check_frame(message: &Message) -> EngineResult<()> {
     // Names of at most 128 bytes, escaped, and the frame's own keys.
     const FRAME_OVERHEAD: usize = 2048;
     let encoded = payload::payload(message, "").get().len() + FRAME_OVERHEAD;
-    if encoded > payload::FRAME_LIMIT { Err(EngineError::TooLarge(TooLarge::Message)) } else { Ok(()) }
+    if encoded > FRAME_LIMIT { Err(EngineError::TooLarge(TooLarge::Message)) } else { Ok(()) }
 }

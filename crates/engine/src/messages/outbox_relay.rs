@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use relay_domain::metric_names;
 use tracing::Instrument as _;
 
-use crate::{Engine, EngineResult, tick::TickOutcome, trace};
+use crate::{Engine, EngineResult, tick::TickOutcome};
 
 /// A gateway publishes its batches within milliseconds. After this long it will not.
 const OVERDUE_AFTER: Duration = Duration::from_secs(2);
@@ -34,8 +34,9 @@ pub async fn relay_unpublished_batches(engine: &Engine) -> EngineResult<TickOutc
             break;
         }
         let above = batch.traceparent.as_deref();
-        let span = trace::child_span(above, || tracing::info_span!("stream.republish", messages = batch.sources.len()));
-        let own = span.as_ref().and_then(trace::traceparent_of);
+        let span =
+            relay_trace::child_span(above, || tracing::info_span!("stream.republish", messages = batch.sources.len()));
+        let own = span.as_ref().and_then(relay_trace::traceparent_of);
         let republished = engine.republish(&batch.sources, own.as_deref().or(above));
         match republished.instrument(span.unwrap_or_else(tracing::Span::none)).await {
             Ok(()) => published.push(batch.batch_id),

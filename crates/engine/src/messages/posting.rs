@@ -134,7 +134,7 @@ impl Engine {
     ///
     /// # Errors
     /// When the channel is unknown or archived, the draft is invalid, its frame would exceed
-    /// [`crate::messages::payload::FRAME_LIMIT`], the key was used with another body, or the engine is overloaded.
+    /// [`relay_wire::nodes::deliver_frame::FRAME_LIMIT`], the key was used with another body, or the engine is overloaded.
     pub async fn post_to_channel(
         &self,
         caller: &AgentCaller,
@@ -259,7 +259,7 @@ impl Engine {
     /// Queues a send for the committer and waits for its reply.
     async fn commit_send(&self, send: NewSend, names: Vec<Arc<str>>) -> EngineResult<CommitReply> {
         let (reply, answer) = oneshot::channel();
-        let traceparent = crate::trace::current_traceparent();
+        let traceparent = relay_trace::current_traceparent();
         self.inner.committer.push(PendingSend { send, names, traceparent, reply })?;
         let asked_at = Instant::now();
         let answer = answer.await;

@@ -5,16 +5,20 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use relay_domain::{AgentId, BatchId, DeliveryId, MessageId, NodeId, WorkspaceScope, messages::Message, metric_names};
-use relay_store::{
-    mailboxes::replay::StoredDelivery,
-    messages::batch::{NewSend, WrittenDelivery},
+use relay_domain::{
+    AgentId, BatchId, DeliveryId, MessageId, NodeId, WorkspaceScope, mailboxes::StoredDelivery, messages::Message,
+    metric_names,
 };
+use relay_store::messages::batch::{NewSend, WrittenDelivery};
 use relay_stream::{INLINE_LIMIT, LogFrame, PendingStore};
-use relay_tasks::spawn_isolated;
+use relay_tasks::{
+    batches::{Batches, QueueConfig, queue},
+    spawn_isolated,
+};
+use relay_wire::{messages::payload, nodes::deliver_frame};
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::{Engine, EngineResult, Inner, messages::payload, trace};
+use crate::{Engine, EngineResult, Inner};
 
 /// Bound of the queue, in batches. Beyond it the outbox relay takes over.
 const QUEUE: usize = 256;
@@ -23,10 +27,10 @@ const IN_FLIGHT: usize = 64;
 /// A slower publish must not stall delivery: gateways get a hint to read Postgres. A cluster that elects a leader
 /// pauses for seconds.
 const STALL_TIMEOUT: Duration = Duration::from_millis(250);
-/// Bound of the published batches that wait to be marked; a batch without room is published again.
-const MARK_QUEUE: usize = 4096;
-/// Interval at which published batches are marked together.
-const MARK_EVERY: Duration = Duration::from_millis(100);
+/// Published batches that wait to be marked, all by one update: marking each alone would cost a commit per batch. One
+/// that finds no room is published again.
+const MARKS: QueueConfig<BatchId> =
+    QueueConfig::new("published_batches", 4096, 4096).gather_for(Duration::from_millis(100));
 
 pub(crate) struct Committed {
     pub(crate) batch: BatchId,
@@ -80,8 +84,8 @@ impl Committed {
     /// Starts a span for each traced send; its frames become children.
     fn start_publish_spans(&mut self) -> Vec<tracing::Span> {
         let traced = self.sends.iter_mut().filter_map(|send| {
-            let span = trace::child_span(send.traceparent.as_deref(), || tracing::info_span!("stream.publish"))?;
-            send.traceparent = trace::traceparent_of(&span);
+            let span = relay_trace::child_span(send.traceparent.as_deref(), || tracing::info_span!("stream.publish"))?;
+            send.traceparent = relay_trace::traceparent_of(&span);
             Some(span)
         });
         traced.collect()
@@ -106,7 +110,7 @@ impl Committed {
                     location: location(row.node_id.as_str(), provider),
                     // Copies of a large frame for a thousand recipients would be a gigabyte.
                     body: (payload.get().len() <= INLINE_LIMIT)
-                        .then(|| payload::deliver_frame(id, name, row.seq, recipient.mode, payload)),
+                        .then(|| deliver_frame::deliver_frame(id, name, row.seq, recipient.mode, payload)),
                     sender: Some(message.agent_id),
                     traceparent: s.traceparent.clone(),
                 });
@@ -143,13 +147,14 @@ impl Publisher {
 }
 
 /// Publishes batches in commit order until the engine is dropped.
-pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut queue: mpsc::Receiver<Committed>) {
+pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut batches: mpsc::Receiver<Committed>) {
     let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
-    let (published, marks) = mpsc::channel(MARK_QUEUE);
+    let (published, marks) = queue(MARKS);
+    let published = Arc::new(published);
     let Some(inner) = engine.upgrade() else { return };
     inner.tasks.spawn("publish-marks", mark_published(engine.clone(), marks));
     drop(inner);
-    while let Some(mut committed) = queue.recv().await {
+    while let Some(mut committed) = batches.recv().await {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
         // The outbox relay publishes the batch once JetStream is back; recipients read Postgres meanwhile.
@@ -174,7 +179,7 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut queue: mpsc::Receive
         };
         match engine.inner.stream.publish(&frames).await {
             Ok(stored) => {
-                let published = published.clone();
+                let published = Arc::clone(&published);
                 spawn_isolated("publish", async move {
                     if wait_until_stored(&engine, stored, &committed, frames.len()).await {
                         let _ = published.try_send(committed.batch);
@@ -219,15 +224,8 @@ async fn wait_until_stored(engine: &Engine, stored: PendingStore, committed: &Co
 }
 
 /// Marks published batches together. An unmarked batch is published again, which is harmless.
-async fn mark_published(engine: std::sync::Weak<Inner>, mut marks: mpsc::Receiver<BatchId>) {
-    let mut batches = Vec::new();
-    while let Some(first) = marks.recv().await {
-        batches.push(first);
-        // One update for all batches of the interval: marking each alone would cost a commit per batch.
-        tokio::time::sleep(MARK_EVERY).await;
-        while let Ok(next) = marks.try_recv() {
-            batches.push(next);
-        }
+async fn mark_published(engine: std::sync::Weak<Inner>, mut marks: Batches<BatchId>) {
+    while let Some(batches) = marks.next().await {
         let Some(inner) = engine.upgrade() else { return };
         if let Err(error) = inner.store.mark_published(&batches).await {
             tracing::debug!(
@@ -235,7 +233,6 @@ async fn mark_published(engine: std::sync::Weak<Inner>, mut marks: mpsc::Receive
                 "failed to mark published batches, they will be published again"
             );
         }
-        batches.clear();
     }
 }
 
@@ -260,16 +257,15 @@ impl Engine {
 }
 
 pub(crate) fn log_frame(row: &StoredDelivery, traceparent: Option<&str>) -> Option<LogFrame> {
-    let id = DeliveryId { source: row.source_id, agent: row.agent_id, redrive_no: row.redrive_no };
     Some(LogFrame {
         scope: row.scope,
         agent_id: row.agent_id,
         seq: row.seq,
-        delivery_id: id.to_string(),
+        delivery_id: row.id().to_string(),
         location: location(&row.location.0, row.location.1.as_deref().unwrap_or_default()),
         body: match &row.message {
             Some(message) if message.text.len() > INLINE_LIMIT => None,
-            _ => Some(payload::stored_frame(row)?).filter(|body| body.len() <= INLINE_LIMIT),
+            _ => Some(deliver_frame::stored_frame(row)?).filter(|body| body.len() <= INLINE_LIMIT),
         },
         sender: row.message.as_ref().map(|message| message.agent_id),
         traceparent: traceparent.map(ToOwned::to_owned),

@@ -13,7 +13,7 @@ use relay_domain::{
         CapabilityKind, DIRECT_ID_PREFIX, DIRECT_NAME_PREFIX, LISTED_NODES, Node, NodeKind, NodeProvider, NodeRole,
         RosterNode, WS_ADAPTER,
     },
-    push::{HTTP_ADAPTERS, POLL_ADAPTER},
+    push::{HTTP_ADAPTERS, POLL_ADAPTER, settings::EndpointSecrets},
     workspaces::plan::Quota,
 };
 use relay_store::{
@@ -25,7 +25,7 @@ use relay_wire::field::ToValue as _;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::push::delivery::{DeliverySecrets, FormerSettings};
+use crate::push::delivery::FormerSettings;
 use crate::{
     Engine, EngineError, EngineResult,
     access::authentication::AgentCaller,
@@ -186,7 +186,7 @@ impl Engine {
         let secrets = &self.inner.secrets;
         let known = match stored {
             Some((_, sealed)) => secrets.open_node_delivery(scope, id, sealed.as_ref())?,
-            None => DeliverySecrets::default(),
+            None => EndpointSecrets::default(),
         };
         let base = stored.and_then(|(node, _)| node.delivery.as_ref()).filter(|_| keeps_the_rest);
         let former = FormerSettings { base, secrets: known };

@@ -25,7 +25,8 @@ use relay_domain::{
     observers::ObserverScope,
 };
 use relay_store::StoreError;
-use tokio::sync::{mpsc, watch};
+use relay_tasks::batches::Batches;
+use tokio::sync::watch;
 
 pub(crate) use self::token_uses::write_token_uses;
 pub use self::{
@@ -60,9 +61,9 @@ pub(crate) struct Observers {
 }
 
 impl Observers {
-    /// Creates an empty cache, and the queue that [`write_token_uses`] drains.
-    pub(crate) fn new() -> (Self, mpsc::Receiver<token_uses::TokenUse>) {
-        let (used, notes) = token_uses::TokenUseRecorder::new();
+    /// Creates an empty cache, and the queue that [`write_token_uses`] empties.
+    pub(crate) fn new() -> (Self, Batches<token_uses::TokenUse>) {
+        let (used, notes) = token_uses::recorder();
         let observers = Self {
             ring: RwLock::default(),
             overrides: RwLock::default(),
@@ -182,7 +183,8 @@ impl Engine {
         let access = access
             .map_err(|_| EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Observer }))?;
         if let Some(token) = access.token_id {
-            self.inner.observers.used.note(access.scope, token, self.now());
+            let scope = access.scope;
+            self.inner.observers.used.add(token, || (scope, token, self.now()));
         }
         Ok(access)
     }

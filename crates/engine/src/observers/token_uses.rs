@@ -3,47 +3,30 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use moka::sync::Cache;
 use relay_domain::{ObserverTokenId, WorkspaceScope};
 use relay_store::Store;
-use tokio::sync::mpsc;
+use relay_tasks::batches::{Batches, QueueConfig};
 
-/// Minimum time between two notes of one token.
-const DEBOUNCE: Duration = Duration::from_secs(30);
-/// Bound of the queue. Further notes are dropped: the token's next use is noted instead.
-const QUEUE: usize = 4096;
-const BATCH: usize = 1024;
-/// Bound of the debounce cache.
-const MAX_REMEMBERED: u64 = 100_000;
+use crate::debounce::DebouncedNotes;
 
 pub(crate) type TokenUse = (WorkspaceScope, ObserverTokenId, DateTime<Utc>);
 
 /// Sender of token uses.
-pub(super) struct TokenUseRecorder {
-    noted: Cache<ObserverTokenId, ()>,
-    notes: mpsc::Sender<TokenUse>,
-}
+pub(super) type TokenUseRecorder = DebouncedNotes<ObserverTokenId, TokenUse>;
 
-impl TokenUseRecorder {
-    /// Creates the sender, and the queue that [`write_token_uses`] drains.
-    pub(super) fn new() -> (Self, mpsc::Receiver<TokenUse>) {
-        let (notes, receiver) = mpsc::channel(QUEUE);
-        let noted = Cache::builder().max_capacity(MAX_REMEMBERED).time_to_live(DEBOUNCE).build();
-        (Self { noted, notes }, receiver)
-    }
+/// A note that finds no room is dropped: the token's next use is noted instead.
+const QUEUE: QueueConfig<TokenUse> = QueueConfig::new("token_uses", 4096, 1024).gather_for(Duration::from_millis(100));
+/// Bound of the tokens whose last note is remembered.
+const MAX_REMEMBERED: u64 = 100_000;
 
-    /// Notes a use of the token.
-    pub(super) fn note(&self, scope: WorkspaceScope, token: ObserverTokenId, at: DateTime<Utc>) {
-        if !self.noted.contains_key(&token) && self.notes.try_send((scope, token, at)).is_ok() {
-            self.noted.insert(token, ());
-        }
-    }
+/// Creates the sender, and the queue that [`write_token_uses`] empties.
+pub(super) fn recorder() -> (TokenUseRecorder, Batches<TokenUse>) {
+    DebouncedNotes::new(QUEUE, MAX_REMEMBERED)
 }
 
 /// Writes notes in batches until the engine is dropped.
-pub(crate) async fn write_token_uses(store: Store, mut notes: mpsc::Receiver<TokenUse>) {
-    let mut batch = Vec::with_capacity(BATCH);
-    while notes.recv_many(&mut batch, BATCH).await > 0 {
+pub(crate) async fn write_token_uses(store: Store, mut notes: Batches<TokenUse>) {
+    while let Some(batch) = notes.next().await {
         if let Err(error) = store.record_observer_token_use(&batch).await {
             // No feature depends on one note; the next use is noted in half a minute.
             tracing::warn!(
@@ -52,8 +35,5 @@ pub(crate) async fn write_token_uses(store: Store, mut notes: mpsc::Receiver<Tok
                 "failed to write last-used times"
             );
         }
-        batch.clear();
-        // Later notes gather meanwhile for one statement; no caller waits for a note.
-        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

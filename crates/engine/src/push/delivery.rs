@@ -7,19 +7,19 @@ use relay_domain::{
     NodeId, WorkspaceScope,
     push::{
         AckMode, MAX_RETRY_DELAY, MAX_SCHEDULE_ENTRIES, PushOrdering, STANDARD_SCHEDULE, header_problem,
-        settings::{EndpointAuth, EndpointSettings, RetrySchedule, SignedPayload},
+        settings::{EndpointAuth, EndpointSecrets, EndpointSettings, RetrySchedule, SignedPayload},
     },
-    subscriptions::{MAX_HEADER_VALUE_BYTES, MAX_HEADERS, MAX_SECRET_BYTES},
+    subscriptions::{MAX_HEADER_VALUE_BYTES, MAX_HEADERS, MAX_SECRET_BYTES, secrets::standard_webhooks_key},
 };
 use relay_egress::{Policy, Refusal};
 use relay_store::{NewDelivery, subscriptions::definitions::EncryptedSecret};
 use relay_wire::field::ToValue as _;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
     EngineError, EngineResult,
-    access::{secrets::Secrets, standard_webhooks::signing_key},
+    access::secrets::Secrets,
     error::{Fault, InvalidInput},
 };
 
@@ -27,32 +27,6 @@ use crate::{
 const REDACTED: &str = "[redacted]";
 /// Name of the Standard Webhooks scheme and schedule.
 const STANDARD_WEBHOOKS: &str = "standard-webhooks";
-
-/// Encrypted part of the settings.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct DeliverySecrets {
-    #[serde(default)]
-    pub(crate) token: Option<String>,
-    #[serde(default)]
-    pub(crate) secret: Option<String>,
-    #[serde(default)]
-    pub(crate) headers: BTreeMap<String, String>,
-}
-
-impl DeliverySecrets {
-    /// Returns whether calls can be authenticated as the settings demand.
-    pub(crate) fn suffice_for(&self, auth: &EndpointAuth) -> bool {
-        match auth {
-            EndpointAuth::None => true,
-            EndpointAuth::Bearer { .. } => self.token.is_some(),
-            EndpointAuth::StaticHeaders { .. } => !self.headers.is_empty(),
-            EndpointAuth::HmacSha256 { signature_scheme: Some(_), .. } => {
-                self.secret.as_deref().and_then(signing_key).is_some()
-            }
-            EndpointAuth::HmacSha256 { .. } => self.secret.as_deref().is_some_and(|secret| !secret.is_empty()),
-        }
-    }
-}
 
 #[derive(Deserialize)]
 struct DeliveryInput {
@@ -99,7 +73,7 @@ pub(crate) struct FormerSettings<'a> {
     /// Base of fields that the request leaves out; `None` for their defaults.
     pub(crate) base: Option<&'a Value>,
     /// Values of secrets that the request leaves redacted.
-    pub(crate) secrets: DeliverySecrets,
+    pub(crate) secrets: EndpointSecrets,
 }
 
 impl Secrets {
@@ -131,7 +105,7 @@ impl Secrets {
         let (auth, secrets) = match (given.auth, &base) {
             (Some(auth), _) => read_auth(auth, &former.secrets)?,
             (None, Some(base)) => (base.auth.clone(), former.secrets),
-            (None, None) => (EndpointAuth::None, DeliverySecrets::default()),
+            (None, None) => (EndpointAuth::None, EndpointSecrets::default()),
         };
         let retry = match given.retry {
             None => base.as_ref().and_then(|b| b.retry.clone()),
@@ -139,7 +113,7 @@ impl Secrets {
         };
         let use_proxy = given.use_proxy.or(base.as_ref().map(|b| b.use_proxy)).unwrap_or(false);
         let delivery = EndpointSettings { url, ack_mode, auth, use_proxy, ordering, retry };
-        let sealed = if secrets == DeliverySecrets::default() {
+        let sealed = if secrets == EndpointSecrets::default() {
             None
         } else {
             // Strings always encode.
@@ -156,8 +130,8 @@ impl Secrets {
         scope: WorkspaceScope,
         node: &NodeId,
         sealed: Option<&EncryptedSecret>,
-    ) -> EngineResult<DeliverySecrets> {
-        let Some(sealed) = sealed else { return Ok(DeliverySecrets::default()) };
+    ) -> EngineResult<EndpointSecrets> {
+        let Some(sealed) = sealed else { return Ok(EndpointSecrets::default()) };
         let plain = self.open(&secret_context(scope, node), sealed);
         plain
             .and_then(|plain| serde_json::from_slice(&plain).ok())
@@ -201,16 +175,16 @@ fn read_schedule(given: ScheduleInput) -> EngineResult<RetrySchedule> {
     Ok(RetrySchedule { schedule })
 }
 
-fn read_auth(given: AuthInput, known: &DeliverySecrets) -> EngineResult<(EndpointAuth, DeliverySecrets)> {
+fn read_auth(given: AuthInput, known: &EndpointSecrets) -> EngineResult<(EndpointAuth, EndpointSecrets)> {
     let redacted = || REDACTED.to_owned();
     match given.kind.as_str() {
-        "none" => Ok((EndpointAuth::None, DeliverySecrets::default())),
+        "none" => Ok((EndpointAuth::None, EndpointSecrets::default())),
         "bearer" => {
             let token = resolve_secret("token", given.token, known.token.as_ref())?;
             if token.len() > MAX_HEADER_VALUE_BYTES || token.bytes().any(|byte| !byte.is_ascii_graphic()) {
                 return Err(invalid("auth.token must be visible ASCII of at most 4096 bytes"));
             }
-            let secrets = DeliverySecrets { token: Some(token), ..DeliverySecrets::default() };
+            let secrets = EndpointSecrets { token: Some(token), ..EndpointSecrets::default() };
             Ok((EndpointAuth::Bearer { token: redacted() }, secrets))
         }
         "static_headers" => {
@@ -232,7 +206,7 @@ fn read_auth(given: AuthInput, known: &DeliverySecrets) -> EngineResult<(Endpoin
             let shown = headers.keys().map(|name| (name.clone(), redacted())).collect();
             Ok((
                 EndpointAuth::StaticHeaders { headers: shown },
-                DeliverySecrets { headers, ..DeliverySecrets::default() },
+                EndpointSecrets { headers, ..EndpointSecrets::default() },
             ))
         }
         "hmac_sha256" => read_hmac(given, known),
@@ -240,14 +214,14 @@ fn read_auth(given: AuthInput, known: &DeliverySecrets) -> EngineResult<(Endpoin
     }
 }
 
-fn read_hmac(given: AuthInput, known: &DeliverySecrets) -> EngineResult<(EndpointAuth, DeliverySecrets)> {
+fn read_hmac(given: AuthInput, known: &EndpointSecrets) -> EngineResult<(EndpointAuth, EndpointSecrets)> {
     let secret = resolve_secret("secret", given.secret, known.secret.as_ref())?;
     if secret.len() > MAX_SECRET_BYTES {
         return Err(invalid(format!("auth.secret must have at most {MAX_SECRET_BYTES} bytes")));
     }
     match given.signature_scheme.as_deref() {
         None => {}
-        Some(STANDARD_WEBHOOKS) if signing_key(&secret).is_none() => {
+        Some(STANDARD_WEBHOOKS) if standard_webhooks_key(&secret).is_none() => {
             return Err(invalid("auth.secret must be whsec_ and base64 of 24 to 64 bytes"));
         }
         Some(STANDARD_WEBHOOKS) => {}
@@ -282,7 +256,7 @@ fn read_hmac(given: AuthInput, known: &DeliverySecrets) -> EngineResult<(Endpoin
         prefix,
         signature_scheme: given.signature_scheme,
     };
-    Ok((auth, DeliverySecrets { secret: Some(secret), ..DeliverySecrets::default() }))
+    Ok((auth, EndpointSecrets { secret: Some(secret), ..EndpointSecrets::default() }))
 }
 
 /// Returns a secret as written, or the stored one where the client wrote `[redacted]`.
@@ -304,7 +278,7 @@ mod tests {
 
     use super::*;
 
-    fn read(given: Value, stored: Option<(&Value, DeliverySecrets)>) -> EngineResult<(EndpointSettings, NewDelivery)> {
+    fn read(given: Value, stored: Option<(&Value, EndpointSecrets)>) -> EngineResult<(EndpointSettings, NewDelivery)> {
         let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(1));
         let (base, known) = stored.unzip();
         let former = FormerSettings { base, secrets: known.unwrap_or_default() };
@@ -317,9 +291,9 @@ mod tests {
     fn settings_without_their_secret_are_unusable() {
         let auth = json!({ "type": "hmac_sha256", "secret": "s" });
         let plain = read(json!({ "url": URL, "auth": auth }), None).unwrap().0.auth;
-        let of = |secret: &str| DeliverySecrets { secret: Some(secret.to_owned()), ..DeliverySecrets::default() };
+        let of = |secret: &str| EndpointSecrets { secret: Some(secret.to_owned()), ..EndpointSecrets::default() };
         assert!(of("s").suffice_for(&plain));
-        assert!(!of("").suffice_for(&plain) && !DeliverySecrets::default().suffice_for(&plain));
+        assert!(!of("").suffice_for(&plain) && !EndpointSecrets::default().suffice_for(&plain));
         let mut standard = plain;
         if let EndpointAuth::HmacSha256 { signature_scheme, .. } = &mut standard {
             *signature_scheme = Some(STANDARD_WEBHOOKS.to_owned());

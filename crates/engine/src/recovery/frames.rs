@@ -109,7 +109,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::messages::payload;
+    use relay_wire::{messages::payload, nodes::deliver_frame};
 
     fn message() -> Message {
         Message {
@@ -135,7 +135,7 @@ mod tests {
 
     fn back(message: &Message) -> LoggedDelivery {
         let id = DeliveryId { source: message.id.get(), agent: AgentId::new(9), redrive_no: 0 };
-        let body = payload::deliver_frame(id, "bob", 3, Mode::Steer, &payload::payload(message, "bob"));
+        let body = deliver_frame::deliver_frame(id, "bob", 3, Mode::Steer, &payload::payload(message, "bob"));
         let logged = LoggedFrame {
             scope: WorkspaceScope::from_engine_row(WorkspaceId::new(1)),
             agent_id: AgentId::new(9),

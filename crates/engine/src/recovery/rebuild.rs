@@ -2,10 +2,10 @@
 
 use relay_domain::{
     AgentId, WorkspaceScope,
-    mailboxes::{delivery::Settlement, stream::Seq},
+    mailboxes::{StoredDelivery, delivery::Settlement, stream::Seq},
     metric_names,
 };
-use relay_store::{mailboxes::replay::StoredDelivery, recovery::BEFORE_ALL_MAILBOXES};
+use relay_store::recovery::BEFORE_ALL_MAILBOXES;
 
 use crate::{Engine, EngineResult, messages::publisher::log_frame};
 

@@ -9,15 +9,14 @@ use relay_domain::{
     subscriptions::{
         DeliveryStatus, EventFilter, MAX_EVENTS, MAX_HEADERS, MAX_PER_WORKSPACE, MAX_SECRET_BYTES, SignatureScheme,
         Subscription, SubscriptionDelivery, header_problem, is_subscribable,
+        secrets::{SubscriptionSecrets, standard_webhooks_key},
     },
     workspaces::plan::Quota,
 };
 use relay_store::subscriptions::definitions::{EncryptedSecret, NewSubscription};
-use serde::{Deserialize, Serialize};
 
 use crate::{
     Engine, EngineError, EngineResult,
-    access::standard_webhooks::signing_key,
     error::{Fault, Limit, Missing},
 };
 
@@ -36,24 +35,6 @@ pub struct SubscriptionRequest {
     pub headers: BTreeMap<String, String>,
     pub secret: Option<String>,
     pub signature_scheme: Option<String>,
-}
-
-/// Encrypted part of a subscription.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SubscriptionSecrets {
-    pub secret: Option<String>,
-    pub headers: BTreeMap<String, String>,
-}
-
-impl SubscriptionSecrets {
-    /// Returns whether calls can be signed as the subscription demands.
-    pub(crate) fn suffice_for(&self, scheme: Option<SignatureScheme>) -> bool {
-        match scheme {
-            None => true,
-            Some(SignatureScheme::Relay) => self.secret.as_deref().is_some_and(|secret| !secret.is_empty()),
-            Some(SignatureScheme::StandardWebhooks) => self.secret.as_deref().and_then(signing_key).is_some(),
-        }
-    }
 }
 
 impl Engine {
@@ -252,7 +233,7 @@ fn check_secret(secret: Option<&str>, scheme: Option<&str>) -> EngineResult<Opti
         return Err(invalid(format!("secret must have 1 to {MAX_SECRET_BYTES} bytes")));
     }
     let scheme = scheme.unwrap_or(SignatureScheme::Relay);
-    if scheme == SignatureScheme::StandardWebhooks && signing_key(secret).is_none() {
+    if scheme == SignatureScheme::StandardWebhooks && standard_webhooks_key(secret).is_none() {
         return Err(invalid("secret must be whsec_ and base64 of 24 to 64 bytes"));
     }
     Ok(Some(scheme))

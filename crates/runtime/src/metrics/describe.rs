@@ -43,6 +43,9 @@ pub(super) fn describe_all() {
         "Time from queueing a frame for a socket to its ack; one frame per agent is measured at a time."
     );
     describe_histogram!(name::COMMIT_BATCH_SIZE, "Requests per commit.");
+    describe_histogram!(name::BATCH_ITEMS, "Items of one batch, by queue.");
+    describe_gauge!(name::QUEUE_ITEMS, "Items that wait after the last batch was taken, by queue.");
+    describe_counter!(name::QUEUE_REFUSED, "Items refused or dropped because their queue was full, by queue.");
     describe_histogram!(name::COMMIT_SECONDS, Unit::Seconds, "Duration of one commit.");
     describe_counter!(name::PUSH_ATTEMPTS, "Attempts to dispatch a delivery to an http_push endpoint, by outcome.");
     describe_histogram!(name::PUSH_SECONDS, Unit::Seconds, "Duration of one http_push attempt.");

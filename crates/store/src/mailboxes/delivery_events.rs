@@ -2,7 +2,11 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use const_format::formatcp;
-use relay_domain::{AgentId, ChannelId, DeliveryId, WorkspaceScope, events::kind, mailboxes::stream::Seq};
+use relay_domain::{
+    AgentId, ChannelId, DeliveryId, WorkspaceScope,
+    events::kind,
+    mailboxes::{MessageLocation, stream::Seq},
+};
 use serde_json::json;
 use sqlx::{FromRow, PgConnection, Row, postgres::PgRow};
 
@@ -19,33 +23,11 @@ const EVENTS_PER_FLUSH: i64 = 1000;
 /// Days after which delivery partitions are dropped, plus one: lets the planner skip older partitions.
 const KEPT_DAYS: i64 = 9;
 
-/// Channel or conversation of a delivered message.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MessageLocation {
-    /// For a conversation, its backing channel.
-    pub channel_id: ChannelId,
-    pub channel_name: String,
-    /// `None` for a channel.
-    pub conversation_id: Option<String>,
-}
-
-impl MessageLocation {
-    /// Reads the columns `channel_id`, `channel_name` and `conversation_id` of an outer join.
-    pub(crate) fn from_row(row: &PgRow) -> sqlx::Result<Option<Self>> {
-        let channel: (Option<ChannelId>, Option<String>) = (row.try_get("channel_id")?, row.try_get("channel_name")?);
-        let (Some(channel_id), Some(channel_name)) = channel else { return Ok(None) };
-        Ok(Some(Self { channel_id, channel_name, conversation_id: row.try_get("conversation_id")? }))
-    }
-
-    /// Places the event where the message is, so that the same observers see both.
-    #[must_use]
-    pub fn attach(this: Option<&Self>, event: Event) -> Event {
-        match this {
-            None => event,
-            Some(Self { conversation_id: Some(id), .. }) => event.in_conversation(Some(id.clone())),
-            Some(Self { channel_id, channel_name, .. }) => event.in_channel(*channel_id, channel_name.clone()),
-        }
-    }
+/// Reads the columns `channel_id`, `channel_name` and `conversation_id` of an outer join.
+pub(crate) fn message_location(row: &PgRow) -> sqlx::Result<Option<MessageLocation>> {
+    let channel: (Option<ChannelId>, Option<String>) = (row.try_get("channel_id")?, row.try_get("channel_name")?);
+    let (Some(channel_id), Some(channel_name)) = channel else { return Ok(None) };
+    Ok(Some(MessageLocation { channel_id, channel_name, conversation_id: row.try_get("conversation_id")? }))
 }
 
 /// Delivery with the location of its message, as joined statements return it.
@@ -65,7 +47,7 @@ impl FromRow<'_, PgRow> for LocatedDelivery {
                 agent: row.try_get("agent_id")?,
                 redrive_no: row.try_get("redrive_no")?,
             },
-            place: MessageLocation::from_row(row)?,
+            place: message_location(row)?,
         })
     }
 }

@@ -8,7 +8,9 @@ use std::time::Duration;
 use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId, DeliveryId, WorkspaceId, WorkspaceScope, events::kind, mailboxes::dead_letter::DeadLetterReason,
+    AgentId, DeliveryId, WorkspaceId, WorkspaceScope,
+    events::kind,
+    mailboxes::{MessageLocation, dead_letter::DeadLetterReason},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -20,7 +22,7 @@ use crate::{
     decode::decode_rows,
     events::{self, Event, RecordedEvents},
     mailboxes::{
-        delivery_events::{LocatedDelivery, MessageLocation},
+        delivery_events::LocatedDelivery,
         settled_floors::{extend_settled_floors, lock_cursors},
     },
     maintenance::loop_state::{LoopState, lock_state, save_state},

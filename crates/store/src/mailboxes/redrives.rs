@@ -11,7 +11,9 @@ use std::{collections::HashMap, time::Duration};
 use chrono::{DateTime, TimeDelta, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId, ChannelId, DeliveryId, WorkspaceId, WorkspaceScope, events::kind, mailboxes::dead_letter::MAX_REDRIVES,
+    AgentId, ChannelId, DeliveryId, WorkspaceId, WorkspaceScope,
+    events::kind,
+    mailboxes::{MessageLocation, dead_letter::MAX_REDRIVES},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -21,9 +23,7 @@ use crate::{
     Store, StoreError, StoreResult,
     codes::{DEAD_LETTERED, MESSAGE_SOURCE},
     events::{self, Event, RecordedEvents},
-    mailboxes::{
-        dead_letters::DeadLetterFilter, delivery_events::MessageLocation, settled_floors::count_settled_above,
-    },
+    mailboxes::{dead_letters::DeadLetterFilter, settled_floors::count_settled_above},
     messages::days::day_of,
 };
 

@@ -1,18 +1,11 @@
 //! Reads of delivery rows in seq order for replay, gap repair and republishing.
 
-use std::borrow::Cow;
-
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
     AgentId, InvocationId, MessageId, WorkspaceScope,
-    mailboxes::{
-        delivery::{Mode, Settlement},
-        stream::Seq,
-    },
-    messages::Message,
+    mailboxes::{StoredDelivery, stream::Seq},
 };
-use serde_json::Value;
 use sqlx::{FromRow, Row, postgres::PgRow};
 
 use crate::{
@@ -27,26 +20,8 @@ use crate::{
 /// Rows per mailbox and page.
 pub const PAGE: i64 = 50;
 
-/// Delivery with the content of its frame.
-#[derive(Debug, Clone)]
-pub struct StoredDelivery {
-    pub scope: WorkspaceScope,
-    pub agent_id: AgentId,
-    pub agent_name: String,
-    /// Current node of the recipient, and its provider unless it is unassigned.
-    pub location: (String, Option<String>),
-    pub seq: Seq,
-    pub source_id: i64,
-    /// 0 for the original.
-    pub redrive_no: i16,
-    pub mode: Mode,
-    pub expires_at: DateTime<Utc>,
-    pub settlement: Option<Settlement>,
-    /// `None` for an invocation outcome, and once retention has dropped the message.
-    pub message: Option<Message>,
-    /// Event kind and data of an invocation outcome.
-    pub outcome: Option<(Cow<'static, str>, Value)>,
-}
+/// Row with [`COLUMNS`].
+pub(crate) struct StoredDeliveryRow(pub(crate) StoredDelivery);
 
 pub(crate) const COLUMNS: &str = "d.workspace_id, d.agent_id, a.name AS recipient_name, a.node_id, a.provider,
     d.seq, d.source_id, d.redrive_no, d.mode AS delivery_mode, d.expires_at, x.state,
@@ -103,7 +78,8 @@ impl Store {
             .with_timeout()
             .await
             .map_err(StoreError::from_sqlx("reading deliveries from a position"))?;
-        decode_rows("deliveries", &rows)
+        let rows: Vec<StoredDeliveryRow> = decode_rows("deliveries", &rows)?;
+        Ok(rows.into_iter().map(|row| row.0).collect())
     }
 
     /// Reads all deliveries of these messages for republishing.
@@ -127,11 +103,12 @@ impl Store {
             .with_timeout()
             .await
             .map_err(StoreError::from_sqlx("reading the deliveries of messages"))?;
-        decode_rows("deliveries", &rows)
+        let rows: Vec<StoredDeliveryRow> = decode_rows("deliveries", &rows)?;
+        Ok(rows.into_iter().map(|row| row.0).collect())
     }
 }
 
-impl FromRow<'_, PgRow> for StoredDelivery {
+impl FromRow<'_, PgRow> for StoredDeliveryRow {
     fn from_row(row: &PgRow) -> sqlx::Result<Self> {
         let has_message = row.try_get::<Option<MessageId>, _>("message_id")?.is_some();
         let invocation: Option<InvocationId> = row.try_get("invocation_id")?;
@@ -144,7 +121,7 @@ impl FromRow<'_, PgRow> for StoredDelivery {
                 error: row.try_get("invocation_error")?,
             })
         });
-        Ok(Self {
+        Ok(Self(StoredDelivery {
             scope: WorkspaceScope::from_engine_row(row.try_get("workspace_id")?),
             agent_id: row.try_get("agent_id")?,
             agent_name: row.try_get("recipient_name")?,
@@ -157,6 +134,6 @@ impl FromRow<'_, PgRow> for StoredDelivery {
             settlement: row.try_get("state")?,
             message: has_message.then(|| MessageRow::from_row(row)).transpose()?.map(|row| row.0),
             outcome: outcome.transpose()?.map(|outcome| (outcome.kind().into(), outcome.data())),
-        })
+        }))
     }
 }

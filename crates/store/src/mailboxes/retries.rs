@@ -6,6 +6,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{
     AgentId, DeliveryId, WorkspaceScope,
     mailboxes::{
+        MessageLocation,
         dead_letter::{DeadLetterReason, MAX_REDRIVES},
         stream::Seq,
     },
@@ -16,7 +17,7 @@ use sqlx::PgTransaction;
 
 use crate::{
     StoreError, StoreResult,
-    mailboxes::{delivery_events::MessageLocation, expiry::DeadLetteredDelivery},
+    mailboxes::expiry::DeadLetteredDelivery,
     messages::days::{day_of, day_of_id},
 };
 

@@ -5,6 +5,7 @@ use const_format::formatcp;
 use relay_domain::{
     AgentId, DeliveryId, MessageId, WorkspaceScope,
     mailboxes::{
+        MessageLocation,
         dead_letter::DeadLetterReason,
         delivery::{Settlement, SettlementRequest, SourceKind, apply_request, derive_state, extend_floor},
     },
@@ -18,7 +19,7 @@ use crate::{
     events::{self, Event, RecordedEvents},
     mailboxes::{
         claims,
-        delivery_events::MessageLocation,
+        delivery_events::message_location,
         expiry::DeadLetteredDelivery,
         locked_cursor::lock_cursor,
         retries::{self, FailedDelivery, FailureOutcome},
@@ -232,7 +233,7 @@ async fn apply_report(
         let (read_at, first) = record_read(tx, scope, MessageId::new(delivery.source), delivery.agent).await?;
         first_read_at = first.then_some(read_at);
     }
-    let place = MessageLocation::from_row(&row).map_err(StoreError::from_sqlx(doing))?;
+    let place = message_location(&row).map_err(StoreError::from_sqlx(doing))?;
     let dead = match dead {
         Some(reason) => {
             let failed = FailedDelivery { scope, delivery, seq };

@@ -1,72 +1,13 @@
-//! Attempts of http_push and their rows. Main types: [`PushAttempt`] and [`AttemptOutcome`]; the engine's dispatcher makes
-//! them and [`crate::push::record`] writes them in its transaction.
+//! Rows of http_push attempts, written by [`crate::push::record`] in its transaction.
 //!
 //! Attempt rows are the bulk of what http_push writes. They go in with `COPY`, which needs no array parameters, no WAL
 //! record per row, and no executor work per row.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{
-    AgentId, AttemptId, DeliveryId,
-    mailboxes::{dead_letter::DeadLetterReason, stream::Seq},
-};
+use relay_domain::push::attempt::{PushAttempt, RecordingPass};
 use sqlx::PgTransaction;
 
-use crate::{MessageLocation, StoreError, StoreResult, events::Event, push::mailboxes::LeasedMailbox};
-
-/// One attempt to hand a delivery over, with its outcome.
-#[derive(Debug, Clone)]
-pub struct PushAttempt {
-    /// The mailbox, as claimed.
-    pub mailbox: LeasedMailbox,
-    pub delivery_id: DeliveryId,
-    pub seq: Seq,
-    /// Where the message was posted; `None` for a delivery without a message.
-    pub location: Option<MessageLocation>,
-    pub http: HttpAttempt,
-    pub outcome: AttemptOutcome,
-    /// New push position of the mailbox, where the floors do not imply it.
-    pub pushed_seq: Option<Seq>,
-    /// Sender of the message.
-    pub sender: Option<AgentId>,
-    /// Events that are recorded with the attempt whether or not the workspace is watched.
-    pub events: Vec<Event>,
-}
-
-/// HTTP request of an attempt, and its answer.
-#[derive(Debug, Clone)]
-pub struct HttpAttempt {
-    pub id: AttemptId,
-    pub started_at: DateTime<Utc>,
-    pub latency_ms: i32,
-    /// HTTP status, if the endpoint answered.
-    pub status: Option<i16>,
-    /// First bytes of the answer's body, at most `STORED_ANSWER_BYTES`.
-    pub answer: Option<Vec<u8>>,
-    pub error: Option<String>,
-}
-
-/// Outcome of an attempt for its delivery.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AttemptOutcome {
-    /// Handed over; not acknowledged yet.
-    Delivered,
-    /// Handed over and acknowledged.
-    Acked,
-    /// Deferred until `at`.
-    Retry { at: DateTime<Utc>, retry_no: i16 },
-    /// No further attempt.
-    DeadLettered { reason: DeadLetterReason },
-    /// The endpoint no longer exists. The delivery is due again when the agent is bound again.
-    Disabled { retry_no: i16, reason: String },
-}
-
-/// Whether these attempts may have been written before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RecordingPass {
-    First,
-    /// An earlier transaction wrote the same attempts, and the outcome of its commit is unknown.
-    Repeated,
-}
+use crate::{StoreError, StoreResult};
 
 /// Smallest batch that is copied. `COPY` is parsed at every call and takes one more round trip than an insert.
 const MIN_COPY_ROWS: usize = 16;

@@ -1,11 +1,16 @@
-//! Endpoints of http_push nodes: their call settings and their health, which all workers share. Main types:
-//! [`EndpointRow`] and [`EndpointHealth`]; called by the engine's dispatcher.
+//! Endpoints of http_push nodes: their call settings and their health, which all workers share. Main type: [`EndpointRow`];
+//! called by the worker's dispatcher.
 
 use const_format::formatcp;
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
-use relay_domain::{NodeId, WorkspaceScope, push::settings::EndpointSettings};
+use relay_domain::{
+    NodeId, WorkspaceScope,
+    push::{
+        endpoint::{EndpointHealth, EndpointReport},
+        settings::EndpointSettings,
+    },
+};
 use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
 
 use crate::{
@@ -29,33 +34,22 @@ impl FromRow<'_, PgRow> for EndpointRow {
         Ok(Self {
             settings,
             secret: key_id.zip(bytes).map(|(key_id, bytes)| EncryptedSecret { key_id, bytes }),
-            health: EndpointHealth::from_row(row)?,
+            health: HealthRow::from_row(row)?.0,
         })
     }
 }
 
-/// Health of an endpoint, from the reports of all workers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, sqlx::FromRow)]
-pub struct EndpointHealth {
-    /// Consecutive failures.
-    pub failures: i32,
-    /// End of the circuit breaker's open period: no attempt before.
-    pub open_until: Option<DateTime<Utc>>,
-    /// End of the pause that the endpoint asked for.
-    pub paused_until: Option<DateTime<Utc>>,
-}
+/// Health columns of `push_endpoints`.
+struct HealthRow(EndpointHealth);
 
-/// Result of a worker's recent attempts at one endpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EndpointReport {
-    pub scope: WorkspaceScope,
-    pub node_id: NodeId,
-    /// Failures since the last success.
-    pub failures: i32,
-    /// `true` if an attempt succeeded; [`Self::failures`] came after it.
-    pub succeeded: bool,
-    /// End of the pause that the endpoint asked for.
-    pub paused_until: Option<DateTime<Utc>>,
+impl FromRow<'_, PgRow> for HealthRow {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self(EndpointHealth {
+            failures: row.try_get("failures")?,
+            open_until: row.try_get("open_until")?,
+            paused_until: row.try_get("paused_until")?,
+        }))
+    }
 }
 
 impl Store {
@@ -87,7 +81,7 @@ impl Store {
     ) -> StoreResult<EndpointHealth> {
         // One upsert: several workers may report the same endpoint at once, and the counter must lose none.
         // Any report ends a probe. A pause is only extended, because reports arrive in any order.
-        sqlx::query_as(
+        let health: HealthRow = sqlx::query_as(
             "INSERT INTO push_endpoints AS e (workspace_id, node_id, failures, open_until, paused_until)
              VALUES ($1, $2, $3::int, CASE WHEN $3::int >= $6::int THEN now() + make_interval(secs => $7) END, $5::timestamptz)
              ON CONFLICT (workspace_id, node_id) DO UPDATE
@@ -110,7 +104,8 @@ impl Store {
         .fetch_one(&self.pool)
         .with_timeout()
         .await
-        .map_err(StoreError::from_sqlx("recording an endpoint report"))
+        .map_err(StoreError::from_sqlx("recording an endpoint report"))?;
+        Ok(health.0)
     }
 
     /// Claims the single probe that an endpoint gets after its breaker's open period. The claim lasts for `ttl`, so that

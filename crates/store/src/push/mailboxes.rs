@@ -1,5 +1,5 @@
 //! Mailbox leases of http_push workers: at most one worker serves a mailbox. Main type: [`LeasedMailbox`]; called by the
-//! engine's dispatcher and by transactions that bind agents or settle rows.
+//! worker's dispatcher and by transactions that bind agents or settle rows.
 //!
 //! A mailbox is placed when its agent is bound to an http_push node. A worker claims it, which increments the epoch, and
 //! releases it with the instant at which it is due again. Every write of a worker names owner and epoch, so a worker whose
@@ -9,7 +9,10 @@ use const_format::formatcp;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, NodeId, PushWorkerId, WorkspaceId, WorkspaceScope};
+use relay_domain::{
+    AgentId, NodeId, PushWorkerId, WorkspaceId, WorkspaceScope,
+    push::mailbox::{LeasedMailbox, MailboxRelease},
+};
 use sqlx::{FromRow, PgTransaction, Row as _, postgres::PgRow};
 
 use crate::{
@@ -26,41 +29,20 @@ use crate::{
 const SWEEP_BATCH: i64 = 5000;
 const SWEEP_LOOP: &str = "push_sweep";
 
-/// Mailbox whose lease this worker holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeasedMailbox {
-    pub scope: WorkspaceScope,
-    pub agent_id: AgentId,
-    pub node_id: NodeId,
-    pub agent_name: String,
-    /// Fences the worker's writes.
-    pub epoch: i64,
-    /// Push position: every row up to here has been handed over, is settled, or is deferred.
-    pub pushed_seq: i64,
-}
+/// Row of a claim.
+struct LeasedMailboxRow(LeasedMailbox);
 
-impl FromRow<'_, PgRow> for LeasedMailbox {
+impl FromRow<'_, PgRow> for LeasedMailboxRow {
     fn from_row(row: &PgRow) -> sqlx::Result<Self> {
-        Ok(Self {
+        Ok(Self(LeasedMailbox {
             scope: WorkspaceScope::from_engine_row(row.try_get("workspace_id")?),
             agent_id: row.try_get("agent_id")?,
             node_id: row.try_get("node_id")?,
             agent_name: row.try_get("name")?,
             epoch: row.try_get("epoch")?,
             pushed_seq: row.try_get("pushed_seq")?,
-        })
+        }))
     }
-}
-
-/// Release of a mailbox by its worker.
-#[derive(Debug, Clone)]
-pub struct MailboxRelease {
-    /// The mailbox, with its push position.
-    pub mailbox: LeasedMailbox,
-    /// Next instant at which it is known to be due.
-    pub due_at: Option<DateTime<Utc>>,
-    /// `true` if new rows do not make it due before [`Self::due_at`].
-    pub is_blocked: bool,
 }
 
 /// Result of one step of the sweep.
@@ -262,7 +244,7 @@ impl Store {
             .with_timeout()
             .await
             .map_err(StoreError::from_sqlx("claiming due mailboxes"))?;
-        decode_rows("push_mailboxes", &rows)
+        decode_mailboxes(&rows)
     }
 
     /// Claims the mailboxes among these that have no worker.
@@ -280,7 +262,7 @@ impl Store {
             .with_timeout()
             .await
             .map_err(StoreError::from_sqlx("claiming mailboxes"))?;
-        decode_rows("push_mailboxes", &rows)
+        decode_mailboxes(&rows)
     }
 
     /// Releases mailboxes. A row that arrived meanwhile makes its mailbox due at once, unless the mailbox is blocked.
@@ -361,6 +343,11 @@ impl Store {
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(SweepStep { released, repaired, more: last.is_some() })
     }
+}
+
+fn decode_mailboxes(rows: &[PgRow]) -> StoreResult<Vec<LeasedMailbox>> {
+    let rows: Vec<LeasedMailboxRow> = decode_rows("push_mailboxes", rows)?;
+    Ok(rows.into_iter().map(|row| row.0).collect())
 }
 
 /// Row of [`PAGE`].

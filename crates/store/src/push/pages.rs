@@ -3,50 +3,21 @@
 
 use chrono::{DateTime, Utc};
 use const_format::concatcp;
-use relay_domain::{AgentId, PushWorkerId, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq};
+use relay_domain::{
+    AgentId, PushWorkerId, WorkspaceId,
+    mailboxes::stream::Seq,
+    push::mailbox::{LeasedMailbox, PAGE, PushPage, PushRow},
+};
 use sqlx::{FromRow, Row as _, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
     codes::DEFERRED,
     decode::decode_rows,
-    mailboxes::replay::{COLUMNS, SOURCE_JOINS, StoredDelivery},
-    push::mailboxes::LeasedMailbox,
+    mailboxes::replay::{COLUMNS, SOURCE_JOINS, StoredDeliveryRow},
     statement_timeout::StatementTimeout as _,
     workspaces::suspensions::is_suspended,
 };
-
-/// Maximum number of redelivered rows, and of new rows, that one read returns per mailbox.
-pub const PAGE: i64 = 50;
-
-/// A delivery that may be due.
-#[derive(Debug, Clone)]
-pub struct PushRow {
-    pub delivery: StoredDelivery,
-    /// W3C trace context of the message, if it was traced.
-    pub traceparent: Option<String>,
-    /// End of its deferral.
-    pub available_at: Option<DateTime<Utc>>,
-    /// Failed attempts so far.
-    pub retry_no: i16,
-    /// `true` if the consumer deferred it, `false` if a failed attempt did.
-    pub is_deferred_by_consumer: bool,
-    /// `true` if the push position passed it before and its deferral has ended.
-    pub is_redelivery: bool,
-}
-
-/// Rows of one mailbox that are due.
-#[derive(Debug)]
-pub struct PushPage {
-    pub scope: WorkspaceScope,
-    pub agent_id: AgentId,
-    /// `true` while the worker holds the lease, the agent is on the node, and the workspace is not suspended.
-    pub is_leased: bool,
-    /// Earliest end of a deferral below the push position.
-    pub next_redelivery_at: Option<DateTime<Utc>>,
-    /// Redelivered rows, then rows above the push position, each by seq.
-    pub rows: Vec<PushRow>,
-}
 
 // A mailbox without a row in `push_mailboxes` is not leased.
 const STATES: &str = concatcp!(
@@ -106,16 +77,19 @@ struct MailboxState {
     next_redelivery_at: Option<DateTime<Utc>>,
 }
 
-impl FromRow<'_, PgRow> for PushRow {
+/// Row of [`ROWS`].
+struct PushedRow(PushRow);
+
+impl FromRow<'_, PgRow> for PushedRow {
     fn from_row(row: &PgRow) -> sqlx::Result<Self> {
-        Ok(Self {
-            delivery: StoredDelivery::from_row(row)?,
+        Ok(Self(PushRow {
+            delivery: StoredDeliveryRow::from_row(row)?.0,
             traceparent: row.try_get("traceparent")?,
             available_at: row.try_get("available_at")?,
             retry_no: row.try_get("retry_no")?,
             is_deferred_by_consumer: row.try_get("is_deferred_by_consumer")?,
             is_redelivery: row.try_get("is_redelivery")?,
-        })
+        }))
     }
 }
 
@@ -158,7 +132,7 @@ impl Store {
 }
 
 /// Distributes rows over the pages of their mailboxes.
-fn build_pages(mailboxes: &[(LeasedMailbox, Seq)], states: &[MailboxState], rows: Vec<PushRow>) -> Vec<PushPage> {
+fn build_pages(mailboxes: &[(LeasedMailbox, Seq)], states: &[MailboxState], rows: Vec<PushedRow>) -> Vec<PushPage> {
     let page = |(mailbox, _): &(LeasedMailbox, Seq)| {
         let key = (mailbox.scope.workspace_id(), mailbox.agent_id);
         let state = states.iter().find(|state| (state.workspace_id, state.agent_id) == key);
@@ -173,7 +147,7 @@ fn build_pages(mailboxes: &[(LeasedMailbox, Seq)], states: &[MailboxState], rows
     let mut pages: Vec<PushPage> = mailboxes.iter().map(page).collect();
     // Rows of one mailbox are adjacent, so the page of the previous row is tried first.
     let mut at = 0;
-    for row in rows {
+    for PushedRow(row) in rows {
         let is_of = |page: &PushPage| page.scope == row.delivery.scope && page.agent_id == row.delivery.agent_id;
         if !pages.get(at).is_some_and(is_of) {
             at = pages.iter().position(is_of).unwrap_or(pages.len());

@@ -1,5 +1,5 @@
 //! Outcomes of http_push attempts, written for many mailboxes in one transaction: attempts, then cursors (locked in key
-//! order), settlements, and events. Called by the recorder of the engine's dispatcher.
+//! order), settlements, and events. Called for the worker's dispatcher.
 //!
 //! A delivery acknowledged directly above its mailbox's ack floor moves the floor, as an ack over a socket does; any other
 //! acknowledgement becomes a settlement (docs/adr/0015-push-acks-move-the-floor.md).
@@ -8,7 +8,14 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
-use relay_domain::{AgentId, MessageId, PushWorkerId, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq};
+use relay_domain::{
+    AgentId, MessageId, PushWorkerId, WorkspaceId, WorkspaceScope,
+    mailboxes::stream::Seq,
+    push::{
+        attempt::{AttemptOutcome, PushAttempt, RecordingPass},
+        mailbox::LeasedMailbox,
+    },
+};
 use sqlx::PgTransaction;
 
 use crate::{
@@ -19,9 +26,8 @@ use crate::{
     mailboxes::settled_floors::extend_settled_floors,
     messages::reads::record_read,
     push::{
-        attempts::{self, AttemptOutcome, PushAttempt, RecordingPass},
+        attempts,
         floors::{LockedMailbox, MailboxChanges, MailboxKey, NewSettlement, SettlementRows, move_floors},
-        mailboxes::LeasedMailbox,
     },
 };
 
@@ -59,11 +65,13 @@ SELECT c.workspace_id, c.agent_id, c.ack_floor,
 
 impl Store {
     /// Writes the outcome of attempts. An acknowledgement counts while the agent is on the node that gave it; any other
-    /// outcome counts only while `owner` holds the lease of the mailbox.
+    /// outcome counts only while `owner` holds the lease of the mailbox. `own_events` are recorded with each attempt whether
+    /// or not its workspace is watched.
     pub async fn record_attempts(
         &self,
         owner: PushWorkerId,
         attempts: &[PushAttempt],
+        own_events: fn(&PushAttempt) -> Vec<Event>,
         pass: RecordingPass,
         at: DateTime<Utc>,
     ) -> StoreResult<RecordedAttempts> {
@@ -92,7 +100,7 @@ impl Store {
             }
         }
         update_mailboxes(&mut tx, owner, attempts, &changes, &disabled).await?;
-        let events = collect_events(&mut tx, attempts, &changes, &above_gap, &result).await?;
+        let events = collect_events(&mut tx, (attempts, own_events), &changes, &above_gap, &result).await?;
         result.recorded = events::append_mixed(&mut tx, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(result)
@@ -275,7 +283,7 @@ SELECT k.workspace_id, k.agent_id, k.seq
 /// delivery that another writer settled during the attempt has no event here; that writer has recorded it.
 async fn collect_events(
     tx: &mut PgTransaction<'_>,
-    attempts: &[PushAttempt],
+    (attempts, own_events): (&[PushAttempt], fn(&PushAttempt) -> Vec<Event>),
     changes: &BTreeMap<MailboxKey, MailboxChanges>,
     above_gap: &BTreeSet<(MailboxKey, Seq)>,
     result: &RecordedAttempts,
@@ -311,7 +319,7 @@ async fn collect_events(
         }
         let is_dead = matches!(attempt.outcome, AttemptOutcome::DeadLettered { .. });
         if !result.lost.contains(&(scope, agent)) && (!is_dead || result.is_dead_lettered(attempt)) {
-            events.extend(attempt.events.iter().map(|event| (scope, event.clone())));
+            events.extend(own_events(attempt).into_iter().map(|event| (scope, event)));
         }
     }
     Ok(events)

@@ -10,7 +10,10 @@ use chrono::{DateTime, Utc};
 use relay_domain::{
     MessageId, SubscriptionDeliveryId, SubscriptionId, WorkspaceId, WorkspaceScope,
     events::kind,
-    subscriptions::{DeliveryStatus, DisabledReason, EventFilter, SignatureScheme},
+    subscriptions::{
+        DisabledReason, EventFilter, SignatureScheme,
+        dispatch::{CallAttempt, ClaimedHealth, PendingCall, SubscriptionClaim},
+    },
 };
 use serde_json::json;
 use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
@@ -76,22 +79,6 @@ pub struct ClaimedSubscriptions {
     pub corrupt: Vec<StoreError>,
 }
 
-/// Queued event that was neither delivered nor dead-lettered.
-#[derive(Debug, Clone, sqlx::FromRow)]
-pub struct PendingCall {
-    /// The same at each attempt.
-    pub delivery_id: SubscriptionDeliveryId,
-    pub event_kind: String,
-    /// Request body.
-    pub body: String,
-    pub attempts: i32,
-    pub next_attempt_at: DateTime<Utc>,
-    /// Time of the event.
-    pub created_at: DateTime<Utc>,
-    /// W3C trace context of the event's message, if it was traced.
-    pub traceparent: Option<String>,
-}
-
 /// Event that matches a subscription.
 #[derive(Debug, Clone)]
 pub struct MatchedEvent {
@@ -106,63 +93,21 @@ pub struct MatchedEvent {
     pub message_id: Option<MessageId>,
 }
 
-/// Outcome of an attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CallOutcome {
-    Delivered,
-    /// Due again at this time.
-    Retry(DateTime<Utc>),
-    DeadLetter,
-}
+/// Row of a pending delivery.
+struct PendingCallRow(PendingCall);
 
-impl CallOutcome {
-    const fn status(self) -> DeliveryStatus {
-        match self {
-            Self::Delivered => DeliveryStatus::Delivered,
-            Self::Retry(_) => DeliveryStatus::Pending,
-            Self::DeadLetter => DeliveryStatus::DeadLetter,
-        }
+impl FromRow<'_, PgRow> for PendingCallRow {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self(PendingCall {
+            delivery_id: row.try_get("delivery_id")?,
+            event_kind: row.try_get("event_kind")?,
+            body: row.try_get("body")?,
+            attempts: row.try_get("attempts")?,
+            next_attempt_at: row.try_get("next_attempt_at")?,
+            created_at: row.try_get("created_at")?,
+            traceparent: row.try_get("traceparent")?,
+        }))
     }
-
-    const fn next_attempt_at(self) -> Option<DateTime<Utc>> {
-        match self {
-            Self::Retry(at) => Some(at),
-            Self::Delivered | Self::DeadLetter => None,
-        }
-    }
-}
-
-/// Attempt to deliver one event.
-#[derive(Debug, Clone)]
-pub struct CallAttempt {
-    pub delivery_id: SubscriptionDeliveryId,
-    pub outcome: CallOutcome,
-    /// HTTP status, if the URL answered.
-    pub status: Option<i16>,
-    pub error: Option<String>,
-    /// End of the subscription's backoff: no other event is sent before.
-    pub blocked_until: Option<DateTime<Utc>>,
-}
-
-/// Subscriptions that a claim selects. Failing ones are claimed separately, so that slow or broken URLs do not delay the
-/// others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ClaimedHealth {
-    Healthy,
-    Failing,
-}
-
-/// Parameters of [`Store::claim_subscriptions`].
-#[derive(Debug, Clone, Copy)]
-pub struct SubscriptionClaim<'a> {
-    pub owner: &'a str,
-    pub health: ClaimedHealth,
-    /// Consecutive failures from which a subscription counts as failing.
-    pub failing_from: i32,
-    pub limit: i64,
-    /// Maximum number of subscriptions of one workspace, including those that the owner holds already.
-    pub per_workspace: i64,
-    pub lease: Duration,
 }
 
 // A subscription is due when it is not blocked and has a pending delivery or an unmatched event. SKIP LOCKED: a row that
@@ -271,7 +216,7 @@ impl Store {
 
     /// Reads pending deliveries in the order of their events.
     pub async fn pending_calls(&self, leased: &LeasedSubscription, limit: i64) -> StoreResult<Vec<PendingCall>> {
-        sqlx::query_as(
+        let pending: Vec<PendingCallRow> = sqlx::query_as(
             "SELECT delivery_id, event_kind, body, attempts, next_attempt_at, created_at, traceparent
                FROM subscription_deliveries
               WHERE workspace_id = $1 AND subscription_id = $2 AND status = 'pending'
@@ -282,7 +227,8 @@ impl Store {
         .bind(limit)
         .fetch_all(&self.pool)
         .await
-        .map_err(StoreError::from_sqlx("reading pending deliveries of a subscription"))
+        .map_err(StoreError::from_sqlx("reading pending deliveries of a subscription"))?;
+        Ok(pending.into_iter().map(|row| row.0).collect())
     }
 
     /// Queues matched events and moves the subscription's cursor. An event that was queued before is skipped. Returns

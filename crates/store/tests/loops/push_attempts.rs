@@ -1,16 +1,24 @@
 //! Attempt rows are the same in batches of every size.
 
 use chrono::{DateTime, TimeDelta, Utc};
-use relay_domain::{AttemptId, DeliveryId, NodeId, PushWorkerId};
-use relay_store::push::{
-    attempts::{AttemptOutcome, HttpAttempt, PushAttempt, RecordingPass},
-    mailboxes::LeasedMailbox,
+use relay_domain::{
+    AttemptId, DeliveryId, NodeId, PushWorkerId,
+    events::Event,
+    push::{
+        attempt::{AttemptOutcome, HttpAttempt, PushAttempt, RecordingPass},
+        mailbox::LeasedMailbox,
+    },
 };
 
 use crate::fixture::Database;
 
 const AGENT: i64 = 1;
 const OWNER: PushWorkerId = PushWorkerId::new(5);
+
+/// The attempts of these tests have no events of their own.
+pub(crate) fn no_events(_: &PushAttempt) -> Vec<Event> {
+    Vec::new()
+}
 
 /// Makes an attempt. A third of them has no answer; texts and bytes are of all kinds.
 pub(crate) fn push_attempt(seq: i64, first_id: i64, at: DateTime<Utc>) -> PushAttempt {
@@ -44,7 +52,6 @@ pub(crate) fn push_attempt(seq: i64, first_id: i64, at: DateTime<Utc>) -> PushAt
         outcome: AttemptOutcome::Acked,
         pushed_seq: None,
         sender: None,
-        events: Vec::new(),
     }
 }
 
@@ -72,9 +79,12 @@ async fn a_batch_of_attempts_leaves_the_same_rows_as_single_ones() {
     let (single, many): (Vec<_>, Vec<_>) =
         order.map(|seq| (push_attempt(seq, 1000, db.now), push_attempt(seq, 2000, db.now))).unzip();
     for one in &single {
-        db.store.record_attempts(OWNER, std::slice::from_ref(one), RecordingPass::First, db.now).await.unwrap();
+        db.store
+            .record_attempts(OWNER, std::slice::from_ref(one), no_events, RecordingPass::First, db.now)
+            .await
+            .unwrap();
     }
-    db.store.record_attempts(OWNER, &many, RecordingPass::First, db.now).await.unwrap();
+    db.store.record_attempts(OWNER, &many, no_events, RecordingPass::First, db.now).await.unwrap();
     let (single_rows, batch_rows) = (rows(&db, 1000..2000).await, rows(&db, 2000..3000).await);
     assert_eq!(single_rows.len(), 40);
     assert_eq!(batch_rows, single_rows);
@@ -84,13 +94,13 @@ async fn a_batch_of_attempts_leaves_the_same_rows_as_single_ones() {
     // A transaction whose commit outcome is unknown is written again, with others.
     let mut again = many;
     again.push(push_attempt(41, 2000, db.now));
-    db.store.record_attempts(OWNER, &again, RecordingPass::Repeated, db.now).await.unwrap();
+    db.store.record_attempts(OWNER, &again, no_events, RecordingPass::Repeated, db.now).await.unwrap();
     assert_eq!(rows(&db, 2000..3000).await.len(), 41);
 
     // A first pass over rows that exist is refused as a whole, and the connection remains usable.
     again.push(push_attempt(42, 2000, db.now));
-    db.store.record_attempts(OWNER, &again, RecordingPass::First, db.now).await.unwrap_err();
+    db.store.record_attempts(OWNER, &again, no_events, RecordingPass::First, db.now).await.unwrap_err();
     assert_eq!(rows(&db, 2000..3000).await.len(), 41);
-    db.store.record_attempts(OWNER, &again, RecordingPass::Repeated, db.now).await.unwrap();
+    db.store.record_attempts(OWNER, &again, no_events, RecordingPass::Repeated, db.now).await.unwrap();
     assert_eq!(rows(&db, 2000..3000).await.len(), 42);
 }

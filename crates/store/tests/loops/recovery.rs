@@ -1,14 +1,13 @@
-use relay_domain::{DeliveryId, NodeId, ProviderName, PushWorkerId};
+use relay_domain::{DeliveryId, NodeId, ProviderName, PushWorkerId, push::attempt::RecordingPass};
 use relay_store::{
     DeliveryReport,
     mailboxes::{cursors::CursorMove, expiry::ExpiryPass, redrives::RedriveOutcome},
-    push::attempts::RecordingPass,
     recovery::BEFORE_ALL_MAILBOXES,
 };
 
 use crate::{
     fixture::{Database, SENDER, WORKSPACE},
-    push_attempts::push_attempt,
+    push_attempts::{no_events, push_attempt},
 };
 
 const ADA: i64 = 1;
@@ -181,6 +180,7 @@ async fn the_ack_floor_of_attempts_passes_skipped_numbers() {
         .record_attempts(
             PushWorkerId::new(5),
             &[push_attempt(1, 1000, db.now), push_attempt(102, 1000, db.now)],
+            no_events,
             RecordingPass::First,
             db.now,
         )

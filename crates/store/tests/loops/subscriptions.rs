@@ -1,8 +1,14 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use relay_domain::{SubscriptionDeliveryId, subscriptions::DisabledReason};
-use relay_store::subscriptions::dispatch::{CallAttempt, CallOutcome, ClaimedHealth, MatchedEvent, SubscriptionClaim};
+use relay_domain::{
+    SubscriptionDeliveryId,
+    subscriptions::{
+        DisabledReason,
+        dispatch::{CallAttempt, CallOutcome, ClaimedHealth, SubscriptionClaim},
+    },
+};
+use relay_store::subscriptions::dispatch::MatchedEvent;
 
 use crate::fixture::{Database, WORKSPACE};
 

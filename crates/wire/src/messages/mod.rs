@@ -1,5 +1,6 @@
 //! Bodies of the message routes.
 
+pub mod payload;
 pub mod webhook;
 
 use relay_domain::{

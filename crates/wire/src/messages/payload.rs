@@ -1,47 +1,24 @@
-//! Payloads of deliveries: the `deliver` frame and its contents.
-//!
-//! Live frames and replayed ones come from the same functions and row type, so that they are identical.
+//! Payloads of messages in deliveries: `{type, data}`, the same in `deliver` frames, push requests and subscription calls.
 
-use bytes::Bytes;
 use relay_domain::{
-    AgentId, ConversationId, DeliveryId,
+    ConversationId,
     channels::ChannelKind,
-    mailboxes::delivery::Mode,
     messages::{Message, client_metadata},
 };
-use relay_store::mailboxes::replay::StoredDelivery;
 use serde::Serialize;
 use serde_json::{
     Value,
     value::{RawValue, to_raw_value},
 };
 
-use crate::messages::render::timestamp;
+use crate::field::Timestamp;
 
-/// Largest encoded `deliver` frame, in bytes. The smallest client limit on a frame is 1 MiB; the rest is room for the
-/// transport's overhead.
-pub const FRAME_LIMIT: usize = 900 * 1024;
-
-/// `deliver` frame as it is written.
+/// Payload of a delivery.
 #[derive(Serialize)]
-struct Deliver<'a> {
-    v: u8,
+pub(crate) struct Payload<'a, T> {
     #[serde(rename = "type")]
-    kind: &'static str,
-    delivery_id: &'a str,
-    agent_id: String,
-    agent: &'a str,
-    msg_id: String,
-    seq: i64,
-    mode: &'a str,
-    payload: &'a RawValue,
-}
-
-#[derive(Serialize)]
-struct Payload<'a, T> {
-    #[serde(rename = "type")]
-    kind: &'a str,
-    data: T,
+    pub(crate) kind: &'a str,
+    pub(crate) data: T,
 }
 
 /// Fields of all messages, in channels, threads and conversations.
@@ -52,7 +29,7 @@ struct CommonFields<'a> {
     from_name: &'a str,
     text: &'a str,
     metadata: &'a Value,
-    created_at: String,
+    created_at: Timestamp,
 }
 
 /// Data of `message.created` and `thread.reply`.
@@ -146,7 +123,7 @@ impl<'a> MessageView<'a> {
             from_name: &message.agent_name,
             text: &message.text,
             metadata: &self.metadata,
-            created_at: timestamp(message.created_at),
+            created_at: message.created_at.into(),
         };
         let conversation_id = message.conversation_id.as_ref().map(ConversationId::as_str);
         if message.thread_id.is_none() && message.channel_kind.is_conversation() {
@@ -194,65 +171,4 @@ pub fn payload(message: &Message, recipient: &str) -> Box<RawValue> {
     let shown = MessageView::new(message, recipient);
     // Strings, numbers and JSON values always encode.
     to_raw_value(&Payload { kind: shown.kind(), data: shown.data() }).unwrap_or_default()
-}
-
-/// Returns the message id for recipients. A redriven delivery has a new one, since brokers remember ids.
-#[must_use]
-pub fn delivered_message_id(id: &DeliveryId) -> String {
-    if id.redrive_no == 0 { id.source.to_string() } else { format!("{}_r{}", id.source, id.redrive_no) }
-}
-
-/// Encodes the `deliver` frame of a row.
-#[must_use]
-pub fn deliver_frame(id: DeliveryId, agent: &str, seq: i64, mode: Mode, payload: &RawValue) -> Bytes {
-    let msg_id = delivered_message_id(&id);
-    encode(&Deliver {
-        v: 1,
-        kind: "deliver",
-        delivery_id: &id.to_string(),
-        agent_id: id.agent.to_string(),
-        agent,
-        msg_id,
-        seq,
-        mode: mode.as_str(),
-        payload,
-    })
-}
-
-/// Encodes the tombstone of a seq that will never be delivered (docs/protocol/node.md, "Tombstones").
-///
-/// Clients do not surface its type; its message id is its own, since brokers remember ids.
-#[must_use]
-pub fn tombstone_frame(agent_id: AgentId, agent: &str, seq: i64) -> Bytes {
-    let id = format!("tomb_{agent_id}_{seq}");
-    let payload = RawValue::from_string(r#"{"type":"delivery.expired","data":{}}"#.to_owned()).unwrap_or_default();
-    encode(&Deliver {
-        v: 1,
-        kind: "deliver",
-        delivery_id: &id,
-        agent_id: agent_id.to_string(),
-        agent,
-        msg_id: id.clone(),
-        seq,
-        mode: Mode::Wait.as_str(),
-        payload: &payload,
-    })
-}
-
-/// Encodes the frame of a stored row; `None` when its message is no longer kept, so that a tombstone takes its place.
-#[must_use]
-pub fn stored_frame(row: &StoredDelivery) -> Option<Bytes> {
-    let id = DeliveryId { source: row.source_id, agent: row.agent_id, redrive_no: row.redrive_no };
-    let payload = match (&row.message, &row.outcome) {
-        (Some(message), _) => payload(message, &row.agent_name),
-        // Strings and JSON values always encode.
-        (None, Some((kind, data))) => to_raw_value(&Payload { kind, data }).unwrap_or_default(),
-        (None, None) => return None,
-    };
-    Some(deliver_frame(id, &row.agent_name, row.seq, row.mode, &payload))
-}
-
-fn encode(frame: &Deliver<'_>) -> Bytes {
-    // Strings, numbers and raw JSON always encode.
-    serde_json::to_vec(frame).unwrap_or_default().into()
 }

@@ -1,4 +1,5 @@
-//! `action.invoke` frame (docs/protocol/node.md, "action.invoke"). Strict clients drop a frame with an unknown key.
+//! `action.invoke` frame (docs/protocol/node.md, "action.invoke"), encoded by the engine. Strict clients drop a frame with
+//! an unknown key. A node reads it as [`super::engine_frame::ActionInvoke`].
 
 use relay_domain::{AgentId, InvocationId};
 use serde::Serialize;
@@ -23,7 +24,8 @@ struct Invoke<'a> {
 }
 
 /// Encodes the frame. `agent` is the handler on its node; `caller` is included for handlers that asked for it.
-pub(super) fn invoke(
+#[must_use]
+pub fn invoke_frame(
     id: InvocationId,
     action: &str,
     input: &Value,
@@ -53,7 +55,7 @@ mod tests {
 
     #[test]
     fn optional_fields_are_left_out() {
-        let plain = invoke(InvocationId::new(7), "build", &json!({ "ref": "main" }), None, None);
+        let plain = invoke_frame(InvocationId::new(7), "build", &json!({ "ref": "main" }), None, None);
         assert_eq!(
             plain,
             r#"{"v":1,"type":"action.invoke","invocation_id":"inv_7","action":"build","input":{"ref":"main"}}"#
@@ -61,7 +63,8 @@ mod tests {
         let agent = (AgentId::new(3), "ann".to_owned());
         let caller = (None, "workspace".to_owned());
         let full: Value =
-            serde_json::from_str(&invoke(InvocationId::new(7), "a", &json!({}), Some(&agent), Some(&caller))).unwrap();
+            serde_json::from_str(&invoke_frame(InvocationId::new(7), "a", &json!({}), Some(&agent), Some(&caller)))
+                .unwrap();
         assert_eq!((&full["agent_id"], &full["agent_name"]), (&json!("3"), &json!("ann")));
         assert_eq!((&full["caller_id"], &full["caller_name"]), (&json!("workspace"), &json!("workspace")));
     }

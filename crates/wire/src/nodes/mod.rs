@@ -1,37 +1,19 @@
-//! Request and response bodies of the node routes; the frames of the node socket are in [`frame`] (sent by
-//! nodes) and [`engine_frame`] (sent by the engine), the data of its answers in [`replies`].
+//! Request and response bodies of the node routes. The frames of the node socket: those that nodes send in [`frame`], those
+//! of the engine in [`deliver_frame`] and [`invoke_frame`], as a node reads them in [`engine_frame`], the data of its
+//! answers in [`replies`]. The requests to endpoints of `http_push` nodes in [`push_request`].
 
+pub mod deliver_frame;
 pub mod engine_frame;
 pub mod frame;
+pub mod invoke_frame;
+pub mod push_request;
 pub mod replies;
 
-use relay_domain::{AgentId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{field::Timestamp, words};
-
-/// Body of an event's call to the endpoint of an `http_push` node.
-#[derive(Debug, Serialize)]
-pub struct EventCall<'a> {
-    /// Kind of the event.
-    #[serde(rename = "type")]
-    pub kind: &'a str,
-    /// Id of the workspace.
-    pub workspace_id: WorkspaceId,
-    /// Time of the call.
-    pub timestamp: Timestamp,
-    /// Data of the event.
-    pub data: &'a Value,
-    /// Topic of the event, such as `channel`.
-    pub topic: &'a str,
-    /// Channel of the event, if its data names one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub channel_id: Option<&'a str>,
-    /// Agents at the endpoint that the event is for.
-    pub agent_ids: &'a [AgentId],
-}
 
 /// Body of `POST /v1/nodes`. Absent fields keep their stored value.
 #[derive(Debug, Deserialize, ToSchema)]

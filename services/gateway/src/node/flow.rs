@@ -95,7 +95,7 @@ impl Connection {
         for sent in served.take_traces(ack.floor) {
             // Empty child span of the frame's span: it marks the time of the ack.
             let span = tracing::info_span!("node.ack", delivery.up_to_seq = ack.floor);
-            relay_engine::trace::set_parent(&span, &sent);
+            relay_trace::set_parent(&span, &sent);
             span.in_scope(|| {});
         }
         if let Some(took) = served.take_ack_latency(ack.floor) {
@@ -267,13 +267,13 @@ impl Connection {
             let span = out.traceparent.as_deref().map(|traceparent| {
                 let span =
                     tracing::info_span!("node.deliver", delivery.seq = seq, delivery.id = out.delivery_id.as_deref());
-                relay_engine::trace::set_parent(&span, traceparent);
+                relay_trace::set_parent(&span, traceparent);
                 span
             });
             let entered = span.as_ref().map(tracing::Span::enter);
             self.outbound.send_text(out.body);
             if entered.is_some()
-                && let Some(sent) = relay_engine::trace::current_traceparent()
+                && let Some(sent) = relay_trace::current_traceparent()
             {
                 served.add_trace(seq, sent);
             }

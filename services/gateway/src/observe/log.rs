@@ -2,7 +2,10 @@
 
 use axum::{extract::State, http::request::Parts};
 use relay_engine::events::{LogEvent, MAX_EVENTS_PAGE};
-use relay_wire::events::{EventsPage, LoggedEvent};
+use relay_wire::{
+    events::{EventsPage, LoggedEvent},
+    field::Timestamp,
+};
 use serde::Deserialize;
 
 use super::access::ObserverCredentials;
@@ -60,6 +63,6 @@ fn to_logged_event(event: &LogEvent) -> Option<LoggedEvent> {
         kind: event.kind.clone(),
         channel_id: event.channel_id.map(|id| id.to_string()),
         payload: event.payload()?.to_owned(),
-        created_at: relay_engine::messages::render::timestamp(event.created_at),
+        created_at: Timestamp(event.created_at).to_string(),
     })
 }

@@ -1,0 +1,197 @@
+//! [`SubscriptionWorker`]: subscriptions under the leases of one worker.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    SubscriptionDeliveryId,
+    events::EventBody,
+    subscriptions::{
+        DisabledReason,
+        call::includes_kind,
+        dispatch::{CallAttempt, PendingCall, SubscriptionClaim},
+        secrets::SubscriptionSecrets,
+    },
+};
+pub use relay_store::subscriptions::dispatch::LeasedSubscription as Lease;
+use relay_store::subscriptions::dispatch::MatchedEvent;
+
+use super::matching;
+use crate::{Engine, EngineError, EngineResult, error::Fault, events::message_events};
+
+const EVENTS_AT_ONCE: i64 = 200;
+const WATCHED_AT_ONCE: i64 = 1000;
+
+/// Subscriptions as one worker leases and serves them. Its writes change nothing once a subscription has another epoch.
+#[derive(Clone)]
+pub struct SubscriptionWorker {
+    engine: Engine,
+}
+
+/// Subscription that a worker holds.
+#[derive(Debug)]
+pub struct LeasedSubscription {
+    pub lease: Lease,
+    /// `None` when they cannot be decrypted here, or do not suffice for the signature scheme.
+    pub secrets: Option<SubscriptionSecrets>,
+}
+
+/// Result of matching events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventsMatched {
+    /// Events were read; calls are queued for those that match.
+    Read,
+    /// There are no further events.
+    None,
+    /// Another worker has the subscription, or it was deleted.
+    LeaseLost,
+}
+
+impl Engine {
+    #[must_use]
+    pub fn subscription_worker(&self) -> SubscriptionWorker {
+        SubscriptionWorker { engine: self.clone() }
+    }
+}
+
+impl SubscriptionWorker {
+    #[must_use]
+    pub const fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Returns the time for which the oldest pending call has been due.
+    pub async fn lag(&self) -> EngineResult<Duration> {
+        Ok(Duration::from_secs_f64(self.engine.store().subscription_lag().await?))
+    }
+
+    /// Marks the workspaces whose subscriptions want events of single deliveries as watched, for 10 minutes: such events are
+    /// recorded only there.
+    pub async fn watch_deliveries(&self) -> EngineResult<()> {
+        let mut after = None;
+        loop {
+            let scopes = self.engine.store().workspaces_with_delivery_subscriptions(after, WATCHED_AT_ONCE).await?;
+            self.engine.watch_events(&scopes).await?;
+            after = scopes.last().copied();
+            if i64::try_from(scopes.len()).is_ok_and(|found| found < WATCHED_AT_ONCE) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Leases subscriptions that are due. A corrupt one is skipped; its lease expires.
+    pub async fn claim(&self, claim: SubscriptionClaim<'_>) -> EngineResult<Vec<LeasedSubscription>> {
+        let claimed = self.engine.store().claim_subscriptions(claim).await?;
+        for error in &claimed.corrupt {
+            tracing::error!(error = error as &dyn std::error::Error, "a subscription is corrupt, skipping it");
+        }
+        Ok(claimed.leased.into_iter().map(|lease| self.with_secrets(lease)).collect())
+    }
+
+    fn with_secrets(&self, lease: Lease) -> LeasedSubscription {
+        let opened =
+            lease.secret.as_ref().map(|sealed| self.engine.open_subscription_secrets(lease.scope, lease.id, sealed));
+        let usable = opened.transpose().map(Option::unwrap_or_default).and_then(|secrets| {
+            let suffice = secrets.suffice_for(lease.signature_scheme);
+            suffice.then_some(secrets).ok_or(EngineError::Internal(Fault::EndpointSecretUnusable))
+        });
+        if let Err(error) = &usable {
+            tracing::error!(
+                subscription.id = %lease.id,
+                error = error as &dyn std::error::Error,
+                "secrets of a subscription cannot be used, trying again later"
+            );
+        }
+        LeasedSubscription { secrets: usable.ok(), lease }
+    }
+
+    /// Matches the next events of the log and queues calls for them, in one statement with the new position.
+    pub async fn match_events(&self, lease: &mut Lease, renew_for: Duration) -> EngineResult<EventsMatched> {
+        let store = self.engine.store();
+        // The head is read before the log: later events are seen the next time.
+        let heads = store.event_heads(&[lease.scope]).await?;
+        let head = heads.first().map_or(0, |head| head.next_seq - 1);
+        let Some(since) = lease.event_cursor else {
+            return self.move_cursor(lease, head, &[], renew_for).await;
+        };
+        if since >= head {
+            return Ok(EventsMatched::None);
+        }
+        let mut records = store.events_since(lease.scope, since, EVENTS_AT_ONCE).await?;
+        // Retention may have dropped the remaining events.
+        let last = records
+            .last()
+            .map_or(head, |record| record.first_seq + i64::try_from(record.events.len()).unwrap_or(i64::MAX) - 1);
+        let is_wanted = |kind: &str| includes_kind(&lease.events, kind);
+        let message_events = message_events(&records, |seq, event| seq > since && is_wanted(&event.kind));
+        let messages = store.messages_of_events(lease.scope, &message_events).await?;
+        let mut matched = Vec::new();
+        for record in &mut records {
+            for (event_seq, event) in (record.first_seq..).zip(std::mem::take(&mut record.events)) {
+                if event_seq <= since || !is_wanted(&event.kind) {
+                    continue;
+                }
+                let data = matching::event_data(&event, messages.get(&event_seq));
+                let matches = |filter| matching::matches_filter(filter, event.channel_name.as_deref(), &data);
+                if !lease.filter.as_ref().is_none_or(matches) {
+                    continue;
+                }
+                matched.push(MatchedEvent {
+                    delivery_id: SubscriptionDeliveryId::new(self.engine.next_id()),
+                    event_seq,
+                    message_id: match &event.body {
+                        EventBody::Message(id) => Some(*id),
+                        EventBody::Data(_) => None,
+                    },
+                    body: matching::call_body(lease.scope, &event.kind, record.created_at, data),
+                    kind: event.kind.into_owned(),
+                    created_at: record.created_at,
+                });
+            }
+        }
+        self.move_cursor(lease, last, &matched, renew_for).await
+    }
+
+    async fn move_cursor(
+        &self,
+        lease: &mut Lease,
+        to: i64,
+        matched: &[MatchedEvent],
+        renew_for: Duration,
+    ) -> EngineResult<EventsMatched> {
+        if !self.engine.store().queue_events(lease, to, matched, renew_for).await? {
+            return Ok(EventsMatched::LeaseLost);
+        }
+        lease.event_cursor = Some(to);
+        Ok(EventsMatched::Read)
+    }
+
+    /// Reads pending calls in the order of their events.
+    pub async fn pending_calls(&self, lease: &Lease, limit: i64) -> EngineResult<Vec<PendingCall>> {
+        Ok(self.engine.store().pending_calls(lease, limit).await?)
+    }
+
+    /// Records an attempt and renews the lease. Returns the consecutive failures and the time of the first one; `None` when
+    /// the lease is lost.
+    pub async fn record(
+        &self,
+        lease: &Lease,
+        attempt: &CallAttempt,
+        renew_for: Duration,
+    ) -> EngineResult<Option<(i32, Option<DateTime<Utc>>)>> {
+        Ok(self.engine.store().record_call_attempt(lease, attempt, renew_for).await?)
+    }
+
+    /// Releases a subscription; with a time, it is not claimed before.
+    pub async fn release(&self, lease: &Lease, blocked_until: Option<DateTime<Utc>>) -> EngineResult<()> {
+        Ok(self.engine.store().release_subscription(lease, blocked_until).await?)
+    }
+
+    /// Disables a subscription and announces it. Returns `false` when the lease is lost.
+    pub async fn disable(&self, lease: &Lease, reason: DisabledReason) -> EngineResult<bool> {
+        let recorded = self.engine.store().disable_subscription(lease, reason, self.engine.now()).await?;
+        let is_disabled = recorded.is_some();
+        recorded.into_iter().for_each(|recorded| self.engine.announce(recorded));
+        Ok(is_disabled)
+    }
+}
