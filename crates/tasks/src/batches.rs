@@ -12,7 +12,10 @@ use std::{
 };
 
 use relay_domain::metric_names::{BATCH_ITEMS, QUEUE_ITEMS, QUEUE_REFUSED};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    time::Instant,
+};
 
 /// Bounds and measures of a queue of `T`, whose items of different `K` take turns.
 #[derive(Debug)]
@@ -27,8 +30,8 @@ pub struct QueueConfig<T, K = ()> {
     pub batch_items: usize,
     /// Bytes of a batch at most; one item may exceed it alone.
     pub batch_bytes: usize,
-    /// Time that items gather before a batch is taken.
-    pub gather: Duration,
+    /// Least time between two batches, in which items gather for the second.
+    pub interval: Duration,
     /// Key whose items take turns with those of other keys; those of one key stay in order.
     pub key: fn(&T) -> K,
     /// Bytes that an item holds.
@@ -45,16 +48,16 @@ impl<T> QueueConfig<T> {
             max_bytes: u32::MAX,
             batch_items,
             batch_bytes: usize::MAX,
-            gather: Duration::ZERO,
+            interval: Duration::ZERO,
             key: |_| (),
             bytes: |_| size_of::<T>(),
         }
     }
 
-    /// Lets items gather for this long before each batch.
+    /// Sets the least time between two batches.
     #[must_use]
-    pub const fn gather_for(self, gather: Duration) -> Self {
-        Self { gather, ..self }
+    pub const fn at_most_every(self, interval: Duration) -> Self {
+        Self { interval, ..self }
     }
 }
 
@@ -64,7 +67,7 @@ pub fn queue<T, K: Copy + Eq + Hash>(config: QueueConfig<T, K>) -> (BatchSender<
     let (items, receiver) = mpsc::channel(config.max_items);
     let bytes = Arc::new(Semaphore::new(config.max_bytes as usize));
     let sender = BatchSender { name: config.name, items, bytes, max_bytes: config.max_bytes, bytes_of: config.bytes };
-    (sender, Batches { items: receiver, turns: Turns::default(), config })
+    (sender, Batches { items: receiver, turns: Turns::default(), next_at: Instant::now(), config })
 }
 
 /// The queue is full, or the task that empties it has ended.
@@ -178,6 +181,8 @@ impl<T, R> BatchSender<Request<T, R>> {
 pub struct Batches<T, K = ()> {
     items: mpsc::Receiver<Waiting<T>>,
     turns: Turns<T, K>,
+    /// Earliest time of the next batch.
+    next_at: Instant,
     config: QueueConfig<T, K>,
 }
 
@@ -187,9 +192,10 @@ impl<T, K: Copy + Eq + Hash> Batches<T, K> {
         if self.turns.waiting == 0 {
             let first = self.items.recv().await?;
             self.add(first);
-            if !self.config.gather.is_zero() {
-                tokio::time::sleep(self.config.gather).await;
-            }
+        }
+        if !self.config.interval.is_zero() {
+            tokio::time::sleep_until(self.next_at).await;
+            self.next_at = Instant::now() + self.config.interval;
         }
         while self.turns.waiting < self.config.max_items
             && let Ok(item) = self.items.try_recv()
@@ -322,7 +328,7 @@ mod tests {
             max_bytes,
             batch_items,
             batch_bytes,
-            gather: Duration::ZERO,
+            interval: Duration::ZERO,
             key: |(key, _)| *key,
             bytes: |(_, bytes)| *bytes,
         })
@@ -387,6 +393,22 @@ mod tests {
         assert_eq!(sender.try_send((1, 1)), Err(QueueFull));
         send_all(&sender, &[(1, 0); 15]);
         assert_eq!(sender.try_send((1, 0)), Err(QueueFull), "16 items wait");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_batch_is_taken_at_once_and_later_ones_at_their_interval() {
+        let every = Duration::from_millis(100);
+        let (sender, mut batches) = queue(QueueConfig::<u8>::new("test", 8, 8).at_most_every(every));
+        let began = Instant::now();
+        for (item, at) in [(1, 0), (2, 100), (3, 200)] {
+            sender.try_send(item).unwrap();
+            assert_eq!(batches.next().await.unwrap(), [item]);
+            assert_eq!(began.elapsed(), Duration::from_millis(at));
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        sender.try_send(4).unwrap();
+        batches.next().await.unwrap();
+        assert_eq!(began.elapsed(), Duration::from_millis(1200), "an idle queue waits for nothing");
     }
 
     #[tokio::test]

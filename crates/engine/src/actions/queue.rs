@@ -2,11 +2,7 @@
 //! arrived during the previous one, the workspaces in turn. A workspace in which another process is placing is requeued, so that the others need not
 //! wait for its lock, and after a second it gets a transaction of its own that waits.
 
-use std::{
-    collections::BTreeMap,
-    sync::Weak,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, sync::Weak, time::Duration};
 
 use relay_domain::WorkspaceId;
 use relay_store::{
@@ -18,6 +14,7 @@ use relay_store::{
     },
 };
 use relay_tasks::batches::{BatchSender, Batches, QueueConfig, QueueFull, Request, queue};
+use tokio::time::Instant;
 
 use crate::{Engine, EngineError, EngineResult, Inner, agents::lifecycle::encoded_length};
 
@@ -59,7 +56,7 @@ impl CallQueues {
             max_bytes: QUEUE_BYTES,
             batch_items: BATCH,
             batch_bytes: BATCH_BYTES,
-            gather: Duration::ZERO,
+            interval: Duration::ZERO,
             key: |call: &Calls| call.item.scope.workspace_id(),
             bytes: |call: &Calls| encoded_length(&call.item.input),
         });
@@ -69,7 +66,7 @@ impl CallQueues {
             max_bytes: QUEUE_BYTES,
             batch_items: BATCH,
             batch_bytes: BATCH_BYTES,
-            gather: Duration::ZERO,
+            interval: Duration::ZERO,
             key: |outcome: &Outcomes| outcome.item.scope.workspace_id(),
             bytes: |outcome: &Outcomes| match &outcome.item.result {
                 Ok(output) => encoded_length(output),
@@ -174,7 +171,7 @@ impl Engine {
 
     /// Finds out the outcome of a batch whose COMMIT got no answer.
     async fn resolve_commit_outcome(&self, new: &[NewInvocation]) -> Vec<EngineResult<InvokeOutcome>> {
-        let until = tokio::time::Instant::now() + RESOLVE_TIMEOUT;
+        let until = Instant::now() + RESOLVE_TIMEOUT;
         loop {
             match self.store().find_invocations(new).await {
                 Ok(made) => {
@@ -185,7 +182,7 @@ impl Engine {
                     };
                     return new.iter().map(outcome).collect();
                 }
-                Err(error) if tokio::time::Instant::now() >= until => {
+                Err(error) if Instant::now() >= until => {
                     tracing::error!(
                         error = &error as &dyn std::error::Error,
                         "commit outcome of invocations unknown, callers get no status"

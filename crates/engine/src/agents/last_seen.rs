@@ -10,7 +10,8 @@ use relay_tasks::batches::{Batches, QueueConfig};
 use crate::{Engine, Inner, debounce::DebouncedNotes};
 
 /// A note that finds no room is dropped: the agent's next call is noted instead.
-const QUEUE: QueueConfig<LastSeen> = QueueConfig::new("last_seen", 8192, 1024).gather_for(Duration::from_millis(100));
+const QUEUE: QueueConfig<LastSeen> =
+    QueueConfig::new("last_seen", 8192, 1024).at_most_every(Duration::from_millis(100));
 /// Bound of the agents whose last note is remembered.
 const MAX_REMEMBERED: u64 = 200_000;
 

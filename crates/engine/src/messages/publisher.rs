@@ -30,7 +30,7 @@ const STALL_TIMEOUT: Duration = Duration::from_millis(250);
 /// Published batches that wait to be marked, all by one update: marking each alone would cost a commit per batch. One
 /// that finds no room is published again.
 const MARKS: QueueConfig<BatchId> =
-    QueueConfig::new("published_batches", 4096, 4096).gather_for(Duration::from_millis(100));
+    QueueConfig::new("published_batches", 4096, 4096).at_most_every(Duration::from_millis(100));
 
 pub(crate) struct Committed {
     pub(crate) batch: BatchId,

@@ -15,7 +15,8 @@ pub(crate) type TokenUse = (WorkspaceScope, ObserverTokenId, DateTime<Utc>);
 pub(super) type TokenUseRecorder = DebouncedNotes<ObserverTokenId, TokenUse>;
 
 /// A note that finds no room is dropped: the token's next use is noted instead.
-const QUEUE: QueueConfig<TokenUse> = QueueConfig::new("token_uses", 4096, 1024).gather_for(Duration::from_millis(100));
+const QUEUE: QueueConfig<TokenUse> =
+    QueueConfig::new("token_uses", 4096, 1024).at_most_every(Duration::from_millis(100));
 /// Bound of the tokens whose last note is remembered.
 const MAX_REMEMBERED: u64 = 100_000;
 
