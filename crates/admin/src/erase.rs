@@ -1,12 +1,13 @@
 //! Export and permanent erasure of a workspace.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use relay_domain::{WorkspaceId, WorkspaceScope};
 use relay_store::{
     StoreError,
     admin::{ExportedRow, TableRowCount, WORKSPACES_TABLE},
 };
+use tokio::time::Instant;
 
 use super::Admin;
 use relay_engine::{EngineError, EngineResult, error::Missing};
@@ -61,7 +62,7 @@ impl Admin {
     pub async fn delete_workspace(&self, id: WorkspaceId) -> EngineResult<usize> {
         let scope = WorkspaceScope::from_engine_row(id);
         self.store.is_deleted(scope).await?.ok_or(EngineError::NotFound(Missing::Workspace))?;
-        let now = chrono::DateTime::from_timestamp_millis(self.store.ping().await?).unwrap_or_default();
+        let now = self.store.now().await?;
         Ok(self.store.delete_workspace(scope, now).await?.len())
     }
 

@@ -9,7 +9,6 @@ mod quotas;
 mod restore;
 mod suspensions;
 
-use chrono::Utc;
 use relay_domain::{
     ChannelId, DeliveryId, WorkspaceId, WorkspaceScope,
     access::token::{TOKEN_BYTES, TokenHash, TokenKind},
@@ -180,7 +179,7 @@ impl Admin {
     /// # Errors
     /// When the range is too long for its granularity.
     pub async fn usage(&self, scope: WorkspaceScope, query: UsageQuery) -> EngineResult<UsageReport> {
-        relay_engine::workspaces::usage::usage_report(&self.store, scope, query, Utc::now()).await
+        relay_engine::workspaces::usage::usage_report(&self.store, scope, query, self.store.now().await?).await
     }
 
     /// Lists the nodes of a workspace with their providers.

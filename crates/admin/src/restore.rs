@@ -1,10 +1,11 @@
 //! Manual recovery of a restored database, for `relayctl restore`. Gateways and workers do the same when they start.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use relay_store::recovery::DatabaseState;
 use relay_stream::Stream;
+use tokio::time::Instant;
 
 use super::{Admin, LEASE_SECONDS};
 use relay_engine::{

@@ -5,12 +5,13 @@ use std::{
     collections::HashMap,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::client::conn::http1::SendRequest;
+use tokio::time::Instant;
 
 /// Maximum idle time of a connection. Common servers close theirs after 5 s, and a request that crosses with the close
 /// fails.

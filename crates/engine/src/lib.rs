@@ -101,8 +101,7 @@ impl Engine {
     }
 
     pub async fn check_storage(&self) -> EngineResult<()> {
-        self.store().ping().await?;
-        Ok(())
+        Ok(self.store().ping().await?)
     }
 
     pub(crate) fn next_id(&self) -> i64 {

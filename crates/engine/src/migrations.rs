@@ -1,11 +1,9 @@
 //! Database migrations for `relayctl migrate`, and the wait of other programs for a migrated schema.
 
-use std::{
-    error::Error,
-    time::{Duration, Instant},
-};
+use std::{error::Error, time::Duration};
 
 use relay_store::{Store, StoreError};
+use tokio::time::Instant;
 
 use crate::EngineResult;
 

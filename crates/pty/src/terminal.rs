@@ -4,13 +4,14 @@ use std::{
     fmt,
     os::fd::OwnedFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use tokio::{
     io::unix::AsyncFd,
     sync::{mpsc, watch},
+    time::Instant,
 };
 
 use crate::{

@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::time::Instant;
+use tokio::time::Instant;
 
 use support::STAGE;
 

@@ -2,9 +2,11 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use relay_pty::{Exit, PtyError};
+use tokio::time::Instant;
+
 use support::{STAGE, is_alive, numbers, request};
 
 /// Ignores signals, and leaves an orphan in a session of its own with an empty environment.

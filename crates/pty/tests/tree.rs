@@ -2,13 +2,11 @@
 
 mod support;
 
-use std::{
-    os::unix::process::CommandExt,
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{os::unix::process::CommandExt, process::Command, time::Duration};
 
 use relay_pty::{Exit, Leftover, ProcessIdentity};
+use tokio::time::Instant;
+
 use support::{MARKER_VARIABLE, STAGE, eventually, is_alive, numbers, request};
 
 /// Ignores every signal it can, like its child, its child in a session of its own, an orphan in a session of its own,

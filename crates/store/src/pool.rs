@@ -1,12 +1,14 @@
 //! Connection pool, session settings and schema migrations.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use sqlx::{
     PgPool,
     migrate::MigrateError,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
+use tokio::time::Instant;
 
 use crate::{StoreError, StoreResult, statement_timeout::StatementTimeout as _};
 
@@ -148,13 +150,20 @@ impl Store {
             .map_err(StoreError::from_sqlx(doing))
     }
 
-    /// Makes one round trip, for readiness. Returns the clock of Postgres in unix milliseconds.
-    pub async fn ping(&self) -> StoreResult<i64> {
-        sqlx::query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")
+    /// Makes one round trip, for readiness.
+    pub async fn ping(&self) -> StoreResult<()> {
+        let pinged = sqlx::query("SELECT 1").execute(&self.pool).with_timeout().await;
+        pinged.map(|_| ()).map_err(StoreError::from_sqlx("pinging postgres"))
+    }
+
+    /// Reads the clock that all processes share.
+    pub async fn now(&self) -> StoreResult<DateTime<Utc>> {
+        // relay_now() is the start of the statement; the reading is to be as late as possible.
+        sqlx::query_scalar("SELECT relay_now() + (clock_timestamp() - now())")
             .fetch_one(&self.pool)
             .with_timeout()
             .await
-            .map_err(StoreError::from_sqlx("pinging postgres"))
+            .map_err(StoreError::from_sqlx("reading the clock of postgres"))
     }
 }
 

@@ -72,6 +72,7 @@ const PIECES: &[&str] = &[
 ];
 
 /// Runs `target` on mutations of `corpus` until the rounds or the seconds are over.
+#[expect(clippy::disallowed_methods, reason = "the time of a run is real time")]
 fn fuzz(name: &str, corpus: &[&str], target: impl Fn(&str)) {
     let variable = |name: &str| env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let until = variable("RELAY_FUZZ_SECONDS").map(|seconds| Instant::now() + Duration::from_secs(seconds));

@@ -1,11 +1,9 @@
 //! The broker's clock for verification: milliseconds since its start.
 
-use std::{
-    sync::LazyLock,
-    time::{Duration, Instant},
-};
+use std::{sync::LazyLock, time::Duration};
 
 use relay_verification::Timestamp;
+use tokio::time::Instant;
 
 static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
@@ -22,9 +20,9 @@ pub(crate) fn timestamp(instant: Instant) -> Timestamp {
 }
 
 /// The moment of a timestamp.
-pub(crate) fn instant(timestamp: Timestamp) -> tokio::time::Instant {
+pub(crate) fn instant(timestamp: Timestamp) -> Instant {
     let millis = u64::try_from(timestamp.as_millis()).unwrap_or(0);
-    (*ORIGIN + Duration::from_millis(millis)).into()
+    *ORIGIN + Duration::from_millis(millis)
 }
 
 /// Whole milliseconds of a duration.
@@ -33,6 +31,7 @@ pub(crate) fn millis(duration: Duration) -> u64 {
 }
 
 /// Unix time in milliseconds.
+#[expect(clippy::disallowed_methods, reason = "programs on this machine compare it with its clock")]
 pub(crate) fn unix_ms() -> i64 {
     chrono::Utc::now().timestamp_millis()
 }

@@ -2,10 +2,10 @@
 
 use std::{
     sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 /// Time between two renewals at most.
 const TERM: Duration = Duration::from_secs(120);

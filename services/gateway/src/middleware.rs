@@ -1,11 +1,7 @@
 //! Middleware of every request: its id, span, timeout, panics, metrics and cross-origin headers. Applied by `router`
 //! and `main`.
 
-use std::{
-    any::Any,
-    panic::resume_unwind,
-    time::{Duration, Instant},
-};
+use std::{any::Any, panic::resume_unwind, time::Duration};
 
 use axum::{
     extract::{MatchedPath, Request, State},
@@ -19,6 +15,7 @@ use relay_runtime::{
     cost::{self, Cost},
     metrics,
 };
+use tokio::time::Instant;
 use tower_http::cors::{AllowHeaders, Any as AnyOrigin, CorsLayer};
 use tracing::Instrument as _;
 

@@ -1,10 +1,11 @@
 //! `relayctl node`: lists and drains nodes.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use relay_domain::nodes::RosterNode;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::{
     connection::WorkspaceArgument,

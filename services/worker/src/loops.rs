@@ -5,7 +5,7 @@
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use relay_dispatch::{QueueError, QueueErrorKind, subscriptions::SubscriptionDispatcher};
@@ -20,6 +20,7 @@ use relay_engine::{
     tick::TickOutcome,
     workspaces,
 };
+use tokio::time::Instant;
 
 use crate::{dispatch::EngineSubscriptionQueue, uptime::Uptime};
 

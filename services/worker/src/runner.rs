@@ -2,7 +2,7 @@
 
 use std::{
     sync::Arc,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use relay_dispatch::push::{PushConfig, PushDispatcher};
@@ -10,6 +10,7 @@ use relay_domain::metric_names as name;
 use relay_engine::Engine;
 use relay_runtime::telemetry;
 use relay_tasks::TaskSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -85,6 +86,7 @@ async fn run_loop(loops: Arc<Loops>, which: Loop, stop: CancellationToken) {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "Prometheus compares it with its own clock")]
 fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

@@ -1,7 +1,9 @@
 //! Uptime of Postgres as seen by this process. During an outage no process could renew a lease or report a heartbeat,
 //! so none may be judged by them.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// The loops reach Postgres at least each second. A longer gap means that this process or Postgres was paused, so the
 /// state in between is unknown.

@@ -1,11 +1,12 @@
 //! Checks of recovery: is the database restored, being recovered or to be recovered, and does JetStream hold what it
 //! should (ADR 0017)?
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use relay_store::{Store, recovery::DatabaseState};
 use relay_stream::{LogKind, LogState, Stream};
+use tokio::time::Instant;
 
 use super::{Finding, Verdict, error_chain, failed};
 use relay_engine::{EngineResult, IdSource, recovery::DatabaseRepair};
@@ -26,6 +27,8 @@ struct DatabaseFacts {
     under_way: bool,
     /// Mailboxes with unsettled deliveries.
     busy: i64,
+    /// Time of the reading, by the database's clock.
+    now: DateTime<Utc>,
 }
 
 /// State of the delivery log in JetStream.
@@ -43,7 +46,7 @@ pub(super) async fn examine(store: &Store, nats_url: &str) -> Vec<Finding> {
         Err(error) => return vec![failed("recovery", error_chain(&error), "start Postgres, or correct DATABASE_URL")],
     };
     let log = read_log(store, nats_url, &known.database).await.ok().flatten();
-    let mut findings = vec![database_finding(&known, log.as_ref(), Utc::now())];
+    let mut findings = vec![database_finding(&known, log.as_ref())];
     findings.extend(log.map(|log| jetstream_finding(&known, &log)));
     findings
 }
@@ -53,6 +56,7 @@ async fn read_database(store: &Store) -> EngineResult<DatabaseFacts> {
         database: store.database_state().await?,
         under_way: store.is_recovery_running().await?,
         busy: store.count_busy_mailboxes().await?,
+        now: store.now().await?,
     })
 }
 
@@ -73,7 +77,7 @@ async fn read_log(store: &Store, nats_url: &str, database: &DatabaseState) -> En
     Ok(Some(LogFacts { state: Some(state), is_rebuilt: stream.is_rebuilt().await?, is_ahead }))
 }
 
-fn database_finding(known: &DatabaseFacts, log: Option<&LogFacts>, now: DateTime<Utc>) -> Finding {
+fn database_finding(known: &DatabaseFacts, log: Option<&LogFacts>) -> Finding {
     let database = &known.database;
     let finding = |verdict, found: String, fix| Finding { check: "recovery", verdict, found, fix };
     if known.under_way {
@@ -89,7 +93,7 @@ fn database_finding(known: &DatabaseFacts, log: Option<&LogFacts>, now: DateTime
         return finding(Verdict::Fail, found, Some(RECOVER));
     }
     match database.recovered_at {
-        Some(at) if at > now - REPORTED_FOR => {
+        Some(at) if at > known.now - REPORTED_FOR => {
             let fix = "relayctl dead-letter list --workspace W, reason lost_in_restore; what is lost else: \
                        docs/operations/backup.md";
             finding(Verdict::Warn, format!("done {}{}", format_time(at), summarize_recovery(database)), Some(fix))
@@ -167,7 +171,7 @@ mod tests {
             recovered_at: None,
             report: None,
         };
-        DatabaseFacts { database: state, under_way: false, busy: 3 }
+        DatabaseFacts { database: state, under_way: false, busy: 3, now: at(0) }
     }
 
     fn recovered(hours_ago: i64) -> DatabaseFacts {
@@ -195,7 +199,7 @@ mod tests {
             ),
             (recovered(24 * 9), None, Verdict::Ok, "last done 2023-11-05"),
         ] {
-            let found = database_finding(&known, log.as_ref(), at(0));
+            let found = database_finding(&known, log.as_ref());
             assert_eq!(found.verdict, verdict, "{found:?}");
             assert!(found.found.contains(words) && found.fix.is_some() == (verdict > Verdict::Ok), "{found:?}");
         }

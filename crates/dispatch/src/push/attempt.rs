@@ -39,7 +39,7 @@ pub(super) async fn attempt_delivery(
     let span = || {
         tracing::info_span!("push.attempt", delivery.seq = row.delivery.seq, attempt = row.retry_no.saturating_add(1))
     };
-    let began = std::time::Instant::now();
+    let began = tokio::time::Instant::now();
     let answered = send_call(pusher, endpoint, call, row.traceparent.as_deref(), span).await;
     let latency = began.elapsed();
     let now = pusher.storage.now();

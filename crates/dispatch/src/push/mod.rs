@@ -21,7 +21,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures::{FutureExt as _, StreamExt as _, stream::BoxStream};
@@ -33,7 +33,7 @@ use relay_domain::{
     },
 };
 use relay_tasks::{TaskSet, isolate};
-use tokio::{sync::Notify, task::JoinSet};
+use tokio::{sync::Notify, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 pub use config::PushConfig;

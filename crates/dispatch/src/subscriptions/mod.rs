@@ -7,7 +7,7 @@ mod serve;
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use relay_domain::subscriptions::{
@@ -15,7 +15,7 @@ use relay_domain::subscriptions::{
     dispatch::{ClaimedHealth, SubscriptionClaim},
 };
 use relay_tasks::isolate;
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use queue::{FailureRun, LeasedSubscription, QueuedEvents, SubscriptionQueue};
@@ -47,7 +47,7 @@ pub struct SubscriptionDispatcher<Q> {
 /// Result of one round.
 #[derive(Debug, Clone, Copy)]
 pub struct Round {
-    /// Subscriptions claimed.
+    /// Number of subscriptions that were claimed.
     pub claimed: u64,
     /// Time for which the oldest pending call had been due before.
     pub lag: Duration,

@@ -85,7 +85,7 @@ pub enum QueuedEvents {
 /// Consecutive failures of a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FailureRun {
-    /// Their number.
+    /// Number of the failures.
     pub failures: i32,
     /// Time of the first of them.
     pub since: Option<DateTime<Utc>>,

@@ -1,6 +1,6 @@
 //! Service of one subscription: its events in order, one call at a time.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
@@ -13,6 +13,7 @@ use relay_domain::{
     },
 };
 use relay_egress::{Answer, Failure};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{

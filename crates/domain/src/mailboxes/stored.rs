@@ -16,9 +16,9 @@ use crate::{AgentId, DeliveryId, WorkspaceScope, messages::Message};
 pub struct StoredDelivery {
     /// Workspace of the recipient.
     pub scope: WorkspaceScope,
-    /// Recipient.
+    /// Agent whose mailbox it is in.
     pub agent_id: AgentId,
-    /// Its name.
+    /// Name of the recipient.
     pub agent_name: String,
     /// Current node of the recipient, and its provider unless it is unassigned.
     pub location: (String, Option<String>),

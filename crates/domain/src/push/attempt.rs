@@ -20,7 +20,7 @@ pub struct PushAttempt {
     pub seq: Seq,
     /// Where the message was posted; `None` for a delivery without a message.
     pub location: Option<MessageLocation>,
-    /// The call.
+    /// The call and its answer.
     pub http: HttpAttempt,
     /// Meaning of its answer for the delivery.
     pub outcome: AttemptOutcome,

@@ -16,7 +16,7 @@ pub type MailboxKey = (WorkspaceScope, AgentId);
 pub struct LeasedMailbox {
     /// Workspace of the agent.
     pub scope: WorkspaceScope,
-    /// Recipient.
+    /// Agent whose mailbox it is.
     pub agent_id: AgentId,
     /// Node of the recipient.
     pub node_id: NodeId,
@@ -69,7 +69,7 @@ pub struct PushRow {
 pub struct PushPage {
     /// Workspace of the mailbox.
     pub scope: WorkspaceScope,
-    /// Recipient.
+    /// Agent whose mailbox it is.
     pub agent_id: AgentId,
     /// `true` while the worker holds the lease, the agent is on the node, and the workspace is not suspended.
     pub is_leased: bool,

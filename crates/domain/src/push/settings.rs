@@ -67,10 +67,10 @@ pub enum EndpointAuth {
 /// Secret part of the settings; stored encrypted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointSecrets {
-    /// Bearer token.
+    /// Token of the bearer scheme.
     #[serde(default)]
     pub token: Option<String>,
-    /// Signing secret.
+    /// Secret that signs calls.
     #[serde(default)]
     pub secret: Option<String>,
     /// Values of static headers.

@@ -21,7 +21,7 @@ pub enum ClaimedHealth {
 /// Parameters of a claim.
 #[derive(Debug, Clone, Copy)]
 pub struct SubscriptionClaim<'a> {
-    /// The worker.
+    /// Worker that claims.
     pub owner: &'a str,
     /// Health of those to be claimed.
     pub health: ClaimedHealth,
@@ -89,7 +89,7 @@ impl CallOutcome {
 /// Attempt to deliver one event.
 #[derive(Debug, Clone)]
 pub struct CallAttempt {
-    /// The delivery.
+    /// Delivery that was attempted.
     pub delivery_id: SubscriptionDeliveryId,
     /// Meaning of the answer.
     pub outcome: CallOutcome,

@@ -22,7 +22,7 @@ pub fn standard_webhooks_key(secret: &str) -> Option<Vec<u8>> {
 /// Secret part of a subscription; stored encrypted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubscriptionSecrets {
-    /// Signing secret.
+    /// Secret that signs calls.
     pub secret: Option<String>,
     /// Values of the headers that calls carry.
     pub headers: BTreeMap<String, String>,

@@ -7,7 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use moka::sync::Cache;
@@ -18,7 +18,7 @@ use relay_domain::{
     observers::ObserverView,
 };
 use relay_store::{StoreError, TokenOwner};
-use tokio::sync::Mutex;
+use tokio::{sync::Mutex, time::Instant};
 
 use crate::{
     Engine, EngineError, EngineResult,

@@ -93,7 +93,7 @@ impl Engine {
             .collect();
         let mailboxes: Vec<_> = live.iter().map(|(scope, agent, _)| (*scope, *agent)).collect();
         let heads = self.store().positions(&mailboxes).await?;
-        let since = Utc::now() - OLDEST_LIVE_ROW;
+        let since = self.now() - OLDEST_LIVE_ROW;
         let mut rows = self.store().deliveries_from(&live, since).await?;
         if rows.iter().any(|row| is_overdue(row, self.now())) {
             self.dead_letter_expired(&mailboxes).await?;

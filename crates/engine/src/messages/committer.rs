@@ -119,7 +119,7 @@ async fn commit_sends(engine: &Engine, mut pending: Vec<PendingSend>) {
     let batch = build_batch(engine, &pending);
     metrics::histogram!(relay_domain::metric_names::COMMIT_BATCH_SIZE)
         .record(u32::try_from(pending.len()).unwrap_or(u32::MAX));
-    let started = std::time::Instant::now();
+    let started = tokio::time::Instant::now();
     let outcome = submit_batch(engine.store(), &batch).await;
     metrics::histogram!(relay_domain::metric_names::COMMIT_SECONDS).record(started.elapsed().as_secs_f64());
     drop(spans);

@@ -1,8 +1,9 @@
 //! Outbox relay: publishes commit batches that their gateway did not, because it crashed or NATS was unavailable.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use relay_domain::metric_names;
+use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use crate::{Engine, EngineResult, tick::TickOutcome};

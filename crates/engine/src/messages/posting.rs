@@ -6,7 +6,7 @@
 
 mod replay;
 
-use std::{iter, sync::Arc, time::Instant};
+use std::{iter, sync::Arc};
 
 use relay_domain::{
     AgentId, ConversationId, MessageId, WorkspaceScope,
@@ -26,7 +26,7 @@ use relay_store::{
 };
 use relay_wire::{events::data::DeliveryRefused, field::ToValue as _};
 use serde_json::{Map, Value};
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
 use crate::{
     Engine, EngineError, EngineResult,

@@ -1,6 +1,6 @@
 //! Read models: the search index, last-read pointers, and receipts that outlive deliveries.
 
-use std::time::Instant;
+use tokio::time::Instant;
 
 use chrono::TimeDelta;
 

@@ -13,10 +13,7 @@ mod signing_keys;
 mod token_uses;
 mod tokens;
 
-use std::{
-    sync::{Arc, PoisonError, RwLock},
-    time::Instant,
-};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use chrono::{DateTime, Utc};
 use moka::sync::Cache;
@@ -26,7 +23,7 @@ use relay_domain::{
 };
 use relay_store::StoreError;
 use relay_tasks::batches::Batches;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 pub(crate) use self::token_uses::write_token_uses;
 pub use self::{

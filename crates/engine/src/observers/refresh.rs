@@ -2,11 +2,12 @@
 
 use std::{
     sync::{Arc, OnceLock, PoisonError, Weak},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use relay_store::{OverrideCursor, StoreError};
 use tokio::sync::{Mutex, Notify, Semaphore, watch};
+use tokio::time::Instant;
 
 use super::{
     SealingSecret,

@@ -11,11 +11,12 @@ mod repair;
 
 use std::{
     sync::{Mutex, PoisonError, Weak},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use chrono::{DateTime, Utc};
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 pub use repair::{DatabaseRepair, Margin, Progress, RepairPlan, RepairReport};
 

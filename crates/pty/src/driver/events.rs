@@ -1,11 +1,12 @@
 //! Ordered delivery of events to the consumer: paced output and announcements.
 
-use std::{collections::VecDeque, time::Instant};
+use std::collections::VecDeque;
 
 use tokio::sync::{
     mpsc::{Permit, Sender},
     watch,
 };
+use tokio::time::Instant;
 
 use crate::{
     ExitReport, OutputChunk, TerminalEvent,

@@ -3,17 +3,12 @@
 mod events;
 mod writer;
 
-use std::{
-    io,
-    os::fd::OwnedFd,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{io, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use tokio::{
     io::unix::{AsyncFd, AsyncFdReadyGuard},
     sync::mpsc::Permit,
-    time::sleep_until,
+    time::{Instant, sleep_until},
 };
 
 pub(crate) use events::EventSender;
@@ -115,7 +110,7 @@ impl Driver {
                 slot = sender.reserve(), if self.events.has_pending() => slot.map_or(Wake::ConsumerGone, Wake::Slot),
                 () = shared.queue.changed() => Wake::Recheck,
                 _ = exceeded.changed(), if paused => Wake::Recheck,
-                () = sleep_until(deadline.unwrap_or_else(Instant::now).into()), if deadline.is_some() => Wake::Recheck,
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Wake::Recheck,
             };
             self.handle(wake);
         }

@@ -1,12 +1,9 @@
 //! The entry that is being written: its steps, its pauses, and whether the program takes it.
 
-use std::{
-    collections::VecDeque,
-    os::fd::AsFd,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, os::fd::AsFd, time::Duration};
 
 use bytes::{Buf, Bytes};
+use tokio::time::Instant;
 
 use crate::{
     PtyError, WriteId, WriteReceipt,

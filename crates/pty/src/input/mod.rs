@@ -3,9 +3,10 @@
 mod injection;
 mod queue;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
 pub use injection::{Injection, LeadKeys, PasteStyle};
 pub(crate) use queue::{EntryTicket, InputQueue, NextWrite};

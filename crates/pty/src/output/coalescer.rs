@@ -1,8 +1,9 @@
 //! Pacing of output: the first bytes after a quiet moment at once, then one chunk per interval.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
 /// Largest chunk. Fewer, larger chunks keep event histories of consumers useful under load.
 pub(crate) const CHUNK_BYTES: usize = 32 << 10;

@@ -3,9 +3,10 @@
 mod budget;
 mod coalescer;
 
-use std::{borrow::Cow, time::Instant};
+use std::borrow::Cow;
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
 pub(crate) use budget::{BudgetShare, OutputBudget};
 pub(crate) use coalescer::{CHUNK_BYTES, Coalescer, PacedBytes};

@@ -5,8 +5,9 @@ use std::{
     ffi::OsString,
     io,
     sync::{Arc, Mutex},
-    time::Instant,
 };
+
+use tokio::time::Instant;
 
 use super::{Tree, TreeUsage};
 use crate::{

@@ -9,13 +9,13 @@ use std::{
         LazyLock,
         atomic::{AtomicU32, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use relay_pty::{
     EventStream, ExitReport, HostSettings, Limits, PtyHost, SpawnRequest, Terminal, TerminalEvent, WriteId,
 };
-use tokio::runtime::Runtime;
+use tokio::{runtime::Runtime, time::Instant};
 
 /// Longest wait for a condition.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

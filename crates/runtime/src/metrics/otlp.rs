@@ -86,6 +86,7 @@ impl MetricsExporter {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "collectors compare measurements with their own clocks")]
 fn unix_nanos() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)

@@ -24,7 +24,7 @@ impl Store {
     ) -> StoreResult<Option<StoredResponse>> {
         sqlx::query_as(
             "SELECT fingerprint, status, response FROM idempotency_keys
-             WHERE workspace_id = $1 AND key_hash = $2 AND created_at > now() - interval '24 hours'",
+             WHERE workspace_id = $1 AND key_hash = $2 AND created_at > relay_now() - interval '24 hours'",
         )
         .bind(scope.workspace_id())
         .bind(&key_hash[..])

@@ -61,7 +61,7 @@ impl Store {
              LEFT JOIN observer_tokens o
                     ON o.workspace_id = t.workspace_id AND o.token_id = t.observer_token_id AND o.revoked_at IS NULL
              WHERE t.token_hash = $1
-               AND w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > now())
+               AND w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > relay_now())
                AND (t.kind <> 'agent' OR (a.agent_id IS NOT NULL AND a.deleted_at IS NULL))
                AND (t.kind <> 'observer' OR o.token_id IS NOT NULL)",
         )

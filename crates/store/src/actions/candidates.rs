@@ -112,7 +112,7 @@ pub(crate) struct Candidates {
 const CAPABLE_PROVIDERS: &str = "
 SELECT c.workspace_id, c.name, c.node_id, n.name AS node_name, c.provider, c.kind, c.queue, c.tells_caller,
        g.gateway_id,
-       g.gateway_id IS NOT NULL AND p.last_heartbeat_at > now() - make_interval(secs => $3) AS live,
+       g.gateway_id IS NOT NULL AND p.last_heartbeat_at > relay_now() - make_interval(secs => $3) AS live,
        n.draining_at IS NOT NULL AS draining, p.handlers_live,
        greatest(p.active_agents,
                 (SELECT count(*)::int FROM agents a
@@ -126,7 +126,7 @@ SELECT c.workspace_id, c.name, c.node_id, n.name AS node_name, c.provider, c.kin
   JOIN node_capabilities c USING (workspace_id, name)
   JOIN providers p USING (workspace_id, node_id, provider)
   JOIN nodes n USING (workspace_id, node_id)
-  LEFT JOIN gateways g ON g.gateway_id = p.gateway_id AND g.lease_until > now()
+  LEFT JOIN gateways g ON g.gateway_id = p.gateway_id AND g.lease_until > relay_now()
  ORDER BY c.workspace_id, c.name, c.node_id, c.provider";
 
 /// Locks placement in the workspaces where no other placement runs, and returns the workspaces that are locked

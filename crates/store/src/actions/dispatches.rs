@@ -169,8 +169,8 @@ impl Store {
                   ORDER BY 1, 2 FOR UPDATE OF i
              )
              UPDATE invocations i
-                SET sent_epoch = s.epoch, sent_at = coalesce(i.sent_at, now()), node_id = s.node_id,
-                    provider = s.provider, dispatched_at = coalesce(i.dispatched_at, now()), unreachable_since = NULL
+                SET sent_epoch = s.epoch, sent_at = coalesce(i.sent_at, relay_now()), node_id = s.node_id,
+                    provider = s.provider, dispatched_at = coalesce(i.dispatched_at, relay_now()), unreachable_since = NULL
                FROM locked JOIN s USING (workspace_id, invocation_id)
               WHERE i.workspace_id = s.workspace_id AND i.invocation_id = s.invocation_id
                 AND i.attempt = s.attempt AND i.status IN ('dispatched', 'invoked')",

@@ -3,12 +3,12 @@
 
 use std::collections::HashMap;
 
-use chrono::Utc;
 use relay_domain::{
     AgentId, GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
     actions::{self, InvocationStatus},
     events::kind,
 };
+use relay_wire::{events::recorded_data::ActionInvoked, field::ToValue as _};
 use serde_json::json;
 use sqlx::PgConnection;
 
@@ -130,7 +130,7 @@ async fn create_invocations(
     }
     rows.insert(tx).await?;
     release_keys(tx, &refused_keys).await?;
-    let at = new.first().map_or_else(Utc::now, |one| one.at);
+    let Some(at) = new.first().map(|one| one.at) else { return Ok((outcomes, Vec::new())) };
     let recorded = events::append_mixed(tx, at, events).await?;
     Ok((outcomes, recorded))
 }
@@ -323,11 +323,13 @@ fn invoked_event(one: &NewInvocation) -> Event {
         Handler::Agent(agent) => agent.to_string(),
         Handler::Node { .. } => String::new(),
     };
-    let data = json!({
-        "invocation_id": one.id, "action_name": one.action_name, "caller_name": one.caller.name,
-        "handler_agent_id": handler,
-    });
-    let event = Event::new(kind::ACTION_INVOKED, data);
+    let data = ActionInvoked {
+        invocation_id: one.id,
+        action_name: &one.action_name,
+        caller_name: &one.caller.name,
+        handler_agent_id: handler,
+    };
+    let event = Event::new(kind::ACTION_INVOKED, data.to_value());
     match one.caller.agent_id {
         Some(agent) => event.by_agent(agent),
         None => event,
@@ -348,11 +350,11 @@ pub(crate) async fn claim_keys(tx: &mut PgConnection, new: &[&NewInvocation]) ->
     for (nth, workspace, hash, fingerprint) in keyed {
         let claimed = sqlx::query(
             "INSERT INTO idempotency_keys AS k (workspace_id, key_hash, fingerprint, status, response, created_at)
-             VALUES ($1, $2, $3, 201, $4, now())
+             VALUES ($1, $2, $3, 201, $4, relay_now())
              ON CONFLICT (workspace_id, key_hash) DO UPDATE
                 SET fingerprint = excluded.fingerprint, status = excluded.status, response = excluded.response,
                     created_at = excluded.created_at
-              WHERE k.created_at < now() - make_interval(hours => $5)",
+              WHERE k.created_at < relay_now() - make_interval(hours => $5)",
         )
         .bind(workspace)
         .bind(&hash[..])

@@ -29,9 +29,9 @@ SELECT i.workspace_id, i.caller_id, i.invocation_id, i.action_name, i.status, i.
  CROSS JOIN LATERAL (
        SELECT i.*, row_number() OVER (ORDER BY i.completed_at DESC) AS nth FROM invocations i
         WHERE i.workspace_id = k.workspace_id AND i.caller_id = k.agent_id
-          AND i.completed_at IS NOT NULL AND NOT i.told AND i.completed_at > now() - make_interval(secs => $3)
+          AND i.completed_at IS NOT NULL AND NOT i.told AND i.completed_at > relay_now() - make_interval(secs => $3)
           -- A connected caller is notified at completion, and that notice may not be marked yet.
-          AND i.completed_at < now() - interval '2 seconds'
+          AND i.completed_at < relay_now() - interval '2 seconds'
         ORDER BY i.completed_at DESC LIMIT $4) AS i
  WHERE NOT (i.durable AND EXISTS (
        SELECT FROM deliveries d

@@ -10,6 +10,10 @@ use relay_domain::{
     actions::{self, InvocationStatus},
     events::kind,
 };
+use relay_wire::{
+    events::recorded_data::{ActionDenied, ActionEnded},
+    field::ToValue as _,
+};
 use serde_json::{Value, json};
 use sqlx::{PgConnection, Row as _, postgres::PgRow};
 
@@ -312,10 +316,14 @@ impl OutcomeFacts {
 
     /// Returns the payload of the outcome's event.
     pub(crate) fn data(&self) -> Value {
-        json!({
-            "invocation_id": self.invocation_id, "action_name": self.action_name, "status": self.status.as_str(),
-            "output": output_object(self.output.as_ref()), "error": self.error,
-        })
+        let data = ActionEnded {
+            invocation_id: self.invocation_id,
+            action_name: &self.action_name,
+            status: self.status.as_str(),
+            output: output_object(self.output.as_ref()),
+            error: self.error.as_deref(),
+        };
+        data.to_value()
     }
 }
 
@@ -331,8 +339,8 @@ fn outcome_event(row: &InvocationRow) -> Event {
 /// Creates the event for a denied invocation.
 pub(crate) fn denied_event(action: &str, caller: AgentId, caller_name: &str) -> Event {
     let error = format!("{caller_name} may not invoke {action}");
-    let data = json!({ "action_name": action, "caller_name": caller_name, "error": error });
-    Event::new(kind::ACTION_DENIED, data).by_agent(caller)
+    let data = ActionDenied { action_name: action, caller_name, error: &error };
+    Event::new(kind::ACTION_DENIED, data.to_value()).by_agent(caller)
 }
 
 impl Store {

@@ -294,7 +294,7 @@ impl Store {
         let done = sqlx::query(
             "DELETE FROM invocations i
               USING (SELECT workspace_id, invocation_id FROM invocations
-                      WHERE completed_at < now() - make_interval(secs => $1)
+                      WHERE completed_at < relay_now() - make_interval(secs => $1)
                       ORDER BY completed_at LIMIT $2 FOR UPDATE SKIP LOCKED) AS old
               WHERE i.workspace_id = old.workspace_id AND i.invocation_id = old.invocation_id",
         )
@@ -398,7 +398,7 @@ pub(crate) async fn wake_waiting(tx: &mut PgConnection, key: ProviderKey<'_>) ->
               WHERE i.workspace_id = $1 AND i.node_id = $2 AND i.provider = $3 AND i.status = 'dispatched'
                 AND i.unreachable_since IS NOT NULL
          )
-         UPDATE invocations i SET due_at = least(i.due_at, now())
+         UPDATE invocations i SET due_at = least(i.due_at, relay_now())
            FROM waiting w WHERE i.workspace_id = w.workspace_id AND i.invocation_id = w.invocation_id",
     )
     .bind(key.scope.workspace_id())

@@ -188,11 +188,11 @@ impl Store {
             "WITH due AS (
                  SELECT p.workspace_id, h.next_seq - 1 AS newest_seq
                    FROM trigger_progress p JOIN event_heads h USING (workspace_id)
-                  WHERE p.reached_seq < h.next_seq - 1 AND p.claimed_until < now()
+                  WHERE p.reached_seq < h.next_seq - 1 AND p.claimed_until < relay_now()
                   ORDER BY p.claimed_until, p.workspace_id LIMIT $1
                     FOR UPDATE OF p SKIP LOCKED
              )
-             UPDATE trigger_progress p SET claimed_until = now() + make_interval(secs => $2)
+             UPDATE trigger_progress p SET claimed_until = relay_now() + make_interval(secs => $2)
                FROM due WHERE p.workspace_id = due.workspace_id
              RETURNING p.workspace_id, p.reached_seq, due.newest_seq",
         )

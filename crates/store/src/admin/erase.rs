@@ -164,14 +164,14 @@ impl Store {
         let found: Option<(WorkspaceId, Option<DateTime<Utc>>)> = sqlx::query_as(
             "SELECT w.workspace_id, CASE WHEN w.deleted_at IS NULL THEN w.expires_at END
                FROM workspaces w
-              WHERE coalesce(w.deleted_at, w.expires_at) < now() - make_interval(secs => $1)
+              WHERE coalesce(w.deleted_at, w.expires_at) < relay_now() - make_interval(secs => $1)
                 AND (w.deleted_at IS NOT NULL OR w.suspended_at IS NULL)
                 AND (w.deleted_at IS NULL OR NOT EXISTS (
                      SELECT FROM file_objects o WHERE o.workspace_id = w.workspace_id))
                 -- The condition of prune_observer_tokens.
                 AND (w.deleted_at IS NULL OR NOT EXISTS (
                      SELECT FROM observer_tokens t
-                      WHERE t.workspace_id = w.workspace_id AND t.signed_until >= now() - interval '1 day'
+                      WHERE t.workspace_id = w.workspace_id AND t.signed_until >= relay_now() - interval '1 day'
                         AND (w.deleted_at < (SELECT min(created_at) FROM signing_keys WHERE retired_at IS NULL))
                             IS NOT TRUE))
               ORDER BY coalesce(w.deleted_at, w.expires_at) LIMIT 1",

@@ -113,9 +113,9 @@ impl Store {
             }
         }
         let (gateways, outbox, outbox_seconds, foreign_tables) = sqlx::query_as(
-            "SELECT (SELECT count(*) FROM gateways WHERE lease_until > now()),
+            "SELECT (SELECT count(*) FROM gateways WHERE lease_until > relay_now()),
                     (SELECT count(*) FROM outbox WHERE published_at IS NULL),
-                    coalesce((SELECT extract(epoch FROM now() - min(created_at))::float8 FROM outbox
+                    coalesce((SELECT extract(epoch FROM relay_now() - min(created_at))::float8 FROM outbox
                                WHERE published_at IS NULL), 0),
                     ARRAY(SELECT c.relname::text FROM pg_class c
                            WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p')
@@ -127,7 +127,7 @@ impl Store {
         (state.gateways, state.outbox, state.outbox_seconds, state.foreign_tables) =
             (gateways, outbox, outbox_seconds, foreign_tables);
         if state.applied >= Some(known) {
-            state.workers = sqlx::query_scalar("SELECT count(*) FROM push_workers WHERE lease_until > now()")
+            state.workers = sqlx::query_scalar("SELECT count(*) FROM push_workers WHERE lease_until > relay_now()")
                 .fetch_one(&self.pool)
                 .await
                 .map(Some)
@@ -136,7 +136,7 @@ impl Store {
         // relay_ensure_partitions ends the name of a partition with its day.
         state.partition_days = sqlx::query_scalar(
             "SELECT min(days) FROM (
-                SELECT max(to_date(right(child.relname, 8), 'YYYYMMDD')) - (now() AT TIME ZONE 'UTC')::date AS days
+                SELECT max(to_date(right(child.relname, 8), 'YYYYMMDD')) - (relay_now() AT TIME ZONE 'UTC')::date AS days
                   FROM pg_inherits i
                   JOIN pg_class child ON child.oid = i.inhrelid
                   JOIN pg_class parent ON parent.oid = i.inhparent AND parent.relkind = 'p'

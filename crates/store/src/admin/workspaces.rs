@@ -72,8 +72,8 @@ impl Store {
     pub async fn add_workspace_key(&self, scope: WorkspaceScope, key: TokenHash) -> StoreResult<bool> {
         let added = sqlx::query(
             "INSERT INTO tokens (token_hash, kind, workspace_id, created_at)
-             SELECT $2, 'workspace', workspace_id, now() FROM workspaces
-              WHERE workspace_id = $1 AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > now())",
+             SELECT $2, 'workspace', workspace_id, relay_now() FROM workspaces
+              WHERE workspace_id = $1 AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > relay_now())",
         )
         .bind(scope.workspace_id())
         .bind(&key.as_bytes()[..])

@@ -175,8 +175,8 @@ async fn move_agent(
         "UPDATE agents SET
                 provider = CASE WHEN node_id = $3 AND provider = ANY($4) THEN provider ELSE $5 END,
                 binding_id = CASE WHEN node_id = $3 AND binding_id IS NOT NULL THEN binding_id ELSE $6 END,
-                bound_at = CASE WHEN node_id = $3 AND bound_at IS NOT NULL THEN bound_at ELSE now() END,
-                rebound_at = CASE WHEN bound_at IS NOT NULL THEN now() END,
+                bound_at = CASE WHEN node_id = $3 AND bound_at IS NOT NULL THEN bound_at ELSE relay_now() END,
+                rebound_at = CASE WHEN bound_at IS NOT NULL THEN relay_now() END,
                 session_ref = coalesce($7, CASE WHEN node_id = $3 THEN session_ref END),
                 priority = coalesce($8, CASE WHEN node_id = $3 THEN priority ELSE 0 END),
                 node_id = $3

@@ -164,7 +164,7 @@ impl Store {
         };
         // Read without locks: almost all agents were seen recently, and their rows are hot.
         let present: Vec<(WorkspaceId, AgentId, bool)> = sqlx::query_as(
-            "SELECT workspace_id, agent_id, last_seen_at < now() - make_interval(secs => $4) FROM agents
+            "SELECT workspace_id, agent_id, last_seen_at < relay_now() - make_interval(secs => $4) FROM agents
               WHERE deleted_at IS NULL AND status <> 'offline' AND (workspace_id, agent_id) > ($1, $2)
               ORDER BY workspace_id, agent_id LIMIT $3",
         )
@@ -196,7 +196,7 @@ impl Store {
                       FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
                       JOIN agents a USING (workspace_id, agent_id)
                      WHERE a.deleted_at IS NULL AND a.status <> 'offline'
-                       AND a.last_seen_at < now() - make_interval(secs => $3)
+                       AND a.last_seen_at < relay_now() - make_interval(secs => $3)
                      ORDER BY a.workspace_id, a.agent_id FOR UPDATE OF a SKIP LOCKED
                  )
                  UPDATE agents a SET status = 'offline' FROM silent

@@ -71,7 +71,7 @@ impl Store {
                         SELECT FROM providers p JOIN gateways g ON g.gateway_id = p.gateway_id
                          WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id
                            AND (a.provider IS NULL OR p.provider = a.provider)
-                           AND g.lease_until > now()) AS is_hosted
+                           AND g.lease_until > relay_now()) AS is_hosted
                FROM agents a
               WHERE a.workspace_id = $1 AND a.name = $2 AND a.deleted_at IS NULL FOR UPDATE OF a",
         )

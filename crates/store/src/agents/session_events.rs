@@ -10,6 +10,7 @@ use relay_domain::{
     events::kind,
     observers::ObserverFilters,
 };
+use relay_wire::{events::recorded_data::SessionReported, field::ToValue as _};
 use serde_json::{Value, json};
 use sqlx::{FromRow, PgConnection, Row as _, postgres::PgRow};
 
@@ -151,7 +152,7 @@ impl Store {
         let done = sqlx::query(
             "DELETE FROM session_events e
               USING (SELECT workspace_id, agent_id, sequence FROM session_events
-                      WHERE created_at < now() - make_interval(secs => $1)
+                      WHERE created_at < relay_now() - make_interval(secs => $1)
                       ORDER BY created_at LIMIT $2 FOR UPDATE SKIP LOCKED) AS old
               WHERE e.workspace_id = old.workspace_id AND e.agent_id = old.agent_id AND e.sequence = old.sequence",
         )
@@ -181,14 +182,14 @@ fn observer_event(new: &NewSessionEvent<'_>, sequence: i64, status_changed: bool
             }
         }
         _ => {
-            let data = json!({
-                "agent_name": new.agent_name,
-                "id": new.event_id,
-                "agent_id": new.agent_id,
-                "payload": new.payload,
-                "sequence": sequence,
-            });
-            Event::new(format!("{}{}", kind::HARNESS_PREFIX, new.event_type), data).by_agent(new.agent_id)
+            let data = SessionReported {
+                agent_name: new.agent_name,
+                id: new.event_id,
+                agent_id: new.agent_id,
+                payload: new.payload,
+                sequence,
+            };
+            Event::new(format!("{}{}", kind::HARNESS_PREFIX, new.event_type), data.to_value()).by_agent(new.agent_id)
         }
     }
 }
@@ -205,11 +206,11 @@ async fn insert_key(
     // A transaction that inserts the same key waits here for the other to end, so one of them finds the key in use.
     let stored = sqlx::query(
         "INSERT INTO idempotency_keys AS k (workspace_id, key_hash, fingerprint, status, response, created_at)
-         VALUES ($1, $2, $3, 201, $4, now())
+         VALUES ($1, $2, $3, 201, $4, relay_now())
          ON CONFLICT (workspace_id, key_hash) DO UPDATE
             SET fingerprint = excluded.fingerprint, status = excluded.status, response = excluded.response,
                 created_at = excluded.created_at
-          WHERE k.created_at < now() - make_interval(hours => $5)
+          WHERE k.created_at < relay_now() - make_interval(hours => $5)
          RETURNING 1",
     )
     .bind(scope.workspace_id())

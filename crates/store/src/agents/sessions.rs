@@ -5,7 +5,8 @@ use chrono::{DateTime, Utc};
 use relay_domain::{
     AgentId, InvocationId, NodeId, WorkspaceId, WorkspaceScope, access::token::TokenHash, events::kind,
 };
-use serde_json::{Value, json};
+use relay_wire::{agents::spawn::SpawnOutput, events::recorded_data::AgentExited, field::ToValue as _};
+use serde_json::Value;
 use sqlx::PgConnection;
 
 use crate::{
@@ -81,9 +82,8 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx("reading a spawned agent"))?;
         Ok(row.map(|(agent, name, session_ref)| {
-            json!({
-                "agent_id": agent, "name": name, "invocation_id": invocation, "session_ref": session_ref,
-            })
+            SpawnOutput { agent_id: agent, name: &name, invocation_id: invocation, session_ref: session_ref.as_deref() }
+                .to_value()
         }))
     }
 
@@ -202,8 +202,8 @@ impl Store {
             is_not_running!("a"),
             "
                              AND coalesce(a.rebound_at, a.bound_at, '-infinity') <= i.completed_at
-                             AND i.completed_at > now() - interval '2 minutes')
-                 OR i.invocation_id IS NULL AND r.created_at < now() - interval '1 minute'
+                             AND i.completed_at > relay_now() - interval '2 minutes')
+                 OR i.invocation_id IS NULL AND r.created_at < relay_now() - interval '1 minute'
               ORDER BY r.workspace_id, r.invocation_id LIMIT $1"
         ))
         .bind(limit)
@@ -284,12 +284,14 @@ pub(crate) async fn exit_events(
     .map_err(StoreError::from_sqlx("reading the spawns of agents"))?;
     let event =
         |(agent, name, invocation, caller, released): (AgentId, String, InvocationId, Option<AgentId>, bool)| {
-            let data = json!({
-                "agent_id": agent, "agent_name": name, "node_id": fence.node_id.as_str(),
-                "invocation_id": invocation,
-                "reason": if released { "released" } else { reason },
-            });
-            let event = Event::new(kind::AGENT_EXITED, data);
+            let data = AgentExited {
+                agent_id: agent,
+                agent_name: &name,
+                node_id: fence.node_id.as_str(),
+                invocation_id: invocation,
+                reason: if released { "released" } else { reason },
+            };
+            let event = Event::new(kind::AGENT_EXITED, data.to_value());
             match caller {
                 Some(caller) => event.by_agent(caller),
                 None => event,

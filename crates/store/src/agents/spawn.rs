@@ -3,7 +3,8 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{AgentId, InvocationId, actions};
-use serde_json::{Value, json};
+use relay_wire::{agents::spawn::SpawnOutput, field::ToValue as _};
+use serde_json::Value;
 use sqlx::PgConnection;
 
 use crate::{Store, StoreError, StoreResult, nodes::fence::Fence};
@@ -21,10 +22,8 @@ pub struct SpawnedAgent {
 impl SpawnedAgent {
     /// Creates the output of the invocation, for a provider that reports none of its own.
     fn output(&self) -> Value {
-        json!({
-            "agent_id": self.agent_id, "name": self.name, "invocation_id": self.invocation,
-            "session_ref": self.session_ref,
-        })
+        let (agent_id, invocation_id) = (self.agent_id, self.invocation);
+        SpawnOutput { agent_id, name: &self.name, invocation_id, session_ref: self.session_ref.as_deref() }.to_value()
     }
 }
 

@@ -201,7 +201,7 @@ impl Store {
         }
         sqlx::query(
             "INSERT INTO channels (workspace_id, channel_id, name, type, conversation_id, title, created_by, created_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, now())
+             VALUES ($1, $2, $3, $4, $5, $6, $7, relay_now())
              ON CONFLICT DO NOTHING",
         )
         .bind(workspace)
@@ -287,7 +287,7 @@ async fn add_members(
     let doing = "adding members to a conversation";
     let added = sqlx::query(
         "INSERT INTO channel_members (workspace_id, channel_id, agent_id, role, joined_at)
-         SELECT $1, $2, id, CASE WHEN id = $4 THEN 'owner' ELSE 'member' END, now()
+         SELECT $1, $2, id, CASE WHEN id = $4 THEN 'owner' ELSE 'member' END, relay_now()
            FROM unnest($3::bigint[]) AS id ORDER BY id
          ON CONFLICT DO NOTHING",
     )
@@ -320,11 +320,11 @@ async fn insert_response(
 ) -> StoreResult<bool> {
     let kept = sqlx::query(
         "INSERT INTO idempotency_keys AS k (workspace_id, key_hash, fingerprint, status, response, created_at)
-         VALUES ($1, $2, $3, 201, $4, now())
+         VALUES ($1, $2, $3, 201, $4, relay_now())
          ON CONFLICT (workspace_id, key_hash) DO UPDATE
             SET fingerprint = excluded.fingerprint, status = excluded.status, response = excluded.response,
                 created_at = excluded.created_at
-          WHERE k.created_at < now() - interval '24 hours'",
+          WHERE k.created_at < relay_now() - interval '24 hours'",
     )
     .bind(scope.workspace_id())
     .bind(&key.key_hash[..])

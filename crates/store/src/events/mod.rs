@@ -129,7 +129,7 @@ pub(crate) async fn append_all(
              INSERT INTO event_heads AS h (workspace_id, next_seq)
              SELECT workspace_id, 1 + n FROM made ORDER BY workspace_id
              ON CONFLICT (workspace_id) DO UPDATE SET next_seq = h.next_seq + excluded.next_seq - 1
-             RETURNING workspace_id, next_seq, watched_until > now() AS watched
+             RETURNING workspace_id, next_seq, watched_until > relay_now() AS watched
          ), logged AS (
              INSERT INTO event_log (workspace_id, last_seq, created_on, first_seq, created_at, events)
              SELECT workspace_id, b.next_seq - 1, $5, b.next_seq - m.n, $4, m.events::json
@@ -211,10 +211,10 @@ impl Store {
         // because several counters are locked.
         sqlx::query(
             "INSERT INTO event_heads AS h (workspace_id, watched_until)
-             SELECT k.workspace_id, now() + make_interval(mins => $2)
+             SELECT k.workspace_id, relay_now() + make_interval(mins => $2)
                FROM unnest($1::bigint[]) AS k (workspace_id)
                LEFT JOIN event_heads e USING (workspace_id)
-              WHERE coalesce(e.watched_until, '-infinity') < now() + make_interval(mins => $2) / 2
+              WHERE coalesce(e.watched_until, '-infinity') < relay_now() + make_interval(mins => $2) / 2
               ORDER BY 1
              ON CONFLICT (workspace_id)
              DO UPDATE SET watched_until = greatest(h.watched_until, excluded.watched_until)",

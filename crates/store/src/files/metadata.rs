@@ -3,7 +3,10 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, FileId, WorkspaceScope, events::kind, files::FileStatus, observers::ObserverFilters};
-use serde_json::json;
+use relay_wire::{
+    events::recorded_data::{FileUploaded, UploadedFile},
+    field::ToValue as _,
+};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -194,11 +197,11 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         row.status = FileStatus::Complete;
-        let uploaded = json!({
-            "file": { "file_id": file, "filename": row.filename, "uploaded_by": row.uploaded_by },
-            "agent_id": owner,
-        });
-        let event = Event::new(kind::FILE_UPLOADED, uploaded).by_agent(owner);
+        let uploaded = FileUploaded {
+            file: UploadedFile { file_id: file, filename: &row.filename, uploaded_by: &row.uploaded_by },
+            agent_id: owner,
+        };
+        let event = Event::new(kind::FILE_UPLOADED, uploaded.to_value()).by_agent(owner);
         let recorded = events::append(&mut tx, scope, at, vec![event]).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(Completion::Completed(row, recorded))
@@ -223,7 +226,7 @@ impl Store {
                  WHERE f.workspace_id = found.workspace_id AND f.file_id = found.file_id AND f.agent_id = $3
                 RETURNING f.workspace_id, f.file_id
              ), objects AS (
-                UPDATE file_objects o SET remove_after = now() FROM deleted
+                UPDATE file_objects o SET remove_after = relay_now() FROM deleted
                  WHERE o.workspace_id = deleted.workspace_id AND o.file_id = deleted.file_id
              )
              SELECT agent_id, EXISTS (SELECT FROM deleted) FROM found",

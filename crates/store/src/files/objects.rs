@@ -32,7 +32,7 @@ impl Store {
             // From `files`, so that no object is recorded for a file that is gone or complete.
             "INSERT INTO file_objects (workspace_id, file_id, object_id, remove_after)
              SELECT workspace_id, file_id, $3, $4 FROM files
-              WHERE workspace_id = $1 AND file_id = $2 AND status = 'pending' AND expires_at > now()",
+              WHERE workspace_id = $1 AND file_id = $2 AND status = 'pending' AND expires_at > relay_now()",
         )
         .bind(scope.workspace_id())
         .bind(file)
@@ -76,7 +76,7 @@ impl Store {
         }
         sqlx::query(
             "WITH former AS (
-                UPDATE file_objects SET remove_after = now()
+                UPDATE file_objects SET remove_after = relay_now()
                  WHERE workspace_id = $1 AND file_id = $2 AND object_id = $4
              )
              UPDATE files SET object_id = $3 WHERE workspace_id = $1 AND file_id = $2",
@@ -95,7 +95,7 @@ impl Store {
     /// Schedules the removal of an object that is not attached to its file.
     pub async fn discard_upload(&self, scope: WorkspaceScope, file: FileId, object: i64) -> StoreResult<()> {
         sqlx::query(
-            "UPDATE file_objects SET remove_after = now()
+            "UPDATE file_objects SET remove_after = relay_now()
               WHERE workspace_id = $1 AND file_id = $2 AND object_id = $3 AND remove_after IS NOT NULL
               -- An attached object has no removal date, and a late discard must not give it one.",
         )
@@ -113,14 +113,14 @@ impl Store {
         let done: i64 = sqlx::query_scalar(
             "WITH late AS (
                 SELECT workspace_id, file_id FROM files
-                 WHERE status = 'pending' AND expires_at < now() - make_interval(secs => $1)
+                 WHERE status = 'pending' AND expires_at < relay_now() - make_interval(secs => $1)
                  ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED
              ), expired AS (
-                UPDATE files f SET status = 'deleted', deleted_at = now() FROM late
+                UPDATE files f SET status = 'deleted', deleted_at = relay_now() FROM late
                  WHERE f.workspace_id = late.workspace_id AND f.file_id = late.file_id
                 RETURNING f.workspace_id, f.file_id
              ), objects AS (
-                UPDATE file_objects o SET remove_after = now() FROM expired g
+                UPDATE file_objects o SET remove_after = relay_now() FROM expired g
                  WHERE o.workspace_id = g.workspace_id AND o.file_id = g.file_id AND o.remove_after IS NULL
              )
              SELECT count(*) FROM expired",
@@ -140,9 +140,9 @@ impl Store {
             // SKIP LOCKED: several workers remove objects at the same time.
             "WITH due AS (
                 SELECT workspace_id, file_id, object_id FROM file_objects
-                 WHERE remove_after < now() ORDER BY remove_after LIMIT $2 FOR UPDATE SKIP LOCKED
+                 WHERE remove_after < relay_now() ORDER BY remove_after LIMIT $2 FOR UPDATE SKIP LOCKED
              )
-             UPDATE file_objects o SET removing = true, remove_after = now() + make_interval(secs => $1)
+             UPDATE file_objects o SET removing = true, remove_after = relay_now() + make_interval(secs => $1)
                FROM due
               WHERE o.workspace_id = due.workspace_id AND o.file_id = due.file_id AND o.object_id = due.object_id
              RETURNING o.workspace_id, o.file_id, o.object_id",
@@ -180,7 +180,7 @@ impl Store {
         let done = sqlx::query(
             "DELETE FROM files f
               USING (SELECT workspace_id, file_id FROM files d
-                      WHERE status = 'deleted' AND deleted_at < now() - make_interval(secs => $1)
+                      WHERE status = 'deleted' AND deleted_at < relay_now() - make_interval(secs => $1)
                         AND NOT EXISTS (SELECT FROM file_objects o
                                          WHERE o.workspace_id = d.workspace_id AND o.file_id = d.file_id)
                       ORDER BY deleted_at LIMIT $2 FOR UPDATE SKIP LOCKED) AS old

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
 use sqlx::PgTransaction;
@@ -12,7 +12,7 @@ use sqlx::PgTransaction;
 use crate::{Store, StoreError, StoreResult, codes::DEFERRED, mailboxes::locked_cursor::lock_cursor};
 
 /// Longest TTL of a delivery: older partitions hold no active row and are not read.
-const OLDEST_LIVE_ROW: TimeDelta = TimeDelta::days(7);
+const OLDEST_LIVE_DAYS: i32 = 7;
 
 /// Lease on one claimed delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,13 +46,13 @@ WITH free AS MATERIALIZED (
              ON x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id AND x.seq = d.seq
       LEFT JOIN delivery_claims l
              ON l.workspace_id = d.workspace_id AND l.agent_id = d.agent_id AND l.seq = d.seq
-     WHERE d.workspace_id = $1 AND d.agent_id = $2 AND d.seq > $3 AND d.created_on >= $4 AND d.expires_at > now()
-       AND (x.state IS NULL OR (x.state = {DEFERRED} AND x.available_at <= now()))
-       AND (l.leased_until IS NULL OR l.leased_until <= now())
+     WHERE d.workspace_id = $1 AND d.agent_id = $2 AND d.seq > $3 AND d.created_on >= (relay_now() AT TIME ZONE 'UTC')::date - $4::int AND d.expires_at > relay_now()
+       AND (x.state IS NULL OR (x.state = {DEFERRED} AND x.available_at <= relay_now()))
+       AND (l.leased_until IS NULL OR l.leased_until <= relay_now())
      ORDER BY d.seq LIMIT $5
 ), leased AS (
     INSERT INTO delivery_claims AS l (workspace_id, agent_id, seq, claim_id, leased_until)
-    SELECT $1, $2, seq, $6, now() + make_interval(secs => $7) FROM free
+    SELECT $1, $2, seq, $6, relay_now() + make_interval(secs => $7) FROM free
         ON CONFLICT (workspace_id, agent_id, seq) DO UPDATE
        SET claim_id = excluded.claim_id, leased_until = excluded.leased_until, claim_count = l.claim_count + 1
  RETURNING l.seq, l.claim_count, l.leased_until
@@ -99,7 +99,7 @@ impl Store {
             .bind(scope.workspace_id().get())
             .bind(agent.get())
             .bind(floor)
-            .bind((Utc::now() - OLDEST_LIVE_ROW).date_naive())
+            .bind(OLDEST_LIVE_DAYS)
             .bind(limit)
             .bind(claim_id)
             .bind(lease.as_secs_f64())
@@ -127,7 +127,7 @@ impl Store {
         let done = sqlx::query(
             "DELETE FROM delivery_claims l
               USING (SELECT workspace_id, agent_id, seq FROM delivery_claims
-                      WHERE leased_until < now() - make_interval(secs => $1)
+                      WHERE leased_until < relay_now() - make_interval(secs => $1)
                       ORDER BY leased_until LIMIT $2 FOR UPDATE SKIP LOCKED) AS old
               WHERE l.workspace_id = old.workspace_id AND l.agent_id = old.agent_id AND l.seq = old.seq",
         )
@@ -163,7 +163,7 @@ pub(crate) async fn end_lease(
     seq: Seq,
 ) -> StoreResult<Option<i32>> {
     sqlx::query_scalar(
-        "UPDATE delivery_claims SET leased_until = now()
+        "UPDATE delivery_claims SET leased_until = relay_now()
           WHERE workspace_id = $1 AND agent_id = $2 AND seq = $3 RETURNING claim_count",
     )
     .bind(scope.workspace_id().get())

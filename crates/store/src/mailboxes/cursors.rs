@@ -127,7 +127,7 @@ WITH moves AS (
      WHERE c.workspace_id = l.workspace_id AND c.agent_id = l.agent_id
 ), logged AS (
     INSERT INTO ack_log (workspace_id, agent_id, acked_at, created_on, ack_floor)
-    SELECT workspace_id, agent_id, date_trunc('second', now()), (now() AT TIME ZONE 'UTC')::date, acked
+    SELECT workspace_id, agent_id, date_trunc('second', relay_now()), (relay_now() AT TIME ZONE 'UTC')::date, acked
       FROM locked WHERE acked > ack_floor
     ON CONFLICT (workspace_id, agent_id, acked_at, created_on)
     DO UPDATE SET ack_floor = greatest(ack_log.ack_floor, excluded.ack_floor)
@@ -141,7 +141,7 @@ WITH moves AS (
 /// Moves the cursors of workspaces without observers in one statement, and returns the observed workspaces: their moves
 /// also record events, which takes a transaction.
 const FLUSH: &str = flush!(
-    "coalesce(h.watched_until, '-infinity') <= now() AS now
+    "coalesce(h.watched_until, '-infinity') <= relay_now() AS now
       FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
            AS m (workspace_id, agent_id, node_id, provider, sent, acked)
       LEFT JOIN event_heads h USING (workspace_id)",

@@ -152,7 +152,7 @@ impl Store {
         let rows = sqlx::query(delivery_rows!(
             "SELECT * FROM deliveries
               WHERE workspace_id = $1 AND agent_id = $2 AND seq = ANY($3)
-                AND created_on >= (now() - interval '7 days')::date"
+                AND created_on >= (relay_now() - interval '7 days')::date"
         ))
         .bind(scope.workspace_id().get())
         .bind(agent.get())
@@ -180,7 +180,7 @@ impl Store {
                    LEFT JOIN delivery_exceptions x
                           ON x.workspace_id = d.workspace_id AND x.agent_id = d.agent_id AND x.seq = d.seq
                   WHERE d.workspace_id = $1 AND d.agent_id = $2
-                    AND d.created_on >= (now() - interval '7 days')::date AND d.expires_at > now()
+                    AND d.created_on >= (relay_now() - interval '7 days')::date AND d.expires_at > relay_now()
                     AND d.seq > coalesce((SELECT s.settled_floor FROM mailbox_cursors s
                                            WHERE s.workspace_id = $1 AND s.agent_id = $2), 0)
                     AND (x.state IS NULL OR x.state = {DEFERRED})

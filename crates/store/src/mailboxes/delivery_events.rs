@@ -3,11 +3,11 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId, ChannelId, DeliveryId, WorkspaceScope,
+    AgentId, ChannelId, DeliveryId, MessageId, WorkspaceScope,
     events::kind,
     mailboxes::{MessageLocation, stream::Seq},
 };
-use serde_json::json;
+use relay_wire::{events::recorded_data::DeliveryDelivered, field::ToValue as _};
 use sqlx::{FromRow, PgConnection, Row, postgres::PgRow};
 
 use crate::{
@@ -55,12 +55,8 @@ impl FromRow<'_, PgRow> for LocatedDelivery {
 /// Builds the `delivery.delivered` event of an acknowledged delivery.
 #[must_use]
 pub fn delivered_event(id: DeliveryId, place: Option<&MessageLocation>) -> Event {
-    let data = json!({
-        "delivery_id": id.to_string(),
-        "message_id": id.source.to_string(),
-        "agent_id": id.agent.to_string(),
-    });
-    MessageLocation::attach(place, Event::new(kind::DELIVERY_DELIVERED, data).by_agent(id.agent))
+    let data = DeliveryDelivered { delivery_id: id, message_id: MessageId::new(id.source), agent_id: id.agent };
+    MessageLocation::attach(place, Event::new(kind::DELIVERY_DELIVERED, data.to_value()).by_agent(id.agent))
 }
 
 /// Move of one mailbox's ack floor.

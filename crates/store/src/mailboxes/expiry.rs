@@ -8,12 +8,13 @@ use std::time::Duration;
 use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId, DeliveryId, WorkspaceId, WorkspaceScope,
+    AgentId, DeliveryId, MessageId, WorkspaceId, WorkspaceScope,
     events::kind,
     mailboxes::{MessageLocation, dead_letter::DeadLetterReason},
 };
+use relay_wire::{events::recorded_data::DeliveryDeadLettered, field::ToValue as _};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 use sqlx::{FromRow, PgConnection, Row, postgres::PgRow};
 
 use crate::{
@@ -61,16 +62,17 @@ impl DeadLetteredDelivery {
     /// Returns the notice for the sender and observers.
     #[must_use]
     pub fn notice(&self) -> Value {
-        json!({
-            "delivery_id": self.delivery_id.to_string(),
-            "message_id": self.delivery_id.source.to_string(),
-            "target_agent_id": self.delivery_id.agent,
-            "target_agent_name": self.agent_name,
-            "seq": self.seq,
-            "reason": self.reason.as_str(),
-            "error": self.error.as_deref().unwrap_or(self.reason.default_error()),
-            "retryable": false,
-        })
+        let data = DeliveryDeadLettered {
+            delivery_id: self.delivery_id,
+            message_id: MessageId::new(self.delivery_id.source),
+            target_agent_id: self.delivery_id.agent,
+            target_agent_name: self.agent_name.as_deref(),
+            seq: self.seq,
+            reason: self.reason.as_str(),
+            error: self.error.as_deref().unwrap_or(self.reason.default_error()),
+            retryable: false,
+        };
+        data.to_value()
     }
 
     /// Returns the notice as a `delivery.failed` event.
@@ -236,7 +238,7 @@ impl Store {
                FROM agents a
                JOIN mailbox_heads h USING (workspace_id, agent_id)
                JOIN mailbox_cursors c USING (workspace_id, agent_id)
-              WHERE a.deleted_at > now() - interval '1 hour' AND c.settled_floor < h.next_seq - 1
+              WHERE a.deleted_at > relay_now() - interval '1 hour' AND c.settled_floor < h.next_seq - 1
               ORDER BY a.deleted_at LIMIT $1",
         )
         .bind(limit)

@@ -15,8 +15,8 @@ use relay_domain::{
     events::kind,
     mailboxes::{MessageLocation, dead_letter::MAX_REDRIVES},
 };
+use relay_wire::{events::recorded_data::RedriveAccepted, field::ToValue as _};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use sqlx::{FromRow, PgConnection, types::Json};
 
 use crate::{
@@ -260,8 +260,8 @@ UPDATE redrives
        pass_redriven = $11, pass_refused = $12, pass_full = $13,
        -- A delay of up to one second is caught up, a longer one is not: no burst exceeds the rate.
        next_at = CASE WHEN $10 THEN NULL
-                      WHEN $9 THEN now() + make_interval(secs => $14)
-                      ELSE greatest(next_at, now() - interval '1 second')
+                      WHEN $9 THEN relay_now() + make_interval(secs => $14)
+                      ELSE greatest(next_at, relay_now() - interval '1 second')
                            + make_interval(secs => $8::float8 / rate) END,
        finished_at = CASE WHEN $10 THEN $15::timestamptz END
  WHERE workspace_id = $1 AND redrive_id = $2";
@@ -297,7 +297,7 @@ impl Store {
         };
         sqlx::query_as(
             "INSERT INTO redrives (workspace_id, redrive_id, filter, from_at, until_at, rate, matched, created_at, next_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, now())
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, relay_now())
              RETURNING redrive_id, rate, matched, redriven, refused, created_at, finished_at",
         )
         .bind(scope.workspace_id().get())
@@ -335,9 +335,9 @@ impl Store {
         let due: Option<DueRedrive> = sqlx::query_as(
             "SELECT workspace_id, redrive_id, filter, from_at, until_at, rate, position_at, position_agent,
                     position_seq, pass_redriven, pass_refused, pass_full,
-                    extract(epoch FROM now() - next_at)::float8 AS late_seconds,
-                    now() - created_at > make_interval(secs => $1) AS is_old
-               FROM redrives WHERE next_at <= now() ORDER BY next_at LIMIT 1 FOR UPDATE SKIP LOCKED",
+                    extract(epoch FROM relay_now() - next_at)::float8 AS late_seconds,
+                    relay_now() - created_at > make_interval(secs => $1) AS is_old
+               FROM redrives WHERE next_at <= relay_now() ORDER BY next_at LIMIT 1 FOR UPDATE SKIP LOCKED",
         )
         .bind(MAX_FULL_DURATION.as_secs_f64())
         .fetch_optional(&mut *tx)
@@ -414,7 +414,7 @@ impl Store {
         let done = sqlx::query(
             "DELETE FROM redrives r
               USING (SELECT workspace_id, redrive_id FROM redrives
-                      WHERE created_at < now() - make_interval(secs => $1) AND finished_at IS NOT NULL
+                      WHERE created_at < relay_now() - make_interval(secs => $1) AND finished_at IS NOT NULL
                       ORDER BY created_at LIMIT $2 FOR UPDATE SKIP LOCKED) AS old
               WHERE r.workspace_id = old.workspace_id AND r.redrive_id = old.redrive_id",
         )
@@ -473,16 +473,13 @@ async fn redrive(
             let agent = row.agent_id;
             let id = DeliveryId { source: row.source_id, agent, redrive_no };
             let old = DeliveryId { redrive_no: row.redrive_no, ..id };
-            let data = json!({
-                "delivery_id": id.to_string(), "message_id": id.source.to_string(), "agent_id": agent.to_string(),
-                "channel_id": row.channel_id, "seq": seq, "redrive_of": old.to_string(),
-            });
-            let event = Event::new(kind::DELIVERY_ACCEPTED, data).by_agent(agent);
+            let data = RedriveAccepted::new(id, old, row.channel_id, seq);
+            let event = Event::new(kind::DELIVERY_ACCEPTED, data.to_value()).by_agent(agent);
             made.insert(nth, MessageLocation::attach(row.place().as_ref(), event));
         }
     }
     let is_watched: bool = sqlx::query_scalar(
-        "SELECT coalesce((SELECT watched_until > now() FROM event_heads WHERE workspace_id = $1), false)",
+        "SELECT coalesce((SELECT watched_until > relay_now() FROM event_heads WHERE workspace_id = $1), false)",
     )
     .bind(workspace)
     .fetch_one(&mut *tx)

@@ -124,7 +124,7 @@ pub(crate) async fn decide_failure_outcome(
 ) -> StoreResult<FailureOutcome> {
     let FailedDelivery { scope, delivery, seq } = failed;
     match retry {
-        RetryMode::InPlace { pauses } => schedule_retry(tx, failed, claim_count, *pauses).await,
+        RetryMode::InPlace { pauses } => schedule_retry(tx, failed, claim_count, *pauses, at).await,
         RetryMode::Redrive if delivery.redrive_no >= MAX_REDRIVES => {
             Ok(FailureOutcome::DeadLetter(DeadLetterReason::AttemptsExhausted))
         }
@@ -149,6 +149,7 @@ async fn schedule_retry(
     FailedDelivery { scope, delivery, seq }: FailedDelivery,
     claim_count: Option<i32>,
     pauses: Option<i32>,
+    at: DateTime<Utc>,
 ) -> StoreResult<FailureOutcome> {
     // Failures are counted by attempts or claims: the settlement row of the last deferral was deleted when the delivery was
     // handed over again.
@@ -168,7 +169,7 @@ async fn schedule_retry(
     }
     let pause = consumer_backoff(u32::try_from(failed).unwrap_or(u32::MAX));
     let pause = TimeDelta::from_std(pause).unwrap_or_else(|_| TimeDelta::minutes(10));
-    Ok(FailureOutcome::Retry { at: Utc::now() + pause, retry_no: i16::try_from(failed).unwrap_or(i16::MAX) })
+    Ok(FailureOutcome::Retry { at: at + pause, retry_no: i16::try_from(failed).unwrap_or(i16::MAX) })
 }
 
 /// Completes a dead letter with the names that its sender's notice needs.

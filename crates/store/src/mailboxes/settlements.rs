@@ -106,8 +106,9 @@ pub(crate) async fn report_within(
     scope: WorkspaceScope,
     delivery: DeliveryId,
     report: &DeliveryReport,
+    at: DateTime<Utc>,
 ) -> StoreResult<Option<bool>> {
-    Ok(apply_report(tx, scope, delivery, report, Utc::now()).await?.map(|reported| reported.is_some()))
+    Ok(apply_report(tx, scope, delivery, report, at).await?.map(|reported| reported.is_some()))
 }
 
 async fn apply_report(
@@ -192,7 +193,7 @@ async fn apply_report(
         "INSERT INTO delivery_exceptions AS x
                 (workspace_id, agent_id, seq, state, error, retryable, reason, available_at, at, retry_no,
                  redriven_seq, redriven_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, now(), $10, $11, CASE WHEN $11::bigint IS NOT NULL THEN now() END)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, relay_now(), $10, $11, CASE WHEN $11::bigint IS NOT NULL THEN relay_now() END)
          ON CONFLICT (workspace_id, agent_id, seq) DO UPDATE
             SET state = excluded.state, error = excluded.error, retryable = excluded.retryable,
                 reason = excluded.reason, available_at = excluded.available_at, at = excluded.at,

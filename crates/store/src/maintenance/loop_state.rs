@@ -29,11 +29,13 @@ pub(crate) async fn lock_state<T: DeserializeOwned + 'static>(
 ) -> StoreResult<LoopState<T>> {
     let doing = "locking the state of a loop";
     // Inserted on the first run, because only an existing row can be locked.
-    sqlx::query("INSERT INTO loop_state (loop, value, updated_at) VALUES ($1, 'null', now()) ON CONFLICT DO NOTHING")
-        .bind(name)
-        .execute(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
+    sqlx::query(
+        "INSERT INTO loop_state (loop, value, updated_at) VALUES ($1, 'null', relay_now()) ON CONFLICT DO NOTHING",
+    )
+    .bind(name)
+    .execute(&mut *tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))?;
     let row = sqlx::query("SELECT loop AS name, value FROM loop_state WHERE loop = $1 FOR UPDATE SKIP LOCKED")
         .bind(name)
         .fetch_optional(tx)
@@ -61,7 +63,7 @@ pub(crate) async fn read_state<T: DeserializeOwned + 'static>(
 
 /// Stores the state of `name`, which the caller has locked in the same transaction.
 pub(crate) async fn save_state<T: Serialize + Sync>(tx: &mut PgConnection, name: &str, value: &T) -> StoreResult<()> {
-    sqlx::query("UPDATE loop_state SET value = $2, updated_at = now() WHERE loop = $1")
+    sqlx::query("UPDATE loop_state SET value = $2, updated_at = relay_now() WHERE loop = $1")
         .bind(name)
         .bind(Json(value))
         .execute(tx)

@@ -123,7 +123,7 @@ impl Store {
         let done = sqlx::query(
             "DELETE FROM idempotency_keys k
               USING (SELECT workspace_id, key_hash FROM idempotency_keys
-                      WHERE created_at < now() - make_interval(secs => $1)
+                      WHERE created_at < relay_now() - make_interval(secs => $1)
                       ORDER BY created_at LIMIT $2
                         FOR UPDATE SKIP LOCKED) AS old
               WHERE k.workspace_id = old.workspace_id AND k.key_hash = old.key_hash",
@@ -141,7 +141,7 @@ impl Store {
         let done = sqlx::query(
             "DELETE FROM outbox o
               USING (SELECT batch_id FROM outbox
-                      WHERE published_at < now() - make_interval(secs => $1)
+                      WHERE published_at < relay_now() - make_interval(secs => $1)
                       ORDER BY published_at LIMIT $2
                         FOR UPDATE SKIP LOCKED) AS old
               WHERE o.batch_id = old.batch_id",
@@ -158,7 +158,7 @@ impl Store {
     pub async fn prune_worker_ids(&self, age: Duration) -> StoreResult<u64> {
         let done = sqlx::query(
             "UPDATE worker_ids SET owner = NULL
-              WHERE owner IS NOT NULL AND lease_until < now() - make_interval(secs => $1)",
+              WHERE owner IS NOT NULL AND lease_until < relay_now() - make_interval(secs => $1)",
         )
         .bind(age.as_secs_f64())
         .execute(&self.pool)

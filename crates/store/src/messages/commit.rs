@@ -127,13 +127,13 @@ async fn claim_keys(tx: &mut PgConnection, sends: &[NewSend], outcomes: &mut [Op
     // An expired key that pruning has not removed yet is overwritten.
     let claimed: Vec<(WorkspaceId, Vec<u8>)> = sqlx::query_as(
         "INSERT INTO idempotency_keys AS k (workspace_id, key_hash, fingerprint, status, response, created_at)
-         SELECT w, h, f, 201, r::jsonb, now()
+         SELECT w, h, f, 201, r::jsonb, relay_now()
            FROM unnest($1::bigint[], $2::bytea[], $3::bytea[], $4::text[]) AS n (w, h, f, r)
           ORDER BY w, h
          ON CONFLICT (workspace_id, key_hash) DO UPDATE
             SET fingerprint = excluded.fingerprint, response = excluded.response,
                 status = excluded.status, created_at = excluded.created_at
-          WHERE k.created_at < now() - make_interval(hours => $5)
+          WHERE k.created_at < relay_now() - make_interval(hours => $5)
          RETURNING k.workspace_id, k.key_hash",
     )
     .bind(&workspaces)

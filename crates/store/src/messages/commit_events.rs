@@ -1,7 +1,10 @@
 //! Events of a committed send: the message's own and, in a watched workspace, one per delivery.
 
-use relay_domain::{DeliveryId, MessageId};
-use serde_json::json;
+use relay_domain::{DeliveryId, MessageId, events::kind};
+use relay_wire::{
+    events::recorded_data::{DeliveryAccepted, DeliveryNotWritten},
+    field::ToValue as _,
+};
 
 use crate::{
     events::{Event, EventBody},
@@ -24,7 +27,7 @@ fn with_message_id(mut event: Event, message_id: MessageId) -> Event {
     if let EventBody::Data(data) = &mut event.body
         && let Some(id) = data.pointer_mut("/message/id").filter(|id| id.is_null())
     {
-        *id = json!(message_id.to_string());
+        *id = message_id.to_value();
     }
     event
 }
@@ -34,26 +37,26 @@ fn delivery_event(send: &NewSend, recipient: &NewRecipient, row: &Option<Written
     let (kind, data) = match row {
         Some(row) => {
             let id = DeliveryId { source: message.id.get(), agent: recipient.agent_id, redrive_no: 0 };
-            let data = json!({
-                "delivery_id": id.to_string(),
-                "message_id": message.id.to_string(),
-                "channel_id": message.client_channel_id(),
-                "agent_id": recipient.agent_id.to_string(),
-                "reason": recipient.reason.as_str(),
-                "seq": row.seq,
-            });
-            ("delivery.accepted", data)
+            let data = DeliveryAccepted {
+                delivery_id: id,
+                message_id: message.id,
+                channel_id: message.client_channel_id(),
+                agent_id: recipient.agent_id,
+                reason: recipient.reason.as_str(),
+                seq: row.seq,
+            };
+            (kind::DELIVERY_ACCEPTED, data.to_value())
         }
         None => {
-            let data = json!({
-                "delivery_id": null,
-                "message_id": message.id.to_string(),
-                "target_agent_id": recipient.agent_id.to_string(),
-                "reason": "depth_cap",
-                "error": "mailbox depth cap exceeded",
-                "retryable": false,
-            });
-            ("delivery.failed", data)
+            let data = DeliveryNotWritten {
+                delivery_id: None,
+                message_id: message.id,
+                target_agent_id: recipient.agent_id,
+                reason: "depth_cap",
+                error: "mailbox depth cap exceeded",
+                retryable: false,
+            };
+            (kind::DELIVERY_FAILED, data.to_value())
         }
     };
     let event = Event { kind: kind.into(), ..Event::for_message("", message) };

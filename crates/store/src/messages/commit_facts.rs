@@ -119,12 +119,12 @@ SELECT 'channel', c.workspace_id, c.channel_id, c.members_version, NULL, NULL, 0
   JOIN channels c USING (workspace_id, channel_id)
  WHERE c.archived_at IS NULL
 UNION ALL
-SELECT 'workspace', w.workspace_id, 0, (coalesce(h.watched_until, '-infinity') > now())::int, NULL, NULL,
+SELECT 'workspace', w.workspace_id, 0, (coalesce(h.watched_until, '-infinity') > relay_now())::int, NULL, NULL,
        w.delivery_ttl_seconds, w.mailbox_depth
   FROM unnest($5::bigint[]) AS k (workspace_id)
   JOIN workspaces w USING (workspace_id)
   LEFT JOIN event_heads h USING (workspace_id)
- WHERE w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > now())";
+ WHERE w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > relay_now())";
 
 /// Writes the batch's outbox row, whose unique id identifies a resubmitted batch, and reads the rows that the batch
 /// depends on. They are not locked: a later change is not this batch's concern, and `members_version` and the token

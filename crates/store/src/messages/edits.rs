@@ -127,7 +127,7 @@ impl Store {
         let done = sqlx::query(
             "DELETE FROM message_edits e
               USING (SELECT workspace_id, message_id, until_seq FROM message_edits
-                      WHERE edited_at < now() - make_interval(secs => $1)
+                      WHERE edited_at < relay_now() - make_interval(secs => $1)
                       ORDER BY edited_at LIMIT $2
                         FOR UPDATE SKIP LOCKED) AS old
               WHERE e.workspace_id = old.workspace_id AND e.message_id = old.message_id

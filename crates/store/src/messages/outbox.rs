@@ -47,13 +47,13 @@ pub struct OutboxLag {
 // A batch younger than $1 is left to its gateway while that gateway holds its lease. SKIP LOCKED: several
 // workers claim at the same time without waiting for each other.
 const CLAIM: &str = "
-UPDATE outbox o SET claimed_until = now() + make_interval(secs => $3)
+UPDATE outbox o SET claimed_until = relay_now() + make_interval(secs => $3)
   FROM (SELECT batch_id FROM outbox o
          WHERE published_at IS NULL
-           AND (claimed_until IS NULL OR claimed_until < now())
-           AND (created_at < now() - make_interval(secs => $1)
+           AND (claimed_until IS NULL OR claimed_until < relay_now())
+           AND (created_at < relay_now() - make_interval(secs => $1)
                 OR NOT EXISTS (SELECT FROM gateways g
-                                WHERE g.gateway_id = o.gateway_id AND g.lease_until > now()))
+                                WHERE g.gateway_id = o.gateway_id AND g.lease_until > relay_now()))
          ORDER BY created_at LIMIT $2
            FOR UPDATE SKIP LOCKED) AS due
  WHERE o.batch_id = due.batch_id
@@ -61,7 +61,7 @@ RETURNING o.batch_id, o.gateway_id, o.sources, o.traceparent";
 
 // Bounded, because the lag is measured often and an outage may leave millions of rows.
 const LAG: &str = "
-SELECT count(*), coalesce(greatest(extract(epoch FROM now() - min(created_at)), 0), 0)::float8
+SELECT count(*), coalesce(greatest(extract(epoch FROM relay_now() - min(created_at)), 0), 0)::float8
   FROM (SELECT created_at FROM outbox WHERE published_at IS NULL ORDER BY created_at LIMIT 10000) AS o";
 
 impl Store {
@@ -87,7 +87,7 @@ impl Store {
     /// Marks batches published. Returns how many were not marked before, by their gateway or another worker.
     pub async fn mark_published(&self, batches: &[BatchId]) -> StoreResult<u64> {
         let done = sqlx::query(
-            "UPDATE outbox SET published_at = now(), claimed_until = NULL
+            "UPDATE outbox SET published_at = relay_now(), claimed_until = NULL
               WHERE batch_id = ANY($1) AND published_at IS NULL",
         )
         .bind(batches)

@@ -97,7 +97,7 @@ WITH next AS MATERIALIZED (
                                      WHERE a.workspace_id = l.workspace_id AND a.agent_id = l.agent_id
                                        AND a.acked_at >= l.created_at - interval '1 second'
                                        AND a.created_on >= l.created_on - 1 AND a.ack_floor >= l.seq
-                                     ORDER BY a.acked_at LIMIT 1), now())
+                                     ORDER BY a.acked_at LIMIT 1), relay_now())
       FROM locked l
      WHERE cm.workspace_id = l.workspace_id AND cm.channel_id = l.channel_id AND cm.agent_id = l.agent_id
        AND coalesce(cm.last_read_id, -1) < l.source_id

@@ -17,7 +17,7 @@ pub(crate) async fn record_read(
     let doing = "recording a read";
     let workspace = scope.workspace_id();
     let first: Option<DateTime<Utc>> = sqlx::query_scalar(
-        "INSERT INTO message_reads (workspace_id, message_id, agent_id, read_at) VALUES ($1, $2, $3, now())
+        "INSERT INTO message_reads (workspace_id, message_id, agent_id, read_at) VALUES ($1, $2, $3, relay_now())
          ON CONFLICT DO NOTHING RETURNING read_at",
     )
     .bind(workspace)
@@ -29,7 +29,7 @@ pub(crate) async fn record_read(
     if let Some(read_at) = first {
         // Forward only: an agent may mark an older message after a newer one.
         sqlx::query(
-            "UPDATE channel_members cm SET last_read_id = $2, last_read_at = now()
+            "UPDATE channel_members cm SET last_read_id = $2, last_read_at = relay_now()
                FROM messages m
               WHERE m.workspace_id = $1 AND m.message_id = $2 AND m.created_on = $3
                 AND cm.workspace_id = $1 AND cm.channel_id = m.channel_id AND cm.agent_id = $4

@@ -77,7 +77,7 @@ impl Store {
         let redrive_no = redrive_no.unwrap_or(0);
         let delivery = DeliveryId { source: message.get(), agent, redrive_no };
         // Cursor first, then the read: every transaction that locks both uses this order.
-        let settled = settlements::report_within(&mut tx, scope, delivery, &DeliveryReport::Ack).await?;
+        let settled = settlements::report_within(&mut tx, scope, delivery, &DeliveryReport::Ack, at).await?;
         let (read_at, first) = record_read(&mut tx, scope, message, agent).await?;
         let settled = settled == Some(true);
         let first = first || settled;

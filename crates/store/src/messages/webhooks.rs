@@ -117,7 +117,7 @@ impl Store {
                JOIN webhooks h ON h.workspace_id = t.workspace_id AND h.webhook_id = t.webhook_id
                JOIN channels c ON c.workspace_id = h.workspace_id AND c.channel_id = h.channel_id
               WHERE t.token_hash = $1 AND t.kind = 'webhook'
-                AND w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > now())",
+                AND w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > relay_now())",
         )
         .bind(&hash.as_bytes()[..])
         .fetch_optional(&self.pool)

@@ -35,7 +35,7 @@ macro_rules! recently_connected {
             $provider,
             ".gateway_id IS NOT NULL OR ",
             $provider,
-            ".last_heartbeat_at > now() - interval '1 day')"
+            ".last_heartbeat_at > relay_now() - interval '1 day')"
         )
     };
 }

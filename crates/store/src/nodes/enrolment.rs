@@ -10,7 +10,8 @@ use relay_domain::{
     nodes::{DIRECT_NAME_PREFIX, NODE_TTL, NodeKind, NodeRole},
     workspaces::plan::Quota,
 };
-use serde_json::{Value, json};
+use relay_wire::{events::recorded_data::NodeEnrolled, field::ToValue as _};
+use serde_json::Value;
 use sqlx::PgTransaction;
 
 use crate::{
@@ -117,7 +118,7 @@ impl Store {
             "SELECT n.node_id, n.name,
                     n.kind <> '{WS}' OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = $1 AND p.node_id = n.node_id
                              AND p.gateway_id IS NOT NULL
-                             AND p.last_heartbeat_at > now() - make_interval(secs => $5)) AS live
+                             AND p.last_heartbeat_at > relay_now() - make_interval(secs => $5)) AS live
                FROM nodes n
               WHERE n.workspace_id = $1
                 AND (n.node_id = $2 OR n.name = $3 OR ($2 IS NULL AND n.machine_id = $4 AND n.role = '{BROKER}'
@@ -174,7 +175,7 @@ impl Store {
         delivery: &NewDelivery,
     ) -> StoreResult<()> {
         sqlx::query(formatcp!(
-            "UPDATE nodes SET delivery_adapter = $3, delivery = $4, sealed_key_id = $5, sealed = $6, updated_at = now()
+            "UPDATE nodes SET delivery_adapter = $3, delivery = $4, sealed_key_id = $5, sealed = $6, updated_at = relay_now()
               WHERE workspace_id = $1 AND node_id = $2 AND kind = '{HTTP_PUSH}'"
         ))
         .bind(scope.workspace_id())
@@ -214,7 +215,7 @@ impl Store {
         }
         sqlx::query(
             "INSERT INTO nodes (workspace_id, node_id, name, kind, role, max_agents, created_at)
-             VALUES ($1, $2, $3, $4, $5, 1, now()) ON CONFLICT (workspace_id, node_id) DO NOTHING",
+             VALUES ($1, $2, $3, $4, $5, 1, relay_now()) ON CONFLICT (workspace_id, node_id) DO NOTHING",
         )
         .bind(scope.workspace_id())
         .bind(&node)
@@ -231,11 +232,13 @@ impl Store {
 }
 
 fn registered_event(id: &NodeId, enrolment: &NodeEnrolment) -> Event {
-    let data = json!({
-        "node_id": id.as_str(), "node_name": enrolment.name, "kind": enrolment.kind.as_str(),
-        "role": enrolment.role.unwrap_or(NodeRole::Broker).as_str(),
-    });
-    Event::new(kind::NODE_REGISTERED, data)
+    let data = NodeEnrolled {
+        node_id: id.as_str(),
+        node_name: &enrolment.name,
+        kind: enrolment.kind.as_str(),
+        role: enrolment.role.unwrap_or(NodeRole::Broker).as_str(),
+    };
+    Event::new(kind::NODE_REGISTERED, data.to_value())
 }
 
 async fn insert_node(
@@ -247,7 +250,7 @@ async fn insert_node(
     sqlx::query(
         "INSERT INTO nodes (workspace_id, node_id, name, role, machine_id, capabilities, tags, version,
                             max_agents, kind, delivery_adapter, delivery, sealed_key_id, sealed, created_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, coalesce($11, 'ws.node.v1'), $12, $13, $14, now())",
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, coalesce($11, 'ws.node.v1'), $12, $13, $14, relay_now())",
     )
     .bind(scope.workspace_id())
     .bind(id)
@@ -281,7 +284,7 @@ async fn update_node(
                 version = coalesce($8, version), max_agents = coalesce($9, max_agents),
                 delivery_adapter = coalesce($10, delivery_adapter), delivery = coalesce($11, delivery),
                 sealed_key_id = CASE WHEN $11 IS NULL THEN sealed_key_id ELSE $12 END,
-                sealed = CASE WHEN $11 IS NULL THEN sealed ELSE $13 END, updated_at = now()
+                sealed = CASE WHEN $11 IS NULL THEN sealed ELSE $13 END, updated_at = relay_now()
           WHERE workspace_id = $1 AND node_id = $2",
     )
     .bind(scope.workspace_id())
@@ -375,7 +378,7 @@ async fn replace_node_token(
     .await
     .map_err(StoreError::from_sqlx(doing))?;
     sqlx::query(
-        "INSERT INTO tokens (token_hash, kind, workspace_id, node_id, created_at) VALUES ($3, 'node', $1, $2, now())
+        "INSERT INTO tokens (token_hash, kind, workspace_id, node_id, created_at) VALUES ($3, 'node', $1, $2, relay_now())
          ON CONFLICT (workspace_id, node_id) WHERE kind = 'node'
          DO UPDATE SET token_hash = excluded.token_hash, created_at = excluded.created_at",
     )

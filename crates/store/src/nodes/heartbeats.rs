@@ -66,7 +66,7 @@ impl Store {
                  UPDATE providers p
                     SET load = b.load, load_measured = b.measured, active_agents = b.active, handlers_live = b.live,
                         max_agents = coalesce(b.max_agents, p.max_agents), version = coalesce(b.version, p.version),
-                        capabilities = coalesce(b.capabilities, p.capabilities), last_heartbeat_at = now()
+                        capabilities = coalesce(b.capabilities, p.capabilities), last_heartbeat_at = relay_now()
                    FROM beats b
                   WHERE p.workspace_id = b.workspace_id AND p.node_id = b.node_id
                     AND p.provider = b.provider AND p.epoch = b.epoch
@@ -74,11 +74,11 @@ impl Store {
              ), hosted AS (
              -- The heartbeat counts as activity of the hosted agents, which may never call themselves. Rows seen
              -- within 30 seconds are skipped: most heartbeats then write no agent row.
-             UPDATE agents a SET last_seen_at = now()
+             UPDATE agents a SET last_seen_at = relay_now()
                FROM recorded h
               WHERE a.workspace_id = h.workspace_id AND a.node_id = h.node_id AND a.deleted_at IS NULL
                 AND (a.provider IS NULL OR a.provider = h.provider) AND a.status <> 'offline'
-                AND a.last_seen_at < now() - interval '30 seconds'
+                AND a.last_seen_at < relay_now() - interval '30 seconds'
              )
              SELECT ord FROM before",
         )

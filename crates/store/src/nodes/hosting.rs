@@ -122,7 +122,7 @@ impl Store {
                   ORDER BY agent_id FOR UPDATE
              ), seen AS (
                  UPDATE agents a SET status = CASE WHEN here.status = 'offline' THEN 'active' ELSE here.status END,
-                        last_seen_at = now()
+                        last_seen_at = relay_now()
                    FROM here WHERE a.workspace_id = $1 AND a.agent_id = here.agent_id
              )
              SELECT agent_id, name FROM here WHERE status = 'offline' ORDER BY agent_id",
@@ -161,9 +161,9 @@ impl Store {
                   WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR UPDATE
              ), moved AS (
                  UPDATE agents
-                    SET node_id = $3, provider = $4, status = 'active', last_seen_at = now(),
-                        binding_id = coalesce(binding_id, $6), bound_at = coalesce(bound_at, now()),
-                        rebound_at = CASE WHEN bound_at IS NULL THEN NULL ELSE now() END,
+                    SET node_id = $3, provider = $4, status = 'active', last_seen_at = relay_now(),
+                        binding_id = coalesce(binding_id, $6), bound_at = coalesce(bound_at, relay_now()),
+                        rebound_at = CASE WHEN bound_at IS NULL THEN NULL ELSE relay_now() END,
                         session_ref = coalesce($7, session_ref), resumable = coalesce($8, resumable),
                         session_node_id = $3, mailbox_orphaned = false
                   WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL
@@ -284,7 +284,7 @@ async fn lock_listed(
                 EXISTS (SELECT 1 FROM providers p JOIN gateways g ON g.gateway_id = p.gateway_id
                          WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id
                            AND (a.provider IS NULL OR p.provider = a.provider)
-                           AND g.lease_until > now()) AS hosted
+                           AND g.lease_until > relay_now()) AS hosted
            FROM agents a
           WHERE a.workspace_id = $1 AND a.agent_id = ANY ($2) AND a.deleted_at IS NULL
           ORDER BY a.agent_id FOR UPDATE OF a",
@@ -383,7 +383,7 @@ fn spawned_agent(entry: &ListedAgent) -> Option<SpawnedAgent> {
 /// Locks the provider row until the commit, and returns whether the fence holds. An inventory counts as a heartbeat.
 async fn lock_provider(tx: &mut PgConnection, fence: &Fence) -> StoreResult<bool> {
     let held: Option<i64> = sqlx::query_scalar(
-        "UPDATE providers SET last_heartbeat_at = now()
+        "UPDATE providers SET last_heartbeat_at = relay_now()
           WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND epoch = $4 RETURNING epoch",
     )
     .bind(fence.scope.workspace_id())
@@ -399,14 +399,15 @@ async fn lock_provider(tx: &mut PgConnection, fence: &Fence) -> StoreResult<bool
 async fn bind_listed(tx: &mut PgConnection, fence: &Fence, listed: &[ListedAgent]) -> StoreResult<()> {
     let ids = ids_of(listed);
     let sessions: Vec<Option<&str>> = listed.iter().map(|l| l.session_ref.as_deref()).collect();
-    let bindings: Vec<String> = ids.iter().map(|id| format!("anb_{id}_{}", Utc::now().timestamp_millis())).collect();
     sqlx::query(
         "UPDATE agents a
             SET node_id = $2, provider = $3, status = CASE WHEN status = 'offline' THEN 'active' ELSE status END,
-                last_seen_at = now(), binding_id = coalesce(a.binding_id, l.binding_id),
-                bound_at = coalesce(a.bound_at, now()), session_ref = coalesce(l.session_ref, a.session_ref),
+                last_seen_at = relay_now(),
+                binding_id = coalesce(a.binding_id,
+                    'anb_' || a.agent_id || '_' || (extract(epoch FROM relay_now()) * 1000)::bigint),
+                bound_at = coalesce(a.bound_at, relay_now()), session_ref = coalesce(l.session_ref, a.session_ref),
                 session_node_id = $2, mailbox_orphaned = false
-           FROM unnest($4::bigint[], $5::text[], $6::text[]) AS l (agent_id, session_ref, binding_id)
+           FROM unnest($4::bigint[], $5::text[]) AS l (agent_id, session_ref)
           WHERE a.workspace_id = $1 AND a.agent_id = l.agent_id",
     )
     .bind(fence.scope.workspace_id())
@@ -414,7 +415,6 @@ async fn bind_listed(tx: &mut PgConnection, fence: &Fence, listed: &[ListedAgent
     .bind(&fence.provider)
     .bind(ids)
     .bind(sessions)
-    .bind(bindings)
     .execute(tx)
     .await
     .map_err(StoreError::from_sqlx("binding listed agents"))?;

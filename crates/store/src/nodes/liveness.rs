@@ -87,7 +87,7 @@ impl ProvidersToDisconnect {
 const SILENT: &str = "
 SELECT workspace_id, node_id, provider, epoch, gateway_id
   FROM providers
- WHERE gateway_id IS NOT NULL AND last_heartbeat_at < now() - make_interval(secs => $1)
+ WHERE gateway_id IS NOT NULL AND last_heartbeat_at < relay_now() - make_interval(secs => $1)
  ORDER BY workspace_id, node_id, provider LIMIT $2
    FOR UPDATE SKIP LOCKED";
 

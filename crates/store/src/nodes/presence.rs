@@ -6,7 +6,7 @@
 
 use const_format::formatcp;
 use relay_domain::{NodeId, WorkspaceId, WorkspaceScope, events::kind};
-use serde_json::json;
+use relay_wire::{events::recorded_data::NodePresence, field::ToValue as _};
 use sqlx::PgConnection;
 
 use crate::{StoreError, StoreResult, codes::BROKER, events::Event, nodes::fence::ProviderKey};
@@ -21,13 +21,15 @@ pub(crate) struct Broker {
 
 impl Broker {
     pub(crate) fn online_event(&self) -> Event {
-        let data = json!({ "node_id": self.node_id.as_str(), "node_name": self.name });
-        Event::new(kind::NODE_ONLINE, data)
+        Event::new(kind::NODE_ONLINE, self.presence(None).to_value())
     }
 
     pub(crate) fn offline_event(&self, reason: &'static str) -> Event {
-        let data = json!({ "node_id": self.node_id.as_str(), "node_name": self.name, "reason": reason });
-        Event::new(kind::NODE_OFFLINE, data)
+        Event::new(kind::NODE_OFFLINE, self.presence(Some(reason)).to_value())
+    }
+
+    fn presence<'a>(&'a self, reason: Option<&'a str>) -> NodePresence<'a> {
+        NodePresence { node_id: self.node_id.as_str(), node_name: &self.name, reason }
     }
 }
 

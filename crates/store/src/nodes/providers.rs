@@ -128,7 +128,7 @@ impl Store {
         sqlx::query_as(
             "SELECT p.epoch, p.instance_id, g.gateway_id
                FROM providers p
-               LEFT JOIN gateways g ON g.gateway_id = p.gateway_id AND g.lease_until > now()
+               LEFT JOIN gateways g ON g.gateway_id = p.gateway_id AND g.lease_until > relay_now()
               WHERE p.workspace_id = $1 AND p.node_id = $2 AND p.provider = $3",
         )
         .bind(scope.workspace_id())
@@ -237,7 +237,7 @@ impl Store {
 }
 
 async fn rename_node(tx: &mut PgConnection, key: ProviderKey<'_>, name: &str) -> StoreResult<()> {
-    sqlx::query("UPDATE nodes SET name = $3, updated_at = now() WHERE workspace_id = $1 AND node_id = $2")
+    sqlx::query("UPDATE nodes SET name = $3, updated_at = relay_now() WHERE workspace_id = $1 AND node_id = $2")
         .bind(key.scope.workspace_id())
         .bind(key.node)
         .bind(name)
@@ -259,14 +259,14 @@ async fn take_provider(
                 capabilities, cursor_granted, tags, version, max_agents, handlers_live,
                 registered_at, last_heartbeat_at)
          VALUES ($1, $2, $3, $4, (extract(epoch FROM clock_timestamp()) * 1000)::bigint, $6, $7, $8, $9, $10, $11, $12,
-                 now(), now())
+                 relay_now(), relay_now())
          ON CONFLICT (workspace_id, node_id, provider) DO UPDATE
             SET instance_id = excluded.instance_id, epoch = p.epoch + 1,
                 gateway_id = excluded.gateway_id, capabilities = excluded.capabilities,
                 cursor_granted = excluded.cursor_granted, tags = excluded.tags,
                 version = excluded.version, max_agents = excluded.max_agents,
                 handlers_live = excluded.handlers_live, load = 0, load_measured = false,
-                registered_at = now(), last_heartbeat_at = now()
+                registered_at = relay_now(), last_heartbeat_at = relay_now()
           WHERE p.epoch = $5
          RETURNING epoch",
     )

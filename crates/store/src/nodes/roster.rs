@@ -176,7 +176,7 @@ impl Store {
             query.push(formatcp!(
                 " AND (n.kind <> '{WS}' OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = n.workspace_id
                                AND p.node_id = n.node_id AND p.gateway_id IS NOT NULL
-                               AND p.last_heartbeat_at > now() - make_interval(secs => "
+                               AND p.last_heartbeat_at > relay_now() - make_interval(secs => "
             ));
             query.push_bind(NODE_TTL.as_secs_f64()).push("))) = ").push_bind(liveness.is_online());
         }
@@ -193,7 +193,7 @@ impl Store {
         let rows = sqlx::query(
             "SELECT node_id, provider, capabilities, tags, version, max_agents, active_agents, load, handlers_live,
                     last_heartbeat_at,
-                    gateway_id IS NOT NULL AND last_heartbeat_at > now() - make_interval(secs => $3) AS live,
+                    gateway_id IS NOT NULL AND last_heartbeat_at > relay_now() - make_interval(secs => $3) AS live,
                     (SELECT count(*) FROM invocations i
                       WHERE i.workspace_id = p.workspace_id AND i.node_id = p.node_id AND i.provider = p.provider
                         AND i.status = 'dispatched' AND i.reserves) AS reserved_agents
@@ -237,7 +237,7 @@ impl Store {
                   WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND deleted_at IS NULL
                   ORDER BY agent_id FOR UPDATE
              ), unassigned AS (
-                 UPDATE agents a SET provider = NULL, status = 'offline', rebound_at = now(),
+                 UPDATE agents a SET provider = NULL, status = 'offline', rebound_at = relay_now(),
                         last_seen_at = greatest(a.last_seen_at, $4)
                    FROM hosted h WHERE a.workspace_id = $1 AND a.agent_id = h.agent_id
              )

@@ -132,8 +132,8 @@ impl Store {
         let done = sqlx::query(
             "WITH old AS (
                 SELECT workspace_id, token_id FROM observer_tokens
-                 WHERE revoked_at < now() - make_interval(secs => $1)
-                   AND (signed_until < now() - interval '1 day'
+                 WHERE revoked_at < relay_now() - make_interval(secs => $1)
+                   AND (signed_until < relay_now() - interval '1 day'
                         OR revoked_at < (SELECT min(created_at) FROM signing_keys WHERE retired_at IS NULL))
                  ORDER BY revoked_at LIMIT $2
                    FOR UPDATE SKIP LOCKED),

@@ -17,7 +17,7 @@ SELECT p.workspace_id, p.node_id, p.provider, p.epoch, p.gateway_id
  WHERE p.gateway_id IS NOT NULL
    AND NOT EXISTS (SELECT FROM gateways g
                     WHERE g.gateway_id = p.gateway_id
-                      AND g.lease_until >= now() - make_interval(secs => $1))
+                      AND g.lease_until >= relay_now() - make_interval(secs => $1))
  ORDER BY p.workspace_id, p.node_id, p.provider LIMIT $2
    FOR UPDATE OF p SKIP LOCKED";
 
@@ -51,7 +51,7 @@ impl Store {
     pub async fn remove_expired_gateways(&self, age: Duration) -> StoreResult<u64> {
         let done = sqlx::query(
             "DELETE FROM gateways g
-              WHERE g.lease_until < now() - make_interval(secs => $1)
+              WHERE g.lease_until < relay_now() - make_interval(secs => $1)
                 AND NOT EXISTS (SELECT FROM providers p WHERE p.gateway_id = g.gateway_id)",
         )
         .bind(age.as_secs_f64())

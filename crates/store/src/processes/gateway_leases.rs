@@ -31,9 +31,9 @@ impl Store {
     pub async fn renew_gateway_lease(&self, gateway: GatewayId, ttl: Duration) -> StoreResult<LeaseRenewal> {
         let unbroken: bool = sqlx::query_scalar(
             "WITH before AS (
-                 SELECT lease_until > now() AS held FROM gateways WHERE gateway_id = $1
+                 SELECT lease_until > relay_now() AS held FROM gateways WHERE gateway_id = $1
              ), renewed AS (
-                 INSERT INTO gateways (gateway_id, lease_until) VALUES ($1, now() + make_interval(secs => $2))
+                 INSERT INTO gateways (gateway_id, lease_until) VALUES ($1, relay_now() + make_interval(secs => $2))
                  ON CONFLICT (gateway_id) DO UPDATE SET lease_until = excluded.lease_until
              )
              SELECT coalesce((SELECT held FROM before), false)",

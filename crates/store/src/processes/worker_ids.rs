@@ -7,9 +7,9 @@ impl Store {
     /// oldest comes first because a process that lost its lease may still use its number for a moment.
     pub async fn lease_worker_id(&self, owner: &str, seconds: i32) -> StoreResult<Option<i16>> {
         sqlx::query_scalar(
-            "UPDATE worker_ids SET owner = $1, lease_until = now() + make_interval(secs => $2)
+            "UPDATE worker_ids SET owner = $1, lease_until = relay_now() + make_interval(secs => $2)
              WHERE worker_id = (
-                SELECT worker_id FROM worker_ids WHERE lease_until < now()
+                SELECT worker_id FROM worker_ids WHERE lease_until < relay_now()
                 ORDER BY lease_until, worker_id LIMIT 1 FOR UPDATE SKIP LOCKED
              )
              RETURNING worker_id",
@@ -25,7 +25,7 @@ impl Store {
     /// Renews a lease. Returns `false` if the number has another owner.
     pub async fn renew_worker_id(&self, worker: i16, owner: &str, seconds: i32) -> StoreResult<bool> {
         let renewed = sqlx::query(
-            "UPDATE worker_ids SET lease_until = now() + make_interval(secs => $3)
+            "UPDATE worker_ids SET lease_until = relay_now() + make_interval(secs => $3)
              WHERE worker_id = $1 AND owner = $2",
         )
         .bind(worker)

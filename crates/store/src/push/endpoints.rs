@@ -83,12 +83,12 @@ impl Store {
         // Any report ends a probe. A pause is only extended, because reports arrive in any order.
         let health: HealthRow = sqlx::query_as(
             "INSERT INTO push_endpoints AS e (workspace_id, node_id, failures, open_until, paused_until)
-             VALUES ($1, $2, $3::int, CASE WHEN $3::int >= $6::int THEN now() + make_interval(secs => $7) END, $5::timestamptz)
+             VALUES ($1, $2, $3::int, CASE WHEN $3::int >= $6::int THEN relay_now() + make_interval(secs => $7) END, $5::timestamptz)
              ON CONFLICT (workspace_id, node_id) DO UPDATE
                 SET failures = CASE WHEN $4::boolean THEN 0 ELSE e.failures END + $3::int,
                     open_until = CASE
                         WHEN $3::int > 0 AND CASE WHEN $4::boolean THEN 0 ELSE e.failures END + $3::int >= $6::int
-                            THEN now() + make_interval(secs => $7)
+                            THEN relay_now() + make_interval(secs => $7)
                         WHEN $4::boolean THEN NULL ELSE e.open_until END,
                     probe_until = NULL,
                     paused_until = coalesce(greatest(e.paused_until, $5::timestamptz), e.paused_until)
@@ -113,9 +113,9 @@ impl Store {
     pub async fn claim_endpoint_probe(&self, scope: WorkspaceScope, node: &NodeId, ttl: Duration) -> StoreResult<bool> {
         // The row lock lets one of several workers pass; the others see its `probe_until`.
         let claimed = sqlx::query(
-            "UPDATE push_endpoints SET probe_until = now() + make_interval(secs => $3)
-              WHERE workspace_id = $1 AND node_id = $2 AND open_until <= now()
-                AND (probe_until IS NULL OR probe_until <= now())",
+            "UPDATE push_endpoints SET probe_until = relay_now() + make_interval(secs => $3)
+              WHERE workspace_id = $1 AND node_id = $2 AND open_until <= relay_now()
+                AND (probe_until IS NULL OR probe_until <= relay_now())",
         )
         .bind(scope.workspace_id())
         .bind(node)

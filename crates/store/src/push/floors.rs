@@ -71,7 +71,7 @@ WITH moved AS (
      WHERE c.workspace_id = k.workspace_id AND c.agent_id = k.agent_id
 )
 INSERT INTO ack_log (workspace_id, agent_id, acked_at, created_on, ack_floor)
-SELECT workspace_id, agent_id, date_trunc('second', now()), (now() AT TIME ZONE 'UTC')::date, acked
+SELECT workspace_id, agent_id, date_trunc('second', relay_now()), (relay_now() AT TIME ZONE 'UTC')::date, acked
   FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[]) AS k (workspace_id, agent_id, sent, acked)
  WHERE acked > 0
     ON CONFLICT (workspace_id, agent_id, acked_at, created_on)
@@ -84,7 +84,7 @@ const WRITE_SETTLEMENTS: &str = formatcp!(
 INSERT INTO delivery_exceptions AS e
        (workspace_id, agent_id, seq, state, error, retryable, reason, available_at, retry_no, at)
 SELECT workspace_id, agent_id, seq, state, error, CASE WHEN state = {DEAD_LETTERED} THEN false END, reason, available_at, retry_no,
-       now()
+       relay_now()
   FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::smallint[], $5::text[], $6::timestamptz[], $7::smallint[],
               $8::text[])
        AS k (workspace_id, agent_id, seq, state, error, available_at, retry_no, reason)

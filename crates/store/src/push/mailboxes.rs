@@ -88,7 +88,7 @@ const CLAIM_DUE: &str = claim!(concat!(
        FROM (SELECT workspace_id, agent_id,
                     row_number() OVER (PARTITION BY workspace_id ORDER BY due_at) AS turn, due_at
                FROM (SELECT workspace_id, agent_id, due_at FROM push_mailboxes m
-                      WHERE owner IS NULL AND due_at IS NOT NULL AND disabled_at IS NULL AND due_at <= now()
+                      WHERE owner IS NULL AND due_at IS NOT NULL AND disabled_at IS NULL AND due_at <= relay_now()
                         AND NOT ",
     is_suspended!("m"),
     " ORDER BY due_at LIMIT 8 * $2) AS due
@@ -96,7 +96,7 @@ const CLAIM_DUE: &str = claim!(concat!(
        JOIN push_mailboxes p USING (workspace_id, agent_id)
        JOIN agents a ON a.workspace_id = p.workspace_id AND a.agent_id = p.agent_id
                     AND a.node_id = p.node_id AND a.deleted_at IS NULL
-      WHERE p.owner IS NULL AND p.disabled_at IS NULL AND p.due_at <= now()"
+      WHERE p.owner IS NULL AND p.disabled_at IS NULL AND p.due_at <= relay_now()"
 ));
 
 const CLAIM_NAMED: &str = claim!(concat!(
@@ -105,13 +105,13 @@ const CLAIM_NAMED: &str = claim!(concat!(
        JOIN push_mailboxes p USING (workspace_id, agent_id)
        JOIN agents a ON a.workspace_id = p.workspace_id AND a.agent_id = p.agent_id
                     AND a.node_id = p.node_id AND a.deleted_at IS NULL
-      WHERE p.owner IS NULL AND p.disabled_at IS NULL AND NOT (p.is_blocked AND p.due_at > now()) AND NOT ",
+      WHERE p.owner IS NULL AND p.disabled_at IS NULL AND NOT (p.is_blocked AND p.due_at > relay_now()) AND NOT ",
     is_suspended!("p")
 ));
 
 const LAG: &str = concat!(
-    "SELECT coalesce((SELECT extract(epoch FROM now() - due_at)::float8 FROM push_mailboxes m
-                       WHERE owner IS NULL AND due_at IS NOT NULL AND disabled_at IS NULL AND due_at <= now()
+    "SELECT coalesce((SELECT extract(epoch FROM relay_now() - due_at)::float8 FROM push_mailboxes m
+                       WHERE owner IS NULL AND due_at IS NOT NULL AND disabled_at IS NULL AND due_at <= relay_now()
                          AND NOT ",
     is_suspended!("m"),
     " ORDER BY due_at LIMIT 1), 0)"
@@ -121,7 +121,7 @@ const LAG: &str = concat!(
 const ADD_MISSING: &str = formatcp!(
     "
 INSERT INTO push_mailboxes (workspace_id, agent_id, node_id, pushed_seq, due_at)
-SELECT a.workspace_id, a.agent_id, a.node_id, coalesce(c.settled_floor, 0), now()
+SELECT a.workspace_id, a.agent_id, a.node_id, coalesce(c.settled_floor, 0), relay_now()
   FROM nodes n
   JOIN agents a ON a.workspace_id = n.workspace_id AND a.node_id = n.node_id AND a.deleted_at IS NULL
   LEFT JOIN mailbox_cursors c ON c.workspace_id = a.workspace_id AND c.agent_id = a.agent_id
@@ -130,7 +130,7 @@ SELECT a.workspace_id, a.agent_id, a.node_id, coalesce(c.settled_floor, 0), now(
                     WHERE p.workspace_id = a.workspace_id AND p.agent_id = a.agent_id AND p.node_id = a.node_id)
  LIMIT 1000
     ON CONFLICT (workspace_id, agent_id) DO UPDATE
-       SET node_id = excluded.node_id, pushed_seq = excluded.pushed_seq, due_at = now(), owner = NULL,
+       SET node_id = excluded.node_id, pushed_seq = excluded.pushed_seq, due_at = relay_now(), owner = NULL,
            epoch = push_mailboxes.epoch + 1, disabled_at = NULL, disabled_reason = NULL"
 );
 
@@ -139,10 +139,10 @@ const RELEASE_EXPIRED: &str = "
 WITH expired AS MATERIALIZED (
     SELECT p.workspace_id, p.agent_id FROM push_mailboxes p
      WHERE p.owner IS NOT NULL
-       AND NOT EXISTS (SELECT FROM push_workers w WHERE w.owner = p.owner AND w.lease_until > now())
+       AND NOT EXISTS (SELECT FROM push_workers w WHERE w.owner = p.owner AND w.lease_until > relay_now())
      LIMIT 5000 FOR UPDATE SKIP LOCKED
 )
-UPDATE push_mailboxes p SET owner = NULL, due_at = now()
+UPDATE push_mailboxes p SET owner = NULL, due_at = relay_now()
   FROM expired e WHERE p.workspace_id = e.workspace_id AND p.agent_id = e.agent_id";
 
 // Mailboxes without a worker, and rows of agents that are no longer on the node, disabled or not. Read without locks: the
@@ -167,17 +167,17 @@ DELETE FROM push_mailboxes p USING unnest($1::bigint[], $2::bigint[]) AS k (work
                     AND a.agent_id = p.agent_id AND a.node_id = p.node_id AND a.deleted_at IS NULL)";
 
 const MAKE_DUE: &str = "
-UPDATE push_mailboxes p SET due_at = now()
+UPDATE push_mailboxes p SET due_at = relay_now()
   FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
  WHERE p.workspace_id = k.workspace_id AND p.agent_id = k.agent_id
-   AND p.owner IS NULL AND (p.due_at IS NULL OR p.due_at > now()) AND NOT p.is_blocked";
+   AND p.owner IS NULL AND (p.due_at IS NULL OR p.due_at > relay_now()) AND NOT p.is_blocked";
 
 impl Store {
     /// Acquires or renews a worker's lease.
     pub async fn renew_push_worker(&self, owner: PushWorkerId, ttl: Duration) -> StoreResult<()> {
         // The lease ends by the clock of Postgres, which all workers share.
         sqlx::query(
-            "INSERT INTO push_workers (owner, lease_until) VALUES ($1, now() + make_interval(secs => $2))
+            "INSERT INTO push_workers (owner, lease_until) VALUES ($1, relay_now() + make_interval(secs => $2))
              ON CONFLICT (owner) DO UPDATE SET lease_until = excluded.lease_until",
         )
         .bind(owner)
@@ -191,7 +191,7 @@ impl Store {
 
     /// Lists the workers whose lease has not expired, in order.
     pub async fn live_push_workers(&self) -> StoreResult<Vec<PushWorkerId>> {
-        sqlx::query_scalar("SELECT owner FROM push_workers WHERE lease_until > now() ORDER BY owner")
+        sqlx::query_scalar("SELECT owner FROM push_workers WHERE lease_until > relay_now() ORDER BY owner")
             .fetch_all(&self.pool)
             .with_timeout()
             .await
@@ -220,7 +220,7 @@ impl Store {
     pub async fn retire_push_worker(&self, owner: PushWorkerId) -> StoreResult<()> {
         let doing = "retiring a push worker";
         // Mailboxes before the lease: a crash in between leaves a worker without mailboxes, which is harmless.
-        sqlx::query("UPDATE push_mailboxes SET owner = NULL, due_at = now() WHERE owner = $1")
+        sqlx::query("UPDATE push_mailboxes SET owner = NULL, due_at = relay_now() WHERE owner = $1")
             .bind(owner)
             .execute(&self.pool)
             .with_timeout()
@@ -273,7 +273,7 @@ impl Store {
                 SET owner = NULL, pushed_seq = greatest(p.pushed_seq, k.pushed_seq),
                     is_blocked = k.is_blocked,
                     due_at = CASE WHEN NOT k.is_blocked
-                                   AND h.next_seq - 1 > greatest(k.pushed_seq, c.settled_floor) THEN now()
+                                   AND h.next_seq - 1 > greatest(k.pushed_seq, c.settled_floor) THEN relay_now()
                                   ELSE least(k.due_at, p.due_at) END
                FROM unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::timestamptz[], $7::boolean[])
                     AS k (workspace_id, agent_id, epoch, pushed_seq, due_at, is_blocked)
@@ -318,7 +318,7 @@ impl Store {
         let released =
             sqlx::query(RELEASE_EXPIRED).execute(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?.rows_affected();
         // Much later than the lease, so that a worker with a slow clock tick does not lose its row while it renews.
-        sqlx::query("DELETE FROM push_workers WHERE lease_until < now() - interval '10 minutes'")
+        sqlx::query("DELETE FROM push_workers WHERE lease_until < relay_now() - interval '10 minutes'")
             .execute(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
@@ -397,9 +397,9 @@ pub(crate) async fn place_mailbox(
     sqlx::query(
         "INSERT INTO push_mailboxes (workspace_id, agent_id, node_id, pushed_seq, due_at)
          SELECT $1, $2, $3, coalesce((SELECT settled_floor FROM mailbox_cursors
-                                       WHERE workspace_id = $1 AND agent_id = $2), 0), now()
+                                       WHERE workspace_id = $1 AND agent_id = $2), 0), relay_now()
          ON CONFLICT (workspace_id, agent_id) DO UPDATE
-            SET node_id = excluded.node_id, due_at = now(), disabled_at = NULL, disabled_reason = NULL,
+            SET node_id = excluded.node_id, due_at = relay_now(), disabled_at = NULL, disabled_reason = NULL,
                 is_blocked = false,
                 pushed_seq = CASE WHEN push_mailboxes.node_id = excluded.node_id THEN push_mailboxes.pushed_seq
                                   ELSE excluded.pushed_seq END,
@@ -443,7 +443,7 @@ pub(crate) async fn unblock_mailbox(
     agent: AgentId,
 ) -> StoreResult<()> {
     sqlx::query(
-        "UPDATE push_mailboxes SET due_at = now()
+        "UPDATE push_mailboxes SET due_at = relay_now()
           WHERE workspace_id = $1 AND agent_id = $2 AND owner IS NULL AND is_blocked",
     )
     .bind(scope.workspace_id())

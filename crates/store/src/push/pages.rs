@@ -31,7 +31,7 @@ SELECT k.workspace_id, k.agent_id,
          WHERE e.workspace_id = k.workspace_id AND e.agent_id = k.agent_id AND e.seq > c.settled_floor
            AND e.seq <= k.pushed_seq AND e.state = ",
     DEFERRED,
-    " AND e.available_at > now()) AS next_redelivery_at
+    " AND e.available_at > relay_now()) AS next_redelivery_at
   FROM unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[])
        AS k (workspace_id, agent_id, epoch, pushed_seq)
   LEFT JOIN push_mailboxes p ON p.workspace_id = k.workspace_id AND p.agent_id = k.agent_id
@@ -62,7 +62,7 @@ const ROWS: &str = concatcp!(
                                        WHERE c.workspace_id = k.workspace_id AND c.agent_id = k.agent_id), 0)
                 AND e.state = ",
     DEFERRED,
-    " AND e.available_at <= now()
+    " AND e.available_at <= relay_now()
               ORDER BY e.seq LIMIT $5)) AS d
        ",
     SOURCE_JOINS

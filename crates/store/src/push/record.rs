@@ -241,7 +241,7 @@ async fn update_mailboxes(
     sqlx::query(
         "UPDATE push_mailboxes p
             SET pushed_seq = greatest(p.pushed_seq, k.pushed_seq),
-                disabled_at = CASE WHEN k.reason IS NULL THEN p.disabled_at ELSE now() END,
+                disabled_at = CASE WHEN k.reason IS NULL THEN p.disabled_at ELSE relay_now() END,
                 disabled_reason = coalesce(k.reason, p.disabled_reason),
                 due_at = CASE WHEN k.reason IS NULL THEN p.due_at END,
                 owner = CASE WHEN k.reason IS NULL THEN p.owner END
@@ -266,7 +266,7 @@ const WATCHED: &str = formatcp!(
     "
 WITH watched AS MATERIALIZED (
     SELECT k.workspace_id FROM unnest($1::bigint[]) AS k (workspace_id)
-      JOIN event_heads h USING (workspace_id) WHERE h.watched_until > now()
+      JOIN event_heads h USING (workspace_id) WHERE h.watched_until > relay_now()
 )
 SELECT workspace_id, NULL::bigint, NULL::bigint FROM watched
 UNION ALL

@@ -111,7 +111,7 @@ WITH busy AS (
     RETURNING s.workspace_id, s.agent_id, s.first_seq
 )
 INSERT INTO skipped_seqs (workspace_id, agent_id, first_seq, last_seq, at)
-SELECT b.workspace_id, b.agent_id, coalesce(p.first_seq, b.next_seq), b.next_seq + $3 - 1, now()
+SELECT b.workspace_id, b.agent_id, coalesce(p.first_seq, b.next_seq), b.next_seq + $3 - 1, relay_now()
   FROM busy b LEFT JOIN before p USING (workspace_id, agent_id)";
 
 // An empty mailbox needs no run: its floors jump with the head.

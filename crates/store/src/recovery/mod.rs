@@ -74,11 +74,12 @@ impl Store {
 
     /// Confirms that this is the adopted database, and records the time. Returns false if it is another one.
     pub async fn confirm_database(&self) -> StoreResult<bool> {
-        let seen = sqlx::query("UPDATE recovery_state SET seen_at = now() WHERE identity = relay_database_identity()")
-            .execute(&self.pool)
-            .with_timeout()
-            .await
-            .map_err(StoreError::from_sqlx("confirming the identity of the database"))?;
+        let seen =
+            sqlx::query("UPDATE recovery_state SET seen_at = relay_now() WHERE identity = relay_database_identity()")
+                .execute(&self.pool)
+                .with_timeout()
+                .await
+                .map_err(StoreError::from_sqlx("confirming the identity of the database"))?;
         Ok(seen.rows_affected() == 1)
     }
 
@@ -129,8 +130,8 @@ impl Store {
     pub async fn adopt_database(&self, report: Option<&Value>) -> StoreResult<()> {
         sqlx::query(
             "UPDATE recovery_state
-                SET identity = relay_database_identity(), seen_at = now(),
-                    recovered_at = CASE WHEN $1::jsonb IS NULL THEN recovered_at ELSE now() END,
+                SET identity = relay_database_identity(), seen_at = relay_now(),
+                    recovered_at = CASE WHEN $1::jsonb IS NULL THEN recovered_at ELSE relay_now() END,
                     report = coalesce($1::jsonb, report)",
         )
         .bind(report.map(Json))

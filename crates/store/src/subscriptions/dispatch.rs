@@ -15,7 +15,7 @@ use relay_domain::{
         dispatch::{CallAttempt, ClaimedHealth, PendingCall, SubscriptionClaim},
     },
 };
-use serde_json::json;
+use relay_wire::{events::recorded_data::SubscriptionDisabled, field::ToValue as _};
 use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
 
 use crate::{
@@ -120,7 +120,7 @@ WITH due AS (
            row_number() OVER (PARTITION BY s.workspace_id ORDER BY s.lease_until NULLS FIRST) AS nth
       FROM subscriptions s
       LEFT JOIN event_heads h USING (workspace_id)
-     WHERE s.is_active AND coalesce(s.lease_until < now(), true) AND coalesce(s.blocked_until <= now(), true)
+     WHERE s.is_active AND coalesce(s.lease_until < relay_now(), true) AND coalesce(s.blocked_until <= relay_now(), true)
        AND NOT ",
     is_suspended!("s"),
     "
@@ -132,19 +132,19 @@ WITH due AS (
 ), held AS MATERIALIZED (
     SELECT workspace_id, count(*) AS places
       FROM subscriptions
-     WHERE lease_owner = $1 AND lease_until > now() AND (failures >= $4) = $3
+     WHERE lease_owner = $1 AND lease_until > relay_now() AND (failures >= $4) = $3
      GROUP BY workspace_id
 ), claimed AS (
     SELECT s.workspace_id, s.subscription_id
       FROM subscriptions s
       JOIN due USING (workspace_id, subscription_id)
       LEFT JOIN held USING (workspace_id)
-     WHERE due.nth <= $5 - coalesce(held.places, 0) AND coalesce(s.lease_until < now(), true)
+     WHERE due.nth <= $5 - coalesce(held.places, 0) AND coalesce(s.lease_until < relay_now(), true)
      ORDER BY s.lease_until NULLS FIRST LIMIT $2
        FOR UPDATE OF s SKIP LOCKED
 )
 UPDATE subscriptions s
-   SET lease_owner = $1, lease_epoch = lease_epoch + 1, lease_until = now() + make_interval(secs => $6)
+   SET lease_owner = $1, lease_epoch = lease_epoch + 1, lease_until = relay_now() + make_interval(secs => $6)
   FROM claimed
  WHERE s.workspace_id = claimed.workspace_id AND s.subscription_id = claimed.subscription_id
 RETURNING s.workspace_id, s.subscription_id, s.lease_epoch, s.events, s.filter, s.url, s.signature_scheme,
@@ -156,13 +156,13 @@ RETURNING s.workspace_id, s.subscription_id, s.lease_epoch, s.events, s.filter, 
 const QUEUE: &str = "
 WITH held AS (
     UPDATE subscriptions
-       SET event_cursor = $4, lease_until = now() + make_interval(secs => $10)
+       SET event_cursor = $4, lease_until = relay_now() + make_interval(secs => $10)
      WHERE workspace_id = $1 AND subscription_id = $2 AND lease_epoch = $3 AND is_active
     RETURNING subscription_id
 ), queued AS (
     INSERT INTO subscription_deliveries (workspace_id, subscription_id, delivery_id, event_seq, event_kind, body,
                                          next_attempt_at, created_at, traceparent)
-    SELECT $1, $2, e.delivery_id, e.event_seq, e.kind, e.body, now(), e.created_at,
+    SELECT $1, $2, e.delivery_id, e.event_seq, e.kind, e.body, relay_now(), e.created_at,
            (SELECT m.traceparent FROM messages m
              WHERE m.workspace_id = $1 AND m.message_id = e.message_id AND m.created_on = e.message_day)
       FROM held
@@ -177,14 +177,14 @@ const RECORD_ATTEMPT: &str = "
 WITH held AS (
     UPDATE subscriptions
        SET failures = CASE WHEN $5 = 'delivered' THEN 0 ELSE failures + 1 END,
-           failing_since = CASE WHEN $5 = 'delivered' THEN NULL ELSE coalesce(failing_since, now()) END,
-           blocked_until = $9, lease_until = now() + make_interval(secs => $10)
+           failing_since = CASE WHEN $5 = 'delivered' THEN NULL ELSE coalesce(failing_since, relay_now()) END,
+           blocked_until = $9, lease_until = relay_now() + make_interval(secs => $10)
      WHERE workspace_id = $1 AND subscription_id = $2 AND lease_epoch = $3 AND is_active
     RETURNING failures, failing_since
 ), noted AS (
     UPDATE subscription_deliveries d
        SET status = $5, attempts = attempts + 1, next_attempt_at = $6, last_status = $7, last_error = $8,
-           updated_at = now()
+           updated_at = relay_now()
       FROM held
      WHERE d.workspace_id = $1 AND d.subscription_id = $2 AND d.delivery_id = $4 AND d.status = 'pending'
 )
@@ -291,7 +291,7 @@ impl Store {
     ) -> StoreResult<()> {
         sqlx::query(
             "UPDATE subscriptions
-                SET lease_owner = NULL, lease_until = now(), blocked_until = coalesce($4, blocked_until)
+                SET lease_owner = NULL, lease_until = relay_now(), blocked_until = coalesce($4, blocked_until)
               WHERE workspace_id = $1 AND subscription_id = $2 AND lease_epoch = $3 AND lease_owner IS NOT NULL",
         )
         .bind(leased.scope.workspace_id())
@@ -315,7 +315,7 @@ impl Store {
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let disabled: Option<(Option<DateTime<Utc>>,)> = sqlx::query_as(
             "UPDATE subscriptions
-                SET is_active = false, disabled_reason = $4, disabled_at = $5, lease_owner = NULL, lease_until = now()
+                SET is_active = false, disabled_reason = $4, disabled_at = $5, lease_owner = NULL, lease_until = relay_now()
               WHERE workspace_id = $1 AND subscription_id = $2 AND lease_epoch = $3 AND is_active
              RETURNING failing_since",
         )
@@ -328,12 +328,12 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         let Some((failing_since,)) = disabled else { return Ok(None) };
-        // Without the URL: it may contain a secret, and observers read the event.
-        let data = json!({
-            "subscription_id": leased.id.to_string(), "reason": reason.as_str(),
-            "failing_since": failing_since.map(|at| at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true)),
-        });
-        let event = Event::new(kind::SUBSCRIPTION_DISABLED, data);
+        let data = SubscriptionDisabled {
+            subscription_id: leased.id,
+            reason: reason.as_str(),
+            failing_since: failing_since.map(Into::into),
+        };
+        let event = Event::new(kind::SUBSCRIPTION_DISABLED, data.to_value());
         let recorded = events::append(&mut tx, leased.scope, at, vec![event]).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(Some(recorded))
@@ -369,7 +369,7 @@ impl Store {
         .map_err(StoreError::from_sqlx(doing))?;
         sqlx::query(
             "UPDATE subscription_deliveries
-                SET status = 'pending', attempts = 0, next_attempt_at = now(), updated_at = now()
+                SET status = 'pending', attempts = 0, next_attempt_at = relay_now(), updated_at = relay_now()
               WHERE workspace_id = $1 AND subscription_id = $2 AND status = 'dead_letter' AND created_at >= $3",
         )
         .bind(scope.workspace_id())
@@ -407,7 +407,7 @@ impl Store {
     /// disabled subscriptions and of suspended workspaces are not due.
     pub async fn subscription_lag(&self) -> StoreResult<f64> {
         sqlx::query_scalar(concat!(
-            "SELECT coalesce(greatest(extract(epoch FROM now() - min(d.next_attempt_at)), 0), 0)::float8
+            "SELECT coalesce(greatest(extract(epoch FROM relay_now() - min(d.next_attempt_at)), 0), 0)::float8
                    FROM subscription_deliveries d JOIN subscriptions s USING (workspace_id, subscription_id)
                   WHERE d.status = 'pending' AND s.is_active AND NOT ",
             is_suspended!("s")
@@ -422,7 +422,7 @@ impl Store {
         let done = sqlx::query(
             "DELETE FROM subscription_deliveries d
               USING (SELECT workspace_id, subscription_id, delivery_id FROM subscription_deliveries o
-                      WHERE created_at < now() - make_interval(secs => $1)
+                      WHERE created_at < relay_now() - make_interval(secs => $1)
                         AND (status <> 'pending'
                              OR NOT EXISTS (SELECT FROM subscriptions s
                                              WHERE s.workspace_id = o.workspace_id

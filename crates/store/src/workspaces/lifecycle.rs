@@ -79,7 +79,7 @@ pub enum WorkspaceCreation {
 
 const COLUMNS: &str =
     "workspace_id, name, plan, system_prompt, metadata, provenance, created_at, expires_at, delivery_ttl_seconds";
-const IS_ALIVE: &str = "deleted_at IS NULL AND (expires_at IS NULL OR expires_at > now())";
+const IS_ALIVE: &str = "deleted_at IS NULL AND (expires_at IS NULL OR expires_at > relay_now())";
 
 /// Owner of idempotency keys without authentication. No workspace has this id.
 const ANONYMOUS_OWNER: WorkspaceId = WorkspaceId::new(0);
@@ -204,7 +204,7 @@ impl Store {
                 UPDATE files SET status = 'deleted', deleted_at = $2
                  WHERE workspace_id = $1 AND status <> 'deleted'
              )
-             UPDATE file_objects SET remove_after = now() WHERE workspace_id = $1 AND NOT removing",
+             UPDATE file_objects SET remove_after = relay_now() WHERE workspace_id = $1 AND NOT removing",
         )
         .bind(scope.workspace_id())
         .bind(at)

@@ -77,7 +77,7 @@ impl Store {
             "SELECT w.plan, w.mailbox_depth AS depth_in_force, w.message_days AS days_in_force,
                     q.mailbox_depth, q.message_days, {OVERRIDE_COLUMNS}
                FROM workspaces w LEFT JOIN quotas q USING (workspace_id)
-              WHERE w.workspace_id = $1 AND w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > now())"
+              WHERE w.workspace_id = $1 AND w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > relay_now())"
         ))
         .bind(scope.workspace_id())
         .fetch_optional(&self.pool)
@@ -99,7 +99,7 @@ impl Store {
         let set: Option<i64> = sqlx::query_scalar(formatcp!(
             "WITH workspace AS (
                 UPDATE workspaces SET plan = coalesce($2, plan)
-                 WHERE workspace_id = $1 AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+                 WHERE workspace_id = $1 AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > relay_now())
                 RETURNING workspace_id
              )
              INSERT INTO quotas (workspace_id, {OVERRIDE_COLUMNS}, mailbox_depth, message_days)
@@ -109,7 +109,7 @@ impl Store {
                 channels = excluded.channels, nodes = excluded.nodes, webhooks = excluded.webhooks,
                 subscriptions = excluded.subscriptions, observer_tokens = excluded.observer_tokens,
                 file_bytes = excluded.file_bytes, mailbox_depth = excluded.mailbox_depth,
-                message_days = excluded.message_days, updated_at = now()
+                message_days = excluded.message_days, updated_at = relay_now()
              RETURNING workspace_id"
         ))
         .bind(scope.workspace_id())

@@ -10,7 +10,7 @@ macro_rules! is_suspended {
         concat!(
             "EXISTS (SELECT FROM workspaces held WHERE held.workspace_id = ",
             $row,
-            ".workspace_id AND (held.deleted_at IS NOT NULL OR held.suspended_at IS NOT NULL OR held.expires_at <= now()))"
+            ".workspace_id AND (held.deleted_at IS NOT NULL OR held.suspended_at IS NOT NULL OR held.expires_at <= relay_now()))"
         )
     };
 }
@@ -37,7 +37,7 @@ impl Store {
         let rows: Vec<(WorkspaceId, Option<NodeId>)> = sqlx::query_as(
             "SELECT workspace_id, NULL FROM workspaces WHERE suspended_at IS NOT NULL AND deleted_at IS NULL
              UNION ALL
-             SELECT workspace_id, node_id FROM nodes WHERE draining_at IS NOT NULL AND drained_at <= now()",
+             SELECT workspace_id, node_id FROM nodes WHERE draining_at IS NOT NULL AND drained_at <= relay_now()",
         )
         .fetch_all(&self.pool)
         .with_timeout()
@@ -60,7 +60,7 @@ impl Store {
                 SELECT workspace_id, suspended_at IS NOT NULL AS was FROM workspaces
                  WHERE workspace_id = $1 AND deleted_at IS NULL FOR UPDATE
              ), changed AS (
-                UPDATE workspaces w SET suspended_at = CASE WHEN $2 THEN now() END
+                UPDATE workspaces w SET suspended_at = CASE WHEN $2 THEN relay_now() END
                   FROM found WHERE w.workspace_id = found.workspace_id AND found.was <> $2
              )
              SELECT was <> $2 FROM found",
@@ -82,8 +82,8 @@ impl Store {
     ) -> StoreResult<Option<NodeId>> {
         sqlx::query_scalar(
             "UPDATE nodes
-                SET draining_at = CASE WHEN $3::int IS NOT NULL THEN coalesce(draining_at, now()) END,
-                    drained_at = CASE WHEN $3::int IS NOT NULL THEN now() + make_interval(secs => $3) END
+                SET draining_at = CASE WHEN $3::int IS NOT NULL THEN coalesce(draining_at, relay_now()) END,
+                    drained_at = CASE WHEN $3::int IS NOT NULL THEN relay_now() + make_interval(secs => $3) END
               WHERE workspace_id = $1 AND node_id = (
                     SELECT node_id FROM nodes WHERE workspace_id = $1 AND (node_id = $2 OR name = $2)
                      ORDER BY node_id = $2 DESC LIMIT 1)
@@ -101,7 +101,7 @@ impl Store {
     pub async fn node_workload(&self, scope: WorkspaceScope, node: &NodeId) -> StoreResult<NodeWorkload> {
         sqlx::query_as(
             "SELECT (SELECT count(*) FROM providers p JOIN gateways g USING (gateway_id)
-                      WHERE p.workspace_id = $1 AND p.node_id = $2 AND g.lease_until > now()) AS connected_providers,
+                      WHERE p.workspace_id = $1 AND p.node_id = $2 AND g.lease_until > relay_now()) AS connected_providers,
                     (SELECT count(*) FROM invocations
                       WHERE workspace_id = $1 AND node_id = $2 AND status = 'dispatched') AS dispatched_invocations",
         )

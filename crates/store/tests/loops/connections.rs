@@ -91,7 +91,8 @@ async fn a_dead_gateways_providers_are_disconnected_after_the_grace() {
     let gateways: Vec<_> = gone.providers.iter().map(|provider| provider.gateway_id.get()).collect();
     assert_eq!(gateways, [3, 4], "1 lives, 2 is within the grace, 4 gave its lease back");
 
-    db.run("UPDATE gateways SET lease_until = now() - interval '2 hours' WHERE gateway_id IN (2, 3)").await;
+    db.run("UPDATE gateways SET lease_until = now() + interval '1 day' WHERE gateway_id = 1").await;
+    db.advance(2 * 3600).await;
     let hour = Duration::from_secs(3600);
     assert_eq!(db.store.remove_expired_gateways(hour).await.unwrap(), 1, "2 still has a provider");
 }

@@ -19,6 +19,7 @@ pub(crate) struct Database {
 }
 
 /// Tests count in days and read Postgres' clock more than once: none of them begins shortly before a day ends.
+#[expect(clippy::disallowed_methods, reason = "tests run on this machine's clock")]
 async fn wait_over_midnight() {
     let left = || 86_400 - Utc::now().timestamp().rem_euclid(86_400);
     while left() < 60 {
@@ -132,6 +133,15 @@ impl Database {
             .fetch_all(&self.pool)
             .await
             .unwrap()
+    }
+
+    /// Moves the clock of this database so many seconds ahead of the server's.
+    pub(crate) async fn advance(&self, seconds: i64) {
+        self.run(&format!(
+            "CREATE OR REPLACE FUNCTION relay_now() RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE
+                AS 'SELECT now() + make_interval(secs => {seconds})'"
+        ))
+        .await;
     }
 
     pub(crate) async fn run(&self, sql: &str) {

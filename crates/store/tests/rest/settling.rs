@@ -44,6 +44,7 @@ fn fail() -> DeliveryReport {
     DeliveryReport::Fail { error: Some("no".into()), retryable: None }
 }
 
+#[expect(clippy::disallowed_methods, reason = "tests run on this machine's clock")]
 fn defer() -> DeliveryReport {
     DeliveryReport::Defer { available_at: Utc::now() + TimeDelta::seconds(30), reason: Some("busy".into()) }
 }

@@ -1,8 +1,22 @@
 //! Request bodies for spawning and releasing agents.
 
+use relay_domain::{AgentId, InvocationId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
+
+/// Output of the invocation that spawned an agent, unless its provider reported one.
+#[derive(Debug, Serialize)]
+pub struct SpawnOutput<'a> {
+    /// Id of the agent.
+    pub agent_id: AgentId,
+    /// Name of the agent.
+    pub name: &'a str,
+    /// Id of the invocation.
+    pub invocation_id: InvocationId,
+    /// Handle for resuming its session.
+    pub session_ref: Option<&'a str>,
+}
 
 /// Body of `POST /v1/agents/spawn`. Further fields are passed to the node.
 #[derive(Debug, ToSchema)]

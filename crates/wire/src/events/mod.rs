@@ -2,6 +2,7 @@
 
 pub mod data;
 pub mod observer_frame;
+pub mod recorded_data;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{json, value::RawValue};

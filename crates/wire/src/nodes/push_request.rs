@@ -23,7 +23,7 @@ pub struct DeliveryBody<'a> {
     pub kind: &'a str,
     /// Id of the delivery.
     pub delivery_id: String,
-    /// JSON.
+    /// Encoded JSON object.
     pub bytes: Vec<u8>,
 }
 

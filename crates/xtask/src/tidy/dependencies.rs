@@ -7,7 +7,7 @@ use super::Source;
 const ARROWS: &[(&str, &[&str])] = &[
     ("crates/domain", &[]),
     ("crates/wire", &["relay-domain"]),
-    ("crates/store", &["relay-domain"]),
+    ("crates/store", &["relay-domain", "relay-wire"]),
     ("crates/stream", &["relay-domain"]),
     ("crates/blobs", &["relay-domain"]),
     ("crates/egress", &[]),

@@ -1,8 +1,9 @@
 //! [`StartedProcess`]: the program of an agent in its terminal.
 
-use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Instant};
+use std::{ffi::OsString, path::PathBuf, sync::Arc};
 
 use relay_pty::{EventStream, PtyError, SpawnRequest, Terminal};
+use tokio::time::Instant;
 
 use super::{AgentError, AgentHandle, Services, ack_files::AckFolder, environment::environment};
 use crate::{harness::Harness, state::AgentRecord};

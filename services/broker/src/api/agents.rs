@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     agents::AgentHandle,
+    clock,
     engine::{EngineError, Request},
     events::Event,
 };
@@ -24,7 +25,7 @@ pub(super) async fn list(ready: Ready) -> Json<Value> {
 /// An agent in lists. Unset fields are null.
 pub(super) fn entry(agent: &AgentHandle) -> Value {
     let (spec, info) = (&agent.spec, agent.info.borrow());
-    let now_ms = chrono::Utc::now().timestamp_millis();
+    let now_ms = clock::unix_ms();
     let last_activity = DateTime::from_timestamp_millis(info.last_activity_ms);
     json!({
         "name": spec.name,

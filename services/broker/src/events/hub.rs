@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
 use super::{kind::Event, lane::Lane, ring::Ring};
+use crate::clock;
 
 /// Subscribers at the same time.
 const MOST_SUBSCRIBERS: usize = 64;
@@ -100,7 +101,7 @@ fn encode(name: &str, event: &Event) -> Map<String, Value> {
     // Events are structs of strings, numbers and JSON values, and encode to objects.
     let Ok(Value::Object(mut fields)) = serde_json::to_value(event) else { return Map::new() };
     fields.insert("name".to_owned(), json!(name));
-    fields.insert("timestamp".to_owned(), json!(chrono::Utc::now().timestamp_millis()));
+    fields.insert("timestamp".to_owned(), json!(clock::unix_ms()));
     fields
 }
 
@@ -150,7 +151,7 @@ impl Subscription {
                 self.position += page.len() as u64;
                 return Next::Events(page);
             }
-            if let Some(event) = self.lane.pop(chrono::Utc::now().timestamp_millis()) {
+            if let Some(event) = self.lane.pop(clock::unix_ms()) {
                 return Next::Events(vec![event]);
             }
             tokio::select! {

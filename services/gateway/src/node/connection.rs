@@ -6,7 +6,7 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     pin::Pin,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use axum::extract::ws::{Message, WebSocket};
@@ -29,6 +29,7 @@ use relay_engine::{
 use relay_tasks::{isolate, spawn_isolated};
 use relay_wire::nodes::frame::{self, InboundFrame};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -209,7 +210,7 @@ impl Connection {
                 },
                 Some((agent, live)) = self.tails.next(), if !self.tails.is_empty() => self.on_live(agent, live),
                 () = self.outbound.drained() => {}
-                () = tokio::time::sleep_until(next_wake.into()) => {}
+                () = tokio::time::sleep_until(next_wake) => {}
             }
             self.tick_if_due();
         }

@@ -5,12 +5,10 @@
 //! delivery before the list is read, and the client would never see the item. So acks are stored after [`ACK_DELAY`],
 //! and at most one list page of deliveries is sent ahead of the stored floor. Used by `flow`.
 
-use std::{
-    collections::VecDeque,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, time::Duration};
 
 use relay_domain::mailboxes::stream::Seq;
+use tokio::time::Instant;
 
 /// Version prefix of nodes that use this client.
 pub(super) const REREADING_CLIENT_VERSION: &str = "sdk-typescript/5.";

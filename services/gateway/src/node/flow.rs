@@ -2,7 +2,7 @@
 //!
 //! Methods of [`Connection`], called by its task. The per-mailbox rules are in `relay_domain::mailboxes::stream`.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::extract::ws::Utf8Bytes;
 use futures::FutureExt as _;
@@ -16,6 +16,7 @@ use relay_engine::{
     access::authentication::NodeCaller,
     mailboxes::serving::{CursorMove, Fence, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox},
 };
+use tokio::time::Instant;
 
 use relay_tasks::spawn_isolated;
 use relay_wire::nodes::frame;
@@ -165,7 +166,7 @@ impl Connection {
         };
         let (engine, cursor_move) = (self.state.engine.clone(), cursor_move(binding, agent, 0, floor));
         spawn_isolated("connection", async move {
-            tokio::time::sleep_until(at.into()).await;
+            tokio::time::sleep_until(at).await;
             engine.cursor_moved(cursor_move);
         });
     }

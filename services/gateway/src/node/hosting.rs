@@ -9,7 +9,7 @@ use futures::{
 use std::{
     collections::{HashMap, HashSet},
     sync::{Arc, atomic::AtomicI64},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use relay_domain::{AgentId, WorkspaceScope};
@@ -17,6 +17,7 @@ use relay_engine::{
     Engine, EngineError, EngineResult,
     mailboxes::serving::{Fence, MailboxPosition, Tail},
 };
+use tokio::time::Instant;
 
 use super::{
     connection::{Connection, JobResult},

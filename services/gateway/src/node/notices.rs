@@ -3,17 +3,14 @@
 //!
 //! `registry` calls the hint handler; `run_outcome_scans` resends missed outcomes.
 
-use std::{
-    collections::HashSet,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use relay_domain::{
     AgentId, InvocationId, WorkspaceScope,
     events::kind::{ACTION_COMPLETED, ACTION_FAILED},
 };
 use relay_engine::{Engine, EngineResult, actions::outcome_event_id, hints::Hint};
+use tokio::time::Instant;
 
 use super::registry::{AgentRoute, Event, Maps, Registry};
 

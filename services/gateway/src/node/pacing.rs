@@ -4,10 +4,11 @@
 //! barrier follows every 64 frames: a frame to a name that no agent can have, whose ack confirms that everything
 //! before it was received.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use relay_wire::nodes::frame::encode_event_delivery;
 use serde_json::{Map, Value};
+use tokio::time::Instant;
 
 /// Maximum unconfirmed frames.
 const WINDOW: u32 = 128;

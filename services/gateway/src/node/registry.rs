@@ -9,7 +9,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicI64, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope, nodes::takeover::ProbeOutcome};
@@ -22,6 +22,7 @@ use relay_engine::{
 };
 use relay_tasks::spawn_isolated;
 use tokio::sync::{Notify, broadcast, mpsc, oneshot};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::notices::{MissedWindow, Notice};

@@ -1,14 +1,12 @@
 //! Agent served on a connection: its mailbox stream, and the start of that stream.
 
-use std::{
-    collections::VecDeque,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, time::Duration};
 
 use axum::extract::ws::Utf8Bytes;
 use futures::stream::AbortHandle;
 use relay_domain::mailboxes::stream::{MailboxStream, Seq};
 use relay_engine::mailboxes::serving::MailboxPosition;
+use tokio::time::Instant;
 
 use super::delayed_acks::DelayedAcks;
 

@@ -1,8 +1,9 @@
 //! Periodic work of a connection: late probes, proofs of liveness, silence.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use relay_domain::nodes::takeover::ProbeOutcome;
+use tokio::time::Instant;
 
 use super::{
     connection::{Connection, MAX_FRAMES_PER_WINDOW},

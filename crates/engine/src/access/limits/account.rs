@@ -3,7 +3,7 @@
 use std::{
     num::NonZeroU32,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use governor::{
@@ -16,6 +16,7 @@ use relay_domain::{
 };
 use relay_tasks::spawn_isolated;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+use tokio::time::Instant;
 
 use crate::{Engine, EngineResult};
 

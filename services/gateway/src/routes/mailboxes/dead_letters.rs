@@ -103,7 +103,7 @@ pub async fn redrive(
             }
         }
         (None, Some(filter)) => {
-            let query = query_from_filter(filter);
+            let query = query_from_filter(filter, engine.now());
             if body.dry_run {
                 let (matched, by_reason) = split_count(engine.count_dead_letters(scope, &query, true).await?);
                 wire::RedriveAnswer::Dry(wire::DryRun { dry_run: true, matched, by_reason })
@@ -144,7 +144,7 @@ pub async fn purge(
     caller: WorkspaceKey,
     Body(body): Body<wire::PurgeBody>,
 ) -> Result<Reply<wire::Purged>, ApiError> {
-    let query = query_from_filter(body.filter);
+    let query = query_from_filter(body.filter, engine.now());
     let purged = if body.dry_run {
         engine.count_dead_letters(caller.scope, &query, false).await?.total.unsigned_abs()
     } else {
@@ -183,9 +183,8 @@ fn query_from_parameters(query: wire::LettersQuery) -> DeadLetterQuery {
     }
 }
 
-fn query_from_filter(filter: wire::LetterFilter) -> DeadLetterQuery {
-    let aged: Option<DateTime<Utc>> =
-        filter.older_than_seconds.map(|seconds| Utc::now() - TimeDelta::seconds(seconds.into()));
+fn query_from_filter(filter: wire::LetterFilter, now: DateTime<Utc>) -> DeadLetterQuery {
+    let aged: Option<DateTime<Utc>> = filter.older_than_seconds.map(|seconds| now - TimeDelta::seconds(seconds.into()));
     DeadLetterQuery {
         agent: filter.agent,
         node: filter.node,
