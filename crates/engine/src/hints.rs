@@ -176,7 +176,7 @@ pub(crate) async fn receive_remote(engine: Weak<Inner>, stream: Stream, gateway:
     };
     while let Some(hint) = hints.next().await {
         let Some(inner) = engine.upgrade() else { return };
-        let _ = inner.hints.local.send(Arc::new(hint));
+        let _ = inner.core.hints.local.send(Arc::new(hint));
     }
 }
 
@@ -198,7 +198,7 @@ pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Rece
             Ok(Hint::MembersChanged { workspace, channel }) => {
                 inner.audiences.forget(WorkspaceScope::from_engine_row(*workspace), *channel);
             }
-            Ok(Hint::QuotasChanged { workspace }) => Engine { inner }.forget_quotas(*workspace).await,
+            Ok(Hint::QuotasChanged { workspace }) => inner.quotas.forget(*workspace).await,
             Ok(_) => {}
             Err(broadcast::error::RecvError::Lagged(_)) => {
                 inner.observers.request_refresh();

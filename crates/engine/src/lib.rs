@@ -8,6 +8,7 @@ pub mod access;
 pub mod actions;
 pub mod agents;
 pub mod channels;
+mod core;
 mod debounce;
 pub mod error;
 pub mod events;
@@ -50,24 +51,23 @@ pub struct Engine {
 }
 
 pub(crate) struct Inner {
-    pub(crate) store: Store,
-    pub(crate) ids: IdSource,
+    pub(crate) core: core::Core,
     pub(crate) tokens: access::authentication::TokenCache,
     pub(crate) seen: agents::last_seen::LastSeenRecorder,
     pub(crate) observers: observers::Observers,
-    pub(crate) hints: hints::Hints,
     pub(crate) stream: Stream,
     pub(crate) audiences: channels::audiences::Audiences,
     pub(crate) committer: messages::committer::CommitQueue,
     pub(crate) publisher: messages::publisher::Publisher,
-    pub(crate) announcer: events::Announcer,
     pub(crate) feeds: events::Feeds,
     pub(crate) large_frames: events::LargeFrames,
     pub(crate) cursors: Arc<mailboxes::cursors::CursorMoves>,
     pub(crate) heartbeats: nodes::heartbeats::Heartbeats,
     pub(crate) limits: access::limits::Limits,
-    pub(crate) secrets: access::secrets::Secrets,
+    pub(crate) quotas: access::limits::QuotaCache,
+    pub(crate) secrets: Arc<access::secrets::Secrets>,
     pub(crate) files: files::Files,
+    pub(crate) subscriptions: subscriptions::Subscriptions,
     pub(crate) calls: actions::CallQueues,
     pub(crate) dispatch_notes: actions::DispatchRecorder,
     pub(crate) node_kinds: nodes::kinds::NodeKinds,
@@ -79,13 +79,31 @@ pub(crate) struct Inner {
 }
 
 impl Engine {
+    /// Plans and limits of workspaces.
+    #[must_use]
+    pub fn quotas(&self) -> &access::limits::QuotaCache {
+        &self.inner.quotas
+    }
+
+    /// Files: declared, uploaded, attached, downloaded, deleted.
+    #[must_use]
+    pub fn files(&self) -> &files::Files {
+        &self.inner.files
+    }
+
+    /// Event subscriptions: their definitions, and their leases for a worker.
+    #[must_use]
+    pub fn subscriptions(&self) -> &subscriptions::Subscriptions {
+        &self.inner.subscriptions
+    }
+
     pub(crate) fn store(&self) -> &Store {
-        &self.inner.store
+        &self.inner.core.store
     }
 
     #[must_use]
     pub fn hints(&self) -> &hints::Hints {
-        &self.inner.hints
+        &self.inner.core.hints
     }
 
     /// Guarded HTTP client: the only way to call URLs that tenants chose.
@@ -97,7 +115,7 @@ impl Engine {
     /// Current time by Postgres' clock, as far as this process knows it.
     #[must_use]
     pub fn now(&self) -> DateTime<Utc> {
-        DateTime::from_timestamp_millis(self.inner.ids.now_ms()).unwrap_or_default()
+        self.inner.core.now()
     }
 
     pub async fn check_storage(&self) -> EngineResult<()> {
@@ -105,6 +123,6 @@ impl Engine {
     }
 
     pub(crate) fn next_id(&self) -> i64 {
-        self.inner.ids.next_id()
+        self.inner.core.next_id()
     }
 }

@@ -11,15 +11,16 @@ use crate::{
     Engine, EngineError, EngineResult, IdSource, Inner,
     access::{
         authentication::TokenCache,
-        limits::{Limits, LimitsConfig},
+        limits::{Limits, LimitsConfig, QuotaCache},
         secrets::{KeyList, Secrets},
     },
     actions::{self, CallQueues, DispatchRecorder},
     agents::last_seen,
     channels::audiences::Audiences,
+    core::Core,
     error::Fault,
     events,
-    files::{Files, FilesConfig},
+    files::{FileStorage, Files, FilesConfig},
     hints::{self, Hints},
     mailboxes::cursors::{self, CursorMoves},
     messages::{
@@ -31,6 +32,7 @@ use crate::{
     observers::{self, Observers},
     processes::connection_gauges,
     recovery::{self, Recovery},
+    subscriptions::Subscriptions,
     workspaces::suspensions::{self, Suspensions},
 };
 
@@ -71,9 +73,9 @@ impl Engine {
         let owner = new_owner_name()?;
         wait_for_schema(&store).await?;
         let worker = wait_for_worker(&store, &owner).await?;
-        let ids = IdSource::new(worker.unsigned_abs());
+        let ids = Arc::new(IdSource::new(worker.unsigned_abs()));
         ids.synchronize(&store).await?;
-        let secrets = wait_for_secrets(&store, &config.secret_keys).await?;
+        let secrets = Arc::new(wait_for_secrets(&store, &config.secret_keys).await?);
         let stream = Stream::connect(&config.nats_url, "relay", &owner).await?;
         let (hints, hint_queue) = Hints::new();
         let (seen, notes) = last_seen::LastSeenRecorder::new();
@@ -84,29 +86,41 @@ impl Engine {
         let (calls, new_calls, outcomes) = CallQueues::new();
         let (dispatch_notes, sent_notes) = DispatchRecorder::new();
         let cursors = Arc::new(CursorMoves::default());
+        let core = Core { store: store.clone(), ids, hints: Arc::new(hints), announcer };
+        let quotas = QuotaCache::new(core.clone(), config.limits.plans);
+        let egress = relay_egress::Client::new(config.egress.policy(), relay_egress::CallLimits::default());
         let inner = Inner {
-            store: store.clone(),
-            ids,
             tokens: TokenCache::default(),
             seen,
             observers,
-            hints,
             stream: stream.clone(),
             audiences: Audiences::default(),
             committer,
             publisher,
-            announcer,
             feeds: events::Feeds::default(),
             large_frames: events::large_frames(),
             cursors: Arc::clone(&cursors),
             heartbeats: Heartbeats::default(),
             limits: Limits::new(config.limits),
+            files: Files {
+                core: core.clone(),
+                quotas: quotas.clone(),
+                secrets: Arc::clone(&secrets),
+                storage: Arc::new(FileStorage::new(&config.files)),
+            },
+            subscriptions: Subscriptions {
+                core: core.clone(),
+                quotas: quotas.clone(),
+                secrets: Arc::clone(&secrets),
+                egress: egress.clone(),
+            },
             secrets,
-            files: Files::new(&config.files),
+            quotas,
+            core,
             calls,
             dispatch_notes,
             node_kinds: crate::nodes::kinds::node_kinds(),
-            egress: relay_egress::Client::new(config.egress.policy(), relay_egress::CallLimits::default()),
+            egress,
             gateway_id: std::sync::OnceLock::new(),
             recovery: Recovery::new(config.restore_margin),
             suspensions: Suspensions::default(),
@@ -220,13 +234,13 @@ async fn maintain_worker_number(engine: std::sync::Weak<Inner>, mut worker: i16,
 
 async fn renew_worker_number(inner: &Inner, worker: i16, owner: &str) -> Result<i16, StoreError> {
     let mut current = worker;
-    if !inner.store.renew_worker_id(worker, owner, WORKER_LEASE_SECONDS).await?
-        && let Some(fresh) = inner.store.lease_worker_id(owner, WORKER_LEASE_SECONDS).await?
+    if !inner.core.store.renew_worker_id(worker, owner, WORKER_LEASE_SECONDS).await?
+        && let Some(fresh) = inner.core.store.lease_worker_id(owner, WORKER_LEASE_SECONDS).await?
     {
         tracing::warn!(lost = worker, leased = fresh, "replaced a lost worker number");
-        inner.ids.change_worker(fresh.unsigned_abs());
+        inner.core.ids.change_worker(fresh.unsigned_abs());
         current = fresh;
     }
-    inner.ids.synchronize(&inner.store).await?;
+    inner.core.ids.synchronize(&inner.core.store).await?;
     Ok(current)
 }

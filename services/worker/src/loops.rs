@@ -10,7 +10,7 @@ use std::{
 
 use relay_dispatch::{QueueError, QueueErrorKind, subscriptions::SubscriptionDispatcher};
 use relay_engine::{
-    Engine, EngineError, actions, agents, files,
+    Engine, EngineError, actions, agents,
     mailboxes::{self, expiry::expire_due_deliveries},
     maintenance::{self, Retention},
     messages::{outbox_relay::relay_unpublished_batches, read_models},
@@ -171,8 +171,7 @@ impl Loops {
         let delivery_days = retention.delivery_days.max(Retention::LEAST_DAYS);
         let message_days = retention.message_days.max(delivery_days);
         let uptime = Mutex::new(Uptime::default());
-        let subscriptions =
-            SubscriptionDispatcher::new(Arc::new(EngineSubscriptionQueue(engine.subscription_worker())));
+        let subscriptions = SubscriptionDispatcher::new(Arc::new(EngineSubscriptionQueue(engine.clone())));
         Self { engine, retention: Retention { delivery_days, message_days, ..retention }, uptime, subscriptions }
     }
 
@@ -197,7 +196,7 @@ impl Loops {
                 Loop::Expiry => expire_due_deliveries(&self.engine).await,
                 Loop::Liveness => silence::disconnect_silent(&self.engine, self.storage_up_for()).await,
                 Loop::Presence => silence::mark_silent_offline(&self.engine, self.storage_up_for()).await,
-                Loop::Files => files::cleanup::remove_unneeded_objects(&self.engine).await,
+                Loop::Files => self.engine.files().remove_unneeded_objects().await,
                 Loop::Invocations => actions::redispatch::redispatch_lost_invocations(&self.engine).await,
                 Loop::ExpiredGateways => {
                     silence::disconnect_expired_gateways(&self.engine, self.storage_up_for()).await

@@ -160,7 +160,7 @@ impl Engine {
     /// Invalidates a revoked token here and in the other processes.
     pub(crate) fn revoke_token(&self, hash: TokenHash) {
         self.forget_token(&hash);
-        self.inner.hints.token_revoked(hash);
+        self.inner.core.hints.token_revoked(hash);
     }
 
     pub(crate) fn fresh_token(&self, kind: TokenKind) -> EngineResult<FreshToken> {

@@ -77,9 +77,9 @@ pub(crate) async fn write_dispatch_notes(engine: Weak<Inner>, mut notes: Batches
         while let Some(inner) = engine.upgrade() {
             let noted = async {
                 if !sent.is_empty() {
-                    inner.store.mark_invocations_sent(&sent).await?;
+                    inner.core.store.mark_invocations_sent(&sent).await?;
                 }
-                if outcomes.is_empty() { Ok(()) } else { inner.store.mark_outcomes_announced(&outcomes).await }
+                if outcomes.is_empty() { Ok(()) } else { inner.core.store.mark_outcomes_announced(&outcomes).await }
             };
             match noted.await {
                 Err(error) if !matches!(error, StoreError::Refused { .. }) => {

@@ -95,7 +95,7 @@ impl Engine {
             token: token.hash,
             at,
             joins: request.joins_general.then_some(names::GENERAL_CHANNEL),
-            quota: self.quota(scope, Quota::Agents).await?,
+            quota: self.quotas().limit(scope, Quota::Agents).await?,
         };
         let joined = |channel| {
             let data = MemberChanged { channel: names::GENERAL_CHANNEL, agent_name: &request.name, agent_id };
@@ -108,7 +108,7 @@ impl Engine {
             Registration::QuotaReached => Err(EngineError::LimitExceeded(Limit::Quota(Quota::Agents))),
             Registration::Registered(channel) => {
                 if let Some((channel_id, recorded)) = channel {
-                    self.inner.hints.members_changed(scope, channel_id);
+                    self.inner.core.hints.members_changed(scope, channel_id);
                     self.announce(recorded);
                 }
                 Ok(RegisteredAgent { agent_id, token: token.text, created_at: at, replayed: false })
@@ -257,9 +257,9 @@ impl Engine {
             self.revoke_token(hash);
         }
         for channel in deleted.channels {
-            self.inner.hints.members_changed(scope, channel);
+            self.inner.core.hints.members_changed(scope, channel);
         }
-        self.inner.hints.agents_moved(scope, vec![deleted.node_id]);
+        self.inner.core.hints.agents_moved(scope, vec![deleted.node_id]);
         self.announce(deleted.recorded);
         // No consumer will take the rest. If this fails, the expiry loop does it.
         let mailbox = [(scope, deleted.agent_id)];

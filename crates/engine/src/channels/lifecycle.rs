@@ -54,7 +54,7 @@ impl Engine {
         let (channel_id, at) = (ChannelId::new(self.next_id()), self.now());
         let created_by = caller.agent_id();
         let topic = request.topic.as_deref();
-        let quota = self.quota(caller.scope(), Quota::Channels).await?;
+        let quota = self.quotas().limit(caller.scope(), Quota::Channels).await?;
         let new = NewChannel { channel_id, name, topic, metadata: &metadata, created_by, at, quota };
         let mut event = channel_event(kind::CHANNEL_CREATED, channel_id, name, topic);
         event.agent_id = created_by;
@@ -160,7 +160,7 @@ impl Engine {
             self.announce(recorded);
         }
         // Also for a channel that was archived before: the earlier hint may have been lost.
-        self.inner.hints.members_changed(scope, channel.channel_id);
+        self.inner.core.hints.members_changed(scope, channel.channel_id);
         Ok(())
     }
 
@@ -213,7 +213,7 @@ impl Engine {
         let event = member_event(kind::MEMBER_LEFT, &channel, caller.agent_id, &caller.name);
         let member = MemberKey { channel: channel.channel_id, agent: caller.agent_id };
         if let Some(recorded) = self.store().leave_channel(caller.scope, member, self.now(), event).await? {
-            self.inner.hints.members_changed(caller.scope, channel.channel_id);
+            self.inner.core.hints.members_changed(caller.scope, channel.channel_id);
             self.announce(recorded);
         }
         Ok(())
@@ -232,7 +232,7 @@ impl Engine {
             Some(recorded) => self.announce(recorded),
             None => return Err(EngineError::Forbidden(Denial::NotAMember(channel.name))),
         }
-        self.inner.hints.members_changed(caller.scope, channel.channel_id);
+        self.inner.core.hints.members_changed(caller.scope, channel.channel_id);
         Ok(channel.name)
     }
 
@@ -257,7 +257,7 @@ impl Engine {
         let member = MemberKey { channel: channel.channel_id, agent };
         match self.store().join_channel(scope, member, self.now(), event).await? {
             JoinOutcome::Joined(recorded) => {
-                self.inner.hints.members_changed(scope, channel.channel_id);
+                self.inner.core.hints.members_changed(scope, channel.channel_id);
                 self.announce(recorded);
                 Ok(false)
             }

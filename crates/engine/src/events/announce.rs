@@ -13,7 +13,7 @@ use relay_wire::events::observer_frame;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::{PublishedEvent, PublishedRecord, fan_out};
-use crate::{Engine, EngineResult, Inner};
+use crate::{Engine, EngineResult, Inner, core::Core};
 
 /// Bound of the queue. Beyond it, feeds find the records in Postgres.
 const QUEUE: usize = 4096;
@@ -41,7 +41,7 @@ impl Announcer {
     }
 }
 
-impl Engine {
+impl Core {
     /// Announces a committed record to observers and agents' sockets. Never waits.
     pub(crate) fn announce(&self, recorded: RecordedEvents) {
         self.announce_with_messages(recorded, HashMap::new());
@@ -49,24 +49,38 @@ impl Engine {
 
     /// Announces a record with the messages of its events, so that they need not be read.
     pub(crate) fn announce_with_messages(&self, recorded: RecordedEvents, messages: HashMap<MessageId, Message>) {
-        self.queue_announcement(Announcement { recorded, messages, sockets: true });
+        self.announcer.queue(Announcement { recorded, messages, sockets: true });
     }
+}
 
-    /// Announces a record to observers only, where sockets know the change already.
-    pub(crate) fn announce_to_observers(&self, recorded: RecordedEvents) {
-        self.queue_announcement(Announcement { recorded, messages: HashMap::new(), sockets: false });
-    }
-
-    fn queue_announcement(&self, announcement: Announcement) {
+impl Announcer {
+    fn queue(&self, announcement: Announcement) {
         let kinds = announcement.recorded.events.len();
         if kinds == 0 {
             return;
         }
-        if self.inner.announcer.sender.try_send(announcement).is_err() {
+        if self.sender.try_send(announcement).is_err() {
             // Feeds find the record in Postgres within a second; agents' sockets miss it.
             metrics::counter!(relay_domain::metric_names::EVENTS_UNANNOUNCED)
                 .increment(u64::try_from(kinds).unwrap_or(0));
         }
+    }
+}
+
+impl Engine {
+    /// Announces a committed record to observers and agents' sockets. Never waits.
+    pub(crate) fn announce(&self, recorded: RecordedEvents) {
+        self.inner.core.announce(recorded);
+    }
+
+    /// Announces a record with the messages of its events, so that they need not be read.
+    pub(crate) fn announce_with_messages(&self, recorded: RecordedEvents, messages: HashMap<MessageId, Message>) {
+        self.inner.core.announce_with_messages(recorded, messages);
+    }
+
+    /// Announces a record to observers only, where sockets know the change already.
+    pub(crate) fn announce_to_observers(&self, recorded: RecordedEvents) {
+        self.inner.core.announcer.queue(Announcement { recorded, messages: HashMap::new(), sockets: false });
     }
 }
 

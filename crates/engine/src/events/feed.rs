@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use super::{LogEvent, PublishedRecord};
-use crate::{Engine, EngineResult, Inner};
+use crate::{Engine, EngineResult, Inner, core::Core};
 
 /// Bound of an observer's lag behind its feed. All observers of the feed share the buffer.
 const FEED_BUFFER: usize = 1024;
@@ -91,7 +91,7 @@ impl Engine {
             return Ok(feed);
         }
         // Watch first, then tail, then read the head: no event falls in between.
-        self.watch_events(&[scope]).await?;
+        self.inner.core.watch_events(&[scope]).await?;
         let tail = self.inner.stream.tail_events(scope).await?;
         let heads = self.store().event_heads(&[scope]).await?;
         let next = heads.first().map_or(1, |head| head.next_seq);
@@ -105,10 +105,12 @@ impl Engine {
         spawn_isolated("feed", follow_feed(Arc::downgrade(&self.inner), Arc::downgrade(&feed), tail));
         Ok(feed)
     }
+}
 
+impl Core {
     /// Marks these workspaces as watched.
     pub(crate) async fn watch_events(&self, scopes: &[WorkspaceScope]) -> EngineResult<()> {
-        Ok(self.store().watch_events(scopes, WATCHED_MINUTES).await?)
+        Ok(self.store.watch_events(scopes, WATCHED_MINUTES).await?)
     }
 }
 
@@ -217,7 +219,7 @@ pub(crate) async fn check_feeds(engine: Weak<Inner>) {
             seen.clear();
             continue;
         }
-        if watched_at.elapsed() > WATCH_EVERY && engine.watch_events(&scopes).await.is_ok() {
+        if watched_at.elapsed() > WATCH_EVERY && engine.inner.core.watch_events(&scopes).await.is_ok() {
             watched_at = Instant::now();
         }
         let Ok(heads) = engine.store().event_heads(&scopes).await else { continue };

@@ -34,7 +34,7 @@ impl Engine {
         since: i64,
         limit: i64,
     ) -> EngineResult<EventPage> {
-        self.watch_events(&[scope]).await?;
+        self.inner.core.watch_events(&[scope]).await?;
         let (_, next_seq) = self.store().event_range(scope).await?;
         let mut page = EventPage { events: Vec::new(), latest_seq: next_seq - 1, next_since: since };
         let (mut scanned, mut bytes) = (0, 0);

@@ -3,7 +3,7 @@
 //! The rows are in Postgres, the bytes in `relay-blobs`. Objects are named by ids only; a file's name is shown and
 //! never used for anything else.
 
-pub mod cleanup;
+mod cleanup;
 mod config;
 mod token;
 mod transfer;
@@ -28,8 +28,13 @@ pub use token::{Grant, Purpose};
 pub use transfer::FileDownload;
 
 use crate::{
-    Engine, EngineError, EngineResult,
-    access::authentication::{AgentCaller, Credential},
+    EngineError, EngineResult,
+    access::{
+        authentication::{AgentCaller, Credential},
+        limits::QuotaCache,
+        secrets::Secrets,
+    },
+    core::Core,
     error::{Conflict, Denial, InvalidInput, Limit, Missing, TooLarge},
 };
 
@@ -43,16 +48,16 @@ pub const PAGE: (i64, i64) = (50, 100);
 /// may still be in progress.
 pub(crate) const ABANDONED_AFTER: Duration = Duration::from_secs(2 * 3600);
 
-/// Files of the engine beside their rows.
+/// The bytes of files, and the rules for them.
 #[derive(Debug)]
-pub(crate) struct Files {
-    pub(crate) blobs: Blobs,
+pub(crate) struct FileStorage {
+    blobs: Blobs,
     types: ContentTypeRules,
     max_bytes: i64,
     transfers: Arc<Semaphore>,
 }
 
-impl Files {
+impl FileStorage {
     pub(crate) fn new(config: &FilesConfig) -> Self {
         Self {
             blobs: Blobs::new(config.blobs()),
@@ -61,6 +66,15 @@ impl Files {
             transfers: Arc::new(Semaphore::new(MAX_TRANSFERS)),
         }
     }
+}
+
+/// Files of all workspaces.
+#[derive(Clone)]
+pub struct Files {
+    pub(crate) core: Core,
+    pub(crate) quotas: QuotaCache,
+    pub(crate) secrets: Arc<Secrets>,
+    pub(crate) storage: Arc<FileStorage>,
 }
 
 #[derive(Debug)]
@@ -79,16 +93,16 @@ pub struct FileWithToken {
     pub expires_at: DateTime<Utc>,
 }
 
-impl Engine {
+impl Files {
     /// Declares a file. Its token is for the upload.
     ///
     /// # Errors
     /// When a field is out of bounds, or the type or size is not taken here.
-    pub async fn declare_file(&self, caller: &AgentCaller, request: &DeclareFile) -> EngineResult<FileWithToken> {
+    pub async fn declare(&self, caller: &AgentCaller, request: &DeclareFile) -> EngineResult<FileWithToken> {
         check_filename(&request.filename)?;
         check_content_type(&request.content_type)?;
-        let files = &self.inner.files;
-        if !files.types.allows(&request.content_type) {
+        let storage = &self.storage;
+        if !storage.types.allows(&request.content_type) {
             return Err(EngineError::invalid_request(format!(
                 "Files of type {} are not taken here",
                 request.content_type
@@ -97,10 +111,10 @@ impl Engine {
         if request.size_bytes <= 0 {
             return Err(EngineError::invalid_request("size_bytes must be positive"));
         }
-        if request.size_bytes > files.max_bytes {
-            return Err(EngineError::TooLarge(TooLarge::File { max_bytes: files.max_bytes }));
+        if request.size_bytes > storage.max_bytes {
+            return Err(EngineError::TooLarge(TooLarge::File { max_bytes: storage.max_bytes }));
         }
-        let (file_id, at) = (FileId::new(self.next_id()), self.now());
+        let (file_id, at) = (FileId::new(self.core.next_id()), self.core.now());
         let expires_at = at + TOKEN_LIFETIME;
         let new = NewFile {
             file_id,
@@ -111,8 +125,8 @@ impl Engine {
             at,
             expires_at,
         };
-        let ceiling = self.quota(caller.scope, Quota::FileBytes).await?;
-        if !self.store().create_file(caller.scope, &new, ceiling).await? {
+        let ceiling = self.quotas.limit(caller.scope, Quota::FileBytes).await?;
+        if !self.core.store.create_file(caller.scope, &new, ceiling).await? {
             return Err(EngineError::LimitExceeded(Limit::Quota(Quota::FileBytes)));
         }
         let row = FileRow {
@@ -127,7 +141,7 @@ impl Engine {
             created_at: at,
             expires_at,
         };
-        let token = token::create_token(&self.inner.secrets, Purpose::Upload, caller.scope, file_id, expires_at)?;
+        let token = token::create_token(&self.secrets, Purpose::Upload, caller.scope, file_id, expires_at)?;
         Ok(FileWithToken { row, token: Some(token), expires_at })
     }
 
@@ -135,10 +149,10 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such file, it is another agent's, or its bytes are missing.
-    pub async fn complete_file(&self, caller: &AgentCaller, file: FileId) -> EngineResult<FileWithToken> {
-        match self.store().complete_file(caller.scope, file, caller.agent_id, self.now()).await? {
+    pub async fn complete(&self, caller: &AgentCaller, file: FileId) -> EngineResult<FileWithToken> {
+        match self.core.store.complete_file(caller.scope, file, caller.agent_id, self.core.now()).await? {
             Completion::Completed(row, recorded) => {
-                self.announce(recorded);
+                self.core.announce(recorded);
                 self.with_download_token(caller.scope, row)
             }
             Completion::AlreadyComplete(row) => self.with_download_token(caller.scope, row),
@@ -151,8 +165,8 @@ impl Engine {
     ///
     /// # Errors
     /// When there is none of that id, or the caller may not see it.
-    pub async fn file(&self, caller: &Credential, file: FileId) -> EngineResult<FileWithToken> {
-        let row = self.store().file(caller.scope(), file).await?.ok_or(EngineError::NotFound(Missing::File))?;
+    pub async fn get(&self, caller: &Credential, file: FileId) -> EngineResult<FileWithToken> {
+        let row = self.core.store.file(caller.scope(), file).await?.ok_or(EngineError::NotFound(Missing::File))?;
         let view = caller.view();
         if !view.sees_author(Some(row.agent_id)) || !view.sees_created_at(row.created_at) {
             return Err(EngineError::NotFound(Missing::File));
@@ -162,14 +176,14 @@ impl Engine {
 
     /// Lists complete files that the caller may see, newest first; with `owner` only that agent's. Their tokens are for
     /// the download.
-    pub async fn files(
+    pub async fn list(
         &self,
         caller: &Credential,
         owner: Option<AgentId>,
         limit: i64,
     ) -> EngineResult<Vec<FileWithToken>> {
         let scope = caller.scope();
-        let rows = self.store().files(scope, owner, &caller.view().filters, limit).await?;
+        let rows = self.core.store.files(scope, owner, &caller.view().filters, limit).await?;
         rows.into_iter().map(|row| self.with_download_token(scope, row)).collect()
     }
 
@@ -177,8 +191,8 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such file, or it is another agent's.
-    pub async fn delete_file(&self, caller: &AgentCaller, file: FileId) -> EngineResult<()> {
-        match self.store().delete_file(caller.scope, file, caller.agent_id, self.now()).await? {
+    pub async fn delete(&self, caller: &AgentCaller, file: FileId) -> EngineResult<()> {
+        match self.core.store.delete_file(caller.scope, file, caller.agent_id, self.core.now()).await? {
             Deletion::Deleted => Ok(()),
             Deletion::NotOwner => Err(EngineError::Forbidden(Denial::NotFileOwner)),
             Deletion::NotFound => Err(EngineError::NotFound(Missing::File)),
@@ -189,8 +203,8 @@ impl Engine {
     ///
     /// # Errors
     /// When it is forged, for another purpose, or expired.
-    pub fn file_grant(&self, token: &str, purpose: Purpose) -> EngineResult<Grant> {
-        token::verify_token(&self.inner.secrets, token, purpose, self.now())
+    pub fn grant(&self, token: &str, purpose: Purpose) -> EngineResult<Grant> {
+        token::verify_token(&self.secrets, token, purpose, self.core.now())
             .ok_or(EngineError::Forbidden(Denial::FileToken))
     }
 
@@ -208,7 +222,7 @@ impl Engine {
             return Err(invalid());
         }
         // Attachments are copied into the message, so a file that is deleted later stays listed there.
-        let rows = self.store().completed_files(scope, &files).await?;
+        let rows = self.core.store.completed_files(scope, &files).await?;
         let shown = |id: &FileId| {
             let row = rows.iter().find(|row| row.file_id == *id)?;
             let attachment = Attachment {
@@ -223,11 +237,11 @@ impl Engine {
     }
 
     fn with_download_token(&self, scope: WorkspaceScope, row: FileRow) -> EngineResult<FileWithToken> {
-        let expires_at = self.now() + TOKEN_LIFETIME;
+        let expires_at = self.core.now() + TOKEN_LIFETIME;
         // Each response has a new token, so that URLs expire soon and need no revocation.
         let token = match row.status {
             FileStatus::Complete => {
-                Some(token::create_token(&self.inner.secrets, Purpose::Download, scope, row.file_id, expires_at)?)
+                Some(token::create_token(&self.secrets, Purpose::Download, scope, row.file_id, expires_at)?)
             }
             FileStatus::Pending | FileStatus::Deleted => None,
         };

@@ -14,9 +14,9 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Grant, blob_key};
+use super::{Files, Grant, blob_key};
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     error::{Denial, Dependency, Fault, Missing},
 };
 
@@ -33,7 +33,7 @@ pub struct FileDownload {
     pub bytes: BoxStream<'static, BlobResult<Bytes>>,
 }
 
-impl Engine {
+impl Files {
     /// Uploads the bytes of a file. Until the file is complete it may be uploaded again.
     ///
     /// The upload runs in a task of its own: it goes on when the caller is cancelled, and cleans up after a failure.
@@ -41,14 +41,14 @@ impl Engine {
     /// # Errors
     /// When the file is missing or no longer pending, the number of bytes differs from the declared one, they stop
     /// coming, or too many transfers are in progress.
-    pub async fn upload_file<S, E>(&self, grant: Grant, announced: Option<u64>, bytes: S) -> EngineResult<FileRow>
+    pub async fn upload<S, E>(&self, grant: Grant, announced: Option<u64>, bytes: S) -> EngineResult<FileRow>
     where
         S: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
         E: Send + 'static,
     {
         // Before the read, so that a flood of transfers costs no queries.
         let permit = self.transfer_permit()?;
-        let row = self.store().file(grant.scope, grant.file).await?.ok_or(EngineError::NotFound(Missing::File))?;
+        let row = self.core.store.file(grant.scope, grant.file).await?.ok_or(EngineError::NotFound(Missing::File))?;
         match row.status {
             FileStatus::Pending => {}
             FileStatus::Complete => return Err(EngineError::Forbidden(Denial::FileComplete)),
@@ -59,9 +59,9 @@ impl Engine {
         if let Some(announced) = announced.filter(|announced| *announced != declared) {
             return Err(wrong_size(announced, declared));
         }
-        let engine = self.clone();
+        let files = self.clone();
         let upload = spawn_isolated("request", async move {
-            let done = engine.store_upload(grant, declared, bytes).await;
+            let done = files.store_upload(grant, declared, bytes).await;
             drop(permit);
             done
         });
@@ -74,12 +74,12 @@ impl Engine {
         S: Stream<Item = Result<Bytes, E>> + Unpin,
     {
         // Each upload has an object of its own, so that concurrent uploads of a file never mix their bytes.
-        let object = self.next_id();
-        if !self.store().begin_upload(grant.scope, grant.file, object, self.now() + CLEANUP_AFTER).await? {
+        let object = self.core.next_id();
+        if !self.core.store.begin_upload(grant.scope, grant.file, object, self.core.now() + CLEANUP_AFTER).await? {
             return Err(EngineError::NotFound(Missing::File));
         }
         let written = async {
-            let mut upload = self.inner.files.blobs.upload(blob_key(grant.scope, grant.file, object)).await?;
+            let mut upload = self.storage.blobs.upload(blob_key(grant.scope, grant.file, object)).await?;
             match copy_exactly(&mut upload, declared, bytes).await {
                 Ok(()) => Ok(upload.finish().await?),
                 Err(error) => {
@@ -93,12 +93,12 @@ impl Engine {
             .unwrap_or_else(|_| Err(upload_failed("The upload took longer than an hour")));
         // Attached only when all bytes are stored: a reader never sees a part of a file.
         let taken = match written {
-            Ok(()) => self.store().attach_upload(grant.scope, grant.file, object).await.map_err(EngineError::from),
+            Ok(()) => self.core.store.attach_upload(grant.scope, grant.file, object).await.map_err(EngineError::from),
             Err(error) => Err(error),
         };
         if !matches!(taken, Ok(true)) {
             // If this fails too, the worker removes the object in two hours.
-            let _ = self.store().discard_upload(grant.scope, grant.file, object).await;
+            let _ = self.core.store.discard_upload(grant.scope, grant.file, object).await;
         }
         if taken? { Ok(()) } else { Err(EngineError::Forbidden(Denial::FileComplete)) }
     }
@@ -107,12 +107,12 @@ impl Engine {
     ///
     /// # Errors
     /// When the file is missing or incomplete, or too many transfers are in progress.
-    pub async fn download_file(&self, grant: Grant) -> EngineResult<FileDownload> {
+    pub async fn download(&self, grant: Grant) -> EngineResult<FileDownload> {
         let permit = self.transfer_permit()?;
-        let row = self.store().file(grant.scope, grant.file).await?.ok_or(EngineError::NotFound(Missing::File))?;
+        let row = self.core.store.file(grant.scope, grant.file).await?.ok_or(EngineError::NotFound(Missing::File))?;
         let object = row.object_id.filter(|_| row.status == FileStatus::Complete);
         let object = object.ok_or(EngineError::NotFound(Missing::File))?;
-        let bytes = self.inner.files.blobs.read(blob_key(grant.scope, grant.file, object)).await?;
+        let bytes = self.storage.blobs.read(blob_key(grant.scope, grant.file, object)).await?;
         let bytes = bytes.ok_or_else(|| {
             tracing::error!(file.id = %grant.file, object.id = object, "the bytes of a complete file are missing");
             EngineError::Internal(Fault::FileBytesMissing)
@@ -127,7 +127,7 @@ impl Engine {
     }
 
     fn transfer_permit(&self) -> EngineResult<OwnedSemaphorePermit> {
-        self.inner.files.transfers.clone().try_acquire_owned().map_err(|_| EngineError::Overloaded)
+        self.storage.transfers.clone().try_acquire_owned().map_err(|_| EngineError::Overloaded)
     }
 }
 

@@ -234,7 +234,7 @@ impl Engine {
 
     /// Resolves the target and commits the send, again while the audience changes in between.
     async fn commit_resolved(&self, sender: &Sender, request: &PostRequest) -> EngineResult<PostedMessage> {
-        let attachments = self.attachments(sender.scope, &request.draft.attachments).await?;
+        let attachments = self.files().attachments(sender.scope, &request.draft.attachments).await?;
         // A snapshot that the commit has just rejected is not read from the cache again.
         for source in
             iter::once(AudienceSource::Cache).chain(iter::repeat_n(AudienceSource::Storage, MAX_RESOLUTIONS - 1))

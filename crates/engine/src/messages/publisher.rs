@@ -227,7 +227,7 @@ async fn wait_until_stored(engine: &Engine, stored: PendingStore, committed: &Co
 async fn mark_published(engine: std::sync::Weak<Inner>, mut marks: Batches<BatchId>) {
     while let Some(batches) = marks.next().await {
         let Some(inner) = engine.upgrade() else { return };
-        if let Err(error) = inner.store.mark_published(&batches).await {
+        if let Err(error) = inner.core.store.mark_published(&batches).await {
             tracing::debug!(
                 error = &error as &dyn std::error::Error,
                 "failed to mark published batches, they will be published again"

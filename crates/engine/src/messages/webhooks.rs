@@ -86,7 +86,7 @@ impl Engine {
             token: TokenHash::from_token(&token),
             at: self.now(),
         };
-        let ceiling = self.quota(scope, Quota::Webhooks).await?.unwrap_or(MAX_PER_WORKSPACE);
+        let ceiling = self.quotas().limit(scope, Quota::Webhooks).await?.unwrap_or(MAX_PER_WORKSPACE);
         if !self.store().create_webhook(scope, &new, ceiling.min(MAX_PER_WORKSPACE)).await? {
             return Err(EngineError::LimitExceeded(Limit::Quota(Quota::Webhooks)));
         }

@@ -96,7 +96,7 @@ pub(crate) async fn write_heartbeats(engine: std::sync::Weak<Inner>) {
 
 /// Records heartbeats, and adds those with changed capabilities to `changed`.
 async fn record(inner: &Inner, beats: &[Heartbeat], changed: &mut HashMap<ProviderKey, Heartbeat>) {
-    match inner.store.record_heartbeats(beats).await {
+    match inner.core.store.record_heartbeats(beats).await {
         Ok(newly) => changed.extend(newly.into_iter().map(|beat| (key_of(beat), beat.clone()))),
         Err(error) if !is_permanent(&error) => {
             tracing::debug!(error = &error as &dyn std::error::Error, "failed to record heartbeats, will retry");
@@ -126,9 +126,9 @@ const fn is_permanent(error: &StoreError) -> bool {
 /// When a repetition may succeed.
 async fn refresh_capabilities(inner: &Inner, beat: &Heartbeat) -> Result<(), StoreError> {
     let count = beat.capabilities.as_ref().and_then(serde_json::Value::as_array).map_or(0, Vec::len);
-    let ids: Vec<ActionId> = (0..count).map(|_| ActionId::new(inner.ids.next_id())).collect();
-    let at = chrono::DateTime::from_timestamp_millis(inner.ids.now_ms()).unwrap_or_default();
-    match inner.store.refresh_capabilities(beat, &ids, at).await {
+    let ids: Vec<ActionId> = (0..count).map(|_| ActionId::new(inner.core.ids.next_id())).collect();
+    let at = chrono::DateTime::from_timestamp_millis(inner.core.ids.now_ms()).unwrap_or_default();
+    match inner.core.store.refresh_capabilities(beat, &ids, at).await {
         Ok(true) => Ok(()),
         Ok(false) => {
             tracing::info!(node.id = %beat.node_id, "capabilities of a heartbeat refused: another handler has the action name");

@@ -118,7 +118,7 @@ impl Engine {
             tags: checked_tags(request.tags)?,
             version: checked_note("version", request.version)?,
             token_hash: token.hash,
-            quota: self.quota(scope, Quota::Nodes).await?,
+            quota: self.quotas().limit(scope, Quota::Nodes).await?,
         };
         let (outcome, recorded) = match self.store().enrol_node(scope, &enrolment, self.now()).await {
             // A node that renamed itself over its socket committed first.

@@ -71,7 +71,7 @@ impl Engine {
         check_fields(Some(&new.name), new.description.as_deref(), Some(new.scopes))?;
         let expires_at = check_expiry(new.expires_at, now)?;
         let (scopes, filters) = (scope_texts(new.scopes), encode_filters(check_filters(new.filters)?)?);
-        let planned = self.quota(scope, Quota::ObserverTokens).await?;
+        let planned = self.quotas().limit(scope, Quota::ObserverTokens).await?;
         let at_most = planned.unwrap_or(MAX_OBSERVER_TOKENS).min(MAX_OBSERVER_TOKENS);
         let token = NewObserverToken {
             token_id: ObserverTokenId::new(self.next_id()),

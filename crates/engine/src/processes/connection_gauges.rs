@@ -12,7 +12,7 @@ const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 /// Samples until the engine is dropped. It sends nothing to either server.
 pub(crate) async fn run(engine: Weak<Inner>) {
     while let Some(inner) = engine.upgrade() {
-        let pool = inner.store.connections();
+        let pool = inner.core.store.connections();
         metrics::gauge!(name::DATABASE_CONNECTIONS, "state" => "used").set(pool.used);
         metrics::gauge!(name::DATABASE_CONNECTIONS, "state" => "idle").set(pool.idle);
         metrics::gauge!(name::DATABASE_CONNECTIONS_MAX).set(pool.max);

@@ -30,7 +30,8 @@ impl Engine {
     ) -> EngineResult<Option<MailboxPosition>> {
         let margin = self.inner.recovery.margin;
         let report = ReportedSeq { fence, agent_id: agent, seq: reported };
-        let outcome = self.store().raise_to_reported(report, margin, self.now(), || self.inner.ids.next_id()).await?;
+        let outcome =
+            self.store().raise_to_reported(report, margin, self.now(), || self.inner.core.ids.next_id()).await?;
         match outcome {
             ReportOutcome::NotAhead => {}
             ReportOutcome::Raised { lost, moved } => {

@@ -15,8 +15,9 @@ use relay_domain::{
 };
 use relay_store::subscriptions::definitions::{EncryptedSecret, NewSubscription};
 
+use super::Subscriptions;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     error::{Fault, Limit, Missing},
 };
 
@@ -37,17 +38,17 @@ pub struct SubscriptionRequest {
     pub signature_scheme: Option<String>,
 }
 
-impl Engine {
+impl Subscriptions {
     /// Creates a subscription.
     ///
     /// # Errors
     /// When a field is invalid, or there are too many subscriptions.
-    pub async fn subscribe(&self, scope: WorkspaceScope, request: SubscriptionRequest) -> EngineResult<Subscription> {
-        let id = SubscriptionId::new(self.next_id());
+    pub async fn create(&self, scope: WorkspaceScope, request: SubscriptionRequest) -> EngineResult<Subscription> {
+        let id = SubscriptionId::new(self.core.next_id());
         let scheme = check_secret(request.secret.as_deref(), request.signature_scheme.as_deref())?;
         let events = check_events(request.events)?;
         let filter = build_filter(request.channel.as_deref(), request.mentions.as_deref())?;
-        let allowed = self.egress().policy().check_url(&request.url);
+        let allowed = self.egress.policy().check_url(&request.url);
         allowed.map_err(|refusal| invalid(format!("url cannot be called: {refusal}")))?;
         check_headers(&request.headers)?;
         let subscription = Subscription {
@@ -57,7 +58,7 @@ impl Engine {
             url: request.url,
             header_names: request.headers.keys().cloned().collect(),
             signature_scheme: scheme,
-            created_at: self.now(),
+            created_at: self.core.now(),
             disabled: None,
         };
         let secrets = SubscriptionSecrets { secret: request.secret, headers: request.headers };
@@ -66,17 +67,17 @@ impl Engine {
         } else {
             // Strings always encode.
             let plain = serde_json::to_vec(&secrets).unwrap_or_default();
-            Some(self.inner.secrets.seal(&secret_context(scope, id), &plain)?)
+            Some(self.secrets.seal(&secret_context(scope, id), &plain)?)
         };
         let new = NewSubscription { subscription: &subscription, secret: secret.as_ref() };
-        let quota = self.quota(scope, Quota::Subscriptions).await?.unwrap_or(MAX_PER_WORKSPACE);
-        if !self.store().create_subscription(scope, &new, quota.min(MAX_PER_WORKSPACE)).await? {
+        let quota = self.quotas.limit(scope, Quota::Subscriptions).await?.unwrap_or(MAX_PER_WORKSPACE);
+        if !self.core.store.create_subscription(scope, &new, quota.min(MAX_PER_WORKSPACE)).await? {
             return Err(EngineError::LimitExceeded(Limit::Quota(Quota::Subscriptions)));
         }
         // Events of single deliveries are recorded only in watched workspaces. A failure is harmless: the worker marks
         // them too.
         if subscription.events.iter().any(|kind| kind == "*" || kind.starts_with("delivery."))
-            && let Err(error) = self.watch_events(&[scope]).await
+            && let Err(error) = self.core.watch_events(&[scope]).await
         {
             tracing::debug!(
                 error = &error as &dyn std::error::Error,
@@ -87,43 +88,43 @@ impl Engine {
     }
 
     /// Lists the subscriptions of a workspace, oldest first.
-    pub async fn subscriptions(&self, scope: WorkspaceScope) -> EngineResult<Vec<Subscription>> {
-        Ok(self.store().subscriptions(scope, MAX_PER_WORKSPACE).await?)
+    pub async fn list(&self, scope: WorkspaceScope) -> EngineResult<Vec<Subscription>> {
+        Ok(self.core.store.subscriptions(scope, MAX_PER_WORKSPACE).await?)
     }
 
-    pub async fn subscription(&self, scope: WorkspaceScope, id: SubscriptionId) -> EngineResult<Subscription> {
-        self.store().subscription(scope, id).await?.ok_or(EngineError::NotFound(Missing::Subscription))
+    pub async fn get(&self, scope: WorkspaceScope, id: SubscriptionId) -> EngineResult<Subscription> {
+        self.core.store.subscription(scope, id).await?.ok_or(EngineError::NotFound(Missing::Subscription))
     }
 
     /// Decrypts the secrets of a subscription.
-    pub(crate) fn open_subscription_secrets(
+    pub(super) fn open_secrets(
         &self,
         scope: WorkspaceScope,
         id: SubscriptionId,
         secret: &EncryptedSecret,
     ) -> EngineResult<SubscriptionSecrets> {
-        let plain = self.inner.secrets.open(&secret_context(scope, id), secret);
+        let plain = self.secrets.open(&secret_context(scope, id), secret);
         plain
             .and_then(|plain| serde_json::from_slice(&plain).ok())
             .ok_or_else(|| EngineError::Internal(Fault::SealedWithUnknownKey { key_id: secret.key_id.clone() }))
     }
 
     /// Delivers the missed events since a time, and enables a disabled subscription. Delivered events are not repeated.
-    pub async fn replay_subscription(
+    pub async fn replay(
         &self,
         scope: WorkspaceScope,
         id: SubscriptionId,
         since: DateTime<Utc>,
     ) -> EngineResult<Subscription> {
-        if !self.store().replay_subscription(scope, id, since).await? {
+        if !self.core.store.replay_subscription(scope, id, since).await? {
             return Err(EngineError::NotFound(Missing::Subscription));
         }
-        self.subscription(scope, id).await
+        self.get(scope, id).await
     }
 
     /// Deletes a subscription; its pending events are dropped.
-    pub async fn unsubscribe(&self, scope: WorkspaceScope, id: SubscriptionId) -> EngineResult<()> {
-        let deleted = self.store().delete_subscription(scope, id).await?;
+    pub async fn delete(&self, scope: WorkspaceScope, id: SubscriptionId) -> EngineResult<()> {
+        let deleted = self.core.store.delete_subscription(scope, id).await?;
         if deleted { Ok(()) } else { Err(EngineError::NotFound(Missing::Subscription)) }
     }
 
@@ -131,7 +132,7 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such subscription, or no such status.
-    pub async fn subscription_deliveries(
+    pub async fn deliveries(
         &self,
         scope: WorkspaceScope,
         id: SubscriptionId,
@@ -142,22 +143,22 @@ impl Engine {
             DeliveryStatus::parse(name).ok_or_else(|| invalid("status must be one of pending, delivered, dead_letter"))
         };
         let status = status.map(parse).transpose()?;
-        self.subscription(scope, id).await?;
-        Ok(self.store().subscription_deliveries(scope, id, status, limit).await?)
+        self.get(scope, id).await?;
+        Ok(self.core.store.subscription_deliveries(scope, id, status, limit).await?)
     }
 
     /// Delivers an event again.
     ///
     /// # Errors
     /// When there is no such subscription or delivery.
-    pub async fn replay_subscription_delivery(
+    pub async fn replay_delivery(
         &self,
         scope: WorkspaceScope,
         id: SubscriptionId,
         delivery: SubscriptionDeliveryId,
     ) -> EngineResult<SubscriptionDelivery> {
-        self.subscription(scope, id).await?;
-        let replayed = self.store().replay_subscription_delivery(scope, id, delivery, self.now()).await?;
+        self.get(scope, id).await?;
+        let replayed = self.core.store.replay_subscription_delivery(scope, id, delivery, self.core.now()).await?;
         replayed.ok_or(EngineError::NotFound(Missing::Delivery))
     }
 }

@@ -5,4 +5,20 @@ pub mod definitions;
 mod matching;
 mod worker;
 
-pub use worker::{EventsMatched, Lease, LeasedSubscription, SubscriptionWorker};
+use std::sync::Arc;
+
+pub use worker::{EventsMatched, Lease, LeasedSubscription};
+
+use crate::{
+    access::{limits::QuotaCache, secrets::Secrets},
+    core::Core,
+};
+
+/// Event subscriptions of all workspaces.
+#[derive(Clone)]
+pub struct Subscriptions {
+    pub(crate) core: Core,
+    pub(crate) quotas: QuotaCache,
+    pub(crate) secrets: Arc<Secrets>,
+    pub(crate) egress: relay_egress::Client,
+}

@@ -1,4 +1,4 @@
-//! [`SubscriptionWorker`]: subscriptions under the leases of one worker.
+//! Subscriptions as a worker leases and serves them. Its writes change nothing once a subscription has another epoch.
 
 use std::time::Duration;
 
@@ -16,17 +16,11 @@ use relay_domain::{
 pub use relay_store::subscriptions::dispatch::LeasedSubscription as Lease;
 use relay_store::subscriptions::dispatch::MatchedEvent;
 
-use super::matching;
-use crate::{Engine, EngineError, EngineResult, error::Fault, events::message_events};
+use super::{Subscriptions, matching};
+use crate::{EngineError, EngineResult, error::Fault, events::message_events};
 
 const EVENTS_AT_ONCE: i64 = 200;
 const WATCHED_AT_ONCE: i64 = 1000;
-
-/// Subscriptions as one worker leases and serves them. Its writes change nothing once a subscription has another epoch.
-#[derive(Clone)]
-pub struct SubscriptionWorker {
-    engine: Engine,
-}
 
 /// Subscription that a worker holds.
 #[derive(Debug)]
@@ -47,22 +41,10 @@ pub enum EventsMatched {
     LeaseLost,
 }
 
-impl Engine {
-    #[must_use]
-    pub fn subscription_worker(&self) -> SubscriptionWorker {
-        SubscriptionWorker { engine: self.clone() }
-    }
-}
-
-impl SubscriptionWorker {
-    #[must_use]
-    pub const fn engine(&self) -> &Engine {
-        &self.engine
-    }
-
+impl Subscriptions {
     /// Returns the time for which the oldest pending call has been due.
     pub async fn lag(&self) -> EngineResult<Duration> {
-        Ok(Duration::from_secs_f64(self.engine.store().subscription_lag().await?))
+        Ok(Duration::from_secs_f64(self.core.store.subscription_lag().await?))
     }
 
     /// Marks the workspaces whose subscriptions want events of single deliveries as watched, for 10 minutes: such events are
@@ -70,8 +52,8 @@ impl SubscriptionWorker {
     pub async fn watch_deliveries(&self) -> EngineResult<()> {
         let mut after = None;
         loop {
-            let scopes = self.engine.store().workspaces_with_delivery_subscriptions(after, WATCHED_AT_ONCE).await?;
-            self.engine.watch_events(&scopes).await?;
+            let scopes = self.core.store.workspaces_with_delivery_subscriptions(after, WATCHED_AT_ONCE).await?;
+            self.core.watch_events(&scopes).await?;
             after = scopes.last().copied();
             if i64::try_from(scopes.len()).is_ok_and(|found| found < WATCHED_AT_ONCE) {
                 return Ok(());
@@ -81,7 +63,7 @@ impl SubscriptionWorker {
 
     /// Leases subscriptions that are due. A corrupt one is skipped; its lease expires.
     pub async fn claim(&self, claim: SubscriptionClaim<'_>) -> EngineResult<Vec<LeasedSubscription>> {
-        let claimed = self.engine.store().claim_subscriptions(claim).await?;
+        let claimed = self.core.store.claim_subscriptions(claim).await?;
         for error in &claimed.corrupt {
             tracing::error!(error = error as &dyn std::error::Error, "a subscription is corrupt, skipping it");
         }
@@ -89,8 +71,7 @@ impl SubscriptionWorker {
     }
 
     fn with_secrets(&self, lease: Lease) -> LeasedSubscription {
-        let opened =
-            lease.secret.as_ref().map(|sealed| self.engine.open_subscription_secrets(lease.scope, lease.id, sealed));
+        let opened = lease.secret.as_ref().map(|sealed| self.open_secrets(lease.scope, lease.id, sealed));
         let usable = opened.transpose().map(Option::unwrap_or_default).and_then(|secrets| {
             let suffice = secrets.suffice_for(lease.signature_scheme);
             suffice.then_some(secrets).ok_or(EngineError::Internal(Fault::EndpointSecretUnusable))
@@ -107,7 +88,7 @@ impl SubscriptionWorker {
 
     /// Matches the next events of the log and queues calls for them, in one statement with the new position.
     pub async fn match_events(&self, lease: &mut Lease, renew_for: Duration) -> EngineResult<EventsMatched> {
-        let store = self.engine.store();
+        let store = &self.core.store;
         // The head is read before the log: later events are seen the next time.
         let heads = store.event_heads(&[lease.scope]).await?;
         let head = heads.first().map_or(0, |head| head.next_seq - 1);
@@ -137,7 +118,7 @@ impl SubscriptionWorker {
                     continue;
                 }
                 matched.push(MatchedEvent {
-                    delivery_id: SubscriptionDeliveryId::new(self.engine.next_id()),
+                    delivery_id: SubscriptionDeliveryId::new(self.core.next_id()),
                     event_seq,
                     message_id: match &event.body {
                         EventBody::Message(id) => Some(*id),
@@ -159,7 +140,7 @@ impl SubscriptionWorker {
         matched: &[MatchedEvent],
         renew_for: Duration,
     ) -> EngineResult<EventsMatched> {
-        if !self.engine.store().queue_events(lease, to, matched, renew_for).await? {
+        if !self.core.store.queue_events(lease, to, matched, renew_for).await? {
             return Ok(EventsMatched::LeaseLost);
         }
         lease.event_cursor = Some(to);
@@ -168,30 +149,30 @@ impl SubscriptionWorker {
 
     /// Reads pending calls in the order of their events.
     pub async fn pending_calls(&self, lease: &Lease, limit: i64) -> EngineResult<Vec<PendingCall>> {
-        Ok(self.engine.store().pending_calls(lease, limit).await?)
+        Ok(self.core.store.pending_calls(lease, limit).await?)
     }
 
     /// Records an attempt and renews the lease. Returns the consecutive failures and the time of the first one; `None` when
     /// the lease is lost.
-    pub async fn record(
+    pub async fn record_attempt(
         &self,
         lease: &Lease,
         attempt: &CallAttempt,
         renew_for: Duration,
     ) -> EngineResult<Option<(i32, Option<DateTime<Utc>>)>> {
-        Ok(self.engine.store().record_call_attempt(lease, attempt, renew_for).await?)
+        Ok(self.core.store.record_call_attempt(lease, attempt, renew_for).await?)
     }
 
     /// Releases a subscription; with a time, it is not claimed before.
     pub async fn release(&self, lease: &Lease, blocked_until: Option<DateTime<Utc>>) -> EngineResult<()> {
-        Ok(self.engine.store().release_subscription(lease, blocked_until).await?)
+        Ok(self.core.store.release_subscription(lease, blocked_until).await?)
     }
 
     /// Disables a subscription and announces it. Returns `false` when the lease is lost.
     pub async fn disable(&self, lease: &Lease, reason: DisabledReason) -> EngineResult<bool> {
-        let recorded = self.engine.store().disable_subscription(lease, reason, self.engine.now()).await?;
+        let recorded = self.core.store.disable_subscription(lease, reason, self.core.now()).await?;
         let is_disabled = recorded.is_some();
-        recorded.into_iter().for_each(|recorded| self.engine.announce(recorded));
+        recorded.into_iter().for_each(|recorded| self.core.announce(recorded));
         Ok(is_disabled)
     }
 }

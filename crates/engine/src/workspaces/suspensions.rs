@@ -73,7 +73,7 @@ impl Engine {
 
 /// Refreshes the cache.
 pub(crate) async fn refresh(inner: &Inner) -> EngineResult<()> {
-    let rows = inner.store.suspensions().await?;
+    let rows = inner.core.store.suspensions().await?;
     let fresh =
         SuspendedSet { suspended: rows.suspended.into_iter().collect(), drained: rows.drained.into_iter().collect() };
     if *inner.suspensions.known() != fresh {

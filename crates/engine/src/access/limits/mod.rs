@@ -10,7 +10,7 @@ mod quotas;
 
 use std::{sync::Arc, time::Duration};
 
-use moka::{future, sync};
+use moka::sync;
 use relay_domain::{
     AgentId, NodeId, WebhookId, WorkspaceId, WorkspaceScope, metric_names as name,
     workspaces::{
@@ -20,16 +20,13 @@ use relay_domain::{
 };
 
 use self::account::{Account, ChargeOutcome};
-pub use self::quotas::Quotas;
+pub use self::quotas::{QuotaCache, Quotas};
 use crate::{Engine, access::authentication::Credential, observers::access::ObserverAccess};
 
 /// Bound of the accounts; further ones evict the least used, whose minute then starts over.
 const MAX_ACCOUNTS: u64 = 200_000;
 /// An account unused for this long has started a new minute anyway.
 const ACCOUNT_IDLE: Duration = Duration::from_secs(120);
-const MAX_QUOTAS: u64 = 100_000;
-/// Longest time for which a changed quota stays unnoticed when its hint was lost.
-const QUOTA_TTL: Duration = Duration::from_secs(60);
 
 /// Configuration of rate limits and quotas.
 #[derive(Debug, Clone, Copy, Default)]
@@ -95,7 +92,6 @@ pub enum Admission {
 
 pub(crate) struct Limits {
     config: LimitsConfig,
-    quotas: future::Cache<WorkspaceId, Quotas>,
     accounts: sync::Cache<(WorkspaceId, Bucket, Option<RateLimitSubject>), Arc<Account>>,
     addresses: address::Addresses,
 }
@@ -104,7 +100,6 @@ impl Limits {
     pub(crate) fn new(config: LimitsConfig) -> Self {
         Self {
             config,
-            quotas: future::Cache::builder().max_capacity(MAX_QUOTAS).time_to_live(QUOTA_TTL).build(),
             accounts: sync::Cache::builder().max_capacity(MAX_ACCOUNTS).time_to_idle(ACCOUNT_IDLE).build(),
             addresses: address::Addresses::default(),
         }
@@ -124,7 +119,8 @@ impl Engine {
         if !limits.config.requests {
             return None;
         }
-        let limit_units = family.bucket().units_per_window(self.quotas(scope).await.ok()?.limits.requests_per_minute);
+        let limit_units =
+            family.bucket().units_per_window(self.quotas().of(scope).await.ok()?.limits.requests_per_minute);
         let share = rate_limit::caller_share(limit_units);
         let own = self.account(scope, family.bucket(), Some(subject), share);
         let all = self.account(scope, family.bucket(), None, limit_units);

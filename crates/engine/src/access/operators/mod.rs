@@ -102,7 +102,7 @@ impl Operators {
 impl Engine {
     /// Returns the quotas of a workspace for an operator.
     pub async fn quotas_for_operator(&self, workspace: &str) -> EngineResult<Quotas> {
-        self.quotas(scope_for_operator(workspace)?).await
+        self.quotas().of(scope_for_operator(workspace)?).await
     }
 
     /// Assigns a plan, if given, and replaces the overrides, for an operator.
@@ -115,7 +115,7 @@ impl Engine {
         plan: Option<Plan>,
         own: &LimitOverrides,
     ) -> EngineResult<Quotas> {
-        self.set_quotas(scope_for_operator(workspace)?, plan, own).await
+        self.quotas().set(scope_for_operator(workspace)?, plan, own).await
     }
 }
 

@@ -49,7 +49,7 @@ pub async fn upload(
     Body(body): Body<wire::UploadBody>,
 ) -> Result<Reply<wire::DeclaredFile>, ApiError> {
     let request = DeclareFile { filename: body.filename, content_type: body.content_type, size_bytes: body.size_bytes };
-    let declared = state.engine.declare_file(&caller, &request).await?;
+    let declared = state.engine.files().declare(&caller, &request).await?;
     let upload_url = base.transfer_url(declared.token.as_deref().unwrap_or_default());
     let expires_at = declared.expires_at.into();
     let file = to_file(FileWithToken { token: None, ..declared }, &base);
@@ -69,7 +69,7 @@ pub async fn complete(
     base: PublicBase,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::File>, ApiError> {
-    let row = state.engine.complete_file(&caller, parse_file_id(&id)?).await?;
+    let row = state.engine.files().complete(&caller, parse_file_id(&id)?).await?;
     Ok(Reply::ok(to_file(row, &base)))
 }
 
@@ -86,7 +86,7 @@ pub async fn get(
     base: PublicBase,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::File>, ApiError> {
-    let row = state.engine.file(&caller, parse_file_id(&id)?).await?;
+    let row = state.engine.files().get(&caller, parse_file_id(&id)?).await?;
     Ok(Reply::ok(to_file(row, &base)))
 }
 
@@ -108,7 +108,7 @@ pub async fn list(
         None | Some("") => None,
         Some(id) => Some(id.parse().map_err(|_| ApiError::invalid_request("uploaded_by must be an agent's id"))?),
     };
-    let rows = state.engine.files(&caller, owner, limit).await?;
+    let rows = state.engine.files().list(&caller, owner, limit).await?;
     Ok(Reply::ok(rows.into_iter().map(|row| to_file(row, &base)).collect()))
 }
 
@@ -124,7 +124,7 @@ pub async fn delete(
     Agent(caller): Agent,
     Path(id): Path<String>,
 ) -> Result<NoContent, ApiError> {
-    state.engine.delete_file(&caller, parse_file_id(&id)?).await?;
+    state.engine.files().delete(&caller, parse_file_id(&id)?).await?;
     Ok(NoContent)
 }
 
@@ -140,10 +140,10 @@ pub async fn receive(
     Query(query): Query<wire::TransferQuery>,
     request: Request,
 ) -> Result<Reply<wire::Uploaded>, ApiError> {
-    let grant = state.engine.file_grant(&query.token, Purpose::Upload)?;
+    let grant = state.engine.files().grant(&query.token, Purpose::Upload)?;
     let announced = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     let bytes = request.into_body().into_data_stream();
-    let row = state.engine.upload_file(grant, announced, bytes).await?;
+    let row = state.engine.files().upload(grant, announced, bytes).await?;
     Ok(Reply::ok(wire::Uploaded { file_id: row.file_id, size_bytes: row.size_bytes }))
 }
 
@@ -163,8 +163,8 @@ pub async fn send(
     State(state): State<AppState>,
     Query(query): Query<wire::TransferQuery>,
 ) -> Result<Response, ApiError> {
-    let grant = state.engine.file_grant(&query.token, Purpose::Download)?;
-    let file = state.engine.download_file(grant).await?;
+    let grant = state.engine.files().grant(&query.token, Purpose::Download)?;
+    let file = state.engine.files().download(grant).await?;
     let text = |value: &str, otherwise| HeaderValue::from_str(value).unwrap_or(HeaderValue::from_static(otherwise));
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, text(&file.row.content_type, "application/octet-stream"));

@@ -47,7 +47,7 @@ pub async fn create(
         secret: body.secret,
         signature_scheme: body.signature_scheme,
     };
-    Ok(Reply::created(to_subscription(engine.subscribe(caller.scope(), request).await?)))
+    Ok(Reply::created(to_subscription(engine.subscriptions().create(caller.scope(), request).await?)))
 }
 
 /// Lists the event subscriptions.
@@ -61,7 +61,7 @@ pub async fn list(
     State(engine): State<Engine>,
     Caller(caller): Caller,
 ) -> Result<Reply<Vec<wire::Subscription>>, ApiError> {
-    let subscriptions = engine.subscriptions(caller.scope()).await?;
+    let subscriptions = engine.subscriptions().list(caller.scope()).await?;
     Ok(Reply::ok(subscriptions.into_iter().map(to_subscription).collect()))
 }
 
@@ -77,7 +77,7 @@ pub async fn get(
     Caller(caller): Caller,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::Subscription>, ApiError> {
-    Ok(Reply::ok(to_subscription(engine.subscription(caller.scope(), parse_subscription_id(&id)?).await?)))
+    Ok(Reply::ok(to_subscription(engine.subscriptions().get(caller.scope(), parse_subscription_id(&id)?).await?)))
 }
 
 /// Deletes an event subscription; its pending deliveries are dropped.
@@ -92,7 +92,7 @@ pub async fn delete(
     Caller(caller): Caller,
     Path(id): Path<String>,
 ) -> Result<NoContent, ApiError> {
-    engine.unsubscribe(caller.scope(), parse_subscription_id(&id)?).await?;
+    engine.subscriptions().delete(caller.scope(), parse_subscription_id(&id)?).await?;
     Ok(NoContent)
 }
 
@@ -112,7 +112,7 @@ pub async fn deliveries(
     let id = parse_subscription_id(&id)?;
     let limit = page::parse_limit(query.limit.as_deref(), PAGE)?;
     let status = query.status.as_deref().filter(|status| !status.is_empty());
-    let deliveries = engine.subscription_deliveries(caller.scope(), id, status, limit).await?;
+    let deliveries = engine.subscriptions().deliveries(caller.scope(), id, status, limit).await?;
     Ok(Reply::ok(deliveries.into_iter().map(|delivery| to_delivery(id, delivery)).collect()))
 }
 
@@ -130,7 +130,7 @@ pub async fn replay(
 ) -> Result<Reply<wire::SubscriptionDelivery>, ApiError> {
     let id = parse_subscription_id(&id)?;
     let delivery: SubscriptionDeliveryId = delivery.parse().map_err(|_| EngineError::NotFound(Missing::Delivery))?;
-    let replayed = engine.replay_subscription_delivery(caller.scope(), id, delivery).await?;
+    let replayed = engine.subscriptions().replay_delivery(caller.scope(), id, delivery).await?;
     Ok(Reply::ok(to_delivery(id, replayed)))
 }
 
@@ -149,7 +149,7 @@ pub async fn replay_since(
     Body(body): Body<wire::ReplayBody>,
 ) -> Result<Reply<wire::Subscription>, ApiError> {
     let id = parse_subscription_id(&id)?;
-    Ok(Reply::ok(to_subscription(engine.replay_subscription(caller.scope(), id, body.since).await?)))
+    Ok(Reply::ok(to_subscription(engine.subscriptions().replay(caller.scope(), id, body.since).await?)))
 }
 
 fn parse_subscription_id(text: &str) -> Result<SubscriptionId, ApiError> {

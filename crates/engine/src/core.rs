@@ -1,0 +1,28 @@
+//! [`Core`]: what the handles of all nouns share.
+
+use std::sync::Arc;
+
+use chrono::{DateTime, Utc};
+use relay_store::Store;
+
+use crate::{IdSource, events::Announcer, hints::Hints};
+
+/// Storage, ids, the clock, hints and announcements. Cheap to clone; all clones share their state.
+#[derive(Clone)]
+pub(crate) struct Core {
+    pub(crate) store: Store,
+    pub(crate) ids: Arc<IdSource>,
+    pub(crate) hints: Arc<Hints>,
+    pub(crate) announcer: Announcer,
+}
+
+impl Core {
+    /// Current time by Postgres' clock, as far as this process knows it.
+    pub(crate) fn now(&self) -> DateTime<Utc> {
+        DateTime::from_timestamp_millis(self.ids.now_ms()).unwrap_or_default()
+    }
+
+    pub(crate) fn next_id(&self) -> i64 {
+        self.ids.next_id()
+    }
+}
