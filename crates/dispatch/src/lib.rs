@@ -15,34 +15,23 @@ pub mod subscriptions;
 
 use std::error::Error;
 
-/// Error of a queue.
+/// Error of a queue, by the effect that a repetition may have.
 #[derive(Debug, thiserror::Error)]
-#[error("{source}")]
-pub struct QueueError {
-    source: Box<dyn Error + Send + Sync>,
-    /// What a repetition may achieve.
-    pub kind: QueueErrorKind,
-}
-
-/// Kind of a queue's error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QueueErrorKind {
+pub enum QueueError {
     /// Storage is unavailable.
-    Unavailable,
+    #[error(transparent)]
+    Unavailable(Box<dyn Error + Send + Sync>),
     /// A repetition may succeed.
-    Temporary,
+    #[error(transparent)]
+    Temporary(Box<dyn Error + Send + Sync>),
     /// A repetition fails as well: one of the items is at fault.
-    Permanent,
+    #[error(transparent)]
+    Permanent(Box<dyn Error + Send + Sync>),
 }
 
 impl QueueError {
-    /// Wraps an error of the engine.
-    pub fn new(source: impl Error + Send + Sync + 'static, kind: QueueErrorKind) -> Self {
-        Self { source: Box::new(source), kind }
-    }
-
-    pub(crate) fn is_permanent(&self) -> bool {
-        self.kind == QueueErrorKind::Permanent
+    pub(crate) const fn is_permanent(&self) -> bool {
+        matches!(self, Self::Permanent(_))
     }
 }
 

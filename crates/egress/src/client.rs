@@ -132,20 +132,6 @@ impl<R: Resolve, C: Connect> Client<R, C> {
         &self.inner.policy
     }
 
-    /// Checks a URL and posts to it.
-    ///
-    /// # Errors
-    /// If the URL is refused, or there is no answer.
-    pub async fn post_url(
-        &self,
-        url: &str,
-        headers: HeaderMap,
-        body: Bytes,
-        options: CallOptions,
-    ) -> Result<Answer, Failure> {
-        self.post(&self.inner.policy.check_url(url)?, headers, body, options).await
-    }
-
     /// Posts once. Every call resolves the host and checks all its addresses. `Host` and the headers of the connection
     /// are always set by the client.
     ///

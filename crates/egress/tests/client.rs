@@ -96,7 +96,8 @@ fn client() -> Client {
 }
 
 async fn post(client: &Client, to: &Receiver, options: CallOptions) -> Result<Answer, Failure> {
-    client.post_url(&to.url, HeaderMap::new(), Bytes::from_static(b"{}"), options).await
+    let target = client.policy().check_url(&to.url)?;
+    client.post(&target, HeaderMap::new(), Bytes::from_static(b"{}"), options).await
 }
 
 const SOON: CallOptions = CallOptions { timeout: Some(Duration::from_millis(300)) };
@@ -166,6 +167,8 @@ async fn a_refused_connection_is_a_connect_failure() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     drop(listener);
-    let posted = client().post_url(&url, HeaderMap::new(), Bytes::new(), CallOptions::default()).await;
+    let client = client();
+    let target = client.policy().check_url(&url).unwrap();
+    let posted = client.post(&target, HeaderMap::new(), Bytes::new(), CallOptions::default()).await;
     assert!(matches!(posted, Err(Failure::Connect(_))));
 }

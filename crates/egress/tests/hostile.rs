@@ -57,8 +57,13 @@ impl Recorder {
 }
 
 async fn call(client: &Client<Recorder, Recorder>, url: &str) -> Failure {
-    let posted = client.post_url(url, HeaderMap::new(), Bytes::from_static(b"{}"), CallOptions::default()).await;
-    posted.expect_err("the recorder never connects")
+    match client.policy().check_url(url) {
+        Ok(target) => {
+            let posted = client.post(&target, HeaderMap::new(), Bytes::from_static(b"{}"), CallOptions::default());
+            posted.await.expect_err("the recorder never connects")
+        }
+        Err(refusal) => refusal.into(),
+    }
 }
 
 /// Refused by their text alone: at registration, and again at dispatch.

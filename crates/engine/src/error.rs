@@ -374,7 +374,7 @@ impl EngineError {
     /// Returns whether storage would refuse a repetition of the same request as well.
     #[must_use]
     pub const fn is_permanent(&self) -> bool {
-        matches!(self, Self::Internal(_))
+        matches!(self, Self::Internal(Fault::Store(_)))
     }
 }
 

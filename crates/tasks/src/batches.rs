@@ -22,7 +22,7 @@ use tokio::{
 pub struct QueueConfig<T, K = ()> {
     /// Label of the queue's metrics.
     pub name: &'static str,
-    /// Items that wait at most.
+    /// Items that the channel holds at most. As many again may be sorted by key, waiting for their turn.
     pub max_items: usize,
     /// Bytes that waiting items hold at most. A larger item waits until it is the only one.
     pub max_bytes: u32,
@@ -138,9 +138,9 @@ impl<T> BatchSender<T> {
 /// Item with a sender for its reply.
 #[derive(Debug)]
 pub struct Request<T, R> {
-    /// What is requested.
+    /// Content of the request.
     pub item: T,
-    /// Fails when nobody waits for the reply any more.
+    /// Fails when the requester has gone.
     pub reply: oneshot::Sender<R>,
 }
 
@@ -405,7 +405,7 @@ mod tests {
             assert_eq!(batches.next().await.unwrap(), [item]);
             assert_eq!(began.elapsed(), Duration::from_millis(at));
         }
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        tokio::time::advance(Duration::from_secs(1)).await;
         sender.try_send(4).unwrap();
         batches.next().await.unwrap();
         assert_eq!(began.elapsed(), Duration::from_millis(1200), "an idle queue waits for nothing");

@@ -47,19 +47,19 @@ pub fn set_parent(span: &Span, traceparent: &str) {
 
 /// Creates a span with `make` as a child of `traceparent`. Without a valid `traceparent`, `make` is not called.
 pub fn child_span(traceparent: Option<&str>, make: impl FnOnce() -> Span) -> Option<Span> {
-    let traceparent = traceparent?;
-    remote_context(traceparent)?;
+    let parent = remote_context(traceparent?)?;
     let span = make();
-    set_parent(&span, traceparent);
+    // Fails only without an exporter or after the span has started: then there is nothing to link.
+    let _ = span.set_parent(parent);
     Some(span)
 }
 
-/// Inserts `traceparent` into the headers of an outgoing call: that of `span`, or the `parent`'s where no exporter is
+/// Inserts `traceparent` into the headers of an outgoing call: that of `span`, or `parent` where no exporter is
 /// installed.
-pub fn insert_traceparent(headers: &mut HeaderMap, span: Option<&Span>, above: Option<&str>) {
+pub fn insert_traceparent(headers: &mut HeaderMap, span: Option<&Span>, parent: Option<&str>) {
     let own = span.and_then(traceparent_of);
-    if let Some(Ok(said)) = own.as_deref().or(above).map(HeaderValue::from_str) {
-        headers.insert("traceparent", said);
+    if let Some(Ok(value)) = own.as_deref().or(parent).map(HeaderValue::from_str) {
+        headers.insert("traceparent", value);
     }
 }
 
@@ -96,8 +96,8 @@ mod tests {
         let sampled = |text: &str| remote_context(text).map(|context| context.span().span_context().is_sampled());
         assert_eq!(sampled(text), Some(true));
         let quiet = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
-        assert_eq!(sampled(quiet), Some(false), "who calls decides whether it is traced");
-        for nonsense in [
+        assert_eq!(sampled(quiet), Some(false), "the caller decides about tracing");
+        for invalid in [
             "",
             "00",
             "00-x-y-01",
@@ -106,17 +106,17 @@ mod tests {
             "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more",
             "not a traceparent",
         ] {
-            assert!(remote_context(nonsense).is_none(), "{nonsense}");
-            set_parent(&tracing::info_span!("x"), nonsense);
+            assert!(remote_context(invalid).is_none(), "{invalid}");
+            set_parent(&tracing::info_span!("x"), invalid);
         }
-        assert!(child_span(None, || unreachable!("nobody traces")).is_none());
-        assert_eq!(current_traceparent(), None, "nobody traces");
+        assert!(child_span(None, || unreachable!("there is no parent")).is_none());
+        assert_eq!(current_traceparent(), None, "no exporter is installed");
         let mut headers = HeaderMap::new();
         insert_traceparent(&mut headers, None, None);
         assert!(headers.is_empty());
-        let unseen = child_span(Some(text), || tracing::info_span!("x"));
-        insert_traceparent(&mut headers, unseen.as_ref(), Some(text));
-        assert_eq!(headers["traceparent"], text, "it goes on, though nobody sees the span");
+        let unexported = child_span(Some(text), || tracing::info_span!("x"));
+        insert_traceparent(&mut headers, unexported.as_ref(), Some(text));
+        assert_eq!(headers["traceparent"], text, "the trace continues without an exporter");
     }
 
     #[test]
@@ -126,11 +126,14 @@ mod tests {
         let subscriber = tracing_subscriber::registry().with(layer);
         tracing::subscriber::with_default(subscriber, || {
             let sent = tracing::info_span!("sent").in_scope(current_traceparent).expect("a span is current");
-            let below = child_span(Some(&sent), || tracing::info_span!("below"));
+            let child = child_span(Some(&sent), || tracing::info_span!("child"));
             let mut headers = HeaderMap::new();
-            insert_traceparent(&mut headers, below.as_ref(), Some(&sent));
-            let told = headers["traceparent"].to_str().expect("text").to_owned();
-            assert!(told != sent && told.split('-').nth(1) == sent.split('-').nth(1), "{told} is below {sent}");
+            insert_traceparent(&mut headers, child.as_ref(), Some(&sent));
+            let inserted = headers["traceparent"].to_str().expect("text").to_owned();
+            assert!(
+                inserted != sent && inserted.split('-').nth(1) == sent.split('-').nth(1),
+                "{inserted} is a child of {sent}"
+            );
             let received = tracing::info_span!("received");
             set_parent(&received, &sent);
             assert_eq!(trace_id_of(&received).as_deref(), sent.split('-').nth(1));

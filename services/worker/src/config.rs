@@ -16,38 +16,6 @@ use relay_runtime::settings::{Settings, Values};
 /// http_push uses two more.
 const DATABASE_CONNECTIONS: u32 = 6;
 
-/// Settings of the http_push dispatcher.
-#[derive(Debug, Clone, clap::Args)]
-pub(crate) struct PushArgs {
-    /// Proxy for calls of nodes with `use_proxy`, which carry the original URL in `X-Forward-To`. Without a proxy, such
-    /// calls fail.
-    #[arg(long = "push-proxy-url", env = "RELAY_PUSH_PROXY_URL", value_parser = check::parse_proxy_url)]
-    proxy_url: Option<String>,
-    /// Credentials for the proxy, sent in `X-Proxy-Auth`.
-    #[arg(long = "push-proxy-auth", env = "RELAY_PUSH_PROXY_AUTH", hide_env_values = true)]
-    proxy_auth: Option<String>,
-    /// Maximum number of concurrent calls of this worker. Each takes about 20 kB of memory.
-    #[arg(long = "push-concurrency", env = "RELAY_PUSH_CONCURRENCY", default_value_t = 1024,
-          value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    concurrency: u32,
-    /// Maximum number of concurrent calls to one node's endpoint, from all workers together. The ordered deliveries of
-    /// an agent use one.
-    #[arg(long = "push-endpoint-concurrency", env = "RELAY_PUSH_ENDPOINT_CONCURRENCY", default_value_t = 16,
-          value_parser = clap::value_parser!(u32).range(1..=1024))]
-    endpoint_concurrency: u32,
-    /// Maximum number of calls per second to one node's endpoint, from all workers together.
-    #[arg(long = "push-endpoint-rate", env = "RELAY_PUSH_ENDPOINT_RATE", default_value_t = 1000,
-          value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    endpoint_rate: u32,
-}
-
-impl From<PushArgs> for PushConfig {
-    fn from(given: PushArgs) -> Self {
-        let PushArgs { proxy_url, proxy_auth, concurrency, endpoint_concurrency, endpoint_rate } = given;
-        Self { proxy_url, proxy_auth, concurrency, endpoint_concurrency, endpoint_rate }
-    }
-}
-
 /// Runs the background loops of a Relay engine.
 #[derive(Debug, clap::Parser)]
 #[command(name = "relay-worker", version)]
@@ -91,7 +59,7 @@ pub(crate) struct Config {
     files: FilesConfig,
     /// Dispatch settings of http_push nodes.
     #[command(flatten)]
-    pub(crate) push: PushArgs,
+    pub(crate) push: PushConfig,
     /// As for gateways: rules for the URLs of tenants.
     #[command(flatten)]
     egress: EgressConfig,

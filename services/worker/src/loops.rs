@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use relay_dispatch::{QueueError, QueueErrorKind, subscriptions::SubscriptionDispatcher};
+use relay_dispatch::{QueueError, subscriptions::SubscriptionDispatcher};
 use relay_engine::{
     Engine, EngineError, actions, agents,
     mailboxes::{self, expiry::expire_due_deliveries},
@@ -152,7 +152,7 @@ impl TickError {
     const fn is_unavailable(&self) -> bool {
         match self {
             Self::Engine(error) => matches!(error, EngineError::Unavailable(_)),
-            Self::Queue(error) => matches!(error.kind, QueueErrorKind::Unavailable),
+            Self::Queue(error) => matches!(error, QueueError::Unavailable(_)),
         }
     }
 }

@@ -49,7 +49,7 @@ async fn main() -> Result<()> {
     let started = shutdown.token().run_until_cancelled_owned(Engine::start(config.engine(), &tasks)).await;
     let Some(engine) = started else { return Ok(tasks.check()?) };
     let engine = engine.context("start the engine")?;
-    let pusher = runner::run_pusher(engine.clone(), config.push.clone().into(), tasks.clone(), shutdown.token());
+    let pusher = runner::run_pusher(engine.clone(), config.push.clone(), tasks.clone(), shutdown.token());
     let dispatching = tasks.spawn("push-dispatcher", pusher);
     let running = Arc::new(Loops::new(engine, config.retention()));
     loops.set(Arc::clone(&running)).ok().context("the loops were started twice")?;

@@ -25,7 +25,7 @@ use crate::call::{self, HttpCall, set_header};
 const DEFAULT_PAUSE: Duration = Duration::from_secs(5);
 const MAX_ERROR_CHARS: usize = 500;
 /// Error of a delivery that ran out of attempts.
-pub(super) const EXHAUSTED: &str = "delivery attempts exhausted";
+const EXHAUSTED: &str = "delivery attempts exhausted";
 
 /// Attempts a row once. `None` when its message or invocation is no longer kept: there is nothing to send.
 pub(super) async fn attempt_delivery(

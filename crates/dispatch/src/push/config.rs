@@ -1,19 +1,36 @@
 //! Settings of the http_push dispatcher.
 
+use relay_egress::Policy;
+
 /// Settings of the http_push dispatcher of one worker.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct PushConfig {
     /// Proxy for calls of nodes with `use_proxy`, which carry the original URL in `X-Forward-To`. Without a proxy, such
     /// calls fail.
+    #[arg(long = "push-proxy-url", env = "RELAY_PUSH_PROXY_URL", value_parser = parse_proxy_url)]
     pub proxy_url: Option<String>,
     /// Credentials for the proxy, sent in `X-Proxy-Auth`.
+    #[arg(long = "push-proxy-auth", env = "RELAY_PUSH_PROXY_AUTH", hide_env_values = true)]
     pub proxy_auth: Option<String>,
-    /// Concurrent calls of this worker at most.
+    /// Maximum number of concurrent calls of this worker. Each takes about 20 kB of memory.
+    #[arg(long = "push-concurrency", env = "RELAY_PUSH_CONCURRENCY", default_value_t = 1024,
+          value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub concurrency: u32,
-    /// Concurrent calls to one node's endpoint at most, from all workers together.
+    /// Maximum number of concurrent calls to one node's endpoint, from all workers together. The ordered deliveries of
+    /// an agent use one.
+    #[arg(long = "push-endpoint-concurrency", env = "RELAY_PUSH_ENDPOINT_CONCURRENCY", default_value_t = 16,
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub endpoint_concurrency: u32,
-    /// Calls per second to one node's endpoint at most, from all workers together.
+    /// Maximum number of calls per second to one node's endpoint, from all workers together.
+    #[arg(long = "push-endpoint-rate", env = "RELAY_PUSH_ENDPOINT_RATE", default_value_t = 1000,
+          value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub endpoint_rate: u32,
+}
+
+/// Parses the URL of the operator's own proxy.
+fn parse_proxy_url(text: &str) -> Result<String, String> {
+    Policy::default().trust_url(text).map_err(|refusal| refusal.to_string())?;
+    Ok(text.to_owned())
 }
 
 /// Divides a figure that is meant for all workers among them, rounded up: each must be able to call.
@@ -23,7 +40,7 @@ pub(super) fn share_per_worker(figure: usize, workers: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::share_per_worker;
+    use super::*;
 
     #[test]
     fn limits_are_divided_among_live_workers() {
@@ -31,5 +48,11 @@ mod tests {
         {
             assert_eq!(share_per_worker(figure, workers), each, "{figure} by {workers}");
         }
+    }
+
+    #[test]
+    fn proxies_are_urls() {
+        assert!(parse_proxy_url("http://proxy.corp:3128/push").is_ok());
+        assert!(parse_proxy_url("proxy.corp:3128").is_err());
     }
 }

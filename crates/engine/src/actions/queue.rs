@@ -1,6 +1,6 @@
 //! Group commit of invocations and of their outcomes. Each has one transaction at a time, which takes the requests that
-//! arrived during the previous one, the workspaces in turn. A workspace in which another process is placing is requeued, so that the others need not
-//! wait for its lock, and after a second it gets a transaction of its own that waits.
+//! arrived during the previous one, the workspaces in turn. A workspace in which another process is placing is requeued,
+//! so that the others need not wait for its lock, and after a second it gets a transaction of its own that waits.
 
 use std::{collections::BTreeMap, sync::Weak, time::Duration};
 
@@ -20,10 +20,11 @@ use crate::{Engine, EngineError, EngineResult, Inner, agents::lifecycle::encoded
 
 /// Bound of the queue. Beyond it callers are refused at once, with `Retry-After`.
 const QUEUE: usize = 8192;
-/// Bytes of inputs, or of outputs, that wait at most.
+/// Bytes of inputs, or of outputs, that wait at most: 85 of the largest, which have 768 KiB. Usual ones have a few KiB, so
+/// that their number is bounded first.
 const QUEUE_BYTES: u32 = 64 * 1024 * 1024;
 const BATCH: usize = 256;
-/// Bytes of inputs, or of outputs, in one transaction.
+/// Bytes of inputs, or of outputs, in one transaction: five of the largest, so that it stays short.
 const BATCH_BYTES: usize = 4 * 1024 * 1024;
 /// Pause when all requests are of workspaces that other processes hold locked.
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
@@ -36,43 +37,30 @@ const ABORT_RETRIES: u32 = 5;
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(30);
 const RESOLVE_RETRY: Duration = Duration::from_millis(250);
 
-/// New invocations that wait for their transaction.
-pub(crate) type Calls = Request<NewInvocation, EngineResult<InvokeOutcome>>;
-/// Outcomes that wait for theirs.
-pub(crate) type Outcomes = Request<InvocationOutcome, EngineResult<OutcomeRecording>>;
+/// New invocation that waits for its transaction.
+pub(crate) type QueuedCall = Request<NewInvocation, EngineResult<InvokeOutcome>>;
+/// Outcome that waits for its transaction.
+pub(crate) type QueuedOutcome = Request<InvocationOutcome, EngineResult<OutcomeRecording>>;
 
 /// Senders of the two queues.
 #[derive(Debug)]
 pub(crate) struct CallQueues {
-    calls: BatchSender<Calls>,
-    outcomes: BatchSender<Outcomes>,
+    calls: BatchSender<QueuedCall>,
+    outcomes: BatchSender<QueuedOutcome>,
 }
 
 impl CallQueues {
-    pub(crate) fn new() -> (Self, Batches<Calls, WorkspaceId>, Batches<Outcomes, WorkspaceId>) {
-        let (calls, new) = queue(QueueConfig {
-            name: "calls",
-            max_items: QUEUE,
-            max_bytes: QUEUE_BYTES,
-            batch_items: BATCH,
-            batch_bytes: BATCH_BYTES,
-            interval: Duration::ZERO,
-            key: |call: &Calls| call.item.scope.workspace_id(),
-            bytes: |call: &Calls| encoded_length(&call.item.input),
-        });
-        let (outcomes, ended) = queue(QueueConfig {
-            name: "outcomes",
-            max_items: QUEUE,
-            max_bytes: QUEUE_BYTES,
-            batch_items: BATCH,
-            batch_bytes: BATCH_BYTES,
-            interval: Duration::ZERO,
-            key: |outcome: &Outcomes| outcome.item.scope.workspace_id(),
-            bytes: |outcome: &Outcomes| match &outcome.item.result {
-                Ok(output) => encoded_length(output),
-                Err(error) => error.len(),
-            },
-        });
+    pub(crate) fn new() -> (Self, Batches<QueuedCall, WorkspaceId>, Batches<QueuedOutcome, WorkspaceId>) {
+        let (calls, new) = queue(config::<QueuedCall>(
+            "calls",
+            |call| call.item.scope.workspace_id(),
+            |call| encoded_length(&call.item.input),
+        ));
+        let (outcomes, ended) = queue(config::<QueuedOutcome>(
+            "outcomes",
+            |outcome| outcome.item.scope.workspace_id(),
+            |outcome| outcome.item.result.as_ref().map_or_else(String::len, encoded_length),
+        ));
         (Self { calls, outcomes }, new, ended)
     }
 
@@ -85,13 +73,27 @@ impl CallQueues {
     }
 }
 
+/// Bounds of a queue whose workspaces take turns.
+fn config<T>(name: &'static str, key: fn(&T) -> WorkspaceId, bytes: fn(&T) -> usize) -> QueueConfig<T, WorkspaceId> {
+    QueueConfig {
+        name,
+        max_items: QUEUE,
+        max_bytes: QUEUE_BYTES,
+        batch_items: BATCH,
+        batch_bytes: BATCH_BYTES,
+        interval: Duration::ZERO,
+        key,
+        bytes,
+    }
+}
+
 async fn submit<T, R>(queue: &BatchSender<Request<T, EngineResult<R>>>, item: T) -> EngineResult<R> {
     let answer = queue.try_request(item).map_err(|QueueFull| EngineError::Overloaded)?;
     answer.await.unwrap_or(Err(EngineError::OutcomeUnknown))
 }
 
 /// Creates invocations until the engine is dropped.
-pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: Batches<Calls, WorkspaceId>) {
+pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: Batches<QueuedCall, WorkspaceId>) {
     // Workspaces with requeued requests, and the time of the first requeue.
     let mut starving_since: BTreeMap<WorkspaceId, Instant> = BTreeMap::new();
     loop {
@@ -138,7 +140,7 @@ pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: Batches<Calls, Wor
 }
 
 /// Records outcomes until the engine is dropped.
-pub(crate) async fn run_outcomes(engine: Weak<Inner>, mut queue: Batches<Outcomes, WorkspaceId>) {
+pub(crate) async fn run_outcomes(engine: Weak<Inner>, mut queue: Batches<QueuedOutcome, WorkspaceId>) {
     while let Some(batch) = queue.next().await {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };

@@ -1,6 +1,6 @@
 //! [`PushWorker`]: mailboxes of http_push nodes under the lease of one worker.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use relay_domain::{
     AgentId, AttemptId, NodeId, PushWorkerId, WorkspaceScope,
@@ -18,7 +18,7 @@ use relay_domain::{
 use relay_store::{Store, mailboxes::expiry::DeadLetteredDelivery, push::record::RecordedAttempts};
 use relay_wire::{events::data::BindingDisabled, field::ToValue as _};
 
-use crate::{Engine, EngineError, EngineResult, error::Fault};
+use crate::{Engine, EngineError, EngineResult, access::secrets::Secrets, core::Core, error::Fault};
 
 /// Older rows have expired, whatever their workspace's TTL (six days at most).
 const OLDEST_LIVE_ROW: chrono::Duration = chrono::Duration::days(7);
@@ -27,7 +27,8 @@ const OLDEST_LIVE_ROW: chrono::Duration = chrono::Duration::days(7);
 /// or a mailbox has another epoch.
 #[derive(Clone)]
 pub struct PushWorker {
-    engine: Engine,
+    core: Core,
+    secrets: Arc<Secrets>,
     id: PushWorkerId,
     /// Connections of their own for what runs many times a second.
     reads: Store,
@@ -52,17 +53,13 @@ impl Engine {
             id: PushWorkerId::new(self.next_id()),
             reads: self.store().with_dedicated_connection(),
             records: self.store().with_dedicated_connection(),
-            engine: self.clone(),
+            core: self.inner.core.clone(),
+            secrets: Arc::clone(&self.inner.secrets),
         }
     }
 }
 
 impl PushWorker {
-    #[must_use]
-    pub const fn engine(&self) -> &Engine {
-        &self.engine
-    }
-
     #[must_use]
     pub const fn id(&self) -> PushWorkerId {
         self.id
@@ -70,48 +67,48 @@ impl PushWorker {
 
     #[must_use]
     pub fn new_attempt_id(&self) -> AttemptId {
-        AttemptId::new(self.engine.next_id())
+        AttemptId::new(self.core.next_id())
     }
 
     /// Acquires or renews the lease.
     pub async fn renew_lease(&self, ttl: Duration) -> EngineResult<()> {
-        Ok(self.engine.store().renew_push_worker(self.id, ttl).await?)
+        Ok(self.core.store.renew_push_worker(self.id, ttl).await?)
     }
 
     /// Lists the workers whose lease has not expired, in order.
     pub async fn live_workers(&self) -> EngineResult<Vec<PushWorkerId>> {
-        Ok(self.engine.store().live_push_workers().await?)
+        Ok(self.core.store.live_push_workers().await?)
     }
 
     /// Releases all mailboxes and ends the lease.
     pub async fn retire(&self) -> EngineResult<()> {
-        Ok(self.engine.store().retire_push_worker(self.id).await?)
+        Ok(self.core.store.retire_push_worker(self.id).await?)
     }
 
     /// Claims due mailboxes, at most `limit`, fairly between workspaces.
     pub async fn claim_due(&self, limit: i64) -> EngineResult<Vec<LeasedMailbox>> {
-        Ok(self.engine.store().claim_due_mailboxes(self.id, limit).await?)
+        Ok(self.core.store.claim_due_mailboxes(self.id, limit).await?)
     }
 
     /// Claims those of these mailboxes that no worker has.
     pub async fn claim(&self, mailboxes: &[MailboxKey]) -> EngineResult<Vec<LeasedMailbox>> {
-        Ok(self.engine.store().claim_mailboxes(self.id, mailboxes).await?)
+        Ok(self.core.store.claim_mailboxes(self.id, mailboxes).await?)
     }
 
     /// Releases a mailbox.
     pub async fn release(&self, release: &MailboxRelease) -> EngineResult<()> {
-        Ok(self.engine.store().release_mailboxes(self.id, std::slice::from_ref(release)).await?)
+        Ok(self.core.store.release_mailboxes(self.id, std::slice::from_ref(release)).await?)
     }
 
     /// Reads one page of each mailbox above a position, in the order given.
     pub async fn read_pages(&self, mailboxes: &[(LeasedMailbox, Seq)]) -> EngineResult<Vec<PushPage>> {
-        Ok(self.reads.read_push_pages(self.id, mailboxes, self.engine.now() - OLDEST_LIVE_ROW).await?)
+        Ok(self.reads.read_push_pages(self.id, mailboxes, self.core.now() - OLDEST_LIVE_ROW).await?)
     }
 
     /// Records attempts with their effects and events. Returns the mailboxes that belong to other workers by now.
     pub async fn record(&self, attempts: &[PushAttempt], pass: RecordingPass) -> EngineResult<HashSet<MailboxKey>> {
-        let mut done = self.records.record_attempts(self.id, attempts, own_events, pass, self.engine.now()).await?;
-        std::mem::take(&mut done.recorded).into_iter().for_each(|recorded| self.engine.announce(recorded));
+        let mut done = self.records.record_attempts(self.id, attempts, own_events, pass, self.core.now()).await?;
+        std::mem::take(&mut done.recorded).into_iter().for_each(|recorded| self.core.announce(recorded));
         self.notify_senders(attempts, &done);
         Ok(done.lost)
     }
@@ -123,7 +120,7 @@ impl PushWorker {
             metrics::counter!(metric_names::DELIVERIES_DEAD_LETTERED, "reason" => reason.as_str()).increment(1);
             let Some(sender) = attempt.sender else { continue };
             let notice = dead_letter(attempt, reason).notice();
-            self.engine.hints().notify(attempt.mailbox.scope, vec![sender], "agent", kind::DELIVERY_FAILED, notice);
+            self.core.hints.notify(attempt.mailbox.scope, vec![sender], "agent", kind::DELIVERY_FAILED, notice);
         }
     }
 
@@ -132,8 +129,8 @@ impl PushWorker {
     /// # Errors
     /// Also when its secrets cannot be decrypted here, or do not suffice for its authentication.
     pub async fn endpoint(&self, scope: WorkspaceScope, node: &NodeId) -> EngineResult<Option<PushEndpoint>> {
-        let Some(row) = self.engine.store().push_endpoint(scope, node).await? else { return Ok(None) };
-        let secrets = self.engine.inner.secrets.open_node_delivery(scope, node, row.secret.as_ref())?;
+        let Some(row) = self.core.store.push_endpoint(scope, node).await? else { return Ok(None) };
+        let secrets = self.secrets.open_node_delivery(scope, node, row.secret.as_ref())?;
         if !secrets.suffice_for(&row.settings.auth) {
             return Err(EngineError::Internal(Fault::EndpointSecretUnusable));
         }
@@ -142,17 +139,17 @@ impl PushWorker {
 
     /// Claims the one call that probes an endpoint after the breaker's open period.
     pub async fn claim_probe(&self, scope: WorkspaceScope, node: &NodeId, ttl: Duration) -> EngineResult<bool> {
-        Ok(self.engine.store().claim_endpoint_probe(scope, node, ttl).await?)
+        Ok(self.core.store.claim_endpoint_probe(scope, node, ttl).await?)
     }
 
     /// Adds a report to the endpoint's health, and returns it.
     pub async fn report(&self, report: &EndpointReport) -> EngineResult<EndpointHealth> {
-        Ok(self.engine.store().record_endpoint_report(report, BREAKER_FAILURES, BREAKER_OPEN).await?)
+        Ok(self.core.store.record_endpoint_report(report, BREAKER_FAILURES, BREAKER_OPEN).await?)
     }
 
     /// Lists the agents of a workspace on http_push nodes, with their nodes.
     pub async fn agents(&self, scope: WorkspaceScope) -> EngineResult<Vec<(AgentId, NodeId)>> {
-        Ok(self.engine.store().http_push_agents(scope).await?)
+        Ok(self.core.store.http_push_agents(scope).await?)
     }
 }
 

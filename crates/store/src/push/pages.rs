@@ -78,9 +78,9 @@ struct MailboxState {
 }
 
 /// Row of [`ROWS`].
-struct PushedRow(PushRow);
+struct PageRow(PushRow);
 
-impl FromRow<'_, PgRow> for PushedRow {
+impl FromRow<'_, PgRow> for PageRow {
     fn from_row(row: &PgRow) -> sqlx::Result<Self> {
         Ok(Self(PushRow {
             delivery: StoredDeliveryRow::from_row(row)?.0,
@@ -132,7 +132,7 @@ impl Store {
 }
 
 /// Distributes rows over the pages of their mailboxes.
-fn build_pages(mailboxes: &[(LeasedMailbox, Seq)], states: &[MailboxState], rows: Vec<PushedRow>) -> Vec<PushPage> {
+fn build_pages(mailboxes: &[(LeasedMailbox, Seq)], states: &[MailboxState], rows: Vec<PageRow>) -> Vec<PushPage> {
     let page = |(mailbox, _): &(LeasedMailbox, Seq)| {
         let key = (mailbox.scope.workspace_id(), mailbox.agent_id);
         let state = states.iter().find(|state| (state.workspace_id, state.agent_id) == key);
@@ -147,7 +147,7 @@ fn build_pages(mailboxes: &[(LeasedMailbox, Seq)], states: &[MailboxState], rows
     let mut pages: Vec<PushPage> = mailboxes.iter().map(page).collect();
     // Rows of one mailbox are adjacent, so the page of the previous row is tried first.
     let mut at = 0;
-    for PushedRow(row) in rows {
+    for PageRow(row) in rows {
         let is_of = |page: &PushPage| page.scope == row.delivery.scope && page.agent_id == row.delivery.agent_id;
         if !pages.get(at).is_some_and(is_of) {
             at = pages.iter().position(is_of).unwrap_or(pages.len());

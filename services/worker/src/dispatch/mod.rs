@@ -3,19 +3,18 @@
 mod push;
 mod subscriptions;
 
-use relay_dispatch::{QueueError, QueueErrorKind};
+use relay_dispatch::QueueError;
 use relay_engine::EngineError;
 
 pub(crate) use push::EnginePushQueue;
 pub(crate) use subscriptions::EngineSubscriptionQueue;
 
 fn queue_error(error: EngineError) -> QueueError {
-    let kind = if matches!(error, EngineError::Unavailable(_)) {
-        QueueErrorKind::Unavailable
+    if matches!(error, EngineError::Unavailable(_)) {
+        QueueError::Unavailable(error.into())
     } else if error.is_permanent() {
-        QueueErrorKind::Permanent
+        QueueError::Permanent(error.into())
     } else {
-        QueueErrorKind::Temporary
-    };
-    QueueError::new(error, kind)
+        QueueError::Temporary(error.into())
+    }
 }

@@ -22,6 +22,7 @@ use relay_domain::{
     },
 };
 use relay_engine::{
+    Engine,
     hints::Hint,
     push::{PushEndpoint, PushWorker},
 };
@@ -30,28 +31,37 @@ use tokio::sync::broadcast::error::RecvError;
 use super::queue_error;
 
 /// Queue of one dispatcher.
-pub(crate) struct EnginePushQueue(pub(crate) PushWorker);
+pub(crate) struct EnginePushQueue {
+    engine: Engine,
+    worker: PushWorker,
+}
+
+impl EnginePushQueue {
+    pub(crate) fn new(engine: Engine) -> Self {
+        Self { worker: engine.push_worker(), engine }
+    }
+}
 
 #[async_trait]
 impl PushQueue for EnginePushQueue {
     fn worker(&self) -> PushWorkerId {
-        self.0.id()
+        self.worker.id()
     }
 
     fn now(&self) -> DateTime<Utc> {
-        self.0.engine().now()
+        self.engine.now()
     }
 
     fn new_attempt_id(&self) -> AttemptId {
-        self.0.new_attempt_id()
+        self.worker.new_attempt_id()
     }
 
     fn client(&self) -> &relay_egress::Client {
-        self.0.engine().egress()
+        self.engine.egress()
     }
 
     fn notices(&self) -> BoxStream<'static, Notice> {
-        let hints = self.0.engine().hints().subscribe();
+        let hints = self.engine.hints().subscribe();
         let notices = stream::unfold(hints, |mut hints| async move {
             loop {
                 let notice = match hints.recv().await {
@@ -68,56 +78,56 @@ impl PushQueue for EnginePushQueue {
     }
 
     async fn renew_lease(&self, ttl: Duration) -> QueueResult<()> {
-        self.0.renew_lease(ttl).await.map_err(queue_error)
+        self.worker.renew_lease(ttl).await.map_err(queue_error)
     }
 
     async fn live_workers(&self) -> QueueResult<Vec<PushWorkerId>> {
-        self.0.live_workers().await.map_err(queue_error)
+        self.worker.live_workers().await.map_err(queue_error)
     }
 
     async fn retire(&self) -> QueueResult<()> {
-        self.0.retire().await.map_err(queue_error)
+        self.worker.retire().await.map_err(queue_error)
     }
 
     async fn claim_due(&self, limit: i64) -> QueueResult<Vec<LeasedMailbox>> {
-        self.0.claim_due(limit).await.map_err(queue_error)
+        self.worker.claim_due(limit).await.map_err(queue_error)
     }
 
     async fn claim(&self, mailboxes: &[MailboxKey]) -> QueueResult<Vec<LeasedMailbox>> {
-        self.0.claim(mailboxes).await.map_err(queue_error)
+        self.worker.claim(mailboxes).await.map_err(queue_error)
     }
 
     async fn release(&self, release: &MailboxRelease) -> QueueResult<()> {
-        self.0.release(release).await.map_err(queue_error)
+        self.worker.release(release).await.map_err(queue_error)
     }
 
     async fn read_pages(&self, mailboxes: &[(LeasedMailbox, Seq)]) -> QueueResult<Vec<PushPage>> {
-        self.0.read_pages(mailboxes).await.map_err(queue_error)
+        self.worker.read_pages(mailboxes).await.map_err(queue_error)
     }
 
     async fn record(&self, attempts: &[PushAttempt], pass: RecordingPass) -> QueueResult<HashSet<MailboxKey>> {
-        self.0.record(attempts, pass).await.map_err(queue_error)
+        self.worker.record(attempts, pass).await.map_err(queue_error)
     }
 
     async fn expire(&self, mailbox: MailboxKey) -> QueueResult<()> {
-        self.0.engine().dead_letter_expired(&[mailbox]).await.map(|_| ()).map_err(queue_error)
+        self.engine.dead_letter_expired(&[mailbox]).await.map(|_| ()).map_err(queue_error)
     }
 
     async fn endpoint(&self, scope: WorkspaceScope, node: &NodeId) -> QueueResult<Option<EndpointRecord>> {
-        let endpoint = self.0.endpoint(scope, node).await.map_err(queue_error)?;
+        let endpoint = self.worker.endpoint(scope, node).await.map_err(queue_error)?;
         Ok(endpoint.map(|PushEndpoint { settings, secrets, health }| EndpointRecord { settings, secrets, health }))
     }
 
     async fn claim_probe(&self, scope: WorkspaceScope, node: &NodeId, ttl: Duration) -> QueueResult<bool> {
-        self.0.claim_probe(scope, node, ttl).await.map_err(queue_error)
+        self.worker.claim_probe(scope, node, ttl).await.map_err(queue_error)
     }
 
     async fn report(&self, report: &EndpointReport) -> QueueResult<EndpointHealth> {
-        self.0.report(report).await.map_err(queue_error)
+        self.worker.report(report).await.map_err(queue_error)
     }
 
     async fn agents(&self, scope: WorkspaceScope) -> QueueResult<Vec<(AgentId, NodeId)>> {
-        self.0.agents(scope).await.map_err(queue_error)
+        self.worker.agents(scope).await.map_err(queue_error)
     }
 }
 
