@@ -95,23 +95,24 @@ async fn workspace(stack: &Stack, name: &str, agents: usize) -> Result<(Api, Vec
     Ok((key, registered, ends_at))
 }
 
-/// Sends requests until one is refused and returns the number of answers. Until `at_least` answers have come, it
+/// Sends requests until one is refused and returns the number of charged ones. Until `at_least` were charged, it
 /// retries after a short `Retry-After`.
 async fn ask_until_refused(api: &Api, path: &str, at_least: usize) -> Result<usize> {
-    let mut answered = 0;
+    let mut charged = 0;
     loop {
         let reply = api.get(path).await?;
-        if answered < at_least && comes_back_shortly(&reply)? {
+        // A request that storage failed after its admission is charged too; only then does a 503 have the headers.
+        if reply.is_success() || (reply.status == 503 && reply.headers.contains_key("x-ratelimit-remaining")) {
+            charged += 1;
+            ensure!(charged <= 10 * LIMIT, "never refused");
+            continue;
+        }
+        if charged < at_least && comes_back_shortly(&reply)? {
             tokio::time::sleep(Duration::from_millis(500)).await;
             continue;
         }
-        if reply.status == 429 {
-            is_refusal(&reply)?;
-            return Ok(answered);
-        }
-        ensure!(reply.is_success(), "{} {}", reply.status, reply.body);
-        answered += 1;
-        ensure!(answered <= 10 * LIMIT, "never refused");
+        is_refusal(&reply)?;
+        return Ok(charged);
     }
 }
 
@@ -138,14 +139,14 @@ async fn check_workspace_limit(stack: &Stack) -> Result<()> {
         });
         let asking: Vec<_> = apis.collect();
         let asked = asking.iter().map(|api| ask_until_refused(api, "/v1/agent", LIMIT));
-        let answered = futures::future::try_join_all(asked).await?;
+        let charged = futures::future::try_join_all(asked).await?;
         let (others, same) = (key.get("/v1/workspace").await?, key.get("/v1/agents").await?);
         if unix_seconds() >= ends_at - SOON {
             continue;
         }
-        let total = answered.iter().sum::<usize>() + AGENTS;
-        ensure!(total <= LIMIT + 2 * ADVANCE, "{total} requests of {LIMIT}: {answered:?}");
-        ensure!(total >= LIMIT - 2, "{total} requests of {LIMIT}: {answered:?}");
+        let total = charged.iter().sum::<usize>() + AGENTS;
+        ensure!(total <= LIMIT + 2 * ADVANCE, "{total} requests of {LIMIT}: {charged:?}");
+        ensure!(total >= LIMIT - 2, "{total} requests of {LIMIT}: {charged:?}");
         ensure!(others.is_success(), "other budgets are not touched: {}", others.body);
         return is_refusal(&same);
     }
