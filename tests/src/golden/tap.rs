@@ -151,6 +151,8 @@ struct Conversation {
     requests: Messages,
     responses: Messages,
     unanswered: VecDeque<Message>,
+    /// The request under way has been answered: the engine does not wait for a body that it does not read.
+    answered_early: bool,
     /// After an upgrade: its path, frames of the client, frames of the engine.
     socket: Option<(String, Frames, Frames)>,
     /// The path of a stream of events that was begun.
@@ -164,6 +166,7 @@ impl Conversation {
             requests: Messages::default(),
             responses: Messages::default(),
             unanswered: VecDeque::new(),
+            answered_early: false,
             socket: None,
             stream: None,
         }
@@ -178,7 +181,9 @@ impl Conversation {
         }
         self.requests.feed(bytes);
         while let Some(request) = self.requests.next(|_| true) {
-            self.unanswered.push_back(request);
+            if !std::mem::take(&mut self.answered_early) {
+                self.unanswered.push_back(request);
+            }
         }
     }
 
@@ -189,7 +194,8 @@ impl Conversation {
         }
         self.responses.feed(bytes);
         loop {
-            let asked = self.unanswered.front().map(|request| request.head.word(0).to_owned());
+            let under_way = self.requests.partial().map(|request| &*request);
+            let asked = self.unanswered.front().or(under_way).map(|request| request.head.word(0).to_owned());
             let has_body = |head: &Head| {
                 let status = head.word(1);
                 !(status.starts_with('1') || status == "204" || status == "304" || asked.as_deref() == Some("HEAD"))
@@ -199,7 +205,7 @@ impl Conversation {
                 continue;
             }
             let upgraded = response.head.word(1) == "101";
-            let request = self.unanswered.pop_front().unwrap_or_default();
+            let request = self.take_answered();
             let path = request.head.word(1).to_owned();
             self.recording.add(Entry::Answer { request, response });
             if upgraded {
@@ -210,6 +216,15 @@ impl Conversation {
             }
         }
         self.server_events();
+    }
+
+    /// The request that an answer belongs to: the oldest without one.
+    fn take_answered(&mut self) -> Message {
+        self.unanswered.pop_front().unwrap_or_else(|| {
+            let partial = self.requests.partial().cloned();
+            self.answered_early = partial.is_some();
+            partial.unwrap_or_default()
+        })
     }
 
     fn frames_from_engine(&mut self, bytes: &[u8]) {

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context as _, Result};
 use relay_domain::WorkspaceId;
 use relay_testkit::{
-    client::{Api, EventSource, ObserverSocket},
+    client::{Api, EventSource, NodeSocket, ObserverSocket},
     shared,
 };
 use serde_json::{Value, json};
@@ -74,11 +74,15 @@ async fn an_observer_that_does_not_read_is_cut_and_resumes() -> Result<()> {
     const TEXT: usize = 12_000;
     // Posts that the reading observer may be behind by: on a busy machine it would be cut as well.
     const BEHIND: usize = 100;
+    // Deliveries between two heartbeats of the recipient: on a busy machine the test outlasts its liveness time.
+    const HEARTBEAT_EVERY: usize = 100;
     let gateway = shared().await.any_gateway();
     let key = Api::create_workspace(gateway, "stuck").await?;
     let (ann, bob) = (key.register_agent("ann").await?, key.register_agent("bob").await?);
     let (as_ann, as_bob) = (key.as_agent(&ann), key.as_agent(&bob));
-    let mut recipient = as_bob.direct_socket().await?;
+    let node = as_bob.direct_node_token().await?;
+    let mut recipient = NodeSocket::connect(&as_bob.ws_base(), &node.token).await?;
+    recipient.register_direct(&node.node_id, &node.name).await?;
     recipient.auto_ack(true);
     let mut stuck = ObserverSocket::open(gateway, key.token()).await?;
     let mut reader = ObserverSocket::open(gateway, key.token()).await?;
@@ -103,7 +107,12 @@ async fn an_observer_that_does_not_read_is_cut_and_resumes() -> Result<()> {
                 }
                 read.push(seq(&frame));
             }
-            frame = recipient.next_frame(SOON) => delivered += usize::from(frame?["type"] == "deliver"),
+            frame = recipient.next_frame(SOON) => {
+                delivered += usize::from(frame?["type"] == "deliver");
+                if delivered % HEARTBEAT_EVERY == 0 {
+                    recipient.heartbeat(&node.node_id).await?;
+                }
+            }
         }
     }
     posting.await??;

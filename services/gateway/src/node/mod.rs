@@ -1,28 +1,16 @@
 //! Node socket: registration, per-agent delivery, acks.
 //!
-//! A live copy or a row read for repair enters the mailbox stream of its agent in `served_agent`, leaves it in seq
-//! order in `flow`, and is written by `outbound`. Frames from the node are decoded by `relay_wire::nodes::frame`;
-//! those that need the engine run in `control`. `connection` is the task that owns the socket; [`Registry`] holds all
-//! connections of this gateway.
+//! `upgrade` authenticates a socket; `connection` owns it until it ends. [`Registry`] holds all connections of this
+//! gateway, routes agents and events to them, and renews the lease.
 
 mod agent_routes;
 mod connection;
-mod control;
-mod delayed_acks;
 mod direct_agents;
-mod flow;
-mod hosting;
 mod invocation_scan;
-mod invocations;
 mod liveness;
 mod notices;
-mod outbound;
-mod pacing;
-mod registration;
 mod registry;
-mod served_agent;
 mod suspension;
-mod timers;
 pub(crate) mod upgrade;
 
 pub use registry::Registry;

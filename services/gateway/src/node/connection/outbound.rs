@@ -36,6 +36,26 @@ struct QueueState {
     closed: AtomicBool,
 }
 
+/// Room for deliveries in the queue.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Room {
+    pub(super) bytes: usize,
+    pub(super) frames: usize,
+}
+
+impl Room {
+    /// Returns whether deliveries must wait.
+    pub(super) const fn is_empty(self) -> bool {
+        self.bytes == 0 || self.frames == 0
+    }
+
+    /// Takes the room of a frame. The last one may be larger than the bytes that are left.
+    pub(super) const fn take(&mut self, bytes: usize) {
+        self.bytes = self.bytes.saturating_sub(bytes);
+        self.frames = self.frames.saturating_sub(1);
+    }
+}
+
 /// Sender side of the queue.
 pub(super) struct Outbound {
     sender: mpsc::Sender<Message>,
@@ -55,6 +75,17 @@ impl Outbound {
         self.awaits_drain(|state| {
             state.bytes.load(Ordering::SeqCst) >= FULL_BYTES || state.frames.load(Ordering::SeqCst) >= FULL_FRAMES
         })
+    }
+
+    /// Returns the room for deliveries.
+    pub(super) fn room(&self) -> Room {
+        if self.is_full() {
+            return Room::default();
+        }
+        Room {
+            bytes: FULL_BYTES.saturating_sub(self.state.bytes.load(Ordering::SeqCst)),
+            frames: FULL_FRAMES.saturating_sub(self.state.frames.load(Ordering::SeqCst)),
+        }
     }
 
     /// Returns whether requests must wait, so that their replies find a slot.

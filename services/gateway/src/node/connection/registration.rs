@@ -24,8 +24,11 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{
-    control::{ControlContext, Effect, MAX_WORD_BYTES, ProviderBinding, check_capabilities, stored_capabilities},
+    control::{
+        ControlContext, MAX_WORD_BYTES, ProviderBinding, RequestEffect, check_capabilities, stored_capabilities,
+    },
     delayed_acks::REREADING_CLIENT_VERSION,
+    effects::Close,
     pacing::BROKER_VERSION,
 };
 use crate::routes::nodes;
@@ -37,11 +40,11 @@ const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(8);
 /// Delay between attempts while storage is unavailable.
 const RETRY: Duration = Duration::from_millis(500);
 /// Clients reconnect after these codes, with increasing delays.
-const TRY_AGAIN_LATER: (u16, &str) = (1013, "storage unavailable");
-pub(super) const INTERNAL: (u16, &str) = (1011, "internal error");
+const TRY_AGAIN_LATER: Close = (1013, "storage unavailable");
+pub(super) const INTERNAL: Close = (1011, "internal error");
 
 impl ControlContext {
-    pub(super) async fn register(self, frame: Register) -> Result<(Option<Value>, Effect), EngineError> {
+    pub(super) async fn register(self, frame: Register) -> Result<(Option<Value>, RequestEffect), EngineError> {
         let registrant = self.build_registrant(&frame)?;
         let until = Instant::now() + REGISTRATION_TIMEOUT;
         let epoch = match self.retry_until(until, || self.engine.register_provider(&registrant)).await {
@@ -78,7 +81,7 @@ impl ControlContext {
             Provider { name: provider.to_string(), instance_id },
             accepted.collect(),
         );
-        Ok((Some(data.to_value()), Effect::Registered(binding)))
+        Ok((Some(data.to_value()), RequestEffect::Registered(binding)))
     }
 
     /// Converts the frame, and refuses invalid ones.
@@ -139,10 +142,10 @@ impl ControlContext {
         }
     }
 
-    fn registration_failed(&self, held: Option<ProviderBinding>, close: (u16, &'static str)) -> Effect {
+    fn registration_failed(&self, held: Option<ProviderBinding>, close: Close) -> RequestEffect {
         if !self.closed.is_cancelled() {
             tracing::warn!(node.id = %self.node_id, close.reason = close.1, "registration failed, closing the connection");
         }
-        Effect::RegistrationFailed { held, close }
+        RequestEffect::RegistrationFailed { held, close }
     }
 }

@@ -1,9 +1,8 @@
 //! Agent served on a connection: its mailbox stream, and the start of that stream.
 
-use std::{collections::VecDeque, time::Duration};
+use std::time::Duration;
 
 use axum::extract::ws::Utf8Bytes;
-use futures::stream::AbortHandle;
 use relay_domain::mailboxes::stream::{MailboxStream, Seq};
 use relay_engine::mailboxes::serving::MailboxPosition;
 use tokio::time::Instant;
@@ -15,11 +14,9 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum tombstones that a broker without a position is replayed from seq 1 (ADR 0002).
 const REPLAY_FROM_ONE: Seq = 100_000;
 
-/// Traced frames whose acks are awaited; the trace of further ones ends with the frame.
-const MAX_TRACED_FRAMES: usize = 64;
-
 /// Frame ready to send.
-pub(super) struct Outgoing {
+#[derive(Debug)]
+pub(super) struct OutgoingFrame {
     pub(super) body: Utf8Bytes,
     /// None for a tombstone.
     pub(super) delivery_id: Option<String>,
@@ -63,7 +60,7 @@ struct Probe {
 /// Agent served on a connection.
 pub(super) struct ServedAgent {
     pub(super) name: String,
-    pub(super) stream: MailboxStream<Outgoing>,
+    pub(super) stream: MailboxStream<OutgoingFrame>,
     /// Ack floor when the stream opened; rows at or below it are tombstones.
     pub(super) floor: Seq,
     /// Highest seq sent on earlier connections: no `delivery.accepted` up to it.
@@ -75,33 +72,25 @@ pub(super) struct ServedAgent {
     /// Set for clients whose acks are stored with a delay.
     pub(super) delayed_acks: Option<DelayedAcks>,
     probe: Option<Probe>,
-    /// Traced frames without an ack, oldest first.
-    traced: VecDeque<(Seq, String)>,
     /// Frame whose ack latency is being measured.
     ack_timer: Option<(Seq, Instant)>,
-    tail: AbortHandle,
-}
-
-impl Drop for ServedAgent {
-    fn drop(&mut self) {
-        self.tail.abort();
-    }
+    /// Next seq that [`Self::take_next_change`] has returned.
+    reported_next: Seq,
 }
 
 impl ServedAgent {
-    pub(super) fn new(name: String, tail: AbortHandle) -> Self {
+    pub(super) fn new(name: String, now: Instant, delayed_acks: Option<DelayedAcks>) -> Self {
         Self {
             name,
             stream: MailboxStream::gated(),
             floor: 0,
             sent_before: 0,
             queued: false,
-            adopted: Instant::now(),
-            delayed_acks: None,
+            adopted: now,
+            delayed_acks,
             probe: None,
-            traced: VecDeque::new(),
             ack_timer: None,
-            tail,
+            reported_next: 0,
         }
     }
 
@@ -177,9 +166,9 @@ impl ServedAgent {
         self.probe.is_some()
     }
 
-    pub(super) fn probe_is_late(&self) -> bool {
+    pub(super) fn probe_is_late(&self, now: Instant) -> bool {
         let unanswered = self.probe.as_ref().filter(|probe| !probe.verifying);
-        unanswered.and_then(|probe| probe.sent).is_some_and(|since| since.elapsed() >= PROBE_TIMEOUT)
+        unanswered.and_then(|probe| probe.sent).is_some_and(|since| now - since >= PROBE_TIMEOUT)
     }
 
     /// Returns whether the probe is still to be sent.
@@ -188,32 +177,25 @@ impl ServedAgent {
     }
 
     /// Records that the probe was sent.
-    pub(super) fn probe_sent(&mut self) {
+    pub(super) fn probe_sent(&mut self, now: Instant) {
         if let Some(probe) = &mut self.probe {
-            probe.sent = Some(Instant::now());
+            probe.sent = Some(now);
         }
     }
 
-    /// Remembers the span of a traced frame until its ack.
-    pub(super) fn add_trace(&mut self, seq: Seq, span: String) {
-        if self.traced.len() < MAX_TRACED_FRAMES {
-            self.traced.push_back((seq, span));
-        }
-    }
-
-    /// Removes and returns the spans of traced frames that an ack covers.
-    pub(super) fn take_traces(&mut self, floor: Seq) -> Vec<String> {
-        let covered = self.traced.iter().take_while(|(seq, _)| *seq <= floor).count();
-        self.traced.drain(..covered).map(|(_, span)| span).collect()
+    /// Returns the seq that leaves next if it has changed since the last call.
+    pub(super) fn take_next_change(&mut self) -> Option<Seq> {
+        let next = self.stream.next();
+        (std::mem::replace(&mut self.reported_next, next) != next).then_some(next)
     }
 
     /// Starts to measure the ack latency of a frame, one frame at a time.
-    pub(super) fn start_ack_timer(&mut self, seq: Seq) {
-        self.ack_timer.get_or_insert_with(|| (seq, Instant::now()));
+    pub(super) fn start_ack_timer(&mut self, seq: Seq, now: Instant) {
+        self.ack_timer.get_or_insert((seq, now));
     }
 
     /// Returns the ack latency if the ack covers the measured frame.
-    pub(super) fn take_ack_latency(&mut self, floor: Seq) -> Option<Duration> {
-        self.ack_timer.take_if(|(seq, _)| *seq <= floor).map(|(_, since)| since.elapsed())
+    pub(super) fn take_ack_latency(&mut self, floor: Seq, now: Instant) -> Option<Duration> {
+        self.ack_timer.take_if(|(seq, _)| *seq <= floor).map(|(_, since)| now - since)
     }
 }

@@ -40,10 +40,10 @@ impl Pacing {
     }
 
     /// Counts a frame. Returns the barrier that must follow it, if one is due.
-    pub(super) fn count_frame(&mut self) -> Option<String> {
+    pub(super) fn count_frame(&mut self, now: Instant) -> Option<String> {
         self.unconfirmed += 1;
         self.since_barrier += 1;
-        self.oldest.get_or_insert_with(Instant::now);
+        self.oldest.get_or_insert(now);
         if self.since_barrier < BARRIER_EVERY {
             return None;
         }
@@ -53,23 +53,23 @@ impl Pacing {
     }
 
     /// Handles the ack of a barrier.
-    pub(super) fn on_barrier_ack(&mut self) {
+    pub(super) fn on_barrier_ack(&mut self, now: Instant) {
         if let Some(frames) = self.barriers.pop_front() {
             self.unconfirmed = self.unconfirmed.saturating_sub(frames);
         }
-        self.oldest = (!self.barriers.is_empty()).then(Instant::now);
+        self.oldest = (!self.barriers.is_empty()).then_some(now);
     }
 
     /// Restarts the timeout. Called while the socket is not read, when acks cannot arrive.
-    pub(super) fn restart_silence_timer(&mut self) {
+    pub(super) fn restart_silence_timer(&mut self, now: Instant) {
         if let Some(oldest) = &mut self.oldest {
-            *oldest = Instant::now();
+            *oldest = now;
         }
     }
 
     /// Returns whether the oldest barrier is overdue.
-    pub(super) fn is_silent(&self) -> bool {
-        !self.barriers.is_empty() && self.oldest.is_some_and(|since| since.elapsed() > SILENCE_TIMEOUT)
+    pub(super) fn is_silent(&self, now: Instant) -> bool {
+        !self.barriers.is_empty() && self.oldest.is_some_and(|since| now - since > SILENCE_TIMEOUT)
     }
 }
 
@@ -84,17 +84,17 @@ mod tests {
 
     #[test]
     fn never_more_than_the_window_is_unconfirmed() {
-        let mut pacing = Pacing::default();
+        let (now, mut pacing) = (Instant::now(), Pacing::default());
         let (mut sent, mut barriers) = (0, 0);
         while pacing.has_room() {
-            barriers += u32::from(pacing.count_frame().is_some());
+            barriers += u32::from(pacing.count_frame(now).is_some());
             sent += 1;
         }
         assert_eq!((sent, barriers), (WINDOW, WINDOW / BARRIER_EVERY));
-        pacing.on_barrier_ack();
+        pacing.on_barrier_ack(now);
         let mut more = 0;
         while pacing.has_room() {
-            pacing.count_frame();
+            pacing.count_frame(now);
             more += 1;
         }
         assert_eq!(more, BARRIER_EVERY);

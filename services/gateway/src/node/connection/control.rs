@@ -1,7 +1,7 @@
 //! Requests that need the engine: registration, hosting, inventories, action results.
 //!
-//! `connection` runs them one at a time and in arrival order, and goes on delivering meanwhile. [`ControlContext`]
-//! holds what a request may read of its connection; an [`Effect`] says what the connection does afterwards.
+//! They run one at a time and in arrival order, and goes on delivering meanwhile. [`ControlContext`]
+//! holds what a request may read of its connection; a [`RequestEffect`] says what the connection does afterwards.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use relay_wire::{
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::registration::INTERNAL;
+use super::{effects::Close, registration::INTERNAL};
 use crate::{error::ApiError, routes::actions};
 
 /// Capability by which brokers announce that they list live agents. It is not an ability that can be invoked, so it is
@@ -53,11 +53,11 @@ pub(super) struct Request {
 /// Outcome of a request. The reply, if any, is written before the effect is applied.
 pub(super) struct Outcome {
     pub(super) reply: Option<String>,
-    pub(super) effect: Effect,
+    pub(super) effect: RequestEffect,
 }
 
 /// Change to the connection after a request.
-pub(super) enum Effect {
+pub(super) enum RequestEffect {
     None,
     /// The connection holds the provider; its agents are to be served.
     Registered(ProviderBinding),
@@ -75,7 +75,7 @@ pub(super) enum Effect {
     /// Registration failed without a fault of the peer: close, and release the provider if it was already taken.
     RegistrationFailed {
         held: Option<ProviderBinding>,
-        close: (u16, &'static str),
+        close: Close,
     },
 }
 
@@ -109,12 +109,14 @@ impl ControlContext {
             // A result without an id cannot be answered.
             InboundFrame::ActionResult(result) if id.is_none() => {
                 self.record_result_without_reply(result).await;
-                return Outcome { reply: None, effect: Effect::None };
+                return Outcome { reply: None, effect: RequestEffect::None };
             }
             InboundFrame::ActionResult(result) => self.record_action_result(result).await,
             InboundFrame::ActionAccept(accept) => self.accept_action(&accept.invocation_id).await,
             InboundFrame::Spawn(spawn) => self.spawn_agent(spawn).await,
-            InboundFrame::Heartbeat(_) | InboundFrame::Ack(_) | InboundFrame::Ignored => Ok((None, Effect::None)),
+            InboundFrame::Heartbeat(_) | InboundFrame::Ack(_) | InboundFrame::Ignored => {
+                Ok((None, RequestEffect::None))
+            }
         };
         match done {
             Ok((data, effect)) => {
@@ -126,11 +128,14 @@ impl ControlContext {
                 if registers && error.is_fault() {
                     // Some clients treat an error frame as final, others ignore it. Closing makes all of them
                     // reconnect.
-                    return Outcome { reply: None, effect: Effect::RegistrationFailed { held: None, close: INTERNAL } };
+                    return Outcome {
+                        reply: None,
+                        effect: RequestEffect::RegistrationFailed { held: None, close: INTERNAL },
+                    };
                 }
                 let (code, message) = error.code_and_message();
                 let reply = Some(relay_wire::nodes::frame::encode_error(id.as_deref(), code, message));
-                Outcome { reply, effect: Effect::None }
+                Outcome { reply, effect: RequestEffect::None }
             }
         }
     }
@@ -139,7 +144,7 @@ impl ControlContext {
         self.binding.as_ref().ok_or_else(|| EngineError::invalid_request("node.register comes first"))
     }
 
-    async fn register_agent(self, frame: AgentRegister) -> Result<(Option<Value>, Effect), EngineError> {
+    async fn register_agent(self, frame: AgentRegister) -> Result<(Option<Value>, RequestEffect), EngineError> {
         let binding = self.broker_binding()?;
         check_session_ref(frame.session_ref.as_deref())?;
         let hosted = self
@@ -157,7 +162,7 @@ impl ControlContext {
         Ok(hosted_reply(hosted, binding.cursor_granted))
     }
 
-    async fn recover_agent(self, frame: AgentRecover) -> Result<(Option<Value>, Effect), EngineError> {
+    async fn recover_agent(self, frame: AgentRecover) -> Result<(Option<Value>, RequestEffect), EngineError> {
         let binding = self.broker_binding()?;
         check_session_ref(frame.session_ref.as_deref())?;
         let expected: AgentId =
@@ -172,15 +177,15 @@ impl ControlContext {
         if self.direct { Err(EngineError::Invalid(InvalidInput::DirectNodeCapacity)) } else { self.binding() }
     }
 
-    async fn deregister_agent(self, agent: &str) -> Result<(Option<Value>, Effect), EngineError> {
+    async fn deregister_agent(self, agent: &str) -> Result<(Option<Value>, RequestEffect), EngineError> {
         let binding = self.binding()?;
         // An unknown id gets the same answer as an agent that is not hosted here.
-        let Ok(agent) = agent.parse::<AgentId>() else { return Ok((Some(Value::Null), Effect::None)) };
+        let Ok(agent) = agent.parse::<AgentId>() else { return Ok((Some(Value::Null), RequestEffect::None)) };
         let left = self.engine.deregister_from_node(&binding.fence, agent).await?;
-        Ok((Some(Value::Null), if left { Effect::AgentLeft(agent) } else { Effect::None }))
+        Ok((Some(Value::Null), if left { RequestEffect::AgentLeft(agent) } else { RequestEffect::None }))
     }
 
-    async fn sync_inventory(self, frame: Inventory) -> Result<(Option<Value>, Effect), EngineError> {
+    async fn sync_inventory(self, frame: Inventory) -> Result<(Option<Value>, RequestEffect), EngineError> {
         let binding = self.broker_binding()?;
         if frame.agents.len() > MAX_INVENTORY {
             return Err(EngineError::invalid_request(format!("at most {MAX_INVENTORY} agents")));
@@ -209,13 +214,13 @@ impl ControlContext {
             completed_invocations: invocations.completed,
             rescheduled_invocations: invocations.rescheduled,
         };
-        Ok((Some(data.to_value()), Effect::Listed(synced.agents)))
+        Ok((Some(data.to_value()), RequestEffect::Listed(synced.agents)))
     }
 
-    async fn accept_action(self, invocation: &str) -> Result<(Option<Value>, Effect), EngineError> {
+    async fn accept_action(self, invocation: &str) -> Result<(Option<Value>, RequestEffect), EngineError> {
         let id = invocation.parse().map_err(|_| EngineError::NotFound(Missing::Invocation))?;
         self.engine.accept_provider_invocation(&self.binding()?.fence, id).await?;
-        Ok((Some(Value::Null), Effect::None))
+        Ok((Some(Value::Null), RequestEffect::None))
     }
 
     /// Records a result that gets no reply, and retries until storage accepts it. The client does not repeat it. The
@@ -230,7 +235,7 @@ impl ControlContext {
         }
     }
 
-    async fn record_action_result(self, frame: ActionResult) -> Result<(Option<Value>, Effect), EngineError> {
+    async fn record_action_result(self, frame: ActionResult) -> Result<(Option<Value>, RequestEffect), EngineError> {
         // Only results of long tasks carry `final`, and only they are answered.
         let answer = frame.is_final.map(|_| Value::Null);
         if frame.is_final == Some(false) {
@@ -247,19 +252,19 @@ impl ControlContext {
         if done == ProviderResultOutcome::Refused {
             tracing::debug!(node.id = %binding.fence.node_id, invocation.id = %id, "late or foreign action result refused");
         }
-        Ok((answer, Effect::None))
+        Ok((answer, RequestEffect::None))
     }
 
-    async fn spawn_agent(self, frame: Spawn) -> Result<(Option<Value>, Effect), EngineError> {
+    async fn spawn_agent(self, frame: Spawn) -> Result<(Option<Value>, RequestEffect), EngineError> {
         self.broker_binding()?;
         let made = self.engine.spawn_on_node(&self.binding()?.fence, frame.input).await?;
         let ack = actions::to_invocation_ack(made);
-        Ok((Some(ack.to_value()), Effect::None))
+        Ok((Some(ack.to_value()), RequestEffect::None))
     }
 
-    async fn deregister_provider(self) -> Result<(Option<Value>, Effect), EngineError> {
+    async fn deregister_provider(self) -> Result<(Option<Value>, RequestEffect), EngineError> {
         self.engine.deregister_provider(&self.binding()?.fence).await?;
-        Ok((None, Effect::Deregistered))
+        Ok((None, RequestEffect::Deregistered))
     }
 }
 
@@ -313,12 +318,12 @@ pub(super) fn stored_capabilities(capabilities: &[Capability]) -> Value {
 }
 
 /// Builds the reply with exactly the keys that brokers accept; the cursor only if it was negotiated.
-fn hosted_reply(hosted: relay_engine::nodes::providers::HostedAgent, cursor: bool) -> (Option<Value>, Effect) {
+fn hosted_reply(hosted: relay_engine::nodes::providers::HostedAgent, cursor: bool) -> (Option<Value>, RequestEffect) {
     let data = RegisteredAgent {
         agent_id: hosted.agent_id.to_string(),
         token: hosted.token,
         name: hosted.name,
         delivery_ack_seq: cursor.then_some(hosted.position.settled_floor.unsigned_abs()),
     };
-    (Some(data.to_value()), Effect::Hosted { position: Box::new(hosted.position), cursor_in_reply: cursor })
+    (Some(data.to_value()), RequestEffect::Hosted { position: Box::new(hosted.position), cursor_in_reply: cursor })
 }

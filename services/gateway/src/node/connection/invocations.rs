@@ -5,7 +5,7 @@ use std::collections::{HashSet, VecDeque};
 use relay_domain::InvocationId;
 use relay_engine::actions::{InvokeFrame, SentInvocation};
 
-use super::connection::Connection;
+use super::{effects::Effect, state::ConnectionState};
 
 /// Attempts remembered per connection. By the time one is forgotten, storage has recorded it as sent.
 const MAX_REMEMBERED: usize = 4096;
@@ -33,7 +33,7 @@ impl SentInvocations {
     }
 }
 
-impl Connection {
+impl ConnectionState {
     /// Writes an invocation. With a full queue nothing happens: the next scan finds it. An attempt that was written
     /// before is only recorded again, because the scan found it without its record.
     pub(super) fn on_invoke(&mut self, invocation: &InvokeFrame) {
@@ -42,21 +42,22 @@ impl Connection {
         let here = fence.scope == invocation.scope
             && fence.node_id == invocation.node_id
             && fence.provider == invocation.provider;
-        if !here || self.outbound.is_full() {
+        if !here || self.conditions.room.is_empty() {
             return;
         }
-        if self.sent_invocations.insert(invocation.invocation, invocation.attempt) {
-            self.outbound.send_text(invocation.text.clone().into());
-            metrics::counter!(relay_domain::metric_names::INVOCATIONS_SENT).increment(1);
-        }
-        self.state.engine.record_invocation_sent(SentInvocation {
+        let sent = SentInvocation {
             scope: fence.scope,
             invocation_id: invocation.invocation,
             attempt: invocation.attempt,
             node_id: fence.node_id.clone(),
             provider: fence.provider.clone(),
             epoch: fence.epoch,
-        });
+        };
+        if self.sent_invocations.insert(invocation.invocation, invocation.attempt) {
+            self.send_text(invocation.text.clone());
+            self.emit(Effect::Count(relay_domain::metric_names::INVOCATIONS_SENT));
+        }
+        self.emit(Effect::InvocationSent(Box::new(sent)));
     }
 }
 

@@ -1,0 +1,366 @@
+//! Delivery of one connection: live frames, repairs, acks, and the order in which agents send.
+//!
+//! Methods of [`ConnectionState`]. The per-mailbox rules are in `relay_domain::mailboxes::stream`.
+
+use std::time::Duration;
+
+use axum::extract::ws::Utf8Bytes;
+use relay_domain::{
+    AgentId,
+    mailboxes::stream::{Arrival, Seq},
+    metric_names,
+};
+use relay_engine::{
+    EngineResult,
+    mailboxes::serving::{Fence, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox},
+};
+use relay_wire::nodes::frame;
+use tokio::time::Instant;
+
+use super::{
+    effects::Effect,
+    jobs::Read,
+    pacing::{BARRIER_AGENT, Pacing},
+    served_agent::{OutgoingFrame, PositionAnswer},
+    state::ConnectionState,
+};
+use crate::node::notices::Notice;
+
+/// Mailboxes repaired by one read.
+const MAILBOXES_PER_REPAIR: usize = 100;
+/// Delay after a failed repair.
+const REPAIR_RETRY: Duration = Duration::from_millis(200);
+/// Frames that one agent sends before the next agent's turn.
+const FRAMES_PER_TURN: usize = 16;
+
+impl ConnectionState {
+    pub(super) fn on_live(&mut self, agent: AgentId, live: LiveFrame) {
+        let Some(binding) = &self.binding else { return };
+        let Some(served) = self.agents.get_mut(&agent) else { return };
+        let has_moved = !is_on_provider(&live.location, &binding.fence);
+        if has_moved {
+            // The agent was located elsewhere when this was committed. A hint carries no authority, so the stream
+            // stops until the binding has been read again.
+            served.stream.suspend();
+        }
+        match live.body.and_then(|body| Utf8Bytes::try_from(body).ok()) {
+            Some(body) if !self.conditions.room.is_empty() => {
+                let frame = OutgoingFrame {
+                    body,
+                    delivery_id: Some(live.delivery_id),
+                    traceparent: live.traceparent,
+                    live: true,
+                };
+                if served.stream.on_live(live.seq, frame) == Arrival::Duplicate {
+                    self.emit(Effect::Count(metric_names::DUPLICATES_DROPPED));
+                }
+            }
+            // Too large for the log, or no room in the queue: read from storage later.
+            _ => served.stream.on_head(live.seq),
+        }
+        if has_moved {
+            self.emit(Effect::MailboxChanged(agent));
+            self.relist();
+        }
+        self.queue_agent(agent);
+    }
+
+    pub(super) fn on_ack(&mut self, name: &str, up_to: Seq) {
+        let now = self.now();
+        if name == BARRIER_AGENT {
+            if let Some(pacing) = &mut self.pacing {
+                pacing.on_barrier_ack(now);
+            }
+            return;
+        }
+        // A direct node has one agent, so its acks count even if the agent was renamed while connected.
+        let only = || if self.is_direct { self.agents.keys().next().copied() } else { None };
+        let Some(agent) = self.names.get(name).copied().or_else(only) else { return };
+        let Some(served) = self.agents.get_mut(&agent) else { return };
+        match served.on_probe_answer(up_to, self.conditions.was_restored) {
+            PositionAnswer::Unexpected => {}
+            PositionAnswer::Opened => {
+                self.probing = self.probing.saturating_sub(1);
+                self.queue_agent(agent);
+            }
+            PositionAnswer::AboveHead => {
+                // The database was restored, or the broker is wrong.
+                if let Some(binding) = &self.binding {
+                    let fence = binding.fence.clone();
+                    self.start_read(Read::VerifyPosition { fence, agent, reported: up_to });
+                }
+                return;
+            }
+        }
+        let Some(served) = self.agents.get_mut(&agent) else { return };
+        let Some(ack) = served.stream.on_ack(up_to) else { return };
+        let latency = served.take_ack_latency(ack.floor, now);
+        let is_delayed = served.delayed_acks.as_mut().map(|acks| acks.add(ack.floor, now)).is_some();
+        if ack.clamped {
+            self.emit(Effect::Count(metric_names::ACKS_CLAMPED));
+        }
+        self.emit(Effect::Acked { agent, floor: ack.floor, latency });
+        if !is_delayed {
+            self.emit(Effect::StoreAck { agent, floor: ack.floor });
+        }
+    }
+
+    pub(super) fn on_position_verified(&mut self, agent: AgentId, reported: Seq, position: Option<&MailboxPosition>) {
+        let Some(served) = self.agents.get_mut(&agent).filter(|served| served.is_probing()) else { return };
+        let Some(position) = position else {
+            self.drop_agent(agent);
+            return;
+        };
+        served.on_position_verified(reported, position);
+        self.probing = self.probing.saturating_sub(1);
+        // The reported position is also an ack.
+        let name = served.name.clone();
+        self.queue_agent(agent);
+        self.on_ack(&name, reported);
+    }
+
+    /// Stores the delayed acks that are due, which makes room for more frames.
+    pub(super) fn store_due_acks(&mut self) {
+        if !self.binding.as_ref().is_some_and(|binding| binding.rereads_after_ack) {
+            return;
+        }
+        let now = self.now();
+        let due: Vec<_> = self
+            .agents
+            .iter_mut()
+            .filter_map(|(agent, served)| Some((*agent, served.delayed_acks.as_mut()?.take_due(now)?)))
+            .collect();
+        for (agent, floor) in due {
+            self.emit(Effect::StoreAck { agent, floor });
+            self.start_read(Read::StoredAck { agent, floor });
+        }
+    }
+
+    pub(super) fn on_ack_stored(&mut self, agent: AgentId, floor: Seq) {
+        if let Some(acks) = self.agents.get_mut(&agent).and_then(|served| served.delayed_acks.as_mut()) {
+            acks.mark_stored(floor);
+        }
+        self.queue_agent(agent);
+    }
+
+    /// Time when the next delayed ack is due.
+    pub(super) fn next_due_ack(&self) -> Option<Instant> {
+        if !self.binding.as_ref().is_some_and(|binding| binding.rereads_after_ack) {
+            return None;
+        }
+        self.agents.values().filter_map(|served| served.delayed_acks.as_ref()?.next_due()).min()
+    }
+
+    pub(super) fn queue_agent(&mut self, agent: AgentId) {
+        if let Some(served) = self.agents.get_mut(&agent)
+            && !served.queued
+        {
+            served.queued = true;
+            self.queued.push_back(agent);
+        }
+    }
+
+    /// Returns whether another delivery may leave.
+    fn has_room(&self) -> bool {
+        !self.conditions.room.is_empty() && self.pacing.as_ref().is_none_or(Pacing::has_room)
+    }
+
+    /// Sends frames in turns, one turn per agent, and requests missing frames.
+    pub(super) fn pump_deliveries(&mut self) {
+        let may_repair = !self.is_repairing && self.conditions.is_trusted && self.now() >= self.repair_after;
+        let now_ms = self.now_ms();
+        let mut wants = Vec::new();
+        let mut turns = self.queued.len();
+        // Without room, the writer wakes the task when there is some.
+        while turns > 0 && !self.conditions.room.is_empty() {
+            turns -= 1;
+            let Some(agent) = self.queued.pop_front() else { break };
+            let left = self.send_turn(agent);
+            let Some(served) = self.agents.get_mut(&agent) else { continue };
+            served.queued = false;
+            if may_repair
+                && wants.len() < MAILBOXES_PER_REPAIR
+                && let Some(from) = served.stream.request_repair(now_ms)
+            {
+                wants.push(RepairRequest {
+                    agent_id: agent,
+                    agent_name: served.name.clone(),
+                    from,
+                    settled_below: served.floor,
+                    resumed_to: served.stream.replay_end(),
+                });
+            } else if left
+                || served.wants_probe()
+                || served.may_send() && (served.stream.has_ready() || served.stream.is_behind() && !self.is_repairing)
+            {
+                // An agent whose repair is in progress is queued again with the repair.
+                self.queue_agent(agent);
+                // Another turn in this call only for agents that could send more at once.
+                turns += usize::from(left);
+            }
+        }
+        if !wants.is_empty() {
+            self.is_repairing = true;
+            self.start_read(Read::Repair(wants));
+        }
+    }
+
+    /// Runs one agent's turn. Returns whether it could send more at once.
+    fn send_turn(&mut self, agent: AgentId) -> bool {
+        if !self.conditions.is_trusted {
+            return false;
+        }
+        let Some(served) = self.agents.get_mut(&agent) else { return false };
+        if served.wants_probe() {
+            if self.pacing.as_ref().is_none_or(Pacing::has_room) {
+                served.probe_sent(self.conditions.now);
+                let name = served.name.clone();
+                self.emit(Effect::ProbePosition { agent, name });
+                self.count_paced_frame();
+            }
+            return false;
+        }
+        let (mut last, mut count) = (0, 0);
+        while count < FRAMES_PER_TURN
+            && self.has_room()
+            && let Some(seq) = self.send_next_frame(agent)
+        {
+            last = seq;
+            count += 1;
+        }
+        if last > 0 {
+            self.emit(Effect::Sent { agent, up_to: last, count: count as u64 });
+        }
+        let has_room = self.has_room();
+        let Some(served) = self.agents.get_mut(&agent) else { return false };
+        let left = served.stream.has_ready() && served.may_send() && has_room;
+        if let Some(next) = served.take_next_change() {
+            self.emit(Effect::NextSeq { agent, next });
+        }
+        left
+    }
+
+    /// Sends the next frame of an agent, if it may leave. Returns its seq.
+    fn send_next_frame(&mut self, agent: AgentId) -> Option<Seq> {
+        let now = self.now();
+        let served = self.agents.get_mut(&agent).filter(|served| served.may_send())?;
+        let (seq, frame) = served.stream.next_frame()?;
+        served.start_ack_timer(seq, now);
+        let is_replay = !frame.live && seq <= served.stream.replay_end();
+        if self.is_direct
+            && seq > served.sent_before
+            && let Some(id) = &frame.delivery_id
+        {
+            let accepted = delivery_accepted_frame(agent, id);
+            self.send_text(accepted);
+        }
+        self.conditions.room.take(frame.body.len());
+        self.emit(Effect::Deliver { agent, seq, frame });
+        if is_replay {
+            self.emit(Effect::Count(metric_names::DELIVERIES_REPLAYED));
+        }
+        self.count_paced_frame();
+        Some(seq)
+    }
+
+    /// Counts a frame that a broker confirms, and sends the barrier that must follow it, if one is due.
+    fn count_paced_frame(&mut self) {
+        let now = self.now();
+        if let Some(barrier) = self.pacing.as_mut().and_then(|pacing| pacing.count_frame(now)) {
+            self.send_text(barrier);
+        }
+    }
+
+    pub(super) fn on_repaired(&mut self, repaired: EngineResult<Vec<RepairedMailbox>>) {
+        self.is_repairing = false;
+        match repaired {
+            Ok(repaired) => {
+                for one in repaired {
+                    let Some(served) = self.agents.get_mut(&one.agent_id) else { continue };
+                    let frames = one.frames.into_iter().filter_map(|frame| {
+                        let body = Utf8Bytes::try_from(frame.body).ok()?;
+                        let delivery_id = frame.delivery_id.map(|id| id.to_string());
+                        Some((frame.seq, OutgoingFrame { body, delivery_id, traceparent: None, live: false }))
+                    });
+                    served.stream.on_rows(frames);
+                }
+            }
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "repair failed, retrying");
+                self.repair_after = self.now() + REPAIR_RETRY;
+                for served in self.agents.values_mut() {
+                    served.stream.on_repair_failed();
+                }
+            }
+        }
+        let behind: Vec<_> =
+            self.agents.iter().filter(|(_, served)| served.stream.is_behind()).map(|(agent, _)| *agent).collect();
+        behind.into_iter().for_each(|agent| self.queue_agent(agent));
+    }
+
+    /// Sends a best-effort event, if there is room and the agent receives deliveries.
+    pub(super) fn on_notice(&mut self, agent: AgentId, notice: &Notice) {
+        let has_room = self.has_room();
+        let Some(served) = self.agents.get(&agent).filter(|served| has_room && served.stream.is_open()) else {
+            if notice.outcome_invocation().is_some() {
+                self.emit(Effect::OutcomeMissed(agent));
+            }
+            return;
+        };
+        let id = agent.to_string();
+        match &notice.event_id {
+            // Brokers do not handle context updates and log each of them.
+            None if self.pacing.is_some() => {}
+            None => self.send_text(frame::encode_context_update(&notice.topic, &notice.event, &[id], &notice.data)),
+            Some(event_id) => {
+                let text = frame::encode_event_delivery(&id, &served.name, event_id, &notice.event, &notice.data);
+                if let Some(invocation) = notice.outcome_invocation() {
+                    self.emit(Effect::OutcomeSent(invocation));
+                }
+                self.send_text(text);
+                self.count_paced_frame();
+            }
+        }
+    }
+}
+
+/// Returns whether a location belongs to the fence. It is `node/provider`, or `node/` for an unassigned agent; ids of
+/// nodes may contain `/`.
+fn is_on_provider(location: &str, fence: &Fence) -> bool {
+    let provider = location.strip_prefix(fence.node_id.as_str()).and_then(|rest| rest.strip_prefix('/'));
+    provider.is_some_and(|provider| provider.is_empty() || provider == fence.provider.as_str())
+}
+
+/// Builds the `delivery.accepted` frame that precedes the first `deliver` of a row to a direct node. Ids need no
+/// escaping.
+fn delivery_accepted_frame(agent: AgentId, delivery_id: &str) -> String {
+    let message_id = delivery_id.split('_').nth(1).unwrap_or_default();
+    format!(
+        r#"{{"v":1,"type":"context.update","topic":"agent","event":"delivery.accepted","agent_ids":["{agent}"],"data":{{"delivery_id":"{delivery_id}","message_id":"{message_id}"}}}}"#
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use relay_domain::{NodeId, ProviderName, WorkspaceId, WorkspaceScope};
+
+    use super::*;
+
+    #[test]
+    fn a_location_matches_its_provider_even_if_the_node_id_contains_slashes() {
+        let scope = WorkspaceScope::from_engine_row(WorkspaceId::new(1));
+        for node in ["n", "team/n"] {
+            let (node_id, provider) = (NodeId::new(node), ProviderName::new("broker"));
+            let fence = Fence { scope, node_id, provider, epoch: 1 };
+            assert!(
+                is_on_provider(&format!("{node}/broker"), &fence) && is_on_provider(&format!("{node}/"), &fence),
+                "{node}"
+            );
+            for elsewhere in
+                [format!("{node}/other"), format!("{node}2/broker"), node.to_owned(), "m/broker".to_owned()]
+            {
+                assert!(!is_on_provider(&elsewhere, &fence), "{elsewhere}");
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Jobs of a connection: work that waits for storage, beside the socket.
+//!
+//! Reads are repeated until storage answers. A job ends with its connection, which bounds the repetitions.
+
+use std::{collections::HashMap, time::Duration};
+
+use futures::{StreamExt as _, stream::BoxStream};
+use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
+use relay_engine::{
+    Engine, EngineError, EngineResult,
+    access::authentication::NodeCaller,
+    mailboxes::serving::{Fence, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox},
+};
+use tokio::time::Instant;
+
+use super::{
+    control::{Outcome, Request},
+    hosting::StartMode,
+};
+
+/// Delay between attempts while storage is unavailable.
+const STORAGE_RETRY: Duration = Duration::from_millis(500);
+/// Delay between attempts to verify a position, for which a broker waits.
+const VERIFY_RETRY: Duration = Duration::from_millis(200);
+/// Interval at which a delayed ack is looked up in storage; a floor is usually stored within it.
+const ACK_STORE_POLL_INTERVAL: Duration = Duration::from_millis(40);
+/// Attempts to record a disconnect: about five seconds, the duration of a Postgres restart.
+const DISCONNECT_ATTEMPTS: u32 = 10;
+
+/// Live frames of one agent.
+pub(super) type TailStream = BoxStream<'static, LiveFrame>;
+
+/// Work that the connection starts.
+pub(super) enum Job {
+    /// Request of the node; one at a time.
+    Request(Request),
+    /// Action result of the node; many at a time.
+    Result(Request),
+    Read(Read),
+}
+
+/// Work that changes no state of the node.
+pub(super) enum Read {
+    /// Opens live tails, and reads the positions of their mailboxes.
+    Serve { target: ServeTarget, start: StartMode },
+    /// Reads which agents are located on the provider.
+    Relist(Fence),
+    /// Reads the missing rows of mailboxes.
+    Repair(Vec<RepairRequest>),
+    /// Verifies the position of a broker above the head of a mailbox.
+    VerifyPosition { fence: Fence, agent: AgentId, reported: Seq },
+    /// Waits until a floor that was written asynchronously is visible.
+    StoredAck { agent: AgentId, floor: Seq },
+}
+
+/// Agents to serve.
+pub(super) enum ServeTarget {
+    Agents(Vec<AgentId>),
+    /// All agents located on the provider. Without inventories they are online as soon as the provider is.
+    Provider {
+        fence: Fence,
+        online: bool,
+    },
+}
+
+/// Outcome of a job.
+pub(super) enum JobResult {
+    Request(Box<Outcome>),
+    /// Reply to an action result, if it has one.
+    Result(Option<String>),
+    /// Agents whose live tails are open, and how their streams start.
+    Serve {
+        start: StartMode,
+        agents: Vec<(MailboxPosition, TailStream)>,
+    },
+    /// Agents located on this provider, read at or after `asked`.
+    Relisted {
+        asked: Instant,
+        positions: Vec<MailboxPosition>,
+    },
+    Repaired(EngineResult<Vec<RepairedMailbox>>),
+    /// Position of a mailbox whose broker reported a seq above its head.
+    PositionVerified {
+        agent: AgentId,
+        reported: Seq,
+        position: Option<MailboxPosition>,
+    },
+    /// A delayed ack is visible in storage.
+    AckStored {
+        agent: AgentId,
+        floor: Seq,
+    },
+}
+
+/// Runs a read of a connection of `node`.
+pub(super) async fn read(engine: Engine, node: NodeCaller, read: Read) -> JobResult {
+    match read {
+        Read::Serve { target, start } => {
+            let agents = retry(STORAGE_RETRY, || open_target(&engine, node.scope, &target)).await;
+            JobResult::Serve { start, agents }
+        }
+        Read::Relist(fence) => {
+            let located = || async {
+                let asked = Instant::now();
+                let positions = engine.positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await?;
+                Ok((asked, positions))
+            };
+            let (asked, positions) = retry(STORAGE_RETRY, located).await;
+            JobResult::Relisted { asked, positions }
+        }
+        Read::Repair(requests) => JobResult::Repaired(engine.read_missing_deliveries(node.scope, &requests).await),
+        Read::VerifyPosition { fence, agent, reported } => {
+            let position = retry(VERIFY_RETRY, || engine.accept_broker_position(&fence, agent, reported)).await;
+            JobResult::PositionVerified { agent, reported, position }
+        }
+        Read::StoredAck { agent, floor } => {
+            wait_until_ack_stored(&engine, &node, agent, floor).await;
+            JobResult::AckStored { agent, floor }
+        }
+    }
+}
+
+/// Repeats a read until it succeeds.
+async fn retry<T, F>(pause: Duration, attempt: impl Fn() -> F) -> T
+where
+    F: Future<Output = EngineResult<T>>,
+{
+    loop {
+        match attempt().await {
+            Ok(done) => return done,
+            Err(error) => wait_for_storage(pause, &error).await,
+        }
+    }
+}
+
+async fn wait_for_storage(pause: Duration, error: &EngineError) {
+    tracing::debug!(error = error as &dyn std::error::Error, "storage unavailable, retrying");
+    tokio::time::sleep(pause).await;
+}
+
+async fn open_target(
+    engine: &Engine,
+    scope: WorkspaceScope,
+    target: &ServeTarget,
+) -> EngineResult<Vec<(MailboxPosition, TailStream)>> {
+    match target {
+        ServeTarget::Agents(agents) => open_tails(engine, scope, agents).await,
+        ServeTarget::Provider { fence, online } => {
+            let located = engine.positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await?;
+            let agents: Vec<_> = located.iter().map(|position| position.agent_id).collect();
+            if *online {
+                engine.mark_agents_online(fence.scope, &agents).await?;
+            }
+            open_tails(engine, fence.scope, &agents).await
+        }
+    }
+}
+
+/// Opens live tails, then reads positions: a delivery committed in between appears in at least one of the two.
+async fn open_tails(
+    engine: &Engine,
+    scope: WorkspaceScope,
+    agents: &[AgentId],
+) -> EngineResult<Vec<(MailboxPosition, TailStream)>> {
+    let mut tails = HashMap::with_capacity(agents.len());
+    for agent in agents {
+        tails.insert(*agent, engine.tail_mailbox(scope, *agent).await?);
+    }
+    let keys: Vec<_> = agents.iter().map(|agent| (scope, *agent)).collect();
+    let positions = engine.positions(&keys).await?;
+    Ok(positions.into_iter().filter_map(|p| tails.remove(&p.agent_id).map(|tail| (p, tail.boxed()))).collect())
+}
+
+async fn wait_until_ack_stored(engine: &Engine, node: &NodeCaller, agent: AgentId, floor: Seq) {
+    loop {
+        tokio::time::sleep(ACK_STORE_POLL_INTERVAL).await;
+        match engine.positions(&[(node.scope, agent)]).await.as_deref() {
+            // An agent that moved to another node sends no more acks here.
+            Ok([position]) if position.ack_floor < floor && position.node_id == node.node_id => {}
+            Ok(_) => return,
+            Err(error) => {
+                tracing::debug!(error = error as &dyn std::error::Error, "delayed ack not verified, retrying")
+            }
+        }
+    }
+}
+
+/// Records that a connection has ended. Retries for a few seconds; after that the worker finds the expired connection
+/// half a minute later.
+pub(super) async fn disconnect_provider(engine: &Engine, fence: &Fence) {
+    for _ in 0..DISCONNECT_ATTEMPTS {
+        match engine.disconnect_provider(fence).await {
+            Ok(_) => return,
+            Err(error) => wait_for_storage(STORAGE_RETRY, &error).await,
+        }
+    }
+}

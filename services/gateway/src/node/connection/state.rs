@@ -1,0 +1,434 @@
+//! State of one node's connection: inputs in, effects out.
+//!
+//! [`ConnectionState`] is pure: it reads no clock, socket or storage. What it may know of them comes with every step as
+//! [`Conditions`]; what is to happen leaves as [`Effect`]s, which the task performs in order. Its rules by subject:
+//! which agents are served in `hosting`, their deliveries in `flow`, requests in `requests`, invocations in
+//! `invocations`.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    time::Duration,
+};
+
+use axum::extract::ws::Message;
+use relay_domain::{
+    AgentId,
+    names::{MAX_NOTE_BYTES, check_length},
+    nodes::takeover::ProbeOutcome,
+};
+use relay_engine::{access::authentication::NodeCaller, mailboxes::serving::Heartbeat};
+use relay_wire::nodes::frame::{self, InboundFrame};
+use tokio::time::Instant;
+
+use super::{
+    control::{self, Outcome, ProviderBinding, Request, RequestEffect},
+    effects::{Close, Conditions, Effect, Input},
+    invocations::SentInvocations,
+    jobs::{Job, JobResult, Read},
+    outbound::Room,
+    pacing::Pacing,
+    peer_liveness::{PeerLiveness, Silence},
+    requests::RequestQueue,
+    served_agent::ServedAgent,
+};
+use crate::node::{registry::Event, upgrade::FRAME_LIMIT};
+
+/// Inbound frames accepted per [`RATE_WINDOW`]. Beyond it the socket is not read until the window ends.
+const MAX_FRAMES_PER_WINDOW: u32 = 2000;
+const RATE_WINDOW: Duration = Duration::from_millis(250);
+
+/// Reading of the agents located on the provider.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Relisting {
+    Idle,
+    Busy,
+    /// Another change was reported since the reading began.
+    Again,
+}
+
+/// State of one connection.
+pub(super) struct ConnectionState {
+    pub(super) node: NodeCaller,
+    /// The node is one agent's own connection.
+    pub(super) is_direct: bool,
+    /// Conditions of the current step.
+    pub(super) conditions: Conditions,
+    effects: VecDeque<Effect>,
+    started: Instant,
+    /// The provider that the connection registered as; `None` before its registration.
+    pub(super) binding: Option<ProviderBinding>,
+    pub(super) agents: HashMap<AgentId, ServedAgent>,
+    pub(super) names: HashMap<String, AgentId>,
+    /// Agents that a reply or an inventory of this connection has named as running.
+    pub(super) named_agents: HashSet<AgentId>,
+    /// Agents that may have frames to send or a repair to request.
+    pub(super) queued: VecDeque<AgentId>,
+    /// Number of agents whose broker has been asked for their position.
+    pub(super) probing: usize,
+    requests: RequestQueue,
+    /// Reply to a direct node's registration, sent once its agent is served.
+    registration_reply: Option<String>,
+    pub(super) relisting: Relisting,
+    pub(super) is_repairing: bool,
+    /// Earliest time of the next repair; set after storage has failed one.
+    pub(super) repair_after: Instant,
+    /// Present for published brokers, which lock up when too many frames are unconfirmed.
+    pub(super) pacing: Option<Pacing>,
+    liveness: PeerLiveness,
+    /// Start of the rate window, and inbound frames since.
+    rate: (Instant, u32),
+    ticked: Instant,
+    pub(super) sent_invocations: SentInvocations,
+    /// Highest epoch under which another connection took the provider.
+    superseded_by: Option<i64>,
+    /// Once set, the connection ends.
+    closing: Option<Close>,
+}
+
+impl ConnectionState {
+    pub(super) fn new(node: NodeCaller, is_direct: bool, now: Instant) -> Self {
+        let conditions =
+            Conditions { now, is_trusted: false, was_restored: false, room: Room::default(), is_crowded: false };
+        Self {
+            node,
+            is_direct,
+            conditions,
+            effects: VecDeque::new(),
+            started: now,
+            binding: None,
+            agents: HashMap::new(),
+            names: HashMap::new(),
+            named_agents: HashSet::new(),
+            queued: VecDeque::new(),
+            probing: 0,
+            requests: RequestQueue::default(),
+            registration_reply: None,
+            relisting: Relisting::Idle,
+            is_repairing: false,
+            repair_after: now,
+            pacing: None,
+            liveness: PeerLiveness::new(now),
+            rate: (now, 0),
+            ticked: now,
+            sent_invocations: SentInvocations::default(),
+            superseded_by: None,
+            closing: None,
+        }
+    }
+
+    /// Handles one input. Effects are taken with [`Self::next_effect`].
+    pub(super) fn step(&mut self, input: Input, conditions: Conditions) {
+        self.conditions = conditions;
+        match input {
+            Input::Message(message) => self.on_message(message),
+            Input::Event(event) => self.on_event(event),
+            Input::Job(done) => self.on_job_result(done),
+            Input::Live(agent, live) => self.on_live(agent, live),
+            Input::Wake => {}
+        }
+        // A busy connection must not postpone its tick.
+        self.tick_if_due();
+        if self.closing.is_none() {
+            self.store_due_acks();
+            self.pump_deliveries();
+        }
+    }
+
+    pub(super) fn next_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    pub(super) fn emit(&mut self, effect: Effect) {
+        self.effects.push_back(effect);
+    }
+
+    pub(super) fn send_text(&mut self, text: String) {
+        self.conditions.room.take(text.len());
+        self.emit(Effect::Send(text.into()));
+    }
+
+    pub(super) fn start_read(&mut self, read: Read) {
+        self.emit(Effect::Start(Job::Read(read)));
+    }
+
+    pub(super) const fn now(&self) -> Instant {
+        self.conditions.now
+    }
+
+    /// Time since the connection began, in milliseconds.
+    pub(super) fn now_ms(&self) -> u64 {
+        u64::try_from(self.now().duration_since(self.started).as_millis()).unwrap_or(u64::MAX)
+    }
+
+    pub(super) const fn binding(&self) -> Option<&ProviderBinding> {
+        self.binding.as_ref()
+    }
+
+    /// Returns why the connection ends, if it does.
+    pub(super) const fn closing(&self) -> Option<Close> {
+        self.closing
+    }
+
+    pub(super) const fn close(&mut self, close: Close) {
+        self.closing = Some(close);
+    }
+
+    /// Returns whether the socket may be read: not while requests queue up or frames arrive too fast.
+    pub(super) fn accepts_input(&self, now: Instant) -> bool {
+        !self.requests.is_full() && (self.rate.1 < MAX_FRAMES_PER_WINDOW || now - self.rate.0 >= RATE_WINDOW)
+    }
+
+    /// Returns whether agents are queued that the outbound queue had no room for.
+    pub(super) fn waits_for_room(&self) -> bool {
+        !self.queued.is_empty() && self.conditions.room.is_empty()
+    }
+
+    fn on_message(&mut self, message: Message) {
+        let now = self.now();
+        for proof in self.liveness.on_inbound(now) {
+            self.effects.push_back(Effect::AnswerProbe(proof, ProbeOutcome::Alive));
+        }
+        if now - self.rate.0 >= RATE_WINDOW {
+            self.rate = (now, 0);
+        }
+        self.rate.1 += 1;
+        match message {
+            Message::Text(text) if text.len() > FRAME_LIMIT => self.close((1009, "frame too large")),
+            Message::Binary(bytes) if bytes.len() > FRAME_LIMIT => self.close((1009, "frame too large")),
+            Message::Text(text) => self.on_text(&text),
+            Message::Binary(_) => self.refuse(None, "invalid_message", "frames are text"),
+            Message::Ping(_) | Message::Pong(_) => {}
+            Message::Close(_) => self.close((1000, "")),
+        }
+    }
+
+    fn refuse(&mut self, id: Option<&str>, code: &str, message: &str) {
+        self.send_text(frame::encode_error(id, code, message));
+    }
+
+    fn on_text(&mut self, text: &str) {
+        let decoded = match frame::decode(text) {
+            Ok(decoded) => decoded,
+            Err(refusal) => return self.refuse(refusal.id.as_deref(), "invalid_message", &refusal.message),
+        };
+        match decoded.frame {
+            InboundFrame::Ack(ack) => self.on_ack(&ack.agent, i64::try_from(ack.up_to_seq).unwrap_or(i64::MAX)),
+            InboundFrame::Heartbeat(beat) => self.on_heartbeat(decoded.id.as_deref(), *beat),
+            InboundFrame::Ignored => {}
+            frame @ (InboundFrame::Register(_)
+            | InboundFrame::Deregister
+            | InboundFrame::AgentRegister(_)
+            | InboundFrame::AgentRecover(_)
+            | InboundFrame::AgentDeregister(_)
+            | InboundFrame::Inventory(_)
+            | InboundFrame::ActionResult(_)
+            | InboundFrame::ActionAccept(_)
+            | InboundFrame::Spawn(_)) => {
+                self.requests.push(Request { id: decoded.id, frame });
+                self.start_requests();
+            }
+        }
+    }
+
+    fn start_requests(&mut self) {
+        while let Some(job) = self.requests.start_next() {
+            self.emit(Effect::Start(job));
+        }
+    }
+
+    fn on_heartbeat(&mut self, id: Option<&str>, beat: frame::Heartbeat) {
+        if beat.node_id.as_ref().is_some_and(|node| *node != self.node.node_id.as_str()) {
+            return self.refuse(id, "node_id_mismatch", "node_id is not this connection's node");
+        }
+        if let Err(error) = control::check_capabilities(beat.capabilities.as_deref().unwrap_or_default()) {
+            return self.refuse(id, "invalid_message", &error.to_string());
+        }
+        let version = beat.version.as_deref().unwrap_or_default();
+        if let Err(error) = check_length("version", version, MAX_NOTE_BYTES) {
+            return self.refuse(id, "invalid_message", &error.to_string());
+        }
+        // A heartbeat before the registration has been handled is early, not invalid.
+        let Some(binding) = &self.binding else { return };
+        let fence = &binding.fence;
+        let beat = Heartbeat {
+            scope: fence.scope,
+            node_id: fence.node_id.clone(),
+            provider: fence.provider.clone(),
+            epoch: fence.epoch,
+            load: beat.load.unwrap_or_default().clamp(0.0, 1.0),
+            // Providers that do not measure their load send 0.
+            load_measured: beat.load_reported.unwrap_or(beat.load.is_some_and(|load| load > 0.0)),
+            active_agents: i32::try_from(beat.active_agents).unwrap_or(i32::MAX),
+            max_agents: beat.max_agents.map(|most| i32::try_from(most).unwrap_or(i32::MAX)),
+            version: beat.version,
+            handlers_live: beat.handlers_live,
+            capabilities: beat.capabilities.as_deref().map(control::stored_capabilities),
+        };
+        self.emit(Effect::Heartbeat(Box::new(beat)));
+    }
+
+    fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Positions(positions) => positions.iter().for_each(|position| self.on_position(position)),
+            Event::Relist => self.relist(),
+            Event::Notice { agents, notice } => agents.iter().for_each(|agent| self.on_notice(*agent, &notice)),
+            Event::Invoke(invocation) => self.on_invoke(&invocation),
+            Event::ProviderTaken { epoch } => {
+                self.superseded_by = self.superseded_by.max(Some(epoch));
+                self.close_if_superseded();
+            }
+            Event::Close { code, reason } => self.close((code, reason)),
+            Event::ProveLiveness(proof) => {
+                self.emit(Effect::Ping);
+                self.liveness.add_proof(self.now(), proof);
+            }
+        }
+    }
+
+    /// Closes the connection if a newer epoch holds its provider. Waits while a registration is in progress: it may be
+    /// the one that takes the provider.
+    fn close_if_superseded(&mut self) {
+        let ours = self.binding.as_ref().map(|binding| binding.fence.epoch);
+        if !self.requests.is_busy() && ours.is_some() && self.superseded_by > ours {
+            // Some clients reconnect at once after 1000, so a direct node gets another code.
+            self.close((if self.is_direct { 4001 } else { 1000 }, "superseded"));
+        }
+    }
+
+    fn on_job_result(&mut self, done: JobResult) {
+        match done {
+            JobResult::Request(outcome) => self.on_request_done(*outcome),
+            JobResult::Result(reply) => {
+                self.requests.on_result_done();
+                if let Some(reply) = reply {
+                    self.send_text(reply);
+                }
+                self.start_requests();
+            }
+            JobResult::Serve { start, agents } => {
+                let registration_reply = self.registration_reply.take();
+                let is_answer = registration_reply.is_some();
+                // The reply precedes every delivery.
+                if let Some(reply) = registration_reply {
+                    self.send_text(reply);
+                }
+                for (position, tail) in agents {
+                    self.adopt_agent(position, tail, start);
+                }
+                if is_answer {
+                    self.end_request();
+                }
+            }
+            JobResult::Relisted { asked, positions } => self.on_relisted(asked, positions),
+            JobResult::Repaired(repaired) => self.on_repaired(repaired),
+            JobResult::PositionVerified { agent, reported, position } => {
+                self.on_position_verified(agent, reported, position.as_ref());
+            }
+            JobResult::AckStored { agent, floor } => self.on_ack_stored(agent, floor),
+        }
+    }
+
+    fn on_request_done(&mut self, outcome: Outcome) {
+        let Outcome { reply, effect } = outcome;
+        if self.is_direct && reply.is_some() && matches!(effect, RequestEffect::Registered(_)) {
+            // The reply is sent once the agent is served, so that the client receives every later event.
+            self.registration_reply = reply;
+            self.apply_request_effect(effect);
+            return;
+        }
+        if let Some(reply) = reply {
+            self.send_text(reply);
+        }
+        self.apply_request_effect(effect);
+        self.end_request();
+    }
+
+    fn end_request(&mut self) {
+        self.requests.on_request_done();
+        self.close_if_superseded();
+        self.start_requests();
+    }
+
+    /// Prepares the end: requests that were received before it still run.
+    pub(super) fn stop(&mut self) {
+        if self.registration_reply.take().is_some() {
+            self.requests.on_request_done();
+        }
+        self.start_requests();
+    }
+
+    /// Returns whether requests received before the end are not finished.
+    pub(super) fn has_unfinished_requests(&self) -> bool {
+        !self.requests.is_empty()
+    }
+
+    /// Handles a job that ends after [`Self::stop`]. Nobody reads its reply.
+    pub(super) fn finish_request(&mut self, done: JobResult) {
+        match done {
+            JobResult::Request(outcome) => {
+                self.requests.on_request_done();
+                if let RequestEffect::Registered(binding)
+                | RequestEffect::RegistrationFailed { held: Some(binding), .. } = outcome.effect
+                {
+                    self.binding = Some(binding);
+                }
+            }
+            JobResult::Result(_) => self.requests.on_result_done(),
+            JobResult::Serve { .. }
+            | JobResult::Relisted { .. }
+            | JobResult::Repaired(_)
+            | JobResult::PositionVerified { .. }
+            | JobResult::AckStored { .. } => {}
+        }
+        self.start_requests();
+    }
+
+    /// Time of the next tick or due ack.
+    pub(super) fn next_wake(&self) -> Instant {
+        let tick = self.ticked + self.tick_interval();
+        self.next_due_ack().map_or(tick, |due| due.min(tick))
+    }
+
+    /// Interval until the next tick; shorter while something waits for it.
+    fn tick_interval(&self) -> Duration {
+        let retry = !self.queued.is_empty() && !self.conditions.room.is_empty();
+        if retry && !self.conditions.is_trusted {
+            return Duration::from_millis(200);
+        }
+        if retry || self.rate.1 >= MAX_FRAMES_PER_WINDOW {
+            Duration::from_millis(10)
+        } else if self.liveness.awaits_proof() || self.probing > 0 {
+            Duration::from_millis(100)
+        } else {
+            Duration::from_secs(5)
+        }
+    }
+
+    fn tick_if_due(&mut self) {
+        let now = self.now();
+        if self.closing.is_some() || now - self.ticked < self.tick_interval() {
+            return;
+        }
+        self.ticked = now;
+        if self.probing > 0 {
+            self.expire_late_probes();
+        }
+        for proof in self.liveness.take_late_proofs(now) {
+            self.emit(Effect::AnswerProbe(proof, ProbeOutcome::Silent));
+        }
+        if self.conditions.is_crowded || !self.accepts_input(now) {
+            // The socket is not being read, so the peer's silence proves nothing.
+            self.liveness.restart(now);
+            if let Some(pacing) = &mut self.pacing {
+                pacing.restart_silence_timer(now);
+            }
+        }
+        let is_unconfirmed = self.pacing.as_ref().is_some_and(|pacing| pacing.is_silent(now));
+        match self.liveness.check(now) {
+            Some(Silence::Close) => self.close((1011, "no sign of life")),
+            _ if is_unconfirmed => self.close((1011, "no sign of life")),
+            Some(Silence::Ping) => self.emit(Effect::Ping),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Property tests of the connection state without a socket: random inputs, and what must hold of the effects.
+
+mod world;
+
+use proptest::prelude::*;
+use relay_domain::mailboxes::stream::Seq;
+
+use self::world::{Peer, World};
+use super::effects::Input;
+use crate::node::registry::Event;
+
+/// What happens to a connection. Indices are taken modulo what there is.
+#[derive(Debug, Clone)]
+enum Action {
+    /// A message is committed for an agent; its live copy waits.
+    Post(usize),
+    /// A waiting live copy arrives; it may stay, and arrive again.
+    Live {
+        agent: usize,
+        copy: usize,
+        again: bool,
+    },
+    LoseLive(usize),
+    /// A live copy says that the agent was located elsewhere.
+    MovedLive(usize),
+    /// An agent moves to another node or back.
+    Move(usize),
+    /// The node acks this many frames beyond its last ack.
+    Ack(usize, Seq),
+    /// The node acks a barrier or answers a position probe, with nothing if it was restarted.
+    Answer {
+        is_restarted: bool,
+    },
+    /// The node sends its inventory.
+    Inventory,
+    FinishJob(usize),
+    FailRepair,
+    Relist,
+    /// The silence check reports positions.
+    Positions,
+    Advance(u64),
+    Room(usize),
+    Trust(bool),
+    TakenOver,
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let agent = 0..3_usize;
+    prop_oneof![
+        20 => agent.clone().prop_map(Action::Post),
+        20 => (agent.clone(), 0..9_usize, prop::bool::weighted(0.1))
+            .prop_map(|(agent, copy, again)| Action::Live { agent, copy, again }),
+        3 => agent.clone().prop_map(Action::LoseLive),
+        1 => agent.clone().prop_map(Action::MovedLive),
+        1 => agent.clone().prop_map(Action::Move),
+        12 => (agent, 0..9_i64).prop_map(|(agent, more)| Action::Ack(agent, more)),
+        8 => prop::bool::weighted(0.3).prop_map(|is_restarted| Action::Answer { is_restarted }),
+        2 => Just(Action::Inventory),
+        20 => (0..4_usize).prop_map(Action::FinishJob),
+        1 => Just(Action::FailRepair),
+        1 => Just(Action::Relist),
+        2 => Just(Action::Positions),
+        12 => (0..300_u64).prop_map(Action::Advance),
+        4 => (0..40_usize).prop_map(Action::Room),
+        2 => prop::bool::weighted(0.7).prop_map(Action::Trust),
+        1 => Just(Action::TakenOver),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Whatever is lost, repeated, reordered, moved or refused: frames of an agent leave in order and once, only under
+    /// a lease, only while the agent is here and within every window; in the end all of them have left and are acked.
+    #[test]
+    fn every_message_arrives_in_order_whatever_happens(
+        peer in prop::sample::select(&Peer::ALL[..]),
+        agents in prop::collection::vec((prop_oneof![9 => 0..50_i64, 1 => Just(150_000)], 0..150_i64), 3),
+        actions in prop::collection::vec(action(), 0..400),
+    ) {
+        let mut world = World::new(peer, &agents);
+        actions.into_iter().for_each(|action| world.act(action));
+        prop_assert_eq!(world.state.closing(), None);
+        world.settle();
+        for (agent, mailbox) in &world.mailboxes {
+            prop_assert_eq!(mailbox.ack_floor, mailbox.head, "{}: {:?}", agent, mailbox);
+        }
+    }
+
+    /// The end routes no agent here any more, whatever came before.
+    #[test]
+    fn the_end_leaves_no_route(
+        peer in prop::sample::select(&Peer::ALL[..]),
+        actions in prop::collection::vec(action(), 0..100),
+    ) {
+        let mut world = World::new(peer, &[(3, 5), (0, 1), (0, 0)]);
+        actions.into_iter().for_each(|action| world.act(action));
+        world.step(Input::Event(Event::Close { code: 1013, reason: "drained" }));
+        prop_assert_eq!(world.state.closing(), Some((1013, "drained")));
+        world.state.stop();
+        world.state.drop_all_agents();
+        while let Some(effect) = world.state.next_effect() {
+            world.perform(effect);
+        }
+        let routed: Vec<_> = world.mailboxes.iter().filter(|(_, mailbox)| mailbox.is_routed).collect();
+        prop_assert!(routed.is_empty(), "{:?}", routed);
+    }
+}
