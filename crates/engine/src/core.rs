@@ -1,11 +1,12 @@
 //! [`Core`]: what the handles of all nouns share.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use chrono::{DateTime, Utc};
+use relay_domain::GatewayId;
 use relay_store::Store;
 
-use crate::{IdSource, events::Announcer, hints::Hints};
+use crate::{EngineResult, IdSource, events::Announcer, hints::Hints};
 
 /// Storage, ids, the clock, hints and announcements. Cheap to clone; all clones share their state.
 #[derive(Clone)]
@@ -14,6 +15,8 @@ pub(crate) struct Core {
     pub(crate) ids: Arc<IdSource>,
     pub(crate) hints: Arc<Hints>,
     pub(crate) announcer: Announcer,
+    /// Set once this process is a gateway.
+    pub(crate) gateway: Arc<OnceLock<GatewayId>>,
 }
 
 impl Core {
@@ -24,5 +27,14 @@ impl Core {
 
     pub(crate) fn next_id(&self) -> i64 {
         self.ids.next_id()
+    }
+
+    /// Id of this gateway, if this process is one.
+    pub(crate) fn gateway_id(&self) -> Option<GatewayId> {
+        self.gateway.get().copied()
+    }
+
+    pub(crate) async fn check_storage(&self) -> EngineResult<()> {
+        Ok(self.store.ping().await?)
     }
 }

@@ -11,7 +11,7 @@ pub use relay_stream::Hint;
 use relay_stream::Stream;
 use tokio::sync::{broadcast, mpsc};
 
-use crate::{Engine, Inner};
+use crate::Inner;
 
 /// Bound of both queues. A slow listener loses the oldest hint, a slow NATS the newest.
 const QUEUE: usize = 4096;
@@ -160,23 +160,23 @@ impl Hints {
 
 /// Passes hints of other processes, for all or for one gateway, to the listeners of this one, until the engine is
 /// dropped.
-pub(crate) async fn receive_remote(engine: Weak<Inner>, stream: Stream, gateway: Option<GatewayId>) {
-    let mut hints = loop {
+pub(crate) async fn receive_remote(hints: Weak<Hints>, stream: Stream, gateway: Option<GatewayId>) {
+    let mut remote = loop {
         let listened = match gateway {
             None => stream.subscribe_hints().await,
             Some(gateway) => stream.subscribe_hints_to(gateway).await,
         };
         match listened {
-            Ok(hints) => break hints,
+            Ok(remote) => break remote,
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "waiting for nats");
                 tokio::time::sleep(RESUBSCRIBE_AFTER).await;
             }
         }
     };
-    while let Some(hint) = hints.next().await {
-        let Some(inner) = engine.upgrade() else { return };
-        let _ = inner.core.hints.local.send(Arc::new(hint));
+    while let Some(hint) = remote.next().await {
+        let Some(hints) = hints.upgrade() else { return };
+        let _ = hints.local.send(Arc::new(hint));
     }
 }
 
@@ -189,20 +189,19 @@ pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Rece
         match hint.as_deref() {
             Ok(Hint::TokenRevoked { hash }) => {
                 if let Ok(hash) = hash.parse::<TokenHash>() {
-                    let engine = Engine { inner };
-                    engine.forget_token(&hash);
-                    engine.inner.observers.notify_access_change();
+                    inner.access.tokens.forget(&hash);
+                    inner.observers.cache.notify_access_change();
                 }
             }
-            Ok(Hint::ObserversChanged) => inner.observers.request_refresh(),
+            Ok(Hint::ObserversChanged) => inner.observers.cache.request_refresh(),
             Ok(Hint::MembersChanged { workspace, channel }) => {
-                inner.audiences.forget(WorkspaceScope::from_engine_row(*workspace), *channel);
+                inner.messages.audiences.forget(WorkspaceScope::from_engine_row(*workspace), *channel);
             }
             Ok(Hint::QuotasChanged { workspace }) => inner.quotas.forget(*workspace).await,
             Ok(_) => {}
             Err(broadcast::error::RecvError::Lagged(_)) => {
-                inner.observers.request_refresh();
-                Engine { inner }.forget_all_tokens();
+                inner.observers.cache.request_refresh();
+                inner.access.tokens.forget_all();
             }
             Err(broadcast::error::RecvError::Closed) => return,
         }

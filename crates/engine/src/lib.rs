@@ -52,37 +52,62 @@ pub struct Engine {
 
 pub(crate) struct Inner {
     pub(crate) core: core::Core,
-    pub(crate) tokens: access::authentication::TokenCache,
-    pub(crate) seen: agents::last_seen::LastSeenRecorder,
-    pub(crate) observers: observers::Observers,
     pub(crate) stream: Stream,
-    pub(crate) audiences: channels::audiences::Audiences,
-    pub(crate) committer: messages::committer::CommitQueue,
-    pub(crate) publisher: messages::publisher::Publisher,
-    pub(crate) feeds: events::Feeds,
-    pub(crate) large_frames: events::LargeFrames,
-    pub(crate) cursors: Arc<mailboxes::cursors::CursorMoves>,
-    pub(crate) heartbeats: nodes::heartbeats::Heartbeats,
-    pub(crate) limits: access::limits::Limits,
-    pub(crate) quotas: access::limits::QuotaCache,
     pub(crate) secrets: Arc<access::secrets::Secrets>,
-    pub(crate) files: files::Files,
-    pub(crate) subscriptions: subscriptions::Subscriptions,
-    pub(crate) calls: actions::CallQueues,
-    pub(crate) dispatch_notes: actions::DispatchRecorder,
-    pub(crate) node_kinds: nodes::kinds::NodeKinds,
     pub(crate) egress: relay_egress::Client,
-    pub(crate) gateway_id: std::sync::OnceLock<relay_domain::GatewayId>,
-    pub(crate) recovery: recovery::Recovery,
-    pub(crate) suspensions: workspaces::suspensions::Suspensions,
     pub(crate) tasks: relay_tasks::TaskSet,
+    pub(crate) publisher: messages::publisher::Publisher,
+    pub(crate) node_kinds: nodes::kinds::NodeKinds,
+    pub(crate) suspensions: Arc<workspaces::suspensions::Suspensions>,
+    pub(crate) access: access::authentication::Access,
+    pub(crate) actions: actions::Actions,
+    pub(crate) agents: agents::Agents,
+    pub(crate) channels: channels::Channels,
+    pub(crate) events: events::Events,
+    pub(crate) files: files::Files,
+    pub(crate) mailboxes: mailboxes::Mailboxes,
+    pub(crate) messages: messages::Messages,
+    pub(crate) nodes: nodes::Nodes,
+    pub(crate) observers: observers::Observers,
+    pub(crate) processes: processes::Processes,
+    pub(crate) quotas: access::limits::QuotaCache,
+    pub(crate) rate_limits: access::limits::RateLimits,
+    pub(crate) recovery: recovery::Recovery,
+    pub(crate) search: search::Search,
+    pub(crate) subscriptions: subscriptions::Subscriptions,
+    pub(crate) workspaces: workspaces::Workspaces,
 }
 
+/// One handle per noun. Each holds what its use cases need, and nothing else.
 impl Engine {
-    /// Plans and limits of workspaces.
+    /// Callers and their repeated requests.
     #[must_use]
-    pub fn quotas(&self) -> &access::limits::QuotaCache {
-        &self.inner.quotas
+    pub fn access(&self) -> &access::authentication::Access {
+        &self.inner.access
+    }
+
+    /// Actions and invocations, among them spawning and releasing agents.
+    #[must_use]
+    pub fn actions(&self) -> &actions::Actions {
+        &self.inner.actions
+    }
+
+    /// Agents: their life cycle, location and session events.
+    #[must_use]
+    pub fn agents(&self) -> &agents::Agents {
+        &self.inner.agents
+    }
+
+    /// Channels and conversations.
+    #[must_use]
+    pub fn channels(&self) -> &channels::Channels {
+        &self.inner.channels
+    }
+
+    /// The event log of a workspace and its live streams.
+    #[must_use]
+    pub fn events(&self) -> &events::Events {
+        &self.inner.events
     }
 
     /// Files: declared, uploaded, attached, downloaded, deleted.
@@ -91,16 +116,79 @@ impl Engine {
         &self.inner.files
     }
 
+    /// Mailboxes: served on sockets, listed, settled, claimed, redriven.
+    #[must_use]
+    pub fn mailboxes(&self) -> &mailboxes::Mailboxes {
+        &self.inner.mailboxes
+    }
+
+    /// Messages, reactions, receipts and webhooks.
+    #[must_use]
+    pub fn messages(&self) -> &messages::Messages {
+        &self.inner.messages
+    }
+
+    /// Nodes, their providers and the agents that those host.
+    #[must_use]
+    pub fn nodes(&self) -> &nodes::Nodes {
+        &self.inner.nodes
+    }
+
+    /// Observers, their tokens and signing keys.
+    #[must_use]
+    pub fn observers(&self) -> &observers::Observers {
+        &self.inner.observers
+    }
+
+    /// This process as a gateway: its lease and the connections that it holds.
+    #[must_use]
+    pub fn processes(&self) -> &processes::Processes {
+        &self.inner.processes
+    }
+
+    /// Plans and limits of workspaces.
+    #[must_use]
+    pub fn quotas(&self) -> &access::limits::QuotaCache {
+        &self.inner.quotas
+    }
+
+    /// Rate limits of requests.
+    #[must_use]
+    pub fn rate_limits(&self) -> &access::limits::RateLimits {
+        &self.inner.rate_limits
+    }
+
+    /// Recovery of a restored database, which must end before clients are served.
+    #[must_use]
+    pub fn recovery(&self) -> &recovery::Recovery {
+        &self.inner.recovery
+    }
+
+    /// Search of messages.
+    #[must_use]
+    pub fn search(&self) -> &search::Search {
+        &self.inner.search
+    }
+
     /// Event subscriptions: their definitions, and their leases for a worker.
     #[must_use]
     pub fn subscriptions(&self) -> &subscriptions::Subscriptions {
         &self.inner.subscriptions
     }
 
-    pub(crate) fn store(&self) -> &Store {
-        &self.inner.core.store
+    /// Suspended workspaces and drained nodes.
+    #[must_use]
+    pub fn suspensions(&self) -> &workspaces::suspensions::Suspensions {
+        &self.inner.suspensions
     }
 
+    /// Workspaces: their life cycle, activity, usage and system prompt.
+    #[must_use]
+    pub fn workspaces(&self) -> &workspaces::Workspaces {
+        &self.inner.workspaces
+    }
+
+    /// Hints: wake-ups without authority.
     #[must_use]
     pub fn hints(&self) -> &hints::Hints {
         &self.inner.core.hints
@@ -118,8 +206,24 @@ impl Engine {
         self.inner.core.now()
     }
 
+    /// Asks Postgres for a sign of life.
+    ///
+    /// # Errors
+    /// When it is unavailable.
     pub async fn check_storage(&self) -> EngineResult<()> {
-        Ok(self.store().ping().await?)
+        self.inner.core.check_storage().await
+    }
+
+    pub(crate) fn core(&self) -> &core::Core {
+        &self.inner.core
+    }
+
+    pub(crate) fn node_kinds(&self) -> &nodes::kinds::NodeKinds {
+        &self.inner.node_kinds
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.inner.core.store
     }
 
     pub(crate) fn next_id(&self) -> i64 {

@@ -10,30 +10,39 @@ use relay_tasks::TaskSet;
 use crate::{
     Engine, EngineError, EngineResult, IdSource, Inner,
     access::{
-        authentication::TokenCache,
-        limits::{Limits, LimitsConfig, QuotaCache},
+        authentication::Access,
+        limits::{Limits, LimitsConfig, QuotaCache, RateLimits},
         secrets::{KeyList, Secrets},
+        tokens::Tokens,
     },
-    actions::{self, CallQueues, DispatchRecorder},
-    agents::last_seen,
-    channels::audiences::Audiences,
+    actions::{self, Actions, CallQueues, DispatchRecorder},
+    agents::{Agents, last_seen},
+    channels::{Channels, audiences::Audiences},
     core::Core,
     error::Fault,
-    events,
+    events::{self, Events},
     files::{FileStorage, Files, FilesConfig},
     hints::{self, Hints},
-    mailboxes::cursors::{self, CursorMoves},
+    mailboxes::{
+        Mailboxes,
+        cursors::{self, CursorMoves},
+    },
     messages::{
+        Messages,
         committer::{self, CommitQueue},
         publisher::{self, Publisher},
     },
     migrations::wait_for_schema,
-    nodes::heartbeats::{self, Heartbeats},
-    observers::{self, Observers},
-    processes::connection_gauges,
-    recovery::{self, Recovery},
+    nodes::{Nodes, heartbeats, kinds::NodeKinds},
+    observers::{self, ObserverCache, Observers},
+    processes::{Processes, connection_gauges},
+    recovery::{self, Recovery, RecoveryState},
+    search::Search,
     subscriptions::Subscriptions,
-    workspaces::suspensions::{self, Suspensions},
+    workspaces::{
+        Workspaces,
+        suspensions::{self, Suspensions},
+    },
 };
 
 /// Lease time of a worker number, in seconds.
@@ -79,52 +88,115 @@ impl Engine {
         let stream = Stream::connect(&config.nats_url, "relay", &owner).await?;
         let (hints, hint_queue) = Hints::new();
         let (seen, notes) = last_seen::LastSeenRecorder::new();
-        let (observers, observers_used) = Observers::new();
+        let (observer_cache, observers_used) = ObserverCache::new();
         let (committer, commit_queue) = CommitQueue::new();
         let (publisher, publish_queue) = Publisher::new();
         let (announcer, announcements) = events::Announcer::new();
         let (calls, new_calls, outcomes) = CallQueues::new();
         let (dispatch_notes, sent_notes) = DispatchRecorder::new();
-        let cursors = Arc::new(CursorMoves::default());
-        let core = Core { store: store.clone(), ids, hints: Arc::new(hints), announcer };
-        let quotas = QuotaCache::new(core.clone(), config.limits.plans);
+        let core = Core { store: store.clone(), ids, hints: Arc::new(hints), announcer, gateway: Arc::default() };
         let egress = relay_egress::Client::new(config.egress.policy(), relay_egress::CallLimits::default());
+        // From here on: each handle, after those that it holds.
+        let (seen, suspensions) = (Arc::new(seen), Arc::<Suspensions>::default());
+        let (audiences, cursors) = (Arc::new(Audiences::new(core.clone())), Arc::new(CursorMoves::default()));
+        let node_kinds = NodeKinds::new(core.clone());
+        let tokens = Tokens::new(core.clone());
+        let quotas = QuotaCache::new(core.clone(), config.limits.plans);
+        let mailboxes = Mailboxes { core: core.clone(), stream: stream.clone(), cursors: Arc::clone(&cursors) };
+        let agents = Agents {
+            core: core.clone(),
+            tokens: tokens.clone(),
+            quotas: quotas.clone(),
+            mailboxes: mailboxes.clone(),
+            seen: Arc::clone(&seen),
+        };
+        let channels = Channels { core: core.clone(), quotas: quotas.clone(), agents: agents.clone() };
+        let observers = Observers {
+            core: core.clone(),
+            tokens: tokens.clone(),
+            quotas: quotas.clone(),
+            suspensions: Arc::clone(&suspensions),
+            tasks: tasks.clone(),
+            cache: Arc::new(observer_cache),
+        };
+        let files = Files {
+            core: core.clone(),
+            quotas: quotas.clone(),
+            secrets: Arc::clone(&secrets),
+            storage: Arc::new(FileStorage::new(&config.files)),
+        };
         let inner = Inner {
-            tokens: TokenCache::default(),
-            seen,
-            observers,
-            stream: stream.clone(),
-            audiences: Audiences::default(),
-            committer,
-            publisher,
-            feeds: events::Feeds::default(),
-            large_frames: events::large_frames(),
-            cursors: Arc::clone(&cursors),
-            heartbeats: Heartbeats::default(),
-            limits: Limits::new(config.limits),
-            files: Files {
+            access: Access {
+                core: core.clone(),
+                tokens: tokens.clone(),
+                observers: observers.clone(),
+                suspensions: Arc::clone(&suspensions),
+                seen,
+            },
+            actions: Actions {
+                core: core.clone(),
+                agents: agents.clone(),
+                channels: channels.clone(),
+                node_kinds: node_kinds.clone(),
+                calls: Arc::new(calls),
+                dispatch_notes: Arc::new(dispatch_notes),
+            },
+            events: Events {
+                core: core.clone(),
+                stream: stream.clone(),
+                audiences: Arc::clone(&audiences),
+                feeds: Arc::default(),
+                large_frames: events::large_frames(),
+            },
+            messages: Messages {
                 core: core.clone(),
                 quotas: quotas.clone(),
-                secrets: Arc::clone(&secrets),
-                storage: Arc::new(FileStorage::new(&config.files)),
+                files: files.clone(),
+                suspensions: Arc::clone(&suspensions),
+                audiences,
+                channels: channels.clone(),
+                stream: stream.clone(),
+                committer: Arc::new(committer),
             },
+            nodes: Nodes {
+                core: core.clone(),
+                tokens: tokens.clone(),
+                quotas: quotas.clone(),
+                agents: agents.clone(),
+                secrets: Arc::clone(&secrets),
+                egress: egress.clone(),
+                stream: stream.clone(),
+                heartbeats: Arc::default(),
+            },
+            processes: Processes { core: core.clone(), stream: stream.clone(), tasks: tasks.clone() },
+            rate_limits: RateLimits {
+                core: core.clone(),
+                quotas: quotas.clone(),
+                limits: Arc::new(Limits::new(config.limits)),
+            },
+            recovery: Recovery { core: core.clone(), state: Arc::new(RecoveryState::new(config.restore_margin)) },
+            search: Search { core: core.clone() },
             subscriptions: Subscriptions {
                 core: core.clone(),
                 quotas: quotas.clone(),
                 secrets: Arc::clone(&secrets),
                 egress: egress.clone(),
             },
-            secrets,
-            quotas,
-            core,
-            calls,
-            dispatch_notes,
-            node_kinds: crate::nodes::kinds::node_kinds(),
-            egress,
-            gateway_id: std::sync::OnceLock::new(),
-            recovery: Recovery::new(config.restore_margin),
-            suspensions: Suspensions::default(),
+            workspaces: Workspaces { core: core.clone(), tokens, observers: observers.clone() },
+            stream: stream.clone(),
             tasks: tasks.clone(),
+            core,
+            secrets,
+            egress,
+            publisher,
+            node_kinds,
+            suspensions,
+            agents,
+            channels,
+            files,
+            mailboxes,
+            observers,
+            quotas,
         };
         let engine = Self { inner: Arc::new(inner) };
         let weak = || Arc::downgrade(&engine.inner);
@@ -132,7 +204,10 @@ impl Engine {
         tasks.spawn("observer-uses", observers::write_token_uses(store, observers_used));
         tasks.spawn("hint-sender", hints::forward_to_nats(stream.clone(), hint_queue));
         tasks.spawn("hint-handler", hints::handle_hints(weak(), engine.hints().subscribe()));
-        tasks.spawn("hint-receiver", hints::receive_remote(weak(), stream.clone(), None));
+        tasks.spawn(
+            "hint-receiver",
+            hints::receive_remote(Arc::downgrade(&engine.inner.core.hints), stream.clone(), None),
+        );
         tasks.spawn("committer", committer::run(weak(), commit_queue));
         tasks.spawn("publisher", publisher::run(weak(), publish_queue));
         tasks.spawn("announcer", events::announce(weak(), announcements));
@@ -169,7 +244,7 @@ async fn maintain_streams(engine: std::sync::Weak<Inner>, stream: Stream, replic
             tokio::time::sleep(RETRY_AFTER).await;
         };
         if let (false, Some(inner)) = (rebuilt, engine.upgrade()) {
-            inner.recovery.log_recreated();
+            inner.recovery.state.log_recreated();
         }
         if link.changed().await.is_err() {
             return;

@@ -59,7 +59,7 @@ async fn authenticate(
             }
         });
     }
-    let credential = state.engine.authenticate(token).await?;
+    let credential = state.engine.access().authenticate(token).await?;
     rate_limits::charge_request(parts, state, credential.scope(), credential.rate_limit_subject()).await?;
     Ok(credential)
 }
@@ -304,7 +304,7 @@ impl FromRequestParts<AppState> for WebhookToken {
             return Err(EngineError::Unauthenticated(BadCredential::WebhookTokenRequired).into());
         }
         let Path(webhook) = Path::<String>::from_request_parts(parts, state).await?;
-        let caller = state.engine.authenticate_webhook(&token, &webhook).await?;
+        let caller = state.engine.messages().authenticate_webhook(&token, &webhook).await?;
         rate_limits::charge_request(parts, state, caller.scope, RateLimitSubject::Webhook(caller.webhook.webhook_id))
             .await?;
         Ok(Self(caller))

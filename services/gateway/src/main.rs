@@ -59,7 +59,7 @@ async fn main() -> anyhow::Result<()> {
     tasks.spawn("recovery-watch", close_after_recovery(engine.clone(), registry.clone()));
     let gateway_id = state.gateway_id;
     // The lease precedes the first socket: a gateway without a lease counts as expired.
-    while let Err(error) = engine.renew_lease(gateway_id).await {
+    while let Err(error) = engine.processes().renew_lease(gateway_id).await {
         tracing::warn!(error = &error as &dyn std::error::Error, "gateway lease unavailable, retrying");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
@@ -108,7 +108,7 @@ async fn start_engine(config: &Config, tasks: &TaskSet) -> anyhow::Result<Engine
     // Loaded before the first request: a token revoked earlier must not pass because this process has just started.
     let secret =
         config.signing_secret.as_deref().map(SealingSecret::new).transpose().context("RELAY_SIGNING_SECRET")?;
-    engine.serve_observers(secret).await.context("load observer tokens")?;
+    engine.observers().serve(secret).await.context("load observer tokens")?;
     Ok(engine)
 }
 
@@ -166,17 +166,17 @@ async fn finish_connections(engine: &Engine, registry: &Registry, gateway_id: Ga
         }
     };
     let _ = tokio::time::timeout(DRAIN_SPREAD, emptied).await;
-    if let Err(error) = engine.flush_cursors().await {
+    if let Err(error) = engine.mailboxes().flush_cursors().await {
         tracing::warn!(error = &error as &dyn std::error::Error, "failed to store the last acks");
     }
-    if let Err(error) = engine.release_lease(gateway_id).await {
+    if let Err(error) = engine.processes().release_lease(gateway_id).await {
         tracing::warn!(error = &error as &dyn std::error::Error, "failed to release the gateway lease, it will expire");
     }
 }
 
 /// Closes all sockets after a recovery: their streams hold positions of the lost database.
 async fn close_after_recovery(engine: Engine, registry: Registry) {
-    let mut standing = engine.watch_readiness();
+    let mut standing = engine.recovery().watch_readiness();
     let mut round = 0;
     loop {
         if let Readiness::Open(now) = *standing.borrow_and_update()

@@ -87,7 +87,9 @@ pub async fn wrap_request(request: Request, next: Next) -> Response {
 /// Refuses requests that need the database until it is known to be current. A restored database would assign numbers
 /// twice.
 pub async fn require_recovered(State(state): State<AppState>, request: Request, next: Next) -> Response {
-    if let (Readiness::Closed(reason), true) = (state.engine.readiness(), request.uri().path().starts_with("/v1/")) {
+    if let (Readiness::Closed(reason), true) =
+        (state.engine.recovery().readiness(), request.uri().path().starts_with("/v1/"))
+    {
         return ApiError::unavailable("not_ready", format!("Not ready: {reason}")).into_response();
     }
     next.run(request).await

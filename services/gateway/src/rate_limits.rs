@@ -68,7 +68,7 @@ pub(crate) async fn charge_request(
     holder: RateLimitSubject,
 ) -> Result<(), ApiError> {
     let class = if matches!(holder, RateLimitSubject::Observer(_)) { RouteClass::Observer } else { route_class(parts) };
-    apply_admission(parts, state.engine.admit(scope, holder, class).await)
+    apply_admission(parts, state.engine.rate_limits().admit(scope, holder, class).await)
 }
 
 fn apply_admission(parts: &Parts, admission: Option<Admission>) -> Result<(), ApiError> {
@@ -101,7 +101,7 @@ impl FromRequestParts<AppState> for PublicLookup {
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
         if let Some(address) = client_address(parts, &state.trusted_proxies) {
-            apply_admission(parts, state.engine.admit_lookup(address))?;
+            apply_admission(parts, state.engine.rate_limits().admit_lookup(address))?;
         }
         Ok(Self)
     }

@@ -41,7 +41,7 @@ pub struct AppState {
 impl AppState {
     /// Creates the state for a started engine.
     pub fn new(engine: Engine, shutdown: Shutdown, trusted_proxies: Vec<IpNet>, operators: Operators) -> Self {
-        let gateway_id = engine.become_gateway();
+        let gateway_id = engine.processes().become_gateway();
         Self {
             engine,
             shutdown,
@@ -74,7 +74,7 @@ impl AppState {
         if !self.storage_up.load(Ordering::Relaxed) {
             return Some("storage is away");
         }
-        match self.engine.readiness() {
+        match self.engine.recovery().readiness() {
             Readiness::Closed(reason) => Some(reason),
             Readiness::Open(_) => None,
         }

@@ -187,7 +187,7 @@ impl Loops {
     #[tracing::instrument(name = "worker.loop.tick", level = "debug", skip_all, fields(loop.name = which.name()))]
     pub(crate) async fn tick(&self, which: Loop) -> Result<TickOutcome, TickError> {
         // The rows of a restored database may be outdated until the repair.
-        if matches!(self.engine.readiness(), Readiness::Closed(_)) {
+        if matches!(self.engine.recovery().readiness(), Readiness::Closed(_)) {
             return Ok(TickOutcome::default());
         }
         let work = async {

@@ -35,7 +35,7 @@ pub(crate) async fn run_loops(loops: Arc<Loops>, tasks: &TaskSet, stop: &Cancell
 
 /// Runs the http_push dispatcher until `stop`. Waits while Postgres is unavailable.
 pub(crate) async fn run_pusher(engine: Engine, config: PushConfig, tasks: TaskSet, stop: CancellationToken) {
-    stop.run_until_cancelled(engine.wait_until_ready()).await;
+    stop.run_until_cancelled(engine.recovery().wait_until_ready()).await;
     while !stop.is_cancelled() {
         match PushDispatcher::start(Arc::new(EnginePushQueue::new(engine.clone())), &config, &tasks, &stop).await {
             Ok(pusher) => return pusher.run().await,

@@ -7,7 +7,8 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
+    core::Core,
     error::{Conflict, InvalidInput},
 };
 
@@ -68,18 +69,18 @@ pub struct Replay {
     pub data: Value,
 }
 
-impl Engine {
+impl Core {
     /// Returns the response that was stored under a key in the last 24 hours.
     ///
     /// # Errors
     /// When the key was used with another body.
-    pub async fn replay(
+    pub(crate) async fn replay(
         &self,
         scope: WorkspaceScope,
         key_hash: &[u8; 32],
         fingerprint: &[u8; 32],
     ) -> EngineResult<Option<Replay>> {
-        let Some(stored) = self.store().stored_response(scope, key_hash).await? else { return Ok(None) };
+        let Some(stored) = self.store.stored_response(scope, key_hash).await? else { return Ok(None) };
         if stored.fingerprint != fingerprint {
             return Err(EngineError::Conflict(Conflict::IdempotencyKeyReused));
         }

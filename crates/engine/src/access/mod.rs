@@ -7,3 +7,4 @@ pub mod limits;
 pub mod operators;
 pub(crate) mod reencryption;
 pub mod secrets;
+pub(crate) mod tokens;

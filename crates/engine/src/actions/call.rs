@@ -18,9 +18,9 @@ use relay_store::actions::{
 };
 use serde_json::{Map, Value};
 
-use super::{ActionRow, input, may_invoke};
+use super::{ActionRow, Actions, input, may_invoke};
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::{authentication::AgentCaller, idempotency::ClientKey},
     agents::lifecycle::encoded_length,
     error::{Conflict, Denial, Dependency, InvalidInput, Limit, Missing},
@@ -81,13 +81,13 @@ pub struct InvocationReceipt {
     pub replayed: bool,
 }
 
-impl Engine {
+impl Actions {
     /// Invokes an action by its name, or one of a certain node.
     ///
     /// # Errors
     /// When there is no such action, the caller may not invoke it, the input does not fit its schema, no handler is
     /// available, or too many invocations are open.
-    pub async fn invoke_action(
+    pub async fn invoke(
         &self,
         caller: &AgentCaller,
         request: InvokeAction,
@@ -123,11 +123,11 @@ impl Engine {
         check_value("input", &given)?;
         let node = match &request.node {
             None => None,
-            Some(name) => Some(self.stored_node(scope, name).await?.node_id),
+            Some(name) => Some(self.core.stored_node(scope, name).await?.node_id),
         };
         let action = match &node {
-            None => self.store().action(scope, &request.name).await?,
-            Some(node) => self.store().action_of_node(scope, node, &request.name).await?,
+            None => self.core.store.action(scope, &request.name).await?,
+            Some(node) => self.core.store.action_of_node(scope, node, &request.name).await?,
         };
         let handler = match &action {
             Some(action) => {
@@ -154,7 +154,7 @@ impl Engine {
         scope: WorkspaceScope,
         call: InvocationRequest,
     ) -> EngineResult<InvocationReceipt> {
-        self.create_invocation_with_id(scope, InvocationId::new(self.next_id()), call).await
+        self.create_invocation_with_id(scope, InvocationId::new(self.core.next_id()), call).await
     }
 
     /// Creates an invocation under a given id.
@@ -203,10 +203,10 @@ impl Engine {
             durable: call.durable && call.caller_id.is_some(),
             key: call.key,
             entropy: fastrand::u64(..),
-            at: self.now(),
+            at: self.core.now(),
         };
         let (id, created_at, key) = (new.id, new.at, new.key);
-        match self.inner.calls.create(new).await? {
+        match self.calls.create(new).await? {
             InvokeOutcome::Created(status, dispatch) => {
                 let node_id = dispatch.map(|dispatch| dispatch.node_id);
                 Ok(PlacedInvocation { id, status, node_id, created_at, replayed: false })
@@ -234,12 +234,13 @@ impl Engine {
         let (hash, fingerprint) = key.ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress))?;
         // Absent: the first request was refused, or its outcome is not known yet.
         let replay = self
+            .core
             .replay(scope, &hash, &fingerprint)
             .await?
             .ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress))?;
         let id = replay.data["invocation_id"].as_i64().map(InvocationId::new);
         let id = id.ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress))?;
-        let row = self.store().invocation(scope, id).await?.ok_or(EngineError::NotFound(Missing::Invocation))?;
+        let row = self.core.store.invocation(scope, id).await?.ok_or(EngineError::NotFound(Missing::Invocation))?;
         Ok(PlacedInvocation {
             id,
             status: row.status,
@@ -259,8 +260,9 @@ impl Engine {
     ) -> EngineResult<()> {
         match caller {
             Some(caller) if !may_invoke(action, caller) => {
-                let denied = self.store().record_denial(scope, &action.name, caller.agent_id, &caller.name, self.now());
-                self.announce(denied.await?);
+                let denied =
+                    self.core.store.record_denial(scope, &action.name, caller.agent_id, &caller.name, self.core.now());
+                self.core.announce(denied.await?);
                 return Err(EngineError::Forbidden(Denial::ActionDenied(action.name.clone())));
             }
             None if action.available_to.is_some() => {
@@ -279,8 +281,10 @@ impl Engine {
             return Err(EngineError::NotFound(Missing::Action));
         }
         let known = match &node {
-            None => self.store().capacity_exists(scope, name).await?,
-            Some(node) => self.store().node_capability_kind(scope, node, name).await? == Some(CapabilityKind::Capacity),
+            None => self.core.store.capacity_exists(scope, name).await?,
+            Some(node) => {
+                self.core.store.node_capability_kind(scope, node, name).await? == Some(CapabilityKind::Capacity)
+            }
         };
         if !known {
             return Err(EngineError::NotFound(Missing::Action));

@@ -16,7 +16,8 @@ use relay_store::{
 use relay_tasks::batches::{BatchSender, Batches, QueueConfig, queue};
 use relay_wire::nodes::invoke_frame::invoke_frame;
 
-use crate::{Engine, EngineResult, Inner, hints::Hint};
+use super::Actions;
+use crate::{EngineResult, Inner, hints::Hint};
 
 /// A note that finds no room stays unrecorded; its gateway finds it by polling and notes it again.
 const QUEUE: QueueConfig<DispatchNote> = QueueConfig::new("dispatch_notes", 8192, 1000);
@@ -103,20 +104,20 @@ pub(crate) async fn write_dispatch_notes(engine: Weak<Inner>, mut notes: Batches
     }
 }
 
-impl Engine {
+impl Actions {
     /// Notes that an invocation was written to a socket.
     pub fn record_invocation_sent(&self, sent: SentInvocation) {
-        let _ = self.inner.dispatch_notes.sender.try_send(DispatchNote::InvocationSent(sent));
+        let _ = self.dispatch_notes.sender.try_send(DispatchNote::InvocationSent(sent));
     }
 
     /// Returns the invocations that a gateway's sockets have not received yet.
     pub async fn unsent_invocations(&self, gateway: GatewayId) -> EngineResult<Vec<InvokeFrame>> {
-        Ok(self.store().unsent_invocations(gateway).await?.into_iter().map(to_invoke_frame).collect())
+        Ok(self.core.store.unsent_invocations(gateway).await?.into_iter().map(to_invoke_frame).collect())
     }
 
     /// Returns the unanswered invocations that earlier connections of these providers received.
     pub async fn unanswered_invocations(&self, fences: &[Fence]) -> EngineResult<Vec<InvokeFrame>> {
-        Ok(self.store().invocations_of_earlier_epochs(fences).await?.into_iter().map(to_invoke_frame).collect())
+        Ok(self.core.store.invocations_of_earlier_epochs(fences).await?.into_iter().map(to_invoke_frame).collect())
     }
 
     /// Hints the gateway with the socket to write an invocation.
@@ -136,7 +137,7 @@ impl Engine {
             attempt: dispatch.attempt,
             frame: Some(text).filter(|text| text.len() <= INLINE_FRAME),
         };
-        self.hints().send_to_gateway(gateway, self.gateway_id(), hint);
+        self.core.hints.send_to_gateway(gateway, self.core.gateway_id(), hint);
     }
 
     /// Hints an invocation that was placed again: its gateway reads the row.
@@ -150,7 +151,7 @@ impl Engine {
             attempt: dispatch.attempt,
             frame: None,
         };
-        self.hints().send_to_gateway(gateway, self.gateway_id(), hint);
+        self.core.hints.send_to_gateway(gateway, self.core.gateway_id(), hint);
     }
 }
 

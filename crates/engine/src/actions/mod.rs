@@ -1,9 +1,10 @@
-//! Actions: work that agents may request from nodes and other agents.
+//! Actions: work that agents may request from nodes and other agents. Spawning and releasing agents is such work.
 //!
 //! This file defines actions. `call` creates invocations, `outcome` ends them, `dispatch` sends them to sockets,
 //! `retry` is the worker's part. Only Postgres makes an invocation durable; everything else is a hint.
 
 pub mod redispatch;
+pub mod spawn;
 pub mod trigger_scans;
 pub mod triggers;
 
@@ -25,6 +26,8 @@ pub use relay_store::{
     actions::{definitions::ActionRow, outcomes::output_object, placement_records::PlacementRecord},
 };
 
+use std::sync::Arc;
+
 use relay_domain::{
     ActionId, NodeId, WorkspaceScope,
     actions::{MAX_ACTION_NAME_BYTES, MAX_ACTIONS, MAX_AVAILABLE_TO, MAX_DESCRIPTION_BYTES, is_reserved},
@@ -40,10 +43,13 @@ use relay_wire::{events::data::ActionDefined, field::ToValue as _};
 use serde_json::{Map, Value};
 
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::authentication::{AgentCaller, Credential},
-    agents::lifecycle::encoded_length,
+    agents::{Agents, lifecycle::encoded_length},
+    channels::Channels,
+    core::Core,
     error::{Conflict, Denial, InvalidInput, Limit, Missing},
+    nodes::kinds::NodeKinds,
 };
 
 /// Bound of the action names in an agent's record.
@@ -65,13 +71,24 @@ pub struct DefineAction {
     pub available_to: Option<Vec<String>>,
 }
 
-impl Engine {
+/// Handle of actions and invocations.
+#[derive(Clone)]
+pub struct Actions {
+    pub(crate) core: Core,
+    pub(crate) agents: Agents,
+    pub(crate) channels: Channels,
+    pub(crate) node_kinds: NodeKinds,
+    pub(crate) calls: Arc<CallQueues>,
+    pub(crate) dispatch_notes: Arc<DispatchRecorder>,
+}
+
+impl Actions {
     /// Defines an action, or changes it when the same handler defined it before. Returns true if it is new.
     ///
     /// # Errors
     /// When a field is invalid, an agent names another handler than itself, the handler does not exist, the node lacks
     /// the capability, or the name belongs to another handler.
-    pub async fn define_action(&self, caller: &Credential, request: DefineAction) -> EngineResult<(ActionRow, bool)> {
+    pub async fn define(&self, caller: &Credential, request: DefineAction) -> EngineResult<(ActionRow, bool)> {
         let scope = caller.scope();
         check_name("name", &request.name, MAX_ACTION_NAME_BYTES)?;
         if is_reserved(&request.name) {
@@ -100,7 +117,7 @@ impl Engine {
         }
         .to_value();
         let new = NewAction {
-            action_id: ActionId::new(self.next_id()),
+            action_id: ActionId::new(self.core.next_id()),
             name: &request.name,
             description: &description,
             handler_agent,
@@ -110,17 +127,17 @@ impl Engine {
             available_to: available_to.as_deref(),
             limit: MAX_ACTIONS,
             event: Event::new(kind::ACTION_REGISTERED, event),
-            at: self.now(),
+            at: self.core.now(),
         };
-        let defined = match self.store().define_action(scope, &new).await? {
+        let defined = match self.core.store.define_action(scope, &new).await? {
             DefineOutcome::Stored { new, recorded } => {
-                self.announce(recorded);
+                self.core.announce(recorded);
                 new
             }
             DefineOutcome::NameTaken => return Err(EngineError::Conflict(Conflict::ActionName(request.name))),
             DefineOutcome::TooMany => return Err(EngineError::LimitExceeded(Limit::Actions)),
         };
-        let row = self.store().action(scope, &request.name).await?;
+        let row = self.core.store.action(scope, &request.name).await?;
         Ok((row.ok_or(EngineError::NotFound(Missing::Action))?, defined))
     }
 
@@ -128,14 +145,14 @@ impl Engine {
         match caller {
             Credential::Agent(own) if &*own.name != name => Err(EngineError::Forbidden(Denial::NotHandler)),
             Credential::Agent(_) | Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => {
-                Ok(self.agent_by_name(caller.scope(), name).await?.id)
+                Ok(self.agents.by_name(caller.scope(), name).await?.id)
             }
         }
     }
 
     async fn handler_node(&self, scope: WorkspaceScope, name: &str, action: &str) -> EngineResult<NodeId> {
-        let node = self.stored_node(scope, name).await?;
-        if self.store().node_capability_kind(scope, &node.node_id, action).await?.is_none() {
+        let node = self.core.stored_node(scope, name).await?;
+        if self.core.store.node_capability_kind(scope, &node.node_id, action).await?.is_none() {
             return Err(EngineError::Conflict(Conflict::CapabilityMismatch {
                 node: node.name,
                 capability: action.to_owned(),
@@ -145,17 +162,17 @@ impl Engine {
     }
 
     /// Lists the actions that the caller may invoke, by name. The workspace key sees those that every agent may.
-    pub async fn actions(&self, caller: &Credential) -> EngineResult<Vec<ActionRow>> {
+    pub async fn list(&self, caller: &Credential) -> EngineResult<Vec<ActionRow>> {
         let agent = match caller {
             Credential::Agent(agent) => Some((agent.agent_id, &*agent.name)),
             Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => None,
         };
-        Ok(self.store().actions(caller.scope(), agent, MAX_ACTIONS).await?)
+        Ok(self.core.store.actions(caller.scope(), agent, MAX_ACTIONS).await?)
     }
 
     /// Finds an action that the caller may invoke.
-    pub async fn action(&self, caller: &Credential, name: &str) -> EngineResult<ActionRow> {
-        let row = self.store().action(caller.scope(), name).await?.ok_or(EngineError::NotFound(Missing::Action))?;
+    pub async fn visible(&self, caller: &Credential, name: &str) -> EngineResult<ActionRow> {
+        let row = self.core.store.action(caller.scope(), name).await?.ok_or(EngineError::NotFound(Missing::Action))?;
         let shown = match caller {
             Credential::Agent(agent) => may_invoke(&row, agent) || row.handler_agent_id == Some(agent.agent_id),
             Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => row.available_to.is_none(),
@@ -165,26 +182,22 @@ impl Engine {
 
     /// Lists the names of the actions that an agent handles and may invoke, as far as the caller may see them; at most
     /// [`MAX_NAMED`] in all, handled ones first.
-    pub async fn actions_of_agent(
-        &self,
-        caller: &Credential,
-        agent: &Agent,
-    ) -> EngineResult<(Vec<String>, Vec<String>)> {
+    pub async fn of_agent(&self, caller: &Credential, agent: &Agent) -> EngineResult<(Vec<String>, Vec<String>)> {
         let reader = match caller {
             Credential::Agent(reader) => Some((reader.agent_id, &*reader.name)),
             Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => None,
         };
         let of = (agent.id, agent.name.as_str());
-        Ok(self.store().actions_of_agent(caller.scope(), of, reader, MAX_NAMED).await?)
+        Ok(self.core.store.actions_of_agent(caller.scope(), of, reader, MAX_NAMED).await?)
     }
 
     /// Deletes an action; its open invocations continue.
     ///
     /// # Errors
     /// When there is none of that name, or the caller is neither its handler nor holds the workspace key.
-    pub async fn delete_action(&self, caller: &Credential, name: &str) -> EngineResult<()> {
+    pub async fn delete(&self, caller: &Credential, name: &str) -> EngineResult<()> {
         let scope = caller.scope();
-        let row = self.store().action(scope, name).await?.ok_or(EngineError::NotFound(Missing::Action))?;
+        let row = self.core.store.action(scope, name).await?.ok_or(EngineError::NotFound(Missing::Action))?;
         if let Credential::Agent(agent) = caller {
             let handles = row.handler_agent_id == Some(agent.agent_id);
             if !handles && !may_invoke(&row, agent) {
@@ -194,7 +207,7 @@ impl Engine {
                 return Err(EngineError::Forbidden(Denial::NotHandler));
             }
         }
-        let deleted = self.store().delete_action(scope, row.action_id).await?;
+        let deleted = self.core.store.delete_action(scope, row.action_id).await?;
         if deleted { Ok(()) } else { Err(EngineError::NotFound(Missing::Action)) }
     }
 }

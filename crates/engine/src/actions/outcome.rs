@@ -10,9 +10,9 @@ use relay_store::{
 };
 use serde_json::Value;
 
-use super::{InvocationRow, call::check_value};
+use super::{Actions, InvocationRow, call::check_value};
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::authentication::Credential,
     error::{Denial, Missing},
     hints::SocketEvent,
@@ -37,7 +37,7 @@ pub enum ProviderResultOutcome {
     Refused,
 }
 
-impl Engine {
+impl Actions {
     /// Finds an invocation of an action, for any caller.
     ///
     /// # Errors
@@ -48,7 +48,7 @@ impl Engine {
         action: &str,
         id: InvocationId,
     ) -> EngineResult<InvocationRow> {
-        let row = self.store().invocation(scope, id).await?;
+        let row = self.core.store.invocation(scope, id).await?;
         row.filter(|row| row.action_name == action).ok_or(EngineError::NotFound(Missing::Invocation))
     }
 
@@ -56,7 +56,7 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such invocation, a node handles it, the caller does not, or a field is out of bounds.
-    pub async fn complete_invocation(
+    pub async fn complete(
         &self,
         caller: &Credential,
         action: &str,
@@ -89,7 +89,7 @@ impl Engine {
         };
         let outcome =
             InvocationOutcome { scope, invocation: id, source: OutcomeSource::Handler(agent), result, duration_ms };
-        match self.inner.calls.record_outcome(outcome).await? {
+        match self.calls.record_outcome(outcome).await? {
             OutcomeRecording::Recorded(row) => Ok(*row),
             OutcomeRecording::Refused => self.invocation(scope, action, id).await,
         }
@@ -103,14 +103,14 @@ impl Engine {
         result: Result<Value, String>,
     ) -> EngineResult<ProviderResultOutcome> {
         if result.as_ref().is_err_and(|error| error == HANDLER_UNAVAILABLE)
-            && self.store().return_invocation(fence, id, self.now()).await?
+            && self.core.store.return_invocation(fence, id, self.core.now()).await?
         {
             return Ok(ProviderResultOutcome::HandedBack);
         }
         let result = match result {
             // It was dispatched twice, and the first dispatch started the agent.
             Err(error) if error.starts_with(NAME_IN_USE) => {
-                self.store().spawned_agent_output(fence, id).await?.ok_or(error)
+                self.core.store.spawned_agent_output(fence, id).await?.ok_or(error)
             }
             other => other,
         };
@@ -123,7 +123,7 @@ impl Engine {
         };
         let source = OutcomeSource::Provider(fence.clone());
         let outcome = InvocationOutcome { scope: fence.scope, invocation: id, source, result, duration_ms: None };
-        Ok(match self.inner.calls.record_outcome(outcome).await? {
+        Ok(match self.calls.record_outcome(outcome).await? {
             OutcomeRecording::Recorded(_) => ProviderResultOutcome::Recorded,
             OutcomeRecording::Refused => {
                 metrics::counter!(relay_domain::metric_names::ACTION_RESULTS_REFUSED).increment(1);
@@ -136,31 +136,31 @@ impl Engine {
     ///
     /// # Errors
     /// When it has no such invocation.
-    pub async fn accept_provider_invocation(&self, fence: &Fence, id: InvocationId) -> EngineResult<()> {
-        let noted = self.store().accept_invocation(fence, id, self.now()).await?;
+    pub async fn accept(&self, fence: &Fence, id: InvocationId) -> EngineResult<()> {
+        let noted = self.core.store.accept_invocation(fence, id, self.core.now()).await?;
         if noted { Ok(()) } else { Err(EngineError::NotFound(Missing::Invocation)) }
     }
 
     /// Links an agent that registered on a provider to the spawn that asked for it.
     pub async fn record_spawned_agent(&self, fence: &Fence, id: InvocationId, agent: AgentId) -> EngineResult<bool> {
-        Ok(self.store().link_spawned_agent(fence, id, agent).await?)
+        Ok(self.core.store.link_spawned_agent(fence, id, agent).await?)
     }
 
     /// Returns outcomes that are 2 s old or older and were not sent to these callers.
     pub async fn untold_outcomes(&self, callers: &[(WorkspaceScope, AgentId)]) -> EngineResult<Vec<OutcomeNotice>> {
-        Ok(self.store().unannounced_outcomes(callers, OUTCOME_NOTICE_MAX_AGE).await?)
+        Ok(self.core.store.unannounced_outcomes(callers, OUTCOME_NOTICE_MAX_AGE).await?)
     }
 
     /// Notes that a caller's socket received an outcome.
     pub fn record_outcome_sent(&self, scope: WorkspaceScope, invocation: InvocationId) {
-        self.inner.dispatch_notes.record_outcome_sent(scope, invocation);
+        self.dispatch_notes.record_outcome_sent(scope, invocation);
     }
 
     /// Announces outcomes to observers, callers and mailboxes.
     pub(super) fn announce_outcomes(&self, done: &mut OutcomeBatch) {
         // The notices inform callers' sockets; an outcome in a mailbox is not sent twice.
         for recorded in done.recorded.drain(..) {
-            self.announce_to_observers(recorded);
+            self.core.announce_to_observers(recorded);
         }
         for notice in done.notices.drain(..) {
             let (caller, id) = (vec![notice.caller], outcome_event_id(notice.invocation));
@@ -171,11 +171,12 @@ impl Engine {
                 data: notice.data,
                 event_id: Some(id),
             };
-            self.hints().notify_all(notice.scope, event);
+            self.core.hints.notify_all(notice.scope, event);
         }
         if !done.mailboxes.is_empty() {
-            self.hint_due_deliveries(done.mailboxes.iter().map(|(scope, agent, node)| (*scope, *agent, node)));
-            self.hints().mailboxes_changed(done.mailboxes.drain(..).map(|(scope, agent, _)| (scope, agent)));
+            self.node_kinds
+                .hint_due_deliveries(done.mailboxes.iter().map(|(scope, agent, node)| (*scope, *agent, node)));
+            self.core.hints.mailboxes_changed(done.mailboxes.drain(..).map(|(scope, agent, _)| (scope, agent)));
         }
     }
 }

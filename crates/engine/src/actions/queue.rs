@@ -16,6 +16,7 @@ use relay_store::{
 use relay_tasks::batches::{BatchSender, Batches, QueueConfig, QueueFull, Request, queue};
 use tokio::time::Instant;
 
+use super::Actions;
 use crate::{Engine, EngineError, EngineResult, Inner, agents::lifecycle::encoded_length};
 
 /// Bound of the queue. Beyond it callers are refused at once, with `Retry-After`.
@@ -114,7 +115,7 @@ pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: Batches<QueuedCall
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
         let (new, replies) = Request::split(batch);
-        let outcomes = engine.create_all(&new).await;
+        let outcomes = engine.actions().create_all(&new).await;
         let taken = new.len();
         let mut busy = Vec::new();
         for ((item, reply), outcome) in new.into_iter().zip(replies).zip(outcomes) {
@@ -124,7 +125,7 @@ pub(crate) async fn run_calls(engine: Weak<Inner>, mut queue: Batches<QueuedCall
                     busy.push(Request { item, reply });
                     continue;
                 }
-                Ok(InvokeOutcome::Created(_, Some(dispatch))) => engine.hint_dispatch(&item, dispatch),
+                Ok(InvokeOutcome::Created(_, Some(dispatch))) => engine.actions().hint_dispatch(&item, dispatch),
                 _ => {}
             }
             starving_since.remove(&item.scope.workspace_id());
@@ -145,17 +146,17 @@ pub(crate) async fn run_outcomes(engine: Weak<Inner>, mut queue: Batches<QueuedO
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
         let (outcomes, replies) = Request::split(batch);
-        for (reply, finished) in replies.into_iter().zip(engine.record_all(&outcomes).await) {
+        for (reply, finished) in replies.into_iter().zip(engine.actions().record_all(&outcomes).await) {
             let _ = reply.send(finished);
         }
     }
 }
 
-impl Engine {
+impl Actions {
     async fn create_all(&self, new: &[NewInvocation]) -> Vec<EngineResult<InvokeOutcome>> {
-        match with_abort_retries(|| self.store().invoke(new)).await {
+        match with_abort_retries(|| self.core.store.invoke(new)).await {
             Ok((outcomes, recorded)) => {
-                recorded.into_iter().for_each(|recorded| self.announce(recorded));
+                recorded.into_iter().for_each(|recorded| self.core.announce(recorded));
                 outcomes.into_iter().map(Ok).collect()
             }
             Err(StoreError::Unavailable { .. }) => self.resolve_commit_outcome(new).await,
@@ -175,7 +176,7 @@ impl Engine {
     async fn resolve_commit_outcome(&self, new: &[NewInvocation]) -> Vec<EngineResult<InvokeOutcome>> {
         let until = Instant::now() + RESOLVE_TIMEOUT;
         loop {
-            match self.store().find_invocations(new).await {
+            match self.core.store.find_invocations(new).await {
                 Ok(made) => {
                     let outcome = |one: &NewInvocation| {
                         let row = made.iter().find(|row| row.invocation_id == one.id && row.scope == one.scope);
@@ -199,7 +200,7 @@ impl Engine {
     /// Records outcomes. They are recorded once however often they are submitted, so an unknown commit outcome needs no
     /// resolution.
     async fn record_all(&self, outcomes: &[InvocationOutcome]) -> Vec<EngineResult<OutcomeRecording>> {
-        match with_abort_retries(|| self.store().record_outcomes(outcomes, self.now())).await {
+        match with_abort_retries(|| self.core.store.record_outcomes(outcomes, self.core.now())).await {
             Ok(mut done) => {
                 self.announce_outcomes(&mut done);
                 let OutcomeBatch { outcomes, .. } = done;

@@ -4,10 +4,13 @@ use relay_domain::{InvocationId, WorkspaceScope, actions::InvocationStatus};
 use relay_store::actions::new_invocation::{Handler, Invoker, NewInvocation};
 use serde_json::Value;
 
-use super::call::{InvocationReceipt, InvocationRequest};
-use crate::{Engine, EngineError, EngineResult, error::Missing};
+use super::{
+    Actions,
+    call::{InvocationReceipt, InvocationRequest},
+};
+use crate::{EngineError, EngineResult, error::Missing};
 
-impl Engine {
+impl Actions {
     /// Loads the receipt of an earlier request with this key. Checked first: a repeated request gets the same response
     /// whatever has changed since.
     ///
@@ -19,7 +22,7 @@ impl Engine {
         key: Option<&([u8; 32], [u8; 32])>,
     ) -> EngineResult<Option<InvocationReceipt>> {
         let Some((hash, fingerprint)) = key else { return Ok(None) };
-        let before = self.replay(scope, hash, fingerprint).await?;
+        let before = self.core.replay(scope, hash, fingerprint).await?;
         match before.and_then(|before| before.data["invocation_id"].as_i64()) {
             Some(id) => Ok(Some(self.load_receipt(scope, InvocationId::new(id)).await?)),
             None => Ok(None),
@@ -35,7 +38,7 @@ impl Engine {
         scope: WorkspaceScope,
         id: InvocationId,
     ) -> EngineResult<InvocationReceipt> {
-        let row = self.store().invocation(scope, id).await?.ok_or(EngineError::NotFound(Missing::Invocation))?;
+        let row = self.core.store.invocation(scope, id).await?.ok_or(EngineError::NotFound(Missing::Invocation))?;
         Ok(InvocationReceipt {
             id,
             action_name: row.action_name,
@@ -65,7 +68,7 @@ impl Engine {
         };
         let new = NewInvocation {
             scope,
-            id: InvocationId::new(self.next_id()),
+            id: InvocationId::new(self.core.next_id()),
             action_name: call.action_name,
             handler: call.handler,
             caller: Invoker { agent_id: call.caller_id, name: call.caller_name },
@@ -73,9 +76,9 @@ impl Engine {
             durable: call.durable && call.caller_id.is_some(),
             key: call.key,
             entropy: 0,
-            at: self.now(),
+            at: self.core.now(),
         };
-        let Some(mut done) = self.store().record_completed_invocation(&new, &output).await? else {
+        let Some(mut done) = self.core.store.record_completed_invocation(&new, &output).await? else {
             let made = self.find_repeated_invocation(scope, new.key).await?;
             return self.load_receipt(scope, made.id).await;
         };

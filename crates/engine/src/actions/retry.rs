@@ -3,27 +3,28 @@
 use relay_domain::actions::INVENTORY_RESULT_GRACE;
 use relay_store::StoreError;
 
-use crate::{Engine, EngineResult};
+use super::Actions;
+use crate::EngineResult;
 
 /// Bound of the invocations that one step takes back or fails.
 const MAX_PER_STEP: i64 = 500;
 /// Bound of the invocations of one workspace in a step.
 const MAX_PER_WORKSPACE: i64 = 50;
 
-impl Engine {
+impl Actions {
     /// Processes open invocations once. Returns their number, and true if more are due.
     pub(crate) async fn process_open_invocations(&self) -> EngineResult<(u64, bool)> {
-        let at = self.now();
-        let mut up = self.store().finish_spawned(INVENTORY_RESULT_GRACE, MAX_PER_STEP, at).await?;
+        let at = self.core.now();
+        let mut up = self.core.store.finish_spawned(INVENTORY_RESULT_GRACE, MAX_PER_STEP, at).await?;
         self.announce_outcomes(&mut up);
-        let lost = self.store().reclaim_lost_invocations(MAX_PER_STEP, at).await?;
-        let mut hopeless = self.store().fail_unservable(MAX_PER_STEP, at).await?;
+        let lost = self.core.store.reclaim_lost_invocations(MAX_PER_STEP, at).await?;
+        let mut hopeless = self.core.store.fail_unservable(MAX_PER_STEP, at).await?;
         let failed = hopeless.outcomes.len() as u64;
         self.announce_outcomes(&mut hopeless);
         let mut more = lost >= MAX_PER_STEP.unsigned_abs() || failed >= MAX_PER_STEP.unsigned_abs();
         let mut tried = 0;
-        for scope in self.store().workspaces_with_due_invocations(at).await? {
-            let done = match self.store().redispatch(scope, MAX_PER_WORKSPACE, fastrand::u64(..), at).await {
+        for scope in self.core.store.workspaces_with_due_invocations(at).await? {
+            let done = match self.core.store.redispatch(scope, MAX_PER_WORKSPACE, fastrand::u64(..), at).await {
                 Ok(done) => done,
                 // The workspace is invoking all the time. It gets its next turn in the next step; the others go on.
                 Err(StoreError::Aborted { .. }) => {

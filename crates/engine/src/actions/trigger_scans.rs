@@ -158,7 +158,7 @@ async fn fire(
     message: &Message,
 ) -> EngineResult<FireOutcome> {
     let mut fired = FireOutcome::Settled;
-    let refusal = match engine.invoke_for_message(scope, trigger, message).await {
+    let refusal = match engine.actions().invoke_for_message(scope, trigger, message).await {
         // Invoked before and completed long ago, or being invoked by another worker right now.
         Ok(())
         | Err(EngineError::NotFound(Missing::Invocation) | EngineError::Conflict(Conflict::IdempotencyInProgress)) => {

@@ -14,8 +14,9 @@ pub use relay_store::actions::triggers::{TriggerChange, TriggerRow};
 use relay_wire::{actions::trigger::TriggerInput, field::ToValue as _};
 use sha2::{Digest, Sha256};
 
+use super::Actions;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::authentication::AgentCaller,
     actions::InvokeAction,
     error::{Conflict, InvalidInput, Missing},
@@ -64,14 +65,14 @@ impl Pattern {
     }
 }
 
-impl Engine {
+impl Actions {
     /// Creates a trigger for later messages. A missing action shows when it fires.
     ///
     /// # Errors
     /// When a field is invalid, or there are too many triggers.
     pub async fn create_trigger(&self, scope: WorkspaceScope, request: NewTrigger) -> EngineResult<TriggerRow> {
         let row = TriggerRow {
-            trigger_id: TriggerId::new(self.next_id()),
+            trigger_id: TriggerId::new(self.core.next_id()),
             channel: checked_channel(request.channel)?,
             pattern: checked_pattern(request.pattern)?,
             mention: checked_mention(request.mention)?,
@@ -80,10 +81,10 @@ impl Engine {
             after_seq: 0,
             last_triggered_at: None,
             last_error: None,
-            created_at: self.now(),
+            created_at: self.core.now(),
             updated_at: None,
         };
-        if self.store().create_trigger(scope, &row, MAX_PER_WORKSPACE).await? {
+        if self.core.store.create_trigger(scope, &row, MAX_PER_WORKSPACE).await? {
             Ok(row)
         } else {
             Err(EngineError::Conflict(Conflict::TooManyTriggers))
@@ -92,11 +93,11 @@ impl Engine {
 
     /// Lists the triggers of a workspace, oldest first.
     pub async fn triggers(&self, scope: WorkspaceScope) -> EngineResult<Vec<TriggerRow>> {
-        Ok(self.store().triggers(scope, MAX_PER_WORKSPACE).await?)
+        Ok(self.core.store.triggers(scope, MAX_PER_WORKSPACE).await?)
     }
 
     pub async fn trigger(&self, scope: WorkspaceScope, id: TriggerId) -> EngineResult<TriggerRow> {
-        self.store().trigger(scope, id).await?.ok_or(EngineError::NotFound(Missing::Trigger))
+        self.core.store.trigger(scope, id).await?.ok_or(EngineError::NotFound(Missing::Trigger))
     }
 
     /// Changes a trigger.
@@ -116,20 +117,21 @@ impl Engine {
             action_name: change.action_name.map(checked_action).transpose()?,
             enabled: change.enabled,
         };
-        self.store()
-            .update_trigger(scope, id, &change, self.now())
+        self.core
+            .store
+            .update_trigger(scope, id, &change, self.core.now())
             .await?
             .ok_or(EngineError::NotFound(Missing::Trigger))
     }
 
     /// Deletes a trigger. Its open invocations continue.
     pub async fn delete_trigger(&self, scope: WorkspaceScope, id: TriggerId) -> EngineResult<()> {
-        let gone = self.store().delete_trigger(scope, id).await?;
+        let gone = self.core.store.delete_trigger(scope, id).await?;
         if gone { Ok(()) } else { Err(EngineError::NotFound(Missing::Trigger)) }
     }
 }
 
-impl Engine {
+impl Actions {
     /// Invokes a trigger's action for a message, in the name of its author; a webhook's messages are the workspace's.
     /// Idempotent per trigger and message.
     ///
@@ -145,7 +147,7 @@ impl Engine {
             return Err(EngineError::NotFound(Missing::Action));
         }
         let trigger_id = trigger.trigger_id;
-        let author = self.store().agent(scope, message.agent_id).await?;
+        let author = self.core.store.agent(scope, message.agent_id).await?;
         let caller = author.map(|agent| AgentCaller {
             scope,
             agent_id: agent.id,

@@ -1,6 +1,6 @@
 //! Bindings over REST: moving agents between nodes.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use relay_domain::{
     NodeId, WorkspaceScope,
@@ -11,8 +11,9 @@ use relay_domain::{
 use relay_store::{BindOutcome, NewBinding};
 use relay_tasks::spawn_isolated;
 
+use super::Agents;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::authentication::Credential,
     error::{Conflict, Missing},
 };
@@ -37,16 +38,16 @@ pub struct NodeBinding {
     pub node: Node,
 }
 
-impl Engine {
+impl Agents {
     /// Lists the agents located on a node, by name.
     ///
     /// # Errors
     /// When there is no such node.
     pub async fn bindings(&self, caller: &Credential, node: &str) -> EngineResult<Vec<NodeBinding>> {
         let scope = caller.scope();
-        let node = self.stored_node(scope, node).await?;
+        let node = self.core.stored_node(scope, node).await?;
         let shown = caller.view().filters.agent_ids.as_deref();
-        let bindings = self.store().bindings(scope, &node.node_id, shown, MAX_LISTED_BINDINGS).await?;
+        let bindings = self.core.store.bindings(scope, &node.node_id, shown, MAX_LISTED_BINDINGS).await?;
         Ok(bindings.into_iter().map(|binding| NodeBinding { binding, node: node.clone() }).collect())
     }
 
@@ -54,16 +55,11 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such node or agent, or the node is full.
-    pub async fn bind_agent(
-        &self,
-        scope: WorkspaceScope,
-        node: &str,
-        request: &BindAgent,
-    ) -> EngineResult<NodeBinding> {
+    pub async fn bind(&self, scope: WorkspaceScope, node: &str, request: &BindAgent) -> EngineResult<NodeBinding> {
         check_length("session_ref", request.session_ref.as_deref().unwrap_or_default(), MAX_NOTE_BYTES)?;
-        let node = self.stored_node(scope, node).await?;
+        let node = self.core.stored_node(scope, node).await?;
         let node_id = node.node_id.clone();
-        let binding_id = format!("anb_{}", self.next_id());
+        let binding_id = format!("anb_{}", self.core.next_id());
         let new = NewBinding {
             node: &node_id,
             agent_name: &request.agent_name,
@@ -71,7 +67,7 @@ impl Engine {
             session_ref: request.session_ref.as_deref(),
             priority: request.priority,
         };
-        match self.store().bind_agent(scope, new).await? {
+        match self.core.store.bind_agent(scope, new).await? {
             BindOutcome::NoAgent => Err(EngineError::NotFound(Missing::Agent(request.agent_name.clone()))),
             BindOutcome::Full { max_agents } => {
                 Err(EngineError::Conflict(Conflict::NodeCapacity { node: node.name, max_agents }))
@@ -82,7 +78,7 @@ impl Engine {
                     nodes.push(node_id.clone());
                 }
                 self.announce_move(scope, nodes);
-                let binding = self.store().bindings(scope, &node_id, Some(&[agent]), 1).await?.into_iter().next();
+                let binding = self.core.store.bindings(scope, &node_id, Some(&[agent]), 1).await?.into_iter().next();
                 // Another request may have moved the agent meanwhile.
                 let binding = binding.ok_or_else(|| {
                     EngineError::NotFound(Missing::NodeAgentBinding {
@@ -99,10 +95,10 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such node, or the agent is not bound to it.
-    pub async fn unbind_agent(&self, scope: WorkspaceScope, node: &str, agent_name: &str) -> EngineResult<()> {
-        let node = self.stored_node(scope, node).await?;
+    pub async fn unbind(&self, scope: WorkspaceScope, node: &str, agent_name: &str) -> EngineResult<()> {
+        let node = self.core.stored_node(scope, node).await?;
         let id = node.node_id;
-        let Some(agent) = self.store().unbind_agent(scope, &id, agent_name).await? else {
+        let Some(agent) = self.core.store.unbind_agent(scope, &id, agent_name).await? else {
             return Err(EngineError::NotFound(Missing::NodeAgentBinding {
                 agent: agent_name.to_owned(),
                 node: node.name,
@@ -113,10 +109,10 @@ impl Engine {
     }
 
     fn announce_move(&self, scope: WorkspaceScope, nodes: Vec<NodeId>) {
-        let engine = self.clone();
+        let hints = Arc::clone(&self.core.hints);
         spawn_isolated("request", async move {
             tokio::time::sleep(ANNOUNCE_DELAY).await;
-            engine.hints().agents_moved(scope, nodes);
+            hints.agents_moved(scope, nodes);
         });
     }
 }

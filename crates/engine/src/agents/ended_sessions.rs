@@ -22,7 +22,7 @@ async fn empty_mailboxes(engine: &Engine) -> EngineResult<TickOutcome> {
     }
     let (dead, recorded) =
         engine.store().dead_letter_mailboxes(&orphaned, DeadLetterReason::SessionGone, engine.now()).await?;
-    engine.announce_dead_letters(&dead, recorded);
+    engine.mailboxes().announce_dead_letters(&dead, recorded);
     let left = |(scope, agent): &(WorkspaceScope, AgentId)| {
         dead.iter().filter(|letter| letter.scope == *scope && letter.delivery_id.agent == *agent).count() >= PER_MAILBOX
     };
@@ -42,7 +42,7 @@ async fn settle_releases(engine: &Engine) -> EngineResult<TickOutcome> {
                 orphans_mailbox: true,
                 ..DeleteCondition::default()
             };
-            match engine.delete_agent_if(release.scope, name, &condition).await {
+            match engine.agents().delete_if(release.scope, name, &condition).await {
                 // Another process deleted it first, or it runs again.
                 Ok(()) | Err(EngineError::NotFound(Missing::Agent(_))) => {}
                 Err(error) => return Err(error),

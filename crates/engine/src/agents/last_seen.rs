@@ -44,7 +44,7 @@ pub(crate) async fn write_last_seen(engine: Weak<Inner>, mut notes: Batches<Last
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
         match engine.store().record_agents_seen(&batch, engine.now()).await {
-            Ok(back) => back.into_iter().for_each(|recorded| engine.announce(recorded)),
+            Ok(back) => back.into_iter().for_each(|recorded| engine.core().announce(recorded)),
             // No feature depends on one note; the agents' next calls are noted in half a minute.
             Err(error) => {
                 tracing::warn!(

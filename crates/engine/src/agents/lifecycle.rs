@@ -14,8 +14,9 @@ use relay_store::{AgentChange, DeleteCondition, NewAgent, Registration, RespawnO
 use relay_wire::{events::data::MemberChanged, field::ToValue as _};
 use serde_json::{Map, Value};
 
+use super::Agents;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::{
         authentication::{AgentCaller, Credential},
         idempotency::ClientKey,
@@ -63,16 +64,12 @@ pub struct ChangeAgent {
     pub skills: Option<Value>,
 }
 
-impl Engine {
+impl Agents {
     /// Registers an agent: with a token, a mailbox, its own direct node, and membership of `general`.
     ///
     /// # Errors
     /// When a field is out of bounds or the name is taken.
-    pub async fn register_agent(
-        &self,
-        scope: WorkspaceScope,
-        request: &RegisterAgent,
-    ) -> EngineResult<RegisteredAgent> {
+    pub async fn register(&self, scope: WorkspaceScope, request: &RegisterAgent) -> EngineResult<RegisteredAgent> {
         names::check_agent_name(&request.name)?;
         if let Some(persona) = &request.persona {
             check_length("persona", persona, MAX_PERSONA_BYTES)?;
@@ -81,9 +78,9 @@ impl Engine {
         check_json("metadata", Some(&metadata))?;
         check_json("capabilities", request.capabilities.as_ref())?;
         check_json("skills", request.skills.as_ref())?;
-        let token = self.fresh_token(TokenKind::Agent)?;
-        let agent_id = AgentId::new(self.next_id());
-        let at = self.now();
+        let token = self.tokens.fresh(TokenKind::Agent)?;
+        let agent_id = AgentId::new(self.core.next_id());
+        let at = self.core.now();
         let new = NewAgent {
             agent_id,
             name: &request.name,
@@ -95,7 +92,7 @@ impl Engine {
             token: token.hash,
             at,
             joins: request.joins_general.then_some(names::GENERAL_CHANNEL),
-            quota: self.quotas().limit(scope, Quota::Agents).await?,
+            quota: self.quotas.limit(scope, Quota::Agents).await?,
         };
         let joined = |channel| {
             let data = MemberChanged { channel: names::GENERAL_CHANNEL, agent_name: &request.name, agent_id };
@@ -103,13 +100,13 @@ impl Engine {
                 .in_channel(channel, names::GENERAL_CHANNEL)
                 .by_agent(agent_id)
         };
-        match self.store().register_agent(scope, &new, joined).await? {
+        match self.core.store.register_agent(scope, &new, joined).await? {
             Registration::NameTaken => Err(EngineError::Conflict(Conflict::AgentExists(request.name.clone()))),
             Registration::QuotaReached => Err(EngineError::LimitExceeded(Limit::Quota(Quota::Agents))),
             Registration::Registered(channel) => {
                 if let Some((channel_id, recorded)) = channel {
-                    self.inner.core.hints.members_changed(scope, channel_id);
-                    self.announce(recorded);
+                    self.core.hints.members_changed(scope, channel_id);
+                    self.core.announce(recorded);
                 }
                 Ok(RegisteredAgent { agent_id, token: token.text, created_at: at, replayed: false })
             }
@@ -123,31 +120,31 @@ impl Engine {
     ///
     /// # Errors
     /// When a field is out of bounds, the agent runs elsewhere, or the key was used with another body.
-    pub async fn register_spawned_agent(
+    pub async fn register_spawned(
         &self,
         scope: WorkspaceScope,
         request: &RegisterAgent,
         key: &ClientKey,
     ) -> EngineResult<RegisteredAgent> {
         let spawn = SpawnKey { hash: key.hash("-", "agent.spawn", &request.name), fingerprint: key.fingerprint() };
-        match self.register_agent(scope, request).await {
+        match self.register(scope, request).await {
             Err(EngineError::Conflict(Conflict::AgentExists(_))) => {}
             Err(other) => return Err(other),
             Ok(registered) => {
                 // Outside of the registration's transaction: without this row a replay still finds an agent that no
                 // node runs.
-                self.store().record_spawn_key(scope, &spawn, registered.agent_id, registered.created_at).await?;
+                self.core.store.record_spawn_key(scope, &spawn, registered.agent_id, registered.created_at).await?;
                 return Ok(registered);
             }
         }
-        let token = self.fresh_token(TokenKind::Agent)?;
-        match self.store().respawn_agent(scope, &request.name, &spawn, token.hash, self.now()).await? {
+        let token = self.tokens.fresh(TokenKind::Agent)?;
+        match self.core.store.respawn_agent(scope, &request.name, &spawn, token.hash, self.core.now()).await? {
             RespawnOutcome::Adopted { agent_id, created_at, replaced_token, replayed, recorded } => {
-                self.announce(recorded);
+                self.core.announce(recorded);
                 if let Some(old) = replaced_token {
-                    self.revoke_token(old);
+                    self.tokens.revoke(old);
                 }
-                self.inner.seen.forget(scope, agent_id);
+                self.seen.forget(scope, agent_id);
                 Ok(RegisteredAgent { agent_id, token: token.text, created_at, replayed })
             }
             RespawnOutcome::KeyReused => Err(EngineError::Conflict(Conflict::IdempotencyKeyReused)),
@@ -159,18 +156,19 @@ impl Engine {
 
     /// Lists the agents of a workspace that the caller may see, oldest first, at most [`names::MAX_LISTED_AGENTS`];
     /// with `status`, only those that are reported with it.
-    pub async fn agents(&self, caller: &Credential, status: Option<AgentStatus>) -> EngineResult<Vec<Agent>> {
-        let mut agents = self.store().agents(caller.scope(), &caller.view().filters).await?;
+    pub async fn list(&self, caller: &Credential, status: Option<AgentStatus>) -> EngineResult<Vec<Agent>> {
+        let mut agents = self.core.store.agents(caller.scope(), &caller.view().filters).await?;
         if let Some(wanted) = status {
-            let now = self.now();
+            let now = self.core.now();
             agents.retain(|agent| agent.status_at(now) == wanted);
         }
         Ok(agents)
     }
 
     /// Finds an agent by name.
-    pub async fn agent_by_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<Agent> {
-        self.store()
+    pub async fn by_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<Agent> {
+        self.core
+            .store
             .agent_by_name(scope, name)
             .await?
             .ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))
@@ -180,8 +178,8 @@ impl Engine {
     ///
     /// # Errors
     /// When there is none for this caller.
-    pub async fn visible_agent(&self, caller: &Credential, name: &str) -> EngineResult<Agent> {
-        let agent = self.agent_by_name(caller.scope(), name).await?;
+    pub async fn visible(&self, caller: &Credential, name: &str) -> EngineResult<Agent> {
+        let agent = self.by_name(caller.scope(), name).await?;
         if caller.view().sees_author(Some(agent.id)) {
             Ok(agent)
         } else {
@@ -189,20 +187,24 @@ impl Engine {
         }
     }
 
-    pub async fn agent(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Agent> {
-        self.store().agent(scope, agent).await?.ok_or_else(|| EngineError::NotFound(Missing::Agent(agent.to_string())))
+    pub async fn by_id(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Agent> {
+        self.core
+            .store
+            .agent(scope, agent)
+            .await?
+            .ok_or_else(|| EngineError::NotFound(Missing::Agent(agent.to_string())))
     }
 
     /// Returns the agent's oldest unsettled deliveries, at most [`MAX_PENDING`].
     pub async fn pending_deliveries(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Vec<Delivery>> {
-        Ok(self.store().deliveries(scope, agent, None, MAX_PENDING).await?)
+        Ok(self.core.store.deliveries(scope, agent, None, MAX_PENDING).await?)
     }
 
     /// Changes an agent.
     ///
     /// # Errors
     /// When there is none of that name or a field is out of bounds.
-    pub async fn update_agent(&self, scope: WorkspaceScope, name: &str, change: &ChangeAgent) -> EngineResult<Agent> {
+    pub async fn update(&self, scope: WorkspaceScope, name: &str, change: &ChangeAgent) -> EngineResult<Agent> {
         if let Some(Some(persona)) = &change.persona {
             check_length("persona", persona, MAX_PERSONA_BYTES)?;
         }
@@ -217,53 +219,55 @@ impl Engine {
             skills: change.skills.as_ref(),
         };
         let limit = i32::try_from(MAX_METADATA_BYTES).unwrap_or(i32::MAX);
-        let Some((agent, recorded)) = self.store().update_agent(scope, name, &row_change, limit, self.now()).await?
+        let Some((agent, recorded)) =
+            self.core.store.update_agent(scope, name, &row_change, limit, self.core.now()).await?
         else {
-            self.agent_by_name(scope, name).await?;
+            self.by_name(scope, name).await?;
             // It exists, so the merged metadata is too large.
             return Err(too_long("metadata"));
         };
         if change.status.is_some() {
-            self.inner.seen.forget(scope, agent.id);
+            self.seen.forget(scope, agent.id);
         }
         if let Some(recorded) = recorded {
-            self.announce(recorded);
+            self.core.announce(recorded);
         }
         Ok(agent)
     }
 
     /// Deletes an agent. Its tokens are revoked and its memberships removed when this returns; its name is free.
-    pub async fn delete_agent(&self, scope: WorkspaceScope, name: &str) -> EngineResult<()> {
-        self.delete_agent_if(scope, name, &DeleteCondition::default()).await
+    pub async fn delete(&self, scope: WorkspaceScope, name: &str) -> EngineResult<()> {
+        self.delete_if(scope, name, &DeleteCondition::default()).await
     }
 
     /// Deletes an agent that meets conditions.
     ///
     /// # Errors
     /// When there is none of that name, or it does not meet them.
-    pub(crate) async fn delete_agent_if(
+    pub(crate) async fn delete_if(
         &self,
         scope: WorkspaceScope,
         name: &str,
         condition: &DeleteCondition,
     ) -> EngineResult<()> {
         let deleted = self
-            .store()
-            .delete_agent(scope, name, condition, self.now())
+            .core
+            .store
+            .delete_agent(scope, name, condition, self.core.now())
             .await?
             .ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))?;
         // After the commit: a cached token must not outlive the rows it was checked against.
         for hash in deleted.tokens {
-            self.revoke_token(hash);
+            self.tokens.revoke(hash);
         }
         for channel in deleted.channels {
-            self.inner.core.hints.members_changed(scope, channel);
+            self.core.hints.members_changed(scope, channel);
         }
-        self.inner.core.hints.agents_moved(scope, vec![deleted.node_id]);
-        self.announce(deleted.recorded);
+        self.core.hints.agents_moved(scope, vec![deleted.node_id]);
+        self.core.announce(deleted.recorded);
         // No consumer will take the rest. If this fails, the expiry loop does it.
         let mailbox = [(scope, deleted.agent_id)];
-        if let Err(error) = self.dead_letter_mailboxes(&mailbox, DeadLetterReason::AgentDeleted).await {
+        if let Err(error) = self.mailboxes.dead_letter_mailboxes(&mailbox, DeadLetterReason::AgentDeleted).await {
             tracing::debug!(
                 error = &error as &dyn std::error::Error,
                 "failed to empty the mailbox of a deleted agent, the worker will"
@@ -277,23 +281,24 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such agent, or the caller is another agent or a node.
-    pub async fn rotate_agent_token(&self, caller: &Credential, name: &str) -> EngineResult<String> {
+    pub async fn rotate_token(&self, caller: &Credential, name: &str) -> EngineResult<String> {
         let scope = caller.scope();
         let agent_id = match caller {
-            Credential::Workspace { .. } => self.agent_by_name(scope, name).await?.id,
+            Credential::Workspace { .. } => self.by_name(scope, name).await?.id,
             Credential::Agent(agent) if &*agent.name == name => agent.agent_id,
             Credential::Agent(_) | Credential::Node(_) | Credential::Observer(_) => {
                 return Err(EngineError::Forbidden(Denial::AgentRecovery));
             }
         };
-        let token = self.fresh_token(TokenKind::Agent)?;
+        let token = self.tokens.fresh(TokenKind::Agent)?;
         let old = self
-            .store()
-            .rotate_agent_token(scope, agent_id, token.hash, self.now())
+            .core
+            .store
+            .rotate_agent_token(scope, agent_id, token.hash, self.core.now())
             .await?
             .ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))?;
         if let Some(old) = old {
-            self.revoke_token(old);
+            self.tokens.revoke(old);
         }
         Ok(token.text)
     }
@@ -315,10 +320,10 @@ impl Engine {
         only_from: Option<AgentStatus>,
     ) -> EngineResult<()> {
         let (scope, agent) = (caller.scope, caller.agent_id);
-        let recorded = self.store().set_agent_status(scope, agent, status, only_from, self.now()).await?;
-        self.inner.seen.forget(scope, agent);
+        let recorded = self.core.store.set_agent_status(scope, agent, status, only_from, self.core.now()).await?;
+        self.seen.forget(scope, agent);
         if let Some(recorded) = recorded {
-            self.announce(recorded);
+            self.core.announce(recorded);
         }
         Ok(())
     }

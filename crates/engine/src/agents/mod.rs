@@ -1,9 +1,25 @@
-//! Agents: life cycle, location, spawning and session events.
+//! Agents: life cycle, location and session events.
 
-pub(crate) mod addresses;
 pub mod bindings;
 pub mod ended_sessions;
 pub(crate) mod last_seen;
 pub mod lifecycle;
 pub mod session_events;
-pub mod spawn;
+
+use std::sync::Arc;
+
+use crate::{
+    access::{limits::QuotaCache, tokens::Tokens},
+    core::Core,
+    mailboxes::Mailboxes,
+};
+
+/// Handle of agents.
+#[derive(Clone)]
+pub struct Agents {
+    pub(crate) core: Core,
+    pub(crate) tokens: Tokens,
+    pub(crate) quotas: QuotaCache,
+    pub(crate) mailboxes: Mailboxes,
+    pub(crate) seen: Arc<last_seen::LastSeenRecorder>,
+}

@@ -12,8 +12,9 @@ use relay_domain::{
 use relay_store::agents::session_events::{NewSessionEvent, SessionEventOutcome};
 use serde_json::{Map, Value};
 
+use super::Agents;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::{authentication::Credential, idempotency::ClientKey},
     agents::lifecycle::encoded_length,
     error::{Conflict, Denial, InvalidInput},
@@ -35,7 +36,7 @@ pub struct RecordedSessionEvent {
     pub replayed: bool,
 }
 
-impl Engine {
+impl Agents {
     /// Records an event of an agent's session, with the workspace key or by the agent itself.
     ///
     /// # Errors
@@ -55,7 +56,7 @@ impl Engine {
                 return Err(EngineError::Forbidden(Denial::NotOwnSession));
             }
             Credential::Workspace { .. } => {
-                let agent = self.agent_by_name(scope, agent).await?;
+                let agent = self.by_name(scope, agent).await?;
                 (agent.id, agent.name)
             }
         };
@@ -68,21 +69,21 @@ impl Engine {
         let actor = caller.agent_id().map_or_else(|| "-".to_owned(), |id| id.to_string());
         let key = key.map(|key| (key.hash(&actor, "session.event", &agent_id.to_string()), key.fingerprint()));
         let new = NewSessionEvent {
-            event_id: SessionEventId::new(self.next_id()),
+            event_id: SessionEventId::new(self.core.next_id()),
             agent_id,
             agent_name: &agent_name,
             event_type: &request.event_type,
             payload: &payload,
             status,
-            at: self.now(),
+            at: self.core.now(),
             key,
         };
-        let (id, sequence, created_at, replayed) = match self.store().record_session_event(scope, &new).await? {
+        let (id, sequence, created_at, replayed) = match self.core.store.record_session_event(scope, &new).await? {
             SessionEventOutcome::Recorded { sequence, recorded, status_changed } => {
                 if status_changed {
-                    self.inner.seen.forget(scope, agent_id);
+                    self.seen.forget(scope, agent_id);
                 }
-                self.announce(recorded);
+                self.core.announce(recorded);
                 (new.event_id, sequence, new.at, false)
             }
             SessionEventOutcome::KeyUsed => {
@@ -103,6 +104,7 @@ impl Engine {
     ) -> EngineResult<(SessionEventId, i64, DateTime<Utc>)> {
         let (hash, fingerprint) = key.ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress))?;
         let kept = self
+            .core
             .replay(scope, &hash, &fingerprint)
             .await?
             .ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress))?
@@ -128,9 +130,9 @@ impl Engine {
         event_type: Option<&str>,
         limit: i64,
     ) -> EngineResult<Vec<SessionEvent>> {
-        let agent = self.visible_agent(caller, agent).await?;
+        let agent = self.visible(caller, agent).await?;
         let filters = &caller.view().filters;
-        Ok(self.store().session_events(caller.scope(), agent.id, event_type, filters, limit).await?)
+        Ok(self.core.store.session_events(caller.scope(), agent.id, event_type, filters, limit).await?)
     }
 }
 

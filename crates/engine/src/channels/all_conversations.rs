@@ -4,7 +4,8 @@ use relay_domain::{ChannelId, messages::Message};
 use relay_store::MessagePage;
 pub use relay_store::WorkspaceConversation;
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::Credential, error::Missing};
+use super::Channels;
+use crate::{EngineError, EngineResult, access::authentication::Credential, error::Missing};
 
 /// Default and maximum page size.
 pub const ALL_CONVERSATIONS_PAGE: (i64, i64) = (500, 500);
@@ -17,7 +18,7 @@ pub struct Page<T> {
     pub next: Option<String>,
 }
 
-impl Engine {
+impl Channels {
     /// Lists the conversations of a workspace, newest first.
     pub async fn all_conversations(
         &self,
@@ -27,7 +28,7 @@ impl Engine {
     ) -> EngineResult<Page<WorkspaceConversation>> {
         let before = cursor.map(read_cursor).transpose()?;
         let view = caller.view();
-        let mut items = self.store().all_conversations(caller.scope(), before, limit + 1, &view.filters).await?;
+        let mut items = self.core.store.all_conversations(caller.scope(), before, limit + 1, &view.filters).await?;
         let more = items.len() as i64 > limit;
         if more {
             items.pop();
@@ -56,8 +57,8 @@ impl Engine {
             return Err(EngineError::NotFound(Missing::Conversation));
         }
         let conversation =
-            self.store().conversation(scope, id).await?.ok_or(EngineError::NotFound(Missing::Conversation))?;
-        let listed = self.store().channel_messages(scope, conversation.channel_id, page, &view.filters).await?;
+            self.core.store.conversation(scope, id).await?.ok_or(EngineError::NotFound(Missing::Conversation))?;
+        let listed = self.core.store.channel_messages(scope, conversation.channel_id, page, &view.filters).await?;
         Ok(listed.into_iter().map(|listed| listed.message).collect())
     }
 }

@@ -5,7 +5,7 @@ use relay_domain::{
     channels::{ChannelKind, MAX_LISTED_CONVERSATIONS, MAX_PARTICIPANTS, direct_names, group_channel_name},
     events::kind,
     messages::Message,
-    names::{MAX_TEXT_BYTES, MAX_TITLE_BYTES, check_length},
+    names::{MAX_TITLE_BYTES, check_length},
     observers::ObserverFilters,
 };
 pub use relay_store::ListedConversation;
@@ -17,22 +17,17 @@ use relay_wire::{
     channels::conversation::{Group, Participant, StoredGroup},
     events::data::ParticipantChanged,
     field::ToValue as _,
-    nodes::deliver_frame::FRAME_LIMIT,
 };
-use serde_json::Value;
 
+use super::Channels;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::{
         authentication::AgentCaller,
         idempotency::{ClientKey, Replay},
     },
-    error::{Conflict, Denial, Missing, TooLarge},
-    messages::posting::Draft,
+    error::{Conflict, Denial, Missing},
 };
-
-/// Bound of a frame's fields beside the text.
-const FRAME_OVERHEAD: usize = 16 * 1024;
 
 /// Conversation as a send needs it.
 #[derive(Debug, Clone)]
@@ -76,24 +71,24 @@ pub enum CreatedGroup {
 }
 
 impl CreatedGroup {
-    fn id(&self) -> Option<&str> {
+    pub(crate) fn id(&self) -> Option<&str> {
         match self {
             Self::Created(StoredGroup(data)) | Self::Replayed(Replay { data, .. }) => data["id"].as_str(),
         }
     }
 }
 
-impl Engine {
+impl Channels {
     /// Returns the conversation of two agents (or of one with itself), creating it on first use.
     pub async fn open_dm(&self, scope: WorkspaceScope, a: AgentId, b: AgentId) -> EngineResult<Conversation> {
         let names = direct_names(scope.workspace_id(), a, b);
         // One-to-one conversations keep their members, so an existing one is complete.
-        if let Some(row) = self.store().conversation(scope, names.conversation.as_str()).await? {
+        if let Some(row) = self.core.store.conversation(scope, names.conversation.as_str()).await? {
             return Ok(row.into());
         }
         let both = [a, b];
         let new = NewConversation {
-            channel: ChannelId::new(self.next_id()),
+            channel: ChannelId::new(self.core.next_id()),
             channel_name: &names.channel_name,
             channel_kind: ChannelKind::Direct,
             conversation: &names.conversation,
@@ -102,7 +97,7 @@ impl Engine {
             members: if a == b { &both[..1] } else { &both },
             key: None,
         };
-        match self.store().open_conversation(scope, &new).await? {
+        match self.core.store.open_conversation(scope, &new).await? {
             OpenOutcome::Open(row) => Ok(row.into()),
             OpenOutcome::KeyUsed => Err(EngineError::Conflict(Conflict::IdempotencyInProgress)),
         }
@@ -113,9 +108,13 @@ impl Engine {
     /// # Errors
     /// When there is none of that id, or the caller takes no part in it.
     pub async fn own_conversation(&self, caller: &AgentCaller, id: &str) -> EngineResult<Conversation> {
-        let row =
-            self.store().conversation(caller.scope, id).await?.ok_or(EngineError::NotFound(Missing::Conversation))?;
-        if self.store().is_member(caller.scope, row.channel_id, caller.agent_id).await? {
+        let row = self
+            .core
+            .store
+            .conversation(caller.scope, id)
+            .await?
+            .ok_or(EngineError::NotFound(Missing::Conversation))?;
+        if self.core.store.is_member(caller.scope, row.channel_id, caller.agent_id).await? {
             Ok(row.into())
         } else {
             Err(EngineError::Forbidden(Denial::NotAParticipant))
@@ -124,7 +123,7 @@ impl Engine {
 
     /// Lists the caller's conversations, most recently active first.
     pub async fn conversations(&self, caller: &AgentCaller) -> EngineResult<Vec<ListedConversation>> {
-        Ok(self.store().conversations(caller.scope, caller.agent_id, MAX_LISTED_CONVERSATIONS).await?)
+        Ok(self.core.store.conversations(caller.scope, caller.agent_id, MAX_LISTED_CONVERSATIONS).await?)
     }
 
     /// Lists the messages of a conversation that the caller takes part in, newest first.
@@ -139,46 +138,12 @@ impl Engine {
     ) -> EngineResult<Vec<Message>> {
         let conversation = self.own_conversation(caller, id).await?;
         let all = ObserverFilters::default();
-        let messages = self.store().channel_messages(caller.scope, conversation.channel_id, page, &all).await?;
+        let messages = self.core.store.channel_messages(caller.scope, conversation.channel_id, page, &all).await?;
         Ok(messages.into_iter().map(|listed| listed.message).collect())
     }
 
-    /// Creates a group conversation with the caller in it, and posts its first message. Under an idempotency key both
-    /// happen once.
-    ///
-    /// # Errors
-    /// When a participant is unknown, there are too many, the text is too long, or the key was used with another body.
-    /// When the first message cannot be committed, the group exists all the same: a request with the same key finds it
-    /// and posts the message, one without a key gets no status.
-    pub async fn create_group(
-        &self,
-        caller: &AgentCaller,
-        request: &CreateGroup,
-        key: Option<&ClientKey>,
-    ) -> EngineResult<CreatedGroup> {
-        let text = request.text.as_deref().filter(|text| !text.is_empty());
-        if let Some(text) = text {
-            check_length("text", text, MAX_TEXT_BYTES)?;
-            // Refused before the group is created: a conversation's frame holds the text twice.
-            if Value::from(text).to_string().len() * 2 + FRAME_OVERHEAD > FRAME_LIMIT {
-                return Err(EngineError::TooLarge(TooLarge::Message));
-            }
-        }
-        // Two transactions, because the post needs the committed conversation.
-        let group = self.group_under_key(caller, request, key).await?;
-        if let Some(text) = text
-            && let Some(id) = group.id()
-        {
-            // The key hash covers the conversation, so the same key posts the message once.
-            let draft = Draft { text: text.to_owned(), ..Draft::default() };
-            let posted = self.post_to_conversation(caller, id, draft, key.cloned()).await;
-            // Without a key, a repeated request would create another group.
-            posted.map_err(|error| if key.is_none() { error.after_commit() } else { error })?;
-        }
-        Ok(group)
-    }
-
-    async fn group_under_key(
+    /// Creates a group, or finds the one that an earlier request with this key created.
+    pub(crate) async fn group_under_key(
         &self,
         caller: &AgentCaller,
         request: &CreateGroup,
@@ -191,7 +156,7 @@ impl Engine {
             return Ok(replay);
         }
         let members = self.group_members(caller, &request.participants).await?;
-        let channel = self.next_id();
+        let channel = self.core.next_id();
         let conversation = ConversationId::new(channel.to_string());
         let participants = members
             .iter()
@@ -203,7 +168,7 @@ impl Engine {
             dm_type: "group".to_owned(),
             name: request.title.clone(),
             participants,
-            created_at: self.now().into(),
+            created_at: self.core.now().into(),
         };
         // Stored as it is sent: a repeated request gets the same bytes.
         let data = group.to_value();
@@ -222,7 +187,7 @@ impl Engine {
                 response: &data,
             }),
         };
-        match self.store().open_conversation(scope, &new).await? {
+        match self.core.store.open_conversation(scope, &new).await? {
             OpenOutcome::Open(_) => Ok(CreatedGroup::Created(StoredGroup(data))),
             // A request with the same key committed first.
             OpenOutcome::KeyUsed => self
@@ -240,18 +205,18 @@ impl Engine {
         let conversation = self.own_group(caller, id).await?;
         let (agent, name) = self.participant_of_name(caller.scope, agent_name).await?;
         // Counted without a lock: two concurrent additions may exceed the limit by one.
-        let count = self.store().participant_count(caller.scope, conversation.channel_id).await?;
+        let count = self.core.store.participant_count(caller.scope, conversation.channel_id).await?;
         if count >= i64::try_from(MAX_PARTICIPANTS).unwrap_or(i64::MAX)
-            && !self.store().is_member(caller.scope, conversation.channel_id, agent).await?
+            && !self.core.store.is_member(caller.scope, conversation.channel_id, agent).await?
         {
             return Err(too_many_participants());
         }
         let event = participant_event(kind::MEMBER_JOINED, &conversation, agent, &name);
         let member = MemberKey { channel: conversation.channel_id, agent };
-        match self.store().join_channel(caller.scope, member, self.now(), event).await? {
+        match self.core.store.join_channel(caller.scope, member, self.core.now(), event).await? {
             JoinOutcome::Joined(recorded) => {
-                self.hints().members_changed(caller.scope, conversation.channel_id);
-                self.announce(recorded);
+                self.core.hints.members_changed(caller.scope, conversation.channel_id);
+                self.core.announce(recorded);
                 Ok(false)
             }
             JoinOutcome::AlreadyMember => Ok(true),
@@ -269,9 +234,9 @@ impl Engine {
         let (agent, name) = self.participant_of_name(caller.scope, agent_name).await?;
         let event = participant_event(kind::MEMBER_LEFT, &conversation, agent, &name);
         let member = MemberKey { channel: conversation.channel_id, agent };
-        if let Some(recorded) = self.store().leave_channel(caller.scope, member, self.now(), event).await? {
-            self.hints().members_changed(caller.scope, conversation.channel_id);
-            self.announce(recorded);
+        if let Some(recorded) = self.core.store.leave_channel(caller.scope, member, self.core.now(), event).await? {
+            self.core.hints.members_changed(caller.scope, conversation.channel_id);
+            self.core.announce(recorded);
         }
         Ok(())
     }
@@ -288,7 +253,7 @@ impl Engine {
 
     async fn participant_of_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<(AgentId, String)> {
         let name = name.strip_prefix('@').unwrap_or(name);
-        let found = self.store().agent_ids(scope, &[name.to_owned()]).await?.into_iter().next();
+        let found = self.core.store.agent_ids(scope, &[name.to_owned()]).await?.into_iter().next();
         found.map(|(name, id)| (id, name)).ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))
     }
 
@@ -306,7 +271,7 @@ impl Engine {
             return Err(too_many_participants());
         }
         // One read for all names; the number of rows is bounded by the participants.
-        let found = self.store().agent_ids(caller.scope, &wanted).await?;
+        let found = self.core.store.agent_ids(caller.scope, &wanted).await?;
         match wanted.into_iter().find(|name| !found.iter().any(|(known, _)| known == name)) {
             Some(unknown) => Err(EngineError::NotFound(Missing::Agent(unknown))),
             None => Ok(found),
@@ -322,7 +287,7 @@ impl Engine {
         let Some((key, hash)) = key.zip(key_hash) else {
             return Ok(None);
         };
-        Ok(self.replay(scope, &hash, &key.fingerprint()).await?.map(CreatedGroup::Replayed))
+        Ok(self.core.replay(scope, &hash, &key.fingerprint()).await?.map(CreatedGroup::Replayed))
     }
 }
 

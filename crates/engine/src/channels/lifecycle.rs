@@ -14,8 +14,9 @@ use relay_wire::{
 };
 use serde_json::{Map, Value};
 
+use super::Channels;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::authentication::{AgentCaller, Credential},
     agents::lifecycle::encoded_length,
     error::{Conflict, Denial, InvalidInput, Limit, Missing},
@@ -38,12 +39,12 @@ pub struct ChannelChange {
     pub metadata: Option<Value>,
 }
 
-impl Engine {
+impl Channels {
     /// Creates a channel. A creating agent becomes its owner; with a workspace key the channel starts empty.
     ///
     /// # Errors
     /// When the name is no channel name or taken, or a field is out of bounds.
-    pub async fn create_channel(&self, caller: &Credential, request: &CreateChannel) -> EngineResult<ChannelRow> {
+    pub async fn create(&self, caller: &Credential, request: &CreateChannel) -> EngineResult<ChannelRow> {
         let name = strip_hash(&request.name);
         if !is_channel_name(name) {
             return Err(EngineError::Invalid(InvalidInput::ChannelName));
@@ -51,15 +52,15 @@ impl Engine {
         check_topic(request.topic.as_deref())?;
         let metadata = request.metadata.clone().unwrap_or_else(|| Map::new().into());
         check_json_length("metadata", encoded_length(&metadata))?;
-        let (channel_id, at) = (ChannelId::new(self.next_id()), self.now());
+        let (channel_id, at) = (ChannelId::new(self.core.next_id()), self.core.now());
         let created_by = caller.agent_id();
         let topic = request.topic.as_deref();
-        let quota = self.quotas().limit(caller.scope(), Quota::Channels).await?;
+        let quota = self.quotas.limit(caller.scope(), Quota::Channels).await?;
         let new = NewChannel { channel_id, name, topic, metadata: &metadata, created_by, at, quota };
         let mut event = channel_event(kind::CHANNEL_CREATED, channel_id, name, topic);
         event.agent_id = created_by;
-        match self.store().create_channel(caller.scope(), &new, event).await? {
-            ChannelCreation::Created(recorded) => self.announce(recorded),
+        match self.core.store.create_channel(caller.scope(), &new, event).await? {
+            ChannelCreation::Created(recorded) => self.core.announce(recorded),
             ChannelCreation::NameTaken => return Err(EngineError::Conflict(Conflict::ChannelExists(name.to_owned()))),
             ChannelCreation::QuotaReached => return Err(EngineError::LimitExceeded(Limit::Quota(Quota::Channels))),
         }
@@ -76,16 +77,16 @@ impl Engine {
     }
 
     /// Lists the channels of a workspace that the caller may see, oldest first, at most [`names::MAX_LISTED_CHANNELS`].
-    pub async fn channels(&self, caller: &Credential, with_archived: bool) -> EngineResult<Vec<ChannelRow>> {
-        Ok(self.store().channels(caller.scope(), with_archived, &caller.view().filters).await?)
+    pub async fn list(&self, caller: &Credential, with_archived: bool) -> EngineResult<Vec<ChannelRow>> {
+        Ok(self.core.store.channels(caller.scope(), with_archived, &caller.view().filters).await?)
     }
 
     /// Finds a channel by name if the caller may see it.
     ///
     /// # Errors
     /// When there is none for this caller.
-    pub async fn visible_channel(&self, caller: &Credential, name: &str) -> EngineResult<ChannelRow> {
-        let channel = self.channel_by_name(caller.scope(), name).await?;
+    pub async fn visible(&self, caller: &Credential, name: &str) -> EngineResult<ChannelRow> {
+        let channel = self.by_name(caller.scope(), name).await?;
         if caller.view().sees_channel(channel.channel_id, &channel.name) {
             Ok(channel)
         } else {
@@ -94,9 +95,10 @@ impl Engine {
     }
 
     /// Finds a channel by name, archived or not; a leading `#` is dropped.
-    pub async fn channel_by_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<ChannelRow> {
+    pub async fn by_name(&self, scope: WorkspaceScope, name: &str) -> EngineResult<ChannelRow> {
         let name = strip_hash(name);
-        self.store()
+        self.core
+            .store
             .channel_by_name(scope, name)
             .await?
             .ok_or_else(|| EngineError::NotFound(Missing::Channel(name.to_owned())))
@@ -104,25 +106,20 @@ impl Engine {
 
     /// Lists the members of a channel that the caller may see in the order of joining, at most
     /// [`names::MAX_LISTED_MEMBERS`].
-    pub async fn channel_members(&self, caller: &Credential, channel: ChannelId) -> EngineResult<Vec<MemberRow>> {
-        Ok(self.store().channel_members(caller.scope(), channel, &caller.view().filters).await?)
+    pub async fn members(&self, caller: &Credential, channel: ChannelId) -> EngineResult<Vec<MemberRow>> {
+        Ok(self.core.store.channel_members(caller.scope(), channel, &caller.view().filters).await?)
     }
 
     /// Lists the channels of an agent, oldest first, at most [`names::MAX_LISTED_CHANNELS`].
-    pub async fn channels_of_agent(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Vec<Membership>> {
-        Ok(self.store().channels_of_agent(scope, agent).await?)
+    pub async fn of_agent(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Vec<Membership>> {
+        Ok(self.core.store.channels_of_agent(scope, agent).await?)
     }
 
     /// Changes a channel.
     ///
     /// # Errors
     /// When there is none, it is archived, or a field is out of bounds.
-    pub async fn update_channel(
-        &self,
-        scope: WorkspaceScope,
-        name: &str,
-        change: &ChannelChange,
-    ) -> EngineResult<ChannelRow> {
+    pub async fn update(&self, scope: WorkspaceScope, name: &str, change: &ChannelChange) -> EngineResult<ChannelRow> {
         check_topic(change.topic.as_ref().and_then(Option::as_deref))?;
         if let Some(metadata) = &change.metadata {
             check_json_length("metadata", encoded_length(metadata))?;
@@ -137,11 +134,12 @@ impl Engine {
             channel_event(kind::CHANNEL_UPDATED, changed.channel_id, &changed.name, changed.topic.as_deref())
         };
         let (changed, recorded) = self
-            .store()
-            .update_channel(scope, update, self.now(), event)
+            .core
+            .store
+            .update_channel(scope, update, self.core.now(), event)
             .await?
             .ok_or(EngineError::Invalid(InvalidInput::ChannelArchived(channel.name)))?;
-        self.announce(recorded);
+        self.core.announce(recorded);
         Ok(changed)
     }
 
@@ -149,18 +147,20 @@ impl Engine {
     ///
     /// # Errors
     /// When there is none, or it is `general`.
-    pub async fn archive_channel(&self, scope: WorkspaceScope, name: &str) -> EngineResult<()> {
-        let channel = self.channel_by_name(scope, name).await?;
+    pub async fn archive(&self, scope: WorkspaceScope, name: &str) -> EngineResult<()> {
+        let channel = self.by_name(scope, name).await?;
         if channel.name == names::GENERAL_CHANNEL {
             return Err(EngineError::Invalid(InvalidInput::ArchivedGeneral));
         }
         let data = ChannelArchived { channel: ChannelName { name: &channel.name } };
         let event = Event::new(kind::CHANNEL_ARCHIVED, data.to_value()).in_channel(channel.channel_id, channel.name);
-        if let Some(recorded) = self.store().archive_channel(scope, channel.channel_id, self.now(), event).await? {
-            self.announce(recorded);
+        if let Some(recorded) =
+            self.core.store.archive_channel(scope, channel.channel_id, self.core.now(), event).await?
+        {
+            self.core.announce(recorded);
         }
         // Also for a channel that was archived before: the earlier hint may have been lost.
-        self.inner.core.hints.members_changed(scope, channel.channel_id);
+        self.core.hints.members_changed(scope, channel.channel_id);
         Ok(())
     }
 
@@ -168,7 +168,7 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such channel or it is archived.
-    pub async fn join_channel(&self, caller: &AgentCaller, name: &str) -> EngineResult<(String, bool)> {
+    pub async fn join(&self, caller: &AgentCaller, name: &str) -> EngineResult<(String, bool)> {
         let channel = self.open_channel(caller.scope, name).await?;
         let already = self.add_member(caller.scope, &channel, caller.agent_id, &caller.name).await?;
         Ok((channel.name, already))
@@ -178,7 +178,7 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such channel or it is archived.
-    pub(crate) async fn add_channel_member(
+    pub(crate) async fn add_agent(
         &self,
         scope: WorkspaceScope,
         agent: AgentId,
@@ -194,12 +194,12 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such channel or agent, the channel is archived, or the caller is no member.
-    pub async fn invite_to_channel(&self, caller: &AgentCaller, name: &str, invitee: &str) -> EngineResult<String> {
+    pub async fn invite(&self, caller: &AgentCaller, name: &str, invitee: &str) -> EngineResult<String> {
         let channel = self.open_channel(caller.scope, name).await?;
-        if !self.store().is_member(caller.scope, channel.channel_id, caller.agent_id).await? {
+        if !self.core.store.is_member(caller.scope, channel.channel_id, caller.agent_id).await? {
             return Err(EngineError::Forbidden(Denial::NotAMember(channel.name)));
         }
-        let invitee = self.agent_by_name(caller.scope, invitee).await?;
+        let invitee = self.agents.by_name(caller.scope, invitee).await?;
         self.add_member(caller.scope, &channel, invitee.id, &invitee.name).await?;
         Ok(channel.name)
     }
@@ -208,13 +208,13 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such channel.
-    pub async fn leave_channel(&self, caller: &AgentCaller, name: &str) -> EngineResult<()> {
-        let channel = self.channel_by_name(caller.scope, name).await?;
+    pub async fn leave(&self, caller: &AgentCaller, name: &str) -> EngineResult<()> {
+        let channel = self.by_name(caller.scope, name).await?;
         let event = member_event(kind::MEMBER_LEFT, &channel, caller.agent_id, &caller.name);
         let member = MemberKey { channel: channel.channel_id, agent: caller.agent_id };
-        if let Some(recorded) = self.store().leave_channel(caller.scope, member, self.now(), event).await? {
-            self.inner.core.hints.members_changed(caller.scope, channel.channel_id);
-            self.announce(recorded);
+        if let Some(recorded) = self.core.store.leave_channel(caller.scope, member, self.core.now(), event).await? {
+            self.core.hints.members_changed(caller.scope, channel.channel_id);
+            self.core.announce(recorded);
         }
         Ok(())
     }
@@ -224,21 +224,21 @@ impl Engine {
     /// # Errors
     /// When there is no such channel or the caller is no member.
     pub async fn set_muted(&self, caller: &AgentCaller, name: &str, muted: bool) -> EngineResult<String> {
-        let channel = self.channel_by_name(caller.scope, name).await?;
+        let channel = self.by_name(caller.scope, name).await?;
         let kind = if muted { kind::MEMBER_CHANNEL_MUTED } else { kind::MEMBER_CHANNEL_UNMUTED };
         let event = member_event(kind, &channel, caller.agent_id, &caller.name);
         let member = MemberKey { channel: channel.channel_id, agent: caller.agent_id };
-        match self.store().set_muted(caller.scope, member, muted, self.now(), event).await? {
-            Some(recorded) => self.announce(recorded),
+        match self.core.store.set_muted(caller.scope, member, muted, self.core.now(), event).await? {
+            Some(recorded) => self.core.announce(recorded),
             None => return Err(EngineError::Forbidden(Denial::NotAMember(channel.name))),
         }
-        self.inner.core.hints.members_changed(caller.scope, channel.channel_id);
+        self.core.hints.members_changed(caller.scope, channel.channel_id);
         Ok(channel.name)
     }
 
     /// Finds a channel that is not archived.
     pub(crate) async fn open_channel(&self, scope: WorkspaceScope, name: &str) -> EngineResult<ChannelRow> {
-        let channel = self.channel_by_name(scope, name).await?;
+        let channel = self.by_name(scope, name).await?;
         if channel.archived_at.is_some() {
             return Err(EngineError::Invalid(InvalidInput::ChannelArchived(channel.name)));
         }
@@ -255,10 +255,10 @@ impl Engine {
     ) -> EngineResult<bool> {
         let event = member_event(kind::MEMBER_JOINED, channel, agent, agent_name);
         let member = MemberKey { channel: channel.channel_id, agent };
-        match self.store().join_channel(scope, member, self.now(), event).await? {
+        match self.core.store.join_channel(scope, member, self.core.now(), event).await? {
             JoinOutcome::Joined(recorded) => {
-                self.inner.core.hints.members_changed(scope, channel.channel_id);
-                self.announce(recorded);
+                self.core.hints.members_changed(scope, channel.channel_id);
+                self.core.announce(recorded);
                 Ok(false)
             }
             JoinOutcome::AlreadyMember => Ok(true),

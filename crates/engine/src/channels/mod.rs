@@ -4,3 +4,13 @@ pub mod all_conversations;
 pub(crate) mod audiences;
 pub mod conversations;
 pub mod lifecycle;
+
+use crate::{access::limits::QuotaCache, agents::Agents, core::Core};
+
+/// Handle of channels and conversations.
+#[derive(Clone)]
+pub struct Channels {
+    pub(crate) core: Core,
+    pub(crate) quotas: QuotaCache,
+    pub(crate) agents: Agents,
+}

@@ -51,6 +51,11 @@ impl Core {
     pub(crate) fn announce_with_messages(&self, recorded: RecordedEvents, messages: HashMap<MessageId, Message>) {
         self.announcer.queue(Announcement { recorded, messages, sockets: true });
     }
+
+    /// Announces a record to observers only, where sockets know the change already.
+    pub(crate) fn announce_to_observers(&self, recorded: RecordedEvents) {
+        self.announcer.queue(Announcement { recorded, messages: HashMap::new(), sockets: false });
+    }
 }
 
 impl Announcer {
@@ -64,23 +69,6 @@ impl Announcer {
             metrics::counter!(relay_domain::metric_names::EVENTS_UNANNOUNCED)
                 .increment(u64::try_from(kinds).unwrap_or(0));
         }
-    }
-}
-
-impl Engine {
-    /// Announces a committed record to observers and agents' sockets. Never waits.
-    pub(crate) fn announce(&self, recorded: RecordedEvents) {
-        self.inner.core.announce(recorded);
-    }
-
-    /// Announces a record with the messages of its events, so that they need not be read.
-    pub(crate) fn announce_with_messages(&self, recorded: RecordedEvents, messages: HashMap<MessageId, Message>) {
-        self.inner.core.announce_with_messages(recorded, messages);
-    }
-
-    /// Announces a record to observers only, where sockets know the change already.
-    pub(crate) fn announce_to_observers(&self, recorded: RecordedEvents) {
-        self.inner.core.announcer.queue(Announcement { recorded, messages: HashMap::new(), sockets: false });
     }
 }
 

@@ -7,7 +7,7 @@ use relay_store::{
     events::{Event, EventBody, RecordedEvents},
 };
 
-use crate::{Engine, hints::SocketEvent, messages::posting::AudienceSource};
+use crate::{Engine, channels::audiences::AudienceSource, hints::SocketEvent};
 
 /// Recipients of an event among agents' sockets.
 enum Audience {
@@ -93,6 +93,6 @@ async fn audience_members(engine: &Engine, recorded: &RecordedEvents, event: &Ev
         (None, None) => return None,
     };
     // Best-effort: no recipients while storage is unavailable.
-    let audience = engine.load_audience(recorded.scope, key, AudienceSource::Cache).await.ok()??;
+    let audience = engine.events().audiences.load(recorded.scope, key, AudienceSource::Cache).await.ok()??;
     Some(audience.members.iter().map(|member| member.agent_id).collect())
 }

@@ -20,8 +20,8 @@ use tokio::{
     time::Instant,
 };
 
-use super::{LogEvent, PublishedRecord};
-use crate::{Engine, EngineResult, Inner, core::Core};
+use super::{Events, LogEvent, PublishedRecord};
+use crate::{EngineResult, Inner, core::Core};
 
 /// Bound of an observer's lag behind its feed. All observers of the feed share the buffer.
 const FEED_BUFFER: usize = 1024;
@@ -79,10 +79,10 @@ impl Feed {
     }
 }
 
-impl Engine {
+impl Events {
     /// Returns the feed of a workspace, starting it if needed.
     pub(super) async fn feed(&self, scope: WorkspaceScope) -> EngineResult<Arc<Feed>> {
-        let feeds = &self.inner.feeds;
+        let feeds = &self.feeds;
         if let Some(feed) = feeds.find(scope) {
             return Ok(feed);
         }
@@ -91,9 +91,9 @@ impl Engine {
             return Ok(feed);
         }
         // Watch first, then tail, then read the head: no event falls in between.
-        self.inner.core.watch_events(&[scope]).await?;
-        let tail = self.inner.stream.tail_events(scope).await?;
-        let heads = self.store().event_heads(&[scope]).await?;
+        self.core.watch_events(&[scope]).await?;
+        let tail = self.stream.tail_events(scope).await?;
+        let heads = self.core.store.event_heads(&[scope]).await?;
         let next = heads.first().map_or(1, |head| head.next_seq);
         let feed = Arc::new(Feed {
             scope,
@@ -102,7 +102,7 @@ impl Engine {
             repair_requested: Notify::new(),
         });
         feeds.lock_live().insert(scope, Arc::downgrade(&feed));
-        spawn_isolated("feed", follow_feed(Arc::downgrade(&self.inner), Arc::downgrade(&feed), tail));
+        spawn_isolated("feed", follow_feed(self.clone(), Arc::downgrade(&feed), tail));
         Ok(feed)
     }
 }
@@ -115,7 +115,7 @@ impl Core {
 }
 
 /// Keeps a feed going until its last observer drops it.
-async fn follow_feed(engine: Weak<Inner>, feed: Weak<Feed>, mut tail: EventTail) {
+async fn follow_feed(events: Events, feed: Weak<Feed>, mut tail: EventTail) {
     let mut out_of_order: BTreeMap<i64, EventRecord> = BTreeMap::new();
     let mut patience: Option<Instant> = None;
     loop {
@@ -132,9 +132,9 @@ async fn follow_feed(engine: Weak<Inner>, feed: Weak<Feed>, mut tail: EventTail)
                 () = tokio::time::sleep_until(until) => patience.is_some(),
             }
         };
-        let (Some(feed), Some(inner)) = (feed.upgrade(), engine.upgrade()) else { return };
+        let Some(feed) = feed.upgrade() else { return };
         if read_postgres || out_of_order.len() > MAX_EARLY {
-            if let Err(error) = repair(&Engine { inner }, &feed).await {
+            if let Err(error) = repair(&events, &feed).await {
                 // The next check repairs again.
                 tracing::debug!(error = &error as &dyn std::error::Error, "failed to read missing events, will retry");
             }
@@ -182,9 +182,9 @@ fn send_record(feed: &Feed, record: &EventRecord) -> bool {
 }
 
 /// Sends the missing events from Postgres.
-async fn repair(engine: &Engine, feed: &Feed) -> EngineResult<()> {
+async fn repair(log: &Events, feed: &Feed) -> EngineResult<()> {
     loop {
-        let events = engine.events_after(feed.scope, feed.next_seq() - 1, PAGE).await?;
+        let events = log.events_after(feed.scope, feed.next_seq() - 1, PAGE).await?;
         if events.is_empty() {
             return Ok(());
         }
@@ -206,9 +206,9 @@ pub(crate) async fn check_feeds(engine: Weak<Inner>) {
     loop {
         tokio::time::sleep(CHECK_EVERY).await;
         let Some(inner) = engine.upgrade() else { return };
-        let engine = Engine { inner };
+        let events = &inner.events;
         let feeds: Vec<Arc<Feed>> = {
-            let mut live = engine.inner.feeds.lock_live();
+            let mut live = events.feeds.lock_live();
             live.retain(|_, feed| feed.strong_count() > 0);
             live.values().filter_map(Weak::upgrade).collect()
         };
@@ -219,10 +219,10 @@ pub(crate) async fn check_feeds(engine: Weak<Inner>) {
             seen.clear();
             continue;
         }
-        if watched_at.elapsed() > WATCH_EVERY && engine.inner.core.watch_events(&scopes).await.is_ok() {
+        if watched_at.elapsed() > WATCH_EVERY && events.core.watch_events(&scopes).await.is_ok() {
             watched_at = Instant::now();
         }
-        let Ok(heads) = engine.store().event_heads(&scopes).await else { continue };
+        let Ok(heads) = events.core.store.event_heads(&scopes).await else { continue };
         let heads: HashMap<_, _> = heads.into_iter().map(|head| (head.scope, head.next_seq)).collect();
         for feed in feeds {
             // Still behind the head of the previous comparison: lost, not late.

@@ -3,8 +3,8 @@
 use relay_domain::{WorkspaceScope, observers::ObserverView};
 use relay_wire::events::observer_frame;
 
-use super::{LogEvent, announce::message_events};
-use crate::{Engine, EngineResult};
+use super::{Events, LogEvent, announce::message_events};
+use crate::EngineResult;
 
 /// Bound of the events that one page scans; those hidden from the reader count too (docs/protocol/rest.md, "Event
 /// log").
@@ -25,17 +25,17 @@ pub struct EventPage {
     pub next_since: i64,
 }
 
-impl Engine {
+impl Events {
     /// Returns the events above `since` that a view shows. A cursor older than the kept log starts at the oldest event.
-    pub async fn event_page(
+    pub async fn page(
         &self,
         scope: WorkspaceScope,
         view: &ObserverView,
         since: i64,
         limit: i64,
     ) -> EngineResult<EventPage> {
-        self.inner.core.watch_events(&[scope]).await?;
-        let (_, next_seq) = self.store().event_range(scope).await?;
+        self.core.watch_events(&[scope]).await?;
+        let (_, next_seq) = self.core.store.event_range(scope).await?;
         let mut page = EventPage { events: Vec::new(), latest_seq: next_seq - 1, next_since: since };
         let (mut scanned, mut bytes) = (0, 0);
         while scanned < MAX_SCANNED {
@@ -71,9 +71,10 @@ impl Engine {
         events: i64,
     ) -> EngineResult<Vec<LogEvent>> {
         let mut found = Vec::new();
-        let mut records = self.store().events_since(scope, since, events).await?;
+        let mut records = self.core.store.events_since(scope, since, events).await?;
         for some in records.chunks_mut(RECORD_BATCH) {
-            let messages = self.store().messages_of_events(scope, &message_events(some, |seq, _| seq > since)).await?;
+            let messages =
+                self.core.store.messages_of_events(scope, &message_events(some, |seq, _| seq > since)).await?;
             for record in some {
                 for (seq, event) in (record.first_seq..).zip(std::mem::take(&mut record.events)) {
                     if seq > since {

@@ -16,6 +16,7 @@ use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, ChannelId, WorkspaceScope, events::kind::EventFacts};
 use relay_store::events::Event;
+use relay_stream::Stream;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -23,6 +24,8 @@ pub(crate) use announce::{Announcer, message_events, run as announce};
 pub(crate) use feed::{Feeds, check_feeds};
 pub use log::{EventPage, MAX_EVENTS_PAGE};
 pub use stream::{EventStream, StreamItem};
+
+use crate::{channels::audiences::Audiences, core::Core};
 
 /// Cache of frames above [`INLINE_FRAME`].
 pub(crate) type LargeFrames = moka::sync::Cache<(WorkspaceScope, i64), Arc<RawValue>>;
@@ -149,4 +152,14 @@ impl LogEvent {
         self.payload = self.payload.filter(|frame| frame.get().len() <= INLINE_FRAME);
         self
     }
+}
+
+/// Handle of the event log and its live streams.
+#[derive(Clone)]
+pub struct Events {
+    pub(crate) core: Core,
+    pub(crate) stream: Stream,
+    pub(crate) audiences: Arc<Audiences>,
+    pub(crate) feeds: Arc<Feeds>,
+    pub(crate) large_frames: LargeFrames,
 }

@@ -10,8 +10,8 @@ use tokio::sync::broadcast::{
     error::{RecvError, TryRecvError},
 };
 
-use super::{LogEvent, feed::Feed};
-use crate::{Engine, EngineError, EngineResult, error::Missing};
+use super::{Events, LogEvent, feed::Feed};
+use crate::{EngineError, EngineResult, error::Missing};
 
 /// Events of one read while an observer catches up.
 const CATCH_UP_PAGE: i64 = 200;
@@ -29,7 +29,7 @@ pub enum StreamItem {
 
 /// Stream of a workspace's events from a position on.
 pub struct EventStream {
-    engine: Engine,
+    events: Events,
     feed: Arc<Feed>,
     receiver: broadcast::Receiver<Arc<LogEvent>>,
     /// Number of the next item.
@@ -40,25 +40,25 @@ pub struct EventStream {
     resync: Option<StreamItem>,
 }
 
-impl Engine {
+impl Events {
     /// Opens a stream of a workspace's events: those above `since`, or those from now on.
-    pub async fn observe_events(&self, scope: WorkspaceScope, since: Option<i64>) -> EngineResult<EventStream> {
+    pub async fn observe(&self, scope: WorkspaceScope, since: Option<i64>) -> EngineResult<EventStream> {
         let feed = self.feed(scope).await?;
         let (receiver, live_from) = feed.subscribe();
         let (mut next, mut resync) = (live_from, None);
         if let Some(since) = since {
-            let (oldest_seq, next_seq) = self.store().event_range(scope).await?;
+            let (oldest_seq, next_seq) = self.core.store.event_range(scope).await?;
             next = since.saturating_add(1);
             if next < oldest_seq || next > next_seq {
                 next = oldest_seq;
                 resync = Some(StreamItem::Resync { oldest_seq, latest_seq: next_seq - 1 });
             }
         }
-        Ok(EventStream { engine: self.clone(), feed, receiver, next, live_from, backlog: VecDeque::new(), resync })
+        Ok(EventStream { events: self.clone(), feed, receiver, next, live_from, backlog: VecDeque::new(), resync })
     }
 
     /// Reads the events above `since` and below `before`, for an observer that repeats a request.
-    pub async fn events_between(&self, scope: WorkspaceScope, since: i64, before: i64) -> EngineResult<Vec<LogEvent>> {
+    pub async fn between(&self, scope: WorkspaceScope, since: i64, before: i64) -> EngineResult<Vec<LogEvent>> {
         let mut events = self.events_after(scope, since, CATCH_UP_PAGE.min(before - since - 1)).await?;
         events.retain(|event| event.seq < before);
         Ok(events)
@@ -68,11 +68,11 @@ impl Engine {
     ///
     /// # Errors
     /// When retention has dropped it.
-    pub async fn event_payload(&self, scope: WorkspaceScope, event: &LogEvent) -> EngineResult<Arc<RawValue>> {
+    pub async fn payload(&self, scope: WorkspaceScope, event: &LogEvent) -> EngineResult<Arc<RawValue>> {
         if let Some(payload) = &event.payload {
             return Ok(Arc::clone(payload));
         }
-        let large = &self.inner.large_frames;
+        let large = &self.large_frames;
         if let Some(payload) = large.get(&(scope, event.seq)) {
             return Ok(payload);
         }
@@ -85,11 +85,11 @@ impl Engine {
 
     /// Returns the frame of an event for sockets: with its number, as `seq` and as the `agent_seq` that some clients
     /// resume from.
-    pub async fn event_text(&self, scope: WorkspaceScope, event: &LogEvent) -> EngineResult<Bytes> {
+    pub async fn text(&self, scope: WorkspaceScope, event: &LogEvent) -> EngineResult<Bytes> {
         if let Some(text) = event.text.get() {
             return Ok(text.clone());
         }
-        let payload = self.event_payload(scope, event).await?;
+        let payload = self.payload(scope, event).await?;
         let (seq, rest) = (event.seq, payload.get().strip_prefix('{').unwrap_or("}"));
         let text = Bytes::from(format!(r#"{{"seq":{seq},"agent_seq":{seq},{rest}"#));
         // A large one is not cached, since the feed would keep it for slow readers.
@@ -153,7 +153,7 @@ impl EventStream {
     }
 
     async fn catch_up(&mut self) -> EngineResult<()> {
-        let events = self.engine.events_after(self.feed.scope, self.next - 1, CATCH_UP_PAGE).await?;
+        let events = self.events.events_after(self.feed.scope, self.next - 1, CATCH_UP_PAGE).await?;
         if events.is_empty() {
             // Retention has dropped the missing events.
             self.next = self.next.max(self.live_from);

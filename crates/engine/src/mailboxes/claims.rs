@@ -7,7 +7,8 @@ use relay_store::mailboxes::claims::{ClaimLease, ClaimOutcome};
 use relay_stream::Hint;
 use tokio::{sync::broadcast, time::Instant};
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::AgentCaller, error::Conflict};
+use super::Mailboxes;
+use crate::{EngineError, EngineResult, access::authentication::AgentCaller, error::Conflict};
 
 /// Default and maximum number of deliveries per claim.
 pub const CLAIM_LIMIT: (i64, i64) = (10, 200);
@@ -27,12 +28,12 @@ pub struct ClaimedDelivery {
     pub claim: ClaimLease,
 }
 
-impl Engine {
+impl Mailboxes {
     /// Leases up to `limit` of the caller's deliveries, lowest seq first; waits up to `wait` for the first one.
     ///
     /// # Errors
     /// When the caller is not on a node of kind poll, or the lease is out of bounds.
-    pub async fn claim_deliveries(
+    pub async fn claim(
         &self,
         caller: &AgentCaller,
         limit: i64,
@@ -44,10 +45,13 @@ impl Engine {
         }
         let until = Instant::now() + wait.min(MAX_WAIT);
         // Subscribed before the first read, so that no later hint is missed.
-        let mut hints = self.hints().subscribe();
+        let mut hints = self.core.hints.subscribe();
         loop {
-            let outcome =
-                self.store().claim_deliveries(caller.scope, caller.agent_id, self.next_id(), limit, lease).await?;
+            let outcome = self
+                .core
+                .store
+                .claim_deliveries(caller.scope, caller.agent_id, self.core.next_id(), limit, lease)
+                .await?;
             let next = match outcome {
                 ClaimOutcome::NotPolled => return Err(EngineError::Conflict(Conflict::NotPolled)),
                 ClaimOutcome::Claimed(claimed) => return self.load_claimed(caller, &claimed).await,
@@ -56,7 +60,7 @@ impl Engine {
             if Instant::now() >= until {
                 return Ok(Vec::new());
             }
-            let back = next.map(|at| (at - self.now()).to_std().unwrap_or_default() + Duration::from_millis(5));
+            let back = next.map(|at| (at - self.core.now()).to_std().unwrap_or_default() + Duration::from_millis(5));
             let pause = back.unwrap_or(POLL_EVERY).min(POLL_EVERY);
             let look_at = until.min(Instant::now() + pause);
             let _ = tokio::time::timeout_at(look_at, wait_for_hint(&mut hints, caller.scope, caller.agent_id)).await;
@@ -65,7 +69,7 @@ impl Engine {
 
     async fn load_claimed(&self, caller: &AgentCaller, claimed: &[ClaimLease]) -> EngineResult<Vec<ClaimedDelivery>> {
         let seqs: Vec<i64> = claimed.iter().map(|one| one.seq).collect();
-        let deliveries = self.store().deliveries_at(caller.scope, caller.agent_id, &seqs).await?;
+        let deliveries = self.core.store.deliveries_at(caller.scope, caller.agent_id, &seqs).await?;
         let own = |seq| claimed.iter().find(|one| one.seq == seq).copied();
         let claimed: Vec<_> = deliveries
             .into_iter()

@@ -13,7 +13,8 @@ use relay_domain::{AgentId, WorkspaceScope};
 use relay_store::mailboxes::cursors::CursorMove;
 use tokio::sync::Notify;
 
-use crate::{Engine, EngineResult, Inner};
+use super::Mailboxes;
+use crate::{EngineResult, Inner, core::Core};
 
 /// Time that acks gather before they are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(20);
@@ -82,7 +83,7 @@ pub(crate) async fn run(engine: Weak<Inner>, moves: Weak<CursorMoves>) {
         let _ = tokio::time::timeout(Duration::from_secs(1), moves.pending.notified()).await;
         tokio::time::sleep(FLUSH_EVERY).await;
         let Some(inner) = engine.upgrade() else { return };
-        if let Err(error) = flush(&Engine { inner }, &moves).await {
+        if let Err(error) = flush(&inner.core, &moves).await {
             tracing::debug!(error = &error as &dyn std::error::Error, "failed to write cursor moves, will retry");
             tokio::time::sleep(RETRY_AFTER).await;
             moves.pending.notify_one();
@@ -90,15 +91,15 @@ pub(crate) async fn run(engine: Weak<Inner>, moves: Weak<CursorMoves>) {
     }
 }
 
-async fn flush(engine: &Engine, moves: &CursorMoves) -> EngineResult<()> {
+async fn flush(core: &Core, moves: &CursorMoves) -> EngineResult<()> {
     let rounds = moves.drain_rounds();
     let statements: Vec<&[CursorMove]> = rounds.iter().flat_map(|round| round.chunks(MAX_PER_STATEMENT)).collect();
     for (nth, some) in statements.iter().enumerate() {
-        match engine.store().flush_cursors(some, engine.now()).await {
+        match core.store.flush_cursors(some, core.now()).await {
             Ok(flushed) => {
                 let acked = u64::try_from(flushed.acked).unwrap_or(0);
                 metrics::counter!(relay_domain::metric_names::DELIVERIES_ACKED).increment(acked);
-                flushed.recorded.into_iter().for_each(|recorded| engine.announce_to_observers(recorded));
+                flushed.recorded.into_iter().for_each(|recorded| core.announce_to_observers(recorded));
             }
             Err(error) => {
                 moves.restore(statements[nth..].concat());
@@ -109,15 +110,15 @@ async fn flush(engine: &Engine, moves: &CursorMoves) -> EngineResult<()> {
     Ok(())
 }
 
-impl Engine {
+impl Mailboxes {
     /// Records that a connection wrote or acknowledged up to here; stored within about 20 ms.
-    pub fn cursor_moved(&self, moved: CursorMove) {
-        self.inner.cursors.add(moved);
+    pub fn move_cursor(&self, moved: CursorMove) {
+        self.cursors.add(moved);
     }
 
     /// Writes all waiting moves now, for a drain.
     pub async fn flush_cursors(&self) -> EngineResult<()> {
-        flush(self, &self.inner.cursors).await
+        flush(&self.core, &self.cursors).await
     }
 }
 

@@ -15,8 +15,9 @@ pub use relay_store::mailboxes::{
 
 use relay_store::{Store, events::RecordedEvents};
 
+use super::Mailboxes;
 use crate::{
-    Engine, EngineError, EngineResult, IdSource,
+    EngineError, EngineResult, IdSource,
     error::{Conflict, Fault, Missing},
 };
 
@@ -51,7 +52,7 @@ pub struct DeadLetterCount {
     pub by_reason: Vec<(DeadLetterReason, i64)>,
 }
 
-impl Engine {
+impl Mailboxes {
     /// Lists dead letters, newest first, behind the one that `before` names.
     ///
     /// # Errors
@@ -63,16 +64,16 @@ impl Engine {
         before: Option<DeliveryId>,
         limit: i64,
     ) -> EngineResult<Vec<DeadLetterRow>> {
-        let filter = resolve_filter(self.store(), scope, query).await?;
+        let filter = resolve_filter(&self.core.store, scope, query).await?;
         let before = match before {
             Some(id) => Some(self.dead_letter(scope, id).await?),
             None => None,
         };
-        Ok(self.store().dead_letters(scope, &filter, before.as_ref(), limit).await?)
+        Ok(self.core.store.dead_letters(scope, &filter, before.as_ref(), limit).await?)
     }
 
     pub async fn dead_letter(&self, scope: WorkspaceScope, id: DeliveryId) -> EngineResult<DeadLetterRow> {
-        self.store().dead_letter(scope, id).await?.ok_or(EngineError::NotFound(Missing::Delivery))
+        self.core.store.dead_letter(scope, id).await?.ok_or(EngineError::NotFound(Missing::Delivery))
     }
 
     /// Counts dead letters; with `redrivable` only those not redriven yet.
@@ -85,7 +86,7 @@ impl Engine {
         query: &DeadLetterQuery,
         redrivable: bool,
     ) -> EngineResult<DeadLetterCount> {
-        count_matching(self.store(), scope, query, redrivable).await
+        count_matching(&self.core.store, scope, query, redrivable).await
     }
 
     /// Redrives one dead letter and returns the new delivery with its seq. Idempotent.
@@ -93,13 +94,13 @@ impl Engine {
     /// # Errors
     /// When there is no such letter, or it cannot be redriven.
     pub async fn redrive_one(&self, scope: WorkspaceScope, id: DeliveryId) -> EngineResult<(DeliveryId, i64)> {
-        let done = redrive_one(self.store(), scope, id, self.now()).await?;
+        let done = redrive_one(&self.core.store, scope, id, self.core.now()).await?;
         if done.now {
             metrics::counter!(metric_names::DELIVERIES_REDRIVEN).increment(1);
-            self.hints().deliveries_redriven(&[(scope, id.agent)]);
+            self.core.hints.deliveries_redriven(&[(scope, id.agent)]);
         }
         if let Some(recorded) = done.recorded {
-            self.announce(recorded);
+            self.core.announce(recorded);
         }
         Ok((done.fresh, done.seq))
     }
@@ -115,12 +116,12 @@ impl Engine {
         query: &DeadLetterQuery,
         rate: Option<i32>,
     ) -> EngineResult<RedriveRow> {
-        begin_redrive(self.store(), scope, query, rate, self.next_id(), self.now()).await
+        begin_redrive(&self.core.store, scope, query, rate, self.core.next_id(), self.core.now()).await
     }
 
     /// Returns the progress of a redrive.
     pub async fn redrive(&self, scope: WorkspaceScope, id: MessageId) -> EngineResult<RedriveRow> {
-        self.store().redrive(scope, id.get()).await?.ok_or(EngineError::NotFound(Missing::Redrive))
+        self.core.store.redrive(scope, id.get()).await?.ok_or(EngineError::NotFound(Missing::Redrive))
     }
 
     /// Purges all dead letters of a filter. Returns their number.
@@ -128,13 +129,13 @@ impl Engine {
     /// # Errors
     /// When a field is invalid.
     pub async fn purge_dead_letters(&self, scope: WorkspaceScope, query: &DeadLetterQuery) -> EngineResult<u64> {
-        purge_matching(self.store(), scope, query, self.now(), |_| {}).await
+        purge_matching(&self.core.store, scope, query, self.core.now(), |_| {}).await
     }
 
     /// Purges one dead letter.
     pub async fn purge_dead_letter(&self, scope: WorkspaceScope, id: DeliveryId) -> EngineResult<()> {
         let letter = self.dead_letter(scope, id).await?;
-        let done = self.store().purge_dead_letter(scope, letter.agent_id, letter.seq, self.now()).await?;
+        let done = self.core.store.purge_dead_letter(scope, letter.agent_id, letter.seq, self.core.now()).await?;
         if done { Ok(()) } else { Err(EngineError::NotFound(Missing::Delivery)) }
     }
 
@@ -142,16 +143,16 @@ impl Engine {
     pub(crate) async fn step_redrives(&self) -> EngineResult<(u64, bool, Duration)> {
         let (mut redriven, mut late) = (0, 0.0_f64);
         for _ in 0..STEPS_PER_TICK {
-            let Some(step) = self.store().redrive_step(STEP, self.now()).await? else {
+            let Some(step) = self.core.store.redrive_step(STEP, self.core.now()).await? else {
                 return Ok((redriven, false, Duration::from_secs_f64(late)));
             };
             late = late.max(step.late_seconds);
             redriven += step.redriven;
             metrics::counter!(metric_names::DELIVERIES_REDRIVEN).increment(step.redriven);
             let mailboxes: Vec<_> = step.mailboxes.iter().map(|agent| (step.scope, *agent)).collect();
-            self.hints().deliveries_redriven(&mailboxes);
+            self.core.hints.deliveries_redriven(&mailboxes);
             if let Some(recorded) = step.recorded {
-                self.announce(recorded);
+                self.core.announce(recorded);
             }
         }
         Ok((redriven, true, Duration::from_secs_f64(late)))

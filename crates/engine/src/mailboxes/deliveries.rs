@@ -14,7 +14,8 @@ use relay_wire::{
     field::ToValue as _,
 };
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::AgentCaller, error::Missing};
+use super::Mailboxes;
+use crate::{EngineError, EngineResult, access::authentication::AgentCaller, error::Missing};
 
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (100, 200);
@@ -22,7 +23,7 @@ pub const PAGE: (i64, i64) = (100, 200);
 /// Bound of the attempts shown for one delivery: the newest.
 const MAX_ATTEMPTS: i64 = 1000;
 
-impl Engine {
+impl Mailboxes {
     /// Lists the caller's deliveries, oldest first: those in `state`, or without one the unexpired queued and delivered
     /// ones.
     pub async fn deliveries(
@@ -31,7 +32,7 @@ impl Engine {
         state: Option<DeliveryState>,
         limit: i64,
     ) -> EngineResult<Vec<Delivery>> {
-        Ok(self.store().deliveries(caller.scope, caller.agent_id, state, limit).await?)
+        Ok(self.core.store.deliveries(caller.scope, caller.agent_id, state, limit).await?)
     }
 
     /// Lists the attempts of one of the caller's deliveries, oldest first.
@@ -40,7 +41,7 @@ impl Engine {
     /// When there is no such delivery of the caller's.
     pub async fn attempts(&self, caller: &AgentCaller, id: &str) -> EngineResult<Vec<AttemptRow>> {
         let delivery = self.stored_delivery(caller.scope, own_delivery(caller, id)?).await?;
-        Ok(self.store().attempts(caller.scope, caller.agent_id, delivery.seq, MAX_ATTEMPTS).await?)
+        Ok(self.core.store.attempts(caller.scope, caller.agent_id, delivery.seq, MAX_ATTEMPTS).await?)
     }
 
     /// Settles or defers one of the caller's deliveries. A final state stays as it is, and the response is the same.
@@ -63,25 +64,25 @@ impl Engine {
             }
             report_events(caller, id, report, reported)
         };
-        let changed = self.store().report_delivery(caller.scope, id, report, self.now(), events).await?;
+        let changed = self.core.store.report_delivery(caller.scope, id, report, self.core.now(), events).await?;
         if let Some(recorded) = changed.ok_or(EngineError::NotFound(Missing::Delivery))? {
-            self.announce(recorded);
+            self.core.announce(recorded);
             if let Some(reason) = reason {
                 metrics::counter!(metric_names::DELIVERIES_DEAD_LETTERED, "reason" => reason.as_str()).increment(1);
             }
             if let Some((sender, notice)) = sender {
-                self.hints().notify(caller.scope, vec![sender], "agent", kind::DELIVERY_FAILED, notice);
+                self.core.hints.notify(caller.scope, vec![sender], "agent", kind::DELIVERY_FAILED, notice);
             }
             if !matches!(report, DeliveryReport::Defer { .. }) {
                 // A tombstone must fill the gap, so that a broker does not wait for it, and a replacement must be sent.
-                self.hints().mailbox_changed(caller.scope, caller.agent_id);
+                self.core.hints.mailbox_changed(caller.scope, caller.agent_id);
             }
         }
         self.stored_delivery(caller.scope, id).await
     }
 
     async fn stored_delivery(&self, scope: WorkspaceScope, id: DeliveryId) -> EngineResult<Delivery> {
-        self.store().delivery(scope, id).await?.ok_or(EngineError::NotFound(Missing::Delivery))
+        self.core.store.delivery(scope, id).await?.ok_or(EngineError::NotFound(Missing::Delivery))
     }
 }
 

@@ -6,6 +6,7 @@ use relay_store::{
     mailboxes::expiry::{DeadLetteredDelivery, ExpiryPass},
 };
 
+use super::Mailboxes;
 use crate::{Engine, EngineResult, tick::TickOutcome};
 
 const DELETED_AT_ONCE: i64 = 100;
@@ -15,27 +16,27 @@ pub async fn expire_due_deliveries(engine: &Engine) -> EngineResult<TickOutcome>
     let mut ticked = TickOutcome::default();
     for pass in [ExpiryPass::First, ExpiryPass::Second] {
         let expired = engine.store().expire_step(pass, engine.now()).await?;
-        engine.announce_dead_letters(&expired.dead, expired.recorded);
+        engine.mailboxes().announce_dead_letters(&expired.dead, expired.recorded);
         ticked.worked += expired.dead.len() as u64;
         ticked.more |= expired.more;
     }
     let deleted = engine.store().mailboxes_of_deleted_agents(DELETED_AT_ONCE).await?;
     if !deleted.is_empty() {
-        ticked.worked += engine.dead_letter_mailboxes(&deleted, DeadLetterReason::AgentDeleted).await?;
+        ticked.worked += engine.mailboxes().dead_letter_mailboxes(&deleted, DeadLetterReason::AgentDeleted).await?;
         ticked.more = true;
     }
     ticked.lag = Some(engine.store().expiry_lag(engine.now()).await?);
     Ok(ticked)
 }
 
-impl Engine {
+impl Mailboxes {
     /// Dead-letters expired deliveries of these mailboxes, as the expiry loop would, for a reader that finds an expired
     /// row first. Returns them by mailbox and seq.
     pub async fn dead_letter_expired(
         &self,
         mailboxes: &[(WorkspaceScope, AgentId)],
     ) -> EngineResult<Vec<DeadLetteredDelivery>> {
-        let (dead, recorded) = self.store().dead_letter_expired(mailboxes, self.now()).await?;
+        let (dead, recorded) = self.core.store.dead_letter_expired(mailboxes, self.core.now()).await?;
         self.announce_dead_letters(&dead, recorded);
         Ok(dead)
     }
@@ -49,7 +50,7 @@ impl Engine {
     ) -> EngineResult<u64> {
         let mut done = 0;
         loop {
-            let (dead, recorded) = self.store().dead_letter_mailboxes(mailboxes, reason, self.now()).await?;
+            let (dead, recorded) = self.core.store.dead_letter_mailboxes(mailboxes, reason, self.core.now()).await?;
             if dead.is_empty() {
                 return Ok(done);
             }
@@ -70,13 +71,13 @@ impl Engine {
                 .increment(letters.len() as u64);
         }
         let mailboxes = dead.chunk_by(|a, b| (a.scope, a.delivery_id.agent) == (b.scope, b.delivery_id.agent));
-        self.hints().mailboxes_changed(mailboxes.map(|rows| (rows[0].scope, rows[0].delivery_id.agent)));
+        self.core.hints.mailboxes_changed(mailboxes.map(|rows| (rows[0].scope, rows[0].delivery_id.agent)));
         for letter in dead {
             let Some(sender) = letter.sender else {
                 continue;
             };
-            self.hints().notify(letter.scope, vec![sender], "agent", kind::DELIVERY_FAILED, letter.notice());
+            self.core.hints.notify(letter.scope, vec![sender], "agent", kind::DELIVERY_FAILED, letter.notice());
         }
-        recorded.into_iter().for_each(|recorded| self.announce(recorded));
+        recorded.into_iter().for_each(|recorded| self.core.announce(recorded));
     }
 }

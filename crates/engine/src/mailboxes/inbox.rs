@@ -2,7 +2,8 @@
 
 pub use relay_store::mailboxes::inbox::{Mention, ReceivedReaction, UnreadChannel};
 
-use crate::{Engine, EngineResult, access::authentication::AgentCaller};
+use super::Mailboxes;
+use crate::{EngineResult, access::authentication::AgentCaller};
 
 /// Default and maximum number of unread channels or conversations.
 pub const INBOX_PAGE: (i64, i64) = (100, 500);
@@ -22,19 +23,19 @@ pub struct Inbox {
     pub reactions: Vec<ReceivedReaction>,
 }
 
-impl Engine {
+impl Mailboxes {
     /// Returns the caller's inbox, with at most `limit` channels and as many conversations.
     pub async fn inbox(&self, caller: &AgentCaller, limit: i64) -> EngineResult<Inbox> {
         let (scope, agent) = (caller.scope, caller.agent_id);
-        let places = self.store().unread_channels(scope, agent).await?;
+        let places = self.core.store.unread_channels(scope, agent).await?;
         let channels: Vec<(i64, i64)> = places
             .iter()
             .filter(|place| place.conversation_id.is_none())
             .map(|place| (place.channel_id, place.read_id))
             .collect();
         let shown = MAX_SHOWN.min(limit);
-        let mentions = self.store().unread_mentions(scope, (agent, &caller.name), &channels, shown).await?;
-        let reactions = self.store().received_reactions(scope, agent, shown).await?;
+        let mentions = self.core.store.unread_mentions(scope, (agent, &caller.name), &channels, shown).await?;
+        let reactions = self.core.store.received_reactions(scope, agent, shown).await?;
         let unread = places.into_iter().filter(|place| place.unread_count > 0);
         let (mut channels, mut conversations): (Vec<_>, Vec<_>) =
             unread.partition(|place| place.conversation_id.is_none());

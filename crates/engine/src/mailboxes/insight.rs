@@ -10,7 +10,8 @@ use relay_domain::{
 use relay_store::mailboxes::attempts::AttemptRow;
 pub use relay_store::mailboxes::insight::{TracedDelivery, WorkspaceMetrics};
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::Credential, error::Missing};
+use super::Mailboxes;
+use crate::{EngineError, EngineResult, access::authentication::Credential, error::Missing};
 
 /// Bound of the traced deliveries of one message: the lowest agent ids first.
 const MAX_TRACED_DELIVERIES: i64 = 1000;
@@ -51,11 +52,11 @@ impl TraceStep {
     }
 }
 
-impl Engine {
+impl Mailboxes {
     /// Returns totals of the caller's workspace. An observer whose token names agents gets those of their mailboxes.
-    pub async fn workspace_numbers(&self, caller: &Credential) -> EngineResult<WorkspaceMetrics> {
+    pub async fn workspace_metrics(&self, caller: &Credential) -> EngineResult<WorkspaceMetrics> {
         let only = caller.view().filters.agent_ids.as_deref();
-        Ok(self.store().workspace_metrics(caller.scope(), only).await?)
+        Ok(self.core.store.workspace_metrics(caller.scope(), only).await?)
     }
 
     /// Traces every delivery of a message, up to 1000. An observer whose token names agents gets the deliveries to
@@ -66,15 +67,15 @@ impl Engine {
     pub async fn message_trace(&self, caller: &Credential, id: &str) -> EngineResult<MessageTrace> {
         let id: MessageId = id.parse().map_err(|_| EngineError::NotFound(Missing::Message))?;
         let message =
-            self.store().message(caller.scope(), id).await?.ok_or(EngineError::NotFound(Missing::Message))?.message;
+            self.core.store.message(caller.scope(), id).await?.ok_or(EngineError::NotFound(Missing::Message))?.message;
         if !caller.view().sees_message(&message.facts()) {
             return Err(EngineError::NotFound(Missing::Message));
         }
         let only = caller.view().filters.agent_ids.as_deref();
-        let rows = self.store().deliveries_of_message(caller.scope(), id, only, MAX_TRACED_DELIVERIES).await?;
+        let rows = self.core.store.deliveries_of_message(caller.scope(), id, only, MAX_TRACED_DELIVERIES).await?;
         let places: Vec<_> = rows.iter().map(|row| (row.agent_id, row.seq)).collect();
         let attempts =
-            self.store().attempts_of_deliveries(caller.scope(), &places, message.created_at, MAX_ATTEMPTS).await?;
+            self.core.store.attempts_of_deliveries(caller.scope(), &places, message.created_at, MAX_ATTEMPTS).await?;
         let mut attempts_by_delivery: HashMap<_, Vec<AttemptRow>> = HashMap::new();
         for (agent, seq, attempt) in attempts {
             attempts_by_delivery.entry((agent, seq)).or_default().push(attempt);

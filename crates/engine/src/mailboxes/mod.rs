@@ -10,3 +10,17 @@ pub mod insight;
 pub mod positions;
 pub mod redrives;
 pub mod serving;
+
+use std::sync::Arc;
+
+use relay_stream::Stream;
+
+use crate::core::Core;
+
+/// Handle of mailboxes.
+#[derive(Clone)]
+pub struct Mailboxes {
+    pub(crate) core: Core,
+    pub(crate) stream: Stream,
+    pub(crate) cursors: Arc<cursors::CursorMoves>,
+}

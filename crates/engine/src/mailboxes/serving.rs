@@ -19,7 +19,8 @@ pub use relay_stream::{LinkState, LiveFrame, ProbeRequest, Probes, Tail};
 use relay_wire::nodes::deliver_frame;
 use tokio::sync::watch;
 
-use crate::{Engine, EngineResult};
+use super::Mailboxes;
+use crate::EngineResult;
 
 /// Older rows have expired, whatever their workspace's TTL (six days at most), so replay need not read their
 /// partitions.
@@ -54,7 +55,7 @@ pub struct RepairRequest {
     pub resumed_to: Seq,
 }
 
-impl Engine {
+impl Mailboxes {
     /// Returns the positions of the mailboxes located on a node's provider, in name order.
     pub async fn positions_of_provider(
         &self,
@@ -62,17 +63,17 @@ impl Engine {
         node: &NodeId,
         provider: &ProviderName,
     ) -> EngineResult<Vec<MailboxPosition>> {
-        Ok(self.store().positions_of_provider(scope, node, provider).await?)
+        Ok(self.core.store.positions_of_provider(scope, node, provider).await?)
     }
 
     /// Lists the agents located on these nodes.
     pub async fn agents_on_nodes(&self, of: &[(WorkspaceScope, NodeId)]) -> EngineResult<Vec<LocatedAgent>> {
-        Ok(self.store().agents_on_nodes(of).await?)
+        Ok(self.core.store.agents_on_nodes(of).await?)
     }
 
     /// Returns the positions of these mailboxes; deleted agents are left out.
     pub async fn positions(&self, of: &[(WorkspaceScope, AgentId)]) -> EngineResult<Vec<MailboxPosition>> {
-        Ok(self.store().positions(of).await?)
+        Ok(self.core.store.positions(of).await?)
     }
 
     /// Reads missing rows for many mailboxes of one workspace, at most [`relay_store::mailboxes::replay::PAGE`] rows
@@ -80,7 +81,7 @@ impl Engine {
     ///
     /// Expired rows are dead-lettered first, with the statement of the expiry loop. A row that will never be delivered
     /// becomes a tombstone, but only after its terminal state is committed.
-    pub async fn read_missing_deliveries(
+    pub async fn read_missing(
         &self,
         scope: WorkspaceScope,
         wants: &[RepairRequest],
@@ -92,20 +93,22 @@ impl Engine {
             .map(|want| (scope, want.agent_id, want.from.max(want.settled_below + 1)))
             .collect();
         let mailboxes: Vec<_> = live.iter().map(|(scope, agent, _)| (*scope, *agent)).collect();
-        let heads = self.store().positions(&mailboxes).await?;
-        let since = self.now() - OLDEST_LIVE_ROW;
-        let mut rows = self.store().deliveries_from(&live, since).await?;
-        if rows.iter().any(|row| is_overdue(row, self.now())) {
+        let heads = self.core.store.positions(&mailboxes).await?;
+        let since = self.core.now() - OLDEST_LIVE_ROW;
+        let mut rows = self.core.store.deliveries_from(&live, since).await?;
+        if rows.iter().any(|row| is_overdue(row, self.core.now())) {
             self.dead_letter_expired(&mailboxes).await?;
-            rows = self.store().deliveries_from(&live, since).await?;
+            rows = self.core.store.deliveries_from(&live, since).await?;
         }
         let mut repaired = Vec::with_capacity(wants.len());
         for want in wants {
             let head =
                 heads.iter().find(|p| p.agent_id == want.agent_id).map_or(want.settled_below, |p| p.next_seq - 1);
             let own = rows.iter().filter(|row| row.agent_id == want.agent_id);
-            repaired
-                .push(RepairedMailbox { agent_id: want.agent_id, frames: repair_page(want, head, own, self.now()) });
+            repaired.push(RepairedMailbox {
+                agent_id: want.agent_id,
+                frames: repair_page(want, head, own, self.core.now()),
+            });
         }
         let missed = wants
             .iter()
@@ -120,14 +123,14 @@ impl Engine {
     ///
     /// # Errors
     /// When the NATS client has been closed.
-    pub async fn tail_mailbox(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Tail> {
-        Ok(self.inner.stream.tail_agent(scope, agent).await?)
+    pub async fn tail(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Tail> {
+        Ok(self.stream.tail_agent(scope, agent).await?)
     }
 
     /// Watches the NATS link: live copies arrive while it is up, and its count tells when some may have been lost.
     #[must_use]
     pub fn watch_link(&self) -> watch::Receiver<LinkState> {
-        self.inner.stream.watch_link()
+        self.stream.watch_link()
     }
 }
 

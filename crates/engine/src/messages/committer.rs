@@ -177,7 +177,7 @@ fn build_batch(engine: &Engine, pending: &[PendingSend]) -> Batch {
         id: BatchId::new(engine.next_id()),
         // Only gateways have an id. A batch of another process has no lease behind it, so that the outbox relay may
         // publish it at once.
-        gateway_id: engine.gateway_id().unwrap_or(GatewayId::new(0)),
+        gateway_id: engine.core().gateway_id().unwrap_or(GatewayId::new(0)),
         traceparent: pending.iter().find_map(|p| p.traceparent.clone()),
         sends,
     }
@@ -254,7 +254,7 @@ fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<PendingSend>, outcom
     }
     // After the replies: callers wait for the commit only.
     announce(engine, &committed, outcome.events);
-    engine.hint_due_deliveries(committed.locations());
+    engine.node_kinds().hint_due_deliveries(committed.locations());
     if let Err(committed) = engine.inner.publisher.push(committed) {
         // The outbox relay will publish it; recipients need not wait for that.
         engine.hints().mailboxes_changed(committed.mailboxes());
@@ -265,6 +265,6 @@ fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<PendingSend>, outcom
 fn announce(engine: &Engine, committed: &Committed, events: Vec<RecordedEvents>) {
     for recorded in events {
         let messages = if recorded.watched { committed.messages(recorded.scope) } else { HashMap::new() };
-        engine.announce_with_messages(recorded, messages);
+        engine.core().announce_with_messages(recorded, messages);
     }
 }

@@ -8,15 +8,14 @@ use relay_store::{MessageChange, channels::audience::AudienceKey, events::Event}
 use relay_wire::{events::data::MessageUpdated, field::ToValue as _};
 use serde_json::Value;
 
+use super::Messages;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::authentication::{AgentCaller, Credential},
+    channels::audiences::AudienceSource,
     error::{Denial, Missing},
     hints::SocketEvent,
-    messages::{
-        draft::{Draft, check_draft, check_frame},
-        posting::AudienceSource,
-    },
+    messages::draft::{Draft, check_draft, check_frame},
 };
 
 /// Larger texts are not part of the notice: clients read the message.
@@ -32,19 +31,14 @@ pub struct MessageUpdate {
     pub data: Option<Option<Value>>,
 }
 
-impl Engine {
+impl Messages {
     /// Edits a message of the caller. Its recipients stay the same; replays and lists show the new version.
     ///
     /// # Errors
     /// When there is no such message for the caller, it is another agent's, or the new version could not be posted.
-    pub async fn update_message(
-        &self,
-        caller: &AgentCaller,
-        id: &str,
-        update: &MessageUpdate,
-    ) -> EngineResult<ListedMessage> {
+    pub async fn update(&self, caller: &AgentCaller, id: &str, update: &MessageUpdate) -> EngineResult<ListedMessage> {
         let credential = Credential::Agent(caller.clone());
-        let old = self.visible_message(&credential, id).await?.message;
+        let old = self.visible(&credential, id).await?.message;
         if old.agent_id != caller.agent_id {
             return Err(EngineError::Forbidden(Denial::NotAuthor));
         }
@@ -74,14 +68,15 @@ impl Engine {
         };
         let event = Event::for_message(kind::MESSAGE_UPDATED, &new);
         let recorded = self
-            .store()
-            .update_message(caller.scope, (new.id, caller.agent_id), change, self.now(), event)
+            .core
+            .store
+            .update_message(caller.scope, (new.id, caller.agent_id), change, self.core.now(), event)
             .await?
             .ok_or(EngineError::NotFound(Missing::Message))?;
-        self.announce(recorded);
+        self.core.announce(recorded);
         // From memory; a concurrent edit sends its own notice.
         self.notify_updated(caller, &new).await;
-        self.visible_message(&credential, id).await
+        self.visible(&credential, id).await
     }
 
     /// Notifies the members' own sockets, best-effort.
@@ -102,7 +97,9 @@ impl Engine {
         let mut agents = None;
         if let Some(conversation) = &message.conversation_id {
             let key = AudienceKey::Conversation(conversation.clone());
-            let Ok(Some(audience)) = self.load_audience(caller.scope, key, AudienceSource::Cache).await else { return };
+            let Ok(Some(audience)) = self.audiences.load(caller.scope, key, AudienceSource::Cache).await else {
+                return;
+            };
             agents = Some(audience.members.iter().map(|m| m.agent_id).collect());
         }
         let event = SocketEvent {
@@ -112,7 +109,7 @@ impl Engine {
             data: data.to_value(),
             event_id: None,
         };
-        self.hints().notify_all(caller.scope, event);
+        self.core.hints.notify_all(caller.scope, event);
     }
 }
 

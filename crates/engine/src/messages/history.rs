@@ -8,7 +8,8 @@ use relay_domain::{
 };
 use relay_store::MessagePage;
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::Credential, error::Missing};
+use super::Messages;
+use crate::{EngineError, EngineResult, access::authentication::Credential, error::Missing};
 
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (50, 100);
@@ -21,7 +22,7 @@ pub struct Thread {
     pub replies: Vec<ListedMessage>,
 }
 
-impl Engine {
+impl Messages {
     /// Lists the root messages of a channel that the caller may see, newest first. Every agent of the workspace may
     /// read channels.
     ///
@@ -36,12 +37,13 @@ impl Engine {
         let (scope, view) = (caller.scope(), caller.view());
         let name = strip_hash(channel);
         let id = self
-            .store()
+            .core
+            .store
             .channel_id_by_name(scope, name)
             .await?
             .filter(|id| view.sees_channel(*id, name))
             .ok_or_else(|| EngineError::NotFound(Missing::Channel(name.to_owned())))?;
-        Ok(self.store().channel_messages(scope, id, page, &view.filters).await?)
+        Ok(self.core.store.channel_messages(scope, id, page, &view.filters).await?)
     }
 
     /// Returns one message; one of a conversation only to its participants and to the workspace key.
@@ -49,7 +51,7 @@ impl Engine {
     /// # Errors
     /// When there is no such message for this caller.
     pub async fn message(&self, caller: &Credential, id: &str) -> EngineResult<ListedMessage> {
-        self.visible_message(caller, id).await
+        self.visible(caller, id).await
     }
 
     /// Returns a message and its replies, oldest first.
@@ -57,9 +59,9 @@ impl Engine {
     /// # Errors
     /// When there is no such message for this caller.
     pub async fn thread(&self, caller: &Credential, id: &str, page: MessagePage) -> EngineResult<Thread> {
-        let parent = self.visible_message(caller, id).await?;
+        let parent = self.visible(caller, id).await?;
         let replies = if parent.message.thread_id.is_none() {
-            self.store().replies(caller.scope(), parent.message.id, page, &caller.view().filters).await?
+            self.core.store.replies(caller.scope(), parent.message.id, page, &caller.view().filters).await?
         } else {
             Vec::new()
         };
@@ -67,10 +69,10 @@ impl Engine {
     }
 
     /// Finds a message if the caller may see it. Nodes see none of a conversation.
-    pub(crate) async fn visible_message(&self, caller: &Credential, id: &str) -> EngineResult<ListedMessage> {
+    pub(crate) async fn visible(&self, caller: &Credential, id: &str) -> EngineResult<ListedMessage> {
         let id: MessageId = id.parse().map_err(|_| EngineError::NotFound(Missing::Message))?;
         let scope = caller.scope();
-        let message = self.store().message(scope, id).await?.ok_or(EngineError::NotFound(Missing::Message))?;
+        let message = self.core.store.message(scope, id).await?.ok_or(EngineError::NotFound(Missing::Message))?;
         let is_dm = message.message.channel_kind.is_conversation();
         let visible = match caller {
             Credential::Observer(observer) => {
@@ -82,7 +84,7 @@ impl Engine {
             Credential::Workspace { .. } => true,
             Credential::Agent(_) | Credential::Node(_) if !is_dm => true,
             Credential::Agent(agent) => {
-                self.store().is_member(scope, message.message.channel_id, agent.agent_id).await?
+                self.core.store.is_member(scope, message.message.channel_id, agent.agent_id).await?
             }
             Credential::Node(_) => false,
         };

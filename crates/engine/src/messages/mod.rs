@@ -1,8 +1,10 @@
 //! Messages: posting, the group committer, publishing, reading, editing, reactions and webhooks.
 
+mod addresses;
 pub(crate) mod committer;
 pub(crate) mod draft;
 pub mod edits;
+mod groups;
 pub mod history;
 pub mod outbox_relay;
 pub mod posting;
@@ -11,3 +13,28 @@ pub mod reactions;
 pub mod read_models;
 pub mod receipts;
 pub mod webhooks;
+
+use std::sync::Arc;
+
+use relay_stream::Stream;
+
+use crate::{
+    access::limits::QuotaCache,
+    channels::{Channels, audiences::Audiences},
+    core::Core,
+    files::Files,
+    workspaces::suspensions::Suspensions,
+};
+
+/// Handle of messages, reactions, receipts and webhooks.
+#[derive(Clone)]
+pub struct Messages {
+    pub(crate) core: Core,
+    pub(crate) quotas: QuotaCache,
+    pub(crate) files: Files,
+    pub(crate) suspensions: Arc<Suspensions>,
+    pub(crate) audiences: Arc<Audiences>,
+    pub(crate) channels: Channels,
+    pub(crate) stream: Stream,
+    pub(crate) committer: Arc<committer::CommitQueue>,
+}

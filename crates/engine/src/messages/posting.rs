@@ -28,12 +28,14 @@ use relay_wire::{events::data::DeliveryRefused, field::ToValue as _};
 use serde_json::{Map, Value};
 use tokio::{sync::oneshot, time::Instant};
 
+use super::Messages;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::{
         authentication::{AgentCaller, NodeCaller},
         idempotency::ClientKey,
     },
+    channels::audiences::AudienceSource,
     error::{BadCredential, Conflict, Denial, InvalidInput, Missing},
     messages::{
         committer::{CommitReply, PendingSend},
@@ -70,15 +72,6 @@ impl PostRequest {
     const fn new(target: Target, draft: Draft, key: Option<ClientKey>) -> Self {
         Self { target, draft, key, events: Vec::new() }
     }
-}
-
-/// Origin of a membership snapshot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AudienceSource {
-    /// The cache, or storage if it has none.
-    Cache,
-    /// Storage, after the cached one was found outdated.
-    Storage,
 }
 
 /// Author of a post.
@@ -129,7 +122,7 @@ impl Target {
     }
 }
 
-impl Engine {
+impl Messages {
     /// Posts to a channel as an agent.
     ///
     /// # Errors
@@ -156,7 +149,8 @@ impl Engine {
         key: Option<ClientKey>,
     ) -> EngineResult<PostedMessage> {
         let (agent_id, kind) = self
-            .store()
+            .core
+            .store
             .agent_on_node(caller.scope, &caller.node_id, from)
             .await?
             .ok_or_else(|| EngineError::NotFound(Missing::Agent(from.to_owned())))?;
@@ -234,7 +228,7 @@ impl Engine {
 
     /// Resolves the target and commits the send, again while the audience changes in between.
     async fn commit_resolved(&self, sender: &Sender, request: &PostRequest) -> EngineResult<PostedMessage> {
-        let attachments = self.files().attachments(sender.scope, &request.draft.attachments).await?;
+        let attachments = self.files.attachments(sender.scope, &request.draft.attachments).await?;
         // A snapshot that the commit has just rejected is not read from the cache again.
         for source in
             iter::once(AudienceSource::Cache).chain(iter::repeat_n(AudienceSource::Storage, MAX_RESOLUTIONS - 1))
@@ -250,7 +244,7 @@ impl Engine {
                 CommitReply::Replayed { response } => return self.replay_post(sender, &response).await,
                 CommitReply::KeyReused => return Err(EngineError::Conflict(Conflict::IdempotencyKeyReused)),
                 // A deleted recipient changes the audience too, so a second resolution leaves it out.
-                CommitReply::Stale => self.inner.audiences.forget(sender.scope, audience.channel_id),
+                CommitReply::Stale => self.audiences.forget(sender.scope, audience.channel_id),
             }
         }
         Err(EngineError::Overloaded)
@@ -260,7 +254,7 @@ impl Engine {
     async fn commit_send(&self, send: NewSend, names: Vec<Arc<str>>) -> EngineResult<CommitReply> {
         let (reply, answer) = oneshot::channel();
         let traceparent = relay_trace::current_traceparent();
-        self.inner.committer.push(PendingSend { send, names, traceparent, reply })?;
+        self.committer.push(PendingSend { send, names, traceparent, reply })?;
         let asked_at = Instant::now();
         let answer = answer.await;
         // For the request's log line: another task commits several requests at once.
@@ -279,7 +273,7 @@ impl Engine {
             && let Some(generation) = sender.token_generation
         {
             // The commit refuses a sender whose token was rotated meanwhile; so does this.
-            let now = self.store().agent_generation(sender.scope, sender.agent_id).await?;
+            let now = self.core.store.agent_generation(sender.scope, sender.agent_id).await?;
             if now != Some(generation) {
                 return Err(EngineError::Unauthenticated(BadCredential::UnknownToken {
                     kind: relay_domain::access::token::TokenKind::Agent,
@@ -289,12 +283,13 @@ impl Engine {
         let scope = sender.scope;
         let resolved = match target {
             Target::Channel(name) => {
-                let audience = self.load_audience(scope, AudienceKey::Name(name.clone()), source).await?;
+                let audience = self.audiences.load(scope, AudienceKey::Name(name.clone()), source).await?;
                 (audience.ok_or_else(|| EngineError::NotFound(Missing::Channel(name.clone())))?, None)
             }
             Target::Conversation(id) => {
                 let audience = self
-                    .load_audience(scope, AudienceKey::Conversation(ConversationId::new(id.as_str())), source)
+                    .audiences
+                    .load(scope, AudienceKey::Conversation(ConversationId::new(id.as_str())), source)
                     .await?;
                 let audience = audience.ok_or_else(|| EngineError::NotFound(Missing::Conversation))?;
                 if !is_participant(&audience, sender) {
@@ -305,9 +300,9 @@ impl Engine {
             Target::Agent(name) => (self.direct_audience(sender, name, source).await?, None),
             Target::Thread(parent) => {
                 let not_found = || EngineError::NotFound(Missing::Message);
-                let message = self.store().message(scope, *parent).await?.ok_or_else(not_found)?.message;
+                let message = self.core.store.message(scope, *parent).await?.ok_or_else(not_found)?.message;
                 let key = AudienceKey::Id(message.channel_id);
-                let audience = self.load_audience(scope, key, source).await?.ok_or_else(not_found)?;
+                let audience = self.audiences.load(scope, key, source).await?.ok_or_else(not_found)?;
                 if audience.channel_kind.is_conversation() && !is_participant(&audience, sender) {
                     return Err(not_found());
                 }
@@ -320,41 +315,24 @@ impl Engine {
         Ok(resolved)
     }
 
-    pub(crate) async fn load_audience(
-        &self,
-        scope: WorkspaceScope,
-        key: AudienceKey,
-        source: AudienceSource,
-    ) -> EngineResult<Option<Arc<Audience>>> {
-        let known = &self.inner.audiences.known;
-        if source == AudienceSource::Cache
-            && let Some(audience) = known.get(&(scope, key.clone()))
-        {
-            return Ok(Some(audience));
-        }
-        let Some(audience) = self.store().audience(scope, &key).await?.map(Arc::new) else { return Ok(None) };
-        // The version is checked at commit, so a snapshot that is outdated on insertion costs a retry only.
-        known.insert((scope, key), Arc::clone(&audience));
-        Ok(Some(audience))
-    }
-
     /// Returns the conversation with an agent, opening it if needed.
     async fn direct_audience(&self, sender: &Sender, to: &str, source: AudienceSource) -> EngineResult<Arc<Audience>> {
-        let known = &self.inner.audiences.direct;
+        let known = &self.audiences.direct;
         let key = (sender.scope, sender.agent_id, to.to_owned());
         if source == AudienceSource::Cache
             && let Some(audience) = known.get(&key)
         {
             return Ok(audience);
         }
-        let ids = self.store().agent_ids(sender.scope, &[to.to_owned()]).await?;
+        let ids = self.core.store.agent_ids(sender.scope, &[to.to_owned()]).await?;
         let (_, recipient) =
             ids.into_iter().next().ok_or_else(|| EngineError::NotFound(Missing::Agent(to.to_owned())))?;
         // Idempotent: another gateway that opens the same conversation derives the same names.
-        self.open_dm(sender.scope, sender.agent_id, recipient).await?;
+        self.channels.open_dm(sender.scope, sender.agent_id, recipient).await?;
         let names = direct_names(sender.scope.workspace_id(), sender.agent_id, recipient);
         let audience = self
-            .load_audience(sender.scope, AudienceKey::Conversation(names.conversation), AudienceSource::Storage)
+            .audiences
+            .load(sender.scope, AudienceKey::Conversation(names.conversation), AudienceSource::Storage)
             .await?
             .ok_or_else(|| EngineError::NotFound(Missing::Agent(to.to_owned())))?;
         known.insert(key, Arc::clone(&audience));
@@ -391,7 +369,7 @@ impl Engine {
             mentions: mentioned,
             mode: draft.mode,
             content_type: draft.content_type.clone(),
-            created_at: self.now(),
+            created_at: self.core.now(),
             channel_name: audience.name.clone(),
             channel_kind: audience.channel_kind,
             conversation_id: audience.conversation_id.clone(),
@@ -421,7 +399,7 @@ impl Engine {
             let Some(recipient) = send.recipients.get(*position) else { continue };
             let name = audience.members.iter().find(|m| m.agent_id == recipient.agent_id).map(|m| &m.name);
             metrics::counter!(relay_domain::metric_names::DELIVERIES_REFUSED).increment(1);
-            self.hints().notify(
+            self.core.hints.notify(
                 sender.scope,
                 vec![sender.agent_id],
                 "agent",

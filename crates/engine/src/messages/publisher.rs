@@ -18,6 +18,7 @@ use relay_tasks::{
 use relay_wire::{messages::payload, nodes::deliver_frame};
 use tokio::sync::{Semaphore, mpsc};
 
+use super::Messages;
 use crate::{Engine, EngineResult, Inner};
 
 /// Bound of the queue, in batches. Beyond it the outbox relay takes over.
@@ -236,7 +237,7 @@ async fn mark_published(engine: std::sync::Weak<Inner>, mut marks: Batches<Batch
     }
 }
 
-impl Engine {
+impl Messages {
     /// Publishes all deliveries of these messages again, from Postgres, and waits until they are stored. JetStream
     /// drops the copies that it has.
     ///
@@ -247,11 +248,11 @@ impl Engine {
         sources: &[(WorkspaceScope, MessageId)],
         traceparent: Option<&str>,
     ) -> EngineResult<()> {
-        let rows = self.store().deliveries_of_sources(sources).await?;
+        let rows = self.core.store.deliveries_of_sources(sources).await?;
         let frames: Vec<LogFrame> = rows.iter().filter_map(|row| log_frame(row, traceparent)).collect();
         let mailboxes = rows.iter().map(|row| (row.scope, row.agent_id));
-        self.hints().mailboxes_changed(mailboxes);
-        self.inner.stream.publish(&frames).await?.wait().await?;
+        self.core.hints.mailboxes_changed(mailboxes);
+        self.stream.publish(&frames).await?.wait().await?;
         Ok(())
     }
 }

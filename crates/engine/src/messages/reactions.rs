@@ -11,8 +11,9 @@ use relay_domain::{
 use relay_store::{NewReaction, ReactionKey, ReactionOutcome, events::Event};
 use relay_wire::{events::data::MessageReacted, field::ToValue as _};
 
+use super::Messages;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::authentication::{AgentCaller, Credential},
     error::Missing,
 };
@@ -29,7 +30,7 @@ pub struct OwnReaction {
     pub created_at: DateTime<Utc>,
 }
 
-impl Engine {
+impl Messages {
     /// Adds a reaction to a message; idempotent.
     ///
     /// # Errors
@@ -37,13 +38,13 @@ impl Engine {
     /// [`MAX_DISTINCT_EMOJI`] others.
     pub async fn add_reaction(&self, caller: &AgentCaller, message: &str, emoji: &str) -> EngineResult<OwnReaction> {
         check_name("emoji", emoji, MAX_EMOJI_BYTES)?;
-        let message = self.visible_message(&Credential::Agent(caller.clone()), message).await?.message;
+        let message = self.visible(&Credential::Agent(caller.clone()), message).await?.message;
         let key = ReactionKey { message: message.id, agent: caller.agent_id, emoji };
-        let new = NewReaction { key, author: message.agent_id, id: self.next_id() };
+        let new = NewReaction { key, author: message.agent_id, id: self.core.next_id() };
         let event = reaction_event(&message, caller, emoji, "added");
-        let reaction = match self.store().add_reaction(caller.scope, &new, self.now(), event).await? {
+        let reaction = match self.core.store.add_reaction(caller.scope, &new, self.core.now(), event).await? {
             ReactionOutcome::Added(reaction, recorded) => {
-                self.announce(recorded);
+                self.core.announce(recorded);
                 reaction
             }
             ReactionOutcome::Present(reaction) => reaction,
@@ -62,11 +63,11 @@ impl Engine {
     /// # Errors
     /// When there is no such message for the caller.
     pub async fn remove_reaction(&self, caller: &AgentCaller, message: &str, emoji: &str) -> EngineResult<()> {
-        let message = self.visible_message(&Credential::Agent(caller.clone()), message).await?.message;
+        let message = self.visible(&Credential::Agent(caller.clone()), message).await?.message;
         let event = reaction_event(&message, caller, emoji, "removed");
         let key = ReactionKey { message: message.id, agent: caller.agent_id, emoji };
-        if let Some(recorded) = self.store().remove_reaction(caller.scope, key, self.now(), event).await? {
-            self.announce(recorded);
+        if let Some(recorded) = self.core.store.remove_reaction(caller.scope, key, self.core.now(), event).await? {
+            self.core.announce(recorded);
         }
         Ok(())
     }
@@ -74,11 +75,11 @@ impl Engine {
     /// Finds a message whose reactions the caller may see: an observer needs no scope for the message itself.
     async fn message_for_reactions(&self, caller: &Credential, id: &str) -> EngineResult<Message> {
         let Credential::Observer(observer) = caller else {
-            return Ok(self.visible_message(caller, id).await?.message);
+            return Ok(self.visible(caller, id).await?.message);
         };
         let id: MessageId = id.parse().map_err(|_| EngineError::NotFound(Missing::Message))?;
         let message =
-            self.store().message(caller.scope(), id).await?.ok_or(EngineError::NotFound(Missing::Message))?.message;
+            self.core.store.message(caller.scope(), id).await?.ok_or(EngineError::NotFound(Missing::Message))?.message;
         if observer.view.sees_message(&message.facts()) {
             Ok(message)
         } else {
@@ -92,7 +93,7 @@ impl Engine {
     /// When there is no such message for the caller.
     pub async fn reactions(&self, caller: &Credential, message: &str) -> EngineResult<Vec<ReactionCount>> {
         let message = self.message_for_reactions(caller, message).await?;
-        Ok(self.store().reactions(caller.scope(), message.id, MAX_NAMES).await?)
+        Ok(self.core.store.reactions(caller.scope(), message.id, MAX_NAMES).await?)
     }
 }
 

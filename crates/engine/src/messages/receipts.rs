@@ -11,13 +11,14 @@ use relay_wire::{
     field::{Timestamp, ToValue as _},
 };
 
+use super::Messages;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::authentication::{AgentCaller, Credential},
     error::Missing,
 };
 
-impl Engine {
+impl Messages {
     /// Marks a message as read: records a receipt (once), moves the last-read pointer (forward only), and acknowledges
     /// the agent's delivery of the message, if any.
     ///
@@ -39,14 +40,15 @@ impl Engine {
             }
         };
         let receipt = self
-            .store()
-            .mark_read(caller.scope, id, caller.agent_id, self.now(), event)
+            .core
+            .store
+            .mark_read(caller.scope, id, caller.agent_id, self.core.now(), event)
             .await?
             .ok_or(EngineError::NotFound(Missing::Message))?;
         if receipt.settled {
-            self.hints().mailbox_changed(caller.scope, caller.agent_id);
+            self.core.hints.mailbox_changed(caller.scope, caller.agent_id);
         }
-        self.announce(receipt.recorded.clone());
+        self.core.announce(receipt.recorded.clone());
         Ok((id, receipt))
     }
 
@@ -55,8 +57,8 @@ impl Engine {
     /// # Errors
     /// When there is no such message for the caller.
     pub async fn readers(&self, caller: &Credential, message: &str) -> EngineResult<Vec<ReaderRow>> {
-        let message = self.visible_message(caller, message).await?.message;
-        Ok(self.store().readers(caller.scope(), message.id).await?)
+        let message = self.visible(caller, message).await?.message;
+        Ok(self.core.store.readers(caller.scope(), message.id).await?)
     }
 
     /// Lists the read position of each member of a channel, in the order of joining.
@@ -64,7 +66,7 @@ impl Engine {
     /// # Errors
     /// When there is no channel of that name for the caller.
     pub async fn read_status(&self, caller: &Credential, channel: &str) -> EngineResult<Vec<ReadPosition>> {
-        let channel = self.visible_channel(caller, channel).await?;
-        Ok(self.store().read_status(caller.scope(), channel.channel_id, &caller.view().filters).await?)
+        let channel = self.channels.visible(caller, channel).await?;
+        Ok(self.core.store.read_status(caller.scope(), channel.channel_id, &caller.view().filters).await?)
     }
 }

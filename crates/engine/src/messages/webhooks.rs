@@ -18,8 +18,9 @@ use relay_wire::{
 };
 use serde_json::Value;
 
+use super::Messages;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     error::{BadCredential, Fault, Limit, Missing},
     messages::draft::Draft,
 };
@@ -62,7 +63,7 @@ pub struct HookAnswer {
     pub created_at: DateTime<Utc>,
 }
 
-impl Engine {
+impl Messages {
     /// Creates a webhook that posts to a channel.
     ///
     /// # Errors
@@ -73,21 +74,21 @@ impl Engine {
         name: Option<&str>,
         channel: &str,
     ) -> EngineResult<CreatedWebhook> {
-        let channel = self.open_channel(scope, channel).await?;
+        let channel = self.channels.open_channel(scope, channel).await?;
         let name = name.map_or_else(|| format!("webhook-{}", channel.name), str::to_owned);
         check_name("name", &name, MAX_AGENT_NAME_BYTES)?;
         let mut random = [0; TOKEN_BYTES];
         getrandom::fill(&mut random).map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
         let token = format!("{}{}", TokenKind::Webhook.prefix(), hex::encode(random));
         let new = NewWebhook {
-            webhook_id: WebhookId::new(self.next_id()),
+            webhook_id: WebhookId::new(self.core.next_id()),
             name: &name,
             channel_id: channel.channel_id,
             token: TokenHash::from_token(&token),
-            at: self.now(),
+            at: self.core.now(),
         };
-        let ceiling = self.quotas().limit(scope, Quota::Webhooks).await?.unwrap_or(MAX_PER_WORKSPACE);
-        if !self.store().create_webhook(scope, &new, ceiling.min(MAX_PER_WORKSPACE)).await? {
+        let ceiling = self.quotas.limit(scope, Quota::Webhooks).await?.unwrap_or(MAX_PER_WORKSPACE);
+        if !self.core.store.create_webhook(scope, &new, ceiling.min(MAX_PER_WORKSPACE)).await? {
             return Err(EngineError::LimitExceeded(Limit::Quota(Quota::Webhooks)));
         }
         let (webhook_id, channel_id, created_at) = (new.webhook_id, channel.channel_id, new.at);
@@ -97,12 +98,12 @@ impl Engine {
 
     /// Lists the webhooks of a workspace, oldest first.
     pub async fn webhooks(&self, scope: WorkspaceScope) -> EngineResult<Vec<WebhookRow>> {
-        Ok(self.store().webhooks(scope, MAX_PER_WORKSPACE).await?)
+        Ok(self.core.store.webhooks(scope, MAX_PER_WORKSPACE).await?)
     }
 
     /// Deletes a webhook. Its token is revoked when this returns.
     pub async fn delete_webhook(&self, scope: WorkspaceScope, webhook: WebhookId) -> EngineResult<()> {
-        self.store().delete_webhook(scope, webhook).await?.map(|_| ()).ok_or(EngineError::NotFound(Missing::Webhook))
+        self.core.store.delete_webhook(scope, webhook).await?.map(|_| ()).ok_or(EngineError::NotFound(Missing::Webhook))
     }
 
     /// Authenticates the token of a webhook. Not cached: a deleted webhook is refused at once, everywhere.
@@ -111,13 +112,13 @@ impl Engine {
     /// When the token is unknown, or another webhook's.
     pub async fn authenticate_webhook(&self, token: &str, webhook: &str) -> EngineResult<WebhookCaller> {
         let invalid = || EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Webhook });
-        let found = self.store().webhook_by_token(&TokenHash::from_token(token)).await?;
+        let found = self.core.store.webhook_by_token(&TokenHash::from_token(token)).await?;
         let (workspace, row) = found.ok_or_else(invalid)?;
         if webhook.parse() != Ok(row.webhook_id) {
             return Err(invalid());
         }
         let scope = WorkspaceScope::from_verified_token(workspace);
-        self.refuse_suspended(scope)?;
+        self.suspensions.refuse(scope)?;
         Ok(WebhookCaller { scope, webhook: row })
     }
 

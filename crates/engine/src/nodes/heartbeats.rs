@@ -9,7 +9,8 @@ use std::{
 use relay_domain::{ActionId, NodeId, ProviderName, WorkspaceScope};
 use relay_store::{StoreError, nodes::heartbeats::Heartbeat};
 
-use crate::{Engine, Inner};
+use super::Nodes;
+use crate::Inner;
 
 /// Time that heartbeats gather before they are written together.
 const HEARTBEATS_EVERY: Duration = Duration::from_secs(1);
@@ -80,7 +81,7 @@ pub(crate) async fn write_heartbeats(engine: std::sync::Weak<Inner>) {
     loop {
         tokio::time::sleep(HEARTBEATS_EVERY).await;
         let Some(inner) = engine.upgrade() else { return };
-        for some in inner.heartbeats.drain().chunks(1000) {
+        for some in inner.nodes.heartbeats.drain().chunks(1000) {
             record(&inner, some, &mut changed).await;
         }
         let mut failed = HashMap::new();
@@ -100,7 +101,7 @@ async fn record(inner: &Inner, beats: &[Heartbeat], changed: &mut HashMap<Provid
         Ok(newly) => changed.extend(newly.into_iter().map(|beat| (key_of(beat), beat.clone()))),
         Err(error) if !is_permanent(&error) => {
             tracing::debug!(error = &error as &dyn std::error::Error, "failed to record heartbeats, will retry");
-            inner.heartbeats.restore(beats);
+            inner.nodes.heartbeats.restore(beats);
         }
         // One of them is at fault: written alone, it delays no other.
         Err(_) if beats.len() > 1 => {
@@ -142,10 +143,10 @@ async fn refresh_capabilities(inner: &Inner, beat: &Heartbeat) -> Result<(), Sto
     }
 }
 
-impl Engine {
+impl Nodes {
     /// Records a heartbeat: written within a second, newest of each provider.
     pub fn record_heartbeat(&self, beat: Heartbeat) {
-        self.inner.heartbeats.add(beat);
+        self.heartbeats.add(beat);
     }
 }
 

@@ -9,20 +9,24 @@ use relay_domain::{
 };
 use relay_tasks::spawn_isolated;
 
-use crate::Engine;
+use crate::core::Core;
 
 /// Bounds of the cache. A node's kind never changes.
 const MAX_KINDS: u64 = 100_000;
 const KIND_TTL: Duration = Duration::from_secs(300);
 
-/// Cache of node kinds.
-pub(crate) type NodeKinds = Cache<(WorkspaceScope, NodeId), NodeKind>;
-
-pub(crate) fn node_kinds() -> NodeKinds {
-    Cache::builder().max_capacity(MAX_KINDS).time_to_live(KIND_TTL).build()
+/// Node kinds, cached. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct NodeKinds {
+    core: Core,
+    cache: Cache<(WorkspaceScope, NodeId), NodeKind>,
 }
 
-impl Engine {
+impl NodeKinds {
+    pub(crate) fn new(core: Core) -> Self {
+        Self { core, cache: Cache::builder().max_capacity(MAX_KINDS).time_to_live(KIND_TTL).build() }
+    }
+
     /// Hints that deliveries were written for nodes without a socket. Unknown nodes are looked up first; the sweep
     /// makes up for a late or lost hint.
     pub(crate) fn hint_due_deliveries<'a>(&self, written: impl Iterator<Item = (WorkspaceScope, AgentId, &'a NodeId)>) {
@@ -32,14 +36,14 @@ impl Engine {
             if node.as_str().starts_with(DIRECT_ID_PREFIX) {
                 continue;
             }
-            match self.inner.node_kinds.get(&(scope, node.clone())) {
+            match self.cache.get(&(scope, node.clone())) {
                 Some(kind) if kind.has_socket() => {}
                 Some(_) => due.push((scope, agent)),
                 None => unknown.push((scope, agent, node.clone())),
             }
         }
         if !due.is_empty() {
-            self.hints().deliveries_due(&due);
+            self.core.hints.deliveries_due(&due);
         }
         if !unknown.is_empty() {
             spawn_isolated("request", self.clone().hint_after_lookup(unknown));
@@ -49,9 +53,9 @@ impl Engine {
     async fn hint_after_lookup(self, unknown: Vec<(WorkspaceScope, AgentId, NodeId)>) {
         let nodes: HashSet<(WorkspaceScope, NodeId)> = unknown.iter().map(|(s, _, node)| (*s, node.clone())).collect();
         let nodes: Vec<(WorkspaceScope, NodeId)> = nodes.into_iter().collect();
-        match self.store().node_kinds(&nodes).await {
+        match self.core.store.node_kinds(&nodes).await {
             Ok(kinds) => kinds.into_iter().for_each(|(scope, node, kind)| {
-                self.inner.node_kinds.insert((scope, node), kind);
+                self.cache.insert((scope, node), kind);
             }),
             Err(error) => {
                 tracing::debug!(
@@ -61,15 +65,14 @@ impl Engine {
                 return;
             }
         }
-        let is_due =
-            |scope, node: NodeId| self.inner.node_kinds.get(&(scope, node)).is_some_and(|kind| !kind.has_socket());
+        let is_due = |scope, node: NodeId| self.cache.get(&(scope, node)).is_some_and(|kind| !kind.has_socket());
         let due: Vec<_> = unknown
             .into_iter()
             .filter(|(s, _, node)| is_due(*s, node.clone()))
             .map(|(s, agent, _)| (s, agent))
             .collect();
         if !due.is_empty() {
-            self.hints().deliveries_due(&due);
+            self.core.hints.deliveries_due(&due);
         }
     }
 }

@@ -2,6 +2,30 @@
 
 pub(crate) mod heartbeats;
 pub(crate) mod kinds;
+mod lookup;
 pub mod providers;
 pub mod roster;
 pub mod silence;
+
+use std::sync::Arc;
+
+use relay_stream::Stream;
+
+use crate::{
+    access::{limits::QuotaCache, secrets::Secrets, tokens::Tokens},
+    agents::Agents,
+    core::Core,
+};
+
+/// Handle of nodes and their providers.
+#[derive(Clone)]
+pub struct Nodes {
+    pub(crate) core: Core,
+    pub(crate) tokens: Tokens,
+    pub(crate) quotas: QuotaCache,
+    pub(crate) agents: Agents,
+    pub(crate) secrets: Arc<Secrets>,
+    pub(crate) egress: relay_egress::Client,
+    pub(crate) stream: Stream,
+    pub(crate) heartbeats: Arc<heartbeats::Heartbeats>,
+}

@@ -6,10 +6,7 @@ use relay_domain::{
     ActionId, AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope,
     agents::{AgentKind, AgentStatus},
     names::{MAX_NODE_NAME_BYTES, check_name},
-    nodes::{
-        NodeRole,
-        takeover::{ProbeOutcome, TakeoverDecision, decide_takeover},
-    },
+    nodes::takeover::{ProbeOutcome, TakeoverDecision, decide_takeover},
 };
 use relay_store::{
     agents::spawn::InventoryReconciliation,
@@ -22,8 +19,9 @@ use relay_store::{
 };
 use relay_stream::{ProbeRequest, Probes};
 
+use super::Nodes;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::authentication::Credential,
     agents::lifecycle::RegisterAgent,
     error::{Conflict, Denial, Missing},
@@ -43,15 +41,10 @@ pub struct Registrant {
     pub registration: ProviderRegistration,
 }
 
-impl Engine {
+impl Nodes {
     /// Returns the properties of a node that its socket needs; `None` when there is no such node.
-    pub async fn node_identity(&self, scope: WorkspaceScope, node: &NodeId) -> EngineResult<Option<NodeIdentity>> {
-        Ok(self.store().node_identity(scope, node).await?)
-    }
-
-    /// Returns true if a node is one agent's own connection; `None` when there is no such node.
-    pub async fn is_direct_node(&self, scope: WorkspaceScope, node: &NodeId) -> EngineResult<Option<bool>> {
-        Ok(self.node_identity(scope, node).await?.map(|node| node.role == NodeRole::Direct))
+    pub async fn identity(&self, scope: WorkspaceScope, node: &NodeId) -> EngineResult<Option<NodeIdentity>> {
+        Ok(self.core.store.node_identity(scope, node).await?)
     }
 
     /// Registers a provider's connection; returns its epoch.
@@ -69,13 +62,14 @@ impl Engine {
         let mut silent_epoch = None;
         for _ in 0..MAX_RACES {
             let direct = self
+                .core
                 .is_direct_node(*scope, node_id)
                 .await?
                 .ok_or_else(|| EngineError::NotFound(Missing::Node(node_id.to_string())))?;
             if !direct {
                 crate::nodes::roster::check_broker_name(&registration.node_name)?;
             }
-            let holder = self.store().provider_holder(*scope, node_id, &registration.provider).await?;
+            let holder = self.core.store.provider_holder(*scope, node_id, &registration.provider).await?;
             let incumbent = ProviderHolder::incumbent(holder.as_ref(), &registration.instance_id);
             let epoch = holder.as_ref().map(|h| h.epoch);
             let proof = (silent_epoch.is_some() && silent_epoch == epoch).then_some(ProbeOutcome::Silent);
@@ -92,14 +86,14 @@ impl Engine {
                     }
                 }
             }
-            let at = self.now();
+            let at = self.core.now();
             let capabilities = registration.capabilities.as_array().map_or(0, Vec::len);
-            let ids: Vec<ActionId> = (0..capabilities).map(|_| ActionId::new(self.next_id())).collect();
+            let ids: Vec<ActionId> = (0..capabilities).map(|_| ActionId::new(self.core.next_id())).collect();
             let claim = ProviderClaim { expected_epoch: epoch, gateway: *gateway_id, action_ids: &ids };
-            match self.store().register_provider(*scope, node_id, claim, registration, at).await? {
+            match self.core.store.register_provider(*scope, node_id, claim, registration, at).await? {
                 RegisterOutcome::Registered { epoch, recorded } => {
-                    self.announce(recorded);
-                    self.hints().provider_taken(*scope, node_id.clone(), &registration.provider, epoch);
+                    self.core.announce(recorded);
+                    self.core.hints.provider_taken(*scope, node_id.clone(), &registration.provider, epoch);
                     return Ok(epoch);
                 }
                 RegisterOutcome::NameConflict => {
@@ -125,7 +119,7 @@ impl Engine {
         };
         let request =
             ProbeRequest { workspace: scope.workspace_id(), node: node.clone(), provider: provider.clone(), epoch };
-        self.inner.stream.probe(gateway, &request).await
+        self.stream.probe(gateway, &request).await
     }
 
     /// Subscribes to the probes for a gateway.
@@ -133,35 +127,35 @@ impl Engine {
     /// # Errors
     /// When the NATS client has been closed.
     pub async fn probes(&self, gateway: GatewayId) -> EngineResult<Probes> {
-        Ok(self.inner.stream.subscribe_probes(gateway).await?)
+        Ok(self.stream.subscribe_probes(gateway).await?)
     }
 
     pub async fn answer_probe(&self, reply: String, proof: ProbeOutcome) {
-        self.inner.stream.answer_probe(reply, proof).await;
+        self.stream.answer_probe(reply, proof).await;
     }
 
     /// Ends a connection. Its agents are offline unless another connection has taken over.
     pub async fn disconnect_provider(&self, fence: &Fence) -> EngineResult<bool> {
-        let ended = self.store().disconnect_provider(fence, self.now()).await?;
+        let ended = self.core.store.disconnect_provider(fence, self.core.now()).await?;
         Ok(self.announce_change(ended))
     }
 
     /// Removes a provider with its capabilities.
     pub async fn deregister_provider(&self, fence: &Fence) -> EngineResult<bool> {
-        let removed = self.store().deregister_provider(fence, self.now()).await?;
+        let removed = self.core.store.deregister_provider(fence, self.core.now()).await?;
         Ok(self.announce_change(removed))
     }
 
     /// Announces a recorded change; returns true if there was one.
     fn announce_change(&self, changed: Option<RecordedEvents>) -> bool {
         let done = changed.is_some();
-        changed.into_iter().for_each(|recorded| self.announce(recorded));
+        changed.into_iter().for_each(|recorded| self.core.announce(recorded));
         done
     }
 
     /// Marks the agents of direct nodes online after their own connection has registered.
     pub async fn mark_agents_online(&self, scope: WorkspaceScope, agents: &[AgentId]) -> EngineResult<()> {
-        self.announce(self.store().mark_agents_online(scope, agents, self.now()).await?);
+        self.core.announce(self.core.store.mark_agents_online(scope, agents, self.core.now()).await?);
         Ok(())
     }
 
@@ -177,14 +171,14 @@ impl Engine {
         let mut first_conflict = None;
         // Agents may be taken between two rounds, but each round drops at least one entry, so the loop ends.
         loop {
-            let conflicts = match self.store().sync_inventory(fence, &listed, self.now()).await? {
+            let conflicts = match self.core.store.sync_inventory(fence, &listed, self.core.now()).await? {
                 InventoryOutcome::Synced { rebound, left, recorded, reconciled, .. } => {
-                    self.announce(recorded);
+                    self.core.announce(recorded);
                     if let (Some(conflict), true) = (first_conflict.take(), asked > 0 && listed.is_empty()) {
                         return Err(conflict);
                     }
                     if !left.is_empty() {
-                        self.hints().agents_moved(fence.scope, left);
+                        self.core.hints.agents_moved(fence.scope, left);
                     }
                     let agents = listed.into_iter().map(|entry| entry.agent_id).collect();
                     return Ok(SyncedInventory { rebound, agents, reconciled });
@@ -211,7 +205,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Conflict::AgentExists`] when the name is in use elsewhere; superseded; or an invalid name.
-    pub async fn register_on_node(
+    pub async fn register_agent(
         &self,
         fence: &Fence,
         name: &str,
@@ -220,7 +214,7 @@ impl Engine {
     ) -> EngineResult<HostedAgent> {
         relay_domain::names::check_agent_name(name)?;
         for _ in 0..MAX_RACES {
-            let Some(taken) = self.store().agent_holding_name(fence.scope, name).await? else {
+            let Some(taken) = self.core.store.agent_holding_name(fence.scope, name).await? else {
                 let request = RegisterAgent {
                     name: name.to_owned(),
                     kind: AgentKind::Agent,
@@ -230,7 +224,7 @@ impl Engine {
                     skills: None,
                     joins_general,
                 };
-                match self.register_agent(fence.scope, &request).await {
+                match self.agents.register(fence.scope, &request).await {
                     Ok(registered) => {
                         let (agent, token) = (registered.agent_id, registered.token);
                         return self.host_agent(fence, agent, name, token, session).await;
@@ -244,7 +238,7 @@ impl Engine {
             if taken.status != AgentStatus::Offline && !here {
                 return Err(EngineError::Conflict(Conflict::AgentExists(name.to_owned())));
             }
-            let token = self.rotate_agent_token(&Credential::Workspace { scope: fence.scope }, name).await?;
+            let token = self.agents.rotate_token(&Credential::Workspace { scope: fence.scope }, name).await?;
             return self.host_agent(fence, taken.agent_id, name, token, session).await;
         }
         Err(EngineError::Overloaded)
@@ -255,7 +249,7 @@ impl Engine {
     /// # Errors
     /// [`Missing::Agent`], [`Conflict::AgentIdentity`],
     /// [`Denial::AgentRecovery`]; or superseded.
-    pub async fn recover_on_node(
+    pub async fn recover_agent(
         &self,
         fence: &Fence,
         name: &str,
@@ -263,7 +257,8 @@ impl Engine {
         session: SessionHandle<'_>,
     ) -> EngineResult<HostedAgent> {
         let taken = self
-            .store()
+            .core
+            .store
             .agent_holding_name(fence.scope, name)
             .await?
             .ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))?;
@@ -273,7 +268,7 @@ impl Engine {
         if taken.status != AgentStatus::Offline && taken.node_id != fence.node_id {
             return Err(EngineError::Forbidden(Denial::AgentRecovery));
         }
-        let token = self.rotate_agent_token(&Credential::Workspace { scope: fence.scope }, name).await?;
+        let token = self.agents.rotate_token(&Credential::Workspace { scope: fence.scope }, name).await?;
         self.host_agent(fence, taken.agent_id, name, token, session).await
     }
 
@@ -285,18 +280,20 @@ impl Engine {
         token: String,
         session: SessionHandle<'_>,
     ) -> EngineResult<HostedAgent> {
-        let binding = format!("anb_{}", self.next_id());
+        let binding = format!("anb_{}", self.core.next_id());
         let (left, recorded) = self
-            .store()
-            .host_agent(fence, agent_id, &binding, session, self.now())
+            .core
+            .store
+            .host_agent(fence, agent_id, &binding, session, self.core.now())
             .await?
             .ok_or(EngineError::Conflict(Conflict::Superseded))?;
-        self.announce(recorded);
+        self.core.announce(recorded);
         if left != fence.node_id {
-            self.hints().agents_moved(fence.scope, vec![left]);
+            self.core.hints.agents_moved(fence.scope, vec![left]);
         }
         let position = self
-            .store()
+            .core
+            .store
             .positions(&[(fence.scope, agent_id)])
             .await?
             .pop()
@@ -305,13 +302,13 @@ impl Engine {
     }
 
     /// `agent.deregister`: unbinds the agent from this provider.
-    pub async fn deregister_from_node(&self, fence: &Fence, agent: AgentId) -> EngineResult<bool> {
-        let Some(recorded) = self.store().unbind_hosted_agent(fence, agent, self.now()).await? else {
+    pub async fn deregister_agent(&self, fence: &Fence, agent: AgentId) -> EngineResult<bool> {
+        let Some(recorded) = self.core.store.unbind_hosted_agent(fence, agent, self.core.now()).await? else {
             return Ok(false);
         };
-        self.announce(recorded);
+        self.core.announce(recorded);
         // Its deliveries continue over its own node's connection, if it has one.
-        self.hints().agents_moved(fence.scope, vec![fence.node_id.clone(), NodeId::direct(agent)]);
+        self.core.hints.agents_moved(fence.scope, vec![fence.node_id.clone(), NodeId::direct(agent)]);
         Ok(true)
     }
 }

@@ -25,9 +25,10 @@ use relay_wire::field::ToValue as _;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::Nodes;
 use crate::push::delivery::FormerSettings;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::authentication::AgentCaller,
     agents::lifecycle::encoded_length,
     error::{Conflict, InvalidInput, Limit, Missing},
@@ -83,16 +84,16 @@ pub struct DirectNode {
     pub token: String,
 }
 
-impl Engine {
+impl Nodes {
     /// Creates or updates a node and gives it a new token. The old token can open no socket any more.
     ///
     /// # Errors
     /// When a field is out of bounds, the kind is not supported, or another active node has the name.
-    pub async fn enrol_node(&self, scope: WorkspaceScope, request: EnrolNode) -> EngineResult<EnrolledNode> {
+    pub async fn enrol(&self, scope: WorkspaceScope, request: EnrolNode) -> EngineResult<EnrolledNode> {
         let name = check_broker_name(&request.name)?;
         let node_id = request.node_id.clone().map(checked_node_id).transpose()?;
-        let fresh_id = NodeId::new(format!("node_{}", self.next_id()));
-        let stored = self.store().node_with_secrets(scope, node_id.as_ref(), name).await?;
+        let fresh_id = NodeId::new(format!("node_{}", self.core.next_id()));
+        let stored = self.core.store.node_with_secrets(scope, node_id.as_ref(), name).await?;
         let (kind, role) = requested_kind(&request, stored.as_ref().map(|(node, _)| node))?;
         let own_id = match &stored {
             Some((node, _)) => node.node_id.clone(),
@@ -103,7 +104,7 @@ impl Engine {
             NodeKind::HttpPush => self.read_delivery(scope, &own_id, request.delivery, stored.as_ref(), false)?.unzip(),
             NodeKind::Ws | NodeKind::Poll => (Some(adapter), None),
         };
-        let token = self.fresh_token(TokenKind::Node)?;
+        let token = self.tokens.fresh(TokenKind::Node)?;
         let enrolment = NodeEnrolment {
             node_id,
             fresh_id,
@@ -118,23 +119,23 @@ impl Engine {
             tags: checked_tags(request.tags)?,
             version: checked_note("version", request.version)?,
             token_hash: token.hash,
-            quota: self.quotas().limit(scope, Quota::Nodes).await?,
+            quota: self.quotas.limit(scope, Quota::Nodes).await?,
         };
-        let (outcome, recorded) = match self.store().enrol_node(scope, &enrolment, self.now()).await {
+        let (outcome, recorded) = match self.core.store.enrol_node(scope, &enrolment, self.core.now()).await {
             // A node that renamed itself over its socket committed first.
             Err(error) if error.violates("nodes_name_is_unique") => (EnrolOutcome::NameTaken, None),
             other => other?,
         };
-        recorded.into_iter().for_each(|recorded| self.announce(recorded));
+        recorded.into_iter().for_each(|recorded| self.core.announce(recorded));
         match outcome {
             EnrolOutcome::NameTaken => Err(EngineError::Conflict(Conflict::NodeName(enrolment.name))),
             EnrolOutcome::QuotaReached => Err(EngineError::LimitExceeded(Limit::Quota(Quota::Nodes))),
             EnrolOutcome::Enrolled { node, replaced_token } => {
                 if let Some(old) = replaced_token {
-                    self.revoke_token(old);
+                    self.tokens.revoke(old);
                 }
-                self.hints().node_changed(scope, node.clone());
-                let node = self.node(scope, node.as_str()).await?;
+                self.core.hints.node_changed(scope, node.clone());
+                let node = self.by_name(scope, node.as_str()).await?;
                 Ok(EnrolledNode { node, token: token.text })
             }
         }
@@ -150,8 +151,8 @@ impl Engine {
         name_or_id: &str,
         delivery: Value,
     ) -> EngineResult<RosterNode> {
-        let Node { node_id: id, name, .. } = self.stored_node(scope, name_or_id).await?;
-        let stored = self.store().node_with_secrets(scope, Some(&id), &name).await?;
+        let Node { node_id: id, name, .. } = self.core.stored_node(scope, name_or_id).await?;
+        let stored = self.core.store.node_with_secrets(scope, Some(&id), &name).await?;
         let stored = stored.ok_or_else(|| EngineError::NotFound(Missing::Node(name.clone())))?;
         match stored.0.kind {
             NodeKind::HttpPush => {}
@@ -160,10 +161,10 @@ impl Engine {
             }
         }
         if let Some((adapter, delivery)) = self.read_delivery(scope, &id, Some(delivery), Some(&stored), true)? {
-            self.store().update_node_delivery(scope, &id, adapter, &delivery).await?;
-            self.hints().node_changed(scope, id);
+            self.core.store.update_node_delivery(scope, &id, adapter, &delivery).await?;
+            self.core.hints.node_changed(scope, id);
         }
-        self.node(scope, &name).await
+        self.by_name(scope, &name).await
     }
 
     /// Reads the call settings of a request, with their adapter; `None` to keep the stored ones.
@@ -183,29 +184,29 @@ impl Engine {
                 ))),
             };
         };
-        let secrets = &self.inner.secrets;
+        let secrets = &self.secrets;
         let known = match stored {
             Some((_, sealed)) => secrets.open_node_delivery(scope, id, sealed.as_ref())?,
             None => EndpointSecrets::default(),
         };
         let base = stored.and_then(|(node, _)| node.delivery.as_ref()).filter(|_| keeps_the_rest);
         let former = FormerSettings { base, secrets: known };
-        let (delivery, new) = secrets.seal_node_delivery(self.egress().policy(), scope, id, requested, former)?;
+        let (delivery, new) = secrets.seal_node_delivery(self.egress.policy(), scope, id, requested, former)?;
         Ok(Some((delivery.adapter(), new)))
     }
 
     /// Finds a node by name or id.
-    pub async fn node(&self, scope: WorkspaceScope, name_or_id: &str) -> EngineResult<RosterNode> {
-        let node = self.stored_node(scope, name_or_id).await?;
-        let providers = self.store().providers_of_nodes(scope, std::slice::from_ref(&node.node_id)).await?;
+    pub async fn by_name(&self, scope: WorkspaceScope, name_or_id: &str) -> EngineResult<RosterNode> {
+        let node = self.core.stored_node(scope, name_or_id).await?;
+        let providers = self.core.store.providers_of_nodes(scope, std::slice::from_ref(&node.node_id)).await?;
         Ok(RosterNode { node, providers })
     }
 
     /// Lists the nodes that match a filter, brokers first, then by name.
-    pub async fn nodes(&self, scope: WorkspaceScope, mut filter: NodeFilter) -> EngineResult<Vec<RosterNode>> {
+    pub async fn list(&self, scope: WorkspaceScope, mut filter: NodeFilter) -> EngineResult<Vec<RosterNode>> {
         filter.limit = filter.limit.clamp(1, LISTED_NODES.1);
         filter.name = filter.name.map(|name| strip_hash(&name).to_owned());
-        Ok(list_nodes(self.store(), scope, &filter).await?)
+        Ok(list_nodes(&self.core.store, scope, &filter).await?)
     }
 
     /// Removes a provider of a node; idempotent.
@@ -213,14 +214,14 @@ impl Engine {
     /// # Errors
     /// When there is no such node.
     pub async fn forget_provider(&self, scope: WorkspaceScope, node: &str, provider: &str) -> EngineResult<()> {
-        let node = self.stored_node(scope, node).await?.node_id;
+        let node = self.core.stored_node(scope, node).await?.node_id;
         let provider = ProviderName::new(provider);
-        let (held, recorded) = self.store().remove_provider(scope, &node, &provider, self.now()).await?;
-        self.announce(recorded);
+        let (held, recorded) = self.core.store.remove_provider(scope, &node, &provider, self.core.now()).await?;
+        self.core.announce(recorded);
         if let Some(epoch) = held {
             // Closes its socket, wherever it is: no connection may act for the provider any more.
-            self.hints().provider_taken(scope, node.clone(), &provider, epoch + 1);
-            self.hints().node_changed(scope, node);
+            self.core.hints.provider_taken(scope, node.clone(), &provider, epoch + 1);
+            self.core.hints.node_changed(scope, node);
         }
         Ok(())
     }
@@ -230,13 +231,13 @@ impl Engine {
     /// # Errors
     /// When the agent is located on another node.
     pub async fn mint_direct_token(&self, caller: &AgentCaller) -> EngineResult<DirectNode> {
-        let token = self.fresh_token(TokenKind::Node)?;
-        match self.store().mint_direct_token(caller.scope, caller.agent_id, token.hash).await? {
+        let token = self.tokens.fresh(TokenKind::Node)?;
+        match self.core.store.mint_direct_token(caller.scope, caller.agent_id, token.hash).await? {
             DirectTokenOutcome::NoAgent => Err(EngineError::NotFound(Missing::Agent(caller.name.to_string()))),
             DirectTokenOutcome::BoundElsewhere(node) => Err(EngineError::Conflict(Conflict::AgentBoundToNode(node))),
             DirectTokenOutcome::Minted { replaced_token } => {
                 if let Some(old) = replaced_token {
-                    self.revoke_token(old);
+                    self.tokens.revoke(old);
                 }
                 Ok(DirectNode {
                     node_id: NodeId::direct(caller.agent_id),
@@ -245,11 +246,6 @@ impl Engine {
                 })
             }
         }
-    }
-
-    pub(crate) async fn stored_node(&self, scope: WorkspaceScope, name_or_id: &str) -> EngineResult<Node> {
-        let wanted = strip_hash(name_or_id);
-        self.store().node(scope, wanted).await?.ok_or_else(|| EngineError::NotFound(Missing::Node(wanted.to_owned())))
     }
 }
 

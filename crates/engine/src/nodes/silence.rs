@@ -5,6 +5,7 @@ use std::time::Duration;
 use relay_domain::agents::LIVENESS_TTL;
 use relay_store::nodes::liveness::DisconnectOutcome;
 
+use super::Nodes;
 use crate::{Engine, EngineResult, tick::TickOutcome};
 
 /// A provider without a heartbeat for this long is disconnected. Direct clients send one each 30 s.
@@ -27,7 +28,7 @@ pub async fn disconnect_silent(engine: &Engine, storage_up_for: Duration) -> Eng
         return Ok(TickOutcome::default());
     }
     let gone = engine.store().disconnect_silent_providers(PROVIDER_TTL, MAX_PER_TICK, engine.now()).await?;
-    Ok(engine.announce_disconnected(gone, "liveness_timeout"))
+    Ok(engine.nodes().announce_disconnected(gone, "liveness_timeout"))
 }
 
 /// Marks agents offline that were silent for too long (docs/protocol/rest.md, "Agents"). Postgres must have been up for
@@ -38,7 +39,7 @@ pub async fn mark_silent_offline(engine: &Engine, storage_up_for: Duration) -> E
         return Ok(TickOutcome::default());
     }
     let gone = engine.store().mark_silent_agents(LIVENESS_TTL, MAX_AGENTS_PER_TICK, engine.now()).await?;
-    gone.recorded.into_iter().for_each(|recorded| engine.announce(recorded));
+    gone.recorded.into_iter().for_each(|recorded| engine.core().announce(recorded));
     Ok(TickOutcome { worked: gone.agents, more: gone.more, lag: None })
 }
 
@@ -50,10 +51,10 @@ pub async fn disconnect_expired_gateways(engine: &Engine, storage_up_for: Durati
     }
     let gone = engine.store().disconnect_orphaned_providers(GATEWAY_GRACE, MAX_PER_TICK, engine.now()).await?;
     engine.store().remove_expired_gateways(GATEWAY_ROW_RETENTION).await?;
-    Ok(engine.announce_disconnected(gone, "disconnected"))
+    Ok(engine.nodes().announce_disconnected(gone, "disconnected"))
 }
 
-impl Engine {
+impl Nodes {
     /// Makes gateways close such sockets, and announces that agents and nodes went offline.
     fn announce_disconnected(&self, gone: DisconnectOutcome, reason: &'static str) -> TickOutcome {
         for provider in &gone.providers {
@@ -65,11 +66,16 @@ impl Engine {
                 reason,
                 "a provider was disconnected"
             );
-            self.hints().provider_taken(provider.scope, provider.node_id.clone(), &provider.provider, provider.epoch);
-            self.hints().node_changed(provider.scope, provider.node_id.clone());
+            self.core.hints.provider_taken(
+                provider.scope,
+                provider.node_id.clone(),
+                &provider.provider,
+                provider.epoch,
+            );
+            self.core.hints.node_changed(provider.scope, provider.node_id.clone());
         }
         let worked = gone.providers.len() as u64;
-        gone.recorded.into_iter().for_each(|recorded| self.announce(recorded));
+        gone.recorded.into_iter().for_each(|recorded| self.core.announce(recorded));
         TickOutcome { worked, more: i64::try_from(worked).is_ok_and(|worked| worked >= MAX_PER_TICK), lag: None }
     }
 }

@@ -9,7 +9,7 @@ use super::{overrides, signed::VerifiedToken};
 
 pub(super) static EVERYTHING: LazyLock<Arc<ObserverView>> = LazyLock::new(|| Arc::new(ObserverView::unrestricted()));
 
-/// Access of an observer. Checked at creation; [`crate::Engine::recheck_observer`] checks again.
+/// Access of an observer. Checked at creation; [`super::Observers::recheck`] checks again.
 #[derive(Debug, Clone)]
 pub struct ObserverAccess {
     pub scope: WorkspaceScope,

@@ -22,7 +22,7 @@ use relay_domain::{
     observers::ObserverScope,
 };
 use relay_store::StoreError;
-use relay_tasks::batches::Batches;
+use relay_tasks::{TaskSet, batches::Batches};
 use tokio::{sync::watch, time::Instant};
 
 pub(crate) use self::token_uses::write_token_uses;
@@ -40,16 +40,18 @@ use self::{
     signed::{TokenForm, VerifiedToken},
 };
 use crate::{
-    Engine, EngineError, EngineResult,
-    access::authentication::Credential,
+    EngineError, EngineResult,
+    access::{authentication::Credential, limits::QuotaCache, tokens::Tokens},
+    core::Core,
     error::{BadCredential, Denial},
+    workspaces::suspensions::Suspensions,
 };
 
 /// Bound of the cache; further tokens evict the least used. Verifying one again costs about a tenth of a millisecond.
 const VERIFIED_TOKENS: u64 = 100_000;
 
 /// Cache of keys, overrides and verified tokens.
-pub(crate) struct Observers {
+pub(crate) struct ObserverCache {
     ring: RwLock<Arc<KeyRing>>,
     overrides: RwLock<Overrides>,
     verified: Cache<TokenHash, Arc<VerifiedToken>>,
@@ -57,18 +59,29 @@ pub(crate) struct Observers {
     used: token_uses::TokenUseRecorder,
 }
 
-impl Observers {
+/// Handle of observers, their tokens and signing keys.
+#[derive(Clone)]
+pub struct Observers {
+    pub(crate) core: Core,
+    pub(crate) tokens: Tokens,
+    pub(crate) quotas: QuotaCache,
+    pub(crate) suspensions: Arc<Suspensions>,
+    pub(crate) tasks: TaskSet,
+    pub(crate) cache: Arc<ObserverCache>,
+}
+
+impl ObserverCache {
     /// Creates an empty cache, and the queue that [`write_token_uses`] empties.
     pub(crate) fn new() -> (Self, Batches<token_uses::TokenUse>) {
         let (used, notes) = token_uses::recorder();
-        let observers = Self {
+        let cache = Self {
             ring: RwLock::default(),
             overrides: RwLock::default(),
             verified: Cache::builder().max_capacity(VERIFIED_TOKENS).build(),
             refresher: refresh::Refresher::default(),
             used,
         };
-        (observers, notes)
+        (cache, notes)
     }
 
     fn ring(&self) -> Arc<KeyRing> {
@@ -83,29 +96,30 @@ impl Observers {
     }
 }
 
-impl Engine {
+impl Observers {
     /// Authorizes a reader of the stream and the event log: a workspace key sees everything, an observer token what its
     /// scopes and filters allow.
     ///
     /// # Errors
     /// When the token is of another kind, unknown or revoked, or lacks `stream:read`.
-    pub async fn authorize_observer(&self, token: &str) -> EngineResult<ObserverAccess> {
-        match TokenKind::from_prefix(token) {
+    pub async fn authorize(&self, token: &str) -> EngineResult<ObserverAccess> {
+        let access = match TokenKind::from_prefix(token) {
             None => return Err(EngineError::Unauthenticated(BadCredential::TokenFormat)),
-            Some(TokenKind::Workspace | TokenKind::Observer) => {}
+            Some(TokenKind::Observer) => self.authenticate(token).await?,
+            Some(kind @ TokenKind::Workspace) => {
+                let hash = TokenHash::from_token(token);
+                ObserverAccess {
+                    scope: self.tokens.cached_credential(kind, hash).await?.scope(),
+                    token_id: None,
+                    version: 0,
+                    view: Arc::clone(&EVERYTHING),
+                    expires_at: None,
+                    by: AccessBasis::Key(hash),
+                }
+            }
             Some(kind) => return Err(EngineError::Unauthenticated(BadCredential::NotForObserving { kind })),
-        }
-        let access = match self.authenticate(token).await? {
-            Credential::Observer(access) => access,
-            caller @ (Credential::Workspace { .. } | Credential::Agent(_) | Credential::Node(_)) => ObserverAccess {
-                scope: caller.scope(),
-                token_id: None,
-                version: 0,
-                view: Arc::clone(&EVERYTHING),
-                expires_at: None,
-                by: AccessBasis::Key(TokenHash::from_token(token)),
-            },
         };
+        self.suspensions.refuse(access.scope)?;
         if access.view.has_scope(ObserverScope::Stream) {
             Ok(access)
         } else {
@@ -118,11 +132,11 @@ impl Engine {
     ///
     /// # Errors
     /// The reason when the access has ended.
-    pub async fn recheck_observer(&self, access: &ObserverAccess) -> Result<Option<ObserverAccess>, AccessEndReason> {
-        if !self.inner.observers.refresher.is_fresh() {
+    pub async fn recheck(&self, access: &ObserverAccess) -> Result<Option<ObserverAccess>, AccessEndReason> {
+        if !self.cache.refresher.is_fresh() {
             return Err(AccessEndReason::Unverifiable);
         }
-        if self.inner.suspensions.is_suspended(access.scope.workspace_id()) {
+        if self.suspensions.is_suspended(access.scope.workspace_id()) {
             return Err(AccessEndReason::WorkspaceEnded);
         }
         let now = match &access.by {
@@ -145,32 +159,32 @@ impl Engine {
         }
     }
 
-    /// Changes whenever the access of an observer may have changed and needs [`Engine::recheck_observer`].
+    /// Changes whenever the access of an observer may have changed and needs [`Observers::recheck`].
     #[must_use]
-    pub fn observers_changed(&self) -> watch::Receiver<u64> {
-        self.inner.observers.refresher.subscribe()
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.cache.refresher.subscribe()
     }
 
     /// Authenticates an observer token.
-    pub(crate) async fn authenticate_observer(&self, token: &str) -> EngineResult<ObserverAccess> {
+    pub(crate) async fn authenticate(&self, token: &str) -> EngineResult<ObserverAccess> {
         let unknown = EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Observer });
         let hash = TokenHash::from_token(token);
         let access = match signed::classify(token) {
             TokenForm::Neither => return Err(unknown),
-            TokenForm::Opaque => match self.cached_credential(TokenKind::Observer, hash).await? {
+            TokenForm::Opaque => match self.tokens.cached_credential(TokenKind::Observer, hash).await? {
                 Credential::Observer(access) => self.refresh_access(access),
                 Credential::Workspace { .. } | Credential::Agent(_) | Credential::Node(_) => return Err(unknown),
             },
             TokenForm::Signed { kid } => {
-                let known = match self.inner.observers.verified.get(&hash) {
+                let known = match self.cache.verified.get(&hash) {
                     Some(known) => known,
                     None => {
                         let known = self.verify(token, kid).await?.ok_or(unknown)?;
-                        self.inner.observers.verified.insert(hash, Arc::clone(&known));
+                        self.cache.verified.insert(hash, Arc::clone(&known));
                         known
                     }
                 };
-                if !self.inner.observers.refresher.is_fresh() {
+                if !self.cache.refresher.is_fresh() {
                     // It may have been revoked without this gateway having read it.
                     return Err(StoreError::unavailable("checking an observer token").into());
                 }
@@ -181,23 +195,23 @@ impl Engine {
             .map_err(|_| EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Observer }))?;
         if let Some(token) = access.token_id {
             let scope = access.scope;
-            self.inner.observers.used.add(token, || (scope, token, self.now()));
+            self.cache.used.add(token, || (scope, token, self.core.now()));
         }
         Ok(access)
     }
 
     /// Verifies a signed token. With an unknown key id, it waits for a refresh of the keys first.
     async fn verify(&self, token: &str, kid: String) -> EngineResult<Option<Arc<VerifiedToken>>> {
-        let mut ring = self.inner.observers.ring();
+        let mut ring = self.cache.ring();
         if ring.verifying_key(&kid).is_none() {
-            self.inner.observers.refresher.wait_for_refresh(Instant::now()).await?;
-            ring = self.inner.observers.ring();
+            self.cache.refresher.wait_for_refresh(Instant::now()).await?;
+            ring = self.cache.ring();
         }
         Ok(signed::verify(&ring, token, kid).map(Arc::new))
     }
 
     fn current_access(&self, known: Arc<VerifiedToken>) -> Result<ObserverAccess, AccessEndReason> {
-        let present = self.inner.observers.current_view(&known, self.now())?;
+        let present = self.cache.current_view(&known, self.core.now())?;
         Ok(ObserverAccess {
             scope: known.scope,
             token_id: Some(known.token_id),
@@ -219,13 +233,13 @@ impl Engine {
             expires_at: access.expires_at,
             kid: None,
         };
-        let present = self.inner.observers.current_view(&known, self.now())?;
+        let present = self.cache.current_view(&known, self.core.now())?;
         Ok(ObserverAccess { view: present.view, expires_at: present.expires_at, ..access })
     }
 
     /// Looks a token up by its hash. `Ok(None)`: it is revoked. `Err`: storage is unavailable.
     async fn recheck_credential(&self, kind: TokenKind, hash: TokenHash) -> Result<Option<Credential>, ()> {
-        match self.cached_credential(kind, hash).await {
+        match self.tokens.cached_credential(kind, hash).await {
             Ok(credential) => Ok(Some(credential)),
             Err(EngineError::Unauthenticated(BadCredential::UnknownToken { .. })) => Ok(None),
             Err(_) => Err(()),

@@ -1,7 +1,7 @@
 //! Refresh of signing keys and overrides from Postgres: before the first request and from then on.
 
 use std::{
-    sync::{Arc, OnceLock, PoisonError, Weak},
+    sync::{Arc, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -10,11 +10,11 @@ use tokio::sync::{Mutex, Notify, Semaphore, watch};
 use tokio::time::Instant;
 
 use super::{
-    SealingSecret,
+    Observers, SealingSecret,
     keys::{self, KeyRing},
     signing_keys::MAX_LIVING_KEYS,
 };
-use crate::{Engine, EngineError, EngineResult, Inner, access::jwt};
+use crate::{EngineError, EngineResult, access::jwt};
 
 /// Interval of refreshes without a hint.
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
@@ -84,7 +84,7 @@ impl Refresher {
     }
 }
 
-impl super::Observers {
+impl super::ObserverCache {
     /// Requests a refresh after a change in Postgres.
     pub(crate) fn request_refresh(&self) {
         self.refresher.wanted.notify_one();
@@ -96,7 +96,7 @@ impl super::Observers {
     }
 }
 
-impl Engine {
+impl Observers {
     /// Prepares this process to verify observer tokens: loads the signing keys, generates the first one if needed,
     /// loads the overrides, and keeps all of it current. Call once before serving. Waits without limit for an
     /// unavailable Postgres.
@@ -105,26 +105,26 @@ impl Engine {
     ///
     /// # Errors
     /// When Postgres refuses a statement, or the system has no randomness.
-    pub async fn serve_observers(&self, secret: Option<SealingSecret>) -> EngineResult<()> {
+    pub async fn serve(&self, secret: Option<SealingSecret>) -> EngineResult<()> {
         jwt::install();
-        let _ = self.inner.observers.refresher.secret.set(secret);
-        while let Err(error) = self.refresh_observers().await {
+        let _ = self.cache.refresher.secret.set(secret);
+        while let Err(error) = self.refresh().await {
             if !matches!(error, EngineError::Unavailable(_) | EngineError::Overloaded) {
                 return Err(error);
             }
             tokio::time::sleep(REFRESH_EVERY).await;
         }
-        self.inner.tasks.spawn("observer-refresh", refresh_periodically(Arc::downgrade(&self.inner)));
+        self.tasks.spawn("observer-refresh", refresh_periodically(self.clone()));
         Ok(())
     }
 
     /// Refreshes signing keys and overrides now.
-    pub(super) async fn refresh_observers(&self) -> EngineResult<()> {
-        let observers = &self.inner.observers;
+    pub(super) async fn refresh(&self) -> EngineResult<()> {
+        let observers = &self.cache;
         let mut cursor = observers.refresher.cursor.lock().await;
         let began = Instant::now();
         let ring = self.read_keys().await?;
-        let (rows, next) = self.store().observer_overrides(*cursor).await?;
+        let (rows, next) = self.core.store.observer_overrides(*cursor).await?;
         let mut changed = observers.overrides.write().unwrap_or_else(PoisonError::into_inner).apply(rows);
         {
             let mut known = observers.ring.write().unwrap_or_else(PoisonError::into_inner);
@@ -140,30 +140,28 @@ impl Engine {
     }
 
     async fn read_keys(&self) -> EngineResult<KeyRing> {
-        let secret = self.inner.observers.refresher.secret();
-        let ring = KeyRing::read(&self.store().signing_keys().await?, secret);
+        let secret = self.cache.refresher.secret();
+        let ring = KeyRing::read(&self.core.store.signing_keys().await?, secret);
         if ring.signing_key().is_some() {
             return Ok(ring);
         }
-        let first = keys::generate(secret, self.now())?;
-        if self.store().add_signing_key(&first, true, MAX_LIVING_KEYS).await? {
+        let first = keys::generate(secret, self.core.now())?;
+        if self.core.store.add_signing_key(&first, true, MAX_LIVING_KEYS).await? {
             tracing::info!(kid = first.kid, sealed = first.sealed_with.is_some(), "generated a signing key");
-            self.hints().observers_changed();
+            self.core.hints.observers_changed();
         }
-        Ok(KeyRing::read(&self.store().signing_keys().await?, secret))
+        Ok(KeyRing::read(&self.core.store.signing_keys().await?, secret))
     }
 }
 
-/// Refreshes each second, and on request, until the engine is dropped.
-async fn refresh_periodically(engine: Weak<Inner>) {
+/// Refreshes each second, and on request.
+async fn refresh_periodically(observers: Observers) {
     let mut failed = false;
     loop {
         tokio::time::sleep(MIN_INTERVAL).await;
-        let Some(inner) = engine.upgrade() else { return };
-        let woken = inner.observers.refresher.wanted.notified();
+        let woken = observers.cache.refresher.wanted.notified();
         let _ = tokio::time::timeout(REFRESH_EVERY - MIN_INTERVAL, woken).await;
-        let engine = Engine { inner };
-        let outcome = engine.refresh_observers().await;
+        let outcome = observers.refresh().await;
         if let Err(error) = &outcome
             && !failed
         {

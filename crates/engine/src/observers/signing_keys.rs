@@ -3,9 +3,9 @@
 use chrono::{DateTime, Utc};
 use relay_store::{RetireOutcome, SigningKeyRow};
 
-use super::keys;
+use super::{Observers, keys};
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     error::{Conflict, Missing},
 };
 
@@ -26,10 +26,10 @@ pub struct SigningKey {
     pub retired_at: Option<DateTime<Utc>>,
 }
 
-impl Engine {
+impl Observers {
     /// Lists all signing keys, newest first.
     pub async fn signing_keys(&self) -> EngineResult<Vec<SigningKey>> {
-        let rows = self.store().signing_keys().await?;
+        let rows = self.core.store.signing_keys().await?;
         Ok(rows.into_iter().map(|row| self.describe_key(row)).collect())
     }
 
@@ -38,8 +38,8 @@ impl Engine {
     /// # Errors
     /// When as many keys are active as allowed.
     pub async fn rotate_signing_key(&self) -> EngineResult<SigningKey> {
-        let row = keys::generate(self.inner.observers.refresher.secret(), self.now())?;
-        if !self.store().add_signing_key(&row, false, MAX_LIVING_KEYS).await? {
+        let row = keys::generate(self.cache.refresher.secret(), self.core.now())?;
+        if !self.core.store.add_signing_key(&row, false, MAX_LIVING_KEYS).await? {
             return Err(EngineError::Conflict(Conflict::TooManySigningKeys));
         }
         self.refresh_after_change().await;
@@ -51,7 +51,7 @@ impl Engine {
     /// # Errors
     /// When there is no such key, or it is the newest.
     pub async fn retire_signing_key(&self, kid: &str) -> EngineResult<()> {
-        match self.store().retire_signing_key(kid, self.now()).await? {
+        match self.core.store.retire_signing_key(kid, self.core.now()).await? {
             RetireOutcome::Retired => {
                 self.refresh_after_change().await;
                 Ok(())
@@ -63,8 +63,8 @@ impl Engine {
 
     /// Refreshes after a committed change of observer tokens: this process knows it when this returns, the others soon.
     pub(crate) async fn refresh_after_change(&self) {
-        self.hints().observers_changed();
-        if let Err(error) = self.refresh_observers().await {
+        self.core.hints.observers_changed();
+        if let Err(error) = self.refresh().await {
             // The periodic refresh retries within a second.
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
@@ -75,7 +75,7 @@ impl Engine {
 
     fn describe_key(&self, row: SigningKeyRow) -> SigningKey {
         SigningKey {
-            signs: self.inner.observers.ring().signing_key().is_some_and(|(kid, _)| *kid == row.kid),
+            signs: self.cache.ring().signing_key().is_some_and(|(kid, _)| *kid == row.kid),
             kid: row.kid,
             public_key: row.public_key,
             sealed: row.sealed_with.is_some(),

@@ -14,11 +14,12 @@ use relay_store::{
 };
 
 use super::{
+    Observers,
     overrides::parse_view,
     signed::{self, VerifiedToken},
 };
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     error::{Conflict, Limit, Missing},
 };
 
@@ -57,24 +58,20 @@ pub struct IssuedObserverToken {
     pub text: String,
 }
 
-impl Engine {
+impl Observers {
     /// Creates a token.
     ///
     /// # Errors
     /// When a field is out of bounds, the name is taken, or the workspace has too many.
-    pub async fn create_observer_token(
-        &self,
-        scope: WorkspaceScope,
-        new: NewObserver,
-    ) -> EngineResult<IssuedObserverToken> {
-        let now = self.now();
+    pub async fn create_token(&self, scope: WorkspaceScope, new: NewObserver) -> EngineResult<IssuedObserverToken> {
+        let now = self.core.now();
         check_fields(Some(&new.name), new.description.as_deref(), Some(new.scopes))?;
         let expires_at = check_expiry(new.expires_at, now)?;
         let (scopes, filters) = (scope_texts(new.scopes), encode_filters(check_filters(new.filters)?)?);
-        let planned = self.quotas().limit(scope, Quota::ObserverTokens).await?;
+        let planned = self.quotas.limit(scope, Quota::ObserverTokens).await?;
         let at_most = planned.unwrap_or(MAX_OBSERVER_TOKENS).min(MAX_OBSERVER_TOKENS);
         let token = NewObserverToken {
-            token_id: ObserverTokenId::new(self.next_id()),
+            token_id: ObserverTokenId::new(self.core.next_id()),
             name: &new.name,
             description: new.description.as_deref(),
             scopes: &scopes,
@@ -82,7 +79,7 @@ impl Engine {
             expires_at,
             created_at: now,
         };
-        match self.store().create_observer_token(scope, &token, at_most).await? {
+        match self.core.store.create_observer_token(scope, &token, at_most).await? {
             ObserverTokenCreation::Created(row) => self.issue_token(scope, *row),
             ObserverTokenCreation::NameTaken => Err(EngineError::Conflict(Conflict::ObserverTokenName(new.name))),
             ObserverTokenCreation::TooMany => Err(EngineError::LimitExceeded(Limit::Quota(Quota::ObserverTokens))),
@@ -91,13 +88,14 @@ impl Engine {
     }
 
     /// Lists the workspace's tokens: active ones, then revoked ones; newest first.
-    pub async fn observer_tokens(&self, scope: WorkspaceScope) -> EngineResult<Vec<ObserverTokenRow>> {
-        Ok(self.store().observer_tokens(scope, MAX_LISTED_OBSERVER_TOKENS).await?)
+    pub async fn tokens(&self, scope: WorkspaceScope) -> EngineResult<Vec<ObserverTokenRow>> {
+        Ok(self.core.store.observer_tokens(scope, MAX_LISTED_OBSERVER_TOKENS).await?)
     }
 
     /// Finds a token, revoked or not.
-    pub async fn observer_token(&self, scope: WorkspaceScope, id: &str) -> EngineResult<ObserverTokenRow> {
-        self.store()
+    pub async fn token(&self, scope: WorkspaceScope, id: &str) -> EngineResult<ObserverTokenRow> {
+        self.core
+            .store
             .observer_token(scope, parse_token_id(id)?)
             .await?
             .ok_or(EngineError::NotFound(Missing::ObserverToken))
@@ -107,13 +105,13 @@ impl Engine {
     ///
     /// # Errors
     /// When a field is out of bounds, the name is taken, or there is no such active token.
-    pub async fn update_observer_token(
+    pub async fn update_token(
         &self,
         scope: WorkspaceScope,
         id: &str,
         change: ObserverChange,
     ) -> EngineResult<ObserverTokenRow> {
-        let (token, now) = (parse_token_id(id)?, self.now());
+        let (token, now) = (parse_token_id(id)?, self.core.now());
         check_fields(change.name.as_deref(), change.description.as_ref().and_then(Option::as_deref), change.scopes)?;
         let expires_at = change.expires_at.map(|end| check_expiry(end, now)).transpose()?;
         let scopes = change.scopes.map(scope_texts);
@@ -125,7 +123,7 @@ impl Engine {
             filters: filters.as_ref(),
             expires_at,
         };
-        match self.store().update_observer_token(scope, token, &stored, now).await? {
+        match self.core.store.update_observer_token(scope, token, &stored, now).await? {
             ObserverTokenUpdate::Changed(row) => {
                 self.refresh_after_change().await;
                 Ok(*row)
@@ -141,11 +139,11 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such active token.
-    pub async fn rotate_observer_token(&self, scope: WorkspaceScope, id: &str) -> EngineResult<IssuedObserverToken> {
-        let rotated = self.store().rotate_observer_token(scope, parse_token_id(id)?, self.now()).await?;
+    pub async fn rotate_token(&self, scope: WorkspaceScope, id: &str) -> EngineResult<IssuedObserverToken> {
+        let rotated = self.core.store.rotate_observer_token(scope, parse_token_id(id)?, self.core.now()).await?;
         let (row, dead) = rotated.ok_or(EngineError::NotFound(Missing::ObserverToken))?;
         for hash in dead {
-            self.revoke_token(hash);
+            self.tokens.revoke(hash);
         }
         self.refresh_after_change().await;
         self.issue_token(scope, row)
@@ -155,10 +153,10 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such active token.
-    pub async fn revoke_observer_token(&self, scope: WorkspaceScope, id: &str) -> EngineResult<()> {
-        let dead = self.store().revoke_observer_token(scope, parse_token_id(id)?, self.now()).await?;
+    pub async fn revoke_token(&self, scope: WorkspaceScope, id: &str) -> EngineResult<()> {
+        let dead = self.core.store.revoke_observer_token(scope, parse_token_id(id)?, self.core.now()).await?;
         for hash in dead.ok_or(EngineError::NotFound(Missing::ObserverToken))? {
-            self.revoke_token(hash);
+            self.tokens.revoke(hash);
         }
         self.refresh_after_change().await;
         Ok(())
@@ -174,7 +172,7 @@ impl Engine {
             kid: None,
         };
         // Before its first refresh, a process has no signing key.
-        let text = signed::sign(&self.inner.observers.ring(), &known, self.now())
+        let text = signed::sign(&self.cache.ring(), &known, self.core.now())
             .ok_or_else(|| StoreError::unavailable("signing an observer token"))?;
         Ok(IssuedObserverToken { row, text })
     }

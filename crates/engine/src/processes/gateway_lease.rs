@@ -5,24 +5,20 @@ use std::{sync::Arc, time::Duration};
 use relay_domain::GatewayId;
 use relay_store::processes::gateway_leases::{ConnectedProvider, LeaseRenewal};
 
-use crate::{Engine, EngineResult, hints};
+use super::Processes;
+use crate::{EngineResult, hints};
 
 /// A gateway that has not renewed for this long counts as expired.
 pub const LEASE: Duration = Duration::from_secs(3);
 
-impl Engine {
-    /// Id of this gateway, from [`Engine::become_gateway`] on.
-    #[must_use]
-    pub fn gateway_id(&self) -> Option<GatewayId> {
-        self.inner.gateway_id.get().copied()
-    }
-
+impl Processes {
     /// Makes this process a gateway, with an id that no restart reuses.
+    #[must_use]
     pub fn become_gateway(&self) -> GatewayId {
-        *self.inner.gateway_id.get_or_init(|| {
-            let id = GatewayId::new(self.next_id());
-            let receive = hints::receive_remote(Arc::downgrade(&self.inner), self.inner.stream.clone(), Some(id));
-            self.inner.tasks.spawn("gateway-hints", receive);
+        *self.core.gateway.get_or_init(|| {
+            let id = GatewayId::new(self.core.next_id());
+            let receive = hints::receive_remote(Arc::downgrade(&self.core.hints), self.stream.clone(), Some(id));
+            self.tasks.spawn("gateway-hints", receive);
             id
         })
     }
@@ -33,19 +29,19 @@ impl Engine {
     /// # Errors
     /// When storage is unavailable. Sockets stay open meanwhile: no other gateway can take them over either.
     pub async fn renew_lease(&self, gateway: GatewayId) -> EngineResult<Option<Vec<ConnectedProvider>>> {
-        match self.store().renew_gateway_lease(gateway, LEASE).await? {
+        match self.core.store.renew_gateway_lease(gateway, LEASE).await? {
             LeaseRenewal::Continuous => Ok(None),
-            LeaseRenewal::Reacquired => Ok(Some(self.store().providers_of_gateway(gateway).await?)),
+            LeaseRenewal::Reacquired => Ok(Some(self.core.store.providers_of_gateway(gateway).await?)),
         }
     }
 
     /// Lists the connections that the database assigns to a gateway.
     pub async fn held_connections(&self, gateway: GatewayId) -> EngineResult<Vec<ConnectedProvider>> {
-        Ok(self.store().providers_of_gateway(gateway).await?)
+        Ok(self.core.store.providers_of_gateway(gateway).await?)
     }
 
     /// Releases the lease at the end of a drain.
     pub async fn release_lease(&self, gateway: GatewayId) -> EngineResult<()> {
-        Ok(self.store().release_gateway_lease(gateway).await?)
+        Ok(self.core.store.release_gateway_lease(gateway).await?)
     }
 }

@@ -9,14 +9,15 @@ use relay_store::{
     recovery::{ReportOutcome, ReportedSeq},
 };
 
-use crate::{Engine, EngineResult};
+use super::Recovery;
+use crate::EngineResult;
 
-impl Engine {
+impl Recovery {
     /// True if the database was recovered so recently that a broker may know higher numbers.
     #[must_use]
     pub fn was_restored_recently(&self) -> bool {
-        let recovered_at = *self.inner.recovery.recovered_at.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        recovered_at.is_some_and(|at| (self.now() - at).to_std().unwrap_or(Duration::ZERO) <= REPORT_WINDOW)
+        let recovered_at = *self.state.recovered_at.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        recovered_at.is_some_and(|at| (self.core.now() - at).to_std().unwrap_or(Duration::ZERO) <= REPORT_WINDOW)
     }
 
     /// Accepts a broker's report of having received everything up to `reported`, above the head of its agent's mailbox:
@@ -28,10 +29,10 @@ impl Engine {
         agent: AgentId,
         reported: Seq,
     ) -> EngineResult<Option<MailboxPosition>> {
-        let margin = self.inner.recovery.margin;
+        let margin = self.state.margin;
         let report = ReportedSeq { fence, agent_id: agent, seq: reported };
         let outcome =
-            self.store().raise_to_reported(report, margin, self.now(), || self.inner.core.ids.next_id()).await?;
+            self.core.store.raise_to_reported(report, margin, self.core.now(), || self.core.ids.next_id()).await?;
         match outcome {
             ReportOutcome::NotAhead => {}
             ReportOutcome::Raised { lost, moved } => {
@@ -41,6 +42,6 @@ impl Engine {
                 tracing::warn!(agent.id = %agent, reported, margin, "refused the seq of a broker: far above the mailbox head");
             }
         }
-        Ok(self.store().positions(&[(fence.scope, agent)]).await?.pop())
+        Ok(self.core.store.positions(&[(fence.scope, agent)]).await?.pop())
     }
 }

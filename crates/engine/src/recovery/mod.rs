@@ -1,7 +1,7 @@
 //! Recovery of a restored Postgres or a lost JetStream, before any client is served (ADR 0017).
 //!
 //! Every process checks when it starts and whenever Postgres was unavailable; one of them, under a lock in Postgres,
-//! does the repair. `run` is the task of an engine, `Recovery` the state for other modules, and `DatabaseRepair` the
+//! does the repair. `run` is the task of an engine, `RecoveryState` the state for other modules, and `DatabaseRepair` the
 //! work, which `relayctl restore` starts by hand.
 
 mod broker_positions;
@@ -10,7 +10,7 @@ mod rebuild;
 mod repair;
 
 use std::{
-    sync::{Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 pub use repair::{DatabaseRepair, Margin, Progress, RepairPlan, RepairReport};
 
-use crate::{Engine, EngineError, EngineResult, Inner, error::Fault};
+use crate::{Engine, EngineError, EngineResult, Inner, core::Core, error::Fault};
 
 /// Interval at which the database's identity is checked.
 const CHECK_EVERY: Duration = Duration::from_secs(3);
@@ -42,7 +42,7 @@ pub enum Readiness {
 }
 
 /// State of recovery in this process.
-pub(crate) struct Recovery {
+pub(crate) struct RecoveryState {
     readiness: watch::Sender<Readiness>,
     margin: i64,
     /// Time of the last recovery, as of the last check.
@@ -51,7 +51,7 @@ pub(crate) struct Recovery {
     log_recreated: Notify,
 }
 
-impl Recovery {
+impl RecoveryState {
     pub(crate) fn new(margin: i64) -> Self {
         let (readiness, _) = watch::channel(Readiness::Closed("the database has not been checked yet"));
         Self { readiness, margin, recovered_at: Mutex::new(None), log_recreated: Notify::new() }
@@ -63,17 +63,24 @@ impl Recovery {
     }
 }
 
-impl Engine {
+/// Handle of the recovery of this installation's database.
+#[derive(Clone)]
+pub struct Recovery {
+    pub(crate) core: Core,
+    pub(crate) state: Arc<RecoveryState>,
+}
+
+impl Recovery {
     /// Returns the readiness: open while the database is the known one or has been repaired.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
-        *self.inner.recovery.readiness.borrow()
+        *self.state.readiness.borrow()
     }
 
     /// Watches the readiness.
     #[must_use]
     pub fn watch_readiness(&self) -> watch::Receiver<Readiness> {
-        self.inner.recovery.readiness.subscribe()
+        self.state.readiness.subscribe()
     }
 
     /// Waits until the engine is ready.
@@ -105,20 +112,20 @@ pub(crate) async fn run(engine: Weak<Inner>) {
                 tracing::warn!(reason, "not serving yet");
                 logged_reason = Some(reason);
             }
-            inner.recovery.readiness.send_replace(Readiness::Closed(reason));
+            inner.recovery.state.readiness.send_replace(Readiness::Closed(reason));
             drop(inner);
             tokio::time::sleep(RETRY_AFTER).await;
         };
         let Some(inner) = engine.upgrade() else { return };
         remember_recovery(&Engine { inner: inner.clone() }).await;
-        inner.recovery.readiness.send_replace(Readiness::Open(rounds));
+        inner.recovery.state.readiness.send_replace(Readiness::Open(rounds));
         drop(inner);
         if monitor_database(&engine, compared).await.is_none() {
             return;
         }
         rounds += 1;
         let Some(inner) = engine.upgrade() else { return };
-        inner.recovery.readiness.send_replace(Readiness::Closed("the database is not the one before"));
+        inner.recovery.state.readiness.send_replace(Readiness::Closed("the database is not the one before"));
     }
 }
 
@@ -126,7 +133,7 @@ pub(crate) async fn run(engine: Weak<Inner>) {
 async fn remember_recovery(engine: &Engine) {
     match engine.store().database_state().await {
         Ok(state) => {
-            let mut known = engine.inner.recovery.recovered_at.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = engine.inner.recovery.state.recovered_at.lock().unwrap_or_else(PoisonError::into_inner);
             *known = state.recovered_at;
         }
         Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "failed to read the last recovery"),
@@ -141,7 +148,7 @@ async fn monitor_database(engine: &Weak<Inner>, mut compared: bool) -> Option<()
             let engine = Engine { inner: engine.upgrade()? };
             tokio::select! {
                 () = tokio::time::sleep(CHECK_EVERY) => {}
-                () = engine.inner.recovery.log_recreated.notified() => rebuild = true,
+                () = engine.inner.recovery.state.log_recreated.notified() => rebuild = true,
             }
         }
         let engine = Engine { inner: engine.upgrade()? };
@@ -232,9 +239,10 @@ async fn check_database(engine: &Engine, waited: bool) -> EngineResult<CheckOutc
         engine
             .inner
             .recovery
+            .state
             .readiness
             .send_replace(Readiness::Closed("the database was restored and is being recovered"));
-        let margin = Margin { numbers: engine.inner.recovery.margin, always: false };
+        let margin = Margin { numbers: engine.inner.recovery.state.margin, always: false };
         repair.repair(&again, margin, |_| {}).await.map(|report| {
             tracing::warn!(?report, "recovered the restored database");
         })

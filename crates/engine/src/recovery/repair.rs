@@ -203,7 +203,7 @@ impl<'a> DatabaseRepair<'a> {
 
     fn announce(&self, dead: &[DeadLetteredDelivery], recorded: Vec<RecordedEvents>) {
         if let Some(engine) = self.engine {
-            engine.announce_dead_letters(dead, recorded);
+            engine.mailboxes().announce_dead_letters(dead, recorded);
         }
     }
 }

@@ -1,3 +1,11 @@
 //! Message search.
 
 pub mod queries;
+
+use crate::core::Core;
+
+/// Handle of search.
+#[derive(Clone)]
+pub struct Search {
+    pub(crate) core: Core,
+}

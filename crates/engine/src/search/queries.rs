@@ -8,13 +8,14 @@ use relay_domain::{
 pub use relay_store::search::queries::FoundMessage;
 use relay_store::search::queries::{MAX_RANKED, Reader, SearchQuery};
 
-use crate::{Engine, EngineResult, access::authentication::Credential};
+use super::Search;
+use crate::{EngineResult, access::authentication::Credential};
 
 /// Default and maximum page size.
 pub const SEARCH_PAGE: (i64, i64) = (20, 100);
 
 #[derive(Debug)]
-pub struct Search {
+pub struct MessageSearch {
     /// Words, phrases in quotes, `or`, and `-` for excluded words.
     pub text: String,
     /// Only this channel.
@@ -28,13 +29,13 @@ pub struct Search {
     pub limit: i64,
 }
 
-impl Engine {
+impl Search {
     /// Searches messages, best matches first. An agent finds those of channels and of its own conversations, an
     /// observer the visible ones of the newest 1000 matches.
     ///
     /// # Errors
     /// When the text is empty or too long.
-    pub async fn search(&self, caller: &Credential, search: &Search) -> EngineResult<Vec<FoundMessage>> {
+    pub async fn messages(&self, caller: &Credential, search: &MessageSearch) -> EngineResult<Vec<FoundMessage>> {
         let (scope, view) = (caller.scope(), caller.view());
         let reader = match caller {
             Credential::Agent(agent) => Reader::Agent(agent.agent_id),
@@ -52,7 +53,7 @@ impl Engine {
         let channel = match search.channel.as_deref().map(strip_hash) {
             None => None,
             Some(name) if name.contains('\0') => return Ok(Vec::new()),
-            Some(name) => match self.store().channel_id_by_name(scope, name).await? {
+            Some(name) => match self.core.store.channel_id_by_name(scope, name).await? {
                 Some(channel) => Some(channel),
                 None => return Ok(Vec::new()),
             },
@@ -60,9 +61,9 @@ impl Engine {
         let query = SearchQuery { text: &search.text, channel, from, before: search.before, after: search.after };
         let limit = usize::try_from(search.limit).unwrap_or(0);
         if !matches!(caller, Credential::Observer(_)) {
-            return Ok(self.store().search(scope, &reader, &query, limit).await?);
+            return Ok(self.core.store.search(scope, &reader, &query, limit).await?);
         }
-        let mut found = self.store().search(scope, &reader, &query, MAX_RANKED).await?;
+        let mut found = self.core.store.search(scope, &reader, &query, MAX_RANKED).await?;
         found.retain(|row| {
             view.sees_message(&MessageFacts {
                 channel_id: row.channel_id,

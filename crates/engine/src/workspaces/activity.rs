@@ -9,7 +9,8 @@ pub use relay_store::workspaces::{
     statistics::{AuthorStats, WorkspaceCounts, WorkspaceStats},
 };
 
-use crate::{Engine, EngineResult, access::authentication::Credential};
+use super::Workspaces;
+use crate::{EngineResult, access::authentication::Credential};
 
 /// Default and maximum page size of the activity. Limits of up to 500 are accepted.
 pub const ACTIVITY_PAGE: (i64, i64) = (20, 100);
@@ -31,7 +32,7 @@ pub struct Stats {
     pub now: WorkspaceCounts,
 }
 
-impl Engine {
+impl Workspaces {
     /// Lists the messages of a workspace, newest first. An observer gets the visible ones of the newest 500.
     pub async fn activity(
         &self,
@@ -40,9 +41,9 @@ impl Engine {
         limit: i64,
     ) -> EngineResult<Vec<ActivityRow>> {
         let Credential::Observer(observer) = caller else {
-            return Ok(self.store().activity(caller.scope(), filter, limit).await?);
+            return Ok(self.core.store.activity(caller.scope(), filter, limit).await?);
         };
-        let mut rows = self.store().activity(caller.scope(), filter, MAX_OBSERVED).await?;
+        let mut rows = self.core.store.activity(caller.scope(), filter, MAX_OBSERVED).await?;
         rows.retain(|row| {
             observer.view.sees_message(&MessageFacts {
                 channel_id: row.channel_id,
@@ -58,7 +59,7 @@ impl Engine {
 
     /// Parses a filter of ids as clients write them; `None` when one of them is invalid.
     #[must_use]
-    pub fn activity_filter(
+    pub fn parse_activity_filter(
         before: Option<MessageId>,
         agent: Option<&str>,
         channel: Option<&str>,
@@ -79,18 +80,18 @@ impl Engine {
 
     /// Returns totals of the last `days` days.
     pub async fn stats(&self, scope: WorkspaceScope, days: u32) -> EngineResult<Stats> {
-        self.store().index_newest(scope, INDEX_TAIL_LIMIT).await?;
+        self.core.store.index_newest(scope, INDEX_TAIL_LIMIT).await?;
         let (today, since) = self.window(days);
-        let posted = self.store().workspace_stats(scope, since, today).await?;
-        let live_since = self.now() - TimeDelta::from_std(LIVENESS_TTL).unwrap_or_default();
-        let now = self.store().workspace_counts(scope, live_since).await?;
+        let posted = self.core.store.workspace_stats(scope, since, today).await?;
+        let live_since = self.core.now() - TimeDelta::from_std(LIVENESS_TTL).unwrap_or_default();
+        let now = self.core.store.workspace_counts(scope, live_since).await?;
         Ok(Stats { since: since.and_time(chrono::NaiveTime::MIN).and_utc(), posted, now })
     }
 
     /// Lists the authors of the last `days` days with the most messages first.
     pub async fn author_stats(&self, scope: WorkspaceScope, days: u32, limit: i64) -> EngineResult<Vec<AuthorStats>> {
-        self.store().index_newest(scope, INDEX_TAIL_LIMIT).await?;
-        Ok(self.store().author_stats(scope, self.window(days).1, limit).await?)
+        self.core.store.index_newest(scope, INDEX_TAIL_LIMIT).await?;
+        Ok(self.core.store.author_stats(scope, self.window(days).1, limit).await?)
     }
 
     /// Lists all authors, up to 1000, with the costs that their messages report.
@@ -99,7 +100,7 @@ impl Engine {
     }
 
     fn window(&self, days: u32) -> (NaiveDate, NaiveDate) {
-        let today = self.now().date_naive();
+        let today = self.core.now().date_naive();
         (today, today - Days::new(u64::from(days.max(1)) - 1))
     }
 }

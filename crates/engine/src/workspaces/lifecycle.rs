@@ -16,8 +16,9 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
+use super::Workspaces;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::idempotency::ClientKey,
     agents::lifecycle::{encoded_length, too_long},
     error::{Conflict, InvalidInput, Missing},
@@ -61,13 +62,13 @@ pub struct WorkspaceChange {
     pub delivery_ttl_seconds: Option<i32>,
 }
 
-impl Engine {
+impl Workspaces {
     /// Creates a workspace with its `general` channel. `owner` is a presented workspace key with its workspace; if that
     /// workspace has the requested name, it is returned instead.
     ///
     /// # Errors
     /// When a field is out of bounds, or the idempotency key is too weak or was used for another request.
-    pub async fn create_workspace(
+    pub async fn create(
         &self,
         request: &CreateWorkspace,
         owner: Option<(WorkspaceScope, &str)>,
@@ -86,7 +87,7 @@ impl Engine {
             return Err(EngineError::Invalid(InvalidInput::CreationKeyTooWeak));
         }
         if let Some((scope, token)) = owner
-            && let Some(own) = self.store().workspace(scope).await?
+            && let Some(own) = self.core.store.workspace(scope).await?
             && own.name == request.name
         {
             return Ok(CreatedWorkspace {
@@ -97,12 +98,12 @@ impl Engine {
                 is_new: false,
             });
         }
-        let created_at = self.now();
-        let workspace_id = WorkspaceId::new(self.next_id());
+        let created_at = self.core.now();
+        let workspace_id = WorkspaceId::new(self.core.next_id());
         let expires_at = request.expires_in_seconds.map(|seconds| created_at + TimeDelta::seconds(seconds));
         // With an idempotency key, the workspace key is derived from it and a stored random salt: a replay can return
         // it although no token is ever stored.
-        let salt = self.fresh_token(TokenKind::Workspace)?;
+        let salt = self.tokens.fresh(TokenKind::Workspace)?;
         let api_key = key.map_or(salt.text.clone(), |key| derive_key(&salt.text, key));
         let new = NewWorkspace {
             workspace_id,
@@ -112,7 +113,7 @@ impl Engine {
             created_at,
             expires_at,
             key: TokenHash::from_token(&api_key),
-            general: ChannelId::new(self.next_id()),
+            general: ChannelId::new(self.core.next_id()),
         };
         let owner_id = owner.map(|(scope, _)| scope.workspace_id());
         let response = StoredCreation { workspace_id, salt: &salt.text }.to_value();
@@ -120,7 +121,7 @@ impl Engine {
             let key_hash = key.hash("-", "workspace.create", "-");
             (CreationKey { owner: owner_id, key_hash, fingerprint: key.fingerprint() }, &response)
         });
-        match (self.store().create_workspace(&new, kept).await?, key) {
+        match (self.core.store.create_workspace(&new, kept).await?, key) {
             (WorkspaceCreation::Replayed { fingerprint, response }, Some(key)) => {
                 if fingerprint != key.fingerprint() {
                     return Err(EngineError::Conflict(Conflict::CreationKeyReused));
@@ -135,21 +136,17 @@ impl Engine {
     ///
     /// # Errors
     /// When it has been deleted or has expired.
-    pub async fn workspace(&self, scope: WorkspaceScope) -> EngineResult<WorkspaceRow> {
-        self.store().workspace(scope).await?.ok_or(EngineError::NotFound(Missing::Workspace))
+    pub async fn by_scope(&self, scope: WorkspaceScope) -> EngineResult<WorkspaceRow> {
+        self.core.store.workspace(scope).await?.ok_or(EngineError::NotFound(Missing::Workspace))
     }
 
     /// Finds the oldest workspace of a name, without authentication.
-    pub async fn workspace_by_name(&self, name: &str) -> EngineResult<WorkspaceRow> {
-        self.store().workspace_by_name(name).await?.ok_or(EngineError::NotFound(Missing::Workspace))
+    pub async fn by_name(&self, name: &str) -> EngineResult<WorkspaceRow> {
+        self.core.store.workspace_by_name(name).await?.ok_or(EngineError::NotFound(Missing::Workspace))
     }
 
     /// Changes a workspace.
-    pub async fn update_workspace(
-        &self,
-        scope: WorkspaceScope,
-        change: &WorkspaceChange,
-    ) -> EngineResult<WorkspaceRow> {
+    pub async fn update(&self, scope: WorkspaceScope, change: &WorkspaceChange) -> EngineResult<WorkspaceRow> {
         if let Some(name) = &change.name {
             check_name("name", name, MAX_WORKSPACE_NAME_BYTES)?;
         }
@@ -168,10 +165,10 @@ impl Engine {
             metadata_limit: i32::try_from(MAX_METADATA_BYTES).unwrap_or(i32::MAX),
             delivery_ttl_seconds: ttl,
         };
-        match self.store().update_workspace(scope, &change).await? {
+        match self.core.store.update_workspace(scope, &change).await? {
             Some(row) => Ok(row),
             None => {
-                self.workspace(scope).await?;
+                self.by_scope(scope).await?;
                 // It exists, so the merged metadata is too large.
                 Err(too_long("metadata"))
             }
@@ -179,11 +176,11 @@ impl Engine {
     }
 
     /// Deletes a workspace. Its tokens are revoked when this returns.
-    pub async fn delete_workspace(&self, scope: WorkspaceScope) -> EngineResult<()> {
-        for hash in self.store().delete_workspace(scope, self.now()).await? {
-            self.revoke_token(hash);
+    pub async fn delete(&self, scope: WorkspaceScope) -> EngineResult<()> {
+        for hash in self.core.store.delete_workspace(scope, self.core.now()).await? {
+            self.tokens.revoke(hash);
         }
-        self.refresh_after_change().await;
+        self.observers.refresh_after_change().await;
         Ok(())
     }
 
@@ -194,7 +191,8 @@ impl Engine {
             return Err(EngineError::Conflict(Conflict::CreationKeyTerminalized));
         };
         let row = self
-            .store()
+            .core
+            .store
             .workspace(WorkspaceScope::from_engine_row(id))
             .await?
             .ok_or(EngineError::Conflict(Conflict::CreationKeyTerminalized))?;

@@ -5,7 +5,8 @@ use relay_domain::{
     names::{MAX_SYSTEM_PROMPT_BYTES, check_length},
 };
 
-use crate::{Engine, EngineResult, workspaces::lifecycle::WorkspaceChange};
+use super::Workspaces;
+use crate::{EngineResult, workspaces::lifecycle::WorkspaceChange};
 
 /// Prompt of workspaces without one of their own.
 pub const DEFAULT_SYSTEM_PROMPT: &str = "\
@@ -22,10 +23,10 @@ pub struct SystemPrompt {
     pub is_default: bool,
 }
 
-impl Engine {
+impl Workspaces {
     /// Returns the system prompt of a workspace: its own, or the default.
     pub async fn system_prompt(&self, scope: WorkspaceScope) -> EngineResult<SystemPrompt> {
-        Ok(effective_prompt(self.workspace(scope).await?.system_prompt))
+        Ok(effective_prompt(self.by_scope(scope).await?.system_prompt))
     }
 
     /// Sets the system prompt of a workspace; `None` restores the default.
@@ -35,7 +36,7 @@ impl Engine {
     pub async fn set_system_prompt(&self, scope: WorkspaceScope, text: Option<String>) -> EngineResult<SystemPrompt> {
         check_length("prompt", text.as_deref().unwrap_or_default(), MAX_SYSTEM_PROMPT_BYTES)?;
         let change = WorkspaceChange { system_prompt: Some(text), ..WorkspaceChange::default() };
-        Ok(effective_prompt(self.update_workspace(scope, &change).await?.system_prompt))
+        Ok(effective_prompt(self.update(scope, &change).await?.system_prompt))
     }
 }
 

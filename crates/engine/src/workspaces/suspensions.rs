@@ -9,7 +9,7 @@ use std::{
 use relay_domain::{NodeId, WorkspaceId, WorkspaceScope};
 use tokio::sync::watch;
 
-use crate::{Engine, EngineError, EngineResult, Inner};
+use crate::{EngineError, EngineResult, Inner};
 
 /// Maximum age of the cache. A refresh reads two indexes that are nearly always empty.
 const READ_EVERY: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ struct SuspendedSet {
 
 /// Cache of suspended workspaces and drained nodes.
 #[derive(Debug)]
-pub(crate) struct Suspensions {
+pub struct Suspensions {
     known: RwLock<Arc<SuspendedSet>>,
     changes: watch::Sender<u64>,
 }
@@ -41,33 +41,27 @@ impl Suspensions {
     pub(crate) fn is_suspended(&self, workspace: WorkspaceId) -> bool {
         self.known().suspended.contains(&workspace)
     }
-}
 
-impl Engine {
     /// Refuses callers of a suspended workspace.
     ///
     /// # Errors
     /// [`EngineError::WorkspaceSuspended`].
-    pub(crate) fn refuse_suspended(&self, scope: WorkspaceScope) -> EngineResult<()> {
-        if self.inner.suspensions.is_suspended(scope.workspace_id()) {
-            Err(EngineError::WorkspaceSuspended)
-        } else {
-            Ok(())
-        }
+    pub(crate) fn refuse(&self, scope: WorkspaceScope) -> EngineResult<()> {
+        if self.is_suspended(scope.workspace_id()) { Err(EngineError::WorkspaceSuspended) } else { Ok(()) }
     }
 
     /// True if the sockets of a node must close and none may open.
     #[must_use]
     pub fn is_suspended_or_drained(&self, scope: WorkspaceScope, node: &NodeId) -> bool {
-        let known = self.inner.suspensions.known();
+        let known = self.known();
         known.suspended.contains(&scope.workspace_id())
             || !known.drained.is_empty() && known.drained.contains(&(scope, node.clone()))
     }
 
     /// Changes whenever the set of suspended workspaces or drained nodes changes.
     #[must_use]
-    pub fn suspensions_changed(&self) -> watch::Receiver<u64> {
-        self.inner.suspensions.changes.subscribe()
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
     }
 }
 
@@ -79,7 +73,7 @@ pub(crate) async fn refresh(inner: &Inner) -> EngineResult<()> {
     if *inner.suspensions.known() != fresh {
         *inner.suspensions.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(fresh);
         inner.suspensions.changes.send_modify(|changes| *changes += 1);
-        inner.observers.notify_access_change();
+        inner.observers.cache.notify_access_change();
     }
     Ok(())
 }

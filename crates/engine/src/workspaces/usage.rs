@@ -5,7 +5,8 @@ use relay_domain::{WorkspaceScope, snowflake};
 use relay_store::Store;
 pub use relay_store::workspaces::usage::{Granularity, UsageRow};
 
-use crate::{Engine, EngineError, EngineResult, access::authentication::Credential, error::Denial};
+use super::Workspaces;
+use crate::{EngineError, EngineResult, access::authentication::Credential, error::Denial};
 
 /// Bound of the buckets in one response: more than a day of minutes, two months of hours.
 const MAX_BUCKETS: i32 = 1500;
@@ -40,7 +41,7 @@ fn serialize_granularity<S: serde::Serializer>(granularity: &Granularity, serial
     serializer.serialize_str(granularity.as_str())
 }
 
-impl Engine {
+impl Workspaces {
     /// Returns the usage of the caller's workspace, never of single agents.
     ///
     /// # Errors
@@ -49,7 +50,7 @@ impl Engine {
         if caller.view().filters.agent_ids.is_some() {
             return Err(EngineError::Forbidden(Denial::InsufficientScope("activity:read of all agents".into())));
         }
-        usage_report(self.store(), caller.scope(), query, self.now()).await
+        usage_report(&self.core.store, caller.scope(), query, self.core.now()).await
     }
 }
 

@@ -32,7 +32,7 @@ impl Registry {
     }
 
     async fn scan_once(&self, engine: &Engine, gateway: GatewayId) -> EngineResult<()> {
-        for frame in engine.unsent_invocations(gateway).await? {
+        for frame in engine.actions().unsent_invocations(gateway).await? {
             self.forward_invocation(Arc::new(frame));
         }
         let registered_before = |peer: &Peer| peer.bound_at.elapsed() >= RESEND_GRACE;
@@ -40,7 +40,7 @@ impl Registry {
         let to_look_back = self.registered_peers(|peer| registered_before(peer) && !peer.resent_invocations);
         for batch in to_look_back.chunks(CONNECTIONS_PER_QUERY) {
             let fences: Vec<Fence> = batch.iter().map(|(_, fence)| fence.clone()).collect();
-            let frames = engine.unanswered_invocations(&fences).await?;
+            let frames = engine.actions().unanswered_invocations(&fences).await?;
             // Invocations that did not fit into a connection's queue or into this scan are left for the next one.
             let is_through = |fence: &Fence| {
                 !frames.iter().any(|frame| {

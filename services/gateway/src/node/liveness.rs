@@ -12,7 +12,7 @@ impl Registry {
     /// Answers probes by letting the probed connections prove that their peers are alive.
     pub(super) async fn answer_probes(&self, engine: &Engine, gateway: GatewayId) {
         let mut probes = loop {
-            match engine.probes(gateway).await {
+            match engine.nodes().probes(gateway).await {
                 Ok(probes) => break probes,
                 Err(error) => {
                     tracing::debug!(error = &error as &dyn std::error::Error, "liveness probes unavailable, retrying");
@@ -36,7 +36,7 @@ impl Registry {
             let engine = engine.clone();
             spawn_isolated("probe", async move {
                 let proof = proof.await.unwrap_or(ProbeOutcome::Silent);
-                engine.answer_probe(reply, proof).await;
+                engine.nodes().answer_probe(reply, proof).await;
             });
         }
     }

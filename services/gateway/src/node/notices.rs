@@ -111,7 +111,7 @@ impl Registry {
 
     /// Resends missed outcomes, to callers that reconnect and to those that a notice did not reach.
     pub(super) async fn run_outcome_scans(&self, engine: &Engine) {
-        let mut link = engine.watch_link();
+        let mut link = engine.mailboxes().watch_link();
         loop {
             tokio::time::sleep(SCAN_INTERVAL).await;
             if link.has_changed().unwrap_or(false) {
@@ -132,7 +132,7 @@ impl Registry {
             maps.agents.iter().filter(|(_, served)| is_due(served)).map(|(caller, _)| *caller).collect()
         };
         for batch in callers.chunks(CALLERS_PER_QUERY) {
-            let untold = engine.untold_outcomes(batch).await?;
+            let untold = engine.actions().untold_outcomes(batch).await?;
             let with_results: HashSet<_> = untold.iter().map(|notice| (notice.scope, notice.caller)).collect();
             // Callers with results are scanned again: the notice may not reach the socket, or there may be more.
             for caller in batch.iter().filter(|caller| !with_results.contains(*caller)) {

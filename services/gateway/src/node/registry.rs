@@ -229,7 +229,7 @@ impl Registry {
         loop {
             // The lease counts from before the request, whose duration is unknown.
             let (asked, asked_at) = (self.elapsed_ms(), Instant::now());
-            match engine.renew_lease(gateway).await {
+            match engine.processes().renew_lease(gateway).await {
                 Ok(held) => {
                     let broken = !std::mem::take(&mut first) && (held.is_some() || !self.is_trusted());
                     if let (true, Some(held)) = (broken, held) {
@@ -272,7 +272,7 @@ impl Registry {
 
     /// Compares streams with mailboxes periodically: live copies are at-most-once, so silence proves nothing.
     async fn run_silence_checks(&self, engine: &Engine, gateway: GatewayId) {
-        let mut link = engine.watch_link();
+        let mut link = engine.mailboxes().watch_link();
         let mut round = 0_u32;
         loop {
             let up = link.borrow_and_update().is_up;
@@ -281,7 +281,7 @@ impl Registry {
                 self.compare_nodes(engine).await;
                 let asked = Instant::now();
                 // Finds take-overs whose hint was lost.
-                match engine.held_connections(gateway).await {
+                match engine.processes().held_connections(gateway).await {
                     Ok(held) => self.close_lost_connections(asked, &held),
                     Err(error) => {
                         tracing::debug!(error = &error as &dyn std::error::Error, "connection check failed, retrying");
@@ -308,7 +308,7 @@ impl Registry {
     async fn compare_nodes(&self, engine: &Engine) {
         let keys: Vec<_> = self.maps().nodes.keys().cloned().collect();
         for slice in keys.chunks(MAILBOXES_PER_QUERY) {
-            let located = match engine.agents_on_nodes(slice).await {
+            let located = match engine.mailboxes().agents_on_nodes(slice).await {
                 Ok(located) => located,
                 Err(error) => {
                     tracing::debug!(error = &error as &dyn std::error::Error, "node check failed, retrying");
@@ -330,7 +330,7 @@ impl Registry {
 
     /// Reads positions of mailboxes and sends the changed ones to their connections.
     async fn compare_mailboxes(&self, engine: &Engine, keys: &[(WorkspaceScope, AgentId)]) {
-        let positions = match engine.positions(keys).await {
+        let positions = match engine.mailboxes().positions(keys).await {
             Ok(positions) => positions,
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "mailbox check failed, retrying");

@@ -62,7 +62,7 @@ pub(crate) async fn upgrade(
     if state.shutdown.is_requested() {
         return Err(ApiError::unavailable("workspace_busy", "This gateway is draining, try again"));
     }
-    let node = match state.engine.authenticate(&token).await {
+    let node = match state.engine.access().authenticate(&token).await {
         Ok(Credential::Node(node)) => node,
         Ok(_) => return Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Node }).into()),
         // Clients retry a 503 with the same token and increasing delays; some treat any other status as final.
@@ -71,12 +71,13 @@ pub(crate) async fn upgrade(
         }
         Err(error) => return Err(error.into()),
     };
-    if state.engine.is_suspended_or_drained(node.scope, &node.node_id) {
+    if state.engine.suspensions().is_suspended_or_drained(node.scope, &node.node_id) {
         return Err(ApiError::unavailable("node_drained", "The node is drained"));
     }
     let identity = state
         .engine
-        .node_identity(node.scope, &node.node_id)
+        .nodes()
+        .identity(node.scope, &node.node_id)
         .await?
         .ok_or(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Node }))?;
     // Its agents would receive everything twice: over the socket and by the delivery method of their node.

@@ -60,7 +60,7 @@ impl ObserverWatch {
     /// Checks the access again: applies changed scopes and filters, or returns why it ended.
     pub(super) async fn recheck(&mut self) -> Result<(), AccessEndReason> {
         self.recheck_at = Instant::now() + RECHECK_INTERVAL;
-        if let Some(changed) = self.engine.recheck_observer(&self.access).await? {
+        if let Some(changed) = self.engine.observers().recheck(&self.access).await? {
             self.access = changed;
         }
         Ok(())
@@ -75,7 +75,7 @@ impl ObserverWatch {
     /// # Errors
     /// If the message cannot be read now. Skipping the event would leave a gap that the observer never notices.
     pub(super) async fn render(&self, event: &Arc<LogEvent>) -> Result<Option<axum::body::Bytes>, EngineError> {
-        match self.engine.event_text(self.access.scope, event).await {
+        match self.engine.events().text(self.access.scope, event).await {
             Ok(text) => Ok(Some(text)),
             Err(EngineError::NotFound(Missing::Message)) => Ok(None),
             Err(error) => {

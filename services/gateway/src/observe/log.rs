@@ -43,13 +43,13 @@ pub(crate) async fn page(
 ) -> Result<Reply<EventsPage>, ApiError> {
     let engine = &state.engine;
     let token = ObserverCredentials { token: None }.token(&parts.headers)?;
-    let access = engine.authorize_observer(&token).await?;
+    let access = engine.observers().authorize(&token).await?;
     rate_limits::charge_request(&parts, &state, access.scope, access.rate_limit_subject()).await?;
     let (since, limit) = (query.since.unwrap_or(0), query.limit.unwrap_or(DEFAULT_PAGE));
     if since < 0 || limit < 1 {
         return Err(ApiError::invalid_request("since must not be negative, and limit must be positive"));
     }
-    let page = engine.event_page(access.scope, &access.view, since, limit.min(MAX_EVENTS_PAGE)).await?;
+    let page = engine.events().page(access.scope, &access.view, since, limit.min(MAX_EVENTS_PAGE)).await?;
     Ok(Reply::ok(EventsPage {
         events: page.events.iter().filter_map(to_logged_event).collect(),
         latest_seq: page.latest_seq,

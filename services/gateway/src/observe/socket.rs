@@ -88,7 +88,7 @@ async fn authorize_observer(
     if state.shutdown.is_requested() {
         return Err(ApiError::unavailable("workspace_busy", "This gateway is draining, try again"));
     }
-    let access = match state.engine.authorize_observer(&token).await {
+    let access = match state.engine.observers().authorize(&token).await {
         // Clients of the socket handle only one refusal.
         Err(EngineError::Forbidden(Denial::InsufficientScope(_))) => {
             return Err(ApiError::unauthorized("observer_token_forbidden", "The token lacks the scope stream:read"));
@@ -96,7 +96,7 @@ async fn authorize_observer(
         other => other?,
     };
     let slot = state.observers.acquire(access.scope)?;
-    let events = state.engine.observe_events(access.scope, None).await?;
+    let events = state.engine.events().observe(access.scope, None).await?;
     Ok((ObserverWatch::new(state.engine.clone(), access), events, slot))
 }
 
@@ -235,7 +235,7 @@ impl Observer {
         let (mut since, mut replayed, mut whole) =
             (oldest, 0, oldest == last_seen_seq && last_seen_seq < self.events.position());
         while since + 1 < self.started_at {
-            let events = match self.state.engine.events_between(scope, since, self.started_at).await {
+            let events = match self.state.engine.events().between(scope, since, self.started_at).await {
                 Ok(events) => events,
                 Err(error) => {
                     tracing::debug!(error = &error as &dyn std::error::Error, "observer resync not readable, retrying");

@@ -69,9 +69,9 @@ pub(crate) async fn stream(
         return Err(ApiError::invalid_request("since must not be negative"));
     }
     let token = ObserverCredentials { token: query.token }.token(&headers)?;
-    let access = state.engine.authorize_observer(&token).await?;
+    let access = state.engine.observers().authorize(&token).await?;
     let slot = state.observers.acquire(access.scope)?;
-    let events = state.engine.observe_events(access.scope, since).await?;
+    let events = state.engine.events().observe(access.scope, since).await?;
     let reader = StreamReader {
         watch: ObserverWatch::new(state.engine.clone(), access),
         events,

@@ -110,7 +110,7 @@ impl PushQueue for EnginePushQueue {
     }
 
     async fn expire(&self, mailbox: MailboxKey) -> QueueResult<()> {
-        self.engine.dead_letter_expired(&[mailbox]).await.map(|_| ()).map_err(queue_error)
+        self.engine.mailboxes().dead_letter_expired(&[mailbox]).await.map(|_| ()).map_err(queue_error)
     }
 
     async fn endpoint(&self, scope: WorkspaceScope, node: &NodeId) -> QueueResult<Option<EndpointRecord>> {

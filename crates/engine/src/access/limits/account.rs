@@ -18,7 +18,7 @@ use relay_tasks::spawn_isolated;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::time::Instant;
 
-use crate::{Engine, EngineResult};
+use crate::{EngineResult, core::Core};
 
 /// Longest wait of a request for units from storage.
 const CHARGE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -62,13 +62,13 @@ impl Account {
 
     /// Charges `cost` of a limit of `limit_units` per minute. Waits for storage only when a batch was used up before
     /// the next one arrived.
-    pub(super) async fn spend(self: &Arc<Self>, engine: &Engine, limit_units: u32, cost: u32) -> ChargeOutcome {
+    pub(super) async fn spend(self: &Arc<Self>, core: &Core, limit_units: u32, cost: u32) -> ChargeOutcome {
         if let Some(wait) = self.pace_delay(limit_units, cost) {
             return ChargeOutcome::No { wait: Some(wait) };
         }
         let paid = async {
             loop {
-                match self.charge(engine, limit_units, cost) {
+                match self.charge(core, limit_units, cost) {
                     Charge::Accepted => return ChargeOutcome::Yes,
                     Charge::Exhausted => return ChargeOutcome::No { wait: None },
                     Charge::AcquireFirst => {}
@@ -78,10 +78,10 @@ impl Account {
                     return ChargeOutcome::Unknown;
                 }
                 // Another request may have acquired units during the wait.
-                match self.charge(engine, limit_units, cost) {
+                match self.charge(core, limit_units, cost) {
                     Charge::Accepted => return ChargeOutcome::Yes,
                     Charge::Exhausted => return ChargeOutcome::No { wait: None },
-                    Charge::AcquireFirst => self.refill_in_background(engine, turn),
+                    Charge::AcquireFirst => self.refill_in_background(core, turn),
                 }
             }
         };
@@ -113,10 +113,10 @@ impl Account {
         }
     }
 
-    fn charge(self: &Arc<Self>, engine: &Engine, limit_units: u32, cost: u32) -> Charge {
+    fn charge(self: &Arc<Self>, core: &Core, limit_units: u32, cost: u32) -> Charge {
         let (charged, wants_more) = {
             let mut state = self.state();
-            state.lease.roll_window(limit_units, self.minute(engine));
+            state.lease.roll_window(limit_units, self.minute(core));
             (state.lease.charge(cost), state.lease.units_to_acquire() > 0)
         };
         if charged == Charge::Accepted
@@ -124,16 +124,16 @@ impl Account {
             && let Ok(turn) = Arc::clone(&self.turn).try_lock_owned()
             && turn.is_none_or(|away| away.elapsed() >= OUTAGE_BACKOFF)
         {
-            self.refill_in_background(engine, turn);
+            self.refill_in_background(core, turn);
         }
         charged
     }
 
     /// Acquires the next batch in the background; the lock is released afterwards.
-    fn refill_in_background(self: &Arc<Self>, engine: &Engine, mut turn: OwnedMutexGuard<Option<Instant>>) {
-        let (account, engine) = (Arc::clone(self), engine.clone());
+    fn refill_in_background(self: &Arc<Self>, core: &Core, mut turn: OwnedMutexGuard<Option<Instant>>) {
+        let (account, core) = (Arc::clone(self), core.clone());
         spawn_isolated("request", async move {
-            let outcome = account.refill(&engine).await;
+            let outcome = account.refill(&core).await;
             *turn = outcome.is_err().then(Instant::now);
             if let Err(error) = outcome {
                 tracing::debug!(error = &error as &dyn std::error::Error, "failed to acquire rate limit units");
@@ -142,23 +142,22 @@ impl Account {
         });
     }
 
-    async fn refill(&self, engine: &Engine) -> EngineResult<()> {
-        let minute = self.minute(engine);
+    async fn refill(&self, core: &Core) -> EngineResult<()> {
+        let minute = self.minute(core);
         let (limit_units, wanted) = {
             let mut state = self.state();
             let limit_units = state.limit_units;
             state.lease.roll_window(limit_units, minute);
             (limit_units, state.lease.next_batch_units())
         };
-        let grant =
-            engine.store().acquire_rate_limit_units(self.scope, &self.name, minute, limit_units, wanted).await?;
+        let grant = core.store.acquire_rate_limit_units(self.scope, &self.name, minute, limit_units, wanted).await?;
         metrics::counter!(name::RATE_LIMIT_ACQUISITIONS).increment(1);
         self.state().lease.record_acquired(minute, wanted, grant.granted, grant.acquired_by_all);
         Ok(())
     }
 
-    fn minute(&self, engine: &Engine) -> i64 {
-        rate_limit::window_at(self.scope.workspace_id().get(), engine.now().timestamp()).0
+    fn minute(&self, core: &Core) -> i64 {
+        rate_limit::window_at(self.scope.workspace_id().get(), core.now().timestamp()).0
     }
 
     fn state(&self) -> MutexGuard<'_, AccountState> {

@@ -16,8 +16,7 @@ use governor::{
 use moka::sync::Cache;
 use relay_domain::{metric_names as name, workspaces::rate_limit::WINDOW_SECONDS};
 
-use super::{Admission, RateLimitStatus};
-use crate::Engine;
+use super::{Admission, RateLimitStatus, RateLimits};
 
 /// Lookups by name per address in one minute.
 const LOOKUPS_PER_MINUTE: NonZeroU32 = NonZeroU32::new(30).expect("30 is not zero");
@@ -36,18 +35,18 @@ impl Default for Addresses {
     }
 }
 
-impl Engine {
+impl RateLimits {
     /// Charges a lookup by name to an address. `None` when rate limits are disabled.
     #[must_use]
     pub fn admit_lookup(&self, address: IpAddr) -> Option<Admission> {
-        let limits = &self.inner.limits;
+        let limits = &self.limits;
         if !limits.config.requests {
             return None;
         }
         let limiter = limits.addresses.0.get_with(rate_limit_network(address), || {
             Arc::new(RateLimiter::direct(Quota::per_minute(LOOKUPS_PER_MINUTE)).with_middleware())
         });
-        let (limit, now) = (LOOKUPS_PER_MINUTE.get(), self.now().timestamp());
+        let (limit, now) = (LOOKUPS_PER_MINUTE.get(), self.core.now().timestamp());
         Some(match limiter.check() {
             Ok(state) => {
                 let remaining = state.remaining_burst_capacity();

@@ -21,7 +21,7 @@ use relay_domain::{
 
 use self::account::{Account, ChargeOutcome};
 pub use self::quotas::{QuotaCache, Quotas};
-use crate::{Engine, access::authentication::Credential, observers::access::ObserverAccess};
+use crate::{access::authentication::Credential, core::Core, observers::access::ObserverAccess};
 
 /// Bound of the accounts; further ones evict the least used, whose minute then starts over.
 const MAX_ACCOUNTS: u64 = 200_000;
@@ -106,7 +106,15 @@ impl Limits {
     }
 }
 
-impl Engine {
+/// Handle of rate limits.
+#[derive(Clone)]
+pub struct RateLimits {
+    pub(crate) core: Core,
+    pub(crate) quotas: QuotaCache,
+    pub(crate) limits: Arc<Limits>,
+}
+
+impl RateLimits {
     /// Charges a request of `subject`. `None` when rate limits are disabled, or when storage is unavailable and the
     /// quotas are not cached: then storage refuses the request itself.
     pub async fn admit(
@@ -115,19 +123,19 @@ impl Engine {
         subject: RateLimitSubject,
         family: RouteClass,
     ) -> Option<Admission> {
-        let limits = &self.inner.limits;
+        let limits = &self.limits;
         if !limits.config.requests {
             return None;
         }
         let limit_units =
-            family.bucket().units_per_window(self.quotas().of(scope).await.ok()?.limits.requests_per_minute);
+            family.bucket().units_per_window(self.quotas.of(scope).await.ok()?.limits.requests_per_minute);
         let share = rate_limit::caller_share(limit_units);
         let own = self.account(scope, family.bucket(), Some(subject), share);
         let all = self.account(scope, family.bucket(), None, limit_units);
-        let (cost, now) = (family.cost(), self.now().timestamp());
+        let (cost, now) = (family.cost(), self.core.now().timestamp());
 
-        let (refused_by, wait) = match own.spend(self, share, cost).await {
-            ChargeOutcome::Yes => match all.spend(self, limit_units, cost).await {
+        let (refused_by, wait) = match own.spend(&self.core, share, cost).await {
+            ChargeOutcome::Yes => match all.spend(&self.core, limit_units, cost).await {
                 ChargeOutcome::Yes => (None, None),
                 ChargeOutcome::No { wait } => {
                     own.refund(cost);
@@ -163,9 +171,9 @@ impl Engine {
         limit_units: u32,
     ) -> Arc<Account> {
         let key = (scope.workspace_id(), bucket, subject);
-        self.inner.limits.accounts.get_with_by_ref(&key, || {
+        self.limits.accounts.get_with_by_ref(&key, || {
             let name = account_name(bucket, key.2.as_ref());
-            let (minute, _) = rate_limit::window_at(scope.workspace_id().get(), self.now().timestamp());
+            let (minute, _) = rate_limit::window_at(scope.workspace_id().get(), self.core.now().timestamp());
             Arc::new(Account::new(scope, name, limit_units, minute, key.2.is_some()))
         })
     }

@@ -15,8 +15,11 @@ use self::issuer::Issuer;
 pub use self::issuer::IssuerConfig;
 pub(crate) use self::issuer::check_url as check_issuer_url;
 use crate::{
-    Engine, EngineError, EngineResult,
-    access::{limits::Quotas, secrets::MIN_SECRET_BYTES},
+    EngineError, EngineResult,
+    access::{
+        limits::{QuotaCache, Quotas},
+        secrets::MIN_SECRET_BYTES,
+    },
     error::{BadCredential, Missing},
 };
 
@@ -99,23 +102,23 @@ impl Operators {
     }
 }
 
-impl Engine {
+impl QuotaCache {
     /// Returns the quotas of a workspace for an operator.
-    pub async fn quotas_for_operator(&self, workspace: &str) -> EngineResult<Quotas> {
-        self.quotas().of(scope_for_operator(workspace)?).await
+    pub async fn for_operator(&self, workspace: &str) -> EngineResult<Quotas> {
+        self.of(scope_for_operator(workspace)?).await
     }
 
     /// Assigns a plan, if given, and replaces the overrides, for an operator.
     ///
     /// # Errors
     /// When a number is out of range, or there is no such workspace.
-    pub async fn set_quotas_for_operator(
+    pub async fn set_for_operator(
         &self,
         workspace: &str,
         plan: Option<Plan>,
         own: &LimitOverrides,
     ) -> EngineResult<Quotas> {
-        self.quotas().set(scope_for_operator(workspace)?, plan, own).await
+        self.set(scope_for_operator(workspace)?, plan, own).await
     }
 }
 

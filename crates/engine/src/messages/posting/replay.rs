@@ -5,13 +5,14 @@ use relay_store::channels::audience::AudienceKey;
 use serde_json::Value;
 
 use super::{AudienceSource, PostedMessage, Sender, Target, direct_recipient};
+use crate::messages::Messages;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::{authentication::AgentCaller, idempotency::ClientKey},
     error::Missing,
 };
 
-impl Engine {
+impl Messages {
     /// Finds the post that was committed under this key: it stays posted, whatever has happened to its target since.
     pub(super) async fn find_repeated_post(
         &self,
@@ -21,7 +22,7 @@ impl Engine {
     ) -> EngineResult<Option<PostedMessage>> {
         let Some(key) = key else { return Ok(None) };
         let hash = target.key_hash(sender, key);
-        match self.replay(sender.scope, &hash, &key.fingerprint()).await? {
+        match self.core.replay(sender.scope, &hash, &key.fingerprint()).await? {
             Some(before) => Ok(Some(self.replay_post(sender, &before.data).await?)),
             None => Ok(None),
         }
@@ -44,14 +45,15 @@ impl Engine {
     pub(super) async fn replay_post(&self, sender: &Sender, response: &Value) -> EngineResult<PostedMessage> {
         let id = response["message_id"].as_str().and_then(|id| id.parse::<MessageId>().ok());
         let message = match id {
-            Some(id) => self.store().message(sender.scope, id).await?,
+            Some(id) => self.core.store.message(sender.scope, id).await?,
             None => None,
         };
         let message = message.ok_or(EngineError::NotFound(Missing::Message))?.message;
         // The stored response holds the id only, so the recipient's name is derived again.
         let to = match &message.conversation_id {
             Some(conversation) if message.channel_kind == ChannelKind::Direct => self
-                .load_audience(sender.scope, AudienceKey::Conversation(conversation.clone()), AudienceSource::Cache)
+                .audiences
+                .load(sender.scope, AudienceKey::Conversation(conversation.clone()), AudienceSource::Cache)
                 .await?
                 .and_then(|audience| direct_recipient(&audience, sender)),
             _ => None,

@@ -149,7 +149,8 @@ impl ControlContext {
         check_session_ref(frame.session_ref.as_deref())?;
         let hosted = self
             .engine
-            .register_on_node(
+            .nodes()
+            .register_agent(
                 &binding.fence,
                 &frame.name,
                 SessionHandle { session_ref: frame.session_ref.as_deref(), resumable: frame.resumable },
@@ -157,7 +158,7 @@ impl ControlContext {
             )
             .await?;
         if let Some(invocation) = frame.invocation_id.as_deref().and_then(|id| id.parse().ok()) {
-            self.engine.finish_spawn(&binding.fence, invocation, hosted.agent_id, &hosted.name).await?;
+            self.engine.actions().finish_spawn(&binding.fence, invocation, hosted.agent_id, &hosted.name).await?;
         }
         Ok(hosted_reply(hosted, binding.cursor_granted))
     }
@@ -168,7 +169,7 @@ impl ControlContext {
         let expected: AgentId =
             frame.expected_agent_id.parse().map_err(|_| EngineError::Conflict(Conflict::AgentIdentity))?;
         let session = SessionHandle { session_ref: frame.session_ref.as_deref(), resumable: frame.resumable };
-        let hosted = self.engine.recover_on_node(&binding.fence, &frame.name, expected, session).await?;
+        let hosted = self.engine.nodes().recover_agent(&binding.fence, &frame.name, expected, session).await?;
         Ok(hosted_reply(hosted, binding.cursor_granted))
     }
 
@@ -181,7 +182,7 @@ impl ControlContext {
         let binding = self.binding()?;
         // An unknown id gets the same answer as an agent that is not hosted here.
         let Ok(agent) = agent.parse::<AgentId>() else { return Ok((Some(Value::Null), RequestEffect::None)) };
-        let left = self.engine.deregister_from_node(&binding.fence, agent).await?;
+        let left = self.engine.nodes().deregister_agent(&binding.fence, agent).await?;
         Ok((Some(Value::Null), if left { RequestEffect::AgentLeft(agent) } else { RequestEffect::None }))
     }
 
@@ -206,7 +207,7 @@ impl ControlContext {
         if let (Some(refusal), true) = (refusal, listed.is_empty()) {
             return Err(refusal);
         }
-        let synced = self.engine.sync_inventory(&binding.fence, listed).await?;
+        let synced = self.engine.nodes().sync_inventory(&binding.fence, listed).await?;
         let invocations = synced.reconciled;
         let data = InventorySynced {
             rebound_agents: synced.rebound,
@@ -219,7 +220,7 @@ impl ControlContext {
 
     async fn accept_action(self, invocation: &str) -> Result<(Option<Value>, RequestEffect), EngineError> {
         let id = invocation.parse().map_err(|_| EngineError::NotFound(Missing::Invocation))?;
-        self.engine.accept_provider_invocation(&self.binding()?.fence, id).await?;
+        self.engine.actions().accept(&self.binding()?.fence, id).await?;
         Ok((Some(Value::Null), RequestEffect::None))
     }
 
@@ -248,7 +249,7 @@ impl ControlContext {
             _ => return Err(EngineError::invalid_request("one of output and error")),
         };
         let id = frame.invocation_id.parse().map_err(|_| EngineError::NotFound(Missing::Invocation))?;
-        let done = self.engine.record_provider_result(&binding.fence, id, result).await?;
+        let done = self.engine.actions().record_provider_result(&binding.fence, id, result).await?;
         if done == ProviderResultOutcome::Refused {
             tracing::debug!(node.id = %binding.fence.node_id, invocation.id = %id, "late or foreign action result refused");
         }
@@ -257,13 +258,13 @@ impl ControlContext {
 
     async fn spawn_agent(self, frame: Spawn) -> Result<(Option<Value>, RequestEffect), EngineError> {
         self.broker_binding()?;
-        let made = self.engine.spawn_on_node(&self.binding()?.fence, frame.input).await?;
+        let made = self.engine.actions().spawn_on_node(&self.binding()?.fence, frame.input).await?;
         let ack = actions::to_invocation_ack(made);
         Ok((Some(ack.to_value()), RequestEffect::None))
     }
 
     async fn deregister_provider(self) -> Result<(Option<Value>, RequestEffect), EngineError> {
-        self.engine.deregister_provider(&self.binding()?.fence).await?;
+        self.engine.nodes().deregister_provider(&self.binding()?.fence).await?;
         Ok((None, RequestEffect::Deregistered))
     }
 }

@@ -102,15 +102,17 @@ pub(super) async fn read(engine: Engine, node: NodeCaller, read: Read) -> JobRes
         Read::Relist(fence) => {
             let located = || async {
                 let asked = Instant::now();
-                let positions = engine.positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await?;
+                let positions =
+                    engine.mailboxes().positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await?;
                 Ok((asked, positions))
             };
             let (asked, positions) = retry(STORAGE_RETRY, located).await;
             JobResult::Relisted { asked, positions }
         }
-        Read::Repair(requests) => JobResult::Repaired(engine.read_missing_deliveries(node.scope, &requests).await),
+        Read::Repair(requests) => JobResult::Repaired(engine.mailboxes().read_missing(node.scope, &requests).await),
         Read::VerifyPosition { fence, agent, reported } => {
-            let position = retry(VERIFY_RETRY, || engine.accept_broker_position(&fence, agent, reported)).await;
+            let position =
+                retry(VERIFY_RETRY, || engine.recovery().accept_broker_position(&fence, agent, reported)).await;
             JobResult::PositionVerified { agent, reported, position }
         }
         Read::StoredAck { agent, floor } => {
@@ -146,10 +148,11 @@ async fn open_target(
     match target {
         ServeTarget::Agents(agents) => open_tails(engine, scope, agents).await,
         ServeTarget::Provider { fence, online } => {
-            let located = engine.positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await?;
+            let located =
+                engine.mailboxes().positions_of_provider(fence.scope, &fence.node_id, &fence.provider).await?;
             let agents: Vec<_> = located.iter().map(|position| position.agent_id).collect();
             if *online {
-                engine.mark_agents_online(fence.scope, &agents).await?;
+                engine.nodes().mark_agents_online(fence.scope, &agents).await?;
             }
             open_tails(engine, fence.scope, &agents).await
         }
@@ -164,17 +167,17 @@ async fn open_tails(
 ) -> EngineResult<Vec<(MailboxPosition, TailStream)>> {
     let mut tails = HashMap::with_capacity(agents.len());
     for agent in agents {
-        tails.insert(*agent, engine.tail_mailbox(scope, *agent).await?);
+        tails.insert(*agent, engine.mailboxes().tail(scope, *agent).await?);
     }
     let keys: Vec<_> = agents.iter().map(|agent| (scope, *agent)).collect();
-    let positions = engine.positions(&keys).await?;
+    let positions = engine.mailboxes().positions(&keys).await?;
     Ok(positions.into_iter().filter_map(|p| tails.remove(&p.agent_id).map(|tail| (p, tail.boxed()))).collect())
 }
 
 async fn wait_until_ack_stored(engine: &Engine, node: &NodeCaller, agent: AgentId, floor: Seq) {
     loop {
         tokio::time::sleep(ACK_STORE_POLL_INTERVAL).await;
-        match engine.positions(&[(node.scope, agent)]).await.as_deref() {
+        match engine.mailboxes().positions(&[(node.scope, agent)]).await.as_deref() {
             // An agent that moved to another node sends no more acks here.
             Ok([position]) if position.ack_floor < floor && position.node_id == node.node_id => {}
             Ok(_) => return,
@@ -189,7 +192,7 @@ async fn wait_until_ack_stored(engine: &Engine, node: &NodeCaller, agent: AgentI
 /// half a minute later.
 pub(super) async fn disconnect_provider(engine: &Engine, fence: &Fence) {
     for _ in 0..DISCONNECT_ATTEMPTS {
-        match engine.disconnect_provider(fence).await {
+        match engine.nodes().disconnect_provider(fence).await {
             Ok(_) => return,
             Err(error) => wait_for_storage(STORAGE_RETRY, &error).await,
         }

@@ -159,7 +159,7 @@ impl Connection {
         Conditions {
             now: Instant::now(),
             is_trusted: self.app.registry.is_trusted(),
-            was_restored: self.app.engine.was_restored_recently(),
+            was_restored: self.app.engine.recovery().was_restored_recently(),
             room: self.outbound.room(),
             is_crowded: self.outbound.is_crowded(),
         }
@@ -212,12 +212,12 @@ impl Connection {
                 let engine = engine.clone();
                 spawn_isolated("connection", async move {
                     tokio::time::sleep_until(at).await;
-                    engine.cursor_moved(cursor_move);
+                    engine.mailboxes().move_cursor(cursor_move);
                 });
             }
-            Effect::Heartbeat(beat) => engine.record_heartbeat(*beat),
-            Effect::InvocationSent(sent) => engine.record_invocation_sent(*sent),
-            Effect::OutcomeSent(invocation) => engine.record_outcome_sent(self.node.scope, invocation),
+            Effect::Heartbeat(beat) => engine.nodes().record_heartbeat(*beat),
+            Effect::InvocationSent(sent) => engine.actions().record_invocation_sent(*sent),
+            Effect::OutcomeSent(invocation) => engine.actions().record_outcome_sent(self.node.scope, invocation),
             Effect::OutcomeMissed(agent) => registry.mark_possibly_missed(self.node.scope, agent),
             Effect::MailboxChanged(agent) => engine.hints().mailbox_changed(self.node.scope, agent),
             Effect::AnswerProbe(answer, outcome) => {
@@ -294,7 +294,7 @@ impl Connection {
 
     fn move_cursor(&self, agent: AgentId, sent_seq: Seq, acked_seq: Seq) {
         if let Some(cursor_move) = self.cursor_move(agent, sent_seq, acked_seq) {
-            self.app.engine.cursor_moved(cursor_move);
+            self.app.engine.mailboxes().move_cursor(cursor_move);
         }
     }
 

@@ -47,7 +47,7 @@ impl ControlContext {
     pub(super) async fn register(self, frame: Register) -> Result<(Option<Value>, RequestEffect), EngineError> {
         let registrant = self.build_registrant(&frame)?;
         let until = Instant::now() + REGISTRATION_TIMEOUT;
-        let epoch = match self.retry_until(until, || self.engine.register_provider(&registrant)).await {
+        let epoch = match self.retry_until(until, || self.engine.nodes().register_provider(&registrant)).await {
             Some(taken) => taken?,
             None => return Ok((None, self.registration_failed(None, TRY_AGAIN_LATER))),
         };
@@ -60,17 +60,18 @@ impl ControlContext {
             capabilities: frame.capabilities.len(),
         };
         // The provider is taken by now: from here on the connection registers, or releases it.
-        let node = match self.retry_until(until, || self.engine.node(self.scope, self.node_id.as_str())).await {
-            Some(Ok(node)) => node,
-            Some(Err(error)) => {
-                tracing::error!(
-                    error = &error as &dyn std::error::Error,
-                    "registered node could not be described, closing the connection"
-                );
-                return Ok((None, self.registration_failed(Some(binding), INTERNAL)));
-            }
-            None => return Ok((None, self.registration_failed(Some(binding), TRY_AGAIN_LATER))),
-        };
+        let node =
+            match self.retry_until(until, || self.engine.nodes().by_name(self.scope, self.node_id.as_str())).await {
+                Some(Ok(node)) => node,
+                Some(Err(error)) => {
+                    tracing::error!(
+                        error = &error as &dyn std::error::Error,
+                        "registered node could not be described, closing the connection"
+                    );
+                    return Ok((None, self.registration_failed(Some(binding), INTERNAL)));
+                }
+                None => return Ok((None, self.registration_failed(Some(binding), TRY_AGAIN_LATER))),
+            };
         let accepted = frame.capabilities.iter().map(|capability| AcceptedCapability {
             name: &capability.name,
             kind: capability.canonical_kind(),

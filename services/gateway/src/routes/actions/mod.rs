@@ -50,7 +50,7 @@ pub async fn define(
         output_schema: body.output_schema,
         available_to: body.available_to,
     };
-    let (row, new) = engine.define_action(&caller, request).await?;
+    let (row, new) = engine.actions().define(&caller, request).await?;
     Ok(Reply::with_status(if new { StatusCode::CREATED } else { StatusCode::OK }, to_action(row, client)))
 }
 
@@ -68,7 +68,7 @@ pub async fn list(
     Caller(caller): Caller,
     client: OriginClient,
 ) -> Result<Reply<Vec<wire::Action>>, ApiError> {
-    let rows = engine.actions(&caller).await?;
+    let rows = engine.actions().list(&caller).await?;
     Ok(Reply::ok(rows.into_iter().map(|row| to_action(row, client)).collect()))
 }
 
@@ -85,7 +85,7 @@ pub async fn get(
     client: OriginClient,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::Action>, ApiError> {
-    Ok(Reply::ok(to_action(engine.action(&caller, &name).await?, client)))
+    Ok(Reply::ok(to_action(engine.actions().visible(&caller, &name).await?, client)))
 }
 
 /// Deletes an action.
@@ -102,7 +102,7 @@ pub async fn delete(
     Caller(caller): Caller,
     Path(name): Path<String>,
 ) -> Result<NoContent, ApiError> {
-    engine.delete_action(&caller, &name).await?;
+    engine.actions().delete(&caller, &name).await?;
     Ok(NoContent)
 }
 
@@ -124,7 +124,7 @@ pub async fn invoke(
     KeyedBody { body, key }: KeyedBody<wire::InvokeBody>,
 ) -> Result<Reply<wire::InvocationAck>, ApiError> {
     let request = InvokeAction { name, node: None, input: body.input, durable: body.durable.unwrap_or_default() };
-    Ok(invocation_created(engine.invoke_action(&caller, request, key.as_ref()).await?))
+    Ok(invocation_created(engine.actions().invoke(&caller, request, key.as_ref()).await?))
 }
 
 /// Invokes an action of a node.
@@ -143,7 +143,7 @@ pub async fn invoke_on_node(
 ) -> Result<Reply<wire::InvocationAck>, ApiError> {
     let durable = body.durable.unwrap_or_default();
     let request = InvokeAction { name, node: Some(node), input: body.input, durable };
-    Ok(invocation_created(engine.invoke_action(&caller, request, key.as_ref()).await?))
+    Ok(invocation_created(engine.actions().invoke(&caller, request, key.as_ref()).await?))
 }
 
 /// Shows an invocation.
@@ -159,7 +159,7 @@ pub async fn invocation(
     Path((name, id)): Path<(String, String)>,
     Query(query): Query<wire::InvocationQuery>,
 ) -> Result<Reply<wire::Invocation>, ApiError> {
-    let row = engine.invocation(caller.scope(), &name, parse_invocation_id(&id)?).await?;
+    let row = engine.actions().invocation(caller.scope(), &name, parse_invocation_id(&id)?).await?;
     let explain = query.explain.as_deref().is_some_and(|word| matches!(word, "true" | "1"));
     Ok(Reply::ok(to_invocation(row, explain)))
 }
@@ -184,7 +184,7 @@ pub async fn complete(
     #[expect(clippy::cast_possible_truncation, reason = "the cast saturates")]
     let duration_ms = body.duration_ms.map(|ms| ms.round() as i64);
     let complete = CompletionRequest { output: body.output, error: body.error, duration_ms };
-    let row = engine.complete_invocation(&caller, &name, parse_invocation_id(&id)?, complete).await?;
+    let row = engine.actions().complete(&caller, &name, parse_invocation_id(&id)?, complete).await?;
     Ok(Reply::ok(to_invocation(row, false)))
 }
 

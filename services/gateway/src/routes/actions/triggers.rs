@@ -38,7 +38,7 @@ pub async fn create(
         action_name: body.action_name,
         enabled: body.enabled.unwrap_or(true),
     };
-    Ok(Reply::created(to_trigger(engine.create_trigger(caller.scope(), request).await?)))
+    Ok(Reply::created(to_trigger(engine.actions().create_trigger(caller.scope(), request).await?)))
 }
 
 /// Lists the triggers.
@@ -49,7 +49,7 @@ pub async fn create(
 )]
 #[tracing::instrument(level = "debug", name = "http.triggers.list", skip_all)]
 pub async fn list(State(engine): State<Engine>, Caller(caller): Caller) -> Result<Reply<Vec<wire::Trigger>>, ApiError> {
-    let rows = engine.triggers(caller.scope()).await?;
+    let rows = engine.actions().triggers(caller.scope()).await?;
     Ok(Reply::ok(rows.into_iter().map(to_trigger).collect()))
 }
 
@@ -65,7 +65,7 @@ pub async fn get(
     Caller(caller): Caller,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::Trigger>, ApiError> {
-    Ok(Reply::ok(to_trigger(engine.trigger(caller.scope(), parse_trigger_id(&id)?).await?)))
+    Ok(Reply::ok(to_trigger(engine.actions().trigger(caller.scope(), parse_trigger_id(&id)?).await?)))
 }
 
 /// Changes a trigger.
@@ -88,7 +88,7 @@ pub async fn update(
         action_name: body.action_name,
         enabled: body.enabled,
     };
-    Ok(Reply::ok(to_trigger(engine.update_trigger(caller.scope(), parse_trigger_id(&id)?, change).await?)))
+    Ok(Reply::ok(to_trigger(engine.actions().update_trigger(caller.scope(), parse_trigger_id(&id)?, change).await?)))
 }
 
 /// Deletes a trigger.
@@ -103,7 +103,7 @@ pub async fn delete(
     Caller(caller): Caller,
     Path(id): Path<String>,
 ) -> Result<NoContent, ApiError> {
-    engine.delete_trigger(caller.scope(), parse_trigger_id(&id)?).await?;
+    engine.actions().delete_trigger(caller.scope(), parse_trigger_id(&id)?).await?;
     Ok(NoContent)
 }
 

@@ -60,8 +60,8 @@ pub async fn register(
         joins_general: body.auto_join_general.unwrap_or(true),
     };
     let registered = match key.filter(|key| key.text().starts_with(SPAWN_KEY_PREFIX)) {
-        Some(key) => engine.register_spawned_agent(caller.scope, &request, &key).await?,
-        None => engine.register_agent(caller.scope, &request).await?,
+        Some(key) => engine.agents().register_spawned(caller.scope, &request, &key).await?,
+        None => engine.agents().register(caller.scope, &request).await?,
     };
     Ok(Reply::created(wire::RegisteredAgent {
         id: registered.agent_id,
@@ -92,7 +92,7 @@ pub async fn list(
         None | Some("" | "all") => None,
         Some(word) => Some(parse_status(word)?),
     };
-    let agents = engine.agents(&caller, status).await?;
+    let agents = engine.agents().list(&caller, status).await?;
     let now = engine.now();
     Ok(Reply::ok(agents.into_iter().map(|agent| to_agent(caller.scope(), agent, now)).collect()))
 }
@@ -108,7 +108,7 @@ pub async fn presence(
     State(engine): State<Engine>,
     Caller(caller): Caller,
 ) -> Result<Reply<Vec<wire::Presence>>, ApiError> {
-    let agents = engine.agents(&caller, None).await?;
+    let agents = engine.agents().list(&caller, None).await?;
     let now = engine.now();
     let presence = |agent: agents::Agent| wire::Presence {
         agent_id: agent.id,
@@ -130,7 +130,7 @@ pub async fn get(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::AGENTS }>,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::AgentDetails>, ApiError> {
-    let agent = engine.visible_agent(&caller, &name).await?;
+    let agent = engine.agents().visible(&caller, &name).await?;
     build_details(&engine, &caller, agent).await
 }
 
@@ -142,7 +142,7 @@ pub async fn get(
 )]
 #[tracing::instrument(level = "debug", name = "http.agents.me", skip_all)]
 pub async fn me(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<wire::AgentDetails>, ApiError> {
-    let agent = engine.agent(caller.scope, caller.agent_id).await?;
+    let agent = engine.agents().by_id(caller.scope, caller.agent_id).await?;
     build_details(&engine, &Credential::Agent(caller), agent).await
 }
 
@@ -166,7 +166,7 @@ pub async fn update(
         capabilities: body.capabilities.map(|capabilities| capabilities.map(Value::Object)),
         skills: skills_to_json(body.skills),
     };
-    let agent = engine.update_agent(caller.scope, &name, &change).await?;
+    let agent = engine.agents().update(caller.scope, &name, &change).await?;
     Ok(Reply::ok(to_agent(caller.scope, agent, engine.now())))
 }
 
@@ -182,7 +182,7 @@ pub async fn delete(
     caller: WorkspaceKey,
     Path(name): Path<String>,
 ) -> Result<NoContent, ApiError> {
-    engine.delete_agent(caller.scope, &name).await?;
+    engine.agents().delete(caller.scope, &name).await?;
     Ok(NoContent)
 }
 
@@ -204,7 +204,7 @@ pub async fn rotate_token(
     Caller(caller): Caller,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::RotatedToken>, ApiError> {
-    let token = engine.rotate_agent_token(&caller, &name).await?;
+    let token = engine.agents().rotate_token(&caller, &name).await?;
     Ok(Reply::ok(wire::RotatedToken { name, token }))
 }
 
@@ -216,7 +216,7 @@ pub async fn rotate_token(
 )]
 #[tracing::instrument(level = "debug", name = "http.agents.heartbeat", skip_all)]
 pub async fn heartbeat(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<()>, ApiError> {
-    engine.mark_online(&caller).await?;
+    engine.agents().mark_online(&caller).await?;
     Ok(acknowledged())
 }
 
@@ -228,7 +228,7 @@ pub async fn heartbeat(State(engine): State<Engine>, Agent(caller): Agent) -> Re
 )]
 #[tracing::instrument(level = "debug", name = "http.agents.disconnect", skip_all)]
 pub async fn disconnect(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<()>, ApiError> {
-    engine.mark_offline(&caller).await?;
+    engine.agents().mark_offline(&caller).await?;
     Ok(acknowledged())
 }
 
@@ -239,7 +239,7 @@ async fn build_details(
     agent: agents::Agent,
 ) -> Result<Reply<wire::AgentDetails>, ApiError> {
     let (scope, view) = (caller.scope(), caller.view());
-    let mut channels = engine.channels_of_agent(scope, agent.id).await?;
+    let mut channels = engine.channels().of_agent(scope, agent.id).await?;
     channels.retain(|membership| view.sees_channel(membership.channel_id, &membership.name));
     let channel = |membership: relay_engine::channels::lifecycle::Membership| wire::AgentChannel {
         id: membership.channel_id,
@@ -248,12 +248,12 @@ async fn build_details(
         joined_at: membership.joined_at.into(),
     };
     let (provided, available) = if view.has_scope(ObserverScope::Activity) {
-        engine.actions_of_agent(caller, &agent).await?
+        engine.actions().of_agent(caller, &agent).await?
     } else {
         Default::default()
     };
     let pending = if view.has_scope(ObserverScope::Deliveries) {
-        engine.pending_deliveries(scope, agent.id).await?
+        engine.agents().pending_deliveries(scope, agent.id).await?
     } else {
         Vec::new()
     };

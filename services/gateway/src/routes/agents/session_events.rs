@@ -36,7 +36,7 @@ pub async fn report(
     KeyedBody { body, key }: KeyedBody<wire::ReportBody>,
 ) -> Result<Reply<wire::SessionEvent>, ApiError> {
     let request = SessionEventReport { event_type: body.event_type, payload: body.payload.map(Value::Object) };
-    let reported = engine.report_session_event(&caller, &name, request, key.as_ref()).await?;
+    let reported = engine.agents().report_session_event(&caller, &name, request, key.as_ref()).await?;
     Ok(Reply::created(to_session_event(reported.event)).replayed(reported.replayed))
 }
 
@@ -55,7 +55,7 @@ pub async fn list(
 ) -> Result<Reply<Vec<wire::SessionEvent>>, ApiError> {
     let limit = page::parse_limit(query.limit.as_deref(), PAGE)?;
     let event_type = query.event_type.as_deref().filter(|event_type| !event_type.is_empty());
-    let events = engine.session_events(&caller, &name, event_type, limit).await?;
+    let events = engine.agents().session_events(&caller, &name, event_type, limit).await?;
     Ok(Reply::ok(events.into_iter().map(to_session_event).collect()))
 }
 

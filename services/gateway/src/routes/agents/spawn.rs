@@ -3,7 +3,7 @@
 use axum::extract::State;
 use relay_engine::{
     Engine, EngineError,
-    agents::spawn::ReleaseAgent,
+    actions::spawn::ReleaseAgent,
     error::{Conflict, InvalidInput},
 };
 use relay_wire::{actions::InvocationAck, agents::spawn as wire};
@@ -35,7 +35,7 @@ pub async fn spawn(
     Caller(caller): Caller,
     KeyedBody { body, key }: KeyedBody<Map<String, Value>>,
 ) -> Result<Reply<InvocationAck>, ApiError> {
-    Ok(invocation_created(engine.spawn(&caller, body, false, key.as_ref()).await?))
+    Ok(invocation_created(engine.actions().spawn(&caller, body, false, key.as_ref()).await?))
 }
 
 /// Stops an agent through the node that runs it.
@@ -59,7 +59,7 @@ pub async fn release(
     Caller(caller): Caller,
     KeyedBody { body, key }: KeyedBody<wire::ReleaseBody>,
 ) -> Result<Reply<InvocationAck>, ApiError> {
-    Ok(invocation_created(engine.release(&caller, to_release_request(body), key.as_ref()).await?))
+    Ok(invocation_created(engine.actions().release(&caller, to_release_request(body), key.as_ref()).await?))
 }
 
 /// Stops an agent with this exact identity.
@@ -88,7 +88,7 @@ pub async fn release_exact(
     let mismatch = |_| EngineError::Conflict(Conflict::AgentIdentityMismatch(body.release.name.clone()));
     let expected = body.expected_agent_id.parse().map_err(mismatch)?;
     let request = ReleaseAgent { expected_agent_id: Some(expected), ..to_release_request(body.release) };
-    Ok(invocation_created(engine.release(&caller, request, Some(&key)).await?))
+    Ok(invocation_created(engine.actions().release(&caller, request, Some(&key)).await?))
 }
 
 fn to_release_request(body: wire::ReleaseBody) -> ReleaseAgent {

@@ -38,7 +38,7 @@ pub async fn conversations(
     client: OriginClient,
 ) -> Result<Reply<Vec<wire::Conversation>>, ApiError> {
     let names_only = client.takes_conversations_as_names();
-    let listed = engine.conversations(&caller).await?;
+    let listed = engine.channels().conversations(&caller).await?;
     Ok(Reply::ok(listed.into_iter().map(|row| to_conversation(row, names_only)).collect()))
 }
 
@@ -59,7 +59,7 @@ pub async fn messages(
     Path(id): Path<String>,
     Query(query): Query<PageQuery>,
 ) -> Result<Reply<Vec<ConversationMessage>>, ApiError> {
-    let messages = engine.conversation_messages(&caller, &id, page::parse_message_page(&query)?).await?;
+    let messages = engine.channels().conversation_messages(&caller, &id, page::parse_message_page(&query)?).await?;
     Ok(Reply::ok(messages.into_iter().map(Into::into).collect()))
 }
 
@@ -82,7 +82,7 @@ pub async fn create_group(
     KeyedBody { body, key }: KeyedBody<wire::CreateGroupBody>,
 ) -> Result<Reply<wire::StoredGroup>, ApiError> {
     let request = CreateGroup { participants: body.participants, title: body.name, text: body.text };
-    match engine.create_group(&caller, &request, key.as_ref()).await? {
+    match engine.messages().create_group(&caller, &request, key.as_ref()).await? {
         CreatedGroup::Created(data) => Ok(Reply::created(data)),
         CreatedGroup::Replayed(replay) => {
             let status = StatusCode::from_u16(replay.status).unwrap_or(StatusCode::CREATED);
@@ -108,7 +108,7 @@ pub async fn add_participant(
     Path(id): Path<String>,
     Body(body): Body<wire::AddParticipantBody>,
 ) -> Result<Reply<wire::AddedParticipant>, ApiError> {
-    let already_member = engine.add_participant(&caller, &id, &body.agent_name).await?;
+    let already_member = engine.channels().add_participant(&caller, &id, &body.agent_name).await?;
     Ok(Reply::ok(wire::AddedParticipant { conversation_id: id, agent: body.agent_name, already_member }))
 }
 
@@ -128,7 +128,7 @@ pub async fn remove_participant(
     ActingAgent(caller): ActingAgent,
     Path((id, name)): Path<(String, String)>,
 ) -> Result<NoContent, ApiError> {
-    engine.remove_participant(&caller, &id, &name).await?;
+    engine.channels().remove_participant(&caller, &id, &name).await?;
     Ok(NoContent)
 }
 
@@ -149,7 +149,7 @@ pub async fn all(
     Query(query): Query<wire::AllConversationsQuery>,
 ) -> Result<Json<Paged<wire::AnyConversation>>, ApiError> {
     let limit = page::parse_limit(query.limit.as_deref(), ALL_CONVERSATIONS_PAGE)?;
-    let page = engine.all_conversations(&caller, query.cursor.as_deref(), limit).await?;
+    let page = engine.channels().all_conversations(&caller, query.cursor.as_deref(), limit).await?;
     Ok(Json(Paged::new(page.items.into_iter().map(to_any_conversation).collect(), page.next)))
 }
 
@@ -177,7 +177,7 @@ pub async fn any_messages(
     let limit = usize::try_from(page.limit).unwrap_or(usize::MAX);
     // One more row shows whether there is a next page.
     page.limit += i64::from(paged);
-    let mut rows = engine.any_conversation_messages(&caller, &id, page).await?;
+    let mut rows = engine.channels().any_conversation_messages(&caller, &id, page).await?;
     let exhausted = rows.len() <= limit;
     rows.truncate(limit);
     let next_before = rows.last().filter(|_| !exhausted).map(|message| message.id.to_string());

@@ -37,7 +37,7 @@ pub async fn create(
     Body(body): Body<wire::CreateChannelBody>,
 ) -> Result<Reply<wire::Channel>, ApiError> {
     let request = CreateChannel { name: body.name, topic: body.topic, metadata: body.metadata.map(Value::Object) };
-    let row = engine.create_channel(&caller, &request).await?;
+    let row = engine.channels().create(&caller, &request).await?;
     Ok(Reply::created(to_channel(caller.scope(), row)))
 }
 
@@ -54,7 +54,7 @@ pub async fn list(
     Query(query): Query<wire::ChannelsQuery>,
 ) -> Result<Reply<Vec<wire::Channel>>, ApiError> {
     let with_archived = matches!(query.include_archived.as_deref(), Some("true" | "1"));
-    let rows = engine.channels(&caller, with_archived).await?;
+    let rows = engine.channels().list(&caller, with_archived).await?;
     Ok(Reply::ok(rows.into_iter().map(|row| to_channel(caller.scope(), row)).collect()))
 }
 
@@ -73,8 +73,8 @@ pub async fn get(
     ReaderOrAgentOrNode(caller): ReaderOrAgentOrNode<{ reads::CHANNELS }>,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::ChannelDetails>, ApiError> {
-    let row = engine.visible_channel(&caller, &name).await?;
-    let members = engine.channel_members(&caller, row.channel_id).await?;
+    let row = engine.channels().visible(&caller, &name).await?;
+    let members = engine.channels().members(&caller, row.channel_id).await?;
     Ok(Reply::ok(wire::ChannelDetails {
         channel: to_channel(caller.scope(), row),
         members: members.into_iter().map(to_member).collect(),
@@ -99,7 +99,7 @@ pub async fn update(
     Body(body): Body<wire::UpdateChannelBody>,
 ) -> Result<Reply<wire::Channel>, ApiError> {
     let change = ChannelChange { topic: body.topic, metadata: body.metadata.map(Value::Object) };
-    let row = engine.update_channel(caller.scope(), &name, &change).await?;
+    let row = engine.channels().update(caller.scope(), &name, &change).await?;
     Ok(Reply::ok(to_channel(caller.scope(), row)))
 }
 
@@ -121,7 +121,7 @@ pub async fn set_topic(
     Body(body): Body<wire::TopicBody>,
 ) -> Result<Reply<wire::Channel>, ApiError> {
     let change = ChannelChange { topic: Some(Some(body.topic)), metadata: None };
-    let row = engine.update_channel(caller.scope(), &name, &change).await?;
+    let row = engine.channels().update(caller.scope(), &name, &change).await?;
     Ok(Reply::ok(to_channel(caller.scope(), row)))
 }
 
@@ -141,7 +141,7 @@ pub async fn archive(
     Caller(caller): Caller,
     Path(name): Path<String>,
 ) -> Result<NoContent, ApiError> {
-    engine.archive_channel(caller.scope(), &name).await?;
+    engine.channels().archive(caller.scope(), &name).await?;
     Ok(NoContent)
 }
 
@@ -161,7 +161,7 @@ pub async fn join(
     Agent(caller): Agent,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::Joined>, ApiError> {
-    let (channel, already_member) = engine.join_channel(&caller, &name).await?;
+    let (channel, already_member) = engine.channels().join(&caller, &name).await?;
     Ok(Reply::ok(wire::Joined { channel, agent_id: caller.agent_id, already_member }))
 }
 
@@ -177,7 +177,7 @@ pub async fn leave(
     Agent(caller): Agent,
     Path(name): Path<String>,
 ) -> Result<NoContent, ApiError> {
-    engine.leave_channel(&caller, &name).await?;
+    engine.channels().leave(&caller, &name).await?;
     Ok(NoContent)
 }
 
@@ -199,7 +199,7 @@ pub async fn invite(
     Path(name): Path<String>,
     Body(body): Body<wire::InviteBody>,
 ) -> Result<Reply<wire::Invited>, ApiError> {
-    let channel = engine.invite_to_channel(&caller, &name, &body.agent_name).await?;
+    let channel = engine.channels().invite(&caller, &name, &body.agent_name).await?;
     Ok(Reply::ok(wire::Invited { channel, agent: body.agent_name }))
 }
 
@@ -215,8 +215,8 @@ pub async fn members(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::CHANNELS }>,
     Path(name): Path<String>,
 ) -> Result<Reply<Vec<wire::Member>>, ApiError> {
-    let row = engine.visible_channel(&caller, &name).await?;
-    let members = engine.channel_members(&caller, row.channel_id).await?;
+    let row = engine.channels().visible(&caller, &name).await?;
+    let members = engine.channels().members(&caller, row.channel_id).await?;
     Ok(Reply::ok(members.into_iter().map(to_member).collect()))
 }
 
@@ -264,7 +264,7 @@ async fn set_muted(
     name: &str,
     muted: bool,
 ) -> Result<Reply<wire::Muted>, ApiError> {
-    let channel = engine.set_muted(caller, name, muted).await?;
+    let channel = engine.channels().set_muted(caller, name, muted).await?;
     Ok(Reply::ok(wire::Muted { channel, agent_id: caller.agent_id, muted }))
 }
 

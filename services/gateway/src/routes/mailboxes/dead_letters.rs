@@ -34,7 +34,7 @@ pub async fn list(
 ) -> Result<Reply<Vec<wire::DeadLetter>>, ApiError> {
     let limit = page::parse_limit(query.limit.as_deref(), PAGE)?;
     let before = query.before.as_deref().map(parse_delivery_id).transpose()?;
-    let rows = engine.dead_letters(caller.scope, &query_from_parameters(query), before, limit).await?;
+    let rows = engine.mailboxes().dead_letters(caller.scope, &query_from_parameters(query), before, limit).await?;
     Ok(Reply::ok(rows.into_iter().map(to_dead_letter).collect()))
 }
 
@@ -51,7 +51,7 @@ pub async fn summary(
     Query(query): Query<wire::LettersQuery>,
 ) -> Result<Reply<wire::LetterSummary>, ApiError> {
     let (total, by_reason) =
-        split_count(engine.count_dead_letters(caller.scope, &query_from_parameters(query), false).await?);
+        split_count(engine.mailboxes().count_dead_letters(caller.scope, &query_from_parameters(query), false).await?);
     Ok(Reply::ok(wire::LetterSummary { total, by_reason }))
 }
 
@@ -67,7 +67,7 @@ pub async fn get(
     caller: WorkspaceKey,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::DeadLetter>, ApiError> {
-    Ok(Reply::ok(to_dead_letter(engine.dead_letter(caller.scope, parse_delivery_id(&id)?).await?)))
+    Ok(Reply::ok(to_dead_letter(engine.mailboxes().dead_letter(caller.scope, parse_delivery_id(&id)?).await?)))
 }
 
 /// Redrives dead letters: one at once, or those that match a filter in the background.
@@ -93,11 +93,11 @@ pub async fn redrive(
         (Some(id), None) => {
             let id = parse_delivery_id(&id)?;
             if body.dry_run {
-                let row = engine.dead_letter(scope, id).await?;
+                let row = engine.mailboxes().dead_letter(scope, id).await?;
                 let by_reason = BTreeMap::from([(row.reason.as_str().to_owned(), 1)]);
                 wire::RedriveAnswer::Dry(wire::DryRun { dry_run: true, matched: 1, by_reason })
             } else {
-                let (fresh, seq) = engine.redrive_one(scope, id).await?;
+                let (fresh, seq) = engine.mailboxes().redrive_one(scope, id).await?;
                 let (delivery_id, redriven_as) = (id.to_string(), fresh.to_string());
                 wire::RedriveAnswer::One(wire::Redriven { delivery_id, redriven_as, seq })
             }
@@ -105,10 +105,11 @@ pub async fn redrive(
         (None, Some(filter)) => {
             let query = query_from_filter(filter, engine.now());
             if body.dry_run {
-                let (matched, by_reason) = split_count(engine.count_dead_letters(scope, &query, true).await?);
+                let (matched, by_reason) =
+                    split_count(engine.mailboxes().count_dead_letters(scope, &query, true).await?);
                 wire::RedriveAnswer::Dry(wire::DryRun { dry_run: true, matched, by_reason })
             } else {
-                wire::RedriveAnswer::Many(to_redrive(engine.redrive_all(scope, &query, body.rate).await?))
+                wire::RedriveAnswer::Many(to_redrive(engine.mailboxes().redrive_all(scope, &query, body.rate).await?))
             }
         }
         _ => return Err(ApiError::invalid_request("exactly one of delivery_id and filter is required")),
@@ -129,7 +130,7 @@ pub async fn progress(
     Path(id): Path<String>,
 ) -> Result<Reply<wire::Redrive>, ApiError> {
     let id: MessageId = id.parse().map_err(|_| EngineError::NotFound(Missing::Redrive))?;
-    Ok(Reply::ok(to_redrive(engine.redrive(caller.scope, id).await?)))
+    Ok(Reply::ok(to_redrive(engine.mailboxes().redrive(caller.scope, id).await?)))
 }
 
 /// Purges the dead letters that match a filter. They are no longer listed and cannot be redriven.
@@ -146,9 +147,9 @@ pub async fn purge(
 ) -> Result<Reply<wire::Purged>, ApiError> {
     let query = query_from_filter(body.filter, engine.now());
     let purged = if body.dry_run {
-        engine.count_dead_letters(caller.scope, &query, false).await?.total.unsigned_abs()
+        engine.mailboxes().count_dead_letters(caller.scope, &query, false).await?.total.unsigned_abs()
     } else {
-        engine.purge_dead_letters(caller.scope, &query).await?
+        engine.mailboxes().purge_dead_letters(caller.scope, &query).await?
     };
     Ok(Reply::ok(wire::Purged { purged }))
 }
@@ -165,7 +166,7 @@ pub async fn purge_one(
     caller: WorkspaceKey,
     Path(id): Path<String>,
 ) -> Result<NoContent, ApiError> {
-    engine.purge_dead_letter(caller.scope, parse_delivery_id(&id)?).await?;
+    engine.mailboxes().purge_dead_letter(caller.scope, parse_delivery_id(&id)?).await?;
     Ok(NoContent)
 }
 

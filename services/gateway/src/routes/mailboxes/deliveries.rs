@@ -42,7 +42,7 @@ pub async fn list(
         .transpose()
         .map_err(|_| ApiError::invalid_request("Unknown delivery status"))?;
     let limit = page::parse_limit(query.limit.as_deref(), deliveries::PAGE)?;
-    let listed = engine.deliveries(&caller, state, limit).await?;
+    let listed = engine.mailboxes().deliveries(&caller, state, limit).await?;
     Ok(Reply::ok(listed.into_iter().map(to_delivery).collect()))
 }
 
@@ -72,7 +72,7 @@ pub async fn claim(
         return Err(ApiError::invalid_request("wait_ms must be at most 30000"));
     }
     let lease = body.lease_ms.map_or(claims::LEASE, Duration::from_millis);
-    let claimed = engine.claim_deliveries(&caller, limit, lease, wait).await?;
+    let claimed = engine.mailboxes().claim(&caller, limit, lease, wait).await?;
     let deliveries = claimed.into_iter().map(|one| wire::ClaimedDelivery {
         delivery: to_delivery(one.delivery),
         leased_until: one.claim.leased_until.into(),
@@ -96,7 +96,7 @@ pub async fn attempts(
     Agent(caller): Agent,
     Path(id): Path<String>,
 ) -> Result<Reply<Vec<wire::DeliveryAttempt>>, ApiError> {
-    let attempts = engine.attempts(&caller, &id).await?;
+    let attempts = engine.mailboxes().attempts(&caller, &id).await?;
     Ok(Reply::ok(attempts.into_iter().map(to_attempt).collect()))
 }
 
@@ -112,7 +112,7 @@ pub async fn ack(
     Agent(caller): Agent,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::Delivery>, ApiError> {
-    let settled = engine.report_delivery(&caller, &id, &DeliveryReport::Ack).await?;
+    let settled = engine.mailboxes().report_delivery(&caller, &id, &DeliveryReport::Ack).await?;
     Ok(Reply::ok(to_delivery(settled)))
 }
 
@@ -134,7 +134,7 @@ pub async fn fail(
     Body(body): Body<wire::FailBody>,
 ) -> Result<Reply<wire::Delivery>, ApiError> {
     let report = DeliveryReport::Fail { error: body.error, retryable: body.retryable };
-    Ok(Reply::ok(to_delivery(engine.report_delivery(&caller, &id, &report).await?)))
+    Ok(Reply::ok(to_delivery(engine.mailboxes().report_delivery(&caller, &id, &report).await?)))
 }
 
 /// Defers a delivery until an instant in the future.
@@ -151,7 +151,7 @@ pub async fn defer(
     Body(body): Body<wire::DeferBody>,
 ) -> Result<Reply<wire::Delivery>, ApiError> {
     let report = DeliveryReport::Defer { available_at: body.available_at, reason: body.reason };
-    Ok(Reply::ok(to_delivery(engine.report_delivery(&caller, &id, &report).await?)))
+    Ok(Reply::ok(to_delivery(engine.mailboxes().report_delivery(&caller, &id, &report).await?)))
 }
 
 fn to_delivery(delivery: Delivery) -> wire::Delivery {

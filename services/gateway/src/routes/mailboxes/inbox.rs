@@ -33,7 +33,7 @@ pub async fn get(
     client: OriginClient,
     Query(query): Query<wire::InboxQuery>,
 ) -> Result<Reply<wire::Inbox>, ApiError> {
-    let inbox = engine.inbox(&caller, page::parse_limit(query.limit.as_deref(), INBOX_PAGE)?).await?;
+    let inbox = engine.mailboxes().inbox(&caller, page::parse_limit(query.limit.as_deref(), INBOX_PAGE)?).await?;
     Ok(Reply::ok(wire::Inbox {
         unread_channels: inbox
             .channels
@@ -99,7 +99,7 @@ pub async fn react(
     Path(id): Path<String>,
     Body(body): Body<wire::ReactBody>,
 ) -> Result<Reply<wire::Reaction>, ApiError> {
-    let reaction = engine.add_reaction(&caller, &id, &body.emoji).await?;
+    let reaction = engine.messages().add_reaction(&caller, &id, &body.emoji).await?;
     Ok(Reply::created(wire::Reaction {
         id: reaction.id.to_string(),
         message_id: reaction.message_id.to_string(),
@@ -124,7 +124,7 @@ pub async fn unreact(
     Agent(caller): Agent,
     Path((id, emoji)): Path<(String, String)>,
 ) -> Result<NoContent, ApiError> {
-    engine.remove_reaction(&caller, &id, &emoji).await?;
+    engine.messages().remove_reaction(&caller, &id, &emoji).await?;
     Ok(NoContent)
 }
 
@@ -143,7 +143,7 @@ pub async fn reactions(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::REACTIONS }>,
     Path(id): Path<String>,
 ) -> Result<Reply<Vec<ReactionGroup>>, ApiError> {
-    let counts = engine.reactions(&caller, &id).await?;
+    let counts = engine.messages().reactions(&caller, &id).await?;
     Ok(Reply::ok(
         counts
             .into_iter()
@@ -167,7 +167,7 @@ pub async fn readers(
     Caller(caller): Caller,
     Path(id): Path<String>,
 ) -> Result<Reply<Vec<wire::Reader>>, ApiError> {
-    let readers = engine.readers(&caller, &id).await?;
+    let readers = engine.messages().readers(&caller, &id).await?;
     Ok(Reply::ok(
         readers
             .into_iter()
@@ -195,7 +195,7 @@ pub async fn read_status(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::MESSAGES }>,
     Path(name): Path<String>,
 ) -> Result<Reply<Vec<wire::ReadPosition>>, ApiError> {
-    let positions = engine.read_status(&caller, &name).await?;
+    let positions = engine.messages().read_status(&caller, &name).await?;
     Ok(Reply::ok(
         positions
             .into_iter()

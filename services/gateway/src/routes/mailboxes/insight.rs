@@ -27,7 +27,7 @@ pub async fn metrics(
     State(engine): State<Engine>,
     Reader(caller): Reader<{ reads::ACTIVITY }>,
 ) -> Result<impl IntoResponse, ApiError> {
-    let numbers = engine.workspace_numbers(&caller).await?;
+    let numbers = engine.mailboxes().workspace_metrics(&caller).await?;
     let mut text = String::new();
     for (name, kind, help, value) in [
         ("messages_accepted_total", "counter", "Messages accepted.", numbers.accepted),
@@ -67,7 +67,7 @@ pub async fn trace(
     Reader(caller): Reader<{ reads::ACTIVITY }>,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::MessageTrace>, ApiError> {
-    let trace = engine.message_trace(&caller, &id).await?;
+    let trace = engine.mailboxes().message_trace(&caller, &id).await?;
     Ok(Reply::ok(wire::MessageTrace {
         message_id: trace.message_id.to_string(),
         accepted_at: trace.accepted_at.into(),

@@ -41,7 +41,7 @@ pub async fn list(
         .transpose()
         .map_err(|_| ApiError::invalid_request("Invalid pagination query"))?;
     let limit = page::parse_limit(query.limit.as_deref(), positions::PAGE)?;
-    let rows = engine.mailboxes(&caller, after, limit).await?;
+    let rows = engine.mailboxes().list(&caller, after, limit).await?;
     Ok(Reply::ok(rows.into_iter().map(to_mailbox).collect()))
 }
 

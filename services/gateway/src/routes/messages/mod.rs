@@ -29,7 +29,7 @@ pub async fn of_channel(
     Path(name): Path<String>,
     Query(query): Query<wire::PageQuery>,
 ) -> Result<Reply<Vec<wire::Message>>, ApiError> {
-    let messages = engine.channel_messages(&caller, &name, page::parse_message_page(&query)?).await?;
+    let messages = engine.messages().channel_messages(&caller, &name, page::parse_message_page(&query)?).await?;
     Ok(Reply::ok(messages.into_iter().map(Into::into).collect()))
 }
 
@@ -45,7 +45,7 @@ pub async fn get(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::MESSAGE }>,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::Message>, ApiError> {
-    Ok(Reply::ok(engine.message(&caller, &id).await?.into()))
+    Ok(Reply::ok(engine.messages().message(&caller, &id).await?.into()))
 }
 
 /// Shows a thread, its replies oldest first.
@@ -61,7 +61,7 @@ pub async fn replies(
     Path(id): Path<String>,
     Query(query): Query<wire::PageQuery>,
 ) -> Result<Reply<wire::Thread>, ApiError> {
-    let thread = engine.thread(&caller, &id, page::parse_message_page(&query)?).await?;
+    let thread = engine.messages().thread(&caller, &id, page::parse_message_page(&query)?).await?;
     let replies = thread.replies.into_iter().map(Into::into).collect();
     Ok(Reply::ok(wire::Thread { parent: thread.parent.into(), replies }))
 }
@@ -89,7 +89,7 @@ pub async fn update(
         blocks: body.blocks.map(|blocks| blocks.map(Value::Array)),
         data: body.data.map(|data| data.map(Value::Object)),
     };
-    Ok(Reply::ok(engine.update_message(&caller, &id, &update).await?.into()))
+    Ok(Reply::ok(engine.messages().update(&caller, &id, &update).await?.into()))
 }
 
 /// Marks a message as read by the caller, and its delivery as acknowledged.
@@ -106,7 +106,7 @@ pub async fn read(
     Agent(caller): Agent,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::Read>, ApiError> {
-    let (message, receipt) = engine.mark_read(&caller, &id).await?;
+    let (message, receipt) = engine.messages().mark_read(&caller, &id).await?;
     Ok(Reply::ok(wire::Read {
         message_id: message.to_string(),
         agent_id: caller.agent_id.to_string(),

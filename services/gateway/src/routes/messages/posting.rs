@@ -45,10 +45,10 @@ pub async fn to_channel(
     let from = body.from.clone();
     let posted = match caller {
         Sender::Agent(_) if from.is_some() => return Err(EngineError::Invalid(InvalidInput::FromNotAllowed).into()),
-        Sender::Agent(agent) => engine.post_to_channel(&agent, &name, to_draft(body), key).await?,
+        Sender::Agent(agent) => engine.messages().post_to_channel(&agent, &name, to_draft(body), key).await?,
         Sender::Node(node) => {
             let from = from.ok_or(EngineError::Invalid(InvalidInput::FromRequired))?;
-            engine.post_as_node(&node, &from, &name, to_draft(body), key).await?
+            engine.messages().post_as_node(&node, &from, &name, to_draft(body), key).await?
         }
     };
     Ok(Reply::created(ListedMessage::from(posted.message).into()).replayed(posted.replayed))
@@ -75,7 +75,7 @@ pub async fn reply(
     KeyedBody { body, key }: KeyedBody<PostBody>,
 ) -> Result<Reply<Message>, ApiError> {
     let parent: MessageId = id.parse().map_err(|_| EngineError::NotFound(Missing::Message))?;
-    let posted = engine.reply(&caller, parent, to_draft(body), key).await?;
+    let posted = engine.messages().reply(&caller, parent, to_draft(body), key).await?;
     Ok(Reply::created(ListedMessage::from(posted.message).into()).replayed(posted.replayed))
 }
 
@@ -101,8 +101,8 @@ pub async fn dm(
     KeyedBody { body, key }: KeyedBody<PostBody>,
 ) -> Result<Reply<conversation::SentMessage>, ApiError> {
     let posted = match (body.to.clone(), body.address.clone()) {
-        (Some(to), None) => engine.send_dm(&caller, &to, to_draft(body), key).await?,
-        (None, Some(address)) => engine.send_to_address(&caller, &address, to_draft(body), key).await?,
+        (Some(to), None) => engine.messages().send_dm(&caller, &to, to_draft(body), key).await?,
+        (None, Some(address)) => engine.messages().send_to_address(&caller, &address, to_draft(body), key).await?,
         _ => return Err(ApiError::invalid_request("exactly one of to and address is required")),
     };
     Ok(Reply::created(conversation::SentMessage::new(posted.message, posted.to)).replayed(posted.replayed))
@@ -126,7 +126,7 @@ pub async fn to_conversation(
     Path(id): Path<String>,
     KeyedBody { body, key }: KeyedBody<PostBody>,
 ) -> Result<Reply<conversation::SentMessage>, ApiError> {
-    let posted = engine.post_to_conversation(&caller, &id, to_draft(body), key).await?;
+    let posted = engine.messages().post_to_conversation(&caller, &id, to_draft(body), key).await?;
     Ok(Reply::created(conversation::SentMessage::new(posted.message, posted.to)).replayed(posted.replayed))
 }
 

@@ -29,7 +29,7 @@ pub async fn create(
     caller: WorkspaceKey,
     Body(body): Body<wire::CreateWebhookBody>,
 ) -> Result<Reply<wire::CreatedWebhook>, ApiError> {
-    let created = engine.create_webhook(caller.scope, body.name.as_deref(), &body.channel).await?;
+    let created = engine.messages().create_webhook(caller.scope, body.name.as_deref(), &body.channel).await?;
     let webhook = to_webhook(caller.scope, created.row);
     Ok(Reply::created(wire::CreatedWebhook { webhook, token: created.token }))
 }
@@ -42,7 +42,7 @@ pub async fn create(
 )]
 #[tracing::instrument(level = "debug", name = "http.webhooks.list", skip_all)]
 pub async fn list(State(engine): State<Engine>, caller: WorkspaceKey) -> Result<Reply<Vec<wire::Webhook>>, ApiError> {
-    let rows = engine.webhooks(caller.scope).await?;
+    let rows = engine.messages().webhooks(caller.scope).await?;
     Ok(Reply::ok(rows.into_iter().map(|row| to_webhook(caller.scope, row)).collect()))
 }
 
@@ -59,7 +59,7 @@ pub async fn delete(
     Path(id): Path<String>,
 ) -> Result<NoContent, ApiError> {
     let id = id.parse().map_err(|_| EngineError::NotFound(Missing::Webhook))?;
-    engine.delete_webhook(caller.scope, id).await?;
+    engine.messages().delete_webhook(caller.scope, id).await?;
     Ok(NoContent)
 }
 
@@ -79,7 +79,7 @@ pub async fn receive(
 ) -> Result<Reply<wire::HookAnswer>, ApiError> {
     let webhook_id = caller.webhook.webhook_id;
     let channel = caller.webhook.channel_name.clone();
-    let answer = engine.receive_webhook_call(&caller, to_hook_call(body)).await?;
+    let answer = engine.messages().receive_webhook_call(&caller, to_hook_call(body)).await?;
     Ok(Reply::created(wire::HookAnswer {
         message_id: answer.message_id.to_string(),
         webhook_id,

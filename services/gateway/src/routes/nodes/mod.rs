@@ -49,7 +49,7 @@ pub async fn enrol(
         tags: body.tags,
         version: body.version,
     };
-    let enrolled = engine.enrol_node(caller.scope, request).await?;
+    let enrolled = engine.nodes().enrol(caller.scope, request).await?;
     Ok(Reply::created(wire::EnrolledNode { node: to_node(enrolled.node), token: enrolled.token }))
 }
 
@@ -78,7 +78,7 @@ pub async fn list(
     let limit = page::parse_limit(query.limit.as_deref(), LISTED_NODES)?;
     let after = query.cursor.as_deref().filter(|text| !text.is_empty()).map(parse_cursor).transpose()?;
     let filter = NodeFilter { name: query.name, capability: query.capability, liveness, after, limit };
-    let nodes: Vec<wire::Node> = engine.nodes(caller.scope(), filter).await?.into_iter().map(to_node).collect();
+    let nodes: Vec<wire::Node> = engine.nodes().list(caller.scope(), filter).await?.into_iter().map(to_node).collect();
     Ok(Reply::ok(match query.history.as_deref() {
         Some("true" | "1") => {
             let is_full = i64::try_from(nodes.len()).is_ok_and(|found| found == limit);
@@ -109,7 +109,7 @@ pub async fn get(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::NODES }>,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::Node>, ApiError> {
-    Ok(Reply::ok(to_node(engine.node(caller.scope(), &name).await?)))
+    Ok(Reply::ok(to_node(engine.nodes().by_name(caller.scope(), &name).await?)))
 }
 
 /// Changes the delivery settings of a node of kind http_push. Its token stays.
@@ -129,7 +129,7 @@ pub async fn change(
     Path(name): Path<String>,
     Body(body): Body<wire::ChangeNodeBody>,
 ) -> Result<Reply<wire::Node>, ApiError> {
-    Ok(Reply::ok(to_node(engine.change_delivery(caller.scope, &name, body.delivery).await?)))
+    Ok(Reply::ok(to_node(engine.nodes().change_delivery(caller.scope, &name, body.delivery).await?)))
 }
 
 /// Lists the agents that are located on a node.
@@ -144,7 +144,7 @@ pub async fn agents(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::NODES }>,
     Path(name): Path<String>,
 ) -> Result<Reply<Vec<wire::Binding>>, ApiError> {
-    let listed = engine.bindings(&caller, &name).await?;
+    let listed = engine.agents().bindings(&caller, &name).await?;
     Ok(Reply::ok(listed.into_iter().map(to_binding).collect()))
 }
 
@@ -167,7 +167,7 @@ pub async fn bind(
     Body(body): Body<wire::BindAgentBody>,
 ) -> Result<Reply<wire::Binding>, ApiError> {
     let request = BindAgent { agent_name: body.agent_name, session_ref: body.session_ref, priority: body.priority };
-    Ok(Reply::created(to_binding(engine.bind_agent(caller.scope, &name, &request).await?)))
+    Ok(Reply::created(to_binding(engine.agents().bind(caller.scope, &name, &request).await?)))
 }
 
 /// Removes an agent from a node. It returns to its own node.
@@ -185,7 +185,7 @@ pub async fn unbind(
     caller: WorkspaceKey,
     Path((name, agent)): Path<(String, String)>,
 ) -> Result<NoContent, ApiError> {
-    engine.unbind_agent(caller.scope, &name, &agent).await?;
+    engine.agents().unbind(caller.scope, &name, &agent).await?;
     Ok(NoContent)
 }
 
@@ -201,7 +201,7 @@ pub async fn forget_provider(
     caller: WorkspaceKey,
     Path((name, provider)): Path<(String, String)>,
 ) -> Result<NoContent, ApiError> {
-    engine.forget_provider(caller.scope, &name, &provider).await?;
+    engine.nodes().forget_provider(caller.scope, &name, &provider).await?;
     Ok(NoContent)
 }
 
@@ -222,7 +222,7 @@ pub async fn mint_direct_token(
     State(engine): State<Engine>,
     Agent(caller): Agent,
 ) -> Result<Reply<wire::NodeToken>, ApiError> {
-    let minted = engine.mint_direct_token(&caller).await?;
+    let minted = engine.nodes().mint_direct_token(&caller).await?;
     Ok(Reply::ok(wire::NodeToken { node_id: minted.node_id.to_string(), node_name: minted.name, token: minted.token }))
 }
 

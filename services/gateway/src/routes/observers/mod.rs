@@ -39,7 +39,7 @@ pub async fn create(
         filters: parse_filters(body.filters)?,
         expires_at: body.expires_at,
     };
-    let issued = engine.create_observer_token(caller.scope, new).await?;
+    let issued = engine.observers().create_token(caller.scope, new).await?;
     Ok(Reply::created(to_observer_token(issued.row, Some(issued.text))))
 }
 
@@ -54,7 +54,7 @@ pub async fn list(
     State(engine): State<Engine>,
     caller: WorkspaceKey,
 ) -> Result<Reply<Vec<wire::ObserverToken>>, ApiError> {
-    let rows = engine.observer_tokens(caller.scope).await?;
+    let rows = engine.observers().tokens(caller.scope).await?;
     Ok(Reply::ok(rows.into_iter().map(|row| to_observer_token(row, None)).collect()))
 }
 
@@ -70,7 +70,7 @@ pub async fn get(
     caller: WorkspaceKey,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::ObserverToken>, ApiError> {
-    Ok(Reply::ok(to_observer_token(engine.observer_token(caller.scope, &id).await?, None)))
+    Ok(Reply::ok(to_observer_token(engine.observers().token(caller.scope, &id).await?, None)))
 }
 
 /// Changes an observer token. The token stays; its scopes and filters change at once.
@@ -97,7 +97,7 @@ pub async fn update(
         filters: body.filters.map(parse_filters).transpose()?,
         expires_at: body.expires_at,
     };
-    Ok(Reply::ok(to_observer_token(engine.update_observer_token(caller.scope, &id, change).await?, None)))
+    Ok(Reply::ok(to_observer_token(engine.observers().update_token(caller.scope, &id, change).await?, None)))
 }
 
 /// Rotates an observer token. The old one is revoked at once.
@@ -112,7 +112,7 @@ pub async fn rotate(
     caller: WorkspaceKey,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::ObserverToken>, ApiError> {
-    let issued = engine.rotate_observer_token(caller.scope, &id).await?;
+    let issued = engine.observers().rotate_token(caller.scope, &id).await?;
     Ok(Reply::ok(to_observer_token(issued.row, Some(issued.text))))
 }
 
@@ -128,7 +128,7 @@ pub async fn revoke(
     caller: WorkspaceKey,
     Path(id): Path<String>,
 ) -> Result<NoContent, ApiError> {
-    engine.revoke_observer_token(caller.scope, &id).await?;
+    engine.observers().revoke_token(caller.scope, &id).await?;
     Ok(NoContent)
 }
 

@@ -4,7 +4,8 @@ use axum::extract::State;
 use relay_domain::{ConversationId, channels::client_channel_id, messages::client_metadata};
 use relay_engine::{
     Engine,
-    search::queries::{FoundMessage, SEARCH_PAGE, Search},
+    search::queries::{FoundMessage, MessageSearch, SEARCH_PAGE},
+    workspaces::Workspaces,
     workspaces::activity::{ACTIVITY_PAGE, ActivityRow, AuthorStats, CONSOLE_AGENTS_PAGE, CONSOLE_PAGE},
 };
 use relay_wire::workspaces::activity as wire;
@@ -36,7 +37,7 @@ pub async fn search(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::SEARCH }>,
     Query(query): Query<wire::SearchQuery>,
 ) -> Result<Reply<Vec<wire::SearchResult>>, ApiError> {
-    let search = Search {
+    let search = MessageSearch {
         text: query.q.ok_or_else(|| ApiError::invalid_request("q is required"))?,
         channel: query.channel,
         from: query.from,
@@ -44,7 +45,7 @@ pub async fn search(
         after: page::parse_cursor(query.after.as_deref())?,
         limit: page::parse_limit(query.limit.as_deref(), SEARCH_PAGE)?,
     };
-    Ok(Reply::ok(engine.search(&caller, &search).await?.into_iter().map(to_found_message).collect()))
+    Ok(Reply::ok(engine.search().messages(&caller, &search).await?.into_iter().map(to_found_message).collect()))
 }
 
 fn to_found_message(row: FoundMessage) -> wire::SearchResult {
@@ -77,7 +78,7 @@ pub async fn activity(
     Query(query): Query<wire::ActivityQuery>,
 ) -> Result<Reply<Vec<wire::ActivityItem>>, ApiError> {
     let limit = page::parse_limit(query.limit.as_deref(), ACTIVITY_PAGE)?;
-    let rows = engine.activity(&caller, &Default::default(), limit).await?;
+    let rows = engine.workspaces().activity(&caller, &Default::default(), limit).await?;
     let shown = |row: ActivityRow| {
         let in_channel = row.conversation_id.is_none();
         wire::ActivityItem {
@@ -111,7 +112,7 @@ pub async fn console_messages(
     Reader(caller): Reader<{ reads::CONSOLE }>,
     Query(query): Query<wire::ConsoleQuery>,
 ) -> Result<Reply<Vec<wire::ConsoleMessage>>, ApiError> {
-    let filter = Engine::activity_filter(
+    let filter = Workspaces::parse_activity_filter(
         page::parse_cursor(query.before.as_deref())?,
         query.agent_id.as_deref(),
         query.channel_id.as_deref(),
@@ -120,7 +121,7 @@ pub async fn console_messages(
     );
     let limit = page::parse_limit(query.limit.as_deref(), CONSOLE_PAGE)?;
     let rows = match filter {
-        Some(filter) => engine.activity(&caller, &filter, limit).await?,
+        Some(filter) => engine.workspaces().activity(&caller, &filter, limit).await?,
         None => Vec::new(),
     };
     Ok(Reply::ok(rows.into_iter().map(console_message).collect()))
@@ -164,7 +165,7 @@ pub async fn stats(
     Query(query): Query<wire::WindowQuery>,
 ) -> Result<Reply<wire::Stats>, ApiError> {
     let days = window(&query)?;
-    let stats = engine.stats(caller.scope, days).await?;
+    let stats = engine.workspaces().stats(caller.scope, days).await?;
     let (posted, now) = (stats.posted, stats.now);
     Ok(Reply::ok(wire::Stats {
         window_days: days,
@@ -199,7 +200,7 @@ pub async fn console_agents(
 ) -> Result<Reply<Vec<wire::AuthorStats>>, ApiError> {
     let days = window(&query)?;
     let limit = page::parse_limit(query.limit.as_deref(), CONSOLE_AGENTS_PAGE)?;
-    let rows = engine.author_stats(caller.scope, days, limit).await?;
+    let rows = engine.workspaces().author_stats(caller.scope, days, limit).await?;
     let shown = |row: AuthorStats| wire::AuthorStats {
         agent_id: row.agent_id.to_string(),
         agent_name: row.agent_name,
@@ -229,7 +230,7 @@ pub async fn costs(
     let days = window(&query)?;
     let mut totals = wire::CostTotals::default();
     let mut agents = Vec::new();
-    for row in engine.costs(caller.scope, days).await? {
+    for row in engine.workspaces().costs(caller.scope, days).await? {
         let of_author = wire::CostTotals {
             total_cost_usd: row.cost_usd,
             prompt_tokens: round_tokens(row.prompt_tokens),
@@ -274,7 +275,7 @@ pub async fn system_prompt(
     State(engine): State<Engine>,
     Caller(caller): Caller,
 ) -> Result<Reply<wire::SystemPrompt>, ApiError> {
-    let own = engine.system_prompt(caller.scope()).await?;
+    let own = engine.workspaces().system_prompt(caller.scope()).await?;
     Ok(Reply::ok(wire::SystemPrompt { prompt: own.prompt, is_default: own.is_default }))
 }
 
@@ -297,6 +298,6 @@ pub async fn set_system_prompt(
         (false, Some(text)) => text,
         (false, None) => return Err(ApiError::invalid_request("prompt or reset is required")),
     };
-    let own = engine.set_system_prompt(caller.scope, text).await?;
+    let own = engine.workspaces().set_system_prompt(caller.scope, text).await?;
     Ok(Reply::ok(wire::SystemPrompt { prompt: own.prompt, is_default: own.is_default }))
 }

@@ -54,7 +54,7 @@ pub async fn create(
         provenance: body.provenance.and_then(|provenance| serde_json::to_value(provenance).ok()),
     };
     let owner = owner.as_ref().map(|owner| (owner.scope, owner.token.as_str()));
-    let created = engine.create_workspace(&request, owner, key.as_ref()).await?;
+    let created = engine.workspaces().create(&request, owner, key.as_ref()).await?;
     let status = if created.is_new { StatusCode::CREATED } else { StatusCode::OK };
     let data = wire::CreatedWorkspace {
         workspace_id: created.workspace_id,
@@ -79,7 +79,7 @@ pub async fn by_name(
     _: PublicLookup,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::WorkspaceName>, ApiError> {
-    let row = engine.workspace_by_name(&name).await?;
+    let row = engine.workspaces().by_name(&name).await?;
     Ok(Reply::ok(wire::WorkspaceName { id: row.workspace_id, name: row.name, created_at: row.created_at.into() }))
 }
 
@@ -94,7 +94,7 @@ pub async fn info(
     State(engine): State<Engine>,
     Reader(caller): Reader<{ reads::ANYTHING }>,
 ) -> Result<Reply<wire::Workspace>, ApiError> {
-    let mut info = to_workspace(engine.workspace(caller.scope()).await?);
+    let mut info = to_workspace(engine.workspaces().by_scope(caller.scope()).await?);
     info.observer_token_id = match caller {
         Credential::Observer(observer) => observer.token_id,
         Credential::Workspace { .. } | Credential::Agent(_) | Credential::Node(_) => None,
@@ -120,7 +120,7 @@ pub async fn update(
         metadata: body.metadata.map(Value::Object),
         delivery_ttl_seconds: body.delivery_ttl_seconds,
     };
-    Ok(Reply::ok(to_workspace(engine.update_workspace(caller.scope, &change).await?)))
+    Ok(Reply::ok(to_workspace(engine.workspaces().update(caller.scope, &change).await?)))
 }
 
 /// Deletes the caller's workspace. All of its tokens are revoked.
@@ -131,7 +131,7 @@ pub async fn update(
 )]
 #[tracing::instrument(level = "debug", name = "http.workspaces.delete", skip_all)]
 pub async fn delete(State(engine): State<Engine>, caller: WorkspaceKey) -> Result<NoContent, ApiError> {
-    engine.delete_workspace(caller.scope).await?;
+    engine.workspaces().delete(caller.scope).await?;
     Ok(NoContent)
 }
 
@@ -150,7 +150,7 @@ pub async fn delete_by_id(
     if id.parse::<WorkspaceId>() != Ok(caller.scope.workspace_id()) {
         return Err(EngineError::NotFound(Missing::Workspace).into());
     }
-    engine.delete_workspace(caller.scope).await?;
+    engine.workspaces().delete(caller.scope).await?;
     Ok(NoContent)
 }
 

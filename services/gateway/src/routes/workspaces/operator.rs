@@ -31,7 +31,7 @@ pub async fn create_workspace(
         expires_in_seconds: body.expires_in_seconds,
         provenance: body.provenance.and_then(|provenance| serde_json::to_value(provenance).ok()),
     };
-    let created = engine.create_workspace(&request, None, None).await?;
+    let created = engine.workspaces().create(&request, None, None).await?;
     Ok(Reply::created(workspace_wire::CreatedWorkspace {
         workspace_id: created.workspace_id,
         api_key: created.api_key,
@@ -52,7 +52,7 @@ pub async fn quotas(
     _: Operator,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::Quotas>, ApiError> {
-    Ok(Reply::ok(to_quotas(engine.quotas_for_operator(&id).await?)))
+    Ok(Reply::ok(to_quotas(engine.quotas().for_operator(&id).await?)))
 }
 
 /// Sets the quotas of a workspace. `own` replaces all differences from the plan.
@@ -74,7 +74,7 @@ pub async fn set_quotas(
         .map(|name| Plan::parse(name).ok_or_else(|| ApiError::invalid_request("plan must be free, pro or enterprise")));
     let own: LimitOverrides = serde_json::from_value(Value::Object(body.own.unwrap_or_default()))
         .map_err(|error| ApiError::invalid_request(format!("Invalid own: {error}")))?;
-    Ok(Reply::ok(to_quotas(engine.set_quotas_for_operator(&id, plan.transpose()?, &own).await?)))
+    Ok(Reply::ok(to_quotas(engine.quotas().set_for_operator(&id, plan.transpose()?, &own).await?)))
 }
 
 /// Lists the keys that sign observer tokens, newest first.
@@ -85,7 +85,7 @@ pub async fn set_quotas(
 )]
 #[tracing::instrument(level = "debug", name = "http.operator.signing_keys", skip_all)]
 pub async fn signing_keys(State(engine): State<Engine>, _: Operator) -> Result<Reply<Vec<wire::SigningKey>>, ApiError> {
-    Ok(Reply::ok(engine.signing_keys().await?.into_iter().map(to_signing_key).collect()))
+    Ok(Reply::ok(engine.observers().signing_keys().await?.into_iter().map(to_signing_key).collect()))
 }
 
 /// Creates a new signing key. Tokens signed by older keys stay valid.
@@ -99,7 +99,7 @@ pub async fn rotate_signing_key(
     State(engine): State<Engine>,
     _: Operator,
 ) -> Result<Reply<wire::SigningKey>, ApiError> {
-    Ok(Reply::created(to_signing_key(engine.rotate_signing_key().await?)))
+    Ok(Reply::created(to_signing_key(engine.observers().rotate_signing_key().await?)))
 }
 
 /// Retires a signing key. Every observer token that it signed becomes invalid.
@@ -118,7 +118,7 @@ pub async fn retire_signing_key(
     _: Operator,
     Path(kid): Path<String>,
 ) -> Result<NoContent, ApiError> {
-    engine.retire_signing_key(&kid).await?;
+    engine.observers().retire_signing_key(&kid).await?;
     Ok(NoContent)
 }
 

@@ -37,7 +37,7 @@ pub async fn usage(
         wire::Granularity::Day => Granularity::Day,
     });
     let usage_query = UsageQuery { since: query.since, until: query.until, granularity };
-    let report = engine.usage(&caller, usage_query).await?;
+    let report = engine.workspaces().usage(&caller, usage_query).await?;
     Ok(Reply::ok(wire::WorkspaceUsage {
         granularity: match report.granularity {
             Granularity::Minute => wire::Granularity::Minute,

@@ -22,8 +22,9 @@ use relay_wire::{
 };
 use serde_json::{Map, Value};
 
+use super::Actions;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::{
         authentication::{AgentCaller, Credential},
         idempotency::ClientKey,
@@ -50,7 +51,7 @@ pub struct ReleaseAgent {
     pub durable: bool,
 }
 
-impl Engine {
+impl Actions {
     /// Starts an agent on a capable node: the requested one, the one that last ran the requested session, or any.
     ///
     /// # Errors
@@ -72,11 +73,11 @@ impl Engine {
         let durable = durable || optional_flag(&input, "durable")?;
         let target = match requested_node(&input)? {
             Some("self") => Some(self.broker_of_caller(caller).await?),
-            Some(name) => Some(self.stored_node(scope, name).await?.node_id),
+            Some(name) => Some(self.core.stored_node(scope, name).await?.node_id),
             None => None,
         };
         let origin = match (&target, optional_text(&input, "session_ref")?) {
-            (None, Some(session)) => self.store().session_origin(scope, session).await?,
+            (None, Some(session)) => self.core.store.session_origin(scope, session).await?,
             _ => None,
         };
         let target = target.or(origin);
@@ -125,7 +126,7 @@ impl Engine {
     /// that asks.
     pub async fn spawn_on_node(&self, fence: &Fence, input: Map<String, Value>) -> EngineResult<InvocationReceipt> {
         let capability = required_capability(&input)?;
-        if self.store().node_capability_kind(fence.scope, &fence.node_id, &capability).await?
+        if self.core.store.node_capability_kind(fence.scope, &fence.node_id, &capability).await?
             != Some(CapabilityKind::Capacity)
         {
             return Err(EngineError::Conflict(Conflict::CapabilityMismatch {
@@ -133,7 +134,7 @@ impl Engine {
                 capability,
             }));
         }
-        let node = self.stored_node(fence.scope, fence.node_id.as_str()).await?;
+        let node = self.core.stored_node(fence.scope, fence.node_id.as_str()).await?;
         let caller = Credential::Workspace { scope: fence.scope };
         let handler = Handler::Node {
             capability,
@@ -164,13 +165,13 @@ impl Engine {
             return Ok(before);
         }
         check_length("reason", request.reason.as_deref().unwrap_or_default(), MAX_NOTE_BYTES)?;
-        let agent = self.agent_by_name(scope, &request.name).await?;
+        let agent = self.agents.by_name(scope, &request.name).await?;
         if request.expected_agent_id.is_some_and(|expected| expected != agent.id) {
             return Err(EngineError::Conflict(Conflict::AgentIdentityMismatch(agent.name)));
         }
         let token = request.expected_token_hash.as_deref().map(read_token_hash).transpose()?;
         if let Some(token) = &token
-            && !self.store().is_token_of_agent(scope, agent.id, token).await?
+            && !self.core.store.is_token_of_agent(scope, agent.id, token).await?
         {
             return Err(EngineError::Conflict(Conflict::ReleaseGeneration));
         }
@@ -179,16 +180,16 @@ impl Engine {
             return self.release_without_node(scope, call, &agent, token, request.delete_agent).await;
         }
         // Recorded before its node can have finished it.
-        let id = InvocationId::new(self.next_id());
-        self.store().record_release(scope, id, agent.id, request.delete_agent, self.now()).await?;
+        let id = InvocationId::new(self.core.next_id());
+        self.core.store.record_release(scope, id, agent.id, request.delete_agent, self.core.now()).await?;
         match self.create_invocation_with_id(scope, id, call.clone()).await {
             Ok(done) if done.id == id => return Ok(done),
             Err(EngineError::DependencyUnavailable(Dependency::Handler(_))) => {
-                self.store().delete_release(scope, id).await?
+                self.core.store.delete_release(scope, id).await?
             }
             // Its key was used before, or it was refused for another reason.
             other => {
-                self.store().delete_release(scope, id).await?;
+                self.core.store.delete_release(scope, id).await?;
                 return other;
             }
         }
@@ -211,7 +212,7 @@ impl Engine {
         if deletes {
             let condition =
                 DeleteCondition { agent: Some(agent.id), token, orphans_mailbox: true, ..DeleteCondition::default() };
-            match self.delete_agent_if(scope, &agent.name, &condition).await {
+            match self.agents.delete_if(scope, &agent.name, &condition).await {
                 Err(EngineError::NotFound(Missing::Agent(_))) if condition.token.is_some() => {
                     return Err(EngineError::Conflict(Conflict::ReleaseGeneration));
                 }
@@ -219,7 +220,7 @@ impl Engine {
             }
         } else {
             let change = ChangeAgent { status: Some(AgentStatus::Offline), ..Default::default() };
-            self.update_agent(scope, &agent.name, &change).await?;
+            self.agents.update(scope, &agent.name, &change).await?;
         }
         let output = Released { released: true, name: &agent.name }.to_value();
         self.record_done(scope, call, output).await.map_err(EngineError::after_commit)
@@ -230,16 +231,16 @@ impl Engine {
         let Some(agent) = caller.agent_id() else {
             return Err(EngineError::Invalid(InvalidInput::PlacementSelfRequiresAgent));
         };
-        let agent = self.agent(caller.scope(), agent).await?;
+        let agent = self.agents.by_id(caller.scope(), agent).await?;
         let node = &agent.node_id;
-        if agent.is_on_direct_node() || self.is_direct_node(caller.scope(), node).await? != Some(false) {
+        if agent.is_on_direct_node() || self.core.is_direct_node(caller.scope(), node).await? != Some(false) {
             return Err(EngineError::Conflict(Conflict::PlacementSelfUnavailable));
         }
         Ok(agent.node_id)
     }
 
     async fn check_capability(&self, scope: WorkspaceScope, node: &NodeId, capability: &str) -> EngineResult<()> {
-        match self.store().node_capability_kind(scope, node, capability).await? {
+        match self.core.store.node_capability_kind(scope, node, capability).await? {
             Some(_) => Ok(()),
             None => Err(EngineError::Conflict(Conflict::CapabilityMismatch {
                 node: node.to_string(),
@@ -260,9 +261,9 @@ impl Engine {
         if !self.record_spawned_agent(fence, invocation, agent).await? {
             return Ok(());
         }
-        let Some(input) = self.store().spawn_input(fence, invocation).await? else { return Ok(()) };
+        let Some(input) = self.core.store.spawn_input(fence, invocation).await? else { return Ok(()) };
         for channel in requested_channels(&input) {
-            match self.add_channel_member(fence.scope, agent, name, &channel).await {
+            match self.channels.add_agent(fence.scope, agent, name, &channel).await {
                 Ok(())
                 | Err(
                     EngineError::NotFound(Missing::Channel(_))

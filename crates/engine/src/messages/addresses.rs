@@ -2,8 +2,9 @@
 
 use relay_domain::names::{MAX_AGENT_NAME_BYTES, MAX_NODE_NAME_BYTES, check_name};
 
+use super::Messages;
 use crate::{
-    Engine, EngineError, EngineResult,
+    EngineError, EngineResult,
     access::{authentication::AgentCaller, idempotency::ClientKey},
     error::{InvalidInput, Missing},
     messages::posting::{Draft, PostedMessage},
@@ -12,7 +13,7 @@ use crate::{
 /// Machine of an agent's own node.
 const DIRECT: &str = "direct";
 
-impl Engine {
+impl Messages {
     /// Sends a direct message to the agent of an address: `name@direct` for one on its own node, else the name of its
     /// node or the id of the machine.
     ///
@@ -36,7 +37,7 @@ impl Engine {
     }
 
     async fn check_location(&self, caller: &AgentCaller, name: &str, machine: &str) -> EngineResult<()> {
-        let found = self.store().agent_location(caller.scope, name, machine).await?;
+        let found = self.core.store.agent_location(caller.scope, name, machine).await?;
         let found = found.ok_or(EngineError::NotFound(Missing::Address))?;
         if machine == DIRECT && found.is_direct {
             return Ok(());
