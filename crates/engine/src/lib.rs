@@ -13,6 +13,7 @@ mod debounce;
 pub mod error;
 pub mod events;
 pub mod files;
+mod handles;
 pub mod hints;
 mod id_source;
 pub mod mailboxes;
@@ -35,9 +36,9 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use relay_store::Store;
-use relay_stream::Stream;
 
 pub use error::{EngineError, EngineResult};
+pub(crate) use handles::Inner;
 pub use id_source::IdSource;
 pub use migrations::{MigrationError, migrate};
 pub use relay_egress::EgressConfig;
@@ -48,34 +49,6 @@ pub use start::EngineConfig;
 #[derive(Clone)]
 pub struct Engine {
     pub(crate) inner: Arc<Inner>,
-}
-
-pub(crate) struct Inner {
-    pub(crate) core: core::Core,
-    pub(crate) stream: Stream,
-    pub(crate) secrets: Arc<access::secrets::Secrets>,
-    pub(crate) egress: relay_egress::Client,
-    pub(crate) tasks: relay_tasks::TaskSet,
-    pub(crate) publisher: messages::publisher::Publisher,
-    pub(crate) node_kinds: nodes::kinds::NodeKinds,
-    pub(crate) suspensions: Arc<workspaces::suspensions::Suspensions>,
-    pub(crate) access: access::authentication::Access,
-    pub(crate) actions: actions::Actions,
-    pub(crate) agents: agents::Agents,
-    pub(crate) channels: channels::Channels,
-    pub(crate) events: events::Events,
-    pub(crate) files: files::Files,
-    pub(crate) mailboxes: mailboxes::Mailboxes,
-    pub(crate) messages: messages::Messages,
-    pub(crate) nodes: nodes::Nodes,
-    pub(crate) observers: observers::Observers,
-    pub(crate) processes: processes::Processes,
-    pub(crate) quotas: access::limits::QuotaCache,
-    pub(crate) rate_limits: access::limits::RateLimits,
-    pub(crate) recovery: recovery::Recovery,
-    pub(crate) search: search::Search,
-    pub(crate) subscriptions: subscriptions::Subscriptions,
-    pub(crate) workspaces: workspaces::Workspaces,
 }
 
 /// One handle per noun. Each holds what its use cases need, and nothing else.

@@ -10,39 +10,25 @@ use relay_tasks::TaskSet;
 use crate::{
     Engine, EngineError, EngineResult, IdSource, Inner,
     access::{
-        authentication::Access,
-        limits::{Limits, LimitsConfig, QuotaCache, RateLimits},
+        limits::LimitsConfig,
         secrets::{KeyList, Secrets},
-        tokens::Tokens,
     },
-    actions::{self, Actions, CallQueues, DispatchRecorder},
-    agents::{Agents, last_seen},
-    channels::{Channels, audiences::Audiences},
+    actions,
+    agents::last_seen,
     core::Core,
     error::Fault,
-    events::{self, Events},
-    files::{FileStorage, Files, FilesConfig},
+    events,
+    files::FilesConfig,
+    handles::{Queues, queues},
     hints::{self, Hints},
-    mailboxes::{
-        Mailboxes,
-        cursors::{self, CursorMoves},
-    },
-    messages::{
-        Messages,
-        committer::{self, CommitQueue},
-        publisher::{self, Publisher},
-    },
+    mailboxes::cursors,
+    messages::{committer, publisher},
     migrations::wait_for_schema,
-    nodes::{Nodes, heartbeats, kinds::NodeKinds},
-    observers::{self, ObserverCache, Observers},
-    processes::{Processes, connection_gauges},
-    recovery::{self, Recovery, RecoveryState},
-    search::Search,
-    subscriptions::Subscriptions,
-    workspaces::{
-        Workspaces,
-        suspensions::{self, Suspensions},
-    },
+    nodes::heartbeats,
+    observers,
+    processes::connection_gauges,
+    recovery,
+    workspaces::suspensions,
 };
 
 /// Lease time of a worker number, in seconds.
@@ -72,8 +58,8 @@ pub struct EngineConfig {
 }
 
 impl Engine {
-    /// Starts an engine, whose long-running tasks join `tasks`. Waits without limit for an unavailable Postgres, and for migrations when the schema is older
-    /// than this program.
+    /// Starts an engine, whose long-running tasks join `tasks`. Waits without limit for an unavailable Postgres, and
+    /// for migrations when the schema is older than this program.
     ///
     /// # Errors
     /// When a URL cannot be parsed, or no worker number is free.
@@ -87,142 +73,41 @@ impl Engine {
         let secrets = Arc::new(wait_for_secrets(&store, &config.secret_keys).await?);
         let stream = Stream::connect(&config.nats_url, "relay", &owner).await?;
         let (hints, hint_queue) = Hints::new();
-        let (seen, notes) = last_seen::LastSeenRecorder::new();
-        let (observer_cache, observers_used) = ObserverCache::new();
-        let (committer, commit_queue) = CommitQueue::new();
-        let (publisher, publish_queue) = Publisher::new();
         let (announcer, announcements) = events::Announcer::new();
-        let (calls, new_calls, outcomes) = CallQueues::new();
-        let (dispatch_notes, sent_notes) = DispatchRecorder::new();
-        let core = Core { store: store.clone(), ids, hints: Arc::new(hints), announcer, gateway: Arc::default() };
-        let egress = relay_egress::Client::new(config.egress.policy(), relay_egress::CallLimits::default());
-        // From here on: each handle, after those that it holds.
-        let (seen, suspensions) = (Arc::new(seen), Arc::<Suspensions>::default());
-        let (audiences, cursors) = (Arc::new(Audiences::new(core.clone())), Arc::new(CursorMoves::default()));
-        let node_kinds = NodeKinds::new(core.clone());
-        let tokens = Tokens::new(core.clone());
-        let quotas = QuotaCache::new(core.clone(), config.limits.plans);
-        let mailboxes = Mailboxes { core: core.clone(), stream: stream.clone(), cursors: Arc::clone(&cursors) };
-        let agents = Agents {
-            core: core.clone(),
-            tokens: tokens.clone(),
-            quotas: quotas.clone(),
-            mailboxes: mailboxes.clone(),
-            seen: Arc::clone(&seen),
-        };
-        let channels = Channels { core: core.clone(), quotas: quotas.clone(), agents: agents.clone() };
-        let observers = Observers {
-            core: core.clone(),
-            tokens: tokens.clone(),
-            quotas: quotas.clone(),
-            suspensions: Arc::clone(&suspensions),
-            tasks: tasks.clone(),
-            cache: Arc::new(observer_cache),
-        };
-        let files = Files {
-            core: core.clone(),
-            quotas: quotas.clone(),
-            secrets: Arc::clone(&secrets),
-            storage: Arc::new(FileStorage::new(&config.files)),
-        };
-        let inner = Inner {
-            access: Access {
-                core: core.clone(),
-                tokens: tokens.clone(),
-                observers: observers.clone(),
-                suspensions: Arc::clone(&suspensions),
-                seen,
-            },
-            actions: Actions {
-                core: core.clone(),
-                agents: agents.clone(),
-                channels: channels.clone(),
-                node_kinds: node_kinds.clone(),
-                calls: Arc::new(calls),
-                dispatch_notes: Arc::new(dispatch_notes),
-            },
-            events: Events {
-                core: core.clone(),
-                stream: stream.clone(),
-                audiences: Arc::clone(&audiences),
-                feeds: Arc::default(),
-                large_frames: events::large_frames(),
-            },
-            messages: Messages {
-                core: core.clone(),
-                quotas: quotas.clone(),
-                files: files.clone(),
-                suspensions: Arc::clone(&suspensions),
-                audiences,
-                channels: channels.clone(),
-                stream: stream.clone(),
-                committer: Arc::new(committer),
-            },
-            nodes: Nodes {
-                core: core.clone(),
-                tokens: tokens.clone(),
-                quotas: quotas.clone(),
-                agents: agents.clone(),
-                secrets: Arc::clone(&secrets),
-                egress: egress.clone(),
-                stream: stream.clone(),
-                heartbeats: Arc::default(),
-            },
-            processes: Processes { core: core.clone(), stream: stream.clone(), tasks: tasks.clone() },
-            rate_limits: RateLimits {
-                core: core.clone(),
-                quotas: quotas.clone(),
-                limits: Arc::new(Limits::new(config.limits)),
-            },
-            recovery: Recovery { core: core.clone(), state: Arc::new(RecoveryState::new(config.restore_margin)) },
-            search: Search { core: core.clone() },
-            subscriptions: Subscriptions {
-                core: core.clone(),
-                quotas: quotas.clone(),
-                secrets: Arc::clone(&secrets),
-                egress: egress.clone(),
-            },
-            workspaces: Workspaces { core: core.clone(), tokens, observers: observers.clone() },
-            stream: stream.clone(),
-            tasks: tasks.clone(),
-            core,
-            secrets,
-            egress,
-            publisher,
-            node_kinds,
-            suspensions,
-            agents,
-            channels,
-            files,
-            mailboxes,
-            observers,
-            quotas,
-        };
+        let core = Core { store, ids, hints: Arc::new(hints), announcer, gateway: Arc::default() };
+        let (senders, queues) = queues();
+        let inner = Inner::new(core, stream.clone(), tasks.clone(), secrets, &config, senders);
         let engine = Self { inner: Arc::new(inner) };
+
         let weak = || Arc::downgrade(&engine.inner);
-        tasks.spawn("last-seen", last_seen::write_last_seen(weak(), notes));
-        tasks.spawn("observer-uses", observers::write_token_uses(store, observers_used));
+        let hints = || Arc::downgrade(&engine.inner.core.hints);
         tasks.spawn("hint-sender", hints::forward_to_nats(stream.clone(), hint_queue));
         tasks.spawn("hint-handler", hints::handle_hints(weak(), engine.hints().subscribe()));
-        tasks.spawn(
-            "hint-receiver",
-            hints::receive_remote(Arc::downgrade(&engine.inner.core.hints), stream.clone(), None),
-        );
-        tasks.spawn("committer", committer::run(weak(), commit_queue));
-        tasks.spawn("publisher", publisher::run(weak(), publish_queue));
+        tasks.spawn("hint-receiver", hints::receive_remote(hints(), stream.clone(), None));
         tasks.spawn("announcer", events::announce(weak(), announcements));
+        engine.spawn_writers(tasks, queues);
         tasks.spawn("feed-check", events::check_feeds(weak()));
-        tasks.spawn("cursor-writer", cursors::run(weak(), Arc::downgrade(&cursors)));
-        tasks.spawn("heartbeat-writer", heartbeats::write_heartbeats(weak()));
-        tasks.spawn("invocation-writer", actions::run_calls(weak(), new_calls));
-        tasks.spawn("outcome-writer", actions::run_outcomes(weak(), outcomes));
-        tasks.spawn("dispatch-writer", actions::write_dispatch_notes(weak(), sent_notes));
         tasks.spawn("stream-upkeep", maintain_streams(weak(), stream, config.nats_replicas));
         tasks.spawn("recovery", recovery::run(weak()));
         tasks.spawn("suspensions", suspensions::run(weak()));
         tasks.spawn("connection-gauges", connection_gauges::run(weak()));
-        tasks.spawn("worker-number", maintain_worker_number(Arc::downgrade(&engine.inner), worker, owner));
+        tasks.spawn("worker-number", maintain_worker_number(weak(), worker, owner));
         Ok(engine)
+    }
+
+    /// Spawns the tasks that write what handles have queued.
+    fn spawn_writers(&self, tasks: &TaskSet, queues: Queues) {
+        let weak = || Arc::downgrade(&self.inner);
+        let Queues { seen, observer_uses, commits, publishes, calls, outcomes, dispatch_notes } = queues;
+        tasks.spawn("last-seen", last_seen::write_last_seen(weak(), seen));
+        tasks.spawn("observer-uses", observers::write_token_uses(self.store().clone(), observer_uses));
+        tasks.spawn("committer", committer::run(weak(), commits));
+        tasks.spawn("publisher", publisher::run(weak(), publishes));
+        tasks.spawn("cursor-writer", cursors::run(weak(), Arc::downgrade(&self.inner.mailboxes.cursors)));
+        tasks.spawn("heartbeat-writer", heartbeats::write_heartbeats(weak()));
+        tasks.spawn("invocation-writer", actions::run_calls(weak(), calls));
+        tasks.spawn("outcome-writer", actions::run_outcomes(weak(), outcomes));
+        tasks.spawn("dispatch-writer", actions::write_dispatch_notes(weak(), dispatch_notes));
     }
 }
 

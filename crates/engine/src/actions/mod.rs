@@ -17,10 +17,10 @@ mod receipts;
 mod retry;
 
 pub use call::{InvocationReceipt, InvocationRequest, InvokeAction, PlacedInvocation};
-pub(crate) use dispatch::{DispatchRecorder, write_dispatch_notes};
+pub(crate) use dispatch::{DispatchNote, DispatchRecorder, write_dispatch_notes};
 pub use dispatch::{InvokeFrame, SentInvocation};
 pub use outcome::{CompletionRequest, ProviderResultOutcome, outcome_event_id};
-pub(crate) use queue::{CallQueues, run_calls, run_outcomes};
+pub(crate) use queue::{CallQueues, QueuedCall, QueuedOutcome, run_calls, run_outcomes};
 pub use relay_store::{
     InvocationRow,
     actions::{definitions::ActionRow, outcomes::output_object, placement_records::PlacementRecord},

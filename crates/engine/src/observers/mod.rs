@@ -25,7 +25,7 @@ use relay_store::StoreError;
 use relay_tasks::{TaskSet, batches::Batches};
 use tokio::{sync::watch, time::Instant};
 
-pub(crate) use self::token_uses::write_token_uses;
+pub(crate) use self::token_uses::{TokenUse, write_token_uses};
 pub use self::{
     access::ObserverAccess,
     keys::SealingSecret,
@@ -72,7 +72,7 @@ pub struct Observers {
 
 impl ObserverCache {
     /// Creates an empty cache, and the queue that [`write_token_uses`] empties.
-    pub(crate) fn new() -> (Self, Batches<token_uses::TokenUse>) {
+    pub(crate) fn new() -> (Self, Batches<TokenUse>) {
         let (used, notes) = token_uses::recorder();
         let cache = Self {
             ring: RwLock::default(),

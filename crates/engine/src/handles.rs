@@ -1,0 +1,216 @@
+//! Construction of the handles: each holds what its use cases need, and is built after the handles that it holds.
+
+use std::sync::Arc;
+
+use relay_stream::Stream;
+use relay_tasks::{TaskSet, batches::Batches};
+use tokio::sync::mpsc;
+
+use crate::{
+    EngineConfig,
+    access::{
+        authentication::Access,
+        limits::{Limits, QuotaCache, RateLimits},
+        secrets::Secrets,
+        tokens::Tokens,
+    },
+    actions::{Actions, CallQueues, DispatchNote, DispatchRecorder, QueuedCall, QueuedOutcome},
+    agents::{Agents, last_seen::LastSeenRecorder},
+    channels::{Channels, audiences::Audiences},
+    core::Core,
+    events::{self, Events},
+    files::{FileStorage, Files},
+    mailboxes::{Mailboxes, cursors::CursorMoves},
+    messages::{
+        Messages,
+        committer::{CommitQueue, PendingSend},
+        publisher::{Committed, Publisher},
+    },
+    nodes::{Nodes, kinds::NodeKinds},
+    observers::{ObserverCache, Observers, TokenUse},
+    processes::Processes,
+    recovery::{Recovery, RecoveryState},
+    search::Search,
+    subscriptions::Subscriptions,
+    workspaces::{Workspaces, suspensions::Suspensions},
+};
+
+/// State of an engine: its handles, and what tasks need beside them.
+pub(crate) struct Inner {
+    pub(crate) core: Core,
+    pub(crate) stream: Stream,
+    pub(crate) secrets: Arc<Secrets>,
+    pub(crate) egress: relay_egress::Client,
+    pub(crate) tasks: TaskSet,
+    pub(crate) publisher: Publisher,
+    pub(crate) node_kinds: NodeKinds,
+    pub(crate) suspensions: Arc<Suspensions>,
+    pub(crate) access: Access,
+    pub(crate) actions: Actions,
+    pub(crate) agents: Agents,
+    pub(crate) channels: Channels,
+    pub(crate) events: Events,
+    pub(crate) files: Files,
+    pub(crate) mailboxes: Mailboxes,
+    pub(crate) messages: Messages,
+    pub(crate) nodes: Nodes,
+    pub(crate) observers: Observers,
+    pub(crate) processes: Processes,
+    pub(crate) quotas: QuotaCache,
+    pub(crate) rate_limits: RateLimits,
+    pub(crate) recovery: Recovery,
+    pub(crate) search: Search,
+    pub(crate) subscriptions: Subscriptions,
+    pub(crate) workspaces: Workspaces,
+}
+
+/// Sending ends of the queues that the engine's tasks empty.
+pub(crate) struct Senders {
+    seen: LastSeenRecorder,
+    observers: ObserverCache,
+    committer: CommitQueue,
+    publisher: Publisher,
+    calls: CallQueues,
+    dispatch_notes: DispatchRecorder,
+}
+
+/// Receiving ends of the same queues.
+pub(crate) struct Queues {
+    pub(crate) seen: Batches<relay_store::LastSeen>,
+    pub(crate) observer_uses: Batches<TokenUse>,
+    pub(crate) commits: mpsc::Receiver<PendingSend>,
+    pub(crate) publishes: mpsc::Receiver<Committed>,
+    pub(crate) calls: Batches<QueuedCall, relay_domain::WorkspaceId>,
+    pub(crate) outcomes: Batches<QueuedOutcome, relay_domain::WorkspaceId>,
+    pub(crate) dispatch_notes: Batches<DispatchNote>,
+}
+
+/// Creates the queues between handles and tasks.
+pub(crate) fn queues() -> (Senders, Queues) {
+    let (seen, seen_notes) = LastSeenRecorder::new();
+    let (observers, observer_uses) = ObserverCache::new();
+    let (committer, commits) = CommitQueue::new();
+    let (publisher, publishes) = Publisher::new();
+    let (calls, new_calls, outcomes) = CallQueues::new();
+    let (recorder, dispatch_notes) = DispatchRecorder::new();
+    let senders = Senders { seen, observers, committer, publisher, calls, dispatch_notes: recorder };
+    let queues =
+        Queues { seen: seen_notes, observer_uses, commits, publishes, calls: new_calls, outcomes, dispatch_notes };
+    (senders, queues)
+}
+
+impl Inner {
+    pub(crate) fn new(
+        core: Core,
+        stream: Stream,
+        tasks: TaskSet,
+        secrets: Arc<Secrets>,
+        config: &EngineConfig,
+        senders: Senders,
+    ) -> Self {
+        let Senders { seen, observers, committer, publisher, calls, dispatch_notes } = senders;
+        let egress = relay_egress::Client::new(config.egress.policy(), relay_egress::CallLimits::default());
+        let (seen, suspensions) = (Arc::new(seen), Arc::<Suspensions>::default());
+        let audiences = Arc::new(Audiences::new(core.clone()));
+        let node_kinds = NodeKinds::new(core.clone());
+        let tokens = Tokens::new(core.clone());
+        let quotas = QuotaCache::new(core.clone(), config.limits.plans);
+        let mailboxes =
+            Mailboxes { core: core.clone(), stream: stream.clone(), cursors: Arc::<CursorMoves>::default() };
+        let agents = Agents {
+            core: core.clone(),
+            tokens: tokens.clone(),
+            quotas: quotas.clone(),
+            mailboxes: mailboxes.clone(),
+            seen: Arc::clone(&seen),
+        };
+        let channels = Channels { core: core.clone(), quotas: quotas.clone(), agents: agents.clone() };
+        let observers = Observers {
+            core: core.clone(),
+            tokens: tokens.clone(),
+            quotas: quotas.clone(),
+            suspensions: Arc::clone(&suspensions),
+            tasks: tasks.clone(),
+            cache: Arc::new(observers),
+        };
+        let files = Files {
+            core: core.clone(),
+            quotas: quotas.clone(),
+            secrets: Arc::clone(&secrets),
+            storage: Arc::new(FileStorage::new(&config.files)),
+        };
+        Self {
+            access: Access {
+                core: core.clone(),
+                tokens: tokens.clone(),
+                observers: observers.clone(),
+                suspensions: Arc::clone(&suspensions),
+                seen,
+            },
+            actions: Actions {
+                core: core.clone(),
+                agents: agents.clone(),
+                channels: channels.clone(),
+                node_kinds: node_kinds.clone(),
+                calls: Arc::new(calls),
+                dispatch_notes: Arc::new(dispatch_notes),
+            },
+            events: Events {
+                core: core.clone(),
+                stream: stream.clone(),
+                audiences: Arc::clone(&audiences),
+                feeds: Arc::default(),
+                large_frames: events::large_frames(),
+            },
+            messages: Messages {
+                core: core.clone(),
+                quotas: quotas.clone(),
+                files: files.clone(),
+                suspensions: Arc::clone(&suspensions),
+                audiences,
+                channels: channels.clone(),
+                stream: stream.clone(),
+                committer: Arc::new(committer),
+            },
+            nodes: Nodes {
+                core: core.clone(),
+                tokens: tokens.clone(),
+                quotas: quotas.clone(),
+                agents: agents.clone(),
+                secrets: Arc::clone(&secrets),
+                egress: egress.clone(),
+                stream: stream.clone(),
+                heartbeats: Arc::default(),
+            },
+            processes: Processes { core: core.clone(), stream: stream.clone(), tasks: tasks.clone() },
+            rate_limits: RateLimits {
+                core: core.clone(),
+                quotas: quotas.clone(),
+                limits: Arc::new(Limits::new(config.limits)),
+            },
+            recovery: Recovery { core: core.clone(), state: Arc::new(RecoveryState::new(config.restore_margin)) },
+            search: Search { core: core.clone() },
+            subscriptions: Subscriptions {
+                core: core.clone(),
+                quotas: quotas.clone(),
+                secrets: Arc::clone(&secrets),
+                egress: egress.clone(),
+            },
+            workspaces: Workspaces { core: core.clone(), tokens, observers: observers.clone() },
+            stream,
+            tasks,
+            core,
+            secrets,
+            egress,
+            publisher,
+            node_kinds,
+            suspensions,
+            agents,
+            channels,
+            files,
+            mailboxes,
+            observers,
+            quotas,
+        }
+    }
+}
