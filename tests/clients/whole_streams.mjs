@@ -22,6 +22,12 @@ export async function open({ relay, agents: { bob } }) {
   await until('the workspace\'s stream opens', () => workspace.connected.length > 0);
   await until('and the agent\'s', () => agent.connected.length > 0);
   await until('the agent is online', async () => (await relay.agents.get('bob')).status === 'online');
+  // It is online once it has registered; what is best-effort reaches it once its gateway serves it.
+  let round = 0;
+  await until('the agent hears', async () => {
+    await bob.channels.setTopic('general', `round ${(round += 1)}`);
+    return agent.channelUpdated.length > 0;
+  });
   return { workspace, agent };
 }
 

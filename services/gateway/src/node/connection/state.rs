@@ -306,16 +306,13 @@ impl ConnectionState {
                 self.start_requests();
             }
             JobResult::Serve { start, agents } => {
-                let registration_reply = self.registration_reply.take();
-                let is_answer = registration_reply.is_some();
-                // The reply precedes every delivery.
-                if let Some(reply) = registration_reply {
-                    self.send_text(reply);
-                }
                 for (position, tail) in agents {
                     self.adopt_agent(position, tail, start);
                 }
-                if is_answer {
+                // The agent is routed by now, so that the client receives every later event, and nothing has been
+                // delivered, so that the reply comes first.
+                if let Some(reply) = self.registration_reply.take() {
+                    self.send_text(reply);
                     self.end_request();
                 }
             }
