@@ -187,6 +187,9 @@ pub enum InvalidInput {
         path: String,
         message: String,
     },
+    /// The schema would cost too much to apply; the text says why.
+    #[error("{0}")]
+    SchemaTooComplex(String),
     #[error("invalid node name")]
     NodeName,
     #[error("node {node} is of kind {}", kind.as_str())]

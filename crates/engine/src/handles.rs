@@ -154,6 +154,7 @@ impl Inner {
                 node_kinds: node_kinds.clone(),
                 calls: Arc::new(calls),
                 dispatch_notes: Arc::new(dispatch_notes),
+                schemas: Arc::default(),
             },
             events: Events {
                 core: core.clone(),

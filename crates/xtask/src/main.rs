@@ -2,6 +2,7 @@
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool")]
 
+mod attack;
 mod cargo;
 mod chaos;
 mod chart;
@@ -36,6 +37,8 @@ enum Command {
     Test(test::Args),
     /// Runs the crash tests in full. Takes long; arguments go to the test runner.
     Chaos(test::Args),
+    /// Runs the attacks of one tenant on the others; arguments go to the test runner.
+    Attack(test::Args),
     /// Checks the Helm chart, the alerts and the dashboards.
     Chart(chart::Args),
     /// Builds the container image and writes it into an archive.
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Dev(args) => dev::run(args),
         Command::Test(args) => test::run(&args),
         Command::Chaos(args) => chaos::run(args),
+        Command::Attack(args) => attack::run(args),
         Command::Chart(args) => chart::run(&args),
         Command::Image(args) => image::run(&args),
         Command::Sbom(args) => sbom::run(&args),

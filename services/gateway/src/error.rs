@@ -290,6 +290,7 @@ fn invalid_text(input: InvalidInput) -> (&'static str, Cow<'static, str>) {
         InvalidInput::ActionHandler => {
             ("invalid_action_handler", "An action has one handler: handler_agent or handler_node".into())
         }
+        InvalidInput::SchemaTooComplex(problem) => ("schema_too_complex", problem.into()),
         InvalidInput::ActionInput { path, message } => {
             ("invalid_action_input", format!("input{path}: {message}").into())
         }

@@ -5,6 +5,7 @@
 //! respond in time, the next attempt starts under the same id (docs/protocol/node.md, "Invocation states" and "Retries
 //! of invocations").
 
+pub mod schema_cost;
 pub mod trigger;
 
 use std::time::Duration;

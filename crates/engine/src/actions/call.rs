@@ -18,7 +18,7 @@ use relay_store::actions::{
 };
 use serde_json::{Map, Value};
 
-use super::{ActionRow, Actions, input, may_invoke};
+use super::{ActionRow, Actions, may_invoke};
 use crate::{
     EngineError, EngineResult,
     access::{authentication::AgentCaller, idempotency::ClientKey},
@@ -129,19 +129,19 @@ impl Actions {
             None => self.core.store.action(scope, &request.name).await?,
             Some(node) => self.core.store.action_of_node(scope, node, &request.name).await?,
         };
-        let handler = match &action {
+        let (handler, input) = match &action {
             Some(action) => {
-                self.check_call(scope, caller, action, &given).await?;
-                action_handler(action)
+                self.check_caller(scope, caller, action).await?;
+                (action_handler(action), self.schemas.check_input(scope, &action.input_schema, given).await?)
             }
-            None => self.capacity_handler(scope, &request.name, node).await?,
+            None => (self.capacity_handler(scope, &request.name, node).await?, given),
         };
         let call = InvocationRequest {
             action_name: request.name,
             handler,
             caller_id: caller.map(|caller| caller.agent_id),
             caller_name: caller.map_or_else(|| WORKSPACE_CALLER.to_owned(), |caller| caller.name.to_string()),
-            input: given,
+            input,
             durable: request.durable,
             key,
         };
@@ -250,29 +250,25 @@ impl Actions {
         })
     }
 
-    /// Checks that an agent may invoke an action with this input. A denial is recorded for the agent and for observers.
-    async fn check_call(
+    /// Checks that an agent may invoke an action. A denial is recorded for the agent and for observers.
+    async fn check_caller(
         &self,
         scope: WorkspaceScope,
         caller: Option<&AgentCaller>,
         action: &ActionRow,
-        given: &Value,
     ) -> EngineResult<()> {
         match caller {
             Some(caller) if !may_invoke(action, caller) => {
                 let denied =
                     self.core.store.record_denial(scope, &action.name, caller.agent_id, &caller.name, self.core.now());
                 self.core.announce(denied.await?);
-                return Err(EngineError::Forbidden(Denial::ActionDenied(action.name.clone())));
+                Err(EngineError::Forbidden(Denial::ActionDenied(action.name.clone())))
             }
             None if action.available_to.is_some() => {
-                return Err(EngineError::Forbidden(Denial::ActionDenied(action.name.clone())));
+                Err(EngineError::Forbidden(Denial::ActionDenied(action.name.clone())))
             }
-            _ => {}
+            _ => Ok(()),
         }
-        input::check_input(&action.input_schema, given).map_err(|problem| {
-            EngineError::Invalid(InvalidInput::ActionInput { path: problem.path, message: problem.message })
-        })
     }
 
     /// Returns the handler of a capacity without a defined action: any node with the capacity.

@@ -4,7 +4,10 @@
 //! leaves its claim to expire; its invocations are recognized by the idempotency key of (trigger, message), so that
 //! each message invokes an action once however often it is scanned.
 
+use std::time::Duration;
+
 use chrono::TimeDelta;
+use futures::StreamExt as _;
 use relay_domain::{
     MessageId, WorkspaceScope,
     actions::trigger::{TriggerFacts, matches_scope},
@@ -15,6 +18,7 @@ use relay_store::{
     actions::triggers::{TriggerRow, TriggerScan},
     events::RecordedEvents,
 };
+use tokio::time::Instant;
 
 use crate::{
     Engine, EngineError, EngineResult,
@@ -25,6 +29,10 @@ use crate::{
 };
 
 const WORKSPACES_AT_ONCE: i64 = 16;
+/// Workspaces scanned at the same time, so that one whose schemas cost much does not hold up the others.
+const CONCURRENT_SCANS: usize = 4;
+/// Time after which a scan leaves the rest of its events to the next.
+const SCAN_TIME: Duration = Duration::from_secs(1);
 /// Target number of events of each.
 const EVENTS_AT_ONCE: i64 = 200;
 /// Time that a message waits for capacity among the open invocations of its action; other triggers of the workspace
@@ -74,8 +82,10 @@ struct ScanOutcome {
 pub async fn scan_triggers(engine: &Engine) -> EngineResult<TickOutcome> {
     let claimed = engine.store().claim_trigger_scans(WORKSPACES_AT_ONCE, CLAIM_SECONDS).await?;
     let mut done = TickOutcome::default();
-    for part in claimed {
-        match scan_and_record(engine, &part).await {
+    let scans = claimed.into_iter().map(|part| async move { (scan_and_record(engine, &part).await, part) });
+    let mut scans = futures::stream::iter(scans).buffer_unordered(CONCURRENT_SCANS);
+    while let Some((scanned, part)) = scans.next().await {
+        match scanned {
             Ok(scanned) => {
                 done.worked += scanned.fired;
                 done.more |= scanned.reached < part.newest_seq && !scanned.waits;
@@ -117,8 +127,9 @@ async fn scan_events(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOu
     let triggers = engine.store().enabled_triggers(part.scope).await?;
     let triggers: Vec<CompiledTrigger> = triggers.into_iter().map(CompiledTrigger::new).collect();
     let mut fired = 0;
+    let began = Instant::now();
     for (seq, _) in posted {
-        if fired >= MAX_FIRED {
+        if fired >= MAX_FIRED || began.elapsed() >= SCAN_TIME {
             return Ok(through(fired as u64, seq - 1));
         }
         let Some(message) = messages.get(&seq) else { continue };

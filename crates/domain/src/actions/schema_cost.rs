@@ -1,0 +1,407 @@
+//! Cost of JSON schemas, known before they are compiled or applied.
+//!
+//! A schema is written by a tenant, and validators do not bound their work: references multiply it (a chain of `allOf`
+//! with two references each doubles at every step), and patterns compile to far more than their text. [`weigh`] bounds
+//! a schema by itself, [`cost_of_check`] its application to one input. Both count an upper bound of what a validator
+//! may visit, and stop at their limit.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value};
+
+/// Maximum weight of a schema: subschemas and keyword entries, each counted as often as references reach it.
+pub const MAX_WEIGHT: u64 = 20_000;
+/// Maximum number of patterns in a schema.
+pub const MAX_PATTERNS: usize = 64;
+/// Maximum length of a pattern, in bytes.
+pub const MAX_PATTERN_BYTES: usize = 1024;
+/// Maximum cost of one check, in steps of a validator. A million take about a tenth of a second.
+pub const MAX_CHECK_COST: u64 = 1_000_000;
+/// Maximum nesting of one check; deeper means that references lead back without progress.
+const MAX_DEPTH: usize = 256;
+/// Bytes of a string that cost one step.
+const BYTES_PER_STEP: u64 = 16;
+
+/// Why a schema is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SchemaProblem {
+    /// References multiply its subschemas, or it has too many.
+    #[error("the schema has more than {MAX_WEIGHT} parts, counting each as often as references reach it")]
+    TooLarge,
+    /// References lead back to themselves.
+    #[error("the schema's references lead back to themselves, or are nested too deeply")]
+    TooDeep,
+    /// Too many patterns.
+    #[error("the schema has more than {MAX_PATTERNS} patterns")]
+    TooManyPatterns,
+    /// A pattern is too long.
+    #[error("a pattern of the schema has more than {MAX_PATTERN_BYTES} bytes")]
+    PatternTooLong,
+    /// A pattern compiles to too much.
+    #[error("a pattern of the schema compiles to more than a check may keep")]
+    PatternTooLarge,
+    /// A reference that leads out of the schema, or nowhere.
+    #[error("the schema has no part {0:?} that a reference names")]
+    UnknownReference(String),
+    /// One input would take too long to check.
+    #[error("the schema needs too many steps for this input")]
+    CheckTooExpensive,
+}
+
+/// Checks the weight of a schema and of its patterns.
+///
+/// # Errors
+/// When it exceeds a bound, or a reference cannot be followed.
+pub fn weigh(schema: &Value) -> Result<(), SchemaProblem> {
+    check_patterns(schema)?;
+    let references = References::new(schema);
+    let weight = Weigher { references, known: HashMap::new() }.weigh(schema, 0)?;
+    if weight > MAX_WEIGHT { Err(SchemaProblem::TooLarge) } else { Ok(()) }
+}
+
+/// Checks the cost of applying a schema to an input.
+///
+/// # Errors
+/// When it exceeds [`MAX_CHECK_COST`], or a reference cannot be followed.
+pub fn cost_of_check(schema: &Value, input: &Value) -> Result<(), SchemaProblem> {
+    Check { references: References::new(schema), left: MAX_CHECK_COST }.visit(schema, input, 0)
+}
+
+/// Targets of references within a schema.
+struct References<'a> {
+    root: &'a Value,
+    /// Identifier of the whole schema, which references may repeat.
+    id: &'a str,
+    anchors: HashMap<&'a str, &'a Value>,
+}
+
+impl<'a> References<'a> {
+    fn new(root: &'a Value) -> Self {
+        let id = root["$id"].as_str().unwrap_or_default();
+        let mut anchors = HashMap::new();
+        collect_anchors(root, &mut anchors);
+        Self { root, id: id.split('#').next().unwrap_or_default(), anchors }
+    }
+
+    fn resolve(&self, reference: &str) -> Result<&'a Value, SchemaProblem> {
+        let unknown = || SchemaProblem::UnknownReference(reference.to_owned());
+        let (base, fragment) = reference.split_once('#').unwrap_or((reference, ""));
+        if !base.is_empty() && base != self.id {
+            return Err(unknown());
+        }
+        if fragment.is_empty() {
+            return Ok(self.root);
+        }
+        let fragment = decode_percent(fragment);
+        if fragment.starts_with('/') {
+            return self.root.pointer(&fragment).ok_or_else(unknown);
+        }
+        self.anchors.get(fragment.as_str()).copied().ok_or_else(unknown)
+    }
+}
+
+fn collect_anchors<'a>(schema: &'a Value, anchors: &mut HashMap<&'a str, &'a Value>) {
+    match schema {
+        Value::Object(map) => {
+            for keyword in ["$anchor", "$dynamicAnchor"] {
+                if let Some(name) = map.get(keyword).and_then(Value::as_str) {
+                    anchors.insert(name, schema);
+                }
+            }
+            // Older drafts write an anchor as an identifier.
+            if let Some(name) = map.get("$id").and_then(Value::as_str).and_then(|id| id.strip_prefix('#')) {
+                anchors.insert(name, schema);
+            }
+            map.values().for_each(|part| collect_anchors(part, anchors));
+        }
+        Value::Array(parts) => parts.iter().for_each(|part| collect_anchors(part, anchors)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// Decodes `%41` in a fragment.
+fn decode_percent(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, tail)) = rest.split_first() {
+        let mut decoded = [0];
+        match tail.split_at_checked(2) {
+            Some((hex, behind)) if *first == b'%' && hex::decode_to_slice(hex, &mut decoded).is_ok() => {
+                bytes.push(decoded[0]);
+                rest = behind;
+            }
+            _ => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Checks number and length of all patterns, wherever they stand.
+fn check_patterns(schema: &Value) -> Result<(), SchemaProblem> {
+    let patterns = patterns(schema);
+    if patterns.len() > MAX_PATTERNS {
+        return Err(SchemaProblem::TooManyPatterns);
+    }
+    if patterns.iter().any(|pattern| pattern.len() > MAX_PATTERN_BYTES) {
+        return Err(SchemaProblem::PatternTooLong);
+    }
+    Ok(())
+}
+
+/// Returns all patterns of a schema.
+#[must_use]
+pub fn patterns(schema: &Value) -> Vec<&str> {
+    let mut patterns = Vec::new();
+    collect_patterns(schema, &mut patterns);
+    patterns
+}
+
+fn collect_patterns<'a>(schema: &'a Value, patterns: &mut Vec<&'a str>) {
+    match schema {
+        Value::Object(map) => {
+            patterns.extend(map.get("pattern").and_then(Value::as_str));
+            if let Some(Value::Object(by_pattern)) = map.get("patternProperties") {
+                patterns.extend(by_pattern.keys().map(String::as_str));
+            }
+            map.values().for_each(|part| collect_patterns(part, patterns));
+        }
+        Value::Array(parts) => parts.iter().for_each(|part| collect_patterns(part, patterns)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// Subschemas of a keyword.
+enum Keyword<'a> {
+    /// Leads to another part of the schema.
+    Reference(&'a str),
+    /// Applied to the same value.
+    InPlace(Vec<&'a Value>),
+    /// Applied to parts of the value.
+    Children(Children<'a>),
+    /// Without subschemas.
+    Plain,
+}
+
+/// Subschemas for parts of a value.
+enum Children<'a> {
+    /// By the name of a property.
+    Named(&'a Map<String, Value>),
+    /// By the position of an element.
+    Positions(&'a [Value]),
+    /// Each for any element and any property.
+    Any(Vec<&'a Value>),
+    /// For the names of properties.
+    Names(&'a Value),
+}
+
+fn keyword<'a>(name: &str, value: &'a Value) -> Keyword<'a> {
+    match (name, value) {
+        ("$ref" | "$dynamicRef" | "$recursiveRef", Value::String(reference)) => Keyword::Reference(reference),
+        ("allOf" | "anyOf" | "oneOf", Value::Array(parts)) => Keyword::InPlace(parts.iter().collect()),
+        ("not" | "if" | "then" | "else", part) => Keyword::InPlace(vec![part]),
+        ("dependentSchemas" | "dependencies", Value::Object(parts)) => {
+            Keyword::InPlace(parts.values().filter(|part| part.is_object()).collect())
+        }
+        ("properties", Value::Object(parts)) => Keyword::Children(Children::Named(parts)),
+        ("patternProperties", Value::Object(parts)) => Keyword::Children(Children::Any(parts.values().collect())),
+        ("prefixItems" | "items", Value::Array(parts)) => Keyword::Children(Children::Positions(parts)),
+        ("propertyNames", part) => Keyword::Children(Children::Names(part)),
+        (
+            "items"
+            | "additionalItems"
+            | "unevaluatedItems"
+            | "contains"
+            | "additionalProperties"
+            | "unevaluatedProperties",
+            part,
+        ) => Keyword::Children(Children::Any(vec![part])),
+        _ => Keyword::Plain,
+    }
+}
+
+/// Entries of a keyword's value, each of which may cost a step.
+fn entries(value: &Value) -> u64 {
+    match value {
+        Value::Array(parts) => parts.len() as u64,
+        Value::Object(parts) => parts.len() as u64,
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 1,
+    }
+}
+
+struct Weigher<'a> {
+    references: References<'a>,
+    /// Weights of referenced parts; `None` while one is being weighed.
+    known: HashMap<*const Value, Option<u64>>,
+}
+
+impl<'a> Weigher<'a> {
+    fn weigh(&mut self, schema: &'a Value, depth: usize) -> Result<u64, SchemaProblem> {
+        let Value::Object(map) = schema else { return Ok(1) };
+        if depth > MAX_DEPTH {
+            return Err(SchemaProblem::TooDeep);
+        }
+        let mut weight: u64 = 1;
+        for (name, value) in map {
+            let part = match keyword(name, value) {
+                Keyword::Reference(reference) => self.weigh_target(reference, depth)?,
+                Keyword::InPlace(parts) => self.weigh_all(parts, depth)?,
+                Keyword::Children(Children::Named(parts)) => self.weigh_all(parts.values().collect(), depth)?,
+                Keyword::Children(Children::Positions(parts)) => self.weigh_all(parts.iter().collect(), depth)?,
+                Keyword::Children(Children::Any(parts)) => self.weigh_all(parts, depth)?,
+                Keyword::Children(Children::Names(part)) => self.weigh(part, depth + 1)?,
+                // Read only where a reference leads to it.
+                Keyword::Plain if name == "$defs" || name == "definitions" => 0,
+                Keyword::Plain => entries(value),
+            };
+            weight = weight.saturating_add(part);
+        }
+        Ok(weight)
+    }
+
+    fn weigh_all(&mut self, parts: Vec<&'a Value>, depth: usize) -> Result<u64, SchemaProblem> {
+        parts.into_iter().try_fold(0_u64, |sum, part| Ok(sum.saturating_add(self.weigh(part, depth + 1)?)))
+    }
+
+    fn weigh_target(&mut self, reference: &str, depth: usize) -> Result<u64, SchemaProblem> {
+        let target = self.references.resolve(reference)?;
+        let key = std::ptr::from_ref(target);
+        match self.known.get(&key) {
+            // A circle: how often it is run through depends on the input, and is counted there.
+            Some(None) => return Ok(1),
+            Some(Some(weight)) => return Ok(*weight),
+            None => {}
+        }
+        self.known.insert(key, None);
+        let weight = self.weigh(target, depth + 1)?;
+        self.known.insert(key, Some(weight));
+        Ok(weight)
+    }
+}
+
+struct Check<'a> {
+    references: References<'a>,
+    left: u64,
+}
+
+impl<'a> Check<'a> {
+    fn spend(&mut self, steps: u64) -> Result<(), SchemaProblem> {
+        self.left = self.left.checked_sub(steps).ok_or(SchemaProblem::CheckTooExpensive)?;
+        Ok(())
+    }
+
+    fn visit(&mut self, schema: &'a Value, input: &Value, depth: usize) -> Result<(), SchemaProblem> {
+        self.spend(1)?;
+        let Value::Object(map) = schema else { return Ok(()) };
+        if depth > MAX_DEPTH {
+            return Err(SchemaProblem::TooDeep);
+        }
+        for (name, value) in map {
+            match keyword(name, value) {
+                Keyword::Reference(reference) => {
+                    let target = self.references.resolve(reference)?;
+                    self.visit(target, input, depth + 1)?;
+                }
+                Keyword::InPlace(parts) => {
+                    parts.into_iter().try_for_each(|part| self.visit(part, input, depth + 1))?;
+                }
+                Keyword::Children(children) => {
+                    // To know what is not evaluated, a validator repeats what applies to the same value, for each part.
+                    if name.starts_with("unevaluated") {
+                        self.spend(entries(input).saturating_mul(entries(schema)))?;
+                        self.visit_in_place_again(map, input, depth)?;
+                    }
+                    self.visit_children(&children, input, depth + 1)?;
+                }
+                Keyword::Plain => self.spend_plain(name, value, input)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn visit_in_place_again(
+        &mut self,
+        map: &'a Map<String, Value>,
+        input: &Value,
+        depth: usize,
+    ) -> Result<(), SchemaProblem> {
+        let before = self.left;
+        for (name, value) in map {
+            match keyword(name, value) {
+                Keyword::Reference(reference) => {
+                    let target = self.references.resolve(reference)?;
+                    self.visit(target, input, depth + 1)?;
+                }
+                Keyword::InPlace(parts) => {
+                    parts.into_iter().try_for_each(|part| self.visit(part, input, depth + 1))?;
+                }
+                Keyword::Children(_) | Keyword::Plain => {}
+            }
+        }
+        self.spend((before - self.left).saturating_mul(entries(input)))
+    }
+
+    fn visit_children(&mut self, children: &Children<'a>, input: &Value, depth: usize) -> Result<(), SchemaProblem> {
+        match (children, input) {
+            (Children::Named(parts), Value::Object(properties)) => {
+                self.spend(parts.len() as u64)?;
+                for (name, part) in *parts {
+                    if let Some(property) = properties.get(name) {
+                        self.visit(part, property, depth)?;
+                    }
+                }
+            }
+            (Children::Positions(parts), Value::Array(elements)) => {
+                for (part, element) in parts.iter().zip(elements) {
+                    self.visit(part, element, depth)?;
+                }
+            }
+            (Children::Any(parts), Value::Array(elements)) => {
+                for part in parts {
+                    elements.iter().try_for_each(|element| self.visit(part, element, depth))?;
+                }
+            }
+            (Children::Any(parts), Value::Object(properties)) => {
+                for part in parts {
+                    for (name, property) in properties {
+                        self.spend(name.len() as u64 / BYTES_PER_STEP)?;
+                        self.visit(part, property, depth)?;
+                    }
+                }
+            }
+            (Children::Names(part), Value::Object(properties)) => {
+                for name in properties.keys() {
+                    self.visit(part, &Value::from(name.as_str()), depth)?;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn spend_plain(&mut self, name: &str, value: &Value, input: &Value) -> Result<(), SchemaProblem> {
+        match (name, input) {
+            ("$defs" | "definitions", _) => Ok(()),
+            ("enum", _) => self.spend(entries(value).saturating_mul(1 + size_of_value(input) / BYTES_PER_STEP)),
+            ("const" | "uniqueItems", _) => self.spend(size_of_value(input)),
+            (_, Value::String(text)) => self.spend(1 + text.len() as u64 / BYTES_PER_STEP),
+            _ => self.spend(entries(value)),
+        }
+    }
+}
+
+/// Parts of a value, and steps to compare its strings.
+fn size_of_value(value: &Value) -> u64 {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 1,
+        Value::String(text) => 1 + text.len() as u64 / BYTES_PER_STEP,
+        Value::Array(parts) => 1 + parts.iter().map(size_of_value).sum::<u64>(),
+        Value::Object(parts) => 1 + parts.values().map(size_of_value).sum::<u64>(),
+    }
+}
+
+#[cfg(test)]
+#[path = "schema_cost_tests.rs"]
+mod tests;

@@ -1,0 +1,268 @@
+//! Schemas of actions: checked when they are defined, compiled once, applied to inputs.
+//!
+//! Tenants write them, so their work is bounded (`relay_domain::actions::schema_cost`) and runs on a blocking pool:
+//! one schema of a workspace at a time, and only some of all workspaces, so that a costly one delays only its own.
+
+use std::{num::NonZeroUsize, sync::Arc, time::Duration};
+
+use jsonschema::{PatternOptions, Validator};
+use moka::sync::Cache;
+use regex::RegexBuilder;
+use relay_domain::{
+    WorkspaceId, WorkspaceScope,
+    actions::schema_cost::{self, SchemaProblem},
+};
+use serde_json::{Map, Value};
+use sha2::{Digest as _, Sha256};
+use tokio::sync::Semaphore;
+
+use crate::{EngineError, EngineResult, error::InvalidInput};
+
+/// Longest time of a check with its wait for a place; beyond it the caller is asked to try again.
+const DEADLINE: Duration = Duration::from_secs(2);
+/// Bound of the compiled schemas, in bytes. What a schema takes is estimated.
+const CACHED_BYTES: u64 = 64 * 1024 * 1024;
+/// Estimate of the compiled size per byte of a schema's text.
+const COMPILED_PER_BYTE: usize = 20;
+/// Bound of one compiled pattern, and of the states that it builds while it matches, in bytes.
+const PATTERN_BYTES: usize = 128 * 1024;
+/// Bound of the workspaces whose place is remembered.
+const MAX_TENANTS: u64 = 100_000;
+const TENANT_IDLE: Duration = Duration::from_secs(60);
+/// Bound of an error message, in characters.
+const MAX_MESSAGE_CHARS: usize = 300;
+
+type CompiledCache = Cache<[u8; 32], Arc<Compiled>>;
+
+/// Compiled schemas by the hash of their text, and the places in which they run.
+pub(crate) struct Schemas {
+    compiled: CompiledCache,
+    /// One place of each workspace.
+    tenants: Cache<WorkspaceId, Arc<Semaphore>>,
+    /// Places of this process: half of its cores, so that requests always have some.
+    places: Arc<Semaphore>,
+}
+
+impl Default for Schemas {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        Self {
+            compiled: Cache::builder()
+                .max_capacity(CACHED_BYTES)
+                .weigher(|_, compiled: &Arc<Compiled>| compiled.bytes)
+                .build(),
+            tenants: Cache::builder().max_capacity(MAX_TENANTS).time_to_idle(TENANT_IDLE).build(),
+            places: Arc::new(Semaphore::new((cores / 2).max(1))),
+        }
+    }
+}
+
+impl Schemas {
+    /// Checks that a schema can be applied at a bounded cost. `field` is the field of the request that holds it.
+    ///
+    /// # Errors
+    /// When it cannot, or is no schema.
+    pub(super) async fn check_definition(
+        &self,
+        scope: WorkspaceScope,
+        field: &'static str,
+        schema: &Value,
+    ) -> EngineResult<()> {
+        if is_empty(schema) {
+            return Ok(());
+        }
+        let schema = schema.clone();
+        let checked = move |known: &CompiledCache| {
+            let nothing = Value::Object(Map::new());
+            schema_cost::weigh(&schema)
+                .and_then(|()| check_patterns(&schema))
+                // Shows references that lead back without progress.
+                .and_then(|()| schema_cost::cost_of_check(&schema, &nothing))
+                .map_err(|problem| too_complex(&problem))?;
+            match compile(known, &schema) {
+                Ok(_) => Ok(()),
+                Err(problem) => Err(EngineError::invalid_request(format!("{field} is no schema: {problem}"))),
+            }
+        };
+        self.run(scope, checked).await
+    }
+
+    /// Validates an input, and returns it.
+    ///
+    /// # Errors
+    /// With the first violation, or when the check would cost too much.
+    pub(super) async fn check_input(&self, scope: WorkspaceScope, schema: &Value, input: Value) -> EngineResult<Value> {
+        if is_empty(schema) {
+            return Ok(input);
+        }
+        let schema = schema.clone();
+        let checked = move |known: &CompiledCache| {
+            // Older versions stored schemas without weighing them.
+            schema_cost::weigh(&schema)
+                .and_then(|()| schema_cost::cost_of_check(&schema, &input))
+                .map_err(|problem| too_complex(&problem))?;
+            // It compiled when it was defined: what fails now is a bound.
+            let compiled = compile(known, &schema)
+                .map_err(|problem| EngineError::Invalid(InvalidInput::SchemaTooComplex(problem)))?;
+            check(&compiled, &input).map(|()| input)
+        };
+        self.run(scope, checked).await
+    }
+
+    /// Runs work on the blocking pool, in a place of the workspace and in one of this process. Both stay taken until
+    /// the work ends, also when its caller no longer waits.
+    async fn run<T: Send + 'static>(
+        &self,
+        scope: WorkspaceScope,
+        work: impl FnOnce(&CompiledCache) -> EngineResult<T> + Send + 'static,
+    ) -> EngineResult<T> {
+        let tenant = self.tenants.get_with(scope.workspace_id(), || Arc::new(Semaphore::new(1)));
+        let (places, compiled) = (Arc::clone(&self.places), self.compiled.clone());
+        let done = async {
+            let own = tenant.acquire_owned().await.ok()?;
+            let place = places.acquire_owned().await.ok()?;
+            let work = move || {
+                let done = work(&compiled);
+                drop((own, place));
+                done
+            };
+            tokio::task::spawn_blocking(work).await.ok()
+        };
+        match tokio::time::timeout(DEADLINE, done).await {
+            Ok(Some(done)) => done,
+            Ok(None) | Err(_) => Err(EngineError::Overloaded),
+        }
+    }
+}
+
+/// Compiled schema.
+struct Compiled {
+    validator: Validator,
+    /// Estimate of its size.
+    bytes: u32,
+}
+
+/// Compiles a schema, unless it is known. Patterns are matched in linear time; references outside of the schema are
+/// refused.
+fn compile(known: &CompiledCache, schema: &Value) -> Result<Arc<Compiled>, String> {
+    let text = schema.to_string();
+    let key = Sha256::digest(&text).into();
+    if let Some(compiled) = known.get(&key) {
+        return Ok(compiled);
+    }
+    let patterns = PatternOptions::regex().size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES);
+    let validator = jsonschema::options()
+        .with_pattern_options(patterns)
+        .build(schema)
+        .map_err(|error| truncate_message(&error.to_string()))?;
+    let bytes = text.len() * COMPILED_PER_BYTE + schema_cost::patterns(schema).len() * PATTERN_BYTES;
+    let compiled = Arc::new(Compiled { validator, bytes: u32::try_from(bytes).unwrap_or(u32::MAX) });
+    known.insert(key, Arc::clone(&compiled));
+    Ok(compiled)
+}
+
+/// Refuses patterns that compile to more than a validator may keep. Other faults are the compiler's to report.
+fn check_patterns(schema: &Value) -> Result<(), SchemaProblem> {
+    let is_too_large = |pattern: &&str| {
+        let built = RegexBuilder::new(pattern).size_limit(PATTERN_BYTES).build();
+        matches!(built, Err(regex::Error::CompiledTooBig(_)))
+    };
+    match schema_cost::patterns(schema).iter().find(|pattern| is_too_large(pattern)) {
+        Some(_) => Err(SchemaProblem::PatternTooLarge),
+        None => Ok(()),
+    }
+}
+
+fn check(compiled: &Compiled, input: &Value) -> EngineResult<()> {
+    compiled.validator.validate(input).map_err(|error| {
+        EngineError::Invalid(InvalidInput::ActionInput {
+            path: error.instance_path().to_string(),
+            message: truncate_message(&error.to_string()),
+        })
+    })
+}
+
+fn is_empty(schema: &Value) -> bool {
+    schema.as_object().is_none_or(Map::is_empty)
+}
+
+fn too_complex(problem: &SchemaProblem) -> EngineError {
+    EngineError::Invalid(InvalidInput::SchemaTooComplex(problem.to_string()))
+}
+
+/// Bounds a message: it quotes the input, which may be long.
+fn truncate_message(message: &str) -> String {
+    match message.char_indices().nth(MAX_MESSAGE_CHARS) {
+        Some((at, _)) => format!("{}…", &message[..at]),
+        None => message.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn scope(workspace: i64) -> WorkspaceScope {
+        WorkspaceScope::from_engine_row(WorkspaceId::new(workspace))
+    }
+
+    #[tokio::test]
+    async fn the_first_problem_names_its_path() {
+        let schemas = Schemas::default();
+        let schema = json!({
+            "type": "object", "required": ["ref"],
+            "properties": { "ref": { "type": "string" }, "steps": { "type": "array", "items": { "type": "integer" } } },
+        });
+        let path = async |input: Value| match schemas.check_input(scope(1), &schema, input).await {
+            Ok(_) => "fits".to_owned(),
+            Err(EngineError::Invalid(InvalidInput::ActionInput { path, .. })) => path,
+            Err(other) => panic!("{other:?}"),
+        };
+        assert_eq!(path(json!({ "ref": "main", "steps": [1, 2] })).await, "fits");
+        assert_eq!(path(json!({ "ref": "main", "steps": [1, "2"] })).await, "/steps/1");
+        assert_eq!(path(json!({ "ref": 7 })).await, "/ref");
+        assert_eq!(path(json!({})).await, "");
+        assert!(schemas.check_input(scope(1), &json!({}), json!(7)).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn schemas_that_cannot_be_applied_are_refused_when_they_are_defined() {
+        let schemas = Schemas::default();
+        let refusal = async |schema: Value| match schemas.check_definition(scope(1), "input_schema", &schema).await {
+            Ok(()) => "accepted",
+            Err(EngineError::Invalid(InvalidInput::SchemaTooComplex(_))) => "too complex",
+            Err(EngineError::Invalid(InvalidInput::Request(_))) => "invalid",
+            Err(other) => panic!("{other:?}"),
+        };
+        let local = json!({ "$ref": "#/$defs/a", "$defs": { "a": { "type": "string" } } });
+        assert_eq!(refusal(local).await, "accepted");
+        assert_eq!(refusal(json!({ "$ref": "https://example.org/schema.json" })).await, "too complex");
+        assert_eq!(refusal(json!({ "type": "strin" })).await, "invalid");
+        assert_eq!(refusal(json!({ "pattern": "(" })).await, "invalid");
+        assert_eq!(refusal(json!({ "pattern": "^[a-z]{1,40}$" })).await, "accepted");
+        assert_eq!(refusal(json!({ "pattern": r"\p{L}{200}" })).await, "too complex");
+        assert_eq!(refusal(json!({ "allOf": [{ "$ref": "#" }] })).await, "too complex");
+    }
+
+    #[tokio::test]
+    async fn a_workspace_that_keeps_its_place_does_not_delay_another() {
+        let schemas = Schemas { places: Arc::new(Semaphore::new(2)), ..Schemas::default() };
+        let (release, blocked) = std::sync::mpsc::sync_channel::<()>(1);
+        let busy = schemas.run(scope(1), move |_| {
+            let _ = blocked.recv();
+            Ok(())
+        });
+        let other = schemas.run(scope(2), |_| Ok(7));
+        let (busy, other) = tokio::join!(busy, async {
+            let same = tokio::time::timeout(Duration::from_millis(50), schemas.run(scope(1), |_| Ok(7))).await;
+            assert!(same.is_err(), "one at a time");
+            let other = other.await;
+            let _ = release.send(());
+            other
+        });
+        assert!(busy.is_ok());
+        assert_eq!(other.ok(), Some(7));
+    }
+}

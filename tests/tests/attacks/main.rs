@@ -1,0 +1,4 @@
+//! Attacks of one tenant on the others: each is refused, or costs only its own workspace. `cargo xtask attack` runs
+//! them.
+
+mod schemas;

@@ -1,0 +1,120 @@
+//! Schemas of actions that would take a gateway or a worker down: they are refused when they are defined, and stop
+//! nobody when an older version has stored them.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use futures::future::join_all;
+use relay_testkit::{
+    client::{Agent, Api, Reply},
+    stack::Stack,
+    wait,
+};
+use serde_json::{Map, Value, json};
+use sqlx::{Connection as _, PgConnection};
+
+const SOON: Duration = Duration::from_secs(30);
+/// Invocations that an attacker sends at a time.
+const AT_A_TIME: usize = 32;
+
+/// Schema of 1.5 kB whose references double forty times: checking anything against it never ends.
+fn doubling() -> Value {
+    let mut definitions = Map::new();
+    definitions.insert("a0".to_owned(), json!({ "type": "object" }));
+    for level in 1..=40 {
+        let reference = json!({ "$ref": format!("#/$defs/a{}", level - 1) });
+        definitions.insert(format!("a{level}"), json!({ "allOf": [reference, reference] }));
+    }
+    json!({ "$ref": "#/$defs/a40", "$defs": definitions })
+}
+
+/// Schema that compares every element with many others, within what may be defined.
+fn costly() -> Value {
+    json!({ "properties": { "list": { "items": { "enum": (0..2000).collect::<Vec<_>>() } } } })
+}
+
+struct Tenant {
+    key: Api,
+    ann: Agent,
+}
+
+impl Tenant {
+    async fn new(gateway: &str, name: &str) -> Result<Self> {
+        let key = Api::create_workspace(gateway, name).await?;
+        let ann = key.register_agent("ann").await?;
+        Ok(Self { key, ann })
+    }
+
+    async fn define(&self, name: &str, schema: Value) -> Result<Reply> {
+        let action = json!({ "name": name, "handler_agent": "ann", "input_schema": schema });
+        self.key.as_agent(&self.ann).post("/v1/actions", action).await
+    }
+
+    async fn invoke(&self, name: &str, input: Value) -> Result<Reply> {
+        self.key.as_agent(&self.ann).post(&format!("/v1/actions/{name}/invoke"), json!({ "input": input })).await
+    }
+}
+
+#[tokio::test]
+async fn a_schema_whose_work_multiplies_is_refused_when_it_is_defined() -> Result<()> {
+    let stack = Stack::builder().gateways(1).start().await?;
+    let tenant = Tenant::new(stack.gateway(0).url(), "schemas").await?;
+    tenant.define("doubling", doubling()).await?.refused(400, "schema_too_complex")?;
+    let patterns: Map<_, _> = (0..100).map(|n| (format!("p{n}"), json!({ "pattern": "^a+$" }))).collect();
+    tenant.define("patterns", json!({ "properties": patterns })).await?.refused(400, "schema_too_complex")?;
+    tenant.define("pattern", json!({ "pattern": r"\p{L}{200}" })).await?.refused(400, "schema_too_complex")?;
+    tenant.define("circle", json!({ "allOf": [{ "$ref": "#" }] })).await?.refused(400, "schema_too_complex")?;
+    let tree = json!({ "properties": { "left": { "$ref": "#" }, "right": { "$ref": "#" } } });
+    tenant.define("tree", tree).await?.success()?;
+    tenant.invoke("tree", json!({ "left": { "right": {} } })).await?.success()?;
+    Ok(())
+}
+
+/// What an older version has stored, and what costs as much as may be: both run beside others, not before them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_schema_stops_other_tenants() -> Result<()> {
+    let stack = Stack::builder().gateways(1).start().await?;
+    let gateway = stack.gateway(0).url();
+    let (attacker, other) = (Tenant::new(gateway, "attacker").await?, Tenant::new(gateway, "other").await?);
+    attacker.define("stored", json!({})).await?.success()?;
+    attacker.define("costly", costly()).await?.success()?;
+    let words = json!({ "properties": { "word": { "type": "string" } } });
+    other.define("plain", words).await?.success()?;
+    let mut database = PgConnection::connect(stack.database_url()).await?;
+    sqlx::query("UPDATE actions SET input_schema = $1 WHERE name = 'stored'")
+        .bind(doubling())
+        .execute(&mut database)
+        .await?;
+    attacker.invoke("stored", json!({})).await?.refused(400, "schema_too_complex")?;
+    let list: Vec<_> = (0..20_000).collect();
+    attacker.invoke("costly", json!({ "list": list })).await?.refused(400, "schema_too_complex")?;
+
+    // A trigger applies the schema in the worker, whose loop serves all tenants.
+    let trigger = |action: &str| json!({ "action_name": action, "channel": "general" });
+    attacker.key.as_agent(&attacker.ann).post("/v1/triggers", trigger("stored")).await?.success()?;
+    other.key.as_agent(&other.ann).post("/v1/triggers", trigger("plain")).await?.success()?;
+    attacker.key.as_agent(&attacker.ann).post_message("general", "go").await?.success()?;
+
+    let within_limits = json!({ "list": (0..400).collect::<Vec<_>>() });
+    let attack = join_all((0..AT_A_TIME).map(|_| attacker.invoke("costly", within_limits.clone())));
+    let others = async {
+        for _ in 0..5 {
+            other.invoke("plain", json!({ "word": "hello" })).await?.success()?;
+            ensure!(other.key.get("/health").await?.is_success(), "the gateway is healthy");
+        }
+        other.key.as_agent(&other.ann).post_message("general", "go").await?.success()?;
+        wait::until_ok("the other tenant's trigger", SOON, || async {
+            let triggers = other.key.get("/v1/triggers").await?.success()?;
+            ensure!(triggers[0]["last_triggered_at"].is_string(), "{triggers}");
+            Ok(())
+        })
+        .await
+    };
+    let (attacked, others) = tokio::join!(attack, others);
+    others?;
+    for reply in attacked {
+        let reply = reply?;
+        ensure!(reply.is_success() || reply.status == 503, "{} {}", reply.status, reply.body);
+    }
+    Ok(())
+}
