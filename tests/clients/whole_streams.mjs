@@ -14,7 +14,7 @@ export function listen(client) {
 }
 
 /** Opens both streams. */
-export async function open({ relay, agents: { bob } }) {
+export async function open({ relay, agents: { ada, bob } }) {
   relay.connect();
   const workspace = listen(relay);
   bob.connect();
@@ -23,10 +23,10 @@ export async function open({ relay, agents: { bob } }) {
   await until('and the agent\'s', () => agent.connected.length > 0);
   await until('the agent is online', async () => (await relay.agents.get('bob')).status === 'online');
   // It is online once it has registered; what is best-effort reaches it once its gateway serves it.
-  let round = 0;
   await until('the agent hears', async () => {
-    await bob.channels.setTopic('general', `round ${(round += 1)}`);
-    return agent.channelUpdated.length > 0;
+    await ada.channels.leave('general');
+    await ada.channels.join('general');
+    return agent.memberJoined.length > 0;
   });
   return { workspace, agent };
 }
