@@ -19,6 +19,7 @@ use crate::{
     channels::{Channels, audiences::Audiences},
     core::Core,
     events::{self, Events},
+    fair_places::FairPlaces,
     files::{FileStorage, Files},
     mailboxes::{Mailboxes, cursors::CursorMoves},
     messages::{
@@ -30,7 +31,7 @@ use crate::{
     observers::{ObserverCache, Observers, TokenUse},
     processes::Processes,
     recovery::{Recovery, RecoveryState},
-    search::Search,
+    search::{Search, queries::CONCURRENT_SEARCHES},
     subscriptions::Subscriptions,
     workspaces::{Workspaces, suspensions::Suspensions},
 };
@@ -190,7 +191,7 @@ impl Inner {
                 limits: Arc::new(Limits::new(config.limits)),
             },
             recovery: Recovery { core: core.clone(), state: Arc::new(RecoveryState::new(config.restore_margin)) },
-            search: Search { core: core.clone() },
+            search: Search { core: core.clone(), places: FairPlaces::new(CONCURRENT_SEARCHES) },
             subscriptions: Subscriptions {
                 core: core.clone(),
                 quotas: quotas.clone(),

@@ -12,6 +12,7 @@ mod core;
 mod debounce;
 pub mod error;
 pub mod events;
+mod fair_places;
 pub mod files;
 mod handles;
 pub mod hints;

@@ -1,4 +1,5 @@
 //! Attacks of one tenant on the others: each is refused, or costs only its own workspace. `cargo xtask attack` runs
 //! them.
 
+mod revocation;
 mod schemas;

@@ -112,4 +112,21 @@ impl Access {
         }
         Ok(credential)
     }
+
+    /// Returns whether a node's token is valid, from the cache of seconds; a revocation counts at once.
+    ///
+    /// # Errors
+    /// When storage is unavailable.
+    pub async fn is_valid_node_token(&self, hash: TokenHash) -> EngineResult<bool> {
+        match self.tokens.cached_credential(TokenKind::Node, hash).await {
+            Ok(_) => Ok(true),
+            Err(EngineError::Unauthenticated(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns those of these tokens that are revoked, or whose workspace has ended.
+    pub async fn revoked_tokens(&self, hashes: &[TokenHash]) -> EngineResult<Vec<TokenHash>> {
+        Ok(self.core.store.revoked_tokens(hashes).await?)
+    }
 }

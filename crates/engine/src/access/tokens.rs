@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Longest time for which a revocation stays unnoticed when its hint was lost.
-const CACHED_FOR: Duration = Duration::from_secs(2);
+const CACHED_FOR: Duration = Duration::from_secs(1);
 /// Number of lookup groups. Tokens of one group are looked up one at a time.
 const LOOKUP_GROUPS: usize = 64;
 /// While this recent, an outage seen by one lookup answers those that waited for it. Long enough for the waiting

@@ -9,14 +9,14 @@ use jsonschema::{PatternOptions, Validator};
 use moka::sync::Cache;
 use regex::RegexBuilder;
 use relay_domain::{
-    WorkspaceId, WorkspaceScope,
+    WorkspaceScope,
     actions::schema_cost::{self, SchemaProblem},
 };
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
-use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
-use crate::{EngineError, EngineResult, error::InvalidInput};
+use crate::{EngineError, EngineResult, error::InvalidInput, fair_places::FairPlaces};
 
 /// Longest time of a check with its wait for a place; beyond it the caller is asked to try again.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -26,9 +26,6 @@ const CACHED_BYTES: u64 = 64 * 1024 * 1024;
 const COMPILED_PER_BYTE: usize = 20;
 /// Bound of one compiled pattern, and of the states that it builds while it matches, in bytes.
 const PATTERN_BYTES: usize = 128 * 1024;
-/// Bound of the workspaces whose place is remembered.
-const MAX_TENANTS: u64 = 100_000;
-const TENANT_IDLE: Duration = Duration::from_secs(60);
 /// Bound of an error message, in characters.
 const MAX_MESSAGE_CHARS: usize = 300;
 
@@ -37,10 +34,8 @@ type CompiledCache = Cache<[u8; 32], Arc<Compiled>>;
 /// Compiled schemas by the hash of their text, and the places in which they run.
 pub(crate) struct Schemas {
     compiled: CompiledCache,
-    /// One place of each workspace.
-    tenants: Cache<WorkspaceId, Arc<Semaphore>>,
-    /// Places of this process: half of its cores, so that requests always have some.
-    places: Arc<Semaphore>,
+    /// Half of the cores, so that requests always have some.
+    places: FairPlaces,
 }
 
 impl Default for Schemas {
@@ -51,8 +46,7 @@ impl Default for Schemas {
                 .max_capacity(CACHED_BYTES)
                 .weigher(|_, compiled: &Arc<Compiled>| compiled.bytes)
                 .build(),
-            tenants: Cache::builder().max_capacity(MAX_TENANTS).time_to_idle(TENANT_IDLE).build(),
-            places: Arc::new(Semaphore::new((cores / 2).max(1))),
+            places: FairPlaces::new((cores / 2).max(1)),
         }
     }
 }
@@ -116,21 +110,17 @@ impl Schemas {
         scope: WorkspaceScope,
         work: impl FnOnce(&CompiledCache) -> EngineResult<T> + Send + 'static,
     ) -> EngineResult<T> {
-        let tenant = self.tenants.get_with(scope.workspace_id(), || Arc::new(Semaphore::new(1)));
-        let (places, compiled) = (Arc::clone(&self.places), self.compiled.clone());
-        let done = async {
-            let own = tenant.acquire_owned().await.ok()?;
-            let place = places.acquire_owned().await.ok()?;
-            let work = move || {
-                let done = work(&compiled);
-                drop((own, place));
-                done
-            };
-            tokio::task::spawn_blocking(work).await.ok()
+        let until = Instant::now() + DEADLINE;
+        let place = self.places.take(scope, DEADLINE).await.ok_or(EngineError::Overloaded)?;
+        let compiled = self.compiled.clone();
+        let work = move || {
+            let done = work(&compiled);
+            drop(place);
+            done
         };
-        match tokio::time::timeout(DEADLINE, done).await {
-            Ok(Some(done)) => done,
-            Ok(None) | Err(_) => Err(EngineError::Overloaded),
+        match tokio::time::timeout_at(until, tokio::task::spawn_blocking(work)).await {
+            Ok(Ok(done)) => done,
+            Ok(Err(_)) | Err(_) => Err(EngineError::Overloaded),
         }
     }
 }
@@ -200,6 +190,7 @@ fn truncate_message(message: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use relay_domain::WorkspaceId;
     use serde_json::json;
 
     use super::*;
@@ -244,25 +235,5 @@ mod tests {
         assert_eq!(refusal(json!({ "pattern": "^[a-z]{1,40}$" })).await, "accepted");
         assert_eq!(refusal(json!({ "pattern": r"\p{L}{200}" })).await, "too complex");
         assert_eq!(refusal(json!({ "allOf": [{ "$ref": "#" }] })).await, "too complex");
-    }
-
-    #[tokio::test]
-    async fn a_workspace_that_keeps_its_place_does_not_delay_another() {
-        let schemas = Schemas { places: Arc::new(Semaphore::new(2)), ..Schemas::default() };
-        let (release, blocked) = std::sync::mpsc::sync_channel::<()>(1);
-        let busy = schemas.run(scope(1), move |_| {
-            let _ = blocked.recv();
-            Ok(())
-        });
-        let other = schemas.run(scope(2), |_| Ok(7));
-        let (busy, other) = tokio::join!(busy, async {
-            let same = tokio::time::timeout(Duration::from_millis(50), schemas.run(scope(1), |_| Ok(7))).await;
-            assert!(same.is_err(), "one at a time");
-            let other = other.await;
-            let _ = release.send(());
-            other
-        });
-        assert!(busy.is_ok());
-        assert_eq!(other.ok(), Some(7));
     }
 }

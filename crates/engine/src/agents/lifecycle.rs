@@ -277,29 +277,42 @@ impl Agents {
     }
 
     /// Rotates an agent's token; the old one is revoked when this returns. The workspace key may do this for every
-    /// agent, an agent for itself.
+    /// agent, an agent for itself. The key ends the agent's own connection too: it rotates a token that was stolen.
     ///
     /// # Errors
     /// When there is no such agent, or the caller is another agent or a node.
     pub async fn rotate_token(&self, caller: &Credential, name: &str) -> EngineResult<String> {
         let scope = caller.scope();
-        let agent_id = match caller {
-            Credential::Workspace { .. } => self.by_name(scope, name).await?.id,
-            Credential::Agent(agent) if &*agent.name == name => agent.agent_id,
-            Credential::Agent(_) | Credential::Node(_) | Credential::Observer(_) => {
-                return Err(EngineError::Forbidden(Denial::AgentRecovery));
+        match caller {
+            Credential::Workspace { .. } => {
+                let agent = self.by_name(scope, name).await?;
+                self.replace_token(scope, agent.id, name, true).await
             }
-        };
+            Credential::Agent(agent) if &*agent.name == name => {
+                self.replace_token(scope, agent.agent_id, name, false).await
+            }
+            Credential::Agent(_) | Credential::Node(_) | Credential::Observer(_) => {
+                Err(EngineError::Forbidden(Denial::AgentRecovery))
+            }
+        }
+    }
+
+    /// Gives an agent a new token, and revokes the one before.
+    pub(crate) async fn replace_token(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        name: &str,
+        ends_direct_node: bool,
+    ) -> EngineResult<String> {
         let token = self.tokens.fresh(TokenKind::Agent)?;
-        let old = self
+        let revoked = self
             .core
             .store
-            .rotate_agent_token(scope, agent_id, token.hash, self.core.now())
+            .rotate_agent_token(scope, agent, token.hash, ends_direct_node, self.core.now())
             .await?
             .ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))?;
-        if let Some(old) = old {
-            self.tokens.revoke(old);
-        }
+        revoked.into_iter().for_each(|hash| self.tokens.revoke(hash));
         Ok(token.text)
     }
 

@@ -22,7 +22,6 @@ use relay_stream::{ProbeRequest, Probes};
 use super::Nodes;
 use crate::{
     EngineError, EngineResult,
-    access::authentication::Credential,
     agents::lifecycle::RegisterAgent,
     error::{Conflict, Denial, Missing},
 };
@@ -238,7 +237,7 @@ impl Nodes {
             if taken.status != AgentStatus::Offline && !here {
                 return Err(EngineError::Conflict(Conflict::AgentExists(name.to_owned())));
             }
-            let token = self.agents.rotate_token(&Credential::Workspace { scope: fence.scope }, name).await?;
+            let token = self.agents.replace_token(fence.scope, taken.agent_id, name, false).await?;
             return self.host_agent(fence, taken.agent_id, name, token, session).await;
         }
         Err(EngineError::Overloaded)
@@ -268,7 +267,7 @@ impl Nodes {
         if taken.status != AgentStatus::Offline && taken.node_id != fence.node_id {
             return Err(EngineError::Forbidden(Denial::AgentRecovery));
         }
-        let token = self.agents.rotate_token(&Credential::Workspace { scope: fence.scope }, name).await?;
+        let token = self.agents.replace_token(fence.scope, taken.agent_id, name, false).await?;
         self.host_agent(fence, taken.agent_id, name, token, session).await
     }
 

@@ -2,10 +2,11 @@
 
 pub mod queries;
 
-use crate::core::Core;
+use crate::{core::Core, fair_places::FairPlaces};
 
 /// Handle of search.
 #[derive(Clone)]
 pub struct Search {
     pub(crate) core: Core,
+    pub(crate) places: FairPlaces,
 }

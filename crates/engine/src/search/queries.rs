@@ -1,5 +1,7 @@
 //! Search of messages.
 
+use std::time::Duration;
+
 use relay_domain::{
     ConversationId, MessageId,
     names::{MAX_AGENT_NAME_BYTES, MAX_SEARCH_BYTES, check_length, check_name, strip_hash},
@@ -9,10 +11,15 @@ pub use relay_store::search::queries::FoundMessage;
 use relay_store::search::queries::{MAX_RANKED, Reader, SearchQuery};
 
 use super::Search;
-use crate::{EngineResult, access::authentication::Credential};
+use crate::{EngineError, EngineResult, access::authentication::Credential};
 
 /// Default and maximum page size.
 pub const SEARCH_PAGE: (i64, i64) = (20, 100);
+
+/// Searches at the same time in this process; a workspace has one. They share the database with commits.
+pub(crate) const CONCURRENT_SEARCHES: usize = 4;
+/// Longest wait for a place.
+const WAIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub struct MessageSearch {
@@ -34,7 +41,7 @@ impl Search {
     /// observer the visible ones of the newest 1000 matches.
     ///
     /// # Errors
-    /// When the text is empty or too long.
+    /// When the text is empty or too long, or other searches of the workspace take too long.
     pub async fn messages(&self, caller: &Credential, search: &MessageSearch) -> EngineResult<Vec<FoundMessage>> {
         let (scope, view) = (caller.scope(), caller.view());
         let reader = match caller {
@@ -58,6 +65,7 @@ impl Search {
                 None => return Ok(Vec::new()),
             },
         };
+        let _place = self.places.take(scope, WAIT).await.ok_or(EngineError::Overloaded)?;
         let query = SearchQuery { text: &search.text, channel, from, before: search.before, after: search.after };
         let limit = usize::try_from(search.limit).unwrap_or(0);
         if !matches!(caller, Credential::Observer(_)) {

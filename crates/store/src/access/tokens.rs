@@ -9,7 +9,7 @@ use relay_domain::{
 use serde_json::Value;
 use sqlx::{FromRow, Row as _, postgres::PgRow};
 
-use crate::{Store, StoreError, StoreResult, decode::decode_row};
+use crate::{Store, StoreError, StoreResult, decode::decode_row, statement_timeout::StatementTimeout as _};
 
 /// Holder of a valid token.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +70,24 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx("looking up a token"))?;
         row.map(|row| decode_row("tokens", &row)).transpose()
+    }
+
+    /// Returns those of these tokens that are revoked, or whose workspace has ended.
+    pub async fn revoked_tokens(&self, hashes: &[TokenHash]) -> StoreResult<Vec<TokenHash>> {
+        let hashes: Vec<&[u8]> = hashes.iter().map(|hash| &hash.as_bytes()[..]).collect();
+        sqlx::query_scalar(
+            "SELECT known.token_hash
+               FROM unnest($1::bytea[]) AS known (token_hash)
+              WHERE NOT EXISTS (
+                    SELECT FROM tokens t JOIN workspaces w ON w.workspace_id = t.workspace_id
+                     WHERE t.token_hash = known.token_hash
+                       AND w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > relay_now()))",
+        )
+        .bind(hashes)
+        .fetch_all(&self.pool)
+        .with_timeout()
+        .await
+        .map_err(StoreError::from_sqlx("looking for revoked tokens"))
     }
 }
 

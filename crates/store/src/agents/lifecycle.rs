@@ -388,15 +388,16 @@ impl Store {
         Ok(Some(DeletedAgent { agent_id, node_id, tokens, channels, recorded }))
     }
 
-    /// Replaces an agent's token and increments its generation. Returns the revoked token, if it had one; the outer `None`
-    /// when there is no such agent.
+    /// Replaces an agent's token and increments its generation. With `ends_direct_node` the token of its own node ends
+    /// too. Returns the revoked tokens; `None` when there is no such agent.
     pub async fn rotate_agent_token(
         &self,
         scope: WorkspaceScope,
         agent: AgentId,
         token: TokenHash,
+        ends_direct_node: bool,
         at: DateTime<Utc>,
-    ) -> StoreResult<Option<Option<TokenHash>>> {
+    ) -> StoreResult<Option<Vec<TokenHash>>> {
         let doing = "rotating an agent's token";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         // The lock on the agent serialises rotations.
@@ -412,12 +413,17 @@ impl Store {
         if found.rows_affected() == 0 {
             return Ok(None);
         }
-        let revoked: Option<TokenHash> = sqlx::query_scalar(
-            "DELETE FROM tokens WHERE workspace_id = $1 AND agent_id = $2 AND kind = 'agent' RETURNING token_hash",
+        let revoked: Vec<TokenHash> = sqlx::query_scalar(
+            "DELETE FROM tokens
+              WHERE workspace_id = $1
+                AND (kind = 'agent' AND agent_id = $2 OR $3 AND kind = 'node' AND node_id = $4)
+             RETURNING token_hash",
         )
         .bind(scope.workspace_id())
         .bind(agent)
-        .fetch_optional(&mut *tx)
+        .bind(ends_direct_node)
+        .bind(NodeId::direct(agent))
+        .fetch_all(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         sqlx::query(

@@ -64,7 +64,7 @@ impl Registry {
 
 #[cfg(test)]
 mod tests {
-    use relay_domain::{ProviderName, WorkspaceId};
+    use relay_domain::{ProviderName, WorkspaceId, access::token::TokenHash};
 
     use super::*;
 
@@ -77,7 +77,7 @@ mod tests {
         let enter = |epoch| {
             let provider = ProviderName::default_provider();
             let fence = Fence { scope, node_id: node_id.clone(), provider, epoch };
-            let (handle, _inbox) = registry.add_peer(scope, &node_id);
+            let (handle, _inbox) = registry.add_peer(scope, &node_id, TokenHash::from_token("nt_live_x"));
             registry.bind_peer(&handle, &fence);
             (handle, fence)
         };

@@ -12,7 +12,11 @@ use std::{
     time::Duration,
 };
 
-use relay_domain::{AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope, nodes::takeover::ProbeOutcome};
+use relay_domain::{
+    AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope,
+    access::token::TokenHash,
+    nodes::{DIRECT_ID_PREFIX, takeover::ProbeOutcome},
+};
 use relay_engine::{
     Engine,
     actions::InvokeFrame,
@@ -95,6 +99,10 @@ pub(super) struct AgentRoute {
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) handle: Handle,
+    /// Token that opened the socket.
+    pub(super) token: TokenHash,
+    /// The node is one agent's own connection.
+    pub(super) is_direct: bool,
     /// Provider that the connection registered as, and when.
     pub(super) fence: Option<Fence>,
     pub(super) bound_at: Instant,
@@ -144,13 +152,25 @@ impl Registry {
         self.maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn add_peer(&self, scope: WorkspaceScope, node: &NodeId) -> (Handle, mpsc::Receiver<Event>) {
+    pub(super) fn add_peer(
+        &self,
+        scope: WorkspaceScope,
+        node: &NodeId,
+        token: TokenHash,
+    ) -> (Handle, mpsc::Receiver<Event>) {
         let (events, inbox) = mpsc::channel(MAX_QUEUED_EVENTS);
         let handle = Handle { id: self.ids.fetch_add(1, Ordering::Relaxed), events };
         let mut maps = self.maps();
         maps.peers.insert(
             handle.id,
-            Peer { handle: handle.clone(), fence: None, bound_at: Instant::now(), resent_invocations: false },
+            Peer {
+                handle: handle.clone(),
+                token,
+                is_direct: node.as_str().starts_with(DIRECT_ID_PREFIX),
+                fence: None,
+                bound_at: Instant::now(),
+                resent_invocations: false,
+            },
         );
         maps.nodes.entry((scope, node.clone())).or_default().push(handle.id);
         metrics::gauge!(relay_domain::metric_names::CONNECTED_NODES).increment(1);
@@ -194,6 +214,7 @@ impl Registry {
                 self.scan_invocations(&engine, gateway),
                 self.run_outcome_scans(&engine),
                 self.close_suspended_and_drained(&engine),
+                self.check_tokens(&engine),
             )
         };
         let _ = stop.run_until_cancelled(loops).await;
@@ -422,8 +443,12 @@ impl Registry {
             }
             Hint::Invoke { .. } => self.handle_invoke_hint(hint),
             Hint::Notify { .. } => self.handle_notify_hint(hint),
-            Hint::TokenRevoked { .. }
-            | Hint::MembersChanged { .. }
+            Hint::TokenRevoked { hash } => {
+                if let Ok(hash) = hash.parse() {
+                    self.close_revoked(&hash);
+                }
+            }
+            Hint::MembersChanged { .. }
             | Hint::QuotasChanged { .. }
             | Hint::DeliveriesDue { .. }
             | Hint::ObserversChanged => {}

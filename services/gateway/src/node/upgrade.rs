@@ -9,7 +9,10 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
-use relay_domain::{access::token::TokenKind, nodes::NodeRole};
+use relay_domain::{
+    access::token::{TokenHash, TokenKind},
+    nodes::NodeRole,
+};
 use relay_engine::{EngineError, access::authentication::Credential, error::BadCredential};
 use serde::Deserialize;
 
@@ -62,6 +65,7 @@ pub(crate) async fn upgrade(
     if state.shutdown.is_requested() {
         return Err(ApiError::unavailable("workspace_busy", "This gateway is draining, try again"));
     }
+    let hash = TokenHash::from_token(&token);
     let node = match state.engine.access().authenticate(&token).await {
         Ok(Credential::Node(node)) => node,
         Ok(_) => return Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Node }).into()),
@@ -90,5 +94,7 @@ pub(crate) async fn upgrade(
         .max_frame_size(READ_LIMIT)
         .read_buffer_size(SOCKET_BUFFER)
         .write_buffer_size(SOCKET_BUFFER);
-    Ok(socket.on_upgrade(move |socket| connection::serve_socket(socket, state, node, direct)))
+    Ok(socket.on_upgrade(move |socket| {
+        connection::serve_socket(socket, state, connection::Peer { node, token: hash, is_direct: direct })
+    }))
 }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use relay_domain::{AgentId, GatewayId, NodeId, WorkspaceScope};
+use relay_domain::{AgentId, GatewayId, NodeId, WorkspaceScope, access::token::TokenHash};
 use relay_engine::{
     Engine, EngineError,
     actions::ProviderResultOutcome,
@@ -72,6 +72,8 @@ pub(super) enum RequestEffect {
     AgentLeft(AgentId),
     /// The provider deregistered: close.
     Deregistered,
+    /// The token of the connection was revoked: close.
+    TokenRevoked,
     /// Registration failed without a fault of the peer: close, and release the provider if it was already taken.
     RegistrationFailed {
         held: Option<ProviderBinding>,
@@ -85,6 +87,8 @@ pub(super) struct ControlContext {
     pub(super) engine: Engine,
     pub(super) scope: WorkspaceScope,
     pub(super) node_id: NodeId,
+    /// Token that opened the socket.
+    pub(super) token: TokenHash,
     pub(super) direct: bool,
     pub(super) gateway_id: GatewayId,
     /// Id of the connection, used as the instance id of a provider that sends none.
@@ -98,6 +102,10 @@ impl ControlContext {
     /// Handles one request.
     pub(super) async fn handle(self, request: Request) -> Outcome {
         let Request { id, frame } = request;
+        // While storage is unavailable, the request itself is refused or repeated.
+        if matches!(self.engine.access().is_valid_node_token(self.token).await, Ok(false)) {
+            return Outcome { reply: None, effect: RequestEffect::TokenRevoked };
+        }
         let registers = matches!(frame, InboundFrame::Register(_));
         let done = match frame {
             InboundFrame::Register(register) => self.register(*register).await,

@@ -16,6 +16,7 @@ use super::{
     served_agent::{ServedAgent, Start},
     state::{ConnectionState, Relisting},
 };
+use crate::node::revocation::close_of_revoked;
 
 /// Start mode of the streams of newly served agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +70,7 @@ impl ConnectionState {
                 self.drop_agent(agent);
             }
             RequestEffect::Deregistered => self.close((1000, "deregistered")),
+            RequestEffect::TokenRevoked => self.close(close_of_revoked(self.is_direct)),
             RequestEffect::RegistrationFailed { held, close } => {
                 self.binding = held.or(self.binding.take());
                 self.close(close);

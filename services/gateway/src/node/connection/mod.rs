@@ -37,7 +37,7 @@ use futures::{
     future::BoxFuture,
     stream::{AbortHandle, Abortable, BoxStream, FuturesUnordered, SelectAll, SplitStream},
 };
-use relay_domain::{AgentId, mailboxes::stream::Seq, metric_names};
+use relay_domain::{AgentId, access::token::TokenHash, mailboxes::stream::Seq, metric_names};
 use relay_engine::{
     access::authentication::NodeCaller,
     mailboxes::serving::{CursorMove, LiveFrame},
@@ -64,12 +64,21 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time that the peer has to receive the close frame.
 const CLOSE_LINGER: Duration = Duration::from_secs(2);
 
+/// Who is at the other end of a socket.
+pub(super) struct Peer {
+    pub(super) node: NodeCaller,
+    /// Token that opened the socket.
+    pub(super) token: TokenHash,
+    /// The node is one agent's own connection.
+    pub(super) is_direct: bool,
+}
+
 /// Shell of a connection: its socket, jobs, live tails and place in the registry.
 struct Connection {
     state: ConnectionState,
     app: AppState,
     node: NodeCaller,
-    /// The node is one agent's own connection.
+    token: TokenHash,
     is_direct: bool,
     /// Instance name for clients that give none; unique per connection.
     name: String,
@@ -98,15 +107,17 @@ impl Drop for Route {
 }
 
 /// Serves a node's socket until it ends.
-pub(super) async fn serve_socket(socket: WebSocket, app: AppState, node: NodeCaller, is_direct: bool) {
+pub(super) async fn serve_socket(socket: WebSocket, app: AppState, peer: Peer) {
+    let Peer { node, token, is_direct } = peer;
     let (sink, mut inbound) = socket.split();
     let (outbound, writer) = Outbound::new(sink);
     let writer = spawn_isolated("connection", writer);
-    let (handle, mut events) = app.registry.add_peer(node.scope, &node.node_id);
+    let (handle, mut events) = app.registry.add_peer(node.scope, &node.node_id, token);
     let mut connection = Connection {
         state: ConnectionState::new(node.clone(), is_direct, Instant::now()),
         app,
         node,
+        token,
         is_direct,
         name: uuid::Uuid::new_v4().to_string(),
         handle,
@@ -263,6 +274,7 @@ impl Connection {
             engine: self.app.engine.clone(),
             scope: self.node.scope,
             node_id: self.node.node_id.clone(),
+            token: self.token,
             direct: self.is_direct,
             gateway_id: self.app.gateway_id,
             connection: self.name.clone(),

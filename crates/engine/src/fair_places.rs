@@ -1,0 +1,64 @@
+//! Places for costly work: some for this process, and one for each workspace, so that no workspace takes all.
+
+use std::{sync::Arc, time::Duration};
+
+use moka::sync::Cache;
+use relay_domain::{WorkspaceId, WorkspaceScope};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Bound of the workspaces whose place is remembered.
+const MAX_TENANTS: u64 = 100_000;
+const TENANT_IDLE: Duration = Duration::from_secs(60);
+
+/// Places of one kind of work. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct FairPlaces {
+    tenants: Cache<WorkspaceId, Arc<Semaphore>>,
+    places: Arc<Semaphore>,
+}
+
+/// Taken place. It is free again when this is dropped.
+pub(crate) struct Place {
+    _own: OwnedSemaphorePermit,
+    _place: OwnedSemaphorePermit,
+}
+
+impl FairPlaces {
+    pub(crate) fn new(places: usize) -> Self {
+        Self {
+            tenants: Cache::builder().max_capacity(MAX_TENANTS).time_to_idle(TENANT_IDLE).build(),
+            places: Arc::new(Semaphore::new(places)),
+        }
+    }
+
+    /// Waits for the place of a workspace, then for one of this process. `None` after `timeout`.
+    pub(crate) async fn take(&self, scope: WorkspaceScope, timeout: Duration) -> Option<Place> {
+        let tenant = self.tenants.get_with(scope.workspace_id(), || Arc::new(Semaphore::new(1)));
+        let taken = async {
+            let own = tenant.acquire_owned().await.ok()?;
+            let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
+            Some(Place { _own: own, _place: place })
+        };
+        tokio::time::timeout(timeout, taken).await.ok()?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_workspace_takes_one_place_and_leaves_the_others() {
+        let places = FairPlaces::new(2);
+        let scope = |id| WorkspaceScope::from_engine_row(WorkspaceId::new(id));
+        let wait = Duration::from_secs(1);
+        let first = places.take(scope(1), wait).await;
+        assert!(first.is_some());
+        assert!(places.take(scope(1), wait).await.is_none(), "one at a time");
+        let other = places.take(scope(2), wait).await;
+        assert!(other.is_some());
+        assert!(places.take(scope(3), wait).await.is_none(), "two in all");
+        drop(first);
+        assert!(places.take(scope(1), wait).await.is_some());
+    }
+}

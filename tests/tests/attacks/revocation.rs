@@ -1,0 +1,85 @@
+//! Whoever holds a stolen token loses it for good: open sockets of a revoked token close, and serve nothing before.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use relay_testkit::{
+    client::{Api, NodeSocket},
+    shared, wait,
+};
+use serde_json::json;
+use sqlx::{Connection as _, PgConnection};
+
+/// Time within which a socket of a revoked token is closed, and some for a loaded machine.
+const CLOSED_WITHIN: Duration = Duration::from_secs(20);
+
+/// A broker's socket at the second gateway, while the workspace's key is used at the first.
+async fn broker(key: &Api, node: &str) -> Result<NodeSocket> {
+    let token = key.create_broker_node(&format!("node_{node}"), node).await?;
+    let at = key.at(&shared().await.gateways[1]);
+    let mut socket = NodeSocket::connect(&at.ws_base(), &token.token).await?;
+    socket.register_broker(&token.node_id, node, node).await?;
+    Ok(socket)
+}
+
+#[tokio::test]
+async fn a_rotated_node_token_closes_its_socket_and_mints_nothing() -> Result<()> {
+    let key = Api::create_workspace(&shared().await.gateways[0], "rotated").await?;
+    let mut socket = broker(&key, "rotated").await?;
+    socket.register_agent("ann").await?;
+    key.create_broker_node("node_rotated", "rotated").await?;
+    if let Ok(minted) = socket.register_agent("bob").await {
+        anyhow::bail!("the socket of a rotated token minted {minted}");
+    }
+    assert_eq!(socket.closed(CLOSED_WITHIN).await?, Some(1008));
+    key.get("/v1/agents/bob").await?.refused(404, "agent_not_found")?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_deleted_workspace_closes_its_sockets() -> Result<()> {
+    let key = Api::create_workspace(&shared().await.gateways[0], "deleted").await?;
+    let mut socket = broker(&key, "deleted").await?;
+    key.delete("/v1/workspace").await?.success()?;
+    ensure!(socket.register_agent("late").await.is_err(), "a deleted workspace hosts no agent");
+    assert_eq!(socket.closed(CLOSED_WITHIN).await?, Some(1008));
+    Ok(())
+}
+
+/// No hint announces that a workspace expires.
+#[tokio::test]
+async fn an_expired_workspace_closes_its_sockets() -> Result<()> {
+    let shared = shared().await;
+    let key = Api::create_workspace(&shared.gateways[0], "expired").await?;
+    let mut socket = broker(&key, "expired").await?;
+    let id = key.get("/v1/workspace").await?.success()?["id"].clone();
+    let mut database = PgConnection::connect(&shared.database_url).await?;
+    sqlx::query("UPDATE workspaces SET expires_at = now() WHERE workspace_id = $1::bigint")
+        .bind(id.as_str().unwrap_or_default().trim_start_matches(|c: char| !c.is_ascii_digit()).parse::<i64>()?)
+        .execute(&mut database)
+        .await?;
+    assert_eq!(socket.closed(CLOSED_WITHIN).await?, Some(1008));
+    Ok(())
+}
+
+#[tokio::test]
+async fn rotating_an_agent_s_token_with_the_key_ends_its_own_node() -> Result<()> {
+    let key = Api::create_workspace(&shared().await.gateways[0], "stolen").await?;
+    let bob = key.register_agent("bob").await?;
+    let as_bob = key.as_agent(&bob);
+    let stolen = as_bob.direct_node_token().await?;
+    let mut socket = NodeSocket::connect(&key.at(&shared().await.gateways[1]).ws_base(), &stolen.token).await?;
+    socket.register_direct(&stolen.node_id, &stolen.name).await?;
+    let post = json!({ "text": "hello", "from": "bob" });
+    let with_node_token = key.with_token(&stolen.token);
+    with_node_token.post("/v1/channels/general/messages", post.clone()).await?.success()?;
+
+    key.post("/v1/agents/bob/rotate-token", json!({})).await?.success()?;
+    with_node_token.post("/v1/channels/general/messages", post).await?.refused(401, "node_token_invalid")?;
+    wait::until("the old agent token", CLOSED_WITHIN, || async {
+        as_bob.get("/v1/agent").await.is_ok_and(|reply| reply.status == 401)
+    })
+    .await;
+    assert_eq!(socket.closed(CLOSED_WITHIN).await?, Some(4001));
+    Ok(())
+}
