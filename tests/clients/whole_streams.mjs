@@ -22,7 +22,7 @@ export async function open({ relay, agents: { ada, bob } }) {
   await until('the workspace\'s stream opens', () => workspace.connected.length > 0);
   await until('and the agent\'s', () => agent.connected.length > 0);
   await until('the agent is online', async () => (await relay.agents.get('bob')).status === 'online');
-  // It is online once it has registered; what is best-effort reaches it once its gateway serves it.
+  // It is online once it has registered; best-effort events reach it once its gateway serves it.
   await until('the agent hears', async () => {
     await ada.channels.leave('general');
     await ada.channels.join('general');

@@ -3,3 +3,4 @@
 
 mod revocation;
 mod schemas;
+mod searches;

@@ -1,5 +1,5 @@
-//! Schemas of actions that would take a gateway or a worker down: they are refused when they are defined, and stop
-//! nobody when an older version has stored them.
+//! Schemas of actions that would take a gateway or a worker down: they are refused when they are defined, and do not
+//! affect other tenants when an older version has stored them.
 
 use std::time::Duration;
 

@@ -9,7 +9,8 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-/// Maximum weight of a schema: subschemas and keyword entries, each counted as often as references reach it.
+/// Maximum weight of a schema: subschemas and keyword entries, each counted as often as references reach it. Compiling
+/// so many takes some tens of milliseconds; schemas written by people have hundreds.
 pub const MAX_WEIGHT: u64 = 20_000;
 /// Maximum number of patterns in a schema.
 pub const MAX_PATTERNS: usize = 64;
@@ -298,20 +299,17 @@ impl<'a> Check<'a> {
         if depth > MAX_DEPTH {
             return Err(SchemaProblem::TooDeep);
         }
+        let before = self.left;
+        self.visit_in_place(map, input, depth + 1)?;
+        let in_place = before - self.left;
         for (name, value) in map {
             match keyword(name, value) {
-                Keyword::Reference(reference) => {
-                    let target = self.references.resolve(reference)?;
-                    self.visit(target, input, depth + 1)?;
-                }
-                Keyword::InPlace(parts) => {
-                    parts.into_iter().try_for_each(|part| self.visit(part, input, depth + 1))?;
-                }
+                Keyword::Reference(_) | Keyword::InPlace(_) => {}
                 Keyword::Children(children) => {
-                    // To know what is not evaluated, a validator repeats what applies to the same value, for each part.
+                    // To find the parts that are not evaluated, a validator repeats the subschemas of the same value
+                    // for each part.
                     if name.starts_with("unevaluated") {
-                        self.spend(entries(input).saturating_mul(entries(schema)))?;
-                        self.visit_in_place_again(map, input, depth)?;
+                        self.spend(entries(input).saturating_mul(in_place + entries(schema)))?;
                     }
                     self.visit_children(&children, input, depth + 1)?;
                 }
@@ -321,26 +319,21 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    fn visit_in_place_again(
+    /// Visits the subschemas that apply to the same value.
+    fn visit_in_place(
         &mut self,
         map: &'a Map<String, Value>,
         input: &Value,
         depth: usize,
     ) -> Result<(), SchemaProblem> {
-        let before = self.left;
         for (name, value) in map {
             match keyword(name, value) {
-                Keyword::Reference(reference) => {
-                    let target = self.references.resolve(reference)?;
-                    self.visit(target, input, depth + 1)?;
-                }
-                Keyword::InPlace(parts) => {
-                    parts.into_iter().try_for_each(|part| self.visit(part, input, depth + 1))?;
-                }
+                Keyword::Reference(reference) => self.visit(self.references.resolve(reference)?, input, depth)?,
+                Keyword::InPlace(parts) => parts.into_iter().try_for_each(|part| self.visit(part, input, depth))?,
                 Keyword::Children(_) | Keyword::Plain => {}
             }
         }
-        self.spend((before - self.left).saturating_mul(entries(input)))
+        Ok(())
     }
 
     fn visit_children(&mut self, children: &Children<'a>, input: &Value, depth: usize) -> Result<(), SchemaProblem> {

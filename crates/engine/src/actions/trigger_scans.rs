@@ -31,7 +31,7 @@ use crate::{
 const WORKSPACES_AT_ONCE: i64 = 16;
 /// Workspaces scanned at the same time, so that one whose schemas cost much does not hold up the others.
 const CONCURRENT_SCANS: usize = 4;
-/// Time after which a scan leaves the rest of its events to the next.
+/// Time after which a scan leaves the rest of its events to the next: a tenth of its claim.
 const SCAN_TIME: Duration = Duration::from_secs(1);
 /// Target number of events of each.
 const EVENTS_AT_ONCE: i64 = 200;

@@ -18,7 +18,7 @@ pub const SEARCH_PAGE: (i64, i64) = (20, 100);
 
 /// Searches at the same time in this process; a workspace has one. They share the database with commits.
 pub(crate) const CONCURRENT_SEARCHES: usize = 4;
-/// Longest wait for a place.
+/// Longest wait for a place: some searches of the same workspace, far below the 30 s that a request may take.
 const WAIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! What reaches a connection, and what it makes happen.
+//! Inputs and effects of a connection.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::node::registry::Event;
 /// Close code and reason.
 pub(super) type Close = (u16, &'static str);
 
-/// What reaches a connection.
+/// Input of a connection.
 pub(super) enum Input {
     /// From the node.
     Message(Message),
@@ -33,7 +33,7 @@ pub(super) enum Input {
     Wake,
 }
 
-/// What a step may know beyond its input.
+/// Facts that a step may read beyond its input.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Conditions {
     pub(super) now: Instant,
@@ -47,7 +47,7 @@ pub(super) struct Conditions {
     pub(super) is_crowded: bool,
 }
 
-/// What is to happen. Frames leave in the order of their effects.
+/// Effect of a step, performed by the task. Frames leave in the order of their effects.
 pub(super) enum Effect {
     Send(Utf8Bytes),
     Ping,

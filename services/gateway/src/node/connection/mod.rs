@@ -64,7 +64,7 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time that the peer has to receive the close frame.
 const CLOSE_LINGER: Duration = Duration::from_secs(2);
 
-/// Who is at the other end of a socket.
+/// Other end of a socket.
 pub(super) struct Peer {
     pub(super) node: NodeCaller,
     /// Token that opened the socket.
@@ -92,7 +92,7 @@ struct Connection {
     closed: CancellationToken,
 }
 
-/// What the shell holds for a served agent.
+/// Parts of a served agent outside of the state.
 struct Route {
     /// The seq that leaves next, which the registry's silence check reads.
     next: Arc<AtomicI64>,

@@ -1,9 +1,8 @@
 //! State of one node's connection: inputs in, effects out.
 //!
-//! [`ConnectionState`] is pure: it reads no clock, socket or storage. What it may know of them comes with every step as
-//! [`Conditions`]; what is to happen leaves as [`Effect`]s, which the task performs in order. Its rules by subject:
-//! which agents are served in `hosting`, their deliveries in `flow`, requests in `requests`, invocations in
-//! `invocations`.
+//! [`ConnectionState`] is pure: it reads no clock, socket or storage. The facts that it needs of them
+//! come with every step as [`Conditions`]; [`Effect`]s leave it, which the task performs in order. Other files hold the
+//! rules of one subject: `hosting` for the served agents, `flow` for their deliveries, `requests` and `invocations`.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},

@@ -9,7 +9,7 @@ use self::world::{Peer, World};
 use super::effects::Input;
 use crate::node::registry::Event;
 
-/// What happens to a connection. Indices are taken modulo what there is.
+/// Random event of a test. Indices are taken modulo the number of candidates.
 #[derive(Debug, Clone)]
 enum Action {
     /// A message is committed for an agent; its live copy waits.

@@ -216,7 +216,7 @@ impl World {
             }
             Effect::StoreAck { agent, floor } => {
                 let mailbox = self.mailbox(agent);
-                assert!(floor <= mailbox.sent, "an ack of what was not sent");
+                assert!(floor <= mailbox.sent, "an ack above the sent position");
                 mailbox.ack_floor = mailbox.ack_floor.max(floor);
             }
             Effect::StoreAckAt { agent, floor, .. } => assert!(floor <= self.mailbox(agent).sent),
