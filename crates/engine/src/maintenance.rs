@@ -118,6 +118,7 @@ pub async fn prune_rows(engine: &Engine, retention: Retention) -> EngineResult<T
     let invocations = store.prune_invocations(INVOCATIONS_KEPT, PRUNED_AT_ONCE).await?;
     let tokens = store.prune_observer_tokens(REVOKED_TOKENS_KEPT, PRUNED_AT_ONCE).await?;
     let called = store.prune_subscription_deliveries(calls_kept(retention), PRUNED_AT_ONCE).await?;
+    let bodies = store.prune_subscription_bodies(calls_kept(retention), PRUNED_AT_ONCE).await?;
     let redrives = store.prune_redrives(REDRIVES_KEPT, PRUNED_AT_ONCE).await?;
     let claims = store.prune_claims(CLAIMS_KEPT, PRUNED_AT_ONCE).await?;
     let edits = store.prune_message_edits(edits_kept(retention), PRUNED_AT_ONCE).await?;
@@ -126,7 +127,7 @@ pub async fn prune_rows(engine: &Engine, retention: Retention) -> EngineResult<T
     let least_days = i32::try_from(retention.delivery_days + 6).unwrap_or(i32::MAX);
     let messages = store.prune_old_messages(engine.now().date_naive(), least_days, PRUNED_AT_ONCE).await?;
     let removed =
-        [keys, batches, budgets, events, reports, files, invocations, tokens, called, redrives, claims, edits];
+        [keys, batches, budgets, events, reports, files, invocations, tokens, called, bodies, redrives, claims, edits];
     let more = more_sealed || messages.more || removed.iter().any(|removed| *removed >= PRUNED_AT_ONCE.unsigned_abs());
     Ok(TickOutcome { worked: workers + sealed + messages.removed + removed.iter().sum::<u64>(), more, lag: None })
 }
