@@ -5,3 +5,4 @@ mod amplification;
 mod revocation;
 mod schemas;
 mod searches;
+mod transfers;
