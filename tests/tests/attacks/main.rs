@@ -2,6 +2,7 @@
 //! them.
 
 mod amplification;
+mod names;
 mod revocation;
 mod schemas;
 mod searches;

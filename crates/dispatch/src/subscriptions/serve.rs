@@ -115,7 +115,7 @@ async fn attempt_call<Q: SubscriptionQueue>(
                     event.kind = pending.event_kind
                 )
             };
-            call::post(queue.client(), &target, request, pending.traceparent.as_deref(), span).await
+            call::post(queue.client(), leased.scope, &target, request, pending.traceparent.as_deref(), span).await
         }
         Err(refusal) => Err(refusal.into()),
     };
