@@ -15,7 +15,7 @@ use std::{
 use hickory_resolver::{
     TokioResolver,
     config::{LookupIpStrategy, NameServerConfig, ResolverConfig, ResolverOpts},
-    net::{DnsError, NetError, runtime::TokioRuntimeProvider},
+    net::{NetError, runtime::TokioRuntimeProvider},
 };
 use moka::sync::Cache;
 use tokio::{
@@ -125,14 +125,16 @@ fn alternate_versions(addresses: Vec<IpAddr>) -> Vec<IpAddr> {
 }
 
 fn lookup_error(error: NetError) -> io::Error {
-    match error {
-        NetError::Timeout => io::ErrorKind::TimedOut.into(),
-        NetError::Busy => io::ErrorKind::ResourceBusy.into(),
-        NetError::Dns(DnsError::NoRecordsFound(_)) => {
-            io::Error::new(io::ErrorKind::NotFound, "the host has no address")
-        }
-        other => io::Error::other(other),
-    }
+    let kind = if matches!(error, NetError::Timeout) {
+        io::ErrorKind::TimedOut
+    } else if matches!(error, NetError::Busy) {
+        io::ErrorKind::ResourceBusy
+    } else if error.is_no_records_found() {
+        io::ErrorKind::NotFound
+    } else {
+        io::ErrorKind::Other
+    };
+    io::Error::new(kind, error)
 }
 
 /// Turns of lookups: some for each tenant, and some in all.

@@ -3,6 +3,7 @@
 
 mod amplification;
 mod names;
+mod observer_tokens;
 mod revocation;
 mod schemas;
 mod searches;

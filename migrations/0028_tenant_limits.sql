@@ -1,4 +1,4 @@
--- The body of an event is stored once, however many subscriptions it matches.
+-- Limits of tenants. The body of an event is stored once, however many subscriptions it matches.
 
 CREATE TABLE subscription_bodies (
     workspace_id        bigint NOT NULL,
@@ -15,3 +15,6 @@ ALTER TABLE subscription_deliveries ALTER COLUMN body DROP NOT NULL;
 
 -- Workers of the previous version find bodies in subscription_deliveries only. They renew their leases without this column.
 ALTER TABLE push_workers ADD COLUMN reads_shared_bodies boolean NOT NULL DEFAULT false;
+
+-- Texts of observer tokens expire; an override renews those that are still in use.
+CREATE INDEX observer_tokens_by_signature ON observer_tokens (signed_until) WHERE revoked_at IS NULL;
