@@ -15,12 +15,12 @@ use relay_domain::{BatchId, GatewayId, MessageId, snowflake};
 use relay_store::{
     Store, StoreError,
     events::RecordedEvents,
-    messages::batch::{Batch, BatchError, BatchOutcome, NewSend, SendOutcome},
+    messages::commit::{Batch, BatchError, BatchOutcome, NewSend, SendOutcome},
 };
 use relay_tasks::spawn_isolated;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{Engine, EngineError, Inner, error::Fault, messages::publisher::Committed};
+use crate::{Engine, EngineError, Inner, error::Fault, events::Announcement, messages::publisher::Committed};
 
 /// Target size: a batch closes once it has reached this many deliveries.
 const MAX_BATCH_DELIVERIES: usize = 512;
@@ -265,6 +265,6 @@ fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<PendingSend>, outcom
 fn announce(engine: &Engine, committed: &Committed, events: Vec<RecordedEvents>) {
     for recorded in events {
         let messages = if recorded.watched { committed.messages(recorded.scope) } else { HashMap::new() };
-        engine.core().announce_with_messages(recorded, messages);
+        engine.core().announce(Announcement::with_messages(recorded, messages));
     }
 }
