@@ -411,8 +411,8 @@ fn direct_recipient(audience: &Audience, sender: &Sender) -> Option<String> {
     })
 }
 
-/// Selects the recipients: all members but the sender. Members that muted the channel receive only top-level messages
-/// that mention them.
+/// Selects the recipients: all members but the sender. Members that muted the channel receive only messages that
+/// mention them, in threads too.
 fn recipients(
     audience: &Audience,
     sender: &Sender,
@@ -424,6 +424,7 @@ fn recipients(
     others
         .filter_map(|member| {
             let (reason, mode) = match (message.thread_id, audience.channel_kind) {
+                (Some(_), _) if member.muted && named(member) => (Reason::Mention, Mode::Wait),
                 (Some(_), _) if member.muted => return None,
                 (Some(_), _) => (Reason::ThreadReply, Mode::Wait),
                 (None, ChannelKind::Channel) if named(member) => (Reason::Mention, mode),
