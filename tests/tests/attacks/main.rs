@@ -2,6 +2,7 @@
 //! them.
 
 mod amplification;
+mod commits;
 mod names;
 mod observer_tokens;
 mod revocation;
