@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::baseline::Consumers;
 use crate::payload::SMALLEST;
+use crate::scenario::fair::abuse::Abuse;
 
 /// Starts an engine, puts it under load, and compares it with the bare servers.
 #[derive(Debug, Parser)]
@@ -214,6 +215,12 @@ pub(crate) enum Scenario {
         #[arg(long, default_value_t = 100_000)]
         burst: usize,
     },
+    /// Disturb 19 tenants by a 20th that abuses the engine in one way after the other.
+    Fair {
+        /// Ways of abuse; all if none is given.
+        #[arg(long, value_enum, value_delimiter = ',')]
+        abuse: Vec<Abuse>,
+    },
     /// Serve as the baseline gateway; started by the scenarios that compare with it.
     #[command(hide = true)]
     BaselineGateway {
@@ -224,8 +231,8 @@ pub(crate) enum Scenario {
         #[arg(long)]
         nats: String,
     },
-    /// Run the delivery scenarios with their defaults: all but `rolling`, `observe`, `read`, `push`, `invoke` and
-    /// `placement`.
+    /// Run the delivery scenarios with their defaults: all but `rolling`, `observe`, `read`, `push`, `invoke`,
+    /// `placement` and `fair`.
     All,
 }
 
