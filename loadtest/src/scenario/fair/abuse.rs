@@ -80,6 +80,11 @@ impl Scene {
         Ok(Self { workspace, eve, recipients: common.scaled(2000) })
     }
 
+    /// Deletes the workspace, so that its background work disturbs no later phase.
+    pub(crate) async fn end(self) -> Result<()> {
+        self.workspace.pool(0).delete("/v1/workspace", self.workspace.key()).await?.success().map(drop)
+    }
+
     /// Posts as the abusive agent and returns the data of the answer.
     async fn post(&self, path: &str, body: &Value) -> Result<Value> {
         let answer = self.workspace.pool(0).post(path, Some(&self.eve.token), &body.to_string()).await?;

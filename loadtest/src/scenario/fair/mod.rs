@@ -53,6 +53,7 @@ pub(crate) async fn run(common: &Common, kinds: &[Abuse], report: &mut Report) -
         let mut row = others.measure(&target, &format!("fair, {}", abuse.text()), &load).await;
         row.notes.push(attack.outcome());
         drop(attack);
+        scene.end().await?;
         if let Some(latency) = row.latency {
             report.ratios.push(Ratio {
                 target: "fair",
