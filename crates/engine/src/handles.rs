@@ -24,7 +24,7 @@ use crate::{
     mailboxes::{Mailboxes, cursors::CursorMoves},
     messages::{
         Messages,
-        committer::{CommitQueue, PendingSend},
+        committer::{self, PendingSend},
         publisher::{Committed, Publisher},
     },
     nodes::{Nodes, kinds::NodeKinds},
@@ -69,7 +69,7 @@ pub(crate) struct Inner {
 pub(crate) struct Senders {
     seen: LastSeenRecorder,
     observers: ObserverCache,
-    committer: CommitQueue,
+    committer: mpsc::Sender<PendingSend>,
     publisher: Publisher,
     calls: CallQueues,
     dispatch_notes: DispatchRecorder,
@@ -90,7 +90,7 @@ pub(crate) struct Queues {
 pub(crate) fn queues() -> (Senders, Queues) {
     let (seen, seen_notes) = LastSeenRecorder::new();
     let (observers, observer_uses) = ObserverCache::new();
-    let (committer, commits) = CommitQueue::new();
+    let (committer, commits) = mpsc::channel(committer::QUEUE);
     let (publisher, publishes) = Publisher::new();
     let (calls, new_calls, outcomes) = CallQueues::new();
     let (recorder, dispatch_notes) = DispatchRecorder::new();
@@ -172,7 +172,7 @@ impl Inner {
                 audiences,
                 channels: channels.clone(),
                 stream: stream.clone(),
-                committer: Arc::new(committer),
+                committer,
             },
             nodes: Nodes {
                 core: core.clone(),

@@ -26,7 +26,7 @@ use crate::{Engine, EngineError, Inner, error::Fault, events::Announcement, mess
 const MAX_BATCH_DELIVERIES: usize = 512;
 const MAX_BATCH_REQUESTS: usize = 512;
 /// Bound of the queue. Beyond it callers are refused at once, with `Retry-After`.
-const QUEUE: usize = 8192;
+pub(crate) const QUEUE: usize = 8192;
 /// Retries of a batch that lost a lock race.
 const ABORT_RETRIES: u32 = 5;
 /// Time to find out the outcome of an unknown COMMIT. Then callers get no status: clients post again on a 5xx, and the
@@ -43,7 +43,6 @@ pub(crate) struct PendingSend {
     pub(crate) reply: oneshot::Sender<Result<CommitReply, EngineError>>,
 }
 
-/// Reply of the committer.
 pub(crate) enum CommitReply {
     /// Committed as this send.
     Committed {
@@ -57,24 +56,6 @@ pub(crate) enum CommitReply {
     KeyReused,
     /// The audience or the sender has changed: resolve again.
     Stale,
-}
-
-/// Sender of the commit queue.
-#[derive(Debug, Clone)]
-pub(crate) struct CommitQueue {
-    sender: mpsc::Sender<PendingSend>,
-}
-
-impl CommitQueue {
-    pub(crate) fn new() -> (Self, mpsc::Receiver<PendingSend>) {
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        (Self { sender }, receiver)
-    }
-
-    /// Queues a send; fails at once when the queue is full.
-    pub(crate) fn push(&self, pending: PendingSend) -> Result<(), EngineError> {
-        self.sender.try_send(pending).map_err(|_| EngineError::Overloaded)
-    }
 }
 
 /// Commits batches until all senders are dropped.
@@ -266,5 +247,43 @@ fn announce(engine: &Engine, committed: &Committed, events: Vec<RecordedEvents>)
     for recorded in events {
         let messages = if recorded.watched { committed.messages(recorded.scope) } else { HashMap::new() };
         engine.core().announce(Announcement::with_messages(recorded, messages));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use relay_store::IdempotencyKey;
+
+    use super::*;
+    use crate::messages::fixture::{message, send};
+
+    fn pending(id: i64, key: Option<u8>) -> PendingSend {
+        let key = key.map(|byte| IdempotencyKey { hash: [byte; 32], fingerprint: [0; 32] });
+        let send = NewSend { key, ..send(message(id, "text"), &[]) };
+        PendingSend { send, names: Vec::new(), traceparent: None, reply: oneshot::channel().0 }
+    }
+
+    #[test]
+    fn a_batch_has_each_key_once_and_the_others_wait_in_order() {
+        let all = vec![
+            pending(1, Some(1)),
+            pending(2, None),
+            pending(3, Some(1)),
+            pending(4, None),
+            pending(5, Some(2)),
+            pending(6, Some(1)),
+        ];
+        let (now, later) = defer_equal_keys(all);
+        let ids = |sends: &[PendingSend]| sends.iter().map(|one| one.send.message.id.get()).collect::<Vec<_>>();
+        assert_eq!((ids(&now), ids(&later)), (vec![1, 2, 4, 5], vec![3, 6]));
+        let (now, later) = defer_equal_keys(later);
+        assert_eq!((ids(&now), ids(&later)), (vec![3], vec![6]));
+    }
+
+    #[test]
+    fn a_send_without_recipients_counts_too() {
+        assert_eq!(delivery_count(&pending(1, None)), 1);
+        let three = PendingSend { send: send(message(1, "text"), &[2, 3, 4]), ..pending(1, None) };
+        assert_eq!(delivery_count(&three), 3);
     }
 }

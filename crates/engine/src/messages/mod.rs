@@ -3,6 +3,8 @@
 mod addresses;
 pub(crate) mod committer;
 pub mod edits;
+#[cfg(test)]
+pub(crate) mod fixture;
 mod groups;
 pub mod history;
 pub mod outbox_relay;
@@ -16,6 +18,7 @@ pub mod webhooks;
 use std::sync::Arc;
 
 use relay_stream::Stream;
+use tokio::sync::mpsc;
 
 use crate::{
     access::limits::QuotaCache,
@@ -35,5 +38,5 @@ pub struct Messages {
     pub(crate) audiences: Arc<Audiences>,
     pub(crate) channels: Channels,
     pub(crate) stream: Stream,
-    pub(crate) committer: Arc<committer::CommitQueue>,
+    pub(crate) committer: mpsc::Sender<committer::PendingSend>,
 }
