@@ -60,13 +60,18 @@ pub(crate) fn built_for_tests() -> Result<PathBuf> {
     built_packages(false, ENGINE_PACKAGES.iter().chain(&["relay-broker"]))
 }
 
+/// The folder with the broker and the program that plays agents.
+pub(crate) fn built_node() -> Result<PathBuf> {
+    built_packages(false, ["relay-broker", "relay-testkit"].iter())
+}
+
 fn built_packages<'a>(release: bool, packages: impl Iterator<Item = &'a &'a str>) -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os(BIN_DIR_VARIABLE) {
         return Ok(dir.into());
     }
     let bin_dir = bin_dir(release)?;
-    println!("building the engine (the first time takes minutes)");
-    let mut command = cargo(&["build"]);
+    println!("building (the first time takes minutes)");
+    let mut command = cargo(&["build", "--bins"]);
     for package in packages {
         command.args(["--package", package]);
     }

@@ -66,7 +66,7 @@ fn manifest(name: &str) -> Value {
 #[tokio::test]
 async fn a_runner_handles_invocations_and_uses_the_broker_meanwhile() -> Result<()> {
     let scene = Scene::new("runner").await?;
-    scene.wait_for_engine().await?;
+    scene.broker.wait_connected().await?;
     let mut runner = Runner::connect(&scene).await?;
     let hello = runner.ask("hello", json!({ "client_name": "test", "client_version": "1" })).await?;
     assert_eq!((&hello["type"], &hello["payload"]["result"]["protocol_version"]), (&json!("ok"), &json!(2)));

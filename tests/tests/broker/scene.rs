@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use relay_acceptance::node_broker::{FakeAgent, NodeBroker};
 use relay_testkit::client::Api;
+use relay_testkit::node::{BrokerSpec, FakeAgent, NodeBroker};
 use relay_testkit::proxy::TcpProxy;
 use relay_testkit::{shared, wait};
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ impl Scene {
         let workspace = Api::create_workspace(gateway, name).await?;
         let sender = workspace.as_agent(&workspace.register_agent("sender").await?);
         let folder = tempfile::tempdir()?;
-        let broker = NodeBroker::start(engine, workspace.token(), name, folder.path()).await?;
+        let broker = NodeBroker::start(&BrokerSpec::new(engine, workspace.token(), name, folder.path())?).await?;
         Ok(Self { workspace, sender, broker, folder })
     }
 
@@ -40,17 +40,6 @@ impl Scene {
         let proxy = TcpProxy::start(gateway.trim_start_matches("http://"))?;
         let scene = Self::at(name, &proxy.through(gateway)?).await?;
         Ok((scene, proxy))
-    }
-
-    /// Waits until the broker is connected to the engine, which it is some time after its start.
-    pub(crate) async fn wait_for_engine(&self) -> Result<()> {
-        wait::until_ok("the broker to be connected", SOON, || async {
-            let health = self.broker.call_with("GET", "/health", &[]).await?.body;
-            ensure!(health["status"] == "ok", "{health}");
-            anyhow::Ok(())
-        })
-        .await?;
-        Ok(())
     }
 
     /// Starts a fake agent and returns what it notes.

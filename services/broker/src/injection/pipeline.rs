@@ -339,6 +339,8 @@ impl Pipeline {
             activity: None,
             record: DeliveryRecord::default(),
             written_at: None,
+            is_written: false,
+            held_back: Vec::new(),
         });
     }
 
@@ -347,7 +349,8 @@ impl Pipeline {
     pub(crate) fn end(mut self) -> (Vec<Message>, Learned, DeliveryMode) {
         let mut messages = Vec::new();
         for outstanding in &mut self.outstanding {
-            if outstanding.delivery.agent_ended().is_some() {
+            // A message that was echoed and not submitted did not reach the program.
+            if outstanding.delivery.agent_ended().is_some() || !outstanding.held_back.is_empty() {
                 messages.push(outstanding.message.clone());
             }
         }

@@ -63,6 +63,8 @@ impl Pipeline {
             self.gate.entered(at);
             self.writing = None;
         }
+        outstanding.is_written = true;
+        let held_back = std::mem::take(&mut outstanding.held_back);
         let delivery = outstanding.reference();
         let is_task = outstanding.message.origin == Origin::Task;
         let mut effects =
@@ -70,6 +72,7 @@ impl Pipeline {
         if is_task && attempt <= 1 {
             effects.push(Effect::TaskTyped);
         }
+        effects.extend(held_back);
         effects
     }
 
@@ -197,7 +200,8 @@ impl Pipeline {
         let Some(index) = self.index_of(key) else { return Vec::new() };
         let mut effects = self.signal(index, at, Channel::Activity);
         let delivery = self.outstanding[index].reference();
-        effects.push(Effect::Publish(Box::new(Event::DeliveryActive { delivery, pattern })));
+        let active = Effect::Publish(Box::new(Event::DeliveryActive { delivery, pattern }));
+        effects.extend(self.outstanding[index].hold_back(vec![active]));
         effects
     }
 
@@ -208,7 +212,8 @@ impl Pipeline {
     }
 
     fn apply(&mut self, index: usize, delivery_effects: Vec<DeliveryEffect>) -> Vec<Effect> {
-        delivery_effects.into_iter().flat_map(|effect| self.apply_one(index, effect)).collect()
+        let effects = delivery_effects.into_iter().flat_map(|effect| self.apply_one(index, effect)).collect();
+        self.outstanding[index].hold_back(effects)
     }
 
     fn apply_one(&mut self, index: usize, effect: DeliveryEffect) -> Vec<Effect> {
