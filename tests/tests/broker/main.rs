@@ -2,6 +2,8 @@
 
 mod api;
 mod delivery;
+mod packages;
 mod restart;
 mod runner;
 mod scene;
+mod transcript;

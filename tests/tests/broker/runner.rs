@@ -13,13 +13,13 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
 use crate::scene::{SOON, Scene};
 
-struct Runner {
+pub(crate) struct Runner {
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
     sent: u32,
 }
 
 impl Runner {
-    async fn connect(scene: &Scene) -> Result<Self> {
+    pub(crate) async fn connect(scene: &Scene) -> Result<Self> {
         let mut request = scene.broker.socket_url("/api/fleet/ws").into_client_request()?;
         request.headers_mut().insert("x-api-key", scene.broker.key().parse()?);
         let (socket, _) = connect_async(request).await?;
@@ -30,11 +30,15 @@ impl Runner {
         self.sent += 1;
         let id = format!("r{}", self.sent);
         let frame = json!({ "v": 2, "type": kind, "request_id": id, "payload": payload });
-        self.socket.send(Message::text(frame.to_string())).await?;
+        self.send_frame(&frame).await?;
         Ok(id)
     }
 
-    async fn next(&mut self) -> Result<Value> {
+    pub(crate) async fn send_frame(&mut self, frame: &Value) -> Result<()> {
+        Ok(self.socket.send(Message::text(frame.to_string())).await?)
+    }
+
+    pub(crate) async fn next(&mut self) -> Result<Value> {
         loop {
             let message = timeout(SOON, self.socket.next()).await?.context("the socket has ended")??;
             if let Message::Text(text) = message {
