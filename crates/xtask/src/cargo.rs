@@ -55,9 +55,9 @@ pub(crate) fn built_engine(release: bool) -> Result<PathBuf> {
     built_packages(release, ENGINE_PACKAGES.iter())
 }
 
-/// The folder with the binaries that tests start: the engine's and the broker.
+/// The folder with the binaries that tests start: the engine's, the broker, and the fake agent.
 pub(crate) fn built_for_tests() -> Result<PathBuf> {
-    built_packages(false, ENGINE_PACKAGES.iter().chain(&["relay-broker"]))
+    built_packages(false, ENGINE_PACKAGES.iter().chain(&["relay-broker", "relay-testkit"]))
 }
 
 /// The folder with the broker and the program that plays agents.

@@ -2,6 +2,8 @@
 
 mod api;
 mod delivery;
+mod faults;
+mod harness;
 mod packages;
 mod restart;
 mod runner;

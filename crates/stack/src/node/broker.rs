@@ -12,6 +12,8 @@ use crate::client::{Api, Reply};
 use crate::process::{Process, Spec};
 use crate::{binaries, wait};
 
+/// Path of another broker, such as a published one, that tests are run against to compare.
+const PROGRAM_VARIABLE: &str = "RELAY_NODE_BROKER";
 const READY_WITHIN: Duration = Duration::from_secs(30);
 const STOP_WITHIN: Duration = Duration::from_secs(10);
 
@@ -35,10 +37,14 @@ pub struct BrokerSpec {
 }
 
 impl BrokerSpec {
-    /// Describes a broker of ours with default settings.
+    /// Describes a broker with default settings: ours, or the one that `RELAY_NODE_BROKER` names.
     pub fn new(engine: &str, workspace_key: &str, name: &str, folder: &Path) -> Result<Self> {
+        let program = match std::env::var_os(PROGRAM_VARIABLE) {
+            Some(program) => program.into(),
+            None => binaries::find(&binaries::directory()?, "agent-relay-broker")?,
+        };
         Ok(Self {
-            program: binaries::find(&binaries::directory()?, "agent-relay-broker")?,
+            program,
             engine: engine.to_owned(),
             workspace_key: workspace_key.to_owned(),
             name: name.to_owned(),
@@ -182,6 +188,11 @@ impl NodeBroker {
     /// Sends SIGTERM and waits for the exit.
     pub async fn terminate(&self) -> Result<std::process::ExitStatus> {
         self.process.stop_with(libc::SIGTERM, STOP_WITHIN).await
+    }
+
+    /// Returns the URL of the listen API.
+    pub fn url(&self) -> &str {
+        self.api.base()
     }
 
     /// Returns the URL of a socket of the listen API.

@@ -23,6 +23,9 @@ pub(crate) struct AgentSpec {
     pub(crate) model: Option<String>,
     #[serde(default)]
     pub(crate) task: Option<String>,
+    /// Agent whose notes go in front of the task; none once they do.
+    #[serde(default)]
+    pub(crate) continue_from: Option<String>,
     #[serde(default)]
     pub(crate) channels: Vec<String>,
     #[serde(default)]

@@ -11,7 +11,7 @@ use super::{
     error::{ApiError, ApiResult},
     extract::{Body, Ready},
 };
-use crate::agents::{AgentCommand, AgentError, AgentSpec, RestartPolicy, Services, SpawnSource};
+use crate::agents::{AgentCommand, AgentError, AgentSpec, RestartPolicy, ResultSchema, Services, SpawnSource};
 
 const DEFAULT_CLI: &str = "claude";
 const DEFAULT_IDLE_SECS: u64 = 30;
@@ -31,6 +31,8 @@ pub(crate) struct SpawnBody {
     pub(crate) model: Option<String>,
     #[serde(alias = "initial_task", alias = "initialTask")]
     pub(crate) task: Option<String>,
+    #[serde(alias = "continue_from")]
+    pub(crate) continue_from: Option<String>,
     pub(crate) channels: Vec<String>,
     pub(crate) cwd: Option<String>,
     pub(crate) team: Option<String>,
@@ -110,6 +112,9 @@ impl SpawnBody {
         if self.harness_id.is_some_and(|id| !id.is_null()) {
             return invalid("harnessId is not supported, send harnessConfig");
         }
+        if let Some(schema) = &self.agent_result_schema {
+            ResultSchema::compile(schema).map_err(AgentError::Invalid)?;
+        }
         let config = self.harness_config.unwrap_or_default();
         let runtimes = [self.transport.as_deref(), config.runtime.as_deref()];
         if runtimes.into_iter().flatten().any(|runtime| runtime != "pty") {
@@ -157,6 +162,7 @@ impl SpawnBody {
             provider: self.provider.or_else(|| harness.as_ref().map(|entry| entry.name.clone())),
             model,
             task: task.map(|task| if exits { format!("{task}\n{EXIT_INSTRUCTION}") } else { task }),
+            continue_from: self.continue_from.filter(|name| !name.is_empty()),
             channels: channels.iter().map(|name| name.trim_start_matches('#').to_owned()).collect(),
             team: self.team,
             parent: self.parent,

@@ -74,7 +74,7 @@ impl Scene {
                 }
                 Effect::Settle(settlement) => self.log.push(format!("settle {}", settlement.message.event_id)),
                 Effect::Fail(failure) => self.log.push(format!("fail {}", failure.attempts)),
-                Effect::Dequeued(_) | Effect::TaskTyped => {}
+                Effect::Dequeued(_) | Effect::TaskTyped | Effect::Record(_) | Effect::Suppressed(_) => {}
             }
         }
         typed

@@ -85,7 +85,7 @@ impl Agent {
         if self.arguments.query {
             self.print(QUERIES)?;
         }
-        let mut submissions = Submissions::default();
+        let mut submissions = Submissions::new(self.arguments.show == Show::Cooked);
         let mut buffer = [0; 4096];
         loop {
             let length = io::stdin().read(&mut buffer).context("read the terminal")?;
