@@ -26,7 +26,7 @@ impl Runner {
         Ok(Self { socket, sent: 0 })
     }
 
-    async fn send(&mut self, kind: &str, payload: Value) -> Result<String> {
+    pub(crate) async fn send(&mut self, kind: &str, payload: Value) -> Result<String> {
         self.sent += 1;
         let id = format!("r{}", self.sent);
         let frame = json!({ "v": 2, "type": kind, "request_id": id, "payload": payload });
@@ -35,7 +35,11 @@ impl Runner {
     }
 
     pub(crate) async fn send_frame(&mut self, frame: &Value) -> Result<()> {
-        Ok(self.socket.send(Message::text(frame.to_string())).await?)
+        self.send_text(&frame.to_string()).await
+    }
+
+    pub(crate) async fn send_text(&mut self, text: &str) -> Result<()> {
+        Ok(self.socket.send(Message::text(text.to_owned())).await?)
     }
 
     pub(crate) async fn next(&mut self) -> Result<Value> {
@@ -51,7 +55,7 @@ impl Runner {
     }
 
     /// Sends a request and returns its answer; other frames are left out.
-    async fn ask(&mut self, kind: &str, payload: Value) -> Result<Value> {
+    pub(crate) async fn ask(&mut self, kind: &str, payload: Value) -> Result<Value> {
         let id = self.send(kind, payload).await?;
         loop {
             let frame = self.next().await?;

@@ -4,7 +4,7 @@ const WIDTH: usize = 76;
 const ROWS: usize = 22;
 
 /// A longer text in the box is shown as a placeholder, if at all.
-const FOLDED_FROM: usize = 60;
+const FOLDED_FROM: usize = 20;
 
 /// The screen's contents.
 #[derive(Debug)]
