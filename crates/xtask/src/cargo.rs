@@ -60,6 +60,11 @@ pub(crate) fn built_for_tests() -> Result<PathBuf> {
     built_packages(false, ENGINE_PACKAGES.iter().chain(&["relay-broker", "relay-testkit"]))
 }
 
+/// The folder with the broker.
+pub(crate) fn built_broker(release: bool) -> Result<PathBuf> {
+    built_packages(release, ["relay-broker"].iter())
+}
+
 /// The folder with the broker and the program that plays agents.
 pub(crate) fn built_node() -> Result<PathBuf> {
     built_packages(false, ["relay-broker", "relay-testkit"].iter())

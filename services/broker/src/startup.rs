@@ -21,8 +21,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     agents::{
-        AgentSettings, Agents, ContinuityFolder, CrashLog, MARKER, Services, Spawner, VerificationBook, run_receipts,
-        run_reports,
+        AckWatch, AgentSettings, Agents, ContinuityFolder, CrashLog, MARKER, Services, Spawner, VerificationBook,
+        run_receipts, run_reports,
     },
     api::{Api, Broker, Inner, router},
     cli::Init,
@@ -69,6 +69,7 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
     let (roster, previous) = Roster::open(directory.file("state", &instance, "json"))?;
     let (ledger, ledger_task) = LedgerTask::open(directory.file("ledger", &instance, "jsonl"))?;
     let verification = Arc::new(VerificationBook::open(directory.file("verification", &instance, "json"))?);
+    let crashes = Arc::new(CrashLog::open(directory.path().join("crash-insights.json"))?);
     let host = PtyHost::new(HostSettings::new(MARKER)).context("prepare for terminals")?;
     restore::end_leftovers(&host, &previous).await?;
     let survivors = match directory.persistence() {
@@ -139,9 +140,10 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
         harnesses,
         receipts,
         reports,
-        crashes: Arc::<CrashLog>::default(),
+        crashes,
         dead_letters: Arc::default(),
         verification: verification.clone(),
+        ack_watch: AckWatch::new(),
         counters: Arc::default(),
         tasks: tasks.clone(),
         settings: Arc::new(agent_settings(&settings, working_directory, url, ContinuityFolder::new(directory.path()))),

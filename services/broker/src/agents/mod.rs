@@ -2,6 +2,7 @@
 //! task that owns one ([`task`]).
 
 mod ack_files;
+mod ack_watch;
 mod activity;
 mod agent_error;
 mod command;
@@ -24,6 +25,7 @@ mod spec;
 mod task;
 mod verification_book;
 
+pub(crate) use ack_watch::AckWatch;
 pub(crate) use activity::{AgentInfo, AgentState};
 pub(crate) use agent_error::AgentError;
 pub(crate) use command::{AgentCommand, AgentHandle, Drained, PendingMessage};

@@ -6,7 +6,7 @@ use relay_pty::{EventStream, PtyError, SpawnRequest, Terminal};
 use tokio::time::Instant;
 
 use super::{
-    AgentError, AgentHandle, Services, ack_files::AckFolder, environment::environment,
+    AgentError, AgentHandle, Services, ack_files::AckFolder, ack_watch::WatchedFolder, environment::environment,
     verification_book::ProgramVersion,
 };
 use crate::{
@@ -22,6 +22,7 @@ pub(super) struct Launch {
     /// Under which its figures are kept.
     pub(super) program: ProgramVersion,
     pub(super) ack_folder: Option<AckFolder>,
+    pub(super) ack_watch: Option<WatchedFolder>,
     pub(super) working_directory: PathBuf,
 }
 

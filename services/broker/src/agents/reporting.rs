@@ -97,10 +97,11 @@ impl AgentTask {
 
     /// Does what silence decides.
     pub(super) fn judge_rest(&self, running: &mut Running, now: Timestamp) {
-        if running.continuity.is_open() && now >= running.last_output_at + BLOCK_PAUSE {
-            if let Some(request) = running.continuity.finish() {
-                self.on_continuity(running, request);
-            }
+        if running.continuity.is_open()
+            && now >= running.last_output_at + BLOCK_PAUSE
+            && let Some(request) = running.continuity.finish()
+        {
+            self.on_continuity(running, request);
         }
         if now >= running.last_output_at + REST && running.rest_judged_for != Some(running.last_output_at) {
             running.rest_judged_for = Some(running.last_output_at);

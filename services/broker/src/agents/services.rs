@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
-use super::{Agents, ContinuityFolder, CrashLog, DeadLetters, VerificationBook};
+use super::{AckWatch, Agents, ContinuityFolder, CrashLog, DeadLetters, VerificationBook};
 use crate::{
     engine::{Engine, Identity, Request},
     engine_link::EngineLink,
@@ -38,6 +38,7 @@ pub(crate) struct Services {
     pub(crate) crashes: Arc<CrashLog>,
     pub(crate) dead_letters: Arc<DeadLetters>,
     pub(crate) verification: Arc<VerificationBook>,
+    pub(crate) ack_watch: Arc<AckWatch>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) tasks: TaskTracker,
     pub(crate) settings: Arc<AgentSettings>,

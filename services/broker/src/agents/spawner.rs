@@ -203,12 +203,14 @@ impl Spawner {
             info: info_receiver,
             commands,
         };
+        let ack_watch = ack_folder.as_ref().and_then(|folder| services.ack_watch.watch(folder.path()));
         let launch = Launch {
             services: services.clone(),
             handle: handle.clone(),
             harness,
             program,
             ack_folder,
+            ack_watch,
             working_directory,
         };
         let process = StartedProcess::start(&launch, source == SpawnSource::Restart).await?;

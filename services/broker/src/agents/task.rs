@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::{
-    AgentCommand, AgentInfo, AgentState,
+    AgentCommand, AgentInfo, AgentState, ack_watch,
     context_budget::ContextBudget,
     continuity::{ContinuityBlocks, Notes},
     exit_line::ExitLine,
@@ -200,6 +200,7 @@ impl AgentTask {
                     }
                 }
                 () = self.mailbox.arrived.notified() => self.on_arrived(running),
+                () = ack_watch::changed(self.launch.ack_watch.as_ref()) => running.ack_files_due = running.latest,
                 Some(done) = running.works.next() => self.on_done(running, done),
                 () = sleep_until(deadline) => {}
             }
@@ -255,6 +256,12 @@ impl AgentTask {
                 if is_failure {
                     let crashes = &self.launch.services.crashes;
                     crashes.record(self.name(), code, signal, life.as_secs(), clock::unix_ms());
+                    let crashes = crashes.clone();
+                    self.launch.services.tasks.spawn_blocking(move || {
+                        if let Err(error) = crashes.write() {
+                            tracing::warn!(error = format!("{error:#}"), "a crash is not written down");
+                        }
+                    });
                 }
                 let policy = self.launch.handle.spec.restart_policy.filter(|policy| policy.enabled && is_failure);
                 let decision = policy.map(|policy| self.restarts.on_failure(&policy, life));

@@ -1,13 +1,13 @@
 //! Agents as drivers are shown them, and their channels.
 
-use axum::{Json, extract::Path};
+use axum::Json;
 use chrono::{DateTime, SecondsFormat};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
     error::ApiResult,
-    extract::{Body, Ready},
+    extract::{Body, Path, Ready},
 };
 use crate::{
     agents::AgentHandle,

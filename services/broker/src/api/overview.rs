@@ -4,14 +4,17 @@ use std::sync::atomic::Ordering;
 
 use axum::{
     Json,
-    extract::Query,
     http::header,
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{agents::entry, error::ApiResult, extract::Ready};
+use super::{
+    agents::entry,
+    error::ApiResult,
+    extract::{Query, Ready},
+};
 use crate::{
     agents::{AgentCommand, AgentError},
     clock,

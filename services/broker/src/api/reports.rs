@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::{
     Json,
-    extract::Path,
     http::{HeaderMap, StatusCode},
 };
 use serde::Deserialize;
@@ -13,7 +12,7 @@ use serde_json::{Value, json};
 use super::{
     access::secret,
     error::{ApiError, ApiResult},
-    extract::{Body, Ready},
+    extract::{Body, Path, Ready},
 };
 use crate::{
     agents::{AgentCommand, AgentError, ResultSchema},

@@ -2,14 +2,14 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use axum::{Json, extract::Path};
+use axum::Json;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
     Broker,
     error::{ApiError, ApiResult},
-    extract::{Body, Ready},
+    extract::{Body, Path, Ready},
 };
 use crate::agents::{AgentCommand, AgentError, AgentSpec, RestartPolicy, ResultSchema, Services, SpawnSource};
 

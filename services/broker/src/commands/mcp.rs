@@ -142,8 +142,5 @@ fn result_tool(schema: &Value) -> Tool {
 }
 
 fn schema_of(schema: Value) -> Arc<Map<String, Value>> {
-    match schema {
-        Value::Object(fields) => Arc::new(fields),
-        _ => Arc::default(),
-    }
+    schema.as_object().cloned().unwrap_or_default().into()
 }
