@@ -109,6 +109,11 @@ async fn pip_packages(name: &str, requirements: &Path) -> Result<PathBuf> {
     .await
 }
 
+/// Returns the folder of the scripts.
+pub fn scripts() -> PathBuf {
+    sources().to_owned()
+}
+
 /// Returns the folder with the scripts and pins.
 pub(super) fn sources() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/clients"))

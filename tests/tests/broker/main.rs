@@ -9,6 +9,7 @@ mod flood;
 mod harness;
 mod hostile;
 mod packages;
+mod published;
 mod restart;
 mod runner;
 mod scene;

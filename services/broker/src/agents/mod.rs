@@ -37,5 +37,5 @@ pub(crate) use registry::Agents;
 pub(crate) use result_schema::ResultSchema;
 pub(crate) use services::{AgentSettings, Receipt, ReceiptPolicy, Report, Services, run_receipts, run_reports};
 pub(crate) use spawner::Spawner;
-pub(crate) use spec::{AgentSpec, RestartPolicy, SpawnSource};
+pub(crate) use spec::{AgentSpec, RestartPolicy, SpawnSource, VerificationOverride};
 pub(crate) use verification_book::VerificationBook;

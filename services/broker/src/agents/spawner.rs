@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use relay_verification::RequiredChannels;
+use relay_verification::{RequiredChannels, strategy::Strategy};
 use relay_wire::nodes::frame::AgentRegister;
 use serde_json::json;
 use tokio::{
@@ -170,7 +170,7 @@ impl Spawner {
         let profile = Profile {
             agent: spec.name.clone(),
             workspace_alias: None,
-            strategy: harness.as_ref().map_or(relay_verification::strategy::Strategy::OTHER, |entry| entry.strategy()),
+            strategy: spec.verification.apply(harness.as_ref().map_or(Strategy::OTHER, |entry| entry.strategy())),
             usable: RequiredChannels { echo: true, file: has_tools && ack_folder.is_some(), mcp: has_tools, api: true },
             activity: harness.as_ref().map(|entry| entry.activity.clone()).unwrap_or_default(),
             minimum_high: services.settings.minimum_high,

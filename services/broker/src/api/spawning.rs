@@ -11,7 +11,9 @@ use super::{
     error::{ApiError, ApiResult},
     extract::{Body, Path, Ready},
 };
-use crate::agents::{AgentCommand, AgentError, AgentSpec, RestartPolicy, ResultSchema, Services, SpawnSource};
+use crate::agents::{
+    AgentCommand, AgentError, AgentSpec, RestartPolicy, ResultSchema, Services, SpawnSource, VerificationOverride,
+};
 
 const DEFAULT_CLI: &str = "claude";
 const DEFAULT_IDLE_SECS: u64 = 30;
@@ -72,6 +74,14 @@ pub(crate) struct HarnessConfig {
     env: BTreeMap<String, String>,
     #[serde(alias = "session_id")]
     session_id: Option<String>,
+    metadata: Option<HarnessMetadata>,
+}
+
+/// Wishes of a driver beside the program; other keys are its own.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct HarnessMetadata {
+    verification: VerificationOverride,
 }
 
 /// `POST /api/spawn`
@@ -173,6 +183,7 @@ impl SpawnBody {
             restart_policy: self.restart_policy,
             skip_relay_prompt: self.skip_relay_prompt,
             agent_token: self.agent_token,
+            verification: config.metadata.unwrap_or_default().verification,
             result_schema: self.agent_result_schema,
             invocation_id: self.invocation_id,
         })
