@@ -60,7 +60,7 @@ try {
   await driver.sendInput('a b#c', 'typed\r');
   await until('keys', () => messages().some((line) => line.endsWith(' typed')));
   const stream = driver.openInputStream('a b#c');
-  await stream.write('streamed\r');
+  await stream.send('streamed\r');
   stream.close();
   await until('streamed keys', () => messages().some((line) => line.endsWith(' streamed')));
   await driver.resizePty('a b#c', 30, 100);

@@ -19,6 +19,23 @@ struct Collected {
     problems: Vec<String>,
 }
 
+impl Collected {
+    fn take(&mut self, event: Value, last_seq: &mut u64) {
+        match (event["kind"].as_str(), event["seq"].as_u64()) {
+            (Some("worker_stream"), _) => self.output_bytes += event["chunk"].as_str().map_or(0, str::len),
+            (_, Some(seq)) => {
+                if seq != *last_seq + 1 {
+                    self.problems.push(format!("{seq} follows {last_seq}"));
+                }
+                *last_seq = seq;
+                self.events.push(event);
+            }
+            (Some("worker_stream_dropped" | "replay_gap"), None) => self.problems.push(event.to_string()),
+            (_, None) => {}
+        }
+    }
+}
+
 /// Events of one broker process since the subscription.
 pub(crate) struct EventLog {
     collected: Arc<Mutex<Collected>>,
@@ -39,24 +56,7 @@ impl EventLog {
                 while let Some(Ok(frame)) = socket.next().await {
                     let Ok(text) = frame.to_text() else { continue };
                     let Ok(event) = serde_json::from_str::<Value>(text) else { continue };
-                    let mut collected = collected.lock().unwrap_or_else(PoisonError::into_inner);
-                    match (event["kind"].as_str(), event["seq"].as_u64()) {
-                        (Some("worker_stream"), _) => {
-                            collected.output_bytes += event["chunk"].as_str().map_or(0, str::len);
-                        }
-                        (_, Some(seq)) => {
-                            if seq != last_seq + 1 {
-                                collected.problems.push(format!("{seq} follows {last_seq}"));
-                            }
-                            last_seq = seq;
-                            collected.events.push(event);
-                        }
-                        (Some("worker_stream_dropped" | "replay_gap"), None) => {
-                            collected.problems.push(event.to_string());
-                        }
-                        (_, None) => {}
-                    }
-                    drop(collected);
+                    collected.lock().unwrap_or_else(PoisonError::into_inner).take(event, &mut last_seq);
                     if !pause.is_zero() {
                         sleep(pause).await;
                     }

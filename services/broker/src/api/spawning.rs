@@ -119,6 +119,9 @@ impl SpawnBody {
         if self.name.trim().is_empty() || self.name.contains(['\n', '\r']) {
             return invalid("name must be one line and not blank");
         }
+        if matches!(self.name.as_str(), "." | "..") {
+            return invalid("name must not be . or ..: clients remove both from the paths of their calls");
+        }
         if self.harness_id.is_some_and(|id| !id.is_null()) {
             return invalid("harnessId is not supported, send harnessConfig");
         }
