@@ -41,6 +41,20 @@ pub(crate) struct AgentInfo {
 }
 
 impl AgentInfo {
+    /// Facts about an agent whose program is about to start.
+    pub(super) fn starting(now_ms: i64) -> Self {
+        Self {
+            terminal: None,
+            state: AgentState::Working,
+            last_activity_ms: now_ms,
+            started_ms: now_ms,
+            context_left_percent: None,
+            mode: DeliveryMode::default(),
+            pending_count: 0,
+            unsettled_count: 0,
+        }
+    }
+
     /// Process id of the agent's own program.
     pub(crate) fn pid(&self) -> Option<i32> {
         self.terminal.as_ref().map(|terminal| terminal.identity().pid)

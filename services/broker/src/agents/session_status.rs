@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 const PACE: Duration = Duration::from_secs(1);
 
-/// What an agent does.
+/// Activity of an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Activity {
     Starting,

@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::{
-    AgentError, AgentHandle, AgentInfo, AgentSpec, AgentState, ResultSchema, Services, SpawnSource,
+    AgentError, AgentHandle, AgentInfo, AgentSpec, ResultSchema, Services, SpawnSource,
     ack_files::AckFolder,
     command::COMMANDS,
     process::{Launch, StartedProcess},
@@ -26,7 +26,8 @@ use crate::{
     engine::{Engine, EngineError, Request},
     engine_link::{HostedAgent, LinkError},
     events::{Event, ProcessFacts},
-    injection::{DeliveryMode, Profile},
+    harness::Harness,
+    injection::Profile,
     mailbox::{Mailbox, SharedMailbox},
     metric_names,
 };
@@ -146,6 +147,21 @@ impl Spawner {
         Ok(hosted)
     }
 
+    /// Facts about an agent for its pipeline.
+    fn profile(&self, spec: &AgentSpec, harness: Option<&Harness>, has_ack_folder: bool) -> Profile {
+        let tools = harness.filter(|harness| harness.mcp.is_some() && !spec.skip_relay_prompt);
+        let has_tools = tools.is_some();
+        Profile {
+            agent: spec.name.clone(),
+            workspace_alias: None,
+            strategy: spec.verification.apply(harness.map_or(Strategy::OTHER, Harness::strategy)),
+            usable: RequiredChannels { echo: true, file: has_tools && has_ack_folder, mcp: has_tools, api: true },
+            activity: harness.map(|entry| entry.activity.clone()).unwrap_or_default(),
+            minimum_high: self.services.settings.minimum_high,
+            tool_prefix: tools.map(|entry| entry.tool_prefix.clone()),
+        }
+    }
+
     /// Starts the process and the task of the agent.
     async fn start(
         &self,
@@ -166,32 +182,13 @@ impl Spawner {
             });
             prepared.await.map_err(|error| AgentError::State(error.to_string()))?
         };
-        let has_tools = harness.as_ref().is_some_and(|harness| harness.mcp.is_some()) && !spec.skip_relay_prompt;
-        let profile = Profile {
-            agent: spec.name.clone(),
-            workspace_alias: None,
-            strategy: spec.verification.apply(harness.as_ref().map_or(Strategy::OTHER, |entry| entry.strategy())),
-            usable: RequiredChannels { echo: true, file: has_tools && ack_folder.is_some(), mcp: has_tools, api: true },
-            activity: harness.as_ref().map(|entry| entry.activity.clone()).unwrap_or_default(),
-            minimum_high: services.settings.minimum_high,
-            tool_prefix: harness.as_ref().filter(|_| has_tools).map(|entry| entry.tool_prefix.clone()),
-        };
+        let profile = self.profile(&spec, harness.as_deref(), ack_folder.is_some());
         let result_schema = match &spec.result_schema {
             Some(schema) => Some(Arc::new(ResultSchema::compile(schema).map_err(AgentError::Invalid)?)),
             None => None,
         };
         let (commands, inbox) = mpsc::channel(COMMANDS);
-        let now_ms = clock::unix_ms();
-        let (info, info_receiver) = watch::channel(AgentInfo {
-            terminal: None,
-            state: AgentState::Working,
-            last_activity_ms: now_ms,
-            started_ms: now_ms,
-            context_left_percent: None,
-            mode: DeliveryMode::default(),
-            pending_count: 0,
-            unsettled_count: 0,
-        });
+        let (info, info_receiver) = watch::channel(AgentInfo::starting(clock::unix_ms()));
         let handle = AgentHandle {
             harness: label,
             agent_id: hosted.agent_id.clone(),

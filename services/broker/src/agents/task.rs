@@ -145,7 +145,7 @@ impl AgentTask {
         }
     }
 
-    /// What is known of the program. Of a program without an entry only its running agent is learned.
+    /// Returns the conclusions about the program. A program without an entry starts without any.
     fn known_of_program(&self) -> Learned {
         let launch = &self.launch;
         if launch.harness.is_some() { launch.services.verification.learned(&launch.program) } else { Learned::new() }

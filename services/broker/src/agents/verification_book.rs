@@ -90,7 +90,7 @@ impl VerificationBook {
         Ok(Self { path, content: Mutex::new(content), changed: Notify::new() })
     }
 
-    /// What was learned of a program so far.
+    /// Returns the conclusions about a program so far.
     pub(crate) fn learned(&self, program: &ProgramVersion) -> Learned {
         self.lock().programs.get(program).map(|entry| entry.learned.clone()).unwrap_or_default()
     }

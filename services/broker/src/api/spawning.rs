@@ -113,15 +113,28 @@ pub(crate) async fn start_agent(broker: &Broker, spec: AgentSpec, source: SpawnS
 }
 
 impl SpawnBody {
+    fn check_name(&self) -> Result<(), AgentError> {
+        let problem = match self.name.as_str() {
+            name if name.trim().is_empty() || name.contains(['\n', '\r']) => "name must be one line and not blank",
+            "." | ".." => "name must not be . or ..: clients remove both from the paths of their calls",
+            _ => return Ok(()),
+        };
+        Err(AgentError::Invalid(problem.to_owned()))
+    }
+
+    fn exits_after_task(&self) -> Result<bool, AgentError> {
+        match self.spawn_mode.as_deref().map(str::to_ascii_lowercase).as_deref() {
+            None | Some("interactive") => Ok(self.exit_after_task),
+            Some("task_exit" | "task-exit" | "single_shot" | "single-shot") => Ok(true),
+            Some(_) => Err(AgentError::Invalid("spawnMode must be interactive or task_exit".to_owned())),
+        }
+    }
+
     /// Checks the request and resolves the program.
     pub(crate) fn into_spec(self, services: &Services) -> Result<AgentSpec, AgentError> {
         let invalid = |text: &str| Err(AgentError::Invalid(text.to_owned()));
-        if self.name.trim().is_empty() || self.name.contains(['\n', '\r']) {
-            return invalid("name must be one line and not blank");
-        }
-        if matches!(self.name.as_str(), "." | "..") {
-            return invalid("name must not be . or ..: clients remove both from the paths of their calls");
-        }
+        self.check_name()?;
+        let exits = self.exits_after_task()?;
         if self.harness_id.is_some_and(|id| !id.is_null()) {
             return invalid("harnessId is not supported, send harnessConfig");
         }
@@ -133,11 +146,6 @@ impl SpawnBody {
         if runtimes.into_iter().flatten().any(|runtime| runtime != "pty") {
             return invalid("only the runtime pty is supported");
         }
-        let exits = match self.spawn_mode.as_deref().map(str::to_ascii_lowercase).as_deref() {
-            None | Some("interactive") => self.exit_after_task,
-            Some("task_exit" | "task-exit" | "single_shot" | "single-shot") => true,
-            Some(_) => return invalid("spawnMode must be interactive or task_exit"),
-        };
         let label = self.cli.filter(|cli| !cli.trim().is_empty());
         let command_line = config.command.clone().or(label.clone()).unwrap_or_else(|| DEFAULT_CLI.to_owned());
         let words = shell_words::split(&command_line);

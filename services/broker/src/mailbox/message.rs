@@ -58,7 +58,7 @@ pub(crate) enum Origin {
     ActionResult,
     /// The first task of the agent. It does not wait in manual mode.
     Task,
-    /// What the agent, or another one, has saved for it. Waits as little as a task.
+    /// Notes of an earlier session. Like a task they do not wait in manual mode.
     Continuity,
     /// A message that failed, typed again on a driver's wish. It has left the mailbox.
     Redelivered,
