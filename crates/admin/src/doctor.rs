@@ -3,11 +3,12 @@
 mod recovery;
 
 use chrono::Utc;
+use relay_engine::access::secrets::KeyList;
 use relay_store::{
     Store,
     admin::{DatabaseHealth, SchemaState},
 };
-use relay_stream::admin::NatsHealth;
+use relay_stream::{NatsServers, admin::NatsHealth};
 
 /// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
@@ -50,7 +51,7 @@ const MIN_PARTITION_DAYS: i64 = 3;
 
 /// Checks everything that the two URLs lead to. Never fails: an unavailable server is a finding.
 #[expect(clippy::disallowed_methods, reason = "this machine's clock is one of the things to examine")]
-pub async fn examine(database_url: &str, nats_url: &str) -> Vec<Finding> {
+pub async fn examine(database_url: &str, nats: &NatsServers, configured: &KeyList) -> Vec<Finding> {
     let mut findings = Vec::new();
     match Store::connect(database_url, 1) {
         Err(error) => findings.push(failed("postgres", error_chain(&error), "correct DATABASE_URL")),
@@ -65,7 +66,7 @@ pub async fn examine(database_url: &str, nats_url: &str) -> Vec<Finding> {
                     Ok(state) => {
                         findings.extend(schema_findings(&state));
                         if state.applied >= Some(state.known) {
-                            findings.extend(recovery::examine(&store, nats_url).await);
+                            findings.extend(recovery::examine(&store, nats, configured).await);
                         }
                     }
                     Err(error) => findings.push(failed("schema", error_chain(&error), "run relayctl migrate")),
@@ -73,7 +74,7 @@ pub async fn examine(database_url: &str, nats_url: &str) -> Vec<Finding> {
             }
         },
     }
-    match relay_stream::admin::inspect(nats_url).await {
+    match relay_stream::admin::inspect(nats).await {
         Ok(health) => findings.extend(nats_findings(&health)),
         Err(error) => findings.push(Finding {
             check: "nats",

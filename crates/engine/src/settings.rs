@@ -1,9 +1,32 @@
 //! Value parsers for command-line flags: they report invalid settings before anything starts. None of them uses the
 //! network, and none repeats the value, which may be a secret.
 
+use std::path::PathBuf;
+
 use relay_store::Store;
+pub use relay_stream::NatsServers;
 
 use crate::access::{operators::check_issuer_url, secrets::MIN_SECRET_BYTES};
+
+/// Connection to NATS.
+#[derive(Debug, Clone, clap::Args)]
+pub struct NatsConfig {
+    /// URL of NATS: `nats://user:password@host:port`, `tls://` to require TLS; several servers of one cluster separated
+    /// by commas.
+    #[arg(long, env = "NATS_URL", default_value = "nats://127.0.0.1:4222", hide_env_values = true, value_parser = parse_nats_url)]
+    pub nats_url: String,
+
+    /// File with the authorities, in PEM, that the certificates of NATS are checked against besides the system's.
+    #[arg(long, env = "RELAY_NATS_CA_FILE")]
+    pub nats_ca_file: Option<PathBuf>,
+}
+
+impl NatsConfig {
+    #[must_use]
+    pub fn servers(&self) -> NatsServers {
+        NatsServers { url: self.nats_url.clone(), ca_file: self.nats_ca_file.clone() }
+    }
+}
 
 /// Parses a Postgres URL.
 pub fn parse_database_url(text: &str) -> Result<String, String> {

@@ -1,11 +1,17 @@
 //! Connection to NATS with automatic reconnects, and the definition of the streams. Main type: [`Stream`].
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
 use async_nats::{Client, ConnectOptions, Event, ServerAddr, connection::State, jetstream};
 use tokio::sync::watch;
 
-use crate::{StreamError, StreamResult, subjects};
+use crate::{FrameKeys, StreamError, StreamResult, subjects};
 
 /// Messages buffered per subscription; NATS drops further ones, and the silence check repairs the gap.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
@@ -40,6 +46,60 @@ pub(crate) fn parse_servers(url: &str) -> std::io::Result<Vec<ServerAddr>> {
     url.split(',').map(str::trim).map(|server| if server.is_empty() { Err(empty()) } else { server.parse() }).collect()
 }
 
+/// Address of the NATS servers.
+#[derive(Debug, Clone)]
+pub struct NatsServers {
+    /// URL, or several of one cluster separated by commas. `tls://` requires TLS with a certificate for the host.
+    pub url: String,
+    /// Certificates, in PEM, of the authorities that the servers' certificates are checked against besides the system's.
+    pub ca_file: Option<PathBuf>,
+}
+
+impl NatsServers {
+    /// Returns options that trust the given authorities.
+    pub(crate) fn options(&self) -> ConnectOptions {
+        let options = ConnectOptions::new();
+        match &self.ca_file {
+            Some(file) => options.add_root_certificates(file.clone()),
+            None => options,
+        }
+    }
+}
+
+/// Clock that all processes share approximately, in unix milliseconds.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> i64 + Send + Sync>);
+
+impl Clock {
+    /// Creates a clock from its reading.
+    pub fn new(now_ms: impl Fn() -> i64 + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now_ms))
+    }
+
+    pub(crate) fn now_ms(&self) -> i64 {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Clock").field(&self.now_ms()).finish()
+    }
+}
+
+/// Identity of this process among those that share NATS.
+#[derive(Debug, Clone)]
+pub struct ProcessIdentity {
+    /// Name of the connection, shown by NATS.
+    pub name: &'static str,
+    /// Unique per start of a process, which ignores its own hints by it.
+    pub origin: String,
+    /// Keys that sign and verify messages.
+    pub keys: FrameKeys,
+    /// Clock by which old hints are recognized.
+    pub clock: Clock,
+}
+
 /// Connection state, as observed by live tails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LinkState {
@@ -55,23 +115,22 @@ pub struct Stream {
     pub(crate) client: Client,
     pub(crate) jetstream: jetstream::Context,
     link: watch::Sender<LinkState>,
-    /// Name of this process in its hints.
-    pub(crate) origin: Arc<str>,
+    pub(crate) identity: Arc<ProcessIdentity>,
+    /// Number of the last hint that was sent.
+    pub(crate) hints_sent: Arc<AtomicU64>,
 }
 
 impl Stream {
     /// Connects in the background and reconnects forever, so NATS may be unavailable at startup.
     ///
-    /// `name` is shown by NATS; `origin` must be unique per process, which ignores its own hints by it. Several URLs of
-    /// a cluster are separated by commas.
-    ///
     /// # Errors
-    /// If a URL is invalid.
-    pub async fn connect(url: &str, name: &str, origin: &str) -> StreamResult<Self> {
+    /// If a URL is invalid, or the file with authorities cannot be read.
+    pub async fn connect(servers: &NatsServers, identity: ProcessIdentity) -> StreamResult<Self> {
         let (link, _) = watch::channel(LinkState::default());
         let events = link.clone();
-        let client = ConnectOptions::new()
-            .name(name)
+        let client = servers
+            .options()
+            .name(identity.name)
             .retry_on_initial_connect()
             .subscription_capacity(SUBSCRIPTION_CAPACITY)
             .reconnect_delay_callback(|attempt| {
@@ -94,11 +153,11 @@ impl Stream {
                     }
                 }
             })
-            .connect(parse_servers(url).map_err(StreamError::from_nats("reading the nats url"))?)
+            .connect(parse_servers(&servers.url).map_err(StreamError::from_nats("reading the nats url"))?)
             .await
             .map_err(StreamError::from_nats("connecting"))?;
         let jetstream = jetstream::context::ContextBuilder::new().timeout(Duration::from_secs(5)).build(client.clone());
-        Ok(Self { client, jetstream, link, origin: origin.into() })
+        Ok(Self { client, jetstream, link, identity: Arc::new(identity), hints_sent: Arc::default() })
     }
 
     /// Returns a watch on the connection state.

@@ -16,9 +16,9 @@ pub struct Config {
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_parser = check::parse_database_url)]
     pub database_url: String,
 
-    /// URL of NATS: `nats://host:port`, several servers of one cluster separated by commas.
-    #[arg(long, env = "NATS_URL", default_value = "nats://127.0.0.1:4222", hide_env_values = true, value_parser = check::parse_nats_url)]
-    pub nats_url: String,
+    /// Connection to NATS.
+    #[command(flatten)]
+    pub nats: check::NatsConfig,
 
     /// Replicas that JetStream keeps of each stream: 3 requires at least three servers.
     #[arg(long, env = "RELAY_NATS_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]

@@ -95,7 +95,7 @@ async fn main() -> anyhow::Result<()> {
 async fn start_engine(config: &Config, tasks: &TaskSet) -> anyhow::Result<Engine> {
     let settings = EngineConfig {
         database_url: config.database_url.clone(),
-        nats_url: config.nats_url.clone(),
+        nats: config.nats.servers(),
         nats_replicas: config.nats_replicas,
         database_connections: config.database_connections,
         restore_margin: config.restore_margin,

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use relay_admin::{Finding, Verdict, examine};
+use relay_engine::{access::secrets::KeyList, settings::NatsConfig};
 
 use crate::{connection::Database, output::Output};
 
@@ -12,13 +13,15 @@ use crate::{connection::Database, output::Output};
 pub(crate) struct Arguments {
     #[command(flatten)]
     database: Database,
-    /// URL of the NATS server or servers.
-    #[arg(long, env = "NATS_URL", default_value = "nats://127.0.0.1:4222", hide_env_values = true)]
-    nats_url: String,
+    #[command(flatten)]
+    nats: NatsConfig,
+    /// As for gateways.
+    #[arg(long, env = "RELAY_SECRET_KEYS", default_value = "", hide_env_values = true)]
+    secret_keys: KeyList,
 }
 
 pub(crate) async fn run(arguments: &Arguments, out: Output) -> Result<ExitCode> {
-    let findings = examine(&arguments.database.database_url, &arguments.nats_url).await;
+    let findings = examine(&arguments.database.database_url, &arguments.nats.servers(), &arguments.secret_keys).await;
     if out.is_json() {
         println!("{}", serde_json::to_string_pretty(&findings)?);
     } else {

@@ -23,9 +23,9 @@ pub(crate) struct Config {
     /// The Postgres database, migrated by `relayctl migrate`.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_parser = check::parse_database_url)]
     database_url: String,
-    /// The NATS server or servers, separated by commas.
-    #[arg(long, env = "NATS_URL", hide_env_values = true, default_value = "nats://127.0.0.1:4222", value_parser = check::parse_nats_url)]
-    nats_url: String,
+    /// As for gateways.
+    #[command(flatten)]
+    nats: check::NatsConfig,
     /// As for gateways: replicas that JetStream keeps of each stream.
     #[arg(long, env = "RELAY_NATS_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
     nats_replicas: u8,
@@ -82,7 +82,7 @@ impl Config {
         EngineConfig {
             limits: LimitsConfig::default(),
             database_url: self.database_url.clone(),
-            nats_url: self.nats_url.clone(),
+            nats: self.nats.servers(),
             nats_replicas: self.nats_replicas,
             database_connections: DATABASE_CONNECTIONS,
             restore_margin: self.restore_margin,
