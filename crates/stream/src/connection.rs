@@ -41,6 +41,13 @@ pub fn check_url(url: &str) -> Result<(), String> {
     parse_servers(url).map(drop).map_err(|error| error.to_string())
 }
 
+/// Returns the hosts of a NATS URL that need not prove their names, because it does not require TLS; none of an unusable
+/// URL.
+pub fn unverified_hosts(url: &str) -> Vec<String> {
+    let servers = parse_servers(url).unwrap_or_default();
+    servers.iter().filter(|server| !server.tls_required()).map(|server| server.host().to_owned()).collect()
+}
+
 pub(crate) fn parse_servers(url: &str) -> std::io::Result<Vec<ServerAddr>> {
     let empty = || std::io::Error::other("an address is empty");
     url.split(',').map(str::trim).map(|server| if server.is_empty() { Err(empty()) } else { server.parse() }).collect()

@@ -15,7 +15,7 @@ mod probe;
 mod recovery;
 mod subjects;
 
-pub use connection::{Clock, LinkState, NatsServers, ProcessIdentity, Stream, check_url};
+pub use connection::{Clock, LinkState, NatsServers, ProcessIdentity, Stream, check_url, unverified_hosts};
 pub use error::{StreamError, StreamResult};
 pub use events::{EVENT_RECORD_LIMIT, EventCopy, EventRecord, EventTail};
 pub use hints::{Hint, Hints};

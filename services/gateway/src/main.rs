@@ -44,6 +44,9 @@ async fn main() -> anyhow::Result<()> {
     let _telemetry = telemetry::init("relay-gateway")?;
     let shutdown = Shutdown::on_signals().context("listen for signals")?;
     let recorder = metrics::install()?;
+    if config.hosted == Switch::On {
+        config.security().warn();
+    }
     // Set at start, so that a gateway without nodes differs from a missing gateway.
     for gauge in [name::CONNECTED_NODES, name::CONNECTED_AGENTS] {
         ::metrics::gauge!(gauge).set(0);

@@ -54,6 +54,12 @@ pub(crate) struct Config {
     /// As for gateways: `id:base64` of 32 bytes, separated by commas.
     #[arg(long, env = "RELAY_SECRET_KEYS", default_value = "", hide_env_values = true)]
     secret_keys: KeyList,
+    /// As for gateways, where it restricts the creation of workspaces: a hosted installation warns of insecure settings.
+    #[arg(long, env = "RELAY_HOSTED", value_enum, default_value_t = check::Switch::Off)]
+    pub(crate) hosted: check::Switch,
+    /// As for gateways: refuses to start with insecure settings.
+    #[arg(long, env = "RELAY_REQUIRE_SECURE", value_enum, default_value_t = check::Switch::Off)]
+    require_secure: check::Switch,
     /// As for gateways.
     #[command(flatten)]
     files: FilesConfig,
@@ -73,11 +79,24 @@ impl Settings for Config {
                 values.get("RELAY_FILES_S3_SECRET_ACCESS_KEY"),
             )
         });
-        incomplete_key.into_iter().collect()
+        let insecure = (values.get("RELAY_REQUIRE_SECURE") == Some("on"))
+            .then(|| check::SecuritySettings::from_variables(|name| values.get(name), None).problems());
+        let insecure = insecure.into_iter().flatten().map(ToOwned::to_owned);
+        incomplete_key.into_iter().chain(insecure).collect()
     }
 }
 
 impl Config {
+    /// Settings on which the installation's security depends.
+    pub(crate) fn security(&self) -> check::SecuritySettings<'_> {
+        check::SecuritySettings {
+            database_url: Some(&self.database_url),
+            nats_url: Some(&self.nats.nats_url),
+            has_secret_keys: !self.secret_keys.is_empty(),
+            has_signing_secret: None,
+        }
+    }
+
     pub(crate) fn engine(&self) -> EngineConfig {
         EngineConfig {
             limits: LimitsConfig::default(),

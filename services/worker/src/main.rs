@@ -11,7 +11,7 @@ mod uptime;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use relay_engine::Engine;
+use relay_engine::{Engine, settings::Switch};
 use relay_runtime::{metrics, settings, shutdown::Shutdown, telemetry};
 use relay_tasks::TaskSet;
 use tokio::sync::OnceCell;
@@ -28,6 +28,9 @@ async fn main() -> Result<()> {
     let Some(config) = settings::read::<config::Config>()? else { return Ok(()) };
     let _telemetry = telemetry::init("relay-worker")?;
     let recorder = metrics::install()?;
+    if config.hosted == Switch::On {
+        config.security().warn();
+    }
     let shutdown = Shutdown::on_signals().context("listen to signals")?;
 
     metrics::export_metrics("relay-worker", recorder.clone(), shutdown.token()).context("export metrics")?;

@@ -203,6 +203,9 @@ async fn forged_and_replayed_invocations_reach_no_node() -> Result<()> {
     let mut builder = register_builder(&key, victim).await?;
     let (subject, mac) = (hint.subject.to_string(), headers_with(&hint, &[]));
     let next_attempt = replaced(&hint, r#""attempt":1"#, r#""attempt":2"#);
+    let mut renumbered: Value = serde_json::from_slice(&hint.payload)?;
+    renumbered["number"] = json!(1 << 40);
+    let renumbered = renumbered.to_string().into_bytes();
     attacker
         .attack(
             victim,
@@ -212,7 +215,8 @@ async fn forged_and_replayed_invocations_reach_no_node() -> Result<()> {
                 (subject.clone(), mac.clone(), next_attempt.clone()),
                 (subject.clone(), mac, replaced(&hint, "main", FORGED)),
                 (subject.clone(), HeaderMap::new(), next_attempt),
-                (subject, HeaderMap::new(), replaced(&hint, r#""number":1"#, r#""number":999"#)),
+                (subject.clone(), HeaderMap::new(), renumbered.clone()),
+                (subject, headers_with(&hint, &[]), renumbered),
             ],
         )
         .await?;

@@ -26,6 +26,13 @@ const GENERATED_KEY_ID: &str = "own1";
 #[derive(Clone, Default)]
 pub struct KeyList(Vec<(String, [u8; 32])>);
 
+impl KeyList {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 /// Prints ids, never keys.
 impl fmt::Debug for KeyList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
