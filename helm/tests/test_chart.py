@@ -189,6 +189,7 @@ def test_every_reference_leads_somewhere(name):
     given = values_of(name)
     outside = {given.get(part, {}).get("existingSecret") for part in ("database", "nats", "secrets")}
     there = {kind: {o["metadata"]["name"] for o in made if o["kind"] == kind} for kind in ("Secret", "ConfigMap", "ServiceAccount")}
+    outside |= {given.get(part, {}).get("caSecret") for part in ("database", "nats")}
     there["Secret"] |= outside
     accounts = there["ServiceAccount"] | ({"default"} if not given.get("serviceAccount", {}).get("create", True) else set())
     for thing in made:

@@ -5,12 +5,7 @@ use std::time::Duration;
 use async_nats::jetstream;
 use relay_domain::WorkspaceScope;
 
-use crate::{
-    NatsServers, StreamError, StreamResult,
-    connection::{STREAMS, parse_servers},
-    recovery::find_stream,
-    subjects,
-};
+use crate::{NatsServers, StreamError, StreamResult, connection::STREAMS, recovery::find_stream, subjects};
 
 /// Timeout of one request to NATS.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -127,8 +122,8 @@ pub async fn purge_workspace(servers: &NatsServers, scope: WorkspaceScope) -> St
 }
 
 async fn connect(servers: &NatsServers) -> StreamResult<(async_nats::Client, jetstream::Context)> {
-    let addresses = parse_servers(&servers.url).map_err(StreamError::from_nats("reading the nats url"))?;
-    let connecting = servers.options().name("relayctl").connection_timeout(ANSWER_TIMEOUT).connect(addresses);
+    let (addresses, options) = servers.parse()?;
+    let connecting = options.name("relayctl").connection_timeout(ANSWER_TIMEOUT).connect(addresses);
     let client = match tokio::time::timeout(ANSWER_TIMEOUT, connecting).await {
         Ok(connected) => connected.map_err(StreamError::from_nats("connecting"))?,
         Err(elapsed) => return Err(StreamError { operation: "connecting", source: elapsed.into() }),

@@ -9,6 +9,7 @@ use std::{
 };
 
 use async_nats::{Client, ConnectOptions, Event, ServerAddr, connection::State, jetstream};
+use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 
 use crate::{FrameKeys, StreamError, StreamResult, subjects};
@@ -63,13 +64,18 @@ pub struct NatsServers {
 }
 
 impl NatsServers {
-    /// Returns options that trust the given authorities.
-    pub(crate) fn options(&self) -> ConnectOptions {
-        let options = ConnectOptions::new();
-        match &self.ca_file {
-            Some(file) => options.add_root_certificates(file.clone()),
-            None => options,
+    /// Returns the addresses, and options with the URL's user and the given authorities.
+    pub(crate) fn parse(&self) -> StreamResult<(Vec<ServerAddr>, ConnectOptions)> {
+        let servers = parse_servers(&self.url).map_err(StreamError::from_nats("reading the nats url"))?;
+        let mut options = ConnectOptions::new();
+        // The client does not use credentials of URLs by itself.
+        if let Some((user, password)) = servers.iter().find_map(credentials) {
+            options = options.user_and_password(user, password);
         }
+        if let Some(file) = &self.ca_file {
+            options = options.add_root_certificates(file.clone());
+        }
+        Ok((servers, options))
     }
 }
 
@@ -107,6 +113,12 @@ pub struct ProcessIdentity {
     pub clock: Clock,
 }
 
+/// Returns the user and the password of a URL, all servers of a cluster having the same.
+fn credentials(server: &ServerAddr) -> Option<(String, String)> {
+    let decode = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+    Some((decode(server.username()?), decode(server.password().unwrap_or_default())))
+}
+
 /// Connection state, as observed by live tails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LinkState {
@@ -135,8 +147,8 @@ impl Stream {
     pub async fn connect(servers: &NatsServers, identity: ProcessIdentity) -> StreamResult<Self> {
         let (link, _) = watch::channel(LinkState::default());
         let events = link.clone();
-        let client = servers
-            .options()
+        let (addresses, options) = servers.parse()?;
+        let client = options
             .name(identity.name)
             .retry_on_initial_connect()
             .subscription_capacity(SUBSCRIPTION_CAPACITY)
@@ -160,7 +172,7 @@ impl Stream {
                     }
                 }
             })
-            .connect(parse_servers(&servers.url).map_err(StreamError::from_nats("reading the nats url"))?)
+            .connect(addresses)
             .await
             .map_err(StreamError::from_nats("connecting"))?;
         let jetstream = jetstream::context::ContextBuilder::new().timeout(Duration::from_secs(5)).build(client.clone());
@@ -235,5 +247,18 @@ impl Stream {
         if let Err(error) = self.client.drain().await {
             tracing::debug!(%error, "failed to drain the nats connection");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_of_a_url_is_decoded() {
+        let found = |url: &str| parse_servers(url).unwrap().iter().find_map(credentials);
+        assert_eq!(found("nats://a:4222,b:4222"), None);
+        let expected = Some(("relay-worker".to_owned(), "a@b/c".to_owned()));
+        assert_eq!(found("tls://relay-worker:a%40b%2Fc@a:4222,tls://b:4222"), expected);
     }
 }

@@ -147,7 +147,8 @@ async fn connect_as(nats: &Nats, role: &str) -> Result<(async_nats::Client, mpsc
             }
         }
     });
-    Ok((options.connect(url_of(role, "nats", nats)).await?, errors))
+    let options = options.user_and_password(format!("relay-{role}"), format!("{role}-password"));
+    Ok((options.connect(nats.url()).await?, errors))
 }
 
 /// Returns the subjects among these that a role may not publish on.
