@@ -204,7 +204,7 @@ async fn forged_and_replayed_invocations_reach_no_node() -> Result<()> {
     let (subject, mac) = (hint.subject.to_string(), headers_with(&hint, &[]));
     let next_attempt = replaced(&hint, r#""attempt":1"#, r#""attempt":2"#);
     let mut renumbered: Value = serde_json::from_slice(&hint.payload)?;
-    renumbered["number"] = json!(1 << 40);
+    renumbered["number"] = json!(1_u64 << 40);
     let renumbered = renumbered.to_string().into_bytes();
     attacker
         .attack(

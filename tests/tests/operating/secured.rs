@@ -113,7 +113,7 @@ impl Installation {
             json!({
                 "v": 1, "type": "node.register", "name": "builder", "node_id": token.node_id, "max_agents": 0,
                 "capabilities": [{ "name": "build", "kind": "action" }], "tags": [], "version": "test/1",
-                "provider": { "name": "broker", "instance_id": instance },
+                "provider": { "name": "default", "instance_id": instance },
             })
         };
         let mut builder = NodeSocket::connect(&self.services[1].ws_url(), &token.token).await?;
