@@ -3,7 +3,7 @@
 mod recovery;
 
 use chrono::Utc;
-use relay_engine::{access::secrets::KeyList, settings::SecuritySettings};
+use relay_engine::{access::secrets::KeyList, error::error_chain, settings::SecuritySettings};
 use relay_store::{
     Store,
     admin::{DatabaseHealth, SchemaState},
@@ -352,16 +352,6 @@ fn checked(
 
 fn failed(check: &'static str, found: String, fix: &'static str) -> Finding {
     Finding { check, verdict: Verdict::Fail, found, fix: Some(fix) }
-}
-
-fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        text = format!("{text}: {next}");
-        cause = next.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     fmt,
     path::PathBuf,
-    sync::{Arc, atomic::AtomicU64},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -113,6 +113,15 @@ pub struct ProcessIdentity {
     pub clock: Clock,
 }
 
+/// Logs why NATS cannot be connected to: once for each reason, not for each attempt.
+fn log_new_failure(logged: &Mutex<Option<String>>, reason: String) {
+    let mut logged = logged.lock().unwrap_or_else(PoisonError::into_inner);
+    if logged.as_ref() != Some(&reason) {
+        tracing::warn!(error = reason, "nats connection failed, retrying; relayctl doctor shows the cause");
+        *logged = Some(reason);
+    }
+}
+
 /// Returns the user and the password of a URL, all servers of a cluster having the same.
 fn credentials(server: &ServerAddr) -> Option<(String, String)> {
     let decode = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
@@ -147,6 +156,7 @@ impl Stream {
     pub async fn connect(servers: &NatsServers, identity: ProcessIdentity) -> StreamResult<Self> {
         let (link, _) = watch::channel(LinkState::default());
         let events = link.clone();
+        let logged_failure: Arc<Mutex<Option<String>>> = Arc::default();
         let (addresses, options) = servers.parse()?;
         let client = options
             .name(identity.name)
@@ -157,18 +167,23 @@ impl Stream {
             })
             .event_callback(move |event| {
                 let events = events.clone();
+                let logged_failure = Arc::clone(&logged_failure);
                 async move {
                     match event {
-                        Event::Connected => events.send_modify(|link| {
-                            link.is_up = true;
-                            link.possible_losses += 1;
-                        }),
+                        Event::Connected => {
+                            *logged_failure.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                            events.send_modify(|link| {
+                                link.is_up = true;
+                                link.possible_losses += 1;
+                            });
+                        }
                         Event::Disconnected | Event::Closed => events.send_modify(|link| {
                             link.is_up = false;
                             link.possible_losses += 1;
                         }),
                         Event::SlowConsumer(_) => events.send_modify(|link| link.possible_losses += 1),
-                        Event::LameDuckMode | Event::Draining | Event::ServerError(_) | Event::ClientError(_) => {}
+                        Event::ClientError(error) => log_new_failure(&logged_failure, error.to_string()),
+                        Event::LameDuckMode | Event::Draining | Event::ServerError(_) => {}
                     }
                 }
             })

@@ -308,11 +308,21 @@ async fn connections_are_encrypted_to_servers_that_prove_their_names() -> Result
     let nats_url = url_of("gateway", "tls", &installation.nats);
     let backends = Backends { database_url: verified(&authority), nats_url };
     let gateway = installation.add("gateway", &backends, &secure)?;
-    let gateway = &installation.services[gateway];
-    wait::until("the gateway to refuse Postgres", SOON, || async {
-        gateway.log_tail(20).contains("not valid for name")
+    wait::until_ok("the gateway to refuse Postgres", SOON, || async {
+        let log = installation.services[gateway].log_tail(20);
+        ensure!(log.contains("not valid for name"), "{log}");
+        anyhow::Ok(())
     })
-    .await;
-    ensure!(!gateway.is_ready().await, "a gateway is ready without Postgres");
+    .await?;
+    ensure!(!installation.services[gateway].is_ready().await, "a gateway is ready without Postgres");
+
+    // Without NATS a gateway serves from Postgres.
+    authority.certify_postgres(&installation.stack, "127.0.0.1").await?;
+    let of_stranger = [&secure[1..], &[("RELAY_NATS_CA_FILE", stranger.ca_file())]].concat();
+    let gateway = installation.add("gateway", &backends, &of_stranger)?;
+    let gateway = &installation.services[gateway];
+    gateway.wait_ready().await?;
+    ensure!(gateway.metric("relay_nats_connected").await? == 0.0, "a stranger's NATS was accepted");
+    ensure!(gateway.log_tail(100).contains("nats connection failed"), "{}", gateway.log_tail(100));
     Ok(())
 }

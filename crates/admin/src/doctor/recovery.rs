@@ -8,11 +8,12 @@ use relay_store::{Store, recovery::DatabaseState};
 use relay_stream::{LogKind, LogState, NatsServers, Stream};
 use tokio::time::Instant;
 
-use super::{Finding, Verdict, error_chain, failed};
+use super::{Finding, Verdict, failed};
 use crate::restore::process_identity;
 use relay_engine::{
     EngineResult, IdSource,
     access::secrets::{KeyList, load_frame_keys},
+    error::error_chain,
     recovery::DatabaseRepair,
 };
 
