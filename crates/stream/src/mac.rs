@@ -136,7 +136,7 @@ impl FrameKeys {
                 count,
                 kind = kind.label(),
                 "nats messages without a valid code were received, their rows are read from postgres: another version is \
-                 running, RELAY_SECRET_KEYS differ between processes, or somebody else publishes to nats"
+                 running, RELAY_SECRET_KEYS differ between processes, or something else publishes to nats"
             );
         }
     }

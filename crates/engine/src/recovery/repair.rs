@@ -166,7 +166,7 @@ impl<'a> DatabaseRepair<'a> {
         let mut highest: HashMap<(WorkspaceScope, AgentId), Seq> = HashMap::new();
         for (first, last) in pages(from, to) {
             let page = self.stream.read_frames(first, last).await?;
-            // A frame that nobody signed may be forged, or published by a version that did not sign: the log then does
+            // A frame without a valid code may be forged, or published by a version that did not sign: the log then does
             // not prove which numbers were used.
             log_reached_back &= page.unverified == 0;
             let logged: Vec<_> = page.verified.into_iter().filter_map(frames::read_delivery).collect();
