@@ -6,6 +6,7 @@ use relay_egress::EgressConfig;
 use relay_store::{Store, StoreError};
 use relay_stream::{Clock, NatsServers, ProcessIdentity, Stream};
 use relay_tasks::TaskSet;
+use tokio::sync::mpsc;
 
 use crate::{
     Engine, EngineError, EngineResult, IdSource, Inner,
@@ -80,7 +81,7 @@ impl Engine {
         };
         let stream = Stream::connect(&config.nats, identity).await?;
         let (hints, hint_queue) = Hints::new();
-        let (announcer, announcements) = events::Announcer::new();
+        let (announcer, announcements) = mpsc::channel(events::ANNOUNCEMENT_QUEUE);
         let core = Core { store, ids, hints: Arc::new(hints), announcer, gateway: Arc::default() };
         let (senders, queues) = queues();
         let inner = Inner::new(core, stream.clone(), tasks.clone(), secrets, &config, senders);

@@ -1,7 +1,7 @@
 //! Groups that begin with a message.
 
 use relay_domain::names::{MAX_TEXT_BYTES, check_length};
-use relay_wire::nodes::deliver_frame::FRAME_LIMIT;
+use relay_wire::{channels::conversation::CreateGroupBody, nodes::deliver_frame::FRAME_LIMIT};
 use serde_json::Value;
 
 use super::{
@@ -11,7 +11,7 @@ use super::{
 use crate::{
     EngineError, EngineResult,
     access::{authentication::AgentCaller, idempotency::ClientKey},
-    channels::conversations::{CreateGroup, CreatedGroup},
+    channels::conversations::CreatedGroup,
     error::TooLarge,
 };
 
@@ -29,7 +29,7 @@ impl Messages {
     pub async fn create_group(
         &self,
         caller: &AgentCaller,
-        request: &CreateGroup,
+        request: &CreateGroupBody,
         key: Option<&ClientKey>,
     ) -> EngineResult<CreatedGroup> {
         let text = request.text.as_deref().filter(|text| !text.is_empty());
@@ -47,7 +47,7 @@ impl Messages {
         {
             // The key hash covers the conversation, so the same key posts the message once.
             let draft = Draft { text: text.to_owned(), ..Draft::default() };
-            let posted = self.post(caller, Target::Conversation(id.to_string()), draft, key.cloned()).await;
+            let posted = self.post(caller, Target::Conversation(id.to_owned()), draft, key.cloned()).await;
             // Without a key, a repeated request would create another group.
             posted.map_err(|error| if key.is_none() { error.after_commit() } else { error })?;
         }
