@@ -395,6 +395,18 @@ impl From<StoreError> for EngineError {
     }
 }
 
+/// Formats an error with its causes, outermost first.
+#[must_use]
+pub fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text = format!("{text}: {next}");
+        cause = next.source();
+    }
+    text
+}
+
 impl From<relay_stream::StreamError> for EngineError {
     fn from(error: relay_stream::StreamError) -> Self {
         Self::Internal(Fault::Stream(error))

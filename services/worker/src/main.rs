@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use relay_dispatch::destinations::Destinations;
-use relay_engine::Engine;
+use relay_engine::{Engine, settings::Switch};
 use relay_runtime::{metrics, settings, shutdown::Shutdown, telemetry};
 use relay_tasks::TaskSet;
 use tokio::sync::OnceCell;
@@ -29,6 +29,9 @@ async fn main() -> Result<()> {
     let Some(config) = settings::read::<config::Config>()? else { return Ok(()) };
     let _telemetry = telemetry::init("relay-worker")?;
     let recorder = metrics::install()?;
+    if config.hosted == Switch::On {
+        config.security().warn();
+    }
     let shutdown = Shutdown::on_signals().context("listen to signals")?;
 
     metrics::export_metrics("relay-worker", recorder.clone(), shutdown.token()).context("export metrics")?;

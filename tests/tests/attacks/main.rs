@@ -4,6 +4,7 @@
 mod amplification;
 mod commits;
 mod names;
+mod nats;
 mod observer_tokens;
 mod revocation;
 mod schemas;

@@ -36,6 +36,10 @@ pub(super) fn describe_all() {
     describe_counter!(name::OUTBOX_RELAYED, "Commit batches published by the outbox relay instead of their gateway.");
     describe_gauge!(name::DATABASE_CONNECTIONS, "Connections of this process to Postgres, by state.");
     describe_gauge!(name::DATABASE_CONNECTIONS_MAX, "Connections to Postgres that this process may open.");
+    describe_counter!(
+        name::NATS_UNVERIFIED,
+        "NATS messages without a valid code, whose rows are read from Postgres, by kind: delivery, event, hint or logged."
+    );
     describe_gauge!(name::NATS_CONNECTED, "Whether this process is connected to NATS, 1 or 0.");
     describe_gauge!(name::CONNECTED_NODES, "Node sockets open on this gateway.");
     describe_gauge!(name::CONNECTED_AGENTS, "Agents served by the sockets of this gateway.");
