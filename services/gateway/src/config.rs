@@ -4,9 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use clap::{Parser, ValueEnum};
 use ipnet::IpNet;
-use relay_domain::workspaces::plan::{LimitOverrides, PlanOverrides, Plans};
+use relay_domain::workspaces::plan::{LimitOverrides, Plan, PlanOverrides, Plans};
 use relay_engine::{EgressConfig, access::secrets::KeyList, files::FilesConfig, settings as check};
 use relay_runtime::settings::{Settings, Values};
+
+use crate::connections::ConnectionLimits;
 
 /// The HTTP and WebSocket edge of the engine.
 #[derive(Debug, Clone, Parser)]
@@ -48,6 +50,15 @@ pub struct Config {
     /// Differences from the default plans, as JSON: `{"free":{"agents":10}}`.
     #[arg(long, env = "RELAY_PLANS", default_value = "{}", value_parser = parse_plans)]
     pub plans: Plans,
+
+    /// Plan of workspaces that are created without a workspace key: free, pro or enterprise. By default `enterprise`,
+    /// and `free` in a hosted installation.
+    #[arg(long, env = "RELAY_DEFAULT_PLAN", value_parser = parse_plan)]
+    pub default_plan: Option<Plan>,
+
+    /// Limits of connections.
+    #[command(flatten)]
+    pub connections: ConnectionLimits,
 
     /// Proxies whose `X-Forwarded-For` is trusted, as networks separated by commas. None by default.
     #[arg(long, env = "RELAY_TRUSTED_PROXIES", value_delimiter = ',', value_parser = parse_network)]
@@ -97,6 +108,17 @@ pub struct Config {
     pub egress: EgressConfig,
 }
 
+impl Config {
+    /// Returns the plan of new workspaces.
+    #[must_use]
+    pub fn default_plan(&self) -> Plan {
+        self.default_plan.unwrap_or(match self.hosted {
+            Switch::On => Plan::Free,
+            Switch::Off => Plan::Enterprise,
+        })
+    }
+}
+
 impl Settings for Config {
     fn check_combinations(values: &Values) -> Vec<String> {
         let hosted_without_operator = values.get("RELAY_HOSTED") == Some("on")
@@ -125,6 +147,10 @@ impl Settings for Config {
 pub enum Switch {
     On,
     Off,
+}
+
+fn parse_plan(text: &str) -> Result<Plan, &'static str> {
+    Plan::parse(text).ok_or("must be free, pro or enterprise")
 }
 
 fn parse_plans(text: &str) -> Result<Plans, String> {

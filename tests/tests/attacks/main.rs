@@ -1,6 +1,10 @@
 //! Attacks of one tenant on the others: each is refused, or costs only its own workspace. `cargo xtask attack` runs
 //! them.
 
+mod connections;
+mod plans;
 mod revocation;
 mod schemas;
 mod searches;
+mod statements;
+mod unknown_tokens;

@@ -8,6 +8,7 @@ use relay_domain::{
         MAX_METADATA_BYTES, MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length, check_length,
         check_name,
     },
+    workspaces::plan::Quota,
 };
 pub use relay_store::WorkspaceRow;
 use relay_store::{CreationKey, NewWorkspace, WorkspaceCreation};
@@ -21,7 +22,7 @@ use crate::{
     EngineError, EngineResult,
     access::idempotency::ClientKey,
     agents::lifecycle::{encoded_length, too_long},
-    error::{Conflict, InvalidInput, Missing},
+    error::{Conflict, InvalidInput, Limit, Missing},
 };
 
 /// Bounds of the lifetime of a workspace with an expiry.
@@ -64,10 +65,11 @@ pub struct WorkspaceChange {
 
 impl Workspaces {
     /// Creates a workspace with its `general` channel. `owner` is a presented workspace key with its workspace; if that
-    /// workspace has the requested name, it is returned instead.
+    /// workspace has the requested name, it is returned instead. Otherwise the new workspace has the owner's plan and
+    /// counts against the owner's quota.
     ///
     /// # Errors
-    /// When a field is out of bounds, or the idempotency key is too weak or was used for another request.
+    /// When the owner has too many child workspaces, a field is out of bounds, or the idempotency key is too weak or was used for another request.
     pub async fn create(
         &self,
         request: &CreateWorkspace,
@@ -86,17 +88,22 @@ impl Workspaces {
         if owner.is_none() && key.is_some_and(|key| key.text().len() < MIN_ANONYMOUS_KEY_BYTES) {
             return Err(EngineError::Invalid(InvalidInput::CreationKeyTooWeak));
         }
-        if let Some((scope, token)) = owner
-            && let Some(own) = self.core.store.workspace(scope).await?
-            && own.name == request.name
-        {
-            return Ok(CreatedWorkspace {
-                workspace_id: own.workspace_id,
-                api_key: token.to_owned(),
-                created_at: own.created_at,
-                expires_at: own.expires_at,
-                is_new: false,
-            });
+        let (mut plan, mut created_by) = (self.default_plan, None);
+        if let Some((scope, token)) = owner {
+            let own = self.by_scope(scope).await?;
+            if own.name == request.name {
+                return Ok(CreatedWorkspace {
+                    workspace_id: own.workspace_id,
+                    api_key: token.to_owned(),
+                    created_at: own.created_at,
+                    expires_at: own.expires_at,
+                    is_new: false,
+                });
+            }
+            // A child's children count against the same workspace, so that generations do not multiply the quota.
+            let answering = own.created_by.map_or(scope, WorkspaceScope::from_engine_row);
+            plan = own.plan;
+            created_by = Some((answering, self.quotas.limit(scope, Quota::ChildWorkspaces).await?));
         }
         let created_at = self.core.now();
         let workspace_id = WorkspaceId::new(self.core.next_id());
@@ -108,6 +115,8 @@ impl Workspaces {
         let new = NewWorkspace {
             workspace_id,
             name: &request.name,
+            plan,
+            created_by,
             metadata: &metadata,
             provenance: request.provenance.as_ref(),
             created_at,
@@ -128,6 +137,7 @@ impl Workspaces {
                 }
                 self.replay_creation(&response, key).await
             }
+            (WorkspaceCreation::TooMany, _) => Err(EngineError::LimitExceeded(Limit::Quota(Quota::ChildWorkspaces))),
             _ => Ok(CreatedWorkspace { workspace_id, api_key, created_at, expires_at, is_new: true }),
         }
     }
