@@ -154,7 +154,11 @@ fn count_connections(config: &Config) -> Connections {
     if let Some(files) = server::raise_file_limit() {
         let most = usize::try_from(files).unwrap_or(usize::MAX).saturating_sub(RESERVED_FILES).max(1);
         if most < limits.max_connections {
-            tracing::warn!(files, max_connections = most, "limit of open files is low, accepting fewer connections");
+            tracing::info!(
+                files,
+                max_connections = most,
+                "the limit of open files allows fewer connections than configured"
+            );
             limits.max_connections = most;
         }
     }

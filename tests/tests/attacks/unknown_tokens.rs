@@ -58,7 +58,7 @@ async fn a_flood_of_invented_tokens_delays_nobody() -> Result<()> {
             Ok((unknown, refused))
         });
         let counts = join_all(attackers).await.into_iter().collect::<Result<Vec<_>>>()?;
-        Ok(counts.iter().fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1)))
+        anyhow::Ok(counts.iter().fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1)))
     };
     let others = async {
         let mut slowest = Duration::ZERO;

@@ -64,6 +64,8 @@ where
             accepted = accept_next(&listener) => accepted,
             Some(_) = connections.join_next() => continue,
         };
+        // The branch above may not be reached while connections keep coming.
+        while connections.try_join_next().is_some() {}
         let Some((handler, guard)) = accept(peer) else { continue };
         connections.spawn(serve_connection(socket, timeouts, handler, guard, stop.clone()));
     }

@@ -190,3 +190,53 @@ pub(crate) async fn admit_request(State(state): State<AppState>, mut request: Re
     let response = next.run(request).await;
     if held.0.address.is_some() { response.map(|body| GuardedBody::wrap(body, held)) } else { response }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Settings {
+        #[command(flatten)]
+        limits: ConnectionLimits,
+    }
+
+    fn connections(arguments: &[&str]) -> Connections {
+        let settings = Settings::parse_from([&["test"], arguments].concat());
+        Connections::new(&settings.limits, vec!["10.0.0.0/8".parse().unwrap()])
+    }
+
+    fn admit(connections: &Connections, address: &str) -> Result<Admission, Limit> {
+        match connections.admit(SocketAddr::new(address.parse().unwrap(), 1)) {
+            Some(Admission::Refused(limit, _)) => Err(limit),
+            Some(admitted) => Ok(admitted),
+            None => panic!("closed without an answer"),
+        }
+    }
+
+    #[test]
+    fn an_address_has_a_share_of_the_connections() {
+        let connections = connections(&["--max-connections-per-address", "2"]);
+        let held: Vec<_> = (0..2).map(|_| admit(&connections, "2001:db8::1").unwrap()).collect();
+        assert_eq!(admit(&connections, "2001:db8::2").unwrap_err(), Limit::Address, "of the same /64");
+        admit(&connections, "2001:db8:0:1::2").unwrap();
+        for exempt in ["127.0.0.1", "10.1.2.3"] {
+            let _held: Vec<_> = (0..3).map(|_| admit(&connections, exempt).unwrap()).collect();
+        }
+        drop(held);
+        admit(&connections, "2001:db8::2").unwrap();
+    }
+
+    #[test]
+    fn a_full_gateway_refuses_everybody_and_holds_no_seat_of_the_refused() {
+        let connections = connections(&["--max-connections", "1", "--max-connections-per-address", "1"]);
+        let held = admit(&connections, "127.0.0.1").unwrap();
+        for _ in 0..2 {
+            assert_eq!(admit(&connections, "192.0.2.1").unwrap_err(), Limit::Process);
+        }
+        drop(held);
+        admit(&connections, "192.0.2.1").unwrap();
+    }
+}
