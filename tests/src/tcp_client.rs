@@ -70,6 +70,16 @@ impl TcpClient {
         Ok(Head { status, text })
     }
 
+    /// Reads the body of an answer and returns the code of its error.
+    pub async fn error_code(&mut self, head: &Head) -> Result<String> {
+        let length =
+            head.text.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse().ok());
+        let mut body = vec![0; length.context("no length")?];
+        timeout(ANSWER_WITHIN, self.0.read_exact(&mut body)).await.context("no body")??;
+        let body: serde_json::Value = serde_json::from_slice(&body)?;
+        Ok(body["error"]["code"].as_str().context("no code")?.to_owned())
+    }
+
     /// Reads until the server closes the connection, and returns the bytes; fails after `within`.
     pub async fn closed(mut self, within: Duration) -> Result<Vec<u8>> {
         let mut rest = Vec::new();

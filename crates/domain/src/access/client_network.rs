@@ -1,6 +1,6 @@
 //! Unit in which clients without credentials are limited.
 
-use std::net::{IpAddr, Ipv6Addr};
+use core::net::{IpAddr, Ipv6Addr};
 
 /// Maps an address to the unit that is limited: an IPv6 user has a whole /64.
 #[must_use]

@@ -34,8 +34,9 @@ use crate::{
 const CACHED_FOR: Duration = Duration::from_secs(1);
 /// Number of lookup groups. Tokens of one group are looked up one at a time.
 const LOOKUP_GROUPS: usize = 64;
-/// Tokens of the last minutes wait for their groups only. Others are strangers: few of them are looked up at a time, so
-/// that a flood of invented tokens delays nobody who has called before, and many may wait, as after a restart.
+/// A token that was valid within the last minutes waits for its group only. The others are strangers: few of them are
+/// looked up at a time, so that a flood of invented tokens does not delay known callers, and many may wait, as after a
+/// restart.
 const STRANGERS_AT_A_TIME: usize = 8;
 const MAX_WAITING_STRANGERS: usize = 4096;
 const MAX_WAITING: usize = 8192;

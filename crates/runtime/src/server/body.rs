@@ -17,7 +17,6 @@ pub struct GuardedBody<G> {
 
 impl<G: Send + Unpin + 'static> GuardedBody<G> {
     /// Returns `body`, which holds `guard` until its end.
-    #[must_use]
     pub fn wrap(body: Body, guard: G) -> Body {
         Body::new(Self { body, _guard: guard })
     }

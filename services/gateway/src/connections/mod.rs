@@ -42,7 +42,7 @@ const MAX_WORKSPACE_OBSERVERS: usize = MAX_OBSERVERS / 4;
 #[derive(Debug, Clone)]
 pub struct Connections {
     trusted_proxies: Arc<[IpNet]>,
-    /// TCP connections.
+    /// TCP connections of all clients.
     total: Seats<()>,
     /// TCP connections of an address, and behind a trusted proxy its requests in progress and its sockets.
     addresses: Seats<IpAddr>,
