@@ -8,10 +8,11 @@ use std::{
 use chrono::{DateTime, Utc};
 use relay_domain::{GatewayId, WorkspaceScope};
 use relay_store::Store;
+use tokio::sync::mpsc;
 
 use crate::{
     EngineError, EngineResult, IdSource,
-    events::Announcer,
+    events::Announcement,
     fair_places::{FairPlaces, Place},
     hints::Hints,
 };
@@ -22,7 +23,7 @@ pub(crate) struct Core {
     pub(crate) store: Store,
     pub(crate) ids: Arc<IdSource>,
     pub(crate) hints: Arc<Hints>,
-    pub(crate) announcer: Announcer,
+    pub(crate) announcer: mpsc::Sender<Announcement>,
     /// Set once this process is a gateway.
     pub(crate) gateway: Arc<OnceLock<GatewayId>>,
     /// Places of reads that scan. They share the database with commits.

@@ -19,5 +19,5 @@
 pub mod receiver;
 mod shared;
 
-pub use relay_stack::{binaries, client, http, ports, process, proxy, servers, stack, wait};
+pub use relay_stack::{binaries, client, http, node, ports, process, proxy, servers, stack, wait};
 pub use shared::{Shared, shared};

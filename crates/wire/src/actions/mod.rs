@@ -206,3 +206,10 @@ pub struct CompleteBody {
     #[serde(default)]
     pub duration_ms: Option<f64>,
 }
+
+/// Output that is not an object, as callers receive it: typed clients accept objects only.
+#[derive(Debug, Serialize)]
+pub struct ScalarOutput<'a> {
+    /// The output.
+    pub value: &'a Value,
+}

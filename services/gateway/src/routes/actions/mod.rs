@@ -9,8 +9,7 @@ use relay_domain::InvocationId;
 use relay_engine::{
     Engine, EngineError,
     actions::{
-        ActionRow, CompletionRequest, DefineAction, InvocationReceipt, InvocationRow, InvokeAction, PlacementRecord,
-        output_object,
+        ActionRow, CompletionRequest, InvocationReceipt, InvocationRow, InvokeAction, PlacementRecord, output_object,
     },
     error::Missing,
 };
@@ -41,16 +40,7 @@ pub async fn define(
     client: OriginClient,
     Body(body): Body<wire::ActionBody>,
 ) -> Result<Reply<wire::Action>, ApiError> {
-    let request = DefineAction {
-        name: body.name,
-        description: body.description,
-        handler_agent: body.handler_agent.filter(|name| !name.is_empty()),
-        handler_node: body.handler_node.filter(|name| !name.is_empty()),
-        input_schema: body.input_schema,
-        output_schema: body.output_schema,
-        available_to: body.available_to,
-    };
-    let (row, new) = engine.actions().define(&caller, request).await?;
+    let (row, new) = engine.actions().define(&caller, body).await?;
     Ok(Reply::with_status(if new { StatusCode::CREATED } else { StatusCode::OK }, to_action(row, client)))
 }
 
