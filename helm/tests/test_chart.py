@@ -235,6 +235,7 @@ EVERYTHING = {
     "config": {
         "publicUrl": "https://relay.example",
         "trustedProxies": ["10.0.0.0/8"],
+        "defaultPlan": "pro",
         "operator": {"issuer": "https://id.example", "audience": "relay", "jwksUrl": "https://id.example/keys"},
     },
     "secrets": {"signingSecret": "s" * 32, "bootstrapSecret": "b" * 32, "secretKeys": "k1:AAAA"},

@@ -29,6 +29,12 @@ pub enum EngineError {
     DependencyUnavailable(Dependency),
     #[error(transparent)]
     Unauthenticated(BadCredential),
+    /// The client's address has presented too many unknown tokens. Nothing was looked up.
+    #[error("too many unknown tokens from this address")]
+    TooManyUnknownTokens {
+        /// Seconds until the next attempt: 1 to 60.
+        retry_after: u16,
+    },
     /// An operator has suspended the workspace. Its data is kept.
     #[error("the workspace is suspended")]
     WorkspaceSuspended,

@@ -302,7 +302,7 @@ async fn serve_metrics(
     let readiness = Arc::new(move || api.broker().is_some_and(|broker| broker.services.link.is_up()));
     let served = metrics::serve(address, recorder, readiness, stop).await;
     let (_, server) = served.with_context(|| format!("listen on {address}"))?;
-    Ok(Some(long_running.spawn("metrics-server", log_failure(server))))
+    Ok(Some(long_running.spawn("metrics-server", server)))
 }
 
 /// Logs why a server ended; its end stops the broker.

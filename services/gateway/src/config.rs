@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use clap::Parser;
 use ipnet::IpNet;
-use relay_domain::workspaces::plan::{LimitOverrides, PlanOverrides, Plans};
+use relay_domain::workspaces::plan::{LimitOverrides, Plan, PlanOverrides, Plans};
 pub use relay_engine::settings::Switch;
 use relay_engine::{
     EgressConfig,
@@ -13,6 +13,8 @@ use relay_engine::{
     settings::{self as check, SecuritySettings},
 };
 use relay_runtime::settings::{Settings, Values};
+
+use crate::connections::ConnectionLimits;
 
 /// The HTTP and WebSocket edge of the engine.
 #[derive(Debug, Clone, Parser)]
@@ -54,6 +56,15 @@ pub struct Config {
     /// Differences from the default plans, as JSON: `{"free":{"agents":10}}`.
     #[arg(long, env = "RELAY_PLANS", default_value = "{}", value_parser = parse_plans)]
     pub plans: Plans,
+
+    /// Plan of workspaces that are created without a workspace key: free, pro or enterprise. By default `enterprise`,
+    /// and `free` in a hosted installation.
+    #[arg(long, env = "RELAY_DEFAULT_PLAN", value_parser = parse_plan)]
+    pub default_plan: Option<Plan>,
+
+    /// Limits of connections.
+    #[command(flatten)]
+    pub connections: ConnectionLimits,
 
     /// Proxies whose `X-Forwarded-For` is trusted, as networks separated by commas. None by default.
     #[arg(long, env = "RELAY_TRUSTED_PROXIES", value_delimiter = ',', value_parser = parse_network)]
@@ -108,6 +119,17 @@ pub struct Config {
     pub egress: EgressConfig,
 }
 
+impl Config {
+    /// Returns the plan of new workspaces.
+    #[must_use]
+    pub fn default_plan(&self) -> Plan {
+        self.default_plan.unwrap_or(match self.hosted {
+            Switch::On => Plan::Free,
+            Switch::Off => Plan::Enterprise,
+        })
+    }
+}
+
 impl Settings for Config {
     fn check_combinations(values: &Values) -> Vec<String> {
         let hosted_without_operator = values.get("RELAY_HOSTED") == Some("on")
@@ -146,6 +168,10 @@ impl Config {
             has_signing_secret: Some(self.signing_secret.is_some()),
         }
     }
+}
+
+fn parse_plan(text: &str) -> Result<Plan, &'static str> {
+    Plan::parse(text).ok_or("must be free, pro or enterprise")
 }
 
 fn parse_plans(text: &str) -> Result<Plans, String> {

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use chrono::{DateTime, Utc};
 use relay_admin::{Erasure, WorkspaceSummary};
-use relay_domain::WorkspaceId;
+use relay_domain::{WorkspaceId, workspaces::plan::Plan};
 use relay_engine::{
     EngineError,
     error::Missing,
@@ -33,6 +33,9 @@ pub(crate) enum Command {
         database: Database,
         /// Name of the workspace.
         name: String,
+        /// Plan of the workspace.
+        #[arg(long, env = "RELAY_DEFAULT_PLAN", default_value = "enterprise", value_parser = quotas::parse_plan)]
+        plan: Plan,
     },
     /// List workspaces, including deleted ones, oldest first.
     List {
@@ -139,8 +142,8 @@ impl From<UsageInterval> for Granularity {
 
 pub(crate) async fn run(command: Command, out: Output) -> Result<()> {
     match command {
-        Command::Create { database, name } => {
-            let made = database.connect()?.create_workspace(&name).await.context("create the workspace")?;
+        Command::Create { database, name, plan } => {
+            let made = database.connect()?.create_workspace(&name, plan).await.context("create the workspace")?;
             out.print_value(&json!({ "workspace_id": made.workspace_id, "name": name, "api_key": made.key }), |_| {
                 format!("workspace {}\nkey {}\nThe key is shown this once.", made.workspace_id, made.key)
             })

@@ -12,6 +12,8 @@ use relay_engine::{
 };
 use relay_runtime::settings::{Settings, Values};
 
+use crate::loops::TICK_TIMEOUT;
+
 /// Postgres connections of a worker. Loops take turns, so a few are enough; more let more of them run at once.
 /// http_push uses two more.
 const DATABASE_CONNECTIONS: u32 = 6;
@@ -103,6 +105,7 @@ impl Config {
     pub(crate) fn engine(&self) -> EngineConfig {
         EngineConfig {
             limits: LimitsConfig::default(),
+            statement_limit: TICK_TIMEOUT,
             database_url: self.database_url.clone(),
             nats: self.nats.servers(),
             nats_replicas: self.nats_replicas,

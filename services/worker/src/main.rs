@@ -44,11 +44,7 @@ async fn main() -> Result<()> {
         .with_context(|| format!("listen on {}", config.metrics_listen))?;
     tracing::info!(metrics.listen = %listening, "worker started");
     let tasks = TaskSet::new(shutdown.token());
-    let server = tasks.spawn("metrics-server", async move {
-        if let Err(error) = server.await {
-            tracing::error!(%error, "metrics server failed");
-        }
-    });
+    let server = tasks.spawn("metrics-server", server);
 
     let started = shutdown.token().run_until_cancelled_owned(Engine::start(config.engine(), &tasks)).await;
     let Some(engine) = started else { return Ok(tasks.check()?) };

@@ -92,7 +92,8 @@ impl<'a> DatabaseRepair<'a> {
     /// Creates a repair that announces to senders through an engine.
     #[must_use]
     pub fn with_engine(engine: &'a Engine) -> Self {
-        Self { store: engine.store(), stream: &engine.inner.stream, ids: &engine.inner.core.ids, engine: Some(engine) }
+        let store = &engine.inner.recovery.state.store;
+        Self { store, stream: &engine.inner.stream, ids: &engine.inner.core.ids, engine: Some(engine) }
     }
 
     /// Creates a repair for a terminal: it records, but announces nothing.

@@ -53,7 +53,7 @@ use self::{
     outbound::Outbound,
     registration::INTERNAL,
     served_agent::OutgoingFrame,
-    state::ConnectionState,
+    state::{ConnectionState, NOT_REGISTERED},
     traces::DeliveryTraces,
 };
 use super::registry::{Event, Handle};
@@ -113,8 +113,9 @@ pub(super) async fn serve_socket(socket: WebSocket, app: AppState, peer: Peer) {
     let (outbound, writer) = Outbound::new(sink);
     let writer = spawn_isolated("connection", writer);
     let (handle, mut events) = app.registry.add_peer(node.scope, &node.node_id, token);
+    let now = Instant::now();
     let mut connection = Connection {
-        state: ConnectionState::new(node.clone(), is_direct, Instant::now()),
+        state: ConnectionState::new(node.clone(), is_direct, now, now + app.connections.registration_timeout),
         app,
         node,
         token,
@@ -339,6 +340,9 @@ impl Connection {
         };
         let _ = tokio::time::timeout(FINISH_TIMEOUT, finish).await;
         if let Some((code, reason)) = self.state.closing() {
+            if (code, reason) == NOT_REGISTERED {
+                metrics::counter!(metric_names::CONNECTIONS_TIMED_OUT, "reason" => "registration").increment(1);
+            }
             self.outbound.send_close(code, reason);
         }
         self.state.drop_all_agents();

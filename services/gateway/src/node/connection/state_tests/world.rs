@@ -30,6 +30,8 @@ use crate::node::{
 const PACING_WINDOW: usize = 128;
 /// Rows that one repair returns.
 const REPAIR_PAGE: Seq = 40;
+/// Longer than any test takes.
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(86_400);
 const OTHER_NODE: &str = "elsewhere";
 
 /// Kinds of peers, which differ in how their streams start and what limits them.
@@ -112,7 +114,7 @@ impl World {
         let now = Instant::now();
         let mut world = Self {
             peer,
-            state: ConnectionState::new(node, peer.is_direct(), now),
+            state: ConnectionState::new(node, peer.is_direct(), now, now + REGISTRATION_TIMEOUT),
             now,
             is_trusted: true,
             room: 30,
