@@ -359,6 +359,12 @@ impl ObserverView {
         self.has_scope(ObserverScope::Dms) && self.filters.include_dms == Some(true)
     }
 
+    /// Returns whether messages are visible wherever they are: in every channel and every conversation.
+    #[must_use]
+    pub fn sees_every_message_place(&self) -> bool {
+        !self.filters.limits_channels() && self.sees_direct_messages() && self.filters.dm_conversation_ids.is_none()
+    }
+
     /// Returns whether a conversation and its messages are visible. Channel filters do not apply.
     #[must_use]
     pub fn sees_conversation(&self, id: &str) -> bool {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    MessageId, SubscriptionDeliveryId, SubscriptionId, WorkspaceId, WorkspaceScope,
+    AgentId, InvocationId, MessageId, SubscriptionDeliveryId, SubscriptionId, WorkspaceId, WorkspaceScope,
     events::kind,
     subscriptions::{
         DisabledReason, EventFilter, SignatureScheme,
@@ -38,6 +38,8 @@ pub struct LeasedSubscription {
     /// Event kinds; `*` includes all of them.
     pub events: Vec<String>,
     pub filter: Option<EventFilter>,
+    /// Agent whose view limits it; `None` for the workspace key.
+    pub owner: Option<AgentId>,
     pub url: String,
     /// `None` for a subscription without a signing secret.
     pub signature_scheme: Option<SignatureScheme>,
@@ -61,6 +63,7 @@ impl FromRow<'_, PgRow> for LeasedSubscription {
             epoch: row.try_get("lease_epoch")?,
             events: row.try_get("events")?,
             filter: row.try_get::<Option<Json<EventFilter>>, _>("filter")?.map(|Json(filter)| filter),
+            owner: row.try_get("created_by")?,
             url: row.try_get("url")?,
             signature_scheme: row.try_get("signature_scheme")?,
             secret: key_id.zip(bytes).map(|(key_id, bytes)| EncryptedSecret { key_id, bytes }),
@@ -91,6 +94,8 @@ pub struct MatchedEvent {
     pub created_at: DateTime<Utc>,
     /// Message of the event, for its trace context.
     pub message_id: Option<MessageId>,
+    /// Conversation of the event, which its reader may have left by the time of the call.
+    pub conversation_id: Option<String>,
 }
 
 /// Row of a pending delivery.
@@ -147,7 +152,7 @@ UPDATE subscriptions s
    SET lease_owner = $1, lease_epoch = lease_epoch + 1, lease_until = relay_now() + make_interval(secs => $6)
   FROM claimed
  WHERE s.workspace_id = claimed.workspace_id AND s.subscription_id = claimed.subscription_id
-RETURNING s.workspace_id, s.subscription_id, s.lease_epoch, s.events, s.filter, s.url, s.signature_scheme,
+RETURNING s.workspace_id, s.subscription_id, s.lease_epoch, s.events, s.filter, s.created_by, s.url, s.signature_scheme,
           s.secret_key_id, s.sealed, s.event_cursor, s.failures, s.failing_since"
 );
 
@@ -161,13 +166,14 @@ WITH held AS (
     RETURNING subscription_id
 ), queued AS (
     INSERT INTO subscription_deliveries (workspace_id, subscription_id, delivery_id, event_seq, event_kind, body,
-                                         next_attempt_at, created_at, traceparent)
-    SELECT $1, $2, e.delivery_id, e.event_seq, e.kind, e.body, relay_now(), e.created_at,
+                                         next_attempt_at, created_at, conversation_id, traceparent)
+    SELECT $1, $2, e.delivery_id, e.event_seq, e.kind, e.body, relay_now(), e.created_at, e.conversation_id,
            (SELECT m.traceparent FROM messages m
              WHERE m.workspace_id = $1 AND m.message_id = e.message_id AND m.created_on = e.message_day)
       FROM held
-     CROSS JOIN unnest($5::bigint[], $6::bigint[], $7::text[], $8::text[], $9::timestamptz[], $11::bigint[], $12::date[])
-           AS e (delivery_id, event_seq, kind, body, created_at, message_id, message_day)
+     CROSS JOIN unnest($5::bigint[], $6::bigint[], $7::text[], $8::text[], $9::timestamptz[], $11::bigint[], $12::date[],
+                       $13::text[])
+           AS e (delivery_id, event_seq, kind, body, created_at, message_id, message_day, conversation_id)
     ON CONFLICT (workspace_id, subscription_id, event_seq) WHERE event_seq > 0 DO NOTHING
 )
 SELECT count(*) FROM held";
@@ -214,6 +220,74 @@ impl Store {
         Ok(claimed)
     }
 
+    /// Gives up pending deliveries that an owner may not read any more: it has left their conversations, or `reads_any`
+    /// is false and it reads nothing. Without effect once the lease is lost.
+    pub async fn drop_unreadable_calls(
+        &self,
+        leased: &LeasedSubscription,
+        owner: AgentId,
+        reads_any: bool,
+    ) -> StoreResult<()> {
+        sqlx::query(
+            "UPDATE subscription_deliveries d
+                SET status = 'dead_letter', next_attempt_at = NULL, updated_at = relay_now(),
+                    last_error = 'not called: the agent of the subscription may not read this any more'
+               FROM subscriptions s
+              WHERE s.workspace_id = $1 AND s.subscription_id = $2 AND s.lease_epoch = $3
+                AND d.workspace_id = $1 AND d.subscription_id = $2 AND d.status = 'pending'
+                AND (NOT $5 OR d.conversation_id IS NOT NULL AND NOT EXISTS (
+                        SELECT FROM channels c JOIN channel_members m USING (workspace_id, channel_id)
+                         WHERE c.workspace_id = $1 AND c.conversation_id = d.conversation_id AND m.agent_id = $4))",
+        )
+        .bind(leased.scope.workspace_id())
+        .bind(leased.id)
+        .bind(leased.epoch)
+        .bind(owner)
+        .bind(reads_any)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("giving up unreadable deliveries of a subscription"))?;
+        Ok(())
+    }
+
+    /// Returns those of these conversations that an agent takes part in.
+    pub async fn conversations_with_member(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        conversations: &[&str],
+    ) -> StoreResult<Vec<String>> {
+        sqlx::query_scalar(
+            "SELECT c.conversation_id FROM channels c JOIN channel_members m USING (workspace_id, channel_id)
+              WHERE c.workspace_id = $1 AND c.conversation_id = ANY ($3) AND m.agent_id = $2",
+        )
+        .bind(scope.workspace_id())
+        .bind(agent)
+        .bind(conversations)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading the conversations of an agent"))
+    }
+
+    /// Returns those of these invocations that an agent called or handles.
+    pub async fn invocations_with_party(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        invocations: &[InvocationId],
+    ) -> StoreResult<Vec<InvocationId>> {
+        sqlx::query_scalar(
+            "SELECT invocation_id FROM invocations
+              WHERE workspace_id = $1 AND invocation_id = ANY ($3) AND (caller_id = $2 OR handler_agent_id = $2)",
+        )
+        .bind(scope.workspace_id())
+        .bind(agent)
+        .bind(invocations)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading the invocations of an agent"))
+    }
+
     /// Reads pending deliveries in the order of their events.
     pub async fn pending_calls(&self, leased: &LeasedSubscription, limit: i64) -> StoreResult<Vec<PendingCall>> {
         let pending: Vec<PendingCallRow> = sqlx::query_as(
@@ -253,6 +327,7 @@ impl Store {
             .bind(lease.as_secs_f64())
             .bind(matched.iter().map(|event| event.message_id).collect::<Vec<_>>())
             .bind(matched.iter().map(|event| event.message_id.map(|id| day_of_id(id.get()))).collect::<Vec<_>>())
+            .bind(matched.iter().map(|event| event.conversation_id.as_deref()).collect::<Vec<_>>())
             .fetch_one(&self.pool)
             .await
             .map_err(StoreError::from_sqlx("queueing events for a subscription"))?;
