@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use relay_domain::GatewayId;
 use relay_store::Store;
 
-use crate::{EngineResult, IdSource, events::Announcer, hints::Hints};
+use crate::{EngineResult, IdSource, access::rights::RefusalLog, events::Announcer, hints::Hints};
 
 /// Storage, ids, the clock, hints and announcements. Cheap to clone; all clones share their state.
 #[derive(Clone)]
@@ -15,6 +15,7 @@ pub(crate) struct Core {
     pub(crate) ids: Arc<IdSource>,
     pub(crate) hints: Arc<Hints>,
     pub(crate) announcer: Announcer,
+    pub(crate) refusals: Arc<RefusalLog>,
     /// Set once this process is a gateway.
     pub(crate) gateway: Arc<OnceLock<GatewayId>>,
 }

@@ -74,7 +74,7 @@ impl Engine {
         let stream = Stream::connect(&config.nats_url, "relay", &owner).await?;
         let (hints, hint_queue) = Hints::new();
         let (announcer, announcements) = events::Announcer::new();
-        let core = Core { store, ids, hints: Arc::new(hints), announcer, gateway: Arc::default() };
+        let core = Core { store, ids, hints: Arc::new(hints), announcer, refusals: Arc::default(), gateway: Arc::default() };
         let (senders, queues) = queues();
         let inner = Inner::new(core, stream.clone(), tasks.clone(), secrets, &config, senders);
         let engine = Self { inner: Arc::new(inner) };

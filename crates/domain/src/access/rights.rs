@@ -149,6 +149,8 @@ pub enum Actor {
         /// Its rights.
         rights: Rights,
     },
+    /// Caller that is no agent, and has no rights.
+    Outsider,
 }
 
 /// Operation that rights restrict, with the facts that decide it.
@@ -202,9 +204,20 @@ pub enum Operation {
     },
     /// Posting through a node in the name of the actor.
     PostThroughNode {
-        /// Agent whose own direct node it is; `None` for a broker node.
-        node_of: Option<AgentId>,
+        /// Node that posts.
+        node: PostingNode,
     },
+}
+
+/// Node that posts in the name of an agent, as it relates to that agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PostingNode {
+    /// Broker node, which may post for every agent of the workspace.
+    Broker,
+    /// Direct node of the agent.
+    Own,
+    /// Direct node of another agent.
+    OfAnother,
 }
 
 /// Refusal of an operation.
@@ -286,8 +299,12 @@ impl Refusal {
 /// # Errors
 /// When the actor may not do it.
 pub fn check(actor: Actor, operation: Operation) -> Result<(), Refusal> {
-    let Actor::Agent { id, rights } = actor else { return Ok(()) };
-    let is_actor = |agent: Option<AgentId>| agent == Some(id);
+    let (id, rights) = match actor {
+        Actor::Workspace => return Ok(()),
+        Actor::Agent { id, rights } => (Some(id), rights),
+        Actor::Outsider => (None, Rights(0)),
+    };
+    let is_actor = |agent: Option<AgentId>| agent.is_some() && agent == id;
     let allow = |allowed: bool, refusal: Refusal| if allowed { Ok(()) } else { Err(refusal) };
     match operation {
         Operation::Send => allow(rights.has(Right::Send), Refusal::Send),
@@ -304,7 +321,7 @@ pub fn check(actor: Actor, operation: Operation) -> Result<(), Refusal> {
         Operation::DefineAction => allow(rights.has(Right::DefineActions), Refusal::DefineAction),
         Operation::ManageAction { handler } => allow(is_actor(handler), Refusal::NotHandler),
         Operation::Release { agent, spawned_by } => {
-            let is_own = agent == id || is_actor(spawned_by);
+            let is_own = is_actor(Some(agent)) || is_actor(spawned_by);
             match (rights.has(Right::ReleaseAny), is_own, rights.has(Right::ReleaseSpawned)) {
                 (true, ..) | (false, true, true) => Ok(()),
                 (false, true, false) => Err(Refusal::Release),
@@ -319,8 +336,12 @@ pub fn check(actor: Actor, operation: Operation) -> Result<(), Refusal> {
             let is_own = is_actor(caller) || is_actor(handler);
             allow(is_own || rights.has(Right::ReadAnyInvocation), Refusal::InvocationNotOwn)
         }
-        Operation::PostThroughNode { node_of } => {
-            let permitted = node_of.map_or(rights.has(Right::PostThroughNode), |agent| agent == id);
+        Operation::PostThroughNode { node } => {
+            let permitted = match node {
+                PostingNode::Broker => rights.has(Right::PostThroughNode),
+                PostingNode::Own => id.is_some(),
+                PostingNode::OfAnother => false,
+            };
             allow(permitted, Refusal::PostThroughNode)?;
             allow(rights.has(Right::Send), Refusal::Send)
         }

@@ -20,9 +20,9 @@ fn operations() -> Vec<Operation> {
         Operation::Subscribe,
         Operation::CreateTrigger,
         Operation::DefineAction,
-        Operation::PostThroughNode { node_of: None },
-        Operation::PostThroughNode { node_of: Some(ME) },
-        Operation::PostThroughNode { node_of: Some(OTHER) },
+        Operation::PostThroughNode { node: PostingNode::Broker },
+        Operation::PostThroughNode { node: PostingNode::Own },
+        Operation::PostThroughNode { node: PostingNode::OfAnother },
     ];
     for party in [None, Some(ME), Some(OTHER)] {
         all.extend([
@@ -43,6 +43,13 @@ fn operations() -> Vec<Operation> {
 fn the_workspace_key_may_do_everything() {
     for operation in operations() {
         assert_eq!(check(Actor::Workspace, operation), Ok(()), "{operation:?}");
+    }
+}
+
+#[test]
+fn an_outsider_may_do_nothing() {
+    for operation in operations() {
+        assert!(check(Actor::Outsider, operation).is_err(), "{operation:?}");
     }
 }
 
@@ -73,9 +80,9 @@ fn the_defaults_are_those_of_the_documentation() {
         (Operation::ReadInvocation { caller: Some(ME), handler: Some(OTHER) }, Ok(())),
         (Operation::ReadInvocation { caller: Some(OTHER), handler: Some(ME) }, Ok(())),
         (Operation::ReadInvocation { caller: None, handler: None }, Err(Refusal::InvocationNotOwn)),
-        (Operation::PostThroughNode { node_of: None }, Ok(())),
-        (Operation::PostThroughNode { node_of: Some(ME) }, Ok(())),
-        (Operation::PostThroughNode { node_of: Some(OTHER) }, Err(Refusal::PostThroughNode)),
+        (Operation::PostThroughNode { node: PostingNode::Broker }, Ok(())),
+        (Operation::PostThroughNode { node: PostingNode::Own }, Ok(())),
+        (Operation::PostThroughNode { node: PostingNode::OfAnother }, Err(Refusal::PostThroughNode)),
     ] {
         assert_eq!(check(me, operation), expected, "{operation:?}");
     }
@@ -140,7 +147,7 @@ proptest! {
             let after = check(Actor::Agent { id: ME, rights: more }, operation);
             prop_assert!(before.is_err() || after.is_ok(), "{operation:?} with {granted:?}");
             if let Err(refusal) = before && refusal.right() == Some(granted) {
-                let direct = matches!(operation, Operation::PostThroughNode { node_of: Some(_) });
+                let direct = matches!(operation, Operation::PostThroughNode { node: PostingNode::Own | PostingNode::OfAnother });
                 let sends = matches!(operation, Operation::PostThroughNode { .. }) && !more.has(Right::Send);
                 prop_assert!(after.is_ok() || direct || sends, "{operation:?} with {granted:?}");
             }

@@ -4,6 +4,7 @@
 pub mod call;
 pub mod dispatch;
 pub mod secrets;
+pub mod view;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};

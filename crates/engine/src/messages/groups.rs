@@ -1,6 +1,9 @@
 //! Groups that begin with a message.
 
-use relay_domain::names::{MAX_TEXT_BYTES, check_length};
+use relay_domain::{
+    access::rights::Operation,
+    names::{MAX_TEXT_BYTES, check_length},
+};
 use relay_wire::nodes::deliver_frame::FRAME_LIMIT;
 use serde_json::Value;
 
@@ -29,6 +32,7 @@ impl Messages {
         request: &CreateGroup,
         key: Option<&ClientKey>,
     ) -> EngineResult<CreatedGroup> {
+        self.core.authorize(caller, Operation::Send).await?;
         let text = request.text.as_deref().filter(|text| !text.is_empty());
         if let Some(text) = text {
             check_length("text", text, MAX_TEXT_BYTES)?;

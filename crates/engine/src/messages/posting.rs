@@ -9,14 +9,16 @@ mod replay;
 use std::{iter, sync::Arc};
 
 use relay_domain::{
-    AgentId, ConversationId, MessageId, WorkspaceScope,
+    AgentId, ConversationId, MessageId, NodeId, WorkspaceScope,
+    access::rights::{Actor, Operation, PostingNode},
     agents::AgentKind,
     channels::{ChannelKind, direct_names},
     mailboxes::delivery::{Mode, Reason},
-    messages::{Message, extract_mentions},
+    messages::{Message, POSTED_BY_NODE, extract_mentions},
     names::{check_name, strip_hash},
 };
 use relay_store::{
+    access::rights::AgentWithRights,
     channels::audience::{Audience, AudienceKey, Member},
     events::Event,
     messages::{
@@ -34,6 +36,7 @@ use crate::{
     access::{
         authentication::{AgentCaller, NodeCaller},
         idempotency::ClientKey,
+        rights::RightsCaller,
     },
     channels::audiences::AudienceSource,
     error::{BadCredential, Conflict, Denial, InvalidInput, Missing},
@@ -81,9 +84,16 @@ struct Sender {
     agent_id: AgentId,
     name: Arc<str>,
     kind: AgentKind,
+    actor: Actor,
     token_generation: Option<i64>,
     /// Author without a registration (a webhook): the commit does not check that it exists.
     is_hidden: bool,
+}
+
+impl<'a> From<&'a Sender> for RightsCaller<'a> {
+    fn from(sender: &'a Sender) -> Self {
+        Self { scope: sender.scope, actor: sender.actor, name: &sender.name }
+    }
 }
 
 impl From<&AgentCaller> for Sender {
@@ -93,6 +103,7 @@ impl From<&AgentCaller> for Sender {
             agent_id: caller.agent_id,
             name: Arc::clone(&caller.name),
             kind: caller.kind,
+            actor: Actor::Agent { id: caller.agent_id, rights: caller.rights },
             token_generation: Some(caller.token_generation),
             is_hidden: false,
         }
@@ -139,24 +150,54 @@ impl Messages {
         self.post(&caller.into(), PostRequest::new(target, draft, key)).await
     }
 
-    /// Posts to a channel as a node, in the name of an agent that it hosts.
+    /// Posts to a channel as a node, in the name of an agent: of any agent of the workspace as a broker, which the
+    /// metadata record, and of its own agent as a direct node.
+    ///
+    /// # Errors
+    /// As for posting, and when the node may not post for that agent.
     pub async fn post_as_node(
         &self,
         caller: &NodeCaller,
         from: &str,
         channel: &str,
-        draft: Draft,
+        mut draft: Draft,
         key: Option<ClientKey>,
     ) -> EngineResult<PostedMessage> {
-        let (agent_id, kind) = self
-            .core
-            .store
-            .agent_on_node(caller.scope, &caller.node_id, from)
-            .await?
-            .ok_or_else(|| EngineError::NotFound(Missing::Agent(from.to_owned())))?;
-        let (scope, name) = (caller.scope, from.into());
-        let sender = Sender { scope, agent_id, name, kind, token_generation: None, is_hidden: false };
+        let scope = caller.scope;
+        let missing = || EngineError::NotFound(Missing::Agent(from.to_owned()));
+        let author = self.core.store.agent_with_rights_by_name(scope, from).await?.ok_or_else(missing)?;
+        let node = self.posting_node(caller, &author).await?;
+        self.core.authorize((scope, &author), Operation::PostThroughNode { node }).await?;
+        if node == PostingNode::Broker {
+            let data = draft.data.get_or_insert_with(|| Map::new().into());
+            if let Some(data) = data.as_object_mut() {
+                data.insert(POSTED_BY_NODE.to_owned(), Value::from(caller.node_id.as_str()));
+            }
+        }
+        let sender = Sender {
+            scope,
+            agent_id: author.agent_id,
+            name: author.name.as_str().into(),
+            kind: author.kind,
+            actor: Actor::Agent { id: author.agent_id, rights: author.rights },
+            token_generation: None,
+            is_hidden: false,
+        };
         self.post(&sender, PostRequest::new(Target::Channel(strip_hash(channel).to_owned()), draft, key)).await
+    }
+
+    /// Returns the relation of a node to the agent that it posts for.
+    async fn posting_node(&self, caller: &NodeCaller, author: &AgentWithRights) -> EngineResult<PostingNode> {
+        let (scope, node) = (caller.scope, &caller.node_id);
+        if *node == NodeId::direct(author.agent_id) {
+            return Ok(PostingNode::Own);
+        }
+        if self.core.is_direct_node(scope, node).await? == Some(false) {
+            return Ok(PostingNode::Broker);
+        }
+        // A direct node that was enrolled over REST.
+        let is_here = self.core.store.agent_on_node(scope, node, &author.name).await?.is_some();
+        Ok(if is_here { PostingNode::Own } else { PostingNode::OfAnother })
     }
 
     /// Replies in the thread of a message. A reply to a reply attaches to its root.
@@ -207,6 +248,7 @@ impl Messages {
             agent_id: webhook_agent(caller.scope),
             name: author.into(),
             kind: AgentKind::System,
+            actor: Actor::Workspace,
             token_generation: None,
             is_hidden: true,
         };
@@ -217,6 +259,7 @@ impl Messages {
     /// Posts a draft. When it fails for good, a post that was committed under the same key is returned instead.
     async fn post(&self, sender: &Sender, request: PostRequest) -> EngineResult<PostedMessage> {
         check_draft(&request.draft)?;
+        self.core.authorize(sender, Operation::Send).await?;
         match self.commit_resolved(sender, &request).await {
             // The token was rotated meanwhile: it may no longer read earlier posts.
             Err(error @ EngineError::Unauthenticated(BadCredential::UnknownToken { .. })) => Err(error),
