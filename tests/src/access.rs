@@ -65,7 +65,7 @@ pub const ROUTES: &[(&str, &str, Class, &str)] = &[
     ("POST", "/v1/agents/release-exact", Class::Any, r#"{"name":"{agent}","expected_agent_id":"7"}"#),
     ("GET", "/v1/agents/{agent}", Class::ReadOrAgent, ""),
     ("PATCH", "/v1/agents/{agent}", Class::Key, r#"{"persona":"touched"}"#),
-    ("DELETE", "/v1/agents/{agent}", Class::Key, ""),
+    ("DELETE", "/v1/agents/{agent}", Class::Any, ""),
     ("POST", "/v1/agents/{agent}/rotate-token", Class::Any, "{}"),
     ("GET", "/v1/agent", Class::Agent, ""),
     ("POST", "/v1/agent/node-token", Class::Agent, "{}"),
