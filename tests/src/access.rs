@@ -55,16 +55,8 @@ const fn others(method: &'static str, path: &'static str, by: (&'static str, &'s
 }
 
 /// Rights that agents have by default.
-pub const DEFAULT_RIGHTS: [&str; 8] = [
-    "send",
-    "join",
-    "spawn",
-    "subscribe",
-    "create_triggers",
-    "define_actions",
-    "release_spawned",
-    "post_through_node",
-];
+pub const DEFAULT_RIGHTS: [&str; 8] =
+    ["send", "join", "spawn", "subscribe", "create_triggers", "define_actions", "release_spawned", "post_through_node"];
 
 const SEND: (&str, &str) = ("send", "send_denied");
 const JOIN: (&str, &str) = ("join", "join_denied");
@@ -84,12 +76,7 @@ pub const RESTRICTIONS: &[Restriction] = &[
     closed("POST", "/v1/dm/group", SEND),
     closed("POST", "/v1/dm/{conversation}/messages", SEND),
     closed("POST", "/v1/agents/spawn", ("spawn", "spawn_denied")),
-    Restriction {
-        method: "POST",
-        path: "/v1/agents/release",
-        closed_by: Some(RELEASE),
-        opened_by: Some(RELEASE_ANY),
-    },
+    Restriction { method: "POST", path: "/v1/agents/release", closed_by: Some(RELEASE), opened_by: Some(RELEASE_ANY) },
     Restriction {
         method: "POST",
         path: "/v1/agents/release-exact",
@@ -109,11 +96,7 @@ pub const RESTRICTIONS: &[Restriction] = &[
     others("GET", "/v1/subscriptions/{subscription}/deliveries", ALL_EVENTS),
     others("POST", "/v1/subscriptions/{subscription}/deliveries/{number}/replay", ALL_EVENTS),
     closed("POST", "/v1/actions", ("define_actions", "define_actions_denied")),
-    others(
-        "GET",
-        "/v1/actions/{action}/invocations/{invocation}",
-        ("read_any_invocation", "invocation_not_own"),
-    ),
+    others("GET", "/v1/actions/{action}/invocations/{invocation}", ("read_any_invocation", "invocation_not_own")),
     closed("POST", "/v1/triggers", ("create_triggers", "trigger_denied")),
     others("PATCH", "/v1/triggers/{trigger}", TRIGGER_ANY),
     others("DELETE", "/v1/triggers/{trigger}", TRIGGER_ANY),

@@ -4,7 +4,10 @@
 use relay_domain::{
     NodeId,
     access::{rights::Refusal, token::TokenKind},
-    names, nodes::NodeKind, workspaces::plan::Quota};
+    names,
+    nodes::NodeKind,
+    workspaces::plan::Quota,
+};
 use relay_store::StoreError;
 
 pub type EngineResult<T> = Result<T, EngineError>;

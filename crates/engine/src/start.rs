@@ -74,7 +74,8 @@ impl Engine {
         let stream = Stream::connect(&config.nats_url, "relay", &owner).await?;
         let (hints, hint_queue) = Hints::new();
         let (announcer, announcements) = events::Announcer::new();
-        let core = Core { store, ids, hints: Arc::new(hints), announcer, refusals: Arc::default(), gateway: Arc::default() };
+        let core =
+            Core { store, ids, hints: Arc::new(hints), announcer, refusals: Arc::default(), gateway: Arc::default() };
         let (senders, queues) = queues();
         let inner = Inner::new(core, stream.clone(), tasks.clone(), secrets, &config, senders);
         let engine = Self { inner: Arc::new(inner) };
@@ -101,7 +102,9 @@ impl Engine {
         let Queues { seen, observer_uses, commits, publishes, calls, outcomes, dispatch_notes } = queues;
         tasks.spawn("last-seen", last_seen::write_last_seen(weak(), seen));
         tasks.spawn("observer-uses", observers::write_token_uses(self.store().clone(), observer_uses));
-        tasks.spawn("committer", committer::run(weak(), commits));
+        let [usual, wide] = commits;
+        tasks.spawn("committer", committer::run(weak(), usual));
+        tasks.spawn("wide-committer", committer::run(weak(), wide));
         tasks.spawn("publisher", publisher::run(weak(), publishes));
         tasks.spawn("cursor-writer", cursors::run(weak(), Arc::downgrade(&self.inner.mailboxes.cursors)));
         tasks.spawn("heartbeat-writer", heartbeats::write_heartbeats(weak()));

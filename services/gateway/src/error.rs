@@ -267,7 +267,9 @@ const fn refusal_text(refusal: Refusal) -> &'static str {
         Refusal::DefineAction => "This agent may not define actions",
         Refusal::NotHandler => "Only the agent that handles it may do this",
         Refusal::Release => "This agent may not release agents",
-        Refusal::NotSpawnedByCaller => "An agent ends itself and the agents that it spawned; use the workspace key for others",
+        Refusal::NotSpawnedByCaller => {
+            "An agent ends itself and the agents that it spawned; use the workspace key for others"
+        }
         Refusal::InvocationNotOwn => "Only caller and handler of an invocation, or the workspace key, may read it",
         Refusal::PostThroughNode => "This node may not post for that agent",
     }

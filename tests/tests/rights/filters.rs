@@ -95,7 +95,10 @@ impl World {
             (json!({}), &["private words", "private-file", "loose-file", "other words"]),
             (json!({ "channel_names": ["shown"] }), outside),
             (json!({ "channel_ids": [self.shown_channel] }), outside),
-            (json!({ "include_dms": true, "dm_conversation_ids": [self.other_dm] }), &["private words", "private-file"]),
+            (
+                json!({ "include_dms": true, "dm_conversation_ids": [self.other_dm] }),
+                &["private words", "private-file"],
+            ),
             (
                 json!({ "include_dms": true, "agent_ids": [self.ann] }),
                 &["concealed-eve words", "concealed-box", "other words"],
@@ -116,7 +119,9 @@ impl World {
             _ => "",
         };
         match self.names.iter().find(|(hole, _)| path.contains(**hole)) {
-            Some((hole, values)) => values.iter().map(|value| format!("{}{query}", path.replace(hole, value))).collect(),
+            Some((hole, values)) => {
+                values.iter().map(|value| format!("{}{query}", path.replace(hole, value))).collect()
+            }
             None => vec![format!("{path}{query}")],
         }
     }

@@ -77,7 +77,12 @@ impl World {
     }
 
     /// Sends a request of the table with a token.
-    async fn call(&self, restriction: &Restriction, token: &str, names: &BTreeMap<&'static str, String>) -> Result<Reply> {
+    async fn call(
+        &self,
+        restriction: &Restriction,
+        token: &str,
+        names: &BTreeMap<&'static str, String>,
+    ) -> Result<Reply> {
         let body = body_of(restriction.method, restriction.path)?;
         let path = Self::fill(restriction.path, names);
         send(self.key.base(), restriction.method, &path, &Self::fill(&body, names), token).await
@@ -94,7 +99,8 @@ impl World {
     /// Checks that refusals with this code were recorded once.
     async fn expect_one_event(&self, code: &str, right: &str) -> Result<()> {
         let log = self.key.get("/v1/workspace/events?limit=500").await?.success()?;
-        let denied: Vec<&Value> = rows(&log["events"]).iter().filter(|event| event["type"] == "access.denied").collect();
+        let denied: Vec<&Value> =
+            rows(&log["events"]).iter().filter(|event| event["type"] == "access.denied").collect();
         let of_code: Vec<&&Value> = denied.iter().filter(|event| event["payload"]["code"] == code).collect();
         assert_eq!(of_code.len(), 1, "{code}: {denied:?}");
         let payload = &of_code[0]["payload"];
@@ -115,7 +121,9 @@ fn body_of(method: &str, path: &str) -> Result<String> {
 }
 
 async fn send(base: &str, method: &str, path: &str, body: &str, token: &str) -> Result<Reply> {
-    let request = Raw::new(method, format!("{base}{path}")).bearer(token).header("idempotency-key", uuid::Uuid::new_v4().to_string());
+    let request = Raw::new(method, format!("{base}{path}"))
+        .bearer(token)
+        .header("idempotency-key", uuid::Uuid::new_v4().to_string());
     let request = if body.is_empty() { request } else { request.json(body) };
     request.send().await
 }
@@ -179,10 +187,9 @@ async fn owners_and_the_key_are_never_refused() -> Result<()> {
     for restriction in RESTRICTIONS {
         let world = World::new().await?;
         let rights: Value = DEFAULT_RIGHTS.iter().map(|right| ((*right).to_owned(), Value::Bool(false))).collect();
-        for (who, token, names) in [
-            ("ann", world.ann.token.as_str(), &world.own),
-            ("the key", world.key.token(), &world.others),
-        ] {
+        for (who, token, names) in
+            [("ann", world.ann.token.as_str(), &world.own), ("the key", world.key.token(), &world.others)]
+        {
             if who == "the key" {
                 world.set_policy(rights.clone()).await?;
             }
@@ -197,7 +204,8 @@ async fn owners_and_the_key_are_never_refused() -> Result<()> {
 /// No route outside of the table depends on rights, with any token that it accepts.
 #[tokio::test]
 async fn no_other_route_depends_on_rights() -> Result<()> {
-    let restricted: BTreeSet<_> = RESTRICTIONS.iter().map(|restriction| (restriction.method, restriction.path)).collect();
+    let restricted: BTreeSet<_> =
+        RESTRICTIONS.iter().map(|restriction| (restriction.method, restriction.path)).collect();
     let mut checked = 0;
     for (method, path, class, body) in ROUTES {
         let takes_agents = matches!(

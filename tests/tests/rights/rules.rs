@@ -7,10 +7,7 @@ use relay_acceptance::{
     room::{Room, rows, text},
     spawning::{Scene, register_spawned, scene, send_result},
 };
-use relay_testkit::{
-    client::Api,
-    shared, wait,
-};
+use relay_testkit::{client::Api, shared, wait};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
@@ -19,7 +16,11 @@ const SOON: Duration = Duration::from_secs(30);
 /// Returns the events of a kind in the log.
 async fn events(key: &Api, kind: &str) -> Result<Vec<Value>> {
     let log = key.get("/v1/workspace/events?limit=500").await?.success()?;
-    Ok(rows(&log["events"]).iter().filter(|event| event["type"] == kind).map(|event| event["payload"].clone()).collect())
+    Ok(rows(&log["events"])
+        .iter()
+        .filter(|event| event["type"] == kind)
+        .map(|event| event["payload"].clone())
+        .collect())
 }
 
 #[tokio::test]
@@ -219,7 +220,10 @@ async fn policy_and_overrides_are_shown_where_they_are_set() -> Result<()> {
     assert_eq!(key.get("/v1/agents/ann").await?.success()?.get("rights"), None);
     there.create_channel("before").await?;
     let policy = json!({ "policy": { "join": false, "release_any": true } });
-    assert_eq!(key.patch("/v1/workspace", policy).await?.success()?["policy"], json!({ "join": false, "release_any": true }));
+    assert_eq!(
+        key.patch("/v1/workspace", policy).await?.success()?["policy"],
+        json!({ "join": false, "release_any": true })
+    );
     let changed = key.patch("/v1/workspace", json!({ "policy": { "release_any": null, "spawn": false } })).await?;
     assert_eq!(changed.success()?["policy"], json!({ "join": false, "spawn": false }), "merged");
     assert_eq!(key.get("/v1/workspace").await?.success()?["policy"], json!({ "join": false, "spawn": false }));
@@ -276,6 +280,9 @@ async fn refusals_do_not_flood_the_log() -> Result<()> {
     let denied = events(&key, "access.denied").await?;
     assert_eq!(denied.len(), 1, "{denied:?}");
     let shown = denied.first().context("one")?;
-    assert_eq!((text(&shown["code"]), text(&shown["right"]), text(&shown["agent_name"])), ("send_denied", "send", "ann"));
+    assert_eq!(
+        (text(&shown["code"]), text(&shown["right"]), text(&shown["agent_name"])),
+        ("send_denied", "send", "ann")
+    );
     Ok(())
 }

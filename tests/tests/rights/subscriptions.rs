@@ -81,7 +81,8 @@ async fn an_agent_receives_what_it_may_read_and_the_key_everything() -> Result<(
         assert!(!eves.contains(words), "{reason}: {eves}");
         assert!(keys.contains(words), "the key sees {reason}: {keys}");
     }
-    let foreign = |call: &Value| text(&call["type"]).starts_with("delivery.") && !call.to_string().contains(&eve_id(call));
+    let foreign =
+        |call: &Value| text(&call["type"]).starts_with("delivery.") && !call.to_string().contains(&eve_id(call));
     let calls = of_eve.wait_for(0, SOON).await;
     assert!(!calls.iter().any(|call| foreign(&call.json())), "deliveries of others: {eves}");
     Ok(())

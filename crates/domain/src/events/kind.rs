@@ -165,9 +165,9 @@ pub fn required_scope(kind: &str, has_conversation: bool) -> ObserverScope {
 }
 
 /// Returns whether events of this kind always concern a channel. One without a channel id is then hidden from observers
-/// whose view is limited to some channels. A file is announced before it is attached to a message of any channel.
+/// whose view is limited to some channels.
 pub(crate) fn has_channel_subject(kind: &str) -> bool {
-    matches!(family(kind), "message" | "thread" | "channel" | "member" | "delivery" | "webhook" | "file")
+    matches!(family(kind), "message" | "thread" | "channel" | "member" | "delivery" | "webhook")
 }
 
 fn family(kind: &str) -> &str {

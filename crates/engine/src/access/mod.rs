@@ -5,7 +5,7 @@ pub mod idempotency;
 pub(crate) mod jwt;
 pub mod limits;
 pub mod operators;
-pub(crate) mod rights;
 pub(crate) mod reencryption;
+pub(crate) mod rights;
 pub mod secrets;
 pub(crate) mod tokens;

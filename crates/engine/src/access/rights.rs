@@ -85,7 +85,7 @@ impl Core {
             };
             let event = Event::new(kind::ACCESS_DENIED, data.to_value()).by_agent(id);
             match self.store.record_event(caller.scope, event, self.now()).await {
-                Ok(recorded) => self.announce_to_observers(recorded),
+                Ok(recorded) => self.announce(recorded),
                 // The refusal is answered all the same.
                 Err(error) => {
                     tracing::debug!(error = &error as &dyn std::error::Error, "failed to record a refusal");

@@ -146,16 +146,17 @@ impl Tokens {
             (TokenKind::Workspace, Some(TokenOwner::Workspace { workspace })) => {
                 Credential::Workspace { scope: WorkspaceScope::from_verified_token(workspace) }
             }
-            (TokenKind::Agent, Some(TokenOwner::Agent { workspace, agent_id, name, kind, token_generation, rights })) => {
-                Credential::Agent(AgentCaller {
-                    scope: WorkspaceScope::from_verified_token(workspace),
-                    agent_id,
-                    name: name.into(),
-                    kind,
-                    token_generation,
-                    rights,
-                })
-            }
+            (
+                TokenKind::Agent,
+                Some(TokenOwner::Agent { workspace, agent_id, name, kind, token_generation, rights }),
+            ) => Credential::Agent(AgentCaller {
+                scope: WorkspaceScope::from_verified_token(workspace),
+                agent_id,
+                name: name.into(),
+                kind,
+                token_generation,
+                rights,
+            }),
             (TokenKind::Node, Some(TokenOwner::Node { workspace, node_id })) => {
                 Credential::Node(NodeCaller { scope: WorkspaceScope::from_verified_token(workspace), node_id })
             }

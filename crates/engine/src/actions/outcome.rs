@@ -16,6 +16,7 @@ use crate::{
     EngineError, EngineResult,
     access::authentication::Credential,
     error::{Denial, Missing},
+    events::Announcement,
     hints::SocketEvent,
 };
 
@@ -43,12 +44,7 @@ impl Actions {
     ///
     /// # Errors
     /// When there is none of that id and action, or the caller neither called nor handles it.
-    pub async fn invocation(
-        &self,
-        caller: &Credential,
-        action: &str,
-        id: InvocationId,
-    ) -> EngineResult<InvocationRow> {
+    pub async fn invocation(&self, caller: &Credential, action: &str, id: InvocationId) -> EngineResult<InvocationRow> {
         let row = self.find_invocation(caller.scope(), action, id).await?;
         let read = Operation::ReadInvocation { caller: row.caller_id, handler: row.handler_agent_id };
         self.core.authorize(caller, read).await?;
@@ -168,7 +164,7 @@ impl Actions {
     pub(super) fn announce_outcomes(&self, done: &mut OutcomeBatch) {
         // The notices inform callers' sockets; an outcome in a mailbox is not sent twice.
         for recorded in done.recorded.drain(..) {
-            self.core.announce_to_observers(recorded);
+            self.core.announce(Announcement::to_observers_only(recorded));
         }
         for notice in done.notices.drain(..) {
             let (caller, id) = (vec![notice.caller], outcome_event_id(notice.invocation));

@@ -184,7 +184,8 @@ impl Actions {
         let trigger_id = trigger.trigger_id;
         let parties: Vec<AgentId> = trigger.created_by.into_iter().chain([message.agent_id]).collect();
         let parties = self.core.store.agents_with_rights(scope, &parties).await?;
-        let party = |id: AgentId| parties.iter().find(|agent| agent.agent_id == id).map(|agent| to_caller(scope, agent));
+        let party =
+            |id: AgentId| parties.iter().find(|agent| agent.agent_id == id).map(|agent| to_caller(scope, agent));
         if let Some(creator) = trigger.created_by {
             // An agent that was deleted has no rights.
             let denied = || EngineError::Forbidden(Denial::Refused(Refusal::CreateTrigger));

@@ -3,7 +3,8 @@
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    ActionId, AgentId, NodeId, ProviderName, WorkspaceScope, actions::TAKE_OVER_AFTER, events::kind, nodes::CapabilityKind,
+    ActionId, AgentId, NodeId, ProviderName, WorkspaceScope, actions::TAKE_OVER_AFTER, events::kind,
+    nodes::CapabilityKind,
 };
 use relay_wire::{events::recorded_data::ActionTakenOver, field::ToValue as _};
 use serde_json::Value;

@@ -109,10 +109,7 @@ macro_rules! visible_files {
 }
 
 /// Binds the parameters `$6` to `$11`: whether only a part of the messages is visible, and which part.
-fn bind_view<'q>(
-    query: Query<'q, Postgres, PgArguments>,
-    view: &'q ObserverView,
-) -> Query<'q, Postgres, PgArguments> {
+fn bind_view<'q>(query: Query<'q, Postgres, PgArguments>, view: &'q ObserverView) -> Query<'q, Postgres, PgArguments> {
     let filters = &view.filters;
     query
         .bind(view.sees_every_message_place())

@@ -133,12 +133,12 @@ impl Store {
         let rows = sqlx::query(select!(
             "WHERE workspace_id = $1 AND ($3::bigint IS NULL OR created_by = $3) ORDER BY subscription_id LIMIT $2"
         ))
-            .bind(scope.workspace_id())
-            .bind(limit)
-            .bind(owner)
-            .fetch_all(&self.pool)
-            .await
-            .map_err(StoreError::from_sqlx("listing subscriptions"))?;
+        .bind(scope.workspace_id())
+        .bind(limit)
+        .bind(owner)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("listing subscriptions"))?;
         Ok(decode_rows::<SubscriptionRow>("subscriptions", &rows)?.into_iter().map(|row| row.0).collect())
     }
 
