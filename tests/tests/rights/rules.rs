@@ -123,7 +123,7 @@ async fn a_trigger_acts_with_the_rights_of_its_creator_too() -> Result<()> {
         ensure!(text(&shown["last_error"]).contains("denied"), "{shown}");
         anyhow::Ok(())
     })
-    .await;
+    .await?;
     assert_eq!(events(&key, "action.invoked").await?.len(), invoked);
     assert_eq!(key.delete("/v1/agents/eve").await?.status, 204);
     assert_eq!(key.delete(&open).await?.status, 204, "its triggers stay for the key");
@@ -230,14 +230,14 @@ async fn policy_and_overrides_are_shown_where_they_are_set() -> Result<()> {
     wait::until_ok("the other gateway to know", SOON, || async {
         there.post("/v1/channels", json!({ "name": "after" })).await?.refused(403, "join_denied").map(drop)
     })
-    .await;
+    .await?;
     let rights = json!({ "rights": { "join": true } });
     assert_eq!(key.patch("/v1/agents/ann", rights).await?.success()?["rights"], json!({ "join": true }));
     assert_eq!(there.get("/v1/agent").await?.success()?["rights"], json!({ "join": true }));
     wait::until_ok("the other gateway to know", SOON, || async {
         there.post_empty("/v1/channels/before/join").await?.success().map(drop)
     })
-    .await;
+    .await?;
     for (path, body) in [
         ("/v1/workspace", json!({ "policy": { "fly": true } })),
         ("/v1/workspace", json!({ "policy": { "join": "no" } })),

@@ -42,7 +42,7 @@ async fn wait_for_text(receiver: &Receiver, words: &str) -> Result<()> {
         ensure!(calls.iter().any(|call| call.json().to_string().contains(words)), "{} calls", calls.len());
         anyhow::Ok(())
     })
-    .await;
+    .await?;
     Ok(())
 }
 
@@ -168,6 +168,6 @@ async fn a_closed_right_silences_a_subscription() -> Result<()> {
         let again = calls.iter().any(|call| call.json().to_string().contains("while open again"));
         again.then_some(()).context("not yet")
     })
-    .await;
+    .await?;
     Ok(())
 }
