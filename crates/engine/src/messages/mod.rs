@@ -5,6 +5,7 @@ pub(crate) mod committer;
 pub mod edits;
 mod groups;
 pub mod history;
+mod node_posts;
 pub mod outbox_relay;
 pub mod posting;
 pub(crate) mod publisher;

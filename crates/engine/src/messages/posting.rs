@@ -9,8 +9,8 @@ mod replay;
 use std::{iter, sync::Arc};
 
 use relay_domain::{
-    AgentId, ConversationId, MessageId, NodeId, WorkspaceScope,
-    access::rights::{Actor, Operation, PostingNode},
+    AgentId, ConversationId, MessageId, WorkspaceScope,
+    access::rights::{Actor, Operation},
     agents::AgentKind,
     channels::{ChannelKind, direct_names},
     files::MAX_ATTACHMENTS,
@@ -18,14 +18,13 @@ use relay_domain::{
         dead_letter::TTL_BOUNDS,
         delivery::{Mode, Reason},
     },
-    messages::{Message, POSTED_BY_NODE, extract_mentions},
+    messages::{Message, extract_mentions},
     names::{
         MAX_AGENT_NAME_BYTES, MAX_METADATA_BYTES, MAX_TEXT_BYTES, check_json_length, check_length, check_name,
         strip_hash,
     },
 };
 use relay_store::{
-    access::rights::AgentWithRights,
     channels::audience::{Audience, AudienceKey, Member},
     events::Event,
     messages::commit::{NewKey, NewRecipient, NewSend},
@@ -39,11 +38,7 @@ use tokio::{sync::oneshot, time::Instant};
 use super::Messages;
 use crate::{
     EngineError, EngineResult,
-    access::{
-        authentication::{AgentCaller, NodeCaller},
-        idempotency::ClientKey,
-        rights::RightsCaller,
-    },
+    access::{authentication::AgentCaller, idempotency::ClientKey, rights::RightsCaller},
     channels::audiences::AudienceSource,
     error::{BadCredential, Conflict, Denial, InvalidInput, Missing, TooLarge},
     messages::committer::{CommitReply, PendingSend},
@@ -179,57 +174,6 @@ impl Messages {
     ) -> EngineResult<PostedMessage> {
         let target = target.normalize(author)?;
         self.post_as(&author.into(), PostRequest { target, draft, key, events: Vec::new() }).await
-    }
-
-    /// Posts to a channel as a node, in the name of an agent: of any agent of the workspace as a broker, which the
-    /// metadata record, and of its own agent as a direct node.
-    ///
-    /// # Errors
-    /// As for posting, and when the node may not post for that agent.
-    pub async fn post_as_node(
-        &self,
-        caller: &NodeCaller,
-        from: &str,
-        channel: &str,
-        mut draft: Draft,
-        key: Option<ClientKey>,
-    ) -> EngineResult<PostedMessage> {
-        let scope = caller.scope;
-        let missing = || EngineError::NotFound(Missing::Agent(from.to_owned()));
-        let author = self.core.store.agent_with_rights_by_name(scope, from).await?.ok_or_else(missing)?;
-        let node = self.posting_node(caller, &author).await?;
-        self.core.authorize((scope, &author), Operation::PostThroughNode { node }).await?;
-        if node == PostingNode::Broker {
-            let data = draft.data.get_or_insert_with(|| Map::new().into());
-            if let Some(data) = data.as_object_mut() {
-                data.insert(POSTED_BY_NODE.to_owned(), Value::from(caller.node_id.as_str()));
-            }
-        }
-        let sender = Sender {
-            scope,
-            agent_id: author.agent_id,
-            name: author.name.as_str().into(),
-            kind: author.kind,
-            actor: Actor::Agent { id: author.agent_id, rights: author.rights },
-            token_generation: None,
-            is_hidden: false,
-        };
-        let target = Target::Channel(strip_hash(channel).to_owned());
-        self.post_as(&sender, PostRequest { target, draft, key, events: Vec::new() }).await
-    }
-
-    /// Returns the relation of a node to the agent that it posts for.
-    async fn posting_node(&self, caller: &NodeCaller, author: &AgentWithRights) -> EngineResult<PostingNode> {
-        let (scope, node) = (caller.scope, &caller.node_id);
-        if *node == NodeId::direct(author.agent_id) {
-            return Ok(PostingNode::Own);
-        }
-        if self.core.is_direct_node(scope, node).await? == Some(false) {
-            return Ok(PostingNode::Broker);
-        }
-        // A direct node that was enrolled over REST.
-        let is_here = self.core.store.agent_on_node(scope, node, &author.name).await?.is_some();
-        Ok(if is_here { PostingNode::Own } else { PostingNode::OfAnother })
     }
 
     /// Posts a draft. When it fails for good, a post that was committed under the same key is returned instead.
