@@ -6,7 +6,6 @@ pub mod calls;
 pub mod chaos;
 pub mod clients;
 pub mod golden;
-pub mod node_broker;
 pub mod push_scene;
 pub mod raw;
 pub mod relayctl;

@@ -72,6 +72,8 @@ pub const LOOP_FAILURES: &str = "relay_loop_failures_total";
 pub const LOOP_WORK: &str = "relay_loop_work_total";
 /// Calls to the URLs of subscriptions. Counter; label `outcome`: delivered, retried or given_up.
 pub const SUBSCRIPTION_CALLS: &str = "relay_subscription_calls_total";
+/// Calls that were deferred because their host or workspace was at its limit.
+pub const DESTINATION_DEFERRALS: &str = "relay_destination_deferrals_total";
 /// Requests refused by a rate limit. Counter; label `by`: workspace, caller or address.
 pub const REQUESTS_LIMITED: &str = "relay_requests_limited_total";
 /// Batches of rate limit units acquired from Postgres. Counter.

@@ -340,6 +340,8 @@ pub enum Limit {
     Quota(Quota),
     #[error("too many actions")]
     Actions,
+    #[error("too many observer tokens were created within a day")]
+    ObserverTokensPerDay,
     #[error("too many invocations of {0} are open")]
     Invocations(&'static str),
 }

@@ -34,7 +34,9 @@ mod statement_timeout;
 pub mod subscriptions;
 pub mod workspaces;
 
-pub use access::idempotency::StoredResponse;
+pub use access::idempotency::{
+    IdempotencyKey, InvocationRecord, PostRecord, SessionEventRecord, SpawnRecord, StoredResponse,
+};
 pub use access::tokens::TokenOwner;
 pub use actions::dispatches::{SentInvocation, UnsentInvocation};
 pub use actions::invocations::InvocationRow;
@@ -42,11 +44,9 @@ pub use agents::addresses::AgentLocation;
 pub use agents::bindings::{BindOutcome, NewBinding};
 pub use agents::lifecycle::{AgentChange, DeleteCondition, DeletedAgent, NewAgent, Registration};
 pub use agents::presence::LastSeen;
-pub use agents::respawn::{RespawnOutcome, SpawnKey};
+pub use agents::respawn::RespawnOutcome;
 pub use channels::all_conversations::WorkspaceConversation;
-pub use channels::conversations::{
-    ConversationRow, IdempotentResponse, LastMessage, ListedConversation, NewConversation, OpenOutcome,
-};
+pub use channels::conversations::{ConversationRow, LastMessage, ListedConversation, NewConversation, OpenOutcome};
 pub use channels::lifecycle::{ChannelCreation, ChannelRow, ChannelUpdate, NewChannel};
 pub use channels::members::{JoinOutcome, MemberKey, MemberRow, Membership};
 pub use error::{StoreError, StoreResult};
@@ -62,7 +62,8 @@ pub use nodes::enrolment::{DirectTokenOutcome, EnrolOutcome, NewDelivery, NodeEn
 pub use nodes::roster::{NodeFilter, NodeListPosition};
 pub use observers::overrides::{OverrideCursor, OverrideRow, OverrideState, RetireOutcome, SigningKeyRow};
 pub use observers::tokens::{
-    NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenRow, ObserverTokenUpdate,
+    NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenLimits, ObserverTokenRow,
+    ObserverTokenUpdate,
 };
 pub use pool::{Connections, MIGRATOR, Store};
 pub use workspaces::lifecycle::{CreationKey, NewWorkspace, WorkspaceChange, WorkspaceCreation, WorkspaceRow};

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use relay_dispatch::push::PushConfig;
+use relay_dispatch::{destinations::DestinationConfig, push::PushConfig};
 use relay_engine::{
     EgressConfig, EngineConfig,
     access::{limits::LimitsConfig, secrets::KeyList},
@@ -60,6 +60,9 @@ pub(crate) struct Config {
     /// Dispatch settings of http_push nodes.
     #[command(flatten)]
     pub(crate) push: PushConfig,
+    /// Limits of calls to one host.
+    #[command(flatten)]
+    pub(crate) destinations: DestinationConfig,
     /// As for gateways: rules for the URLs of tenants.
     #[command(flatten)]
     egress: EgressConfig,

@@ -12,7 +12,7 @@ use relay_domain::{
     nodes::CapabilityKind,
 };
 use relay_store::{
-    DeleteCondition,
+    DeleteCondition, IdempotencyKey,
     actions::new_invocation::{Handler, WaitPolicy},
     nodes::fence::Fence,
 };
@@ -66,7 +66,7 @@ impl Actions {
     ) -> EngineResult<InvocationReceipt> {
         let scope = caller.scope();
         self.core.authorize(caller, Operation::Spawn).await?;
-        let key = key.map(|key| (key.hash(&actor_key(caller), "agent.spawn", ""), key.fingerprint()));
+        let key = key.map(|key| key.stored(&actor_key(caller), "agent.spawn", ""));
         if let Some(before) = self.find_receipt(scope, key.as_ref()).await? {
             return Ok(before);
         }
@@ -161,7 +161,7 @@ impl Actions {
     ) -> EngineResult<InvocationReceipt> {
         let scope = caller.scope();
         let operation = "agent.release";
-        let key = key.map(|key| (key.hash(&actor_key(caller), operation, &request.name), key.fingerprint()));
+        let key = key.map(|key| key.stored(&actor_key(caller), operation, &request.name));
         if let Some(before) = self.find_receipt(scope, key.as_ref()).await? {
             return Ok(before);
         }
@@ -285,7 +285,7 @@ fn spawn_call(
     handler: Handler,
     input: Map<String, Value>,
     durable: bool,
-    key: Option<([u8; 32], [u8; 32])>,
+    key: Option<IdempotencyKey>,
 ) -> InvocationRequest {
     InvocationRequest {
         action_name: SPAWN.to_owned(),
@@ -302,7 +302,7 @@ fn release_call(
     caller: &Credential,
     agent: &Agent,
     request: &ReleaseAgent,
-    key: Option<([u8; 32], [u8; 32])>,
+    key: Option<IdempotencyKey>,
 ) -> InvocationRequest {
     let input =
         ReleaseInput { name: &agent.name, reason: request.reason.as_deref(), delete_agent: request.delete_agent };

@@ -10,26 +10,18 @@ use relay_domain::{
 };
 use relay_store::{BindOutcome, NewBinding};
 use relay_tasks::spawn_isolated;
+use relay_wire::nodes::BindAgentBody;
 
 use super::Agents;
 use crate::{
     EngineError, EngineResult,
-    access::authentication::Credential,
+    access::authentication::{AgentCaller, Credential},
     error::{Conflict, Missing},
 };
 
 /// The response of a bind tells the broker where the mailbox stands, and the broker must know that before the first
 /// frame. So the gateways learn of the move this long after the response was made.
 const ANNOUNCE_DELAY: Duration = Duration::from_millis(50);
-
-#[derive(Debug)]
-pub struct BindAgent {
-    pub agent_name: String,
-    /// Session that the broker resumes.
-    pub session_ref: Option<String>,
-    /// Stored, not used.
-    pub priority: Option<i32>,
-}
 
 /// Binding with the node that the agent is bound to.
 #[derive(Debug, Clone)]
@@ -58,7 +50,7 @@ impl Agents {
     ///
     /// # Errors
     /// When there is no such node or agent, or the node is full.
-    pub async fn bind(&self, scope: WorkspaceScope, node: &str, request: &BindAgent) -> EngineResult<NodeBinding> {
+    pub async fn bind(&self, scope: WorkspaceScope, node: &str, request: &BindAgentBody) -> EngineResult<NodeBinding> {
         check_length("session_ref", request.session_ref.as_deref().unwrap_or_default(), MAX_NOTE_BYTES)?;
         let node = self.core.stored_node(scope, node).await?;
         let node_id = node.node_id.clone();
@@ -108,6 +100,15 @@ impl Agents {
             }));
         };
         self.announce_move(scope, vec![id, NodeId::direct(agent)]);
+        Ok(())
+    }
+
+    /// Moves the calling agent back to its own node, wherever it is bound, and frees its place there.
+    pub async fn unbind_self(&self, caller: &AgentCaller) -> EngineResult<()> {
+        let (scope, agent) = (caller.scope, caller.agent_id);
+        if let Some(node) = self.core.store.unbind_from_any_node(scope, agent).await? {
+            self.announce_move(scope, vec![node, NodeId::direct(agent)]);
+        }
         Ok(())
     }
 

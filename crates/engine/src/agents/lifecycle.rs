@@ -13,7 +13,7 @@ use relay_domain::{
     names::{self, InvalidText, MAX_METADATA_BYTES, MAX_PERSONA_BYTES, TextProblem, check_json_length, check_length},
     workspaces::plan::Quota,
 };
-use relay_store::{AgentChange, DeleteCondition, NewAgent, Registration, RespawnOutcome, SpawnKey, events::Event};
+use relay_store::{AgentChange, DeleteCondition, NewAgent, Registration, RespawnOutcome, events::Event};
 use relay_wire::{events::data::MemberChanged, field::ToValue as _};
 use serde_json::{Map, Value};
 
@@ -131,7 +131,7 @@ impl Agents {
         request: &RegisterAgent,
         key: &ClientKey,
     ) -> EngineResult<RegisteredAgent> {
-        let spawn = SpawnKey { hash: key.hash("-", "agent.spawn", &request.name), fingerprint: key.fingerprint() };
+        let spawn = key.stored("-", "agent.spawn", &request.name);
         match self.register(scope, request).await {
             Err(EngineError::Conflict(Conflict::AgentExists(_))) => {}
             Err(other) => return Err(other),
@@ -336,7 +336,6 @@ impl Agents {
         self.set_own_status(caller, AgentStatus::Active, Some(AgentStatus::Offline)).await
     }
 
-    /// Marks the calling agent offline.
     pub async fn mark_offline(&self, caller: &AgentCaller) -> EngineResult<()> {
         self.set_own_status(caller, AgentStatus::Offline, None).await
     }

@@ -4,7 +4,7 @@ use relay_domain::{
     access::rights::Operation,
     names::{MAX_TEXT_BYTES, check_length},
 };
-use relay_wire::nodes::deliver_frame::FRAME_LIMIT;
+use relay_wire::{channels::conversation::CreateGroupBody, nodes::deliver_frame::FRAME_LIMIT};
 use serde_json::Value;
 
 use super::{
@@ -14,7 +14,7 @@ use super::{
 use crate::{
     EngineError, EngineResult,
     access::{authentication::AgentCaller, idempotency::ClientKey},
-    channels::conversations::{CreateGroup, CreatedGroup},
+    channels::conversations::CreatedGroup,
     error::TooLarge,
 };
 
@@ -32,7 +32,7 @@ impl Messages {
     pub async fn create_group(
         &self,
         caller: &AgentCaller,
-        request: &CreateGroup,
+        request: &CreateGroupBody,
         key: Option<&ClientKey>,
     ) -> EngineResult<CreatedGroup> {
         self.core.authorize(caller, Operation::Send).await?;

@@ -59,6 +59,7 @@ pub(super) fn describe_all() {
     describe_histogram!(name::LOOP_SECONDS, Unit::Seconds, "Duration of one tick of a worker loop.");
     describe_counter!(task_name::TASK_PANICS, "Panics of tasks, by task.");
     describe_counter!(name::LOOP_FAILURES, "Failed ticks of a worker loop.");
+    describe_counter!(name::DESTINATION_DEFERRALS, "Calls deferred because their host or workspace was at its limit.");
     describe_counter!(name::SUBSCRIPTION_CALLS, "Calls to subscription endpoints, by outcome.");
     describe_counter!(name::DELIVERIES_REDRIVEN, "Dead letters redriven.");
     describe_gauge!(name::LOOP_LAG_SECONDS, Unit::Seconds, "Age of the oldest work waiting for a worker loop.");

@@ -26,6 +26,7 @@ use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
+    access::idempotency::{IDEMPOTENCY_RETENTION_HOURS, IdempotencyKey, PostRecord},
     events::{self, Event, EventBody, RecordedEvents},
     messages::{
         commit_facts::{BatchFacts, open_batch},
@@ -33,9 +34,6 @@ use crate::{
     },
     statement_timeout::StatementTimeout as _,
 };
-
-/// Retention of an idempotency key; published clients rely on 24 hours.
-pub const IDEMPOTENCY_RETENTION_HOURS: i32 = 24;
 
 /// Timeout of everything before the COMMIT, waits for locks (2 s each) included. Each process has one batch
 /// transaction at a time, so a connection that hangs without an error must not block all later sends.
@@ -47,15 +45,6 @@ pub struct NewRecipient {
     pub agent_id: AgentId,
     pub mode: Mode,
     pub reason: Reason,
-}
-
-/// Idempotency key of a request. A retry with the same key gets the first response.
-#[derive(Debug, Clone)]
-pub struct NewKey {
-    /// SHA-256 over actor, operation, target and key.
-    pub hash: Vec<u8>,
-    /// SHA-256 over the request.
-    pub fingerprint: Vec<u8>,
 }
 
 /// One request of a batch, with the facts that it was resolved with. The transaction checks them again.
@@ -73,7 +62,7 @@ pub struct NewSend {
     /// The sender is an internal agent, which is deleted from its creation on: its liveness is not checked.
     pub hidden_sender: bool,
     /// Present when the caller sent an idempotency key.
-    pub key: Option<NewKey>,
+    pub key: Option<IdempotencyKey>,
     /// Lifetime of its deliveries in milliseconds; `None`: the workspace's delivery TTL.
     pub ttl_ms: Option<i64>,
     /// W3C trace context of the request; spans of later processing become its children.
@@ -119,7 +108,6 @@ pub enum SendOutcome {
     Stale,
 }
 
-/// Outcome of a batch.
 #[derive(Debug)]
 pub struct BatchOutcome {
     /// One per request, in order.
@@ -265,7 +253,7 @@ fn delivery_event(send: &NewSend, recipient: &NewRecipient, row: &Option<Written
 
 /// Claims the idempotency keys of the open requests, and sets the outcome of requests whose key is in use.
 async fn claim_keys(tx: &mut PgConnection, sends: &[NewSend], outcomes: &mut [Option<SendOutcome>]) -> StoreResult<()> {
-    let mut keyed: Vec<(WorkspaceId, &NewKey, usize)> = sends
+    let mut keyed: Vec<(WorkspaceId, &IdempotencyKey, usize)> = sends
         .iter()
         .enumerate()
         .filter(|(index, _)| outcomes[*index].is_none())
@@ -280,7 +268,7 @@ async fn claim_keys(tx: &mut PgConnection, sends: &[NewSend], outcomes: &mut [Op
     let hashes: Vec<&[u8]> = keyed.iter().map(|k| k.1.hash.as_slice()).collect();
     let fingerprints: Vec<&[u8]> = keyed.iter().map(|k| k.1.fingerprint.as_slice()).collect();
     let responses: Vec<String> =
-        keyed.iter().map(|k| format!(r#"{{"message_id":"{}"}}"#, sends[k.2].message.id)).collect();
+        keyed.iter().map(|k| PostRecord { message_id: sends[k.2].message.id }.to_value().to_string()).collect();
     // An expired key that pruning has not removed yet is overwritten.
     let claimed: Vec<(WorkspaceId, Vec<u8>)> = sqlx::query_as(
         "INSERT INTO idempotency_keys AS k (workspace_id, key_hash, fingerprint, status, response, created_at)
@@ -329,4 +317,66 @@ async fn claim_keys(tx: &mut PgConnection, sends: &[NewSend], outcomes: &mut [Op
         });
     }
     Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use relay_domain::{ChannelId, agents::AgentKind, channels::ChannelKind};
+    use serde_json::{Map, Value, json};
+
+    use super::*;
+
+    /// Send of agent 1 to agents 2 and 3 in channel 10.
+    pub(crate) fn send() -> NewSend {
+        let recipient = |id| NewRecipient { agent_id: AgentId::new(id), mode: Mode::Wait, reason: Reason::Message };
+        NewSend {
+            scope: WorkspaceScope::from_engine_row(WorkspaceId::new(7)),
+            message: Message {
+                id: MessageId::new(5),
+                channel_id: ChannelId::new(10),
+                channel_name: "general".to_owned(),
+                channel_kind: ChannelKind::Channel,
+                conversation_id: None,
+                agent_id: AgentId::new(1),
+                agent_name: "ada".to_owned(),
+                agent_kind: AgentKind::Agent,
+                thread_id: None,
+                text: "text".to_owned(),
+                blocks: None,
+                metadata: Map::new().into(),
+                attachments: Value::Array(Vec::new()),
+                mentions: Vec::new(),
+                mode: Mode::Wait,
+                content_type: None,
+                created_at: DateTime::UNIX_EPOCH,
+            },
+            recipients: vec![recipient(2), recipient(3)],
+            members_version: 4,
+            token_generation: Some(1),
+            hidden_sender: false,
+            key: None,
+            ttl_ms: None,
+            traceparent: None,
+            events: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_watched_workspace_records_each_delivery_and_events_learn_the_id_of_their_message() {
+        let received = Event::new(kind::WEBHOOK_RECEIVED, json!({ "message": { "id": null, "text": "text" } }));
+        let send = NewSend { events: vec![received], ..send() };
+        let written =
+            WrittenDelivery { seq: 8, node_id: NodeId::new("n1"), provider: None, expires_at: DateTime::UNIX_EPOCH };
+        let rows = [Some(written), None];
+        let kinds = |events: &[Event]| events.iter().map(|event| event.kind.to_string()).collect::<Vec<_>>();
+        let unwatched = message_events(&send, &rows, false);
+        assert_eq!(kinds(&unwatched), [kind::MESSAGE_CREATED, kind::WEBHOOK_RECEIVED]);
+        assert_eq!(unwatched[0].body, EventBody::Message(send.message.id));
+        assert_eq!(unwatched[1].body, EventBody::Data(json!({ "message": { "id": "5", "text": "text" } })));
+        let watched = message_events(&send, &rows, true);
+        assert_eq!(kinds(&watched)[2..], [kind::DELIVERY_ACCEPTED, kind::DELIVERY_FAILED]);
+        assert_eq!(watched[2].agent_id, Some(AgentId::new(2)));
+        let EventBody::Data(refused) = &watched[3].body else { panic!("{watched:?}") };
+        assert_eq!(refused["reason"], "depth_cap");
+    }
 }

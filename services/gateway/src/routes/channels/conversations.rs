@@ -1,12 +1,12 @@
 //! Direct-message conversations: listing, reading, groups and participants. `messages::posting` posts to them.
 
 use axum::{Json, extract::State, http::StatusCode};
-use relay_domain::channels::{ChannelKind, client_channel_id};
+use relay_domain::channels::{ChannelKind, MAX_CONVERSATION_LIMIT, MAX_LISTED_CONVERSATIONS, client_channel_id};
 use relay_engine::{
     Engine,
     channels::{
         all_conversations::{ALL_CONVERSATIONS_PAGE, WorkspaceConversation},
-        conversations::{CreateGroup, CreatedGroup, ListedConversation},
+        conversations::{CreatedGroup, ListedConversation},
     },
 };
 use relay_wire::{
@@ -28,17 +28,22 @@ use crate::{
 /// Lists the caller's conversations, most recently active first.
 #[utoipa::path(
     get, path = "/v1/dm/conversations", tag = "direct messages",
-    security(("agent_token" = [])),
+    security(("agent_token" = [])), params(wire::ConversationsQuery),
     responses((status = 200, body = Vec<wire::Conversation>)),
 )]
 #[tracing::instrument(level = "debug", name = "http.dms.conversations", skip_all)]
 pub async fn conversations(
     State(engine): State<Engine>,
     Agent(caller): Agent,
+    Query(query): Query<wire::ConversationsQuery>,
     client: OriginClient,
 ) -> Result<Reply<Vec<wire::Conversation>>, ApiError> {
     let names_only = client.takes_conversations_as_names();
-    let listed = engine.channels().conversations(&caller).await?;
+    let limit = match query.limit.as_deref() {
+        None => MAX_LISTED_CONVERSATIONS,
+        given => page::parse_strict_limit(given, MAX_CONVERSATION_LIMIT)?,
+    };
+    let listed = engine.channels().conversations(&caller, limit).await?;
     Ok(Reply::ok(listed.into_iter().map(|row| to_conversation(row, names_only)).collect()))
 }
 
@@ -81,8 +86,7 @@ pub async fn create_group(
     ActingAgent(caller): ActingAgent,
     KeyedBody { body, key }: KeyedBody<wire::CreateGroupBody>,
 ) -> Result<Reply<wire::StoredGroup>, ApiError> {
-    let request = CreateGroup { participants: body.participants, title: body.name, text: body.text };
-    match engine.messages().create_group(&caller, &request, key.as_ref()).await? {
+    match engine.messages().create_group(&caller, &body, key.as_ref()).await? {
         CreatedGroup::Created(data) => Ok(Reply::created(data)),
         CreatedGroup::Replayed(replay) => {
             let status = StatusCode::from_u16(replay.status).unwrap_or(StatusCode::CREATED);
