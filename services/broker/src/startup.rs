@@ -20,10 +20,7 @@ use tokio::{net::TcpListener, sync::mpsc, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    agents::{
-        AckWatch, AgentSettings, Agents, ContinuityFolder, CrashLog, MARKER, Services, Spawner, VerificationBook,
-        run_receipts, run_reports,
-    },
+    agents::{AckWatch, AgentSettings, Agents, ContinuityFolder, MARKER, Services, Spawner, run_receipts, run_reports},
     api::{Api, Broker, Inner, router},
     cli::Init,
     clock,
@@ -31,6 +28,7 @@ use crate::{
     engine_link::{LinkSettings, LinkTask, Manifest},
     events::Hub,
     harness::HarnessTable,
+    insight::{CrashLog, VerificationBook},
     invocations::{self, Handlers},
     lease::Lease,
     restore,
@@ -126,6 +124,7 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
         invocations: invocation_sender,
     });
     let (receipts, receipts_inbox) = mpsc::channel(RECEIPTS);
+    let ack_watch = AckWatch::new();
     let (reports, reports_inbox) = mpsc::channel(RECEIPTS);
     let roster = Arc::new(roster);
     let services = Services {
@@ -143,7 +142,7 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
         crashes,
         dead_letters: Arc::default(),
         verification: verification.clone(),
-        ack_watch: AckWatch::new(),
+        ack_watch: ack_watch.clone(),
         counters: Arc::default(),
         tasks: tasks.clone(),
         settings: Arc::new(agent_settings(&settings, working_directory, url, ContinuityFolder::new(directory.path()))),
@@ -153,6 +152,7 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
     let reports_task = long_running.spawn("reports", run_reports(engine.clone(), reports_inbox));
     let receipts_task = long_running.spawn("receipts", run_receipts(engine, hub, receipts_inbox));
     let book_task = long_running.spawn("verification-file", verification.clone().keep_written());
+    let ack_task = long_running.spawn("ack-watch", ack_watch.run());
     let runners = Arc::<Runners>::default();
     let handlers = Handlers { services: services.clone(), spawner: spawner.clone(), runners: runners.clone() };
     let invocations_task = long_running.spawn("invocations", invocations::run(handlers, invocation_inbox));
@@ -178,6 +178,7 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
     receipts_task.abort();
     reports_task.abort();
     book_task.abort();
+    ack_task.abort();
     if let Ok(Err(error)) = tokio::task::spawn_blocking(move || verification.write()).await {
         tracing::warn!(error = format!("{error:#}"), "what was learned is not written down");
     }
