@@ -124,7 +124,6 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
         invocations: invocation_sender,
     });
     let (receipts, receipts_inbox) = mpsc::channel(RECEIPTS);
-    let ack_watch = AckWatch::new();
     let (reports, reports_inbox) = mpsc::channel(RECEIPTS);
     let roster = Arc::new(roster);
     let services = Services {
@@ -142,7 +141,7 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
         crashes,
         dead_letters: Arc::default(),
         verification: verification.clone(),
-        ack_watch: ack_watch.clone(),
+        ack_watch: AckWatch::new(),
         counters: Arc::default(),
         tasks: tasks.clone(),
         settings: Arc::new(agent_settings(&settings, working_directory, url, ContinuityFolder::new(directory.path()))),
@@ -152,7 +151,6 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
     let reports_task = long_running.spawn("reports", run_reports(engine.clone(), reports_inbox));
     let receipts_task = long_running.spawn("receipts", run_receipts(engine, hub, receipts_inbox));
     let book_task = long_running.spawn("verification-file", verification.clone().keep_written());
-    let ack_task = long_running.spawn("ack-watch", ack_watch.run());
     let runners = Arc::<Runners>::default();
     let handlers = Handlers { services: services.clone(), spawner: spawner.clone(), runners: runners.clone() };
     let invocations_task = long_running.spawn("invocations", invocations::run(handlers, invocation_inbox));
@@ -178,7 +176,6 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
     receipts_task.abort();
     reports_task.abort();
     book_task.abort();
-    ack_task.abort();
     if let Ok(Err(error)) = tokio::task::spawn_blocking(move || verification.write()).await {
         tracing::warn!(error = format!("{error:#}"), "what was learned is not written down");
     }

@@ -6,25 +6,26 @@ use std::{
     os::fd::OwnedFd,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
 };
 
 use rustix::{
     fs::inotify::{self, CreateFlags, WatchFlags},
     io::Errno,
 };
-use tokio::{io::unix::AsyncFd, sync::Notify};
+use tokio::sync::Notify;
 
 /// Room for the events of one read.
 const BUFFER: usize = 4096;
 
-type Folders = HashMap<i32, Arc<Notify>>;
+type Folders = Mutex<HashMap<i32, Arc<Notify>>>;
 
 /// One watch for the folders of all agents.
 #[derive(Debug)]
 pub(crate) struct AckWatch {
     /// Absent where the kernel gives none: too many in use.
-    kernel: Option<AsyncFd<OwnedFd>>,
-    folders: Mutex<Folders>,
+    kernel: Option<Arc<OwnedFd>>,
+    folders: Arc<Folders>,
 }
 
 /// A folder that is watched until this is dropped.
@@ -36,33 +37,17 @@ pub(super) struct WatchedFolder {
 }
 
 impl AckWatch {
+    /// Opens the watch and starts the one thread that reads it, which ends with the process.
     pub(crate) fn new() -> Arc<Self> {
-        let created = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).map_err(std::io::Error::from);
-        let kernel = created.and_then(AsyncFd::new);
-        let kernel = kernel.inspect_err(|error| tracing::warn!(%error, "ack files are polled, not watched")).ok();
-        Arc::new(Self { kernel, folders: Mutex::default() })
-    }
-
-    /// Passes events on, without an end.
-    pub(crate) async fn run(self: Arc<Self>) {
-        let Some(kernel) = &self.kernel else { return std::future::pending().await };
-        loop {
-            let Ok(mut guard) = kernel.readable().await else { return };
-            let mut buffer = [MaybeUninit::uninit(); BUFFER];
-            let mut reader = inotify::Reader::new(kernel.get_ref(), &mut buffer);
-            loop {
-                match reader.next() {
-                    Ok(event) => {
-                        if let Some(changed) = self.lock().get(&event.wd()) {
-                            changed.notify_one();
-                        }
-                    }
-                    Err(Errno::INTR) => {}
-                    Err(_) => break,
-                }
-            }
-            guard.clear_ready();
-        }
+        let folders = Arc::<Folders>::default();
+        let opened = inotify::init(CreateFlags::CLOEXEC).map_err(std::io::Error::from).map(Arc::new);
+        let started = opened.and_then(|kernel| {
+            let (read, known) = (kernel.clone(), folders.clone());
+            thread::Builder::new().name("ack-watch".to_owned()).spawn(move || pass_on(&read, &known))?;
+            Ok(kernel)
+        });
+        let kernel = started.inspect_err(|error| tracing::warn!(%error, "ack files are polled, not watched")).ok();
+        Arc::new(Self { kernel, folders })
     }
 
     /// Watches a folder. `None` if the kernel cannot.
@@ -70,15 +55,35 @@ impl AckWatch {
         let flags = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO;
         // Held, so that no event comes before the entry.
         let mut folders = self.lock();
-        let id = inotify::add_watch(self.kernel.as_ref()?.get_ref(), folder, flags).ok()?;
+        let id = inotify::add_watch(self.kernel.as_ref()?, folder, flags).ok()?;
         let changed = Arc::<Notify>::default();
         folders.insert(id, changed.clone());
         drop(folders);
         Some(WatchedFolder { watch: self.clone(), id, changed })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Folders> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<i32, Arc<Notify>>> {
         self.folders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Passes events on to the agents that watch.
+fn pass_on(kernel: &OwnedFd, folders: &Folders) {
+    let mut buffer = [MaybeUninit::uninit(); BUFFER];
+    let mut reader = inotify::Reader::new(kernel, &mut buffer);
+    loop {
+        match reader.next() {
+            Ok(event) => {
+                if let Some(changed) = folders.lock().unwrap_or_else(PoisonError::into_inner).get(&event.wd()) {
+                    changed.notify_one();
+                }
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => {
+                tracing::warn!(%error, "the watch of ack files has ended, they are polled");
+                return;
+            }
+        }
     }
 }
 
@@ -87,7 +92,7 @@ impl Drop for WatchedFolder {
         self.watch.lock().remove(&self.id);
         if let Some(kernel) = &self.watch.kernel {
             // The folder may have been removed, and its watch with it.
-            let _ = inotify::remove_watch(kernel.get_ref(), self.id);
+            let _ = inotify::remove_watch(kernel, self.id);
         }
     }
 }
@@ -112,12 +117,10 @@ mod tests {
     async fn a_new_file_is_noticed_until_the_folder_is_dropped() {
         let home = tempfile::tempdir().expect("a folder");
         let watch = AckWatch::new();
-        let running = tokio::spawn(watch.clone().run());
         let folder = watch.watch(home.path()).expect("a watch");
         std::fs::write(home.path().join("d1"), "x").expect("a file");
         timeout(Duration::from_secs(10), changed(Some(&folder))).await.expect("a notification");
         drop(folder);
         assert!(watch.lock().is_empty());
-        running.abort();
     }
 }
