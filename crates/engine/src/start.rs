@@ -4,8 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use relay_egress::EgressConfig;
 use relay_store::{Store, StoreError};
-use relay_stream::Stream;
+use relay_stream::{Clock, NatsServers, ProcessIdentity, Stream};
 use relay_tasks::TaskSet;
+use tokio::sync::mpsc;
 
 use crate::{
     Engine, EngineError, EngineResult, IdSource, Inner,
@@ -42,7 +43,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
     pub database_url: String,
-    pub nats_url: String,
+    pub nats: NatsServers,
     /// Copies that JetStream keeps of each stream.
     pub nats_replicas: u8,
     /// Postgres connections at most. Raising it past 16 costs commits more than it gives reads.
@@ -71,9 +72,16 @@ impl Engine {
         let ids = Arc::new(IdSource::new(worker.unsigned_abs()));
         ids.synchronize(&store).await?;
         let secrets = Arc::new(wait_for_secrets(&store, &config.secret_keys).await?);
-        let stream = Stream::connect(&config.nats_url, "relay", &owner).await?;
+        let clock = Arc::clone(&ids);
+        let identity = ProcessIdentity {
+            name: "relay",
+            origin: owner.clone(),
+            keys: secrets.frame_keys(),
+            clock: Clock::new(move || clock.now_ms()),
+        };
+        let stream = Stream::connect(&config.nats, identity).await?;
         let (hints, hint_queue) = Hints::new();
-        let (announcer, announcements) = events::Announcer::new();
+        let (announcer, announcements) = mpsc::channel(events::ANNOUNCEMENT_QUEUE);
         let core = Core { store, ids, hints: Arc::new(hints), announcer, gateway: Arc::default() };
         let (senders, queues) = queues();
         let inner = Inner::new(core, stream.clone(), tasks.clone(), secrets, &config, senders);

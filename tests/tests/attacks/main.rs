@@ -1,7 +1,12 @@
 //! Attacks of one tenant on the others: each is refused, or costs only its own workspace. `cargo xtask attack` runs
 //! them.
 
+mod amplification;
 mod commits;
+mod names;
+mod nats;
+mod observer_tokens;
 mod revocation;
 mod schemas;
 mod searches;
+mod transfers;
