@@ -13,3 +13,4 @@ pub mod room;
 pub mod routes;
 pub mod signature;
 pub mod spawning;
+pub mod tcp_client;

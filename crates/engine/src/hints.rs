@@ -91,10 +91,16 @@ impl Hints {
         self.mailboxes_changed([(scope, agent)]);
     }
 
+    /// Has this process compare a mailbox with its rows, because a message about it could not be verified.
+    pub fn compare_mailbox(&self, scope: WorkspaceScope, agent: AgentId) {
+        let _ = self.local.send(Arc::new(Hint::MailboxesChanged { agents: vec![(scope.workspace_id(), agent)] }));
+    }
+
     pub fn token_revoked(&self, hash: TokenHash) {
         self.publish(Hint::TokenRevoked { hash: hash.to_string() });
     }
 
+    /// Hints that quotas or rights of a workspace or of its agents changed.
     pub fn quotas_changed(&self, scope: WorkspaceScope) {
         self.publish(Hint::QuotasChanged { workspace: scope.workspace_id() });
     }
@@ -187,7 +193,7 @@ pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Rece
         let hint = hints.recv().await;
         let Some(inner) = engine.upgrade() else { return };
         match hint.as_deref() {
-            Ok(Hint::TokenRevoked { hash }) => {
+            Ok(Hint::TokenRevoked { hash } | Hint::TokenDoubted { hash }) => {
                 if let Ok(hash) = hash.parse::<TokenHash>() {
                     inner.access.tokens.forget(&hash);
                     inner.observers.cache.notify_access_change();
@@ -197,7 +203,11 @@ pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Rece
             Ok(Hint::MembersChanged { workspace, channel }) => {
                 inner.messages.audiences.forget(WorkspaceScope::from_engine_row(*workspace), *channel);
             }
-            Ok(Hint::QuotasChanged { workspace }) => inner.quotas.forget(*workspace).await,
+            // Also rights: both are cached facts of a workspace that change rarely.
+            Ok(Hint::QuotasChanged { workspace }) => {
+                inner.quotas.forget(*workspace).await;
+                inner.access.tokens.forget_workspace(*workspace);
+            }
             Ok(_) => {}
             Err(broadcast::error::RecvError::Lagged(_)) => {
                 inner.observers.cache.request_refresh();

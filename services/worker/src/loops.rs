@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use crate::{dispatch::EngineSubscriptionQueue, uptime::Uptime};
 
 /// A tick does a bounded amount of work; a longer one waits for a response that will not come.
-const TICK_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const TICK_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Loop {

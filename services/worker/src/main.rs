@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use relay_dispatch::destinations::Destinations;
-use relay_engine::Engine;
+use relay_engine::{Engine, settings::Switch};
 use relay_runtime::{metrics, settings, shutdown::Shutdown, telemetry};
 use relay_tasks::TaskSet;
 use tokio::sync::OnceCell;
@@ -29,6 +29,9 @@ async fn main() -> Result<()> {
     let Some(config) = settings::read::<config::Config>()? else { return Ok(()) };
     let _telemetry = telemetry::init("relay-worker")?;
     let recorder = metrics::install()?;
+    if config.hosted == Switch::On {
+        config.security().warn();
+    }
     let shutdown = Shutdown::on_signals().context("listen to signals")?;
 
     metrics::export_metrics("relay-worker", recorder.clone(), shutdown.token()).context("export metrics")?;
@@ -41,11 +44,7 @@ async fn main() -> Result<()> {
         .with_context(|| format!("listen on {}", config.metrics_listen))?;
     tracing::info!(metrics.listen = %listening, "worker started");
     let tasks = TaskSet::new(shutdown.token());
-    let server = tasks.spawn("metrics-server", async move {
-        if let Err(error) = server.await {
-            tracing::error!(%error, "metrics server failed");
-        }
-    });
+    let server = tasks.spawn("metrics-server", server);
 
     let started = shutdown.token().run_until_cancelled_owned(Engine::start(config.engine(), &tasks)).await;
     let Some(engine) = started else { return Ok(tasks.check()?) };

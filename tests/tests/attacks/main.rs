@@ -3,9 +3,14 @@
 
 mod amplification;
 mod commits;
+mod connections;
 mod names;
+mod nats;
 mod observer_tokens;
+mod plans;
 mod revocation;
 mod schemas;
 mod searches;
+mod statements;
 mod transfers;
+mod unknown_tokens;
