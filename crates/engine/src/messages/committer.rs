@@ -153,7 +153,7 @@ fn fold_equal_keys(pending: Vec<PendingSend>) -> Vec<FoldedSend> {
     let mut folded: Vec<FoldedSend> = Vec::with_capacity(pending.len());
     let mut by_key = HashMap::new();
     for one in pending {
-        let key = one.send.key.as_ref().map(|key| (one.send.scope, key.hash.clone()));
+        let key = one.send.key.as_ref().map(|key| (one.send.scope, key.hash));
         match key.map(|key| *by_key.entry(key).or_insert(folded.len())) {
             Some(index) if index < folded.len() => folded[index].repeats.push(one),
             _ => folded.push(FoldedSend { first: one, repeats: Vec::new() }),
