@@ -29,7 +29,7 @@ use relay_engine::{
     workspaces::usage::{UsageQuery, UsageReport},
 };
 
-pub use doctor::{Finding, Verdict, examine};
+pub use doctor::{Finding, Installation, Verdict, examine};
 pub use erase::{Erasure, LeftoverCount};
 pub use restore::RestoreReport;
 

@@ -109,7 +109,7 @@ impl Inner {
         senders: Senders,
     ) -> Self {
         let Senders { seen, observers, committer, publisher, calls, dispatch_notes } = senders;
-        let egress = relay_egress::Client::new(config.egress.policy(), relay_egress::CallLimits::default());
+        let egress = config.egress.client();
         let (seen, suspensions) = (Arc::new(seen), Arc::<Suspensions>::default());
         let audiences = Arc::new(Audiences::new(core.clone()));
         let node_kinds = NodeKinds::new(core.clone());

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use relay_egress::EgressConfig;
 use relay_store::{Store, StoreError};
-use relay_stream::Stream;
+use relay_stream::{Clock, NatsServers, ProcessIdentity, Stream};
 use relay_tasks::TaskSet;
 use tokio::sync::mpsc;
 
@@ -44,7 +44,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
     pub database_url: String,
-    pub nats_url: String,
+    pub nats: NatsServers,
     /// Copies that JetStream keeps of each stream.
     pub nats_replicas: u8,
     /// Postgres connections at most. Raising it past 16 costs commits more than it gives reads.
@@ -76,7 +76,14 @@ impl Engine {
         let ids = Arc::new(IdSource::new(worker.unsigned_abs()));
         ids.synchronize(&store).await?;
         let secrets = Arc::new(wait_for_secrets(&store, &config.secret_keys).await?);
-        let stream = Stream::connect(&config.nats_url, "relay", &owner).await?;
+        let clock = Arc::clone(&ids);
+        let identity = ProcessIdentity {
+            name: "relay",
+            origin: owner.clone(),
+            keys: secrets.frame_keys(),
+            clock: Clock::new(move || clock.now_ms()),
+        };
+        let stream = Stream::connect(&config.nats, identity).await?;
         let (hints, hint_queue) = Hints::new();
         let (announcer, announcements) = mpsc::channel(events::ANNOUNCEMENT_QUEUE);
         let core = Core {

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{
     PgPool,
     migrate::MigrateError,
-    postgres::{PgConnectOptions, PgPoolOptions},
+    postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 use tokio::time::Instant;
 
@@ -105,6 +105,15 @@ impl Store {
             Err(sqlx::Error::Configuration(cause)) => Err(cause.to_string()),
             Err(error) => Err(error.to_string()),
         }
+    }
+
+    /// Returns the host of `url` unless its connections are encrypted and it proves its name. The environment's
+    /// defaults, such as PGSSLMODE, count. `None` also for a socket of this machine, and for an unusable URL.
+    pub fn unverified_host(url: &str) -> Option<String> {
+        Self::check_url(url).ok()?;
+        let options: PgConnectOptions = url.parse().ok()?;
+        let is_safe = options.get_socket().is_some() || matches!(options.get_ssl_mode(), PgSslMode::VerifyFull);
+        (!is_safe).then(|| options.get_host().to_owned())
     }
 
     /// Returns the current connection counts.

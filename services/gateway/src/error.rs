@@ -249,6 +249,10 @@ impl From<Limit> for ApiError {
                 format!("The plan of this workspace allows no more {}", quota.as_str()).into(),
             ),
             Limit::Actions => too_many("too_many_actions", "The workspace has too many actions".into()),
+            Limit::ObserverTokensPerDay => too_many(
+                "too_many_observer_tokens",
+                "The workspace has created too many observer tokens within a day: change or rotate those it has".into(),
+            ),
             Limit::Invocations(of) => Self {
                 retry_after: Some(RETRY_AFTER_SECONDS),
                 ..too_many("too_many_invocations", format!("Too many invocations of {of} are open").into())

@@ -60,6 +60,9 @@ async fn main() -> anyhow::Result<()> {
     let _telemetry = telemetry::init("relay-gateway")?;
     let shutdown = Shutdown::on_signals().context("listen for signals")?;
     let recorder = metrics::install()?;
+    if config.hosted == Switch::On {
+        config.security().warn();
+    }
     // Set at start, so that a gateway without nodes differs from a missing gateway.
     for gauge in [name::CONNECTED_NODES, name::CONNECTED_AGENTS] {
         ::metrics::gauge!(gauge).set(0);
@@ -112,7 +115,7 @@ async fn main() -> anyhow::Result<()> {
 async fn start_engine(config: &Config, tasks: &TaskSet) -> anyhow::Result<Engine> {
     let settings = EngineConfig {
         database_url: config.database_url.clone(),
-        nats_url: config.nats_url.clone(),
+        nats: config.nats.servers(),
         nats_replicas: config.nats_replicas,
         database_connections: config.database_connections,
         statement_limit: STATEMENT_LIMIT,

@@ -14,6 +14,7 @@ use relay_domain::{WorkspaceId, workspaces::plan::Plan};
 use relay_engine::{
     EngineError,
     error::Missing,
+    settings::NatsServers,
     workspaces::usage::{Granularity, UsageQuery, UsageRow},
 };
 use serde_json::json;
@@ -109,6 +110,9 @@ pub(crate) enum Command {
         /// URL of the NATS server, whose copies are removed too. Required for the verification.
         #[arg(long, env = "NATS_URL", hide_env_values = true)]
         nats_url: Option<String>,
+        /// As for gateways.
+        #[arg(long, env = "RELAY_NATS_CA_FILE")]
+        nats_ca_file: Option<PathBuf>,
         /// Time to wait for a worker to remove the bytes of files, in seconds.
         #[arg(long, default_value_t = 60)]
         wait_seconds: u64,
@@ -161,10 +165,10 @@ pub(crate) async fn run(command: Command, out: Output) -> Result<()> {
             print_usage(&database, &workspace, query, out).await
         }
         Command::Export { database, workspace, output } => export_workspace(&database, &workspace, output, out).await,
-        Command::Delete { database, id, erase, nats_url, wait_seconds } => {
+        Command::Delete { database, id, erase, nats_url, nats_ca_file, wait_seconds } => {
             // An empty variable counts as unset, as in gateways and workers.
-            let nats_url = nats_url.filter(|url| !url.is_empty());
-            delete_workspace(&database, &id, erase.then_some((nats_url, Duration::from_secs(wait_seconds))), out).await
+            let nats = nats_url.filter(|url| !url.is_empty()).map(|url| NatsServers { url, ca_file: nats_ca_file });
+            delete_workspace(&database, &id, erase.then_some((nats, Duration::from_secs(wait_seconds))), out).await
         }
     }
 }
@@ -257,14 +261,14 @@ fn is_id(text: &str) -> bool {
 async fn delete_workspace(
     database: &Database,
     id: &str,
-    erase: Option<(Option<String>, Duration)>,
+    erase: Option<(Option<NatsServers>, Duration)>,
     out: Output,
 ) -> Result<()> {
     let workspace: WorkspaceId =
         id.parse().ok().with_context(|| format!("{id:?} is no id: see `relayctl workspace list`"))?;
     let admin = database.connect()?;
     let deleted = admin.delete_workspace(workspace).await;
-    let Some((nats_url, wait)) = erase else {
+    let Some((nats, wait)) = erase else {
         let tokens = deleted.with_context(|| format!("delete workspace {id}"))?;
         return out.print_value(&json!({ "workspace_id": id, "tokens": tokens }), |_| {
             format!(
@@ -278,7 +282,7 @@ async fn delete_workspace(
         Err(error) => return Err(error).with_context(|| format!("delete workspace {id}")),
     }
     let mut bar = ProgressBar::new("tables", out);
-    let erasing = admin.erase_workspace(workspace, nats_url.as_deref(), wait, |done, of| bar.update(done, of)).await;
+    let erasing = admin.erase_workspace(workspace, nats.as_ref(), wait, |done, of| bar.update(done, of)).await;
     bar.finish();
     let erasure = erasing
         .with_context(|| format!("erase workspace {id}, which can be repeated: what was removed stays removed"))?;

@@ -40,7 +40,7 @@ use futures::{
 use relay_domain::{AgentId, access::token::TokenHash, mailboxes::stream::Seq, metric_names};
 use relay_engine::{
     access::authentication::NodeCaller,
-    mailboxes::serving::{CursorMove, LiveFrame},
+    mailboxes::serving::{CursorMove, LiveCopy},
 };
 use relay_tasks::{isolate, spawn_isolated};
 use tokio::{sync::mpsc, time::Instant};
@@ -86,7 +86,7 @@ struct Connection {
     handle: Handle,
     outbound: Outbound,
     routes: HashMap<AgentId, Route>,
-    tails: SelectAll<BoxStream<'static, (AgentId, LiveFrame)>>,
+    tails: SelectAll<BoxStream<'static, (AgentId, LiveCopy)>>,
     jobs: FuturesUnordered<BoxFuture<'static, JobResult>>,
     /// Cancelled when the connection ends, so that jobs stop retrying for a closed peer.
     closed: CancellationToken,
@@ -232,6 +232,7 @@ impl Connection {
             Effect::OutcomeSent(invocation) => engine.actions().record_outcome_sent(self.node.scope, invocation),
             Effect::OutcomeMissed(agent) => registry.mark_possibly_missed(self.node.scope, agent),
             Effect::MailboxChanged(agent) => engine.hints().mailbox_changed(self.node.scope, agent),
+            Effect::CompareMailbox(agent) => engine.hints().compare_mailbox(self.node.scope, agent),
             Effect::AnswerProbe(answer, outcome) => {
                 let _ = answer.send(outcome);
             }

@@ -15,7 +15,10 @@ use relay_domain::{
     names::{MAX_NOTE_BYTES, check_length},
     nodes::takeover::ProbeOutcome,
 };
-use relay_engine::{access::authentication::NodeCaller, mailboxes::serving::Heartbeat};
+use relay_engine::{
+    access::authentication::NodeCaller,
+    mailboxes::serving::{Heartbeat, LiveCopy},
+};
 use relay_wire::nodes::frame::{self, InboundFrame};
 use tokio::time::Instant;
 
@@ -129,7 +132,8 @@ impl ConnectionState {
             Input::Message(message) => self.on_message(message),
             Input::Event(event) => self.on_event(event),
             Input::Job(done) => self.on_job_result(done),
-            Input::Live(agent, live) => self.on_live(agent, live),
+            Input::Live(agent, LiveCopy::Frame(live)) => self.on_live(agent, live),
+            Input::Live(agent, LiveCopy::WakeUp) => self.on_unverified(agent),
             Input::Wake => {}
         }
         // A busy connection must not postpone its tick.

@@ -8,7 +8,7 @@ use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, m
 use relay_engine::{
     EngineError,
     access::authentication::NodeCaller,
-    mailboxes::serving::{Fence, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox, ReplayFrame},
+    mailboxes::serving::{Fence, LiveCopy, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox, ReplayFrame},
 };
 use serde_json::Value;
 use tokio::time::Instant;
@@ -234,6 +234,7 @@ impl World {
             | Effect::OutcomeSent(_)
             | Effect::OutcomeMissed(_)
             | Effect::MailboxChanged(_)
+            | Effect::CompareMailbox(_)
             | Effect::AnswerProbe(..)
             | Effect::Count(_) => {}
         }
@@ -379,7 +380,7 @@ impl World {
                     // Only an open stream sends, so only that one is stopped.
                     mailbox.is_suspended = mailbox.last_frame.is_some();
                     let seq = mailbox.head;
-                    self.step(Input::Live(agent, live(agent, seq, OTHER_NODE)));
+                    self.step(Input::Live(agent, LiveCopy::Frame(live(agent, seq, OTHER_NODE))));
                 }
             }
             Action::Move(index) => {
@@ -418,7 +419,7 @@ impl World {
         }
         let index = copy % mailbox.copies.len();
         let seq = if again { mailbox.copies[index] } else { mailbox.copies.remove(index) };
-        self.step(Input::Live(agent, live(agent, seq, "here")));
+        self.step(Input::Live(agent, LiveCopy::Frame(live(agent, seq, "here"))));
     }
 
     fn report_positions(&mut self) {
