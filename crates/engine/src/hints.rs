@@ -100,6 +100,7 @@ impl Hints {
         self.publish(Hint::TokenRevoked { hash: hash.to_string() });
     }
 
+    /// Hints that quotas or rights of a workspace or of its agents changed.
     pub fn quotas_changed(&self, scope: WorkspaceScope) {
         self.publish(Hint::QuotasChanged { workspace: scope.workspace_id() });
     }
@@ -202,7 +203,11 @@ pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Rece
             Ok(Hint::MembersChanged { workspace, channel }) => {
                 inner.messages.audiences.forget(WorkspaceScope::from_engine_row(*workspace), *channel);
             }
-            Ok(Hint::QuotasChanged { workspace }) => inner.quotas.forget(*workspace).await,
+            // Also rights: both are cached facts of a workspace that change rarely.
+            Ok(Hint::QuotasChanged { workspace }) => {
+                inner.quotas.forget(*workspace).await;
+                inner.access.tokens.forget_workspace(*workspace);
+            }
             Ok(_) => {}
             Err(broadcast::error::RecvError::Lagged(_)) => {
                 inner.observers.cache.request_refresh();

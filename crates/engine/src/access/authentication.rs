@@ -4,7 +4,10 @@ use std::{net::IpAddr, sync::Arc};
 
 use relay_domain::{
     AgentId, NodeId, WorkspaceScope,
-    access::token::{TokenHash, TokenKind},
+    access::{
+        rights::Rights,
+        token::{TokenHash, TokenKind},
+    },
     agents::AgentKind,
     observers::ObserverView,
 };
@@ -74,6 +77,7 @@ pub struct AgentCaller {
     pub kind: AgentKind,
     /// Number of rotations of the token at authentication. The commit of a send checks it.
     pub token_generation: i64,
+    pub rights: Rights,
 }
 
 /// A node that calls with its own token.

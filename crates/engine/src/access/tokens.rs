@@ -12,7 +12,7 @@ use std::{
 
 use moka::sync::Cache;
 use relay_domain::{
-    WorkspaceScope,
+    WorkspaceId, WorkspaceScope,
     access::token::{TOKEN_BYTES, TokenHash, TokenKind},
     metric_names as name,
 };
@@ -74,7 +74,11 @@ pub(crate) struct TokenCache {
 impl Default for TokenCache {
     fn default() -> Self {
         Self {
-            credentials: Cache::builder().max_capacity(CACHED_TOKENS).time_to_live(CACHED_FOR).build(),
+            credentials: Cache::builder()
+                .max_capacity(CACHED_TOKENS)
+                .time_to_live(CACHED_FOR)
+                .support_invalidation_closures()
+                .build(),
             unknown: Cache::builder().max_capacity(CACHED_UNKNOWN).time_to_live(CACHED_FOR).build(),
             recent: Cache::builder().max_capacity(CACHED_TOKENS).time_to_idle(REMEMBERED_FOR).build(),
             strangers: Semaphore::new(STRANGERS_AT_A_TIME),
@@ -139,6 +143,16 @@ impl Tokens {
         self.cache.recent.insert(hash, ());
     }
 
+    /// Invalidates the tokens of a workspace: rights have changed.
+    pub(crate) fn forget_workspace(&self, workspace: WorkspaceId) {
+        self.cache.revocations.fetch_add(1, Ordering::SeqCst);
+        let of_workspace = move |_: &TokenHash, caller: &Credential| caller.scope().workspace_id() == workspace;
+        // Fails only for a cache that was built without support for it.
+        if self.cache.credentials.invalidate_entries_if(of_workspace).is_err() {
+            self.cache.credentials.invalidate_all();
+        }
+    }
+
     /// Invalidates all tokens: a revocation hint may have been missed.
     pub(crate) fn forget_all(&self) {
         self.cache.revocations.fetch_add(1, Ordering::SeqCst);
@@ -149,6 +163,12 @@ impl Tokens {
     pub(crate) fn revoke(&self, hash: TokenHash) {
         self.forget(&hash);
         self.core.hints.token_revoked(hash);
+    }
+
+    /// Invalidates the rights of a workspace's agents here and in the other processes.
+    pub(crate) fn rights_changed(&self, scope: WorkspaceScope) {
+        self.forget_workspace(scope.workspace_id());
+        self.core.hints.quotas_changed(scope);
     }
 
     pub(crate) fn fresh(&self, kind: TokenKind) -> EngineResult<FreshToken> {
@@ -193,15 +213,17 @@ impl Tokens {
             (TokenKind::Workspace, Some(TokenOwner::Workspace { workspace })) => {
                 Credential::Workspace { scope: WorkspaceScope::from_verified_token(workspace) }
             }
-            (TokenKind::Agent, Some(TokenOwner::Agent { workspace, agent_id, name, kind, token_generation })) => {
-                Credential::Agent(AgentCaller {
-                    scope: WorkspaceScope::from_verified_token(workspace),
-                    agent_id,
-                    name: name.into(),
-                    kind,
-                    token_generation,
-                })
-            }
+            (
+                TokenKind::Agent,
+                Some(TokenOwner::Agent { workspace, agent_id, name, kind, token_generation, rights }),
+            ) => Credential::Agent(AgentCaller {
+                scope: WorkspaceScope::from_verified_token(workspace),
+                agent_id,
+                name: name.into(),
+                kind,
+                token_generation,
+                rights,
+            }),
             (TokenKind::Node, Some(TokenOwner::Node { workspace, node_id })) => {
                 Credential::Node(NodeCaller { scope: WorkspaceScope::from_verified_token(workspace), node_id })
             }

@@ -3,7 +3,10 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{
     ChannelId, WorkspaceId, WorkspaceScope,
-    access::token::{TokenHash, TokenKind},
+    access::{
+        rights::RightChanges,
+        token::{TokenHash, TokenKind},
+    },
     names::{
         MAX_METADATA_BYTES, MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length, check_length,
         check_name,
@@ -61,6 +64,8 @@ pub struct WorkspaceChange {
     pub metadata: Option<Value>,
     /// TTL of later deliveries.
     pub delivery_ttl_seconds: Option<i32>,
+    /// Merged into the policy; `Some(None)` removes it.
+    pub policy: Option<Option<RightChanges>>,
 }
 
 impl Workspaces {
@@ -158,15 +163,21 @@ impl Workspaces {
             let (least, most) = (DELIVERY_TTL_SECONDS.start(), DELIVERY_TTL_SECONDS.end());
             return Err(EngineError::invalid_request(format!("delivery_ttl_seconds must be {least} to {most}")));
         }
-        let change = relay_store::WorkspaceChange {
+        let row_change = relay_store::WorkspaceChange {
             name: change.name.as_deref(),
             system_prompt: change.system_prompt.as_ref().map(Option::as_deref),
             metadata: change.metadata.as_ref(),
             metadata_limit: i32::try_from(MAX_METADATA_BYTES).unwrap_or(i32::MAX),
             delivery_ttl_seconds: ttl,
+            policy: change.policy.as_ref().map(Option::as_ref),
         };
-        match self.core.store.update_workspace(scope, &change).await? {
-            Some(row) => Ok(row),
+        match self.core.store.update_workspace(scope, &row_change).await? {
+            Some(row) => {
+                if change.policy.is_some() {
+                    self.tokens.rights_changed(scope);
+                }
+                Ok(row)
+            }
             None => {
                 self.by_scope(scope).await?;
                 // It exists, so the merged metadata is too large.

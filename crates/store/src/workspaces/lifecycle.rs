@@ -4,12 +4,15 @@ use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
     ChannelId, WorkspaceId, WorkspaceScope,
-    access::token::TokenHash,
+    access::{
+        rights::{RightChanges, RightSettings},
+        token::TokenHash,
+    },
     names,
     workspaces::plan::{Plan, Quota},
 };
 use serde_json::Value;
-use sqlx::PgConnection;
+use sqlx::{PgConnection, types::Json};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -40,6 +43,9 @@ pub struct WorkspaceRow {
     pub delivery_ttl_seconds: i32,
     /// Workspace that answers for this one, if it was created with a workspace key.
     pub created_by: Option<WorkspaceId>,
+    /// Rights of its agents that deviate from the defaults.
+    #[sqlx(json(nullable))]
+    pub policy: Option<RightSettings>,
 }
 
 /// Workspace to create, with its `general` channel.
@@ -70,6 +76,8 @@ pub struct WorkspaceChange<'a> {
     /// Upper bound of the merged metadata, in bytes of JSON.
     pub metadata_limit: i32,
     pub delivery_ttl_seconds: Option<i32>,
+    /// Merged into the stored policy; `Some(None)` removes it.
+    pub policy: Option<Option<&'a RightChanges>>,
 }
 
 /// Idempotency key of a creation, under which its response is stored.
@@ -97,7 +105,7 @@ pub enum WorkspaceCreation {
 
 const COLUMNS: &str =
     "workspace_id, name, plan, system_prompt, metadata, provenance, created_at, expires_at, delivery_ttl_seconds,
-     created_by";
+     created_by, policy";
 const IS_ALIVE: &str = "deleted_at IS NULL AND (expires_at IS NULL OR expires_at > relay_now())";
 
 /// Owner of idempotency keys without authentication. No workspace has this id.
@@ -187,7 +195,9 @@ impl Store {
                 name = coalesce($2, name),
                 system_prompt = CASE WHEN $3 THEN $4 ELSE system_prompt END,
                 metadata = merged.value,
-                delivery_ttl_seconds = coalesce($7, delivery_ttl_seconds)
+                delivery_ttl_seconds = coalesce($7, delivery_ttl_seconds),
+                policy = CASE WHEN $8 THEN nullif(jsonb_strip_nulls(coalesce(policy, '{{}}') || $9), '{{}}')
+                              ELSE policy END
              FROM (
                 SELECT coalesce((
                     SELECT jsonb_object_agg(key, value)
@@ -207,6 +217,8 @@ impl Store {
         .bind(change.metadata)
         .bind(change.metadata_limit)
         .bind(change.delivery_ttl_seconds)
+        .bind(change.policy.is_some())
+        .bind(change.policy.flatten().map(Json))
         .fetch_optional(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("updating a workspace"))?;
