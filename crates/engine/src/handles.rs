@@ -24,7 +24,7 @@ use crate::{
     mailboxes::{Mailboxes, cursors::CursorMoves},
     messages::{
         Messages,
-        committer::{self, PendingSend},
+        committer::{CommitLane, CommitQueue},
         publisher::{Committed, Publisher},
     },
     nodes::{Nodes, kinds::NodeKinds},
@@ -69,7 +69,7 @@ pub(crate) struct Inner {
 pub(crate) struct Senders {
     seen: LastSeenRecorder,
     observers: ObserverCache,
-    committer: mpsc::Sender<PendingSend>,
+    committer: CommitQueue,
     publisher: Publisher,
     calls: CallQueues,
     dispatch_notes: DispatchRecorder,
@@ -79,7 +79,7 @@ pub(crate) struct Senders {
 pub(crate) struct Queues {
     pub(crate) seen: Batches<relay_store::LastSeen>,
     pub(crate) observer_uses: Batches<TokenUse>,
-    pub(crate) commits: mpsc::Receiver<PendingSend>,
+    pub(crate) commits: [CommitLane; 2],
     pub(crate) publishes: mpsc::Receiver<Committed>,
     pub(crate) calls: Batches<QueuedCall, relay_domain::WorkspaceId>,
     pub(crate) outcomes: Batches<QueuedOutcome, relay_domain::WorkspaceId>,
@@ -90,7 +90,7 @@ pub(crate) struct Queues {
 pub(crate) fn queues() -> (Senders, Queues) {
     let (seen, seen_notes) = LastSeenRecorder::new();
     let (observers, observer_uses) = ObserverCache::new();
-    let (committer, commits) = mpsc::channel(committer::QUEUE);
+    let (committer, commits) = CommitQueue::new();
     let (publisher, publishes) = Publisher::new();
     let (calls, new_calls, outcomes) = CallQueues::new();
     let (recorder, dispatch_notes) = DispatchRecorder::new();
@@ -172,7 +172,7 @@ impl Inner {
                 audiences,
                 channels: channels.clone(),
                 stream: stream.clone(),
-                committer,
+                committer: Arc::new(committer),
             },
             nodes: Nodes {
                 core: core.clone(),

@@ -2,7 +2,7 @@
 
 use relay_domain::{
     AgentId, ChannelId, ConversationId, WorkspaceScope,
-    channels::{ChannelKind, MAX_LISTED_CONVERSATIONS, MAX_PARTICIPANTS, direct_names, group_channel_name},
+    channels::{ChannelKind, MAX_PARTICIPANTS, direct_names, group_channel_name},
     events::kind,
     messages::Message,
     names::{MAX_TITLE_BYTES, check_length},
@@ -111,9 +111,9 @@ impl Channels {
         }
     }
 
-    /// Lists the caller's conversations, most recently active first.
-    pub async fn conversations(&self, caller: &AgentCaller) -> EngineResult<Vec<ListedConversation>> {
-        Ok(self.core.store.conversations(caller.scope, caller.agent_id, MAX_LISTED_CONVERSATIONS).await?)
+    /// Lists at most `limit` of the caller's conversations, most recently active first.
+    pub async fn conversations(&self, caller: &AgentCaller, limit: i64) -> EngineResult<Vec<ListedConversation>> {
+        Ok(self.core.store.conversations(caller.scope, caller.agent_id, limit).await?)
     }
 
     /// Lists the messages of a conversation that the caller takes part in, newest first.

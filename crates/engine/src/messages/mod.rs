@@ -18,7 +18,6 @@ pub mod webhooks;
 use std::sync::Arc;
 
 use relay_stream::Stream;
-use tokio::sync::mpsc;
 
 use crate::{
     access::limits::QuotaCache,
@@ -38,5 +37,5 @@ pub struct Messages {
     pub(crate) audiences: Arc<Audiences>,
     pub(crate) channels: Channels,
     pub(crate) stream: Stream,
-    pub(crate) committer: mpsc::Sender<committer::PendingSend>,
+    pub(crate) committer: Arc<committer::CommitQueue>,
 }

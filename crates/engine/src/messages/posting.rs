@@ -221,6 +221,10 @@ impl Messages {
                     let to = direct_recipient(&audience, sender);
                     return Ok(PostedMessage { message: send.message, replayed: false, to });
                 }
+                CommitReply::Repeated { message } => {
+                    let to = direct_recipient(&audience, sender);
+                    return Ok(PostedMessage { message: *message, replayed: true, to });
+                }
                 CommitReply::Replayed { response } => return self.replay_post(sender, response).await,
                 CommitReply::KeyReused => return Err(EngineError::Conflict(Conflict::IdempotencyKeyReused)),
                 // A deleted recipient changes the audience too, so a second resolution leaves it out.
@@ -234,8 +238,7 @@ impl Messages {
     async fn commit_send(&self, send: NewSend, names: Vec<Arc<str>>) -> EngineResult<CommitReply> {
         let (reply, answer) = oneshot::channel();
         let traceparent = relay_trace::current_traceparent();
-        let pending = PendingSend { send, names, traceparent, reply };
-        self.committer.try_send(pending).map_err(|_| EngineError::Overloaded)?;
+        self.committer.push(PendingSend { send, names, traceparent, reply })?;
         let asked_at = Instant::now();
         let answer = answer.await;
         // For the request's log line: another task commits several requests at once.
@@ -408,8 +411,8 @@ fn direct_recipient(audience: &Audience, sender: &Sender) -> Option<String> {
     })
 }
 
-/// Selects the recipients: all members but the sender. Members that muted the channel receive only top-level messages
-/// that mention them.
+/// Selects the recipients: all members but the sender. Members that muted the channel receive only messages that
+/// mention them, in threads too.
 fn recipients(
     audience: &Audience,
     sender: &Sender,
@@ -421,6 +424,7 @@ fn recipients(
     others
         .filter_map(|member| {
             let (reason, mode) = match (message.thread_id, audience.channel_kind) {
+                (Some(_), _) if member.muted && named(member) => (Reason::Mention, Mode::Wait),
                 (Some(_), _) if member.muted => return None,
                 (Some(_), _) => (Reason::ThreadReply, Mode::Wait),
                 (None, ChannelKind::Channel) if named(member) => (Reason::Mention, mode),

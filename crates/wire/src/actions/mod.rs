@@ -138,8 +138,9 @@ pub struct Invocation {
     /// Input of the invocation.
     #[schema(value_type = Object)]
     pub input: Value,
-    /// Output of the invocation. Values that are not objects are wrapped as `{"value": …}`.
-    #[schema(value_type = Option<Object>)]
+    /// Output of the invocation, as the handler sent it. Rust clients receive a value that is no object as
+    /// `{"value": …}`.
+    #[schema(value_type = Option<Value>)]
     pub output: Option<Value>,
     /// pending, dispatched, invoked, completed or failed.
     #[schema(example = "completed")]
