@@ -23,7 +23,7 @@ fn audience(channel_kind: ChannelKind) -> Audience {
 }
 
 #[test]
-fn a_message_goes_to_all_but_its_sender_and_muted_members_hear_mentions_of_the_root_only() {
+fn a_message_goes_to_all_but_its_sender_and_to_muted_members_that_it_mentions() {
     let (bob, eve) = (AgentId::new(2), AgentId::new(3));
     for (kind, thread, mentions, expected) in [
         (ChannelKind::Channel, None, vec![], vec![(bob, Reason::Message, Mode::Steer)]),
@@ -34,7 +34,13 @@ fn a_message_goes_to_all_but_its_sender_and_muted_members_hear_mentions_of_the_r
             vec![(bob, Reason::Message, Mode::Steer), (eve, Reason::Mention, Mode::Steer)],
         ),
         // A reply never interrupts, whatever its sender asked for.
-        (ChannelKind::Channel, Some(MessageId::new(5)), vec!["eve"], vec![(bob, Reason::ThreadReply, Mode::Wait)]),
+        (ChannelKind::Channel, Some(MessageId::new(5)), vec!["bob"], vec![(bob, Reason::ThreadReply, Mode::Wait)]),
+        (
+            ChannelKind::Channel,
+            Some(MessageId::new(5)),
+            vec!["eve"],
+            vec![(bob, Reason::ThreadReply, Mode::Wait), (eve, Reason::Mention, Mode::Wait)],
+        ),
         (ChannelKind::Group, None, vec![], vec![(bob, Reason::Dm, Mode::Steer), (eve, Reason::Dm, Mode::Steer)]),
     ] {
         let mentions = mentions.into_iter().map(str::to_owned).collect();
