@@ -16,6 +16,7 @@ mod columns;
 pub mod events;
 pub mod files;
 pub mod ids;
+mod json_text;
 pub mod mailboxes;
 pub mod messages;
 pub mod metric_names;
@@ -29,6 +30,7 @@ pub mod snowflake;
 pub mod subscriptions;
 pub mod workspaces;
 
+pub use json_text::JsonText;
 pub use access::scope::WorkspaceScope;
 pub use ids::{
     ActionId, AgentId, AttemptId, BatchId, ChannelId, ConversationId, DeliveryId, FileId, GatewayId, InvocationId,

@@ -57,6 +57,10 @@ pub const CONNECTED_AGENTS: &str = "relay_connected_agents";
 pub const ACK_LATENCY_SECONDS: &str = "relay_ack_latency_seconds";
 /// Number of requests in one commit. Histogram.
 pub const COMMIT_BATCH_SIZE: &str = "relay_commit_batch_size";
+/// Bytes reserved for message bodies in memory. Gauge; label `use`: `deliveries` or `calls`.
+pub const BODY_BYTES: &str = "relay_body_bytes";
+/// Reads and calls that waited until others had freed memory for message bodies. Counter; label `use`.
+pub const BODY_WAITS: &str = "relay_body_waits_total";
 /// Items of one batch of a queue. Histogram; label `queue`.
 pub const BATCH_ITEMS: &str = "relay_batch_items";
 /// Items that wait in a queue after its last batch was taken. Gauge; label `queue`.

@@ -5,16 +5,19 @@ use std::sync::{Arc, OnceLock};
 use chrono::{DateTime, Utc};
 use relay_domain::GatewayId;
 use relay_store::Store;
+use relay_tasks::byte_budget::ByteBudget;
 
 use crate::{EngineResult, IdSource, events::Announcer, hints::Hints};
 
-/// Storage, ids, the clock, hints and announcements. Cheap to clone; all clones share their state.
+/// Storage, ids, the clock, hints, announcements and the memory for message bodies. Cheap to clone; all clones share their state.
 #[derive(Clone)]
 pub(crate) struct Core {
     pub(crate) store: Store,
     pub(crate) ids: Arc<IdSource>,
     pub(crate) hints: Arc<Hints>,
     pub(crate) announcer: Announcer,
+    /// Memory for the contents of deliveries that are read from storage.
+    pub(crate) bodies: ByteBudget,
     /// Set once this process is a gateway.
     pub(crate) gateway: Arc<OnceLock<GatewayId>>,
 }

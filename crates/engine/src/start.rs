@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use relay_egress::EgressConfig;
 use relay_store::{Store, StoreError};
 use relay_stream::Stream;
-use relay_tasks::TaskSet;
+use relay_tasks::{TaskSet, byte_budget::ByteBudget};
 
 use crate::{
     Engine, EngineError, EngineResult, IdSource, Inner,
@@ -35,6 +35,8 @@ use crate::{
 const WORKER_LEASE_SECONDS: i32 = 60;
 /// Interval of lease renewals and clock checks.
 const RENEW_EVERY: Duration = Duration::from_secs(10);
+/// Bound of the contents of deliveries that a process holds. Decoding takes up to three times as much for a moment.
+const BODY_BYTES: usize = 32 * 1024 * 1024;
 /// Pause before an unavailable server is asked again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
@@ -74,7 +76,8 @@ impl Engine {
         let stream = Stream::connect(&config.nats_url, "relay", &owner).await?;
         let (hints, hint_queue) = Hints::new();
         let (announcer, announcements) = events::Announcer::new();
-        let core = Core { store, ids, hints: Arc::new(hints), announcer, gateway: Arc::default() };
+        let bodies = ByteBudget::new("deliveries", BODY_BYTES);
+        let core = Core { store, ids, hints: Arc::new(hints), announcer, bodies, gateway: Arc::default() };
         let (senders, queues) = queues();
         let inner = Inner::new(core, stream.clone(), tasks.clone(), secrets, &config, senders);
         let engine = Self { inner: Arc::new(inner) };

@@ -3,7 +3,8 @@
 use chrono::{DateTime, Utc};
 use http::{HeaderMap, HeaderValue, header};
 use relay_domain::{
-    mailboxes::StoredDelivery,
+    JsonText,
+    mailboxes::{Content, StoredDelivery},
     push::{
         DeclaredOutcome,
         settings::{EndpointAuth, EndpointSecrets, SignedPayload},
@@ -31,6 +32,18 @@ pub(super) fn delivery_call(
     set_header(&mut headers, "x-relaycast-delivery", &delivery_id);
     authenticate(&mut headers, auth, secrets, &delivery_id, now, &bytes);
     Some(HttpCall { headers, body: bytes.into() })
+}
+
+/// Returns about the size of a request's body. A conversation contains the text twice.
+pub(super) fn body_bytes(row: &StoredDelivery) -> usize {
+    match &row.content {
+        Content::Message(message) => {
+            let blocks = message.blocks.as_ref().map_or(0, JsonText::byte_len);
+            2 * message.text.len() + blocks + message.metadata.byte_len()
+        }
+        Content::Outcome { data, .. } => data.byte_len(),
+        Content::Unread { .. } | Content::Dropped => 0,
+    }
 }
 
 /// Builds the request of an event without a delivery.

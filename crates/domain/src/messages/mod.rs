@@ -3,12 +3,17 @@
 
 mod mentions;
 
+use std::fmt;
+
 use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{MapAccess, Visitor},
+};
+use serde_json::{Value, value::RawValue};
 
 use crate::{
-    AgentId, ChannelId, ConversationId, MessageId,
+    AgentId, ChannelId, ConversationId, JsonText, MessageId,
     agents::AgentKind,
     channels::{ChannelKind, client_channel_id},
     events::kind,
@@ -23,10 +28,69 @@ pub const HIDDEN_METADATA: &str = "__relaycast_";
 
 /// Returns metadata without the engine's own keys; always an object.
 #[must_use]
-pub fn client_metadata(stored: &Value) -> Map<String, Value> {
-    let stored = stored.as_object().into_iter().flatten();
-    let shown = stored.filter(|(key, _)| !key.starts_with(HIDDEN_METADATA));
-    shown.map(|(key, value)| (key.clone(), value.clone())).collect()
+pub fn client_metadata(stored: &JsonText) -> JsonText {
+    if !stored.is_object() {
+        return JsonText::empty_object();
+    }
+    if !stored.get().contains(HIDDEN_METADATA) {
+        return stored.clone();
+    }
+    let mut shown = metadata_entries(stored);
+    shown.retain(|(key, _)| !key.starts_with(HIDDEN_METADATA));
+    encode_entries(&shown)
+}
+
+/// Returns new metadata with the engine's own keys of the old, which authors cannot see.
+#[must_use]
+pub fn keep_hidden_metadata(new: Option<&JsonText>, old: &JsonText) -> JsonText {
+    let mut all = new.map(metadata_entries).unwrap_or_default();
+    for (key, value) in metadata_entries(old) {
+        if key.starts_with(HIDDEN_METADATA) {
+            all.retain(|(own, _)| *own != key);
+            all.push((key, value));
+        }
+    }
+    encode_entries(&all)
+}
+
+/// Entries of an object in their order; none of anything else.
+fn metadata_entries(object: &JsonText) -> Vec<(String, Box<RawValue>)> {
+    serde_json::from_str::<Entries>(object.get()).map(|entries| entries.0).unwrap_or_default()
+}
+
+fn encode_entries(entries: &[(String, Box<RawValue>)]) -> JsonText {
+    struct Object<'a>(&'a [(String, Box<RawValue>)]);
+    impl Serialize for Object<'_> {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+        }
+    }
+    JsonText::encode(&Object(entries))
+}
+
+/// Entries of a JSON object whose values stay text.
+struct Entries(Vec<(String, Box<RawValue>)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Entries(entries))
+            }
+        }
+        deserializer.deserialize_map(Reader)
+    }
 }
 
 /// A posted message, with the names of its channel and author.
@@ -53,9 +117,9 @@ pub struct Message {
     /// Text.
     pub text: String,
     /// Rich blocks, passed through.
-    pub blocks: Option<Value>,
+    pub blocks: Option<JsonText>,
     /// JSON object of the client, with the engine's own keys.
-    pub metadata: Value,
+    pub metadata: JsonText,
     /// Array of file descriptions.
     pub attachments: Value,
     /// Names mentioned in the text.
@@ -154,13 +218,23 @@ mod tests {
             thread_id: None,
             text: "hello".into(),
             blocks: None,
-            metadata: Value::Null,
+            metadata: JsonText::empty_object(),
             attachments: Value::Array(Vec::new()),
             mentions: Vec::new(),
             mode: Mode::Wait,
             content_type: None,
             created_at: DateTime::UNIX_EPOCH,
         }
+    }
+
+    #[test]
+    fn hidden_metadata_is_kept_and_not_shown() {
+        let stored = JsonText::from(serde_json::json!({ "a": 1, "__relaycast_x": [2], "b": "__relaycast_" }));
+        assert_eq!(client_metadata(&stored).get(), r#"{"a":1,"b":"__relaycast_"}"#);
+        let new = JsonText::from(serde_json::json!({ "c": {} }));
+        assert_eq!(keep_hidden_metadata(Some(&new), &stored).get(), r#"{"c":{},"__relaycast_x":[2]}"#);
+        assert_eq!(keep_hidden_metadata(None, &stored).get(), r#"{"__relaycast_x":[2]}"#);
+        assert_eq!(client_metadata(&JsonText::encode(&())).get(), "{}");
     }
 
     #[test]

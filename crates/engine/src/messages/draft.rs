@@ -1,13 +1,13 @@
 //! Drafts of messages, and their validation before anything is written.
 
 use relay_domain::{
+    JsonText,
     files::MAX_ATTACHMENTS,
     mailboxes::{dead_letter::TTL_BOUNDS, delivery::Mode},
     messages::Message,
-    names::{MAX_METADATA_BYTES, MAX_TEXT_BYTES, check_json_length, check_length},
+    names::{MAX_TEXT_BYTES, check_json_length, check_length},
 };
 use relay_wire::{messages::payload, nodes::deliver_frame::FRAME_LIMIT};
-use serde_json::Value;
 
 use crate::{
     EngineError, EngineResult,
@@ -22,9 +22,9 @@ const ALWAYS_FITS_BYTES: usize = 60 * 1024;
 pub struct Draft {
     pub text: String,
     /// Rich blocks: an array.
-    pub blocks: Option<Value>,
+    pub blocks: Option<JsonText>,
     /// Metadata of the message: an object.
-    pub data: Option<Value>,
+    pub data: Option<JsonText>,
     /// Ids of complete files of the workspace, without duplicates.
     pub attachments: Vec<String>,
     pub mode: Mode,
@@ -56,16 +56,15 @@ pub(crate) fn check_draft(draft: &Draft) -> EngineResult<()> {
         return Err(EngineError::invalid_request(bounds));
     }
     check_length("content_type", draft.content_type.as_deref().unwrap_or_default(), 128)?;
-    let encoded = |value: &Option<Value>| value.as_ref().map_or(0, |v| v.to_string().len());
-    check_json_length("data", encoded(&draft.data).min(MAX_METADATA_BYTES + 1))?;
+    check_json_length("data", draft.data.as_ref().map_or(0, JsonText::byte_len))?;
     Ok(())
 }
 
 /// Checks that the message fits into a frame: no message may be accepted that cannot be delivered.
 pub(crate) fn check_frame(message: &Message) -> EngineResult<()> {
-    let encoded = |value: &Value| value.to_string().len();
-    let extras =
-        message.blocks.as_ref().map_or(0, encoded) + encoded(&message.metadata) + encoded(&message.attachments);
+    let extras = message.blocks.as_ref().map_or(0, JsonText::byte_len)
+        + message.metadata.byte_len()
+        + message.attachments.to_string().len();
     if message.text.len() + extras <= ALWAYS_FITS_BYTES {
         return Ok(());
     }

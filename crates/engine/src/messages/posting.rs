@@ -9,7 +9,7 @@ mod replay;
 use std::{iter, sync::Arc};
 
 use relay_domain::{
-    AgentId, ConversationId, MessageId, WorkspaceScope,
+    AgentId, ConversationId, JsonText, MessageId, WorkspaceScope,
     agents::AgentKind,
     channels::{ChannelKind, direct_names},
     mailboxes::delivery::{Mode, Reason},
@@ -25,7 +25,7 @@ use relay_store::{
     },
 };
 use relay_wire::{events::data::DeliveryRefused, field::ToValue as _};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::{sync::oneshot, time::Instant};
 
 use super::Messages;
@@ -364,7 +364,7 @@ impl Messages {
             thread_id: thread,
             text: draft.text.clone(),
             blocks: draft.blocks.clone(),
-            metadata: draft.data.clone().unwrap_or_else(|| Map::new().into()),
+            metadata: draft.data.clone().unwrap_or_else(JsonText::empty_object),
             attachments: attachments.clone(),
             mentions: mentioned,
             mode: draft.mode,

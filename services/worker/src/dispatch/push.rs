@@ -10,7 +10,7 @@ use futures::{
 };
 use relay_dispatch::{
     QueueResult,
-    push::{EndpointRecord, NodeEvent, Notice, PushQueue},
+    push::{EndpointRecord, HeldPage, NodeEvent, Notice, PushQueue},
 };
 use relay_domain::{
     AgentId, AttemptId, NodeId, PushWorkerId, WorkspaceId, WorkspaceScope,
@@ -18,13 +18,13 @@ use relay_domain::{
     push::{
         attempt::{PushAttempt, RecordingPass},
         endpoint::{EndpointHealth, EndpointReport},
-        mailbox::{LeasedMailbox, MailboxKey, MailboxRelease, PushPage},
+        mailbox::{LeasedMailbox, MailboxKey, MailboxRelease},
     },
 };
 use relay_engine::{
     Engine,
     hints::Hint,
-    push::{PushEndpoint, PushWorker},
+    push::{self, PushEndpoint, PushWorker},
 };
 use tokio::sync::broadcast::error::RecvError;
 
@@ -101,8 +101,10 @@ impl PushQueue for EnginePushQueue {
         self.worker.release(release).await.map_err(queue_error)
     }
 
-    async fn read_pages(&self, mailboxes: &[(LeasedMailbox, Seq)]) -> QueueResult<Vec<PushPage>> {
-        self.worker.read_pages(mailboxes).await.map_err(queue_error)
+    async fn read_pages(&self, mailboxes: &[(LeasedMailbox, Seq)]) -> QueueResult<Vec<Option<HeldPage>>> {
+        let pages = self.worker.read_pages(mailboxes).await.map_err(queue_error)?;
+        let held = |page: push::HeldPage| HeldPage { page: page.page, _memory: page.memory };
+        Ok(pages.into_iter().map(|page| page.map(held)).collect())
     }
 
     async fn record(&self, attempts: &[PushAttempt], pass: RecordingPass) -> QueueResult<HashSet<MailboxKey>> {

@@ -28,7 +28,7 @@ use super::{
     pacing::Pacing,
     peer_liveness::{PeerLiveness, Silence},
     requests::RequestQueue,
-    served_agent::ServedAgent,
+    served_agent::{BufferCount, ServedAgent},
 };
 use crate::node::{registry::Event, upgrade::FRAME_LIMIT};
 
@@ -71,6 +71,11 @@ pub(super) struct ConnectionState {
     pub(super) is_repairing: bool,
     /// Earliest time of the next repair; set after storage has failed one.
     pub(super) repair_after: Instant,
+    /// Live copies, and rows read from storage, that wait to be sent.
+    pub(super) live_bytes: BufferCount,
+    pub(super) row_bytes: BufferCount,
+    /// Time of the last frame sent, or of the rows read since.
+    pub(super) rows_moved: Instant,
     /// Present for published brokers, which lock up when too many frames are unconfirmed.
     pub(super) pacing: Option<Pacing>,
     liveness: PeerLiveness,
@@ -105,6 +110,9 @@ impl ConnectionState {
             relisting: Relisting::Idle,
             is_repairing: false,
             repair_after: now,
+            live_bytes: BufferCount::default(),
+            row_bytes: BufferCount::default(),
+            rows_moved: now,
             pacing: None,
             liveness: PeerLiveness::new(now),
             rate: (now, 0),
@@ -379,10 +387,10 @@ impl ConnectionState {
         self.start_requests();
     }
 
-    /// Time of the next tick or due ack.
+    /// Time of the next tick, due ack or return of memory.
     pub(super) fn next_wake(&self) -> Instant {
         let tick = self.ticked + self.tick_interval();
-        self.next_due_ack().map_or(tick, |due| due.min(tick))
+        [self.next_due_ack(), self.next_return()].into_iter().flatten().fold(tick, Instant::min)
     }
 
     /// Interval until the next tick; shorter while something waits for it.

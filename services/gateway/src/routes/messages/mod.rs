@@ -6,7 +6,6 @@ pub mod webhooks;
 use axum::extract::State;
 use relay_engine::{Engine, messages::edits::MessageUpdate};
 use relay_wire::{mailboxes::inbox::UpdateMessageBody, messages as wire};
-use serde_json::Value;
 
 use crate::{
     caller::{ActingAgent, Agent, ReaderOrAgent, reads},
@@ -86,8 +85,8 @@ pub async fn update(
 ) -> Result<Reply<wire::Message>, ApiError> {
     let update = MessageUpdate {
         text: body.text,
-        blocks: body.blocks.map(|blocks| blocks.map(Value::Array)),
-        data: body.data.map(|data| data.map(Value::Object)),
+        blocks: body.blocks,
+        data: body.data,
     };
     Ok(Reply::ok(engine.messages().update(&caller, &id, &update).await?.into()))
 }
