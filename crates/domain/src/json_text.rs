@@ -2,7 +2,10 @@
 
 use std::{fmt, sync::Arc};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{Error as _, MapAccess, Visitor},
+};
 use serde_json::{Value, value::RawValue};
 
 /// A JSON value as compact text, shared by its copies.
@@ -61,6 +64,12 @@ impl JsonText {
         self.get().starts_with('{')
     }
 
+    /// Returns the entries of an object, none of anything else.
+    #[must_use]
+    pub fn entries(&self) -> JsonEntries {
+        serde_json::from_str(self.get()).unwrap_or_default()
+    }
+
     /// Parses the value. Only for values with a small bound.
     #[must_use]
     pub fn to_value(&self) -> Value {
@@ -99,6 +108,76 @@ impl<'de> Deserialize<'de> for JsonText {
         serde_transcode::transcode(deserializer, &mut serde_json::Serializer::new(&mut text)).map_err(D::Error::custom)?;
         let text = String::from_utf8(text).map_err(D::Error::custom)?;
         Ok(Self(RawValue::from_string(text).map_err(D::Error::custom)?.into()))
+    }
+}
+
+/// Entries of a JSON object in their order, the values as text.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct JsonEntries(Vec<(String, JsonText)>);
+
+impl JsonEntries {
+    /// Returns whether there is an entry with this key.
+    #[must_use]
+    pub fn contains_key(&self, key: &str) -> bool {
+        self.0.iter().any(|(own, _)| own == key)
+    }
+
+    /// Sets an entry. One with the same key keeps its place.
+    pub fn insert(&mut self, key: String, value: JsonText) {
+        match self.0.iter_mut().find(|(own, _)| *own == key) {
+            Some((_, own)) => *own = value,
+            None => self.0.push((key, value)),
+        }
+    }
+
+    /// Keeps the entries whose keys satisfy a condition.
+    pub fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
+        self.0.retain(|(key, _)| is_kept(key));
+    }
+}
+
+impl FromIterator<(String, JsonText)> for JsonEntries {
+    fn from_iter<I: IntoIterator<Item = (String, JsonText)>>(entries: I) -> Self {
+        Self(entries.into_iter().collect())
+    }
+}
+
+impl IntoIterator for JsonEntries {
+    type Item = (String, JsonText);
+    type IntoIter = std::vec::IntoIter<Self::Item>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+impl Serialize for JsonEntries {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+    }
+}
+
+impl<'de> Deserialize<'de> for JsonEntries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct EntryVisitor;
+
+        impl<'de> Visitor<'de> for EntryVisitor {
+            type Value = JsonEntries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<JsonEntries, A::Error> {
+                let mut entries = Vec::new();
+                while let Some((key, value)) = map.next_entry()? {
+                    entries.push((key, JsonText::from_stored(value)));
+                }
+                Ok(JsonEntries(entries))
+            }
+        }
+
+        deserializer.deserialize_map(EntryVisitor)
     }
 }
 

@@ -30,7 +30,7 @@ pub mod snowflake;
 pub mod subscriptions;
 pub mod workspaces;
 
-pub use json_text::JsonText;
+pub use json_text::{JsonEntries, JsonText};
 pub use access::scope::WorkspaceScope;
 pub use ids::{
     ActionId, AgentId, AttemptId, BatchId, ChannelId, ConversationId, DeliveryId, FileId, GatewayId, InvocationId,

@@ -65,8 +65,10 @@ async fn serve_leased<Q: SubscriptionQueue>(
     let is_over = || stop.is_cancelled() || began.elapsed() >= MAX_SERVE_TIME;
     loop {
         // Queued events first: new ones are matched only when all earlier ones have been sent.
-        let pending = queue.pending(leased, PENDING_AT_ONCE).await?;
+        let (pending, memory) = queue.pending(leased, PENDING_AT_ONCE).await?;
         if pending.is_empty() {
+            // Matching reserves memory of its own, for which no other may be held.
+            drop(memory);
             match queue.queue_events(leased, LEASE).await? {
                 QueuedEvents::Read => {}
                 QueuedEvents::None => return queue.release(leased, None).await,
@@ -77,7 +79,7 @@ async fn serve_leased<Q: SubscriptionQueue>(
             if pending.next_attempt_at > queue.now() {
                 return queue.release(leased, Some(pending.next_attempt_at)).await;
             }
-            match attempt_call(queue, leased, &secrets, &pending).await? {
+            match attempt_call(queue, leased, &secrets, pending).await? {
                 NextStep::Continue if !is_over() => {}
                 NextStep::Continue | NextStep::Release => return queue.release(leased, None).await,
                 NextStep::Abandon => return Ok(()),
@@ -94,11 +96,11 @@ async fn attempt_call<Q: SubscriptionQueue>(
     queue: &Q,
     leased: &LeasedSubscription<Q::Lease>,
     secrets: &SubscriptionSecrets,
-    pending: &PendingCall,
+    mut pending: PendingCall,
 ) -> QueueResult<NextStep> {
     let posted = match queue.client().policy().check_url(&leased.url) {
         Ok(target) => {
-            let request = request(leased.signature_scheme, secrets, pending, queue.now());
+            let request = request(leased.signature_scheme, secrets, &mut pending, queue.now());
             let span = || {
                 tracing::info_span!(
                     "subscription.call",
@@ -111,7 +113,7 @@ async fn attempt_call<Q: SubscriptionQueue>(
         Err(refusal) => Err(refusal.into()),
     };
     let now = queue.now();
-    let (verdict, attempt) = judge_call(leased.failures, pending, posted, now);
+    let (verdict, attempt) = judge_call(leased.failures, &pending, posted, now);
     let outcome = match attempt.outcome {
         CallOutcome::Delivered => "delivered",
         CallOutcome::Retry(_) => "retried",

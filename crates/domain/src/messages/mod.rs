@@ -3,14 +3,9 @@
 
 mod mentions;
 
-use std::fmt;
-
 use chrono::{DateTime, Utc};
-use serde::{
-    Deserialize, Deserializer, Serialize, Serializer,
-    de::{MapAccess, Visitor},
-};
-use serde_json::{Value, value::RawValue};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::{
     AgentId, ChannelId, ConversationId, JsonText, MessageId,
@@ -35,62 +30,21 @@ pub fn client_metadata(stored: &JsonText) -> JsonText {
     if !stored.get().contains(HIDDEN_METADATA) {
         return stored.clone();
     }
-    let mut shown = metadata_entries(stored);
-    shown.retain(|(key, _)| !key.starts_with(HIDDEN_METADATA));
-    encode_entries(&shown)
+    let mut shown = stored.entries();
+    shown.retain(|key| !key.starts_with(HIDDEN_METADATA));
+    JsonText::encode(&shown)
 }
 
 /// Returns new metadata with the engine's own keys of the old, which authors cannot see.
 #[must_use]
 pub fn keep_hidden_metadata(new: Option<&JsonText>, old: &JsonText) -> JsonText {
-    let mut all = new.map(metadata_entries).unwrap_or_default();
-    for (key, value) in metadata_entries(old) {
+    let mut all = new.map(JsonText::entries).unwrap_or_default();
+    for (key, value) in old.entries() {
         if key.starts_with(HIDDEN_METADATA) {
-            all.retain(|(own, _)| *own != key);
-            all.push((key, value));
+            all.insert(key, value);
         }
     }
-    encode_entries(&all)
-}
-
-/// Entries of an object in their order; none of anything else.
-fn metadata_entries(object: &JsonText) -> Vec<(String, Box<RawValue>)> {
-    serde_json::from_str::<Entries>(object.get()).map(|entries| entries.0).unwrap_or_default()
-}
-
-fn encode_entries(entries: &[(String, Box<RawValue>)]) -> JsonText {
-    struct Object<'a>(&'a [(String, Box<RawValue>)]);
-    impl Serialize for Object<'_> {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
-        }
-    }
-    JsonText::encode(&Object(entries))
-}
-
-/// Entries of a JSON object whose values stay text.
-struct Entries(Vec<(String, Box<RawValue>)>);
-
-impl<'de> Deserialize<'de> for Entries {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reader;
-        impl<'de> Visitor<'de> for Reader {
-            type Value = Entries;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(Entries(entries))
-            }
-        }
-        deserializer.deserialize_map(Reader)
-    }
+    JsonText::encode(&all)
 }
 
 /// A posted message, with the names of its channel and author.

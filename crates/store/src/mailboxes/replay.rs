@@ -23,6 +23,7 @@ use crate::{
     codes::{ACTION_RESULT_SOURCE, MESSAGE_SOURCE},
     decode::{decode_row, decode_rows, json_text},
     messages::{days::day_of_id, row::MessageRow},
+    sizes::{MESSAGE_BYTES, OUTCOME_BYTES},
     statement_timeout::StatementTimeout as _,
 };
 
@@ -32,31 +33,6 @@ pub const PAGE: i64 = 50;
 /// Row with [`COLUMNS`].
 pub(crate) struct StoredDeliveryRow(pub(crate) StoredDelivery);
 
-/// Size of a `json` column without reading what Postgres stores apart from the row. Compression saves at most a factor
-/// of 88 (pglz) or 255 (lz4), and no message or outcome is larger than a megabyte.
-macro_rules! json_bytes {
-    ($column:literal) => {
-        concat!(
-            "coalesce(least(1048576, pg_column_size(",
-            $column,
-            ") * CASE pg_column_compression(",
-            $column,
-            ") WHEN 'pglz' THEN 88 WHEN 'lz4' THEN 255 ELSE 1 END), 0)"
-        )
-    };
-}
-
-/// Size of a message's text, blocks, metadata and attachments. The length of a text is known without reading it.
-pub(crate) const MESSAGE_BYTES: &str = concat!(
-    "(octet_length(m.text) + ",
-    json_bytes!("m.blocks"),
-    " + ",
-    json_bytes!("m.metadata"),
-    " + ",
-    json_bytes!("m.attachments"),
-    ")"
-);
-
 pub(crate) const COLUMNS: &str = formatcp!(
     "d.workspace_id, d.agent_id, a.name AS recipient_name, a.node_id, a.provider,
     d.seq, d.source_kind, d.source_id, d.redrive_no, d.mode AS delivery_mode, d.expires_at, x.state,
@@ -64,7 +40,6 @@ pub(crate) const COLUMNS: &str = formatcp!(
     CASE WHEN m.message_id IS NOT NULL THEN {MESSAGE_BYTES}
          WHEN i.invocation_id IS NOT NULL THEN {OUTCOME_BYTES} END AS content_bytes"
 );
-const OUTCOME_BYTES: &str = concat!("(", json_bytes!("i.output"), " + coalesce(octet_length(i.error), 0))");
 
 /// Joins the recipients as `a`.
 pub(crate) const RECIPIENT_JOIN: &str = "
