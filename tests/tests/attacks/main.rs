@@ -2,6 +2,7 @@
 //! them.
 
 mod commits;
+mod large_messages;
 mod revocation;
 mod schemas;
 mod searches;

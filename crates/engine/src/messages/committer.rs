@@ -14,7 +14,7 @@ use std::{
 };
 
 use chrono::DateTime;
-use relay_domain::{BatchId, GatewayId, MessageId, WorkspaceId, messages::Message, metric_names, snowflake};
+use relay_domain::{BatchId, GatewayId, JsonText, MessageId, WorkspaceId, messages::Message, metric_names, snowflake};
 use relay_store::{
     Store, StoreError,
     events::RecordedEvents,
@@ -123,8 +123,8 @@ fn recipient_count(pending: &PendingSend) -> u64 {
 
 /// Bytes of a message, apart from parts that are small in every message.
 fn held_bytes(message: &Message) -> usize {
-    let blocks = message.blocks.as_ref().map_or(0, encoded_length);
-    message.text.len() + blocks + encoded_length(&message.metadata) + encoded_length(&message.attachments)
+    let blocks = message.blocks.as_ref().map_or(0, JsonText::byte_len);
+    message.text.len() + blocks + message.metadata.byte_len() + encoded_length(&message.attachments)
 }
 
 /// Commits the batches of a lane until all senders are dropped.
