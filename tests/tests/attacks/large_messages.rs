@@ -1,7 +1,7 @@
 //! Messages as large as the limits admit, to many recipients: the memory of gateways and workers stays within its bound,
 //! and everything is delivered in order.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, ops::RangeInclusive, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use futures::{SinkExt as _, StreamExt as _, stream};
@@ -55,7 +55,12 @@ async fn post_all(api: &Api, posts: usize) -> Result<()> {
 struct Broker(WebSocketStream<MaybeTlsStream<tokio::net::TcpStream>>);
 
 impl Broker {
+    /// Connects and registers, once an earlier connection has ended.
     async fn connect(ws_base: &str, node: &NodeToken) -> Result<Self> {
+        wait::until_ok("a registration", SOON, || Self::register(ws_base, node)).await
+    }
+
+    async fn register(ws_base: &str, node: &NodeToken) -> Result<Self> {
         let config = WebSocketConfig::default().max_message_size(Some(1 << 20)).max_frame_size(Some(1 << 20));
         let url = format!("{ws_base}/v1/node/ws?token={}", node.token);
         let (socket, _) = tokio_tungstenite::connect_async_with_config(url, Some(config), true).await?;
@@ -63,9 +68,12 @@ impl Broker {
         broker
             .send(json!({
                 "v": 1, "type": "node.register", "id": "r", "node_id": node.node_id, "name": node.name,
-                "provider": { "name": "broker", "instance_id": "one" }, "capabilities": [], "version": "testkit",
+                "provider": { "name": "broker", "instance_id": "one" }, "capabilities": [], "max_agents": 0, "tags": [],
+                "version": "testkit",
             }))
             .await?;
+        let reply = broker.0.next().await.context("closed")??.into_text()?;
+        ensure!(reply.contains(r#""ok":true"#), "{reply}");
         Ok(broker)
     }
 
@@ -73,10 +81,10 @@ impl Broker {
         Ok(self.0.send(Message::text(frame.to_string())).await?)
     }
 
-    /// Reads and acknowledges deliveries until each agent has got `posts` of them, in order.
-    async fn receive(&mut self, posts: i64) -> Result<()> {
+    /// Reads and acknowledges deliveries until each agent has got all of these, in order.
+    async fn receive(&mut self, seqs: RangeInclusive<i64>) -> Result<()> {
         let mut reached: HashMap<String, i64> = HashMap::new();
-        while reached.len() < AGENTS || reached.values().any(|seq| *seq < posts) {
+        while reached.len() < AGENTS || reached.values().any(|seq| seq < seqs.end()) {
             let message = tokio::time::timeout(SOON, self.0.next()).await.context("no frame")?.context("closed")??;
             let Message::Text(text) = message else { continue };
             let Some((head, _)) = text.split_once(r#","payload":"#) else { continue };
@@ -85,7 +93,7 @@ impl Broker {
             if seq == 0 {
                 continue;
             }
-            let last = reached.entry(agent.to_owned()).or_insert(0);
+            let last = reached.entry(agent.to_owned()).or_insert(seqs.start() - 1);
             ensure!(seq == *last + 1, "{agent} got {seq} after {last}");
             ensure!(head["delivery_id"].as_str().is_some_and(|id| id.starts_with("del_")), "{head}");
             *last = seq;
@@ -109,16 +117,17 @@ async fn a_broker_that_returns_to_large_mailboxes_takes_a_bounded_part_of_its_ga
     }
     let ann = key.as_agent(&key.register_agent("ann").await?);
     post(&ann, json!({ "text": "small" }).to_string()).await?;
+    drop(socket);
     let mut broker = Broker::connect(&gateway.ws_url(), &node).await?;
-    broker.receive(1).await?;
-    drop((socket, broker));
+    broker.receive(1..=1).await?;
+    drop(broker);
 
     let before = reset_peak(gateway.pid())?;
     post_all(&ann, posts).await?;
     let posted = peak(gateway.pid())?;
     let mut broker = Broker::connect(&gateway.ws_url(), &node).await?;
     let posts = i64::try_from(posts)?;
-    let received = broker.receive(1 + posts).await;
+    let received = broker.receive(2..=1 + posts).await;
     let (grown, replayed) = (peak(gateway.pid())? - before, peak(gateway.pid())?);
     println!("{} MiB, {} after the posts, {} in the end", before / MIB, posted / MIB, replayed / MIB);
     received?;
