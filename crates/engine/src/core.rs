@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use chrono::{DateTime, Utc};
-use relay_domain::GatewayId;
+use relay_domain::{GatewayId, WorkspaceId};
 use relay_store::Store;
 use relay_tasks::byte_budget::ByteBudget;
 
@@ -17,7 +17,7 @@ pub(crate) struct Core {
     pub(crate) hints: Arc<Hints>,
     pub(crate) announcer: Announcer,
     /// Memory for the contents of deliveries that are read from storage.
-    pub(crate) bodies: ByteBudget,
+    pub(crate) bodies: ByteBudget<WorkspaceId>,
     /// Set once this process is a gateway.
     pub(crate) gateway: Arc<OnceLock<GatewayId>>,
 }

@@ -26,7 +26,7 @@ use std::{
 
 use futures::{FutureExt as _, StreamExt as _, stream::BoxStream};
 use relay_domain::{
-    NodeId,
+    NodeId, WorkspaceId,
     push::{
         ATTEMPT_TIMEOUT,
         mailbox::{LeasedMailbox, MailboxKey},
@@ -70,7 +70,7 @@ pub struct PushDispatcher {
     recorder: Recorder,
     event_poster: EventPoster,
     /// Memory for the bodies of requests.
-    calls: ByteBudget,
+    calls: ByteBudget<WorkspaceId>,
     stop: CancellationToken,
 }
 

@@ -1,52 +1,33 @@
 //! Replay of posts that were repeated under the idempotency key of the first request.
 
-use relay_domain::{MessageId, channels::ChannelKind};
-use relay_store::channels::audience::AudienceKey;
+use relay_domain::channels::ChannelKind;
+use relay_store::{PostRecord, channels::audience::AudienceKey};
 use serde_json::Value;
 
 use super::{AudienceSource, PostedMessage, Sender, Target, direct_recipient};
 use crate::messages::Messages;
-use crate::{
-    EngineError, EngineResult,
-    access::{authentication::AgentCaller, idempotency::ClientKey},
-    error::Missing,
-};
+use crate::{EngineError, EngineResult, access::idempotency::ClientKey, error::Missing};
 
 impl Messages {
     /// Finds the post that was committed under this key: it stays posted, whatever has happened to its target since.
-    pub(super) async fn find_repeated_post(
+    pub(in crate::messages) async fn find_repeated_post(
         &self,
         sender: &Sender,
         target: &Target,
         key: Option<&ClientKey>,
     ) -> EngineResult<Option<PostedMessage>> {
         let Some(key) = key else { return Ok(None) };
-        let hash = target.key_hash(sender, key);
-        match self.core.replay(sender.scope, &hash, &key.fingerprint()).await? {
-            Some(before) => Ok(Some(self.replay_post(sender, &before.data).await?)),
+        match self.core.replay(sender.scope, &target.stored_key(sender, key)).await? {
+            Some(before) => Ok(Some(self.replay_post(sender, before.data).await?)),
             None => Ok(None),
         }
     }
 
-    /// Finds a repeated direct message to an agent of this name.
-    ///
-    /// # Errors
-    /// When the key was used with another body.
-    pub(crate) async fn find_repeated_dm(
-        &self,
-        caller: &AgentCaller,
-        to: &str,
-        key: Option<&ClientKey>,
-    ) -> EngineResult<Option<PostedMessage>> {
-        self.find_repeated_post(&caller.into(), &Target::Agent(to.to_owned()), key).await
-    }
-
     /// Returns the response of the first request with this key.
-    pub(super) async fn replay_post(&self, sender: &Sender, response: &Value) -> EngineResult<PostedMessage> {
-        let id = response["message_id"].as_str().and_then(|id| id.parse::<MessageId>().ok());
-        let message = match id {
-            Some(id) => self.core.store.message(sender.scope, id).await?,
-            None => None,
+    pub(super) async fn replay_post(&self, sender: &Sender, response: Value) -> EngineResult<PostedMessage> {
+        let message = match serde_json::from_value::<PostRecord>(response) {
+            Ok(record) => self.core.store.message(sender.scope, record.message_id).await?,
+            Err(_) => None,
         };
         let message = message.ok_or(EngineError::NotFound(Missing::Message))?.message;
         // The stored response holds the id only, so the recipient's name is derived again.

@@ -5,7 +5,7 @@ use relay_domain::nodes::{LISTED_NODES, Liveness, NodeProvider, NodeRole, Roster
 use relay_engine::{
     Engine,
     agents::bindings::{self, BindAgent},
-    nodes::roster::{Capability, EnrolNode, NodeFilter, NodeListPosition},
+    nodes::roster::{NodeFilter, NodeListPosition},
 };
 use relay_wire::nodes as wire;
 
@@ -36,20 +36,7 @@ pub async fn enrol(
     caller: WorkspaceKey,
     Body(body): Body<wire::EnrolNodeBody>,
 ) -> Result<Reply<wire::EnrolledNode>, ApiError> {
-    let request = EnrolNode {
-        node_id: body.node_id,
-        name: body.name,
-        machine_id: body.machine_id,
-        kind: body.kind,
-        role: body.role,
-        delivery_adapter: body.delivery_adapter,
-        delivery: body.delivery,
-        capabilities: body.capabilities.map(|input| input.into_iter().map(to_capability).collect()),
-        max_agents: body.max_agents,
-        tags: body.tags,
-        version: body.version,
-    };
-    let enrolled = engine.nodes().enrol(caller.scope, request).await?;
+    let enrolled = engine.nodes().enrol(caller.scope, body).await?;
     Ok(Reply::created(wire::EnrolledNode { node: to_node(enrolled.node), token: enrolled.token }))
 }
 
@@ -224,13 +211,6 @@ pub async fn mint_direct_token(
 ) -> Result<Reply<wire::NodeToken>, ApiError> {
     let minted = engine.nodes().mint_direct_token(&caller).await?;
     Ok(Reply::ok(wire::NodeToken { node_id: minted.node_id.to_string(), node_name: minted.name, token: minted.token }))
-}
-
-fn to_capability(input: wire::CapabilityInput) -> Capability {
-    match input {
-        wire::CapabilityInput::Name(name) => Capability { name, kind: None, metadata: None },
-        wire::CapabilityInput::Object { name, kind, metadata } => Capability { name, kind, metadata },
-    }
 }
 
 /// Converts a node to the form that REST and the registration reply use.
