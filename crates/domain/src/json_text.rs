@@ -105,7 +105,8 @@ impl<'de> Deserialize<'de> for JsonText {
     /// Copies the value piece by piece, so that spaces disappear and what no client could parse is refused.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut text = Vec::new();
-        serde_transcode::transcode(deserializer, &mut serde_json::Serializer::new(&mut text)).map_err(D::Error::custom)?;
+        serde_transcode::transcode(deserializer, &mut serde_json::Serializer::new(&mut text))
+            .map_err(D::Error::custom)?;
         let text = String::from_utf8(text).map_err(D::Error::custom)?;
         Ok(Self(RawValue::from_string(text).map_err(D::Error::custom)?.into()))
     }

@@ -30,10 +30,10 @@ pub mod snowflake;
 pub mod subscriptions;
 pub mod workspaces;
 
-pub use json_text::{JsonEntries, JsonText};
 pub use access::scope::WorkspaceScope;
 pub use ids::{
     ActionId, AgentId, AttemptId, BatchId, ChannelId, ConversationId, DeliveryId, FileId, GatewayId, InvocationId,
     MessageId, NodeId, ObserverTokenId, ProviderName, PushWorkerId, SessionEventId, SubscriptionDeliveryId,
     SubscriptionId, TriggerId, WebhookId, WorkspaceId,
 };
+pub use json_text::{JsonEntries, JsonText};

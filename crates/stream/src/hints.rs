@@ -89,6 +89,20 @@ pub enum Hint {
         /// Id for a `deliver` frame with seq 0; `None` for a `context.update`.
         event_id: Option<String>,
     },
+    /// Several best-effort events of one kind for the socket of one agent, never replayed. Versions before this one
+    /// ignore it.
+    NotifyEach {
+        /// Id of the workspace.
+        workspace: WorkspaceId,
+        /// Recipient.
+        agent: AgentId,
+        /// Topic of the events.
+        topic: String,
+        /// Name of the events.
+        event: String,
+        /// Data of each event, an object.
+        each: Vec<serde_json::Value>,
+    },
 }
 
 /// Hint with its sender, so that a process can ignore its own hints.

@@ -3,6 +3,7 @@
 
 mod commits;
 mod large_messages;
+mod notices;
 mod revocation;
 mod schemas;
 mod searches;

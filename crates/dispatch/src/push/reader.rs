@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use relay_domain::{
-    mailboxes::stream::Seq,
-    push::mailbox::LeasedMailbox,
-};
+use relay_domain::{mailboxes::stream::Seq, push::mailbox::LeasedMailbox};
 use relay_tasks::{
     TaskSet,
     batches::{BatchSender, Batches, QueueConfig, Request, queue},

@@ -174,7 +174,8 @@ mod tests {
 
     #[test]
     fn recipients_of_one_message_count_its_content_once() {
-        let mailboxes: Vec<Vec<_>> = (0..100).map(|agent| vec![row(agent, 1, 900_000), row(agent, 2, 900_000)]).collect();
+        let mailboxes: Vec<Vec<_>> =
+            (0..100).map(|agent| vec![row(agent, 1, 900_000), row(agent, 2, 900_000)]).collect();
         let mailboxes: Vec<&[_]> = mailboxes.iter().map(Vec::as_slice).collect();
         let fitting = ContentBudget::new(1_000_000).fit_prefixes(&mailboxes);
         assert_eq!(fitting, [1; 100], "all of them get the first message");

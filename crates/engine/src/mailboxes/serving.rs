@@ -43,7 +43,11 @@ pub struct ReplayFrame {
 pub enum ReplayBody {
     /// Frame as it is written to the socket.
     Tombstone(bytes::Bytes),
-    Delivery { id: DeliveryId, frame: SharedFrame, memory: Arc<ByteLease> },
+    Delivery {
+        id: DeliveryId,
+        frame: SharedFrame,
+        memory: Arc<ByteLease>,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -111,7 +115,8 @@ impl Mailboxes {
             rows = self.core.store.deliveries_from(&live, since).await?;
         }
         let read = self.read_fitting(scope, wants, rows).await?;
-        let mut frames = FrameBuilder { payloads: SharedPayloads::default(), memory: read.memory, now: self.core.now() };
+        let mut frames =
+            FrameBuilder { payloads: SharedPayloads::default(), memory: read.memory, now: self.core.now() };
         let mut repaired = Vec::with_capacity(wants.len());
         for (want, mailbox) in wants.iter().zip(read.mailboxes) {
             let head =

@@ -123,7 +123,7 @@ fn recipient_count(pending: &PendingSend) -> u64 {
 }
 
 /// Bytes of a message, apart from parts that are small in every message.
-fn held_bytes(message: &Message) -> usize {
+pub(crate) fn held_bytes(message: &Message) -> usize {
     let blocks = message.blocks.as_ref().map_or(0, JsonText::byte_len);
     message.text.len() + blocks + message.metadata.byte_len() + encoded_length(&message.attachments)
 }
@@ -327,6 +327,7 @@ fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome
     // After the replies: callers wait for the commit only.
     announce(engine, &committed, outcome.events);
     engine.node_kinds().hint_due_deliveries(committed.locations());
+    committed.drop_unpublished_contents();
     if let Err(committed) = engine.inner.publisher.push(committed) {
         // The outbox relay will publish it; recipients need not wait for that.
         engine.hints().mailboxes_changed(committed.mailboxes());

@@ -6,22 +6,20 @@
 
 mod replay;
 
-use std::{iter, sync::Arc};
+use std::{collections::HashMap, iter, sync::Arc};
 
 use relay_domain::{
     AgentId, ConversationId, JsonText, MessageId, WorkspaceScope,
     agents::AgentKind,
     channels::{ChannelKind, direct_names},
+    events::kind,
     files::MAX_ATTACHMENTS,
     mailboxes::{
         dead_letter::TTL_BOUNDS,
         delivery::{Mode, Reason},
     },
     messages::{Message, extract_mentions},
-    names::{
-        MAX_AGENT_NAME_BYTES, MAX_TEXT_BYTES, check_json_length, check_length, check_name,
-        strip_hash,
-    },
+    names::{MAX_AGENT_NAME_BYTES, MAX_TEXT_BYTES, check_json_length, check_length, check_name, strip_hash},
 };
 use relay_store::{
     IdempotencyKey,
@@ -44,6 +42,7 @@ use crate::{
     },
     channels::audiences::AudienceSource,
     error::{BadCredential, Conflict, Denial, InvalidInput, Missing, TooLarge},
+    hints::AgentNotices,
     messages::committer::{CommitReply, PendingSend},
 };
 
@@ -374,27 +373,26 @@ impl Messages {
     /// Notifies the sender of full mailboxes (docs/protocol/node.md, "Expiry and mailbox depth"). The send itself
     /// succeeded.
     fn notify_mailbox_full(&self, sender: &Sender, send: &NewSend, audience: &Audience, full: &[usize]) {
-        for position in full {
-            let Some(recipient) = send.recipients.get(*position) else { continue };
-            let name = audience.members.iter().find(|m| m.agent_id == recipient.agent_id).map(|m| &m.name);
-            metrics::counter!(relay_domain::metric_names::DELIVERIES_REFUSED).increment(1);
-            self.core.hints.notify(
-                sender.scope,
-                vec![sender.agent_id],
-                "agent",
-                "delivery.failed",
-                DeliveryRefused {
-                    delivery_id: None,
-                    message_id: send.message.id,
-                    target_agent_id: recipient.agent_id,
-                    target_agent_name: name.map(String::as_str),
-                    reason: "depth_cap",
-                    error: "mailbox depth cap exceeded",
-                    retryable: false,
-                }
-                .to_value(),
-            );
+        if full.is_empty() {
+            return;
         }
+        metrics::counter!(relay_domain::metric_names::DELIVERIES_REFUSED).increment(full.len() as u64);
+        let names: HashMap<_, _> = audience.members.iter().map(|m| (m.agent_id, m.name.as_str())).collect();
+        let notice = |recipient: &NewRecipient| {
+            DeliveryRefused {
+                delivery_id: None,
+                message_id: send.message.id,
+                target_agent_id: recipient.agent_id,
+                target_agent_name: names.get(&recipient.agent_id).copied(),
+                reason: "depth_cap",
+                error: "mailbox depth cap exceeded",
+                retryable: false,
+            }
+            .to_value()
+        };
+        let each = full.iter().filter_map(|position| send.recipients.get(*position)).map(notice).collect();
+        let (scope, agent) = (sender.scope, sender.agent_id);
+        self.core.notify_senders(vec![AgentNotices { scope, agent, event: kind::DELIVERY_FAILED, each }]);
     }
 }
 

@@ -6,7 +6,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use relay_domain::{
-    AgentId, BatchId, DeliveryId, MessageId, NodeId, WorkspaceScope,
+    AgentId, BatchId, DeliveryId, JsonText, MessageId, NodeId, WorkspaceScope,
     mailboxes::{Content, ContentBudget, StoredDelivery},
     messages::Message,
     metric_names,
@@ -23,13 +23,15 @@ use relay_wire::{
 };
 use tokio::sync::{Semaphore, mpsc};
 
-use super::Messages;
+use super::{Messages, committer::held_bytes};
 use crate::{Engine, EngineResult, Inner, core::Core};
 
 /// Bound of the queue, in batches. Beyond it the outbox relay takes over.
 const QUEUE: usize = 256;
 /// Bound of the batches that JetStream has not acknowledged.
 const IN_FLIGHT: usize = 64;
+/// Bound of the copies of one message in the log together. Beyond it the recipients' gateways read it from Postgres.
+const COPIES_BYTES: usize = 16 * 1024 * 1024;
 /// A slower publish must not stall delivery: gateways get a hint to read Postgres. A cluster that elects a leader
 /// pauses for seconds.
 const STALL_TIMEOUT: Duration = Duration::from_millis(250);
@@ -52,6 +54,8 @@ pub(crate) struct CommittedSend {
     names: Vec<Arc<str>>,
     rows: Vec<Option<WrittenDelivery>>,
     traceparent: Option<String>,
+    /// Its content was dropped.
+    is_reference: bool,
 }
 
 impl Committed {
@@ -62,12 +66,13 @@ impl Committed {
         rows: Vec<Option<WrittenDelivery>>,
         traceparent: Option<String>,
     ) {
-        self.sends.push(CommittedSend { send, names, rows, traceparent });
+        self.sends.push(CommittedSend { send, names, rows, traceparent, is_reference: false });
     }
 
-    /// Messages of a workspace, by id.
+    /// Messages of a workspace, by id, without large ones: those are read from Postgres, so that the announcements that
+    /// wait hold none.
     pub(crate) fn messages(&self, scope: WorkspaceScope) -> HashMap<MessageId, Message> {
-        let own = self.sends.iter().filter(|s| s.send.scope == scope);
+        let own = self.sends.iter().filter(|s| s.send.scope == scope && held_bytes(&s.send.message) <= INLINE_LIMIT);
         own.map(|s| (s.send.message.id, s.send.message.clone())).collect()
     }
 
@@ -89,6 +94,19 @@ impl Committed {
             let rows = s.send.recipients.iter().zip(&s.rows);
             rows.filter_map(|(r, row)| Some((s.send.scope, r.agent_id, &row.as_ref()?.node_id)))
         })
+    }
+
+    /// Drops the contents that are published as references: those too large for the log, and those with so many
+    /// recipients that their copies would be large together.
+    pub(crate) fn drop_unpublished_contents(&mut self) {
+        for send in &mut self.sends {
+            let bytes = held_bytes(&send.send.message);
+            if bytes > INLINE_LIMIT || bytes * send.rows.len() > COPIES_BYTES {
+                send.is_reference = true;
+                send.send.message.text.clear();
+                (send.send.message.blocks, send.send.message.metadata) = (None, JsonText::empty_object());
+            }
+        }
     }
 
     /// Starts a span for each traced send; its frames become children.
@@ -118,8 +136,7 @@ impl Committed {
                     seq: row.seq,
                     delivery_id: id.to_string(),
                     location: location(row.node_id.as_str(), provider),
-                    // Copies of a large frame for a thousand recipients would be a gigabyte.
-                    body: (payload.get().len() <= INLINE_LIMIT)
+                    body: (!s.is_reference && payload.get().len() <= INLINE_LIMIT)
                         .then(|| deliver_frame::deliver_frame(id, name, row.seq, recipient.mode, payload)),
                     sender: Some(message.agent_id),
                     traceparent: s.traceparent.clone(),
@@ -190,8 +207,10 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut batches: mpsc::Recei
         match engine.inner.stream.publish(&frames).await {
             Ok(stored) => {
                 let published = Arc::clone(&published);
+                // Only the number is needed from now on.
+                let frames = frames.len();
                 spawn_isolated("publish", async move {
-                    if wait_until_stored(&engine, stored, &committed, frames.len()).await {
+                    if wait_until_stored(&engine, stored, &committed, frames).await {
                         let _ = published.try_send(committed.batch);
                     }
                     drop((permit, spans));

@@ -144,8 +144,12 @@ impl Messages {
         });
         let metadata =
             WebhookMetadata { webhook_id: hook.webhook_id, source: source.as_deref(), payload: call.payload };
-        let draft =
-            Draft { text: text.clone(), blocks: call.blocks, data: Some(JsonText::encode(&metadata)), ..Draft::default() };
+        let draft = Draft {
+            text: text.clone(),
+            blocks: call.blocks,
+            data: Some(JsonText::encode(&metadata)),
+            ..Draft::default()
+        };
         // The commit fills in the message's id.
         let message = WebhookMessage { id: None, text: &text, source: source.as_deref(), author: &author };
         let received = WebhookReceived { webhook_id: hook.webhook_id, channel: &hook.channel_name, message }.to_value();

@@ -167,8 +167,7 @@ impl Subscriptions {
     pub async fn pending_calls(&self, lease: &Lease, limit: i64) -> EngineResult<(Vec<PendingCall>, ByteLease)> {
         let (fitting, bytes) = self.core.store.fitting_calls(lease, limit, CALL_BYTES).await?;
         let memory = self.core.bodies.reserve(lease.scope.workspace_id(), bytes).await;
-        let calls =
-            if fitting == 0 { Vec::new() } else { self.core.store.pending_calls(lease, fitting).await? };
+        let calls = if fitting == 0 { Vec::new() } else { self.core.store.pending_calls(lease, fitting).await? };
         Ok((calls, memory))
     }
 

@@ -9,11 +9,7 @@ use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
     AgentId, InvocationId, MessageId, WorkspaceId, WorkspaceScope,
-    mailboxes::{
-        Content, StoredDelivery,
-        delivery::SourceKind,
-        stream::Seq,
-    },
+    mailboxes::{Content, StoredDelivery, delivery::SourceKind, stream::Seq},
 };
 use sqlx::{FromRow, Row, postgres::PgRow};
 
@@ -131,10 +127,7 @@ impl Store {
     }
 
     /// Reads the contents of these rows, each once. A content that is no longer kept becomes [`Content::Dropped`].
-    pub async fn read_contents<'a>(
-        &self,
-        rows: impl IntoIterator<Item = &'a mut StoredDelivery>,
-    ) -> StoreResult<()> {
+    pub async fn read_contents<'a>(&self, rows: impl IntoIterator<Item = &'a mut StoredDelivery>) -> StoreResult<()> {
         let mut unread: Vec<(&mut StoredDelivery, SourceKind)> = rows
             .into_iter()
             .filter_map(|row| match row.content {

@@ -61,20 +61,24 @@ impl PushQueue for EnginePushQueue {
     }
 
     fn notices(&self) -> BoxStream<'static, Notice> {
-        let hints = self.engine.hints().subscribe();
-        let notices = stream::unfold(hints, |mut hints| async move {
-            loop {
-                let notice = match hints.recv().await {
-                    Ok(hint) => notice(&hint),
-                    Err(RecvError::Lagged(_)) => Some(Notice::Lagged),
-                    Err(RecvError::Closed) => return None,
-                };
-                if let Some(notice) = notice {
-                    return Some((notice, hints));
-                }
-            }
+        let changes = stream::unfold(self.engine.hints().subscribe(), |mut hints| async move {
+            let notices = match hints.recv().await {
+                Ok(hint) => notices(&hint),
+                Err(RecvError::Lagged(_)) => vec![Notice::Lagged],
+                Err(RecvError::Closed) => return None,
+            };
+            Some((notices, hints))
         });
-        notices.boxed()
+        // Lost events are no reason to look at all mailboxes.
+        let events = stream::unfold(self.engine.hints().subscribe_notices(), |mut hints| async move {
+            let events = match hints.recv().await {
+                Ok(hint) => notices(&hint),
+                Err(RecvError::Lagged(_)) => Vec::new(),
+                Err(RecvError::Closed) => return None,
+            };
+            Some((events, hints))
+        });
+        stream::select(changes, events).flat_map(stream::iter).boxed()
     }
 
     async fn renew_lease(&self, ttl: Duration) -> QueueResult<()> {
@@ -133,29 +137,41 @@ impl PushQueue for EnginePushQueue {
     }
 }
 
-/// Translates a hint; `None` for those of no interest.
-fn notice(hint: &Hint) -> Option<Notice> {
+/// Translates a hint; empty for those of no interest.
+fn notices(hint: &Hint) -> Vec<Notice> {
     let keys = |agents: &[(WorkspaceId, AgentId)]| {
         agents.iter().map(|(workspace, agent)| (WorkspaceScope::from_engine_row(*workspace), *agent)).collect()
     };
     match hint {
-        Hint::DeliveriesDue { agents } => Some(Notice::Due(keys(agents))),
-        Hint::MailboxesChanged { agents } => Some(Notice::Changed(keys(agents))),
+        Hint::DeliveriesDue { agents } => vec![Notice::Due(keys(agents))],
+        Hint::MailboxesChanged { agents } => vec![Notice::Changed(keys(agents))],
         Hint::NodesChanged { workspace, nodes } => {
-            Some(Notice::NodesChanged { scope: WorkspaceScope::from_engine_row(*workspace), nodes: nodes.clone() })
+            vec![Notice::NodesChanged { scope: WorkspaceScope::from_engine_row(*workspace), nodes: nodes.clone() }]
         }
-        Hint::Notify { workspace, agents, topic, event, data, .. } => Some(Notice::Event(NodeEvent {
+        Hint::Notify { workspace, agents, topic, event, data, .. } => vec![Notice::Event(NodeEvent {
             scope: WorkspaceScope::from_engine_row(*workspace),
             agents: agents.clone(),
             topic: topic.clone(),
             kind: event.clone(),
             data: data.clone(),
-        })),
+        })],
+        Hint::NotifyEach { workspace, agent, topic, event, each } => {
+            let events = each.iter().cloned().map(|data| {
+                Notice::Event(NodeEvent {
+                    scope: WorkspaceScope::from_engine_row(*workspace),
+                    agents: Some(vec![*agent]),
+                    topic: topic.clone(),
+                    kind: event.clone(),
+                    data,
+                })
+            });
+            events.collect()
+        }
         Hint::TokenRevoked { .. }
         | Hint::QuotasChanged { .. }
         | Hint::ObserversChanged
         | Hint::MembersChanged { .. }
         | Hint::ProviderTaken { .. }
-        | Hint::Invoke { .. } => None,
+        | Hint::Invoke { .. } => Vec::new(),
     }
 }

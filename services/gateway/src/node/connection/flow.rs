@@ -12,9 +12,7 @@ use relay_domain::{
 };
 use relay_engine::{
     EngineResult,
-    mailboxes::serving::{
-        Fence, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox, ReplayBody, ReplayFrame,
-    },
+    mailboxes::serving::{Fence, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox, ReplayBody, ReplayFrame},
 };
 use relay_wire::nodes::frame;
 use tokio::time::Instant;

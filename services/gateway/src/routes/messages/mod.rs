@@ -83,11 +83,7 @@ pub async fn update(
     Path(id): Path<String>,
     Body(body): Body<UpdateMessageBody>,
 ) -> Result<Reply<wire::Message>, ApiError> {
-    let update = MessageUpdate {
-        text: body.text,
-        blocks: body.blocks,
-        data: body.data,
-    };
+    let update = MessageUpdate { text: body.text, blocks: body.blocks, data: body.data };
     Ok(Reply::ok(engine.messages().update(&caller, &id, &update).await?.into()))
 }
 
