@@ -1,26 +1,44 @@
 //! [`Core`]: what the handles of all nouns share.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use chrono::{DateTime, Utc};
-use relay_domain::{GatewayId, WorkspaceId};
+use relay_domain::{GatewayId, WorkspaceId, WorkspaceScope};
 use relay_store::Store;
 use relay_tasks::byte_budget::ByteBudget;
+use tokio::sync::mpsc;
 
-use crate::{EngineResult, IdSource, events::Announcer, hints::Hints};
+use crate::{
+    EngineError, EngineResult, IdSource,
+    access::rights::RefusalLog,
+    events::Announcement,
+    fair_places::{FairPlaces, Place},
+    hints::Hints,
+};
 
-/// Storage, ids, the clock, hints, announcements and the memory for message bodies. Cheap to clone; all clones share their state.
+/// Storage, ids, the clock, hints, announcements and shared bounds. Cheap to clone; all clones share their state.
 #[derive(Clone)]
 pub(crate) struct Core {
     pub(crate) store: Store,
     pub(crate) ids: Arc<IdSource>,
     pub(crate) hints: Arc<Hints>,
-    pub(crate) announcer: Announcer,
+    pub(crate) announcer: mpsc::Sender<Announcement>,
+    pub(crate) refusals: Arc<RefusalLog>,
     /// Memory for the contents of deliveries that are read from storage.
     pub(crate) bodies: ByteBudget<WorkspaceId>,
     /// Set once this process is a gateway.
     pub(crate) gateway: Arc<OnceLock<GatewayId>>,
+    /// Places of reads that scan. They share the database with commits.
+    pub(crate) scans: FairPlaces,
 }
+
+/// Scans at the same time in this process; a workspace has one.
+pub(crate) const CONCURRENT_SCANS: usize = 4;
+/// Longest wait for a place: some scans of the same workspace, far below the 30 s that a request may take.
+const SCAN_WAIT: Duration = Duration::from_secs(5);
 
 impl Core {
     /// Current time by Postgres' clock, as far as this process knows it.
@@ -30,6 +48,14 @@ impl Core {
 
     pub(crate) fn next_id(&self) -> i64 {
         self.ids.next_id()
+    }
+
+    /// Waits for the place of a read that scans: a search, statistics, or a list of a whole workspace.
+    ///
+    /// # Errors
+    /// When other scans, above all of the same workspace, take too long.
+    pub(crate) async fn take_scan_place(&self, scope: WorkspaceScope) -> EngineResult<Place> {
+        self.scans.take(scope, SCAN_WAIT).await.ok_or(EngineError::Overloaded)
     }
 
     /// Id of this gateway, if this process is one.

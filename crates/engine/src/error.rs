@@ -1,7 +1,13 @@
 //! Errors of the use cases. Main type: [`EngineError`], whose variants are kinds; the enum inside each says what the
 //! error is about. The gateway maps both to a status and a stable code.
 
-use relay_domain::{NodeId, access::token::TokenKind, names, nodes::NodeKind, workspaces::plan::Quota};
+use relay_domain::{
+    NodeId,
+    access::{rights::Refusal, token::TokenKind},
+    names,
+    nodes::NodeKind,
+    workspaces::plan::Quota,
+};
 use relay_store::StoreError;
 
 pub type EngineResult<T> = Result<T, EngineError>;
@@ -29,6 +35,12 @@ pub enum EngineError {
     DependencyUnavailable(Dependency),
     #[error(transparent)]
     Unauthenticated(BadCredential),
+    /// The client's address has presented too many unknown tokens. Nothing was looked up.
+    #[error("too many unknown tokens from this address")]
+    TooManyUnknownTokens {
+        /// Seconds until the next attempt: 1 to 60.
+        retry_after: u16,
+    },
     /// An operator has suspended the workspace. Its data is kept.
     #[error("the workspace is suspended")]
     WorkspaceSuspended,
@@ -135,10 +147,11 @@ pub enum Denial {
     NotAuthor,
     #[error("not a participant of this conversation")]
     NotAParticipant,
-    #[error("not the handler")]
-    NotHandler,
     #[error("invoking {0} is denied")]
     ActionDenied(String),
+    /// The rights of the agent do not permit it.
+    #[error("refused: {}", .0.code())]
+    Refused(Refusal),
     /// The provider reports the result over its socket.
     #[error("the invocation is a node's")]
     NodeOwnedInvocation,
@@ -333,6 +346,8 @@ pub enum Limit {
     Quota(Quota),
     #[error("too many actions")]
     Actions,
+    #[error("too many observer tokens were created within a day")]
+    ObserverTokensPerDay,
     #[error("too many invocations of {0} are open")]
     Invocations(&'static str),
 }
@@ -391,6 +406,18 @@ impl From<StoreError> for EngineError {
             StoreError::Refused { .. } | StoreError::Corrupt { .. } => Self::Internal(Fault::Store(error)),
         }
     }
+}
+
+/// Formats an error with its causes, outermost first.
+#[must_use]
+pub fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text = format!("{text}: {next}");
+        cause = next.source();
+    }
+    text
 }
 
 impl From<relay_stream::StreamError> for EngineError {

@@ -107,10 +107,16 @@ impl Hints {
         self.mailboxes_changed([(scope, agent)]);
     }
 
+    /// Has this process compare a mailbox with its rows, because a message about it could not be verified.
+    pub fn compare_mailbox(&self, scope: WorkspaceScope, agent: AgentId) {
+        let _ = self.local.send(Arc::new(Hint::MailboxesChanged { agents: vec![(scope.workspace_id(), agent)] }));
+    }
+
     pub fn token_revoked(&self, hash: TokenHash) {
         self.publish(Hint::TokenRevoked { hash: hash.to_string() });
     }
 
+    /// Hints that quotas or rights of a workspace or of its agents changed.
     pub fn quotas_changed(&self, scope: WorkspaceScope) {
         self.publish(Hint::QuotasChanged { workspace: scope.workspace_id() });
     }
@@ -164,11 +170,12 @@ impl Hints {
 
     fn send_local(&self, hint: Arc<Hint>) {
         let listeners = match *hint {
-            Hint::Notify { .. } | Hint::NotifyEach { .. } => &self.notices,
+            Hint::Notify { .. } | Hint::NotifyEach { .. } | Hint::NoticeMissed { .. } => &self.notices,
             Hint::NodesChanged { .. }
             | Hint::MailboxesChanged { .. }
             | Hint::DeliveriesDue { .. }
             | Hint::TokenRevoked { .. }
+            | Hint::TokenDoubted { .. }
             | Hint::QuotasChanged { .. }
             | Hint::ObserversChanged
             | Hint::MembersChanged { .. }
@@ -214,7 +221,7 @@ impl Core {
         let core = self.clone();
         spawn_isolated("notices", async move {
             let agents: Vec<_> = notices.iter().map(|one| (one.scope, one.agent)).collect();
-            match core.store.locations_of_agents(&agents).await {
+            match core.store.gateways_of_agents(&agents).await {
                 Ok(locations) => notices.into_iter().for_each(|one| core.send_notices(one, &locations)),
                 Err(error) => {
                     tracing::debug!(error = &error as &dyn std::error::Error, "senders are not notified");
@@ -272,7 +279,7 @@ pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Rece
         let hint = hints.recv().await;
         let Some(inner) = engine.upgrade() else { return };
         match hint.as_deref() {
-            Ok(Hint::TokenRevoked { hash }) => {
+            Ok(Hint::TokenRevoked { hash } | Hint::TokenDoubted { hash }) => {
                 if let Ok(hash) = hash.parse::<TokenHash>() {
                     inner.access.tokens.forget(&hash);
                     inner.observers.cache.notify_access_change();
@@ -282,7 +289,11 @@ pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Rece
             Ok(Hint::MembersChanged { workspace, channel }) => {
                 inner.messages.audiences.forget(WorkspaceScope::from_engine_row(*workspace), *channel);
             }
-            Ok(Hint::QuotasChanged { workspace }) => inner.quotas.forget(*workspace).await,
+            // Also rights: both are cached facts of a workspace that change rarely.
+            Ok(Hint::QuotasChanged { workspace }) => {
+                inner.quotas.forget(*workspace).await;
+                inner.access.tokens.forget_workspace(*workspace);
+            }
             Ok(_) => {}
             Err(broadcast::error::RecvError::Lagged(_)) => {
                 inner.observers.cache.request_refresh();

@@ -15,6 +15,7 @@ mod engine_link;
 mod events;
 mod harness;
 mod injection;
+mod insight;
 mod invocations;
 mod lease;
 mod mailbox;
@@ -38,6 +39,8 @@ async fn main() -> ExitCode {
         Command::Init(settings) => startup::run(*settings).await,
         Command::DumpPty(arguments) => commands::dump_pty(arguments).await,
         Command::Ack(arguments) => commands::ack(&arguments),
+        Command::Mcp => commands::mcp().await,
+        Command::McpArgs(arguments) => commands::mcp_args(*arguments),
         Command::Verify => commands::verify(),
     };
     match outcome {

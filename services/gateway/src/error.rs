@@ -2,19 +2,21 @@
 //!
 //! [`ApiError`] is the error of every handler and extractor; engine errors convert into it.
 
-use std::{borrow::Cow, error::Error};
+use std::{borrow::Cow, error::Error, fmt};
 
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header::RETRY_AFTER},
     response::{IntoResponse, Response},
 };
-use relay_domain::access::token::TokenKind;
+use relay_domain::access::{rights::Refusal, token::TokenKind};
 use relay_engine::{
     EngineError,
     error::{BadCredential, Conflict, Denial, Dependency, InvalidInput, Limit, Missing, TooLarge},
 };
 use relay_wire::envelope::Failure;
+
+use crate::connections::Limit as Limited;
 
 /// Value of `Retry-After` while storage is unavailable, in seconds.
 const RETRY_AFTER_SECONDS: u16 = 1;
@@ -29,9 +31,17 @@ pub struct ApiError {
     drops_connection: bool,
 }
 
-/// Marks a response that must not be sent: the connection is closed instead (see `middleware`).
+/// Marks a response that must not be sent: `main` closes the connection instead.
 #[derive(Debug, Clone, Copy)]
 pub struct DropConnection;
+
+impl fmt::Display for DropConnection {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("the outcome of the request is unknown")
+    }
+}
+
+impl Error for DropConnection {}
 
 impl ApiError {
     /// Creates an error with a stable code and a text for people.
@@ -89,6 +99,17 @@ impl ApiError {
         Self { retry_after: Some(RETRY_AFTER_SECONDS), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message) }
     }
 
+    /// 503: a limit of connections is reached. Nothing was done.
+    pub fn too_many_connections(limit: Limited) -> Self {
+        let message = match limit {
+            Limited::Process => "Too many connections at this gateway, try again later",
+            Limited::Address => "Too many connections from this address: close some, or try again later",
+            Limited::Workspace => "Too many connections of this workspace: close some, or try again later",
+            Limited::Token => "Too many connections with this token: close some, or try again later",
+        };
+        Self::unavailable("too_many_connections", message)
+    }
+
     /// 429: a rate limit is exceeded. `retry_after` is in seconds.
     pub fn rate_limited(retry_after: u16) -> Self {
         let error =
@@ -138,6 +159,10 @@ impl From<EngineError> for ApiError {
             }
             EngineError::DependencyUnavailable(dependency) => dependency.into(),
             EngineError::Unauthenticated(credential) => credential.into(),
+            EngineError::TooManyUnknownTokens { retry_after } => Self {
+                message: "Too many unknown tokens from this address, try again later".into(),
+                ..Self::rate_limited(retry_after)
+            },
             EngineError::WorkspaceSuspended => {
                 Self::new(StatusCode::LOCKED, "workspace_suspended", "The workspace is suspended")
             }
@@ -224,6 +249,10 @@ impl From<Limit> for ApiError {
                 format!("The plan of this workspace allows no more {}", quota.as_str()).into(),
             ),
             Limit::Actions => too_many("too_many_actions", "The workspace has too many actions".into()),
+            Limit::ObserverTokensPerDay => too_many(
+                "too_many_observer_tokens",
+                "The workspace has created too many observer tokens within a day: change or rotate those it has".into(),
+            ),
             Limit::Invocations(of) => Self {
                 retry_after: Some(RETRY_AFTER_SECONDS),
                 ..too_many("too_many_invocations", format!("Too many invocations of {of} are open").into())
@@ -246,11 +275,32 @@ fn denial_text(denial: Denial) -> (&'static str, Cow<'static, str>) {
         Denial::NotOwnSession => ("forbidden", "An agent reports events of its own session only".into()),
         Denial::NotAuthor => ("forbidden", "Only its author may change a message".into()),
         Denial::NotAParticipant => ("forbidden", "Not a participant of this conversation".into()),
-        Denial::NotHandler => ("forbidden", "Only the agent that handles it may do this".into()),
+        Denial::Refused(refusal) => (refusal.code(), refusal_text(refusal).into()),
         Denial::ActionDenied(name) => ("action_denied", format!("You may not invoke \"{name}\"").into()),
         Denial::NodeOwnedInvocation => {
             ("node_owned_invocation", "A node handles this invocation and ends it over its socket".into())
         }
+    }
+}
+
+/// Message of a 403 that follows from rights.
+const fn refusal_text(refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::Send => "This agent may not send messages",
+        Refusal::Join => "This agent may not join or create channels",
+        Refusal::Spawn => "This agent may not spawn agents",
+        Refusal::Subscribe => "This agent may not subscribe to events",
+        Refusal::SubscriptionNotOwn => "Only the agent that created a subscription, or the workspace key, may do this",
+        Refusal::CreateTrigger => "This agent may not create triggers",
+        Refusal::TriggerNotOwn => "Only the agent that created a trigger, or the workspace key, may do this",
+        Refusal::DefineAction => "This agent may not define actions",
+        Refusal::NotHandler => "Only the agent that handles it may do this",
+        Refusal::Release => "This agent may not release agents",
+        Refusal::NotSpawnedByCaller => {
+            "An agent ends itself and the agents that it spawned; use the workspace key for others"
+        }
+        Refusal::InvocationNotOwn => "Only caller and handler of an invocation, or the workspace key, may read it",
+        Refusal::PostThroughNode => "This node may not post for that agent",
     }
 }
 

@@ -458,12 +458,14 @@ impl PageRun<'_> {
 
     async fn attempt_row(self, mailbox: &LeasedMailbox, row: &PushRow) -> RowResult {
         let Self { pusher, endpoint, .. } = self;
-        let permit = match pusher.endpoints.acquire_permit(endpoint, || pusher.is_crowded()).await {
+        let bytes = request::approximate_bytes(&row.delivery);
+        let permit = match pusher.endpoints.acquire_permit(endpoint, bytes, || pusher.is_crowded()).await {
             Ok(Ok(permit)) => permit,
             Ok(Err(until)) => return RowResult::NotBefore(until),
             Err(_) => return RowResult::NotBefore(pusher.storage.now() + chrono::Duration::seconds(1)),
         };
-        let _memory = pusher.calls.reserve(mailbox.scope.workspace_id(), request::body_bytes(&row.delivery)).await;
+        let _memory =
+            pusher.calls.reserve(mailbox.scope.workspace_id(), request::approximate_bytes(&row.delivery)).await;
         // These waits may have been long.
         let is_stale =
             pusher.epoch(self.served) != self.epoch || !pusher.lease.covers_attempt() || pusher.stop.is_cancelled();

@@ -34,8 +34,9 @@ pub(super) fn delivery_call(
     Some(HttpCall { headers, body: bytes.into() })
 }
 
-/// Returns about the size of a request's body. A conversation contains the text twice.
-pub(super) fn body_bytes(row: &StoredDelivery) -> usize {
+/// Returns the size of a delivery's body before it is built, without what every body has. A conversation contains the
+/// text twice.
+pub(super) fn approximate_bytes(row: &StoredDelivery) -> usize {
     match &row.content {
         Content::Message(message) => {
             let blocks = message.blocks.as_ref().map_or(0, JsonText::byte_len);

@@ -12,11 +12,15 @@ use std::{
 
 use moka::sync::Cache;
 use relay_domain::{
-    WorkspaceScope,
+    WorkspaceId, WorkspaceScope,
     access::token::{TOKEN_BYTES, TokenHash, TokenKind},
+    metric_names as name,
 };
 use relay_store::{StoreError, TokenOwner};
-use tokio::{sync::Mutex, time::Instant};
+use tokio::{
+    sync::{Mutex, Semaphore, SemaphorePermit},
+    time::Instant,
+};
 
 use super::authentication::{AgentCaller, Credential, NodeCaller};
 use crate::{
@@ -30,6 +34,18 @@ use crate::{
 const CACHED_FOR: Duration = Duration::from_secs(1);
 /// Number of lookup groups. Tokens of one group are looked up one at a time.
 const LOOKUP_GROUPS: usize = 64;
+/// A token that was valid within the last minutes waits for its group only. The others are strangers: few of them are
+/// looked up at a time, so that a flood of invented tokens does not delay known callers, and many may wait, as after a
+/// restart.
+const STRANGERS_AT_A_TIME: usize = 8;
+const MAX_WAITING_STRANGERS: usize = 4096;
+const MAX_WAITING: usize = 8192;
+/// Longest wait of a stranger.
+const STRANGER_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time for which a token that was valid is no stranger.
+const REMEMBERED_FOR: Duration = Duration::from_secs(600);
+/// Unknown tokens that are kept, so that a client that repeats one costs nothing.
+const CACHED_UNKNOWN: u64 = 10_000;
 /// While this recent, an outage seen by one lookup answers those that waited for it. Long enough for the waiting
 /// requests to take their turns, short enough that no request is refused after Postgres is back.
 const OUTAGE_BACKOFF: Duration = Duration::from_millis(50);
@@ -40,6 +56,13 @@ const CACHED_TOKENS: u64 = 100_000;
 #[derive(Debug)]
 pub(crate) struct TokenCache {
     credentials: Cache<TokenHash, Credential>,
+    /// Tokens that were not found within the last second.
+    unknown: Cache<TokenHash, ()>,
+    /// Tokens that were valid within the last minutes. They prove nothing.
+    recent: Cache<TokenHash, ()>,
+    strangers: Semaphore,
+    waiting_strangers: Semaphore,
+    waiting: Semaphore,
     /// One lookup at a time per group, so that a busy token that was just invalidated is read once instead of by each
     /// of its requests. Holds the time when storage was last found unavailable, so that waiting requests need not find
     /// out one after the other.
@@ -51,11 +74,38 @@ pub(crate) struct TokenCache {
 impl Default for TokenCache {
     fn default() -> Self {
         Self {
-            credentials: Cache::builder().max_capacity(CACHED_TOKENS).time_to_live(CACHED_FOR).build(),
+            credentials: Cache::builder()
+                .max_capacity(CACHED_TOKENS)
+                .time_to_live(CACHED_FOR)
+                .support_invalidation_closures()
+                .build(),
+            unknown: Cache::builder().max_capacity(CACHED_UNKNOWN).time_to_live(CACHED_FOR).build(),
+            recent: Cache::builder().max_capacity(CACHED_TOKENS).time_to_idle(REMEMBERED_FOR).build(),
+            strangers: Semaphore::new(STRANGERS_AT_A_TIME),
+            waiting_strangers: Semaphore::new(MAX_WAITING_STRANGERS),
+            waiting: Semaphore::new(MAX_WAITING),
             lookups: (0..LOOKUP_GROUPS).map(|_| Mutex::new(None)).collect(),
             revocations: AtomicU64::new(0),
         }
     }
+}
+
+impl TokenCache {
+    /// Waits for a place among the lookups of strangers.
+    async fn take_stranger_place(&self) -> EngineResult<SemaphorePermit<'_>> {
+        let _waiting = self.waiting_strangers.try_acquire().map_err(|_| refuse_lookup())?;
+        let place = tokio::time::timeout(STRANGER_TIMEOUT, self.strangers.acquire()).await;
+        place.ok().and_then(Result::ok).ok_or_else(refuse_lookup)
+    }
+}
+
+fn refuse_lookup() -> EngineError {
+    count_lookup("refused");
+    EngineError::Overloaded
+}
+
+fn count_lookup(outcome: &'static str) {
+    metrics::counter!(name::TOKEN_LOOKUPS, "outcome" => outcome).increment(1);
 }
 
 /// New token and its hash.
@@ -80,6 +130,27 @@ impl Tokens {
     pub(crate) fn forget(&self, hash: &TokenHash) {
         self.cache.revocations.fetch_add(1, Ordering::SeqCst);
         self.cache.credentials.invalidate(hash);
+        self.cache.recent.invalidate(hash);
+    }
+
+    /// Returns whether a token was valid within the last minutes.
+    pub(crate) fn is_familiar(&self, hash: &TokenHash) -> bool {
+        self.cache.recent.contains_key(hash)
+    }
+
+    /// Remembers that a token was valid.
+    pub(crate) fn remember(&self, hash: TokenHash) {
+        self.cache.recent.insert(hash, ());
+    }
+
+    /// Invalidates the tokens of a workspace: rights have changed.
+    pub(crate) fn forget_workspace(&self, workspace: WorkspaceId) {
+        self.cache.revocations.fetch_add(1, Ordering::SeqCst);
+        let of_workspace = move |_: &TokenHash, caller: &Credential| caller.scope().workspace_id() == workspace;
+        // Fails only for a cache that was built without support for it.
+        if self.cache.credentials.invalidate_entries_if(of_workspace).is_err() {
+            self.cache.credentials.invalidate_all();
+        }
     }
 
     /// Invalidates all tokens: a revocation hint may have been missed.
@@ -92,6 +163,12 @@ impl Tokens {
     pub(crate) fn revoke(&self, hash: TokenHash) {
         self.forget(&hash);
         self.core.hints.token_revoked(hash);
+    }
+
+    /// Invalidates the rights of a workspace's agents here and in the other processes.
+    pub(crate) fn rights_changed(&self, scope: WorkspaceScope) {
+        self.forget_workspace(scope.workspace_id());
+        self.core.hints.quotas_changed(scope);
     }
 
     pub(crate) fn fresh(&self, kind: TokenKind) -> EngineResult<FreshToken> {
@@ -112,7 +189,17 @@ impl Tokens {
 
     async fn look_up(&self, kind: TokenKind, hash: TokenHash) -> EngineResult<Credential> {
         let cache = &self.cache;
+        if cache.unknown.contains_key(&hash) {
+            count_lookup("repeated");
+            return Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind }));
+        }
+        let _place = match cache.recent.get(&hash) {
+            Some(()) => None,
+            None => Some(cache.take_stranger_place().await?),
+        };
+        let waiting = cache.waiting.try_acquire().map_err(|_| refuse_lookup())?;
         let mut unavailable_since = cache.lookups[usize::from(hash.as_bytes()[0]) % LOOKUP_GROUPS].lock().await;
+        drop(waiting);
         if let Some(known) = cache.credentials.get(&hash) {
             return Ok(known);
         }
@@ -126,15 +213,17 @@ impl Tokens {
             (TokenKind::Workspace, Some(TokenOwner::Workspace { workspace })) => {
                 Credential::Workspace { scope: WorkspaceScope::from_verified_token(workspace) }
             }
-            (TokenKind::Agent, Some(TokenOwner::Agent { workspace, agent_id, name, kind, token_generation })) => {
-                Credential::Agent(AgentCaller {
-                    scope: WorkspaceScope::from_verified_token(workspace),
-                    agent_id,
-                    name: name.into(),
-                    kind,
-                    token_generation,
-                })
-            }
+            (
+                TokenKind::Agent,
+                Some(TokenOwner::Agent { workspace, agent_id, name, kind, token_generation, rights }),
+            ) => Credential::Agent(AgentCaller {
+                scope: WorkspaceScope::from_verified_token(workspace),
+                agent_id,
+                name: name.into(),
+                kind,
+                token_generation,
+                rights,
+            }),
             (TokenKind::Node, Some(TokenOwner::Node { workspace, node_id })) => {
                 Credential::Node(NodeCaller { scope: WorkspaceScope::from_verified_token(workspace), node_id })
             }
@@ -147,8 +236,14 @@ impl Tokens {
                     .map(Credential::Observer)
                     .ok_or(EngineError::Unauthenticated(BadCredential::UnknownToken { kind }))?
             }
-            (kind, _) => return Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind })),
+            (kind, _) => {
+                count_lookup("unknown");
+                cache.unknown.insert(hash, ());
+                return Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind }));
+            }
         };
+        count_lookup("found");
+        cache.recent.insert(hash, ());
         cache.credentials.insert(hash, credential.clone());
         if cache.revocations.load(Ordering::SeqCst) != revocations {
             // A token was revoked during the read: it may have been this one.

@@ -10,6 +10,7 @@ use relay_domain::{
 };
 use relay_store::{BindOutcome, NewBinding};
 use relay_tasks::spawn_isolated;
+use relay_wire::nodes::BindAgentBody;
 
 use super::Agents;
 use crate::{
@@ -22,15 +23,6 @@ use crate::{
 /// frame. So the gateways learn of the move this long after the response was made.
 const ANNOUNCE_DELAY: Duration = Duration::from_millis(50);
 
-#[derive(Debug)]
-pub struct BindAgent {
-    pub agent_name: String,
-    /// Session that the broker resumes.
-    pub session_ref: Option<String>,
-    /// Stored, not used.
-    pub priority: Option<i32>,
-}
-
 /// Binding with the node that the agent is bound to.
 #[derive(Debug, Clone)]
 pub struct NodeBinding {
@@ -42,12 +34,15 @@ impl Agents {
     /// Lists the agents located on a node, by name.
     ///
     /// # Errors
-    /// When there is no such node.
+    /// When there is no such node for this caller.
     pub async fn bindings(&self, caller: &Credential, node: &str) -> EngineResult<Vec<NodeBinding>> {
         let scope = caller.scope();
         let node = self.core.stored_node(scope, node).await?;
         let shown = caller.view().filters.agent_ids.as_deref();
         let bindings = self.core.store.bindings(scope, &node.node_id, shown, MAX_LISTED_BINDINGS).await?;
+        if shown.is_some() && bindings.is_empty() {
+            return Err(EngineError::NotFound(Missing::Node(node.name)));
+        }
         Ok(bindings.into_iter().map(|binding| NodeBinding { binding, node: node.clone() }).collect())
     }
 
@@ -55,7 +50,7 @@ impl Agents {
     ///
     /// # Errors
     /// When there is no such node or agent, or the node is full.
-    pub async fn bind(&self, scope: WorkspaceScope, node: &str, request: &BindAgent) -> EngineResult<NodeBinding> {
+    pub async fn bind(&self, scope: WorkspaceScope, node: &str, request: &BindAgentBody) -> EngineResult<NodeBinding> {
         check_length("session_ref", request.session_ref.as_deref().unwrap_or_default(), MAX_NOTE_BYTES)?;
         let node = self.core.stored_node(scope, node).await?;
         let node_id = node.node_id.clone();

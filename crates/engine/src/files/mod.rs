@@ -5,6 +5,7 @@
 
 mod cleanup;
 mod config;
+mod slots;
 mod token;
 mod transfer;
 
@@ -21,9 +22,9 @@ pub use relay_store::files::metadata::FileRow;
 use relay_store::files::metadata::{Completion, Deletion, NewFile};
 use relay_wire::messages::Attachment;
 use serde_json::Value;
-use tokio::sync::Semaphore;
 
 pub use config::FilesConfig;
+use slots::TransferSlots;
 pub use token::{Grant, Purpose};
 pub use transfer::FileDownload;
 
@@ -40,8 +41,6 @@ use crate::{
 
 /// Lifetime of a file URL (docs/protocol/rest.md, "Files").
 const TOKEN_LIFETIME: TimeDelta = TimeDelta::hours(1);
-/// Bound of the uploads and downloads in one process. Each upload needs up to 15 MiB.
-const MAX_TRANSFERS: usize = 64;
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (50, 100);
 /// Time from the expiry of an upload URL until the pending file is given up: an upload that began in the last moment
@@ -54,7 +53,7 @@ pub(crate) struct FileStorage {
     blobs: Blobs,
     types: ContentTypeRules,
     max_bytes: i64,
-    transfers: Arc<Semaphore>,
+    transfers: TransferSlots,
 }
 
 impl FileStorage {
@@ -63,7 +62,7 @@ impl FileStorage {
             blobs: Blobs::new(config.blobs()),
             types: config.type_rules(),
             max_bytes: config.file_max_bytes,
-            transfers: Arc::new(Semaphore::new(MAX_TRANSFERS)),
+            transfers: TransferSlots::default(),
         }
     }
 }
@@ -168,7 +167,11 @@ impl Files {
     pub async fn get(&self, caller: &Credential, file: FileId) -> EngineResult<FileWithToken> {
         let row = self.core.store.file(caller.scope(), file).await?.ok_or(EngineError::NotFound(Missing::File))?;
         let view = caller.view();
-        if !view.sees_author(Some(row.agent_id)) || !view.sees_created_at(row.created_at) {
+        let visible = view.sees_author(Some(row.agent_id))
+            && view.sees_created_at(row.created_at)
+            && (view.sees_every_message_place()
+                || self.core.store.is_attached_to_visible(caller.scope(), file, view).await?);
+        if !visible {
             return Err(EngineError::NotFound(Missing::File));
         }
         self.with_download_token(caller.scope(), row)
@@ -183,7 +186,7 @@ impl Files {
         limit: i64,
     ) -> EngineResult<Vec<FileWithToken>> {
         let scope = caller.scope();
-        let rows = self.core.store.files(scope, owner, &caller.view().filters, limit).await?;
+        let rows = self.core.store.files(scope, owner, caller.view(), limit).await?;
         rows.into_iter().map(|row| self.with_download_token(scope, row)).collect()
     }
 

@@ -2,6 +2,7 @@
 
 use relay_domain::{
     JsonText,
+    access::rights::Operation,
     events::kind,
     messages::{ListedMessage, Message, extract_mentions, keep_hidden_metadata},
 };
@@ -42,6 +43,7 @@ impl Messages {
         if old.agent_id != caller.agent_id {
             return Err(EngineError::Forbidden(Denial::NotAuthor));
         }
+        self.core.authorize(caller, Operation::Send).await?;
         if update.text.is_none() && update.blocks.is_none() && update.data.is_none() {
             return Err(EngineError::invalid_request("text, blocks or data is required"));
         }

@@ -3,8 +3,11 @@
 mod addresses;
 pub(crate) mod committer;
 pub mod edits;
+#[cfg(test)]
+pub(crate) mod fixture;
 mod groups;
 pub mod history;
+mod node_posts;
 pub mod outbox_relay;
 pub mod posting;
 pub(crate) mod publisher;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use relay_domain::{
     SubscriptionDeliveryId,
-    events::EventBody,
+    events::{Event, EventBody},
     subscriptions::{
         DisabledReason,
         call::includes_kind,
@@ -17,7 +17,7 @@ pub use relay_store::subscriptions::dispatch::LeasedSubscription as Lease;
 use relay_store::subscriptions::dispatch::MatchedEvent;
 use relay_tasks::byte_budget::ByteLease;
 
-use super::{Subscriptions, matching};
+use super::{Subscriptions, matching, readers::EventAccess};
 use crate::{EngineError, EngineResult, error::Fault, events::message_events};
 
 const EVENTS_AT_ONCE: i64 = 200;
@@ -111,8 +111,9 @@ impl Subscriptions {
         let mut last = records
             .last()
             .map_or(head, |record| record.first_seq + i64::try_from(record.events.len()).unwrap_or(i64::MAX) - 1);
-        let is_wanted = |kind: &str| includes_kind(&lease.events, kind);
-        let mut message_events = message_events(&records, |seq, event| seq > since && is_wanted(&event.kind));
+        let reader = self.reader_of_events(lease, &records, since).await?;
+        let is_wanted = |event: &Event| includes_kind(&lease.events, &event.kind) && reader.reads(event);
+        let mut message_events = message_events(&records, |seq, event| seq > since && is_wanted(event));
         let fitting = store.count_fitting_messages(lease.scope, &message_events, MESSAGE_BYTES).await?;
         if let Some((later, _)) = message_events.get(fitting) {
             last = later - 1;
@@ -122,7 +123,7 @@ impl Subscriptions {
         let mut matched = Vec::new();
         for record in &mut records {
             for (event_seq, event) in (record.first_seq..).zip(std::mem::take(&mut record.events)) {
-                if event_seq <= since || event_seq > last || !is_wanted(&event.kind) {
+                if event_seq <= since || event_seq > last || !is_wanted(&event) {
                     continue;
                 }
                 let message = messages.get(&event_seq);
@@ -139,6 +140,7 @@ impl Subscriptions {
                         EventBody::Message(id) => Some(*id),
                         EventBody::Data(_) => None,
                     },
+                    conversation_id: event.conversation_id.clone(),
                     body: matching::call_body(lease.scope, &event.kind, record.created_at, data),
                     kind: event.kind.into_owned(),
                     created_at: record.created_at,
@@ -162,9 +164,17 @@ impl Subscriptions {
         Ok(EventsMatched::Read)
     }
 
-    /// Reads pending calls in the order of their events, at most `limit`, as many as fit into [`CALL_BYTES`]. Waits for
-    /// the memory, which is free again when the lease is dropped.
+    /// Reads pending calls in the order of their events, after giving up those that the subscription's agent may not read
+    /// any more: at most `limit`, as many as fit into [`CALL_BYTES`]. Waits for the memory, which is free again when the
+    /// lease is dropped.
     pub async fn pending_calls(&self, lease: &Lease, limit: i64) -> EngineResult<(Vec<PendingCall>, ByteLease)> {
+        if let Some(owner) = lease.owner {
+            match self.event_access(lease.scope, owner).await? {
+                EventAccess::All => {}
+                EventAccess::Own => self.core.store.drop_unreadable_calls(lease, owner, true).await?,
+                EventAccess::None => self.core.store.drop_unreadable_calls(lease, owner, false).await?,
+            }
+        }
         let (fitting, bytes) = self.core.store.fitting_calls(lease, limit, CALL_BYTES).await?;
         let memory = self.core.bodies.reserve(lease.scope.workspace_id(), bytes).await;
         let calls = if fitting == 0 { Vec::new() } else { self.core.store.pending_calls(lease, fitting).await? };

@@ -3,11 +3,15 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{
     ChannelId, WorkspaceId, WorkspaceScope,
-    access::token::{TokenHash, TokenKind},
+    access::{
+        rights::RightChanges,
+        token::{TokenHash, TokenKind},
+    },
     names::{
         MAX_METADATA_BYTES, MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length, check_length,
         check_name,
     },
+    workspaces::plan::{Plan, Quota},
 };
 pub use relay_store::WorkspaceRow;
 use relay_store::{CreationKey, NewWorkspace, WorkspaceCreation};
@@ -21,7 +25,7 @@ use crate::{
     EngineError, EngineResult,
     access::idempotency::ClientKey,
     agents::lifecycle::{encoded_length, too_long},
-    error::{Conflict, InvalidInput, Missing},
+    error::{Conflict, InvalidInput, Limit, Missing},
 };
 
 /// Bounds of the lifetime of a workspace with an expiry.
@@ -60,34 +64,33 @@ pub struct WorkspaceChange {
     pub metadata: Option<Value>,
     /// TTL of later deliveries.
     pub delivery_ttl_seconds: Option<i32>,
+    /// Merged into the policy; `Some(None)` removes it.
+    pub policy: Option<Option<RightChanges>>,
 }
 
 impl Workspaces {
     /// Creates a workspace with its `general` channel. `owner` is a presented workspace key with its workspace; if that
-    /// workspace has the requested name, it is returned instead.
+    /// workspace has the requested name, it is returned instead. Otherwise the new workspace has the owner's plan and
+    /// counts against the owner's quota.
     ///
     /// # Errors
-    /// When a field is out of bounds, or the idempotency key is too weak or was used for another request.
+    /// When the owner has too many child workspaces, a field is out of bounds, or the idempotency key is too weak or was used for another request.
     pub async fn create(
         &self,
         request: &CreateWorkspace,
         owner: Option<(WorkspaceScope, &str)>,
         key: Option<&ClientKey>,
     ) -> EngineResult<CreatedWorkspace> {
-        check_name("name", &request.name, MAX_WORKSPACE_NAME_BYTES)?;
         let metadata = request.metadata.clone().unwrap_or_else(|| Map::new().into());
-        check_json_length("metadata", encoded_length(&metadata))?;
-        if let Some(provenance) = &request.provenance {
-            check_json_length("provenance", encoded_length(provenance))?;
-        }
-        if request.expires_in_seconds.is_some_and(|seconds| !LIFETIME_SECONDS.contains(&seconds)) {
-            return Err(EngineError::invalid_request("expires_in_seconds must be between 60 and 2592000"));
-        }
+        check_new(request, &metadata)?;
         if owner.is_none() && key.is_some_and(|key| key.text().len() < MIN_ANONYMOUS_KEY_BYTES) {
             return Err(EngineError::Invalid(InvalidInput::CreationKeyTooWeak));
         }
-        if let Some((scope, token)) = owner
-            && let Some(own) = self.core.store.workspace(scope).await?
+        let own = match owner {
+            Some((scope, _)) => Some(self.by_scope(scope).await?),
+            None => None,
+        };
+        if let (Some(own), Some((_, token))) = (&own, owner)
             && own.name == request.name
         {
             return Ok(CreatedWorkspace {
@@ -98,6 +101,7 @@ impl Workspaces {
                 is_new: false,
             });
         }
+        let (plan, created_by) = self.plan_of_new(own.as_ref()).await?;
         let created_at = self.core.now();
         let workspace_id = WorkspaceId::new(self.core.next_id());
         let expires_at = request.expires_in_seconds.map(|seconds| created_at + TimeDelta::seconds(seconds));
@@ -108,6 +112,8 @@ impl Workspaces {
         let new = NewWorkspace {
             workspace_id,
             name: &request.name,
+            plan,
+            created_by,
             metadata: &metadata,
             provenance: request.provenance.as_ref(),
             created_at,
@@ -126,6 +132,7 @@ impl Workspaces {
                 }
                 self.replay_creation(&response, key).await
             }
+            (WorkspaceCreation::TooMany, _) => Err(EngineError::LimitExceeded(Limit::Quota(Quota::ChildWorkspaces))),
             _ => Ok(CreatedWorkspace { workspace_id, api_key, created_at, expires_at, is_new: true }),
         }
     }
@@ -156,15 +163,21 @@ impl Workspaces {
             let (least, most) = (DELIVERY_TTL_SECONDS.start(), DELIVERY_TTL_SECONDS.end());
             return Err(EngineError::invalid_request(format!("delivery_ttl_seconds must be {least} to {most}")));
         }
-        let change = relay_store::WorkspaceChange {
+        let row_change = relay_store::WorkspaceChange {
             name: change.name.as_deref(),
             system_prompt: change.system_prompt.as_ref().map(Option::as_deref),
             metadata: change.metadata.as_ref(),
             metadata_limit: i32::try_from(MAX_METADATA_BYTES).unwrap_or(i32::MAX),
             delivery_ttl_seconds: ttl,
+            policy: change.policy.as_ref().map(Option::as_ref),
         };
-        match self.core.store.update_workspace(scope, &change).await? {
-            Some(row) => Ok(row),
+        match self.core.store.update_workspace(scope, &row_change).await? {
+            Some(row) => {
+                if change.policy.is_some() {
+                    self.tokens.rights_changed(scope);
+                }
+                Ok(row)
+            }
             None => {
                 self.by_scope(scope).await?;
                 // It exists, so the merged metadata is too large.
@@ -180,6 +193,20 @@ impl Workspaces {
         }
         self.observers.refresh_after_change().await;
         Ok(())
+    }
+
+    /// Returns the plan of a new workspace and, if it is created with the key of another one, the workspace that answers
+    /// for it with its quota.
+    async fn plan_of_new(
+        &self,
+        owner: Option<&WorkspaceRow>,
+    ) -> EngineResult<(Plan, Option<(WorkspaceScope, Option<i64>)>)> {
+        let Some(owner) = owner else { return Ok((self.default_plan, None)) };
+        let scope = WorkspaceScope::from_engine_row(owner.workspace_id);
+        // A child's children count against the same workspace, so that generations do not multiply the quota.
+        let answering = owner.created_by.map_or(scope, WorkspaceScope::from_engine_row);
+        let most = self.quotas.limit(scope, Quota::ChildWorkspaces).await?;
+        Ok((owner.plan, Some((answering, most))))
     }
 
     async fn replay_creation(&self, response: &Value, key: &ClientKey) -> EngineResult<CreatedWorkspace> {
@@ -202,6 +229,18 @@ impl Workspaces {
             is_new: false,
         })
     }
+}
+
+fn check_new(request: &CreateWorkspace, metadata: &Value) -> EngineResult<()> {
+    check_name("name", &request.name, MAX_WORKSPACE_NAME_BYTES)?;
+    check_json_length("metadata", encoded_length(metadata))?;
+    if let Some(provenance) = &request.provenance {
+        check_json_length("provenance", encoded_length(provenance))?;
+    }
+    if request.expires_in_seconds.is_some_and(|seconds| !LIFETIME_SECONDS.contains(&seconds)) {
+        return Err(EngineError::invalid_request("expires_in_seconds must be between 60 and 2592000"));
+    }
+    Ok(())
 }
 
 /// What a repeated request with the same key is answered from.

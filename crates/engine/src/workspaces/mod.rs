@@ -8,7 +8,13 @@ pub mod suspensions;
 pub mod usage;
 pub mod usage_rollup;
 
-use crate::{access::tokens::Tokens, core::Core, observers::Observers};
+use relay_domain::workspaces::plan::Plan;
+
+use crate::{
+    access::{limits::QuotaCache, tokens::Tokens},
+    core::Core,
+    observers::Observers,
+};
 
 /// Handle of workspaces.
 #[derive(Clone)]
@@ -16,4 +22,7 @@ pub struct Workspaces {
     pub(crate) core: Core,
     pub(crate) tokens: Tokens,
     pub(crate) observers: Observers,
+    pub(crate) quotas: QuotaCache,
+    /// Plan of workspaces that are created without a workspace key.
+    pub(crate) default_plan: Plan,
 }

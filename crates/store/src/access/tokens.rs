@@ -3,13 +3,19 @@
 use chrono::{DateTime, Utc};
 use relay_domain::{
     AgentId, NodeId, ObserverTokenId, WorkspaceId,
-    access::token::{TokenHash, TokenKind},
+    access::{
+        rights::Rights,
+        token::{TokenHash, TokenKind},
+    },
     agents::AgentKind,
 };
 use serde_json::Value;
 use sqlx::{FromRow, Row as _, postgres::PgRow};
 
-use crate::{Store, StoreError, StoreResult, decode::decode_row, statement_timeout::StatementTimeout as _};
+use crate::{
+    Store, StoreError, StoreResult, access::rights::decode_rights, decode::decode_row,
+    statement_timeout::StatementTimeout as _,
+};
 
 /// Holder of a valid token.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +30,7 @@ pub enum TokenOwner {
         kind: AgentKind,
         /// Number of rotations, from 1.
         token_generation: i64,
+        rights: Rights,
     },
     Node {
         workspace: WorkspaceId,
@@ -54,6 +61,7 @@ impl Store {
     pub async fn token_owner(&self, hash: &TokenHash) -> StoreResult<Option<TokenOwner>> {
         let row = sqlx::query(
             "SELECT t.kind, t.workspace_id, t.agent_id, t.node_id, a.name, a.type AS agent_type, a.token_generation,
+                    a.rights, w.policy,
                     t.observer_token_id, o.version, o.scopes, o.filters, least(o.expires_at, w.expires_at) AS expires_at
              FROM tokens t
              JOIN workspaces w ON w.workspace_id = t.workspace_id
@@ -102,6 +110,7 @@ impl FromRow<'_, PgRow> for TokenOwner {
                 name: row.try_get("name")?,
                 kind: row.try_get("agent_type")?,
                 token_generation: row.try_get("token_generation")?,
+                rights: decode_rights(row)?,
             },
             TokenKind::Node => Self::Node { workspace, node_id: row.try_get("node_id")? },
             TokenKind::Observer => Self::Observer {

@@ -177,7 +177,6 @@ pub(crate) async fn append_mixed(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventHead {
     pub scope: WorkspaceScope,
-    /// Seq of the next event.
     pub next_seq: i64,
 }
 
@@ -189,6 +188,20 @@ struct RecordRow {
 }
 
 impl Store {
+    /// Records an event that no other change causes.
+    pub async fn record_event(
+        &self,
+        scope: WorkspaceScope,
+        event: Event,
+        at: DateTime<Utc>,
+    ) -> StoreResult<RecordedEvents> {
+        let doing = "recording an event";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let recorded = append(&mut tx, scope, at, vec![event]).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(recorded)
+    }
+
     /// Reads the heads of event logs; a log without events has head 1.
     pub async fn event_heads(&self, scopes: &[WorkspaceScope]) -> StoreResult<Vec<EventHead>> {
         let workspaces: Vec<i64> = scopes.iter().map(|scope| scope.workspace_id().get()).collect();
@@ -310,5 +323,26 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx("pruning events"))?;
         Ok(done.rows_affected())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn events_are_read_back_as_they_were_stored() {
+        let data = Event::new("member.joined", json!({ "agent_name": "bob" }));
+        for event in [
+            data.clone().in_channel(ChannelId::new(3), "general").by_agent(AgentId::new(2)),
+            data.in_conversation(Some("77".to_owned())),
+            Event { body: EventBody::Message(MessageId::new(5)), ..Event::new("message.created", Value::Null) },
+        ] {
+            let stored = serde_json::to_string(&StoredEvent::from(&event)).unwrap();
+            assert_eq!(serde_json::from_str::<LoggedEvent>(&stored).unwrap().0, event, "{stored}");
+        }
+        assert!(serde_json::from_str::<LoggedEvent>(r#"{"t":"message.created"}"#).is_err(), "it has no content");
     }
 }

@@ -56,7 +56,6 @@ pub struct NodeEnrolment {
 pub struct NewDelivery {
     /// Settings without secrets, as returned to clients.
     pub public: Value,
-    /// Encrypted secrets.
     pub sealed: Option<EncryptedSecret>,
 }
 
@@ -64,11 +63,7 @@ pub struct NewDelivery {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EnrolOutcome {
     /// The node is stored, and the new token is its only one.
-    Enrolled {
-        node: NodeId,
-        /// Token that was replaced.
-        replaced_token: Option<TokenHash>,
-    },
+    Enrolled { node: NodeId, replaced_token: Option<TokenHash> },
     /// Another node has the name.
     NameTaken,
     /// The node is new, and the workspace has reached its quota.
@@ -78,10 +73,7 @@ pub enum EnrolOutcome {
 /// Result of minting a direct node's token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DirectTokenOutcome {
-    Minted {
-        /// Token that was replaced.
-        replaced_token: Option<TokenHash>,
-    },
+    Minted { replaced_token: Option<TokenHash> },
     BoundElsewhere(NodeId),
     NoAgent,
 }

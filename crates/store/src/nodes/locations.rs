@@ -26,7 +26,7 @@ struct LocationRow {
 impl Store {
     /// Returns the locations of these agents. An agent that is not assigned to a provider has one for each gateway
     /// that its node is connected to.
-    pub async fn locations_of_agents(&self, agents: &[(WorkspaceScope, AgentId)]) -> StoreResult<Vec<AgentLocation>> {
+    pub async fn gateways_of_agents(&self, agents: &[(WorkspaceScope, AgentId)]) -> StoreResult<Vec<AgentLocation>> {
         let (workspaces, ids) = split_keys(agents);
         let rows: Vec<LocationRow> = sqlx::query_as(
             "SELECT DISTINCT a.workspace_id, a.agent_id, n.kind, p.gateway_id

@@ -2,9 +2,17 @@
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
-use relay_domain::{ChannelId, WorkspaceId, WorkspaceScope, access::token::TokenHash, names, workspaces::plan::Plan};
+use relay_domain::{
+    ChannelId, WorkspaceId, WorkspaceScope,
+    access::{
+        rights::{RightChanges, RightSettings},
+        token::TokenHash,
+    },
+    names,
+    workspaces::plan::{Plan, Quota},
+};
 use serde_json::Value;
-use sqlx::PgConnection;
+use sqlx::{PgConnection, types::Json};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -14,6 +22,7 @@ use crate::{
     },
     decode::decode_row,
     observers::tokens,
+    workspaces::quota_counts::is_within_quota,
 };
 
 /// Workspace that is neither deleted nor expired.
@@ -32,6 +41,11 @@ pub struct WorkspaceRow {
     pub created_at: DateTime<Utc>,
     pub expires_at: Option<DateTime<Utc>>,
     pub delivery_ttl_seconds: i32,
+    /// Workspace that answers for this one, if it was created with a workspace key.
+    pub created_by: Option<WorkspaceId>,
+    /// Rights of its agents that deviate from the defaults.
+    #[sqlx(json(nullable))]
+    pub policy: Option<RightSettings>,
 }
 
 /// Workspace to create, with its `general` channel.
@@ -39,6 +53,9 @@ pub struct WorkspaceRow {
 pub struct NewWorkspace<'a> {
     pub workspace_id: WorkspaceId,
     pub name: &'a str,
+    pub plan: Plan,
+    /// Workspace that answers for this one, and how many it may have; `None` is unlimited.
+    pub created_by: Option<(WorkspaceScope, Option<i64>)>,
     pub metadata: &'a Value,
     pub provenance: Option<&'a Value>,
     pub created_at: DateTime<Utc>,
@@ -59,6 +76,8 @@ pub struct WorkspaceChange<'a> {
     /// Upper bound of the merged metadata, in bytes of JSON.
     pub metadata_limit: i32,
     pub delivery_ttl_seconds: Option<i32>,
+    /// Merged into the stored policy; `Some(None)` removes it.
+    pub policy: Option<Option<&'a RightChanges>>,
 }
 
 /// Idempotency key of a creation, under which its response is stored.
@@ -80,10 +99,13 @@ pub enum WorkspaceCreation {
         /// Response stored by the earlier request.
         response: Value,
     },
+    /// The creator's quota of child workspaces is reached; nothing was created.
+    TooMany,
 }
 
 const COLUMNS: &str =
-    "workspace_id, name, plan, system_prompt, metadata, provenance, created_at, expires_at, delivery_ttl_seconds";
+    "workspace_id, name, plan, system_prompt, metadata, provenance, created_at, expires_at, delivery_ttl_seconds,
+     created_by, policy";
 const IS_ALIVE: &str = "deleted_at IS NULL AND (expires_at IS NULL OR expires_at > relay_now())";
 
 /// Owner of idempotency keys without authentication. No workspace has this id.
@@ -105,8 +127,9 @@ impl Store {
         }
         sqlx::query(
             "WITH workspace AS (
-                INSERT INTO workspaces (workspace_id, name, metadata, provenance, created_at, expires_at)
-                VALUES ($1, $2, $3, $4, $5, $6)
+                INSERT INTO workspaces
+                       (workspace_id, name, metadata, provenance, created_at, expires_at, plan, created_by)
+                VALUES ($1, $2, $3, $4, $5, $6, $10, $11)
              ), general AS (
                 INSERT INTO channels (workspace_id, channel_id, name, topic, created_at)
                 VALUES ($1, $7, $9, 'General discussion', $5)
@@ -122,9 +145,16 @@ impl Store {
         .bind(new.general)
         .bind(&new.key.as_bytes()[..])
         .bind(names::GENERAL_CHANNEL)
+        .bind(new.plan)
+        .bind(new.created_by.map(|(creator, _)| creator.workspace_id()))
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
+        if let Some((creator, most)) = new.created_by
+            && !is_within_quota(&mut tx, creator, Quota::ChildWorkspaces, most).await?
+        {
+            return Ok(WorkspaceCreation::TooMany);
+        }
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(WorkspaceCreation::Created)
     }
@@ -165,7 +195,9 @@ impl Store {
                 name = coalesce($2, name),
                 system_prompt = CASE WHEN $3 THEN $4 ELSE system_prompt END,
                 metadata = merged.value,
-                delivery_ttl_seconds = coalesce($7, delivery_ttl_seconds)
+                delivery_ttl_seconds = coalesce($7, delivery_ttl_seconds),
+                policy = CASE WHEN $8 THEN nullif(jsonb_strip_nulls(coalesce(policy, '{{}}') || $9), '{{}}')
+                              ELSE policy END
              FROM (
                 SELECT coalesce((
                     SELECT jsonb_object_agg(key, value)
@@ -185,6 +217,8 @@ impl Store {
         .bind(change.metadata)
         .bind(change.metadata_limit)
         .bind(change.delivery_ttl_seconds)
+        .bind(change.policy.is_some())
+        .bind(change.policy.flatten().map(Json))
         .fetch_optional(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("updating a workspace"))?;

@@ -2,22 +2,21 @@
 
 use bytes::Bytes;
 use relay_pty::{Injection, LeadKeys, OutputChunk, PasteStyle, SnapshotFormat, TerminalEvent};
-use relay_verification::{Level, Timestamp, echo::squash};
-use serde_json::json;
-use tokio::time::{Duration, Instant, sleep};
+use relay_verification::{Timestamp, echo::squash};
+use tokio::time::Duration;
 
 use super::{
-    AgentCommand, AgentState, Drained, PendingMessage, Receipt,
+    AgentCommand, AgentState, Drained, PendingMessage,
+    outcomes::LEDGER_RETRY,
+    session_status::Activity,
     task::{AckFileContent, AgentTask, Done, ProcessEnd, Running},
 };
 use crate::{
     clock,
-    engine::Request,
     events::{DeliveryRef, Event},
-    injection::{DeliveryMode, Effect, Failure, ReadySign, ScreenFacts, Settlement, TypeRequest},
+    injection::{DeliveryMode, Effect, ReadySign, ScreenFacts, TypeRequest},
     mailbox::Message,
     metric_names,
-    state::LedgerEntry,
 };
 
 /// Keys that interrupt a program, and the pause behind them.
@@ -29,11 +28,6 @@ const ACK_FILES_EVERY: Duration = Duration::from_millis(200);
 const SCREEN_EVERY: Duration = Duration::from_millis(500);
 /// A prompt counts as rest after so long without output.
 const REST: Duration = Duration::from_secs(2);
-/// A ledger that cannot be written is tried again after this pause.
-const LEDGER_RETRY: Duration = Duration::from_secs(1);
-/// A failure is reported to the engine for so long before the ack passes it.
-const REPORT_LIMIT: Duration = Duration::from_secs(60);
-const REPORT_RETRY: Duration = Duration::from_secs(2);
 
 impl AgentTask {
     /// Does everything that is due now.
@@ -44,6 +38,7 @@ impl AgentTask {
         self.perform(running, effects);
         self.look_for_ack_files(running, now);
         self.judge_idleness(running, now);
+        self.judge_rest(running, now);
     }
 
     /// Instant at which [`Self::advance`] has work again.
@@ -53,7 +48,8 @@ impl AgentTask {
         let files = running.pipeline.awaited_files().next().map(|_| running.ack_files_due.max(now));
         let files = files.filter(|_| !running.is_reading_ack_files && self.launch.ack_folder.is_some());
         let idle = (!running.is_idle_reported).then(|| self.idle_at(running)).flatten();
-        let deadlines = [running.pipeline.next_deadline(), readiness, screen, files, idle];
+        let rest = self.next_rest_deadline(running);
+        let deadlines = [running.pipeline.next_deadline(), readiness, screen, files, idle, rest];
         deadlines.into_iter().flatten().min().unwrap_or(now + Duration::from_secs(60))
     }
 
@@ -91,6 +87,7 @@ impl AgentTask {
             readiness.on_output(at, &text);
         }
         self.perform(running, effects);
+        self.on_visible_text(running, at, &text);
         let wants_end = running.exit_line.on_text(at, &text) && running.pipeline.unsettled_count() == 0;
         wants_end.then(|| {
             self.publish(&Event::AgentExit { reason: "agent_requested" });
@@ -161,6 +158,16 @@ impl AgentTask {
                 self.perform(running, effects);
                 let _ = reply.send(answer);
             }
+            AgentCommand::Redeliver { message, reply } => {
+                self.publish(&Event::DeliveryQueued {
+                    delivery: reference(&message),
+                    from: None,
+                    target: None,
+                    reason: Some("redelivered"),
+                });
+                running.pipeline.enqueue(*message);
+                let _ = reply.send(());
+            }
             AgentCommand::Keys(keys) => {
                 let now = running.tick();
                 running.pipeline.on_keys(now, &keys);
@@ -177,6 +184,7 @@ impl AgentTask {
                 let at = clock::timestamp(receipt.finished_at).max(clock::timestamp(receipt.began_at));
                 let effects = running.pipeline.on_written(key, at);
                 self.note_activity();
+                running.status.set(Activity::Thinking, "message");
                 self.perform(running, effects);
             }
             // The program is ending; its messages are kept.
@@ -189,6 +197,11 @@ impl AgentTask {
             }
             Done::FailureReported(failure) => {
                 self.acknowledge(failure.message.seq);
+            }
+            Done::Notes(notes) => {
+                if let Some(notes) = notes {
+                    self.on_notes(running, &notes);
+                }
             }
             Done::AckFiles(files) => {
                 running.is_reading_ack_files = false;
@@ -217,12 +230,25 @@ impl AgentTask {
             match effect {
                 Effect::Type(request) => self.type_text(running, request),
                 Effect::Dequeued(message) => {
-                    if self.mailbox.on_typed(&message) {
+                    running.notes.add_message(&message.author.name, &message.body);
+                    if message.is_in_mailbox() && self.mailbox.on_typed(&message) {
                         self.launch.services.link.reconnect();
                     }
                 }
                 Effect::Publish(event) => self.publish(&event),
                 Effect::Settle(settlement) => self.on_settlement(running, settlement),
+                Effect::Record(record) => {
+                    let launch = &self.launch;
+                    let learned = launch.services.verification.on_record(self.name(), &launch.program, record);
+                    if launch.harness.is_some() {
+                        running.pipeline.set_learned(learned);
+                    }
+                }
+                Effect::Suppressed(reason) => {
+                    let labels = [("harness", self.launch.handle.harness.clone()), ("reason", reason.to_owned())];
+                    metrics::counter!(metric_names::RETRIES_SUPPRESSED, &labels).increment(1);
+                    self.launch.services.verification.on_suppressed(self.name(), &self.launch.program, reason);
+                }
                 Effect::Fail(failure) => self.on_failure(running, failure),
                 Effect::TaskTyped => {
                     let (roster, name) = (self.launch.services.roster.clone(), self.name().to_owned());
@@ -248,6 +274,7 @@ impl AgentTask {
             injection.paste = if harness.paste { PasteStyle::WhenEnabled } else { PasteStyle::Never };
         }
         running.exit_line.on_typed(running.latest, &injection.text);
+        running.continuity.on_typed(running.latest, &injection.text);
         let labels = [("harness", self.launch.handle.harness.clone()), ("attempt", attempt.to_string())];
         metrics::counter!(metric_names::INJECTIONS, &labels).increment(1);
         match running.process.terminal.inject(injection) {
@@ -258,88 +285,6 @@ impl AgentTask {
             // The program is ending; its messages are kept.
             Err(error) => tracing::debug!(agent.name = self.name(), %error, "a message cannot be typed"),
         }
-    }
-
-    fn on_settlement(&self, running: &mut Running, settlement: Box<Settlement>) {
-        let outcome = if settlement.is_verified { "verified" } else { "unverified" };
-        let harness = self.launch.handle.harness.clone();
-        let labels = [("harness", harness.clone()), ("outcome", outcome.to_owned())];
-        metrics::counter!(metric_names::DELIVERIES, &labels).increment(1);
-        let labels = [
-            ("harness", harness.clone()),
-            ("method", settlement.method.to_owned()),
-            ("level", settlement.level.as_str().to_owned()),
-        ];
-        metrics::counter!(metric_names::VERIFICATIONS, &labels).increment(1);
-        if settlement.is_verified {
-            let labels = [("harness", harness), ("method", settlement.method.to_owned())];
-            metrics::histogram!(metric_names::VERIFY_SECONDS, &labels).record(settlement.latency_ms as f64 / 1000.0);
-        }
-        if settlement.level >= Level::Echoed && settlement.message.seq.is_some() {
-            running.works.push(Box::pin(self.record(settlement, Duration::ZERO)));
-        } else {
-            self.settle(&settlement);
-        }
-    }
-
-    /// Writes the level down before the ack that rests on it is sent.
-    fn record(&self, settlement: Box<Settlement>, pause: Duration) -> impl Future<Output = Done> + Send + use<> {
-        let ledger = self.launch.services.ledger.clone();
-        let entry = LedgerEntry {
-            agent_id: self.launch.handle.agent_id.clone(),
-            msg_id: settlement.message.event_id.clone(),
-            level: settlement.level,
-            session_ref: self.launch.handle.spec.session_id.clone(),
-        };
-        async move {
-            sleep(pause).await;
-            Done::Recorded { is_written: ledger.record(entry).await, settlement }
-        }
-    }
-
-    fn settle(&self, settlement: &Settlement) {
-        let message = &settlement.message;
-        self.acknowledge(message.seq);
-        let (delivery, from, to) = (reference(message), message.author.name.clone(), message.target.clone());
-        self.publish(&Event::MessageDeliveryConfirmed { delivery: delivery.clone(), from, to });
-        if !settlement.is_verified {
-            return;
-        }
-        if !message.has_receipt() {
-            self.publish(&Event::DeliveryReadAck { delivery, status: "skipped_synthetic", reason: None });
-            return;
-        }
-        let receipt = Receipt { agent: self.name().to_owned(), token: self.launch.handle.token.clone(), delivery };
-        if self.launch.services.receipts.try_send(receipt).is_err() {
-            metrics::counter!(metric_names::RECEIPTS_DROPPED).increment(1);
-        }
-    }
-
-    fn acknowledge(&self, seq: Option<u64>) {
-        if let Some(position) = seq.and_then(|seq| self.mailbox.settle(seq)) {
-            self.launch.services.link.ack(self.name(), position);
-        }
-    }
-
-    fn on_failure(&self, running: &mut Running, failure: Box<Failure>) {
-        let labels = [("harness", self.launch.handle.harness.clone()), ("outcome", "failed".to_owned())];
-        metrics::counter!(metric_names::DELIVERIES, &labels).increment(1);
-        let (message, reason) = (&failure.message, failure.reason.as_str());
-        self.publish(&Event::DeliveryFailed { delivery: reference(message), reason });
-        self.publish(&Event::MessageDeliveryFailed {
-            delivery: reference(message),
-            from: message.author.name.clone(),
-            to: message.target.clone(),
-            attempts: failure.attempts,
-            last_error: reason,
-        });
-        let (engine, token) = (self.launch.services.engine.clone(), self.launch.handle.token.clone());
-        running.works.push(Box::pin(async move {
-            if failure.message.seq.is_some() {
-                report_failure(&engine, &token, &failure).await;
-            }
-            Done::FailureReported(failure)
-        }));
     }
 
     fn judge_readiness(&self, running: &mut Running, now: Timestamp) {
@@ -423,6 +368,7 @@ impl AgentTask {
         let silence = now.duration_since(running.last_output_at);
         let since = clock::unix_ms() - i64::try_from(silence.as_millis()).unwrap_or(0);
         self.info.send_modify(|info| info.state = AgentState::Idle);
+        running.status.set(Activity::Idle, "silence");
         self.publish(&Event::AgentIdle { idle_secs: silence.as_secs(), since });
     }
 
@@ -444,24 +390,6 @@ impl AgentTask {
     }
 }
 
-fn reference(message: &Message) -> DeliveryRef {
+pub(super) fn reference(message: &Message) -> DeliveryRef {
     DeliveryRef { delivery_id: message.delivery_id.clone(), event_id: message.event_id.clone() }
-}
-
-/// Reports a failure before the ack passes it: behind the floor it has no effect. After a minute without an engine the
-/// local record is all that is left.
-async fn report_failure(engine: &crate::engine::Engine, token: &str, failure: &Failure) {
-    let deadline = Instant::now() + REPORT_LIMIT;
-    let path = ["deliveries", failure.message.delivery_id.as_str(), "fail"];
-    loop {
-        let body = json!({ "error": failure.reason.as_str(), "retryable": false });
-        match engine.call(Request::post(&path, token, body)).await {
-            Ok(_) => return,
-            Err(error) if error.is_passing() && Instant::now() + REPORT_RETRY < deadline => sleep(REPORT_RETRY).await,
-            Err(error) => {
-                tracing::warn!(%error, delivery.id = failure.message.delivery_id, "a failure could not be reported");
-                return;
-            }
-        }
-    }
 }

@@ -1,16 +1,16 @@
 //! Agents as drivers are shown them, and their channels.
 
-use axum::{Json, extract::Path};
+use axum::Json;
 use chrono::{DateTime, SecondsFormat};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
     error::ApiResult,
-    extract::{Body, Ready},
+    extract::{Body, Path, Ready},
 };
 use crate::{
-    agents::AgentHandle,
+    agents::{AgentHandle, join_or_create},
     clock,
     engine::{EngineError, Request},
     events::Event,
@@ -41,7 +41,7 @@ pub(super) fn entry(agent: &AgentHandle) -> Value {
         "workerPid": info.pid(),
         "last_activity_ms": now_ms - info.last_activity_ms,
         "last_activity_at": last_activity.map(|at| at.to_rfc3339_opts(SecondsFormat::Millis, true)),
-        "context_budget_pct": null,
+        "context_budget_pct": info.context_left_percent,
         "current_state": info.state.as_str(),
         "delivery_mode": info.mode.as_str(),
         "pending": info.pending_count,
@@ -70,8 +70,12 @@ async fn change_channels(ready: &Ready, name: &str, body: &Body, verb: &str) -> 
     let channels: Vec<String> =
         body.channels.iter().map(|channel| channel.trim_start_matches('#').to_owned()).collect();
     for channel in &channels {
-        let path = ["channels", channel.as_str(), verb];
-        services.engine.call(Request::post(&path, &agent.token, json!({}))).await?;
+        if verb == "join" {
+            join_or_create(&services.engine, &agent.token, channel).await?;
+        } else {
+            let path = ["channels", channel.as_str(), verb];
+            services.engine.call(Request::post(&path, &agent.token, json!({}))).await?;
+        }
     }
     let event =
         if verb == "join" { Event::ChannelSubscribed { channels } } else { Event::ChannelUnsubscribed { channels } };

@@ -6,7 +6,7 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use relay_domain::{
-    AgentId, InvocationId, WorkspaceScope,
+    AgentId, InvocationId, WorkspaceId, WorkspaceScope,
     events::kind::{ACTION_COMPLETED, ACTION_FAILED},
 };
 use relay_engine::{Engine, EngineResult, actions::outcome_event_id, hints::Hint};
@@ -22,7 +22,6 @@ const SEARCH_DELAY: Duration = Duration::from_secs(3);
 /// After this time every clock agrees that the outcome has happened: an agent without results by then has missed
 /// nothing.
 const CERTAIN_AFTER: Duration = Duration::from_secs(15);
-/// Callers per query.
 const CALLERS_PER_QUERY: usize = 500;
 
 /// Best-effort event for agents' sockets.
@@ -113,6 +112,18 @@ impl Registry {
         for data in each {
             let (topic, event) = (topic.to_owned(), event.to_owned());
             served.send_notice(agent, &Arc::new(Notice { topic, event, data: data.clone(), event_id: None }));
+        }
+    }
+
+    /// Handles a notice that could not be verified: storage is asked for the outcomes that it may have been about.
+    pub(super) fn handle_missed_notice(&self, workspace: WorkspaceId, agents: Option<&[AgentId]>) {
+        let scope = WorkspaceScope::from_engine_row(workspace);
+        let mut maps = self.maps();
+        // Outcomes name their callers; notices for all nodes of a workspace are none.
+        for agent in agents.into_iter().flatten() {
+            if let Some(served) = maps.agents.get_mut(&(scope, *agent)) {
+                served.mark_possibly_missed();
+            }
         }
     }
 

@@ -471,7 +471,10 @@ impl Registry {
                     self.close_revoked(&hash);
                 }
             }
-            Hint::MembersChanged { .. }
+            Hint::NoticeMissed { workspace, agents } => self.handle_missed_notice(*workspace, agents.as_deref()),
+            // The token check closes the sockets of a revoked token.
+            Hint::TokenDoubted { .. }
+            | Hint::MembersChanged { .. }
             | Hint::QuotasChanged { .. }
             | Hint::DeliveriesDue { .. }
             | Hint::ObserversChanged => {}

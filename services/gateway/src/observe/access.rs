@@ -12,7 +12,7 @@ use relay_engine::{
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use crate::{caller::find_bearer, error::ApiError};
+use crate::{caller::find_bearer, connections::Client, error::ApiError, state::AppState};
 
 /// Interval at which an open observer is checked; a revocation closes it within this time.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -34,6 +34,12 @@ impl ObserverCredentials {
             .or_else(|| find_bearer(headers).map(ToOwned::to_owned))
             .ok_or_else(|| ApiError::unauthorized("unauthorized", "Missing or invalid Authorization header"))
     }
+}
+
+/// Authorizes an observer. An unknown token is charged to the client's address.
+pub(super) async fn authorize(state: &AppState, token: &str, client: &Client) -> Result<ObserverAccess, EngineError> {
+    let authorization = state.engine.observers().authorize(token);
+    state.engine.access().limit_unknown(token, client.address.limited_ip(), authorization).await
 }
 
 /// Access of one observer while its connection is open.

@@ -167,7 +167,9 @@ fn notices(hint: &Hint) -> Vec<Notice> {
             });
             events.collect()
         }
-        Hint::TokenRevoked { .. }
+        Hint::NoticeMissed { .. }
+        | Hint::TokenDoubted { .. }
+        | Hint::TokenRevoked { .. }
         | Hint::QuotasChanged { .. }
         | Hint::ObserversChanged
         | Hint::MembersChanged { .. }

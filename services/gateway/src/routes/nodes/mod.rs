@@ -4,7 +4,7 @@ use axum::extract::State;
 use relay_domain::nodes::{LISTED_NODES, Liveness, NodeProvider, NodeRole, RosterNode};
 use relay_engine::{
     Engine,
-    agents::bindings::{self, BindAgent},
+    agents::bindings,
     nodes::roster::{NodeFilter, NodeListPosition},
 };
 use relay_wire::nodes as wire;
@@ -64,8 +64,8 @@ pub async fn list(
     };
     let limit = page::parse_limit(query.limit.as_deref(), LISTED_NODES)?;
     let after = query.cursor.as_deref().filter(|text| !text.is_empty()).map(parse_cursor).transpose()?;
-    let filter = NodeFilter { name: query.name, capability: query.capability, liveness, after, limit };
-    let nodes: Vec<wire::Node> = engine.nodes().list(caller.scope(), filter).await?.into_iter().map(to_node).collect();
+    let filter = NodeFilter { name: query.name, capability: query.capability, liveness, hosts: None, after, limit };
+    let nodes: Vec<wire::Node> = engine.nodes().list(&caller, filter).await?.into_iter().map(to_node).collect();
     Ok(Reply::ok(match query.history.as_deref() {
         Some("true" | "1") => {
             let is_full = i64::try_from(nodes.len()).is_ok_and(|found| found == limit);
@@ -96,7 +96,7 @@ pub async fn get(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::NODES }>,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::Node>, ApiError> {
-    Ok(Reply::ok(to_node(engine.nodes().by_name(caller.scope(), &name).await?)))
+    Ok(Reply::ok(to_node(engine.nodes().visible(&caller, &name).await?)))
 }
 
 /// Changes the delivery settings of a node of kind http_push. Its token stays.
@@ -153,8 +153,7 @@ pub async fn bind(
     Path(name): Path<String>,
     Body(body): Body<wire::BindAgentBody>,
 ) -> Result<Reply<wire::Binding>, ApiError> {
-    let request = BindAgent { agent_name: body.agent_name, session_ref: body.session_ref, priority: body.priority };
-    Ok(Reply::created(to_binding(engine.agents().bind(caller.scope, &name, &request).await?)))
+    Ok(Reply::created(to_binding(engine.agents().bind(caller.scope, &name, &body).await?)))
 }
 
 /// Removes an agent from a node. It returns to its own node.

@@ -1,0 +1,126 @@
+//! [`AckWatch`]: the kernel's notification of changes in folders of ack files. Without it they are polled.
+
+use std::{
+    collections::HashMap,
+    mem::MaybeUninit,
+    os::fd::OwnedFd,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+};
+
+use rustix::{
+    fs::inotify::{self, CreateFlags, WatchFlags},
+    io::Errno,
+};
+use tokio::sync::Notify;
+
+/// Room for the events of one read.
+const BUFFER: usize = 4096;
+
+type Folders = Mutex<HashMap<i32, Arc<Notify>>>;
+
+/// One watch for the folders of all agents.
+#[derive(Debug)]
+pub(crate) struct AckWatch {
+    /// Absent where the kernel gives none: too many in use.
+    kernel: Option<Arc<OwnedFd>>,
+    folders: Arc<Folders>,
+}
+
+/// A folder that is watched until this is dropped.
+#[derive(Debug)]
+pub(super) struct WatchedFolder {
+    watch: Arc<AckWatch>,
+    id: i32,
+    changed: Arc<Notify>,
+}
+
+impl AckWatch {
+    /// Opens the watch and starts the one thread that reads it, which ends with the process.
+    pub(crate) fn new() -> Arc<Self> {
+        let folders = Arc::<Folders>::default();
+        let opened = inotify::init(CreateFlags::CLOEXEC).map_err(std::io::Error::from).map(Arc::new);
+        let started = opened.and_then(|kernel| {
+            let (read, known) = (kernel.clone(), folders.clone());
+            thread::Builder::new().name("ack-watch".to_owned()).spawn(move || pass_on(&read, &known))?;
+            Ok(kernel)
+        });
+        let kernel = started.inspect_err(|error| tracing::warn!(%error, "ack files are polled, not watched")).ok();
+        Arc::new(Self { kernel, folders })
+    }
+
+    /// Watches a folder. `None` if the kernel cannot.
+    pub(super) fn watch(self: &Arc<Self>, folder: &Path) -> Option<WatchedFolder> {
+        let flags = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO;
+        // Held, so that no event comes before the entry.
+        let mut folders = self.lock();
+        let id = inotify::add_watch(self.kernel.as_ref()?, folder, flags).ok()?;
+        let changed = Arc::<Notify>::default();
+        folders.insert(id, changed.clone());
+        drop(folders);
+        Some(WatchedFolder { watch: self.clone(), id, changed })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<i32, Arc<Notify>>> {
+        self.folders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Passes events on to the agents that watch.
+fn pass_on(kernel: &OwnedFd, folders: &Folders) {
+    let mut buffer = [MaybeUninit::uninit(); BUFFER];
+    let mut reader = inotify::Reader::new(kernel, &mut buffer);
+    loop {
+        match reader.next() {
+            Ok(event) => {
+                if let Some(changed) = folders.lock().unwrap_or_else(PoisonError::into_inner).get(&event.wd()) {
+                    changed.notify_one();
+                }
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => {
+                tracing::warn!(%error, "the watch of ack files has ended, they are polled");
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for WatchedFolder {
+    fn drop(&mut self) {
+        self.watch.lock().remove(&self.id);
+        if let Some(kernel) = &self.watch.kernel {
+            // The folder may have been removed, and its watch with it.
+            let _ = inotify::remove_watch(kernel, self.id);
+        }
+    }
+}
+
+/// Waits for a change; for ever without a watch.
+pub(super) async fn changed(folder: Option<&WatchedFolder>) {
+    match folder {
+        Some(folder) => folder.changed.notified().await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_new_file_is_noticed_until_the_folder_is_dropped() {
+        let home = tempfile::tempdir().expect("a folder");
+        let watch = AckWatch::new();
+        let folder = watch.watch(home.path()).expect("a watch");
+        std::fs::write(home.path().join("d1"), "x").expect("a file");
+        timeout(Duration::from_secs(10), changed(Some(&folder))).await.expect("a notification");
+        drop(folder);
+        assert!(watch.lock().is_empty());
+    }
+}
