@@ -4,8 +4,10 @@
 mod amplification;
 mod commits;
 mod connections;
+mod large_messages;
 mod names;
 mod nats;
+mod notices;
 mod observer_tokens;
 mod plans;
 mod revocation;

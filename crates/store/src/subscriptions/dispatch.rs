@@ -232,6 +232,36 @@ impl Store {
         Ok(claimed)
     }
 
+    /// Returns the number of pending deliveries, the oldest events first and at most `limit`, whose bodies have `bytes`
+    /// bytes together, and their bytes. The first one counts whatever its size.
+    pub async fn fitting_calls(
+        &self,
+        leased: &LeasedSubscription,
+        limit: i64,
+        bytes: i64,
+    ) -> StoreResult<(i64, usize)> {
+        // The length of a body is known without reading it.
+        let (fitting, size): (i64, i64) = sqlx::query_as(
+            "SELECT count(*), coalesce(sum(bytes), 0)::bigint
+               FROM (SELECT bytes, sum(bytes) OVER (ORDER BY event_seq, delivery_id) - bytes AS before
+                       FROM (SELECT d.event_seq, d.delivery_id, octet_length(coalesce(d.body, b.body)) AS bytes
+                               FROM subscription_deliveries d
+                               LEFT JOIN subscription_bodies b
+                                      ON d.body IS NULL AND b.workspace_id = $1 AND b.event_seq = d.event_seq
+                              WHERE d.workspace_id = $1 AND d.subscription_id = $2 AND d.status = 'pending'
+                              ORDER BY d.event_seq, d.delivery_id LIMIT $3) AS next) AS summed
+              WHERE before = 0 OR before + bytes <= $4",
+        )
+        .bind(leased.scope.workspace_id())
+        .bind(leased.id)
+        .bind(limit)
+        .bind(bytes)
+        .fetch_one(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("measuring pending deliveries of a subscription"))?;
+        Ok((fitting, usize::try_from(size).unwrap_or(0)))
+    }
+
     /// Reads pending deliveries in the order of their events.
     pub async fn pending_calls(&self, leased: &LeasedSubscription, limit: i64) -> StoreResult<Vec<PendingCall>> {
         let pending: Vec<PendingCallRow> = sqlx::query_as(

@@ -1,7 +1,7 @@
 //! Data of events that are recorded by the transaction that causes them, in the order of their nouns.
 
 use relay_domain::{
-    AgentId, ChannelId, DeliveryId, FileId, InvocationId, MessageId, SessionEventId, SubscriptionId,
+    AgentId, ChannelId, DeliveryId, FileId, InvocationId, JsonText, MessageId, SessionEventId, SubscriptionId,
     mailboxes::stream::Seq,
 };
 use serde::Serialize;
@@ -124,7 +124,7 @@ pub struct ActionEnded<'a> {
     /// Status of the invocation.
     pub status: &'static str,
     /// Output of the handler: an object or `null`.
-    pub output: Option<Value>,
+    pub output: Option<JsonText>,
     /// Error of the handler.
     pub error: Option<&'a str>,
 }
