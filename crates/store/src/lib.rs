@@ -35,7 +35,8 @@ pub mod subscriptions;
 pub mod workspaces;
 
 pub use access::idempotency::StoredResponse;
-pub use access::tokens::TokenOwner;
+pub use access::rotation::{RotatedToken, TokenRotation};
+pub use access::tokens::{TokenLookup, TokenOwner};
 pub use actions::dispatches::{SentInvocation, UnsentInvocation};
 pub use actions::invocations::InvocationRow;
 pub use agents::addresses::AgentLocation;

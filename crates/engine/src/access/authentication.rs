@@ -74,6 +74,21 @@ pub struct AgentCaller {
     pub kind: AgentKind,
     /// Number of rotations of the token at authentication. The commit of a send checks it.
     pub token_generation: i64,
+    /// The token was replaced, and is accepted for the workspace's grace.
+    pub is_former_token: bool,
+}
+
+impl AgentCaller {
+    /// Refuses a former token where it would outlive its grace: a token that it creates does not end with it.
+    ///
+    /// # Errors
+    /// As for a token that is revoked.
+    pub(crate) fn refuse_former_token(&self) -> EngineResult<()> {
+        if self.is_former_token {
+            return Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Agent }));
+        }
+        Ok(())
+    }
 }
 
 /// A node that calls with its own token.

@@ -15,7 +15,7 @@ use relay_domain::{
     WorkspaceScope,
     access::token::{TOKEN_BYTES, TokenHash, TokenKind},
 };
-use relay_store::{StoreError, TokenOwner};
+use relay_store::{StoreError, TokenLookup, TokenOwner};
 use tokio::{sync::Mutex, time::Instant};
 
 use super::authentication::{AgentCaller, Credential, NodeCaller};
@@ -102,7 +102,7 @@ impl Tokens {
         Ok(FreshToken { text, hash })
     }
 
-    /// Returns the owner of a token from the cache (at most 2 s old) or from storage.
+    /// Returns the owner of a token from the cache (at most 1 s old) or from storage.
     pub(crate) async fn cached_credential(&self, kind: TokenKind, hash: TokenHash) -> EngineResult<Credential> {
         match self.cache.credentials.get(&hash) {
             Some(known) => Ok(known),
@@ -120,19 +120,30 @@ impl Tokens {
             return Err(StoreError::unavailable("looking up a token").into());
         }
         let revocations = cache.revocations.load(Ordering::SeqCst);
-        let owner = self.core.store.token_owner(&hash).await;
-        *unavailable_since = owner.as_ref().is_err_and(StoreError::is_unavailable).then(Instant::now);
-        let credential = match (kind, owner?) {
+        let found = self.core.store.look_up_token(&hash).await;
+        *unavailable_since = found.as_ref().is_err_and(StoreError::is_unavailable).then(Instant::now);
+        let owner = match found? {
+            TokenLookup::Valid(owner) => Some(owner),
+            TokenLookup::WorkspaceExpired => {
+                return Err(EngineError::Unauthenticated(BadCredential::WorkspaceExpired));
+            }
+            TokenLookup::Unknown => None,
+        };
+        let credential = match (kind, owner) {
             (TokenKind::Workspace, Some(TokenOwner::Workspace { workspace })) => {
                 Credential::Workspace { scope: WorkspaceScope::from_verified_token(workspace) }
             }
-            (TokenKind::Agent, Some(TokenOwner::Agent { workspace, agent_id, name, kind, token_generation })) => {
+            (
+                TokenKind::Agent,
+                Some(TokenOwner::Agent { workspace, agent_id, name, kind, token_generation, is_former }),
+            ) => {
                 Credential::Agent(AgentCaller {
                     scope: WorkspaceScope::from_verified_token(workspace),
                     agent_id,
                     name: name.into(),
                     kind,
                     token_generation,
+                    is_former_token: is_former,
                 })
             }
             (TokenKind::Node, Some(TokenOwner::Node { workspace, node_id })) => {

@@ -154,6 +154,7 @@ impl Actions {
             name: agent.name.into(),
             kind: agent.kind,
             token_generation: 0,
+            is_former_token: false,
         });
         let input = TriggerInput {
             trigger_id,

@@ -31,7 +31,7 @@ use crate::{
     EngineError, EngineResult,
     access::authentication::AgentCaller,
     agents::lifecycle::encoded_length,
-    error::{Conflict, InvalidInput, Limit, Missing},
+    error::{BadCredential, Conflict, InvalidInput, Limit, Missing},
 };
 
 /// Request to enrol a node. Missing fields keep their stored values.
@@ -231,8 +231,13 @@ impl Nodes {
     /// # Errors
     /// When the agent is located on another node.
     pub async fn mint_direct_token(&self, caller: &AgentCaller) -> EngineResult<DirectNode> {
+        caller.refuse_former_token()?;
         let token = self.tokens.fresh(TokenKind::Node)?;
-        match self.core.store.mint_direct_token(caller.scope, caller.agent_id, token.hash).await? {
+        let (scope, agent, generation) = (caller.scope, caller.agent_id, caller.token_generation);
+        match self.core.store.mint_direct_token(scope, agent, generation, token.hash).await? {
+            DirectTokenOutcome::TokenRotated => {
+                Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Agent }))
+            }
             DirectTokenOutcome::NoAgent => Err(EngineError::NotFound(Missing::Agent(caller.name.to_string()))),
             DirectTokenOutcome::BoundElsewhere(node) => Err(EngineError::Conflict(Conflict::AgentBoundToNode(node))),
             DirectTokenOutcome::Minted { replaced_token } => {

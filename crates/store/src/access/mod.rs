@@ -3,5 +3,6 @@
 
 pub mod encrypted_secrets;
 pub(crate) mod idempotency;
+pub(crate) mod rotation;
 pub(crate) mod secret_keys;
 pub(crate) mod tokens;

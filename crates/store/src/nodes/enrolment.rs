@@ -83,6 +83,8 @@ pub enum DirectTokenOutcome {
         replaced_token: Option<TokenHash>,
     },
     BoundElsewhere(NodeId),
+    /// The agent has another token by now.
+    TokenRotated,
     NoAgent,
 }
 
@@ -190,18 +192,21 @@ impl Store {
         .map_err(StoreError::from_sqlx("changing the delivery settings of a node"))
     }
 
-    /// Replaces the token of an agent's implicit direct node, and creates the node on the first call.
+    /// Replaces the token of an agent's implicit direct node, and creates the node on the first call. `generation` is that
+    /// of the agent's token: a process may not have heard yet that it was revoked.
     pub async fn mint_direct_token(
         &self,
         scope: WorkspaceScope,
         agent: AgentId,
+        generation: i64,
         token_hash: TokenHash,
     ) -> StoreResult<DirectTokenOutcome> {
         let doing = "minting a direct node's token";
         let node = NodeId::direct(agent);
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let located: Option<NodeId> = sqlx::query_scalar(
-            "SELECT node_id FROM agents WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR SHARE",
+        let located: Option<(NodeId, i64)> = sqlx::query_as(
+            "SELECT node_id, token_generation FROM agents
+              WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR SHARE",
         )
         .bind(scope.workspace_id())
         .bind(agent)
@@ -210,7 +215,8 @@ impl Store {
         .map_err(StoreError::from_sqlx(doing))?;
         match located {
             None => return Ok(DirectTokenOutcome::NoAgent),
-            Some(other) if other != node => return Ok(DirectTokenOutcome::BoundElsewhere(other)),
+            Some((_, now)) if now != generation => return Ok(DirectTokenOutcome::TokenRotated),
+            Some((other, _)) if other != node => return Ok(DirectTokenOutcome::BoundElsewhere(other)),
             Some(_) => {}
         }
         sqlx::query(
