@@ -198,7 +198,12 @@ impl Inner {
                 secrets: Arc::clone(&secrets),
                 egress: egress.clone(),
             },
-            workspaces: Workspaces { core: core.clone(), tokens, observers: observers.clone() },
+            workspaces: Workspaces {
+                core: core.clone(),
+                tokens,
+                secrets: Arc::clone(&secrets),
+                observers: observers.clone(),
+            },
             stream,
             tasks,
             core,

@@ -95,6 +95,11 @@ impl Hints {
         self.publish(Hint::TokenRevoked { hash: hash.to_string() });
     }
 
+    /// Hints that a workspace was deleted, so that its tokens are forgotten and its sockets close.
+    pub(crate) fn workspace_deleted(&self, scope: WorkspaceScope) {
+        self.publish(Hint::WorkspaceDeleted { workspace: scope.workspace_id() });
+    }
+
     pub fn quotas_changed(&self, scope: WorkspaceScope) {
         self.publish(Hint::QuotasChanged { workspace: scope.workspace_id() });
     }
@@ -192,6 +197,11 @@ pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Rece
                     inner.access.tokens.forget(&hash);
                     inner.observers.cache.notify_access_change();
                 }
+            }
+            Ok(Hint::WorkspaceDeleted { workspace }) => {
+                inner.access.tokens.forget_workspace(WorkspaceScope::from_engine_row(*workspace));
+                inner.observers.cache.request_refresh();
+                inner.observers.cache.notify_access_change();
             }
             Ok(Hint::ObserversChanged) => inner.observers.cache.request_refresh(),
             Ok(Hint::MembersChanged { workspace, channel }) => {

@@ -34,6 +34,11 @@ pub enum Hint {
         /// SHA-256 of the token in lower-case hex.
         hash: String,
     },
+    /// A workspace was deleted, and with it all of its tokens.
+    WorkspaceDeleted {
+        /// Id of the workspace.
+        workspace: WorkspaceId,
+    },
     /// The plan or the quotas of a workspace changed.
     QuotasChanged {
         /// Id of the workspace.

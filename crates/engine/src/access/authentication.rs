@@ -98,6 +98,16 @@ pub struct NodeCaller {
     pub node_id: NodeId,
 }
 
+/// State of the token of an open node socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeTokenState {
+    Valid,
+    /// Revoked or rotated, or its node or workspace has ended.
+    Revoked,
+    /// An operator has suspended the workspace or drained the node.
+    SuspendedOrDrained,
+}
+
 /// Handle of callers: authentication, and repeated requests.
 #[derive(Clone)]
 pub struct Access {
@@ -128,14 +138,17 @@ impl Access {
         Ok(credential)
     }
 
-    /// Returns whether a node's token is valid, from the cache of seconds; a revocation counts at once.
+    /// Checks the token of an open node socket, from the cache of a second; a revocation counts at once.
     ///
     /// # Errors
     /// When storage is unavailable.
-    pub async fn is_valid_node_token(&self, hash: TokenHash) -> EngineResult<bool> {
+    pub async fn check_node_token(&self, hash: TokenHash) -> EngineResult<NodeTokenState> {
         match self.tokens.cached_credential(TokenKind::Node, hash).await {
-            Ok(_) => Ok(true),
-            Err(EngineError::Unauthenticated(_)) => Ok(false),
+            Ok(Credential::Node(node)) if self.suspensions.is_suspended_or_drained(node.scope, &node.node_id) => {
+                Ok(NodeTokenState::SuspendedOrDrained)
+            }
+            Ok(_) => Ok(NodeTokenState::Valid),
+            Err(EngineError::Unauthenticated(_)) => Ok(NodeTokenState::Revoked),
             Err(error) => Err(error),
         }
     }

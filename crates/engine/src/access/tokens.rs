@@ -51,7 +51,11 @@ pub(crate) struct TokenCache {
 impl Default for TokenCache {
     fn default() -> Self {
         Self {
-            credentials: Cache::builder().max_capacity(CACHED_TOKENS).time_to_live(CACHED_FOR).build(),
+            credentials: Cache::builder()
+                .max_capacity(CACHED_TOKENS)
+                .time_to_live(CACHED_FOR)
+                .support_invalidation_closures()
+                .build(),
             lookups: (0..LOOKUP_GROUPS).map(|_| Mutex::new(None)).collect(),
             revocations: AtomicU64::new(0),
         }
@@ -82,6 +86,13 @@ impl Tokens {
         self.cache.credentials.invalidate(hash);
     }
 
+    /// Invalidates all tokens of a deleted workspace.
+    pub(crate) fn forget_workspace(&self, scope: WorkspaceScope) {
+        self.cache.revocations.fetch_add(1, Ordering::SeqCst);
+        // Fails only for a cache that was built without support for it.
+        let _ = self.cache.credentials.invalidate_entries_if(move |_, credential| credential.scope() == scope);
+    }
+
     /// Invalidates all tokens: a revocation hint may have been missed.
     pub(crate) fn forget_all(&self) {
         self.cache.revocations.fetch_add(1, Ordering::SeqCst);
@@ -92,6 +103,12 @@ impl Tokens {
     pub(crate) fn revoke(&self, hash: TokenHash) {
         self.forget(&hash);
         self.core.hints.token_revoked(hash);
+    }
+
+    /// Invalidates the tokens of a deleted workspace here and in the other processes.
+    pub(crate) fn revoke_workspace(&self, scope: WorkspaceScope) {
+        self.forget_workspace(scope);
+        self.core.hints.workspace_deleted(scope);
     }
 
     pub(crate) fn fresh(&self, kind: TokenKind) -> EngineResult<FreshToken> {

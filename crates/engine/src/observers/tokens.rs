@@ -10,7 +10,7 @@ use relay_domain::{
     workspaces::plan::Quota,
 };
 use relay_store::{
-    NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenRow, ObserverTokenUpdate, StoreError,
+    ChangedToken, NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenRow, ObserverTokenUpdate, StoreError,
 };
 
 use super::{
@@ -80,7 +80,10 @@ impl Observers {
             created_at: now,
         };
         match self.core.store.create_observer_token(scope, &token, at_most).await? {
-            ObserverTokenCreation::Created(row) => self.issue_token(scope, *row),
+            ObserverTokenCreation::Created(row, recorded) => {
+                self.core.announce(recorded);
+                self.issue_token(scope, *row)
+            }
             ObserverTokenCreation::NameTaken => Err(EngineError::Conflict(Conflict::ObserverTokenName(new.name))),
             ObserverTokenCreation::TooMany => Err(EngineError::LimitExceeded(Limit::Quota(Quota::ObserverTokens))),
             ObserverTokenCreation::NoWorkspace => Err(EngineError::NotFound(Missing::Workspace)),
@@ -141,11 +144,8 @@ impl Observers {
     /// When there is no such active token.
     pub async fn rotate_token(&self, scope: WorkspaceScope, id: &str) -> EngineResult<IssuedObserverToken> {
         let rotated = self.core.store.rotate_observer_token(scope, parse_token_id(id)?, self.core.now()).await?;
-        let (row, dead) = rotated.ok_or(EngineError::NotFound(Missing::ObserverToken))?;
-        for hash in dead {
-            self.tokens.revoke(hash);
-        }
-        self.refresh_after_change().await;
+        let (row, rotated) = rotated.ok_or(EngineError::NotFound(Missing::ObserverToken))?;
+        self.end_tokens(rotated).await;
         self.issue_token(scope, row)
     }
 
@@ -154,12 +154,15 @@ impl Observers {
     /// # Errors
     /// When there is no such active token.
     pub async fn revoke_token(&self, scope: WorkspaceScope, id: &str) -> EngineResult<()> {
-        let dead = self.core.store.revoke_observer_token(scope, parse_token_id(id)?, self.core.now()).await?;
-        for hash in dead.ok_or(EngineError::NotFound(Missing::ObserverToken))? {
-            self.tokens.revoke(hash);
-        }
-        self.refresh_after_change().await;
+        let revoked = self.core.store.revoke_observer_token(scope, parse_token_id(id)?, self.core.now()).await?;
+        self.end_tokens(revoked.ok_or(EngineError::NotFound(Missing::ObserverToken))?).await;
         Ok(())
+    }
+
+    async fn end_tokens(&self, ended: ChangedToken) {
+        ended.changed.into_iter().for_each(|hash| self.tokens.revoke(hash));
+        self.refresh_after_change().await;
+        self.core.announce(ended.recorded);
     }
 
     fn issue_token(&self, scope: WorkspaceScope, row: ObserverTokenRow) -> EngineResult<IssuedObserverToken> {

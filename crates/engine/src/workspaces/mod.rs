@@ -8,12 +8,19 @@ pub mod suspensions;
 pub mod usage;
 pub mod usage_rollup;
 
-use crate::{access::tokens::Tokens, core::Core, observers::Observers};
+use std::sync::Arc;
+
+use crate::{
+    access::{secrets::Secrets, tokens::Tokens},
+    core::Core,
+    observers::Observers,
+};
 
 /// Handle of workspaces.
 #[derive(Clone)]
 pub struct Workspaces {
     pub(crate) core: Core,
     pub(crate) tokens: Tokens,
+    pub(crate) secrets: Arc<Secrets>,
     pub(crate) observers: Observers,
 }

@@ -52,10 +52,10 @@ pub struct TokenRotation {
     pub at: DateTime<Utc>,
 }
 
-/// Effect of a rotation.
+/// Effect of a rotation or revocation.
 #[derive(Debug)]
-pub struct RotatedToken {
-    /// Tokens that ended, and the former token, whose holder must be read again.
+pub struct ChangedToken {
+    /// Tokens that ended, and a kept former token. Caches must forget them.
     pub changed: Vec<TokenHash>,
     pub recorded: RecordedEvents,
 }
@@ -68,7 +68,7 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         rotation: &TokenRotation,
-    ) -> StoreResult<Option<RotatedToken>> {
+    ) -> StoreResult<Option<ChangedToken>> {
         let &TokenRotation { agent, token, by, presented_generation, at } = rotation;
         let doing = "rotating an agent's token";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
@@ -117,7 +117,7 @@ impl Store {
         };
         let recorded = events::append(&mut tx, scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
-        Ok(Some(RotatedToken { changed, recorded }))
+        Ok(Some(ChangedToken { changed, recorded }))
     }
 }
 

@@ -33,7 +33,7 @@ fn enrolment(name: &str) -> NodeEnrolment {
         max_agents: None,
         tags: None,
         version: None,
-        token_hash: TokenHash::from_token(name),
+        token: EnrolmentToken::New(TokenHash::from_token(name)),
         quota: None,
     }
 }

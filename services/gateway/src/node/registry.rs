@@ -5,6 +5,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    hash::Hash,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicI64, AtomicU64, Ordering},
@@ -114,6 +115,8 @@ pub(super) struct Peer {
 pub(super) struct Maps {
     pub(super) peers: HashMap<u64, Peer>,
     pub(super) nodes: HashMap<(WorkspaceScope, NodeId), Vec<u64>>,
+    /// Connections by the token that opened them.
+    pub(super) tokens: HashMap<TokenHash, Vec<u64>>,
     pub(super) agents: HashMap<(WorkspaceScope, AgentId), AgentRoute>,
     /// The agents among them that are on their own nodes.
     pub(super) direct: HashMap<WorkspaceScope, super::direct_agents::DirectAgents>,
@@ -147,6 +150,16 @@ impl Default for Registry {
     }
 }
 
+/// Removes a connection from an index, and its key with the last one.
+fn remove_from_index<K: Eq + Hash>(index: &mut HashMap<K, Vec<u64>>, key: &K, id: u64) {
+    if let Some(ids) = index.get_mut(key) {
+        ids.retain(|other| *other != id);
+        if ids.is_empty() {
+            index.remove(key);
+        }
+    }
+}
+
 impl Registry {
     pub(super) fn maps(&self) -> MutexGuard<'_, Maps> {
         self.maps.lock().unwrap_or_else(PoisonError::into_inner)
@@ -173,6 +186,7 @@ impl Registry {
             },
         );
         maps.nodes.entry((scope, node.clone())).or_default().push(handle.id);
+        maps.tokens.entry(token).or_default().push(handle.id);
         metrics::gauge!(relay_domain::metric_names::CONNECTED_NODES).increment(1);
         (handle, inbox)
     }
@@ -190,15 +204,9 @@ impl Registry {
 
     pub(super) fn remove_peer(&self, handle: &Handle, scope: WorkspaceScope, node: &NodeId) {
         let mut maps = self.maps();
-        if maps.peers.remove(&handle.id).is_none() {
-            return;
-        }
-        if let Some(ids) = maps.nodes.get_mut(&(scope, node.clone())) {
-            ids.retain(|id| *id != handle.id);
-            if ids.is_empty() {
-                maps.nodes.remove(&(scope, node.clone()));
-            }
-        }
+        let Some(peer) = maps.peers.remove(&handle.id) else { return };
+        remove_from_index(&mut maps.nodes, &(scope, node.clone()), handle.id);
+        remove_from_index(&mut maps.tokens, &peer.token, handle.id);
         metrics::gauge!(relay_domain::metric_names::CONNECTED_NODES).decrement(1);
     }
 
@@ -447,6 +455,9 @@ impl Registry {
                 if let Ok(hash) = hash.parse() {
                     self.close_revoked(&hash);
                 }
+            }
+            Hint::WorkspaceDeleted { workspace } => {
+                self.close_deleted(WorkspaceScope::from_engine_row(*workspace));
             }
             Hint::MembersChanged { .. }
             | Hint::QuotasChanged { .. }

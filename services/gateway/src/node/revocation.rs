@@ -2,9 +2,9 @@
 //!
 //! A hint says so at once. Where it was lost, and for a workspace that expires, storage is asked every few seconds.
 
-use std::{collections::HashSet, time::Duration};
+use std::time::Duration;
 
-use relay_domain::access::token::TokenHash;
+use relay_domain::{WorkspaceScope, access::token::TokenHash};
 use relay_engine::Engine;
 
 use super::registry::{Peer, Registry};
@@ -28,17 +28,22 @@ impl Registry {
     /// Closes the sockets that a revoked token opened.
     pub(super) fn close_revoked(&self, token: &TokenHash) {
         let maps = self.maps();
-        for peer in maps.peers.values().filter(|peer| peer.token == *token) {
-            peer.close_revoked();
-        }
+        let ids = maps.tokens.get(token).into_iter().flatten();
+        ids.filter_map(|id| maps.peers.get(id)).for_each(Peer::close_revoked);
+    }
+
+    /// Closes the sockets of a deleted workspace.
+    pub(super) fn close_deleted(&self, scope: WorkspaceScope) {
+        let maps = self.maps();
+        let own = maps.nodes.iter().filter(|((workspace, _), _)| *workspace == scope);
+        own.flat_map(|(_, ids)| ids).filter_map(|id| maps.peers.get(id)).for_each(Peer::close_revoked);
     }
 
     /// Asks storage about the tokens of all sockets.
     pub(super) async fn check_tokens(&self, engine: &Engine) {
         loop {
             tokio::time::sleep(CHECK_INTERVAL).await;
-            let open: HashSet<TokenHash> = self.maps().peers.values().map(|peer| peer.token).collect();
-            let tokens: Vec<TokenHash> = open.into_iter().collect();
+            let tokens: Vec<TokenHash> = self.maps().tokens.keys().copied().collect();
             for some in tokens.chunks(TOKENS_PER_QUERY) {
                 match engine.access().revoked_tokens(some).await {
                     Ok(revoked) => revoked.iter().for_each(|token| self.close_revoked(token)),

@@ -150,6 +150,7 @@ fn notice(hint: &Hint) -> Option<Notice> {
             data: data.clone(),
         })),
         Hint::TokenRevoked { .. }
+        | Hint::WorkspaceDeleted { .. }
         | Hint::QuotasChanged { .. }
         | Hint::ObserversChanged
         | Hint::MembersChanged { .. }
