@@ -25,7 +25,7 @@ use super::{
     ObserverSlot,
     access::{ObserverCredentials, ObserverWatch},
 };
-use crate::{error::ApiError, extract::Query, state::AppState};
+use crate::{caller::SOCKET_PROTOCOL, error::ApiError, extract::Query, state::AppState};
 
 /// Observers send small frames only.
 const FRAME_LIMIT: usize = 64 * 1024;
@@ -49,7 +49,7 @@ const TRY_AGAIN: u16 = 1013;
 
 /// Opens the socket of an observer, which sends each visible event of the workspace as it happens.
 ///
-/// The token is in `token` or in the `Authorization` header. An observer token needs the scope `stream:read`.
+/// The token is in `token`, in the `Authorization` header, or in a subprotocol: `relay.v1, relay.token.<token>`. An observer token needs the scope `stream:read`.
 #[utoipa::path(
     get, path = "/v1/ws", operation_id = "observer", tag = "sockets",
     security(("workspace_key" = []), ("observer_token" = [])), params(ObserverCredentials),
@@ -70,6 +70,7 @@ pub(crate) async fn upgrade(
     };
     match authorize_observer(&state, query, &headers).await {
         Ok((watch, events, slot)) => socket
+            .protocols([SOCKET_PROTOCOL])
             .max_message_size(FRAME_LIMIT)
             .max_frame_size(FRAME_LIMIT)
             .read_buffer_size(SOCKET_BUFFER)
@@ -84,7 +85,7 @@ async fn authorize_observer(
     query: ObserverCredentials,
     headers: &HeaderMap,
 ) -> Result<(ObserverWatch, EventStream, ObserverSlot), ApiError> {
-    let token = query.token(headers)?;
+    let token = query.socket_token(headers)?;
     if state.shutdown.is_requested() {
         return Err(ApiError::unavailable("workspace_busy", "This gateway is draining, try again"));
     }
