@@ -24,7 +24,7 @@ use crate::{
     mailboxes::{Mailboxes, cursors::CursorMoves},
     messages::{
         Messages,
-        committer::{CommitQueue, PendingSend},
+        committer::{CommitLane, CommitQueue},
         publisher::{Committed, Publisher},
     },
     nodes::{Nodes, kinds::NodeKinds},
@@ -79,7 +79,7 @@ pub(crate) struct Senders {
 pub(crate) struct Queues {
     pub(crate) seen: Batches<relay_store::LastSeen>,
     pub(crate) observer_uses: Batches<TokenUse>,
-    pub(crate) commits: mpsc::Receiver<PendingSend>,
+    pub(crate) commits: [CommitLane; 2],
     pub(crate) publishes: mpsc::Receiver<Committed>,
     pub(crate) calls: Batches<QueuedCall, relay_domain::WorkspaceId>,
     pub(crate) outcomes: Batches<QueuedOutcome, relay_domain::WorkspaceId>,

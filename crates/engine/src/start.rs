@@ -101,7 +101,9 @@ impl Engine {
         let Queues { seen, observer_uses, commits, publishes, calls, outcomes, dispatch_notes } = queues;
         tasks.spawn("last-seen", last_seen::write_last_seen(weak(), seen));
         tasks.spawn("observer-uses", observers::write_token_uses(self.store().clone(), observer_uses));
-        tasks.spawn("committer", committer::run(weak(), commits));
+        let [usual, wide] = commits;
+        tasks.spawn("committer", committer::run(weak(), usual));
+        tasks.spawn("wide-committer", committer::run(weak(), wide));
         tasks.spawn("publisher", publisher::run(weak(), publishes));
         tasks.spawn("cursor-writer", cursors::run(weak(), Arc::downgrade(&self.inner.mailboxes.cursors)));
         tasks.spawn("heartbeat-writer", heartbeats::write_heartbeats(weak()));

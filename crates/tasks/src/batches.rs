@@ -2,12 +2,13 @@
 //!
 //! [`queue`] creates both ends. A queue is bounded in items and in bytes. Without a timer a batch takes what arrived
 //! during the previous one, so that a lone item is handled at once and a busy queue gives large batches. Items of
-//! different keys take turns: one workspace with thousands of items does not delay the first item of another.
+//! different keys take turns by weight: one workspace with thousands of items, or with costly ones, does not delay the
+//! first item of another, and holds at most its share of the queue.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     hash::Hash,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -24,18 +25,24 @@ pub struct QueueConfig<T, K = ()> {
     pub name: &'static str,
     /// Items that the channel holds at most. As many again may be sorted by key, waiting for their turn.
     pub max_items: usize,
+    /// Part of the queue, in items and in bytes, that one key holds at most: 4 is a quarter, 1 is all of it.
+    pub key_share: u32,
     /// Bytes that waiting items hold at most. A larger item waits until it is the only one.
     pub max_bytes: u32,
     /// Items of a batch at most.
     pub batch_items: usize,
     /// Bytes of a batch at most; one item may exceed it alone.
     pub batch_bytes: usize,
+    /// Weight at which a batch is complete; its last item may exceed it.
+    pub batch_weight: u64,
     /// Least time between two batches, in which items gather for the second.
     pub interval: Duration,
     /// Key whose items take turns with those of other keys; those of one key stay in order.
     pub key: fn(&T) -> K,
     /// Bytes that an item holds.
     pub bytes: fn(&T) -> usize,
+    /// Work that an item causes. The keys' shares of the batches are equal in it.
+    pub weight: fn(&T) -> u64,
 }
 
 impl<T> QueueConfig<T> {
@@ -45,12 +52,15 @@ impl<T> QueueConfig<T> {
         Self {
             name,
             max_items,
+            key_share: 1,
             max_bytes: u32::MAX,
             batch_items,
             batch_bytes: usize::MAX,
+            batch_weight: u64::MAX,
             interval: Duration::ZERO,
             key: |_| (),
             bytes: |_| size_of::<T>(),
+            weight: |_| 1,
         }
     }
 
@@ -63,11 +73,14 @@ impl<T> QueueConfig<T> {
 
 /// Creates both ends of a queue.
 #[must_use]
-pub fn queue<T, K: Copy + Eq + Hash>(config: QueueConfig<T, K>) -> (BatchSender<T>, Batches<T, K>) {
+pub fn queue<T, K: Copy + Eq + Hash>(config: QueueConfig<T, K>) -> (BatchSender<T, K>, Batches<T, K>) {
     let (items, receiver) = mpsc::channel(config.max_items);
     let bytes = Arc::new(Semaphore::new(config.max_bytes as usize));
-    let sender = BatchSender { name: config.name, items, bytes, max_bytes: config.max_bytes, bytes_of: config.bytes };
-    (sender, Batches { items: receiver, turns: Turns::default(), next_at: Instant::now(), config })
+    let shares = Arc::new(Shares::new(&config));
+    let (max_bytes, bytes_of, key_of) = (config.max_bytes, config.bytes, config.key);
+    let sender =
+        BatchSender { name: config.name, items, bytes, max_bytes, bytes_of, key_of, shares: Arc::clone(&shares) };
+    (sender, Batches { items: receiver, turns: Turns::default(), next_at: Instant::now(), shares, config })
 }
 
 /// The queue is full, or the task that empties it has ended.
@@ -82,25 +95,79 @@ struct Waiting<T> {
     bytes: usize,
     /// Its share of the queue's bytes; `None` when it was put back, which exceeds the bound by one batch at most.
     _share: Option<OwnedSemaphorePermit>,
+    /// It counts in the share of its key.
+    is_counted: bool,
+}
+
+/// Waiting items by key, where a key may hold only a part of the queue.
+#[derive(Debug)]
+struct Shares<K> {
+    /// Items and bytes of one key at most. `None`: a key may fill the queue, and nothing is counted.
+    most: Option<(usize, usize)>,
+    /// Items and bytes that wait.
+    of_key: Mutex<HashMap<K, (usize, usize)>>,
+}
+
+impl<K: Copy + Eq + Hash> Shares<K> {
+    fn new<T>(config: &QueueConfig<T, K>) -> Self {
+        let part = config.key_share.max(1) as usize;
+        let most = (part > 1).then(|| (config.max_items / part, config.max_bytes as usize / part));
+        Self { most, of_key: Mutex::default() }
+    }
+
+    /// Counts an item; returns false when its key has its share. A key without waiting items may queue one of any size.
+    fn take(&self, key: K, item_bytes: usize) -> bool {
+        let Some((most_items, most_bytes)) = self.most else { return true };
+        let mut of_key = self.of_key.lock().unwrap_or_else(PoisonError::into_inner);
+        let (items, bytes) = of_key.entry(key).or_default();
+        let fits = *items == 0 || *items < most_items && bytes.saturating_add(item_bytes) <= most_bytes;
+        if fits {
+            *items += 1;
+            *bytes = bytes.saturating_add(item_bytes);
+        }
+        fits
+    }
+
+    fn give_back(&self, key: K, item_bytes: usize) {
+        if self.most.is_none() {
+            return;
+        }
+        let mut of_key = self.of_key.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((items, bytes)) = of_key.get_mut(&key) {
+            *items -= 1;
+            *bytes = bytes.saturating_sub(item_bytes);
+            if *items == 0 {
+                of_key.remove(&key);
+            }
+        }
+    }
 }
 
 /// Sending end of a queue.
 #[derive(Debug)]
-pub struct BatchSender<T> {
+pub struct BatchSender<T, K = ()> {
     name: &'static str,
     items: mpsc::Sender<Waiting<T>>,
     bytes: Arc<Semaphore>,
     max_bytes: u32,
     bytes_of: fn(&T) -> usize,
+    key_of: fn(&T) -> K,
+    shares: Arc<Shares<K>>,
 }
 
-impl<T> BatchSender<T> {
+impl<T, K: Copy + Eq + Hash> BatchSender<T, K> {
     /// Queues an item without waiting.
     ///
     /// # Errors
-    /// When the queue is full; the item is dropped.
+    /// When the queue is full, or its key has its share; the item is dropped.
     pub fn try_send(&self, item: T) -> Result<(), QueueFull> {
-        let queued = self.waiting_at_once(item).and_then(|waiting| self.items.try_send(waiting).map_err(|_| QueueFull));
+        let (key, bytes) = ((self.key_of)(&item), (self.bytes_of)(&item));
+        let queued = if self.shares.take(key, bytes) {
+            let queued = self.waiting_at_once(item).and_then(|one| self.items.try_send(one).map_err(|_| QueueFull));
+            queued.inspect_err(|_| self.shares.give_back(key, bytes))
+        } else {
+            Err(QueueFull)
+        };
         if queued.is_err() {
             metrics::counter!(QUEUE_REFUSED, "queue" => self.name).increment(1);
         }
@@ -110,17 +177,17 @@ impl<T> BatchSender<T> {
     fn waiting_at_once(&self, item: T) -> Result<Waiting<T>, QueueFull> {
         let (bytes, share) = self.share_of(&item);
         let share = Arc::clone(&self.bytes).try_acquire_many_owned(share).map_err(|_| QueueFull)?;
-        Ok(Waiting { item, bytes, _share: Some(share) })
+        Ok(Waiting { item, bytes, _share: Some(share), is_counted: true })
     }
 
-    /// Queues an item, waiting for room.
+    /// Queues an item, waiting for room. It does not count in its key's share.
     ///
     /// # Errors
     /// When the task that empties the queue has ended; the item is dropped.
     pub async fn send(&self, item: T) -> Result<(), QueueFull> {
         let (bytes, share) = self.share_of(&item);
         let share = Arc::clone(&self.bytes).acquire_many_owned(share).await.map_err(|_| QueueFull)?;
-        self.items.send(Waiting { item, bytes, _share: Some(share) }).await.map_err(|_| QueueFull)
+        self.items.send(Waiting { item, bytes, _share: Some(share), is_counted: false }).await.map_err(|_| QueueFull)
     }
 
     /// Returns the bytes of an item, and those that it takes of the queue.
@@ -157,7 +224,7 @@ impl<T, R> Request<T, R> {
     }
 }
 
-impl<T, R> BatchSender<Request<T, R>> {
+impl<T, R, K: Copy + Eq + Hash> BatchSender<Request<T, R>, K> {
     /// Queues an item that will be replied to, without waiting for room. The reply never comes if its task ends.
     ///
     /// # Errors
@@ -183,6 +250,7 @@ pub struct Batches<T, K = ()> {
     turns: Turns<T, K>,
     /// Earliest time of the next batch.
     next_at: Instant,
+    shares: Arc<Shares<K>>,
     config: QueueConfig<T, K>,
 }
 
@@ -202,13 +270,13 @@ impl<T, K: Copy + Eq + Hash> Batches<T, K> {
         {
             self.add(item);
         }
-        let batch = self.turns.take(self.config.batch_items, self.config.batch_bytes);
+        let batch = self.turns.take(&self.config);
         Some(self.hand_out(batch))
     }
 
     /// Takes a batch of the waiting items of one key.
     pub fn take_key(&mut self, key: K) -> Vec<T> {
-        let batch = self.turns.take_key(key, self.config.batch_items, self.config.batch_bytes);
+        let batch = self.turns.take_key(key, &self.config);
         self.hand_out(batch)
     }
 
@@ -216,7 +284,7 @@ impl<T, K: Copy + Eq + Hash> Batches<T, K> {
     pub fn put_back(&mut self, items: Vec<T>) {
         for item in items.into_iter().rev() {
             let (key, bytes) = ((self.config.key)(&item), (self.config.bytes)(&item));
-            self.turns.push_front(key, Waiting { item, bytes, _share: None });
+            self.turns.push_front(key, Waiting { item, bytes, _share: None, is_counted: false });
         }
     }
 
@@ -228,33 +296,56 @@ impl<T, K: Copy + Eq + Hash> Batches<T, K> {
         let queue = self.config.name;
         metrics::histogram!(BATCH_ITEMS, "queue" => queue).record(batch.len() as f64);
         metrics::gauge!(QUEUE_ITEMS, "queue" => queue).set((self.turns.waiting + self.items.len()) as f64);
-        batch.into_iter().map(|waiting| waiting.item).collect()
+        let give_back = |waiting: &Waiting<T>| {
+            if waiting.is_counted {
+                self.shares.give_back((self.config.key)(&waiting.item), waiting.bytes);
+            }
+        };
+        batch.into_iter().inspect(give_back).map(|waiting| waiting.item).collect()
     }
 }
 
-/// Items in the order in which they will be taken: the keys in turn, the items of a key first come first served.
+/// Items in the order in which they will be taken: the keys in turn by weight, the items of a key first come first
+/// served.
+///
+/// This is fair queueing by virtual time: each taken item moves the next turn of its key back by its weight. A key whose
+/// items all weigh 1 has every n-th turn among n keys; one whose items weigh 100 has a hundredth as many.
 #[derive(Debug)]
 struct Turns<T, K> {
-    /// Keys with items, the next one first.
-    order: VecDeque<K>,
-    of_key: HashMap<K, VecDeque<Waiting<T>>>,
+    /// Keys with items by the virtual time of their next turn; equal times in the order of the tickets.
+    order: BTreeMap<(u64, u64), K>,
+    of_key: HashMap<K, Line<T>>,
+    /// Virtual time of the last turn. A key without waiting items has no claim on the past: it starts here.
+    now: u64,
+    next_ticket: u64,
     waiting: usize,
+}
+
+/// Waiting items of one key, and its place in the order.
+#[derive(Debug)]
+struct Line<T> {
+    items: VecDeque<Waiting<T>>,
+    place: (u64, u64),
 }
 
 impl<T, K> Default for Turns<T, K> {
     fn default() -> Self {
-        Self { order: VecDeque::new(), of_key: HashMap::new(), waiting: 0 }
+        Self { order: BTreeMap::new(), of_key: HashMap::new(), now: 0, next_ticket: 0, waiting: 0 }
     }
 }
 
 impl<T, K: Copy + Eq + Hash> Turns<T, K> {
-    /// Returns the items of a key, which gets the last turn if it has none yet.
+    /// Returns the items of a key, which gets the last turn of the present time if it has none yet.
     fn items_of(&mut self, key: K) -> &mut VecDeque<Waiting<T>> {
         self.waiting += 1;
-        self.of_key.entry(key).or_insert_with(|| {
-            self.order.push_back(key);
-            VecDeque::new()
-        })
+        let (order, next_ticket, now) = (&mut self.order, &mut self.next_ticket, self.now);
+        let line = self.of_key.entry(key).or_insert_with(|| {
+            let place = (now, *next_ticket);
+            *next_ticket += 1;
+            order.insert(place, key);
+            Line { items: VecDeque::new(), place }
+        });
+        &mut line.items
     }
 
     fn push_back(&mut self, key: K, item: Waiting<T>) {
@@ -265,50 +356,69 @@ impl<T, K: Copy + Eq + Hash> Turns<T, K> {
         self.items_of(key).push_front(item);
     }
 
-    /// Takes the next item of a key; returns `None` if it would exceed `room` bytes.
-    fn take_one(&mut self, key: K, room: usize) -> Option<Waiting<T>> {
-        let items = self.of_key.get_mut(&key)?;
-        let item = items.pop_front_if(|item| item.bytes <= room)?;
-        if items.is_empty() {
-            self.of_key.remove(&key);
-        }
+    /// Takes the next item of a key, and moves its turn back by the item's weight. Returns `None` if the item would
+    /// exceed the room of the batch.
+    fn take_one(&mut self, key: K, room: &mut Room<'_, T, K>) -> Option<Waiting<T>> {
+        let line = self.of_key.get_mut(&key)?;
+        let item = line.items.pop_front_if(|item| room.admits(item))?;
         self.waiting -= 1;
+        self.order.remove(&line.place);
+        if line.items.is_empty() {
+            self.of_key.remove(&key);
+        } else {
+            let weight = (room.config.weight)(&item.item).max(1);
+            line.place = (self.now.saturating_add(weight), self.next_ticket);
+            self.next_ticket += 1;
+            self.order.insert(line.place, key);
+        }
+        room.use_for(&item);
         Some(item)
     }
 
-    /// Takes a batch, one item of each key in turn.
-    fn take(&mut self, most_items: usize, most_bytes: usize) -> Vec<Waiting<T>> {
-        let mut batch = Vec::with_capacity(most_items.min(self.waiting));
-        let mut room = usize::MAX;
-        while batch.len() < most_items
-            && let Some(key) = self.order.front().copied()
-            && let Some(item) = self.take_one(key, room)
-        {
-            // Only the first item of a batch may be larger than the batch.
-            room = room.min(most_bytes).saturating_sub(item.bytes);
+    /// Takes a batch, the keys in turn.
+    fn take(&mut self, config: &QueueConfig<T, K>) -> Vec<Waiting<T>> {
+        let mut batch = Vec::with_capacity(config.batch_items.min(self.waiting));
+        let mut room = Room::new(config);
+        while let Some(((at, _), key)) = self.order.first_key_value().map(|(place, key)| (*place, *key)) {
+            self.now = self.now.max(at);
+            let Some(item) = self.take_one(key, &mut room) else { break };
             batch.push(item);
-            self.order.pop_front();
-            if self.of_key.contains_key(&key) {
-                self.order.push_back(key);
-            }
         }
         batch
     }
 
     /// Takes a batch of one key.
-    fn take_key(&mut self, key: K, most_items: usize, most_bytes: usize) -> Vec<Waiting<T>> {
-        let mut batch = Vec::new();
-        let mut room = usize::MAX;
-        while batch.len() < most_items
-            && let Some(item) = self.take_one(key, room)
-        {
-            room = room.min(most_bytes).saturating_sub(item.bytes);
-            batch.push(item);
-        }
-        if !self.of_key.contains_key(&key) {
-            self.order.retain(|waiting| *waiting != key);
-        }
-        batch
+    fn take_key(&mut self, key: K, config: &QueueConfig<T, K>) -> Vec<Waiting<T>> {
+        let mut room = Room::new(config);
+        std::iter::from_fn(|| self.take_one(key, &mut room)).collect()
+    }
+}
+
+/// Room that is left in a batch.
+struct Room<'a, T, K> {
+    config: &'a QueueConfig<T, K>,
+    items: usize,
+    bytes: usize,
+    weight: u64,
+}
+
+impl<'a, T, K> Room<'a, T, K> {
+    fn new(config: &'a QueueConfig<T, K>) -> Self {
+        Self { config, items: 0, bytes: 0, weight: 0 }
+    }
+
+    /// The first item is always admitted: only it may hold more bytes than a batch may.
+    fn admits(&self, item: &Waiting<T>) -> bool {
+        self.items == 0
+            || self.items < self.config.batch_items
+                && self.weight < self.config.batch_weight
+                && self.bytes.saturating_add(item.bytes) <= self.config.batch_bytes
+    }
+
+    fn use_for(&mut self, item: &Waiting<T>) {
+        self.items += 1;
+        self.bytes = self.bytes.saturating_add(item.bytes);
+        self.weight = self.weight.saturating_add((self.config.weight)(&item.item));
     }
 }
 
@@ -321,20 +431,27 @@ mod tests {
         max_bytes: u32,
         batch_items: usize,
         batch_bytes: usize,
-    ) -> (BatchSender<(u8, usize)>, Batches<(u8, usize), u8>) {
-        queue(QueueConfig {
+    ) -> (BatchSender<(u8, usize), u8>, Batches<(u8, usize), u8>) {
+        queue(pairs_config(max_bytes, batch_items, batch_bytes))
+    }
+
+    fn pairs_config(max_bytes: u32, batch_items: usize, batch_bytes: usize) -> QueueConfig<(u8, usize), u8> {
+        QueueConfig {
             name: "test",
             max_items: 16,
+            key_share: 1,
             max_bytes,
             batch_items,
             batch_bytes,
+            batch_weight: u64::MAX,
             interval: Duration::ZERO,
             key: |(key, _)| *key,
             bytes: |(_, bytes)| *bytes,
-        })
+            weight: |_| 1,
+        }
     }
 
-    fn send_all(sender: &BatchSender<(u8, usize)>, items: &[(u8, usize)]) {
+    fn send_all(sender: &BatchSender<(u8, usize), u8>, items: &[(u8, usize)]) {
         items.iter().for_each(|item| sender.try_send(*item).unwrap());
     }
 
@@ -347,6 +464,42 @@ mod tests {
         assert_eq!(batches.next().await.unwrap(), [(1, 3), (2, 0), (1, 4)]);
         drop(sender);
         assert_eq!(batches.next().await, None);
+    }
+
+    #[tokio::test]
+    async fn turns_are_equal_in_weight() {
+        let config = QueueConfig { weight: |(_, weight)| *weight as u64, ..pairs_config(1000, 1, 1000) };
+        let (sender, mut batches) = queue(config);
+        send_all(&sender, &[(1, 4), (1, 4), (1, 4), (2, 1), (2, 1), (2, 1), (2, 1), (2, 1)]);
+        let mut keys = Vec::new();
+        for _ in 0..8 {
+            keys.push(batches.next().await.unwrap()[0].0);
+        }
+        assert_eq!(keys, [1, 2, 2, 2, 2, 1, 2, 1], "four items of key 2 for each of key 1");
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_complete_at_its_weight() {
+        let config =
+            QueueConfig { weight: |(_, weight)| *weight as u64, batch_weight: 10, ..pairs_config(1000, 16, 1000) };
+        let (sender, mut batches) = queue(config);
+        send_all(&sender, &[(1, 9), (1, 9), (1, 1), (1, 1)]);
+        assert_eq!(batches.next().await.unwrap(), [(1, 9), (1, 9)], "the last item may exceed the weight");
+        assert_eq!(batches.next().await.unwrap(), [(1, 1), (1, 1)]);
+    }
+
+    #[tokio::test]
+    async fn a_key_holds_at_most_its_share_of_the_queue() {
+        let (sender, mut batches) = queue(QueueConfig { key_share: 8, ..pairs_config(1000, 16, 1000) });
+        send_all(&sender, &[(1, 0), (1, 1)]);
+        assert_eq!(sender.try_send((1, 2)), Err(QueueFull));
+        send_all(&sender, &[(2, 0)]);
+        assert_eq!(batches.next().await.unwrap(), [(1, 0), (2, 0), (1, 1)]);
+        send_all(&sender, &[(1, 200)]);
+        assert_eq!(sender.try_send((1, 1)), Err(QueueFull), "it has its bytes, in one item");
+        assert_eq!(batches.next().await.unwrap(), [(1, 200)]);
+        send_all(&sender, &[(1, 2), (1, 3)]);
+        assert_eq!(sender.try_send((1, 4)), Err(QueueFull));
     }
 
     #[tokio::test]

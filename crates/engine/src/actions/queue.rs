@@ -24,6 +24,8 @@ const QUEUE: usize = 8192;
 /// Bytes of inputs, or of outputs, that wait at most: 85 of the largest, which have 768 KiB. Usual ones have a few KiB, so
 /// that their number is bounded first.
 const QUEUE_BYTES: u32 = 64 * 1024 * 1024;
+/// A workspace holds at most a quarter of the queue, so that one that floods it leaves room for the others.
+const KEY_SHARE: u32 = 4;
 const BATCH: usize = 256;
 /// Bytes of inputs, or of outputs, in one transaction: five of the largest, so that it stays short.
 const BATCH_BYTES: usize = 4 * 1024 * 1024;
@@ -46,8 +48,8 @@ pub(crate) type QueuedOutcome = Request<InvocationOutcome, EngineResult<OutcomeR
 /// Senders of the two queues.
 #[derive(Debug)]
 pub(crate) struct CallQueues {
-    calls: BatchSender<QueuedCall>,
-    outcomes: BatchSender<QueuedOutcome>,
+    calls: BatchSender<QueuedCall, WorkspaceId>,
+    outcomes: BatchSender<QueuedOutcome, WorkspaceId>,
 }
 
 impl CallQueues {
@@ -79,16 +81,19 @@ fn config<T>(name: &'static str, key: fn(&T) -> WorkspaceId, bytes: fn(&T) -> us
     QueueConfig {
         name,
         max_items: QUEUE,
+        key_share: KEY_SHARE,
         max_bytes: QUEUE_BYTES,
         batch_items: BATCH,
         batch_bytes: BATCH_BYTES,
+        batch_weight: u64::MAX,
         interval: Duration::ZERO,
         key,
         bytes,
+        weight: |_| 1,
     }
 }
 
-async fn submit<T, R>(queue: &BatchSender<Request<T, EngineResult<R>>>, item: T) -> EngineResult<R> {
+async fn submit<T, R>(queue: &BatchSender<Request<T, EngineResult<R>>, WorkspaceId>, item: T) -> EngineResult<R> {
     let answer = queue.try_request(item).map_err(|QueueFull| EngineError::Overloaded)?;
     answer.await.unwrap_or(Err(EngineError::OutcomeUnknown))
 }

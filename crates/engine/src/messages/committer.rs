@@ -1,32 +1,46 @@
 //! Group commit of sends.
 //!
-//! One transaction at a time per process. It takes the requests that arrived during the previous commit, without a
-//! timer, so that a lone request commits at once and a busy engine commits large batches. Callers get their reply after
-//! the commit; publishing follows.
+//! A transaction takes the requests that arrived during the previous one, without a timer, so that a lone request
+//! commits at once and a busy engine commits large batches. Workspaces take turns by the number of recipients. Callers
+//! get their reply after the commit; publishing follows.
+//!
+//! A process has two such lanes, each with one transaction at a time: requests with many recipients have one of their
+//! own, since their transaction takes a second and requests of other workspaces must not wait for it.
 
 use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
 use chrono::DateTime;
-use relay_domain::{BatchId, GatewayId, MessageId, snowflake};
+use relay_domain::{BatchId, GatewayId, MessageId, WorkspaceId, messages::Message, metric_names, snowflake};
 use relay_store::{
     Store, StoreError,
     events::RecordedEvents,
     messages::batch::{Batch, BatchError, BatchOutcome, NewSend, SendOutcome},
 };
-use relay_tasks::spawn_isolated;
-use tokio::sync::{mpsc, oneshot};
+use relay_tasks::{
+    batches::{BatchSender, Batches, QueueConfig, QueueFull, queue},
+    spawn_isolated,
+};
+use tokio::{sync::oneshot, time::Instant};
 
-use crate::{Engine, EngineError, Inner, error::Fault, messages::publisher::Committed};
+use crate::{
+    Engine, EngineError, Inner, agents::lifecycle::encoded_length, error::Fault, messages::publisher::Committed,
+};
 
-/// Target size: a batch closes once it has reached this many deliveries.
-const MAX_BATCH_DELIVERIES: usize = 512;
-const MAX_BATCH_REQUESTS: usize = 512;
-/// Bound of the queue. Beyond it callers are refused at once, with `Retry-After`.
+/// Recipients of a batch: it is complete once it has that many.
+const BATCH_RECIPIENTS: u64 = 512;
+const BATCH_REQUESTS: usize = 512;
+/// Bytes of messages in one transaction: nine of the largest.
+const BATCH_BYTES: usize = 8 * 1024 * 1024;
+/// Bound of each lane's queue. Beyond it callers are refused at once, with `Retry-After`.
 const QUEUE: usize = 8192;
+/// Bytes of messages that wait in a lane at most.
+const QUEUE_BYTES: u32 = 64 * 1024 * 1024;
+/// A workspace holds at most a quarter of a queue, so that one that floods it leaves room for the others.
+const KEY_SHARE: u32 = 4;
 /// Retries of a batch that lost a lock race.
 const ABORT_RETRIES: u32 = 5;
 /// Time to find out the outcome of an unknown COMMIT. Then callers get no status: clients post again on a 5xx, and the
@@ -43,6 +57,9 @@ pub(crate) struct PendingSend {
     pub(crate) reply: oneshot::Sender<Result<CommitReply, EngineError>>,
 }
 
+/// Batches of one lane.
+pub(crate) type CommitLane = Batches<PendingSend, WorkspaceId>;
+
 /// Reply of the committer.
 pub(crate) enum CommitReply {
     /// Committed as this send.
@@ -54,103 +71,155 @@ pub(crate) enum CommitReply {
     Replayed {
         response: serde_json::Value,
     },
+    /// Another request of the same batch had its key and was committed as this message.
+    Repeated {
+        message: Box<Message>,
+    },
     KeyReused,
     /// The audience or the sender has changed: resolve again.
     Stale,
 }
 
-/// Sender of the commit queue.
-#[derive(Debug, Clone)]
+/// Sending ends of the two lanes.
 pub(crate) struct CommitQueue {
-    sender: mpsc::Sender<PendingSend>,
+    usual: BatchSender<PendingSend, WorkspaceId>,
+    wide: BatchSender<PendingSend, WorkspaceId>,
 }
 
 impl CommitQueue {
-    pub(crate) fn new() -> (Self, mpsc::Receiver<PendingSend>) {
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        (Self { sender }, receiver)
+    /// Creates the lanes: the usual one, and the one of requests that fill a batch alone.
+    pub(crate) fn new() -> (Self, [CommitLane; 2]) {
+        let (usual, usual_lane) = queue(lane("sends"));
+        let (wide, wide_lane) = queue(lane("wide_sends"));
+        (Self { usual, wide }, [usual_lane, wide_lane])
     }
 
-    /// Queues a send; fails at once when the queue is full.
+    /// Queues a send; fails at once when the queue is full, or the workspace has its share of it.
     pub(crate) fn push(&self, pending: PendingSend) -> Result<(), EngineError> {
-        self.sender.try_send(pending).map_err(|_| EngineError::Overloaded)
+        let lane = if recipient_count(&pending) < BATCH_RECIPIENTS { &self.usual } else { &self.wide };
+        lane.try_send(pending).map_err(|QueueFull| EngineError::Overloaded)
     }
 }
 
-/// Commits batches until all senders are dropped.
-pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut queue: mpsc::Receiver<PendingSend>) {
-    let mut deferred: Vec<PendingSend> = Vec::new();
-    loop {
-        let mut pending = std::mem::take(&mut deferred);
-        if pending.is_empty() {
-            match queue.recv().await {
-                Some(first) => pending.push(first),
-                None => return,
-            }
-        }
-        let mut deliveries: usize = pending.iter().map(delivery_count).sum();
-        while deliveries < MAX_BATCH_DELIVERIES && pending.len() < MAX_BATCH_REQUESTS {
-            let Ok(next) = queue.try_recv() else { break };
-            deliveries += delivery_count(&next);
-            pending.push(next);
-        }
-        // One statement inserts all keys, and it cannot insert the same key twice.
-        (pending, deferred) = defer_equal_keys(pending);
+fn lane(name: &'static str) -> QueueConfig<PendingSend, WorkspaceId> {
+    QueueConfig {
+        name,
+        max_items: QUEUE,
+        key_share: KEY_SHARE,
+        max_bytes: QUEUE_BYTES,
+        batch_items: BATCH_REQUESTS,
+        batch_bytes: BATCH_BYTES,
+        batch_weight: BATCH_RECIPIENTS,
+        interval: Duration::ZERO,
+        key: |pending| pending.send.scope.workspace_id(),
+        bytes: |pending| held_bytes(&pending.send.message),
+        weight: recipient_count,
+    }
+}
+
+fn recipient_count(pending: &PendingSend) -> u64 {
+    pending.send.recipients.len().max(1) as u64
+}
+
+/// Bytes of a message, apart from parts that are small in every message.
+fn held_bytes(message: &Message) -> usize {
+    let blocks = message.blocks.as_ref().map_or(0, encoded_length);
+    message.text.len() + blocks + encoded_length(&message.metadata) + encoded_length(&message.attachments)
+}
+
+/// Commits the batches of a lane until all senders are dropped.
+pub(crate) async fn run(engine: Weak<Inner>, mut lane: CommitLane) {
+    while let Some(pending) = lane.next().await {
         let Some(inner) = engine.upgrade() else { return };
-        commit_sends(&Engine { inner }, pending).await;
+        commit_sends(&Engine { inner }, fold_equal_keys(pending)).await;
     }
 }
 
-fn delivery_count(pending: &PendingSend) -> usize {
-    pending.send.recipients.len().max(1)
+/// Request of a batch, and later ones with its idempotency key. One statement inserts all keys and cannot insert a key
+/// twice, and the outcome of the first request is that of the others.
+struct FoldedSend {
+    first: PendingSend,
+    repeats: Vec<PendingSend>,
 }
 
-/// Splits off requests whose idempotency key occurs earlier in the batch; they find the first one's response in the
-/// next batch.
-fn defer_equal_keys(pending: Vec<PendingSend>) -> (Vec<PendingSend>, Vec<PendingSend>) {
-    let mut seen = HashSet::new();
-    pending
-        .into_iter()
-        .partition(|p| p.send.key.as_ref().is_none_or(|key| seen.insert((p.send.scope, key.hash.clone()))))
+impl FoldedSend {
+    fn into_requests(self) -> impl Iterator<Item = PendingSend> {
+        std::iter::once(self.first).chain(self.repeats)
+    }
 }
 
-async fn commit_sends(engine: &Engine, mut pending: Vec<PendingSend>) {
+fn fold_equal_keys(pending: Vec<PendingSend>) -> Vec<FoldedSend> {
+    let mut folded: Vec<FoldedSend> = Vec::with_capacity(pending.len());
+    let mut by_key = HashMap::new();
+    for one in pending {
+        let key = one.send.key.as_ref().map(|key| (one.send.scope, key.hash.clone()));
+        match key.map(|key| *by_key.entry(key).or_insert(folded.len())) {
+            Some(index) if index < folded.len() => folded[index].repeats.push(one),
+            _ => folded.push(FoldedSend { first: one, repeats: Vec::new() }),
+        }
+    }
+    folded
+}
+
+/// Splits a batch by workspace.
+fn split_by_workspace(pending: Vec<FoldedSend>) -> impl Iterator<Item = Vec<FoldedSend>> {
+    let mut split: BTreeMap<WorkspaceId, Vec<FoldedSend>> = BTreeMap::new();
+    for one in pending {
+        split.entry(one.first.send.scope.workspace_id()).or_default().push(one);
+    }
+    split.into_values()
+}
+
+async fn commit_sends(engine: &Engine, mut pending: Vec<FoldedSend>) {
     let spans = start_commit_spans(&mut pending);
     let batch = build_batch(engine, &pending);
-    metrics::histogram!(relay_domain::metric_names::COMMIT_BATCH_SIZE)
-        .record(u32::try_from(pending.len()).unwrap_or(u32::MAX));
-    let started = tokio::time::Instant::now();
-    let outcome = submit_batch(engine.store(), &batch).await;
-    metrics::histogram!(relay_domain::metric_names::COMMIT_SECONDS).record(started.elapsed().as_secs_f64());
+    metrics::histogram!(metric_names::COMMIT_BATCH_SIZE).record(u32::try_from(pending.len()).unwrap_or(u32::MAX));
+    let started = Instant::now();
+    let outcome = engine.store().commit_batch(&batch).await;
+    metrics::histogram!(metric_names::COMMIT_SECONDS).record(started.elapsed().as_secs_f64());
     drop(spans);
+    match outcome {
+        // Storage refuses at least one of them: one at a time shows which.
+        Err(BatchError::NotCommitted(StoreError::Refused { .. })) if pending.len() > 1 => {
+            for one in pending {
+                commit_again(engine, vec![one]).await;
+            }
+        }
+        // One workspace waits for a lock. The others go on without it, and the lane without any of them.
+        Err(BatchError::NotCommitted(StoreError::Aborted { .. })) => {
+            for of_workspace in split_by_workspace(pending) {
+                let engine = engine.clone();
+                spawn_isolated("commit", async move { commit_again(&engine, of_workspace).await });
+            }
+        }
+        outcome => finish_outcome(engine, batch, pending, outcome),
+    }
+}
+
+/// Commits a part of a batch that was not committed, with retries of its own.
+async fn commit_again(engine: &Engine, pending: Vec<FoldedSend>) {
+    let batch = build_batch(engine, &pending);
+    let outcome = submit_batch(engine.store(), &batch).await;
+    finish_outcome(engine, batch, pending, outcome);
+}
+
+fn finish_outcome(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome: Result<BatchOutcome, BatchError>) {
     match outcome {
         Ok(outcomes) => finish_batch(engine, batch, pending, outcomes),
         Err(BatchError::Unknown(error)) => {
             tracing::warn!(error = &error as &dyn std::error::Error, batch.id = %batch.id, "commit outcome unknown, submitting the batch again");
-            // Apart from the loop, which must go on committing when Postgres is back.
+            // Apart from the lane, which must go on committing when Postgres is back.
             spawn_isolated("commit", resolve_commit_outcome(engine.clone(), batch, pending));
         }
-        // Storage refuses at least one of them: one at a time shows which.
-        Err(BatchError::NotCommitted(StoreError::Refused { .. })) if pending.len() > 1 => {
-            for one in pending {
-                let batch = build_batch(engine, std::slice::from_ref(&one));
-                match submit_batch(engine.store(), &batch).await {
-                    Ok(outcomes) => finish_batch(engine, batch, vec![one], outcomes),
-                    Err(BatchError::NotCommitted(error)) => refuse_sends(vec![one], error),
-                    Err(BatchError::Unknown(_)) => {
-                        spawn_isolated("commit", resolve_commit_outcome(engine.clone(), batch, vec![one]));
-                    }
-                }
-            }
-        }
-        Err(BatchError::NotCommitted(error)) => refuse_sends(pending, error),
+        Err(BatchError::NotCommitted(error)) => refuse_sends(pending, &error),
     }
 }
 
 /// Starts a span for each traced request of a batch; later steps become its children.
-fn start_commit_spans(pending: &mut [PendingSend]) -> Vec<tracing::Span> {
+fn start_commit_spans(pending: &mut [FoldedSend]) -> Vec<tracing::Span> {
     let requests = pending.len();
-    let traced = pending.iter_mut().filter_map(|one| {
+    let traced = pending.iter_mut().filter_map(|folded| {
+        let one = &mut folded.first;
         let span =
             relay_trace::child_span(one.traceparent.as_deref(), || tracing::info_span!("engine.commit", requests))?;
         one.traceparent = relay_trace::traceparent_of(&span);
@@ -160,12 +229,12 @@ fn start_commit_spans(pending: &mut [PendingSend]) -> Vec<tracing::Span> {
 }
 
 /// Builds the batch: assigns ids to the messages, in order, and to the batch.
-fn build_batch(engine: &Engine, pending: &[PendingSend]) -> Batch {
+fn build_batch(engine: &Engine, pending: &[FoldedSend]) -> Batch {
     let sends = pending
         .iter()
-        .map(|p| {
-            let mut send = p.send.clone();
-            send.traceparent.clone_from(&p.traceparent);
+        .map(|FoldedSend { first, .. }| {
+            let mut send = first.send.clone();
+            send.traceparent.clone_from(&first.traceparent);
             let id = engine.next_id();
             send.message.id = MessageId::new(id);
             // Every id lies within the range of dates.
@@ -178,7 +247,7 @@ fn build_batch(engine: &Engine, pending: &[PendingSend]) -> Batch {
         // Only gateways have an id. A batch of another process has no lease behind it, so that the outbox relay may
         // publish it at once.
         gateway_id: engine.core().gateway_id().unwrap_or(GatewayId::new(0)),
-        traceparent: pending.iter().find_map(|p| p.traceparent.clone()),
+        traceparent: pending.iter().find_map(|folded| folded.first.traceparent.clone()),
         sends,
     }
 }
@@ -201,9 +270,9 @@ async fn submit_batch(store: &Store, batch: &Batch) -> Result<BatchOutcome, Batc
 
 /// Submits a batch with an unknown commit outcome again, until Postgres tells whether it was committed. The batch id
 /// makes this idempotent.
-async fn resolve_commit_outcome(engine: Engine, batch: Batch, pending: Vec<PendingSend>) {
-    let until = tokio::time::Instant::now() + RESOLVE_TIMEOUT;
-    while tokio::time::Instant::now() < until {
+async fn resolve_commit_outcome(engine: Engine, batch: Batch, pending: Vec<FoldedSend>) {
+    let until = Instant::now() + RESOLVE_TIMEOUT;
+    while Instant::now() < until {
         tokio::time::sleep(RESOLVE_RETRY).await;
         match submit_batch(engine.store(), &batch).await {
             Ok(outcomes) => {
@@ -215,14 +284,14 @@ async fn resolve_commit_outcome(engine: Engine, batch: Batch, pending: Vec<Pendi
         }
     }
     tracing::error!(batch.id = %batch.id, "commit outcome still unknown, callers get no status");
-    for one in pending {
+    for one in pending.into_iter().flat_map(FoldedSend::into_requests) {
         let _ = one.reply.send(Err(EngineError::OutcomeUnknown));
     }
 }
 
-fn refuse_sends(pending: Vec<PendingSend>, error: StoreError) {
-    tracing::warn!(error = &error as &dyn std::error::Error, requests = pending.len(), "batch not committed");
-    for one in pending {
+fn refuse_sends(pending: Vec<FoldedSend>, error: &StoreError) {
+    tracing::warn!(error = error as &dyn std::error::Error, requests = pending.len(), "batch not committed");
+    for one in pending.into_iter().flat_map(FoldedSend::into_requests) {
         let _ = one.reply.send(Err(match error {
             StoreError::Unavailable { .. } => EngineError::CommitUnavailable,
             StoreError::OutcomeUnknown { .. } => EngineError::OutcomeUnknown,
@@ -233,16 +302,18 @@ fn refuse_sends(pending: Vec<PendingSend>, error: StoreError) {
 }
 
 /// Replies to the callers and passes the committed sends to the publisher.
-fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<PendingSend>, outcome: BatchOutcome) {
+fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome: BatchOutcome) {
     let mut committed = Committed { batch: batch.id, sends: Vec::with_capacity(pending.len()) };
-    for ((one, send), outcome) in pending.into_iter().zip(batch.sends).zip(outcome.sends) {
+    for ((folded, send), outcome) in pending.into_iter().zip(batch.sends).zip(outcome.sends) {
+        let FoldedSend { first, repeats } = folded;
+        reply_to_repeats(repeats, &send, &outcome);
         let reply = match outcome {
             SendOutcome::Committed(rows) => {
                 let full = rows.iter().enumerate().filter(|(_, row)| row.is_none()).map(|(i, _)| i).collect();
-                metrics::counter!(relay_domain::metric_names::MESSAGES_ACCEPTED).increment(1);
+                metrics::counter!(metric_names::MESSAGES_ACCEPTED).increment(1);
                 let written = u64::try_from(rows.iter().flatten().count()).unwrap_or(0);
-                metrics::counter!(relay_domain::metric_names::DELIVERIES_WRITTEN).increment(written);
-                committed.push(send.clone(), one.names, rows, one.traceparent);
+                metrics::counter!(metric_names::DELIVERIES_WRITTEN).increment(written);
+                committed.push(send.clone(), first.names, rows, first.traceparent);
                 CommitReply::Committed { send: Box::new(send), full }
             }
             SendOutcome::Replayed { response } => CommitReply::Replayed { response },
@@ -250,7 +321,7 @@ fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<PendingSend>, outcom
             SendOutcome::Stale => CommitReply::Stale,
         };
         // A dropped receiver changes nothing: the message is committed.
-        let _ = one.reply.send(Ok(reply));
+        let _ = first.reply.send(Ok(reply));
     }
     // After the replies: callers wait for the commit only.
     announce(engine, &committed, outcome.events);
@@ -258,6 +329,23 @@ fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<PendingSend>, outcom
     if let Err(committed) = engine.inner.publisher.push(committed) {
         // The outbox relay will publish it; recipients need not wait for that.
         engine.hints().mailboxes_changed(committed.mailboxes());
+    }
+}
+
+/// Replies to requests that had the idempotency key of `send`, as they would be answered by a transaction of their own.
+fn reply_to_repeats(repeats: Vec<PendingSend>, send: &NewSend, outcome: &SendOutcome) {
+    for repeat in repeats {
+        let is_same =
+            repeat.send.key.as_ref().map(|key| &key.fingerprint) == send.key.as_ref().map(|key| &key.fingerprint);
+        let reply = match outcome {
+            SendOutcome::Committed(_) if is_same => CommitReply::Repeated { message: Box::new(send.message.clone()) },
+            SendOutcome::Replayed { response } if is_same => CommitReply::Replayed { response: response.clone() },
+            SendOutcome::Committed(_) | SendOutcome::Replayed { .. } => CommitReply::KeyReused,
+            SendOutcome::KeyReused if is_same => CommitReply::KeyReused,
+            // Nothing is known of this request's own fingerprint, or of its facts: it is resolved and submitted again.
+            SendOutcome::KeyReused | SendOutcome::Stale => CommitReply::Stale,
+        };
+        let _ = repeat.reply.send(Ok(reply));
     }
 }
 

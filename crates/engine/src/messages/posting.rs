@@ -241,6 +241,10 @@ impl Messages {
                     let to = direct_recipient(&audience, sender);
                     return Ok(PostedMessage { message: send.message, replayed: false, to });
                 }
+                CommitReply::Repeated { message } => {
+                    let to = direct_recipient(&audience, sender);
+                    return Ok(PostedMessage { message: *message, replayed: true, to });
+                }
                 CommitReply::Replayed { response } => return self.replay_post(sender, &response).await,
                 CommitReply::KeyReused => return Err(EngineError::Conflict(Conflict::IdempotencyKeyReused)),
                 // A deleted recipient changes the audience too, so a second resolution leaves it out.
