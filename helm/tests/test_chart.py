@@ -304,9 +304,7 @@ def test_the_migration_is_placed_where_it_may_run_and_does_not_wait_for_ever():
 
 def open_ports(values, component):
     """The ports beside DNS, Postgres and NATS that the policy of a component lets out to."""
-    made = objects(render(merged(MINIMAL, values)))
-    (policy,) = [o for o in made if o["kind"] == "NetworkPolicy" and o["metadata"]["name"].endswith(component)]
-    ports = [entry["port"] for rule in policy["spec"]["egress"] for entry in rule["ports"]]
+    ports = [entry["port"] for rule in policy_of(values, component)["egress"] for entry in rule["ports"]]
     assert len(ports) == len(set(ports)) + 1, "DNS is there twice, nothing else is"
     return set(ports) - {53, 5432, 4222}
 
@@ -346,7 +344,7 @@ def test_tenants_urls_lead_into_no_cluster():
 
 def test_metrics_are_scraped_from_the_given_places_only():
     def sources(values, component):
-        return [r.get("from") for r in policy_of(values, component)["ingress"] if {"port": "metrics"} in r["ports"]]
+        return [r.get("from") for r in policy_of(values, component)["ingress"] or [] if {"port": "metrics"} in r["ports"]]
 
     namespace = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     pods = [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]

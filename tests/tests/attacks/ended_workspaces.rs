@@ -72,7 +72,13 @@ async fn a_suspended_workspace_closes_its_sockets_and_streams() -> Result<()> {
     let mut scene = WatchedScene::new("suspended").await?;
     relayctl(&["workspace", "suspend", scene.id.trim_start_matches("ws_")]).await?.expect_success()?;
     wait::until_ok("the workspace to be refused", SOON, || async {
-        scene.key.at(&shared().await.gateways[1]).get("/v1/channels").await?.refused(423, "workspace_suspended").map(drop)
+        scene
+            .key
+            .at(&shared().await.gateways[1])
+            .get("/v1/channels")
+            .await?
+            .refused(423, "workspace_suspended")
+            .map(drop)
     })
     .await?;
     assert!(scene.node.register_agent("late").await.is_err(), "a suspended workspace hosts no agent");

@@ -34,7 +34,9 @@ async fn a_token_in_a_subprotocol_opens_a_socket_and_is_not_echoed() -> Result<(
     for (path, token) in [("/v1/node/ws", node.token.as_str()), ("/v1/ws", observer), ("/v1/ws", key.token())] {
         let url = format!("{base}{path}");
         let carrier = format!("relay.token.{token}");
-        for offered in [format!("relay.v1, {carrier}"), format!("{carrier},relay.v1"), format!("other, {carrier}, relay.v1")] {
+        for offered in
+            [format!("relay.v1, {carrier}"), format!("{carrier},relay.v1"), format!("other, {carrier}, relay.v1")]
+        {
             assert_eq!(upgrade(&url, &offered).await?, (101, selected()), "{path}");
         }
         // Nothing but the token is offered: none is selected.

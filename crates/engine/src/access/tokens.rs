@@ -153,16 +153,14 @@ impl Tokens {
             (
                 TokenKind::Agent,
                 Some(TokenOwner::Agent { workspace, agent_id, name, kind, token_generation, is_former }),
-            ) => {
-                Credential::Agent(AgentCaller {
-                    scope: WorkspaceScope::from_verified_token(workspace),
-                    agent_id,
-                    name: name.into(),
-                    kind,
-                    token_generation,
-                    is_former_token: is_former,
-                })
-            }
+            ) => Credential::Agent(AgentCaller {
+                scope: WorkspaceScope::from_verified_token(workspace),
+                agent_id,
+                name: name.into(),
+                kind,
+                token_generation,
+                is_former_token: is_former,
+            }),
             (TokenKind::Node, Some(TokenOwner::Node { workspace, node_id })) => {
                 Credential::Node(NodeCaller { scope: WorkspaceScope::from_verified_token(workspace), node_id })
             }

@@ -10,7 +10,10 @@ use relay_domain::{
     workspaces::plan::Quota,
 };
 pub use relay_store::messages::webhooks::WebhookRow;
-use relay_store::{events::Event, messages::webhooks::{NewWebhook, WebhookLookup}};
+use relay_store::{
+    events::Event,
+    messages::webhooks::{NewWebhook, WebhookLookup},
+};
 use relay_wire::{
     events::data::{WebhookMessage, WebhookReceived},
     field::ToValue as _,

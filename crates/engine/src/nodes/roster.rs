@@ -190,9 +190,7 @@ impl Nodes {
         let delivery = change.delivery.filter(|delivery| !delivery.is_null());
         let (delivery_adapter, delivery) = match (kind, delivery) {
             (_, None) => (None, None),
-            (NodeKind::HttpPush, delivery) => {
-                self.read_delivery(scope, &id, delivery, Some(&stored), true)?.unzip()
-            }
+            (NodeKind::HttpPush, delivery) => self.read_delivery(scope, &id, delivery, Some(&stored), true)?.unzip(),
             (NodeKind::Ws | NodeKind::Poll, Some(_)) => {
                 return Err(EngineError::Invalid(InvalidInput::NodeKindIsFixed { node: name, kind }));
             }

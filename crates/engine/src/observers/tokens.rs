@@ -10,7 +10,8 @@ use relay_domain::{
     workspaces::plan::Quota,
 };
 use relay_store::{
-    ChangedToken, NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenRow, ObserverTokenUpdate, StoreError,
+    ChangedToken, NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenRow, ObserverTokenUpdate,
+    StoreError,
 };
 
 use super::{

@@ -32,8 +32,7 @@ pub(crate) fn token_event(kind: &'static str, subject: TokenSubject<'_>, by: Cha
         TokenSubject::Node(node) => (TokenKind::Node, None, Some(node.as_str()), None),
         TokenSubject::Observer(token) => (TokenKind::Observer, None, None, Some(token)),
     };
-    let data =
-        TokenChanged { token: token.into(), by: by.as_str(), agent_id, node_id, observer_token_id };
+    let data = TokenChanged { token: token.into(), by: by.as_str(), agent_id, node_id, observer_token_id };
     let event = Event::new(kind, data.to_value());
     match agent_id {
         Some(agent) => event.by_agent(agent),

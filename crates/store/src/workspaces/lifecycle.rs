@@ -105,8 +105,7 @@ pub enum WorkspaceCreation {
     },
 }
 
-const COLUMNS: &str =
-    "workspace_id, name, plan, system_prompt, metadata, provenance, created_at, expires_at, delivery_ttl_seconds, \
+const COLUMNS: &str = "workspace_id, name, plan, system_prompt, metadata, provenance, created_at, expires_at, delivery_ttl_seconds, \
      agent_token_grace_seconds";
 const IS_ALIVE: &str = "deleted_at IS NULL AND (expires_at IS NULL OR expires_at > relay_now())";
 

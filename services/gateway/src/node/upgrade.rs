@@ -19,7 +19,10 @@ use serde::Deserialize;
 use super::connection;
 use crate::{
     caller::{SOCKET_PROTOCOL, find_socket_token},
-    error::ApiError, extract::Query, state::AppState};
+    error::ApiError,
+    extract::Query,
+    state::AppState,
+};
 
 /// Larger frames are refused: the connection closes with 1009.
 pub(super) const FRAME_LIMIT: usize = 1024 * 1024;
