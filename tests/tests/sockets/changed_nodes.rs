@@ -79,7 +79,8 @@ async fn a_deleted_node_leaves_nothing_behind() -> Result<()> {
     let mut socket = open(&gone).await?;
     socket.register_agent("worker").await?;
     let untargeted = scene.invoke("grind", json!({})).await?;
-    let targeted = scene.invoke("grind", json!({ "node": "gone" })).await?;
+    let targeted = scene.ann().post("/v1/nodes/gone/actions/grind/invoke", json!({})).await?.success()?;
+    let targeted = text(&targeted["invocation_id"]).to_owned();
     let mut other = open(&stays).await?;
 
     key.delete("/v1/nodes/gone").await?.success()?;
