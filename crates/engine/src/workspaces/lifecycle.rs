@@ -262,3 +262,23 @@ fn derive_former_key(salt: &str, key: &ClientKey) -> String {
     bytes.copy_from_slice(&digest[..TOKEN_BYTES]);
     TokenKind::Workspace.format_token(bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_workspace_key_follows_from_salt_client_key_and_installation_key() {
+        let client = |text| ClientKey::read(text, b"{}").unwrap();
+        let secrets = Secrets::for_test_keys(&["a", "b"]);
+        let derived = |key_id, salt, text| derive_key(&secrets, key_id, salt, &client(text));
+        let key = derived("a", "s1", "create-acme").unwrap();
+        assert_eq!(TokenKind::from_prefix(&key), Some(TokenKind::Workspace));
+        assert_eq!(derived("a", "s1", "create-acme"), Some(key.clone()), "a repetition gets the same key");
+        for other in [("b", "s1", "create-acme"), ("a", "s2", "create-acme"), ("a", "s1", "create-beta")] {
+            assert_ne!(derived(other.0, other.1, other.2), Some(key.clone()), "{other:?}");
+        }
+        assert_eq!(derived("c", "s1", "create-acme"), None, "its key has been removed");
+        assert_ne!(derive_former_key("s1", &client("create-acme")), key);
+    }
+}
