@@ -136,6 +136,7 @@ impl Inner {
         };
         let files = Files {
             core: core.clone(),
+            suspensions: Arc::clone(&suspensions),
             quotas: quotas.clone(),
             secrets: Arc::clone(&secrets),
             storage: Arc::new(FileStorage::new(&config.files)),

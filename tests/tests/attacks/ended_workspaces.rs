@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use relay_acceptance::relayctl::relayctl;
+use relay_acceptance::{raw::Raw, relayctl::relayctl};
 use relay_testkit::{
-    client::{Api, EventSource, NodeSocket, ObserverSocket},
+    client::{Api, EventSource, NodeSocket, ObserverSocket, Reply},
     shared, wait,
 };
 use serde_json::{Value, json};
@@ -17,6 +17,8 @@ const SOON: Duration = Duration::from_secs(30);
 struct WatchedScene {
     key: Api,
     id: String,
+    /// Address to which a file may be uploaded.
+    upload: String,
     node: NodeSocket,
     sockets: Vec<ObserverSocket>,
     streams: Vec<EventSource>,
@@ -27,6 +29,9 @@ impl WatchedScene {
         let gateways = &shared().await.gateways;
         let key = Api::create_workspace(&gateways[0], name).await?;
         let id = text(&key.get("/v1/workspace").await?.success()?["id"])?;
+        let ann = key.as_agent(&key.register_agent("ann").await?);
+        let file = json!({ "filename": "f", "content_type": "text/plain", "size_bytes": 1 });
+        let upload = text(&ann.post("/v1/files/upload", file).await?.success()?["upload_url"])?;
         let node = key.create_broker_node("node_box", "box").await?;
         let there = key.at(&gateways[1]);
         let mut socket = NodeSocket::connect(&there.ws_base(), &node.token).await?;
@@ -38,7 +43,12 @@ impl WatchedScene {
             sockets.push(ObserverSocket::open(watcher.base(), watcher.token()).await?);
             streams.push(EventSource::open(watcher, None).await?);
         }
-        Ok(Self { key, id, node: socket, sockets, streams })
+        Ok(Self { key, id, upload, node: socket, sockets, streams })
+    }
+
+    /// Uploads to the address that was given out before.
+    async fn upload(&self) -> Result<Reply> {
+        Raw::new("PUT", &self.upload).body("x").send().await
     }
 
     /// Waits until everything is closed. Observers are closed with 1008.
@@ -64,6 +74,7 @@ async fn a_deleted_workspace_closes_its_sockets_and_streams() -> Result<()> {
     let scene = WatchedScene::new("deleted").await?;
     scene.key.delete("/v1/workspace").await?.success()?;
     scene.key.get("/v1/channels").await?.refused(401, "unauthorized")?;
+    scene.upload().await?.refused(404, "file_not_found")?;
     scene.closes_with(1008).await
 }
 
@@ -79,6 +90,10 @@ async fn a_suspended_workspace_closes_its_sockets_and_streams() -> Result<()> {
             .await?
             .refused(423, "workspace_suspended")
             .map(drop)
+    })
+    .await?;
+    wait::until_ok("file addresses to be refused", SOON, || async {
+        scene.upload().await?.refused(423, "workspace_suspended").map(drop)
     })
     .await?;
     assert!(scene.node.register_agent("late").await.is_err(), "a suspended workspace hosts no agent");
@@ -106,6 +121,7 @@ async fn an_expired_workspace_closes_its_sockets_and_says_so() -> Result<()> {
         })
         .await?;
     }
+    scene.upload().await?.refused(401, "workspace_expired")?;
     hook.post(&url, json!({ "text": "late" })).await?.refused(401, "workspace_expired")?;
     assert!(scene.node.register_agent("late").await.is_err(), "an expired workspace hosts no agent");
     let node = key.with_token("nt_live_00000000000000000000000000000000");

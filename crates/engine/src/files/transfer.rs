@@ -17,7 +17,7 @@ use tokio::{
 use super::{Files, Grant, blob_key};
 use crate::{
     EngineError, EngineResult,
-    error::{Denial, Dependency, Fault, Missing},
+    error::{BadCredential, Denial, Dependency, Fault, Missing},
 };
 
 /// A transfer without progress for this long is aborted.
@@ -46,9 +46,7 @@ impl Files {
         S: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
         E: Send + 'static,
     {
-        // Before the read, so that a flood of transfers costs no queries.
-        let permit = self.transfer_permit()?;
-        let row = self.core.store.file(grant.scope, grant.file).await?.ok_or(EngineError::NotFound(Missing::File))?;
+        let (permit, row) = self.begin_transfer(grant).await?;
         match row.status {
             FileStatus::Pending => {}
             FileStatus::Complete => return Err(EngineError::Forbidden(Denial::FileComplete)),
@@ -108,8 +106,7 @@ impl Files {
     /// # Errors
     /// When the file is missing or incomplete, or too many transfers are in progress.
     pub async fn download(&self, grant: Grant) -> EngineResult<FileDownload> {
-        let permit = self.transfer_permit()?;
-        let row = self.core.store.file(grant.scope, grant.file).await?.ok_or(EngineError::NotFound(Missing::File))?;
+        let (permit, row) = self.begin_transfer(grant).await?;
         let object = row.object_id.filter(|_| row.status == FileStatus::Complete);
         let object = object.ok_or(EngineError::NotFound(Missing::File))?;
         let bytes = self.storage.blobs.read(blob_key(grant.scope, grant.file, object)).await?;
@@ -126,8 +123,16 @@ impl Files {
         Ok(FileDownload { row, bytes: bytes.boxed() })
     }
 
-    fn transfer_permit(&self) -> EngineResult<OwnedSemaphorePermit> {
-        self.storage.transfers.clone().try_acquire_owned().map_err(|_| EngineError::Overloaded)
+    /// Takes a place for a transfer and reads the file. Files of a deleted workspace are deleted; those of an expired one
+    /// are kept for a while, and refused.
+    async fn begin_transfer(&self, grant: Grant) -> EngineResult<(OwnedSemaphorePermit, FileRow)> {
+        // Before the reads, so that a flood of transfers costs no queries.
+        let permit = self.storage.transfers.clone().try_acquire_owned().map_err(|_| EngineError::Overloaded)?;
+        if self.core.store.is_workspace_expired(grant.scope).await? {
+            return Err(EngineError::Unauthenticated(BadCredential::WorkspaceExpired));
+        }
+        let row = self.core.store.file(grant.scope, grant.file).await?.ok_or(EngineError::NotFound(Missing::File))?;
+        Ok((permit, row))
     }
 }
 

@@ -2,7 +2,7 @@ use relay_domain::{
     AgentId, ChannelId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, access::token::TokenHash, nodes::NodeKind,
 };
 use relay_store::{
-    ChannelCreation, JoinOutcome, MemberKey, NewChannel, NodeEnrolment,
+    ChannelCreation, EnrolmentToken, JoinOutcome, MemberKey, NewChannel, NodeEnrolment,
     events::{Event, RecordedEvents},
     nodes::fence::Fence,
 };

@@ -1,5 +1,5 @@
 use relay_domain::{AgentId, NodeId, ProviderName, access::token::TokenHash, nodes::NodeKind};
-use relay_store::{BindOutcome, DirectTokenOutcome, EnrolOutcome, NewBinding, NodeEnrolment};
+use relay_store::{BindOutcome, DirectTokenOutcome, EnrolOutcome, EnrolmentToken, NewBinding, NodeEnrolment};
 
 use crate::fixture::Database;
 
