@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use relay_testkit::{
-    client::{Api, NodeSocket},
+    client::{Api, EventSource, NodeSocket},
     shared, wait,
 };
 use serde_json::json;
@@ -127,5 +127,44 @@ async fn a_revoked_agent_token_mints_no_other_token() -> Result<()> {
             stolen.post(path, json!({})).await?.refused(401, "agent_token_invalid")?;
         }
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_event_log_says_who_changed_a_credential() -> Result<()> {
+    let key = Api::create_workspace(&shared().await.gateways[0], "recorded").await?;
+    let mut log = EventSource::open(&key, None).await?;
+    key.register_agent("bob").await?;
+    let rotated = key.post("/v1/agents/bob/rotate-token", json!({})).await?.success()?;
+    let bob = key.with_token(rotated["token"].as_str().unwrap_or_default());
+    bob.post("/v1/agents/bob/rotate-token", json!({})).await?.success()?;
+    key.create_broker_node("node_box", "box").await?;
+    key.create_broker_node("node_box", "box").await?;
+    key.delete("/v1/nodes/box").await?.success()?;
+    let observer =
+        key.post("/v1/observer-tokens", json!({ "name": "all", "scopes": ["stream:read"] })).await?.success()?;
+    let observer = format!("/v1/observer-tokens/{}", observer["id"].as_str().unwrap_or_default());
+    key.post_empty(&format!("{observer}/rotate")).await?.success()?;
+    key.delete(&observer).await?.success()?;
+    key.patch("/v1/workspace", json!({ "metadata": { "a": 1 } })).await?.success()?;
+    key.patch("/v1/workspace", json!({ "agent_token_grace_seconds": 60, "metadata": { "a": 2 } })).await?.success()?;
+    let mut seen = Vec::new();
+    while seen.last().is_none_or(|(kind, ..)| kind != "workspace.updated") {
+        let event = log.next(CLOSED_WITHIN).await?.data;
+        let text = |field: &str| event[field].as_str().unwrap_or_default().to_owned();
+        if event["by"].is_string() || event["type"] == "node.deleted" {
+            seen.push((text("type"), text("token"), text("by")));
+        }
+    }
+    let expected = [
+        ("token.rotated", "agent", "workspace_key"),
+        ("token.rotated", "agent", "agent"),
+        ("token.rotated", "node", "workspace_key"),
+        ("node.deleted", "", ""),
+        ("token.rotated", "observer", "workspace_key"),
+        ("token.revoked", "observer", "workspace_key"),
+        ("workspace.updated", "", "workspace_key"),
+    ];
+    assert_eq!(seen, expected.map(|(kind, token, by)| (kind.to_owned(), token.to_owned(), by.to_owned())));
     Ok(())
 }

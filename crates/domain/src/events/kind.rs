@@ -84,7 +84,7 @@ pub const NODE_OFFLINE: &str = "node.status.offline";
 pub const SUBSCRIPTION_DISABLED: &str = "subscription.disabled";
 /// An agent's endpoint answered 410; the binding stays disabled until the agent is bound again.
 pub const NODE_BINDING_DISABLED: &str = "node.binding.disabled";
-/// An observer token or a workspace key was created.
+/// An operator has added a workspace key.
 pub const TOKEN_CREATED: &str = "token.created";
 /// A token was replaced by a new one.
 pub const TOKEN_ROTATED: &str = "token.rotated";

@@ -81,10 +81,7 @@ impl Observers {
             created_at: now,
         };
         match self.core.store.create_observer_token(scope, &token, at_most).await? {
-            ObserverTokenCreation::Created(row, recorded) => {
-                self.core.announce(recorded);
-                self.issue_token(scope, *row)
-            }
+            ObserverTokenCreation::Created(row) => self.issue_token(scope, *row),
             ObserverTokenCreation::NameTaken => Err(EngineError::Conflict(Conflict::ObserverTokenName(new.name))),
             ObserverTokenCreation::TooMany => Err(EngineError::LimitExceeded(Limit::Quota(Quota::ObserverTokens))),
             ObserverTokenCreation::NoWorkspace => Err(EngineError::NotFound(Missing::Workspace)),

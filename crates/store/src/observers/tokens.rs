@@ -71,7 +71,7 @@ pub struct ObserverTokenChange<'a> {
 /// Outcome of a creation.
 #[derive(Debug)]
 pub enum ObserverTokenCreation {
-    Created(Box<ObserverTokenRow>, RecordedEvents),
+    Created(Box<ObserverTokenRow>),
     NameTaken,
     /// The quota of active tokens is used up.
     TooMany,
@@ -155,9 +155,8 @@ impl Store {
             Err(error) if error.violates(NAME_TAKEN) => Ok(ObserverTokenCreation::NameTaken),
             Err(error) => Err(error),
             Ok(row) => {
-                let recorded = record(&mut tx, scope, kind::TOKEN_CREATED, new.token_id, new.created_at).await?;
                 tx.commit().await.map_err(StoreError::from_commit(doing))?;
-                Ok(ObserverTokenCreation::Created(Box::new(row), recorded))
+                Ok(ObserverTokenCreation::Created(Box::new(row)))
             }
         }
     }
