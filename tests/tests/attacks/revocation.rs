@@ -148,7 +148,7 @@ async fn the_event_log_says_who_changed_a_credential() -> Result<()> {
     key.delete(&observer).await?.success()?;
     key.patch("/v1/workspace", json!({ "metadata": { "a": 1 } })).await?.success()?;
     key.patch("/v1/workspace", json!({ "agent_token_grace_seconds": 60, "metadata": { "a": 2 } })).await?.success()?;
-    let mut seen = Vec::new();
+    let mut seen: Vec<(String, String, String)> = Vec::new();
     while seen.last().is_none_or(|(kind, ..)| kind != "workspace.updated") {
         let event = log.next(CLOSED_WITHIN).await?.data;
         let text = |field: &str| event[field].as_str().unwrap_or_default().to_owned();
