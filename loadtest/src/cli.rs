@@ -214,6 +214,16 @@ pub(crate) enum Scenario {
         #[arg(long, default_value_t = 100_000)]
         burst: usize,
     },
+    /// Serve as the baseline gateway; started by the scenarios that compare with it.
+    #[command(hide = true)]
+    BaselineGateway {
+        /// URL of an empty database.
+        #[arg(long)]
+        database: String,
+        /// URL of a NATS server.
+        #[arg(long)]
+        nats: String,
+    },
     /// Run the delivery scenarios with their defaults: all but `rolling`, `observe`, `read`, `push`, `invoke` and
     /// `placement`.
     All,

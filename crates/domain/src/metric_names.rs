@@ -1,4 +1,5 @@
-//! Names of the metrics, shared by the code that records them and the code that describes them.
+//! Names of the metrics, shared by the code that records them and the code that describes them. Those of tasks and queues
+//! are in `relay_tasks::metric_names`.
 //!
 //! No label carries a workspace, agent or node, because their number is unbounded.
 
@@ -29,8 +30,6 @@ pub const DELIVERIES_REPAIRED: &str = "relay_deliveries_repaired_total";
 pub const DELIVERIES_DEAD_LETTERED: &str = "relay_deliveries_dead_lettered_total";
 /// Dead letters redriven. Counter.
 pub const DELIVERIES_REDRIVEN: &str = "relay_deliveries_redriven_total";
-/// Panics of tasks. Counter; label `task`: the name of a long-running task, or `request`, `connection`, `mailbox`, ….
-pub const TASK_PANICS: &str = "relay_task_panics_total";
 /// Age of the oldest item that waits for a worker loop, in seconds. Gauge; label `loop`.
 pub const LOOP_LAG_SECONDS: &str = "relay_loop_lag_seconds";
 /// Live frames dropped because their seq had been sent already. Counter.
@@ -57,12 +56,6 @@ pub const CONNECTED_AGENTS: &str = "relay_connected_agents";
 pub const ACK_LATENCY_SECONDS: &str = "relay_ack_latency_seconds";
 /// Number of requests in one commit. Histogram.
 pub const COMMIT_BATCH_SIZE: &str = "relay_commit_batch_size";
-/// Items of one batch of a queue. Histogram; label `queue`.
-pub const BATCH_ITEMS: &str = "relay_batch_items";
-/// Items that wait in a queue after its last batch was taken. Gauge; label `queue`.
-pub const QUEUE_ITEMS: &str = "relay_queue_items";
-/// Items refused or dropped because their queue was full. Counter; label `queue`.
-pub const QUEUE_REFUSED: &str = "relay_queue_refused_total";
 /// Duration of one commit, in seconds. Histogram.
 pub const COMMIT_SECONDS: &str = "relay_commit_seconds";
 /// Attempts to deliver to an http_push endpoint. Counter; label `outcome`: delivered, acked, failed, dead, gone.

@@ -12,11 +12,12 @@ use std::{
     time::Duration,
 };
 
-use relay_domain::metric_names::{BATCH_ITEMS, QUEUE_ITEMS, QUEUE_REFUSED};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     time::Instant,
 };
+
+use crate::metric_names::{BATCH_ITEMS, QUEUE_ITEMS, QUEUE_REFUSED};
 
 /// Bounds and measures of a queue of `T`, whose items of different `K` take turns.
 #[derive(Debug)]

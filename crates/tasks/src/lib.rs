@@ -7,6 +7,7 @@
 #![warn(missing_docs)]
 
 pub mod batches;
+pub mod metric_names;
 
 use std::{
     panic::AssertUnwindSafe,
@@ -14,9 +15,10 @@ use std::{
 };
 
 use futures::FutureExt as _;
-use relay_domain::metric_names::TASK_PANICS;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+
+use crate::metric_names::TASK_PANICS;
 
 /// Long-running tasks of one process. Cheap to clone; all clones are the same set.
 #[derive(Debug, Clone)]

@@ -99,7 +99,16 @@ impl JetStream {
                 max_ack_pending: 100_000,
                 ..pull::Config::default()
             };
-            stream.create_consumer(config)
+            let (context, name) = (context.clone(), name.clone());
+            async move {
+                let context = match consumers {
+                    // As separate subscribers would: a connection each.
+                    Consumers::Each { .. } => jetstream::new(async_nats::connect(nats.url()).await?),
+                    Consumers::One => context,
+                };
+                let stream = context.get_stream(&name).await?;
+                anyhow::Ok(stream.create_consumer(config).await?)
+            }
         });
         let pulls = futures_stream::iter(pulls).buffered(64).try_collect().await.context("create the consumers")?;
         let roots = Roots::from([("nats".to_owned(), nats.pid())]);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::live_baseline;
+use super::{gateway_baseline, live_baseline};
 use crate::api::Workspace;
 use crate::baseline::{Consumers, rows};
 use crate::cli::Common;
@@ -50,7 +50,10 @@ pub(crate) async fn saturate(common: &Common, agents: &[usize], report: &mut Rep
     let load = Load::closed(common.in_flight.into(), common.window());
     let first = common.scaled(*agents.first().context("saturate how many agents?")?);
     let mut bare = Vec::new();
+    let mut gateway = None;
     if !common.no_baselines {
+        let label = first.to_string();
+        gateway = Some(gateway_baseline(&target, common, first, &label, &load, report).await?);
         report.add(rows(target.stack().postgres(), common.bytes as usize, common.window()).await?);
         for consumers in [common.each(), Consumers::One] {
             let label = first.to_string();
@@ -72,11 +75,26 @@ pub(crate) async fn saturate(common: &Common, agents: &[usize], report: &mut Rep
         report.ratios.push(Ratio { target, what, value, ship, goal, better: Better::Higher });
     };
     if let [each, one] = bare[..] {
-        ratio("S1", ours[0], each, 1.0, 2.0);
+        ratio("S1", ours[0], each, 0.4, 0.6);
         ratio("S2", ours[0], one, 0.25, 0.5);
+        if let Some(gateway) = gateway {
+            // Below 0.7 the baseline itself is disturbed, and the round is void.
+            ratio("baseline", gateway, each, 0.7, 0.7);
+            ratio("rate", ours[0], gateway, 0.6, 0.8);
+        }
     }
     if let [hundred, thousand, ..] = ours[..] {
         ratio("S3", thousand, hundred, 0.8, 0.95);
+    }
+    let cost = |report: &Report, index: usize| report.rows[index].cpu_per_100k().unwrap_or(f64::NAN);
+    let mut cost_ratio = |target, above: usize, below: usize, ship, goal| {
+        let (ours, theirs) = (cost(report, above), cost(report, below));
+        let what = format!("CPU s/100k: {} {ours:.1} / {} {theirs:.1}", report.rows[above].run, report.rows[below].run);
+        report.ratios.push(Ratio { target, what, value: ours / theirs, ship, goal, better: Better::Lower });
+    };
+    if let (Some(gateway), [each, _]) = (gateway, &bare[..]) {
+        cost_ratio("cost", ours[0], gateway, 1.8, 1.3);
+        cost_ratio("cost S1", ours[0], *each, 2.8, 2.0);
     }
     Ok(())
 }

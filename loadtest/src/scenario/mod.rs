@@ -14,7 +14,7 @@ mod rolling;
 
 use anyhow::Result;
 
-use crate::baseline::{Consumers, JetStream, rows};
+use crate::baseline::{Consumers, GatewayProcess, JetStream, rows, serve};
 use crate::cli::{Common, Scenario};
 use crate::drive::Load;
 use crate::report::Report;
@@ -48,6 +48,7 @@ pub(crate) async fn run(scenario: &Scenario, common: &Common, report: &mut Repor
             invoke::run(common, *nodes, common.scaled(*burst), *rate, report).await
         }
         Scenario::Placement { nodes, burst } => placement::run(common.scaled(*nodes), common.scaled(*burst), report),
+        Scenario::BaselineGateway { database, nats } => serve(database, nats).await,
         Scenario::All => all(common, report).await,
     }
 }
@@ -65,6 +66,7 @@ async fn all(common: &Common, report: &mut Report) -> Result<()> {
 async fn baselines(common: &Common, agents: usize, report: &mut Report) -> Result<()> {
     let target = Target::start(common, 0).await?;
     let load = Load::closed(common.in_flight.into(), common.window());
+    gateway_baseline(&target, common, agents, &agents.to_string(), &load, report).await?;
     report.add(rows(target.stack().postgres(), common.bytes as usize, common.window()).await?);
     for consumers in [common.each(), Consumers::One] {
         let label = format!("{agents}");
@@ -89,6 +91,20 @@ async fn live_baseline(
     let bare = JetStream::create(target.stack().nats(), consumers, agents, common.bytes as usize).await?;
     let row = bare.live(label, load, common.warming()).await?;
     bare.delete().await?;
+    Ok(report.add(row))
+}
+
+/// Measures the baseline gateway under `load`.
+async fn gateway_baseline(
+    target: &Target,
+    common: &Common,
+    agents: usize,
+    label: &str,
+    load: &Load,
+    report: &mut Report,
+) -> Result<usize> {
+    let gateway = GatewayProcess::start(target).await?;
+    let row = gateway.live(common, agents, label, load).await?;
     Ok(report.add(row))
 }
 

@@ -15,6 +15,7 @@ use crate::{
     EngineError, EngineResult,
     access::authentication::Credential,
     error::{Denial, Missing},
+    events::Announcement,
     hints::SocketEvent,
 };
 
@@ -160,7 +161,7 @@ impl Actions {
     pub(super) fn announce_outcomes(&self, done: &mut OutcomeBatch) {
         // The notices inform callers' sockets; an outcome in a mailbox is not sent twice.
         for recorded in done.recorded.drain(..) {
-            self.core.announce_to_observers(recorded);
+            self.core.announce(Announcement::to_observers_only(recorded));
         }
         for notice in done.notices.drain(..) {
             let (caller, id) = (vec![notice.caller], outcome_event_id(notice.invocation));

@@ -20,12 +20,29 @@ const QUEUE: usize = 4096;
 /// Bound of the records that JetStream has not acknowledged.
 const IN_FLIGHT: usize = 256;
 
-/// Record with those messages of its events that are in memory.
+/// Committed record to announce, by default to observers and to agents' sockets.
 pub(crate) struct Announcement {
     recorded: RecordedEvents,
+    /// Messages of its events that are in memory, so that they need not be read.
     messages: HashMap<MessageId, Message>,
-    /// True if agents' sockets get the events too.
-    sockets: bool,
+    to_sockets: bool,
+}
+
+impl From<RecordedEvents> for Announcement {
+    fn from(recorded: RecordedEvents) -> Self {
+        Self { recorded, messages: HashMap::new(), to_sockets: true }
+    }
+}
+
+impl Announcement {
+    pub(crate) fn with_messages(recorded: RecordedEvents, messages: HashMap<MessageId, Message>) -> Self {
+        Self { messages, ..Self::from(recorded) }
+    }
+
+    /// For changes that the sockets know already.
+    pub(crate) fn to_observers_only(recorded: RecordedEvents) -> Self {
+        Self { to_sockets: false, ..Self::from(recorded) }
+    }
 }
 
 /// Sender of announcements.
@@ -42,29 +59,14 @@ impl Announcer {
 }
 
 impl Core {
-    /// Announces a committed record to observers and agents' sockets. Never waits.
-    pub(crate) fn announce(&self, recorded: RecordedEvents) {
-        self.announce_with_messages(recorded, HashMap::new());
-    }
-
-    /// Announces a record with the messages of its events, so that they need not be read.
-    pub(crate) fn announce_with_messages(&self, recorded: RecordedEvents, messages: HashMap<MessageId, Message>) {
-        self.announcer.queue(Announcement { recorded, messages, sockets: true });
-    }
-
-    /// Announces a record to observers only, where sockets know the change already.
-    pub(crate) fn announce_to_observers(&self, recorded: RecordedEvents) {
-        self.announcer.queue(Announcement { recorded, messages: HashMap::new(), sockets: false });
-    }
-}
-
-impl Announcer {
-    fn queue(&self, announcement: Announcement) {
+    /// Announces a committed record. Never waits.
+    pub(crate) fn announce(&self, announcement: impl Into<Announcement>) {
+        let announcement = announcement.into();
         let kinds = announcement.recorded.events.len();
         if kinds == 0 {
             return;
         }
-        if self.sender.try_send(announcement).is_err() {
+        if self.announcer.sender.try_send(announcement).is_err() {
             // Feeds find the record in Postgres within a second; agents' sockets miss it.
             metrics::counter!(relay_domain::metric_names::EVENTS_UNANNOUNCED)
                 .increment(u64::try_from(kinds).unwrap_or(0));
@@ -75,10 +77,10 @@ impl Announcer {
 /// Announces records in commit order until the engine is dropped.
 pub(crate) async fn run(engine: Weak<Inner>, mut queue: mpsc::Receiver<Announcement>) {
     let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
-    while let Some(Announcement { recorded, messages, sockets }) = queue.recv().await {
+    while let Some(Announcement { recorded, messages, to_sockets }) = queue.recv().await {
         let Some(inner) = engine.upgrade() else { return };
         let engine = Engine { inner };
-        if sockets {
+        if to_sockets {
             fan_out::notify_sockets(&engine, &recorded).await;
         }
         if !recorded.watched || !engine.inner.stream.is_up() {

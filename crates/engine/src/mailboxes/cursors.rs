@@ -14,7 +14,7 @@ use relay_store::mailboxes::cursors::CursorMove;
 use tokio::sync::Notify;
 
 use super::Mailboxes;
-use crate::{EngineResult, Inner, core::Core};
+use crate::{EngineResult, Inner, core::Core, events::Announcement};
 
 /// Time that acks gather before they are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(20);
@@ -99,7 +99,10 @@ async fn flush(core: &Core, moves: &CursorMoves) -> EngineResult<()> {
             Ok(flushed) => {
                 let acked = u64::try_from(flushed.acked).unwrap_or(0);
                 metrics::counter!(relay_domain::metric_names::DELIVERIES_ACKED).increment(acked);
-                flushed.recorded.into_iter().for_each(|recorded| core.announce_to_observers(recorded));
+                flushed
+                    .recorded
+                    .into_iter()
+                    .for_each(|recorded| core.announce(Announcement::to_observers_only(recorded)));
             }
             Err(error) => {
                 moves.restore(statements[nth..].concat());

@@ -7,7 +7,7 @@ use crate::{
     EngineError, EngineResult,
     access::{authentication::AgentCaller, idempotency::ClientKey},
     error::{InvalidInput, Missing},
-    messages::posting::{Draft, PostedMessage},
+    messages::posting::{Draft, PostedMessage, Target},
 };
 
 /// Machine of an agent's own node.
@@ -20,7 +20,6 @@ impl Messages {
     /// # Errors
     /// As for posting; [`InvalidInput::Address`], [`Missing::Address`],
     /// [`InvalidInput::AmbiguousAddress`] when the machine names one node and the machine id of others.
-    /// [`InvalidInput::AmbiguousAddress`] when the word names one node and the machine of others.
     pub async fn send_to_address(
         &self,
         caller: &AgentCaller,
@@ -29,10 +28,11 @@ impl Messages {
         key: Option<ClientKey>,
     ) -> EngineResult<PostedMessage> {
         let (name, machine) = split_address(address).ok_or(EngineError::Invalid(InvalidInput::Address))?;
+        let target = Target::Agent(name.to_owned());
         match self.check_location(caller, name, machine).await {
-            Ok(()) => self.send_dm(caller, name, draft, key).await,
+            Ok(()) => self.post(caller, target, draft, key).await,
             // A message sent under this key stays sent, even if its recipient has moved since.
-            Err(error) => self.find_repeated_dm(caller, name, key.as_ref()).await?.ok_or(error),
+            Err(error) => self.find_repeated_post(&caller.into(), &target, key.as_ref()).await?.ok_or(error),
         }
     }
 

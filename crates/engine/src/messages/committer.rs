@@ -18,7 +18,7 @@ use relay_domain::{BatchId, GatewayId, MessageId, WorkspaceId, messages::Message
 use relay_store::{
     Store, StoreError,
     events::RecordedEvents,
-    messages::batch::{Batch, BatchError, BatchOutcome, NewSend, SendOutcome},
+    messages::commit::{Batch, BatchError, BatchOutcome, NewSend, SendOutcome},
 };
 use relay_tasks::{
     batches::{BatchSender, Batches, QueueConfig, QueueFull, queue},
@@ -27,7 +27,8 @@ use relay_tasks::{
 use tokio::{sync::oneshot, time::Instant};
 
 use crate::{
-    Engine, EngineError, Inner, agents::lifecycle::encoded_length, error::Fault, messages::publisher::Committed,
+    Engine, EngineError, Inner, agents::lifecycle::encoded_length, error::Fault, events::Announcement,
+    messages::publisher::Committed,
 };
 
 /// Recipients of a batch: it is complete once it has that many.
@@ -353,6 +354,6 @@ fn reply_to_repeats(repeats: Vec<PendingSend>, send: &NewSend, outcome: &SendOut
 fn announce(engine: &Engine, committed: &Committed, events: Vec<RecordedEvents>) {
     for recorded in events {
         let messages = if recorded.watched { committed.messages(recorded.scope) } else { HashMap::new() };
-        engine.core().announce_with_messages(recorded, messages);
+        engine.core().announce(Announcement::with_messages(recorded, messages));
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     channels::audiences::AudienceSource,
     error::{Denial, Missing},
     hints::SocketEvent,
-    messages::draft::{Draft, check_draft, check_frame},
+    messages::posting::{Draft, check_draft, check_frame},
 };
 
 /// Larger texts are not part of the notice: clients read the message.

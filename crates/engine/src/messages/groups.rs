@@ -4,7 +4,10 @@ use relay_domain::names::{MAX_TEXT_BYTES, check_length};
 use relay_wire::nodes::deliver_frame::FRAME_LIMIT;
 use serde_json::Value;
 
-use super::{Messages, posting::Draft};
+use super::{
+    Messages,
+    posting::{Draft, Target},
+};
 use crate::{
     EngineError, EngineResult,
     access::{authentication::AgentCaller, idempotency::ClientKey},
@@ -44,7 +47,7 @@ impl Messages {
         {
             // The key hash covers the conversation, so the same key posts the message once.
             let draft = Draft { text: text.to_owned(), ..Draft::default() };
-            let posted = self.post_to_conversation(caller, id, draft, key.cloned()).await;
+            let posted = self.post(caller, Target::Conversation(id.to_string()), draft, key.cloned()).await;
             // Without a key, a repeated request would create another group.
             posted.map_err(|error| if key.is_none() { error.after_commit() } else { error })?;
         }

@@ -2,7 +2,6 @@
 
 mod addresses;
 pub(crate) mod committer;
-pub(crate) mod draft;
 pub mod edits;
 mod groups;
 pub mod history;

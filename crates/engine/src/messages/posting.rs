@@ -1,4 +1,4 @@
-//! Posting: from a draft to a committed message.
+//! Posting: from a [`Draft`] to a committed message.
 //!
 //! Recipients are resolved from a cached membership snapshot. The commit checks the version of that snapshot, and a
 //! send whose audience has changed is resolved again, so that a join answered anywhere counts for the next post
@@ -12,19 +12,25 @@ use relay_domain::{
     AgentId, ConversationId, MessageId, WorkspaceScope,
     agents::AgentKind,
     channels::{ChannelKind, direct_names},
-    mailboxes::delivery::{Mode, Reason},
+    files::MAX_ATTACHMENTS,
+    mailboxes::{
+        dead_letter::TTL_BOUNDS,
+        delivery::{Mode, Reason},
+    },
     messages::{Message, extract_mentions},
-    names::{check_name, strip_hash},
+    names::{
+        MAX_AGENT_NAME_BYTES, MAX_METADATA_BYTES, MAX_TEXT_BYTES, check_json_length, check_length, check_name,
+        strip_hash,
+    },
 };
 use relay_store::{
     channels::audience::{Audience, AudienceKey, Member},
     events::Event,
-    messages::{
-        batch::{NewKey, NewRecipient, NewSend},
-        webhooks::webhook_agent,
-    },
+    messages::commit::{NewKey, NewRecipient, NewSend},
 };
-use relay_wire::{events::data::DeliveryRefused, field::ToValue as _};
+use relay_wire::{
+    events::data::DeliveryRefused, field::ToValue as _, messages::payload, nodes::deliver_frame::FRAME_LIMIT,
+};
 use serde_json::{Map, Value};
 use tokio::{sync::oneshot, time::Instant};
 
@@ -36,18 +42,33 @@ use crate::{
         idempotency::ClientKey,
     },
     channels::audiences::AudienceSource,
-    error::{BadCredential, Conflict, Denial, InvalidInput, Missing},
-    messages::{
-        committer::{CommitReply, PendingSend},
-        draft::{check_draft, check_frame},
-        webhooks::WebhookCaller,
-    },
+    error::{BadCredential, Conflict, Denial, InvalidInput, Missing, TooLarge},
+    messages::committer::{CommitReply, PendingSend},
 };
-
-pub use crate::messages::draft::Draft;
 
 /// Bound of the resolutions of one send. Each further one means that the channel changed within milliseconds.
 const MAX_RESOLUTIONS: usize = 8;
+
+/// Above this size of text and extras the exact frame is encoded to check its limit. Below it, even the worst JSON
+/// escaping of both copies in a conversation's frame fits.
+const ALWAYS_FITS_BYTES: usize = 60 * 1024;
+
+/// Content of a post.
+#[derive(Debug, Clone, Default)]
+pub struct Draft {
+    pub text: String,
+    /// Rich blocks: an array.
+    pub blocks: Option<Value>,
+    /// Metadata of the message: an object.
+    pub data: Option<Value>,
+    /// Ids of complete files of the workspace, without duplicates.
+    pub attachments: Vec<String>,
+    pub mode: Mode,
+    /// Free text of the client.
+    pub content_type: Option<String>,
+    /// Lifetime of its deliveries, in milliseconds; the workspace's default when absent.
+    pub ttl_ms: Option<i64>,
+}
 
 /// Committed message: of this request, or of the first one with the same key.
 #[derive(Debug, Clone)]
@@ -60,30 +81,24 @@ pub struct PostedMessage {
 }
 
 /// Post as its committed form is built from it.
-struct PostRequest {
-    target: Target,
-    draft: Draft,
-    key: Option<ClientKey>,
+pub(super) struct PostRequest {
+    pub(super) target: Target,
+    pub(super) draft: Draft,
+    pub(super) key: Option<ClientKey>,
     /// Events that are recorded with the message.
-    events: Vec<Event>,
-}
-
-impl PostRequest {
-    const fn new(target: Target, draft: Draft, key: Option<ClientKey>) -> Self {
-        Self { target, draft, key, events: Vec::new() }
-    }
+    pub(super) events: Vec<Event>,
 }
 
 /// Author of a post.
 #[derive(Debug, Clone)]
-struct Sender {
-    scope: WorkspaceScope,
-    agent_id: AgentId,
-    name: Arc<str>,
-    kind: AgentKind,
-    token_generation: Option<i64>,
+pub(super) struct Sender {
+    pub(super) scope: WorkspaceScope,
+    pub(super) agent_id: AgentId,
+    pub(super) name: Arc<str>,
+    pub(super) kind: AgentKind,
+    pub(super) token_generation: Option<i64>,
     /// Author without a registration (a webhook): the commit does not check that it exists.
-    is_hidden: bool,
+    pub(super) is_hidden: bool,
 }
 
 impl From<&AgentCaller> for Sender {
@@ -99,17 +114,33 @@ impl From<&AgentCaller> for Sender {
     }
 }
 
+/// Target of a post.
 #[derive(Debug, Clone)]
-enum Target {
+pub enum Target {
+    /// Channel, by name; a leading `#` is dropped.
     Channel(String),
+    /// Conversation that the author takes part in, by id.
     Conversation(String),
-    /// Agent, by name; the conversation is opened if needed.
+    /// Agent, by name; a leading `@` is dropped, `@self` is the author. The conversation is opened if needed.
     Agent(String),
-    /// Thread of a message.
+    /// Thread of a message. A reply to a reply attaches to its root.
     Thread(MessageId),
 }
 
 impl Target {
+    /// Returns the target in the form that is looked up.
+    fn normalize(self, author: &AgentCaller) -> EngineResult<Self> {
+        Ok(match self {
+            Self::Channel(name) => Self::Channel(strip_hash(&name).to_owned()),
+            Self::Agent(to) => {
+                let to = if to == "@self" { &author.name } else { to.strip_prefix('@').unwrap_or(&to) };
+                check_name("to", to, MAX_AGENT_NAME_BYTES)?;
+                Self::Agent(to.to_owned())
+            }
+            Self::Conversation(_) | Self::Thread(_) => self,
+        })
+    }
+
     /// Returns the stored form of an idempotency key: specific to one sender, operation and target.
     fn key_hash(&self, sender: &Sender, key: &ClientKey) -> [u8; 32] {
         let (operation, about) = match self {
@@ -123,20 +154,20 @@ impl Target {
 }
 
 impl Messages {
-    /// Posts to a channel as an agent.
+    /// Posts as an agent.
     ///
     /// # Errors
-    /// When the channel is unknown or archived, the draft is invalid, its frame would exceed
+    /// When the target is unknown or archived, the draft is invalid, its frame would exceed
     /// [`relay_wire::nodes::deliver_frame::FRAME_LIMIT`], the key was used with another body, or the engine is overloaded.
-    pub async fn post_to_channel(
+    pub async fn post(
         &self,
-        caller: &AgentCaller,
-        channel: &str,
+        author: &AgentCaller,
+        target: Target,
         draft: Draft,
         key: Option<ClientKey>,
     ) -> EngineResult<PostedMessage> {
-        let target = Target::Channel(strip_hash(channel).to_owned());
-        self.post(&caller.into(), PostRequest::new(target, draft, key)).await
+        let target = target.normalize(author)?;
+        self.post_as(&author.into(), PostRequest { target, draft, key, events: Vec::new() }).await
     }
 
     /// Posts to a channel as a node, in the name of an agent that it hosts.
@@ -156,66 +187,12 @@ impl Messages {
             .ok_or_else(|| EngineError::NotFound(Missing::Agent(from.to_owned())))?;
         let (scope, name) = (caller.scope, from.into());
         let sender = Sender { scope, agent_id, name, kind, token_generation: None, is_hidden: false };
-        self.post(&sender, PostRequest::new(Target::Channel(strip_hash(channel).to_owned()), draft, key)).await
-    }
-
-    /// Replies in the thread of a message. A reply to a reply attaches to its root.
-    pub async fn reply(
-        &self,
-        caller: &AgentCaller,
-        parent: MessageId,
-        draft: Draft,
-        key: Option<ClientKey>,
-    ) -> EngineResult<PostedMessage> {
-        self.post(&caller.into(), PostRequest::new(Target::Thread(parent), draft, key)).await
-    }
-
-    /// Sends a direct message to an agent by name; a leading `@` is dropped, `@self` is the caller.
-    pub async fn send_dm(
-        &self,
-        caller: &AgentCaller,
-        to: &str,
-        draft: Draft,
-        key: Option<ClientKey>,
-    ) -> EngineResult<PostedMessage> {
-        let to = if to == "@self" { &caller.name } else { to.strip_prefix('@').unwrap_or(to) };
-        check_name("to", to, relay_domain::names::MAX_AGENT_NAME_BYTES)?;
-        self.post(&caller.into(), PostRequest::new(Target::Agent(to.to_owned()), draft, key)).await
-    }
-
-    /// Posts to a conversation that the caller takes part in.
-    pub async fn post_to_conversation(
-        &self,
-        caller: &AgentCaller,
-        conversation: &str,
-        draft: Draft,
-        key: Option<ClientKey>,
-    ) -> EngineResult<PostedMessage> {
-        self.post(&caller.into(), PostRequest::new(Target::Conversation(conversation.to_owned()), draft, key)).await
-    }
-
-    /// Posts to the channel of a webhook under an author's name; `events` are recorded with the message.
-    pub(crate) async fn post_as_webhook(
-        &self,
-        caller: &WebhookCaller,
-        author: &str,
-        draft: Draft,
-        events: Vec<Event>,
-    ) -> EngineResult<PostedMessage> {
-        let sender = Sender {
-            scope: caller.scope,
-            agent_id: webhook_agent(caller.scope),
-            name: author.into(),
-            kind: AgentKind::System,
-            token_generation: None,
-            is_hidden: true,
-        };
-        let target = Target::Channel(caller.webhook.channel_name.clone());
-        self.post(&sender, PostRequest { events, ..PostRequest::new(target, draft, None) }).await
+        let target = Target::Channel(strip_hash(channel).to_owned());
+        self.post_as(&sender, PostRequest { target, draft, key, events: Vec::new() }).await
     }
 
     /// Posts a draft. When it fails for good, a post that was committed under the same key is returned instead.
-    async fn post(&self, sender: &Sender, request: PostRequest) -> EngineResult<PostedMessage> {
+    pub(super) async fn post_as(&self, sender: &Sender, request: PostRequest) -> EngineResult<PostedMessage> {
         check_draft(&request.draft)?;
         match self.commit_resolved(sender, &request).await {
             // The token was rotated meanwhile: it may no longer read earlier posts.
@@ -457,4 +434,45 @@ fn recipients(
             Some((NewRecipient { agent_id: member.agent_id, mode, reason }, Arc::from(member.name.as_str())))
         })
         .unzip()
+}
+
+pub(crate) fn check_draft(draft: &Draft) -> EngineResult<()> {
+    if draft.text.is_empty() {
+        return Err(EngineError::invalid_request("text must not be empty"));
+    }
+    check_length("text", &draft.text, MAX_TEXT_BYTES)?;
+    if draft.attachments.len() > MAX_ATTACHMENTS {
+        return Err(EngineError::Invalid(InvalidInput::Attachments));
+    }
+    if draft.blocks.as_ref().is_some_and(|blocks| !blocks.is_array()) {
+        return Err(EngineError::invalid_request("blocks must be an array"));
+    }
+    if draft.data.as_ref().is_some_and(|data| !data.is_object()) {
+        return Err(EngineError::invalid_request("data must be an object"));
+    }
+    let (least, most) = TTL_BOUNDS;
+    let is_within =
+        |ttl: i64| u128::try_from(ttl).is_ok_and(|ttl| (least.as_millis()..=most.as_millis()).contains(&ttl));
+    if draft.ttl_ms.is_some_and(|ttl| !is_within(ttl)) {
+        let bounds = format!("ttl_ms must be {} to {}", least.as_millis(), most.as_millis());
+        return Err(EngineError::invalid_request(bounds));
+    }
+    check_length("content_type", draft.content_type.as_deref().unwrap_or_default(), 128)?;
+    let encoded = |value: &Option<Value>| value.as_ref().map_or(0, |v| v.to_string().len());
+    check_json_length("data", encoded(&draft.data).min(MAX_METADATA_BYTES + 1))?;
+    Ok(())
+}
+
+/// Checks that the message fits into a frame: no message may be accepted that cannot be delivered.
+pub(crate) fn check_frame(message: &Message) -> EngineResult<()> {
+    let encoded = |value: &Value| value.to_string().len();
+    let extras =
+        message.blocks.as_ref().map_or(0, encoded) + encoded(&message.metadata) + encoded(&message.attachments);
+    if message.text.len() + extras <= ALWAYS_FITS_BYTES {
+        return Ok(());
+    }
+    // Names of at most 128 bytes, escaped, and the frame's own keys.
+    const FRAME_OVERHEAD: usize = 2048;
+    let encoded = payload::payload(message, "").get().len() + FRAME_OVERHEAD;
+    if encoded > FRAME_LIMIT { Err(EngineError::TooLarge(TooLarge::Message)) } else { Ok(()) }
 }

@@ -9,7 +9,7 @@ use relay_domain::{
     AgentId, BatchId, DeliveryId, MessageId, NodeId, WorkspaceScope, mailboxes::StoredDelivery, messages::Message,
     metric_names,
 };
-use relay_store::messages::batch::{NewSend, WrittenDelivery};
+use relay_store::messages::commit::{NewSend, WrittenDelivery};
 use relay_stream::{INLINE_LIMIT, LogFrame, PendingStore};
 use relay_tasks::{
     batches::{Batches, QueueConfig, queue},

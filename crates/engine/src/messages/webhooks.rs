@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 use relay_domain::{
     MessageId, WebhookId, WorkspaceScope,
     access::token::{TokenHash, TokenKind},
+    agents::AgentKind,
     events::kind,
     names::{MAX_AGENT_NAME_BYTES, check_name},
     subscriptions::MAX_PER_WORKSPACE,
@@ -12,7 +13,7 @@ use relay_domain::{
 pub use relay_store::messages::webhooks::WebhookRow;
 use relay_store::{
     events::Event,
-    messages::webhooks::{NewWebhook, WebhookLookup},
+    messages::webhooks::{NewWebhook, WebhookLookup, webhook_agent},
 };
 use relay_wire::{
     events::data::{WebhookMessage, WebhookReceived},
@@ -25,7 +26,7 @@ use super::Messages;
 use crate::{
     EngineError, EngineResult,
     error::{BadCredential, Fault, Limit, Missing},
-    messages::draft::Draft,
+    messages::posting::{Draft, PostRequest, Sender, Target},
 };
 
 const TOKEN_BYTES: usize = 24;
@@ -155,7 +156,16 @@ impl Messages {
         let message = WebhookMessage { id: None, text: &text, source: source.as_deref(), author: &author };
         let received = WebhookReceived { webhook_id: hook.webhook_id, channel: &hook.channel_name, message }.to_value();
         let received = Event::new(kind::WEBHOOK_RECEIVED, received).in_channel(hook.channel_id, &hook.channel_name);
-        let posted = self.post_as_webhook(caller, &author, draft, vec![received]).await?;
+        let sender = Sender {
+            scope: caller.scope,
+            agent_id: webhook_agent(caller.scope),
+            name: author.as_str().into(),
+            kind: AgentKind::System,
+            token_generation: None,
+            is_hidden: true,
+        };
+        let target = Target::Channel(hook.channel_name.clone());
+        let posted = self.post_as(&sender, PostRequest { target, draft, key: None, events: vec![received] }).await?;
         Ok(HookAnswer { message_id: posted.message.id, text, author, source, created_at: posted.message.created_at })
     }
 }

@@ -1,7 +1,9 @@
-//! Help texts of all metrics, as shown on `/metrics`. The names are in `relay_domain::metric_names`.
+//! Help texts of all metrics, as shown on `/metrics`. The names are in `relay_domain::metric_names` and
+//! `relay_tasks::metric_names`.
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 use relay_domain::metric_names as name;
+use relay_tasks::metric_names as task_name;
 
 /// Describes every metric of every service.
 pub(super) fn describe_all() {
@@ -43,9 +45,9 @@ pub(super) fn describe_all() {
         "Time from queueing a frame for a socket to its ack; one frame per agent is measured at a time."
     );
     describe_histogram!(name::COMMIT_BATCH_SIZE, "Requests per commit.");
-    describe_histogram!(name::BATCH_ITEMS, "Items of one batch, by queue.");
-    describe_gauge!(name::QUEUE_ITEMS, "Items that wait after the last batch was taken, by queue.");
-    describe_counter!(name::QUEUE_REFUSED, "Items refused or dropped because their queue was full, by queue.");
+    describe_histogram!(task_name::BATCH_ITEMS, "Items of one batch, by queue.");
+    describe_gauge!(task_name::QUEUE_ITEMS, "Items that wait after the last batch was taken, by queue.");
+    describe_counter!(task_name::QUEUE_REFUSED, "Items refused or dropped because their queue was full, by queue.");
     describe_histogram!(name::COMMIT_SECONDS, Unit::Seconds, "Duration of one commit.");
     describe_counter!(name::PUSH_ATTEMPTS, "Attempts to dispatch a delivery to an http_push endpoint, by outcome.");
     describe_histogram!(name::PUSH_SECONDS, Unit::Seconds, "Duration of one http_push attempt.");
@@ -55,7 +57,7 @@ pub(super) fn describe_all() {
         "Time of the last successful tick of a worker loop, in unix seconds."
     );
     describe_histogram!(name::LOOP_SECONDS, Unit::Seconds, "Duration of one tick of a worker loop.");
-    describe_counter!(name::TASK_PANICS, "Panics of tasks, by task.");
+    describe_counter!(task_name::TASK_PANICS, "Panics of tasks, by task.");
     describe_counter!(name::LOOP_FAILURES, "Failed ticks of a worker loop.");
     describe_counter!(name::SUBSCRIPTION_CALLS, "Calls to subscription endpoints, by outcome.");
     describe_counter!(name::DELIVERIES_REDRIVEN, "Dead letters redriven.");

@@ -59,7 +59,10 @@ pub fn install() -> Result<Handle> {
         .and_then(|builder| {
             builder.set_buckets_for_metric(Matcher::Full(name::COMMIT_BATCH_SIZE.to_owned()), &BATCH_SIZES)
         })
-        .and_then(|builder| builder.set_buckets_for_metric(Matcher::Full(name::BATCH_ITEMS.to_owned()), &BATCH_SIZES))
+        .and_then(|builder| {
+            builder
+                .set_buckets_for_metric(Matcher::Full(relay_tasks::metric_names::BATCH_ITEMS.to_owned()), &BATCH_SIZES)
+        })
         .and_then(PrometheusBuilder::install_recorder)
         .context("install the metrics recorder")?;
     describe::describe_all();

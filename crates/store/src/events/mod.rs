@@ -108,7 +108,7 @@ pub(crate) async fn append(
 
 /// Appends the events of several workspaces, each listed once and with at least one event. The counters are locked in the
 /// order of the workspaces.
-pub(crate) async fn append_all(
+async fn append_all(
     tx: &mut PgConnection,
     at: DateTime<Utc>,
     events: Vec<(WorkspaceScope, Vec<Event>)>,

@@ -8,16 +8,26 @@
 
 use std::time::Duration;
 
-use chrono::DateTime;
-use relay_domain::{WorkspaceId, WorkspaceScope};
+use chrono::{DateTime, Utc};
+use relay_domain::{
+    AgentId, BatchId, DeliveryId, GatewayId, MessageId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
+    events::kind,
+    mailboxes::{
+        delivery::{Mode, Reason},
+        stream::Seq,
+    },
+    messages::Message,
+};
+use relay_wire::{
+    events::recorded_data::{DeliveryAccepted, DeliveryNotWritten},
+    field::ToValue as _,
+};
 use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
-    events::{self, Event, RecordedEvents},
+    events::{self, Event, EventBody, RecordedEvents},
     messages::{
-        batch::{Batch, BatchError, BatchOutcome, NewKey, NewSend, SendOutcome},
-        commit_events::message_events,
         commit_facts::{BatchFacts, open_batch},
         commit_write,
     },
@@ -30,6 +40,104 @@ pub const IDEMPOTENCY_RETENTION_HOURS: i32 = 24;
 /// Timeout of everything before the COMMIT, waits for locks (2 s each) included. Each process has one batch
 /// transaction at a time, so a connection that hangs without an error must not block all later sends.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// One recipient of a message.
+#[derive(Debug, Clone)]
+pub struct NewRecipient {
+    pub agent_id: AgentId,
+    pub mode: Mode,
+    pub reason: Reason,
+}
+
+/// Idempotency key of a request. A retry with the same key gets the first response.
+#[derive(Debug, Clone)]
+pub struct NewKey {
+    /// SHA-256 over actor, operation, target and key.
+    pub hash: Vec<u8>,
+    /// SHA-256 over the request.
+    pub fingerprint: Vec<u8>,
+}
+
+/// One request of a batch, with the facts that it was resolved with. The transaction checks them again.
+#[derive(Debug, Clone)]
+pub struct NewSend {
+    pub scope: WorkspaceScope,
+    /// Its id and `created_at` are assigned before the transaction, so that a resubmitted batch writes the same rows.
+    pub message: Message,
+    /// In any order, without the sender.
+    pub recipients: Vec<NewRecipient>,
+    /// The channel's membership version that `recipients` was resolved from.
+    pub members_version: i64,
+    /// The token generation that the sender was authenticated with; `None` for a post by a node.
+    pub token_generation: Option<i64>,
+    /// The sender is an internal agent, which is deleted from its creation on: its liveness is not checked.
+    pub hidden_sender: bool,
+    /// Present when the caller sent an idempotency key.
+    pub key: Option<NewKey>,
+    /// Lifetime of its deliveries in milliseconds; `None`: the workspace's delivery TTL.
+    pub ttl_ms: Option<i64>,
+    /// W3C trace context of the request; spans of later processing become its children.
+    pub traceparent: Option<String>,
+    /// Further events to record with the message's own. A `message.id` of null in one of them is replaced by
+    /// the id of the message.
+    pub events: Vec<Event>,
+}
+
+/// A batch of sends. Its content is fixed before its transaction, so that it can be submitted again.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    /// Unique key of the outbox row; identifies a resubmitted batch.
+    pub id: BatchId,
+    /// The gateway that publishes it after the commit.
+    pub gateway_id: GatewayId,
+    /// W3C trace context of the batch.
+    pub traceparent: Option<String>,
+    pub sends: Vec<NewSend>,
+}
+
+/// A committed delivery.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrittenDelivery {
+    pub seq: Seq,
+    /// The recipient's node at commit.
+    pub node_id: NodeId,
+    /// The provider that the recipient was bound to at commit.
+    pub provider: Option<ProviderName>,
+    pub expires_at: DateTime<Utc>,
+}
+
+/// Outcome of one request of a batch.
+#[derive(Debug, Clone)]
+pub enum SendOutcome {
+    /// Committed. One entry per recipient, in the request's order; `None`: its mailbox is full.
+    Committed(Vec<Option<WrittenDelivery>>),
+    /// The key was used before for the same request; carries the first response.
+    Replayed { response: serde_json::Value },
+    /// The key was used before for another request.
+    KeyReused,
+    /// The facts that the request was resolved with have changed. Nothing was written; resolve it again.
+    Stale,
+}
+
+/// Outcome of a batch.
+#[derive(Debug)]
+pub struct BatchOutcome {
+    /// One per request, in order.
+    pub sends: Vec<SendOutcome>,
+    /// The recorded events. Empty for a batch that was committed by an earlier submission.
+    pub events: Vec<RecordedEvents>,
+}
+
+/// Failure of a batch.
+#[derive(Debug, thiserror::Error)]
+pub enum BatchError {
+    /// Nothing was committed.
+    #[error("the batch was not committed")]
+    NotCommitted(#[source] StoreError),
+    /// The connection was lost during the COMMIT. Submitting the same batch again gives the outcome.
+    #[error("commit outcome of the batch unknown")]
+    Unknown(#[source] StoreError),
+}
 
 impl Store {
     /// Commits a batch. Returns one outcome per request, in order.
@@ -92,18 +200,67 @@ async fn record_events(
     outcomes: &[SendOutcome],
     facts: &BatchFacts,
 ) -> StoreResult<Vec<RecordedEvents>> {
-    let mut made: Vec<(WorkspaceScope, Vec<Event>)> = Vec::new();
+    let mut made: Vec<(WorkspaceScope, Event)> = Vec::new();
     let mut at = DateTime::UNIX_EPOCH;
     for (send, outcome) in sends.iter().zip(outcomes) {
         let SendOutcome::Committed(rows) = outcome else { continue };
         at = at.max(send.message.created_at);
         let events = message_events(send, rows, facts.is_watched(send.scope));
-        match made.iter_mut().find(|(scope, _)| *scope == send.scope) {
-            Some((_, all)) => all.extend(events),
-            None => made.push((send.scope, events)),
-        }
+        made.extend(events.into_iter().map(|event| (send.scope, event)));
     }
-    if made.is_empty() { Ok(Vec::new()) } else { events::append_all(tx, at, made).await }
+    events::append_mixed(tx, at, made).await
+}
+
+/// Returns the message's event, then the events of its deliveries if the workspace is watched.
+fn message_events(send: &NewSend, rows: &[Option<WrittenDelivery>], watched: bool) -> Vec<Event> {
+    let message = &send.message;
+    let mut events = vec![Event::for_message(message.event_kind(), message)];
+    events.extend(send.events.iter().cloned().map(|event| with_message_id(event, message.id)));
+    if watched {
+        events.extend(send.recipients.iter().zip(rows).map(|(recipient, row)| delivery_event(send, recipient, row)));
+    }
+    events
+}
+
+/// Fills in the id of the message, which was not known when the event was made.
+fn with_message_id(mut event: Event, message_id: MessageId) -> Event {
+    if let EventBody::Data(data) = &mut event.body
+        && let Some(id) = data.pointer_mut("/message/id").filter(|id| id.is_null())
+    {
+        *id = message_id.to_value();
+    }
+    event
+}
+
+fn delivery_event(send: &NewSend, recipient: &NewRecipient, row: &Option<WrittenDelivery>) -> Event {
+    let message = &send.message;
+    let (kind, data) = match row {
+        Some(row) => {
+            let id = DeliveryId { source: message.id.get(), agent: recipient.agent_id, redrive_no: 0 };
+            let data = DeliveryAccepted {
+                delivery_id: id,
+                message_id: message.id,
+                channel_id: message.client_channel_id(),
+                agent_id: recipient.agent_id,
+                reason: recipient.reason.as_str(),
+                seq: row.seq,
+            };
+            (kind::DELIVERY_ACCEPTED, data.to_value())
+        }
+        None => {
+            let data = DeliveryNotWritten {
+                delivery_id: None,
+                message_id: message.id,
+                target_agent_id: recipient.agent_id,
+                reason: "depth_cap",
+                error: "mailbox depth cap exceeded",
+                retryable: false,
+            };
+            (kind::DELIVERY_FAILED, data.to_value())
+        }
+    };
+    let event = Event { kind: kind.into(), ..Event::for_message("", message) };
+    Event { body: EventBody::Data(data), ..event.by_agent(recipient.agent_id) }
 }
 
 /// Claims the idempotency keys of the open requests, and sets the outcome of requests whose key is in use.

@@ -9,7 +9,7 @@ use sqlx::{FromRow, PgConnection, Row, postgres::PgRow, types::Json};
 use crate::{
     StoreError, StoreResult,
     decode::decode_rows,
-    messages::batch::{Batch, NewSend},
+    messages::commit::{Batch, NewSend},
 };
 
 /// The rows that a batch depends on, as its transaction read them.

@@ -17,7 +17,7 @@ use crate::{
     codes::MESSAGE_SOURCE,
     mailboxes::settled_floors::count_settled_above,
     messages::{
-        batch::{Batch, NewRecipient, NewSend, SendOutcome, WrittenDelivery},
+        commit::{Batch, NewRecipient, NewSend, SendOutcome, WrittenDelivery},
         commit_facts::{AgentFacts, BatchFacts},
         days::day_of,
     },

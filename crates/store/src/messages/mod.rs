@@ -1,9 +1,7 @@
 //! Messages: the batch commit that writes them with their deliveries ([`commit`]), reading, editing, reactions,
 //! read state, inbound webhooks, the outbox and retention. Called by the engine and by the worker's loops.
 
-pub mod batch;
 pub mod commit;
-pub(crate) mod commit_events;
 pub(crate) mod commit_facts;
 pub(crate) mod commit_write;
 pub(crate) mod days;

@@ -11,12 +11,12 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("crates/stream", &["relay-domain"]),
     ("crates/blobs", &["relay-domain"]),
     ("crates/egress", &[]),
-    ("crates/tasks", &["relay-domain"]),
+    ("crates/tasks", &[]),
     ("crates/trace", &[]),
     ("crates/dispatch", &["relay-domain", "relay-wire", "relay-egress", "relay-tasks", "relay-trace"]),
     ("crates/pty", &[]),
     ("crates/verification", &[]),
-    ("crates/runtime", &["relay-domain"]),
+    ("crates/runtime", &["relay-domain", "relay-tasks"]),
     (
         "crates/engine",
         &[

@@ -6,15 +6,11 @@ use serde_json::Value;
 
 use super::{AudienceSource, PostedMessage, Sender, Target, direct_recipient};
 use crate::messages::Messages;
-use crate::{
-    EngineError, EngineResult,
-    access::{authentication::AgentCaller, idempotency::ClientKey},
-    error::Missing,
-};
+use crate::{EngineError, EngineResult, access::idempotency::ClientKey, error::Missing};
 
 impl Messages {
     /// Finds the post that was committed under this key: it stays posted, whatever has happened to its target since.
-    pub(super) async fn find_repeated_post(
+    pub(in crate::messages) async fn find_repeated_post(
         &self,
         sender: &Sender,
         target: &Target,
@@ -26,19 +22,6 @@ impl Messages {
             Some(before) => Ok(Some(self.replay_post(sender, &before.data).await?)),
             None => Ok(None),
         }
-    }
-
-    /// Finds a repeated direct message to an agent of this name.
-    ///
-    /// # Errors
-    /// When the key was used with another body.
-    pub(crate) async fn find_repeated_dm(
-        &self,
-        caller: &AgentCaller,
-        to: &str,
-        key: Option<&ClientKey>,
-    ) -> EngineResult<Option<PostedMessage>> {
-        self.find_repeated_post(&caller.into(), &Target::Agent(to.to_owned()), key).await
     }
 
     /// Returns the response of the first request with this key.

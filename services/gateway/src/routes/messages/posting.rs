@@ -5,7 +5,7 @@ use relay_domain::{MessageId, mailboxes::delivery::Mode, messages::ListedMessage
 use relay_engine::{
     Engine, EngineError,
     error::{InvalidInput, Missing},
-    messages::posting::Draft,
+    messages::posting::{Draft, Target},
 };
 use relay_wire::{
     channels::conversation,
@@ -45,7 +45,7 @@ pub async fn to_channel(
     let from = body.from.clone();
     let posted = match caller {
         Sender::Agent(_) if from.is_some() => return Err(EngineError::Invalid(InvalidInput::FromNotAllowed).into()),
-        Sender::Agent(agent) => engine.messages().post_to_channel(&agent, &name, to_draft(body), key).await?,
+        Sender::Agent(agent) => engine.messages().post(&agent, Target::Channel(name), to_draft(body), key).await?,
         Sender::Node(node) => {
             let from = from.ok_or(EngineError::Invalid(InvalidInput::FromRequired))?;
             engine.messages().post_as_node(&node, &from, &name, to_draft(body), key).await?
@@ -75,7 +75,7 @@ pub async fn reply(
     KeyedBody { body, key }: KeyedBody<PostBody>,
 ) -> Result<Reply<Message>, ApiError> {
     let parent: MessageId = id.parse().map_err(|_| EngineError::NotFound(Missing::Message))?;
-    let posted = engine.messages().reply(&caller, parent, to_draft(body), key).await?;
+    let posted = engine.messages().post(&caller, Target::Thread(parent), to_draft(body), key).await?;
     Ok(Reply::created(ListedMessage::from(posted.message).into()).replayed(posted.replayed))
 }
 
@@ -101,7 +101,7 @@ pub async fn dm(
     KeyedBody { body, key }: KeyedBody<PostBody>,
 ) -> Result<Reply<conversation::SentMessage>, ApiError> {
     let posted = match (body.to.clone(), body.address.clone()) {
-        (Some(to), None) => engine.messages().send_dm(&caller, &to, to_draft(body), key).await?,
+        (Some(to), None) => engine.messages().post(&caller, Target::Agent(to), to_draft(body), key).await?,
         (None, Some(address)) => engine.messages().send_to_address(&caller, &address, to_draft(body), key).await?,
         _ => return Err(ApiError::invalid_request("exactly one of to and address is required")),
     };
@@ -126,7 +126,7 @@ pub async fn to_conversation(
     Path(id): Path<String>,
     KeyedBody { body, key }: KeyedBody<PostBody>,
 ) -> Result<Reply<conversation::SentMessage>, ApiError> {
-    let posted = engine.messages().post_to_conversation(&caller, &id, to_draft(body), key).await?;
+    let posted = engine.messages().post(&caller, Target::Conversation(id), to_draft(body), key).await?;
     Ok(Reply::created(conversation::SentMessage::new(posted.message, posted.to)).replayed(posted.replayed))
 }
 
