@@ -34,7 +34,9 @@ mod statement_timeout;
 pub mod subscriptions;
 pub mod workspaces;
 
-pub use access::idempotency::StoredResponse;
+pub use access::idempotency::{
+    IdempotencyKey, InvocationRecord, PostRecord, SessionEventRecord, SpawnRecord, StoredResponse,
+};
 pub use access::rotation::{ChangedToken, TokenRotation};
 pub use access::tokens::{TokenLookup, TokenOwner};
 pub use actions::dispatches::{SentInvocation, UnsentInvocation};
@@ -43,11 +45,9 @@ pub use agents::addresses::AgentLocation;
 pub use agents::bindings::{BindOutcome, NewBinding};
 pub use agents::lifecycle::{AgentChange, DeleteCondition, DeletedAgent, NewAgent, Registration};
 pub use agents::presence::LastSeen;
-pub use agents::respawn::{RespawnOutcome, SpawnKey};
+pub use agents::respawn::RespawnOutcome;
 pub use channels::all_conversations::WorkspaceConversation;
-pub use channels::conversations::{
-    ConversationRow, IdempotentResponse, LastMessage, ListedConversation, NewConversation, OpenOutcome,
-};
+pub use channels::conversations::{ConversationRow, LastMessage, ListedConversation, NewConversation, OpenOutcome};
 pub use channels::lifecycle::{ChannelCreation, ChannelRow, ChannelUpdate, NewChannel};
 pub use channels::members::{JoinOutcome, MemberKey, MemberRow, Membership};
 pub use error::{StoreError, StoreResult};

@@ -1,4 +1,4 @@
-//! Client that sends a request, for the three responses whose shape depends on it (docs/protocol/rest.md, "Origin
+//! Client that sends a request, for the responses whose shape depends on it (docs/protocol/rest.md, "Origin
 //! clients").
 
 use std::convert::Infallible;
@@ -27,6 +27,11 @@ impl OriginClient {
     /// Returns whether the newest unread message of a conversation is its text.
     pub const fn takes_last_unread_as_text(self) -> bool {
         matches!(self, Self::Rust)
+    }
+
+    /// Returns whether the output of an invocation must be an object or null; other values are wrapped.
+    pub const fn takes_output_as_object(self) -> bool {
+        matches!(self, Self::Rust | Self::Broker)
     }
 
     /// Returns whether `handler_agent` of an action must be a string, never null.

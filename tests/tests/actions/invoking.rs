@@ -154,11 +154,15 @@ async fn only_the_handling_agent_completes_its_action() -> Result<()> {
     let complete = format!("/v1/actions/double/invocations/{id}/complete");
     place.ann().post(&complete, json!({ "output": 3 })).await?.refused(403, "forbidden")?;
     let done = as_bob.post(&complete, json!({ "output": 4, "duration_ms": 12.4 })).await?.success()?;
-    // Typed clients expect objects.
-    let output = json!({ "value": 4 });
-    assert_eq!((&done["status"], &done["output"], &done["duration_ms"]), (&json!("completed"), &output, &json!(12)));
-    assert_eq!(place.invocation("double", id, "").await?["output"], output);
-    assert_eq!(next_notice(&mut caller, "action.completed").await?["output"], output);
+    assert_eq!((&done["status"], &done["output"], &done["duration_ms"]), (&json!("completed"), &json!(4), &json!(12)));
+    assert_eq!(place.invocation("double", id, "").await?["output"], 4);
+    // The Rust client and frames know objects only.
+    let wrapped = json!({ "value": 4 });
+    let rust = [("x-relaycast-origin-client", "@relaycast/sdk-rust")];
+    let path = format!("/v1/actions/double/invocations/{id}");
+    let read = place.key.call(Method::GET, &path, None, &rust).await?.success()?;
+    assert_eq!(read["output"], wrapped);
+    assert_eq!(next_notice(&mut caller, "action.completed").await?["output"], wrapped);
     let again = as_bob.post(&complete, json!({ "error": "changed my mind" })).await?.success()?;
     assert_eq!(again, done, "the first outcome counts");
     assert_eq!(as_bob.delete("/v1/actions/double").await?.status, 204);

@@ -34,13 +34,14 @@ async fn an_inbox_contains_unread_items_only() -> Result<()> {
         .post(&format!("/v1/messages/{}/replies", text(&first["id"])), json!({ "text": "@bob in a thread" }))
         .await?
         .success()?;
-    let dm = room.ann.dm("bob", "psst").await?.success()?;
+    let dm = room.ann.dm("bob", "psst @bob").await?.success()?;
     let last = room.ann.dm("bob", "pssst").await?.success()?;
 
     let all = inbox(&room.bob).await?;
     assert_eq!(all["unread_channels"], json!([{ "channel_name": "room", "unread_count": 2 }]));
     let mentions: Vec<_> = rows(&all["mentions"]).iter().map(|mention| text(&mention["id"])).collect();
-    assert_eq!(mentions, [text(&reply["id"]), text(&named["id"])], "newest first, replies included");
+    let expected = [&dm, &reply, &named].map(|message| text(&message["id"]));
+    assert_eq!(mentions, expected, "newest first, with replies and direct messages");
     for field in ["channel_name", "agent_name", "text", "created_at"] {
         assert!(all["mentions"][1][field].is_string(), "{field}");
     }
@@ -61,7 +62,7 @@ async fn an_inbox_contains_unread_items_only() -> Result<()> {
     room.bob.post_empty(&format!("/v1/messages/{}/read", text(&first["id"]))).await?.success()?;
     let all = inbox(&room.bob).await?;
     assert_eq!(all["unread_channels"], json!([]), "{all}");
-    assert_eq!(rows(&all["mentions"]).len(), 1, "the reply is newer than what was read");
+    assert_eq!(rows(&all["mentions"]).len(), 2, "the reply and the direct message are newer than what was read");
     room.bob.post_empty(&format!("/v1/messages/{}/read", text(&last["id"]))).await?.success()?;
     assert_eq!(inbox(&room.bob).await?["unread_dms"], json!([]));
 

@@ -6,6 +6,7 @@ mod idempotency;
 mod inbox;
 mod insight;
 mod limits;
+mod lists;
 mod messages;
 mod nodes;
 mod rate_limits;

@@ -224,6 +224,8 @@ async fn muted_members_receive_mentions_only_and_replies_follow_their_root() -> 
         ("hey @carol".to_owned(), Some(1)),
         "a muted member's seq has no gap"
     );
+    let named = announced(&mut carol).await?;
+    assert_eq!((texts(&named), named["seq"].as_u64()), ("@carol see".to_owned(), Some(2)), "also in a thread");
 
     let thread = room.key.get(&format!("/v1/messages/{root_id}/replies")).await?.success()?;
     is_exactly(&thread, "parent replies");

@@ -334,6 +334,14 @@ async fn an_agent_moves_to_a_node_and_back_with_its_mailbox() -> Result<()> {
     let said = as_node.post("/v1/channels/general/messages", posted("by node")).await?.success()?;
     assert_eq!(text(&said["agent_name"]), "bob");
 
+    // Without `deregister`, an agent that goes offline keeps its place.
+    as_bob.post("/v1/agents/disconnect", json!({})).await?.success()?;
+    assert_eq!(key.get("/v1/nodes/box/agents").await?.data()[0]["id"], bound["id"]);
+    as_bob.post("/v1/agents/disconnect", json!({ "deregister": true })).await?.success()?;
+    assert_eq!(key.get("/v1/nodes/box/agents").await?.success()?, json!([]));
+    as_bob.post("/v1/agents/disconnect", json!({ "deregister": true })).await?.success()?;
+    key.post("/v1/nodes/box/agents", json!({ "agent_name": "bob" })).await?.success()?;
+
     key.delete("/v1/nodes/box/agents/ann").await?.refused(404, "node_agent_binding_not_found")?;
     assert_eq!(key.delete("/v1/nodes/box/agents/bob").await?.status, 204);
     assert_eq!(key.get("/v1/nodes/box/agents").await?.success()?, json!([]));

@@ -5,8 +5,9 @@ use crate::WorkspaceId;
 /// Proof that the caller may act inside one workspace. Every store call on tenant data takes it.
 ///
 /// Only two kinds of code create one: authentication, from a verified token, and system loops, from the workspace id of
-/// a row that they own (`grep from_` finds all of them).
+/// a row that they own (`grep from_` finds all of them), or as a column of that row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "sqlx", derive(sqlx::Type), sqlx(transparent))]
 pub struct WorkspaceScope(WorkspaceId);
 
 impl WorkspaceScope {

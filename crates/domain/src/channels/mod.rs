@@ -8,6 +8,8 @@ use crate::{AgentId, ChannelId, ConversationId, WorkspaceId};
 pub const MAX_PARTICIPANTS: usize = 256;
 /// Maximum number of conversations in a list, most recently active first.
 pub const MAX_LISTED_CONVERSATIONS: i64 = 500;
+/// Largest `limit` of a list of conversations.
+pub const MAX_CONVERSATION_LIMIT: i64 = 100;
 /// Upper bound of unread counts.
 pub const MAX_UNREAD: i64 = 1_000;
 

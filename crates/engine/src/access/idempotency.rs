@@ -3,6 +3,8 @@
 //! The response is stored in the transaction of the effect (for messages, by the committer); this module reads it back.
 
 use relay_domain::{WorkspaceScope, names};
+use relay_store::IdempotencyKey;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -44,15 +46,14 @@ impl ClientKey {
         &self.text
     }
 
-    /// SHA-256 of the canonical body.
+    /// Returns the stored form of the key and of its request.
     #[must_use]
-    pub const fn fingerprint(&self) -> [u8; 32] {
-        self.fingerprint
+    pub fn stored(&self, actor: &str, operation: &str, target: &str) -> IdempotencyKey {
+        IdempotencyKey { hash: self.hash(actor, operation, target), fingerprint: self.fingerprint }
     }
 
     /// Returns the stored form of the key. It is specific to one actor (an agent id, or `-`), operation and target.
-    #[must_use]
-    pub fn hash(&self, actor: &str, operation: &str, target: &str) -> [u8; 32] {
+    fn hash(&self, actor: &str, operation: &str, target: &str) -> [u8; 32] {
         let mut digest = Sha256::new();
         for part in [actor, operation, target, &self.text] {
             digest.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
@@ -69,19 +70,21 @@ pub struct Replay {
     pub data: Value,
 }
 
+impl Replay {
+    /// Returns the record, if it is of this type.
+    pub(crate) fn record<T: DeserializeOwned>(self) -> Option<T> {
+        serde_json::from_value(self.data).ok()
+    }
+}
+
 impl Core {
     /// Returns the response that was stored under a key in the last 24 hours.
     ///
     /// # Errors
     /// When the key was used with another body.
-    pub(crate) async fn replay(
-        &self,
-        scope: WorkspaceScope,
-        key_hash: &[u8; 32],
-        fingerprint: &[u8; 32],
-    ) -> EngineResult<Option<Replay>> {
-        let Some(stored) = self.store.stored_response(scope, key_hash).await? else { return Ok(None) };
-        if stored.fingerprint != fingerprint {
+    pub(crate) async fn replay(&self, scope: WorkspaceScope, key: &IdempotencyKey) -> EngineResult<Option<Replay>> {
+        let Some(stored) = self.store.stored_response(scope, &key.hash).await? else { return Ok(None) };
+        if stored.fingerprint != key.fingerprint {
             return Err(EngineError::Conflict(Conflict::IdempotencyKeyReused));
         }
         Ok(Some(Replay { status: stored.status.unsigned_abs(), data: stored.response }))
@@ -113,7 +116,7 @@ mod tests {
         let a = ClientKey::read("k", br#"{"a":1,"b":[2]}"#).unwrap();
         let b = ClientKey::read("k", br#"{ "b": [2], "a": 1 }"#).unwrap();
         let c = ClientKey::read("k", br#"{"a":1,"b":[3]}"#).unwrap();
-        assert_eq!(a.fingerprint(), b.fingerprint());
-        assert_ne!(a.fingerprint(), c.fingerprint());
+        assert_eq!(a.fingerprint, b.fingerprint);
+        assert_ne!(a.fingerprint, c.fingerprint);
     }
 }

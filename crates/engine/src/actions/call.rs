@@ -11,10 +11,13 @@ use relay_domain::{
     nodes::CapabilityKind,
 };
 pub(crate) use relay_store::actions::new_invocation::{Handler, WaitPolicy};
-use relay_store::actions::{
-    invoke::InvokeOutcome,
-    new_invocation::{Invoker, NewInvocation},
-    placement_records::{PlacementRecord, SkippedNode},
+use relay_store::{
+    IdempotencyKey, InvocationRecord,
+    actions::{
+        invoke::InvokeOutcome,
+        new_invocation::{Invoker, NewInvocation},
+        placement_records::{PlacementRecord, SkippedNode},
+    },
 };
 use serde_json::{Map, Value};
 
@@ -48,8 +51,7 @@ pub struct InvocationRequest {
     pub input: Value,
     /// True to deliver the outcome to the caller's mailbox.
     pub durable: bool,
-    /// Stored form of the idempotency key, and the fingerprint of the request.
-    pub key: Option<([u8; 32], [u8; 32])>,
+    pub key: Option<IdempotencyKey>,
 }
 
 /// Invocation with its placement.
@@ -95,8 +97,7 @@ impl Actions {
     ) -> EngineResult<InvocationReceipt> {
         let target = request.node.as_deref().unwrap_or_default();
         let place = format!("{target}/{}", request.name);
-        let stored =
-            key.map(|key| (key.hash(&caller.agent_id.to_string(), "action.invoke", &place), key.fingerprint()));
+        let stored = key.map(|key| key.stored(&caller.agent_id.to_string(), "action.invoke", &place));
         if request.name == SPAWN || request.name == RELEASE {
             return self.invoke_reserved(caller, request, key).await;
         }
@@ -109,7 +110,7 @@ impl Actions {
         scope: WorkspaceScope,
         caller: Option<&AgentCaller>,
         request: InvokeAction,
-        key: Option<([u8; 32], [u8; 32])>,
+        key: Option<IdempotencyKey>,
     ) -> EngineResult<InvocationReceipt> {
         if let Some(before) = self.find_receipt(scope, key.as_ref()).await? {
             return Ok(before);
@@ -229,17 +230,12 @@ impl Actions {
     pub(super) async fn find_repeated_invocation(
         &self,
         scope: WorkspaceScope,
-        key: Option<([u8; 32], [u8; 32])>,
+        key: Option<IdempotencyKey>,
     ) -> EngineResult<PlacedInvocation> {
-        let (hash, fingerprint) = key.ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress))?;
+        let in_progress = || EngineError::Conflict(Conflict::IdempotencyInProgress);
         // Absent: the first request was refused, or its outcome is not known yet.
-        let replay = self
-            .core
-            .replay(scope, &hash, &fingerprint)
-            .await?
-            .ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress))?;
-        let id = replay.data["invocation_id"].as_i64().map(InvocationId::new);
-        let id = id.ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress))?;
+        let replay = self.core.replay(scope, &key.ok_or_else(in_progress)?).await?.ok_or_else(in_progress)?;
+        let id = replay.record::<InvocationRecord>().ok_or_else(in_progress)?.id();
         let row = self.core.store.invocation(scope, id).await?.ok_or(EngineError::NotFound(Missing::Invocation))?;
         Ok(PlacedInvocation {
             id,

@@ -39,7 +39,7 @@ use relay_store::{
     actions::definitions::{DefineOutcome, NewAction},
     events::Event,
 };
-use relay_wire::{events::data::ActionDefined, field::ToValue as _};
+use relay_wire::{actions::ActionBody, events::data::ActionDefined, field::ToValue as _};
 use serde_json::{Map, Value};
 
 use crate::{
@@ -54,22 +54,6 @@ use crate::{
 
 /// Bound of the action names in an agent's record.
 pub const MAX_NAMED: i64 = 1000;
-
-#[derive(Debug, Default)]
-pub struct DefineAction {
-    pub name: String,
-    pub description: Option<String>,
-    /// Name of the handling agent; exactly one of the two handlers is set.
-    pub handler_agent: Option<String>,
-    /// Name of the handling node.
-    pub handler_node: Option<String>,
-    /// JSON schema of its input.
-    pub input_schema: Option<Value>,
-    /// JSON schema of its output.
-    pub output_schema: Option<Value>,
-    /// Names of the agents that may invoke it; `None`: all.
-    pub available_to: Option<Vec<String>>,
-}
 
 /// Handle of actions and invocations.
 #[derive(Clone)]
@@ -89,7 +73,7 @@ impl Actions {
     /// # Errors
     /// When a field is invalid, an agent names another handler than itself, the handler does not exist, the node lacks
     /// the capability, or the name belongs to another handler.
-    pub async fn define(&self, caller: &Credential, request: DefineAction) -> EngineResult<(ActionRow, bool)> {
+    pub async fn define(&self, caller: &Credential, request: ActionBody) -> EngineResult<(ActionRow, bool)> {
         let scope = caller.scope();
         check_name("name", &request.name, MAX_ACTION_NAME_BYTES)?;
         if is_reserved(&request.name) {
@@ -102,7 +86,9 @@ impl Actions {
         self.schemas.check_definition(scope, "input_schema", &input_schema).await?;
         self.schemas.check_definition(scope, "output_schema", &output_schema).await?;
         let available_to = checked_names(request.available_to)?;
-        let (handler_agent, handler_node) = match (&request.handler_agent, &request.handler_node) {
+        let given = |name: Option<String>| name.filter(|name| !name.is_empty());
+        let (agent_name, node_name) = (given(request.handler_agent), given(request.handler_node));
+        let (handler_agent, handler_node) = match (&agent_name, &node_name) {
             (Some(agent), None) => (Some(self.handler_agent(caller, agent).await?), None),
             (None, Some(node)) => {
                 if let Credential::Agent(_) = caller {
@@ -115,8 +101,8 @@ impl Actions {
         let event = ActionDefined {
             name: &request.name,
             description: &description,
-            handler_agent: request.handler_agent.as_deref(),
-            handler_node: request.handler_node.as_deref(),
+            handler_agent: agent_name.as_deref(),
+            handler_node: node_name.as_deref(),
         }
         .to_value();
         let new = NewAction {

@@ -1,14 +1,17 @@
 //! Receipts of invocations: those of repeated keys, and those that the engine completes itself.
 
 use relay_domain::{InvocationId, WorkspaceScope, actions::InvocationStatus};
-use relay_store::actions::new_invocation::{Handler, Invoker, NewInvocation};
+use relay_store::{
+    IdempotencyKey, InvocationRecord,
+    actions::new_invocation::{Handler, Invoker, NewInvocation},
+};
 use serde_json::Value;
 
 use super::{
     Actions,
     call::{InvocationReceipt, InvocationRequest},
 };
-use crate::{EngineError, EngineResult, error::Missing};
+use crate::{EngineError, EngineResult, access::idempotency::Replay, error::Missing};
 
 impl Actions {
     /// Loads the receipt of an earlier request with this key. Checked first: a repeated request gets the same response
@@ -19,12 +22,12 @@ impl Actions {
     pub(crate) async fn find_receipt(
         &self,
         scope: WorkspaceScope,
-        key: Option<&([u8; 32], [u8; 32])>,
+        key: Option<&IdempotencyKey>,
     ) -> EngineResult<Option<InvocationReceipt>> {
-        let Some((hash, fingerprint)) = key else { return Ok(None) };
-        let before = self.core.replay(scope, hash, fingerprint).await?;
-        match before.and_then(|before| before.data["invocation_id"].as_i64()) {
-            Some(id) => Ok(Some(self.load_receipt(scope, InvocationId::new(id)).await?)),
+        let Some(key) = key else { return Ok(None) };
+        let before = self.core.replay(scope, key).await?;
+        match before.and_then(Replay::record::<InvocationRecord>) {
+            Some(before) => Ok(Some(self.load_receipt(scope, before.id()).await?)),
             None => Ok(None),
         }
     }

@@ -12,7 +12,7 @@ use relay_domain::{
     nodes::CapabilityKind,
 };
 use relay_store::{
-    DeleteCondition,
+    DeleteCondition, IdempotencyKey,
     actions::new_invocation::{Handler, WaitPolicy},
     nodes::fence::Fence,
 };
@@ -65,7 +65,7 @@ impl Actions {
         key: Option<&ClientKey>,
     ) -> EngineResult<InvocationReceipt> {
         let scope = caller.scope();
-        let key = key.map(|key| (key.hash(&actor_key(caller), "agent.spawn", ""), key.fingerprint()));
+        let key = key.map(|key| key.stored(&actor_key(caller), "agent.spawn", ""));
         if let Some(before) = self.find_receipt(scope, key.as_ref()).await? {
             return Ok(before);
         }
@@ -160,7 +160,7 @@ impl Actions {
     ) -> EngineResult<InvocationReceipt> {
         let scope = caller.scope();
         let operation = "agent.release";
-        let key = key.map(|key| (key.hash(&actor_key(caller), operation, &request.name), key.fingerprint()));
+        let key = key.map(|key| key.stored(&actor_key(caller), operation, &request.name));
         if let Some(before) = self.find_receipt(scope, key.as_ref()).await? {
             return Ok(before);
         }
@@ -282,7 +282,7 @@ fn spawn_call(
     handler: Handler,
     input: Map<String, Value>,
     durable: bool,
-    key: Option<([u8; 32], [u8; 32])>,
+    key: Option<IdempotencyKey>,
 ) -> InvocationRequest {
     InvocationRequest {
         action_name: SPAWN.to_owned(),
@@ -299,7 +299,7 @@ fn release_call(
     caller: &Credential,
     agent: &Agent,
     request: &ReleaseAgent,
-    key: Option<([u8; 32], [u8; 32])>,
+    key: Option<IdempotencyKey>,
 ) -> InvocationRequest {
     let input =
         ReleaseInput { name: &agent.name, reason: request.reason.as_deref(), delete_agent: request.delete_agent };

@@ -9,6 +9,7 @@ use relay_domain::{
     messages::Message,
     names::{MAX_AGENT_NAME_BYTES, check_length, check_name, is_channel_name, strip_hash},
 };
+use relay_store::IdempotencyKey;
 pub use relay_store::actions::triggers::{TriggerChange, TriggerRow};
 
 use relay_wire::{actions::trigger::TriggerInput, field::ToValue as _};
@@ -169,11 +170,11 @@ impl Actions {
             created_at: message.created_at.into(),
         }
         .to_value();
-        let key = (
-            Sha256::digest(format!("trigger {trigger_id} {}", message.id)).into(),
-            // Constant fingerprint: an edited message is still the same message.
-            [0; 32],
-        );
+        let key = IdempotencyKey {
+            hash: Sha256::digest(format!("trigger {trigger_id} {}", message.id)).into(),
+            // Constant: an edited message is still the same message.
+            fingerprint: [0; 32],
+        };
         let request =
             InvokeAction { name: trigger.action_name.clone(), node: None, input: Some(input), durable: false };
         self.invoke_defined(scope, caller.as_ref(), request, Some(key)).await.map(drop)

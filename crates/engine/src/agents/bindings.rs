@@ -14,7 +14,7 @@ use relay_tasks::spawn_isolated;
 use super::Agents;
 use crate::{
     EngineError, EngineResult,
-    access::authentication::Credential,
+    access::authentication::{AgentCaller, Credential},
     error::{Conflict, Missing},
 };
 
@@ -106,6 +106,15 @@ impl Agents {
             }));
         };
         self.announce_move(scope, vec![id, NodeId::direct(agent)]);
+        Ok(())
+    }
+
+    /// Moves the calling agent back to its own node, wherever it is bound, and frees its place there.
+    pub async fn unbind_self(&self, caller: &AgentCaller) -> EngineResult<()> {
+        let (scope, agent) = (caller.scope, caller.agent_id);
+        if let Some(node) = self.core.store.unbind_from_any_node(scope, agent).await? {
+            self.announce_move(scope, vec![node, NodeId::direct(agent)]);
+        }
         Ok(())
     }
 

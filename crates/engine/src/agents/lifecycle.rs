@@ -10,9 +10,7 @@ use relay_domain::{
     names::{self, InvalidText, MAX_METADATA_BYTES, MAX_PERSONA_BYTES, TextProblem, check_json_length, check_length},
     workspaces::plan::Quota,
 };
-use relay_store::{
-    AgentChange, DeleteCondition, NewAgent, Registration, RespawnOutcome, SpawnKey, TokenRotation, events::Event,
-};
+use relay_store::{AgentChange, DeleteCondition, NewAgent, Registration, RespawnOutcome, TokenRotation, events::Event};
 use relay_wire::{events::data::MemberChanged, field::ToValue as _};
 use serde_json::{Map, Value};
 
@@ -128,7 +126,7 @@ impl Agents {
         request: &RegisterAgent,
         key: &ClientKey,
     ) -> EngineResult<RegisteredAgent> {
-        let spawn = SpawnKey { hash: key.hash("-", "agent.spawn", &request.name), fingerprint: key.fingerprint() };
+        let spawn = key.stored("-", "agent.spawn", &request.name);
         match self.register(scope, request).await {
             Err(EngineError::Conflict(Conflict::AgentExists(_))) => {}
             Err(other) => return Err(other),

@@ -1,6 +1,5 @@
 //! Session events: reports of agents' sessions, and their effect on the agents' status.
 
-use chrono::{DateTime, Utc};
 use relay_domain::{
     SessionEventId, WorkspaceScope,
     agents::{
@@ -9,7 +8,10 @@ use relay_domain::{
     },
     names::check_json_length,
 };
-use relay_store::agents::session_events::{NewSessionEvent, SessionEventOutcome};
+use relay_store::{
+    IdempotencyKey, SessionEventRecord,
+    agents::session_events::{NewSessionEvent, SessionEventOutcome},
+};
 use serde_json::{Map, Value};
 
 use super::Agents;
@@ -67,7 +69,7 @@ impl Agents {
         check_json_length("payload", encoded_length(&payload))?;
         let status = reported_status(&request.event_type, &payload)?;
         let actor = caller.agent_id().map_or_else(|| "-".to_owned(), |id| id.to_string());
-        let key = key.map(|key| (key.hash(&actor, "session.event", &agent_id.to_string()), key.fingerprint()));
+        let key = key.map(|key| key.stored(&actor, "session.event", &agent_id.to_string()));
         let new = NewSessionEvent {
             event_id: SessionEventId::new(self.core.next_id()),
             agent_id,
@@ -87,8 +89,8 @@ impl Agents {
                 (new.event_id, sequence, new.at, false)
             }
             SessionEventOutcome::KeyUsed => {
-                let (id, sequence, at) = self.load_repeated_event(scope, new.key).await?;
-                (id, sequence, at, true)
+                let first = self.load_repeated_event(scope, new.key).await?;
+                (first.event_id, first.sequence, first.at, true)
             }
         };
         let event_type = request.event_type;
@@ -100,22 +102,12 @@ impl Agents {
     async fn load_repeated_event(
         &self,
         scope: WorkspaceScope,
-        key: Option<([u8; 32], [u8; 32])>,
-    ) -> EngineResult<(SessionEventId, i64, DateTime<Utc>)> {
-        let (hash, fingerprint) = key.ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress))?;
-        let kept = self
-            .core
-            .replay(scope, &hash, &fingerprint)
-            .await?
-            .ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress))?
-            .data;
-        let id = kept["event_id"].as_str().and_then(|id| id.parse().ok());
-        let at = kept["at"].as_i64().and_then(DateTime::from_timestamp_millis);
-        match (id, kept["sequence"].as_i64(), at) {
-            (Some(id), Some(sequence), Some(at)) => Ok((id, sequence, at)),
-            // Impossible: the hash covers the operation, so only this operation stores under it.
-            _ => Err(EngineError::Conflict(Conflict::IdempotencyKeyReused)),
-        }
+        key: Option<IdempotencyKey>,
+    ) -> EngineResult<SessionEventRecord> {
+        let in_progress = || EngineError::Conflict(Conflict::IdempotencyInProgress);
+        let replay = self.core.replay(scope, &key.ok_or_else(in_progress)?).await?.ok_or_else(in_progress)?;
+        // Of another type: impossible, because the hash covers the operation.
+        replay.record().ok_or(EngineError::Conflict(Conflict::IdempotencyKeyReused))
     }
 
     /// Lists an agent's session events that the caller may see, newest first; with `event_type` only those of that

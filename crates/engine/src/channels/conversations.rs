@@ -2,7 +2,7 @@
 
 use relay_domain::{
     AgentId, ChannelId, ConversationId, WorkspaceScope,
-    channels::{ChannelKind, MAX_LISTED_CONVERSATIONS, MAX_PARTICIPANTS, direct_names, group_channel_name},
+    channels::{ChannelKind, MAX_PARTICIPANTS, direct_names, group_channel_name},
     events::kind,
     messages::Message,
     names::{MAX_TITLE_BYTES, check_length},
@@ -10,8 +10,7 @@ use relay_domain::{
 };
 pub use relay_store::ListedConversation;
 use relay_store::{
-    ConversationRow, IdempotentResponse, JoinOutcome, MemberKey, MessagePage, NewConversation, OpenOutcome,
-    events::Event,
+    ConversationRow, IdempotencyKey, JoinOutcome, MemberKey, MessagePage, NewConversation, OpenOutcome, events::Event,
 };
 use relay_wire::{
     channels::conversation::{Group, Participant, StoredGroup},
@@ -121,9 +120,9 @@ impl Channels {
         }
     }
 
-    /// Lists the caller's conversations, most recently active first.
-    pub async fn conversations(&self, caller: &AgentCaller) -> EngineResult<Vec<ListedConversation>> {
-        Ok(self.core.store.conversations(caller.scope, caller.agent_id, MAX_LISTED_CONVERSATIONS).await?)
+    /// Lists at most `limit` of the caller's conversations, most recently active first.
+    pub async fn conversations(&self, caller: &AgentCaller, limit: i64) -> EngineResult<Vec<ListedConversation>> {
+        Ok(self.core.store.conversations(caller.scope, caller.agent_id, limit).await?)
     }
 
     /// Lists the messages of a conversation that the caller takes part in, newest first.
@@ -151,8 +150,8 @@ impl Channels {
     ) -> EngineResult<CreatedGroup> {
         let scope = caller.scope;
         check_length("name", request.title.as_deref().unwrap_or_default(), MAX_TITLE_BYTES)?;
-        let key_hash = key.map(|key| key.hash(&caller.agent_id.to_string(), "dm.group", "-"));
-        if let Some(replay) = self.replayed_group(scope, key, key_hash).await? {
+        let key = key.map(|key| key.stored(&caller.agent_id.to_string(), "dm.group", "-"));
+        if let Some(replay) = self.replayed_group(scope, key).await? {
             return Ok(replay);
         }
         let members = self.group_members(caller, &request.participants).await?;
@@ -181,19 +180,14 @@ impl Channels {
             title: request.title.as_deref(),
             created_by: caller.agent_id,
             members: &ids,
-            key: key.zip(key_hash).map(|(key, key_hash)| IdempotentResponse {
-                key_hash,
-                fingerprint: key.fingerprint(),
-                response: &data,
-            }),
+            key: key.map(|key| (key, &data)),
         };
         match self.core.store.open_conversation(scope, &new).await? {
             OpenOutcome::Open(_) => Ok(CreatedGroup::Created(StoredGroup(data))),
             // A request with the same key committed first.
-            OpenOutcome::KeyUsed => self
-                .replayed_group(scope, key, key_hash)
-                .await?
-                .ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress)),
+            OpenOutcome::KeyUsed => {
+                self.replayed_group(scope, key).await?.ok_or(EngineError::Conflict(Conflict::IdempotencyInProgress))
+            }
         }
     }
 
@@ -281,13 +275,10 @@ impl Channels {
     async fn replayed_group(
         &self,
         scope: WorkspaceScope,
-        key: Option<&ClientKey>,
-        key_hash: Option<[u8; 32]>,
+        key: Option<IdempotencyKey>,
     ) -> EngineResult<Option<CreatedGroup>> {
-        let Some((key, hash)) = key.zip(key_hash) else {
-            return Ok(None);
-        };
-        Ok(self.core.replay(scope, &hash, &key.fingerprint()).await?.map(CreatedGroup::Replayed))
+        let Some(key) = key else { return Ok(None) };
+        Ok(self.core.replay(scope, &key).await?.map(CreatedGroup::Replayed))
     }
 }
 

@@ -17,7 +17,7 @@ pub struct Inbox {
     pub channels: Vec<UnreadChannel>,
     /// Conversations with unread messages, newest first.
     pub conversations: Vec<UnreadChannel>,
-    /// Unread messages in channels that mention the agent, newest first.
+    /// Unread messages that mention the agent, in channels and conversations, newest first.
     pub mentions: Vec<Mention>,
     /// Reactions of others to the agent's messages, newest first.
     pub reactions: Vec<ReceivedReaction>,
@@ -28,13 +28,9 @@ impl Mailboxes {
     pub async fn inbox(&self, caller: &AgentCaller, limit: i64) -> EngineResult<Inbox> {
         let (scope, agent) = (caller.scope, caller.agent_id);
         let places = self.core.store.unread_channels(scope, agent).await?;
-        let channels: Vec<(i64, i64)> = places
-            .iter()
-            .filter(|place| place.conversation_id.is_none())
-            .map(|place| (place.channel_id, place.read_id))
-            .collect();
+        let pointers: Vec<(i64, i64)> = places.iter().map(|place| (place.channel_id, place.read_id)).collect();
         let shown = MAX_SHOWN.min(limit);
-        let mentions = self.core.store.unread_mentions(scope, (agent, &caller.name), &channels, shown).await?;
+        let mentions = self.core.store.unread_mentions(scope, (agent, &caller.name), &pointers, shown).await?;
         let reactions = self.core.store.received_reactions(scope, agent, shown).await?;
         let unread = places.into_iter().filter(|place| place.unread_count > 0);
         let (mut channels, mut conversations): (Vec<_>, Vec<_>) =

@@ -8,7 +8,9 @@ use relay_domain::{
     mailboxes::delivery::{DeliveryState, Settlement, derive_state},
 };
 use relay_store::mailboxes::attempts::AttemptRow;
-pub use relay_store::mailboxes::insight::{TracedDelivery, WorkspaceMetrics};
+use relay_store::mailboxes::insight::TracedDelivery;
+pub use relay_store::mailboxes::insight::WorkspaceMetrics;
+use relay_wire::mailboxes::insight::{DeliveryTrace, MessageTrace, TraceStep};
 
 use super::Mailboxes;
 use crate::{EngineError, EngineResult, access::authentication::Credential, error::Missing};
@@ -18,38 +20,9 @@ const MAX_TRACED_DELIVERIES: i64 = 1000;
 /// Bound of the attempts per delivery: the newest.
 const MAX_ATTEMPTS: i64 = 10;
 
-#[derive(Debug)]
-pub struct MessageTrace {
-    pub message_id: MessageId,
-    pub accepted_at: DateTime<Utc>,
-    pub deliveries: Vec<DeliveryTrace>,
-}
-
-#[derive(Debug)]
-pub struct DeliveryTrace {
-    pub row: TracedDelivery,
-    pub state: DeliveryState,
-    /// In chronological order.
-    pub steps: Vec<TraceStep>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TraceStep {
-    /// accepted, sent, attempted, acked, failed, deferred or dead_lettered.
-    pub step: &'static str,
-    /// `None` where the engine keeps no time.
-    pub at: Option<DateTime<Utc>>,
-    pub reason: Option<String>,
-    /// HTTP status of an attempt; `None` without a response.
-    pub status: Option<i16>,
-    /// Duration of an attempt.
-    pub latency_ms: Option<i32>,
-}
-
-impl TraceStep {
-    const fn new(step: &'static str, at: Option<DateTime<Utc>>, reason: Option<String>) -> Self {
-        Self { step, at, reason, status: None, latency_ms: None }
-    }
+/// Returns a step that is no attempt.
+fn step(step: &'static str, at: Option<DateTime<Utc>>, reason: Option<String>) -> TraceStep {
+    TraceStep { step, at: at.map(Into::into), reason, status: None, latency_ms: None }
 }
 
 impl Mailboxes {
@@ -85,43 +58,51 @@ impl Mailboxes {
             .zip(places)
             .map(|(row, place)| trace_delivery(row, attempts_by_delivery.remove(&place).unwrap_or_default()))
             .collect();
-        Ok(MessageTrace { message_id: id, accepted_at: message.created_at, deliveries })
+        Ok(MessageTrace { message_id: id.to_string(), accepted_at: message.created_at.into(), deliveries })
     }
 }
 
 fn trace_delivery(row: TracedDelivery, attempts: Vec<AttemptRow>) -> DeliveryTrace {
     let state = derive_state(row.seq, row.sent_seq, row.ack_floor, row.settlement);
-    let mut steps = vec![TraceStep::new("accepted", Some(row.created_at), Some(row.reason.as_str().to_owned()))];
+    let mut steps = vec![step("accepted", Some(row.created_at), Some(row.reason.as_str().to_owned()))];
     // A delivery that an endpoint accepted has no separate "sent" step.
     let was_accepted = attempts.iter().any(|one| one.error.is_none());
     if row.seq <= row.sent_seq.max(row.ack_floor) && !was_accepted {
-        steps.push(TraceStep::new("sent", None, None));
+        steps.push(step("sent", None, None));
     }
     let mut timed: Vec<TraceStep> = attempts
         .into_iter()
         .map(|one| TraceStep {
             status: one.status,
             latency_ms: Some(one.latency_ms),
-            ..TraceStep::new("attempted", Some(one.attempted_at), one.error)
+            ..step("attempted", Some(one.attempted_at), one.error)
         })
         .collect();
     if let Some(settlement) = row.settlement {
-        let step = match settlement {
+        let name = match settlement {
             Settlement::Acked => "acked",
             Settlement::Failed => "failed",
             Settlement::Deferred => "deferred",
             Settlement::DeadLettered => "dead_lettered",
         };
         let reason = row.settlement_reason.clone().or_else(|| row.error.clone());
-        timed.push(TraceStep::new(step, row.settlement_at, reason));
+        timed.push(step(name, row.settlement_at, reason));
     }
     timed.sort_by_key(|step| step.at);
     steps.append(&mut timed);
     // The floor may pass a row that failed before; a REST ack and a dead letter stay as they are.
     if state == DeliveryState::Acked && row.settlement != Some(Settlement::Acked) {
-        steps.push(TraceStep::new("acked", row.floor_acked_at, None));
+        steps.push(step("acked", row.floor_acked_at, None));
     }
-    DeliveryTrace { row, state, steps }
+    DeliveryTrace {
+        agent_id: row.agent_id.to_string(),
+        agent_name: row.agent_name,
+        seq: row.seq,
+        node_id: row.node_id.to_string(),
+        status: state.as_str(),
+        expires_at: row.expires_at.into(),
+        steps,
+    }
 }
 
 #[cfg(test)]
@@ -139,7 +120,7 @@ mod tests {
         ack_floor: i64,
         settlement: Option<Settlement>,
         attempts: Vec<AttemptRow>,
-    ) -> (DeliveryState, Vec<TraceStep>) {
+    ) -> (&'static str, Vec<TraceStep>) {
         let row = TracedDelivery {
             agent_id: AgentId::new(1),
             agent_name: "bob".into(),
@@ -159,7 +140,7 @@ mod tests {
             settlement_at: settlement.map(|_| at(1)),
         };
         let trace_delivery = trace_delivery(row, attempts);
-        (trace_delivery.state, trace_delivery.steps)
+        (trace_delivery.status, trace_delivery.steps)
     }
 
     fn names(steps: &[TraceStep]) -> Vec<&'static str> {
@@ -183,7 +164,7 @@ mod tests {
         let reset = attempt(0, None, Some("connection reset"));
         let (_, found) = steps(4, 4, Some(Settlement::Deferred), vec![reset.clone()]);
         assert_eq!(names(&found), ["accepted", "attempted", "deferred"]);
-        assert_eq!((found[1].at, found[1].status, found[1].latency_ms), (Some(at(0)), None, Some(12)));
+        assert_eq!((found[1].at.map(|at| at.0), found[1].status, found[1].latency_ms), (Some(at(0)), None, Some(12)));
         assert_eq!(found[1].reason.as_deref(), Some("connection reset"));
         // It was deferred after the first attempt.
         let taken = attempt(2, Some(200), None);
@@ -207,7 +188,7 @@ mod tests {
             (4, 4, Some(Settlement::DeadLettered), (S::DeadLettered, vec!["accepted", "dead_lettered"])),
         ] {
             let (state, found) = steps(sent, acked, exception, Vec::new());
-            assert_eq!((state, names(&found)), expected);
+            assert_eq!((state, names(&found)), (expected.0.as_str(), expected.1));
         }
     }
 }

@@ -47,7 +47,7 @@ impl Messages {
         {
             // The key hash covers the conversation, so the same key posts the message once.
             let draft = Draft { text: text.to_owned(), ..Draft::default() };
-            let posted = self.post(caller, Target::Conversation(id.to_string()), draft, key.cloned()).await;
+            let posted = self.post(caller, Target::Conversation(id.to_owned()), draft, key.cloned()).await;
             // Without a key, a repeated request would create another group.
             posted.map_err(|error| if key.is_none() { error.after_commit() } else { error })?;
         }

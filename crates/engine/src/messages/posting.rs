@@ -24,9 +24,10 @@ use relay_domain::{
     },
 };
 use relay_store::{
+    IdempotencyKey,
     channels::audience::{Audience, AudienceKey, Member},
     events::Event,
-    messages::commit::{NewKey, NewRecipient, NewSend},
+    messages::commit::{NewRecipient, NewSend},
 };
 use relay_wire::{
     events::data::DeliveryRefused, field::ToValue as _, messages::payload, nodes::deliver_frame::FRAME_LIMIT,
@@ -142,14 +143,14 @@ impl Target {
     }
 
     /// Returns the stored form of an idempotency key: specific to one sender, operation and target.
-    fn key_hash(&self, sender: &Sender, key: &ClientKey) -> [u8; 32] {
+    fn stored_key(&self, sender: &Sender, key: &ClientKey) -> IdempotencyKey {
         let (operation, about) = match self {
             Self::Channel(name) => ("channel.post", name.clone()),
             Self::Conversation(id) => ("conversation.post", id.clone()),
             Self::Agent(_) => ("dm.post", String::new()),
             Self::Thread(id) => ("thread.post", id.to_string()),
         };
-        key.hash(&sender.agent_id.to_string(), operation, &about)
+        key.stored(&sender.agent_id.to_string(), operation, &about)
     }
 }
 
@@ -222,7 +223,7 @@ impl Messages {
                     let to = direct_recipient(&audience, sender);
                     return Ok(PostedMessage { message: *message, replayed: true, to });
                 }
-                CommitReply::Replayed { response } => return self.replay_post(sender, &response).await,
+                CommitReply::Replayed { response } => return self.replay_post(sender, response).await,
                 CommitReply::KeyReused => return Err(EngineError::Conflict(Conflict::IdempotencyKeyReused)),
                 // A deleted recipient changes the audience too, so a second resolution leaves it out.
                 CommitReply::Stale => self.audiences.forget(sender.scope, audience.channel_id),
@@ -330,10 +331,7 @@ impl Messages {
         attachments: &Value,
     ) -> EngineResult<(NewSend, Vec<Arc<str>>)> {
         let draft = &request.draft;
-        let key = request.key.as_ref().map(|key| NewKey {
-            hash: request.target.key_hash(sender, key).to_vec(),
-            fingerprint: key.fingerprint().to_vec(),
-        });
+        let key = request.key.as_ref().map(|key| request.target.stored_key(sender, key));
         let mentioned = extract_mentions(&draft.text);
         let message = Message {
             // The committer assigns the id and the time; the widest id stands in for the size check.
@@ -411,8 +409,8 @@ fn direct_recipient(audience: &Audience, sender: &Sender) -> Option<String> {
     })
 }
 
-/// Selects the recipients: all members but the sender. Members that muted the channel receive only top-level messages
-/// that mention them.
+/// Selects the recipients: all members but the sender. Members that muted the channel receive only messages that
+/// mention them, in threads too.
 fn recipients(
     audience: &Audience,
     sender: &Sender,
@@ -424,6 +422,7 @@ fn recipients(
     others
         .filter_map(|member| {
             let (reason, mode) = match (message.thread_id, audience.channel_kind) {
+                (Some(_), _) if member.muted && named(member) => (Reason::Mention, Mode::Wait),
                 (Some(_), _) if member.muted => return None,
                 (Some(_), _) => (Reason::ThreadReply, Mode::Wait),
                 (None, ChannelKind::Channel) if named(member) => (Reason::Mention, mode),

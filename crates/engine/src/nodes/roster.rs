@@ -21,7 +21,10 @@ use relay_store::{
     subscriptions::definitions::EncryptedSecret,
 };
 pub use relay_store::{NodeFilter, NodeListPosition};
-use relay_wire::field::ToValue as _;
+use relay_wire::{
+    field::ToValue as _,
+    nodes::{CapabilityInput, ChangeNodeBody, EnrolNodeBody},
+};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -34,39 +37,6 @@ use crate::{
     error::{BadCredential, Conflict, InvalidInput, Limit, Missing},
 };
 
-/// Request to enrol a node. Missing fields keep their stored values.
-#[derive(Debug, Default)]
-pub struct EnrolNode {
-    /// Chosen by the caller.
-    pub node_id: Option<String>,
-    /// A leading `#` is dropped.
-    pub name: String,
-    /// Identifies a node that keeps no id.
-    pub machine_id: Option<String>,
-    /// Kind word, legacy ones included.
-    pub kind: Option<String>,
-    /// `direct` or `broker`.
-    pub role: Option<String>,
-    /// Transport of its deliveries.
-    pub delivery_adapter: Option<String>,
-    /// Call settings of an http_push node: an object.
-    pub delivery: Option<Value>,
-    pub capabilities: Option<Vec<Capability>>,
-    /// 0 for unlimited.
-    pub max_agents: Option<i64>,
-    pub tags: Option<Vec<String>>,
-    pub version: Option<String>,
-}
-
-/// Capability as clients write it.
-#[derive(Debug)]
-pub struct Capability {
-    pub name: String,
-    /// `action`, `capacity` or a legacy word.
-    pub kind: Option<String>,
-    pub metadata: Option<Value>,
-}
-
 /// Token of a node that enrols.
 #[derive(Debug)]
 pub enum NodeTokenRequest {
@@ -74,21 +44,6 @@ pub enum NodeTokenRequest {
     Rotate,
     /// The node keeps this token, which must be its own.
     Keep(String),
-}
-
-/// Change of a node. `None` leaves a field as it is.
-#[derive(Debug, Default)]
-pub struct NodeChange {
-    /// A leading `#` is dropped.
-    pub name: Option<String>,
-    pub machine_id: Option<String>,
-    /// Call settings of an http_push node: an object. Missing keys keep their values.
-    pub delivery: Option<Value>,
-    pub capabilities: Option<Vec<Capability>>,
-    /// 0 for unlimited.
-    pub max_agents: Option<i64>,
-    pub tags: Option<Vec<String>>,
-    pub version: Option<String>,
 }
 
 /// Node with its token, which is shown to the presenter of the old one, or once.
@@ -118,7 +73,7 @@ impl Nodes {
     pub async fn enrol(
         &self,
         scope: WorkspaceScope,
-        request: EnrolNode,
+        request: EnrolNodeBody,
         token: NodeTokenRequest,
     ) -> EngineResult<EnrolledNode> {
         let name = check_broker_name(&request.name)?;
@@ -174,7 +129,7 @@ impl Nodes {
         &self,
         scope: WorkspaceScope,
         name_or_id: &str,
-        change: NodeChange,
+        change: ChangeNodeBody,
     ) -> EngineResult<RosterNode> {
         let Node { node_id: id, name, .. } = self.core.stored_node(scope, name_or_id).await?;
         let stored = self.core.store.node_with_secrets(scope, Some(&id), &name).await?;
@@ -379,7 +334,7 @@ fn checked_node_id(id: String) -> EngineResult<NodeId> {
 }
 
 /// Determines the requested kind of node, and its role if one follows.
-fn requested_kind(request: &EnrolNode, stored: Option<&Node>) -> EngineResult<(NodeKind, Option<NodeRole>)> {
+fn requested_kind(request: &EnrolNodeBody, stored: Option<&Node>) -> EngineResult<(NodeKind, Option<NodeRole>)> {
     let wanted = match request.kind.as_deref() {
         None => None,
         Some(word) => Some(
@@ -445,16 +400,19 @@ struct StoredCapability<'a> {
     metadata: Option<Value>,
 }
 
-fn checked_capabilities(capabilities: Vec<Capability>) -> EngineResult<Value> {
+fn checked_capabilities(capabilities: Vec<CapabilityInput>) -> EngineResult<Value> {
     if capabilities.len() > MAX_CAPABILITIES {
         return Err(EngineError::invalid_request(format!("at most {MAX_CAPABILITIES} capabilities")));
     }
     let mut stored = Vec::with_capacity(capabilities.len());
     for capability in capabilities {
-        check_name("capabilities", &capability.name, MAX_AGENT_NAME_BYTES)?;
-        let kind = CapabilityKind::classify(&capability.name, capability.kind.as_deref()).as_str();
-        let metadata = capability.metadata.filter(Value::is_object);
-        stored.push(StoredCapability { name: &capability.name, kind, metadata }.to_value());
+        let (name, kind, metadata) = match capability {
+            CapabilityInput::Name(name) => (name, None, None),
+            CapabilityInput::Object { name, kind, metadata } => (name, kind, metadata),
+        };
+        check_name("capabilities", &name, MAX_AGENT_NAME_BYTES)?;
+        let kind = CapabilityKind::classify(&name, kind.as_deref()).as_str();
+        stored.push(StoredCapability { name: &name, kind, metadata: metadata.filter(Value::is_object) }.to_value());
     }
     let stored = Value::Array(stored);
     check_json_length("capabilities", encoded_length(&stored))?;

@@ -128,13 +128,11 @@ impl Workspaces {
         };
         let owner_id = owner.map(|(scope, _)| scope.workspace_id());
         let response = StoredCreation { workspace_id, key_salt: &fresh.text, key_id }.to_value();
-        let kept = key.map(|key| {
-            let key_hash = key.hash("-", "workspace.create", "-");
-            (CreationKey { owner: owner_id, key_hash, fingerprint: key.fingerprint() }, &response)
-        });
+        let stored = key.map(|key| key.stored("-", "workspace.create", "-"));
+        let kept = stored.map(|key| (CreationKey { owner: owner_id, key }, &response));
         match (self.core.store.create_workspace(&new, kept).await?, key) {
             (WorkspaceCreation::Replayed { fingerprint, response }, Some(key)) => {
-                if fingerprint != key.fingerprint() {
+                if stored.is_some_and(|stored| fingerprint != stored.fingerprint) {
                     return Err(EngineError::Conflict(Conflict::CreationKeyReused));
                 }
                 self.replay_creation(&response, key).await

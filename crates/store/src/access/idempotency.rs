@@ -1,9 +1,61 @@
-//! Responses stored under idempotency keys for 24 hours.
+//! Idempotency keys: claimed in the transaction of an operation, with the record from which a repeated request is answered
+//! for 24 hours. The batch commit claims those of its sends itself ([`crate::messages::commit`]).
 
-use relay_domain::WorkspaceScope;
+use chrono::{DateTime, Utc};
+use relay_domain::{AgentId, InvocationId, MessageId, SessionEventId, WorkspaceId, WorkspaceScope};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sqlx::{PgConnection, types::Json};
 
 use crate::{Store, StoreError, StoreResult};
+
+/// Retention of an idempotency key; published clients rely on 24 hours.
+pub(crate) const IDEMPOTENCY_RETENTION_HOURS: i32 = 24;
+
+/// Stored form of an idempotency key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IdempotencyKey {
+    /// SHA-256 over actor, operation, target and key.
+    pub hash: [u8; 32],
+    /// SHA-256 of the request body.
+    pub fingerprint: [u8; 32],
+}
+
+/// Record of a post.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PostRecord {
+    pub message_id: MessageId,
+}
+
+/// Record of an invocation.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct InvocationRecord {
+    /// As a number, unlike the ids of other records.
+    pub invocation_id: i64,
+}
+
+impl InvocationRecord {
+    /// Returns the id of the invocation.
+    #[must_use]
+    pub const fn id(&self) -> InvocationId {
+        InvocationId::new(self.invocation_id)
+    }
+}
+
+/// Record of a session event.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SessionEventRecord {
+    pub event_id: SessionEventId,
+    pub sequence: i64,
+    #[serde(with = "chrono::serde::ts_milliseconds")]
+    pub at: DateTime<Utc>,
+}
+
+/// Record of a spawn, without its response: that contains a token, so a repeated request is answered with a new one.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SpawnRecord {
+    pub agent_id: AgentId,
+}
 
 /// Response stored under a key.
 #[derive(Debug, Clone, sqlx::FromRow)]
@@ -12,6 +64,33 @@ pub struct StoredResponse {
     pub fingerprint: Vec<u8>,
     pub status: i16,
     pub response: Value,
+}
+
+/// Claims a key for an operation, with its record. Returns false when the key is in use; an expired one is overwritten. A
+/// transaction that claims the same key waits here for the other to end.
+pub(crate) async fn claim_key(
+    tx: &mut PgConnection,
+    workspace: WorkspaceId,
+    key: &IdempotencyKey,
+    record: &(impl Serialize + Sync),
+) -> StoreResult<bool> {
+    let claimed = sqlx::query(
+        "INSERT INTO idempotency_keys AS k (workspace_id, key_hash, fingerprint, status, response, created_at)
+         VALUES ($1, $2, $3, 201, $4, relay_now())
+         ON CONFLICT (workspace_id, key_hash) DO UPDATE
+            SET fingerprint = excluded.fingerprint, status = excluded.status, response = excluded.response,
+                created_at = excluded.created_at
+          WHERE k.created_at < relay_now() - make_interval(hours => $5)",
+    )
+    .bind(workspace)
+    .bind(&key.hash[..])
+    .bind(&key.fingerprint[..])
+    .bind(Json(record))
+    .bind(IDEMPOTENCY_RETENTION_HOURS)
+    .execute(tx)
+    .await
+    .map_err(StoreError::from_sqlx("claiming an idempotency key"))?;
+    Ok(claimed.rows_affected() == 1)
 }
 
 impl Store {
@@ -24,10 +103,11 @@ impl Store {
     ) -> StoreResult<Option<StoredResponse>> {
         sqlx::query_as(
             "SELECT fingerprint, status, response FROM idempotency_keys
-             WHERE workspace_id = $1 AND key_hash = $2 AND created_at > relay_now() - interval '24 hours'",
+             WHERE workspace_id = $1 AND key_hash = $2 AND created_at > relay_now() - make_interval(hours => $3)",
         )
         .bind(scope.workspace_id())
         .bind(&key_hash[..])
+        .bind(IDEMPOTENCY_RETENTION_HOURS)
         .fetch_optional(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("looking up an idempotency key"))

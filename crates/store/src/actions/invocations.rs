@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, InvocationId, NodeId, ProviderName, WorkspaceScope, actions::InvocationStatus};
 use serde_json::Value;
-use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
+use sqlx::{FromRow, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -12,8 +12,9 @@ use crate::{
 };
 
 /// Stored invocation.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, FromRow)]
 pub struct InvocationRow {
+    #[sqlx(rename = "workspace_id")]
     pub scope: WorkspaceScope,
     pub invocation_id: InvocationId,
     pub action_name: String,
@@ -46,6 +47,7 @@ pub struct InvocationRow {
     /// Agent that the invocation started.
     pub agent_id: Option<AgentId>,
     /// Decisions of the latest attempts, oldest first.
+    #[sqlx(json)]
     pub placements: Vec<PlacementRecord>,
     pub created_at: DateTime<Utc>,
     pub completed_at: Option<DateTime<Utc>>,
@@ -62,36 +64,6 @@ pub(crate) const COLUMNS: &str = "i.workspace_id, i.invocation_id, i.action_name
 /// Decodes rows with the columns of [`COLUMNS`].
 pub(crate) fn decode_invocations(rows: &[PgRow]) -> StoreResult<Vec<InvocationRow>> {
     decode_rows(TABLE, rows)
-}
-
-impl FromRow<'_, PgRow> for InvocationRow {
-    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
-        Ok(Self {
-            scope: WorkspaceScope::from_engine_row(row.try_get("workspace_id")?),
-            invocation_id: row.try_get("invocation_id")?,
-            action_name: row.try_get("action_name")?,
-            capability: row.try_get("capability")?,
-            handler_agent_id: row.try_get("handler_agent_id")?,
-            target_node_id: row.try_get("target_node_id")?,
-            caller_id: row.try_get("caller_id")?,
-            caller_name: row.try_get("caller_name")?,
-            input: row.try_get("input")?,
-            output: row.try_get("output")?,
-            error: row.try_get("error")?,
-            duration_ms: row.try_get("duration_ms")?,
-            status: row.try_get("status")?,
-            attempt: row.try_get("attempt")?,
-            node_id: row.try_get("node_id")?,
-            provider: row.try_get("provider")?,
-            dispatched_at: row.try_get("dispatched_at")?,
-            accepted_at: row.try_get("accepted_at")?,
-            durable: row.try_get("durable")?,
-            agent_id: row.try_get("agent_id")?,
-            placements: row.try_get::<Json<_>, _>("placements")?.0,
-            created_at: row.try_get("created_at")?,
-            completed_at: row.try_get("completed_at")?,
-        })
-    }
 }
 
 impl Store {

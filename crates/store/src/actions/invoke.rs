@@ -9,11 +9,11 @@ use relay_domain::{
     events::kind,
 };
 use relay_wire::{events::recorded_data::ActionInvoked, field::ToValue as _};
-use serde_json::json;
 use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
+    access::idempotency::{IdempotencyKey, InvocationRecord, claim_key},
     actions::{
         candidates::{Candidates, PlacementQuery, lock_placement, try_lock_placement},
         invocations::{COLUMNS, InvocationRow, decode_invocations},
@@ -22,7 +22,6 @@ use crate::{
         placement_records::PlacementRecord,
     },
     events::{self, Event, RecordedEvents},
-    messages::commit::IDEMPOTENCY_RETENTION_HOURS,
 };
 
 /// Provider that an invocation was sent to.
@@ -123,8 +122,8 @@ async fn create_invocations(
         if matches!(outcome, InvokeOutcome::Created(..)) {
             open.count(one);
             events.push((one.scope, invoked_event(one)));
-        } else if let (false, Some((hash, _))) = (used, &one.key) {
-            refused_keys.push((one.scope, *hash));
+        } else if let (false, Some(key)) = (used, one.key) {
+            refused_keys.push((one.scope, key.hash));
         }
         outcomes.push(outcome);
     }
@@ -338,33 +337,14 @@ fn invoked_event(one: &NewInvocation) -> Event {
 
 /// Claims the idempotency keys of these invocations. Returns for each whether its key was used before.
 pub(crate) async fn claim_keys(tx: &mut PgConnection, new: &[&NewInvocation]) -> StoreResult<Vec<bool>> {
-    let mut keyed: Vec<(usize, WorkspaceId, [u8; 32], [u8; 32])> = Vec::new();
-    for (nth, one) in new.iter().enumerate() {
-        if let Some((hash, fingerprint)) = one.key {
-            keyed.push((nth, one.scope.workspace_id(), hash, fingerprint));
-        }
-    }
+    let mut keyed: Vec<(usize, WorkspaceId, IdempotencyKey)> =
+        new.iter().enumerate().filter_map(|(nth, one)| Some((nth, one.scope.workspace_id(), one.key?))).collect();
     // One order for all transactions: concurrent batches with the same keys wait instead of deadlocking.
-    keyed.sort_unstable_by_key(|(_, workspace, hash, _)| (*workspace, *hash));
+    keyed.sort_unstable_by_key(|(_, workspace, key)| (*workspace, key.hash));
     let mut used = vec![false; new.len()];
-    for (nth, workspace, hash, fingerprint) in keyed {
-        let claimed = sqlx::query(
-            "INSERT INTO idempotency_keys AS k (workspace_id, key_hash, fingerprint, status, response, created_at)
-             VALUES ($1, $2, $3, 201, $4, relay_now())
-             ON CONFLICT (workspace_id, key_hash) DO UPDATE
-                SET fingerprint = excluded.fingerprint, status = excluded.status, response = excluded.response,
-                    created_at = excluded.created_at
-              WHERE k.created_at < relay_now() - make_interval(hours => $5)",
-        )
-        .bind(workspace)
-        .bind(&hash[..])
-        .bind(&fingerprint[..])
-        .bind(json!({ "invocation_id": new[nth].id.get() }))
-        .bind(IDEMPOTENCY_RETENTION_HOURS)
-        .execute(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx("claiming the idempotency key of an invocation"))?;
-        used[nth] = claimed.rows_affected() == 0;
+    for (nth, workspace, key) in keyed {
+        let record = InvocationRecord { invocation_id: new[nth].id.get() };
+        used[nth] = !claim_key(tx, workspace, &key, &record).await?;
     }
     Ok(used)
 }

@@ -7,7 +7,7 @@ use relay_domain::{
     AgentId, InvocationId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
     actions::{self, InvocationStatus},
 };
-use serde_json::json;
+use relay_wire::field::ToValue as _;
 use sqlx::PgConnection;
 
 use crate::{
@@ -87,7 +87,7 @@ impl InvocationColumns {
         self.due_at.push(one.at + first_check);
         self.unreachable_since.push(row.chosen.is_none().then_some(one.at));
         self.durable.push(one.durable);
-        self.placements.push(json!(row.record.as_slice()).to_string());
+        self.placements.push(row.record.as_slice().to_value().to_string());
         self.created_at.push(one.at);
     }
 

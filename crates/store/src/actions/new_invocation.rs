@@ -4,6 +4,8 @@ use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, InvocationId, NodeId, ProviderName, WorkspaceScope};
 use serde_json::Value;
 
+use crate::access::idempotency::IdempotencyKey;
+
 /// Handler of an invocation.
 #[derive(Debug, Clone)]
 pub enum Handler {
@@ -55,8 +57,7 @@ pub struct NewInvocation {
     pub input: Value,
     /// `true` if the outcome is delivered to the caller's mailbox.
     pub durable: bool,
-    /// Hash of the idempotency key, and fingerprint of the request.
-    pub key: Option<([u8; 32], [u8; 32])>,
+    pub key: Option<IdempotencyKey>,
     /// Random number that breaks ties in the placement.
     pub entropy: u64,
     pub at: DateTime<Utc>,

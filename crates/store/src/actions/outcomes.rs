@@ -11,10 +11,11 @@ use relay_domain::{
     events::kind,
 };
 use relay_wire::{
+    actions::ScalarOutput,
     events::recorded_data::{ActionDenied, ActionEnded},
     field::ToValue as _,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 use sqlx::{PgConnection, Row as _, postgres::PgRow};
 
 use crate::{
@@ -285,7 +286,7 @@ pub fn output_object(output: Option<&Value>) -> Option<Value> {
     match output {
         None | Some(Value::Null) => None,
         Some(object @ Value::Object(_)) => Some(object.clone()),
-        Some(other) => Some(json!({ "value": other })),
+        Some(value) => Some(ScalarOutput { value }.to_value()),
     }
 }
 
@@ -364,6 +365,8 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

@@ -160,6 +160,26 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Moves an agent from the node that it is bound to back to its own. Returns the node; `None`: it is not bound.
+    pub async fn unbind_from_any_node(&self, scope: WorkspaceScope, agent: AgentId) -> StoreResult<Option<NodeId>> {
+        sqlx::query_scalar(
+            "UPDATE agents a SET node_id = 'node_direct_' || a.agent_id, provider = NULL, binding_id = NULL,
+                    bound_at = NULL, rebound_at = NULL, session_ref = NULL, resumable = NULL, priority = 0
+               FROM (SELECT node_id FROM agents
+                      WHERE workspace_id = $1 AND agent_id = $2 AND binding_id IS NOT NULL AND deleted_at IS NULL
+                        FOR UPDATE) AS bound
+              WHERE a.workspace_id = $1 AND a.agent_id = $2
+          RETURNING bound.node_id",
+        )
+        .bind(scope.workspace_id())
+        .bind(agent)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("unbinding an agent from its node"))
+    }
+}
+
 async fn count_located(tx: &mut PgConnection, scope: WorkspaceScope, node: &NodeId) -> StoreResult<i64> {
     sqlx::query_scalar("SELECT count(*) FROM agents WHERE workspace_id = $1 AND node_id = $2 AND deleted_at IS NULL")
         .bind(scope.workspace_id())

@@ -3,24 +3,17 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, WorkspaceScope, access::token::TokenHash, agents::AgentStatus};
-use serde_json::json;
-use sqlx::{FromRow, PgConnection};
+use sqlx::{FromRow, PgConnection, types::Json};
 
 use crate::{
     Store, StoreError, StoreResult,
-    access::rotation::end_former_token,
+    access::{
+        idempotency::{IdempotencyKey, SpawnRecord},
+        rotation::end_former_token,
+    },
     decode::decode_row,
     events::{self, RecordedEvents, status_event},
 };
-
-/// Hashed idempotency key of a spawn.
-#[derive(Debug, Clone, Copy)]
-pub struct SpawnKey {
-    /// SHA-256 over operation, name and key.
-    pub hash: [u8; 32],
-    /// SHA-256 over the request body.
-    pub fingerprint: [u8; 32],
-}
 
 /// Outcome of spawning an agent whose name exists. Only [`Self::Adopted`] changes anything.
 #[derive(Debug)]
@@ -59,7 +52,7 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         name: &str,
-        key: &SpawnKey,
+        key: &IdempotencyKey,
         token: TokenHash,
         at: DateTime<Utc>,
     ) -> StoreResult<RespawnOutcome> {
@@ -120,7 +113,7 @@ impl Store {
     pub async fn record_spawn_key(
         &self,
         scope: WorkspaceScope,
-        key: &SpawnKey,
+        key: &IdempotencyKey,
         agent: AgentId,
         at: DateTime<Utc>,
     ) -> StoreResult<()> {
@@ -160,11 +153,11 @@ async fn replace_token(
     .map_err(StoreError::from_sqlx("replacing an agent's token"))
 }
 
-/// Stores a spawn's key, without the answer: it contains a token, so a replay is answered with a new one.
+/// Stores a spawn's key.
 async fn insert_spawn_key(
     connection: &mut PgConnection,
     scope: WorkspaceScope,
-    key: &SpawnKey,
+    key: &IdempotencyKey,
     agent: AgentId,
     at: DateTime<Utc>,
 ) -> StoreResult<()> {
@@ -180,7 +173,7 @@ async fn insert_spawn_key(
     .bind(scope.workspace_id())
     .bind(&key.hash[..])
     .bind(&key.fingerprint[..])
-    .bind(json!({ "agent_id": agent.to_string() }))
+    .bind(Json(SpawnRecord { agent_id: agent }))
     .bind(at)
     .execute(connection)
     .await

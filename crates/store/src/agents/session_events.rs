@@ -11,15 +11,15 @@ use relay_domain::{
     observers::ObserverFilters,
 };
 use relay_wire::{events::recorded_data::SessionReported, field::ToValue as _};
-use serde_json::{Value, json};
-use sqlx::{FromRow, PgConnection, Row as _, postgres::PgRow};
+use serde_json::Value;
+use sqlx::{FromRow, Row as _, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
+    access::idempotency::{IdempotencyKey, SessionEventRecord, claim_key},
     agents::presence,
     decode::decode_rows,
     events::{self, Event, RecordedEvents},
-    messages::commit::IDEMPOTENCY_RETENTION_HOURS,
     observers::filters,
 };
 
@@ -51,8 +51,7 @@ pub struct NewSessionEvent<'a> {
     /// Status that the event sets.
     pub status: Option<AgentStatus>,
     pub at: DateTime<Utc>,
-    /// Hash of the idempotency key, and fingerprint of the request.
-    pub key: Option<([u8; 32], [u8; 32])>,
+    pub key: Option<IdempotencyKey>,
 }
 
 /// Outcome of [`Store::record_session_event`].
@@ -99,8 +98,9 @@ impl Store {
             .fetch_one(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
-        if let Some((hash, fingerprint)) = &new.key
-            && !insert_key(&mut tx, scope, hash, fingerprint, &response_body(new, sequence)).await?
+        let record = SessionEventRecord { event_id: new.event_id, sequence, at: new.at };
+        if let Some(key) = &new.key
+            && !claim_key(&mut tx, scope.workspace_id(), key, &record).await?
         {
             // Dropping the transaction rolls back, so the sequence number is free again.
             return Ok(SessionEventOutcome::KeyUsed);
@@ -165,11 +165,6 @@ impl Store {
     }
 }
 
-/// Creates the stored response, from which a repeated request is answered.
-fn response_body(new: &NewSessionEvent<'_>, sequence: i64) -> Value {
-    json!({ "event_id": new.event_id, "sequence": sequence, "at": new.at.timestamp_millis() })
-}
-
 /// Creates the event for observers: a status event if the status changed, else the report itself.
 fn observer_event(new: &NewSessionEvent<'_>, sequence: i64, status_changed: bool) -> Event {
     match new.status {
@@ -192,34 +187,4 @@ fn observer_event(new: &NewSessionEvent<'_>, sequence: i64, status_changed: bool
             Event::new(format!("{}{}", kind::HARNESS_PREFIX, new.event_type), data.to_value()).by_agent(new.agent_id)
         }
     }
-}
-
-/// Stores the response under its key; an expired row of the key is replaced. Returns `false` when the key is in use.
-async fn insert_key(
-    tx: &mut PgConnection,
-    scope: WorkspaceScope,
-    hash: &[u8; 32],
-    fingerprint: &[u8; 32],
-    response: &Value,
-) -> StoreResult<bool> {
-    let doing = "storing the idempotency key of a session event";
-    // A transaction that inserts the same key waits here for the other to end, so one of them finds the key in use.
-    let stored = sqlx::query(
-        "INSERT INTO idempotency_keys AS k (workspace_id, key_hash, fingerprint, status, response, created_at)
-         VALUES ($1, $2, $3, 201, $4, relay_now())
-         ON CONFLICT (workspace_id, key_hash) DO UPDATE
-            SET fingerprint = excluded.fingerprint, status = excluded.status, response = excluded.response,
-                created_at = excluded.created_at
-          WHERE k.created_at < relay_now() - make_interval(hours => $5)
-         RETURNING 1",
-    )
-    .bind(scope.workspace_id())
-    .bind(&hash[..])
-    .bind(&fingerprint[..])
-    .bind(response)
-    .bind(IDEMPOTENCY_RETENTION_HOURS)
-    .fetch_optional(tx)
-    .await
-    .map_err(StoreError::from_sqlx(doing))?;
-    Ok(stored.is_some_and(|row| !row.is_empty()))
 }

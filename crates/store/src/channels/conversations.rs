@@ -13,6 +13,7 @@ use sqlx::{FromRow, PgTransaction, Row, postgres::PgRow};
 
 use crate::{
     Store, StoreError, StoreResult,
+    access::idempotency::{IdempotencyKey, claim_key},
     codes::CHANNEL,
     decode::{decode_row, decode_rows},
     messages::read_state::ACKED_IN_CHANNELS,
@@ -99,18 +100,7 @@ pub struct NewConversation<'a> {
     /// All participants, `created_by` included.
     pub members: &'a [AgentId],
     /// Idempotency key of the request, with the response to store.
-    pub key: Option<IdempotentResponse<'a>>,
-}
-
-/// A response to store under an idempotency key.
-#[derive(Debug, Clone)]
-pub struct IdempotentResponse<'a> {
-    /// SHA-256 over actor, operation, target and key.
-    pub key_hash: [u8; 32],
-    /// SHA-256 of the request body.
-    pub fingerprint: [u8; 32],
-    /// `data` of the response.
-    pub response: &'a Value,
+    pub key: Option<(IdempotencyKey, &'a Value)>,
 }
 
 /// Outcome of opening a conversation.
@@ -194,8 +184,8 @@ impl Store {
         let workspace = scope.workspace_id();
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         // First, because a concurrent request with the same key waits here and then sees the stored response.
-        if let Some(key) = &new.key
-            && !insert_response(&mut tx, scope, key).await?
+        if let Some((key, response)) = &new.key
+            && !claim_key(&mut tx, workspace, key, response).await?
         {
             return Ok(OpenOutcome::KeyUsed);
         }
@@ -310,28 +300,4 @@ async fn add_members(
         .map_err(StoreError::from_sqlx(doing))?;
     }
     Ok(added > 0)
-}
-
-/// Stores a response under its idempotency key and overwrites an expired one. Returns false when the key is in use.
-async fn insert_response(
-    tx: &mut PgTransaction<'_>,
-    scope: WorkspaceScope,
-    key: &IdempotentResponse<'_>,
-) -> StoreResult<bool> {
-    let kept = sqlx::query(
-        "INSERT INTO idempotency_keys AS k (workspace_id, key_hash, fingerprint, status, response, created_at)
-         VALUES ($1, $2, $3, 201, $4, relay_now())
-         ON CONFLICT (workspace_id, key_hash) DO UPDATE
-            SET fingerprint = excluded.fingerprint, status = excluded.status, response = excluded.response,
-                created_at = excluded.created_at
-          WHERE k.created_at < relay_now() - interval '24 hours'",
-    )
-    .bind(scope.workspace_id())
-    .bind(&key.key_hash[..])
-    .bind(&key.fingerprint[..])
-    .bind(key.response)
-    .execute(&mut **tx)
-    .await
-    .map_err(StoreError::from_sqlx("storing a response under its idempotency key"))?;
-    Ok(kept.rows_affected() == 1)
 }

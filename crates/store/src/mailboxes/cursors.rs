@@ -5,7 +5,7 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq};
-use sqlx::{FromRow, Row, postgres::PgRow};
+use sqlx::FromRow;
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -20,10 +20,12 @@ use crate::{
 };
 
 /// Head and cursor of one mailbox, with its agent's location.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, FromRow)]
 pub struct MailboxPosition {
+    #[sqlx(rename = "workspace_id")]
     pub scope: WorkspaceScope,
     pub agent_id: AgentId,
+    #[sqlx(rename = "name")]
     pub agent_name: String,
     pub node_id: NodeId,
     /// `None` if the agent is unassigned: any provider of the node may serve it.
@@ -36,22 +38,6 @@ pub struct MailboxPosition {
     pub ack_floor: Seq,
     /// Every seq up to this one is settled, by whatever means.
     pub settled_floor: Seq,
-}
-
-impl FromRow<'_, PgRow> for MailboxPosition {
-    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
-        Ok(Self {
-            scope: WorkspaceScope::from_engine_row(row.try_get("workspace_id")?),
-            agent_id: row.try_get("agent_id")?,
-            agent_name: row.try_get("name")?,
-            node_id: row.try_get("node_id")?,
-            provider: row.try_get("provider")?,
-            next_seq: row.try_get("next_seq")?,
-            sent_seq: row.try_get("sent_seq")?,
-            ack_floor: row.try_get("ack_floor")?,
-            settled_floor: row.try_get("settled_floor")?,
-        })
-    }
 }
 
 /// Location of one agent.

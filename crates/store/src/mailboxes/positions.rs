@@ -1,31 +1,20 @@
 //! Positions of mailboxes as readers of a workspace list them.
 
 use relay_domain::{AgentId, WorkspaceScope};
-use sqlx::{FromRow, Row as _, postgres::PgRow};
+use sqlx::FromRow;
 
 use crate::{Store, StoreError, StoreResult};
 
 /// Position of one agent's mailbox.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, FromRow)]
 pub struct MailboxRow {
     pub agent_id: AgentId,
+    #[sqlx(rename = "name")]
     pub agent_name: String,
     /// Seq of the newest delivery; 0 if there is none.
     pub last_seq: i64,
     pub ack_floor: i64,
     pub settled_floor: i64,
-}
-
-impl FromRow<'_, PgRow> for MailboxRow {
-    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
-        Ok(Self {
-            agent_id: AgentId::new(row.try_get("agent_id")?),
-            agent_name: row.try_get("name")?,
-            last_seq: row.try_get("last_seq")?,
-            ack_floor: row.try_get("ack_floor")?,
-            settled_floor: row.try_get("settled_floor")?,
-        })
-    }
 }
 
 impl Store {

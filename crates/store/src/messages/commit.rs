@@ -26,6 +26,7 @@ use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
+    access::idempotency::{IDEMPOTENCY_RETENTION_HOURS, IdempotencyKey, PostRecord},
     events::{self, Event, EventBody, RecordedEvents},
     messages::{
         commit_facts::{BatchFacts, open_batch},
@@ -33,9 +34,6 @@ use crate::{
     },
     statement_timeout::StatementTimeout as _,
 };
-
-/// Retention of an idempotency key; published clients rely on 24 hours.
-pub const IDEMPOTENCY_RETENTION_HOURS: i32 = 24;
 
 /// Timeout of everything before the COMMIT, waits for locks (2 s each) included. Each process has one batch
 /// transaction at a time, so a connection that hangs without an error must not block all later sends.
@@ -47,15 +45,6 @@ pub struct NewRecipient {
     pub agent_id: AgentId,
     pub mode: Mode,
     pub reason: Reason,
-}
-
-/// Idempotency key of a request. A retry with the same key gets the first response.
-#[derive(Debug, Clone)]
-pub struct NewKey {
-    /// SHA-256 over actor, operation, target and key.
-    pub hash: Vec<u8>,
-    /// SHA-256 over the request.
-    pub fingerprint: Vec<u8>,
 }
 
 /// One request of a batch, with the facts that it was resolved with. The transaction checks them again.
@@ -73,7 +62,7 @@ pub struct NewSend {
     /// The sender is an internal agent, which is deleted from its creation on: its liveness is not checked.
     pub hidden_sender: bool,
     /// Present when the caller sent an idempotency key.
-    pub key: Option<NewKey>,
+    pub key: Option<IdempotencyKey>,
     /// Lifetime of its deliveries in milliseconds; `None`: the workspace's delivery TTL.
     pub ttl_ms: Option<i64>,
     /// W3C trace context of the request; spans of later processing become its children.
@@ -265,7 +254,7 @@ fn delivery_event(send: &NewSend, recipient: &NewRecipient, row: &Option<Written
 
 /// Claims the idempotency keys of the open requests, and sets the outcome of requests whose key is in use.
 async fn claim_keys(tx: &mut PgConnection, sends: &[NewSend], outcomes: &mut [Option<SendOutcome>]) -> StoreResult<()> {
-    let mut keyed: Vec<(WorkspaceId, &NewKey, usize)> = sends
+    let mut keyed: Vec<(WorkspaceId, &IdempotencyKey, usize)> = sends
         .iter()
         .enumerate()
         .filter(|(index, _)| outcomes[*index].is_none())
@@ -280,7 +269,7 @@ async fn claim_keys(tx: &mut PgConnection, sends: &[NewSend], outcomes: &mut [Op
     let hashes: Vec<&[u8]> = keyed.iter().map(|k| k.1.hash.as_slice()).collect();
     let fingerprints: Vec<&[u8]> = keyed.iter().map(|k| k.1.fingerprint.as_slice()).collect();
     let responses: Vec<String> =
-        keyed.iter().map(|k| format!(r#"{{"message_id":"{}"}}"#, sends[k.2].message.id)).collect();
+        keyed.iter().map(|k| PostRecord { message_id: sends[k.2].message.id }.to_value().to_string()).collect();
     // An expired key that pruning has not removed yet is overwritten.
     let claimed: Vec<(WorkspaceId, Vec<u8>)> = sqlx::query_as(
         "INSERT INTO idempotency_keys AS k (workspace_id, key_hash, fingerprint, status, response, created_at)

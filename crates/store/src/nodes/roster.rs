@@ -8,6 +8,7 @@ use relay_domain::{
     agents::AgentStatus,
     nodes::{Liveness, NODE_TTL, Node, NodeKind, NodeProvider, NodeRole},
 };
+use serde::Serialize;
 use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
 
 use crate::{
@@ -18,6 +19,12 @@ use crate::{
     nodes::{capabilities, fence::ProviderKey, presence},
     subscriptions::definitions::EncryptedSecret,
 };
+
+/// Entry of a list of capabilities, which is searched by name.
+#[derive(Clone, Serialize)]
+struct CapabilityName<'a> {
+    name: &'a str,
+}
 
 struct NodeRow(Node);
 
@@ -163,7 +170,7 @@ impl Store {
             query.push(" AND n.name = ").push_bind(name);
         }
         if let Some(capability) = &filter.capability {
-            let wanted = serde_json::json!([{ "name": capability }]);
+            let wanted = Json([CapabilityName { name: capability }]);
             query.push(" AND (n.capabilities @> ").push_bind(wanted.clone());
             query.push(
                 " OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = n.workspace_id

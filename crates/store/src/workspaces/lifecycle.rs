@@ -15,6 +15,7 @@ use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
+    access::idempotency::{IdempotencyKey, claim_key},
     decode::decode_row,
     events::{self, Event, RecordedEvents},
     observers::tokens,
@@ -86,10 +87,7 @@ impl WorkspaceChange<'_> {
 pub struct CreationKey {
     /// Workspace of the creator; `None` without authentication.
     pub owner: Option<WorkspaceId>,
-    /// SHA-256 of actor, operation and key.
-    pub key_hash: [u8; 32],
-    /// SHA-256 of the request body.
-    pub fingerprint: [u8; 32],
+    pub key: IdempotencyKey,
 }
 
 /// Outcome of a creation.
@@ -122,7 +120,7 @@ impl Store {
         let doing = "creating a workspace";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         if let Some((key, response)) = key
-            && let Some(replayed) = store_creation_key(&mut tx, &key, response, new.created_at).await?
+            && let Some(replayed) = store_creation_key(&mut tx, &key, response).await?
         {
             return Ok(replayed);
         }
@@ -298,36 +296,19 @@ async fn disable_endpoints(tx: &mut PgConnection, scope: WorkspaceScope, at: Dat
 /// hours. A concurrent request with the same key waits for the end of this transaction.
 async fn store_creation_key(
     tx: &mut PgConnection,
-    key: &CreationKey,
+    CreationKey { owner, key }: &CreationKey,
     response: &Value,
-    created_at: DateTime<Utc>,
 ) -> StoreResult<Option<WorkspaceCreation>> {
-    let doing = "storing the idempotency key of a workspace";
-    let stored = sqlx::query(
-        "INSERT INTO idempotency_keys (workspace_id, key_hash, fingerprint, status, response, created_at)
-         VALUES ($1, $2, $3, 201, $4, $5)
-         ON CONFLICT (workspace_id, key_hash) DO UPDATE
-            SET fingerprint = EXCLUDED.fingerprint, response = EXCLUDED.response,
-                created_at = EXCLUDED.created_at
-            WHERE idempotency_keys.created_at < EXCLUDED.created_at - interval '24 hours'",
-    )
-    .bind(key.owner.unwrap_or(ANONYMOUS_OWNER))
-    .bind(&key.key_hash[..])
-    .bind(&key.fingerprint[..])
-    .bind(response)
-    .bind(created_at)
-    .execute(&mut *tx)
-    .await
-    .map_err(StoreError::from_sqlx(doing))?;
-    if stored.rows_affected() > 0 {
+    let owner = owner.unwrap_or(ANONYMOUS_OWNER);
+    if claim_key(tx, owner, key, response).await? {
         return Ok(None);
     }
     let (fingerprint, response) =
         sqlx::query_as("SELECT fingerprint, response FROM idempotency_keys WHERE workspace_id = $1 AND key_hash = $2")
-            .bind(key.owner.unwrap_or(ANONYMOUS_OWNER))
-            .bind(&key.key_hash[..])
+            .bind(owner)
+            .bind(&key.hash[..])
             .fetch_one(tx)
             .await
-            .map_err(StoreError::from_sqlx(doing))?;
+            .map_err(StoreError::from_sqlx("reading the idempotency key of a workspace"))?;
     Ok(Some(WorkspaceCreation::Replayed { fingerprint, response }))
 }

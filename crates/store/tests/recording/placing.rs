@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, InvocationId, WorkspaceId, WorkspaceScope, actions::InvocationStatus};
-use relay_store::actions::{
-    invoke::InvokeOutcome,
-    new_invocation::{Handler, Invoker, NewInvocation},
+use relay_store::{
+    IdempotencyKey,
+    actions::{
+        invoke::InvokeOutcome,
+        new_invocation::{Handler, Invoker, NewInvocation},
+    },
 };
 use relay_testkit::wait;
 use serde_json::json;
@@ -24,7 +27,7 @@ fn invocation(workspace: i64, id: i64, key: Option<u8>, at: DateTime<Utc>) -> Ne
         caller: Invoker { agent_id: None, name: "workspace".to_owned() },
         input: json!({}),
         durable: false,
-        key: key.map(|byte| ([byte; 32], [0; 32])),
+        key: key.map(|byte| IdempotencyKey { hash: [byte; 32], fingerprint: [0; 32] }),
         entropy: 0,
         at,
     }

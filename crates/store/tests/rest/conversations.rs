@@ -3,9 +3,7 @@ use relay_domain::{
     channels::{ChannelKind, direct_names},
     observers::ObserverFilters,
 };
-use relay_store::{
-    IdempotentResponse, JoinOutcome, MemberKey, MessagePage, NewConversation, OpenOutcome, events::Event,
-};
+use relay_store::{IdempotencyKey, JoinOutcome, MemberKey, MessagePage, NewConversation, OpenOutcome, events::Event};
 use serde_json::json;
 
 use crate::fixture::{Database, WORKSPACE};
@@ -79,7 +77,7 @@ async fn a_group_is_made_once_under_its_key_and_listed_with_what_is_unread() {
         title: Some("us"),
         created_by: ada,
         members: &[ada, AgentId::new(2)],
-        key: Some(IdempotentResponse { key_hash: [1; 32], fingerprint: [2; 32], response: &answer }),
+        key: Some((IdempotencyKey { hash: [1; 32], fingerprint: [2; 32] }, &answer)),
     };
     assert!(matches!(db.store.open_conversation(scope, &new).await.unwrap(), OpenOutcome::Open(_)));
     assert!(matches!(db.store.open_conversation(scope, &new).await.unwrap(), OpenOutcome::KeyUsed));

@@ -138,8 +138,9 @@ pub struct Invocation {
     /// Input of the invocation.
     #[schema(value_type = Object)]
     pub input: Value,
-    /// Output of the invocation. Values that are not objects are wrapped as `{"value": …}`.
-    #[schema(value_type = Option<Object>)]
+    /// Output of the invocation, as the handler sent it. Rust clients receive a value that is no object as
+    /// `{"value": …}`.
+    #[schema(value_type = Option<Value>)]
     pub output: Option<Value>,
     /// pending, dispatched, invoked, completed or failed.
     #[schema(example = "completed")]
@@ -204,4 +205,11 @@ pub struct CompleteBody {
     /// Duration in milliseconds.
     #[serde(default)]
     pub duration_ms: Option<f64>,
+}
+
+/// Output that is not an object, as callers receive it: typed clients accept objects only.
+#[derive(Debug, Serialize)]
+pub struct ScalarOutput<'a> {
+    /// The output.
+    pub value: &'a Value,
 }

@@ -198,6 +198,14 @@ pub struct PendingDelivery {
     pub created_at: Timestamp,
 }
 
+/// Body of `POST /v1/agents/disconnect`.
+#[derive(Debug, Deserialize, ToSchema)]
+pub struct DisconnectBody {
+    /// Whether the agent also leaves the node that it is bound to, which frees its place there.
+    #[serde(default)]
+    pub deregister: Option<bool>,
+}
+
 /// Body of `PATCH /v1/agents/:name`.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct UpdateAgentBody {

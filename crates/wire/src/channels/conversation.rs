@@ -33,6 +33,15 @@ pub struct AddParticipantBody {
     pub agent_name: String,
 }
 
+/// Query of `GET /v1/dm/conversations`.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct ConversationsQuery {
+    /// Maximum number of conversations: 1 to 100. Without it 500 are listed.
+    #[serde(default)]
+    pub limit: Option<String>,
+}
+
 /// Query of `GET /v1/dm/conversations/all`.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]

@@ -46,10 +46,12 @@ pub(crate) async fn page(
     let access = engine.observers().authorize(&token).await?;
     rate_limits::charge_request(&parts, &state, access.scope, access.rate_limit_subject()).await?;
     let (since, limit) = (query.since.unwrap_or(0), query.limit.unwrap_or(DEFAULT_PAGE));
-    if since < 0 || limit < 1 {
-        return Err(ApiError::invalid_request("since must not be negative, and limit must be positive"));
+    if since < 0 || !(1..=MAX_EVENTS_PAGE).contains(&limit) {
+        return Err(ApiError::invalid_request(format!(
+            "since must not be negative, and limit must be from 1 to {MAX_EVENTS_PAGE}"
+        )));
     }
-    let page = engine.events().page(access.scope, &access.view, since, limit.min(MAX_EVENTS_PAGE)).await?;
+    let page = engine.events().page(access.scope, &access.view, since, limit).await?;
     Ok(Reply::ok(EventsPage {
         events: page.events.iter().filter_map(to_logged_event).collect(),
         latest_seq: page.latest_seq,

@@ -1,7 +1,7 @@
 //! Replay of posts that were repeated under the idempotency key of the first request.
 
-use relay_domain::{MessageId, channels::ChannelKind};
-use relay_store::channels::audience::AudienceKey;
+use relay_domain::channels::ChannelKind;
+use relay_store::{PostRecord, channels::audience::AudienceKey};
 use serde_json::Value;
 
 use super::{AudienceSource, PostedMessage, Sender, Target, direct_recipient};
@@ -17,19 +17,17 @@ impl Messages {
         key: Option<&ClientKey>,
     ) -> EngineResult<Option<PostedMessage>> {
         let Some(key) = key else { return Ok(None) };
-        let hash = target.key_hash(sender, key);
-        match self.core.replay(sender.scope, &hash, &key.fingerprint()).await? {
-            Some(before) => Ok(Some(self.replay_post(sender, &before.data).await?)),
+        match self.core.replay(sender.scope, &target.stored_key(sender, key)).await? {
+            Some(before) => Ok(Some(self.replay_post(sender, before.data).await?)),
             None => Ok(None),
         }
     }
 
     /// Returns the response of the first request with this key.
-    pub(super) async fn replay_post(&self, sender: &Sender, response: &Value) -> EngineResult<PostedMessage> {
-        let id = response["message_id"].as_str().and_then(|id| id.parse::<MessageId>().ok());
-        let message = match id {
-            Some(id) => self.core.store.message(sender.scope, id).await?,
-            None => None,
+    pub(super) async fn replay_post(&self, sender: &Sender, response: Value) -> EngineResult<PostedMessage> {
+        let message = match serde_json::from_value::<PostRecord>(response) {
+            Ok(record) => self.core.store.message(sender.scope, record.message_id).await?,
+            Err(_) => None,
         };
         let message = message.ok_or(EngineError::NotFound(Missing::Message))?.message;
         // The stored response holds the id only, so the recipient's name is derived again.

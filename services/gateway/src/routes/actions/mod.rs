@@ -9,8 +9,7 @@ use relay_domain::InvocationId;
 use relay_engine::{
     Engine, EngineError,
     actions::{
-        ActionRow, CompletionRequest, DefineAction, InvocationReceipt, InvocationRow, InvokeAction, PlacementRecord,
-        output_object,
+        ActionRow, CompletionRequest, InvocationReceipt, InvocationRow, InvokeAction, PlacementRecord, output_object,
     },
     error::Missing,
 };
@@ -41,16 +40,7 @@ pub async fn define(
     client: OriginClient,
     Body(body): Body<wire::ActionBody>,
 ) -> Result<Reply<wire::Action>, ApiError> {
-    let request = DefineAction {
-        name: body.name,
-        description: body.description,
-        handler_agent: body.handler_agent.filter(|name| !name.is_empty()),
-        handler_node: body.handler_node.filter(|name| !name.is_empty()),
-        input_schema: body.input_schema,
-        output_schema: body.output_schema,
-        available_to: body.available_to,
-    };
-    let (row, new) = engine.actions().define(&caller, request).await?;
+    let (row, new) = engine.actions().define(&caller, body).await?;
     Ok(Reply::with_status(if new { StatusCode::CREATED } else { StatusCode::OK }, to_action(row, client)))
 }
 
@@ -158,10 +148,11 @@ pub async fn invocation(
     Caller(caller): Caller,
     Path((name, id)): Path<(String, String)>,
     Query(query): Query<wire::InvocationQuery>,
+    client: OriginClient,
 ) -> Result<Reply<wire::Invocation>, ApiError> {
     let row = engine.actions().invocation(caller.scope(), &name, parse_invocation_id(&id)?).await?;
     let explain = query.explain.as_deref().is_some_and(|word| matches!(word, "true" | "1"));
-    Ok(Reply::ok(to_invocation(row, explain)))
+    Ok(Reply::ok(to_invocation(row, explain, client)))
 }
 
 /// Completes an invocation.
@@ -178,6 +169,7 @@ pub async fn complete(
     State(engine): State<Engine>,
     Caller(caller): Caller,
     Path((name, id)): Path<(String, String)>,
+    client: OriginClient,
     Body(body): Body<wire::CompleteBody>,
 ) -> Result<Reply<wire::Invocation>, ApiError> {
     // Some clients send fractions.
@@ -185,7 +177,7 @@ pub async fn complete(
     let duration_ms = body.duration_ms.map(|ms| ms.round() as i64);
     let complete = CompletionRequest { output: body.output, error: body.error, duration_ms };
     let row = engine.actions().complete(&caller, &name, parse_invocation_id(&id)?, complete).await?;
-    Ok(Reply::ok(to_invocation(row, false)))
+    Ok(Reply::ok(to_invocation(row, false, client)))
 }
 
 fn parse_invocation_id(text: &str) -> Result<InvocationId, ApiError> {
@@ -229,7 +221,7 @@ pub(crate) fn to_invocation_ack(ack: InvocationReceipt) -> wire::InvocationAck {
     }
 }
 
-fn to_invocation(row: InvocationRow, explain: bool) -> wire::Invocation {
+fn to_invocation(row: InvocationRow, explain: bool, client: OriginClient) -> wire::Invocation {
     let placements = explain.then(|| row.placements.into_iter().map(to_placement_report).collect());
     wire::Invocation {
         invocation_id: row.invocation_id,
@@ -237,7 +229,7 @@ fn to_invocation(row: InvocationRow, explain: bool) -> wire::Invocation {
         caller_id: row.caller_id.map_or_else(|| "workspace".to_owned(), |id| id.to_string()),
         caller_name: row.caller_name,
         input: row.input,
-        output: output_object(row.output.as_ref()),
+        output: if client.takes_output_as_object() { output_object(row.output.as_ref()) } else { row.output },
         status: row.status.as_str().to_owned(),
         error: row.error,
         duration_ms: row.duration_ms,

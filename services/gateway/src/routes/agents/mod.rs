@@ -90,6 +90,8 @@ pub async fn list(
 ) -> Result<Reply<Vec<wire::Agent>>, ApiError> {
     let status = match query.status.as_deref() {
         None | Some("" | "all") => None,
+        // Words of other engines for agents that this one does not keep.
+        Some("released" | "unknown") => return Ok(Reply::ok(Vec::new())),
         Some(word) => Some(parse_status(word)?),
     };
     let agents = engine.agents().list(&caller, status).await?;
@@ -220,15 +222,22 @@ pub async fn heartbeat(State(engine): State<Engine>, Agent(caller): Agent) -> Re
     Ok(acknowledged())
 }
 
-/// Reports that the calling agent goes offline.
+/// Reports that the calling agent goes offline, and with `deregister` leaves the node that it is bound to.
 #[utoipa::path(
     post, path = "/v1/agents/disconnect", tag = "agents",
-    security(("agent_token" = [])),
+    security(("agent_token" = [])), request_body = wire::DisconnectBody,
     responses((status = 200, body = ())),
 )]
 #[tracing::instrument(level = "debug", name = "http.agents.disconnect", skip_all)]
-pub async fn disconnect(State(engine): State<Engine>, Agent(caller): Agent) -> Result<Reply<()>, ApiError> {
+pub async fn disconnect(
+    State(engine): State<Engine>,
+    Agent(caller): Agent,
+    Body(body): Body<wire::DisconnectBody>,
+) -> Result<Reply<()>, ApiError> {
     engine.agents().mark_offline(&caller).await?;
+    if body.deregister == Some(true) {
+        engine.agents().unbind_self(&caller).await?;
+    }
     Ok(acknowledged())
 }
 

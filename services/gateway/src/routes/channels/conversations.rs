@@ -1,7 +1,7 @@
 //! Direct-message conversations: listing, reading, groups and participants. `messages::posting` posts to them.
 
 use axum::{Json, extract::State, http::StatusCode};
-use relay_domain::channels::{ChannelKind, client_channel_id};
+use relay_domain::channels::{ChannelKind, MAX_CONVERSATION_LIMIT, MAX_LISTED_CONVERSATIONS, client_channel_id};
 use relay_engine::{
     Engine,
     channels::{
@@ -28,17 +28,22 @@ use crate::{
 /// Lists the caller's conversations, most recently active first.
 #[utoipa::path(
     get, path = "/v1/dm/conversations", tag = "direct messages",
-    security(("agent_token" = [])),
+    security(("agent_token" = [])), params(wire::ConversationsQuery),
     responses((status = 200, body = Vec<wire::Conversation>)),
 )]
 #[tracing::instrument(level = "debug", name = "http.dms.conversations", skip_all)]
 pub async fn conversations(
     State(engine): State<Engine>,
     Agent(caller): Agent,
+    Query(query): Query<wire::ConversationsQuery>,
     client: OriginClient,
 ) -> Result<Reply<Vec<wire::Conversation>>, ApiError> {
     let names_only = client.takes_conversations_as_names();
-    let listed = engine.channels().conversations(&caller).await?;
+    let limit = match query.limit.as_deref() {
+        None => MAX_LISTED_CONVERSATIONS,
+        given => page::parse_strict_limit(given, MAX_CONVERSATION_LIMIT)?,
+    };
+    let listed = engine.channels().conversations(&caller, limit).await?;
     Ok(Reply::ok(listed.into_iter().map(|row| to_conversation(row, names_only)).collect()))
 }
 

@@ -1,7 +1,7 @@
 //! Delivery metrics and traces of a workspace, for its tenant.
 
 use axum::{extract::State, http::header::CONTENT_TYPE, response::IntoResponse};
-use relay_engine::{Engine, mailboxes::insight::DeliveryTrace};
+use relay_engine::Engine;
 use relay_wire::mailboxes::insight as wire;
 
 use crate::{
@@ -67,29 +67,5 @@ pub async fn trace(
     Reader(caller): Reader<{ reads::ACTIVITY }>,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::MessageTrace>, ApiError> {
-    let trace = engine.mailboxes().message_trace(&caller, &id).await?;
-    Ok(Reply::ok(wire::MessageTrace {
-        message_id: trace.message_id.to_string(),
-        accepted_at: trace.accepted_at.into(),
-        deliveries: trace.deliveries.into_iter().map(to_delivery_trace).collect(),
-    }))
-}
-
-fn to_delivery_trace(trace: DeliveryTrace) -> wire::DeliveryTrace {
-    let step = |step: relay_engine::mailboxes::insight::TraceStep| wire::TraceStep {
-        step: step.step,
-        at: step.at.map(Into::into),
-        reason: step.reason,
-        status: step.status,
-        latency_ms: step.latency_ms,
-    };
-    wire::DeliveryTrace {
-        agent_id: trace.row.agent_id.to_string(),
-        agent_name: trace.row.agent_name,
-        seq: trace.row.seq,
-        node_id: trace.row.node_id.to_string(),
-        status: trace.state.as_str(),
-        expires_at: trace.row.expires_at.into(),
-        steps: trace.steps.into_iter().map(step).collect(),
-    }
+    Ok(Reply::ok(engine.mailboxes().message_trace(&caller, &id).await?))
 }

@@ -8,7 +8,7 @@ use relay_domain::{
 use relay_engine::{
     Engine,
     agents::bindings::{self, BindAgent},
-    nodes::roster::{Capability, EnrolNode, NodeChange, NodeFilter, NodeListPosition, NodeTokenRequest},
+    nodes::roster::{NodeFilter, NodeListPosition, NodeTokenRequest},
 };
 use relay_wire::nodes as wire;
 
@@ -50,20 +50,7 @@ pub async fn enrol(
         Some(false) => NodeTokenRequest::Keep(presented_node_token(&headers)?),
         Some(true) | None => NodeTokenRequest::Rotate,
     };
-    let request = EnrolNode {
-        node_id: body.node_id,
-        name: body.name,
-        machine_id: body.machine_id,
-        kind: body.kind,
-        role: body.role,
-        delivery_adapter: body.delivery_adapter,
-        delivery: body.delivery,
-        capabilities: body.capabilities.map(|input| input.into_iter().map(to_capability).collect()),
-        max_agents: body.max_agents,
-        tags: body.tags,
-        version: body.version,
-    };
-    let enrolled = engine.nodes().enrol(caller.scope, request, token).await?;
+    let enrolled = engine.nodes().enrol(caller.scope, body, token).await?;
     Ok(Reply::created(wire::EnrolledNode { node: to_node(enrolled.node), token: enrolled.token }))
 }
 
@@ -153,16 +140,7 @@ pub async fn change(
     Path(name): Path<String>,
     Body(body): Body<wire::ChangeNodeBody>,
 ) -> Result<Reply<wire::Node>, ApiError> {
-    let change = NodeChange {
-        name: body.name,
-        machine_id: body.machine_id,
-        delivery: body.delivery,
-        capabilities: body.capabilities.map(|input| input.into_iter().map(to_capability).collect()),
-        max_agents: body.max_agents,
-        tags: body.tags,
-        version: body.version,
-    };
-    Ok(Reply::ok(to_node(engine.nodes().change(caller.scope, &name, change).await?)))
+    Ok(Reply::ok(to_node(engine.nodes().change(caller.scope, &name, body).await?)))
 }
 
 /// Deletes a node.
@@ -276,13 +254,6 @@ pub async fn mint_direct_token(
 ) -> Result<Reply<wire::NodeToken>, ApiError> {
     let minted = engine.nodes().mint_direct_token(&caller).await?;
     Ok(Reply::ok(wire::NodeToken { node_id: minted.node_id.to_string(), node_name: minted.name, token: minted.token }))
-}
-
-fn to_capability(input: wire::CapabilityInput) -> Capability {
-    match input {
-        wire::CapabilityInput::Name(name) => Capability { name, kind: None, metadata: None },
-        wire::CapabilityInput::Object { name, kind, metadata } => Capability { name, kind, metadata },
-    }
 }
 
 /// Converts a node to the form that REST and the registration reply use.
