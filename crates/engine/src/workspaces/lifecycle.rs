@@ -21,7 +21,7 @@ use crate::{
     EngineError, EngineResult,
     access::{idempotency::ClientKey, secrets::Secrets},
     agents::lifecycle::{encoded_length, too_long},
-    error::{Conflict, InvalidInput, Missing},
+    error::{Conflict, Fault, InvalidInput, Missing},
 };
 
 /// Bounds of the lifetime of a workspace with an expiry.
@@ -113,7 +113,9 @@ impl Workspaces {
         let fresh = self.tokens.fresh(TokenKind::Workspace)?;
         let key_id = self.secrets.current_key_id();
         let api_key = match key {
-            Some(key) => derive_key(&self.secrets, key_id, &fresh.text, key).unwrap_or_else(|| fresh.text.clone()),
+            // The key that signs is always known.
+            Some(key) => derive_key(&self.secrets, key_id, &fresh.text, key)
+                .ok_or(EngineError::Internal(Fault::NoRandomness))?,
             None => fresh.text.clone(),
         };
         let new = NewWorkspace {
