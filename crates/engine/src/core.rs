@@ -5,8 +5,9 @@ use std::sync::{Arc, OnceLock};
 use chrono::{DateTime, Utc};
 use relay_domain::GatewayId;
 use relay_store::Store;
+use tokio::sync::mpsc;
 
-use crate::{EngineResult, IdSource, events::Announcer, hints::Hints};
+use crate::{EngineResult, IdSource, events::Announcement, hints::Hints};
 
 /// Storage, ids, the clock, hints and announcements. Cheap to clone; all clones share their state.
 #[derive(Clone)]
@@ -14,7 +15,7 @@ pub(crate) struct Core {
     pub(crate) store: Store,
     pub(crate) ids: Arc<IdSource>,
     pub(crate) hints: Arc<Hints>,
-    pub(crate) announcer: Announcer,
+    pub(crate) announcer: mpsc::Sender<Announcement>,
     /// Set once this process is a gateway.
     pub(crate) gateway: Arc<OnceLock<GatewayId>>,
 }

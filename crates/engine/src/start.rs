@@ -6,6 +6,7 @@ use relay_egress::EgressConfig;
 use relay_store::{Store, StoreError};
 use relay_stream::Stream;
 use relay_tasks::TaskSet;
+use tokio::sync::mpsc;
 
 use crate::{
     Engine, EngineError, EngineResult, IdSource, Inner,
@@ -73,7 +74,7 @@ impl Engine {
         let secrets = Arc::new(wait_for_secrets(&store, &config.secret_keys).await?);
         let stream = Stream::connect(&config.nats_url, "relay", &owner).await?;
         let (hints, hint_queue) = Hints::new();
-        let (announcer, announcements) = events::Announcer::new();
+        let (announcer, announcements) = mpsc::channel(events::ANNOUNCEMENT_QUEUE);
         let core = Core { store, ids, hints: Arc::new(hints), announcer, gateway: Arc::default() };
         let (senders, queues) = queues();
         let inner = Inner::new(core, stream.clone(), tasks.clone(), secrets, &config, senders);

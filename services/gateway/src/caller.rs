@@ -335,3 +335,28 @@ impl FromRequestParts<AppState> for WebhookToken {
         Ok(Self(caller))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn the_token_follows_the_scheme_in_any_case() {
+        for (header, expected) in [
+            (Some("Bearer at_live_1"), Some("at_live_1")),
+            (Some("bearer   at_live_1 "), Some("at_live_1")),
+            (Some("Basic at_live_1"), None),
+            (Some("Bearer "), None),
+            (Some("at_live_1"), None),
+            (None, None),
+        ] {
+            let mut headers = HeaderMap::new();
+            if let Some(header) = header {
+                headers.insert(AUTHORIZATION, HeaderValue::from_static(header));
+            }
+            assert_eq!(find_bearer(&headers), expected, "{header:?}");
+        }
+    }
+}

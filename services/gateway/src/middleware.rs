@@ -26,7 +26,6 @@ use crate::{
     state::AppState,
 };
 
-/// Timeout of a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Slower requests are logged at info level.
 const SLOW_REQUEST: Duration = Duration::from_secs(1);

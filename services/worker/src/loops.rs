@@ -139,7 +139,6 @@ impl Loop {
     }
 }
 
-/// Error of a tick.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TickError {
     #[error(transparent)]

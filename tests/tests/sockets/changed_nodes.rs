@@ -115,7 +115,7 @@ async fn a_deleted_node_leaves_nothing_behind() -> Result<()> {
     // The name and the id are free.
     let again = key.create_broker_node(&gone.node_id, "gone").await?;
     assert_ne!(again.token, gone.token);
-    let mut socket = open(&again).await?;
+    let socket = open(&again).await?;
     wait::until_ok("the agent to return", SOON, || async { key.bind("gone", "worker").await.map(drop) }).await?;
     socket.heartbeat(&again.node_id).await?;
     Ok(())

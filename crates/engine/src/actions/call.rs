@@ -74,7 +74,6 @@ pub struct InvocationReceipt {
     pub handler_agent_id: Option<AgentId>,
     /// The node that handles it, if a certain node must.
     pub handler_node_id: Option<NodeId>,
-    /// Node that it was dispatched to.
     pub dispatched_node_id: Option<NodeId>,
     pub input: Value,
     pub status: InvocationStatus,

@@ -126,7 +126,6 @@ impl Schemas {
     }
 }
 
-/// Compiled schema.
 struct Compiled {
     validator: Validator,
     /// Estimate of its size.

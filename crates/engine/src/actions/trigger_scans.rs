@@ -67,7 +67,6 @@ impl CompiledTrigger {
     }
 }
 
-/// Outcome of a scan.
 struct ScanOutcome {
     /// Number of invocations.
     fired: u64,

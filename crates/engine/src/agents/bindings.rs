@@ -10,6 +10,7 @@ use relay_domain::{
 };
 use relay_store::{BindOutcome, NewBinding};
 use relay_tasks::spawn_isolated;
+use relay_wire::nodes::BindAgentBody;
 
 use super::Agents;
 use crate::{
@@ -21,15 +22,6 @@ use crate::{
 /// The response of a bind tells the broker where the mailbox stands, and the broker must know that before the first
 /// frame. So the gateways learn of the move this long after the response was made.
 const ANNOUNCE_DELAY: Duration = Duration::from_millis(50);
-
-#[derive(Debug)]
-pub struct BindAgent {
-    pub agent_name: String,
-    /// Session that the broker resumes.
-    pub session_ref: Option<String>,
-    /// Stored, not used.
-    pub priority: Option<i32>,
-}
 
 /// Binding with the node that the agent is bound to.
 #[derive(Debug, Clone)]
@@ -55,7 +47,7 @@ impl Agents {
     ///
     /// # Errors
     /// When there is no such node or agent, or the node is full.
-    pub async fn bind(&self, scope: WorkspaceScope, node: &str, request: &BindAgent) -> EngineResult<NodeBinding> {
+    pub async fn bind(&self, scope: WorkspaceScope, node: &str, request: &BindAgentBody) -> EngineResult<NodeBinding> {
         check_length("session_ref", request.session_ref.as_deref().unwrap_or_default(), MAX_NOTE_BYTES)?;
         let node = self.core.stored_node(scope, node).await?;
         let node_id = node.node_id.clone();

@@ -332,7 +332,6 @@ impl Agents {
         self.set_own_status(caller, AgentStatus::Active, Some(AgentStatus::Offline)).await
     }
 
-    /// Marks the calling agent offline.
     pub async fn mark_offline(&self, caller: &AgentCaller) -> EngineResult<()> {
         self.set_own_status(caller, AgentStatus::Offline, None).await
     }

@@ -12,7 +12,8 @@ use relay_store::{
     IdempotencyKey, SessionEventRecord,
     agents::session_events::{NewSessionEvent, SessionEventOutcome},
 };
-use serde_json::{Map, Value};
+use relay_wire::agents::session_event::ReportBody;
+use serde_json::Value;
 
 use super::Agents;
 use crate::{
@@ -24,12 +25,6 @@ use crate::{
 
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (100, 500);
-
-#[derive(Debug)]
-pub struct SessionEventReport {
-    pub event_type: String,
-    pub payload: Option<Value>,
-}
 
 #[derive(Debug)]
 pub struct RecordedSessionEvent {
@@ -48,7 +43,7 @@ impl Agents {
         &self,
         caller: &Credential,
         agent: &str,
-        request: SessionEventReport,
+        request: ReportBody,
         key: Option<&ClientKey>,
     ) -> EngineResult<RecordedSessionEvent> {
         let scope = caller.scope();
@@ -65,7 +60,7 @@ impl Agents {
         if !is_event_type(&request.event_type) {
             return Err(EngineError::Invalid(InvalidInput::EventType));
         }
-        let payload = request.payload.unwrap_or_else(|| Map::new().into());
+        let payload = Value::Object(request.payload.unwrap_or_default());
         check_json_length("payload", encoded_length(&payload))?;
         let status = reported_status(&request.event_type, &payload)?;
         let actor = caller.agent_id().map_or_else(|| "-".to_owned(), |id| id.to_string());

@@ -13,7 +13,7 @@ use relay_store::{
     ConversationRow, IdempotencyKey, JoinOutcome, MemberKey, MessagePage, NewConversation, OpenOutcome, events::Event,
 };
 use relay_wire::{
-    channels::conversation::{Group, Participant, StoredGroup},
+    channels::conversation::{CreateGroupBody, Group, Participant, StoredGroup},
     events::data::ParticipantChanged,
     field::ToValue as _,
 };
@@ -49,15 +49,6 @@ impl From<ConversationRow> for Conversation {
             members_version: row.members_version,
         }
     }
-}
-
-#[derive(Debug)]
-pub struct CreateGroup {
-    /// Names of the participants beside the caller.
-    pub participants: Vec<String>,
-    pub title: Option<String>,
-    /// The first message; none if empty.
-    pub text: Option<String>,
 }
 
 /// Outcome of a request for a group conversation.
@@ -145,11 +136,11 @@ impl Channels {
     pub(crate) async fn group_under_key(
         &self,
         caller: &AgentCaller,
-        request: &CreateGroup,
+        request: &CreateGroupBody,
         key: Option<&ClientKey>,
     ) -> EngineResult<CreatedGroup> {
         let scope = caller.scope;
-        check_length("name", request.title.as_deref().unwrap_or_default(), MAX_TITLE_BYTES)?;
+        check_length("name", request.name.as_deref().unwrap_or_default(), MAX_TITLE_BYTES)?;
         let key = key.map(|key| key.stored(&caller.agent_id.to_string(), "dm.group", "-"));
         if let Some(replay) = self.replayed_group(scope, key).await? {
             return Ok(replay);
@@ -165,7 +156,7 @@ impl Channels {
             id: conversation.to_string(),
             channel_id: channel.to_string(),
             dm_type: "group".to_owned(),
-            name: request.title.clone(),
+            name: request.name.clone(),
             participants,
             created_at: self.core.now().into(),
         };
@@ -177,7 +168,7 @@ impl Channels {
             channel_name: &group_channel_name(&conversation),
             channel_kind: ChannelKind::Group,
             conversation: &conversation,
-            title: request.title.as_deref(),
+            title: request.name.as_deref(),
             created_by: caller.agent_id,
             members: &ids,
             key: key.map(|key| (key, &data)),

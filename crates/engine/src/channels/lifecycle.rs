@@ -9,10 +9,11 @@ use relay_domain::{
 use relay_store::{ChannelCreation, ChannelUpdate, JoinOutcome, MemberKey, NewChannel, events::Event};
 pub use relay_store::{ChannelRow, MemberRow, Membership};
 use relay_wire::{
+    channels::{CreateChannelBody, UpdateChannelBody},
     events::data::{ChannelArchived, ChannelChanged, ChannelName, ChannelWithTopic, MemberChanged},
     field::ToValue as _,
 };
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::Channels;
 use crate::{
@@ -22,35 +23,18 @@ use crate::{
     error::{Conflict, Denial, InvalidInput, Limit, Missing},
 };
 
-#[derive(Debug)]
-pub struct CreateChannel {
-    /// A leading `#` is dropped.
-    pub name: String,
-    pub topic: Option<String>,
-    pub metadata: Option<Value>,
-}
-
-/// Changes of a channel. `None` leaves a field as it is.
-#[derive(Debug, Default)]
-pub struct ChannelChange {
-    /// `Some(None)` clears it.
-    pub topic: Option<Option<String>>,
-    /// Replaces the stored metadata.
-    pub metadata: Option<Value>,
-}
-
 impl Channels {
     /// Creates a channel. A creating agent becomes its owner; with a workspace key the channel starts empty.
     ///
     /// # Errors
     /// When the name is no channel name or taken, or a field is out of bounds.
-    pub async fn create(&self, caller: &Credential, request: &CreateChannel) -> EngineResult<ChannelRow> {
+    pub async fn create(&self, caller: &Credential, request: CreateChannelBody) -> EngineResult<ChannelRow> {
         let name = strip_hash(&request.name);
         if !is_channel_name(name) {
             return Err(EngineError::Invalid(InvalidInput::ChannelName));
         }
         check_topic(request.topic.as_deref())?;
-        let metadata = request.metadata.clone().unwrap_or_else(|| Map::new().into());
+        let metadata = Value::Object(request.metadata.unwrap_or_default());
         check_json_length("metadata", encoded_length(&metadata))?;
         let (channel_id, at) = (ChannelId::new(self.core.next_id()), self.core.now());
         let created_by = caller.agent_id();
@@ -67,7 +51,7 @@ impl Channels {
         Ok(ChannelRow {
             channel_id,
             name: name.to_owned(),
-            topic: request.topic.clone(),
+            topic: request.topic,
             metadata,
             created_by,
             created_at: at,
@@ -119,16 +103,22 @@ impl Channels {
     ///
     /// # Errors
     /// When there is none, it is archived, or a field is out of bounds.
-    pub async fn update(&self, scope: WorkspaceScope, name: &str, change: &ChannelChange) -> EngineResult<ChannelRow> {
+    pub async fn update(
+        &self,
+        scope: WorkspaceScope,
+        name: &str,
+        change: UpdateChannelBody,
+    ) -> EngineResult<ChannelRow> {
         check_topic(change.topic.as_ref().and_then(Option::as_deref))?;
-        if let Some(metadata) = &change.metadata {
+        let metadata = change.metadata.map(Value::Object);
+        if let Some(metadata) = &metadata {
             check_json_length("metadata", encoded_length(metadata))?;
         }
         let channel = self.open_channel(scope, name).await?;
         let update = ChannelUpdate {
             channel: channel.channel_id,
             topic: change.topic.as_ref().map(Option::as_deref),
-            metadata: change.metadata.as_ref(),
+            metadata: metadata.as_ref(),
         };
         let event = |changed: &ChannelRow| {
             channel_event(kind::CHANNEL_UPDATED, changed.channel_id, &changed.name, changed.topic.as_deref())

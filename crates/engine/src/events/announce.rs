@@ -16,7 +16,7 @@ use super::{PublishedEvent, PublishedRecord, fan_out};
 use crate::{Engine, EngineResult, Inner, core::Core};
 
 /// Bound of the queue. Beyond it, feeds find the records in Postgres.
-const QUEUE: usize = 4096;
+pub(crate) const QUEUE: usize = 4096;
 /// Bound of the records that JetStream has not acknowledged.
 const IN_FLIGHT: usize = 256;
 
@@ -45,19 +45,6 @@ impl Announcement {
     }
 }
 
-/// Sender of announcements.
-#[derive(Debug, Clone)]
-pub(crate) struct Announcer {
-    sender: mpsc::Sender<Announcement>,
-}
-
-impl Announcer {
-    pub(crate) fn new() -> (Self, mpsc::Receiver<Announcement>) {
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        (Self { sender }, receiver)
-    }
-}
-
 impl Core {
     /// Announces a committed record. Never waits.
     pub(crate) fn announce(&self, announcement: impl Into<Announcement>) {
@@ -66,7 +53,7 @@ impl Core {
         if kinds == 0 {
             return;
         }
-        if self.announcer.sender.try_send(announcement).is_err() {
+        if self.announcer.try_send(announcement).is_err() {
             // Feeds find the record in Postgres within a second; agents' sockets miss it.
             metrics::counter!(relay_domain::metric_names::EVENTS_UNANNOUNCED)
                 .increment(u64::try_from(kinds).unwrap_or(0));

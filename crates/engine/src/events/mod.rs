@@ -20,7 +20,7 @@ use relay_stream::Stream;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-pub(crate) use announce::{Announcement, Announcer, message_events, run as announce};
+pub(crate) use announce::{Announcement, QUEUE as ANNOUNCEMENT_QUEUE, message_events, run as announce};
 pub(crate) use feed::{Feeds, check_feeds};
 pub use log::{EventPage, MAX_EVENTS_PAGE};
 pub use stream::{EventStream, StreamItem};

@@ -1,7 +1,7 @@
 //! Groups that begin with a message.
 
 use relay_domain::names::{MAX_TEXT_BYTES, check_length};
-use relay_wire::nodes::deliver_frame::FRAME_LIMIT;
+use relay_wire::{channels::conversation::CreateGroupBody, nodes::deliver_frame::FRAME_LIMIT};
 use serde_json::Value;
 
 use super::{
@@ -11,7 +11,7 @@ use super::{
 use crate::{
     EngineError, EngineResult,
     access::{authentication::AgentCaller, idempotency::ClientKey},
-    channels::conversations::{CreateGroup, CreatedGroup},
+    channels::conversations::CreatedGroup,
     error::TooLarge,
 };
 
@@ -29,7 +29,7 @@ impl Messages {
     pub async fn create_group(
         &self,
         caller: &AgentCaller,
-        request: &CreateGroup,
+        request: &CreateGroupBody,
         key: Option<&ClientKey>,
     ) -> EngineResult<CreatedGroup> {
         let text = request.text.as_deref().filter(|text| !text.is_empty());

@@ -46,14 +46,6 @@ impl Messages {
         Ok(self.core.store.channel_messages(scope, id, page, &view.filters).await?)
     }
 
-    /// Returns one message; one of a conversation only to its participants and to the workspace key.
-    ///
-    /// # Errors
-    /// When there is no such message for this caller.
-    pub async fn message(&self, caller: &Credential, id: &str) -> EngineResult<ListedMessage> {
-        self.visible(caller, id).await
-    }
-
     /// Returns a message and its replies, oldest first.
     ///
     /// # Errors
@@ -68,8 +60,11 @@ impl Messages {
         Ok(Thread { parent, replies })
     }
 
-    /// Finds a message if the caller may see it. Nodes see none of a conversation.
-    pub(crate) async fn visible(&self, caller: &Credential, id: &str) -> EngineResult<ListedMessage> {
+    /// Finds a message if the caller may see it; one of a conversation only its participants and the workspace key do.
+    ///
+    /// # Errors
+    /// When there is no such message for this caller.
+    pub async fn visible(&self, caller: &Credential, id: &str) -> EngineResult<ListedMessage> {
         let id: MessageId = id.parse().map_err(|_| EngineError::NotFound(Missing::Message))?;
         let scope = caller.scope();
         let message = self.core.store.message(scope, id).await?.ok_or(EngineError::NotFound(Missing::Message))?;

@@ -3,6 +3,8 @@
 mod addresses;
 pub(crate) mod committer;
 pub mod edits;
+#[cfg(test)]
+pub(crate) mod fixture;
 mod groups;
 pub mod history;
 pub mod outbox_relay;

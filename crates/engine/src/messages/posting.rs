@@ -5,6 +5,8 @@
 //! anywhere.
 
 mod replay;
+#[cfg(test)]
+mod tests;
 
 use std::{iter, sync::Arc};
 
@@ -236,7 +238,8 @@ impl Messages {
     async fn commit_send(&self, send: NewSend, names: Vec<Arc<str>>) -> EngineResult<CommitReply> {
         let (reply, answer) = oneshot::channel();
         let traceparent = relay_trace::current_traceparent();
-        self.committer.push(PendingSend { send, names, traceparent, reply })?;
+        let pending = PendingSend { send, names, traceparent, reply };
+        self.committer.push(pending)?;
         let asked_at = Instant::now();
         let answer = answer.await;
         // For the request's log line: another task commits several requests at once.

@@ -56,7 +56,6 @@ impl Committed {
         self.sends.push(CommittedSend { send, names, rows, traceparent });
     }
 
-    /// Messages of a workspace, by id.
     pub(crate) fn messages(&self, scope: WorkspaceScope) -> HashMap<MessageId, Message> {
         let own = self.sends.iter().filter(|s| s.send.scope == scope);
         own.map(|s| (s.send.message.id, s.send.message.clone())).collect()
@@ -271,4 +270,45 @@ pub(crate) fn log_frame(row: &StoredDelivery, traceparent: Option<&str>) -> Opti
         sender: row.message.as_ref().map(|message| message.agent_id),
         traceparent: traceparent.map(ToOwned::to_owned),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::DateTime;
+    use relay_domain::ProviderName;
+
+    use super::*;
+    use crate::messages::fixture::{message, scope, send};
+
+    fn committed(text: &str) -> Committed {
+        let written = |seq, provider: Option<&str>| WrittenDelivery {
+            seq,
+            node_id: NodeId::new("n1"),
+            provider: provider.map(ProviderName::new),
+            expires_at: DateTime::UNIX_EPOCH,
+        };
+        let mut committed = Committed { batch: BatchId::new(1), sends: Vec::new() };
+        let names = ["bob", "eve", "joe"].map(Arc::from).to_vec();
+        let rows = vec![Some(written(4, Some("p1"))), None, Some(written(9, None))];
+        committed.push(send(message(5, text), &[2, 3, 4]), names, rows, None);
+        committed
+    }
+
+    #[test]
+    fn each_written_row_is_a_frame_and_a_full_mailbox_gets_none() {
+        let committed = committed("hello");
+        let frames = committed.log_frames();
+        let shown: Vec<_> = frames.iter().map(|f| (f.agent_id.get(), f.seq, f.location.as_str())).collect();
+        assert_eq!(shown, [(2, 4, "n1/p1"), (4, 9, "n1/")]);
+        let bodies: Vec<_> = frames.iter().filter_map(|f| f.body.as_deref().map(String::from_utf8_lossy)).collect();
+        assert!(bodies[0].contains(r#""agent":"bob""#) && bodies[1].contains(r#""agent":"joe""#), "{bodies:?}");
+        assert_eq!(committed.mailboxes(), [(scope(), AgentId::new(2)), (scope(), AgentId::new(4))]);
+        assert_eq!(committed.locations().count(), 2);
+    }
+
+    #[test]
+    fn a_large_frame_travels_as_a_reference() {
+        let frames = committed(&"a".repeat(INLINE_LIMIT)).log_frames();
+        assert!(frames.iter().all(|frame| frame.body.is_none() && frame.sender == Some(AgentId::new(1))));
+    }
 }

@@ -15,7 +15,6 @@ use crate::Inner;
 /// Time that heartbeats gather before they are written together.
 const HEARTBEATS_EVERY: Duration = Duration::from_secs(1);
 
-/// Provider of a node.
 type ProviderKey = (WorkspaceScope, NodeId, ProviderName);
 
 /// Heartbeats that wait to be written: the newest of each provider.

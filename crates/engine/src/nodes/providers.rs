@@ -329,6 +329,5 @@ pub struct HostedAgent {
     pub agent_id: AgentId,
     pub name: String,
     pub token: String,
-    /// Position of its mailbox.
     pub position: relay_store::mailboxes::cursors::MailboxPosition,
 }

@@ -77,7 +77,6 @@ impl Recovery {
         *self.state.readiness.borrow()
     }
 
-    /// Watches the readiness.
     #[must_use]
     pub fn watch_readiness(&self) -> watch::Receiver<Readiness> {
         self.state.readiness.subscribe()

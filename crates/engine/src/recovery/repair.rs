@@ -31,7 +31,6 @@ const MAILBOX_BATCH: usize = 500;
 /// Partitions are created this many days ahead: today's may be missing in an old state.
 const DAYS_AHEAD: i32 = 7;
 
-/// Progress of a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     /// Frames of the log read so far.

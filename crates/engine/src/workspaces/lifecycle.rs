@@ -114,8 +114,9 @@ impl Workspaces {
         let key_id = self.secrets.current_key_id();
         let api_key = match key {
             // The key that signs is always known.
-            Some(key) => derive_key(&self.secrets, key_id, &fresh.text, key)
-                .ok_or(EngineError::Internal(Fault::NoRandomness))?,
+            Some(key) => {
+                derive_key(&self.secrets, key_id, &fresh.text, key).ok_or(EngineError::Internal(Fault::NoRandomness))?
+            }
             None => fresh.text.clone(),
         };
         let new = NewWorkspace {

@@ -6,7 +6,6 @@ use serde_json::Value;
 
 use crate::access::idempotency::IdempotencyKey;
 
-/// Handler of an invocation.
 #[derive(Debug, Clone)]
 pub enum Handler {
     /// This agent, at its current location.

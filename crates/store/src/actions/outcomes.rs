@@ -16,7 +16,11 @@ use relay_wire::{
     field::ToValue as _,
 };
 use serde_json::Value;
-use sqlx::{PgConnection, Row as _, postgres::PgRow};
+use sqlx::{
+    PgConnection, Postgres, Row as _,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -53,7 +57,6 @@ pub struct InvocationOutcome {
 /// Result of recording one outcome.
 #[derive(Debug, Clone)]
 pub enum OutcomeRecording {
-    /// Recorded as the outcome of the invocation.
     Recorded(Box<InvocationRow>),
     /// The invocation already has an outcome, or the sender is not its handler.
     Refused,
@@ -165,26 +168,14 @@ impl Store {
               WHERE i.workspace_id = s.workspace_id AND i.invocation_id = s.invocation_id
              RETURNING {COLUMNS}"
         );
-        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let rows = sqlx::query(sqlx::AssertSqlSafe(query))
-            .bind(at)
-            .bind(at - quiet)
-            .bind(limit)
-            .fetch_all(&mut *tx)
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
-        let done = decode_invocations(&rows)?;
-        let outcomes = done.iter().cloned().map(|row| OutcomeRecording::Recorded(Box::new(row))).collect();
-        let batch = deliver_outcomes(&mut tx, done, at).await?;
-        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(OutcomeBatch { outcomes, ..batch })
+        let statement = sqlx::query(sqlx::AssertSqlSafe(query)).bind(at).bind(at - quiet).bind(limit);
+        self.end_invocations(statement, at, doing).await
     }
 
     /// Fails invocations that exceeded their lifetime or whose handler has been unavailable for too long. At most
     /// `limit` at once.
     pub async fn fail_unservable(&self, limit: i64, at: DateTime<Utc>) -> StoreResult<OutcomeBatch> {
         let doing = "failing unservable invocations";
-        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let query = format!(
             "WITH unservable AS MATERIALIZED (
                  SELECT workspace_id, invocation_id,
@@ -204,14 +195,23 @@ impl Store {
              RETURNING {COLUMNS}",
             actions::HANDLER_UNAVAILABLE
         );
-        let rows = sqlx::query(sqlx::AssertSqlSafe(query))
+        let statement = sqlx::query(sqlx::AssertSqlSafe(query))
             .bind(at)
             .bind(at - actions::INVOCATION_LIFETIME)
             .bind(at - actions::UNREACHABLE_TIMEOUT)
-            .bind(limit)
-            .fetch_all(&mut *tx)
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
+            .bind(limit);
+        self.end_invocations(statement, at, doing).await
+    }
+
+    /// Runs a statement that ends invocations, and records their outcomes.
+    async fn end_invocations(
+        &self,
+        statement: Query<'_, Postgres, PgArguments>,
+        at: DateTime<Utc>,
+        doing: &'static str,
+    ) -> StoreResult<OutcomeBatch> {
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let rows = statement.fetch_all(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?;
         let done = decode_invocations(&rows)?;
         let outcomes = done.iter().cloned().map(|row| OutcomeRecording::Recorded(Box::new(row))).collect();
         let batch = deliver_outcomes(&mut tx, done, at).await?;

@@ -27,13 +27,11 @@ pub struct TableRowCount {
     pub rows: u64,
 }
 
-/// Row of an export.
 #[derive(Debug)]
 pub struct ExportedRow<'a> {
     pub table: &'a str,
     /// JSON object.
     pub row: &'a str,
-    /// Number of the row in the export, from 1.
     pub number: u64,
     /// Number of rows in the export.
     pub total: u64,

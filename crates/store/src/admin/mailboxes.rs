@@ -59,7 +59,6 @@ pub struct MailboxEntry {
     pub beginning: Option<String>,
 }
 
-/// Dead letter.
 #[derive(Debug, Clone, sqlx::FromRow, serde::Serialize)]
 pub struct DeadLetterSummary {
     /// Name of the recipient.

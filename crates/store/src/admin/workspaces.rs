@@ -34,14 +34,12 @@ pub struct WorkspaceSummary {
     pub connected: i64,
 }
 
-/// Token that was revoked.
 #[derive(Debug, Clone, sqlx::FromRow, serde::Serialize)]
 pub struct RevokedToken {
     pub kind: TokenKind,
     pub workspace_id: WorkspaceId,
     /// Name of the agent, for an agent token.
     pub agent: Option<String>,
-    /// Node of a node token.
     pub node_id: Option<NodeId>,
 }
 

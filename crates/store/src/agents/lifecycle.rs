@@ -24,7 +24,6 @@ use crate::{
     workspaces::quota_counts::is_within_quota,
 };
 
-/// Row of `agents`.
 struct AgentRow(Agent);
 
 impl FromRow<'_, PgRow> for AgentRow {

@@ -23,7 +23,6 @@ use crate::{
     observers::filters,
 };
 
-/// Row of `session_events`.
 struct SessionEventRow(SessionEvent);
 
 impl FromRow<'_, PgRow> for SessionEventRow {

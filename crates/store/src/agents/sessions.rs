@@ -235,7 +235,6 @@ impl Store {
         Ok(rows.into_iter().map(|(workspace, agent)| (WorkspaceScope::from_engine_row(workspace), agent)).collect())
     }
 
-    /// Marks mailboxes as emptied.
     pub async fn mark_orphaned_mailboxes_emptied(&self, agents: &[(WorkspaceScope, AgentId)]) -> StoreResult<()> {
         let (workspaces, agents): (Vec<WorkspaceId>, Vec<AgentId>) =
             agents.iter().map(|(scope, agent)| (scope.workspace_id(), *agent)).unzip();

@@ -15,7 +15,6 @@ use crate::{
 /// Key of a channel or conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum AudienceKey {
-    /// Name of a channel.
     Name(String),
     /// Public id of a conversation.
     Conversation(ConversationId),

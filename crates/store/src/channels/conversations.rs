@@ -103,7 +103,6 @@ pub struct NewConversation<'a> {
     pub key: Option<(IdempotencyKey, &'a Value)>,
 }
 
-/// Outcome of opening a conversation.
 #[derive(Debug, Clone)]
 pub enum OpenOutcome {
     /// Exists with all members.

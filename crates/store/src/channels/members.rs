@@ -15,7 +15,6 @@ use crate::{
     observers::filters,
 };
 
-/// A member of a channel.
 #[derive(Debug, Clone, sqlx::FromRow)]
 pub struct MemberRow {
     pub agent_id: AgentId,
@@ -35,7 +34,6 @@ pub struct Membership {
     pub joined_at: DateTime<Utc>,
 }
 
-/// Key of a membership.
 #[derive(Debug, Clone, Copy)]
 pub struct MemberKey {
     /// Channel, or the backing channel of a conversation.
@@ -43,7 +41,6 @@ pub struct MemberKey {
     pub agent: AgentId,
 }
 
-/// Outcome of joining a channel.
 #[derive(Debug)]
 pub enum JoinOutcome {
     Joined(RecordedEvents),

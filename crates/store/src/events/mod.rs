@@ -174,7 +174,6 @@ pub(crate) async fn append_mixed(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventHead {
     pub scope: WorkspaceScope,
-    /// Seq of the next event.
     pub next_seq: i64,
 }
 
@@ -304,5 +303,26 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx("pruning events"))?;
         Ok(done.rows_affected())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn events_are_read_back_as_they_were_stored() {
+        let data = Event::new("member.joined", json!({ "agent_name": "bob" }));
+        for event in [
+            data.clone().in_channel(ChannelId::new(3), "general").by_agent(AgentId::new(2)),
+            data.in_conversation(Some("77".to_owned())),
+            Event { body: EventBody::Message(MessageId::new(5)), ..Event::new("message.created", Value::Null) },
+        ] {
+            let stored = serde_json::to_string(&StoredEvent::from(&event)).unwrap();
+            assert_eq!(serde_json::from_str::<LoggedEvent>(&stored).unwrap().0, event, "{stored}");
+        }
+        assert!(serde_json::from_str::<LoggedEvent>(r#"{"t":"message.created"}"#).is_err(), "it has no content");
     }
 }

@@ -24,7 +24,6 @@ pub struct ClaimLease {
     pub leased_until: DateTime<Utc>,
 }
 
-/// Outcome of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClaimOutcome {
     /// The agent's node is not of kind poll.

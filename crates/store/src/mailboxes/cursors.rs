@@ -40,7 +40,6 @@ pub struct MailboxPosition {
     pub settled_floor: Seq,
 }
 
-/// Location of one agent.
 #[derive(Debug, Clone)]
 pub struct LocatedAgent {
     pub scope: WorkspaceScope,

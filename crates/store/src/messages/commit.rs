@@ -108,7 +108,6 @@ pub enum SendOutcome {
     Stale,
 }
 
-/// Outcome of a batch.
 #[derive(Debug)]
 pub struct BatchOutcome {
     /// One per request, in order.
@@ -318,4 +317,66 @@ async fn claim_keys(tx: &mut PgConnection, sends: &[NewSend], outcomes: &mut [Op
         });
     }
     Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use relay_domain::{ChannelId, agents::AgentKind, channels::ChannelKind};
+    use serde_json::{Map, Value, json};
+
+    use super::*;
+
+    /// Send of agent 1 to agents 2 and 3 in channel 10.
+    pub(crate) fn send() -> NewSend {
+        let recipient = |id| NewRecipient { agent_id: AgentId::new(id), mode: Mode::Wait, reason: Reason::Message };
+        NewSend {
+            scope: WorkspaceScope::from_engine_row(WorkspaceId::new(7)),
+            message: Message {
+                id: MessageId::new(5),
+                channel_id: ChannelId::new(10),
+                channel_name: "general".to_owned(),
+                channel_kind: ChannelKind::Channel,
+                conversation_id: None,
+                agent_id: AgentId::new(1),
+                agent_name: "ada".to_owned(),
+                agent_kind: AgentKind::Agent,
+                thread_id: None,
+                text: "text".to_owned(),
+                blocks: None,
+                metadata: Map::new().into(),
+                attachments: Value::Array(Vec::new()),
+                mentions: Vec::new(),
+                mode: Mode::Wait,
+                content_type: None,
+                created_at: DateTime::UNIX_EPOCH,
+            },
+            recipients: vec![recipient(2), recipient(3)],
+            members_version: 4,
+            token_generation: Some(1),
+            hidden_sender: false,
+            key: None,
+            ttl_ms: None,
+            traceparent: None,
+            events: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_watched_workspace_records_each_delivery_and_events_learn_the_id_of_their_message() {
+        let received = Event::new(kind::WEBHOOK_RECEIVED, json!({ "message": { "id": null, "text": "text" } }));
+        let send = NewSend { events: vec![received], ..send() };
+        let written =
+            WrittenDelivery { seq: 8, node_id: NodeId::new("n1"), provider: None, expires_at: DateTime::UNIX_EPOCH };
+        let rows = [Some(written), None];
+        let kinds = |events: &[Event]| events.iter().map(|event| event.kind.to_string()).collect::<Vec<_>>();
+        let unwatched = message_events(&send, &rows, false);
+        assert_eq!(kinds(&unwatched), [kind::MESSAGE_CREATED, kind::WEBHOOK_RECEIVED]);
+        assert_eq!(unwatched[0].body, EventBody::Message(send.message.id));
+        assert_eq!(unwatched[1].body, EventBody::Data(json!({ "message": { "id": "5", "text": "text" } })));
+        let watched = message_events(&send, &rows, true);
+        assert_eq!(kinds(&watched)[2..], [kind::DELIVERY_ACCEPTED, kind::DELIVERY_FAILED]);
+        assert_eq!(watched[2].agent_id, Some(AgentId::new(2)));
+        let EventBody::Data(refused) = &watched[3].body else { panic!("{watched:?}") };
+        assert_eq!(refused["reason"], "depth_cap");
+    }
 }

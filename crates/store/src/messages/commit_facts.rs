@@ -184,3 +184,58 @@ fn sort_and_dedup<T: Ord>(keys: &mut Vec<T>) {
     keys.sort_unstable();
     keys.dedup();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::messages::commit::tests::send;
+
+    fn facts(send: &NewSend) -> BatchFacts {
+        let workspace = send.scope.workspace_id();
+        let agent = |generation| AgentFacts { generation, node_id: NodeId::new("n1"), provider: None };
+        let agents = [(1, agent(1)), (2, agent(5)), (3, agent(5))];
+        BatchFacts {
+            agents: agents.map(|(id, facts)| ((workspace, AgentId::new(id)), facts)).into(),
+            channels: [((workspace, send.message.channel_id), send.members_version)].into(),
+            workspaces: [(workspace, WorkspaceFacts { ttl_seconds: 60, depth: 10, watched: false })].into(),
+        }
+    }
+
+    #[test]
+    fn a_send_is_stale_once_a_row_it_relied_on_has_changed() {
+        let sent = send();
+        let workspace = sent.scope.workspace_id();
+        assert!(facts(&sent).is_current(&sent));
+        let changes: [(&str, fn(&mut BatchFacts, WorkspaceId)); 5] = [
+            ("the workspace ended", |facts, _| facts.workspaces.clear()),
+            ("members changed", |facts, _| facts.channels.values_mut().for_each(|version| *version += 1)),
+            ("the channel was archived", |facts, _| facts.channels.clear()),
+            ("a recipient was deleted", |facts, workspace| {
+                facts.agents.remove(&(workspace, AgentId::new(3)));
+            }),
+            ("the sender's token was rotated", |facts, workspace| {
+                if let Some(sender) = facts.agents.get_mut(&(workspace, AgentId::new(1))) {
+                    sender.generation += 1;
+                }
+            }),
+        ];
+        for (change, apply) in changes {
+            let mut facts = facts(&sent);
+            apply(&mut facts, workspace);
+            assert!(!facts.is_current(&sent), "{change}");
+        }
+    }
+
+    #[test]
+    fn a_node_posts_for_an_agent_whatever_its_token_and_a_webhook_without_one() {
+        let sent = send();
+        let workspace = sent.scope.workspace_id();
+        let mut facts = facts(&sent);
+        let by_node = NewSend { token_generation: None, ..sent.clone() };
+        facts.agents.entry((workspace, AgentId::new(1))).and_modify(|sender| sender.generation = 9);
+        assert!(facts.is_current(&by_node));
+        facts.agents.remove(&(workspace, AgentId::new(1)));
+        assert!(!facts.is_current(&by_node), "it was deleted");
+        assert!(facts.is_current(&NewSend { hidden_sender: true, ..by_node }));
+    }
+}

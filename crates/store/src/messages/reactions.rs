@@ -8,11 +8,9 @@ use crate::{
     events::{self, Event, RecordedEvents},
 };
 
-/// Key of a reaction.
 #[derive(Debug, Clone, Copy)]
 pub struct ReactionKey<'a> {
     pub message: MessageId,
-    /// The agent that reacts.
     pub agent: AgentId,
     pub emoji: &'a str,
 }
@@ -23,7 +21,6 @@ pub struct NewReaction<'a> {
     pub key: ReactionKey<'a>,
     /// The author of the message.
     pub author: AgentId,
-    /// Its id if it is new.
     pub id: i64,
 }
 

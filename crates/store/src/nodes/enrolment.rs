@@ -67,7 +67,6 @@ pub enum EnrolmentToken {
 pub struct NewDelivery {
     /// Settings without secrets, as returned to clients.
     pub public: Value,
-    /// Encrypted secrets.
     pub sealed: Option<EncryptedSecret>,
 }
 
@@ -75,11 +74,7 @@ pub struct NewDelivery {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EnrolOutcome {
     /// The node is stored, and the token is its only one.
-    Enrolled {
-        node: NodeId,
-        /// Token that was replaced.
-        replaced_token: Option<TokenHash>,
-    },
+    Enrolled { node: NodeId, replaced_token: Option<TokenHash> },
     /// Another node has the name.
     NameTaken,
     /// The token to keep is not that of the node.
@@ -94,7 +89,6 @@ pub enum EnrolOutcome {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DirectTokenOutcome {
     Minted {
-        /// Token that was replaced.
         replaced_token: Option<TokenHash>,
     },
     BoundElsewhere(NodeId),

@@ -106,7 +106,6 @@ pub enum RegisterOutcome {
 }
 
 impl Store {
-    /// Returns a node by id.
     pub async fn node_identity(&self, scope: WorkspaceScope, node: &NodeId) -> StoreResult<Option<NodeIdentity>> {
         let row = sqlx::query("SELECT node_id, name, role, kind FROM nodes WHERE workspace_id = $1 AND node_id = $2")
             .bind(scope.workspace_id())

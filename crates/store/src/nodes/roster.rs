@@ -80,7 +80,6 @@ pub struct NodeFilter {
     pub limit: i64,
 }
 
-/// Position of a node in the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeListPosition {
     pub role: NodeRole,

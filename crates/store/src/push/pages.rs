@@ -77,7 +77,6 @@ struct MailboxState {
     next_redelivery_at: Option<DateTime<Utc>>,
 }
 
-/// Row of [`ROWS`].
 struct PageRow(PushRow);
 
 impl FromRow<'_, PgRow> for PageRow {

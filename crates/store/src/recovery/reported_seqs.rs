@@ -27,7 +27,6 @@ pub struct ReportedSeq<'a> {
     pub seq: Seq,
 }
 
-/// Outcome of a reported seq.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReportOutcome {
     /// The seq is below the head by now, or the agent has moved to another provider.

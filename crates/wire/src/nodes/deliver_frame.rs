@@ -90,3 +90,86 @@ fn encode(frame: &Deliver<'_>) -> Bytes {
     // Strings, numbers and raw JSON always encode.
     serde_json::to_vec(frame).unwrap_or_default().into()
 }
+
+#[cfg(test)]
+mod tests {
+    use chrono::DateTime;
+    use relay_domain::{
+        ChannelId, ConversationId, MessageId, WorkspaceId, WorkspaceScope, agents::AgentKind, channels::ChannelKind,
+        messages::Message,
+    };
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn message(channel_kind: ChannelKind, thread: Option<i64>) -> Message {
+        Message {
+            id: MessageId::new(5),
+            channel_id: ChannelId::new(10),
+            channel_name: "general".to_owned(),
+            channel_kind,
+            conversation_id: channel_kind.is_conversation().then(|| ConversationId::new("77")),
+            agent_id: AgentId::new(1),
+            agent_name: "ada".to_owned(),
+            agent_kind: AgentKind::Agent,
+            thread_id: thread.map(MessageId::new),
+            text: "a \"quoted\"\nline".to_owned(),
+            blocks: None,
+            metadata: json!({ "a": 1, "__relaycast_hidden": 2 }),
+            attachments: json!([]),
+            mentions: vec!["bob".to_owned()],
+            mode: Mode::Wait,
+            content_type: None,
+            created_at: DateTime::UNIX_EPOCH,
+        }
+    }
+
+    fn stored(message: Option<Message>, redrive_no: i16) -> StoredDelivery {
+        StoredDelivery {
+            scope: WorkspaceScope::from_engine_row(WorkspaceId::new(7)),
+            agent_id: AgentId::new(2),
+            agent_name: "bob".to_owned(),
+            location: ("n1".to_owned(), None),
+            seq: 8,
+            source_id: 5,
+            redrive_no,
+            mode: Mode::Steer,
+            expires_at: DateTime::UNIX_EPOCH,
+            settlement: None,
+            message,
+            outcome: None,
+        }
+    }
+
+    fn decoded(frame: &Bytes) -> Value {
+        serde_json::from_slice(frame).unwrap()
+    }
+
+    #[test]
+    fn a_replayed_frame_is_the_live_one_byte_for_byte() {
+        for (kind, thread, expected) in [
+            (ChannelKind::Channel, None, "message.created"),
+            (ChannelKind::Channel, Some(4), "thread.reply"),
+            (ChannelKind::Direct, None, "dm.received"),
+            (ChannelKind::Group, None, "group_dm.received"),
+        ] {
+            let row = stored(Some(message(kind, thread)), 0);
+            let live = deliver_frame(row.id(), "bob", 8, Mode::Steer, &payload(&message(kind, thread), "bob"));
+            assert_eq!(stored_frame(&row), Some(live.clone()));
+            let frame = decoded(&live);
+            assert_eq!((&frame["payload"]["type"], &frame["seq"]), (&json!(expected), &json!(8)));
+            assert_eq!(frame["payload"]["data"]["metadata"], json!({ "a": 1 }), "hidden keys stay inside");
+            let names_recipient = frame["payload"]["data"].get("to") == Some(&json!("bob"));
+            assert_eq!(names_recipient, kind == ChannelKind::Direct && thread.is_none());
+        }
+    }
+
+    #[test]
+    fn a_redriven_frame_has_a_message_id_of_its_own_and_a_lost_message_no_frame() {
+        let frames = [0, 2].map(|no| stored_frame(&stored(Some(message(ChannelKind::Channel, None)), no)));
+        let ids = frames.map(|frame| frame.map(|frame| decoded(&frame)["msg_id"].clone()));
+        assert_eq!(ids, [Some(json!("5")), Some(json!("5_r2"))]);
+        assert_eq!(stored_frame(&stored(None, 0)), None);
+        assert_eq!(decoded(&tombstone_frame(AgentId::new(2), "bob", 8))["payload"]["type"], "delivery.expired");
+    }
+}

@@ -22,7 +22,6 @@ const SEARCH_DELAY: Duration = Duration::from_secs(3);
 /// After this time every clock agrees that the outcome has happened: an agent without results by then has missed
 /// nothing.
 const CERTAIN_AFTER: Duration = Duration::from_secs(15);
-/// Callers per query.
 const CALLERS_PER_QUERY: usize = 500;
 
 /// Best-effort event for agents' sockets.

@@ -103,7 +103,6 @@ impl Operators {
 }
 
 impl QuotaCache {
-    /// Returns the quotas of a workspace for an operator.
     pub async fn for_operator(&self, workspace: &str) -> EngineResult<Quotas> {
         self.of(scope_for_operator(workspace)?).await
     }

@@ -20,7 +20,6 @@ use crate::node::registry::Event;
 /// Close code and reason.
 pub(super) type Close = (u16, &'static str);
 
-/// Input of a connection.
 pub(super) enum Input {
     /// From the node.
     Message(Message),

@@ -12,7 +12,6 @@ const MAX_QUEUED_REQUESTS: usize = 64;
 /// Results recorded concurrently.
 const MAX_CONCURRENT_RESULTS: usize = 64;
 
-/// Requests of one connection.
 #[derive(Default)]
 pub(super) struct RequestQueue {
     /// Requests that have not started.

@@ -57,7 +57,6 @@ struct Probe {
     verifying: bool,
 }
 
-/// Agent served on a connection.
 pub(super) struct ServedAgent {
     pub(super) name: String,
     pub(super) stream: MailboxStream<OutgoingFrame>,
@@ -197,5 +196,78 @@ impl ServedAgent {
     /// Returns the ack latency if the ack covers the measured frame.
     pub(super) fn take_ack_latency(&mut self, floor: Seq, now: Instant) -> Option<Duration> {
         self.ack_timer.take_if(|(seq, _)| *seq <= floor).map(|(_, since)| now - since)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use relay_domain::{AgentId, NodeId, WorkspaceId, WorkspaceScope};
+
+    use super::*;
+
+    /// Mailbox with rows up to 20.
+    fn position(ack_floor: Seq) -> MailboxPosition {
+        MailboxPosition {
+            scope: WorkspaceScope::from_engine_row(WorkspaceId::new(7)),
+            agent_id: AgentId::new(2),
+            agent_name: "bob".to_owned(),
+            node_id: NodeId::new("n1"),
+            provider: None,
+            next_seq: 21,
+            sent_seq: 15,
+            ack_floor,
+            settled_floor: ack_floor,
+        }
+    }
+
+    fn agent() -> ServedAgent {
+        ServedAgent::new("bob".to_owned(), Instant::now(), None)
+    }
+
+    #[test]
+    fn a_stream_opens_behind_the_floor_or_waits_for_the_broker() {
+        for (start, ack_floor, opens_at) in [
+            (Start::AckFloor, 10, Some(11)),
+            (Start::ReportedFloor(12), 10, Some(13)),
+            (Start::Probe, 0, Some(1)),
+            (Start::Probe, 10, None),
+            (Start::ProbeAlways, 0, None),
+        ] {
+            let mut bob = agent();
+            let probes = bob.open(start, &position(ack_floor));
+            assert_eq!((probes, bob.is_probing()), (opens_at.is_none(), opens_at.is_none()), "{start:?}");
+            assert_eq!(bob.stream.is_open().then(|| bob.stream.next()), opens_at, "{start:?} {ack_floor}");
+        }
+    }
+
+    #[test]
+    fn a_broker_resumes_where_it_says_but_never_beyond_what_was_acked() {
+        for (reported, may_be_above, expected, next) in [
+            (7, false, PositionAnswer::Opened, Some(8)),
+            (14, false, PositionAnswer::Opened, Some(11)),
+            // Without a position, tombstones tell it everything up to the floor.
+            (0, false, PositionAnswer::Opened, Some(1)),
+            (30, false, PositionAnswer::Opened, Some(11)),
+            (30, true, PositionAnswer::AboveHead, None),
+        ] {
+            let mut bob = agent();
+            bob.open(Start::ProbeAlways, &position(10));
+            assert_eq!(bob.on_probe_answer(reported, may_be_above), PositionAnswer::Unexpected, "it was not sent yet");
+            bob.probe_sent(Instant::now());
+            assert_eq!(bob.on_probe_answer(reported, may_be_above), expected, "{reported}");
+            assert_eq!(bob.stream.is_open().then(|| bob.stream.next()), next, "{reported}");
+        }
+    }
+
+    #[test]
+    fn an_answer_above_the_head_opens_the_stream_once_storage_has_confirmed_it() {
+        let mut bob = agent();
+        bob.open(Start::ProbeAlways, &position(10));
+        bob.probe_sent(Instant::now());
+        bob.on_probe_answer(30, true);
+        assert!(!bob.probe_is_late(Instant::now() + PROBE_TIMEOUT), "the broker has answered");
+        assert_eq!(bob.on_probe_answer(31, true), PositionAnswer::Unexpected);
+        bob.on_position_verified(30, &position(30));
+        assert_eq!((bob.stream.is_open(), bob.stream.next()), (true, 31));
     }
 }

@@ -45,7 +45,6 @@ pub(super) enum Relisting {
     Again,
 }
 
-/// State of one connection.
 pub(super) struct ConnectionState {
     pub(super) node: NodeCaller,
     /// The node is one agent's own connection.

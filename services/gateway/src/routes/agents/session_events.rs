@@ -2,12 +2,8 @@
 
 use axum::extract::State;
 use relay_domain::agents::session_event::SessionEvent;
-use relay_engine::{
-    Engine,
-    agents::session_events::{PAGE, SessionEventReport},
-};
+use relay_engine::{Engine, agents::session_events::PAGE};
 use relay_wire::agents::session_event as wire;
-use serde_json::Value;
 
 use crate::{
     caller::{Caller, ReaderOrAgent, reads},
@@ -35,8 +31,7 @@ pub async fn report(
     Path(name): Path<String>,
     KeyedBody { body, key }: KeyedBody<wire::ReportBody>,
 ) -> Result<Reply<wire::SessionEvent>, ApiError> {
-    let request = SessionEventReport { event_type: body.event_type, payload: body.payload.map(Value::Object) };
-    let reported = engine.agents().report_session_event(&caller, &name, request, key.as_ref()).await?;
+    let reported = engine.agents().report_session_event(&caller, &name, body, key.as_ref()).await?;
     Ok(Reply::created(to_session_event(reported.event)).replayed(reported.replayed))
 }
 

@@ -6,7 +6,7 @@ use relay_engine::{
     Engine,
     channels::{
         all_conversations::{ALL_CONVERSATIONS_PAGE, WorkspaceConversation},
-        conversations::{CreateGroup, CreatedGroup, ListedConversation},
+        conversations::{CreatedGroup, ListedConversation},
     },
 };
 use relay_wire::{
@@ -86,8 +86,7 @@ pub async fn create_group(
     ActingAgent(caller): ActingAgent,
     KeyedBody { body, key }: KeyedBody<wire::CreateGroupBody>,
 ) -> Result<Reply<wire::StoredGroup>, ApiError> {
-    let request = CreateGroup { participants: body.participants, title: body.name, text: body.text };
-    match engine.messages().create_group(&caller, &request, key.as_ref()).await? {
+    match engine.messages().create_group(&caller, &body, key.as_ref()).await? {
         CreatedGroup::Created(data) => Ok(Reply::created(data)),
         CreatedGroup::Replayed(replay) => {
             let status = StatusCode::from_u16(replay.status).unwrap_or(StatusCode::CREATED);

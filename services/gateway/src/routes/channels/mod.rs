@@ -7,10 +7,9 @@ use relay_domain::{WorkspaceScope, channels::ChannelKind};
 use relay_engine::{
     Engine,
     access::authentication::AgentCaller,
-    channels::lifecycle::{ChannelChange, ChannelRow, CreateChannel, MemberRow},
+    channels::lifecycle::{ChannelRow, MemberRow},
 };
 use relay_wire::channels as wire;
-use serde_json::Value;
 
 use crate::{
     caller::{ActingAgent, Agent, Caller, ReaderOrAgent, ReaderOrAgentOrNode, reads},
@@ -36,8 +35,7 @@ pub async fn create(
     Caller(caller): Caller,
     Body(body): Body<wire::CreateChannelBody>,
 ) -> Result<Reply<wire::Channel>, ApiError> {
-    let request = CreateChannel { name: body.name, topic: body.topic, metadata: body.metadata.map(Value::Object) };
-    let row = engine.channels().create(&caller, &request).await?;
+    let row = engine.channels().create(&caller, body).await?;
     Ok(Reply::created(to_channel(caller.scope(), row)))
 }
 
@@ -98,8 +96,7 @@ pub async fn update(
     Path(name): Path<String>,
     Body(body): Body<wire::UpdateChannelBody>,
 ) -> Result<Reply<wire::Channel>, ApiError> {
-    let change = ChannelChange { topic: body.topic, metadata: body.metadata.map(Value::Object) };
-    let row = engine.channels().update(caller.scope(), &name, &change).await?;
+    let row = engine.channels().update(caller.scope(), &name, body).await?;
     Ok(Reply::ok(to_channel(caller.scope(), row)))
 }
 
@@ -120,8 +117,8 @@ pub async fn set_topic(
     Path(name): Path<String>,
     Body(body): Body<wire::TopicBody>,
 ) -> Result<Reply<wire::Channel>, ApiError> {
-    let change = ChannelChange { topic: Some(Some(body.topic)), metadata: None };
-    let row = engine.channels().update(caller.scope(), &name, &change).await?;
+    let change = wire::UpdateChannelBody { topic: Some(Some(body.topic)), metadata: None };
+    let row = engine.channels().update(caller.scope(), &name, change).await?;
     Ok(Reply::ok(to_channel(caller.scope(), row)))
 }
 

@@ -45,7 +45,7 @@ pub async fn get(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::MESSAGE }>,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::Message>, ApiError> {
-    Ok(Reply::ok(engine.messages().message(&caller, &id).await?.into()))
+    Ok(Reply::ok(engine.messages().visible(&caller, &id).await?.into()))
 }
 
 /// Shows a thread, its replies oldest first.

@@ -7,7 +7,7 @@ use relay_domain::{
 };
 use relay_engine::{
     Engine,
-    agents::bindings::{self, BindAgent},
+    agents::bindings,
     nodes::roster::{NodeFilter, NodeListPosition, NodeTokenRequest},
 };
 use relay_wire::nodes as wire;
@@ -196,8 +196,7 @@ pub async fn bind(
     Path(name): Path<String>,
     Body(body): Body<wire::BindAgentBody>,
 ) -> Result<Reply<wire::Binding>, ApiError> {
-    let request = BindAgent { agent_name: body.agent_name, session_ref: body.session_ref, priority: body.priority };
-    Ok(Reply::created(to_binding(engine.agents().bind(caller.scope, &name, &request).await?)))
+    Ok(Reply::created(to_binding(engine.agents().bind(caller.scope, &name, &body).await?)))
 }
 
 /// Removes an agent from a node. It returns to its own node.
