@@ -6,7 +6,14 @@ use crate::messages::fixture::{message, scope};
 
 fn ada() -> AgentCaller {
     let name = "ada".into();
-    AgentCaller { scope: scope(), agent_id: AgentId::new(1), name, kind: AgentKind::Agent, token_generation: 3 }
+    AgentCaller {
+        scope: scope(),
+        agent_id: AgentId::new(1),
+        name,
+        kind: AgentKind::Agent,
+        token_generation: 3,
+        is_former_token: false,
+    }
 }
 
 /// Audience of ada (1), bob (2) and, with muted notifications, eve (3).
