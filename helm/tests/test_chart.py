@@ -189,6 +189,7 @@ def test_every_reference_leads_somewhere(name):
     given = values_of(name)
     outside = {given.get(part, {}).get("existingSecret") for part in ("database", "nats", "secrets")}
     there = {kind: {o["metadata"]["name"] for o in made if o["kind"] == kind} for kind in ("Secret", "ConfigMap", "ServiceAccount")}
+    outside |= {given.get(part, {}).get("caSecret") for part in ("database", "nats")}
     there["Secret"] |= outside
     accounts = there["ServiceAccount"] | ({"default"} if not given.get("serviceAccount", {}).get("create", True) else set())
     for thing in made:
@@ -230,9 +231,11 @@ def test_every_variable_is_one_that_the_engine_reads(name):
 OWN = {"RELAY_LISTEN", "RELAY_METRICS_LISTEN", "RELAY_FILES_DIR"}
 #: Values that set every setting that has no default in the chart.
 EVERYTHING = {
+    "nats": {"caSecret": "nats-ca"},
     "config": {
         "publicUrl": "https://relay.example",
         "trustedProxies": ["10.0.0.0/8"],
+        "defaultPlan": "pro",
         "operator": {"issuer": "https://id.example", "audience": "relay", "jwksUrl": "https://id.example/keys"},
     },
     "secrets": {"signingSecret": "s" * 32, "bootstrapSecret": "b" * 32, "secretKeys": "k1:AAAA"},
@@ -256,6 +259,8 @@ def settings():
 def test_every_setting_of_the_engine_can_be_given_by_a_value():
     made = objects(render(merged(MINIMAL, EVERYTHING)))
     given = {name for o in made if o["kind"] in ("ConfigMap", "Secret") for name in o.get("data", o.get("stringData", {}))}
+    pods = [o["spec"]["template"]["spec"] for o in made if o["kind"] == "Deployment"]
+    given |= {variable["name"] for pod in pods for container in pod["containers"] for variable in container["env"]}
     wanted = settings()
     assert len(wanted) > 30
     assert wanted - given - OWN == set()
@@ -265,6 +270,26 @@ def test_every_setting_of_the_engine_can_be_given_by_a_value():
     for deployment in (o for o in pods if o["kind"] == "Deployment"):
         env = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
         assert secret <= {variable["name"] for variable in env if "valueFrom" in variable}
+
+
+def test_each_role_has_its_own_user_of_nats():
+    def key_of(values, role):
+        (pod,) = (o["spec"]["template"]["spec"] for o in objects(render(values)) if o["metadata"]["name"].endswith(f"-{role}") and o["kind"] == "Deployment")
+        return next(v["valueFrom"]["secretKeyRef"]["key"] for v in pod["containers"][0]["env"] if v["name"] == "NATS_URL")
+
+    def urls(values):
+        (secret,) = (o for o in objects(render(values)) if o["kind"] == "Secret" and "NATS_URL" in o.get("stringData", {}))
+        return {role: secret["stringData"][key_of(values, role)] for role in ("gateway", "worker")}
+
+    assert urls(MINIMAL) == {"gateway": "nats://nats:4222", "worker": "nats://nats:4222"}
+    given = merged(MINIMAL, {"nats": {"workerUrl": "nats://w@nats:4222"}})
+    assert urls(given) == {"gateway": "nats://nats:4222", "worker": "nats://w@nats:4222"}
+    trial = {"database": MINIMAL["database"], "trialNats": {"enabled": True}}
+    assert all(f"//relay-{role}:relay-trial@" in url for role, url in urls(trial).items())
+    existing = {"database": MINIMAL["database"], "nats": {"existingSecret": "mine"}}
+    assert [key_of(existing, role) for role in ("gateway", "worker")] == ["NATS_URL", "NATS_URL"]
+    existing = merged(existing, {"nats": {"existingSecretWorkerKey": "WORKER"}})
+    assert [key_of(existing, role) for role in ("gateway", "worker")] == ["NATS_URL", "WORKER"]
 
 
 def test_a_changed_setting_replaces_the_pods():

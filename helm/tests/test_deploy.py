@@ -67,3 +67,13 @@ def test_examples_are_values_of_the_chart():
     for path in EXAMPLES.glob("*.yaml"):
         assert render(yaml.safe_load(path.read_text()))
     assert "give exactly one" in refusal({})
+
+
+def test_nats_has_one_user_for_each_role_in_compose_and_in_the_trial_chart():
+    roles = (DEPLOY / "nats/roles.conf").read_text()
+    assert roles == (ROOT / "helm/relay/charts/trial-nats/files/roles.conf").read_text()
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    assert set(re.findall(r"password: \$(\w+)", roles)) == set(services["nats"]["environment"])
+    for role in ("gateway", "worker"):
+        assert f"user: relay-{role}\n" in roles
+        assert services[role]["environment"]["NATS_URL"].startswith(f"nats://relay-{role}:")

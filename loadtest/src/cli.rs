@@ -214,6 +214,21 @@ pub(crate) enum Scenario {
         #[arg(long, default_value_t = 100_000)]
         burst: usize,
     },
+    /// Compare our broker with the published one: spawns, injections, memory, CPU, latency. Both share the engine.
+    Node {
+        /// Program of the published broker; without it only ours is measured.
+        #[arg(long, value_name = "FILE")]
+        published: Option<PathBuf>,
+        /// Agents on the node.
+        #[arg(long, default_value_t = 50)]
+        agents: usize,
+        /// Messages in each measurement.
+        #[arg(long, default_value_t = 500)]
+        messages: usize,
+        /// Rounds; the order of the brokers alternates.
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+    },
     /// Serve as the baseline gateway; started by the scenarios that compare with it.
     #[command(hide = true)]
     BaselineGateway {
@@ -224,8 +239,8 @@ pub(crate) enum Scenario {
         #[arg(long)]
         nats: String,
     },
-    /// Run the delivery scenarios with their defaults: all but `rolling`, `observe`, `read`, `push`, `invoke` and
-    /// `placement`.
+    /// Run the delivery scenarios with their defaults: all but `rolling`, `observe`, `read`, `push`, `invoke`,
+    /// `placement` and `node`.
     All,
 }
 

@@ -3,11 +3,12 @@
 mod recovery;
 
 use chrono::Utc;
+use relay_engine::{access::secrets::KeyList, error::error_chain, settings::SecuritySettings};
 use relay_store::{
     Store,
     admin::{DatabaseHealth, SchemaState},
 };
-use relay_stream::admin::NatsHealth;
+use relay_stream::{NatsServers, admin::NatsHealth};
 
 /// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
@@ -31,6 +32,17 @@ pub struct Finding {
     pub fix: Option<&'static str>,
 }
 
+/// Servers and settings of an installation.
+#[derive(Debug, Clone)]
+pub struct Installation {
+    pub database_url: String,
+    pub nats: NatsServers,
+    pub secret_keys: KeyList,
+    pub has_signing_secret: bool,
+    /// `true` to report missing keys.
+    pub hosted: bool,
+}
+
 /// Oldest Postgres that the engine is tested with, as `server_version_num`.
 const MIN_POSTGRES: i32 = 150_000;
 /// Oldest NATS with all features that the engine uses.
@@ -48,11 +60,11 @@ const MAX_OUTBOX_LAG_SECONDS: f64 = 30.0;
 /// Partitions are created 7 days ahead, each hour.
 const MIN_PARTITION_DAYS: i64 = 3;
 
-/// Checks everything that the two URLs lead to. Never fails: an unavailable server is a finding.
+/// Checks everything that the URLs lead to, and the settings. Never fails: an unavailable server is a finding.
 #[expect(clippy::disallowed_methods, reason = "this machine's clock is one of the things to examine")]
-pub async fn examine(database_url: &str, nats_url: &str) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    match Store::connect(database_url, 1) {
+pub async fn examine(installation: &Installation) -> Vec<Finding> {
+    let mut findings = security_findings(installation);
+    match Store::connect(&installation.database_url, 1) {
         Err(error) => findings.push(failed("postgres", error_chain(&error), "correct DATABASE_URL")),
         Ok(store) => match store.database_health().await {
             Err(error) => {
@@ -65,7 +77,8 @@ pub async fn examine(database_url: &str, nats_url: &str) -> Vec<Finding> {
                     Ok(state) => {
                         findings.extend(schema_findings(&state));
                         if state.applied >= Some(state.known) {
-                            findings.extend(recovery::examine(&store, nats_url).await);
+                            findings
+                                .extend(recovery::examine(&store, &installation.nats, &installation.secret_keys).await);
                         }
                     }
                     Err(error) => findings.push(failed("schema", error_chain(&error), "run relayctl migrate")),
@@ -73,7 +86,7 @@ pub async fn examine(database_url: &str, nats_url: &str) -> Vec<Finding> {
             }
         },
     }
-    match relay_stream::admin::inspect(nats_url).await {
+    match relay_stream::admin::inspect(&installation.nats).await {
         Ok(health) => findings.extend(nats_findings(&health)),
         Err(error) => findings.push(Finding {
             check: "nats",
@@ -83,6 +96,26 @@ pub async fn examine(database_url: &str, nats_url: &str) -> Vec<Finding> {
         }),
     }
     findings
+}
+
+fn security_findings(installation: &Installation) -> Vec<Finding> {
+    let hosted = installation.hosted;
+    let settings = SecuritySettings {
+        database_url: Some(&installation.database_url),
+        nats_url: Some(&installation.nats.url),
+        has_secret_keys: !hosted || !installation.secret_keys.is_empty(),
+        has_signing_secret: Some(!hosted || installation.has_signing_secret),
+    };
+    let problems = settings.problems();
+    if problems.is_empty() {
+        let found = "connections to other hosts are verified".to_owned();
+        return vec![Finding { check: "security", verdict: Verdict::Ok, found, fix: None }];
+    }
+    let finding = |problem: &'static str| {
+        let (found, fix) = problem.split_once(": ").unwrap_or((problem, "see docs/operations/install.md"));
+        Finding { check: "security", verdict: Verdict::Warn, found: found.to_owned(), fix: Some(fix) }
+    };
+    problems.into_iter().map(finding).collect()
 }
 
 fn postgres_findings(health: &DatabaseHealth, own_clock_ms: i64) -> Vec<Finding> {
@@ -319,16 +352,6 @@ fn checked(
 
 fn failed(check: &'static str, found: String, fix: &'static str) -> Finding {
     Finding { check, verdict: Verdict::Fail, found, fix: Some(fix) }
-}
-
-fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        text = format!("{text}: {next}");
-        cause = next.source();
-    }
-    text
 }
 
 #[cfg(test)]

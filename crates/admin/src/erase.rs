@@ -7,6 +7,7 @@ use relay_store::{
     StoreError,
     admin::{ExportedRow, TableRowCount, WORKSPACES_TABLE},
 };
+use relay_stream::NatsServers;
 use tokio::time::Instant;
 
 use super::Admin;
@@ -109,7 +110,7 @@ impl Admin {
     pub async fn erase_workspace(
         &self,
         id: WorkspaceId,
-        nats_url: Option<&str>,
+        nats: Option<&NatsServers>,
         timeout: Duration,
         mut each: impl FnMut(u64, u64),
     ) -> EngineResult<Erasure> {
@@ -126,7 +127,7 @@ impl Admin {
         };
         self.wait_for_files(scope, timeout).await?;
         // Before the rows: when NATS is unavailable, this fails while all rows still exist.
-        let mut purged = purge_jetstream(nats_url, scope).await?;
+        let mut purged = purge_jetstream(nats, scope).await?;
         let mut erased: Vec<TableRowCount> = Vec::new();
         for round in 0..MAX_ROUNDS {
             let removed = self
@@ -149,9 +150,9 @@ impl Admin {
             }
         }
         // Messages that were published during the erasure; a third purge then counts the leftovers.
-        let meanwhile = purge_jetstream(nats_url, scope).await?;
+        let meanwhile = purge_jetstream(nats, scope).await?;
         purged = purged.zip(meanwhile).map(|(first, second)| first + second);
-        let jetstream = LeftoverCount { table: JETSTREAM.to_owned(), rows: purge_jetstream(nats_url, scope).await? };
+        let jetstream = LeftoverCount { table: JETSTREAM.to_owned(), rows: purge_jetstream(nats, scope).await? };
         let files = LeftoverCount {
             table: "files".to_owned(),
             rows: Some(self.store.count_file_objects(scope).await?.unsigned_abs()),
@@ -198,9 +199,9 @@ impl From<TableRowCount> for LeftoverCount {
 }
 
 /// Purges the messages of a workspace from JetStream. Returns their number; `None` without a NATS URL.
-async fn purge_jetstream(nats_url: Option<&str>, scope: WorkspaceScope) -> EngineResult<Option<u64>> {
-    match nats_url {
-        Some(url) => Ok(Some(relay_stream::admin::purge_workspace(url, scope).await?)),
+async fn purge_jetstream(nats: Option<&NatsServers>, scope: WorkspaceScope) -> EngineResult<Option<u64>> {
+    match nats {
+        Some(servers) => Ok(Some(relay_stream::admin::purge_workspace(servers, scope).await?)),
         None => Ok(None),
     }
 }

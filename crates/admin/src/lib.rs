@@ -14,6 +14,7 @@ use relay_domain::{
     access::token::{TOKEN_BYTES, TokenHash, TokenKind},
     names::{MAX_WORKSPACE_NAME_BYTES, check_name},
     nodes::RosterNode,
+    workspaces::plan::Plan,
 };
 pub use relay_store::admin::{
     DeadLetterSummary, ExportedRow, MailboxDetails, MailboxEntry, MailboxSettlement, RevokedToken, TableRowCount,
@@ -28,7 +29,7 @@ use relay_engine::{
     workspaces::usage::{UsageQuery, UsageReport},
 };
 
-pub use doctor::{Finding, Verdict, examine};
+pub use doctor::{Finding, Installation, Verdict, examine};
 pub use erase::{Erasure, LeftoverCount};
 pub use restore::RestoreReport;
 
@@ -121,7 +122,7 @@ impl Admin {
     ///
     /// # Errors
     /// When the name is out of bounds.
-    pub async fn create_workspace(&self, name: &str) -> EngineResult<WorkspaceWithKey> {
+    pub async fn create_workspace(&self, name: &str, plan: Plan) -> EngineResult<WorkspaceWithKey> {
         check_name("name", name, MAX_WORKSPACE_NAME_BYTES)?;
         let owner = format!("relayctl-{}", std::process::id());
         let worker = self
@@ -136,6 +137,8 @@ impl Admin {
         let new = NewWorkspace {
             workspace_id,
             name,
+            plan,
+            created_by: None,
             metadata: &Map::new().into(),
             provenance: None,
             created_at: chrono::DateTime::from_timestamp_millis(ids.now_ms()).unwrap_or_default(),

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use relay_store::recovery::DatabaseState;
-use relay_stream::Stream;
+use relay_stream::{Clock, FrameKeys, NatsServers, ProcessIdentity, Stream};
 use tokio::time::Instant;
 
 use super::{Admin, LEASE_SECONDS};
 use relay_engine::{
     EngineError, EngineResult, IdSource,
+    access::secrets::{KeyList, load_frame_keys},
     error::Fault,
     recovery::{DatabaseRepair, Margin, Progress, RepairPlan, RepairReport},
 };
@@ -25,6 +26,11 @@ pub struct RestoreReport {
     pub recovered_before: Option<DateTime<Utc>>,
 }
 
+/// Identity of a process that only reads streams.
+pub(crate) fn process_identity(origin: String, keys: FrameKeys) -> ProcessIdentity {
+    ProcessIdentity { name: "relayctl", origin, keys, clock: Clock::new(|| 0) }
+}
+
 impl Admin {
     /// Recovers the database as if it had just been restored. Without `margin` it only reports the necessary steps.
     /// Gateways and workers must be stopped, or wait for it.
@@ -33,7 +39,8 @@ impl Admin {
     /// When another process recovers the database.
     pub async fn restore(
         &self,
-        nats_url: &str,
+        nats: &NatsServers,
+        configured: &KeyList,
         margin: Option<Margin>,
         progress: impl FnMut(Progress) + Send,
     ) -> EngineResult<RestoreReport> {
@@ -45,7 +52,8 @@ impl Admin {
             .ok_or(EngineError::Internal(Fault::NoWorkerNumber))?;
         let ids = IdSource::new(worker.unsigned_abs());
         ids.synchronize(&self.store).await?;
-        let stream = Stream::connect(nats_url, "relayctl", &owner).await?;
+        let keys = load_frame_keys(&self.store, configured).await?;
+        let stream = Stream::connect(nats, process_identity(owner, keys)).await?;
         let since = Instant::now();
         while !stream.is_up() && since.elapsed() < NATS_TIMEOUT {
             tokio::time::sleep(POLL_EVERY).await;

@@ -5,7 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use chrono::{DateTime, TimeDelta, Utc};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use relay_egress::{Answer, CallOptions, Client, Failure, Target};
+use relay_domain::WorkspaceScope;
+use relay_egress::{Answer, CallOptions, Client, Failure, Target, Tenant};
 use tracing::{Instrument as _, Span};
 
 /// Request to an endpoint.
@@ -15,9 +16,10 @@ pub(crate) struct HttpCall {
     pub(crate) body: Bytes,
 }
 
-/// Makes one call as a child of the trace in `traceparent`, if there is one, under the span that `make_span` creates.
+/// Makes one call for a workspace, as a child of the trace in `traceparent`, if there is one, under the span that `make_span` creates.
 pub(crate) async fn post(
     client: &Client,
+    scope: WorkspaceScope,
     target: &Target,
     call: HttpCall,
     traceparent: Option<&str>,
@@ -26,7 +28,8 @@ pub(crate) async fn post(
     let span = relay_trace::child_span(traceparent, make_span);
     let HttpCall { mut headers, body } = call;
     relay_trace::insert_traceparent(&mut headers, span.as_ref(), traceparent);
-    let post = client.post(target, headers, body, CallOptions::default());
+    let options = CallOptions { tenant: Tenant(scope.workspace_id().get()), ..CallOptions::default() };
+    let post = client.post(target, headers, body, options);
     post.instrument(span.unwrap_or_else(Span::none)).await
 }
 

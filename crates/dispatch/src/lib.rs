@@ -3,12 +3,13 @@
 //!
 //! Both lease a queue, attempt its deliveries in order, record the outcome under the lease, wait as a retry schedule and a
 //! circuit breaker say, and release the queue. What they share: one call with its trace and its errors ([`call`]),
-//! signatures ([`signature`]), and the errors of their queues ([`QueueError`]).
+//! limits per host ([`destinations`]), signatures ([`signature`]), and the errors of their queues ([`QueueError`]).
 //!
 //! The crate knows neither Postgres nor the engine. The worker gives it both as [`push::PushQueue`] and
 //! [`subscriptions::SubscriptionQueue`].
 
 mod call;
+pub mod destinations;
 pub mod push;
 mod signature;
 pub mod subscriptions;

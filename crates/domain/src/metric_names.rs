@@ -48,8 +48,18 @@ pub const DATABASE_CONNECTIONS: &str = "relay_database_connections";
 pub const DATABASE_CONNECTIONS_MAX: &str = "relay_database_connections_max";
 /// 1 while this process is connected to NATS, otherwise 0. Gauge.
 pub const NATS_CONNECTED: &str = "relay_nats_connected";
+/// NATS messages without a valid code, whose rows are read from Postgres instead. Counter; label `kind`: delivery, event,
+/// hint or logged.
+pub const NATS_UNVERIFIED: &str = "relay_nats_unverified_total";
 /// Node sockets open on this gateway. Gauge.
 pub const CONNECTED_NODES: &str = "relay_connected_nodes";
+/// Connections of clients open on this gateway, upgraded ones included. Gauge.
+pub const CONNECTIONS: &str = "relay_connections";
+/// Connections, sockets and requests refused because of a limit of connections. Counter; label `reason`: process,
+/// address, workspace or token.
+pub const CONNECTIONS_REFUSED: &str = "relay_connections_refused_total";
+/// Connections closed because of a timeout. Counter; label `reason`: head, idle or registration.
+pub const CONNECTIONS_TIMED_OUT: &str = "relay_connections_timed_out_total";
 /// Agents served by the sockets of this gateway. Gauge.
 pub const CONNECTED_AGENTS: &str = "relay_connected_agents";
 /// Time from enqueueing a frame for a socket to its ack, in seconds; samples one frame per agent at a time. Histogram.
@@ -72,6 +82,11 @@ pub const LOOP_FAILURES: &str = "relay_loop_failures_total";
 pub const LOOP_WORK: &str = "relay_loop_work_total";
 /// Calls to the URLs of subscriptions. Counter; label `outcome`: delivered, retried or given_up.
 pub const SUBSCRIPTION_CALLS: &str = "relay_subscription_calls_total";
+/// Calls that were deferred because their host or workspace was at its limit.
+pub const DESTINATION_DEFERRALS: &str = "relay_destination_deferrals_total";
+/// Tokens that were in no cache. Counter; label `outcome`: found and unknown in Postgres, repeated (unknown a second
+/// ago), or refused because too many wait.
+pub const TOKEN_LOOKUPS: &str = "relay_token_lookups_total";
 /// Requests refused by a rate limit. Counter; label `by`: workspace, caller or address.
 pub const REQUESTS_LIMITED: &str = "relay_requests_limited_total";
 /// Batches of rate limit units acquired from Postgres. Counter.

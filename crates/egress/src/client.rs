@@ -20,7 +20,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use crate::{
-    Connect, Policy, Refusal, Resolve, SystemResolver, Target, TcpConnector,
+    Connect, Policy, Refusal, Resolve, SystemResolver, Target, TcpConnector, Tenant,
     pool::{Connection, Pool, PoolKey},
     tls,
 };
@@ -58,6 +58,8 @@ impl Default for CallLimits {
 pub struct CallOptions {
     /// Overrides [`CallLimits::timeout`].
     pub timeout: Option<Duration>,
+    /// Tenant whose share of the lookups is used.
+    pub tenant: Tenant,
 }
 
 /// Answer of an endpoint.
@@ -113,8 +115,8 @@ struct Inner<R, C> {
 impl Client {
     /// Creates a client with the system resolver and TCP. Reads the root certificates of the machine.
     #[must_use]
-    pub fn new(policy: Policy, limits: CallLimits) -> Self {
-        Self::with_transport(policy, limits, SystemResolver::default(), TcpConnector)
+    pub fn new(policy: Policy, limits: CallLimits, resolver: SystemResolver) -> Self {
+        Self::with_transport(policy, limits, resolver, TcpConnector)
     }
 }
 
@@ -147,7 +149,7 @@ impl<R: Resolve, C: Connect> Client<R, C> {
     ) -> Result<Answer, Failure> {
         let began = Instant::now();
         let within = options.timeout.unwrap_or(self.inner.limits.timeout);
-        let answer = timeout(within, self.inner.attempt(target, headers, body)).await;
+        let answer = timeout(within, self.inner.attempt(options.tenant, target, headers, body)).await;
         let (response, body, is_truncated) = answer.unwrap_or(Err(Failure::Timeout))?;
         let status = response.status.as_u16();
         Ok(Answer { status, headers: response.headers, body, is_truncated, latency: began.elapsed() })
@@ -157,11 +159,12 @@ impl<R: Resolve, C: Connect> Client<R, C> {
 impl<R: Resolve, C: Connect> Inner<R, C> {
     async fn attempt(
         &self,
+        tenant: Tenant,
         target: &Target,
         headers: HeaderMap,
         body: Bytes,
     ) -> Result<(http::response::Parts, Bytes, bool), Failure> {
-        let addresses = self.resolve_checked(target).await?;
+        let addresses = self.resolve_checked(tenant, target).await?;
         let mut request = build_request(target, headers, body);
         for address in &addresses {
             let place = PoolKey { is_https: target.is_https, host: target.host.clone(), address: *address };
@@ -185,10 +188,10 @@ impl<R: Resolve, C: Connect> Inner<R, C> {
     }
 
     /// Resolves the target and checks all its addresses, so that no unchecked one can be connected to.
-    async fn resolve_checked(&self, target: &Target) -> Result<Vec<SocketAddr>, Failure> {
+    async fn resolve_checked(&self, tenant: Tenant, target: &Target) -> Result<Vec<SocketAddr>, Failure> {
         let mut addresses: Vec<IpAddr> = match target.literal {
             Some(address) => vec![address],
-            None => self.resolver.resolve(&target.host).await.map_err(Failure::Connect)?,
+            None => self.resolver.resolve(tenant, &target.host).await.map_err(Failure::Connect)?,
         };
         self.policy.check_addresses(target, &addresses)?;
         if addresses.is_empty() {

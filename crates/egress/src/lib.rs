@@ -13,12 +13,14 @@ mod config;
 mod connect;
 mod policy;
 mod pool;
+mod resolver;
 mod target;
 mod tls;
 
 pub use address::{BlockedReason, blocked_reason};
 pub use client::{Answer, CallLimits, CallOptions, Client, Failure};
-pub use config::{AllowList, EgressConfig, Switch};
-pub use connect::{Connect, Resolve, SystemResolver, TcpConnector};
+pub use config::{AllowList, EgressConfig, NameServers, Switch};
+pub use connect::{Connect, TcpConnector};
 pub use policy::{AllowRule, Policy};
+pub use resolver::{Resolve, SystemResolver, Tenant};
 pub use target::{Refusal, Target};

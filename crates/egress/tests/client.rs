@@ -12,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use http::HeaderMap;
-use relay_egress::{Answer, CallLimits, CallOptions, Client, Failure, Policy};
+use relay_egress::{Answer, CallLimits, CallOptions, Client, Failure, Policy, SystemResolver, Tenant};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -92,7 +92,7 @@ async fn read_request(stream: &mut TcpStream) -> Option<String> {
 
 fn client() -> Client {
     let allow = vec!["127.0.0.1".parse().unwrap()];
-    Client::new(Policy { strict: true, allow }, CallLimits::default())
+    Client::new(Policy { strict: true, allow }, CallLimits::default(), SystemResolver::new(&[]))
 }
 
 async fn post(client: &Client, to: &Receiver, options: CallOptions) -> Result<Answer, Failure> {
@@ -100,7 +100,7 @@ async fn post(client: &Client, to: &Receiver, options: CallOptions) -> Result<An
     client.post(&target, HeaderMap::new(), Bytes::from_static(b"{}"), options).await
 }
 
-const SOON: CallOptions = CallOptions { timeout: Some(Duration::from_millis(300)) };
+const SOON: CallOptions = CallOptions { timeout: Some(Duration::from_millis(300)), tenant: Tenant(0) };
 
 #[tokio::test]
 async fn an_answer_is_returned_and_its_connection_reused() {

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use http::HeaderMap;
-use relay_egress::{CallLimits, CallOptions, Client, Connect, Failure, Policy, Refusal, Resolve};
+use relay_egress::{CallLimits, CallOptions, Client, Connect, Failure, Policy, Refusal, Resolve, Tenant};
 
 /// Names with the answers that each lookup gets in turn; the last one stays.
 type Names = HashMap<&'static str, Vec<Vec<&'static str>>>;
@@ -24,7 +24,7 @@ struct Recorder {
 }
 
 impl Resolve for Recorder {
-    async fn resolve(&self, host: &str) -> io::Result<Vec<IpAddr>> {
+    async fn resolve(&self, _: Tenant, host: &str) -> io::Result<Vec<IpAddr>> {
         self.looked_up.lock().unwrap().push(host.to_owned());
         let mut names = self.names.lock().unwrap();
         let answers = names.get_mut(host).ok_or(io::ErrorKind::NotFound)?;

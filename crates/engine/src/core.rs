@@ -1,13 +1,21 @@
 //! [`Core`]: what the handles of all nouns share.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use chrono::{DateTime, Utc};
-use relay_domain::GatewayId;
+use relay_domain::{GatewayId, WorkspaceScope};
 use relay_store::Store;
 use tokio::sync::mpsc;
 
-use crate::{EngineResult, IdSource, events::Announcement, hints::Hints};
+use crate::{
+    EngineError, EngineResult, IdSource,
+    events::Announcement,
+    fair_places::{FairPlaces, Place},
+    hints::Hints,
+};
 
 /// Storage, ids, the clock, hints and announcements. Cheap to clone; all clones share their state.
 #[derive(Clone)]
@@ -18,7 +26,14 @@ pub(crate) struct Core {
     pub(crate) announcer: mpsc::Sender<Announcement>,
     /// Set once this process is a gateway.
     pub(crate) gateway: Arc<OnceLock<GatewayId>>,
+    /// Places of reads that scan. They share the database with commits.
+    pub(crate) scans: FairPlaces,
 }
+
+/// Scans at the same time in this process; a workspace has one.
+pub(crate) const CONCURRENT_SCANS: usize = 4;
+/// Longest wait for a place: some scans of the same workspace, far below the 30 s that a request may take.
+const SCAN_WAIT: Duration = Duration::from_secs(5);
 
 impl Core {
     /// Current time by Postgres' clock, as far as this process knows it.
@@ -28,6 +43,14 @@ impl Core {
 
     pub(crate) fn next_id(&self) -> i64 {
         self.ids.next_id()
+    }
+
+    /// Waits for the place of a read that scans: a search, statistics, or a list of a whole workspace.
+    ///
+    /// # Errors
+    /// When other scans, above all of the same workspace, take too long.
+    pub(crate) async fn take_scan_place(&self, scope: WorkspaceScope) -> EngineResult<Place> {
+        self.scans.take(scope, SCAN_WAIT).await.ok_or(EngineError::Overloaded)
     }
 
     /// Id of this gateway, if this process is one.

@@ -29,6 +29,12 @@ pub enum EngineError {
     DependencyUnavailable(Dependency),
     #[error(transparent)]
     Unauthenticated(BadCredential),
+    /// The client's address has presented too many unknown tokens. Nothing was looked up.
+    #[error("too many unknown tokens from this address")]
+    TooManyUnknownTokens {
+        /// Seconds until the next attempt: 1 to 60.
+        retry_after: u16,
+    },
     /// An operator has suspended the workspace. Its data is kept.
     #[error("the workspace is suspended")]
     WorkspaceSuspended,
@@ -336,6 +342,8 @@ pub enum Limit {
     Quota(Quota),
     #[error("too many actions")]
     Actions,
+    #[error("too many observer tokens were created within a day")]
+    ObserverTokensPerDay,
     #[error("too many invocations of {0} are open")]
     Invocations(&'static str),
 }
@@ -394,6 +402,18 @@ impl From<StoreError> for EngineError {
             StoreError::Refused { .. } | StoreError::Corrupt { .. } => Self::Internal(Fault::Store(error)),
         }
     }
+}
+
+/// Formats an error with its causes, outermost first.
+#[must_use]
+pub fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text = format!("{text}: {next}");
+        cause = next.source();
+    }
+    text
 }
 
 impl From<relay_stream::StreamError> for EngineError {

@@ -19,7 +19,6 @@ use crate::{
     channels::{Channels, audiences::Audiences},
     core::Core,
     events::{self, Events},
-    fair_places::FairPlaces,
     files::{FileStorage, Files},
     mailboxes::{Mailboxes, cursors::CursorMoves},
     messages::{
@@ -31,7 +30,7 @@ use crate::{
     observers::{ObserverCache, Observers, TokenUse},
     processes::Processes,
     recovery::{Recovery, RecoveryState},
-    search::{Search, queries::CONCURRENT_SEARCHES},
+    search::Search,
     subscriptions::Subscriptions,
     workspaces::{Workspaces, suspensions::Suspensions},
 };
@@ -110,11 +109,12 @@ impl Inner {
         senders: Senders,
     ) -> Self {
         let Senders { seen, observers, committer, publisher, calls, dispatch_notes } = senders;
-        let egress = relay_egress::Client::new(config.egress.policy(), relay_egress::CallLimits::default());
+        let egress = config.egress.client();
         let (seen, suspensions) = (Arc::new(seen), Arc::<Suspensions>::default());
         let audiences = Arc::new(Audiences::new(core.clone()));
         let node_kinds = NodeKinds::new(core.clone());
         let tokens = Tokens::new(core.clone());
+        let limits = Arc::new(Limits::new(config.limits));
         let quotas = QuotaCache::new(core.clone(), config.limits.plans);
         let mailboxes =
             Mailboxes { core: core.clone(), stream: stream.clone(), cursors: Arc::<CursorMoves>::default() };
@@ -148,6 +148,7 @@ impl Inner {
                 observers: observers.clone(),
                 suspensions: Arc::clone(&suspensions),
                 seen,
+                limits: Arc::clone(&limits),
             },
             actions: Actions {
                 core: core.clone(),
@@ -186,13 +187,12 @@ impl Inner {
                 heartbeats: Arc::default(),
             },
             processes: Processes { core: core.clone(), stream: stream.clone(), tasks: tasks.clone() },
-            rate_limits: RateLimits {
+            rate_limits: RateLimits { core: core.clone(), quotas: quotas.clone(), limits },
+            recovery: Recovery {
                 core: core.clone(),
-                quotas: quotas.clone(),
-                limits: Arc::new(Limits::new(config.limits)),
+                state: Arc::new(RecoveryState::new(config.restore_margin, &core.store)),
             },
-            recovery: Recovery { core: core.clone(), state: Arc::new(RecoveryState::new(config.restore_margin)) },
-            search: Search { core: core.clone(), places: FairPlaces::new(CONCURRENT_SEARCHES) },
+            search: Search { core: core.clone() },
             subscriptions: Subscriptions {
                 core: core.clone(),
                 quotas: quotas.clone(),
@@ -204,6 +204,8 @@ impl Inner {
                 tokens,
                 secrets: Arc::clone(&secrets),
                 observers: observers.clone(),
+                quotas: quotas.clone(),
+                default_plan: config.limits.default_plan,
             },
             stream,
             tasks,

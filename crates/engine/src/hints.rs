@@ -91,6 +91,11 @@ impl Hints {
         self.mailboxes_changed([(scope, agent)]);
     }
 
+    /// Has this process compare a mailbox with its rows, because a message about it could not be verified.
+    pub fn compare_mailbox(&self, scope: WorkspaceScope, agent: AgentId) {
+        let _ = self.local.send(Arc::new(Hint::MailboxesChanged { agents: vec![(scope.workspace_id(), agent)] }));
+    }
+
     pub fn token_revoked(&self, hash: TokenHash) {
         self.publish(Hint::TokenRevoked { hash: hash.to_string() });
     }
@@ -192,7 +197,7 @@ pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Rece
         let hint = hints.recv().await;
         let Some(inner) = engine.upgrade() else { return };
         match hint.as_deref() {
-            Ok(Hint::TokenRevoked { hash }) => {
+            Ok(Hint::TokenRevoked { hash } | Hint::TokenDoubted { hash }) => {
                 if let Ok(hash) = hash.parse::<TokenHash>() {
                     inner.access.tokens.forget(&hash);
                     inner.observers.cache.notify_access_change();

@@ -57,6 +57,8 @@ const INVOCATIONS_KEPT: Duration = Duration::from_secs(8 * 24 * 3600);
 const WORKER_IDS_KEPT: Duration = Duration::from_secs(3600);
 /// A revoked observer token is listed this long, and longer while a text of it could still verify.
 const REVOKED_TOKENS_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+/// The text of an active observer token is renewed this long before its end: a month without workers ends none.
+const TOKENS_RENEWED_BEFORE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Claim counts are needed as long as a delivery can live.
 const CLAIMS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Rate limits of past minutes, with room for clock differences.
@@ -104,7 +106,7 @@ pub async fn compact_settlements(engine: &Engine) -> EngineResult<TickOutcome> {
     Ok(TickOutcome { worked: done.removed + done.extended, more: done.more, lag: None })
 }
 
-/// Removes old rows, and re-encrypts secrets of former keys.
+/// Removes old rows, renews observer tokens, and re-encrypts secrets of former keys.
 pub async fn prune_rows(engine: &Engine, retention: Retention) -> EngineResult<TickOutcome> {
     let store = engine.store();
     let keys = store.prune_idempotency_keys(IDEMPOTENCY_KEYS_KEPT, PRUNED_AT_ONCE).await?;
@@ -117,7 +119,9 @@ pub async fn prune_rows(engine: &Engine, retention: Retention) -> EngineResult<T
     let files = store.prune_files(DELETED_FILES_KEPT, PRUNED_AT_ONCE).await?;
     let invocations = store.prune_invocations(INVOCATIONS_KEPT, PRUNED_AT_ONCE).await?;
     let tokens = store.prune_observer_tokens(REVOKED_TOKENS_KEPT, PRUNED_AT_ONCE).await?;
+    let renewed = store.renew_observer_tokens(TOKENS_RENEWED_BEFORE, PRUNED_AT_ONCE).await?;
     let called = store.prune_subscription_deliveries(calls_kept(retention), PRUNED_AT_ONCE).await?;
+    let bodies = store.prune_subscription_bodies(calls_kept(retention), PRUNED_AT_ONCE).await?;
     let redrives = store.prune_redrives(REDRIVES_KEPT, PRUNED_AT_ONCE).await?;
     let claims = store.prune_claims(CLAIMS_KEPT, PRUNED_AT_ONCE).await?;
     let edits = store.prune_message_edits(edits_kept(retention), PRUNED_AT_ONCE).await?;
@@ -125,8 +129,22 @@ pub async fn prune_rows(engine: &Engine, retention: Retention) -> EngineResult<T
     // Deliveries refer to messages, and a redrive on their last day lives for six more.
     let least_days = i32::try_from(retention.delivery_days + 6).unwrap_or(i32::MAX);
     let messages = store.prune_old_messages(engine.now().date_naive(), least_days, PRUNED_AT_ONCE).await?;
-    let removed =
-        [keys, batches, budgets, events, reports, files, invocations, tokens, called, redrives, claims, edits];
-    let more = more_sealed || messages.more || removed.iter().any(|removed| *removed >= PRUNED_AT_ONCE.unsigned_abs());
-    Ok(TickOutcome { worked: workers + sealed + messages.removed + removed.iter().sum::<u64>(), more, lag: None })
+    let done = [
+        keys,
+        batches,
+        budgets,
+        events,
+        reports,
+        files,
+        invocations,
+        tokens,
+        called,
+        bodies,
+        redrives,
+        claims,
+        edits,
+        renewed,
+    ];
+    let more = more_sealed || messages.more || done.iter().any(|done| *done >= PRUNED_AT_ONCE.unsigned_abs());
+    Ok(TickOutcome { worked: workers + sealed + messages.removed + done.iter().sum::<u64>(), more, lag: None })
 }

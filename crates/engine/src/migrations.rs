@@ -5,7 +5,7 @@ use std::{error::Error, time::Duration};
 use relay_store::{Store, StoreError};
 use tokio::time::Instant;
 
-use crate::EngineResult;
+use crate::{EngineResult, error::error_chain};
 
 const RETRY_AFTER: Duration = Duration::from_millis(250);
 
@@ -54,7 +54,8 @@ pub(crate) async fn wait_for_schema(store: &Store) -> EngineResult<()> {
             }
             Err(error) if error.is_unavailable() => {
                 if logged != Some("postgres") {
-                    tracing::warn!(error = &error as &dyn Error, "waiting for postgres");
+                    // With its causes: a certificate that does not fit looks like an outage otherwise.
+                    tracing::warn!(error = error_chain(&error), "waiting for postgres");
                 }
                 "postgres"
             }

@@ -1,9 +1,103 @@
 //! Value parsers for command-line flags: they report invalid settings before anything starts. None of them uses the
 //! network, and none repeats the value, which may be a secret.
 
+use std::{net::IpAddr, path::PathBuf};
+
 use relay_store::Store;
+pub use relay_stream::NatsServers;
 
 use crate::access::{operators::check_issuer_url, secrets::MIN_SECRET_BYTES};
+
+/// Boolean setting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
+}
+
+/// Connection to NATS.
+#[derive(Debug, Clone, clap::Args)]
+pub struct NatsConfig {
+    /// URL of NATS: `nats://user:password@host:port`, `tls://` to require TLS; several servers of one cluster separated
+    /// by commas.
+    #[arg(long, env = "NATS_URL", default_value = "nats://127.0.0.1:4222", hide_env_values = true, value_parser = parse_nats_url)]
+    pub nats_url: String,
+
+    /// File with the authorities, in PEM, that the certificates of NATS are checked against besides the system's.
+    #[arg(long, env = "RELAY_NATS_CA_FILE")]
+    pub nats_ca_file: Option<PathBuf>,
+}
+
+impl NatsConfig {
+    #[must_use]
+    pub fn servers(&self) -> NatsServers {
+        // An empty variable is unset.
+        let ca_file = self.nats_ca_file.clone().filter(|path| !path.as_os_str().is_empty());
+        NatsServers { url: self.nats_url.clone(), ca_file }
+    }
+}
+
+/// Settings on which the security of a hosted installation depends. `None` where a program has no such setting.
+#[derive(Debug, Clone, Copy)]
+pub struct SecuritySettings<'a> {
+    pub database_url: Option<&'a str>,
+    pub nats_url: Option<&'a str>,
+    pub has_secret_keys: bool,
+    pub has_signing_secret: Option<bool>,
+}
+
+impl<'a> SecuritySettings<'a> {
+    /// Takes the settings from their variables.
+    pub fn from_variables(variable: impl Fn(&str) -> Option<&'a str>, has_signing_secret: Option<bool>) -> Self {
+        Self {
+            database_url: variable("DATABASE_URL"),
+            nats_url: variable("NATS_URL"),
+            has_secret_keys: variable("RELAY_SECRET_KEYS").is_some(),
+            has_signing_secret,
+        }
+    }
+
+    /// Logs what is insecure. Called by hosted installations, where other settings are required.
+    pub fn warn(&self) {
+        for problem in self.problems() {
+            tracing::warn!(problem, "the installation is not secure; RELAY_REQUIRE_SECURE=on refuses such settings");
+        }
+    }
+
+    /// Returns what is insecure, with advice, one sentence for each. A URL that cannot be parsed is reported elsewhere.
+    pub fn problems(&self) -> Vec<&'static str> {
+        let is_remote = |host: &String| !is_loopback(host);
+        let readable_database = self.database_url.and_then(Store::unverified_host).as_ref().is_some_and(is_remote);
+        let readable_nats = self.nats_url.is_some_and(|url| relay_stream::unverified_hosts(url).iter().any(is_remote));
+        let problems = [
+            (readable_database, DATABASE_PROBLEM),
+            (readable_nats, NATS_PROBLEM),
+            (
+                !self.has_secret_keys,
+                "RELAY_SECRET_KEYS is not set, so the keys that encrypt secrets and sign messages are in Postgres: set \
+                 it to k1:$(openssl rand -base64 32) for all processes",
+            ),
+            (
+                self.has_signing_secret == Some(false),
+                "RELAY_SIGNING_SECRET is not set, so the keys that sign observer tokens are stored unencrypted: set it to \
+                 $(openssl rand -hex 32)",
+            ),
+        ];
+        problems.into_iter().filter(|(is_present, _)| *is_present).map(|(_, problem)| problem).collect()
+    }
+}
+
+/// Returns whether a host is this machine by name or address, an IPv6 one with or without brackets.
+pub(crate) fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// Connection to Postgres on another host that is not encrypted, or to a server that proves nothing.
+pub const DATABASE_PROBLEM: &str = "DATABASE_URL leads to another host without verifying it: add sslmode=verify-full, and \
+                                    sslrootcert with a private authority";
+/// The same for NATS.
+pub const NATS_PROBLEM: &str = "NATS_URL leads to another host without requiring TLS: use tls://, and RELAY_NATS_CA_FILE \
+                                with a private authority";
 
 /// Parses a Postgres URL.
 pub fn parse_database_url(text: &str) -> Result<String, String> {
@@ -34,6 +128,44 @@ pub fn parse_issuer_url(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn insecure_settings_of_a_hosted_installation_are_found() {
+        let problems = |database_url, nats_url| {
+            let settings = SecuritySettings {
+                database_url: Some(database_url),
+                nats_url: Some(nats_url),
+                has_secret_keys: true,
+                has_signing_secret: Some(true),
+            };
+            settings.problems()
+        };
+        for (database, nats, expected) in [
+            ("postgres://u@127.0.0.1/relay", "nats://localhost:4222", &[][..]),
+            ("postgres:///relay?host=/run/postgresql", "nats://[::1]:4222,127.0.0.2:1", &[]),
+            ("postgres://u@db/relay?sslmode=verify-full", "tls://a:4222,tls://b:4222", &[]),
+            (
+                "postgres://u@db/relay?sslmode=verify-ca",
+                "tls://a:4222,nats://b:4222",
+                &[DATABASE_PROBLEM, NATS_PROBLEM],
+            ),
+            ("postgres://u@10.0.0.1/relay?sslmode=require", "tls://a:4222", &[DATABASE_PROBLEM]),
+            ("postgres://u@db/relay", "tls://a:4222", &[DATABASE_PROBLEM]),
+            ("postgres://u@localhost/relay", "a:4222", &[NATS_PROBLEM]),
+            ("no url", "http://x", &[]),
+        ] {
+            assert_eq!(problems(database, nats), expected, "{database} {nats}");
+        }
+        let none = SecuritySettings {
+            database_url: None,
+            nats_url: None,
+            has_secret_keys: false,
+            has_signing_secret: Some(false),
+        };
+        let found = none.problems().join("\n");
+        assert!(found.contains("RELAY_SECRET_KEYS") && found.contains("RELAY_SIGNING_SECRET"), "{found}");
+        assert_eq!(SecuritySettings { has_signing_secret: None, has_secret_keys: true, ..none }.problems().len(), 0);
+    }
 
     #[test]
     fn invalid_settings_are_refused_without_repeating_them() {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use relay_egress::EgressConfig;
 use relay_store::{Store, StoreError};
-use relay_stream::Stream;
+use relay_stream::{Clock, NatsServers, ProcessIdentity, Stream};
 use relay_tasks::TaskSet;
 use tokio::sync::mpsc;
 
@@ -16,9 +16,10 @@ use crate::{
     },
     actions,
     agents::last_seen,
-    core::Core,
+    core::{CONCURRENT_SCANS, Core},
     error::Fault,
     events,
+    fair_places::FairPlaces,
     files::FilesConfig,
     handles::{Queues, queues},
     hints::{self, Hints},
@@ -43,11 +44,13 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
     pub database_url: String,
-    pub nats_url: String,
+    pub nats: NatsServers,
     /// Copies that JetStream keeps of each stream.
     pub nats_replicas: u8,
     /// Postgres connections at most. Raising it past 16 costs commits more than it gives reads.
     pub database_connections: u32,
+    /// Time after which Postgres ends a statement of this process, except those of a recovery.
+    pub statement_limit: Duration,
     /// Amount by which sequence numbers are raised in a restored database when the log cannot prove which ones were
     /// used.
     pub restore_margin: i64,
@@ -65,17 +68,32 @@ impl Engine {
     /// # Errors
     /// When a URL cannot be parsed, or no worker number is free.
     pub async fn start(config: EngineConfig, tasks: &TaskSet) -> EngineResult<Self> {
-        let store = Store::connect(&config.database_url, config.database_connections)?;
+        let store = Store::connect(&config.database_url, config.database_connections)?
+            .with_statement_limit(config.statement_limit);
         let owner = new_owner_name()?;
         wait_for_schema(&store).await?;
         let worker = wait_for_worker(&store, &owner).await?;
         let ids = Arc::new(IdSource::new(worker.unsigned_abs()));
         ids.synchronize(&store).await?;
         let secrets = Arc::new(wait_for_secrets(&store, &config.secret_keys).await?);
-        let stream = Stream::connect(&config.nats_url, "relay", &owner).await?;
+        let clock = Arc::clone(&ids);
+        let identity = ProcessIdentity {
+            name: "relay",
+            origin: owner.clone(),
+            keys: secrets.frame_keys(),
+            clock: Clock::new(move || clock.now_ms()),
+        };
+        let stream = Stream::connect(&config.nats, identity).await?;
         let (hints, hint_queue) = Hints::new();
         let (announcer, announcements) = mpsc::channel(events::ANNOUNCEMENT_QUEUE);
-        let core = Core { store, ids, hints: Arc::new(hints), announcer, gateway: Arc::default() };
+        let core = Core {
+            store,
+            ids,
+            hints: Arc::new(hints),
+            announcer,
+            gateway: Arc::default(),
+            scans: FairPlaces::new(CONCURRENT_SCANS),
+        };
         let (senders, queues) = queues();
         let inner = Inner::new(core, stream.clone(), tasks.clone(), secrets, &config, senders);
         let engine = Self { inner: Arc::new(inner) };

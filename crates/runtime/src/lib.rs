@@ -1,4 +1,4 @@
-//! Runtime of the service processes: configuration, logs, traces, metrics, and graceful shutdown.
+//! Runtime of the service processes: configuration, logs, traces, metrics, the HTTP server, and graceful shutdown.
 //!
 //! Used by the `main` functions of the services and by their request middleware. It knows nothing of messages,
 //! Postgres or NATS.
@@ -6,6 +6,7 @@
 pub mod cost;
 pub mod metrics;
 mod otel;
+pub mod server;
 pub mod settings;
 pub mod shutdown;
 pub mod telemetry;

@@ -8,6 +8,7 @@
 pub mod binaries;
 pub mod client;
 pub mod http;
+pub mod node;
 mod os;
 pub mod ports;
 pub mod process;

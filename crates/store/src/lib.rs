@@ -63,7 +63,8 @@ pub use nodes::enrolment::{DirectTokenOutcome, EnrolOutcome, EnrolmentToken, New
 pub use nodes::roster::{NodeFilter, NodeListPosition};
 pub use observers::overrides::{OverrideCursor, OverrideRow, OverrideState, RetireOutcome, SigningKeyRow};
 pub use observers::tokens::{
-    NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenRow, ObserverTokenUpdate,
+    NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenLimits, ObserverTokenRow,
+    ObserverTokenUpdate,
 };
 pub use pool::{Connections, MIGRATOR, Store};
 pub use workspaces::lifecycle::{CreationKey, NewWorkspace, WorkspaceChange, WorkspaceCreation, WorkspaceRow};

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{
     PgPool,
     migrate::MigrateError,
-    postgres::{PgConnectOptions, PgPoolOptions},
+    postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 use tokio::time::Instant;
 
@@ -17,6 +17,10 @@ pub static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations"
 
 /// Pause before a migration that timed out on a lock is retried.
 const MIGRATION_RETRY_DELAY: Duration = Duration::from_millis(250);
+
+/// Connections for statements without a limit, and the time after which they are closed.
+const UNLIMITED_CONNECTIONS: u32 = 2;
+const UNUSED_AFTER: Duration = Duration::from_secs(30);
 
 /// Handle on Postgres. Cheap to clone; all clones share one pool.
 #[derive(Debug, Clone)]
@@ -66,6 +70,27 @@ impl Store {
         Ok(Self { pool })
     }
 
+    /// Returns a handle with a pool of its own whose statements Postgres ends after `limit`. A statement whose caller
+    /// has given up would otherwise run on and keep its connection.
+    #[must_use]
+    pub fn with_statement_limit(&self, limit: Duration) -> Self {
+        self.with_statement_timeout(limit.as_millis(), self.pool.options().clone())
+    }
+
+    /// Returns a handle with a small pool of its own whose statements take as long as they need. Its connections are
+    /// closed when they are not used.
+    #[must_use]
+    pub fn without_statement_limit(&self) -> Self {
+        let options = self.pool.options().clone().max_connections(UNLIMITED_CONNECTIONS);
+        self.with_statement_timeout(0, options.idle_timeout(UNUSED_AFTER))
+    }
+
+    fn with_statement_timeout(&self, milliseconds: u128, pool: PgPoolOptions) -> Self {
+        let options = (*self.pool.connect_options()).clone();
+        let options = options.options([("statement_timeout", milliseconds.to_string())]);
+        Self { pool: pool.connect_lazy_with(options) }
+    }
+
     /// Checks that `url` is a Postgres URL, without connecting.
     ///
     /// # Errors
@@ -80,6 +105,15 @@ impl Store {
             Err(sqlx::Error::Configuration(cause)) => Err(cause.to_string()),
             Err(error) => Err(error.to_string()),
         }
+    }
+
+    /// Returns the host of `url` unless its connections are encrypted and it proves its name. The environment's
+    /// defaults, such as PGSSLMODE, count. `None` also for a socket of this machine, and for an unusable URL.
+    pub fn unverified_host(url: &str) -> Option<String> {
+        Self::check_url(url).ok()?;
+        let options: PgConnectOptions = url.parse().ok()?;
+        let is_safe = options.get_socket().is_some() || matches!(options.get_ssl_mode(), PgSslMode::VerifyFull);
+        (!is_safe).then(|| options.get_host().to_owned())
     }
 
     /// Returns the current connection counts.

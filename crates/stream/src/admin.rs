@@ -2,15 +2,10 @@
 
 use std::time::Duration;
 
-use async_nats::{ConnectOptions, jetstream};
+use async_nats::jetstream;
 use relay_domain::WorkspaceScope;
 
-use crate::{
-    StreamError, StreamResult,
-    connection::{STREAMS, parse_servers},
-    recovery::find_stream,
-    subjects,
-};
+use crate::{NatsServers, StreamError, StreamResult, connection::STREAMS, recovery::find_stream, subjects};
 
 /// Timeout of one request to NATS.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -68,8 +63,8 @@ pub struct FoundStream {
 ///
 /// # Errors
 /// If NATS is unavailable for 5 s.
-pub async fn inspect(url: &str) -> StreamResult<NatsHealth> {
-    let (client, context) = connect(url).await?;
+pub async fn inspect(servers: &NatsServers) -> StreamResult<NatsHealth> {
+    let (client, context) = connect(servers).await?;
     let info = client.server_info();
     let mut health = NatsHealth {
         version: info.version.clone(),
@@ -115,8 +110,8 @@ pub async fn inspect(url: &str) -> StreamResult<NatsHealth> {
 ///
 /// # Errors
 /// If NATS is unavailable or refuses; the streams may then still hold messages of the workspace.
-pub async fn purge_workspace(url: &str, scope: WorkspaceScope) -> StreamResult<u64> {
-    let (_client, context) = connect(url).await?;
+pub async fn purge_workspace(servers: &NatsServers, scope: WorkspaceScope) -> StreamResult<u64> {
+    let (_client, context) = connect(servers).await?;
     let mut purged = 0;
     for ((name, ..), subject) in STREAMS.iter().zip(subjects::workspace_filters(scope)) {
         let Some(stream) = find_stream(&context, name).await? else { continue };
@@ -126,9 +121,9 @@ pub async fn purge_workspace(url: &str, scope: WorkspaceScope) -> StreamResult<u
     Ok(purged)
 }
 
-async fn connect(url: &str) -> StreamResult<(async_nats::Client, jetstream::Context)> {
-    let servers = parse_servers(url).map_err(StreamError::from_nats("reading the nats url"))?;
-    let connecting = ConnectOptions::new().name("relayctl").connection_timeout(ANSWER_TIMEOUT).connect(servers);
+async fn connect(servers: &NatsServers) -> StreamResult<(async_nats::Client, jetstream::Context)> {
+    let (addresses, options) = servers.parse()?;
+    let connecting = options.name("relayctl").connection_timeout(ANSWER_TIMEOUT).connect(addresses);
     let client = match tokio::time::timeout(ANSWER_TIMEOUT, connecting).await {
         Ok(connected) => connected.map_err(StreamError::from_nats("connecting"))?,
         Err(elapsed) => return Err(StreamError { operation: "connecting", source: elapsed.into() }),

@@ -1,11 +1,18 @@
 //! Connection to NATS with automatic reconnects, and the definition of the streams. Main type: [`Stream`].
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+    time::Duration,
+};
 
 use async_nats::{Client, ConnectOptions, Event, ServerAddr, connection::State, jetstream};
+use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 
-use crate::{StreamError, StreamResult, subjects};
+use crate::{FrameKeys, StreamError, StreamResult, subjects};
 
 /// Messages buffered per subscription; NATS drops further ones, and the silence check repairs the gap.
 const SUBSCRIPTION_CAPACITY: usize = 1024;
@@ -35,9 +42,90 @@ pub fn check_url(url: &str) -> Result<(), String> {
     parse_servers(url).map(drop).map_err(|error| error.to_string())
 }
 
+/// Returns the hosts of a NATS URL that need not prove their names, because it does not require TLS; none of an unusable
+/// URL.
+pub fn unverified_hosts(url: &str) -> Vec<String> {
+    let servers = parse_servers(url).unwrap_or_default();
+    servers.iter().filter(|server| !server.tls_required()).map(|server| server.host().to_owned()).collect()
+}
+
 pub(crate) fn parse_servers(url: &str) -> std::io::Result<Vec<ServerAddr>> {
     let empty = || std::io::Error::other("an address is empty");
     url.split(',').map(str::trim).map(|server| if server.is_empty() { Err(empty()) } else { server.parse() }).collect()
+}
+
+/// Address of the NATS servers.
+#[derive(Debug, Clone)]
+pub struct NatsServers {
+    /// URL, or several of one cluster separated by commas. `tls://` requires TLS with a certificate for the host.
+    pub url: String,
+    /// Certificates, in PEM, of the authorities that the servers' certificates are checked against besides the system's.
+    pub ca_file: Option<PathBuf>,
+}
+
+impl NatsServers {
+    /// Returns the addresses, and options with the URL's user and the given authorities.
+    pub(crate) fn parse(&self) -> StreamResult<(Vec<ServerAddr>, ConnectOptions)> {
+        let servers = parse_servers(&self.url).map_err(StreamError::from_nats("reading the nats url"))?;
+        let mut options = ConnectOptions::new();
+        // The client does not use credentials of URLs by itself.
+        if let Some((user, password)) = servers.iter().find_map(credentials) {
+            options = options.user_and_password(user, password);
+        }
+        if let Some(file) = &self.ca_file {
+            options = options.add_root_certificates(file.clone());
+        }
+        Ok((servers, options))
+    }
+}
+
+/// Clock that all processes share approximately, in unix milliseconds.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> i64 + Send + Sync>);
+
+impl Clock {
+    /// Creates a clock from its reading.
+    pub fn new(now_ms: impl Fn() -> i64 + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now_ms))
+    }
+
+    pub(crate) fn now_ms(&self) -> i64 {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Clock").field(&self.now_ms()).finish()
+    }
+}
+
+/// Identity of this process among those that share NATS.
+#[derive(Debug, Clone)]
+pub struct ProcessIdentity {
+    /// Name of the connection, shown by NATS.
+    pub name: &'static str,
+    /// Unique per start of a process, which ignores its own hints by it.
+    pub origin: String,
+    /// Keys that sign and verify messages.
+    pub keys: FrameKeys,
+    /// Clock by which old hints are recognized.
+    pub clock: Clock,
+}
+
+/// Logs why NATS cannot be connected to: once for each reason, not for each attempt.
+fn log_new_failure(logged: &Mutex<Option<String>>, reason: String) {
+    let mut logged = logged.lock().unwrap_or_else(PoisonError::into_inner);
+    if logged.as_ref() != Some(&reason) {
+        tracing::warn!(error = reason, "nats connection failed, retrying; relayctl doctor shows the cause");
+        *logged = Some(reason);
+    }
+}
+
+/// Returns the user and the password of a URL, all servers of a cluster having the same.
+fn credentials(server: &ServerAddr) -> Option<(String, String)> {
+    let decode = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+    Some((decode(server.username()?), decode(server.password().unwrap_or_default())))
 }
 
 /// Connection state, as observed by live tails.
@@ -55,23 +143,23 @@ pub struct Stream {
     pub(crate) client: Client,
     pub(crate) jetstream: jetstream::Context,
     link: watch::Sender<LinkState>,
-    /// Name of this process in its hints.
-    pub(crate) origin: Arc<str>,
+    pub(crate) identity: Arc<ProcessIdentity>,
+    /// Number of the last hint that was sent.
+    pub(crate) hints_sent: Arc<AtomicU64>,
 }
 
 impl Stream {
     /// Connects in the background and reconnects forever, so NATS may be unavailable at startup.
     ///
-    /// `name` is shown by NATS; `origin` must be unique per process, which ignores its own hints by it. Several URLs of
-    /// a cluster are separated by commas.
-    ///
     /// # Errors
-    /// If a URL is invalid.
-    pub async fn connect(url: &str, name: &str, origin: &str) -> StreamResult<Self> {
+    /// If a URL is invalid, or the file with authorities cannot be read.
+    pub async fn connect(servers: &NatsServers, identity: ProcessIdentity) -> StreamResult<Self> {
         let (link, _) = watch::channel(LinkState::default());
         let events = link.clone();
-        let client = ConnectOptions::new()
-            .name(name)
+        let logged_failure: Arc<Mutex<Option<String>>> = Arc::default();
+        let (addresses, options) = servers.parse()?;
+        let client = options
+            .name(identity.name)
             .retry_on_initial_connect()
             .subscription_capacity(SUBSCRIPTION_CAPACITY)
             .reconnect_delay_callback(|attempt| {
@@ -79,26 +167,31 @@ impl Stream {
             })
             .event_callback(move |event| {
                 let events = events.clone();
+                let logged_failure = Arc::clone(&logged_failure);
                 async move {
                     match event {
-                        Event::Connected => events.send_modify(|link| {
-                            link.is_up = true;
-                            link.possible_losses += 1;
-                        }),
+                        Event::Connected => {
+                            *logged_failure.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                            events.send_modify(|link| {
+                                link.is_up = true;
+                                link.possible_losses += 1;
+                            });
+                        }
                         Event::Disconnected | Event::Closed => events.send_modify(|link| {
                             link.is_up = false;
                             link.possible_losses += 1;
                         }),
                         Event::SlowConsumer(_) => events.send_modify(|link| link.possible_losses += 1),
-                        Event::LameDuckMode | Event::Draining | Event::ServerError(_) | Event::ClientError(_) => {}
+                        Event::ClientError(error) => log_new_failure(&logged_failure, error.to_string()),
+                        Event::LameDuckMode | Event::Draining | Event::ServerError(_) => {}
                     }
                 }
             })
-            .connect(parse_servers(url).map_err(StreamError::from_nats("reading the nats url"))?)
+            .connect(addresses)
             .await
             .map_err(StreamError::from_nats("connecting"))?;
         let jetstream = jetstream::context::ContextBuilder::new().timeout(Duration::from_secs(5)).build(client.clone());
-        Ok(Self { client, jetstream, link, origin: origin.into() })
+        Ok(Self { client, jetstream, link, identity: Arc::new(identity), hints_sent: Arc::default() })
     }
 
     /// Returns a watch on the connection state.
@@ -169,5 +262,18 @@ impl Stream {
         if let Err(error) = self.client.drain().await {
             tracing::debug!(%error, "failed to drain the nats connection");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_of_a_url_is_decoded() {
+        let found = |url: &str| parse_servers(url).unwrap().iter().find_map(credentials);
+        assert_eq!(found("nats://a:4222,b:4222"), None);
+        let expected = Some(("relay-worker".to_owned(), "a@b/c".to_owned()));
+        assert_eq!(found("tls://relay-worker:a%40b%2Fc@a:4222,tls://b:4222"), expected);
     }
 }

@@ -11,7 +11,11 @@ use bytes::Bytes;
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
 
-use crate::{Stream, StreamError, StreamResult, subjects};
+use crate::{
+    FrameKeys, Stream, StreamError, StreamResult,
+    mac::{Covered, MAC, MessageKind},
+    subjects,
+};
 
 /// Maximum size of an inline frame, in bytes. Larger frames are references, which the gateway reads from Postgres.
 pub const INLINE_LIMIT: usize = 32 * 1024;
@@ -60,6 +64,15 @@ pub struct LiveFrame {
     pub traceparent: Option<String>,
 }
 
+/// Message of a live tail.
+#[derive(Debug, Clone)]
+pub enum LiveCopy {
+    /// Delivery that a process of this installation has published.
+    Frame(LiveFrame),
+    /// Unverified message: the mailbox may have changed.
+    WakeUp,
+}
+
 type AckFuture = <PublishAckFuture as IntoFuture>::IntoFuture;
 
 /// Published frames that JetStream has not confirmed yet.
@@ -83,36 +96,58 @@ impl PendingStore {
 /// Live tail of one agent's log.
 pub struct Tail {
     subscriber: Subscriber,
+    /// Subject of the agent's log, which the codes of its frames cover.
+    subject: String,
+    keys: FrameKeys,
 }
 
 impl futures::Stream for Tail {
-    type Item = LiveFrame;
+    type Item = LiveCopy;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<LiveFrame>> {
-        loop {
-            match Pin::new(&mut self.subscriber).poll_next(cx) {
-                Poll::Ready(Some(message)) => {
-                    if let Some(frame) = decode_live_frame(message) {
-                        return Poll::Ready(Some(frame));
-                    }
-                }
-                Poll::Ready(None) => return Poll::Ready(None),
-                Poll::Pending => return Poll::Pending,
-            }
-        }
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<LiveCopy>> {
+        let received = std::task::ready!(Pin::new(&mut self.subscriber).poll_next(cx));
+        Poll::Ready(received.map(|message| self.decode(message)))
     }
 }
 
-fn decode_live_frame(message: Message) -> Option<LiveFrame> {
-    let headers = message.headers?;
+impl Tail {
+    fn decode(&self, message: Message) -> LiveCopy {
+        let headers = message.headers.unwrap_or_default();
+        if !verify_frame(&self.keys, MessageKind::Delivery, &self.subject, &headers, &message.payload) {
+            return LiveCopy::WakeUp;
+        }
+        decode_live_frame(&headers, message.payload).map_or(LiveCopy::WakeUp, LiveCopy::Frame)
+    }
+}
+
+fn decode_live_frame(headers: &HeaderMap, body: Bytes) -> Option<LiveFrame> {
     let text = |name: &str| headers.get(name).map(|value| value.as_str().to_owned());
     Some(LiveFrame {
         seq: headers.get(SEQ)?.as_str().parse().ok()?,
         delivery_id: text(MESSAGE_ID)?,
         location: text(LOCATION)?,
         traceparent: text(TRACEPARENT),
-        body: headers.get(REFERENCE).is_none().then_some(message.payload),
+        body: headers.get(REFERENCE).is_none().then_some(body),
     })
+}
+
+/// Headers of a frame that its code covers; an absent one is empty.
+const COVERED: [&str; 6] = [MESSAGE_ID, SEQ, LOCATION, REFERENCE, SENDER, TRACEPARENT];
+
+fn covered_fields(headers: &HeaderMap) -> [&str; COVERED.len()] {
+    COVERED.map(|name| headers.get(name).map_or("", |value| value.as_str()))
+}
+
+/// Returns whether a process of this installation has published this frame on `subject`.
+pub(crate) fn verify_frame(
+    keys: &FrameKeys,
+    kind: MessageKind,
+    subject: &str,
+    headers: &HeaderMap,
+    body: &[u8],
+) -> bool {
+    let code = headers.get(MAC).map(|value| value.as_str());
+    keys.verify(kind, code, &Covered { subject, fields: &covered_fields(headers), body })
 }
 
 impl Stream {
@@ -138,6 +173,9 @@ impl Stream {
                 Bytes::new()
             });
             let subject = subjects::log_subject(frame.scope, frame.agent_id);
+            let covered = Covered { subject: &subject, fields: &covered_fields(&headers), body: &body };
+            let code = self.identity.keys.sign(&covered);
+            headers.insert(MAC, code);
             let ack = self
                 .jetstream
                 .publish_with_headers(subject, headers, body)
@@ -158,6 +196,6 @@ impl Stream {
             .subscribe(subjects::live_subject(scope, agent))
             .await
             .map_err(StreamError::from_nats("tailing an agent's log"))?;
-        Ok(Tail { subscriber })
+        Ok(Tail { subscriber, subject: subjects::log_subject(scope, agent), keys: self.identity.keys.clone() })
     }
 }

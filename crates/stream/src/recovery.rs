@@ -5,6 +5,7 @@
 use async_nats::jetstream::{
     self, ErrorCode,
     context::GetStreamErrorKind,
+    message::StreamMessage,
     stream::{DirectGetErrorKind, Stream as JetStream},
 };
 use bytes::Bytes;
@@ -14,8 +15,9 @@ use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq}
 use crate::{
     Stream, StreamError, StreamResult,
     connection::{REBUILT, STREAMS},
-    events::LAST,
-    log::{MESSAGE_ID, REFERENCE, SENDER, SEQ},
+    events::{LAST, verify_record},
+    log::{MESSAGE_ID, REFERENCE, SENDER, SEQ, verify_frame},
+    mac::MessageKind,
 };
 
 /// Maximum number of concurrent reads.
@@ -72,6 +74,15 @@ pub struct LoggedFrame {
     pub sender: Option<AgentId>,
 }
 
+/// Messages of a stream that processes of this installation have published.
+#[derive(Debug, Clone)]
+pub struct VerifiedPage<T> {
+    /// Decoded messages, in no particular order.
+    pub verified: Vec<T>,
+    /// Number of messages without a valid code or that cannot be decoded, which prove nothing.
+    pub unverified: usize,
+}
+
 impl Stream {
     /// Returns the contents of a stream, or `None` when it does not exist.
     ///
@@ -109,27 +120,50 @@ impl Stream {
         Ok(low)
     }
 
-    /// Reads the deliveries between two positions, in no particular order. Skips undecodable messages.
+    /// Reads the deliveries between two positions.
     ///
     /// # Errors
     /// If JetStream is unavailable.
-    pub async fn read_frames(&self, from: u64, to: u64) -> StreamResult<Vec<LoggedFrame>> {
+    pub async fn read_frames(&self, from: u64, to: u64) -> StreamResult<VerifiedPage<LoggedFrame>> {
         let read = self.read_messages(LogKind::Deliveries, from, to).await?;
-        Ok(read.into_iter().filter_map(decode_logged_frame).collect())
+        Ok(decode_page(read, |message| self.decode_logged_frame(message)))
     }
 
-    /// Reads the workspace and the last number of the event records between two positions, in no particular order.
+    /// Reads the workspace and the last number of the event records between two positions.
     ///
     /// # Errors
     /// If JetStream is unavailable.
-    pub async fn read_event_marks(&self, from: u64, to: u64) -> StreamResult<Vec<(WorkspaceScope, i64)>> {
+    pub async fn read_event_marks(&self, from: u64, to: u64) -> StreamResult<VerifiedPage<(WorkspaceScope, i64)>> {
         let read = self.read_messages(LogKind::Events, from, to).await?;
-        let marks = read.into_iter().filter_map(|message| {
-            let workspace: WorkspaceId = message.subject.split('.').nth(2)?.parse().ok()?;
-            let last = message.headers.get(LAST)?.as_str().parse().ok()?;
+        Ok(decode_page(read, |message| {
+            let (subject, headers) = (message.subject.as_str(), &message.headers);
+            if !verify_record(&self.identity.keys, MessageKind::Logged, subject, headers, &message.payload) {
+                return None;
+            }
+            let workspace: WorkspaceId = subject.split('.').nth(2)?.parse().ok()?;
+            let last = headers.get(LAST)?.as_str().parse().ok()?;
             Some((WorkspaceScope::from_engine_row(workspace), last))
-        });
-        Ok(marks.collect())
+        }))
+    }
+
+    fn decode_logged_frame(&self, message: StreamMessage) -> Option<LoggedFrame> {
+        let headers = &message.headers;
+        if !verify_frame(&self.identity.keys, MessageKind::Logged, &message.subject, headers, &message.payload) {
+            return None;
+        }
+        let mut subject = message.subject.split('.').skip(2);
+        let workspace: WorkspaceId = subject.next()?.parse().ok()?;
+        let agent_id = subject.next()?.parse().ok()?;
+        let header = |name: &str| headers.get(name).map(|value| value.as_str().to_owned());
+        Some(LoggedFrame {
+            scope: WorkspaceScope::from_engine_row(workspace),
+            agent_id,
+            seq: header(SEQ)?.parse().ok()?,
+            delivery_id: header(MESSAGE_ID)?,
+            stored_at_ms: millis(message.time.unix_timestamp_nanos()),
+            sender: header(SENDER).and_then(|id| id.parse().ok()),
+            body: headers.get(REFERENCE).is_none().then_some(message.payload),
+        })
     }
 
     /// Returns whether [`Self::mark_rebuilt`] was called since the stream was created.
@@ -153,12 +187,7 @@ impl Stream {
         self.jetstream.update_stream(config).await.map(drop).map_err(StreamError::from_nats(doing))
     }
 
-    async fn read_messages(
-        &self,
-        kind: LogKind,
-        from: u64,
-        to: u64,
-    ) -> StreamResult<Vec<jetstream::message::StreamMessage>> {
+    async fn read_messages(&self, kind: LogKind, from: u64, to: u64) -> StreamResult<Vec<StreamMessage>> {
         let Some(stream) = self.find_kind(kind).await? else { return Ok(Vec::new()) };
         let stream = &stream;
         let read = futures::stream::iter(from..=to).map(|place| async move {
@@ -191,20 +220,10 @@ pub(crate) async fn find_stream(context: &jetstream::Context, name: &str) -> Str
     }
 }
 
-fn decode_logged_frame(message: jetstream::message::StreamMessage) -> Option<LoggedFrame> {
-    let mut subject = message.subject.split('.').skip(2);
-    let workspace: WorkspaceId = subject.next()?.parse().ok()?;
-    let agent_id = subject.next()?.parse().ok()?;
-    let header = |name: &str| message.headers.get(name).map(|value| value.as_str().to_owned());
-    Some(LoggedFrame {
-        scope: WorkspaceScope::from_engine_row(workspace),
-        agent_id,
-        seq: header(SEQ)?.parse().ok()?,
-        delivery_id: header(MESSAGE_ID)?,
-        stored_at_ms: millis(message.time.unix_timestamp_nanos()),
-        sender: header(SENDER).and_then(|id| id.parse().ok()),
-        body: header(REFERENCE).is_none().then_some(message.payload),
-    })
+fn decode_page<T>(read: Vec<StreamMessage>, decode: impl Fn(StreamMessage) -> Option<T>) -> VerifiedPage<T> {
+    let total = read.len();
+    let verified: Vec<T> = read.into_iter().filter_map(decode).collect();
+    VerifiedPage { unverified: total - verified.len(), verified }
 }
 
 fn millis(nanos: i128) -> i64 {

@@ -1,5 +1,5 @@
-//! Test support for the engine: everything of [`relay_stack`], the engine that tests share, and an HTTP endpoint that
-//! the engine can call.
+//! Test support for the engine: everything of [`relay_stack`], the engine that tests share, an HTTP endpoint that
+//! the engine can call, and a name server.
 //!
 //! Nothing here is linked into a shipped binary.
 //!
@@ -16,8 +16,9 @@
 //! # }
 //! ```
 
+pub mod names;
 pub mod receiver;
 mod shared;
 
-pub use relay_stack::{binaries, client, http, ports, process, proxy, servers, stack, wait};
+pub use relay_stack::{binaries, client, http, node, ports, process, proxy, servers, stack, wait};
 pub use shared::{Shared, shared};

@@ -55,9 +55,19 @@ pub(crate) fn built_engine(release: bool) -> Result<PathBuf> {
     built_packages(release, ENGINE_PACKAGES.iter())
 }
 
-/// The folder with the binaries that tests start: the engine's and the broker.
+/// The folder with the binaries that tests start: the engine's, the broker, and the fake agent.
 pub(crate) fn built_for_tests() -> Result<PathBuf> {
-    built_packages(false, ENGINE_PACKAGES.iter().chain(&["relay-broker"]))
+    built_packages(false, ENGINE_PACKAGES.iter().chain(&["relay-broker", "relay-testkit"]))
+}
+
+/// The folder with the broker.
+pub(crate) fn built_broker(release: bool) -> Result<PathBuf> {
+    built_packages(release, ["relay-broker"].iter())
+}
+
+/// The folder with the broker and the program that plays agents.
+pub(crate) fn built_node() -> Result<PathBuf> {
+    built_packages(false, ["relay-broker", "relay-testkit"].iter())
 }
 
 fn built_packages<'a>(release: bool, packages: impl Iterator<Item = &'a &'a str>) -> Result<PathBuf> {
@@ -65,8 +75,8 @@ fn built_packages<'a>(release: bool, packages: impl Iterator<Item = &'a &'a str>
         return Ok(dir.into());
     }
     let bin_dir = bin_dir(release)?;
-    println!("building the engine (the first time takes minutes)");
-    let mut command = cargo(&["build"]);
+    println!("building (the first time takes minutes)");
+    let mut command = cargo(&["build", "--bins"]);
     for package in packages {
         command.args(["--package", package]);
     }

@@ -10,9 +10,11 @@ mod ci;
 mod dev;
 mod features;
 mod image;
+mod node;
 mod openapi;
 mod python;
 mod sbom;
+mod stop_requests;
 mod test;
 mod tidy;
 mod tree;
@@ -33,6 +35,8 @@ struct Cli {
 enum Command {
     /// Starts the whole engine on this machine, shows it at work, and stays up until Ctrl-C.
     Dev(dev::Args),
+    /// Starts a broker with three demo agents at the engine of `dev`, shows it at work, and stays up until Ctrl-C.
+    Node(node::Args),
     /// Runs all tests against an engine started for them; arguments go to the test runner.
     Test(test::Args),
     /// Runs the crash tests in full. Takes long; arguments go to the test runner.
@@ -62,6 +66,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Dev(args) => dev::run(args),
+        Command::Node(args) => node::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Chaos(args) => chaos::run(args),
         Command::Attack(args) => attack::run(args),

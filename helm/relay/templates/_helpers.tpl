@@ -53,11 +53,16 @@ postgres://relay:{{ .Values.trialPostgres.password }}@{{ .Release.Name }}-trial-
 {{- end -}}
 {{- end -}}
 
+{{- /* URL of NATS with the user of a component. */ -}}
 {{- define "relay.natsUrl" -}}
+{{- with .root -}}
 {{- if .Values.trialNats.enabled -}}
-nats://{{ .Release.Name }}-trial-nats:4222
+nats://relay-{{ $.component }}:{{ .Values.trialNats.password }}@{{ .Release.Name }}-trial-nats:4222
+{{- else if and (eq $.component "worker") .Values.nats.workerUrl -}}
+{{ .Values.nats.workerUrl }}
 {{- else -}}
 {{ .Values.nats.url }}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -155,25 +160,33 @@ seccompProfile:
 {{- end -}}
 
 {{- define "relay.env" -}}
+{{- $component := .component -}}
+{{- with .root -}}
 {{ include "relay.env.database" . }}
 - name: NATS_URL
   valueFrom:
     secretKeyRef:
       {{- if .Values.nats.existingSecret }}
       name: {{ .Values.nats.existingSecret }}
-      key: {{ .Values.nats.existingSecretKey }}
+      key: {{ ternary .Values.nats.existingSecretWorkerKey .Values.nats.existingSecretKey (and (eq $component "worker") (ne .Values.nats.existingSecretWorkerKey "")) }}
       {{- else }}
       name: {{ include "relay.fullname" . }}
-      key: NATS_URL
+      key: {{ ternary "NATS_URL_WORKER" "NATS_URL" (eq $component "worker") }}
       {{- end }}
+{{- if .Values.nats.caSecret }}
+- name: RELAY_NATS_CA_FILE
+  value: /etc/relay/nats-ca/ca.crt
+{{- end }}
+{{- $root := . }}
 {{- with .Values.secrets.existingSecret }}
 {{- range tuple "RELAY_SIGNING_SECRET" "RELAY_BOOTSTRAP_SECRET" "RELAY_SECRET_KEYS" "RELAY_PUSH_PROXY_AUTH" "RELAY_FILES_S3_ACCESS_KEY_ID" "RELAY_FILES_S3_SECRET_ACCESS_KEY" }}
 - name: {{ . }}
   valueFrom:
     secretKeyRef:
-      name: {{ $.Values.secrets.existingSecret }}
+      name: {{ $root.Values.secrets.existingSecret }}
       key: {{ . }}
       optional: true
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -192,9 +205,24 @@ checksum/config: {{ include (print .Template.BasePath "/configmap.yaml") . | sha
 checksum/secret: {{ include (print .Template.BasePath "/secret.yaml") . | sha256sum }}
 {{- end -}}
 
+{{- /* Authorities of the servers' certificates. */ -}}
+{{- define "relay.authorityVolumes" -}}
+{{- with .Values.database.caSecret }}
+- name: database-ca
+  secret:
+    secretName: {{ . }}
+{{- end }}
+{{- with .Values.nats.caSecret }}
+- name: nats-ca
+  secret:
+    secretName: {{ . }}
+{{- end }}
+{{- end -}}
+
 {{- define "relay.volumes" -}}
 - name: tmp
   emptyDir: {}
+{{- include "relay.authorityVolumes" . }}
 {{- if not .Values.files.s3.bucket }}
 - name: files
   {{- if .Values.files.existingClaim }}
@@ -209,6 +237,16 @@ checksum/secret: {{ include (print .Template.BasePath "/secret.yaml") . | sha256
 {{- define "relay.volumeMounts" -}}
 - name: tmp
   mountPath: /tmp
+{{- if .Values.database.caSecret }}
+- name: database-ca
+  mountPath: /etc/relay/database-ca
+  readOnly: true
+{{- end }}
+{{- if .Values.nats.caSecret }}
+- name: nats-ca
+  mountPath: /etc/relay/nats-ca
+  readOnly: true
+{{- end }}
 {{- if not .Values.files.s3.bucket }}
 - name: files
   mountPath: /var/lib/relay/files
@@ -225,6 +263,12 @@ securityContext:
   {{- include "relay.containerSecurity" . | nindent 2 }}
 resources:
   {{- toYaml .Values.migrate.resources | nindent 2 }}
+{{- if .Values.database.caSecret }}
+volumeMounts:
+  - name: database-ca
+    mountPath: /etc/relay/database-ca
+    readOnly: true
+{{- end }}
 {{- end -}}
 
 {{- /* Placement of the pods of a component. */ -}}

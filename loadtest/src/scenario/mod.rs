@@ -4,6 +4,7 @@ mod fanout;
 mod idle;
 mod invoke;
 mod live;
+mod node;
 mod observe;
 mod placement;
 mod push;
@@ -48,6 +49,15 @@ pub(crate) async fn run(scenario: &Scenario, common: &Common, report: &mut Repor
             invoke::run(common, *nodes, common.scaled(*burst), *rate, report).await
         }
         Scenario::Placement { nodes, burst } => placement::run(common.scaled(*nodes), common.scaled(*burst), report),
+        Scenario::Node { published, agents, messages, rounds } => {
+            let size = node::Size {
+                published: published.as_deref(),
+                agents: common.scaled(*agents),
+                messages: common.scaled(*messages),
+                rounds: *rounds,
+            };
+            node::run(common, &size, report).await
+        }
         Scenario::BaselineGateway { database, nats } => serve(database, nats).await,
         Scenario::All => all(common, report).await,
     }

@@ -4,6 +4,8 @@ use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::agents::ReceiptPolicy;
+
 /// Node of a Relay workspace: hosts command-line agents in terminals and proves that messages reached them.
 #[derive(Debug, Parser)]
 #[command(name = "agent-relay-broker", version)]
@@ -20,6 +22,10 @@ pub(crate) enum Command {
     DumpPty(DumpPty),
     /// Confirms a message from inside an agent.
     Ack(Ack),
+    /// Serves an agent's MCP tools on stdio: confirming messages and handing in a result.
+    Mcp,
+    /// Prints the arguments by which an agent program is told of the Relay MCP server.
+    McpArgs(Box<McpArgs>),
     /// Answers questions about verification: JSON lines in, JSON lines out.
     Verify,
 }
@@ -69,6 +75,9 @@ pub(crate) struct Init {
     /// Messages of high priority count as delivered only when the agent has confirmed them.
     #[arg(long, env = "AGENT_RELAY_CONFIRM_HIGH_PRIORITY")]
     pub(crate) confirm_high_priority: bool,
+    /// Deliveries that are reported to those who watch the workspace.
+    #[arg(long, env = "AGENT_RELAY_RECEIPTS", value_enum, default_value = "exceptions")]
+    pub(crate) receipts: ReceiptPolicy,
     /// Address of /metrics, /health and /ready without a key.
     #[arg(long, env = "AGENT_RELAY_METRICS")]
     pub(crate) metrics: Option<std::net::SocketAddr>,
@@ -112,6 +121,44 @@ pub(crate) struct DumpPty {
     /// State directory of the broker, when URL and key are not given.
     #[arg(long, env = "AGENT_RELAY_STATE_DIR")]
     pub(crate) state_dir: Option<PathBuf>,
+}
+
+/// Arguments of `mcp-args`.
+#[derive(Debug, Args)]
+pub(crate) struct McpArgs {
+    /// Command line of the agent program.
+    #[arg(long)]
+    pub(crate) cli: String,
+    /// Name of the agent.
+    #[arg(long)]
+    pub(crate) agent_name: String,
+    /// Key of the workspace.
+    #[arg(long, env = "RELAY_API_KEY", hide_env_values = true)]
+    pub(crate) api_key: Option<String>,
+    /// Base URL of the engine.
+    #[arg(long, env = "RELAY_BASE_URL")]
+    pub(crate) base_url: Option<String>,
+    /// Token of the agent.
+    #[arg(long)]
+    pub(crate) agent_token: Option<String>,
+    /// Workspaces of the agent, as JSON.
+    #[arg(long)]
+    pub(crate) workspaces_json: Option<String>,
+    /// Its default workspace.
+    #[arg(long)]
+    pub(crate) default_workspace: Option<String>,
+    /// Working directory of the program. Accepted and not used: no file is written.
+    #[arg(long)]
+    pub(crate) cwd: Option<PathBuf>,
+    /// Arguments that the program gets already, as a JSON array.
+    #[arg(long)]
+    pub(crate) existing_args: Option<String>,
+    /// TOML file with entries for agent programs.
+    #[arg(long, env = "AGENT_RELAY_HARNESSES")]
+    pub(crate) harnesses: Option<PathBuf>,
+    /// Command of the MCP server.
+    #[arg(long, env = "AGENT_RELAY_MCP_COMMAND", default_value = "npx -y agent-relay mcp")]
+    pub(crate) mcp_command: String,
 }
 
 /// Arguments of `ack`.

@@ -38,6 +38,8 @@ async fn main() -> ExitCode {
         Command::Init(settings) => startup::run(*settings).await,
         Command::DumpPty(arguments) => commands::dump_pty(arguments).await,
         Command::Ack(arguments) => commands::ack(&arguments),
+        Command::Mcp => commands::mcp().await,
+        Command::McpArgs(arguments) => commands::mcp_args(*arguments),
         Command::Verify => commands::verify(),
     };
     match outcome {

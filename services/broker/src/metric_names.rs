@@ -16,6 +16,8 @@ pub(crate) const DELIVERIES: &str = "relay_node_deliveries_total";
 pub(crate) const VERIFICATIONS: &str = "relay_node_verifications_total";
 /// Time from the first byte written to the signal, in seconds. Histogram; labels `harness`, `method`.
 pub(crate) const VERIFY_SECONDS: &str = "relay_node_verify_seconds";
+/// Messages without a signal that were not typed again. Counter; labels `harness`, `reason`.
+pub(crate) const RETRIES_SUPPRESSED: &str = "relay_node_retries_suppressed_total";
 /// Signals that do not count. Counter; label `reason`.
 pub(crate) const SIGNALS_IGNORED: &str = "relay_node_signals_ignored_total";
 /// Bytes of output of all agents. Counter.
@@ -24,5 +26,7 @@ pub(crate) const OUTPUT_BYTES: &str = "relay_node_output_bytes_total";
 pub(crate) const OUTPUT_DROPPED_BYTES: &str = "relay_node_output_dropped_bytes_total";
 /// Read receipts dropped because their queue was full. Counter.
 pub(crate) const RECEIPTS_DROPPED: &str = "relay_node_receipts_dropped_total";
+/// Events of agents for the engine dropped: their queue was full, or the engine has refused them. Counter.
+pub(crate) const REPORTS_DROPPED: &str = "relay_node_reports_dropped_total";
 /// Connections to the engine lost. Counter.
 pub(crate) const CONNECTIONS_LOST: &str = "relay_node_connections_lost_total";

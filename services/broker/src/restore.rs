@@ -1,17 +1,21 @@
 //! After a crash: ends what the previous broker left behind, and starts its agents again.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use relay_pty::{Leftover, ProcessIdentity, PtyHost};
 
+use tokio::time::sleep;
+
 use crate::{
-    agents::{AgentSpec, SpawnSource, Spawner},
-    state::{AgentRecord, LedgerTask, RosterFile},
+    agents::{AgentError, AgentSpec, SpawnSource, Spawner},
+    state::{AgentRecord, LedgerTask, Roster, RosterFile},
 };
 
 /// Processes without a broker have so long to end politely.
 const GRACE: Duration = Duration::from_millis(500);
+/// Pause before the next attempt while the engine is unavailable.
+const RETRY_PAUSE: Duration = Duration::from_secs(2);
 
 /// An agent to start again, with the messages that its session has already.
 #[derive(Debug)]
@@ -35,11 +39,12 @@ pub(crate) async fn end_leftovers(host: &PtyHost, previous: &RosterFile) -> Resu
     Ok(())
 }
 
-/// The agents to start again.
-pub(crate) fn survivors(previous: RosterFile, resume: bool, ledger: &LedgerTask) -> Vec<Survivor> {
+/// The agents to start again. The roster keeps them until then.
+pub(crate) fn survivors(previous: RosterFile, resume: bool, ledger: &LedgerTask, roster: &Roster) -> Vec<Survivor> {
     if previous.stopped_cleanly && !resume {
         return Vec::new();
     }
+    roster.keep(previous.agents.clone());
     let survivor = |record: AgentRecord| {
         let mut spec = record.spec;
         // The invocation that it was started for has its result.
@@ -54,13 +59,34 @@ pub(crate) fn survivors(previous: RosterFile, resume: bool, ledger: &LedgerTask)
     previous.agents.into_values().map(survivor).collect()
 }
 
-/// Starts the agents again, one after the other.
-pub(crate) async fn start(spawner: Spawner, survivors: Vec<Survivor>) {
+/// Starts the agents again, one after the other, however long the engine is unavailable.
+pub(crate) async fn start(spawner: Spawner, survivors: Vec<Survivor>, roster: Arc<Roster>) {
     for Survivor { spec, had } in survivors {
         let name = spec.name.clone();
-        match spawner.spawn(spec, SpawnSource::Restart, had).await {
+        let outcome = loop {
+            match spawner.spawn(spec.clone(), SpawnSource::Restart, had.clone()).await {
+                Err(error) if error.is_passing() => {
+                    tracing::warn!(agent.name = name, %error, "an agent cannot be started again yet, retrying");
+                    sleep(RETRY_PAUSE).await;
+                }
+                outcome => break outcome,
+            }
+        };
+        match outcome {
             Ok(spawned) => tracing::info!(agent.name = name, pid = spawned.pid, "an agent runs again"),
-            Err(error) => tracing::error!(agent.name = name, %error, "an agent could not be started again"),
+            Err(AgentError::AlreadyExists { .. }) => tracing::info!(agent.name = name, "a driver was faster"),
+            Err(error) => {
+                tracing::error!(agent.name = name, %error, "an agent could not be started again");
+                forget(&roster, name).await;
+            }
         }
+    }
+}
+
+async fn forget(roster: &Arc<Roster>, name: String) {
+    let roster = roster.clone();
+    let removed = tokio::task::spawn_blocking(move || roster.remove(&name)).await;
+    if let Ok(Err(error)) = removed {
+        tracing::error!(error = format!("{error:#}"), "an agent that was given up is not written down");
     }
 }

@@ -20,7 +20,10 @@ use tokio::{net::TcpListener, sync::mpsc, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    agents::{AgentSettings, Agents, CrashLog, MARKER, Services, Spawner, run_receipts},
+    agents::{
+        AckWatch, AgentSettings, Agents, ContinuityFolder, CrashLog, MARKER, Services, Spawner, VerificationBook,
+        run_receipts, run_reports,
+    },
     api::{Api, Broker, Inner, router},
     cli::Init,
     clock,
@@ -65,10 +68,12 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
     let directory = StateDirectory::open(settings.state_dir.as_deref(), settings.persist, &working_directory)?;
     let (roster, previous) = Roster::open(directory.file("state", &instance, "json"))?;
     let (ledger, ledger_task) = LedgerTask::open(directory.file("ledger", &instance, "jsonl"))?;
+    let verification = Arc::new(VerificationBook::open(directory.file("verification", &instance, "json"))?);
+    let crashes = Arc::new(CrashLog::open(directory.path().join("crash-insights.json"))?);
     let host = PtyHost::new(HostSettings::new(MARKER)).context("prepare for terminals")?;
     restore::end_leftovers(&host, &previous).await?;
     let survivors = match directory.persistence() {
-        Persistence::Kept => restore::survivors(previous, settings.resume, &ledger_task),
+        Persistence::Kept => restore::survivors(previous, settings.resume, &ledger_task, &roster),
         Persistence::Removed => Vec::new(),
     };
 
@@ -121,6 +126,7 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
         invocations: invocation_sender,
     });
     let (receipts, receipts_inbox) = mpsc::channel(RECEIPTS);
+    let (reports, reports_inbox) = mpsc::channel(RECEIPTS);
     let roster = Arc::new(roster);
     let services = Services {
         host: host.clone(),
@@ -133,21 +139,27 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
         agents: Arc::<Agents>::default(),
         harnesses,
         receipts,
-        crashes: Arc::<CrashLog>::default(),
+        reports,
+        crashes,
+        dead_letters: Arc::default(),
+        verification: verification.clone(),
+        ack_watch: AckWatch::new(),
         counters: Arc::default(),
         tasks: tasks.clone(),
-        settings: Arc::new(agent_settings(&settings, working_directory, url)),
+        settings: Arc::new(agent_settings(&settings, working_directory, url, ContinuityFolder::new(directory.path()))),
     };
     let spawner = Spawner::new(services.clone());
     long_running.spawn("engine-link", link_task.run());
+    let reports_task = long_running.spawn("reports", run_reports(engine.clone(), reports_inbox));
     let receipts_task = long_running.spawn("receipts", run_receipts(engine, hub, receipts_inbox));
+    let book_task = long_running.spawn("verification-file", verification.clone().keep_written());
     let runners = Arc::<Runners>::default();
     let handlers = Handlers { services: services.clone(), spawner: spawner.clone(), runners: runners.clone() };
     let invocations_task = long_running.spawn("invocations", invocations::run(handlers, invocation_inbox));
     let is_new = api.inner.broker.set(Broker { services: services.clone(), spawner: spawner.clone(), runners }).is_ok();
     debug_assert!(is_new, "the broker is set once");
     tracing::info!(node.id = node_id, node.name = node_name, "broker ready");
-    let restoring = spawn_isolated("restore", restore::start(spawner, survivors));
+    let restoring = spawn_isolated("restore", restore::start(spawner, survivors, roster.clone()));
 
     tokio::select! {
         () = stop.cancelled() => {}
@@ -164,6 +176,11 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
         tracing::warn!("the engine was not told in time, it will notice");
     }
     receipts_task.abort();
+    reports_task.abort();
+    book_task.abort();
+    if let Ok(Err(error)) = tokio::task::spawn_blocking(move || verification.write()).await {
+        tracing::warn!(error = format!("{error:#}"), "what was learned is not written down");
+    }
     drop(connection);
     served.cancel();
     // Answers that are under way; sockets of readers that are left are cut by the end of the process.
@@ -253,7 +270,12 @@ fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-fn agent_settings(settings: &Init, working_directory: PathBuf, api_url: String) -> AgentSettings {
+fn agent_settings(
+    settings: &Init,
+    working_directory: PathBuf,
+    api_url: String,
+    continuity: ContinuityFolder,
+) -> AgentSettings {
     AgentSettings {
         working_directory,
         api_url,
@@ -262,6 +284,8 @@ fn agent_settings(settings: &Init, working_directory: PathBuf, api_url: String) 
         mcp_command: settings.mcp_command.clone(),
         share_workspace_key: settings.share_workspace_key,
         allow_permission_bypass: settings.allow_permission_bypass,
+        receipts: settings.receipts,
+        continuity,
         minimum_high: if settings.confirm_high_priority { Level::InContext } else { Level::Echoed },
     }
 }
@@ -278,7 +302,7 @@ async fn serve_metrics(
     let readiness = Arc::new(move || api.broker().is_some_and(|broker| broker.services.link.is_up()));
     let served = metrics::serve(address, recorder, readiness, stop).await;
     let (_, server) = served.with_context(|| format!("listen on {address}"))?;
-    Ok(Some(long_running.spawn("metrics-server", log_failure(server))))
+    Ok(Some(long_running.spawn("metrics-server", server)))
 }
 
 /// Logs why a server ended; its end stops the broker.

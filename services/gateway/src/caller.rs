@@ -27,7 +27,7 @@ use relay_engine::{
     messages::webhooks::WebhookCaller,
 };
 
-use crate::{error::ApiError, extract::Path, rate_limits, state::AppState};
+use crate::{connections::ClientAddress, error::ApiError, extract::Path, rate_limits, state::AppState};
 
 /// Returns the token of the `Authorization` header, or the 401 for a missing one. The scheme is case-insensitive.
 fn bearer(parts: &Parts) -> Result<&str, ApiError> {
@@ -84,7 +84,9 @@ async fn authenticate(
             }
         });
     }
-    let credential = state.engine.access().authenticate(token).await?;
+    let access = state.engine.access();
+    let address = ClientAddress::of_parts(parts).limited_ip();
+    let credential = access.limit_unknown(token, address, access.authenticate(token)).await?;
     rate_limits::charge_request(parts, state, credential.scope(), credential.rate_limit_subject()).await?;
     Ok(credential)
 }
@@ -212,6 +214,9 @@ impl FromRequestParts<AppState> for Creator {
             if state.operators.is_hosted() && !shown {
                 return Err(EngineError::Unauthenticated(BadCredential::HostedInstallation).into());
             }
+            if !shown {
+                rate_limits::charge_creation(parts, state)?;
+            }
             return Ok(Self(None));
         }
         if TokenKind::from_prefix(bearer(parts)?).is_none() && state.operators.are_configured() {
@@ -231,14 +236,18 @@ impl FromRequestParts<AppState> for Operator {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
-        match bootstrap_secret(&parts.headers) {
-            Some(secret) if state.operators.is_bootstrap_secret(secret) => Ok(Self),
-            Some(_) => Err(EngineError::Unauthenticated(BadCredential::NotAnOperator).into()),
-            None => {
-                state.operators.authenticate(bearer(parts)?).await?;
-                Ok(Self)
+        let secret = bootstrap_secret(&parts.headers);
+        let presented = secret.map_or_else(|| bearer(parts), Ok)?;
+        let authentication = async {
+            match secret {
+                Some(secret) if state.operators.is_bootstrap_secret(secret) => Ok(()),
+                Some(_) => Err(EngineError::Unauthenticated(BadCredential::NotAnOperator)),
+                None => state.operators.authenticate(presented).await,
             }
-        }
+        };
+        let address = ClientAddress::of_parts(parts).limited_ip();
+        state.engine.access().limit_unknown(presented, address, authentication).await?;
+        Ok(Self)
     }
 }
 
@@ -329,7 +338,9 @@ impl FromRequestParts<AppState> for WebhookToken {
             return Err(EngineError::Unauthenticated(BadCredential::WebhookTokenRequired).into());
         }
         let Path(webhook) = Path::<String>::from_request_parts(parts, state).await?;
-        let caller = state.engine.messages().authenticate_webhook(&token, &webhook).await?;
+        let address = ClientAddress::of_parts(parts).limited_ip();
+        let authentication = state.engine.messages().authenticate_webhook(&token, &webhook);
+        let caller = state.engine.access().limit_unknown(&token, address, authentication).await?;
         rate_limits::charge_request(parts, state, caller.scope, RateLimitSubject::Webhook(caller.webhook.webhook_id))
             .await?;
         Ok(Self(caller))

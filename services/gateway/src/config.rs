@@ -2,11 +2,19 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use ipnet::IpNet;
-use relay_domain::workspaces::plan::{LimitOverrides, PlanOverrides, Plans};
-use relay_engine::{EgressConfig, access::secrets::KeyList, files::FilesConfig, settings as check};
+use relay_domain::workspaces::plan::{LimitOverrides, Plan, PlanOverrides, Plans};
+pub use relay_engine::settings::Switch;
+use relay_engine::{
+    EgressConfig,
+    access::secrets::KeyList,
+    files::FilesConfig,
+    settings::{self as check, SecuritySettings},
+};
 use relay_runtime::settings::{Settings, Values};
+
+use crate::connections::ConnectionLimits;
 
 /// The HTTP and WebSocket edge of the engine.
 #[derive(Debug, Clone, Parser)]
@@ -16,9 +24,9 @@ pub struct Config {
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_parser = check::parse_database_url)]
     pub database_url: String,
 
-    /// URL of NATS: `nats://host:port`, several servers of one cluster separated by commas.
-    #[arg(long, env = "NATS_URL", default_value = "nats://127.0.0.1:4222", hide_env_values = true, value_parser = check::parse_nats_url)]
-    pub nats_url: String,
+    /// Connection to NATS.
+    #[command(flatten)]
+    pub nats: check::NatsConfig,
 
     /// Replicas that JetStream keeps of each stream: 3 requires at least three servers.
     #[arg(long, env = "RELAY_NATS_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
@@ -49,6 +57,15 @@ pub struct Config {
     #[arg(long, env = "RELAY_PLANS", default_value = "{}", value_parser = parse_plans)]
     pub plans: Plans,
 
+    /// Plan of workspaces that are created without a workspace key: free, pro or enterprise. By default `enterprise`,
+    /// and `free` in a hosted installation.
+    #[arg(long, env = "RELAY_DEFAULT_PLAN", value_parser = parse_plan)]
+    pub default_plan: Option<Plan>,
+
+    /// Limits of connections.
+    #[command(flatten)]
+    pub connections: ConnectionLimits,
+
     /// Proxies whose `X-Forwarded-For` is trusted, as networks separated by commas. None by default.
     #[arg(long, env = "RELAY_TRUSTED_PROXIES", value_delimiter = ',', value_parser = parse_network)]
     pub trusted_proxies: Vec<IpNet>,
@@ -78,6 +95,11 @@ pub struct Config {
     #[arg(long, env = "RELAY_HOSTED", value_enum, default_value_t = Switch::Off)]
     pub hosted: Switch,
 
+    /// Refuses to start without the installation's own keys, or with connections to other hosts that do not verify them.
+    /// Otherwise a hosted installation warns of it.
+    #[arg(long, env = "RELAY_REQUIRE_SECURE", value_enum, default_value_t = Switch::Off)]
+    pub require_secure: Switch,
+
     /// Base of the URLs that the engine creates: `https://relay.example`. Without it they start as the client reached
     /// the gateway, which a proxy may hide.
     #[arg(long, env = "RELAY_PUBLIC_URL", value_parser = parse_public_url)]
@@ -95,6 +117,17 @@ pub struct Config {
     /// Rules for the URLs that tenants may register.
     #[command(flatten)]
     pub egress: EgressConfig,
+}
+
+impl Config {
+    /// Returns the plan of new workspaces.
+    #[must_use]
+    pub fn default_plan(&self) -> Plan {
+        self.default_plan.unwrap_or(match self.hosted {
+            Switch::On => Plan::Free,
+            Switch::Off => Plan::Enterprise,
+        })
+    }
 }
 
 impl Settings for Config {
@@ -116,15 +149,29 @@ impl Settings for Config {
             ("RELAY_OPERATOR_JWKS_URL", "RELAY_OPERATOR_ISSUER"),
         ];
         let unusable = unusable.into_iter().filter_map(|(setting, needs)| values.require_with(setting, needs));
-        operators.into_iter().chain(incomplete_key).chain(unusable).collect()
+        let insecure = (values.get("RELAY_REQUIRE_SECURE") == Some("on")).then(|| {
+            let has_signing_secret = Some(values.get("RELAY_SIGNING_SECRET").is_some());
+            SecuritySettings::from_variables(|name| values.get(name), has_signing_secret).problems()
+        });
+        let insecure = insecure.into_iter().flatten().map(ToOwned::to_owned);
+        operators.into_iter().chain(incomplete_key).chain(unusable).chain(insecure).collect()
     }
 }
 
-/// Boolean setting.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
-    On,
-    Off,
+impl Config {
+    /// Settings on which the installation's security depends.
+    pub fn security(&self) -> SecuritySettings<'_> {
+        SecuritySettings {
+            database_url: Some(&self.database_url),
+            nats_url: Some(&self.nats.nats_url),
+            has_secret_keys: !self.secret_keys.is_empty(),
+            has_signing_secret: Some(self.signing_secret.is_some()),
+        }
+    }
+}
+
+fn parse_plan(text: &str) -> Result<Plan, &'static str> {
+    Plan::parse(text).ok_or("must be free, pro or enterprise")
 }
 
 fn parse_plans(text: &str) -> Result<Plans, String> {
@@ -206,6 +253,22 @@ mod tests {
         check(&[("RELAY_BOOTSTRAP_SECRET", "0123456789abcdef0123456789abcdef")], true);
         check(&[issuer], false);
         check(&[issuer, ("RELAY_OPERATOR_AUDIENCE", "relay")], true);
+    }
+
+    #[test]
+    fn insecure_settings_are_refused_on_request() {
+        let result = |more: &[(&str, &str)]| {
+            let base = [("DATABASE_URL", "postgres://relay:sesame@db/relay"), ("NATS_URL", "nats://nats:4222")];
+            let all = [&base[..], more].concat();
+            resolve::<Config>(&["relay-gateway".to_owned()], &TestEnvironment(&all))
+        };
+        assert!(result(&[]).is_ok());
+        let problems = result(&[("RELAY_REQUIRE_SECURE", "on")]).unwrap_err();
+        for part in ["sslmode=verify-full", "tls://", "RELAY_SECRET_KEYS is not set", "RELAY_SIGNING_SECRET is not set"]
+        {
+            assert!(problems.contains(part), "{part} is not in {problems}");
+        }
+        assert!(!problems.contains("sesame"), "{problems}");
     }
 
     #[test]

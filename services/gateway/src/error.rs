@@ -2,7 +2,7 @@
 //!
 //! [`ApiError`] is the error of every handler and extractor; engine errors convert into it.
 
-use std::{borrow::Cow, error::Error};
+use std::{borrow::Cow, error::Error, fmt};
 
 use axum::{
     Json,
@@ -15,6 +15,8 @@ use relay_engine::{
     error::{BadCredential, Conflict, Denial, Dependency, InvalidInput, Limit, Missing, TooLarge},
 };
 use relay_wire::envelope::Failure;
+
+use crate::connections::Limit as Limited;
 
 /// Value of `Retry-After` while storage is unavailable, in seconds.
 const RETRY_AFTER_SECONDS: u16 = 1;
@@ -29,9 +31,17 @@ pub struct ApiError {
     drops_connection: bool,
 }
 
-/// Marks a response that must not be sent: the connection is closed instead (see `middleware`).
+/// Marks a response that must not be sent: `main` closes the connection instead.
 #[derive(Debug, Clone, Copy)]
 pub struct DropConnection;
+
+impl fmt::Display for DropConnection {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("the outcome of the request is unknown")
+    }
+}
+
+impl Error for DropConnection {}
 
 impl ApiError {
     /// Creates an error with a stable code and a text for people.
@@ -89,6 +99,17 @@ impl ApiError {
         Self { retry_after: Some(RETRY_AFTER_SECONDS), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message) }
     }
 
+    /// 503: a limit of connections is reached. Nothing was done.
+    pub fn too_many_connections(limit: Limited) -> Self {
+        let message = match limit {
+            Limited::Process => "Too many connections at this gateway, try again later",
+            Limited::Address => "Too many connections from this address: close some, or try again later",
+            Limited::Workspace => "Too many connections of this workspace: close some, or try again later",
+            Limited::Token => "Too many connections with this token: close some, or try again later",
+        };
+        Self::unavailable("too_many_connections", message)
+    }
+
     /// 429: a rate limit is exceeded. `retry_after` is in seconds.
     pub fn rate_limited(retry_after: u16) -> Self {
         let error =
@@ -138,6 +159,10 @@ impl From<EngineError> for ApiError {
             }
             EngineError::DependencyUnavailable(dependency) => dependency.into(),
             EngineError::Unauthenticated(credential) => credential.into(),
+            EngineError::TooManyUnknownTokens { retry_after } => Self {
+                message: "Too many unknown tokens from this address, try again later".into(),
+                ..Self::rate_limited(retry_after)
+            },
             EngineError::WorkspaceSuspended => {
                 Self::new(StatusCode::LOCKED, "workspace_suspended", "The workspace is suspended")
             }
@@ -225,6 +250,10 @@ impl From<Limit> for ApiError {
                 format!("The plan of this workspace allows no more {}", quota.as_str()).into(),
             ),
             Limit::Actions => too_many("too_many_actions", "The workspace has too many actions".into()),
+            Limit::ObserverTokensPerDay => too_many(
+                "too_many_observer_tokens",
+                "The workspace has created too many observer tokens within a day: change or rotate those it has".into(),
+            ),
             Limit::Invocations(of) => Self {
                 retry_after: Some(RETRY_AFTER_SECONDS),
                 ..too_many("too_many_invocations", format!("Too many invocations of {of} are open").into())

@@ -2,6 +2,7 @@
 
 pub mod caller;
 pub mod config;
+pub mod connections;
 mod console;
 pub mod envelope;
 pub mod error;
@@ -15,4 +16,3 @@ pub mod rate_limits;
 pub mod router;
 pub mod routes;
 pub mod state;
-pub mod write_timeout;

@@ -1,9 +1,14 @@
 //! `relay-gateway`: starts the engine, the sockets and the HTTP server, and drains them on shutdown.
 
-use std::{future::IntoFuture as _, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use axum::{ServiceExt as MakeServiceExt, extract::Request, serve::ListenerExt as _};
+use axum::{
+    Router,
+    extract::{ConnectInfo, Request},
+    http::{HeaderValue, header::CONNECTION},
+    response::{IntoResponse as _, Response},
+};
 use relay_domain::{GatewayId, metric_names as name};
 use relay_engine::{
     Engine, EngineConfig,
@@ -16,13 +21,20 @@ use relay_engine::{
 };
 use relay_gateway::{
     config::{Config, Switch},
+    connections::{Admission, Connections, PeerAddress},
+    error::{ApiError, DropConnection},
     middleware,
     node::Registry,
     router,
     state::AppState,
-    write_timeout::{PeerAddress, TimeoutListener},
 };
-use relay_runtime::{metrics, settings, shutdown::Shutdown, telemetry};
+use relay_runtime::{
+    metrics,
+    server::{self, Timeouts},
+    settings,
+    shutdown::Shutdown,
+    telemetry,
+};
 use relay_tasks::{TaskSet, spawn_isolated};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -37,6 +49,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const DRAIN_SPREAD: Duration = Duration::from_secs(5);
 /// Time for requests in flight at shutdown. The later steps need the rest of the hard limit.
 const REQUEST_DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
+/// Below the 30 s of a request, so that a statement ends before its request is given up.
+const STATEMENT_LIMIT: Duration = Duration::from_secs(15);
+/// Open files that are no connections of clients: to Postgres and NATS, of logs and stored files.
+const RESERVED_FILES: usize = 512;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -44,6 +60,9 @@ async fn main() -> anyhow::Result<()> {
     let _telemetry = telemetry::init("relay-gateway")?;
     let shutdown = Shutdown::on_signals().context("listen for signals")?;
     let recorder = metrics::install()?;
+    if config.hosted == Switch::On {
+        config.security().warn();
+    }
     // Set at start, so that a gateway without nodes differs from a missing gateway.
     for gauge in [name::CONNECTED_NODES, name::CONNECTED_AGENTS] {
         ::metrics::gauge!(gauge).set(0);
@@ -52,8 +71,9 @@ async fn main() -> anyhow::Result<()> {
     let tasks = TaskSet::new(shutdown.token());
     let engine = start_engine(&config, &tasks).await?;
     let operators = configure_operators(&config)?;
-    let state = AppState::new(engine.clone(), shutdown.clone(), config.trusted_proxies, operators)
-        .with_public_url(config.public_url);
+    let connections = count_connections(&config);
+    let state =
+        AppState::new(engine.clone(), shutdown.clone(), connections, operators).with_public_url(config.public_url);
     tasks.spawn("storage-probe", state.clone().watch_storage());
     let registry = state.registry.clone();
     tasks.spawn("recovery-watch", close_after_recovery(engine.clone(), registry.clone()));
@@ -79,11 +99,11 @@ async fn main() -> anyhow::Result<()> {
         metrics::serve(config.metrics_listen, recorder, Arc::new(move || ready.is_ready()), shutdown.token())
             .await
             .with_context(|| format!("listen on {} for metrics", config.metrics_listen))?;
-    tasks.spawn("metrics-server", log_failure(metrics_server));
+    tasks.spawn("metrics-server", metrics_server);
 
     let listener = TcpListener::bind(config.listen).await.with_context(|| format!("listen on {}", config.listen))?;
     tracing::info!(listen = %listener.local_addr()?, metrics = %metrics_addr, "gateway started");
-    serve_requests(listener, state, shutdown).await?;
+    serve_requests(listener, state, shutdown, config.connections.timeouts()).await;
     drain.await.context("drain the sockets")?;
     finish_connections(&engine, &registry, gateway_id).await;
     drained.cancel();
@@ -95,11 +115,16 @@ async fn main() -> anyhow::Result<()> {
 async fn start_engine(config: &Config, tasks: &TaskSet) -> anyhow::Result<Engine> {
     let settings = EngineConfig {
         database_url: config.database_url.clone(),
-        nats_url: config.nats_url.clone(),
+        nats: config.nats.servers(),
         nats_replicas: config.nats_replicas,
         database_connections: config.database_connections,
+        statement_limit: STATEMENT_LIMIT,
         restore_margin: config.restore_margin,
-        limits: LimitsConfig { requests: config.rate_limits == Switch::On, plans: config.plans },
+        limits: LimitsConfig {
+            requests: config.rate_limits == Switch::On,
+            plans: config.plans,
+            default_plan: config.default_plan(),
+        },
         files: config.files.clone(),
         secret_keys: config.secret_keys.clone(),
         egress: config.egress.clone(),
@@ -126,35 +151,58 @@ fn configure_operators(config: &Config) -> anyhow::Result<Operators> {
     .context("configure the operators")
 }
 
+/// Creates the counts of connections, which may not need more files than the process may open.
+fn count_connections(config: &Config) -> Connections {
+    let mut limits = config.connections.clone();
+    if let Some(files) = server::raise_file_limit() {
+        let most = usize::try_from(files).unwrap_or(usize::MAX).saturating_sub(RESERVED_FILES).max(1);
+        if most < limits.max_connections {
+            tracing::info!(
+                files,
+                max_connections = most,
+                "the limit of open files allows fewer connections than configured"
+            );
+            limits.max_connections = most;
+        }
+    }
+    Connections::new(&limits, config.trusted_proxies.clone())
+}
+
 /// Serves HTTP until shutdown is requested, then finishes requests in flight within [`REQUEST_DRAIN_TIMEOUT`].
-async fn serve_requests(listener: TcpListener, state: AppState, shutdown: Shutdown) -> anyhow::Result<()> {
-    let listener = listener.tap_io(|socket| {
-        // Frames and responses are small and latency matters.
-        let _ = socket.set_nodelay(true);
-    });
-    let service = router::router(state)
-        .map_request(middleware::collapse_leading_slashes)
-        .map_response(middleware::drop_connection_if_marked);
-    let late = shutdown.clone();
-    let served = axum::serve(
-        TimeoutListener(listener),
-        MakeServiceExt::<Request>::into_make_service_with_connect_info::<PeerAddress>(service),
-    )
-    .with_graceful_shutdown(async move { shutdown.wait_requested().await });
+async fn serve_requests(listener: TcpListener, state: AppState, shutdown: Shutdown, timeouts: Timeouts) {
+    let connections = state.connections.clone();
+    let router = router::router(state);
+    let accept = move |peer| {
+        let admission = Arc::new(connections.admit(peer)?);
+        let (admitted, router) = (Arc::clone(&admission), router.clone());
+        Some((move |request| answer(router.clone(), Arc::clone(&admitted), peer, request), admission))
+    };
     tokio::select! {
-        served = served.into_future() => served.context("serve")?,
+        () = server::serve(listener, timeouts, accept, shutdown.token()) => {}
         // The remaining steps must finish before the hard stop.
-        () = async { late.wait_requested().await; tokio::time::sleep(REQUEST_DRAIN_TIMEOUT).await } => {
+        () = async { shutdown.wait_requested().await; tokio::time::sleep(REQUEST_DRAIN_TIMEOUT).await } => {
             tracing::warn!("requests still in flight after the drain timeout, closing them");
         }
     }
-    Ok(())
 }
 
-/// Logs why a server ended; its end stops the process.
-async fn log_failure(server: impl Future<Output = std::io::Result<()>>) {
-    if let Err(error) = server.await {
-        tracing::error!(%error, "metrics server failed");
+/// Answers one request of a connection, or fails to close it without a status.
+async fn answer(
+    router: Router,
+    admission: Arc<Admission>,
+    peer: SocketAddr,
+    mut request: Request,
+) -> Result<Response, DropConnection> {
+    if let Admission::Refused(limit, _) = &*admission {
+        let mut refusal = ApiError::too_many_connections(*limit).into_response();
+        refusal.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        return Ok(refusal);
+    }
+    request.extensions_mut().insert(ConnectInfo(PeerAddress(peer)));
+    let Ok(response) = router.oneshot(middleware::collapse_leading_slashes(request)).await;
+    match response.extensions().get::<DropConnection>() {
+        Some(drop) => Err(*drop),
+        None => Ok(response),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Middleware of every request: its id, span, timeout, panics, metrics and cross-origin headers. Applied by `router`
 //! and `main`.
 
-use std::{any::Any, panic::resume_unwind, time::Duration};
+use std::{any::Any, time::Duration};
 
 use axum::{
     extract::{MatchedPath, Request, State},
@@ -21,7 +21,7 @@ use tracing::Instrument as _;
 
 use crate::{
     envelope::IDEMPOTENCY_REPLAYED,
-    error::{ApiError, DropConnection},
+    error::ApiError,
     routes::{files::TRANSFER_PATH, mailboxes::deliveries::CLAIM_PATH},
     state::AppState,
 };
@@ -181,15 +181,6 @@ pub fn collapse_leading_slashes(mut request: Request) -> Request {
     request
 }
 
-/// Closes the connection instead of sending a response marked [`DropConnection`]. Must wrap everything that catches
-/// panics: unwinding ends the task of the connection, and with it the connection.
-pub fn drop_connection_if_marked(response: Response) -> Response {
-    if response.extensions().get::<DropConnection>().is_some() {
-        resume_unwind(Box::new(DropConnection));
-    }
-    response
-}
-
 /// Puts axum's own 404 into the envelope.
 pub async fn fallback() -> ApiError {
     ApiError::route_not_found()
@@ -205,6 +196,7 @@ mod tests {
     use axum::body::Body;
 
     use super::*;
+    use crate::error::DropConnection;
 
     #[test]
     fn leading_slashes_collapse() {

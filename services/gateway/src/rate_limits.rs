@@ -4,27 +4,26 @@
 //! always means that nothing was done. [`add_headers`] adds the headers to the response. Node sockets and their frames
 //! are not limited.
 
-use std::{
-    net::IpAddr,
-    sync::{Arc, OnceLock},
-};
+use std::sync::{Arc, OnceLock};
 
 use axum::{
-    extract::{ConnectInfo, FromRequestParts, MatchedPath, Request},
+    extract::{FromRequestParts, MatchedPath, Request},
     http::{HeaderName, HeaderValue, Method, request::Parts},
     middleware::Next,
     response::Response,
 };
-use ipnet::IpNet;
 use relay_domain::{WorkspaceScope, workspaces::rate_limit::RouteClass};
 use relay_engine::access::limits::{Admission, RateLimitStatus, RateLimitSubject};
 
-use crate::{error::ApiError, state::AppState, write_timeout::PeerAddress};
+use crate::{
+    connections::{ClientAddress, HeldPlaces},
+    error::ApiError,
+    state::AppState,
+};
 
 const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
-const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// Routes whose cost differs from [`RouteClass::Plain`], or that have their own limit.
 const ROUTE_CLASSES: &[(Method, &str, RouteClass)] = &[
@@ -56,9 +55,10 @@ pub async fn add_headers(mut request: Request, next: Next) -> Response {
     response
 }
 
-/// Charges a request to the rate limits of its caller.
+/// Charges a request to the rate limits of its caller, and counts it until its answer.
 ///
 /// # Errors
+/// 503 `too_many_connections`: the caller or its workspace has too many requests in progress.
 /// 429 `rate_limit_exceeded`: a limit is exceeded, and nothing was done. 503 `database_overloaded`: storage cannot
 /// tell what is left.
 pub(crate) async fn charge_request(
@@ -67,6 +67,7 @@ pub(crate) async fn charge_request(
     scope: WorkspaceScope,
     holder: RateLimitSubject,
 ) -> Result<(), ApiError> {
+    HeldPlaces::take_request(parts, state, scope, holder.clone())?;
     let class = if matches!(holder, RateLimitSubject::Observer(_)) { RouteClass::Observer } else { route_class(parts) };
     apply_admission(parts, state.engine.rate_limits().admit(scope, holder, class).await)
 }
@@ -92,6 +93,17 @@ fn route_class(parts: &Parts) -> RouteClass {
     priced.map_or(RouteClass::Plain, |(.., class)| *class)
 }
 
+/// Charges the creation of a workspace by an anonymous client to its address.
+///
+/// # Errors
+/// 429 `rate_limit_exceeded`: nothing was created.
+pub(crate) fn charge_creation(parts: &Parts, state: &AppState) -> Result<(), ApiError> {
+    match ClientAddress::of_parts(parts).limited_ip() {
+        Some(address) => apply_admission(parts, state.engine.rate_limits().admit_creation(address)),
+        None => Ok(()),
+    }
+}
+
 /// Lookup without authentication, charged to the client's address.
 #[derive(Debug, Clone, Copy)]
 pub struct PublicLookup;
@@ -100,61 +112,16 @@ impl FromRequestParts<AppState> for PublicLookup {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
-        if let Some(address) = client_address(parts, &state.trusted_proxies) {
+        if let Some(address) = ClientAddress::of_parts(parts).ip() {
             apply_admission(parts, state.engine.rate_limits().admit_lookup(address))?;
         }
         Ok(Self)
     }
 }
 
-/// Returns the client's address: the peer or, if the peer is a trusted proxy, the last untrusted address of
-/// `X-Forwarded-For`. Addresses to the left of it are sent by the client and prove nothing.
-fn client_address(parts: &Parts, trusted: &[IpNet]) -> Option<IpAddr> {
-    let ConnectInfo(PeerAddress(peer)) = parts.extensions.get::<ConnectInfo<PeerAddress>>()?;
-    let is_trusted = |address: &IpAddr| trusted.iter().any(|network| network.contains(address));
-    let mut client = peer.ip().to_canonical();
-    let lines = parts.headers.get_all(FORWARDED_FOR).iter().collect::<Vec<_>>();
-    let hops = lines.iter().rev().flat_map(|line| line.to_str().unwrap_or_default().rsplit(','));
-    for hop in hops {
-        if !is_trusted(&client) {
-            break;
-        }
-        let Ok(address) = hop.trim().parse::<IpAddr>() else { break };
-        client = address.to_canonical();
-    }
-    Some(client)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-
-    use axum::body::Body;
-
     use super::*;
-
-    #[test]
-    fn the_client_is_the_last_hop_that_is_not_a_trusted_proxy() {
-        let proxies: Vec<IpNet> = vec!["10.0.0.0/8".parse().unwrap(), "192.0.2.1/32".parse().unwrap()];
-        for (peer, forwarded, trusted, expected) in [
-            ("203.0.113.9", "198.51.100.1", &proxies[..0], "203.0.113.9"),
-            ("203.0.113.9", "198.51.100.1", &proxies, "203.0.113.9"),
-            ("10.0.0.1", "198.51.100.1", &proxies, "198.51.100.1"),
-            ("10.0.0.1", "1.1.1.1, 198.51.100.1, 192.0.2.1", &proxies, "198.51.100.1"),
-            ("10.0.0.1", "nonsense", &proxies, "10.0.0.1"),
-            ("10.0.0.1", "", &proxies, "10.0.0.1"),
-            ("::ffff:10.0.0.1", "2001:db8::1", &proxies, "2001:db8::1"),
-        ] {
-            let request = http::Request::builder()
-                .header(FORWARDED_FOR, forwarded)
-                .extension(ConnectInfo(PeerAddress(SocketAddr::new(peer.parse().unwrap(), 1))))
-                .body(Body::empty())
-                .unwrap();
-            let (parts, _) = request.into_parts();
-            let expected: IpAddr = expected.parse().unwrap();
-            assert_eq!(client_address(&parts, trusted), Some(expected), "{peer} {forwarded}");
-        }
-    }
 
     /// Renaming a route must not silently drop its cost.
     #[test]

@@ -7,7 +7,7 @@ use axum::{
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::{
-    console, middleware, node, observe, rate_limits,
+    connections, console, middleware, node, observe, rate_limits,
     routes::{
         actions::{self, triggers},
         agents::{self, session_events, spawn},
@@ -49,6 +49,7 @@ pub fn router(state: AppState) -> Router {
         .layer(layer::from_fn(rate_limits::add_headers))
         .layer(layer::from_fn_with_state(state.clone(), middleware::require_recovered))
         .layer(CatchPanicLayer::custom(middleware::panic_response))
+        .layer(layer::from_fn_with_state(state.clone(), connections::admit_request))
         .layer(layer::from_fn(middleware::wrap_request))
         .layer(middleware::cors())
         .with_state(state)

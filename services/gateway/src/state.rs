@@ -9,12 +9,11 @@ use std::{
 };
 
 use axum::extract::FromRef;
-use ipnet::IpNet;
 use relay_domain::GatewayId;
 use relay_engine::{Engine, access::operators::Operators, recovery::Readiness};
 use relay_runtime::shutdown::Shutdown;
 
-use crate::{node::Registry, observe::ObserverSlots};
+use crate::{connections::Connections, node::Registry};
 
 /// Interval of the storage check.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
@@ -30,17 +29,15 @@ pub struct AppState {
     pub registry: Registry,
     /// Operators of the installation.
     pub operators: Arc<Operators>,
-    /// Slots for observers of this gateway.
-    pub observers: ObserverSlots,
+    /// Counts of this gateway's connections.
+    pub connections: Connections,
     /// Result of the latest storage check.
     storage_up: Arc<AtomicBool>,
-    /// Proxies whose `X-Forwarded-For` is trusted.
-    pub trusted_proxies: Arc<[IpNet]>,
 }
 
 impl AppState {
     /// Creates the state for a started engine.
-    pub fn new(engine: Engine, shutdown: Shutdown, trusted_proxies: Vec<IpNet>, operators: Operators) -> Self {
+    pub fn new(engine: Engine, shutdown: Shutdown, connections: Connections, operators: Operators) -> Self {
         let gateway_id = engine.processes().become_gateway();
         Self {
             engine,
@@ -49,9 +46,8 @@ impl AppState {
             public_url: None,
             registry: Registry::default(),
             operators: Arc::new(operators),
-            observers: ObserverSlots::default(),
+            connections,
             storage_up: Arc::new(AtomicBool::new(true)),
-            trusted_proxies: trusted_proxies.into(),
         }
     }
 

@@ -4,7 +4,8 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use relay_admin::{Finding, Verdict, examine};
+use relay_admin::{Finding, Installation, Verdict, examine};
+use relay_engine::{access::secrets::KeyList, settings::NatsConfig};
 
 use crate::{connection::Database, output::Output};
 
@@ -12,13 +13,28 @@ use crate::{connection::Database, output::Output};
 pub(crate) struct Arguments {
     #[command(flatten)]
     database: Database,
-    /// URL of the NATS server or servers.
-    #[arg(long, env = "NATS_URL", default_value = "nats://127.0.0.1:4222", hide_env_values = true)]
-    nats_url: String,
+    #[command(flatten)]
+    nats: NatsConfig,
+    /// As for gateways.
+    #[arg(long, env = "RELAY_SECRET_KEYS", default_value = "", hide_env_values = true)]
+    secret_keys: KeyList,
+    /// As for gateways. Only its presence matters here.
+    #[arg(long, env = "RELAY_SIGNING_SECRET", hide_env_values = true)]
+    signing_secret: Option<String>,
+    /// As for gateways. With `on`, missing keys are a finding.
+    #[arg(long, env = "RELAY_HOSTED")]
+    hosted: Option<String>,
 }
 
 pub(crate) async fn run(arguments: &Arguments, out: Output) -> Result<ExitCode> {
-    let findings = examine(&arguments.database.database_url, &arguments.nats_url).await;
+    let installation = Installation {
+        database_url: arguments.database.database_url.clone(),
+        nats: arguments.nats.servers(),
+        secret_keys: arguments.secret_keys.clone(),
+        has_signing_secret: arguments.signing_secret.as_ref().is_some_and(|secret| !secret.is_empty()),
+        hosted: arguments.hosted.as_deref() == Some("on"),
+    };
+    let findings = examine(&installation).await;
     if out.is_json() {
         println!("{}", serde_json::to_string_pretty(&findings)?);
     } else {

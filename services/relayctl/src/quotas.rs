@@ -23,7 +23,7 @@ pub(crate) struct Quotas {
     unset: Vec<String>,
 }
 
-fn parse_plan(text: &str) -> Result<Plan, String> {
+pub(crate) fn parse_plan(text: &str) -> Result<Plan, String> {
     Plan::parse(text).ok_or_else(|| "must be free, pro or enterprise".to_owned())
 }
 

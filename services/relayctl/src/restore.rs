@@ -2,7 +2,11 @@
 
 use anyhow::{Context as _, Result};
 use relay_admin::RestoreReport;
-use relay_engine::recovery::{DEFAULT_MARGIN, Margin};
+use relay_engine::{
+    access::secrets::KeyList,
+    recovery::{DEFAULT_MARGIN, Margin},
+    settings::NatsConfig,
+};
 
 use crate::{
     connection::Database,
@@ -13,9 +17,11 @@ use crate::{
 pub(crate) struct Arguments {
     #[command(flatten)]
     database: Database,
-    /// URL of the NATS server or servers.
-    #[arg(long, env = "NATS_URL", default_value = "nats://127.0.0.1:4222", hide_env_values = true)]
-    nats_url: String,
+    #[command(flatten)]
+    nats: NatsConfig,
+    /// As for gateways: without the installation's keys, no message of the log can be verified, and none is recovered.
+    #[arg(long, env = "RELAY_SECRET_KEYS", default_value = "", hide_env_values = true)]
+    secret_keys: KeyList,
     /// Only show what would be done.
     #[arg(long)]
     dry_run: bool,
@@ -33,9 +39,14 @@ pub(crate) async fn run(arguments: Arguments, out: Output) -> Result<()> {
     let margin = Margin { numbers: arguments.margin, always: arguments.jump };
     let mut bar = ProgressBar::new("frames", out);
     let report = admin
-        .restore(&arguments.nats_url, (!arguments.dry_run).then_some(margin), |progress| {
-            bar.update(progress.looked_at, progress.of);
-        })
+        .restore(
+            &arguments.nats.servers(),
+            &arguments.secret_keys,
+            (!arguments.dry_run).then_some(margin),
+            |progress| {
+                bar.update(progress.looked_at, progress.of);
+            },
+        )
         .await
         .context("recover the database")?;
     bar.finish();

@@ -10,10 +10,11 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use chrono::{DateTime, Utc};
 use relay_admin::{Erasure, WorkspaceSummary};
-use relay_domain::WorkspaceId;
+use relay_domain::{WorkspaceId, workspaces::plan::Plan};
 use relay_engine::{
     EngineError,
     error::Missing,
+    settings::NatsServers,
     workspaces::usage::{Granularity, UsageQuery, UsageRow},
 };
 use serde_json::json;
@@ -32,6 +33,9 @@ pub(crate) enum Command {
         database: Database,
         /// Name of the workspace.
         name: String,
+        /// Plan of the workspace.
+        #[arg(long, env = "RELAY_DEFAULT_PLAN", default_value = "enterprise", value_parser = quotas::parse_plan)]
+        plan: Plan,
     },
     /// List workspaces, including deleted ones, oldest first.
     List {
@@ -106,6 +110,9 @@ pub(crate) enum Command {
         /// URL of the NATS server, whose copies are removed too. Required for the verification.
         #[arg(long, env = "NATS_URL", hide_env_values = true)]
         nats_url: Option<String>,
+        /// As for gateways.
+        #[arg(long, env = "RELAY_NATS_CA_FILE")]
+        nats_ca_file: Option<PathBuf>,
         /// Time to wait for a worker to remove the bytes of files, in seconds.
         #[arg(long, default_value_t = 60)]
         wait_seconds: u64,
@@ -135,8 +142,8 @@ impl From<UsageInterval> for Granularity {
 
 pub(crate) async fn run(command: Command, out: Output) -> Result<()> {
     match command {
-        Command::Create { database, name } => {
-            let made = database.connect()?.create_workspace(&name).await.context("create the workspace")?;
+        Command::Create { database, name, plan } => {
+            let made = database.connect()?.create_workspace(&name, plan).await.context("create the workspace")?;
             out.print_value(&json!({ "workspace_id": made.workspace_id, "name": name, "api_key": made.key }), |_| {
                 format!("workspace {}\nkey {}\nThe key is shown this once.", made.workspace_id, made.key)
             })
@@ -158,10 +165,10 @@ pub(crate) async fn run(command: Command, out: Output) -> Result<()> {
             print_usage(&database, &workspace, query, out).await
         }
         Command::Export { database, workspace, output } => export_workspace(&database, &workspace, output, out).await,
-        Command::Delete { database, id, erase, nats_url, wait_seconds } => {
+        Command::Delete { database, id, erase, nats_url, nats_ca_file, wait_seconds } => {
             // An empty variable counts as unset, as in gateways and workers.
-            let nats_url = nats_url.filter(|url| !url.is_empty());
-            delete_workspace(&database, &id, erase.then_some((nats_url, Duration::from_secs(wait_seconds))), out).await
+            let nats = nats_url.filter(|url| !url.is_empty()).map(|url| NatsServers { url, ca_file: nats_ca_file });
+            delete_workspace(&database, &id, erase.then_some((nats, Duration::from_secs(wait_seconds))), out).await
         }
     }
 }
@@ -254,14 +261,14 @@ fn is_id(text: &str) -> bool {
 async fn delete_workspace(
     database: &Database,
     id: &str,
-    erase: Option<(Option<String>, Duration)>,
+    erase: Option<(Option<NatsServers>, Duration)>,
     out: Output,
 ) -> Result<()> {
     let workspace: WorkspaceId =
         id.parse().ok().with_context(|| format!("{id:?} is no id: see `relayctl workspace list`"))?;
     let admin = database.connect()?;
     let deleted = admin.delete_workspace(workspace).await;
-    let Some((nats_url, wait)) = erase else {
+    let Some((nats, wait)) = erase else {
         let tokens = deleted.with_context(|| format!("delete workspace {id}"))?;
         return out.print_value(&json!({ "workspace_id": id, "tokens": tokens }), |_| {
             format!(
@@ -275,7 +282,7 @@ async fn delete_workspace(
         Err(error) => return Err(error).with_context(|| format!("delete workspace {id}")),
     }
     let mut bar = ProgressBar::new("tables", out);
-    let erasing = admin.erase_workspace(workspace, nats_url.as_deref(), wait, |done, of| bar.update(done, of)).await;
+    let erasing = admin.erase_workspace(workspace, nats.as_ref(), wait, |done, of| bar.update(done, of)).await;
     bar.finish();
     let erasure = erasing
         .with_context(|| format!("erase workspace {id}, which can be repeated: what was removed stays removed"))?;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use relay_dispatch::push::PushConfig;
+use relay_dispatch::{destinations::DestinationConfig, push::PushConfig};
 use relay_engine::{
     EgressConfig, EngineConfig,
     access::{limits::LimitsConfig, secrets::KeyList},
@@ -11,6 +11,8 @@ use relay_engine::{
     settings as check,
 };
 use relay_runtime::settings::{Settings, Values};
+
+use crate::loops::TICK_TIMEOUT;
 
 /// Postgres connections of a worker. Loops take turns, so a few are enough; more let more of them run at once.
 /// http_push uses two more.
@@ -23,9 +25,9 @@ pub(crate) struct Config {
     /// The Postgres database, migrated by `relayctl migrate`.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_parser = check::parse_database_url)]
     database_url: String,
-    /// The NATS server or servers, separated by commas.
-    #[arg(long, env = "NATS_URL", hide_env_values = true, default_value = "nats://127.0.0.1:4222", value_parser = check::parse_nats_url)]
-    nats_url: String,
+    /// As for gateways.
+    #[command(flatten)]
+    nats: check::NatsConfig,
     /// As for gateways: replicas that JetStream keeps of each stream.
     #[arg(long, env = "RELAY_NATS_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
     nats_replicas: u8,
@@ -54,12 +56,21 @@ pub(crate) struct Config {
     /// As for gateways: `id:base64` of 32 bytes, separated by commas.
     #[arg(long, env = "RELAY_SECRET_KEYS", default_value = "", hide_env_values = true)]
     secret_keys: KeyList,
+    /// As for gateways, where it restricts the creation of workspaces: a hosted installation warns of insecure settings.
+    #[arg(long, env = "RELAY_HOSTED", value_enum, default_value_t = check::Switch::Off)]
+    pub(crate) hosted: check::Switch,
+    /// As for gateways: refuses to start with insecure settings.
+    #[arg(long, env = "RELAY_REQUIRE_SECURE", value_enum, default_value_t = check::Switch::Off)]
+    require_secure: check::Switch,
     /// As for gateways.
     #[command(flatten)]
     files: FilesConfig,
     /// Dispatch settings of http_push nodes.
     #[command(flatten)]
     pub(crate) push: PushConfig,
+    /// Limits of calls to one host.
+    #[command(flatten)]
+    pub(crate) destinations: DestinationConfig,
     /// As for gateways: rules for the URLs of tenants.
     #[command(flatten)]
     egress: EgressConfig,
@@ -73,16 +84,30 @@ impl Settings for Config {
                 values.get("RELAY_FILES_S3_SECRET_ACCESS_KEY"),
             )
         });
-        incomplete_key.into_iter().collect()
+        let insecure = (values.get("RELAY_REQUIRE_SECURE") == Some("on"))
+            .then(|| check::SecuritySettings::from_variables(|name| values.get(name), None).problems());
+        let insecure = insecure.into_iter().flatten().map(ToOwned::to_owned);
+        incomplete_key.into_iter().chain(insecure).collect()
     }
 }
 
 impl Config {
+    /// Settings on which the installation's security depends.
+    pub(crate) fn security(&self) -> check::SecuritySettings<'_> {
+        check::SecuritySettings {
+            database_url: Some(&self.database_url),
+            nats_url: Some(&self.nats.nats_url),
+            has_secret_keys: !self.secret_keys.is_empty(),
+            has_signing_secret: None,
+        }
+    }
+
     pub(crate) fn engine(&self) -> EngineConfig {
         EngineConfig {
             limits: LimitsConfig::default(),
+            statement_limit: TICK_TIMEOUT,
             database_url: self.database_url.clone(),
-            nats_url: self.nats_url.clone(),
+            nats: self.nats.servers(),
             nats_replicas: self.nats_replicas,
             database_connections: DATABASE_CONNECTIONS,
             restore_margin: self.restore_margin,

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use relay_dispatch::{QueueError, subscriptions::SubscriptionDispatcher};
+use relay_dispatch::{QueueError, destinations::Destinations, subscriptions::SubscriptionDispatcher};
 use relay_engine::{
     Engine, EngineError, actions, agents,
     mailboxes::{self, expiry::expire_due_deliveries},
@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use crate::{dispatch::EngineSubscriptionQueue, uptime::Uptime};
 
 /// A tick does a bounded amount of work; a longer one waits for a response that will not come.
-const TICK_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const TICK_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Loop {
@@ -166,11 +166,12 @@ pub(crate) struct Loops {
 impl Loops {
     /// Creates the loops. Retention below the minimum is raised to it.
     #[must_use]
-    pub(crate) fn new(engine: Engine, retention: Retention) -> Self {
+    pub(crate) fn new(engine: Engine, retention: Retention, destinations: Arc<Destinations>) -> Self {
         let delivery_days = retention.delivery_days.max(Retention::LEAST_DAYS);
         let message_days = retention.message_days.max(delivery_days);
         let uptime = Mutex::new(Uptime::default());
-        let subscriptions = SubscriptionDispatcher::new(Arc::new(EngineSubscriptionQueue(engine.clone())));
+        let queue = Arc::new(EngineSubscriptionQueue(engine.clone()));
+        let subscriptions = SubscriptionDispatcher::new(queue, destinations);
         Self { engine, retention: Retention { delivery_days, message_days, ..retention }, uptime, subscriptions }
     }
 

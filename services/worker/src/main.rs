@@ -11,7 +11,8 @@ mod uptime;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use relay_engine::Engine;
+use relay_dispatch::destinations::Destinations;
+use relay_engine::{Engine, settings::Switch};
 use relay_runtime::{metrics, settings, shutdown::Shutdown, telemetry};
 use relay_tasks::TaskSet;
 use tokio::sync::OnceCell;
@@ -28,6 +29,9 @@ async fn main() -> Result<()> {
     let Some(config) = settings::read::<config::Config>()? else { return Ok(()) };
     let _telemetry = telemetry::init("relay-worker")?;
     let recorder = metrics::install()?;
+    if config.hosted == Switch::On {
+        config.security().warn();
+    }
     let shutdown = Shutdown::on_signals().context("listen to signals")?;
 
     metrics::export_metrics("relay-worker", recorder.clone(), shutdown.token()).context("export metrics")?;
@@ -40,18 +44,16 @@ async fn main() -> Result<()> {
         .with_context(|| format!("listen on {}", config.metrics_listen))?;
     tracing::info!(metrics.listen = %listening, "worker started");
     let tasks = TaskSet::new(shutdown.token());
-    let server = tasks.spawn("metrics-server", async move {
-        if let Err(error) = server.await {
-            tracing::error!(%error, "metrics server failed");
-        }
-    });
+    let server = tasks.spawn("metrics-server", server);
 
     let started = shutdown.token().run_until_cancelled_owned(Engine::start(config.engine(), &tasks)).await;
     let Some(engine) = started else { return Ok(tasks.check()?) };
     let engine = engine.context("start the engine")?;
-    let pusher = runner::run_pusher(engine.clone(), config.push.clone(), tasks.clone(), shutdown.token());
+    let destinations = Arc::new(Destinations::new(config.destinations.clone()));
+    let (push, stop) = (config.push.clone(), shutdown.token());
+    let pusher = runner::run_pusher(engine.clone(), push, Arc::clone(&destinations), tasks.clone(), stop);
     let dispatching = tasks.spawn("push-dispatcher", pusher);
-    let running = Arc::new(Loops::new(engine, config.retention()));
+    let running = Arc::new(Loops::new(engine, config.retention(), destinations));
     loops.set(Arc::clone(&running)).ok().context("the loops were started twice")?;
     runner::run_loops(running, &tasks, &shutdown.token()).await;
     dispatching.await.context("dispatch http_push deliveries")?;

@@ -5,7 +5,10 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use relay_dispatch::push::{PushConfig, PushDispatcher};
+use relay_dispatch::{
+    destinations::Destinations,
+    push::{PushConfig, PushDispatcher},
+};
 use relay_domain::metric_names as name;
 use relay_engine::Engine;
 use relay_runtime::telemetry;
@@ -34,10 +37,17 @@ pub(crate) async fn run_loops(loops: Arc<Loops>, tasks: &TaskSet, stop: &Cancell
 }
 
 /// Runs the http_push dispatcher until `stop`. Waits while Postgres is unavailable.
-pub(crate) async fn run_pusher(engine: Engine, config: PushConfig, tasks: TaskSet, stop: CancellationToken) {
+pub(crate) async fn run_pusher(
+    engine: Engine,
+    config: PushConfig,
+    destinations: Arc<Destinations>,
+    tasks: TaskSet,
+    stop: CancellationToken,
+) {
     stop.run_until_cancelled(engine.recovery().wait_until_ready()).await;
     while !stop.is_cancelled() {
-        match PushDispatcher::start(Arc::new(EnginePushQueue::new(engine.clone())), &config, &tasks, &stop).await {
+        let queue = Arc::new(EnginePushQueue::new(engine.clone()));
+        match PushDispatcher::start(queue, &config, Arc::clone(&destinations), &tasks, &stop).await {
             Ok(pusher) => return pusher.run().await,
             Err(error) => {
                 tracing::warn!(

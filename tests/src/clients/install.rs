@@ -38,25 +38,80 @@ pub async fn npm_packages() -> Result<PathBuf> {
 
 /// Returns the folder with the Python packages of `requirements.txt`, for `PYTHONPATH`.
 pub async fn python_packages() -> Result<PathBuf> {
-    pip_packages("python", "requirements.txt").await
+    pip_packages("python", &sources().join("requirements.txt")).await
 }
 
 /// Returns the folder with schemathesis, for `PYTHONPATH`.
 pub async fn schemathesis() -> Result<PathBuf> {
-    pip_packages("schemathesis", "schemathesis.txt").await
+    pip_packages("schemathesis", &sources().join("schemathesis.txt")).await
 }
 
-async fn pip_packages(name: &str, requirements: &str) -> Result<PathBuf> {
-    let requirements = sources().join(requirements);
+/// Returns the folder with our runner package for Node.js, built, and what it needs.
+pub async fn runner_package() -> Result<PathBuf> {
+    let source = runners().join("typescript");
+    let files = files_below(&source)?;
+    let mut content = String::new();
+    for file in &files {
+        content += &fs::read_to_string(source.join(file)).with_context(|| format!("read {}", file.display()))?;
+    }
+    install("runner", &content, async |dir| {
+        for file in &files {
+            let target = dir.join(file);
+            fs::create_dir_all(target.parent().context("a file's folder")?)?;
+            fs::copy(source.join(file), target)?;
+        }
+        // Not `npm ci`: it insists on optional packages for other platforms, which a registry may lack.
+        let install = ["install", "--no-save", "--omit=optional", "--ignore-scripts", "--no-audit", "--no-fund"];
+        for args in [&install[..], &["run", "build"]] {
+            let mut npm = Command::new("npm");
+            npm.args(args).current_dir(dir);
+            run(npm, "npm").await?;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Returns the folder of the runner packages and their transcript.
+pub fn runners() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("runners")
+}
+
+/// Files of a package, without those that were installed or built.
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for part in ["", "src", "test", "example"] {
+        for entry in fs::read_dir(folder.join(part))? {
+            let entry = entry?;
+            if entry.file_type()?.is_file() {
+                files.push(Path::new(part).join(entry.file_name()));
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Returns the folder with the packages that our runner package for Python needs, for `PYTHONPATH`.
+pub async fn python_runner_packages() -> Result<PathBuf> {
+    pip_packages("python-runner", &runners().join("python/requirements.txt")).await
+}
+
+async fn pip_packages(name: &str, requirements: &Path) -> Result<PathBuf> {
     let version = Command::new("python3").arg("--version").output().await.context("run python3")?;
-    let pins = format!("{}{}", String::from_utf8_lossy(&version.stdout), fs::read_to_string(&requirements)?);
+    let pins = format!("{}{}", String::from_utf8_lossy(&version.stdout), fs::read_to_string(requirements)?);
     install(name, &pins, async |dir| {
         let mut pip = Command::new("python3");
         pip.args(["-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--upgrade", "--target"]);
-        pip.arg(dir).arg("--requirement").arg(&requirements);
+        pip.arg(dir).arg("--requirement").arg(requirements);
         run(pip, "pip").await
     })
     .await
+}
+
+/// Returns the folder of the scripts.
+pub fn scripts() -> PathBuf {
+    sources().to_owned()
 }
 
 /// Returns the folder with the scripts and pins.

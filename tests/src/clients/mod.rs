@@ -7,5 +7,7 @@ mod script;
 
 pub use broker::{AgentScript, Broker, Position};
 pub use front::Front;
-pub use install::{npm_packages, python_packages, schemathesis};
+pub use install::{
+    npm_packages, python_packages, python_runner_packages, runner_package, runners, schemathesis, scripts,
+};
 pub use script::{Request, Script};

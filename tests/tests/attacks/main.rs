@@ -1,10 +1,19 @@
 //! Attacks of one tenant on the others: each is refused, or costs only its own workspace. `cargo xtask attack` runs
 //! them.
 
+mod amplification;
 mod commits;
+mod connections;
 mod ended_workspaces;
 mod former_tokens;
+mod names;
+mod nats;
+mod observer_tokens;
+mod plans;
 mod revocation;
 mod revocation_in_outages;
 mod schemas;
 mod searches;
+mod statements;
+mod transfers;
+mod unknown_tokens;

@@ -1,7 +1,19 @@
-//! Our broker with fake agents, against a real engine: the way of a message, the listen API, restarts.
+//! Our broker with fake agents, against a real engine: the way of a message, the listen API, restarts,
+//! faults of the published broker, crashes, floods, hostile input, secrets.
 
 mod api;
 mod delivery;
+mod event_log;
+mod faults;
+mod flood;
+mod harness;
+mod hostile;
+mod packages;
+mod published;
 mod restart;
 mod runner;
 mod scene;
+mod secrets;
+mod storm;
+mod transcript;
+mod verdicts;

@@ -13,28 +13,36 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
 use crate::scene::{SOON, Scene};
 
-struct Runner {
+pub(crate) struct Runner {
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
     sent: u32,
 }
 
 impl Runner {
-    async fn connect(scene: &Scene) -> Result<Self> {
+    pub(crate) async fn connect(scene: &Scene) -> Result<Self> {
         let mut request = scene.broker.socket_url("/api/fleet/ws").into_client_request()?;
         request.headers_mut().insert("x-api-key", scene.broker.key().parse()?);
         let (socket, _) = connect_async(request).await?;
         Ok(Self { socket, sent: 0 })
     }
 
-    async fn send(&mut self, kind: &str, payload: Value) -> Result<String> {
+    pub(crate) async fn send(&mut self, kind: &str, payload: Value) -> Result<String> {
         self.sent += 1;
         let id = format!("r{}", self.sent);
         let frame = json!({ "v": 2, "type": kind, "request_id": id, "payload": payload });
-        self.socket.send(Message::text(frame.to_string())).await?;
+        self.send_frame(&frame).await?;
         Ok(id)
     }
 
-    async fn next(&mut self) -> Result<Value> {
+    pub(crate) async fn send_frame(&mut self, frame: &Value) -> Result<()> {
+        self.send_text(&frame.to_string()).await
+    }
+
+    pub(crate) async fn send_text(&mut self, text: &str) -> Result<()> {
+        Ok(self.socket.send(Message::text(text.to_owned())).await?)
+    }
+
+    pub(crate) async fn next(&mut self) -> Result<Value> {
         loop {
             let message = timeout(SOON, self.socket.next()).await?.context("the socket has ended")??;
             if let Message::Text(text) = message {
@@ -47,7 +55,7 @@ impl Runner {
     }
 
     /// Sends a request and returns its answer; other frames are left out.
-    async fn ask(&mut self, kind: &str, payload: Value) -> Result<Value> {
+    pub(crate) async fn ask(&mut self, kind: &str, payload: Value) -> Result<Value> {
         let id = self.send(kind, payload).await?;
         loop {
             let frame = self.next().await?;
@@ -66,7 +74,7 @@ fn manifest(name: &str) -> Value {
 #[tokio::test]
 async fn a_runner_handles_invocations_and_uses_the_broker_meanwhile() -> Result<()> {
     let scene = Scene::new("runner").await?;
-    scene.wait_for_engine().await?;
+    scene.broker.wait_connected().await?;
     let mut runner = Runner::connect(&scene).await?;
     let hello = runner.ask("hello", json!({ "client_name": "test", "client_version": "1" })).await?;
     assert_eq!((&hello["type"], &hello["payload"]["result"]["protocol_version"]), (&json!("ok"), &json!(2)));

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use relay_acceptance::node_broker::{FakeAgent, NodeBroker};
 use relay_testkit::client::Api;
+use relay_testkit::node::{BrokerSpec, FakeAgent, NodeBroker};
 use relay_testkit::proxy::TcpProxy;
 use relay_testkit::{shared, wait};
 use serde_json::{Value, json};
@@ -21,16 +21,23 @@ pub(crate) struct Scene {
 
 impl Scene {
     pub(crate) async fn new(name: &str) -> Result<Self> {
-        Self::at(name, shared().await.any_gateway()).await
+        Self::with_args(name, &[]).await
+    }
+
+    /// A scene whose broker has further arguments.
+    pub(crate) async fn with_args(name: &str, args: &[String]) -> Result<Self> {
+        Self::at(name, shared().await.any_gateway(), args).await
     }
 
     /// A scene whose broker uses the engine at this URL.
-    async fn at(name: &str, engine: &str) -> Result<Self> {
+    async fn at(name: &str, engine: &str, args: &[String]) -> Result<Self> {
         let gateway = shared().await.any_gateway();
         let workspace = Api::create_workspace(gateway, name).await?;
         let sender = workspace.as_agent(&workspace.register_agent("sender").await?);
         let folder = tempfile::tempdir()?;
-        let broker = NodeBroker::start(engine, workspace.token(), name, folder.path()).await?;
+        let mut spec = BrokerSpec::new(engine, workspace.token(), name, folder.path())?;
+        spec.args = args.to_vec();
+        let broker = NodeBroker::start(&spec).await?;
         Ok(Self { workspace, sender, broker, folder })
     }
 
@@ -38,24 +45,18 @@ impl Scene {
     pub(crate) async fn behind_proxy(name: &str) -> Result<(Self, TcpProxy)> {
         let gateway = shared().await.any_gateway();
         let proxy = TcpProxy::start(gateway.trim_start_matches("http://"))?;
-        let scene = Self::at(name, &proxy.through(gateway)?).await?;
+        let scene = Self::at(name, &proxy.through(gateway)?, &[]).await?;
         Ok((scene, proxy))
-    }
-
-    /// Waits until the broker is connected to the engine, which it is some time after its start.
-    pub(crate) async fn wait_for_engine(&self) -> Result<()> {
-        wait::until_ok("the broker to be connected", SOON, || async {
-            let health = self.broker.call_with("GET", "/health", &[]).await?.body;
-            ensure!(health["status"] == "ok", "{health}");
-            anyhow::Ok(())
-        })
-        .await?;
-        Ok(())
     }
 
     /// Starts a fake agent and returns what it notes.
     pub(crate) async fn spawn(&self, name: &str, show: &str, more: &[&str]) -> Result<FakeAgent> {
         self.spawn_with(name, show, more, json!({})).await
+    }
+
+    /// Returns what an agent has noted.
+    pub(crate) fn agent_log(&self, name: &str) -> String {
+        std::fs::read_to_string(self.folder.path().join(format!("{name}.log"))).unwrap_or_default()
     }
 
     pub(crate) async fn spawn_with(&self, name: &str, show: &str, more: &[&str], body: Value) -> Result<FakeAgent> {

@@ -20,6 +20,7 @@ async fn operators_quotas_and_rate_limits() -> Result<()> {
         .env("RELAY_RATE_LIMITS", "on")
         .env("RELAY_PLANS", plans.to_string())
         .env("RELAY_HOSTED", "on")
+        .env("RELAY_DEFAULT_PLAN", "enterprise")
         .env("RELAY_BOOTSTRAP_SECRET", SECRET)
         .env("RELAY_SIGNING_SECRET", "a-signing-secret-of-the-tests-0123456789")
         .start()

@@ -4,4 +4,5 @@ mod operators;
 mod recovery;
 mod recovery_told;
 mod relayctl;
+mod secured;
 mod traces;

@@ -172,7 +172,7 @@ async fn only_operators_create_workspaces_on_a_hosted_installation() -> Result<(
     // Quotas of any workspace, effective at once.
     let path = format!("/v1/operator/workspaces/{}/quotas", text(&fourth["workspace_id"]));
     let before = operator.get(&path).await?.success()?;
-    assert_eq!((text(&before["plan"]), &before["limits"]["agents"]), ("enterprise", &Value::Null));
+    assert_eq!((text(&before["plan"]), &before["limits"]["agents"]), ("free", &json!(50)));
     let set = json!({ "plan": "pro", "own": { "observer_tokens": 1 } });
     let after = operator.put(&path, set).await?.success()?;
     assert_eq!((text(&after["plan"]), &after["limits"]["observer_tokens"]), ("pro", &json!(1)));

@@ -5,11 +5,17 @@ use std::time::Duration;
 
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use relay_store::{Store, recovery::DatabaseState};
-use relay_stream::{LogKind, LogState, Stream};
+use relay_stream::{LogKind, LogState, NatsServers, Stream};
 use tokio::time::Instant;
 
-use super::{Finding, Verdict, error_chain, failed};
-use relay_engine::{EngineResult, IdSource, recovery::DatabaseRepair};
+use super::{Finding, Verdict, failed};
+use crate::restore::process_identity;
+use relay_engine::{
+    EngineResult, IdSource,
+    access::secrets::{KeyList, load_frame_keys},
+    error::error_chain,
+    recovery::DatabaseRepair,
+};
 
 /// A recovery is reported for as long as its dead letters are kept.
 const REPORTED_FOR: TimeDelta = TimeDelta::days(8);
@@ -40,12 +46,12 @@ struct LogFacts {
 }
 
 /// Checks both. An unavailable NATS is left out: another check reports it.
-pub(super) async fn examine(store: &Store, nats_url: &str) -> Vec<Finding> {
+pub(super) async fn examine(store: &Store, nats: &NatsServers, configured: &KeyList) -> Vec<Finding> {
     let known = match read_database(store).await {
         Ok(known) => known,
         Err(error) => return vec![failed("recovery", error_chain(&error), "start Postgres, or correct DATABASE_URL")],
     };
-    let log = read_log(store, nats_url, &known.database).await.ok().flatten();
+    let log = read_log(store, nats, configured, &known.database).await.ok().flatten();
     let mut findings = vec![database_finding(&known, log.as_ref())];
     findings.extend(log.map(|log| jetstream_finding(&known, &log)));
     findings
@@ -60,8 +66,15 @@ async fn read_database(store: &Store) -> EngineResult<DatabaseFacts> {
     })
 }
 
-async fn read_log(store: &Store, nats_url: &str, database: &DatabaseState) -> EngineResult<Option<LogFacts>> {
-    let stream = Stream::connect(nats_url, "relayctl", &format!("relayctl-{}", std::process::id())).await?;
+async fn read_log(
+    store: &Store,
+    nats: &NatsServers,
+    configured: &KeyList,
+    database: &DatabaseState,
+) -> EngineResult<Option<LogFacts>> {
+    let keys = load_frame_keys(store, configured).await?;
+    let identity = process_identity(format!("relayctl-{}", std::process::id()), keys);
+    let stream = Stream::connect(nats, identity).await?;
     let since = Instant::now();
     while !stream.is_up() {
         if since.elapsed() >= NATS_TIMEOUT {

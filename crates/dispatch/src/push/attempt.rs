@@ -140,7 +140,8 @@ async fn send_call(
         Route::NoProxy => return Err(CallError::NoProxy),
         Route::Refused(refusal) => return Err(CallError::Failure((*refusal).into())),
     };
-    call::post(pusher.storage.client(), target, call, traceparent, span).await.map_err(CallError::Failure)
+    let posted = call::post(pusher.storage.client(), endpoint.scope, target, call, traceparent, span);
+    posted.await.map_err(CallError::Failure)
 }
 
 /// Meaning of a call's result.

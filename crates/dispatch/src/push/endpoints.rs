@@ -26,7 +26,7 @@ use relay_egress::{Refusal, Target};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{PushConfig, config::share_per_worker, queue::PushQueue};
-use crate::QueueResult;
+use crate::{QueueResult, call, destinations::Destinations};
 
 /// Settings and health are read again after this long; hints are faster.
 const SETTINGS_TTL: Duration = Duration::from_secs(5);
@@ -48,6 +48,8 @@ pub(super) struct Endpoint {
     pub(super) node_id: NodeId,
     /// Original URL, for the proxy's header.
     pub(super) url: String,
+    /// Host of that URL, also if the calls go through a proxy. `None` for one that is refused.
+    host: Option<String>,
     /// Target of its calls. Its addresses are checked at each of them.
     pub(super) route: Route,
     pub(super) ack_mode: AckMode,
@@ -100,6 +102,7 @@ pub(super) struct Endpoints {
     states: moka::sync::Cache<(Key, usize), Arc<EndpointState>>,
     workspaces: moka::sync::Cache<WorkspaceScope, Arc<Semaphore>>,
     all: Arc<Semaphore>,
+    destinations: Arc<Destinations>,
     endpoint_concurrency: usize,
     workspace_concurrency: usize,
     rate: Quota,
@@ -107,7 +110,7 @@ pub(super) struct Endpoints {
 }
 
 impl Endpoints {
-    pub(super) fn new(storage: Arc<dyn PushQueue>, config: &PushConfig) -> Self {
+    pub(super) fn new(storage: Arc<dyn PushQueue>, config: &PushConfig, destinations: Arc<Destinations>) -> Self {
         let concurrency = config.concurrency.max(1) as usize;
         let endpoint_concurrency = config.endpoint_concurrency.max(1) as usize;
         Self {
@@ -118,6 +121,7 @@ impl Endpoints {
             states: moka::sync::Cache::builder().max_capacity(MAX_REMEMBERED).time_to_idle(STATE_IDLE).build(),
             workspaces: moka::sync::Cache::builder().max_capacity(MAX_REMEMBERED).time_to_idle(STATE_IDLE).build(),
             all: Arc::new(Semaphore::new(concurrency)),
+            destinations,
             endpoint_concurrency,
             workspace_concurrency: workspace_share(concurrency, endpoint_concurrency),
             rate: Quota::per_second(NonZeroU32::new(config.endpoint_rate).unwrap_or(NonZeroU32::MIN)),
@@ -144,10 +148,11 @@ impl Endpoints {
             })
         });
         *state.health.lock().unwrap_or_else(PoisonError::into_inner) = row.health;
-        let route = self.route(&settings);
+        let (host, route) = self.route(&settings);
         let workspace = self.workspaces.get_with(scope, || Arc::new(Semaphore::new(self.workspace_concurrency)));
         let endpoint = Arc::new(Endpoint {
             scope,
+            host,
             route,
             node_id: node.clone(),
             ack_mode: settings.ack_mode,
@@ -167,19 +172,24 @@ impl Endpoints {
         Ok(Some(endpoint))
     }
 
-    fn route(&self, settings: &EndpointSettings) -> Route {
+    /// Returns the host of an endpoint, and the target of its calls.
+    fn route(&self, settings: &EndpointSettings) -> (Option<String>, Route) {
         let policy = self.storage.client().policy();
         // The proxy resolves the name; the static part of the URL is checked here all the same.
         let target = match policy.check_url(&settings.url) {
-            Ok(target) if !settings.use_proxy => return Route::Straight(target),
-            Ok(_) => self.proxy.as_ref().map(|(proxy, auth)| (policy.trust_url(proxy), auth)),
-            Err(refusal) => return Route::Refused(refusal),
+            Ok(target) => target,
+            Err(refusal) => return (None, Route::Refused(refusal)),
         };
-        match target {
+        let host = Some(target.host().to_owned());
+        if !settings.use_proxy {
+            return (host, Route::Straight(target));
+        }
+        let route = match self.proxy.as_ref().map(|(proxy, auth)| (policy.trust_url(proxy), auth)) {
             Some((Ok(proxy), auth)) => Route::ByProxy(proxy, auth.clone()),
             Some((Err(refusal), _)) => Route::Refused(refusal),
             None => Route::NoProxy,
-        }
+        };
+        (host, route)
     }
 
     /// Drops the settings of a changed node.
@@ -191,6 +201,7 @@ impl Endpoints {
     /// Sets the number of live workers. Cached endpoints follow within seconds.
     pub(super) fn set_worker_count(&self, workers: usize) {
         self.workers.store(workers, Relaxed);
+        self.destinations.set_worker_count(workers);
     }
 
     fn rate_per_worker(&self, workers: usize) -> Quota {
@@ -203,11 +214,12 @@ impl Endpoints {
         share_per_worker(self.endpoint_concurrency, self.workers.load(Relaxed))
     }
 
-    /// Waits for a permit; long waits only while there is room. The inner error is the time before which the endpoint
-    /// is not to be called.
+    /// Waits for a permit to send a body of about `bytes`; long waits only while there is room. The inner error is the
+    /// time before which the endpoint is not to be called.
     pub(super) async fn acquire_permit(
         &self,
         endpoint: &Endpoint,
+        bytes: usize,
         is_crowded: impl Fn() -> bool + Sync,
     ) -> QueueResult<Result<CallPermit, DateTime<Utc>>> {
         let state = &endpoint.state;
@@ -220,6 +232,11 @@ impl Endpoints {
             return Ok(Err(until));
         }
         state.rate.until_ready().await;
+        if let Some(host) = &endpoint.host
+            && let Err(pause) = self.destinations.wait_for_turn(endpoint.scope, host, bytes).await
+        {
+            return Ok(Err(call::after(self.storage.now(), pause)));
+        }
         let Some(workspace) = wait_for_slot(&endpoint.workspace, CROWDED_CHECK_EVERY, &is_crowded).await else {
             return crowded_out();
         };
@@ -234,6 +251,10 @@ impl Endpoints {
         let state = &endpoint.state;
         let slots = [at_once(&state.slots)?, at_once(&endpoint.workspace)?, at_once(&self.all)?];
         state.rate.check().ok()?;
+        if let Some(host) = &endpoint.host {
+            // Events without a delivery are small.
+            self.destinations.reserve(endpoint.scope, host, 0, Duration::ZERO).ok()?;
+        }
         let shut = self.check_breaker(endpoint).await.ok()?;
         shut.is_none().then_some(CallPermit { _slots: slots })
     }

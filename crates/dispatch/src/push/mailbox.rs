@@ -23,7 +23,7 @@ use relay_domain::{
 };
 use tokio::sync::oneshot;
 
-use super::{PushDispatcher, ServedMailbox, attempt, endpoints::Endpoint};
+use super::{PushDispatcher, ServedMailbox, attempt, endpoints::Endpoint, request};
 
 /// Time that an idle mailbox is kept, so that its next rows need no claim.
 const LINGER: Duration = Duration::from_secs(2);
@@ -462,7 +462,8 @@ impl PageRun<'_> {
 
     async fn attempt_row(self, mailbox: &LeasedMailbox, row: &PushRow) -> RowResult {
         let Self { pusher, endpoint, .. } = self;
-        let permit = match pusher.endpoints.acquire_permit(endpoint, || pusher.is_crowded()).await {
+        let bytes = request::approximate_bytes(&row.delivery);
+        let permit = match pusher.endpoints.acquire_permit(endpoint, bytes, || pusher.is_crowded()).await {
             Ok(Ok(permit)) => permit,
             Ok(Err(until)) => return RowResult::NotBefore(until),
             Err(_) => return RowResult::NotBefore(pusher.storage.now() + chrono::Duration::seconds(1)),

@@ -43,7 +43,7 @@ pub use queue::{EndpointRecord, NodeEvent, Notice, PushQueue};
 use reader::Reader;
 use recorder::Recorder;
 
-use crate::QueueResult;
+use crate::{QueueResult, destinations::Destinations};
 
 /// Lease of a worker. An attempt begins only if the lease outlasts it.
 const LEASE: Duration = Duration::from_secs(15);
@@ -110,6 +110,7 @@ impl PushDispatcher {
     pub async fn start(
         storage: Arc<dyn PushQueue>,
         config: &PushConfig,
+        destinations: Arc<Destinations>,
         tasks: &TaskSet,
         stop: &CancellationToken,
     ) -> QueueResult<Arc<Self>> {
@@ -121,7 +122,7 @@ impl PushDispatcher {
             lease,
             served: Mutex::default(),
             max_served: (config.concurrency as usize).saturating_mul(SERVED_PER_CALL),
-            endpoints: Endpoints::new(Arc::clone(&storage), config),
+            endpoints: Endpoints::new(Arc::clone(&storage), config, destinations),
             reader: Reader::start(Arc::clone(&storage), tasks),
             recorder: Recorder::start(Arc::clone(&storage), tasks),
             event_poster: EventPoster::new(),

@@ -33,6 +33,14 @@ pub(super) fn delivery_call(
     Some(HttpCall { headers, body: bytes.into() })
 }
 
+/// Returns the size of a delivery's body before it is built, without what every body has.
+pub(super) fn approximate_bytes(row: &StoredDelivery) -> usize {
+    let encoded = |value: &serde_json::Value| if value.is_null() { 0 } else { value.to_string().len() };
+    let message = row.message.as_ref();
+    message.map_or(0, |message| message.text.len() + message.blocks.as_ref().map_or(0, encoded))
+        + row.outcome.as_ref().map_or(0, |(_, data)| encoded(data))
+}
+
 /// Builds the request of an event without a delivery.
 pub(super) fn event_call(
     kind: &str,

@@ -20,7 +20,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use queue::{FailureRun, LeasedSubscription, QueuedEvents, SubscriptionQueue};
 
-use crate::QueueResult;
+use crate::{QueueResult, destinations::Destinations};
 
 /// Subscriptions served at once by one worker.
 const SLOTS: usize = 64;
@@ -28,7 +28,7 @@ const SLOTS: usize = 64;
 const FAILING_SLOTS: usize = 16;
 /// Bound per workspace, so that one tenant cannot take all slots.
 const MAX_PER_WORKSPACE: i64 = 16;
-/// A call takes 10 s at most, and the lease is renewed after each.
+/// A call takes 10 s at most and waits 2 s for its turn; the lease is renewed after each.
 const LEASE: Duration = Duration::from_secs(15);
 /// Interval at which workspaces with subscriptions to single deliveries are marked as watched. The mark lasts 10 min.
 const WATCH_EVERY: Duration = Duration::from_secs(120);
@@ -36,6 +36,7 @@ const WATCH_EVERY: Duration = Duration::from_secs(120);
 /// Subscriptions that this worker serves.
 pub struct SubscriptionDispatcher<Q> {
     queue: Arc<Q>,
+    destinations: Arc<Destinations>,
     owner: String,
     slots: Arc<Semaphore>,
     failing_slots: Arc<Semaphore>,
@@ -56,9 +57,10 @@ pub struct Round {
 impl<Q: SubscriptionQueue> SubscriptionDispatcher<Q> {
     /// Creates a dispatcher that serves nothing yet.
     #[must_use]
-    pub fn new(queue: Arc<Q>) -> Self {
+    pub fn new(queue: Arc<Q>, destinations: Arc<Destinations>) -> Self {
         Self {
             queue,
+            destinations,
             owner: format!("{}-{:08x}", std::process::id(), fastrand::u32(..)),
             slots: Arc::new(Semaphore::new(SLOTS)),
             failing_slots: Arc::new(Semaphore::new(FAILING_SLOTS)),
@@ -92,9 +94,10 @@ impl<Q: SubscriptionQueue> SubscriptionDispatcher<Q> {
                 // Only this loop takes slots, and it counted them.
                 let Ok(slot) = Arc::clone(slots).try_acquire_owned() else { break };
                 round.claimed += 1;
-                let (queue, stop) = (Arc::clone(&self.queue), self.stop.clone());
+                let (queue, destinations) = (Arc::clone(&self.queue), Arc::clone(&self.destinations));
+                let stop = self.stop.clone();
                 self.serving.spawn(async move {
-                    isolate("subscription", serve::serve(&*queue, leased, &stop)).await;
+                    isolate("subscription", serve::serve(&*queue, &destinations, leased, &stop)).await;
                     drop(slot);
                 });
             }

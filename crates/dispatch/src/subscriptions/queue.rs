@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    SubscriptionId,
+    SubscriptionId, WorkspaceScope,
     subscriptions::{
         DisabledReason, SignatureScheme,
         dispatch::{CallAttempt, PendingCall, SubscriptionClaim},
@@ -60,6 +60,7 @@ pub trait SubscriptionQueue: Send + Sync + 'static {
 /// Subscription that this worker holds.
 #[derive(Debug)]
 pub struct LeasedSubscription<L> {
+    pub scope: WorkspaceScope,
     pub id: SubscriptionId,
     pub url: String,
     /// `None` for a subscription without a signing secret.

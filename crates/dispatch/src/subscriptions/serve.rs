@@ -21,7 +21,7 @@ use super::{
     queue::{LeasedSubscription, QueuedEvents, SubscriptionQueue},
     request::request,
 };
-use crate::{QueueResult, call};
+use crate::{QueueResult, call, destinations::Destinations};
 
 const PENDING_AT_ONCE: i64 = 50;
 /// A subscription is released after this long, so that others get the slot.
@@ -36,6 +36,8 @@ enum NextStep {
     Continue,
     /// Release it; its row holds the next due time.
     Release,
+    /// Release it for this long: its host is at its limit.
+    Defer(Duration),
     /// Another worker has it, or it was disabled.
     Abandon,
 }
@@ -43,10 +45,11 @@ enum NextStep {
 /// Serves a subscription until nothing is due, it has to wait, or its time is up.
 pub(super) async fn serve<Q: SubscriptionQueue>(
     queue: &Q,
+    destinations: &Destinations,
     mut leased: LeasedSubscription<Q::Lease>,
     stop: &CancellationToken,
 ) {
-    if let Err(error) = serve_leased(queue, &mut leased, stop).await {
+    if let Err(error) = serve_leased(queue, destinations, &mut leased, stop).await {
         // The lease expires, and the next worker continues here.
         tracing::debug!(error = &error as &dyn std::error::Error, "serving a subscription ended early");
     }
@@ -54,6 +57,7 @@ pub(super) async fn serve<Q: SubscriptionQueue>(
 
 async fn serve_leased<Q: SubscriptionQueue>(
     queue: &Q,
+    destinations: &Destinations,
     leased: &mut LeasedSubscription<Q::Lease>,
     stop: &CancellationToken,
 ) -> QueueResult<()> {
@@ -77,9 +81,10 @@ async fn serve_leased<Q: SubscriptionQueue>(
             if pending.next_attempt_at > queue.now() {
                 return queue.release(leased, Some(pending.next_attempt_at)).await;
             }
-            match attempt_call(queue, leased, &secrets, &pending).await? {
+            match attempt_call(queue, destinations, leased, &secrets, &pending).await? {
                 NextStep::Continue if !is_over() => {}
                 NextStep::Continue | NextStep::Release => return queue.release(leased, None).await,
+                NextStep::Defer(pause) => return queue.release(leased, Some(call::after(queue.now(), pause))).await,
                 NextStep::Abandon => return Ok(()),
             }
         }
@@ -92,12 +97,16 @@ async fn serve_leased<Q: SubscriptionQueue>(
 /// Makes one call and records its outcome.
 async fn attempt_call<Q: SubscriptionQueue>(
     queue: &Q,
+    destinations: &Destinations,
     leased: &LeasedSubscription<Q::Lease>,
     secrets: &SubscriptionSecrets,
     pending: &PendingCall,
 ) -> QueueResult<NextStep> {
     let posted = match queue.client().policy().check_url(&leased.url) {
         Ok(target) => {
+            if let Err(pause) = destinations.wait_for_turn(leased.scope, target.host(), pending.body.len()).await {
+                return Ok(NextStep::Defer(pause));
+            }
             let request = request(leased.signature_scheme, secrets, pending, queue.now());
             let span = || {
                 tracing::info_span!(
@@ -106,7 +115,7 @@ async fn attempt_call<Q: SubscriptionQueue>(
                     event.kind = pending.event_kind
                 )
             };
-            call::post(queue.client(), &target, request, pending.traceparent.as_deref(), span).await
+            call::post(queue.client(), leased.scope, &target, request, pending.traceparent.as_deref(), span).await
         }
         Err(refusal) => Err(refusal.into()),
     };

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
     Debug,
     Clone,
     Copy,
+    Default,
     PartialEq,
     Eq,
     Hash,
@@ -23,7 +24,8 @@ pub enum Plan {
     Free,
     /// Plan with medium limits.
     Pro,
-    /// Plan without quotas, the default of new workspaces.
+    /// Plan with no quota but that of child workspaces.
+    #[default]
     Enterprise,
 }
 
@@ -46,6 +48,8 @@ pub enum Quota {
     ObserverTokens,
     /// Total size of all files, in bytes.
     FileBytes,
+    /// Workspaces created with the key of this one, or with that of a workspace that counts against it.
+    ChildWorkspaces,
 }
 
 impl Quota {
@@ -60,6 +64,7 @@ impl Quota {
             Self::Subscriptions => "subscriptions",
             Self::ObserverTokens => "observer tokens",
             Self::FileBytes => "bytes of files",
+            Self::ChildWorkspaces => "child workspaces",
         }
     }
 }
@@ -84,6 +89,8 @@ pub struct PlanLimits {
     pub observer_tokens: Option<u32>,
     /// Quota of [`Quota::FileBytes`].
     pub file_bytes: Option<i64>,
+    /// Quota of [`Quota::ChildWorkspaces`].
+    pub child_workspaces: Option<u32>,
     /// Maximum number of unsettled deliveries in one mailbox.
     pub mailbox_depth: u32,
     /// Retention of messages in days besides today, if shorter than that of the installation.
@@ -102,6 +109,7 @@ impl PlanLimits {
             Quota::Subscriptions => self.subscriptions.map(i64::from),
             Quota::ObserverTokens => self.observer_tokens.map(i64::from),
             Quota::FileBytes => self.file_bytes,
+            Quota::ChildWorkspaces => self.child_workspaces.map(i64::from),
         }
     }
 
@@ -117,6 +125,7 @@ impl PlanLimits {
             subscriptions: own.subscriptions.or(self.subscriptions),
             observer_tokens: own.observer_tokens.or(self.observer_tokens),
             file_bytes: own.file_bytes.or(self.file_bytes),
+            child_workspaces: own.child_workspaces.or(self.child_workspaces),
             mailbox_depth: own.mailbox_depth.unwrap_or(self.mailbox_depth),
             message_days: own.message_days.or(self.message_days),
         }
@@ -143,6 +152,8 @@ pub struct LimitOverrides {
     pub observer_tokens: Option<u32>,
     /// Override of [`Quota::FileBytes`].
     pub file_bytes: Option<i64>,
+    /// Override of [`Quota::ChildWorkspaces`].
+    pub child_workspaces: Option<u32>,
     /// Override of [`PlanLimits::mailbox_depth`].
     pub mailbox_depth: Option<u32>,
     /// Override of [`PlanLimits::message_days`].
@@ -197,6 +208,7 @@ impl Default for Plans {
             subscriptions: Some(10),
             observer_tokens: Some(10),
             file_bytes: Some(GIB),
+            child_workspaces: Some(3),
             mailbox_depth: DEPTH,
             message_days: None,
         };
@@ -209,6 +221,7 @@ impl Default for Plans {
             subscriptions: Some(100),
             observer_tokens: Some(100),
             file_bytes: Some(100 * GIB),
+            child_workspaces: Some(100),
             mailbox_depth: DEPTH,
             message_days: None,
         };
@@ -221,6 +234,8 @@ impl Default for Plans {
             subscriptions: None,
             observer_tokens: None,
             file_bytes: None,
+            // Each has rate limits of its own, so that a workspace without a bound on them would have no rate limit.
+            child_workspaces: Some(1000),
             mailbox_depth: DEPTH,
             message_days: None,
         };

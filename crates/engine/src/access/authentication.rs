@@ -1,6 +1,6 @@
 //! Authentication: maps tokens to callers.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use relay_domain::{
     AgentId, NodeId, WorkspaceScope,
@@ -9,7 +9,7 @@ use relay_domain::{
     observers::ObserverView,
 };
 
-use super::tokens::Tokens;
+use super::{limits::Limits, tokens::Tokens};
 use crate::{
     EngineError, EngineResult,
     agents::last_seen::LastSeenRecorder,
@@ -116,9 +116,38 @@ pub struct Access {
     pub(crate) observers: Observers,
     pub(crate) suspensions: Arc<Suspensions>,
     pub(crate) seen: Arc<LastSeenRecorder>,
+    pub(crate) limits: Arc<Limits>,
 }
 
 impl Access {
+    /// Runs the authentication of a token, charged to the client's address if the token turns out to be unknown. A
+    /// token that was valid within the last minutes is never refused here, whatever others at its address do.
+    ///
+    /// # Errors
+    /// When the address has presented too many unknown tokens; otherwise those of `authentication`.
+    pub async fn limit_unknown<T>(
+        &self,
+        token: &str,
+        address: Option<IpAddr>,
+        authentication: impl Future<Output = EngineResult<T>>,
+    ) -> EngineResult<T> {
+        let hash = TokenHash::from_token(token);
+        let (Some(address), Some(limit), false) =
+            (address, self.limits.unknown_tokens(), self.tokens.is_familiar(&hash))
+        else {
+            return authentication.await;
+        };
+        limit.charge(address).map_err(|retry_after| EngineError::TooManyUnknownTokens { retry_after })?;
+        let authenticated = authentication.await;
+        match &authenticated {
+            Err(EngineError::Unauthenticated(_)) => return authenticated,
+            Ok(_) => self.tokens.remember(hash),
+            Err(_) => {}
+        }
+        limit.refund(address);
+        authenticated
+    }
+
     /// Authenticates a token.
     ///
     /// # Errors

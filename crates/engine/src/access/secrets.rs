@@ -8,6 +8,7 @@ use std::{fmt, str::FromStr, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use relay_store::{Store, subscriptions::definitions::EncryptedSecret};
+use relay_stream::FrameKeys;
 use ring::{
     aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
     hkdf, hmac,
@@ -24,6 +25,13 @@ const GENERATED_KEY_ID: &str = "own1";
 /// Configured keys: `id:base64` of 32 bytes each, separated by commas. The first one encrypts and signs.
 #[derive(Clone, Default)]
 pub struct KeyList(Vec<(String, [u8; 32])>);
+
+impl KeyList {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
 
 /// Prints ids, never keys.
 impl fmt::Debug for KeyList {
@@ -57,6 +65,8 @@ struct Key {
     id: String,
     sealing: LessSafeKey,
     signing: hmac::Key,
+    /// Secret of the codes that messages on NATS carry.
+    frames: [u8; 32],
 }
 
 #[derive(Clone)]
@@ -84,12 +94,13 @@ impl Secrets {
             getrandom::fill(&mut fresh).map_err(|_| EngineError::Internal(Fault::NoRandomness))?;
             store.insert_secret_key(GENERATED_KEY_ID, &fresh).await?;
         }
-        for row in store.secret_keys().await? {
-            if !known.iter().any(|(other, _)| *other == row.key_id) {
-                known.push((row.key_id, row.key));
-            }
-        }
+        add_generated(store, &mut known).await?;
         Ok(Self::from_keys(&known))
+    }
+
+    /// Keys of the codes that messages on NATS carry.
+    pub(crate) fn frame_keys(&self) -> FrameKeys {
+        FrameKeys::new(self.keys.iter().map(|key| key.frames))
     }
 
     #[cfg(test)]
@@ -162,13 +173,44 @@ impl Secrets {
     }
 }
 
+/// Loads the keys of the codes that messages on NATS carry, without generating one.
+///
+/// # Errors
+/// When Postgres is unavailable.
+pub async fn load_frame_keys(store: &Store, configured: &KeyList) -> EngineResult<FrameKeys> {
+    let mut known = configured.0.clone();
+    add_generated(store, &mut known).await?;
+    Ok(Secrets::from_keys(&known).frame_keys())
+}
+
+/// Adds the keys that were generated into Postgres behind the configured ones.
+async fn add_generated(store: &Store, known: &mut Vec<(String, [u8; 32])>) -> EngineResult<()> {
+    for row in store.secret_keys().await? {
+        if !known.iter().any(|(other, _)| *other == row.key_id) {
+            known.push((row.key_id, row.key));
+        }
+    }
+    Ok(())
+}
+
+/// Length of a derived secret, for HKDF.
+struct FrameSecret;
+
+impl hkdf::KeyType for FrameSecret {
+    fn len(&self) -> usize {
+        32
+    }
+}
+
 impl Key {
-    /// Derives the encryption and the signing key from the stored one. Never `None` for 32 bytes.
+    /// Derives one key for each use from the stored one. Never `None` for 32 bytes.
     fn derive(id: &str, material: &[u8; 32]) -> Option<Self> {
         let base = hkdf::Salt::new(hkdf::HKDF_SHA256, b"relay").extract(material);
         let sealing = UnboundKey::from(base.expand(&[b"sealing"], &AES_256_GCM).ok()?);
         let signing = hmac::Key::from(base.expand(&[b"signing"], hmac::HMAC_SHA256).ok()?);
-        Some(Self { id: id.to_owned(), sealing: LessSafeKey::new(sealing), signing })
+        let mut frames = [0; 32];
+        base.expand(&[b"frames"], FrameSecret).ok()?.fill(&mut frames).ok()?;
+        Some(Self { id: id.to_owned(), sealing: LessSafeKey::new(sealing), signing, frames })
     }
 }
 

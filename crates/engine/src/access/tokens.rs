@@ -14,9 +14,13 @@ use moka::sync::Cache;
 use relay_domain::{
     WorkspaceScope,
     access::token::{TOKEN_BYTES, TokenHash, TokenKind},
+    metric_names as name,
 };
 use relay_store::{StoreError, TokenLookup, TokenOwner};
-use tokio::{sync::Mutex, time::Instant};
+use tokio::{
+    sync::{Mutex, Semaphore, SemaphorePermit},
+    time::Instant,
+};
 
 use super::authentication::{AgentCaller, Credential, NodeCaller};
 use crate::{
@@ -30,6 +34,18 @@ use crate::{
 const CACHED_FOR: Duration = Duration::from_secs(1);
 /// Number of lookup groups. Tokens of one group are looked up one at a time.
 const LOOKUP_GROUPS: usize = 64;
+/// A token that was valid within the last minutes waits for its group only. The others are strangers: few of them are
+/// looked up at a time, so that a flood of invented tokens does not delay known callers, and many may wait, as after a
+/// restart.
+const STRANGERS_AT_A_TIME: usize = 8;
+const MAX_WAITING_STRANGERS: usize = 4096;
+const MAX_WAITING: usize = 8192;
+/// Longest wait of a stranger.
+const STRANGER_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time for which a token that was valid is no stranger.
+const REMEMBERED_FOR: Duration = Duration::from_secs(600);
+/// Unknown tokens that are kept, so that a client that repeats one costs nothing.
+const CACHED_UNKNOWN: u64 = 10_000;
 /// While this recent, an outage seen by one lookup answers those that waited for it. Long enough for the waiting
 /// requests to take their turns, short enough that no request is refused after Postgres is back.
 const OUTAGE_BACKOFF: Duration = Duration::from_millis(50);
@@ -40,6 +56,13 @@ const CACHED_TOKENS: u64 = 100_000;
 #[derive(Debug)]
 pub(crate) struct TokenCache {
     credentials: Cache<TokenHash, Credential>,
+    /// Tokens that were refused within the last second.
+    refused: Cache<TokenHash, Refusal>,
+    /// Tokens that were valid within the last minutes. They prove nothing.
+    recent: Cache<TokenHash, ()>,
+    strangers: Semaphore,
+    waiting_strangers: Semaphore,
+    waiting: Semaphore,
     /// One lookup at a time per group, so that a busy token that was just invalidated is read once instead of by each
     /// of its requests. Holds the time when storage was last found unavailable, so that waiting requests need not find
     /// out one after the other.
@@ -56,9 +79,48 @@ impl Default for TokenCache {
                 .time_to_live(CACHED_FOR)
                 .support_invalidation_closures()
                 .build(),
+            refused: Cache::builder().max_capacity(CACHED_UNKNOWN).time_to_live(CACHED_FOR).build(),
+            recent: Cache::builder().max_capacity(CACHED_TOKENS).time_to_idle(REMEMBERED_FOR).build(),
+            strangers: Semaphore::new(STRANGERS_AT_A_TIME),
+            waiting_strangers: Semaphore::new(MAX_WAITING_STRANGERS),
+            waiting: Semaphore::new(MAX_WAITING),
             lookups: (0..LOOKUP_GROUPS).map(|_| Mutex::new(None)).collect(),
             revocations: AtomicU64::new(0),
         }
+    }
+}
+
+impl TokenCache {
+    /// Waits for a place among the lookups of strangers.
+    async fn take_stranger_place(&self) -> EngineResult<SemaphorePermit<'_>> {
+        let _waiting = self.waiting_strangers.try_acquire().map_err(|_| refuse_lookup())?;
+        let place = tokio::time::timeout(STRANGER_TIMEOUT, self.strangers.acquire()).await;
+        place.ok().and_then(Result::ok).ok_or_else(refuse_lookup)
+    }
+}
+
+fn refuse_lookup() -> EngineError {
+    count_lookup("refused");
+    EngineError::Overloaded
+}
+
+fn count_lookup(outcome: &'static str) {
+    metrics::counter!(name::TOKEN_LOOKUPS, "outcome" => outcome).increment(1);
+}
+
+/// Reason for which storage refuses a token.
+#[derive(Debug, Clone, Copy)]
+enum Refusal {
+    Unknown,
+    WorkspaceExpired,
+}
+
+impl Refusal {
+    const fn into_error(self, kind: TokenKind) -> EngineError {
+        EngineError::Unauthenticated(match self {
+            Self::Unknown => BadCredential::UnknownToken { kind },
+            Self::WorkspaceExpired => BadCredential::WorkspaceExpired,
+        })
     }
 }
 
@@ -84,6 +146,17 @@ impl Tokens {
     pub(crate) fn forget(&self, hash: &TokenHash) {
         self.cache.revocations.fetch_add(1, Ordering::SeqCst);
         self.cache.credentials.invalidate(hash);
+        self.cache.recent.invalidate(hash);
+    }
+
+    /// Returns whether a token was valid within the last minutes.
+    pub(crate) fn is_familiar(&self, hash: &TokenHash) -> bool {
+        self.cache.recent.contains_key(hash)
+    }
+
+    /// Remembers that a token was valid.
+    pub(crate) fn remember(&self, hash: TokenHash) {
+        self.cache.recent.insert(hash, ());
     }
 
     /// Invalidates all tokens of a deleted workspace.
@@ -129,7 +202,17 @@ impl Tokens {
 
     async fn look_up(&self, kind: TokenKind, hash: TokenHash) -> EngineResult<Credential> {
         let cache = &self.cache;
+        if let Some(refusal) = cache.refused.get(&hash) {
+            count_lookup("repeated");
+            return Err(refusal.into_error(kind));
+        }
+        let _place = match cache.recent.get(&hash) {
+            Some(()) => None,
+            None => Some(cache.take_stranger_place().await?),
+        };
+        let waiting = cache.waiting.try_acquire().map_err(|_| refuse_lookup())?;
         let mut unavailable_since = cache.lookups[usize::from(hash.as_bytes()[0]) % LOOKUP_GROUPS].lock().await;
+        drop(waiting);
         if let Some(known) = cache.credentials.get(&hash) {
             return Ok(known);
         }
@@ -139,47 +222,49 @@ impl Tokens {
         let revocations = cache.revocations.load(Ordering::SeqCst);
         let found = self.core.store.look_up_token(&hash).await;
         *unavailable_since = found.as_ref().is_err_and(StoreError::is_unavailable).then(Instant::now);
-        let owner = match found? {
-            TokenLookup::Valid(owner) => Some(owner),
-            TokenLookup::WorkspaceExpired => {
-                return Err(EngineError::Unauthenticated(BadCredential::WorkspaceExpired));
-            }
-            TokenLookup::Unknown => None,
+        let credential = match found? {
+            TokenLookup::Valid(owner) => to_credential(kind, hash, owner).ok_or(Refusal::Unknown),
+            TokenLookup::WorkspaceExpired => Err(Refusal::WorkspaceExpired),
+            TokenLookup::Unknown => Err(Refusal::Unknown),
         };
-        let credential = match (kind, owner) {
-            (TokenKind::Workspace, Some(TokenOwner::Workspace { workspace })) => {
-                Credential::Workspace { scope: WorkspaceScope::from_verified_token(workspace) }
-            }
-            (
-                TokenKind::Agent,
-                Some(TokenOwner::Agent { workspace, agent_id, name, kind, token_generation, is_former }),
-            ) => Credential::Agent(AgentCaller {
-                scope: WorkspaceScope::from_verified_token(workspace),
-                agent_id,
-                name: name.into(),
-                kind,
-                token_generation,
-                is_former_token: is_former,
-            }),
-            (TokenKind::Node, Some(TokenOwner::Node { workspace, node_id })) => {
-                Credential::Node(NodeCaller { scope: WorkspaceScope::from_verified_token(workspace), node_id })
-            }
-            (
-                TokenKind::Observer,
-                Some(TokenOwner::Observer { workspace, token_id, version, scopes, filters, expires_at }),
-            ) => {
-                let scope = WorkspaceScope::from_verified_token(workspace);
-                ObserverAccess::from_row(hash, scope, token_id, version, (&scopes, &filters), expires_at)
-                    .map(Credential::Observer)
-                    .ok_or(EngineError::Unauthenticated(BadCredential::UnknownToken { kind }))?
-            }
-            (kind, _) => return Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind })),
-        };
+        let credential = credential.map_err(|refusal| {
+            count_lookup("unknown");
+            cache.refused.insert(hash, refusal);
+            refusal.into_error(kind)
+        })?;
+        count_lookup("found");
+        cache.recent.insert(hash, ());
         cache.credentials.insert(hash, credential.clone());
         if cache.revocations.load(Ordering::SeqCst) != revocations {
             // A token was revoked during the read: it may have been this one.
             cache.credentials.invalidate(&hash);
         }
         Ok(credential)
+    }
+}
+
+/// Converts the owner of a token of this kind. `None` if the token is of another kind, or an observer's row cannot be read.
+fn to_credential(kind: TokenKind, hash: TokenHash, owner: TokenOwner) -> Option<Credential> {
+    let scope = WorkspaceScope::from_verified_token;
+    match (kind, owner) {
+        (TokenKind::Workspace, TokenOwner::Workspace { workspace }) => {
+            Some(Credential::Workspace { scope: scope(workspace) })
+        }
+        (
+            TokenKind::Agent,
+            TokenOwner::Agent { workspace, agent_id, name, kind, token_generation, is_former: is_former_token },
+        ) => {
+            let (scope, name) = (scope(workspace), name.into());
+            Some(Credential::Agent(AgentCaller { scope, agent_id, name, kind, token_generation, is_former_token }))
+        }
+        (TokenKind::Node, TokenOwner::Node { workspace, node_id }) => {
+            Some(Credential::Node(NodeCaller { scope: scope(workspace), node_id }))
+        }
+        (TokenKind::Observer, TokenOwner::Observer { workspace, token_id, version, scopes, filters, expires_at }) => {
+            let view = (scopes.as_slice(), &filters);
+            ObserverAccess::from_row(hash, scope(workspace), token_id, version, view, expires_at)
+                .map(Credential::Observer)
+        }
+        _ => None,
     }
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use relay_domain::WorkspaceScope;
-use relay_stream::{EventRecord, EventTail};
+use relay_stream::{EventCopy, EventRecord, EventTail};
 use relay_tasks::spawn_isolated;
 use tokio::{
     sync::{Notify, broadcast},
@@ -118,16 +118,22 @@ impl Core {
 async fn follow_feed(events: Events, feed: Weak<Feed>, mut tail: EventTail) {
     let mut out_of_order: BTreeMap<i64, EventRecord> = BTreeMap::new();
     let mut patience: Option<Instant> = None;
+    // An unverified message asks for a read, no sooner than an early record does.
+    let mut doubted = false;
     loop {
         // Wakes up regularly to notice that the feed was dropped.
         let until = patience.unwrap_or_else(|| Instant::now() + Duration::from_secs(1));
         let read_postgres = {
             let Some(feed) = feed.upgrade() else { return };
             tokio::select! {
-                record = tail.next() => {
-                    let Some(record) = record else { return };
-                    accept_record(&feed, &mut out_of_order, record)
-                }
+                received = tail.next() => match received {
+                    None => return,
+                    Some(EventCopy::Record(record)) => accept_record(&feed, &mut out_of_order, record),
+                    Some(EventCopy::WakeUp) => {
+                        doubted = true;
+                        false
+                    }
+                },
                 () = feed.repair_requested.notified() => true,
                 () = tokio::time::sleep_until(until) => patience.is_some(),
             }
@@ -143,8 +149,10 @@ async fn follow_feed(events: Events, feed: Weak<Feed>, mut tail: EventTail) {
                 accept_record(&feed, &mut out_of_order, record);
             }
             patience = None;
+            doubted = false;
         }
-        patience = (!out_of_order.is_empty()).then(|| patience.unwrap_or_else(|| Instant::now() + ORDER_WAIT));
+        patience =
+            (doubted || !out_of_order.is_empty()).then(|| patience.unwrap_or_else(|| Instant::now() + ORDER_WAIT));
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod cleanup;
 mod config;
+mod slots;
 mod token;
 mod transfer;
 
@@ -21,9 +22,9 @@ pub use relay_store::files::metadata::FileRow;
 use relay_store::files::metadata::{Completion, Deletion, NewFile};
 use relay_wire::messages::Attachment;
 use serde_json::Value;
-use tokio::sync::Semaphore;
 
 pub use config::FilesConfig;
+use slots::TransferSlots;
 pub use token::{Grant, Purpose};
 pub use transfer::FileDownload;
 
@@ -41,8 +42,6 @@ use crate::{
 
 /// Lifetime of a file URL (docs/protocol/rest.md, "Files").
 const TOKEN_LIFETIME: TimeDelta = TimeDelta::hours(1);
-/// Bound of the uploads and downloads in one process. Each upload needs up to 15 MiB.
-const MAX_TRANSFERS: usize = 64;
 /// Default and maximum page size.
 pub const PAGE: (i64, i64) = (50, 100);
 /// Time from the expiry of an upload URL until the pending file is given up: an upload that began in the last moment
@@ -55,7 +54,7 @@ pub(crate) struct FileStorage {
     blobs: Blobs,
     types: ContentTypeRules,
     max_bytes: i64,
-    transfers: Arc<Semaphore>,
+    transfers: TransferSlots,
 }
 
 impl FileStorage {
@@ -64,7 +63,7 @@ impl FileStorage {
             blobs: Blobs::new(config.blobs()),
             types: config.type_rules(),
             max_bytes: config.file_max_bytes,
-            transfers: Arc::new(Semaphore::new(MAX_TRANSFERS)),
+            transfers: TransferSlots::default(),
         }
     }
 }

@@ -10,11 +10,11 @@ use relay_domain::files::FileStatus;
 use relay_store::files::metadata::FileRow;
 use relay_tasks::spawn_isolated;
 use tokio::{
-    sync::{OwnedSemaphorePermit, mpsc},
-    time::timeout,
+    sync::mpsc,
+    time::{Instant, timeout},
 };
 
-use super::{Files, Grant, blob_key};
+use super::{Files, Grant, blob_key, slots::TransferSlot};
 use crate::{
     EngineError, EngineResult,
     error::{BadCredential, Denial, Dependency, Fault, Missing},
@@ -22,7 +22,11 @@ use crate::{
 
 /// A transfer without progress for this long is aborted.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-const UPLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(3600);
+/// A transfer whose client is slower is aborted: it would hold a slot of its workspace for the whole hour.
+const MIN_BYTES_PER_SECOND: u64 = 8 * 1024;
+/// The speed is judged over this much waiting for the client, so that pauses are allowed.
+const SPEED_WINDOW: Duration = Duration::from_secs(30);
 /// Cleanup time of an unfinished upload. Later than any upload lasts.
 const CLEANUP_AFTER: TimeDelta = TimeDelta::hours(2);
 const READ_AHEAD: usize = 4;
@@ -39,14 +43,14 @@ impl Files {
     /// The upload runs in a task of its own: it goes on when the caller is cancelled, and cleans up after a failure.
     ///
     /// # Errors
-    /// When the file is missing or no longer pending, the number of bytes differs from the declared one, they stop
-    /// coming, or too many transfers are in progress.
+    /// When the file is missing or no longer pending, the number of bytes differs from the declared one, they come too
+    /// slowly, or too many transfers are in progress.
     pub async fn upload<S, E>(&self, grant: Grant, announced: Option<u64>, bytes: S) -> EngineResult<FileRow>
     where
         S: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
         E: Send + 'static,
     {
-        let (permit, row) = self.begin_transfer(grant).await?;
+        let (slot, row) = self.begin_transfer(grant).await?;
         match row.status {
             FileStatus::Pending => {}
             FileStatus::Complete => return Err(EngineError::Forbidden(Denial::FileComplete)),
@@ -60,7 +64,7 @@ impl Files {
         let files = self.clone();
         let upload = spawn_isolated("request", async move {
             let done = files.store_upload(grant, declared, bytes).await;
-            drop(permit);
+            drop(slot);
             done
         });
         upload.await.map_err(|_| EngineError::OutcomeUnknown)??;
@@ -86,7 +90,7 @@ impl Files {
                 }
             }
         };
-        let written = timeout(UPLOAD_TIMEOUT, written)
+        let written = timeout(TRANSFER_TIMEOUT, written)
             .await
             .unwrap_or_else(|_| Err(upload_failed("The upload took longer than an hour")));
         // Attached only when all bytes are stored: a reader never sees a part of a file.
@@ -106,7 +110,7 @@ impl Files {
     /// # Errors
     /// When the file is missing or incomplete, or too many transfers are in progress.
     pub async fn download(&self, grant: Grant) -> EngineResult<FileDownload> {
-        let (permit, row) = self.begin_transfer(grant).await?;
+        let (slot, row) = self.begin_transfer(grant).await?;
         let object = row.object_id.filter(|_| row.status == FileStatus::Complete);
         let object = object.ok_or(EngineError::NotFound(Missing::File))?;
         let bytes = self.storage.blobs.read(blob_key(grant.scope, grant.file, object)).await?;
@@ -116,44 +120,63 @@ impl Files {
         })?;
         // Bounds the memory of a download; the client's pace holds the reader back.
         let (sender, receiver) = mpsc::channel(READ_AHEAD);
-        spawn_isolated("request", read_ahead(bytes, sender, permit));
+        spawn_isolated("request", async move {
+            // The response breaks off when it takes longer: fewer bytes arrive than announced.
+            let _ = timeout(TRANSFER_TIMEOUT, read_ahead(bytes, sender)).await;
+            drop(slot);
+        });
         let bytes = futures::stream::unfold(receiver, |mut receiver| async move {
             receiver.recv().await.map(|piece| (piece, receiver))
         });
         Ok(FileDownload { row, bytes: bytes.boxed() })
     }
 
-    /// Takes a place for a transfer and reads the file. Files of a deleted workspace are deleted; those of an expired one
-    /// are kept for a while, and refused.
-    async fn begin_transfer(&self, grant: Grant) -> EngineResult<(OwnedSemaphorePermit, FileRow)> {
+    /// Takes a slot for a transfer and reads the file. Files of a deleted workspace are deleted; those of an expired one are
+    /// kept for a while, and refused.
+    async fn begin_transfer(&self, grant: Grant) -> EngineResult<(TransferSlot, FileRow)> {
         // Before the reads, so that a flood of transfers costs no queries.
-        let permit = self.storage.transfers.clone().try_acquire_owned().map_err(|_| EngineError::Overloaded)?;
+        let slot = self.storage.transfers.take(grant.scope).ok_or(EngineError::Overloaded)?;
         if self.core.store.is_workspace_expired(grant.scope).await? {
             return Err(EngineError::Unauthenticated(BadCredential::WorkspaceExpired));
         }
         let row = self.core.store.file(grant.scope, grant.file).await?.ok_or(EngineError::NotFound(Missing::File))?;
-        Ok((permit, row))
+        Ok((slot, row))
     }
 }
 
-/// Reads a little ahead of the reader. A reader without progress gets no more, so that it cannot hold its permit for
-/// ever.
-async fn read_ahead(
-    mut bytes: BoxStream<'static, BlobResult<Bytes>>,
-    sender: mpsc::Sender<BlobResult<Bytes>>,
-    permit: OwnedSemaphorePermit,
-) {
-    while let Some(piece) = bytes.next().await {
-        let failed = piece.is_err();
-        if sender.send_timeout(piece, IDLE_TIMEOUT).await.is_err() {
-            // The response breaks off: fewer bytes arrive than announced.
-            break;
+/// Speed of a client. Only the time spent waiting for it counts, so that a slow storage is not held against it.
+#[derive(Debug, Default)]
+struct ClientSpeed {
+    waited: Duration,
+    bytes: u64,
+}
+
+impl ClientSpeed {
+    /// Adds a piece and the wait for it. Returns whether the client is fast enough.
+    fn add(&mut self, waited: Duration, bytes: usize) -> bool {
+        self.waited += waited;
+        self.bytes = self.bytes.saturating_add(bytes as u64);
+        if self.waited < SPEED_WINDOW {
+            return true;
         }
-        if failed {
+        let is_fast_enough = self.bytes >= MIN_BYTES_PER_SECOND * self.waited.as_secs();
+        *self = Self::default();
+        is_fast_enough
+    }
+}
+
+/// Reads a little ahead of the reader. A reader that is too slow gets no more, so that it cannot hold its slot for long:
+/// the response breaks off, and fewer bytes arrive than announced.
+async fn read_ahead(mut bytes: BoxStream<'static, BlobResult<Bytes>>, sender: mpsc::Sender<BlobResult<Bytes>>) {
+    let mut speed = ClientSpeed::default();
+    while let Some(piece) = bytes.next().await {
+        let (failed, length) = (piece.is_err(), piece.as_ref().map_or(0, Bytes::len));
+        let began = Instant::now();
+        let sent = sender.send_timeout(piece, IDLE_TIMEOUT).await;
+        if sent.is_err() || failed || !speed.add(began.elapsed(), length) {
             break;
         }
     }
-    drop(permit);
 }
 
 /// Copies exactly the declared number of bytes.
@@ -161,11 +184,15 @@ async fn copy_exactly<S, E>(upload: &mut Upload, declared: u64, mut bytes: S) ->
 where
     S: Stream<Item = Result<Bytes, E>> + Unpin,
 {
-    let mut received = 0_u64;
+    let (mut received, mut speed) = (0_u64, ClientSpeed::default());
     loop {
+        let began = Instant::now();
         let next = timeout(IDLE_TIMEOUT, bytes.next()).await.map_err(|_| upload_failed("The upload stopped"))?;
         let Some(piece) = next else { break };
         let piece = piece.map_err(|_| upload_failed("The upload broke off"))?;
+        if !speed.add(began.elapsed(), piece.len()) {
+            return Err(upload_failed("The upload was too slow: send at least 8 KiB per second"));
+        }
         received = received.saturating_add(piece.len() as u64);
         if received > declared {
             return Err(wrong_size(received, declared));
@@ -190,5 +217,46 @@ fn upload_failed(why: &str) -> EngineError {
 impl From<BlobError> for EngineError {
     fn from(error: BlobError) -> Self {
         Self::DependencyUnavailable(Dependency::FileStorage(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PIECE: usize = 8 * 1024;
+
+    /// Downloads a file of ten minutes at the minimum rate, in pieces that the client takes at this pace. Returns whether it
+    /// arrives.
+    async fn downloads_at(pace: Duration) -> bool {
+        const PIECES: usize = 600;
+        let (sender, mut receiver) = mpsc::channel(READ_AHEAD);
+        let pieces = futures::stream::iter((0..PIECES).map(|_| Ok(Bytes::from_static(&[0; PIECE]))));
+        let reading = read_ahead(pieces.boxed(), sender);
+        let client = async {
+            let mut taken = 0;
+            while receiver.recv().await.is_some() {
+                taken += 1;
+                tokio::time::sleep(pace).await;
+            }
+            taken
+        };
+        tokio::join!(reading, client).1 == PIECES
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_must_be_fast_enough() {
+        assert!(downloads_at(Duration::ZERO).await);
+        assert!(downloads_at(Duration::from_millis(900)).await);
+        assert!(!downloads_at(Duration::from_millis(1200)).await, "too slow on average");
+        assert!(!downloads_at(Duration::from_secs(29)).await, "as slow as one without a minimum rate could be");
+    }
+
+    #[test]
+    fn a_pause_is_allowed_within_a_fast_transfer() {
+        let mut speed = ClientSpeed::default();
+        assert!(speed.add(Duration::from_secs(1), 1 << 20));
+        assert!(speed.add(Duration::from_secs(29), PIECE));
+        assert!(!speed.add(Duration::from_secs(30), PIECE), "the next window counts for itself");
     }
 }

@@ -13,6 +13,7 @@ impl Mailboxes {
     /// Lists up to `limit` mailboxes that the caller may see, by agent id, behind `after`.
     pub async fn list(&self, caller: &Credential, after: Option<AgentId>, limit: i64) -> EngineResult<Vec<MailboxRow>> {
         let only = caller.view().filters.agent_ids.as_deref();
+        let _place = self.core.take_scan_place(caller.scope()).await?;
         Ok(self.core.store.mailboxes(caller.scope(), only, after, limit).await?)
     }
 }

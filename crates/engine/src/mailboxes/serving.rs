@@ -15,7 +15,7 @@ pub use relay_store::{
     },
     processes::gateway_leases::ConnectedProvider,
 };
-pub use relay_stream::{LinkState, LiveFrame, ProbeRequest, Probes, Tail};
+pub use relay_stream::{LinkState, LiveCopy, LiveFrame, ProbeRequest, Probes, Tail};
 use relay_wire::nodes::deliver_frame;
 use tokio::sync::watch;
 

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::{
     Observers, SealingSecret,
     keys::{self, KeyRing},
+    overrides::Overrides,
     signing_keys::MAX_LIVING_KEYS,
 };
 use crate::{EngineError, EngineResult, access::jwt};
@@ -23,6 +24,8 @@ const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// Without a refresh for this long, signed tokens are refused: they may have been revoked. Also the longest time for
 /// which a revocation goes unnoticed at a gateway that has lost only Postgres.
 const MAX_STALENESS: Duration = Duration::from_secs(30);
+/// Overrides are read from the beginning again after this long, so that those that workers have pruned are dropped.
+const REREAD_EVERY: Duration = Duration::from_secs(24 * 3600);
 /// Bound of the requests that wait for a refresh because of an unknown key id.
 const MAX_WAITING: usize = 256;
 const WAIT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -33,8 +36,8 @@ pub(super) struct Refresher {
     read_at: watch::Sender<Option<Instant>>,
     /// Counts changes that may affect an observer's access.
     changes: watch::Sender<u64>,
-    /// Position of the last refresh; its lock serializes refreshes.
-    cursor: Mutex<OverrideCursor>,
+    /// Position of the last refresh, and the time when it began at the beginning; the lock serializes refreshes.
+    position: Mutex<Option<(OverrideCursor, Instant)>>,
     wanted: Notify,
     waiting: Semaphore,
     secret: OnceLock<Option<SealingSecret>>,
@@ -45,7 +48,7 @@ impl Default for Refresher {
         Self {
             read_at: watch::Sender::new(None),
             changes: watch::Sender::new(0),
-            cursor: Mutex::default(),
+            position: Mutex::default(),
             wanted: Notify::new(),
             waiting: Semaphore::new(MAX_WAITING),
             secret: OnceLock::new(),
@@ -121,17 +124,25 @@ impl Observers {
     /// Refreshes signing keys and overrides now.
     pub(super) async fn refresh(&self) -> EngineResult<()> {
         let observers = &self.cache;
-        let mut cursor = observers.refresher.cursor.lock().await;
+        let mut position = observers.refresher.position.lock().await;
         let began = Instant::now();
+        let known = position.filter(|(_, since)| since.elapsed() < REREAD_EVERY);
         let ring = self.read_keys().await?;
-        let (rows, next) = self.core.store.observer_overrides(*cursor).await?;
-        let mut changed = observers.overrides.write().unwrap_or_else(PoisonError::into_inner).apply(rows);
+        let (rows, next) =
+            self.core.store.observer_overrides(known.map(|(cursor, _)| cursor).unwrap_or_default()).await?;
+        let mut changed = {
+            let mut overrides = observers.overrides.write().unwrap_or_else(PoisonError::into_inner);
+            if known.is_none() {
+                *overrides = Overrides::default();
+            }
+            overrides.apply(rows)
+        };
         {
             let mut known = observers.ring.write().unwrap_or_else(PoisonError::into_inner);
             changed |= !ring.has_same_keys(&known);
             *known = Arc::new(ring);
         }
-        *cursor = next;
+        *position = Some((next, known.map_or(began, |(_, since)| since)));
         observers.refresher.read_at.send_replace(Some(began));
         if changed {
             observers.refresher.notify_access_change();

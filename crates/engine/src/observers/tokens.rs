@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use chrono::{DateTime, SubsecRound, Utc};
+use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use relay_domain::{
     ObserverTokenId, WorkspaceScope,
     names::{MAX_AGENT_NAME_BYTES, MAX_NOTE_BYTES, check_length, check_name},
@@ -10,8 +10,8 @@ use relay_domain::{
     workspaces::plan::Quota,
 };
 use relay_store::{
-    ChangedToken, NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenRow, ObserverTokenUpdate,
-    StoreError,
+    ChangedToken, NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenLimits, ObserverTokenRow,
+    ObserverTokenUpdate, StoreError,
 };
 
 use super::{
@@ -26,6 +26,11 @@ use crate::{
 
 /// Bound of the active tokens of a workspace, whatever its plan.
 pub const MAX_OBSERVER_TOKENS: i64 = 500;
+/// Bound of the tokens that a workspace creates within a day: revoked ones stay in the memory of every gateway until
+/// their text has ended.
+const MAX_CREATED_PER_DAY: i64 = 1_000;
+/// A text ends after this long, whatever the expiry of its token. Workers renew those of active tokens by overrides.
+const SIGNED_FOR: TimeDelta = TimeDelta::days(90);
 /// Bound of a list: the active tokens, then the newest revoked ones.
 pub const MAX_LISTED_OBSERVER_TOKENS: i64 = 1_000;
 
@@ -79,9 +84,12 @@ impl Observers {
             filters: &filters,
             expires_at,
             created_at: now,
+            signed_until: now + SIGNED_FOR,
         };
-        match self.core.store.create_observer_token(scope, &token, at_most).await? {
-            ObserverTokenCreation::Created(row) => self.issue_token(scope, *row),
+        let limits = ObserverTokenLimits { active: at_most, per_day: MAX_CREATED_PER_DAY };
+        match self.core.store.create_observer_token(scope, &token, limits).await? {
+            ObserverTokenCreation::Created(row) => self.issue_token(scope, *row, token.signed_until),
+            ObserverTokenCreation::TooManyToday => Err(EngineError::LimitExceeded(Limit::ObserverTokensPerDay)),
             ObserverTokenCreation::NameTaken => Err(EngineError::Conflict(Conflict::ObserverTokenName(new.name))),
             ObserverTokenCreation::TooMany => Err(EngineError::LimitExceeded(Limit::Quota(Quota::ObserverTokens))),
             ObserverTokenCreation::NoWorkspace => Err(EngineError::NotFound(Missing::Workspace)),
@@ -141,10 +149,12 @@ impl Observers {
     /// # Errors
     /// When there is no such active token.
     pub async fn rotate_token(&self, scope: WorkspaceScope, id: &str) -> EngineResult<IssuedObserverToken> {
-        let rotated = self.core.store.rotate_observer_token(scope, parse_token_id(id)?, self.core.now()).await?;
+        let now = self.core.now();
+        let signed_until = now + SIGNED_FOR;
+        let rotated = self.core.store.rotate_observer_token(scope, parse_token_id(id)?, now, signed_until).await?;
         let (row, rotated) = rotated.ok_or(EngineError::NotFound(Missing::ObserverToken))?;
         self.end_tokens(rotated).await;
-        self.issue_token(scope, row)
+        self.issue_token(scope, row, signed_until)
     }
 
     /// Revokes an active token; effective here when this returns.
@@ -163,13 +173,19 @@ impl Observers {
         self.core.announce(ended.recorded);
     }
 
-    fn issue_token(&self, scope: WorkspaceScope, row: ObserverTokenRow) -> EngineResult<IssuedObserverToken> {
+    /// Signs a text that ends at `signed_until`, or with the token.
+    fn issue_token(
+        &self,
+        scope: WorkspaceScope,
+        row: ObserverTokenRow,
+        signed_until: DateTime<Utc>,
+    ) -> EngineResult<IssuedObserverToken> {
         let known = VerifiedToken {
             scope,
             token_id: row.token_id,
             version: row.version,
             view: parse_view(&row.scopes, &row.filters).unwrap_or_else(|| Arc::new(empty_view())),
-            expires_at: row.effective_expiry,
+            expires_at: Some(row.effective_expiry.map_or(signed_until, |expiry| expiry.min(signed_until))),
             kid: None,
         };
         // Before its first refresh, a process has no signing key.

@@ -18,6 +18,7 @@ use chrono::{DateTime, Utc};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use relay_store::Store;
 pub use repair::{DatabaseRepair, Margin, Progress, RepairPlan, RepairReport};
 
 use crate::{Engine, EngineError, EngineResult, Inner, core::Core, error::Fault};
@@ -45,6 +46,8 @@ pub enum Readiness {
 pub(crate) struct RecoveryState {
     readiness: watch::Sender<Readiness>,
     margin: i64,
+    /// Without a statement limit: a repair may read and write all mailboxes of the installation.
+    store: Store,
     /// Time of the last recovery, as of the last check.
     recovered_at: Mutex<Option<DateTime<Utc>>>,
     /// Signals that the delivery log was recreated empty.
@@ -52,9 +55,15 @@ pub(crate) struct RecoveryState {
 }
 
 impl RecoveryState {
-    pub(crate) fn new(margin: i64) -> Self {
+    pub(crate) fn new(margin: i64, store: &Store) -> Self {
         let (readiness, _) = watch::channel(Readiness::Closed("the database has not been checked yet"));
-        Self { readiness, margin, recovered_at: Mutex::new(None), log_recreated: Notify::new() }
+        Self {
+            readiness,
+            margin,
+            store: store.without_statement_limit(),
+            recovered_at: Mutex::new(None),
+            log_recreated: Notify::new(),
+        }
     }
 
     /// Signals that the log was recreated.

@@ -92,7 +92,8 @@ impl<'a> DatabaseRepair<'a> {
     /// Creates a repair that announces to senders through an engine.
     #[must_use]
     pub fn with_engine(engine: &'a Engine) -> Self {
-        Self { store: engine.store(), stream: &engine.inner.stream, ids: &engine.inner.core.ids, engine: Some(engine) }
+        let store = &engine.inner.recovery.state.store;
+        Self { store, stream: &engine.inner.stream, ids: &engine.inner.core.ids, engine: Some(engine) }
     }
 
     /// Creates a repair for a terminal: it records, but announces nothing.
@@ -114,7 +115,7 @@ impl<'a> DatabaseRepair<'a> {
             return Ok(false);
         }
         let from = state.last.saturating_sub(COMPARED_FRAMES - 1).max(state.first);
-        let newest = self.stream.read_frames(from, state.last).await?;
+        let newest = self.stream.read_frames(from, state.last).await?.verified;
         let places: Vec<_> = newest.iter().map(|frame| (frame.scope, frame.agent_id, frame.seq)).collect();
         let recovered_ms = database.recovered_at.map_or(i64::MIN, |at| at.timestamp_millis() + CLOCK_SLACK_MS);
         let count_missing: Vec<bool> = newest.iter().map(|frame| frame.stored_at_ms > recovered_ms).collect();
@@ -157,14 +158,18 @@ impl<'a> DatabaseRepair<'a> {
         let (from, to, _) = self.span(LogKind::Events, database).await?;
         self.store.jump_event_heads(margin.numbers).await?;
         for (first, last) in pages(from, to) {
-            self.store.raise_event_heads(&self.stream.read_event_marks(first, last).await?).await?;
+            // Unverified records prove nothing; the jump above covers them.
+            self.store.raise_event_heads(&self.stream.read_event_marks(first, last).await?.verified).await?;
         }
-        let (from, to, log_reached_back) = self.span(LogKind::Deliveries, database).await?;
-        let mut report = RepairReport { restored_to: database.seen_at, log_reached_back, ..RepairReport::default() };
+        let (from, to, mut log_reached_back) = self.span(LogKind::Deliveries, database).await?;
+        let mut report = RepairReport { restored_to: database.seen_at, ..RepairReport::default() };
         let mut highest: HashMap<(WorkspaceScope, AgentId), Seq> = HashMap::new();
         for (first, last) in pages(from, to) {
-            let logged: Vec<_> =
-                self.stream.read_frames(first, last).await?.into_iter().filter_map(frames::read_delivery).collect();
+            let page = self.stream.read_frames(first, last).await?;
+            // A frame without a valid code may be forged, or published by a version that did not sign: the log then does
+            // not prove which numbers were used.
+            log_reached_back &= page.unverified == 0;
+            let logged: Vec<_> = page.verified.into_iter().filter_map(frames::read_delivery).collect();
             let done = self.store.reinsert_logged(&logged, self.now()).await?;
             for (scope, agent, seq) in done.ahead {
                 let known = highest.entry((scope, agent)).or_insert(seq);
@@ -181,6 +186,7 @@ impl<'a> DatabaseRepair<'a> {
         for some in raised.chunks(MAILBOX_BATCH) {
             report.lost += self.store.raise_heads(some, self.now(), || self.ids.next_id()).await?;
         }
+        report.log_reached_back = log_reached_back;
         if !log_reached_back || margin.always {
             report.margin = margin.numbers;
             let mut after = BEFORE_ALL_MAILBOXES;

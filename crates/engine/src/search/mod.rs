@@ -2,11 +2,10 @@
 
 pub mod queries;
 
-use crate::{core::Core, fair_places::FairPlaces};
+use crate::core::Core;
 
 /// Handle of search.
 #[derive(Clone)]
 pub struct Search {
     pub(crate) core: Core,
-    pub(crate) places: FairPlaces,
 }

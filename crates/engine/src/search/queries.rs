@@ -1,7 +1,5 @@
 //! Search of messages.
 
-use std::time::Duration;
-
 use relay_domain::{
     ConversationId, MessageId,
     names::{MAX_AGENT_NAME_BYTES, MAX_SEARCH_BYTES, check_length, check_name, strip_hash},
@@ -11,15 +9,10 @@ pub use relay_store::search::queries::FoundMessage;
 use relay_store::search::queries::{MAX_RANKED, Reader, SearchQuery};
 
 use super::Search;
-use crate::{EngineError, EngineResult, access::authentication::Credential};
+use crate::{EngineResult, access::authentication::Credential};
 
 /// Default and maximum page size.
 pub const SEARCH_PAGE: (i64, i64) = (20, 100);
-
-/// Searches at the same time in this process; a workspace has one. They share the database with commits.
-pub(crate) const CONCURRENT_SEARCHES: usize = 4;
-/// Longest wait for a place: some searches of the same workspace, far below the 30 s that a request may take.
-const WAIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub struct MessageSearch {
@@ -65,7 +58,7 @@ impl Search {
                 None => return Ok(Vec::new()),
             },
         };
-        let _place = self.places.take(scope, WAIT).await.ok_or(EngineError::Overloaded)?;
+        let _place = self.core.take_scan_place(scope).await?;
         let query = SearchQuery { text: &search.text, channel, from, before: search.before, after: search.after };
         let limit = usize::try_from(search.limit).unwrap_or(0);
         if !matches!(caller, Credential::Observer(_)) {

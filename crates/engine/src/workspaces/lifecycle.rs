@@ -8,6 +8,7 @@ use relay_domain::{
         MAX_METADATA_BYTES, MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length, check_length,
         check_name,
     },
+    workspaces::plan::{Plan, Quota},
 };
 pub use relay_store::WorkspaceRow;
 use relay_store::{CreationKey, NewWorkspace, WorkspaceCreation};
@@ -21,7 +22,7 @@ use crate::{
     EngineError, EngineResult,
     access::{idempotency::ClientKey, secrets::Secrets},
     agents::lifecycle::{encoded_length, too_long},
-    error::{Conflict, Fault, InvalidInput, Missing},
+    error::{Conflict, Fault, InvalidInput, Limit, Missing},
 };
 
 /// Bounds of the lifetime of a workspace with an expiry.
@@ -71,30 +72,27 @@ pub struct WorkspaceChange {
 
 impl Workspaces {
     /// Creates a workspace with its `general` channel. `owner` is a presented workspace key with its workspace; if that
-    /// workspace has the requested name, it is returned instead.
+    /// workspace has the requested name, it is returned instead. Otherwise the new workspace has the owner's plan and
+    /// counts against the owner's quota.
     ///
     /// # Errors
-    /// When a field is out of bounds, or the idempotency key is too weak or was used for another request.
+    /// When the owner has too many child workspaces, a field is out of bounds, or the idempotency key is too weak or was used for another request.
     pub async fn create(
         &self,
         request: &CreateWorkspace,
         owner: Option<(WorkspaceScope, &str)>,
         key: Option<&ClientKey>,
     ) -> EngineResult<CreatedWorkspace> {
-        check_name("name", &request.name, MAX_WORKSPACE_NAME_BYTES)?;
         let metadata = request.metadata.clone().unwrap_or_else(|| Map::new().into());
-        check_json_length("metadata", encoded_length(&metadata))?;
-        if let Some(provenance) = &request.provenance {
-            check_json_length("provenance", encoded_length(provenance))?;
-        }
-        if request.expires_in_seconds.is_some_and(|seconds| !LIFETIME_SECONDS.contains(&seconds)) {
-            return Err(EngineError::invalid_request("expires_in_seconds must be between 60 and 2592000"));
-        }
+        check_new(request, &metadata)?;
         if owner.is_none() && key.is_some_and(|key| key.text().len() < MIN_ANONYMOUS_KEY_BYTES) {
             return Err(EngineError::Invalid(InvalidInput::CreationKeyTooWeak));
         }
-        if let Some((scope, token)) = owner
-            && let Some(own) = self.core.store.workspace(scope).await?
+        let own = match owner {
+            Some((scope, _)) => Some(self.by_scope(scope).await?),
+            None => None,
+        };
+        if let (Some(own), Some((_, token))) = (&own, owner)
             && own.name == request.name
         {
             return Ok(CreatedWorkspace {
@@ -105,6 +103,7 @@ impl Workspaces {
                 is_new: false,
             });
         }
+        let (plan, created_by) = self.plan_of_new(own.as_ref()).await?;
         let created_at = self.core.now();
         let workspace_id = WorkspaceId::new(self.core.next_id());
         let expires_at = request.expires_in_seconds.map(|seconds| created_at + TimeDelta::seconds(seconds));
@@ -122,6 +121,8 @@ impl Workspaces {
         let new = NewWorkspace {
             workspace_id,
             name: &request.name,
+            plan,
+            created_by,
             metadata: &metadata,
             provenance: request.provenance.as_ref(),
             created_at,
@@ -140,6 +141,7 @@ impl Workspaces {
                 }
                 self.replay_creation(&response, key).await
             }
+            (WorkspaceCreation::TooMany, _) => Err(EngineError::LimitExceeded(Limit::Quota(Quota::ChildWorkspaces))),
             _ => Ok(CreatedWorkspace { workspace_id, api_key, created_at, expires_at, is_new: true }),
         }
     }
@@ -196,6 +198,20 @@ impl Workspaces {
         Ok(())
     }
 
+    /// Returns the plan of a new workspace and, if it is created with the key of another one, the workspace that answers
+    /// for it with its quota.
+    async fn plan_of_new(
+        &self,
+        owner: Option<&WorkspaceRow>,
+    ) -> EngineResult<(Plan, Option<(WorkspaceScope, Option<i64>)>)> {
+        let Some(owner) = owner else { return Ok((self.default_plan, None)) };
+        let scope = WorkspaceScope::from_engine_row(owner.workspace_id);
+        // A child's children count against the same workspace, so that generations do not multiply the quota.
+        let answering = owner.created_by.map_or(scope, WorkspaceScope::from_engine_row);
+        let most = self.quotas.limit(scope, Quota::ChildWorkspaces).await?;
+        Ok((owner.plan, Some((answering, most))))
+    }
+
     async fn replay_creation(&self, response: &Value, key: &ClientKey) -> EngineResult<CreatedWorkspace> {
         let ended = || EngineError::Conflict(Conflict::CreationKeyTerminalized);
         let id = response["workspace_id"].as_str().and_then(|id| id.parse().ok()).ok_or_else(ended)?;
@@ -225,6 +241,18 @@ fn check_seconds(
     if seconds.is_some_and(|seconds| !allowed.contains(&seconds)) {
         let (least, most) = (allowed.start(), allowed.end());
         return Err(EngineError::invalid_request(format!("{field} must be {least} to {most}")));
+    }
+    Ok(())
+}
+
+fn check_new(request: &CreateWorkspace, metadata: &Value) -> EngineResult<()> {
+    check_name("name", &request.name, MAX_WORKSPACE_NAME_BYTES)?;
+    check_json_length("metadata", encoded_length(metadata))?;
+    if let Some(provenance) = &request.provenance {
+        check_json_length("provenance", encoded_length(provenance))?;
+    }
+    if request.expires_in_seconds.is_some_and(|seconds| !LIFETIME_SECONDS.contains(&seconds)) {
+        return Err(EngineError::invalid_request("expires_in_seconds must be between 60 and 2592000"));
     }
     Ok(())
 }

@@ -10,8 +10,10 @@ pub mod usage_rollup;
 
 use std::sync::Arc;
 
+use relay_domain::workspaces::plan::Plan;
+
 use crate::{
-    access::{secrets::Secrets, tokens::Tokens},
+    access::{limits::QuotaCache, secrets::Secrets, tokens::Tokens},
     core::Core,
     observers::Observers,
 };
@@ -23,4 +25,7 @@ pub struct Workspaces {
     pub(crate) tokens: Tokens,
     pub(crate) secrets: Arc<Secrets>,
     pub(crate) observers: Observers,
+    pub(crate) quotas: QuotaCache,
+    /// Plan of workspaces that are created without a workspace key.
+    pub(crate) default_plan: Plan,
 }

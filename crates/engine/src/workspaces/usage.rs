@@ -50,6 +50,7 @@ impl Workspaces {
         if caller.view().filters.agent_ids.is_some() {
             return Err(EngineError::Forbidden(Denial::InsufficientScope("activity:read of all agents".into())));
         }
+        let _place = self.core.take_scan_place(caller.scope()).await?;
         usage_report(&self.core.store, caller.scope(), query, self.core.now()).await
     }
 }

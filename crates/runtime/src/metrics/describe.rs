@@ -36,8 +36,18 @@ pub(super) fn describe_all() {
     describe_counter!(name::OUTBOX_RELAYED, "Commit batches published by the outbox relay instead of their gateway.");
     describe_gauge!(name::DATABASE_CONNECTIONS, "Connections of this process to Postgres, by state.");
     describe_gauge!(name::DATABASE_CONNECTIONS_MAX, "Connections to Postgres that this process may open.");
+    describe_counter!(
+        name::NATS_UNVERIFIED,
+        "NATS messages without a valid code, whose rows are read from Postgres, by kind: delivery, event, hint or logged."
+    );
     describe_gauge!(name::NATS_CONNECTED, "Whether this process is connected to NATS, 1 or 0.");
     describe_gauge!(name::CONNECTED_NODES, "Node sockets open on this gateway.");
+    describe_gauge!(name::CONNECTIONS, "Connections of clients open on this gateway, upgraded ones included.");
+    describe_counter!(
+        name::CONNECTIONS_REFUSED,
+        "Connections, sockets and requests refused because of a limit of connections, by reason."
+    );
+    describe_counter!(name::CONNECTIONS_TIMED_OUT, "Connections closed because of a timeout, by reason.");
     describe_gauge!(name::CONNECTED_AGENTS, "Agents served by the sockets of this gateway.");
     describe_histogram!(
         name::ACK_LATENCY_SECONDS,
@@ -59,10 +69,12 @@ pub(super) fn describe_all() {
     describe_histogram!(name::LOOP_SECONDS, Unit::Seconds, "Duration of one tick of a worker loop.");
     describe_counter!(task_name::TASK_PANICS, "Panics of tasks, by task.");
     describe_counter!(name::LOOP_FAILURES, "Failed ticks of a worker loop.");
+    describe_counter!(name::DESTINATION_DEFERRALS, "Calls deferred because their host or workspace was at its limit.");
     describe_counter!(name::SUBSCRIPTION_CALLS, "Calls to subscription endpoints, by outcome.");
     describe_counter!(name::DELIVERIES_REDRIVEN, "Dead letters redriven.");
     describe_gauge!(name::LOOP_LAG_SECONDS, Unit::Seconds, "Age of the oldest work waiting for a worker loop.");
     describe_counter!(name::LOOP_WORK, "Items processed by a worker loop.");
+    describe_counter!(name::TOKEN_LOOKUPS, "Tokens that were in no cache, by outcome.");
     describe_counter!(name::REQUESTS_LIMITED, "Requests refused by a rate limit.");
     describe_counter!(name::RATE_LIMIT_ACQUISITIONS, "Batches of rate limit tokens taken from Postgres.");
     describe_counter!(name::HTTP_REQUESTS, "HTTP requests answered, by method, route template and status.");

@@ -6,7 +6,7 @@ mod describe;
 mod exemplars;
 mod otlp;
 
-use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use axum::{
@@ -21,8 +21,11 @@ pub use exemplars::record_exemplar;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 pub use otlp::export_metrics;
 use relay_domain::metric_names as name;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
+use tower::ServiceExt as _;
+
+use crate::server::{self, Timeouts};
 
 /// Histogram buckets for latencies: a tenth of a millisecond to half a minute.
 const SECONDS: [f64; 17] =
@@ -31,6 +34,8 @@ const SECONDS: [f64; 17] =
 const BATCH_SIZES: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
 /// Interval at which histograms are folded, so that they stay bounded if nothing scrapes them.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+/// Connections to the metrics page and the probes; further ones are closed.
+const MAX_CONNECTIONS: usize = 256;
 
 /// Metrics recorder of the process.
 #[derive(Clone)]
@@ -81,7 +86,7 @@ pub async fn serve(
     handle: Handle,
     readiness: Readiness,
     stop: CancellationToken,
-) -> io::Result<(SocketAddr, impl Future<Output = io::Result<()>> + Send)> {
+) -> io::Result<(SocketAddr, impl Future<Output = ()> + Send)> {
     let listener = TcpListener::bind(addr).await?;
     let addr = listener.local_addr()?;
     let upkeep = handle.prometheus.clone();
@@ -115,6 +120,11 @@ pub async fn serve(
                 }
             }),
         );
-    let server = axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned());
-    Ok((addr, server.into_future()))
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let accept = move |_| {
+        let place = Arc::clone(&places).try_acquire_owned().ok()?;
+        let routes = routes.clone();
+        Some((move |request| routes.clone().oneshot(request), place))
+    };
+    Ok((addr, server::serve(listener, Timeouts::default(), accept, stop)))
 }

@@ -44,6 +44,30 @@ impl Nats {
         Ok(server)
     }
 
+    /// Starts a server with a given configuration file, without port, address and store, and its variables. `flags` take
+    /// precedence over the file.
+    pub async fn start_configured(
+        dir: &Path,
+        config: &Path,
+        flags: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Result<Self> {
+        fs::create_dir_all(dir)?;
+        let dir = dir.canonicalize()?;
+        let port = Port::free()?;
+        let store = dir.join("jetstream");
+        let mut spec = Spec::new("nats", find::nats_server()?, dir.join("nats.log"));
+        let (config, port_number) = (config.display().to_string(), port.number().to_string());
+        let store_dir = store.display().to_string();
+        let own = ["-c", &config, "--addr", "127.0.0.1", "--port", &port_number, "--store_dir", &store_dir];
+        spec.args = own.iter().chain(flags).map(|argument| (*argument).to_owned()).collect();
+        spec.env = variables.iter().map(|(name, value)| ((*name).to_owned(), Some((*value).to_owned()))).collect();
+        spec.cwd = Some(dir);
+        let server = Self { process: Process::start(spec)?, port, store };
+        server.wait_until_ready().await?;
+        Ok(server)
+    }
+
     /// Returns the URL, `nats://host:port`.
     pub fn url(&self) -> String {
         format!("nats://{}", self.address())

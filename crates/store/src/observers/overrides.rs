@@ -149,6 +149,29 @@ impl Store {
         Ok(done.rows_affected())
     }
 
+    /// Renews the texts of up to `limit` active tokens that end within `time`, by overrides with the expiry of the tokens
+    /// themselves. Returns their number. An override that another transaction writes in the meantime is newer.
+    pub async fn renew_observer_tokens(&self, time: Duration, limit: i64) -> StoreResult<u64> {
+        let done = sqlx::query(
+            "INSERT INTO observer_overrides (token_id, workspace_id, state, version, scopes, filters, expires_at)
+             SELECT t.token_id, t.workspace_id, 'live', t.version, t.scopes, t.filters, least(t.expires_at, w.expires_at)
+               FROM observer_tokens t JOIN workspaces w USING (workspace_id)
+              WHERE t.revoked_at IS NULL AND w.deleted_at IS NULL
+                AND t.signed_until BETWEEN relay_now() AND relay_now() + make_interval(secs => $1)
+                -- The text of others ends with the token.
+                AND coalesce(least(t.expires_at, w.expires_at) > t.signed_until, true)
+                AND NOT EXISTS (SELECT FROM observer_overrides o WHERE o.token_id = t.token_id)
+              LIMIT $2
+             ON CONFLICT (token_id) DO NOTHING",
+        )
+        .bind(time.as_secs_f64())
+        .bind(limit)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("renewing observer tokens"))?;
+        Ok(done.rows_affected())
+    }
+
     /// Returns all signing keys, newest first, retired ones included.
     pub async fn signing_keys(&self) -> StoreResult<Vec<SigningKeyRow>> {
         sqlx::query_as(

@@ -3,12 +3,13 @@
 //! A signed token contains its scopes and filters. A later change is written to `observer_overrides` in the transaction
 //! that changes the row.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use const_format::formatcp;
 use relay_domain::{
     ObserverTokenId, WorkspaceId, WorkspaceScope,
     access::token::{ChangeOrigin, TokenHash},
     events::kind,
+    snowflake::first_id_at,
 };
 use serde_json::Value;
 use sqlx::{PgConnection, PgTransaction};
@@ -56,6 +57,17 @@ pub struct NewObserverToken<'a> {
     pub filters: &'a Value,
     pub expires_at: Option<DateTime<Utc>>,
     pub created_at: DateTime<Utc>,
+    /// End of its text.
+    pub signed_until: DateTime<Utc>,
+}
+
+/// Limits of a workspace's tokens.
+#[derive(Debug, Clone, Copy)]
+pub struct ObserverTokenLimits {
+    /// Active tokens.
+    pub active: i64,
+    /// Tokens created within a day, revoked ones included.
+    pub per_day: i64,
 }
 
 /// Change of a token. `None` leaves a field as it is, `Some(None)` clears it.
@@ -75,6 +87,8 @@ pub enum ObserverTokenCreation {
     NameTaken,
     /// The quota of active tokens is used up.
     TooMany,
+    /// Too many were created within a day.
+    TooManyToday,
     /// The workspace is deleted.
     NoWorkspace,
 }
@@ -87,6 +101,8 @@ pub enum ObserverTokenUpdate {
     /// The token does not exist or is revoked.
     Missing,
 }
+
+const DAY: TimeDelta = TimeDelta::days(1);
 
 const COLUMNS: &str = "t.token_id, t.name, t.description, t.scopes, t.filters, t.version, t.created_at, t.updated_at,
      t.expires_at, t.revoked_at, t.last_used_at,
@@ -101,7 +117,7 @@ impl Store {
         &self,
         scope: WorkspaceScope,
         new: &NewObserverToken<'_>,
-        quota: i64,
+        limits: ObserverTokenLimits,
     ) -> StoreResult<ObserverTokenCreation> {
         let doing = "creating an observer token";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
@@ -122,21 +138,13 @@ impl Store {
         if let Some(token) = replaced {
             write_override(&mut tx, scope, token).await?;
         }
-        // Concurrent creations do not see each other, because FOR SHARE locks are compatible: together they may exceed
-        // the quota by a few tokens, which is accepted.
-        let active: i64 =
-            sqlx::query_scalar("SELECT count(*) FROM observer_tokens WHERE workspace_id = $1 AND revoked_at IS NULL")
-                .bind(scope.workspace_id())
-                .fetch_one(&mut *tx)
-                .await
-                .map_err(StoreError::from_sqlx(doing))?;
-        if active >= quota {
-            return Ok(ObserverTokenCreation::TooMany);
+        if let Some(refused) = check_limits(&mut tx, scope, limits, new.created_at).await? {
+            return Ok(refused);
         }
         let created = sqlx::query_as::<_, ObserverTokenRow>(formatcp!(
             "INSERT INTO observer_tokens AS t
                 (workspace_id, token_id, name, description, scopes, filters, expires_at, created_at, signed_until)
-             SELECT $1, $2, $3, $4, $5, $6, $7, $8, coalesce(least($7, w.expires_at), 'infinity')
+             SELECT $1, $2, $3, $4, $5, $6, $7, $8, least($7, w.expires_at, $9)
                FROM workspaces w WHERE w.workspace_id = $1
              RETURNING {COLUMNS}"
         ))
@@ -148,6 +156,7 @@ impl Store {
         .bind(new.filters)
         .bind(new.expires_at)
         .bind(new.created_at)
+        .bind(new.signed_until)
         .fetch_one(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing));
@@ -240,13 +249,14 @@ impl Store {
         Ok(ObserverTokenUpdate::Changed(Box::new(row)))
     }
 
-    /// Begins a new version of an active token, which revokes all earlier strings. `None` if it does not exist or is
-    /// revoked.
+    /// Begins a new version of an active token, whose text ends at `signed_until`; all earlier strings are revoked. `None`
+    /// if it does not exist or is revoked.
     pub async fn rotate_observer_token(
         &self,
         scope: WorkspaceScope,
         token: ObserverTokenId,
         at: DateTime<Utc>,
+        signed_until: DateTime<Utc>,
     ) -> StoreResult<Option<(ObserverTokenRow, ChangedToken)>> {
         let doing = "rotating an observer token";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
@@ -255,7 +265,7 @@ impl Store {
         }
         let row = sqlx::query_as::<_, ObserverTokenRow>(formatcp!(
             "UPDATE observer_tokens t SET version = t.version + 1, updated_at = $3,
-                signed_until = greatest(t.signed_until, coalesce(least(t.expires_at, w.expires_at), 'infinity'))
+                signed_until = greatest(t.signed_until, least(t.expires_at, w.expires_at, $4))
                FROM workspaces w
               WHERE t.workspace_id = $1 AND t.token_id = $2 AND t.revoked_at IS NULL AND w.workspace_id = $1
              RETURNING {COLUMNS}"
@@ -263,6 +273,7 @@ impl Store {
         .bind(scope.workspace_id())
         .bind(token)
         .bind(at)
+        .bind(signed_until)
         .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
@@ -350,6 +361,31 @@ async fn record(
 ) -> StoreResult<RecordedEvents> {
     let event = token_event(kind, TokenSubject::Observer(token), ChangeOrigin::WorkspaceKey);
     events::append(tx, scope, at, vec![event]).await
+}
+
+/// Returns the reason for refusing a further token. Concurrent creations do not see each other, because FOR SHARE locks are
+/// compatible: together they may exceed a limit by a few tokens, which is accepted.
+async fn check_limits(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    limits: ObserverTokenLimits,
+    at: DateTime<Utc>,
+) -> StoreResult<Option<ObserverTokenCreation>> {
+    // Ids are in the order of creation, so the second count reads no older token.
+    let (active, today): (i64, i64) = sqlx::query_as(
+        "SELECT (SELECT count(*) FROM observer_tokens WHERE workspace_id = $1 AND revoked_at IS NULL),
+                (SELECT count(*) FROM observer_tokens WHERE workspace_id = $1 AND token_id >= $2)",
+    )
+    .bind(scope.workspace_id())
+    .bind(first_id_at((at - DAY).timestamp_millis()))
+    .fetch_one(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx("counting observer tokens"))?;
+    Ok(match (active >= limits.active, today >= limits.per_day) {
+        (true, _) => Some(ObserverTokenCreation::TooMany),
+        (false, true) => Some(ObserverTokenCreation::TooManyToday),
+        (false, false) => None,
+    })
 }
 
 async fn delete_opaque_tokens(

@@ -177,7 +177,8 @@ impl Store {
     pub async fn renew_push_worker(&self, owner: PushWorkerId, ttl: Duration) -> StoreResult<()> {
         // The lease ends by the clock of Postgres, which all workers share.
         sqlx::query(
-            "INSERT INTO push_workers (owner, lease_until) VALUES ($1, relay_now() + make_interval(secs => $2))
+            "INSERT INTO push_workers (owner, lease_until, reads_shared_bodies)
+             VALUES ($1, relay_now() + make_interval(secs => $2), true)
              ON CONFLICT (owner) DO UPDATE SET lease_until = excluded.lease_until",
         )
         .bind(owner)

@@ -86,7 +86,7 @@ pub struct MatchedEvent {
     pub delivery_id: SubscriptionDeliveryId,
     pub event_seq: i64,
     pub kind: String,
-    /// Request body.
+    /// Request body. It depends on the event alone: all subscriptions share the first one that is stored.
     pub body: String,
     pub created_at: DateTime<Utc>,
     /// Message of the event, for its trace context.
@@ -153,21 +153,33 @@ RETURNING s.workspace_id, s.subscription_id, s.lease_epoch, s.events, s.filter, 
 
 // Moves the cursor and queues in one statement under the lease. The unique event seq makes a repeated match harmless: after
 // a replay the cursor goes back over events that were queued before.
+//
+// The first subscription to match an event stores its body, in the order of the events, so that two statements do not wait
+// for each other. A live worker of the previous version would find no body there, so meanwhile each delivery has its own.
 const QUEUE: &str = "
 WITH held AS (
     UPDATE subscriptions
        SET event_cursor = $4, lease_until = relay_now() + make_interval(secs => $10)
      WHERE workspace_id = $1 AND subscription_id = $2 AND lease_epoch = $3 AND is_active
-    RETURNING subscription_id
-), queued AS (
-    INSERT INTO subscription_deliveries (workspace_id, subscription_id, delivery_id, event_seq, event_kind, body,
-                                         next_attempt_at, created_at, traceparent)
-    SELECT $1, $2, e.delivery_id, e.event_seq, e.kind, e.body, relay_now(), e.created_at,
-           (SELECT m.traceparent FROM messages m
-             WHERE m.workspace_id = $1 AND m.message_id = e.message_id AND m.created_on = e.message_day)
+    RETURNING NOT EXISTS (SELECT FROM push_workers WHERE lease_until > relay_now() AND NOT reads_shared_bodies)
+              AS shares_bodies
+), matched AS (
+    SELECT e.*, held.shares_bodies
       FROM held
      CROSS JOIN unnest($5::bigint[], $6::bigint[], $7::text[], $8::text[], $9::timestamptz[], $11::bigint[], $12::date[])
            AS e (delivery_id, event_seq, kind, body, created_at, message_id, message_day)
+), bodies AS (
+    INSERT INTO subscription_bodies (workspace_id, event_seq, body, created_at)
+    SELECT $1, e.event_seq, e.body, e.created_at FROM matched e WHERE e.shares_bodies ORDER BY e.event_seq
+    ON CONFLICT (workspace_id, event_seq) DO NOTHING
+), queued AS (
+    INSERT INTO subscription_deliveries (workspace_id, subscription_id, delivery_id, event_seq, event_kind, body,
+                                         next_attempt_at, created_at, traceparent)
+    SELECT $1, $2, e.delivery_id, e.event_seq, e.kind, CASE WHEN NOT e.shares_bodies THEN e.body END, relay_now(),
+           e.created_at,
+           (SELECT m.traceparent FROM messages m
+             WHERE m.workspace_id = $1 AND m.message_id = e.message_id AND m.created_on = e.message_day)
+      FROM matched e
     ON CONFLICT (workspace_id, subscription_id, event_seq) WHERE event_seq > 0 DO NOTHING
 )
 SELECT count(*) FROM held";
@@ -217,10 +229,12 @@ impl Store {
     /// Reads pending deliveries in the order of their events.
     pub async fn pending_calls(&self, leased: &LeasedSubscription, limit: i64) -> StoreResult<Vec<PendingCall>> {
         let pending: Vec<PendingCallRow> = sqlx::query_as(
-            "SELECT delivery_id, event_kind, body, attempts, next_attempt_at, created_at, traceparent
-               FROM subscription_deliveries
-              WHERE workspace_id = $1 AND subscription_id = $2 AND status = 'pending'
-              ORDER BY event_seq, delivery_id LIMIT $3",
+            "SELECT d.delivery_id, d.event_kind, coalesce(d.body, b.body) AS body, d.attempts, d.next_attempt_at,
+                    d.created_at, d.traceparent
+               FROM subscription_deliveries d
+               LEFT JOIN subscription_bodies b ON d.body IS NULL AND b.workspace_id = $1 AND b.event_seq = d.event_seq
+              WHERE d.workspace_id = $1 AND d.subscription_id = $2 AND d.status = 'pending'
+              ORDER BY d.event_seq, d.delivery_id LIMIT $3",
         )
         .bind(leased.scope.workspace_id())
         .bind(leased.id)
@@ -437,6 +451,28 @@ impl Store {
         .execute(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("pruning deliveries of subscriptions"))?;
+        Ok(done.rows_affected())
+    }
+
+    /// Removes at most `limit` bodies older than `age` that no delivery refers to. Call after
+    /// [`prune_subscription_deliveries`](Self::prune_subscription_deliveries).
+    pub async fn prune_subscription_bodies(&self, age: Duration, limit: i64) -> StoreResult<u64> {
+        let done = sqlx::query(
+            "DELETE FROM subscription_bodies b
+              USING (SELECT workspace_id, event_seq FROM subscription_bodies o
+                      WHERE created_at < relay_now() - make_interval(secs => $1)
+                        -- Deliveries have the time of their event, by which there is an index.
+                        AND NOT EXISTS (SELECT FROM subscription_deliveries d
+                                         WHERE d.created_at = o.created_at AND d.workspace_id = o.workspace_id
+                                           AND d.event_seq = o.event_seq)
+                      ORDER BY created_at LIMIT $2) AS old
+              WHERE b.workspace_id = old.workspace_id AND b.event_seq = old.event_seq",
+        )
+        .bind(age.as_secs_f64())
+        .bind(limit)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("pruning bodies of subscriptions"))?;
         Ok(done.rows_affected())
     }
 }

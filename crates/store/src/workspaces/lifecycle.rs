@@ -7,7 +7,7 @@ use relay_domain::{
     access::token::{ChangeOrigin, TokenHash},
     events::kind,
     names,
-    workspaces::plan::Plan,
+    workspaces::plan::{Plan, Quota},
 };
 use relay_wire::{events::recorded_data::WorkspaceUpdated, field::ToValue as _};
 use serde_json::Value;
@@ -19,6 +19,7 @@ use crate::{
     decode::decode_row,
     events::{self, Event, RecordedEvents},
     observers::tokens,
+    workspaces::quota_counts::is_within_quota,
 };
 
 /// Workspace that is neither deleted nor expired.
@@ -39,6 +40,8 @@ pub struct WorkspaceRow {
     pub delivery_ttl_seconds: i32,
     /// Time for which the token before an agent's last rotation is accepted.
     pub agent_token_grace_seconds: i32,
+    /// Workspace that answers for this one, if it was created with a workspace key.
+    pub created_by: Option<WorkspaceId>,
 }
 
 /// Workspace to create, with its `general` channel.
@@ -46,6 +49,9 @@ pub struct WorkspaceRow {
 pub struct NewWorkspace<'a> {
     pub workspace_id: WorkspaceId,
     pub name: &'a str,
+    pub plan: Plan,
+    /// Workspace that answers for this one, and how many it may have; `None` is unlimited.
+    pub created_by: Option<(WorkspaceScope, Option<i64>)>,
     pub metadata: &'a Value,
     pub provenance: Option<&'a Value>,
     pub created_at: DateTime<Utc>,
@@ -101,10 +107,13 @@ pub enum WorkspaceCreation {
         /// Response stored by the earlier request.
         response: Value,
     },
+    /// The creator's quota of child workspaces is reached; nothing was created.
+    TooMany,
 }
 
-const COLUMNS: &str = "workspace_id, name, plan, system_prompt, metadata, provenance, created_at, expires_at, delivery_ttl_seconds, \
-     agent_token_grace_seconds";
+const COLUMNS: &str =
+    "workspace_id, name, plan, system_prompt, metadata, provenance, created_at, expires_at, delivery_ttl_seconds,
+      agent_token_grace_seconds, created_by";
 const IS_ALIVE: &str = "deleted_at IS NULL AND (expires_at IS NULL OR expires_at > relay_now())";
 
 /// Owner of idempotency keys without authentication. No workspace has this id.
@@ -126,8 +135,9 @@ impl Store {
         }
         sqlx::query(
             "WITH workspace AS (
-                INSERT INTO workspaces (workspace_id, name, metadata, provenance, created_at, expires_at)
-                VALUES ($1, $2, $3, $4, $5, $6)
+                INSERT INTO workspaces
+                       (workspace_id, name, metadata, provenance, created_at, expires_at, plan, created_by)
+                VALUES ($1, $2, $3, $4, $5, $6, $10, $11)
              ), general AS (
                 INSERT INTO channels (workspace_id, channel_id, name, topic, created_at)
                 VALUES ($1, $7, $9, 'General discussion', $5)
@@ -143,9 +153,16 @@ impl Store {
         .bind(new.general)
         .bind(&new.key.as_bytes()[..])
         .bind(names::GENERAL_CHANNEL)
+        .bind(new.plan)
+        .bind(new.created_by.map(|(creator, _)| creator.workspace_id()))
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
+        if let Some((creator, most)) = new.created_by
+            && !is_within_quota(&mut tx, creator, Quota::ChildWorkspaces, most).await?
+        {
+            return Ok(WorkspaceCreation::TooMany);
+        }
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(WorkspaceCreation::Created)
     }

@@ -32,6 +32,11 @@ pub(crate) async fn is_within_quota(
             "SELECT count(*) FROM (SELECT FROM nodes WHERE workspace_id = $1 AND NOT starts_with(node_id, 'node_direct_')
               LIMIT $2 + 1) AS counted"
         }
+        Quota::ChildWorkspaces => {
+            "SELECT count(*) FROM
+                (SELECT FROM workspaces WHERE created_by = $1 AND deleted_at IS NULL
+                    AND (expires_at IS NULL OR expires_at > relay_now()) LIMIT $2 + 1) AS counted"
+        }
         Quota::Webhooks | Quota::Subscriptions | Quota::ObserverTokens | Quota::FileBytes => return Ok(true),
     };
     // Serializes the transactions that add to one quota: the uncommitted rows of one are invisible to the count of

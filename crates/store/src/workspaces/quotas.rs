@@ -43,6 +43,7 @@ impl FromRow<'_, PgRow> for QuotasRow {
                 subscriptions: count("subscriptions")?,
                 observer_tokens: count("observer_tokens")?,
                 file_bytes: row.try_get("file_bytes")?,
+                child_workspaces: count("child_workspaces")?,
                 mailbox_depth: count("mailbox_depth")?,
                 message_days: count("message_days")?,
             },
@@ -67,8 +68,7 @@ fn to_count(column: &str, stored: i32) -> sqlx::Result<u32> {
         .map_err(|error| sqlx::Error::ColumnDecode { index: column.to_owned(), source: Box::new(error) })
 }
 
-const OVERRIDE_COLUMNS: &str =
-    "requests_per_minute, agents, channels, nodes, webhooks, subscriptions, observer_tokens, file_bytes";
+const OVERRIDE_COLUMNS: &str = "requests_per_minute, agents, channels, nodes, webhooks, subscriptions, observer_tokens, file_bytes, child_workspaces";
 
 impl Store {
     /// Returns the plan and limits of a workspace unless it is deleted or expired.
@@ -86,7 +86,7 @@ impl Store {
         row.map(|row| decode_row("workspaces", &row)).transpose()
     }
 
-    /// Sets the plan of a workspace, if one is given, and replaces its overrides. Returns false if it is deleted or
+    /// Sets the plan of a workspace and its child workspaces, if one is given, and replaces its overrides. Returns false if it is deleted or
     /// expired.
     pub async fn set_quotas(
         &self,
@@ -101,14 +101,18 @@ impl Store {
                 UPDATE workspaces SET plan = coalesce($2, plan)
                  WHERE workspace_id = $1 AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > relay_now())
                 RETURNING workspace_id
+             ), children AS (
+                UPDATE workspaces w SET plan = $2 FROM workspace
+                 WHERE w.created_by = workspace.workspace_id AND w.plan <> $2
              )
              INSERT INTO quotas (workspace_id, {OVERRIDE_COLUMNS}, mailbox_depth, message_days)
-             SELECT workspace_id, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12 FROM workspace
+             SELECT workspace_id, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13 FROM workspace
              ON CONFLICT (workspace_id) DO UPDATE SET
                 requests_per_minute = excluded.requests_per_minute, agents = excluded.agents,
                 channels = excluded.channels, nodes = excluded.nodes, webhooks = excluded.webhooks,
                 subscriptions = excluded.subscriptions, observer_tokens = excluded.observer_tokens,
-                file_bytes = excluded.file_bytes, mailbox_depth = excluded.mailbox_depth,
+                file_bytes = excluded.file_bytes, child_workspaces = excluded.child_workspaces,
+                mailbox_depth = excluded.mailbox_depth,
                 message_days = excluded.message_days, updated_at = relay_now()
              RETURNING workspace_id"
         ))
@@ -122,6 +126,7 @@ impl Store {
         .bind(count(overrides.subscriptions))
         .bind(count(overrides.observer_tokens))
         .bind(overrides.file_bytes)
+        .bind(count(overrides.child_workspaces))
         .bind(count(overrides.mailbox_depth))
         .bind(count(overrides.message_days))
         .fetch_optional(&self.pool)

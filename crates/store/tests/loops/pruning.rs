@@ -61,6 +61,30 @@ async fn a_revoked_token_goes_when_no_string_of_it_could_verify() {
 }
 
 #[tokio::test]
+async fn texts_of_active_tokens_are_renewed_before_they_end() {
+    let db = Database::fresh().await;
+    db.run(
+        "INSERT INTO workspaces (workspace_id, name, created_at) VALUES (7, 'w', now());
+         INSERT INTO observer_tokens (workspace_id, token_id, name, scopes, signed_until, created_at, expires_at, revoked_at)
+         SELECT 7, id, id::text, '{stream:read}', until, now(), expiry, revoked
+           FROM (VALUES (1, now() + interval '9 days', NULL, NULL),
+                        (2, now() + interval '9 days', now() + interval '40 days', NULL),
+                        (4, now() + interval '9 days', now() + interval '9 days', NULL),
+                        (8, now() + interval '40 days', NULL, NULL),
+                        (16, now() - interval '1 day', NULL, NULL),
+                        (32, 'infinity', NULL, NULL),
+                        (64, now() + interval '9 days', NULL, now())) AS t (id, until, expiry, revoked)",
+    )
+    .await;
+    assert_eq!(db.store.renew_observer_tokens(30 * DAY, 1).await.unwrap(), 1, "bounded");
+    assert_eq!(db.store.renew_observer_tokens(30 * DAY, 100).await.unwrap(), 1);
+    assert_eq!(db.store.renew_observer_tokens(30 * DAY, 100).await.unwrap(), 0, "once");
+    let renewed = "SELECT sum(token_id)::bigint FROM observer_overrides WHERE state = 'live'";
+    assert_eq!(db.number(renewed).await, 1 + 2);
+    assert_eq!(db.number("SELECT count(*) FROM observer_overrides WHERE expires_at IS NULL").await, 1);
+}
+
+#[tokio::test]
 async fn what_a_message_said_goes_after_the_events_that_told_it() {
     let db = Database::fresh().await;
     db.run(

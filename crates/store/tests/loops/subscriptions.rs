@@ -97,6 +97,60 @@ async fn an_event_is_queued_once_however_often_the_log_is_read() {
     assert_eq!(waiting.iter().map(|call| call.delivery_id.get()).collect::<Vec<_>>(), [101, 102]);
 }
 
+/// Sizes in characters of all stored bodies: those of the events, and those of single deliveries.
+async fn stored_bodies(db: &Database) -> (Option<i64>, Option<i64>) {
+    sqlx::query_as(
+        "SELECT (SELECT sum(length(body)) FROM subscription_bodies),
+                (SELECT sum(length(body)) FROM subscription_deliveries)",
+    )
+    .fetch_one(&db.pool)
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn subscriptions_share_one_body_of_an_event() {
+    let db = with_subscription().await;
+    db.run(&format!(
+        "INSERT INTO subscriptions (workspace_id, subscription_id, events, url, created_at, event_cursor)
+         SELECT {WORKSPACE}, 10 + n, '{{*}}', 'https://127.0.0.1:9', now(), 0 FROM generate_series(1, 8) AS n"
+    ))
+    .await;
+    let leased = db.store.claim_subscriptions(claim_by("one")).await.unwrap().leased;
+    assert_eq!(leased.len(), 9);
+    for (nth, leased) in (0..).zip(&leased) {
+        // An edit in between does not change the body that later subscriptions send.
+        let body = if nth == 0 { "first" } else { "other" }.to_owned();
+        let matched = MatchedEvent { delivery_id: id(200 + nth), body, ..matched(&db, 1) };
+        assert!(db.store.queue_events(leased, 1, &[matched], LEASE).await.unwrap());
+    }
+    assert_eq!(stored_bodies(&db).await, (Some(5), None));
+    for leased in &leased {
+        let pending = db.store.pending_calls(leased, 10).await.unwrap();
+        assert_eq!(pending.iter().map(|call| call.body.as_str()).collect::<Vec<_>>(), ["first"]);
+    }
+    let none = Duration::ZERO;
+    db.run("UPDATE subscription_deliveries SET created_at = created_at - interval '1 day'").await;
+    db.run("UPDATE subscription_bodies SET created_at = created_at - interval '1 day'").await;
+    assert_eq!(db.store.prune_subscription_bodies(none, 10).await.unwrap(), 0, "deliveries refer to it");
+    db.run("DELETE FROM subscription_deliveries").await;
+    assert_eq!(db.store.prune_subscription_bodies(none, 10).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn each_delivery_has_its_body_while_a_worker_of_the_previous_version_runs() {
+    let db = with_subscription().await;
+    db.run("INSERT INTO push_workers (owner, lease_until) VALUES (1, now() + interval '1 minute')").await;
+    let leased = db.store.claim_subscriptions(claim_by("one")).await.unwrap().leased.remove(0);
+    assert!(db.store.queue_events(&leased, 1, &[matched(&db, 1)], LEASE).await.unwrap());
+    assert_eq!(stored_bodies(&db).await, (None, Some(2)));
+    db.run("UPDATE push_workers SET lease_until = now() - interval '1 second'").await;
+    assert!(db.store.queue_events(&leased, 2, &[matched(&db, 2)], LEASE).await.unwrap());
+    assert_eq!(stored_bodies(&db).await, (Some(2), Some(2)));
+    let pending = db.store.pending_calls(&leased, 10).await.unwrap();
+    assert_eq!(pending.iter().map(|call| call.body.as_str()).collect::<Vec<_>>(), ["{}", "{}"]);
+}
+
 #[tokio::test]
 async fn one_workspace_does_not_take_all_places() {
     let db = with_subscription().await;

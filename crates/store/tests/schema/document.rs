@@ -116,6 +116,7 @@ const NOUNS: [Noun; 16] = [
         tables: &[
             ("subscriptions", "Event subscriptions, their cursor and lease."),
             ("subscription_deliveries", "Events queued for a subscription, with attempts."),
+            ("subscription_bodies", "Request body of each queued event, for all subscriptions."),
         ],
     },
     Noun {

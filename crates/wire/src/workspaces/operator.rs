@@ -29,7 +29,7 @@ pub struct SetQuotasBody {
     #[schema(value_type = Option<words::Plan>)]
     pub plan: Option<String>,
     /// Overrides of the plan's limits, replaced as a whole: requests_per_minute, agents, channels, nodes, webhooks,
-    /// subscriptions, observer_tokens, file_bytes, mailbox_depth, message_days.
+    /// subscriptions, observer_tokens, file_bytes, child_workspaces, mailbox_depth, message_days.
     #[serde(default)]
     #[schema(value_type = Option<Object>, example = json!({ "requests_per_minute": 600 }))]
     pub own: Option<Map<String, Value>>,

@@ -6,9 +6,10 @@ use anyhow::{Context, Result, ensure};
 use relay_stack::client::{Agent, Api, NodeSocket};
 use relay_stack::stack::Service;
 use relay_stack::wait;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::cluster::Cluster;
+use super::workspace::register_or_rotate;
 
 const SOON: Duration = Duration::from_secs(15);
 const SENDER: &str = "demo-ada";
@@ -123,19 +124,4 @@ async fn ack_floor(workspace: &Api, agent: &Agent) -> Result<u64> {
         })
         .with_context(|| format!("no binding of {} in {bindings}", agent.name))?;
     own["delivery_ack_seq"].as_u64().with_context(|| format!("no delivery_ack_seq in {own}"))
-}
-
-/// The demo's agents stay in the kept workspace, so later runs find them there.
-async fn register_or_rotate(workspace: &Api, name: &str) -> Result<Agent> {
-    if let Ok(agent) = workspace.register_agent(name).await {
-        return Ok(agent);
-    }
-    let agent = workspace.get(&format!("/v1/agents/{name}")).await?.success()?;
-    let rotated = workspace.post(&format!("/v1/agents/{name}/rotate-token"), json!({})).await?.success()?;
-    let text = |value: &Value| value.as_str().map(str::to_owned);
-    Ok(Agent {
-        id: text(&agent["id"]).context("no agent id")?,
-        name: name.to_owned(),
-        token: text(&rotated["token"]).context("no token")?,
-    })
 }

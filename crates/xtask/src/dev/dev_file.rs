@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::cluster::Cluster;
@@ -29,6 +29,23 @@ struct Content {
     nats_url: String,
     metrics: Vec<String>,
     pids: BTreeMap<String, u32>,
+}
+
+/// Addresses of the engine that `dev` runs at this moment.
+pub(crate) struct RunningEngine {
+    pub(crate) gateways: Vec<String>,
+    pub(crate) workspace_key: String,
+}
+
+impl RunningEngine {
+    /// Reads them from the state folder of `dev`.
+    pub(crate) fn find(state_dir: &Path) -> Result<Self> {
+        let file = DevFile::new(state_dir);
+        let Content { gateways, workspace_key, .. } = file.read();
+        let path = file.path().display();
+        ensure!(!gateways.is_empty(), "no engine runs (says {path}): start `cargo xtask dev` in another terminal");
+        Ok(Self { gateways, workspace_key })
+    }
 }
 
 impl DevFile {

@@ -10,14 +10,17 @@ mod workspace;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cargo;
+use crate::stop_requests::StopRequests;
 use cluster::Cluster;
 use dev_file::DevFile;
+
+pub(crate) use dev_file::RunningEngine;
+pub(crate) use workspace::register_or_rotate;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -90,34 +93,6 @@ async fn serve(args: Args, bin_dir: &Path) -> Result<()> {
         }
     }
     dev_file.write_stopped()
-}
-
-/// Ctrl-C and SIGTERM.
-struct StopRequests {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl StopRequests {
-    fn listen() -> Result<Self> {
-        let (interrupt, terminate) = (SignalKind::interrupt(), SignalKind::terminate());
-        Ok(Self { interrupt: signal(interrupt)?, terminate: signal(terminate)? })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
-
-    /// A second request. One that comes within a second is the first: some senders signal the process and its
-    /// group.
-    async fn again() -> Result<()> {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        Self::listen()?.next().await;
-        Ok(())
-    }
 }
 
 /// One engine for each state folder: two would fight over the data.

@@ -1,8 +1,8 @@
-//! The workspace that `dev` offers, the same on every run.
+//! The workspace that `dev` offers, the same on every run, and its agents.
 
 use anyhow::{Context, Result};
-use relay_stack::client::Api;
-use serde_json::json;
+use relay_stack::client::{Agent, Api};
+use serde_json::{Value, json};
 
 use super::cluster::Cluster;
 
@@ -36,4 +36,19 @@ fn bootstrap_secret() -> Result<Option<String>> {
     let Some(path) = set("RELAY_BOOTSTRAP_SECRET_FILE") else { return Ok(None) };
     let secret = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
     Ok(Some(secret.trim_end_matches(['\r', '\n']).to_owned()))
+}
+
+/// Returns an agent of a demo with a valid token. Such agents stay in the kept workspace, so later runs find them there.
+pub(crate) async fn register_or_rotate(workspace: &Api, name: &str) -> Result<Agent> {
+    if let Ok(agent) = workspace.register_agent(name).await {
+        return Ok(agent);
+    }
+    let agent = workspace.get(&format!("/v1/agents/{name}")).await?.success()?;
+    let rotated = workspace.post(&format!("/v1/agents/{name}/rotate-token"), json!({})).await?.success()?;
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    Ok(Agent {
+        id: text(&agent["id"]).context("no agent id")?,
+        name: name.to_owned(),
+        token: text(&rotated["token"]).context("no token")?,
+    })
 }

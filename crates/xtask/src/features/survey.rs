@@ -87,6 +87,14 @@ impl Origins {
         let sides = |selection: &[&str]| anyhow::Ok(Sides::of(nodes(selection, "normal", true)?));
         Ok(Self { whole: sides(&["--workspace"])?, xtask: sides(&["--package", "xtask"])? })
     }
+
+    /// Adds a package to all sides.
+    pub(super) fn add_everywhere(&mut self, package: &Package) {
+        for sides in [&mut self.whole, &mut self.xtask] {
+            sides.target.insert(package.clone());
+            sides.host.insert(package.clone());
+        }
+    }
 }
 
 impl Sides {

@@ -18,38 +18,57 @@ const EPOCH: &str = "1700000000";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Name and tag inside the archive.
-    #[arg(long, default_value = "localhost/relay:dev")]
-    tag: String,
-    /// Where the archive is written. `podman load` and `docker load` read it.
-    #[arg(long, default_value = "relay-image.tar")]
-    archive: PathBuf,
+    /// Builds the image of a node, with the broker, in place of the engine's.
+    #[arg(long)]
+    node: bool,
+    /// Name and tag inside the archive. Default: `localhost/relay:dev` or `localhost/relay-node:dev`.
+    #[arg(long)]
+    tag: Option<String>,
+    /// Where the archive is written. `podman load` and `docker load` read it. Default: `relay-image.tar` or
+    /// `relay-node-image.tar`.
+    #[arg(long)]
+    archive: Option<PathBuf>,
     /// Without optimisation: for trying out, and several times as large.
     #[arg(long)]
     debug: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let binaries = cargo::built_engine(!args.debug)?;
+    let name = if args.node { "relay-node" } else { "relay" };
+    let tag = args.tag.clone().unwrap_or_else(|| format!("localhost/{name}:dev"));
+    let archive = args.archive.clone().unwrap_or_else(|| format!("{name}-image.tar").into());
+    let binaries = if args.node { cargo::built_broker(!args.debug)? } else { cargo::built_engine(!args.debug)? };
     let storage = Storage::new()?;
-    let id = build(&storage, &binaries, &args.tag)?;
-    let target = format!("docker-archive:{}:{}", std::path::absolute(&args.archive)?.display(), args.tag);
-    if args.archive.exists() {
-        std::fs::remove_file(&args.archive)?;
+    let id = if args.node { build_node(&storage, &binaries, &tag)? } else { build(&storage, &binaries, &tag)? };
+    let target = format!("docker-archive:{}:{tag}", std::path::absolute(&archive)?.display());
+    if archive.exists() {
+        std::fs::remove_file(&archive)?;
     }
-    storage::run(storage.buildah().args(["push", "--quiet", &args.tag, &target]))?;
-    println!("wrote {} ({}, {id})", args.archive.display(), args.tag);
+    storage::run(storage.buildah().args(["push", "--quiet", &tag, &target]))?;
+    println!("wrote {} ({tag}, {id})", archive.display());
     Ok(())
+}
+
+/// Builds the image of a node and returns its id. Needs debootstrap.
+fn build_node(storage: &Storage, binaries: &Path, tag: &str) -> Result<String> {
+    let root = storage.fresh_dir("node-rootfs");
+    let mut script = Command::new(cargo::root().join("deploy/node/rootfs.sh"));
+    storage::run(script.arg(binaries).arg(&root).env("SOURCE_DATE_EPOCH", epoch()))?;
+    commit(storage, &root, "deploy/node/Containerfile", tag)
 }
 
 /// Builds the image from the folder of binaries and returns its id.
 pub(super) fn build(storage: &Storage, binaries: &Path, tag: &str) -> Result<String> {
-    let root = gather(storage, binaries)?;
+    commit(storage, &gather(storage, binaries)?, "deploy/Containerfile", tag)
+}
+
+/// Makes an image of a folder, and removes the folder.
+fn commit(storage: &Storage, root: &Path, containerfile: &str, tag: &str) -> Result<String> {
     let mut bud = storage.buildah();
     bud.args(["bud", "--quiet", "--isolation", "chroot", "--timestamp", &epoch(), "--tag", tag, "--file"]);
-    let printed = storage::run(bud.arg(cargo::root().join("deploy/Containerfile")).arg(&root))?;
+    let printed = storage::run(bud.arg(cargo::root().join(containerfile)).arg(root))?;
     let id = printed.lines().last().context("buildah named no image")?.trim().to_owned();
-    std::fs::remove_dir_all(&root)?;
+    std::fs::remove_dir_all(root)?;
     Ok(id)
 }
 

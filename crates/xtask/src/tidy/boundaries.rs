@@ -41,7 +41,7 @@ const BOUNDARIES: [Boundary; 5] = [
     Boundary {
         needles: &["hyper::client", "hyper_util::", "hyper_rustls::", "reqwest::", "TcpStream::connect"],
         applies_to: |path| {
-            let own = ["crates/egress/", "crates/tasks/tests/", "services/relayctl/"]
+            let own = ["crates/egress/", "crates/runtime/src/server/", "crates/tasks/tests/", "services/relayctl/"]
                 .iter()
                 .any(|place| path.starts_with(place));
             in_engine(path) && !own && !NOT_TOWARDS_TENANTS.contains(&path)

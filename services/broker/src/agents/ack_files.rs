@@ -4,12 +4,16 @@ use std::{
     io::Read as _,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use relay_verification::ack_file::{MAX_ACK_FILE_BYTES, acks_folder};
 use rustix::fs::{self, FileType, Mode, OFlags};
 
 use crate::state::create_private_directory;
+
+/// A file that was not accepted is removed after this time.
+const KEPT_FOR: Duration = Duration::from_secs(60 * 60);
 
 /// Folder of one agent's ack files.
 #[derive(Debug, Clone)]
@@ -24,7 +28,11 @@ impl AckFolder {
     pub(super) fn create(working_directory: &Path, agent: &str) -> Option<Self> {
         let folder = working_directory.join(acks_folder(agent));
         match create_private_directory(&folder) {
-            Ok(()) => Some(Self { working_directory: working_directory.to_owned(), folder }),
+            Ok(()) => {
+                let created = Self { working_directory: working_directory.to_owned(), folder };
+                created.sweep();
+                Some(created)
+            }
             Err(error) => {
                 tracing::info!(path = %folder.display(), %error, "the folder for ack files cannot be created");
                 None
@@ -52,6 +60,19 @@ impl AckFolder {
         let mut file = std::fs::File::from(opened).take(MAX_ACK_FILE_BYTES as u64 + 1);
         file.read_to_end(&mut content).ok()?;
         Some(content)
+    }
+
+    /// Removes files of earlier agents that were never accepted. Blocks.
+    fn sweep(&self) {
+        let Ok(entries) = std::fs::read_dir(&self.folder) else { return };
+        for entry in entries.filter_map(Result::ok) {
+            let age = entry.metadata().ok().and_then(|facts| facts.modified().ok()?.elapsed().ok());
+            let is_file = entry.file_type().is_ok_and(|kind| !kind.is_dir());
+            if is_file && age.is_some_and(|age| age >= KEPT_FOR) {
+                // The next sweep comes to it again.
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
     }
 
     /// Removes a file that was accepted. Blocks.

@@ -9,6 +9,8 @@ use crate::injection::DeliveryMode;
 pub(crate) enum AgentState {
     Working,
     Idle,
+    /// A message could not be typed for a long time.
+    BlockedOnSend,
 }
 
 impl AgentState {
@@ -16,6 +18,7 @@ impl AgentState {
         match self {
             Self::Working => "working",
             Self::Idle => "idle",
+            Self::BlockedOnSend => "blocked_on_send",
         }
     }
 }
@@ -30,12 +33,28 @@ pub(crate) struct AgentInfo {
     pub(crate) last_activity_ms: i64,
     /// Unix time in milliseconds of the start of the process.
     pub(crate) started_ms: i64,
+    /// Share of its context that the agent says is left.
+    pub(crate) context_left_percent: Option<u8>,
     pub(crate) mode: DeliveryMode,
     pub(crate) pending_count: usize,
     pub(crate) unsettled_count: usize,
 }
 
 impl AgentInfo {
+    /// Facts about an agent whose program is about to start.
+    pub(super) fn starting(now_ms: i64) -> Self {
+        Self {
+            terminal: None,
+            state: AgentState::Working,
+            last_activity_ms: now_ms,
+            started_ms: now_ms,
+            context_left_percent: None,
+            mode: DeliveryMode::default(),
+            pending_count: 0,
+            unsettled_count: 0,
+        }
+    }
+
     /// Process id of the agent's own program.
     pub(crate) fn pid(&self) -> Option<i32> {
         self.terminal.as_ref().map(|terminal| terminal.identity().pid)

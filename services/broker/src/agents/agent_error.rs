@@ -26,3 +26,21 @@ pub(crate) enum AgentError {
     #[error("the broker's state cannot be written: {0}")]
     State(String),
 }
+
+impl AgentError {
+    /// Returns whether the same operation may succeed later, without a change here.
+    pub(crate) fn is_passing(&self) -> bool {
+        match self {
+            Self::Link(LinkError::Unavailable) | Self::State(_) => true,
+            Self::Engine(error) => error.is_passing(),
+            Self::NotFound { .. }
+            | Self::AlreadyExists { .. }
+            | Self::Invalid(_)
+            | Self::SpawnFailed(_)
+            | Self::CapacityExceeded { .. }
+            | Self::NotTaken
+            | Self::Disappeared
+            | Self::Link(LinkError::Refused(_)) => false,
+        }
+    }
+}

@@ -8,8 +8,11 @@ use serde::Serialize;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Duration, timeout};
 
-use super::{AgentError, AgentInfo, AgentSpec};
-use crate::injection::{AckAnswer, DeliveryMode};
+use super::{AgentError, AgentInfo, AgentSpec, ResultSchema};
+use crate::{
+    injection::{AckAnswer, DeliveryMode},
+    mailbox::Message,
+};
 
 /// Commands that wait for one agent's task. Callers wait for room beyond it.
 pub(super) const COMMANDS: usize = 64;
@@ -36,6 +39,11 @@ pub(crate) enum AgentCommand {
         delivery_id: Option<String>,
         event_id: Option<String>,
         reply: oneshot::Sender<AckAnswer>,
+    },
+    /// Types a message that failed once more.
+    Redeliver {
+        message: Box<Message>,
+        reply: oneshot::Sender<()>,
     },
     /// A person has typed; the keys are in the terminal already.
     Keys(Bytes),
@@ -81,6 +89,8 @@ pub(crate) struct AgentHandle {
     pub(crate) ack_token: String,
     /// Secret by which the agent hands in its result.
     pub(crate) result_token: String,
+    /// Shape of its result, if one is asked for.
+    pub(crate) result_schema: Option<Arc<ResultSchema>>,
     pub(crate) info: watch::Receiver<AgentInfo>,
     pub(super) commands: mpsc::Sender<AgentCommand>,
 }

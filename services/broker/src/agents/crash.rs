@@ -1,18 +1,57 @@
-//! [`CrashLog`]: ends of agents that were no clean ends.
+//! [`CrashLog`]: ends of agents that were no clean ends, kept over restarts in `crash-insights.json`.
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Mutex, PoisonError},
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use crate::metric_names;
-use serde::Serialize;
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    metric_names,
+    state::{read_versioned, write_versioned},
+};
+
+/// Version of the file.
+const VERSION: u32 = 1;
 
 const REMEMBERED: usize = 500;
 const HOUR_MS: i64 = 3_600_000;
 
+/// Kind of a crash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum CrashCategory {
+    Segfault,
+    Oom,
+    Signal,
+    Error,
+}
+
+impl CrashCategory {
+    fn of(code: Option<i32>, signal: Option<i32>) -> Self {
+        match (code, signal) {
+            (_, Some(11)) | (Some(139), _) => Self::Segfault,
+            (_, Some(9)) | (Some(137), _) => Self::Oom,
+            (_, Some(_)) => Self::Signal,
+            (_, None) => Self::Error,
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Segfault => "segfault",
+            Self::Oom => "oom",
+            Self::Signal => "signal",
+            Self::Error => "error",
+        }
+    }
+}
+
 /// One crash.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CrashRecord {
     pub(crate) agent_name: String,
     pub(crate) exit_code: Option<i32>,
@@ -20,14 +59,14 @@ pub(crate) struct CrashRecord {
     /// Unix time in milliseconds.
     pub(crate) timestamp: i64,
     pub(crate) uptime_secs: u64,
-    pub(crate) category: &'static str,
+    pub(crate) category: CrashCategory,
     pub(crate) description: String,
 }
 
 /// Crashes with the same category.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct CrashPattern {
-    category: &'static str,
+    category: CrashCategory,
     count: usize,
     agents: Vec<String>,
 }
@@ -42,27 +81,49 @@ pub(crate) struct CrashInsights {
 }
 
 /// The last 500 crashes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct CrashLog {
-    content: Mutex<(u64, VecDeque<CrashRecord>)>,
+    path: PathBuf,
+    content: Mutex<Content>,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Content {
+    total: u64,
+    recent: VecDeque<CrashRecord>,
 }
 
 impl CrashLog {
+    /// Reads the crashes under earlier brokers.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or a newer broker has written it.
+    pub(crate) fn open(path: PathBuf) -> Result<Self> {
+        let content = read_versioned(&path, VERSION)?.unwrap_or_default();
+        Ok(Self { path, content: Mutex::new(content) })
+    }
+
+    /// Writes the file. Blocks.
+    pub(crate) fn write(&self) -> Result<()> {
+        let content = self.lock().clone();
+        write_versioned(&self.path, VERSION, &content)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Content> {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Records an end by a signal or with a code that is not 0.
     pub(crate) fn record(&self, agent: &str, code: Option<i32>, signal: Option<i32>, uptime_secs: u64, now_ms: i64) {
-        let category = match (code, signal) {
-            (_, Some(11)) | (Some(139), _) => "segfault",
-            (_, Some(9)) | (Some(137), _) => "oom",
-            (_, Some(_)) => "signal",
-            (_, None) => "error",
-        };
+        let category = CrashCategory::of(code, signal);
         let description = match (code, signal) {
             (_, Some(signal)) => format!("ended by signal {signal} after {uptime_secs} s"),
             (code, None) => format!("exit code {} after {uptime_secs} s", code.unwrap_or_default()),
         };
-        let mut content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
-        content.0 += 1;
-        content.1.push_back(CrashRecord {
+        let mut content = self.lock();
+        content.total += 1;
+        content.recent.push_back(CrashRecord {
             agent_name: agent.to_owned(),
             exit_code: code,
             signal: signal.map(|signal| signal.to_string()),
@@ -71,26 +132,26 @@ impl CrashLog {
             category,
             description,
         });
-        if content.1.len() > REMEMBERED {
-            content.1.pop_front();
+        if content.recent.len() > REMEMBERED {
+            content.recent.pop_front();
         }
-        metrics::counter!(metric_names::CRASHES, "category" => category).increment(1);
+        metrics::counter!(metric_names::CRASHES, "category" => category.as_str()).increment(1);
     }
 
-    /// Number of crashes since the start.
+    /// Number of crashes.
     pub(crate) fn total(&self) -> u64 {
-        self.content.lock().unwrap_or_else(PoisonError::into_inner).0
+        self.lock().total
     }
 
     /// Summary at `now_ms`.
     pub(crate) fn insights(&self, now_ms: i64) -> CrashInsights {
-        let content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
-        let (total_crashes, recent) = (content.0, content.1.iter().cloned().collect::<Vec<_>>());
-        let mut by_category: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
+        let Content { total, recent } = self.lock().clone();
+        let recent: Vec<CrashRecord> = recent.into();
+        let mut by_category: BTreeMap<CrashCategory, Vec<String>> = BTreeMap::new();
         for crash in &recent {
             by_category.entry(crash.category).or_default().push(crash.agent_name.clone());
         }
-        let pattern = |(category, mut agents): (&'static str, Vec<String>)| {
+        let pattern = |(category, mut agents): (CrashCategory, Vec<String>)| {
             let count = agents.len();
             agents.sort_unstable();
             agents.dedup();
@@ -98,7 +159,12 @@ impl CrashLog {
         };
         let last_hour = recent.iter().filter(|crash| crash.timestamp > now_ms - HOUR_MS).count();
         let health_score = (100 - 10 * i64::try_from(last_hour).unwrap_or(10)).max(0);
-        CrashInsights { total_crashes, recent, patterns: by_category.into_iter().map(pattern).collect(), health_score }
+        CrashInsights {
+            total_crashes: total,
+            recent,
+            patterns: by_category.into_iter().map(pattern).collect(),
+            health_score,
+        }
     }
 }
 
@@ -108,15 +174,19 @@ mod tests {
 
     #[test]
     fn crashes_are_classified_and_lower_the_score_for_an_hour() {
-        let log = CrashLog::default();
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("crash-insights.json");
+        let log = CrashLog::open(path.clone()).expect("a log");
         for (code, signal) in [(None, Some(11)), (Some(137), None), (None, Some(15)), (Some(1), None)] {
             log.record("ada", code, signal, 5, 1000);
         }
         let insights = log.insights(1000);
-        let categories: Vec<_> = insights.recent.iter().map(|crash| crash.category).collect();
+        let categories: Vec<_> = insights.recent.iter().map(|crash| crash.category.as_str()).collect();
         assert_eq!(categories, ["segfault", "oom", "signal", "error"]);
         assert_eq!((insights.total_crashes, insights.health_score), (4, 60));
         assert_eq!(log.insights(1000 + HOUR_MS).health_score, 100);
         assert_eq!(insights.patterns[0].agents, ["ada"]);
+        log.write().expect("a file");
+        assert_eq!(CrashLog::open(path).expect("a log").insights(1000).recent, insights.recent);
     }
 }

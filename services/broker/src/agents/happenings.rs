@@ -7,7 +7,9 @@ use serde_json::json;
 use tokio::time::{Duration, Instant, sleep};
 
 use super::{
-    AgentCommand, AgentState, Drained, PendingMessage, Receipt,
+    AgentCommand, AgentState, DeadLetter, Drained, PendingMessage, Receipt,
+    figures::Outcome,
+    session_status::Activity,
     task::{AckFileContent, AgentTask, Done, ProcessEnd, Running},
 };
 use crate::{
@@ -15,7 +17,7 @@ use crate::{
     engine::Request,
     events::{DeliveryRef, Event},
     injection::{DeliveryMode, Effect, Failure, ReadySign, ScreenFacts, Settlement, TypeRequest},
-    mailbox::Message,
+    mailbox::{Message, Origin},
     metric_names,
     state::LedgerEntry,
 };
@@ -44,6 +46,7 @@ impl AgentTask {
         self.perform(running, effects);
         self.look_for_ack_files(running, now);
         self.judge_idleness(running, now);
+        self.judge_rest(running, now);
     }
 
     /// Instant at which [`Self::advance`] has work again.
@@ -53,7 +56,8 @@ impl AgentTask {
         let files = running.pipeline.awaited_files().next().map(|_| running.ack_files_due.max(now));
         let files = files.filter(|_| !running.is_reading_ack_files && self.launch.ack_folder.is_some());
         let idle = (!running.is_idle_reported).then(|| self.idle_at(running)).flatten();
-        let deadlines = [running.pipeline.next_deadline(), readiness, screen, files, idle];
+        let rest = self.next_rest_deadline(running);
+        let deadlines = [running.pipeline.next_deadline(), readiness, screen, files, idle, rest];
         deadlines.into_iter().flatten().min().unwrap_or(now + Duration::from_secs(60))
     }
 
@@ -91,6 +95,7 @@ impl AgentTask {
             readiness.on_output(at, &text);
         }
         self.perform(running, effects);
+        self.on_visible_text(running, at, &text);
         let wants_end = running.exit_line.on_text(at, &text) && running.pipeline.unsettled_count() == 0;
         wants_end.then(|| {
             self.publish(&Event::AgentExit { reason: "agent_requested" });
@@ -161,6 +166,16 @@ impl AgentTask {
                 self.perform(running, effects);
                 let _ = reply.send(answer);
             }
+            AgentCommand::Redeliver { message, reply } => {
+                self.publish(&Event::DeliveryQueued {
+                    delivery: reference(&message),
+                    from: None,
+                    target: None,
+                    reason: Some("redelivered"),
+                });
+                running.pipeline.enqueue(*message);
+                let _ = reply.send(());
+            }
             AgentCommand::Keys(keys) => {
                 let now = running.tick();
                 running.pipeline.on_keys(now, &keys);
@@ -177,6 +192,7 @@ impl AgentTask {
                 let at = clock::timestamp(receipt.finished_at).max(clock::timestamp(receipt.began_at));
                 let effects = running.pipeline.on_written(key, at);
                 self.note_activity();
+                running.status.set(Activity::Thinking, "message");
                 self.perform(running, effects);
             }
             // The program is ending; its messages are kept.
@@ -189,6 +205,11 @@ impl AgentTask {
             }
             Done::FailureReported(failure) => {
                 self.acknowledge(failure.message.seq);
+            }
+            Done::Notes(notes) => {
+                if let Some(notes) = notes {
+                    self.on_notes(running, &notes);
+                }
             }
             Done::AckFiles(files) => {
                 running.is_reading_ack_files = false;
@@ -217,12 +238,25 @@ impl AgentTask {
             match effect {
                 Effect::Type(request) => self.type_text(running, request),
                 Effect::Dequeued(message) => {
-                    if self.mailbox.on_typed(&message) {
+                    running.notes.add_message(&message.author.name, &message.body);
+                    if message.is_in_mailbox() && self.mailbox.on_typed(&message) {
                         self.launch.services.link.reconnect();
                     }
                 }
                 Effect::Publish(event) => self.publish(&event),
                 Effect::Settle(settlement) => self.on_settlement(running, settlement),
+                Effect::Record(record) => {
+                    let launch = &self.launch;
+                    let learned = launch.services.verification.on_record(self.name(), &launch.program, record);
+                    if launch.harness.is_some() {
+                        running.pipeline.set_learned(learned);
+                    }
+                }
+                Effect::Suppressed(reason) => {
+                    let labels = [("harness", self.launch.handle.harness.clone()), ("reason", reason.to_owned())];
+                    metrics::counter!(metric_names::RETRIES_SUPPRESSED, &labels).increment(1);
+                    self.launch.services.verification.on_suppressed(self.name(), &self.launch.program, reason);
+                }
                 Effect::Fail(failure) => self.on_failure(running, failure),
                 Effect::TaskTyped => {
                     let (roster, name) = (self.launch.services.roster.clone(), self.name().to_owned());
@@ -248,6 +282,7 @@ impl AgentTask {
             injection.paste = if harness.paste { PasteStyle::WhenEnabled } else { PasteStyle::Never };
         }
         running.exit_line.on_typed(running.latest, &injection.text);
+        running.continuity.on_typed(running.latest, &injection.text);
         let labels = [("harness", self.launch.handle.harness.clone()), ("attempt", attempt.to_string())];
         metrics::counter!(metric_names::INJECTIONS, &labels).increment(1);
         match running.process.terminal.inject(injection) {
@@ -271,6 +306,12 @@ impl AgentTask {
             ("level", settlement.level.as_str().to_owned()),
         ];
         metrics::counter!(metric_names::VERIFICATIONS, &labels).increment(1);
+        let judged = if settlement.is_verified {
+            Outcome::Verified { method: settlement.method, latency_ms: settlement.latency_ms }
+        } else {
+            Outcome::Unverified
+        };
+        self.note_outcome(judged, settlement.attempts);
         if settlement.is_verified {
             let labels = [("harness", harness), ("method", settlement.method.to_owned())];
             metrics::histogram!(metric_names::VERIFY_SECONDS, &labels).record(settlement.latency_ms as f64 / 1000.0);
@@ -280,6 +321,11 @@ impl AgentTask {
         } else {
             self.settle(&settlement);
         }
+    }
+
+    fn note_outcome(&self, outcome: Outcome, attempts: u32) {
+        let launch = &self.launch;
+        launch.services.verification.on_outcome(self.name(), &launch.program, outcome, attempts);
     }
 
     /// Writes the level down before the ack that rests on it is sent.
@@ -300,6 +346,7 @@ impl AgentTask {
     fn settle(&self, settlement: &Settlement) {
         let message = &settlement.message;
         self.acknowledge(message.seq);
+        self.report_settlement(settlement);
         let (delivery, from, to) = (reference(message), message.author.name.clone(), message.target.clone());
         self.publish(&Event::MessageDeliveryConfirmed { delivery: delivery.clone(), from, to });
         if !settlement.is_verified {
@@ -325,6 +372,17 @@ impl AgentTask {
         let labels = [("harness", self.launch.handle.harness.clone()), ("outcome", "failed".to_owned())];
         metrics::counter!(metric_names::DELIVERIES, &labels).increment(1);
         let (message, reason) = (&failure.message, failure.reason.as_str());
+        self.note_outcome(Outcome::Failed, failure.attempts);
+        self.report_failure_event(&failure);
+        // Its place in the mailbox is settled by this failure.
+        let kept = Message { seq: None, origin: Origin::Redelivered, ..message.clone() };
+        self.launch.services.dead_letters.add(DeadLetter {
+            agent: self.name().to_owned(),
+            message: kept,
+            reason,
+            attempts: failure.attempts,
+            failed_at_ms: clock::unix_ms(),
+        });
         self.publish(&Event::DeliveryFailed { delivery: reference(message), reason });
         self.publish(&Event::MessageDeliveryFailed {
             delivery: reference(message),
@@ -423,6 +481,7 @@ impl AgentTask {
         let silence = now.duration_since(running.last_output_at);
         let since = clock::unix_ms() - i64::try_from(silence.as_millis()).unwrap_or(0);
         self.info.send_modify(|info| info.state = AgentState::Idle);
+        running.status.set(Activity::Idle, "silence");
         self.publish(&Event::AgentIdle { idle_secs: silence.as_secs(), since });
     }
 

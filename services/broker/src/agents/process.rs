@@ -5,15 +5,24 @@ use std::{ffi::OsString, path::PathBuf, sync::Arc};
 use relay_pty::{EventStream, PtyError, SpawnRequest, Terminal};
 use tokio::time::Instant;
 
-use super::{AgentError, AgentHandle, Services, ack_files::AckFolder, environment::environment};
-use crate::{harness::Harness, state::AgentRecord};
+use super::{
+    AgentError, AgentHandle, Services, ack_files::AckFolder, ack_watch::WatchedFolder, environment::environment,
+    verification_book::ProgramVersion,
+};
+use crate::{
+    harness::{Harness, McpServer, RelayContext, node_server, relay_server},
+    state::AgentRecord,
+};
 
 /// Everything that is needed to start the program of one agent, also once more.
 pub(super) struct Launch {
     pub(super) services: Services,
     pub(super) handle: AgentHandle,
     pub(super) harness: Option<Arc<Harness>>,
+    /// Under which its figures are kept.
+    pub(super) program: ProgramVersion,
     pub(super) ack_folder: Option<AckFolder>,
+    pub(super) ack_watch: Option<WatchedFolder>,
     pub(super) working_directory: PathBuf,
 }
 
@@ -87,29 +96,27 @@ impl Launch {
         args
     }
 
-    fn mcp_servers(&self) -> Vec<crate::harness::McpServer> {
+    fn mcp_servers(&self) -> Vec<McpServer> {
         let Self { services, handle, .. } = self;
-        let own = std::env::current_exe().ok().and_then(|path| path.to_str().map(str::to_owned));
-        let words = shell_words::split(&services.settings.mcp_command).unwrap_or_default();
         let settings = &services.settings;
-        let relay = crate::harness::McpServer {
-            name: "agent-relay",
-            command: words,
-            environment: vec![
-                ("RELAY_AGENT_NAME".to_owned(), handle.spec.name.clone()),
-                ("RELAY_AGENT_TOKEN".to_owned(), handle.token.clone()),
-                ("RELAY_BASE_URL".to_owned(), services.engine.base_url().to_owned()),
-            ],
-        };
-        let node = own.map(|own| crate::harness::McpServer {
-            name: "relay-node",
-            command: vec![own, "mcp".to_owned()],
-            environment: vec![
-                ("AGENT_RELAY_ACK_URL".to_owned(), format!("{}/api/delivery-ack", settings.api_url)),
-                ("AGENT_RELAY_ACK_TOKEN".to_owned(), handle.ack_token.clone()),
-            ],
+        let relay = relay_server(&RelayContext {
+            command: &settings.mcp_command,
+            agent_name: &handle.spec.name,
+            agent_token: Some(&handle.token),
+            base_url: Some(services.engine.base_url()),
+            workspace_key: None,
+            workspaces: None,
+            default_workspace: None,
         });
-        let relay = Some(relay).filter(|server| !server.command.is_empty());
-        relay.into_iter().chain(node).collect()
+        let mut environment = vec![
+            ("AGENT_RELAY_ACK_URL".to_owned(), format!("{}/api/delivery-ack", settings.api_url)),
+            ("AGENT_RELAY_ACK_TOKEN".to_owned(), handle.ack_token.clone()),
+        ];
+        if let Some(schema) = &handle.spec.result_schema {
+            environment.push(("AGENT_RELAY_RESULT_URL".to_owned(), format!("{}/api/agent-result", settings.api_url)));
+            environment.push(("AGENT_RELAY_RESULT_TOKEN".to_owned(), handle.result_token.clone()));
+            environment.push(("AGENT_RELAY_RESULT_SCHEMA".to_owned(), schema.to_string()));
+        }
+        relay.into_iter().chain(node_server(environment)).collect()
     }
 }

@@ -7,16 +7,17 @@ use std::{
 
 use relay_pty::PtyHost;
 use relay_verification::Level;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
-use super::{Agents, CrashLog};
+use super::{AckWatch, Agents, ContinuityFolder, CrashLog, DeadLetters, VerificationBook};
 use crate::{
     engine::{Engine, Identity, Request},
     engine_link::EngineLink,
     events::{DeliveryRef, Event, Hub},
     harness::HarnessTable,
+    metric_names,
     state::{Ledger, Roster},
 };
 
@@ -33,7 +34,11 @@ pub(crate) struct Services {
     pub(crate) agents: Arc<Agents>,
     pub(crate) harnesses: Arc<HarnessTable>,
     pub(crate) receipts: mpsc::Sender<Receipt>,
+    pub(crate) reports: mpsc::Sender<Report>,
     pub(crate) crashes: Arc<CrashLog>,
+    pub(crate) dead_letters: Arc<DeadLetters>,
+    pub(crate) verification: Arc<VerificationBook>,
+    pub(crate) ack_watch: Arc<AckWatch>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) tasks: TaskTracker,
     pub(crate) settings: Arc<AgentSettings>,
@@ -51,6 +56,41 @@ pub(crate) struct AgentSettings {
     pub(crate) share_workspace_key: bool,
     pub(crate) allow_permission_bypass: bool,
     pub(crate) minimum_high: Level,
+    pub(crate) receipts: ReceiptPolicy,
+    pub(crate) continuity: ContinuityFolder,
+}
+
+/// Deliveries that are reported to those who watch the workspace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ReceiptPolicy {
+    /// Unverified and failed ones.
+    Exceptions,
+    All,
+    Off,
+}
+
+/// Event of an agent for the engine.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) agent: String,
+    pub(crate) token: String,
+    pub(crate) kind: &'static str,
+    pub(crate) payload: Value,
+    /// Makes a repetition harmless.
+    pub(crate) key: Option<String>,
+}
+
+/// Posts events of agents, one after the other. A refused one is left out: they are for people who watch.
+pub(crate) async fn run_reports(engine: Engine, mut reports: mpsc::Receiver<Report>) {
+    while let Some(Report { agent, token, kind, payload, key }) = reports.recv().await {
+        let path = ["agents", agent.as_str(), "events"];
+        let request = Request::post(&path, &token, json!({ "type": kind, "payload": payload }));
+        let request = Request { idempotency_key: key, ..request };
+        if let Err(error) = engine.call(request).await {
+            metrics::counter!(metric_names::REPORTS_DROPPED).increment(1);
+            tracing::debug!(agent.name = agent, kind, %error, "an event of an agent was not taken");
+        }
+    }
 }
 
 /// Totals since the start of the broker.

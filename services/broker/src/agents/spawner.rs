@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use relay_verification::RequiredChannels;
+use relay_verification::{RequiredChannels, strategy::Strategy};
 use relay_wire::nodes::frame::AgentRegister;
 use serde_json::json;
 use tokio::{
@@ -14,18 +14,20 @@ use tokio::{
 };
 
 use super::{
-    AgentError, AgentHandle, AgentInfo, AgentSpec, AgentState, Services, SpawnSource,
+    AgentError, AgentHandle, AgentInfo, AgentSpec, ResultSchema, Services, SpawnSource,
     ack_files::AckFolder,
     command::COMMANDS,
     process::{Launch, StartedProcess},
     task::AgentTask,
+    verification_book::ProgramVersion,
 };
 use crate::{
     clock,
     engine::{Engine, EngineError, Request},
     engine_link::{HostedAgent, LinkError},
     events::{Event, ProcessFacts},
-    injection::{DeliveryMode, Profile},
+    harness::Harness,
+    injection::Profile,
     mailbox::{Mailbox, SharedMailbox},
     metric_names,
 };
@@ -55,11 +57,12 @@ impl Spawner {
     /// Starts an agent. `had` are the messages that its session has already.
     pub(crate) async fn spawn(
         &self,
-        spec: AgentSpec,
+        mut spec: AgentSpec,
         source: SpawnSource,
         had: Vec<String>,
     ) -> Result<Spawned, AgentError> {
         let services = &self.services;
+        self.introduce(&mut spec).await?;
         let reservation = services.agents.reserve(&spec.name, services.settings.max_agents)?;
         let (hosted, pre_registered) = match &spec.agent_token {
             Some(token) => (self.bind(&spec, token).await?, true),
@@ -82,6 +85,19 @@ impl Spawner {
         reservation.run(handle);
         services.link.announce();
         Ok(Spawned { pid, pre_registered, warning })
+    }
+
+    /// Puts the notes of an earlier agent in front of the task.
+    async fn introduce(&self, spec: &mut AgentSpec) -> Result<(), AgentError> {
+        let Some(from) = spec.continue_from.take() else { return Ok(()) };
+        let (folder, agent) = (self.services.settings.continuity.clone(), from.clone());
+        let loaded = tokio::task::spawn_blocking(move || folder.load(&agent)).await;
+        let loaded = loaded.map_err(|error| AgentError::State(error.to_string()))?;
+        let notes = loaded.map_err(|error| AgentError::State(format!("{error:#}")))?;
+        let notes = notes.ok_or_else(|| AgentError::Invalid(format!("continueFrom: {from} has saved no notes")))?;
+        let task = spec.task.take();
+        spec.task = Some(task.map_or_else(|| notes.text(), |task| format!("{}\n\n{task}", notes.text())));
+        Ok(())
     }
 
     /// Registers the agent on the node socket, or over REST where the name belongs to an agent that runs nowhere.
@@ -131,6 +147,21 @@ impl Spawner {
         Ok(hosted)
     }
 
+    /// Facts about an agent for its pipeline.
+    fn profile(&self, spec: &AgentSpec, harness: Option<&Harness>, has_ack_folder: bool) -> Profile {
+        let tools = harness.filter(|harness| harness.mcp.is_some() && !spec.skip_relay_prompt);
+        let has_tools = tools.is_some();
+        Profile {
+            agent: spec.name.clone(),
+            workspace_alias: None,
+            strategy: spec.verification.apply(harness.map_or(Strategy::OTHER, Harness::strategy)),
+            usable: RequiredChannels { echo: true, file: has_tools && has_ack_folder, mcp: has_tools, api: true },
+            activity: harness.map(|entry| entry.activity.clone()).unwrap_or_default(),
+            minimum_high: self.services.settings.minimum_high,
+            tool_prefix: tools.map(|entry| entry.tool_prefix.clone()),
+        }
+    }
+
     /// Starts the process and the task of the agent.
     async fn start(
         &self,
@@ -142,46 +173,43 @@ impl Spawner {
         let spec = Arc::new(spec.clone());
         let working_directory = spec.cwd.clone().unwrap_or_else(|| services.settings.working_directory.clone());
         let harness = services.harnesses.find(&spec.program);
-        let ack_folder = {
-            let (folder, name) = (working_directory.clone(), spec.name.clone());
-            let created = tokio::task::spawn_blocking(move || {
-                folder.is_dir().then(|| AckFolder::create(&folder, &name)).flatten()
+        let label = harness.as_ref().map_or_else(|| "other".to_owned(), |entry| entry.name.clone());
+        let (ack_folder, program) = {
+            let (folder, spec, label) = (working_directory.clone(), spec.clone(), label.clone());
+            let prepared = tokio::task::spawn_blocking(move || {
+                let ack_folder = folder.is_dir().then(|| AckFolder::create(&folder, &spec.name)).flatten();
+                (ack_folder, ProgramVersion::find(&label, &spec.program))
             });
-            created.await.unwrap_or_default()
+            prepared.await.map_err(|error| AgentError::State(error.to_string()))?
         };
-        let has_tools = harness.as_ref().is_some_and(|harness| harness.mcp.is_some()) && !spec.skip_relay_prompt;
-        let profile = Profile {
-            agent: spec.name.clone(),
-            workspace_alias: None,
-            strategy: harness.as_ref().map_or(relay_verification::strategy::Strategy::OTHER, |entry| entry.strategy()),
-            usable: RequiredChannels { echo: true, file: has_tools && ack_folder.is_some(), mcp: has_tools, api: true },
-            activity: harness.as_ref().map(|entry| entry.activity.clone()).unwrap_or_default(),
-            minimum_high: services.settings.minimum_high,
-            tool_prefix: harness.as_ref().filter(|_| has_tools).map(|entry| entry.tool_prefix.clone()),
+        let profile = self.profile(&spec, harness.as_deref(), ack_folder.is_some());
+        let result_schema = match &spec.result_schema {
+            Some(schema) => Some(Arc::new(ResultSchema::compile(schema).map_err(AgentError::Invalid)?)),
+            None => None,
         };
         let (commands, inbox) = mpsc::channel(COMMANDS);
-        let now_ms = clock::unix_ms();
-        let (info, info_receiver) = watch::channel(AgentInfo {
-            terminal: None,
-            state: AgentState::Working,
-            last_activity_ms: now_ms,
-            started_ms: now_ms,
-            mode: DeliveryMode::default(),
-            pending_count: 0,
-            unsettled_count: 0,
-        });
+        let (info, info_receiver) = watch::channel(AgentInfo::starting(clock::unix_ms()));
         let handle = AgentHandle {
-            harness: harness.as_ref().map_or_else(|| "other".to_owned(), |entry| entry.name.clone()),
+            harness: label,
             agent_id: hosted.agent_id.clone(),
             token: hosted.token.clone(),
             ack_token: secret("aat_"),
             result_token: secret("arr_"),
+            result_schema,
             spec,
             info: info_receiver,
             commands,
         };
-        let launch =
-            Launch { services: services.clone(), handle: handle.clone(), harness, ack_folder, working_directory };
+        let ack_watch = ack_folder.as_ref().and_then(|folder| services.ack_watch.watch(folder.path()));
+        let launch = Launch {
+            services: services.clone(),
+            handle: handle.clone(),
+            harness,
+            program,
+            ack_folder,
+            ack_watch,
+            working_directory,
+        };
         let process = StartedProcess::start(&launch, source == SpawnSource::Restart).await?;
         let pid = process.terminal.identity().pid;
         info.send_modify(|info| info.terminal = Some(process.terminal.clone()));

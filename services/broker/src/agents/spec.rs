@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
+use relay_verification::{Channel, RequiredChannels, delivery::UnverifiedPolicy, strategy::Strategy};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -23,6 +24,9 @@ pub(crate) struct AgentSpec {
     pub(crate) model: Option<String>,
     #[serde(default)]
     pub(crate) task: Option<String>,
+    /// Agent whose notes go in front of the task; none once they do.
+    #[serde(default)]
+    pub(crate) continue_from: Option<String>,
     #[serde(default)]
     pub(crate) channels: Vec<String>,
     #[serde(default)]
@@ -45,9 +49,34 @@ pub(crate) struct AgentSpec {
     #[serde(default)]
     pub(crate) agent_token: Option<String>,
     #[serde(default)]
+    pub(crate) verification: VerificationOverride,
+    #[serde(default)]
     pub(crate) result_schema: Option<Value>,
     #[serde(default)]
     pub(crate) invocation_id: Option<String>,
+}
+
+/// Changes of a program's verification for one agent.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct VerificationOverride {
+    /// Treatment of silence.
+    policy: Option<UnverifiedPolicy>,
+    /// Channels whose silence counts.
+    channels: Option<Vec<Channel>>,
+}
+
+impl VerificationOverride {
+    /// The strategy of a program with these changes.
+    pub(crate) fn apply(&self, strategy: Strategy) -> Strategy {
+        let required = self.channels.as_ref().map_or(strategy.required, |channels| RequiredChannels {
+            echo: channels.contains(&Channel::Echo),
+            file: channels.contains(&Channel::File),
+            mcp: channels.contains(&Channel::Mcp),
+            api: channels.contains(&Channel::Api),
+        });
+        Strategy { required, silent: self.policy.unwrap_or(strategy.silent), ..strategy }
+    }
 }
 
 /// When an agent that ended by itself is started again.
@@ -129,6 +158,18 @@ mod tests {
         let mut count = RestartCount::default();
         assert!((0..4).all(|_| count.on_failure(&policy, long).is_ok()));
         assert_eq!(count.on_failure(&policy, long), Err("it was restarted 4 times".into()));
+    }
+
+    #[test]
+    fn a_spawn_changes_policy_and_channels() {
+        let changes: VerificationOverride =
+            serde_json::from_str(r#"{"policy": "strict", "channels": ["mcp"]}"#).expect("changes");
+        let claude = Strategy::builtin("claude");
+        let changed = changes.apply(claude);
+        let mcp = RequiredChannels { mcp: true, ..RequiredChannels::NONE };
+        assert_eq!((changed.required, changed.silent), (mcp, UnverifiedPolicy::Strict));
+        assert_eq!(VerificationOverride::default().apply(claude), claude);
+        assert!(serde_json::from_str::<VerificationOverride>(r#"{"policy": "never"}"#).is_err());
     }
 
     #[test]

@@ -11,15 +11,19 @@ use std::{
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use relay_pty::{Exit, PtyError, Terminal, WriteId, WriteReceipt};
 use relay_verification::{Timestamp, strategy::Learned};
+use serde_json::json;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{sleep_until, timeout},
 };
 
 use super::{
-    AgentCommand, AgentInfo, AgentState,
+    AgentCommand, AgentInfo, AgentState, ack_watch,
+    context_budget::ContextBudget,
+    continuity::{ContinuityBlocks, Notes},
     exit_line::ExitLine,
     process::{Launch, StartedProcess},
+    session_status::SessionStatus,
     spawner::process_facts,
     spec::RestartCount,
 };
@@ -50,6 +54,8 @@ pub(super) enum Done {
     },
     FailureReported(Box<Failure>),
     AckFiles(Vec<AckFileContent>),
+    /// Notes to be typed back; none if there are none, or if some were saved.
+    Notes(Option<Box<Notes>>),
 }
 
 /// An ack file that was found.
@@ -96,6 +102,14 @@ pub(super) struct Running {
     pub(super) is_idle_reported: bool,
     pub(super) is_reading_ack_files: bool,
     pub(super) ack_files_due: Timestamp,
+    pub(super) status: SessionStatus,
+    pub(super) context: ContextBudget,
+    pub(super) continuity: ContinuityBlocks,
+    /// The last messages, for notes that the agent saves.
+    pub(super) notes: Notes,
+    /// The last output behind which rest was judged.
+    pub(super) rest_judged_for: Option<Timestamp>,
+    pub(super) is_blocked_reported: bool,
 }
 
 impl AgentTask {
@@ -112,7 +126,7 @@ impl AgentTask {
     pub(super) async fn run(mut self, first: StartedProcess) {
         let mut process = Some(first);
         let mut left = VecDeque::from_iter(self.task_message());
-        let (mut learned, mut mode) = (Learned::new(), DeliveryMode::default());
+        let (mut learned, mut mode) = (self.known_of_program(), DeliveryMode::default());
         while let Some(started) = process.take() {
             let mut running = self.begin(started, left, learned, mode);
             let end = self.drive(&mut running).await;
@@ -131,11 +145,19 @@ impl AgentTask {
         }
     }
 
+    /// Returns the conclusions about the program. A program without an entry starts without any.
+    fn known_of_program(&self) -> Learned {
+        let launch = &self.launch;
+        if launch.harness.is_some() { launch.services.verification.learned(&launch.program) } else { Learned::new() }
+    }
+
     fn begin(&self, process: StartedProcess, left: VecDeque<Message>, learned: Learned, mode: DeliveryMode) -> Running {
         let mut pipeline = Pipeline::new(self.profile.clone(), learned);
         pipeline.set_mode(mode);
         left.into_iter().for_each(|message| pipeline.enqueue(message));
         let now = clock::now();
+        let payload = json!({ "pid": process.terminal.identity().pid, "restarts": self.restarts.restarts });
+        self.report("session.starting", payload, None);
         let rule = self.launch.harness.as_ref().and_then(|harness| harness.ready.clone());
         Running {
             process,
@@ -149,6 +171,12 @@ impl AgentTask {
             is_idle_reported: false,
             is_reading_ack_files: false,
             ack_files_due: now,
+            status: SessionStatus::new(now),
+            context: ContextBudget::default(),
+            continuity: ContinuityBlocks::default(),
+            notes: Notes::default(),
+            rest_judged_for: None,
+            is_blocked_reported: false,
         }
     }
 
@@ -172,6 +200,7 @@ impl AgentTask {
                     }
                 }
                 () = self.mailbox.arrived.notified() => self.on_arrived(running),
+                () = ack_watch::changed(self.launch.ack_watch.as_ref()) => running.ack_files_due = running.latest,
                 Some(done) = running.works.next() => self.on_done(running, done),
                 () = sleep_until(deadline) => {}
             }
@@ -213,6 +242,7 @@ impl AgentTask {
                 if left > 0 {
                     self.publish(&Event::DeliveryDropped { count: left, reason: "agent_released" });
                 }
+                self.report("session.released", json!({ "reason": reason }), None);
                 self.publish(&Event::AgentReleased { reason });
                 if let Some(reply) = reply {
                     // The caller may have given up.
@@ -226,10 +256,18 @@ impl AgentTask {
                 if is_failure {
                     let crashes = &self.launch.services.crashes;
                     crashes.record(self.name(), code, signal, life.as_secs(), clock::unix_ms());
+                    let crashes = crashes.clone();
+                    self.launch.services.tasks.spawn_blocking(move || {
+                        if let Err(error) = crashes.write() {
+                            tracing::warn!(error = format!("{error:#}"), "a crash is not written down");
+                        }
+                    });
                 }
                 let policy = self.launch.handle.spec.restart_policy.filter(|policy| policy.enabled && is_failure);
                 let decision = policy.map(|policy| self.restarts.on_failure(&policy, life));
                 let signal = signal.map(|signal| signal.to_string());
+                let kind = if is_failure { "session.failed" } else { "session.released" };
+                self.report(kind, json!({ "code": code, "signal": signal }), None);
                 let exited = Event::AgentExited { code, signal: signal.clone(), reason: "child_exited" };
                 match decision {
                     None => {
@@ -305,6 +343,7 @@ impl AgentTask {
                 "the agent's end is not written down"
             );
         }
+        services.verification.forget_agent(self.name());
         services.agents.remove(self.name());
     }
 

@@ -1,13 +1,13 @@
 //! Agents as drivers are shown them, and their channels.
 
-use axum::{Json, extract::Path};
+use axum::Json;
 use chrono::{DateTime, SecondsFormat};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
     error::ApiResult,
-    extract::{Body, Ready},
+    extract::{Body, Path, Ready},
 };
 use crate::{
     agents::AgentHandle,
@@ -41,7 +41,7 @@ pub(super) fn entry(agent: &AgentHandle) -> Value {
         "workerPid": info.pid(),
         "last_activity_ms": now_ms - info.last_activity_ms,
         "last_activity_at": last_activity.map(|at| at.to_rfc3339_opts(SecondsFormat::Millis, true)),
-        "context_budget_pct": null,
+        "context_budget_pct": info.context_left_percent,
         "current_state": info.state.as_str(),
         "delivery_mode": info.mode.as_str(),
         "pending": info.pending_count,

@@ -1,12 +1,12 @@
 //! Modes of delivery and messages that wait.
 
-use axum::{Json, extract::Path, http::StatusCode};
+use axum::{Json, http::StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
     error::{ApiError, ApiResult},
-    extract::{Body, Ready},
+    extract::{Body, Path, Ready},
 };
 use crate::{agents::AgentCommand, injection::DeliveryMode};
 

@@ -2,10 +2,7 @@
 
 use axum::{
     Json,
-    extract::{
-        Query,
-        ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code},
-    },
+    extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code},
     http::StatusCode,
     response::{IntoResponse as _, Response},
 };
@@ -13,7 +10,10 @@ use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 use tokio::time::{Duration, Instant, interval};
 
-use super::{error::ApiError, extract::Ready};
+use super::{
+    error::ApiError,
+    extract::{Query, Ready},
+};
 use crate::events::{Next, Subscription};
 
 const PING_EVERY: Duration = Duration::from_secs(30);

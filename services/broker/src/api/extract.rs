@@ -2,7 +2,10 @@
 
 use axum::{
     body::Bytes,
-    extract::{FromRequest, FromRequestParts, Request},
+    extract::{
+        FromRequest, FromRequestParts, Request,
+        rejection::{PathRejection, QueryRejection},
+    },
     http::{StatusCode, request::Parts},
 };
 use serde::de::DeserializeOwned;
@@ -14,6 +17,28 @@ use super::{
 
 /// Body of a request as bytes; too large ones are refused.
 pub(super) struct Body(Bytes);
+
+/// Part of a path, decoded once.
+#[derive(Debug, FromRequestParts)]
+#[from_request(via(axum::extract::Path), rejection(ApiError))]
+pub(super) struct Path<T>(pub(super) T);
+
+/// Fields of a query.
+#[derive(Debug, FromRequestParts)]
+#[from_request(via(axum::extract::Query), rejection(ApiError))]
+pub(super) struct Query<T>(pub(super) T);
+
+impl From<PathRejection> for ApiError {
+    fn from(rejection: PathRejection) -> Self {
+        Self::invalid(rejection.body_text())
+    }
+}
+
+impl From<QueryRejection> for ApiError {
+    fn from(rejection: QueryRejection) -> Self {
+        Self::invalid(rejection.body_text())
+    }
+}
 
 impl<S: Send + Sync> FromRequest<S> for Body {
     type Rejection = ApiError;

@@ -75,9 +75,12 @@ fn calls() -> Router<Api> {
         .route("/api/crash-insights", get(overview::crash_insights))
         .route("/api/preflight", post(spawning::preflight))
         .route("/api/events/replay", get(events::replay))
+        .route("/api/verification", get(overview::verification).delete(overview::reset_verification))
         .route("/metrics", get(overview::prometheus))
         .route("/api/agent-result", post(reports::result))
         .route("/api/delivery-ack", post(reports::ack))
+        .route("/api/dead-letters", get(reports::dead_letters))
+        .route("/api/dead-letters/{delivery_id}/redeliver", post(reports::redeliver))
         .layer(middleware::from_fn(access::limit_time))
 }
 

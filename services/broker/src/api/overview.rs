@@ -4,14 +4,17 @@ use std::sync::atomic::Ordering;
 
 use axum::{
     Json,
-    extract::Query,
     http::header,
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{agents::entry, error::ApiResult, extract::Ready};
+use super::{
+    agents::entry,
+    error::ApiResult,
+    extract::{Query, Ready},
+};
 use crate::{
     agents::{AgentCommand, AgentError},
     clock,
@@ -97,6 +100,27 @@ pub(super) async fn status(ready: Ready) -> Json<Value> {
 /// `GET /api/crash-insights`
 pub(super) async fn crash_insights(ready: Ready) -> Json<crate::agents::CrashInsights> {
     Json(ready.services.crashes.insights(clock::unix_ms()))
+}
+
+/// `GET /api/verification`: figures of all agent programs, or of one running agent.
+pub(super) async fn verification(ready: Ready, Query(query): Query<MetricsQuery>) -> ApiResult<Json<Value>> {
+    let services = &ready.services;
+    let Some(name) = &query.agent else {
+        return Ok(Json(json!({ "programs": services.verification.report() })));
+    };
+    let agent = services.agents.get(name)?;
+    let figures = services.verification.report_agent(name);
+    Ok(Json(json!({ "name": name, "harness": agent.harness, "figures": figures })))
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct ResetQuery {
+    harness: Option<String>,
+}
+
+/// `DELETE /api/verification`: forgets what was learned of one agent program, or of all.
+pub(super) async fn reset_verification(ready: Ready, Query(query): Query<ResetQuery>) -> Json<Value> {
+    Json(json!({ "success": true, "forgotten": ready.services.verification.reset(query.harness.as_deref()) }))
 }
 
 /// `GET /metrics`: Prometheus text.

@@ -1,4 +1,6 @@
-//! Reports of agents about themselves, with secrets of their own: results and acks.
+//! Reports of agents about themselves, with secrets of their own: results and acks. Deliveries that failed.
+
+use std::sync::Arc;
 
 use axum::{
     Json,
@@ -10,9 +12,13 @@ use serde_json::{Value, json};
 use super::{
     access::secret,
     error::{ApiError, ApiResult},
-    extract::{Body, Ready},
+    extract::{Body, Path, Ready},
 };
-use crate::{agents::AgentCommand, events::Event, injection::AckAnswer};
+use crate::{
+    agents::{AgentCommand, AgentError, ResultSchema},
+    events::Event,
+    injection::AckAnswer,
+};
 
 /// Largest structured result.
 const MAX_RESULT: usize = 1 << 20;
@@ -70,6 +76,7 @@ pub(super) async fn result(ready: Ready, headers: HeaderMap, body: Body) -> ApiR
         let error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", "a result is above 1 MiB");
         return Err(flagged(error));
     }
+    let data = check_result(agent.result_schema, data).await.map_err(flagged)?;
     let result_id = format!("ar_{}", uuid::Uuid::new_v4().simple());
     let event = Event::AgentResult {
         result_id: result_id.clone(),
@@ -79,6 +86,32 @@ pub(super) async fn result(ready: Ready, headers: HeaderMap, body: Body) -> ApiR
     };
     ready.services.hub.publish(&name, &event);
     Ok(Json(json!({ "success": true, "name": name, "result_id": result_id })))
+}
+
+/// Checks a result on a thread of its own: the schema and the data decide about the time that it takes.
+async fn check_result(schema: Option<Arc<ResultSchema>>, data: Value) -> ApiResult<Value> {
+    let Some(schema) = schema else { return Ok(data) };
+    let checked = tokio::task::spawn_blocking(move || schema.check(&data).map(|()| data)).await;
+    let checked = checked.map_err(|error| AgentError::State(error.to_string()))?;
+    checked.map_err(|fault| ApiError::new(StatusCode::BAD_REQUEST, "schema_mismatch", fault))
+}
+
+/// `GET /api/dead-letters`: the last failures, oldest first.
+pub(super) async fn dead_letters(ready: Ready) -> Json<Value> {
+    Json(json!({ "success": true, "dead_letters": ready.services.dead_letters.list() }))
+}
+
+/// `POST /api/dead-letters/{delivery_id}/redeliver`: types a failed message again, under its own ids.
+pub(super) async fn redeliver(ready: Ready, Path(delivery_id): Path<String>) -> ApiResult<Json<Value>> {
+    let letters = &ready.services.dead_letters;
+    let unknown =
+        || ApiError::new(StatusCode::NOT_FOUND, "delivery_not_found", "no failed delivery of that id is remembered");
+    let letter = letters.get(&delivery_id).ok_or_else(unknown)?;
+    let agent = ready.services.agents.get(&letter.agent)?;
+    let message = Box::new(letter.message);
+    agent.ask(|reply| AgentCommand::Redeliver { message, reply }).await?;
+    letters.remove(&delivery_id);
+    Ok(Json(json!({ "success": true, "delivery_id": delivery_id, "name": letter.agent })))
 }
 
 fn unauthorized() -> ApiError {

@@ -2,16 +2,18 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use axum::{Json, extract::Path};
+use axum::Json;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
     Broker,
     error::{ApiError, ApiResult},
-    extract::{Body, Ready},
+    extract::{Body, Path, Ready},
 };
-use crate::agents::{AgentCommand, AgentError, AgentSpec, RestartPolicy, Services, SpawnSource};
+use crate::agents::{
+    AgentCommand, AgentError, AgentSpec, RestartPolicy, ResultSchema, Services, SpawnSource, VerificationOverride,
+};
 
 const DEFAULT_CLI: &str = "claude";
 const DEFAULT_IDLE_SECS: u64 = 30;
@@ -31,6 +33,8 @@ pub(crate) struct SpawnBody {
     pub(crate) model: Option<String>,
     #[serde(alias = "initial_task", alias = "initialTask")]
     pub(crate) task: Option<String>,
+    #[serde(alias = "continue_from")]
+    pub(crate) continue_from: Option<String>,
     pub(crate) channels: Vec<String>,
     pub(crate) cwd: Option<String>,
     pub(crate) team: Option<String>,
@@ -70,6 +74,14 @@ pub(crate) struct HarnessConfig {
     env: BTreeMap<String, String>,
     #[serde(alias = "session_id")]
     session_id: Option<String>,
+    metadata: Option<HarnessMetadata>,
+}
+
+/// Wishes of a driver beside the program; other keys are its own.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct HarnessMetadata {
+    verification: VerificationOverride,
 }
 
 /// `POST /api/spawn`
@@ -101,25 +113,39 @@ pub(crate) async fn start_agent(broker: &Broker, spec: AgentSpec, source: SpawnS
 }
 
 impl SpawnBody {
+    fn check_name(&self) -> Result<(), AgentError> {
+        let problem = match self.name.as_str() {
+            name if name.trim().is_empty() || name.contains(['\n', '\r']) => "name must be one line and not blank",
+            "." | ".." => "name must not be . or ..: clients remove both from the paths of their calls",
+            _ => return Ok(()),
+        };
+        Err(AgentError::Invalid(problem.to_owned()))
+    }
+
+    fn exits_after_task(&self) -> Result<bool, AgentError> {
+        match self.spawn_mode.as_deref().map(str::to_ascii_lowercase).as_deref() {
+            None | Some("interactive") => Ok(self.exit_after_task),
+            Some("task_exit" | "task-exit" | "single_shot" | "single-shot") => Ok(true),
+            Some(_) => Err(AgentError::Invalid("spawnMode must be interactive or task_exit".to_owned())),
+        }
+    }
+
     /// Checks the request and resolves the program.
     pub(crate) fn into_spec(self, services: &Services) -> Result<AgentSpec, AgentError> {
         let invalid = |text: &str| Err(AgentError::Invalid(text.to_owned()));
-        if self.name.trim().is_empty() || self.name.contains(['\n', '\r']) {
-            return invalid("name must be one line and not blank");
-        }
+        self.check_name()?;
+        let exits = self.exits_after_task()?;
         if self.harness_id.is_some_and(|id| !id.is_null()) {
             return invalid("harnessId is not supported, send harnessConfig");
+        }
+        if let Some(schema) = &self.agent_result_schema {
+            ResultSchema::compile(schema).map_err(AgentError::Invalid)?;
         }
         let config = self.harness_config.unwrap_or_default();
         let runtimes = [self.transport.as_deref(), config.runtime.as_deref()];
         if runtimes.into_iter().flatten().any(|runtime| runtime != "pty") {
             return invalid("only the runtime pty is supported");
         }
-        let exits = match self.spawn_mode.as_deref().map(str::to_ascii_lowercase).as_deref() {
-            None | Some("interactive") => self.exit_after_task,
-            Some("task_exit" | "task-exit" | "single_shot" | "single-shot") => true,
-            Some(_) => return invalid("spawnMode must be interactive or task_exit"),
-        };
         let label = self.cli.filter(|cli| !cli.trim().is_empty());
         let command_line = config.command.clone().or(label.clone()).unwrap_or_else(|| DEFAULT_CLI.to_owned());
         let words = shell_words::split(&command_line);
@@ -157,6 +183,7 @@ impl SpawnBody {
             provider: self.provider.or_else(|| harness.as_ref().map(|entry| entry.name.clone())),
             model,
             task: task.map(|task| if exits { format!("{task}\n{EXIT_INSTRUCTION}") } else { task }),
+            continue_from: self.continue_from.filter(|name| !name.is_empty()),
             channels: channels.iter().map(|name| name.trim_start_matches('#').to_owned()).collect(),
             team: self.team,
             parent: self.parent,
@@ -167,6 +194,7 @@ impl SpawnBody {
             restart_policy: self.restart_policy,
             skip_relay_prompt: self.skip_relay_prompt,
             agent_token: self.agent_token,
+            verification: config.metadata.unwrap_or_default().verification,
             result_schema: self.agent_result_schema,
             invocation_id: self.invocation_id,
         })

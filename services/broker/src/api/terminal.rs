@@ -1,10 +1,6 @@
 //! Terminals: keys, size, screen.
 
-use axum::{
-    Json,
-    extract::{Path, Query},
-    http::StatusCode,
-};
+use axum::{Json, http::StatusCode};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use relay_pty::{Injection, SnapshotFormat, TerminalSize};
 use serde::Deserialize;
@@ -13,7 +9,7 @@ use tokio::time::{Duration, timeout};
 
 use super::{
     error::{ApiError, ApiResult},
-    extract::{Body, Ready},
+    extract::{Body, Path, Query, Ready},
 };
 use crate::agents::AgentError;
 

@@ -2,8 +2,12 @@
 
 mod ack;
 mod dump_pty;
+mod mcp;
+mod mcp_args;
 mod verify;
 
 pub(crate) use ack::ack;
 pub(crate) use dump_pty::dump_pty;
+pub(crate) use mcp::mcp;
+pub(crate) use mcp_args::mcp_args;
 pub(crate) use verify::verify;

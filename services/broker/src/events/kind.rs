@@ -48,6 +48,13 @@ pub(crate) enum Event {
         idle_secs: u64,
         since: i64,
     },
+    AgentBlockedOnSend {
+        blocked_secs: u64,
+        pending_delivery_count: usize,
+    },
+    AgentContextLow {
+        pct: u8,
+    },
     AgentResult {
         result_id: String,
         data: Value,

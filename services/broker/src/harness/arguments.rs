@@ -2,16 +2,7 @@
 
 use serde_json::{Map, json};
 
-use super::{Harness, McpStyle};
-
-/// MCP server that a program starts for itself.
-#[derive(Debug, Clone)]
-pub(crate) struct McpServer {
-    pub(crate) name: &'static str,
-    /// Program and arguments.
-    pub(crate) command: Vec<String>,
-    pub(crate) environment: Vec<(String, String)>,
-}
+use super::{Harness, McpServer, McpStyle};
 
 impl Harness {
     /// Arguments for a model, unless the caller has given some.

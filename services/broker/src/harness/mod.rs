@@ -2,7 +2,8 @@
 //! agent is spawned; the terminal code knows no program.
 
 mod arguments;
+mod servers;
 mod table;
 
-pub(crate) use arguments::McpServer;
+pub(crate) use servers::{McpServer, RelayContext, node_server, relay_server};
 pub(crate) use table::{Harness, HarnessTable, McpStyle, ReadyRule};

@@ -1,6 +1,6 @@
 //! [`Effect`]: the work that the pipeline leaves to the agent's task.
 
-use relay_verification::{Level, delivery::FailureReason};
+use relay_verification::{Level, delivery::FailureReason, strategy::DeliveryRecord};
 
 use crate::{events::Event, mailbox::Message};
 
@@ -15,6 +15,10 @@ pub(crate) enum Effect {
     Publish(Box<Event>),
     /// A message may be acknowledged.
     Settle(Box<Settlement>),
+    /// All signals of a delivery are in: what they say about the program is kept.
+    Record(DeliveryRecord),
+    /// A message without a signal is not typed again, for this reason.
+    Suppressed(&'static str),
     /// Report a failure to the engine, then settle.
     Fail(Box<Failure>),
     /// The agent's task was typed.
@@ -38,9 +42,11 @@ pub(crate) struct Settlement {
     pub(crate) message: Message,
     pub(crate) level: Level,
     pub(crate) method: &'static str,
+    pub(crate) confidence: &'static str,
     pub(crate) is_verified: bool,
     /// From the first byte to the signal, in milliseconds.
     pub(crate) latency_ms: u64,
+    pub(crate) attempts: u32,
 }
 
 /// Delivery that failed for good.

@@ -9,7 +9,7 @@ use relay_verification::{
     strategy::DeliveryRecord,
 };
 
-use super::line::TypedLine;
+use super::{effect::Effect, line::TypedLine};
 use crate::{
     events::{DeliveryRef, Proven},
     mailbox::Message,
@@ -28,6 +28,10 @@ pub(super) struct Outstanding {
     pub(super) record: DeliveryRecord,
     /// Text and Enter were written before the beginning was reported.
     pub(super) written_at: Option<Timestamp>,
+    /// Text and Enter were written at least once.
+    pub(super) is_written: bool,
+    /// Consequences of signals that came before Enter was written: an echo shows the text, not that it was submitted.
+    pub(super) held_back: Vec<Effect>,
 }
 
 impl Outstanding {
@@ -62,8 +66,20 @@ impl Outstanding {
         }
     }
 
+    /// Holds consequences back until Enter is written. A failure needs no Enter.
+    pub(super) fn hold_back(&mut self, effects: Vec<Effect>) -> Vec<Effect> {
+        if self.is_written || self.delivery.state() == DeliveryState::Failed {
+            return effects;
+        }
+        self.held_back.extend(effects);
+        Vec::new()
+    }
+
     /// Returns whether no signal counts any more.
     pub(super) fn is_over(&self, now: Timestamp) -> bool {
+        if !self.held_back.is_empty() {
+            return false;
+        }
         let state = self.delivery.state();
         match state {
             DeliveryState::Failed | DeliveryState::Cancelled => true,

@@ -107,6 +107,8 @@ pub(crate) struct Pipeline {
     pub(super) output_bytes: u64,
     /// Instant at which the next injection may start.
     starts_at: Option<Timestamp>,
+    /// Since when a message waits to be typed, or is being typed.
+    pub(super) typing_since: Option<Timestamp>,
 }
 
 impl Pipeline {
@@ -132,6 +134,7 @@ impl Pipeline {
             reminder,
             output_bytes: 0,
             starts_at: None,
+            typing_since: None,
         }
     }
 
@@ -139,14 +142,24 @@ impl Pipeline {
     pub(crate) fn enqueue(&mut self, message: Message) {
         let waiting = Waiting { message, ready_at: None };
         match waiting.message.origin {
-            Origin::Task => self.own.push_back(waiting),
-            Origin::Engine | Origin::ActionResult => self.waiting.push_back(waiting),
+            Origin::Task | Origin::Continuity => self.own.push_back(waiting),
+            Origin::Engine | Origin::ActionResult | Origin::Redelivered => self.waiting.push_back(waiting),
         }
     }
 
     /// The program takes input from now on.
     pub(crate) fn set_ready(&mut self) {
         self.is_ready = true;
+    }
+
+    /// Since when a message that may be typed is not.
+    pub(crate) fn typing_since(&self) -> Option<Timestamp> {
+        self.typing_since
+    }
+
+    /// Takes what is known of the program from all its agents.
+    pub(crate) fn set_learned(&mut self, learned: Learned) {
+        self.learned = learned;
     }
 
     /// Messages of the engine that wait, oldest first.
@@ -237,6 +250,8 @@ impl Pipeline {
 
     fn start_next(&mut self, now: Timestamp, screen: &ScreenFacts, effects: &mut Vec<Effect>) {
         self.starts_at = None;
+        let is_due = self.writing.is_some() || self.head().is_some();
+        self.typing_since = is_due.then(|| self.typing_since.unwrap_or(now));
         if !self.is_ready || self.writing.is_some() {
             return;
         }
@@ -339,6 +354,8 @@ impl Pipeline {
             activity: None,
             record: DeliveryRecord::default(),
             written_at: None,
+            is_written: false,
+            held_back: Vec::new(),
         });
     }
 
@@ -347,7 +364,8 @@ impl Pipeline {
     pub(crate) fn end(mut self) -> (Vec<Message>, Learned, DeliveryMode) {
         let mut messages = Vec::new();
         for outstanding in &mut self.outstanding {
-            if outstanding.delivery.agent_ended().is_some() {
+            // A message that was echoed and not submitted did not reach the program.
+            if outstanding.delivery.agent_ended().is_some() || !outstanding.held_back.is_empty() {
                 messages.push(outstanding.message.clone());
             }
         }

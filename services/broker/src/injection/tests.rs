@@ -74,7 +74,7 @@ impl Scene {
                 }
                 Effect::Settle(settlement) => self.log.push(format!("settle {}", settlement.message.event_id)),
                 Effect::Fail(failure) => self.log.push(format!("fail {}", failure.attempts)),
-                Effect::Dequeued(_) | Effect::TaskTyped => {}
+                Effect::Dequeued(_) | Effect::TaskTyped | Effect::Record(_) | Effect::Suppressed(_) => {}
             }
         }
         typed
@@ -184,4 +184,31 @@ fn messages_without_an_outcome_outlive_the_process() {
     scene.step(200);
     let (left, _, _) = scene.pipeline.end();
     assert_eq!(left.iter().map(|message| message.seq).collect::<Vec<_>>(), [Some(2), Some(3)]);
+}
+
+#[test]
+fn an_echo_before_enter_settles_nothing() {
+    let mut scene = Scene::new("cat", &[message(1, "one")]);
+    let effects = scene.pipeline.poll(at(0), &ScreenFacts::default());
+    let (key, text) = scene.note(effects).remove(0);
+    scene.pipeline.on_began(key, at(0));
+    scene.output(10, &format!("{text}\r\n"));
+    scene.step(20_000);
+    assert_eq!(scene.log, ["type 1"], "Enter is not written");
+    let effects = scene.pipeline.on_written(key, at(20_001));
+    assert!(
+        matches!(effects.first(), Some(Effect::Publish(event)) if matches!(**event, Event::DeliveryInjected { .. }))
+    );
+    scene.note(effects);
+    assert_eq!(scene.log, ["type 1", "verdict echo", "settle evt_1"]);
+}
+
+#[test]
+fn a_message_whose_enter_was_not_written_outlives_the_process() {
+    let mut scene = Scene::new("cat", &[message(1, "one")]);
+    let effects = scene.pipeline.poll(at(0), &ScreenFacts::default());
+    let (key, text) = scene.note(effects).remove(0);
+    scene.pipeline.on_began(key, at(0));
+    scene.output(10, &format!("{text}\r\n"));
+    assert_eq!(scene.pipeline.end().0.len(), 1);
 }

@@ -52,6 +52,7 @@ impl Pipeline {
 
     /// Text and Enter of an injection were taken by the terminal.
     pub(crate) fn on_written(&mut self, key: u64, at: Timestamp) -> Vec<Effect> {
+        self.typing_since = None;
         let Some(index) = self.index_of(key) else { return Vec::new() };
         let outstanding = &mut self.outstanding[index];
         let attempt = outstanding.delivery.attempt_count();
@@ -63,6 +64,8 @@ impl Pipeline {
             self.gate.entered(at);
             self.writing = None;
         }
+        outstanding.is_written = true;
+        let held_back = std::mem::take(&mut outstanding.held_back);
         let delivery = outstanding.reference();
         let is_task = outstanding.message.origin == Origin::Task;
         let mut effects =
@@ -70,6 +73,7 @@ impl Pipeline {
         if is_task && attempt <= 1 {
             effects.push(Effect::TaskTyped);
         }
+        effects.extend(held_back);
         effects
     }
 
@@ -157,9 +161,12 @@ impl Pipeline {
             }
             let condition = self.condition(index, now, screen);
             let due = self.outstanding[index].delivery.tick(now, &condition);
+            if due.contains(&DeliveryEffect::Held) {
+                effects.push(Effect::Suppressed(self.suppression_reason(&condition)));
+            }
             effects.extend(self.apply(index, due));
         }
-        self.forget_finished(now);
+        effects.extend(self.forget_finished(now));
         effects
     }
 
@@ -174,13 +181,33 @@ impl Pipeline {
         }
     }
 
-    fn forget_finished(&mut self, now: Timestamp) {
+    /// The first condition that forbids to type a message again.
+    fn suppression_reason(&self, condition: &AgentCondition) -> &'static str {
+        if self.profile.strategy.max_reinjections == 0 {
+            "never_for_program"
+        } else if !condition.is_echo_reliable {
+            "echo_unreliable"
+        } else if condition.is_write_stalled {
+            "write_stalled"
+        } else if condition.is_output_held {
+            "output_rate"
+        } else if condition.is_message_visible {
+            "message_visible"
+        } else {
+            "not_at_prompt"
+        }
+    }
+
+    fn forget_finished(&mut self, now: Timestamp) -> Vec<Effect> {
+        let mut effects = Vec::new();
         for outstanding in self.outstanding.extract_if(.., |outstanding| outstanding.is_over(now)) {
             if let Some(watch) = outstanding.watch {
                 self.echo.end(watch);
             }
             self.learned.record(outstanding.record);
+            effects.push(Effect::Record(outstanding.record));
         }
+        effects
     }
 
     fn extend_echoes(&mut self, at: Timestamp) {
@@ -197,7 +224,8 @@ impl Pipeline {
         let Some(index) = self.index_of(key) else { return Vec::new() };
         let mut effects = self.signal(index, at, Channel::Activity);
         let delivery = self.outstanding[index].reference();
-        effects.push(Effect::Publish(Box::new(Event::DeliveryActive { delivery, pattern })));
+        let active = Effect::Publish(Box::new(Event::DeliveryActive { delivery, pattern }));
+        effects.extend(self.outstanding[index].hold_back(vec![active]));
         effects
     }
 
@@ -208,7 +236,8 @@ impl Pipeline {
     }
 
     fn apply(&mut self, index: usize, delivery_effects: Vec<DeliveryEffect>) -> Vec<Effect> {
-        delivery_effects.into_iter().flat_map(|effect| self.apply_one(index, effect)).collect()
+        let effects = delivery_effects.into_iter().flat_map(|effect| self.apply_one(index, effect)).collect();
+        self.outstanding[index].hold_back(effects)
     }
 
     fn apply_one(&mut self, index: usize, effect: DeliveryEffect) -> Vec<Effect> {
@@ -298,8 +327,10 @@ fn settle(
         message: outstanding.message.clone(),
         level: proven.level,
         method: proven.method,
+        confidence: proven.confidence,
         is_verified,
         latency_ms,
+        attempts: outstanding.delivery.attempt_count(),
     };
     let ack = Event::DeliveryAck { delivery: outstanding.reference(), verified: is_verified, proven: proven.clone() };
     let verdict = Event::DeliveryVerified {

@@ -30,7 +30,9 @@ pub(crate) fn classify(frame: Deliver, now_ms: i64) -> Classified {
     let text_of = |keys: &[&str]| keys.iter().find_map(|key| data.get(*key)?.as_str()).map(str::to_owned);
     let body = match origin {
         Origin::ActionResult => result_text(data),
-        Origin::Engine | Origin::Task => text_of(&["text", "body", "content"]),
+        Origin::Engine | Origin::Task | Origin::Continuity | Origin::Redelivered => {
+            text_of(&["text", "body", "content"])
+        }
     };
     let channel = text_of(&["channel_name"]).filter(|name| !name.is_empty());
     let name = text_of(&["agent_name", "from_name", "from"]).unwrap_or_else(|| "relay".to_owned());

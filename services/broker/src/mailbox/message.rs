@@ -58,6 +58,10 @@ pub(crate) enum Origin {
     ActionResult,
     /// The first task of the agent. It does not wait in manual mode.
     Task,
+    /// Notes of an earlier session. Like a task they do not wait in manual mode.
+    Continuity,
+    /// A message that failed, typed again on a driver's wish. It has left the mailbox.
+    Redelivered,
 }
 
 impl Message {
@@ -66,11 +70,19 @@ impl Message {
         self.body.len() + self.delivery_id.len() + self.event_id.len() + self.target.len() + self.author.name.len()
     }
 
+    /// Returns whether it takes room in the mailbox until it is typed.
+    pub(crate) fn is_in_mailbox(&self) -> bool {
+        match self.origin {
+            Origin::Engine | Origin::ActionResult => true,
+            Origin::Task | Origin::Continuity | Origin::Redelivered => false,
+        }
+    }
+
     /// Returns whether the engine keeps a read receipt for it.
     pub(crate) fn has_receipt(&self) -> bool {
         match self.origin {
-            Origin::Engine => true,
-            Origin::ActionResult | Origin::Task => false,
+            Origin::Engine | Origin::Redelivered => true,
+            Origin::ActionResult | Origin::Task | Origin::Continuity => false,
         }
     }
 }

@@ -131,6 +131,9 @@ async fn answer(api: &Api, id: u64, kind: &str, payload: Value) -> Result<Value,
         "hello" => Ok(json!({ "broker_version": version::VERSION, "protocol_version": VERSION })),
         "register_node" => {
             let RegisterNode { manifest } = read(payload)?;
+            if manifest.name.trim().is_empty() {
+                return Err(Refusal::new("frame_failed", "the manifest needs a name"));
+            }
             match link.register_runner(manifest).await {
                 Ok(Registration::Accepted) => Ok(json!({ "registered": true })),
                 Ok(Registration::Pending) => Ok(json!({ "registered": true, "pending": true })),

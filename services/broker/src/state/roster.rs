@@ -1,20 +1,23 @@
 //! `state-<name>.json`: the agents that run, for the broker that follows after a crash.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, sync::Mutex, sync::PoisonError};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use super::write_private_file;
+use super::{read_versioned, write_versioned};
 use crate::agents::AgentSpec;
 
-/// Version of the format. A broker reads its own and lower versions.
+/// Version of the format.
 const VERSION: u32 = 1;
 
 /// Content of the file.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct RosterFile {
-    version: u32,
     /// `true` after a stop in order, which ends all agents on purpose.
     pub(crate) stopped_cleanly: bool,
     /// Agents by name.
@@ -47,20 +50,13 @@ impl Roster {
     /// # Errors
     /// If it cannot be read or was written by a newer broker.
     pub(crate) fn open(path: PathBuf) -> Result<(Self, RosterFile)> {
-        let previous = match fs::read(&path) {
-            Ok(content) => serde_json::from_slice(&content).with_context(|| format!("read {}", path.display()))?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => RosterFile::default(),
-            Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
-        };
-        if previous.version > VERSION {
-            bail!(
-                "{} has version {}, this broker reads up to {VERSION}: start the newer broker",
-                path.display(),
-                previous.version
-            );
-        }
-        let content = RosterFile { version: VERSION, ..RosterFile::default() };
-        Ok((Self { path, content: Mutex::new(content) }, previous))
+        let previous: RosterFile = read_versioned(&path, VERSION)?.unwrap_or_default();
+        Ok((Self { path, content: Mutex::default() }, previous))
+    }
+
+    /// Keeps agents of the previous broker until each was started again or given up: this broker may be killed before.
+    pub(crate) fn keep(&self, agents: BTreeMap<String, AgentRecord>) {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner).agents = agents;
     }
 
     /// Adds or replaces an agent. Blocks for a write to the disk.
@@ -103,7 +99,32 @@ impl Roster {
         // Held during the write, so that an older content never replaces a newer one.
         let mut content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut content);
-        let encoded = serde_json::to_vec(&*content).context("encode the running agents")?;
-        write_private_file(&self.path, &encoded).with_context(|| format!("write {}", self.path.display()))
+        write_versioned(&self.path, VERSION, &*content)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(pid: i32) -> AgentRecord {
+        let spec = AgentSpec::default();
+        AgentRecord { spec, agent_id: "7".into(), marker: "m".into(), pid, start_ticks: 1, task_typed: false }
+    }
+
+    #[test]
+    fn agents_that_are_not_started_again_yet_outlive_another_crash() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("state.json");
+        let (roster, _) = Roster::open(path.clone()).expect("a roster");
+        roster.put("ada", record(1)).and_then(|()| roster.put("bob", record(2))).expect("two agents");
+        let (roster, previous) = Roster::open(path.clone()).expect("a roster");
+        roster.keep(previous.agents);
+        roster.put("ada", record(3)).expect("one is started again");
+        let (roster, previous) = Roster::open(path.clone()).expect("a roster");
+        assert_eq!(previous.agents.values().map(|record| record.pid).collect::<Vec<_>>(), [3, 2]);
+        roster.put("ada", record(4)).expect("an agent");
+        let (_, previous) = Roster::open(path).expect("a roster");
+        assert_eq!(previous.agents.len(), 1, "nothing is kept that was not asked for");
     }
 }

@@ -6,7 +6,7 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use relay_domain::{
-    AgentId, InvocationId, WorkspaceScope,
+    AgentId, InvocationId, WorkspaceId, WorkspaceScope,
     events::kind::{ACTION_COMPLETED, ACTION_FAILED},
 };
 use relay_engine::{Engine, EngineResult, actions::outcome_event_id, hints::Hint};
@@ -93,6 +93,18 @@ impl Registry {
         match agents {
             Some(agents) => agents.iter().for_each(send),
             None => direct.get_mut(&scope).into_iter().flat_map(|d| d.recipients_in(second)).for_each(send),
+        }
+    }
+
+    /// Handles a notice that could not be verified: storage is asked for the outcomes that it may have been about.
+    pub(super) fn handle_missed_notice(&self, workspace: WorkspaceId, agents: Option<&[AgentId]>) {
+        let scope = WorkspaceScope::from_engine_row(workspace);
+        let mut maps = self.maps();
+        // Outcomes name their callers; notices for all nodes of a workspace are none.
+        for agent in agents.into_iter().flatten() {
+            if let Some(served) = maps.agents.get_mut(&(scope, *agent)) {
+                served.mark_possibly_missed();
+            }
         }
     }
 

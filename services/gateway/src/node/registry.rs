@@ -130,6 +130,9 @@ pub struct Registry {
     /// Mailboxes that hints have named and that are not compared yet; at most those that this gateway serves.
     hinted: Arc<Mutex<HashSet<(WorkspaceScope, AgentId)>>>,
     hinted_notify: Arc<Notify>,
+    /// Workspaces that are said to be deleted and have connections here.
+    pub(super) ended: Arc<Mutex<HashSet<WorkspaceScope>>>,
+    pub(super) ended_notify: Arc<Notify>,
     pub(super) invocation_notify: Arc<Notify>,
     started: Instant,
     /// Time until which this gateway certainly holds its lease, in milliseconds after `started`.
@@ -143,6 +146,8 @@ impl Default for Registry {
             ids: Arc::default(),
             hinted: Arc::default(),
             hinted_notify: Arc::default(),
+            ended: Arc::default(),
+            ended_notify: Arc::default(),
             invocation_notify: Arc::default(),
             started: Instant::now(),
             trusted_until_ms: Arc::default(),
@@ -456,10 +461,13 @@ impl Registry {
                     self.close_revoked(&hash);
                 }
             }
+            Hint::NoticeMissed { workspace, agents } => self.handle_missed_notice(*workspace, agents.as_deref()),
             Hint::WorkspaceDeleted { workspace } => {
-                self.close_deleted(WorkspaceScope::from_engine_row(*workspace));
+                self.check_workspace(WorkspaceScope::from_engine_row(*workspace));
             }
-            Hint::MembersChanged { .. }
+            // The token check closes the sockets of a revoked token.
+            Hint::TokenDoubted { .. }
+            | Hint::MembersChanged { .. }
             | Hint::QuotasChanged { .. }
             | Hint::DeliveriesDue { .. }
             | Hint::ObserversChanged => {}

@@ -13,12 +13,17 @@ use relay_domain::{
     access::token::{TokenHash, TokenKind},
     nodes::NodeRole,
 };
-use relay_engine::{EngineError, access::authentication::Credential, error::BadCredential};
+use relay_engine::{
+    EngineError,
+    access::{authentication::Credential, limits::RateLimitSubject},
+    error::BadCredential,
+};
 use serde::Deserialize;
 
 use super::connection;
 use crate::{
     caller::{SOCKET_PROTOCOL, find_socket_token},
+    connections::Client,
     error::ApiError,
     extract::Query,
     state::AppState,
@@ -47,6 +52,7 @@ pub(crate) struct Credentials {
     get, path = "/v1/node/ws", operation_id = "node", tag = "sockets", security(("node_token" = [])), params(Credentials),
     responses(
         (status = 101),
+        (status = 503, description = "too_many_connections, workspace_suspended, node_drained, workspace_busy"),
         (status = 426, body = String, content_type = "text/plain; charset=utf-8", description = "No upgrade was asked for"),
     ),
 )]
@@ -54,6 +60,7 @@ pub(crate) async fn upgrade(
     State(state): State<AppState>,
     Query(query): Query<Credentials>,
     headers: HeaderMap,
+    client: Client,
     socket: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
     let Ok(socket) = socket else {
@@ -68,7 +75,8 @@ pub(crate) async fn upgrade(
         return Err(ApiError::unavailable("workspace_busy", "This gateway is draining, try again"));
     }
     let hash = TokenHash::from_token(&token);
-    let node = match state.engine.access().authenticate(&token).await {
+    let (access, address) = (state.engine.access(), client.address.limited_ip());
+    let node = match access.limit_unknown(&token, address, access.authenticate(&token)).await {
         Ok(Credential::Node(node)) => node,
         Ok(_) => return Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Node }).into()),
         // Clients retry a 503 with the same token and increasing delays; some treat any other status as final.
@@ -90,6 +98,8 @@ pub(crate) async fn upgrade(
     if !identity.kind.has_socket() {
         return Err(ApiError::unauthorized("node_token_forbidden", "A node of this kind has no socket"));
     }
+    let subject = RateLimitSubject::Node(node.node_id.clone());
+    let seat = state.connections.nodes.take(node.scope, subject).map_err(ApiError::too_many_connections)?;
     let direct = identity.role == NodeRole::Direct;
     let socket = socket
         .protocols([SOCKET_PROTOCOL])
@@ -97,7 +107,8 @@ pub(crate) async fn upgrade(
         .max_frame_size(READ_LIMIT)
         .read_buffer_size(SOCKET_BUFFER)
         .write_buffer_size(SOCKET_BUFFER);
-    Ok(socket.on_upgrade(move |socket| {
-        connection::serve_socket(socket, state, connection::Peer { node, token: hash, is_direct: direct })
+    Ok(socket.on_upgrade(move |socket| async move {
+        connection::serve_socket(socket, state, connection::Peer { node, token: hash, is_direct: direct }).await;
+        drop((seat, client));
     }))
 }

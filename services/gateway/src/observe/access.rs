@@ -14,7 +14,9 @@ use tokio::time::Instant;
 
 use crate::{
     caller::{find_bearer, find_socket_token},
+    connections::Client,
     error::ApiError,
+    state::AppState,
 };
 
 /// Interval at which an open observer is checked; a revocation closes it within this time.
@@ -46,6 +48,12 @@ impl ObserverCredentials {
 
 fn missing_token() -> ApiError {
     ApiError::unauthorized("unauthorized", "Missing or invalid Authorization header")
+}
+
+/// Authorizes an observer. An unknown token is charged to the client's address.
+pub(super) async fn authorize(state: &AppState, token: &str, client: &Client) -> Result<ObserverAccess, EngineError> {
+    let authorization = state.engine.observers().authorize(token);
+    state.engine.access().limit_unknown(token, client.address.limited_ip(), authorization).await
 }
 
 /// Access of one observer while its connection is open.

@@ -8,8 +8,8 @@ use relay_wire::{
 };
 use serde::Deserialize;
 
-use super::access::ObserverCredentials;
-use crate::{envelope::Reply, error::ApiError, extract::Query, rate_limits, state::AppState};
+use super::access::{self, ObserverCredentials};
+use crate::{connections::Client, envelope::Reply, error::ApiError, extract::Query, rate_limits, state::AppState};
 
 /// Default page size.
 const DEFAULT_PAGE: i64 = 200;
@@ -39,11 +39,12 @@ pub(crate) struct EventsQuery {
 pub(crate) async fn page(
     State(state): State<AppState>,
     Query(query): Query<EventsQuery>,
+    client: Client,
     parts: Parts,
 ) -> Result<Reply<EventsPage>, ApiError> {
     let engine = &state.engine;
     let token = ObserverCredentials { token: None }.token(&parts.headers)?;
-    let access = engine.observers().authorize(&token).await?;
+    let access = access::authorize(&state, &token, &client).await?;
     rate_limits::charge_request(&parts, &state, access.scope, access.rate_limit_subject()).await?;
     let (since, limit) = (query.since.unwrap_or(0), query.limit.unwrap_or(DEFAULT_PAGE));
     if since < 0 || !(1..=MAX_EVENTS_PAGE).contains(&limit) {

@@ -21,11 +21,14 @@ use relay_engine::{
 };
 use relay_wire::events::{ObserverFrame, encode_resync_ack};
 
-use super::{
-    ObserverSlot,
-    access::{ObserverCredentials, ObserverWatch},
+use super::access::{self, ObserverCredentials, ObserverWatch};
+use crate::{
+    caller::SOCKET_PROTOCOL,
+    connections::{CallerSeat, Client},
+    error::ApiError,
+    extract::Query,
+    state::AppState,
 };
-use crate::{caller::SOCKET_PROTOCOL, error::ApiError, extract::Query, state::AppState};
 
 /// Observers send small frames only.
 const FRAME_LIMIT: usize = 64 * 1024;
@@ -56,6 +59,7 @@ const TRY_AGAIN: u16 = 1013;
     responses(
         (status = 101),
         (status = 401, description = "observer_token_forbidden"),
+        (status = 503, description = "too_many_connections, workspace_busy"),
         (status = 426, body = String, content_type = "text/plain; charset=utf-8", description = "No upgrade was asked for"),
     ),
 )]
@@ -63,19 +67,20 @@ pub(crate) async fn upgrade(
     State(state): State<AppState>,
     Query(query): Query<ObserverCredentials>,
     headers: HeaderMap,
+    client: Client,
     socket: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
     let Ok(socket) = socket else {
         return (StatusCode::UPGRADE_REQUIRED, "Upgrade to a WebSocket").into_response();
     };
-    match authorize_observer(&state, query, &headers).await {
-        Ok((watch, events, slot)) => socket
+    match authorize_observer(&state, query, &headers, &client).await {
+        Ok((watch, events, seat)) => socket
             .protocols([SOCKET_PROTOCOL])
             .max_message_size(FRAME_LIMIT)
             .max_frame_size(FRAME_LIMIT)
             .read_buffer_size(SOCKET_BUFFER)
             .write_buffer_size(SOCKET_BUFFER)
-            .on_upgrade(move |socket| serve(socket, state, watch, events, slot)),
+            .on_upgrade(move |socket| serve(socket, state, watch, events, (seat, client))),
         Err(refusal) => refusal.into_response(),
     }
 }
@@ -84,21 +89,23 @@ async fn authorize_observer(
     state: &AppState,
     query: ObserverCredentials,
     headers: &HeaderMap,
-) -> Result<(ObserverWatch, EventStream, ObserverSlot), ApiError> {
+    client: &Client,
+) -> Result<(ObserverWatch, EventStream, CallerSeat), ApiError> {
     let token = query.socket_token(headers)?;
     if state.shutdown.is_requested() {
         return Err(ApiError::unavailable("workspace_busy", "This gateway is draining, try again"));
     }
-    let access = match state.engine.observers().authorize(&token).await {
+    let access = match access::authorize(state, &token, client).await {
         // Clients of the socket handle only one refusal.
         Err(EngineError::Forbidden(Denial::InsufficientScope(_))) => {
             return Err(ApiError::unauthorized("observer_token_forbidden", "The token lacks the scope stream:read"));
         }
         other => other?,
     };
-    let slot = state.observers.acquire(access.scope)?;
+    let seat = state.connections.observers.take(access.scope, access.rate_limit_subject());
+    let seat = seat.map_err(ApiError::too_many_connections)?;
     let events = state.engine.events().observe(access.scope, None).await?;
-    Ok((ObserverWatch::new(state.engine.clone(), access), events, slot))
+    Ok((ObserverWatch::new(state.engine.clone(), access), events, seat))
 }
 
 /// End of the socket.
@@ -116,7 +123,7 @@ struct Observer {
     sink: SplitSink<WebSocket, Message>,
 }
 
-async fn serve(socket: WebSocket, state: AppState, watch: ObserverWatch, events: EventStream, _slot: ObserverSlot) {
+async fn serve<P>(socket: WebSocket, state: AppState, watch: ObserverWatch, events: EventStream, _places: P) {
     let (sink, mut inbound) = socket.split();
     let started_at = events.position();
     let mut observer = Observer { state, watch, events, started_at, sink };

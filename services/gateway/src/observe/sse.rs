@@ -20,8 +20,13 @@ use serde::Deserialize;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::access::{ObserverCredentials, ObserverWatch};
-use crate::{error::ApiError, extract::Query, state::AppState};
+use super::access::{self, ObserverCredentials, ObserverWatch};
+use crate::{
+    connections::{CallerSeat, Client},
+    error::ApiError,
+    extract::Query,
+    state::AppState,
+};
 
 /// Interval of keep-alive comments, so that proxies do not close an idle connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -50,12 +55,14 @@ pub(crate) struct StreamQuery {
     responses(
         (status = 200, body = String, content_type = "text/event-stream"),
         (status = 403, description = "insufficient_scope"),
+        (status = 503, description = "too_many_connections"),
     ),
 )]
 pub(crate) async fn stream(
     State(state): State<AppState>,
     Query(query): Query<StreamQuery>,
     headers: HeaderMap,
+    client: Client,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ApiError> {
     let last_id = match headers.get("last-event-id") {
         Some(id) => {
@@ -69,8 +76,9 @@ pub(crate) async fn stream(
         return Err(ApiError::invalid_request("since must not be negative"));
     }
     let token = ObserverCredentials { token: query.token }.token(&headers)?;
-    let access = state.engine.observers().authorize(&token).await?;
-    let slot = state.observers.acquire(access.scope)?;
+    let access = access::authorize(&state, &token, &client).await?;
+    let seat = state.connections.observers.take(access.scope, access.rate_limit_subject());
+    let seat = seat.map_err(ApiError::too_many_connections)?;
     let events = state.engine.events().observe(access.scope, since).await?;
     let reader = StreamReader {
         watch: ObserverWatch::new(state.engine.clone(), access),
@@ -78,7 +86,7 @@ pub(crate) async fn stream(
         stop: state.shutdown.token(),
         position_sent_at: Instant::now(),
         ended: false,
-        _slot: slot,
+        _places: (seat, client),
     };
     let stream = futures::stream::unfold(reader, |mut reader| async move {
         let event = reader.next().await?;
@@ -94,7 +102,7 @@ struct StreamReader {
     /// Time when the client last received a position.
     position_sent_at: Instant,
     ended: bool,
-    _slot: super::ObserverSlot,
+    _places: (CallerSeat, Client),
 }
 
 impl StreamReader {

@@ -149,7 +149,9 @@ fn notice(hint: &Hint) -> Option<Notice> {
             kind: event.clone(),
             data: data.clone(),
         })),
-        Hint::TokenRevoked { .. }
+        Hint::NoticeMissed { .. }
+        | Hint::TokenDoubted { .. }
+        | Hint::TokenRevoked { .. }
         | Hint::WorkspaceDeleted { .. }
         | Hint::QuotasChanged { .. }
         | Hint::ObserversChanged

@@ -1,11 +1,6 @@
-//! Rate limit for lookups without a token, per address and gateway.
+//! Rate limits of clients without a valid token, per address and gateway.
 
-use std::{
-    net::{IpAddr, Ipv6Addr},
-    num::NonZeroU32,
-    sync::Arc,
-    time::Duration,
-};
+use std::{net::IpAddr, num::NonZeroU32, sync::Arc, time::Duration};
 
 use governor::{
     Quota, RateLimiter,
@@ -14,20 +9,41 @@ use governor::{
     state::{InMemoryState, NotKeyed},
 };
 use moka::sync::Cache;
-use relay_domain::{metric_names as name, workspaces::rate_limit::WINDOW_SECONDS};
+use relay_domain::{
+    access::client_network::client_network, metric_names as name, workspaces::rate_limit::WINDOW_SECONDS,
+};
 
 use super::{Admission, RateLimitStatus, RateLimits};
 
-/// Lookups by name per address in one minute.
-const LOOKUPS_PER_MINUTE: NonZeroU32 = NonZeroU32::new(30).expect("30 is not zero");
 /// Bound of the cache.
 const MAX_ADDRESSES: u64 = 100_000;
 /// After a minute an address has its full limit again.
 const IDLE: Duration = Duration::from_secs(61);
 
+/// Call that is charged to the client's address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Call {
+    /// Lookup of a workspace by its name.
+    Lookup,
+    /// Creation of a workspace.
+    Creation,
+}
+
+impl Call {
+    /// Calls of an address in one minute.
+    const fn per_minute(self) -> NonZeroU32 {
+        const LOOKUPS: NonZeroU32 = NonZeroU32::new(30).expect("30 is not zero");
+        const CREATIONS: NonZeroU32 = NonZeroU32::new(10).expect("10 is not zero");
+        match self {
+            Self::Lookup => LOOKUPS,
+            Self::Creation => CREATIONS,
+        }
+    }
+}
+
 type Limiter = RateLimiter<NotKeyed, InMemoryState, DefaultClock, StateInformationMiddleware>;
 
-pub(super) struct Addresses(Cache<IpAddr, Arc<Limiter>>);
+pub(super) struct Addresses(Cache<(Call, IpAddr), Arc<Limiter>>);
 
 impl Default for Addresses {
     fn default() -> Self {
@@ -39,18 +55,28 @@ impl RateLimits {
     /// Charges a lookup by name to an address. `None` when rate limits are disabled.
     #[must_use]
     pub fn admit_lookup(&self, address: IpAddr) -> Option<Admission> {
+        self.admit_call(Call::Lookup, address)
+    }
+
+    /// Charges the creation of a workspace to an address. `None` when rate limits are disabled.
+    #[must_use]
+    pub fn admit_creation(&self, address: IpAddr) -> Option<Admission> {
+        self.admit_call(Call::Creation, address)
+    }
+
+    fn admit_call(&self, call: Call, address: IpAddr) -> Option<Admission> {
         let limits = &self.limits;
         if !limits.config.requests {
             return None;
         }
-        let limiter = limits.addresses.0.get_with(rate_limit_network(address), || {
-            Arc::new(RateLimiter::direct(Quota::per_minute(LOOKUPS_PER_MINUTE)).with_middleware())
+        let limiter = limits.addresses.0.get_with((call, client_network(address)), || {
+            Arc::new(RateLimiter::direct(Quota::per_minute(call.per_minute())).with_middleware())
         });
-        let (limit, now) = (LOOKUPS_PER_MINUTE.get(), self.core.now().timestamp());
+        let (limit, now) = (call.per_minute().get(), self.core.now().timestamp());
         Some(match limiter.check() {
             Ok(state) => {
                 let remaining = state.remaining_burst_capacity();
-                let refilled = i64::from((limit - remaining.min(limit)) * 2);
+                let refilled = i64::from(limit - remaining.min(limit)) * WINDOW_SECONDS / i64::from(limit);
                 Admission::Admitted(RateLimitStatus { limit, remaining, reset_at: now + refilled })
             }
             Err(not_yet) => {
@@ -62,27 +88,5 @@ impl RateLimits {
                 Admission::Refused { standing, retry_after }
             }
         })
-    }
-}
-
-/// Maps an address to the unit that is limited: an IPv6 user has a whole /64.
-fn rate_limit_network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64)).into(),
-        v4 => v4,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_ipv6_network_counts_as_one_address() {
-        for (address, expected) in
-            [("192.0.2.7", "192.0.2.7"), ("::ffff:192.0.2.7", "192.0.2.7"), ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::")]
-        {
-            assert_eq!(rate_limit_network(address.parse().unwrap()), expected.parse::<IpAddr>().unwrap());
-        }
     }
 }

@@ -7,6 +7,7 @@
 mod account;
 mod address;
 mod quotas;
+mod unknown_tokens;
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,13 +15,14 @@ use moka::sync;
 use relay_domain::{
     AgentId, NodeId, WebhookId, WorkspaceId, WorkspaceScope, metric_names as name,
     workspaces::{
-        plan::Plans,
+        plan::{Plan, Plans},
         rate_limit::{self, Bucket, RouteClass},
     },
 };
 
 use self::account::{Account, ChargeOutcome};
 pub use self::quotas::{QuotaCache, Quotas};
+use self::unknown_tokens::UnknownTokens;
 use crate::{access::authentication::Credential, core::Core, observers::access::ObserverAccess};
 
 /// Bound of the accounts; further ones evict the least used, whose minute then starts over.
@@ -34,6 +36,8 @@ pub struct LimitsConfig {
     /// True if requests are limited. Quotas always apply.
     pub requests: bool,
     pub plans: Plans,
+    /// Plan of workspaces that are created without a workspace key.
+    pub default_plan: Plan,
 }
 
 /// Caller of a request for rate limits. Stays the same when its token is rotated.
@@ -94,6 +98,7 @@ pub(crate) struct Limits {
     config: LimitsConfig,
     accounts: sync::Cache<(WorkspaceId, Bucket, Option<RateLimitSubject>), Arc<Account>>,
     addresses: address::Addresses,
+    unknown_tokens: UnknownTokens,
 }
 
 impl Limits {
@@ -102,7 +107,13 @@ impl Limits {
             config,
             accounts: sync::Cache::builder().max_capacity(MAX_ACCOUNTS).time_to_idle(ACCOUNT_IDLE).build(),
             addresses: address::Addresses::default(),
+            unknown_tokens: UnknownTokens::default(),
         }
+    }
+
+    /// Returns the limit of unknown tokens, if requests are limited.
+    pub(in crate::access) fn unknown_tokens(&self) -> Option<&UnknownTokens> {
+        self.config.requests.then_some(&self.unknown_tokens)
     }
 }
 

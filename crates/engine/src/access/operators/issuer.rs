@@ -21,6 +21,7 @@ use crate::{
     EngineError, EngineResult,
     access::jwt,
     error::{BadCredential, Dependency},
+    settings::is_loopback,
 };
 
 const MAX_JWT_BYTES: usize = 16 * 1024;
@@ -220,11 +221,9 @@ fn max_age(header: &str) -> Option<Duration> {
 pub(crate) fn check_url(url: &str) -> Result<(), String> {
     let parsed: http::Uri = url.parse().map_err(|_| "not a URL".to_owned())?;
     let host = parsed.host().unwrap_or_default();
-    let is_local = host == "localhost"
-        || host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
     match parsed.scheme_str() {
         Some("https") if !host.is_empty() => Ok(()),
-        Some("http") if is_local => Ok(()),
+        Some("http") if is_loopback(host) => Ok(()),
         _ => Err("must be an https URL".to_owned()),
     }
 }

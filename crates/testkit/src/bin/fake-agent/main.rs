@@ -1,62 +1,36 @@
 //! `fake-agent`: plays an agent's command line in a terminal, for tests of the broker. It notes every message that was
 //! submitted to it in a file, one line each: its process id, a blank, and the text.
 
+mod arguments;
+mod confirmation;
+mod processes;
 mod screen;
 mod submissions;
 
 use std::{
     fs::{File, OpenOptions},
     io::{self, Read as _, Write as _},
-    path::{Path, PathBuf},
+    path::Path,
     process::ExitCode,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
-use clap::{Parser, ValueEnum};
-use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
+use clap::Parser as _;
+use rustix::{
+    process::{Signal, getpid, kill_process},
+    termios::{OptionalActions, tcgetattr, tcsetattr},
+};
 use tokio::signal::unix::{SignalKind, signal};
 
+use arguments::{Arguments, Show};
 use screen::Screen;
 use submissions::Submissions;
 
 /// Time between two bursts of a flood.
 const BURST_EVERY: Duration = Duration::from_millis(20);
-
-/// How the program shows what is typed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Show {
-    /// The kernel echoes lines, and the program reads whole ones.
-    Cooked,
-    /// The alternate screen is drawn again with every key: a boxed input line, wrapped, between old messages.
-    Screen,
-    /// Nothing is shown.
-    Mute,
-}
-
-#[derive(Debug, Parser)]
-struct Arguments {
-    #[arg(value_enum)]
-    show: Show,
-    /// File for submitted messages.
-    #[arg(long)]
-    log: PathBuf,
-    /// Bytes of output in a second that have nothing to do with messages.
-    #[arg(long, default_value_t = 0)]
-    flood: usize,
-    /// Writes an ack file for each message whose reminder names one.
-    #[arg(long)]
-    ack: bool,
-    /// Ends after so many messages.
-    #[arg(long)]
-    exit_after: Option<usize>,
-    /// Exit code at that end.
-    #[arg(long, default_value_t = 0)]
-    exit_code: u8,
-    /// SIGHUP and SIGTERM do not end it.
-    #[arg(long)]
-    ignore_signals: bool,
-}
+/// Queries of the terminal: position, status, primary and secondary attributes.
+const QUERIES: &str = "\x1b[6n\x1b[5n\x1b[c\x1b[>c";
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode> {
@@ -67,91 +41,135 @@ async fn main() -> Result<ExitCode> {
             ignored.push(signal(kind).context("ignore a signal")?);
         }
     }
+    if arguments.child {
+        processes::start_child()?;
+    }
+    if arguments.grandchild {
+        processes::start_grandchild()?;
+    }
     if arguments.flood > 0 {
         let rate = arguments.flood;
         std::thread::Builder::new().spawn(move || flood(rate)).context("start the flood")?;
     }
-    tokio::task::spawn_blocking(move || serve(&arguments)).await.context("serve")?
+    tokio::task::spawn_blocking(move || Agent::new(arguments)?.serve()).await.context("serve")?
 }
 
-fn serve(arguments: &Arguments) -> Result<ExitCode> {
-    if arguments.show != Show::Cooked {
-        let stdin = io::stdin();
-        let mut modes = tcgetattr(&stdin).context("read the terminal's modes")?;
-        modes.make_raw();
-        tcsetattr(&stdin, OptionalActions::Now, &modes).context("set the terminal's modes")?;
-    }
-    let mut screen = Screen::new();
-    if arguments.show == Show::Screen {
-        print(&screen.open())?;
-    } else {
-        print("> ")?;
-    }
-    let log = OpenOptions::new().create(true).append(true).open(&arguments.log);
-    let mut log = log.with_context(|| format!("open {}", arguments.log.display()))?;
-    let mut submissions = Submissions::default();
-    let (mut count, mut buffer) = (0, [0; 4096]);
-    loop {
-        let length = io::stdin().read(&mut buffer).context("read the terminal")?;
-        if length == 0 {
-            return Ok(ExitCode::SUCCESS);
+struct Agent {
+    arguments: Arguments,
+    screen: Screen,
+    log: File,
+    keys: Option<File>,
+    count: usize,
+}
+
+impl Agent {
+    fn new(arguments: Arguments) -> Result<Self> {
+        if arguments.show != Show::Cooked {
+            let stdin = io::stdin();
+            let mut modes = tcgetattr(&stdin).context("read the terminal's modes")?;
+            modes.make_raw();
+            tcsetattr(&stdin, OptionalActions::Now, &modes).context("set the terminal's modes")?;
         }
-        for text in submissions.on_bytes(&buffer[..length]) {
-            count += 1;
-            note(&mut log, &text)?;
-            if arguments.ack {
-                acknowledge(&text)?;
+        let log = append(&arguments.log)?;
+        let keys = arguments.keys.as_deref().map(append).transpose()?;
+        Ok(Self { screen: Screen::new(arguments.fold), log, keys, count: 0, arguments })
+    }
+
+    fn serve(mut self) -> Result<ExitCode> {
+        pause(self.arguments.start_ms);
+        match self.arguments.show {
+            Show::Screen => self.print(&self.screen.open())?,
+            Show::Cooked | Show::Raw => self.print("> ")?,
+            Show::Mute => {}
+        }
+        if self.arguments.query {
+            self.print(QUERIES)?;
+        }
+        let mut submissions = Submissions::new(self.arguments.show == Show::Cooked);
+        let mut buffer = [0; 4096];
+        loop {
+            let length = io::stdin().read(&mut buffer).context("read the terminal")?;
+            if length == 0 {
+                return Ok(ExitCode::SUCCESS);
             }
-            match arguments.show {
-                Show::Cooked => print(&format!("got {count}\r\n> "))?,
-                Show::Screen => print(&screen.submit(&text))?,
-                Show::Mute => {}
+            if let Some(keys) = &mut self.keys {
+                keys.write_all(&buffer[..length]).context("note keys")?;
             }
-            if arguments.exit_after == Some(count) {
-                return Ok(ExitCode::from(arguments.exit_code));
+            for text in submissions.on_bytes(&buffer[..length]) {
+                self.submit(&text)?;
+                if self.arguments.exit_after == Some(self.count) {
+                    return Ok(self.end());
+                }
+            }
+            if self.arguments.show == Show::Screen {
+                self.print(&self.screen.draw(submissions.unfinished()))?;
             }
         }
-        if arguments.show == Show::Screen {
-            print(&screen.draw(submissions.unfinished()))?;
+    }
+
+    fn submit(&mut self, text: &str) -> Result<()> {
+        self.count += 1;
+        let line = format!("{} {}\n", std::process::id(), text.replace('\n', "\\n"));
+        self.log.write_all(line.as_bytes()).context("note a message")?;
+        confirmation::confirm(&self.arguments, text)?;
+        pause(self.arguments.echo_ms);
+        match self.arguments.show {
+            Show::Cooked => self.print(&format!("got {}\r\n> ", self.count)),
+            Show::Raw => self.print(&format!("{}\r\n> ", text.replace('\n', "\r\n"))),
+            Show::Screen => {
+                let drawn = self.screen.submit(text);
+                self.print(&drawn)
+            }
+            Show::Mute => Ok(()),
         }
+    }
+
+    fn end(&self) -> ExitCode {
+        if let Some(signal) = self.arguments.exit_signal.and_then(Signal::from_named_raw) {
+            // The exit code says so if the signal cannot be sent.
+            let _ = kill_process(getpid(), signal);
+        }
+        ExitCode::from(self.arguments.exit_code)
+    }
+
+    fn print(&self, text: &str) -> Result<()> {
+        if !self.arguments.split {
+            return print(text.as_bytes());
+        }
+        text.as_bytes().chunks(1).try_for_each(print)
     }
 }
 
-fn note(log: &mut File, text: &str) -> Result<()> {
-    let line = format!("{} {}\n", std::process::id(), text.replace('\n', "\\n"));
-    log.write_all(line.as_bytes()).context("note a message")
+fn append(path: &Path) -> Result<File> {
+    let file = OpenOptions::new().create(true).append(true).open(path);
+    file.with_context(|| format!("open {}", path.display()))
 }
 
-/// Writes the ack file for the message whose ids follow the words `agent-relay-broker ack`.
-fn acknowledge(text: &str) -> Result<()> {
-    let Some((_, command)) = text.split_once("agent-relay-broker ack ") else { return Ok(()) };
-    let mut words = command.split(|character: char| character.is_whitespace() || character == '`');
-    let (Some(delivery_id), Some(event_id)) = (words.next(), words.next()) else { return Ok(()) };
-    let folder = std::env::var_os("AGENT_RELAY_ACK_DIR").context("AGENT_RELAY_ACK_DIR is not set")?;
-    let content =
-        serde_json::json!({ "delivery_id": delivery_id, "event_id": event_id, "status": "received" }).to_string();
-    let temporary = Path::new(&folder).join(format!(".{delivery_id}.tmp"));
-    std::fs::write(&temporary, content).context("write an ack file")?;
-    std::fs::rename(&temporary, Path::new(&folder).join(delivery_id)).context("publish an ack file")
-}
-
-fn print(text: &str) -> Result<()> {
+fn print(bytes: &[u8]) -> Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("write to the terminal")
+    stdout.write_all(bytes).and_then(|()| stdout.flush()).context("write to the terminal")
+}
+
+/// Plays a program that is busy with something else.
+fn pause(millis: u64) {
+    if millis > 0 {
+        #[expect(clippy::disallowed_methods, reason = "the delay is what is played, on a thread of its own")]
+        std::thread::sleep(Duration::from_millis(millis));
+    }
 }
 
 fn flood(rate: usize) {
     let line = format!("{}\r\n", "noise ".repeat(12));
     let began = Instant::now();
-    let mut written = 0;
+    let mut written: usize = 0;
     loop {
         #[expect(clippy::cast_possible_truncation, reason = "a number of bytes")]
         let due = (began.elapsed().as_secs_f64() * rate as f64) as usize;
         while written < due {
-            if print(&line).is_err() {
+            if print(line.as_bytes()).is_err() {
                 return;
             }
-            written += line.len();
+            written = written.saturating_add(line.len());
         }
         #[expect(clippy::disallowed_methods, reason = "a thread of its own, at a given rate")]
         std::thread::sleep(BURST_EVERY);

@@ -3,15 +3,27 @@
 const WIDTH: usize = 76;
 const ROWS: usize = 22;
 
+/// A longer text in the box is shown as a placeholder, if at all.
+const FOLDED_FROM: usize = 20;
+
 /// The screen's contents.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Screen {
     messages: Vec<String>,
+    folds: bool,
 }
 
 impl Screen {
-    pub(crate) fn new() -> Self {
-        Self::default()
+    pub(crate) fn new(folds: bool) -> Self {
+        Self { messages: Vec::new(), folds }
+    }
+
+    fn shown(&self, text: String) -> String {
+        if self.folds && text.len() > FOLDED_FROM {
+            format!("[Pasted text #{}]", self.messages.len() + 1)
+        } else {
+            text
+        }
     }
 
     /// Switches to the alternate screen and bracketed paste, and draws.
@@ -21,14 +33,14 @@ impl Screen {
 
     /// Adds a submitted message and draws.
     pub(crate) fn submit(&mut self, text: &str) -> String {
-        self.messages.push(text.to_owned());
+        self.messages.push(self.shown(text.to_owned()));
         self.draw(String::new())
     }
 
     /// Draws everything with this text in the box.
     pub(crate) fn draw(&self, input: String) -> String {
         let mut rows: Vec<String> = self.messages.iter().flat_map(|message| wrap(message)).collect();
-        let boxed: Vec<String> = wrap(&input).into_iter().map(|row| format!("│ {row:WIDTH$} │")).collect();
+        let boxed: Vec<String> = wrap(&self.shown(input)).into_iter().map(|row| format!("│ {row:WIDTH$} │")).collect();
         rows.push(format!("╭{}╮", "─".repeat(WIDTH + 2)));
         rows.extend(boxed);
         rows.push(format!("╰{}╯", "─".repeat(WIDTH + 2)));

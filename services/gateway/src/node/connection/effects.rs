@@ -6,7 +6,7 @@ use axum::extract::ws::{Message, Utf8Bytes};
 use relay_domain::{AgentId, InvocationId, mailboxes::stream::Seq, nodes::takeover::ProbeOutcome};
 use relay_engine::{
     actions::SentInvocation,
-    mailboxes::serving::{Heartbeat, LiveFrame},
+    mailboxes::serving::{Heartbeat, LiveCopy},
 };
 use tokio::{sync::oneshot, time::Instant};
 
@@ -26,8 +26,8 @@ pub(super) enum Input {
     /// From elsewhere in this gateway.
     Event(Event),
     Job(JobResult),
-    /// Copy from an agent's live tail.
-    Live(AgentId, LiveFrame),
+    /// From an agent's live tail.
+    Live(AgentId, LiveCopy),
     /// Time has passed, or the outbound queue has drained.
     Wake,
 }
@@ -109,6 +109,8 @@ pub(super) enum Effect {
     OutcomeMissed(AgentId),
     /// Let all gateways compare a mailbox with what they have sent.
     MailboxChanged(AgentId),
+    /// Compare a mailbox with what this gateway has sent.
+    CompareMailbox(AgentId),
     AnswerProbe(oneshot::Sender<ProbeOutcome>, ProbeOutcome),
     /// Count one in this metric.
     Count(&'static str),

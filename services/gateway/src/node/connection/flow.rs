@@ -65,6 +65,13 @@ impl ConnectionState {
         self.queue_agent(agent);
     }
 
+    /// Handles a copy that may be forged, also its seq: the position of the mailbox is read.
+    pub(super) fn on_unverified(&mut self, agent: AgentId) {
+        if self.agents.contains_key(&agent) {
+            self.emit(Effect::CompareMailbox(agent));
+        }
+    }
+
     pub(super) fn on_ack(&mut self, name: &str, up_to: Seq) {
         let now = self.now();
         if name == BARRIER_AGENT {

@@ -9,7 +9,7 @@ use relay_domain::{AgentId, WorkspaceScope, mailboxes::stream::Seq};
 use relay_engine::{
     Engine, EngineError, EngineResult,
     access::authentication::NodeCaller,
-    mailboxes::serving::{Fence, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox},
+    mailboxes::serving::{Fence, LiveCopy, MailboxPosition, RepairRequest, RepairedMailbox},
 };
 use tokio::time::Instant;
 
@@ -28,7 +28,7 @@ const ACK_STORE_POLL_INTERVAL: Duration = Duration::from_millis(40);
 const DISCONNECT_ATTEMPTS: u32 = 10;
 
 /// Live frames of one agent.
-pub(super) type TailStream = BoxStream<'static, LiveFrame>;
+pub(super) type TailStream = BoxStream<'static, LiveCopy>;
 
 /// Work that the connection starts.
 pub(super) enum Job {

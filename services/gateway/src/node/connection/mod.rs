@@ -40,7 +40,7 @@ use futures::{
 use relay_domain::{AgentId, access::token::TokenHash, mailboxes::stream::Seq, metric_names};
 use relay_engine::{
     access::authentication::NodeCaller,
-    mailboxes::serving::{CursorMove, LiveFrame},
+    mailboxes::serving::{CursorMove, LiveCopy},
 };
 use relay_tasks::{isolate, spawn_isolated};
 use tokio::{sync::mpsc, time::Instant};
@@ -53,7 +53,7 @@ use self::{
     outbound::Outbound,
     registration::INTERNAL,
     served_agent::OutgoingFrame,
-    state::ConnectionState,
+    state::{ConnectionState, NOT_REGISTERED},
     traces::DeliveryTraces,
 };
 use super::registry::{Event, Handle};
@@ -86,7 +86,7 @@ struct Connection {
     handle: Handle,
     outbound: Outbound,
     routes: HashMap<AgentId, Route>,
-    tails: SelectAll<BoxStream<'static, (AgentId, LiveFrame)>>,
+    tails: SelectAll<BoxStream<'static, (AgentId, LiveCopy)>>,
     jobs: FuturesUnordered<BoxFuture<'static, JobResult>>,
     /// Cancelled when the connection ends, so that jobs stop retrying for a closed peer.
     closed: CancellationToken,
@@ -113,8 +113,9 @@ pub(super) async fn serve_socket(socket: WebSocket, app: AppState, peer: Peer) {
     let (outbound, writer) = Outbound::new(sink);
     let writer = spawn_isolated("connection", writer);
     let (handle, mut events) = app.registry.add_peer(node.scope, &node.node_id, token);
+    let now = Instant::now();
     let mut connection = Connection {
-        state: ConnectionState::new(node.clone(), is_direct, Instant::now()),
+        state: ConnectionState::new(node.clone(), is_direct, now, now + app.connections.registration_timeout),
         app,
         node,
         token,
@@ -231,6 +232,7 @@ impl Connection {
             Effect::OutcomeSent(invocation) => engine.actions().record_outcome_sent(self.node.scope, invocation),
             Effect::OutcomeMissed(agent) => registry.mark_possibly_missed(self.node.scope, agent),
             Effect::MailboxChanged(agent) => engine.hints().mailbox_changed(self.node.scope, agent),
+            Effect::CompareMailbox(agent) => engine.hints().compare_mailbox(self.node.scope, agent),
             Effect::AnswerProbe(answer, outcome) => {
                 let _ = answer.send(outcome);
             }
@@ -338,6 +340,9 @@ impl Connection {
         };
         let _ = tokio::time::timeout(FINISH_TIMEOUT, finish).await;
         if let Some((code, reason)) = self.state.closing() {
+            if (code, reason) == NOT_REGISTERED {
+                metrics::counter!(metric_names::CONNECTIONS_TIMED_OUT, "reason" => "registration").increment(1);
+            }
             self.outbound.send_close(code, reason);
         }
         self.state.drop_all_agents();

@@ -15,7 +15,10 @@ use relay_domain::{
     names::{MAX_NOTE_BYTES, check_length},
     nodes::takeover::ProbeOutcome,
 };
-use relay_engine::{access::authentication::NodeCaller, mailboxes::serving::Heartbeat};
+use relay_engine::{
+    access::authentication::NodeCaller,
+    mailboxes::serving::{Heartbeat, LiveCopy},
+};
 use relay_wire::nodes::frame::{self, InboundFrame};
 use tokio::time::Instant;
 
@@ -35,6 +38,10 @@ use crate::node::{registry::Event, upgrade::FRAME_LIMIT};
 /// Inbound frames accepted per [`RATE_WINDOW`]. Beyond it the socket is not read until the window ends.
 const MAX_FRAMES_PER_WINDOW: u32 = 2000;
 const RATE_WINDOW: Duration = Duration::from_millis(250);
+/// Close of a connection whose node does not register. Clients reconnect after it with increasing delays.
+pub(super) const NOT_REGISTERED: Close = (1013, "not registered in time");
+/// Added to the time to register while a request is in progress: a registration is tried for 8 s.
+const REQUEST_GRACE: Duration = Duration::from_secs(10);
 
 /// Reading of the agents located on the provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,12 +86,15 @@ pub(super) struct ConnectionState {
     pub(super) sent_invocations: SentInvocations,
     /// Highest epoch under which another connection took the provider.
     superseded_by: Option<i64>,
+    /// Time by which the node must have registered.
+    registration_due: Instant,
     /// Once set, the connection ends.
     closing: Option<Close>,
 }
 
 impl ConnectionState {
-    pub(super) fn new(node: NodeCaller, is_direct: bool, now: Instant) -> Self {
+    /// Begins a connection whose node must register until `registration_due`.
+    pub(super) fn new(node: NodeCaller, is_direct: bool, now: Instant, registration_due: Instant) -> Self {
         let conditions =
             Conditions { now, is_trusted: false, was_restored: false, room: Room::default(), is_crowded: false };
         Self {
@@ -110,6 +120,7 @@ impl ConnectionState {
             ticked: now,
             sent_invocations: SentInvocations::default(),
             superseded_by: None,
+            registration_due,
             closing: None,
         }
     }
@@ -121,11 +132,13 @@ impl ConnectionState {
             Input::Message(message) => self.on_message(message),
             Input::Event(event) => self.on_event(event),
             Input::Job(done) => self.on_job_result(done),
-            Input::Live(agent, live) => self.on_live(agent, live),
+            Input::Live(agent, LiveCopy::Frame(live)) => self.on_live(agent, live),
+            Input::Live(agent, LiveCopy::WakeUp) => self.on_unverified(agent),
             Input::Wake => {}
         }
         // A busy connection must not postpone its tick.
         self.tick_if_due();
+        self.close_if_unregistered();
         if self.closing.is_none() {
             self.store_due_acks();
             self.pump_deliveries();
@@ -378,9 +391,23 @@ impl ConnectionState {
         self.start_requests();
     }
 
-    /// Time of the next tick or due ack.
+    /// Closes the connection of a node that does not register.
+    fn close_if_unregistered(&mut self) {
+        if self.closing.is_none() && self.registration_deadline().is_some_and(|deadline| deadline <= self.now()) {
+            self.close(NOT_REGISTERED);
+        }
+    }
+
+    /// Returns the time at which the connection ends unless it registers; `None` once it has.
+    fn registration_deadline(&self) -> Option<Instant> {
+        let grace = if self.requests.is_busy() { REQUEST_GRACE } else { Duration::ZERO };
+        self.binding.is_none().then(|| self.registration_due + grace)
+    }
+
+    /// Time of the next tick, due ack or end of the time to register.
     pub(super) fn next_wake(&self) -> Instant {
         let tick = self.ticked + self.tick_interval();
+        let tick = self.registration_deadline().map_or(tick, |deadline| deadline.min(tick));
         self.next_due_ack().map_or(tick, |due| due.min(tick))
     }
 

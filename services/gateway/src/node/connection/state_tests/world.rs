@@ -8,7 +8,7 @@ use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, m
 use relay_engine::{
     EngineError,
     access::authentication::NodeCaller,
-    mailboxes::serving::{Fence, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox, ReplayFrame},
+    mailboxes::serving::{Fence, LiveCopy, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox, ReplayFrame},
 };
 use serde_json::Value;
 use tokio::time::Instant;
@@ -30,6 +30,8 @@ use crate::node::{
 const PACING_WINDOW: usize = 128;
 /// Rows that one repair returns.
 const REPAIR_PAGE: Seq = 40;
+/// Longer than any test takes.
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(86_400);
 const OTHER_NODE: &str = "elsewhere";
 
 /// Kinds of peers, which differ in how their streams start and what limits them.
@@ -112,7 +114,7 @@ impl World {
         let now = Instant::now();
         let mut world = Self {
             peer,
-            state: ConnectionState::new(node, peer.is_direct(), now),
+            state: ConnectionState::new(node, peer.is_direct(), now, now + REGISTRATION_TIMEOUT),
             now,
             is_trusted: true,
             room: 30,
@@ -232,6 +234,7 @@ impl World {
             | Effect::OutcomeSent(_)
             | Effect::OutcomeMissed(_)
             | Effect::MailboxChanged(_)
+            | Effect::CompareMailbox(_)
             | Effect::AnswerProbe(..)
             | Effect::Count(_) => {}
         }
@@ -377,7 +380,7 @@ impl World {
                     // Only an open stream sends, so only that one is stopped.
                     mailbox.is_suspended = mailbox.last_frame.is_some();
                     let seq = mailbox.head;
-                    self.step(Input::Live(agent, live(agent, seq, OTHER_NODE)));
+                    self.step(Input::Live(agent, LiveCopy::Frame(live(agent, seq, OTHER_NODE))));
                 }
             }
             Action::Move(index) => {
@@ -416,7 +419,7 @@ impl World {
         }
         let index = copy % mailbox.copies.len();
         let seq = if again { mailbox.copies[index] } else { mailbox.copies.remove(index) };
-        self.step(Input::Live(agent, live(agent, seq, "here")));
+        self.step(Input::Live(agent, LiveCopy::Frame(live(agent, seq, "here"))));
     }
 
     fn report_positions(&mut self) {

@@ -1,17 +1,81 @@
-//! Our broker as a process, used through its listen API, with fake agents in its terminals.
+//! [`NodeBroker`]: a broker that was started, with a state directory of its own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use relay_testkit::client::{Api, Reply};
-use relay_testkit::process::{Process, Spec};
-use relay_testkit::{binaries, wait};
 use serde_json::{Value, json};
 
+use super::FakeAgent;
+use crate::client::{Api, Reply};
+use crate::process::{Process, Spec};
+use crate::{binaries, wait};
+
+/// Path of another broker, such as a published one, that tests are run against to compare.
+const PROGRAM_VARIABLE: &str = "RELAY_NODE_BROKER";
 const READY_WITHIN: Duration = Duration::from_secs(30);
 const STOP_WITHIN: Duration = Duration::from_secs(10);
+
+/// Description of a broker to start.
+#[derive(Debug, Clone)]
+pub struct BrokerSpec {
+    /// Path of the program.
+    pub program: PathBuf,
+    /// URL of the engine.
+    pub engine: String,
+    /// Key of the workspace.
+    pub workspace_key: String,
+    /// Instance name of the broker and of its node.
+    pub name: String,
+    /// Directory that it runs in; created if it does not exist.
+    pub folder: PathBuf,
+    /// Arguments behind `init --instance-name NAME --persist`.
+    pub args: Vec<String>,
+    /// Environment in addition.
+    pub env: Vec<(String, String)>,
+}
+
+impl BrokerSpec {
+    /// Describes a broker with default settings: ours, or the one that `RELAY_NODE_BROKER` names.
+    pub fn new(engine: &str, workspace_key: &str, name: &str, folder: &Path) -> Result<Self> {
+        let program = match std::env::var_os(PROGRAM_VARIABLE) {
+            Some(program) => program.into(),
+            None => binaries::find(&binaries::directory()?, "agent-relay-broker")?,
+        };
+        Ok(Self {
+            program,
+            engine: engine.to_owned(),
+            workspace_key: workspace_key.to_owned(),
+            name: name.to_owned(),
+            folder: folder.to_owned(),
+            args: Vec::new(),
+            env: Vec::new(),
+        })
+    }
+
+    fn process(&self) -> Result<Spec> {
+        let mut spec = Spec::new(&self.name, &self.program, self.folder.join("broker.log"));
+        spec.args = ["init", "--instance-name", &self.name, "--persist"].map(str::to_owned).to_vec();
+        spec.args.extend(self.args.iter().cloned());
+        spec.cwd = Some(self.folder.clone());
+        let home = self.folder.to_str().context("the folder's name is not UTF-8")?;
+        let environment = [
+            ("HOME", home),
+            ("XDG_DATA_HOME", home),
+            ("RELAYCAST_BASE_URL", &self.engine),
+            ("RELAY_BASE_URL", &self.engine),
+            ("RELAY_WORKSPACE_KEY", &self.workspace_key),
+            ("RELAY_DEFAULT_CHANNELS", "general"),
+        ];
+        spec.env = environment.map(|(key, value)| (key.to_owned(), Some(value.to_owned()))).to_vec();
+        spec.env.extend(self.env.iter().map(|(key, value)| (key.clone(), Some(value.clone()))));
+        for proxy in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"] {
+            spec.env.push((proxy.to_owned(), None));
+        }
+        Ok(spec)
+    }
+}
 
 /// A broker with a state directory of its own.
 #[derive(Debug)]
@@ -23,28 +87,12 @@ pub struct NodeBroker {
 }
 
 impl NodeBroker {
-    /// Starts a persistent broker in `folder` and waits until it has joined the engine.
-    pub async fn start(engine: &str, workspace_key: &str, name: &str, folder: &Path) -> Result<Self> {
-        fs::create_dir_all(folder)?;
-        let program = binaries::find(&binaries::directory()?, "agent-relay-broker")?;
-        let mut spec = Spec::new(name, program, folder.join("broker.log"));
-        spec.args = ["init", "--instance-name", name, "--persist"].map(str::to_owned).to_vec();
-        spec.cwd = Some(folder.to_owned());
-        let home = folder.to_str().context("a folder's name")?;
-        let environment = [
-            ("HOME", home),
-            ("XDG_DATA_HOME", home),
-            ("RELAYCAST_BASE_URL", engine),
-            ("RELAY_WORKSPACE_KEY", workspace_key),
-            ("RELAY_DEFAULT_CHANNELS", "general"),
-        ];
-        spec.env = environment.map(|(key, value)| (key.to_owned(), Some(value.to_owned()))).to_vec();
-        for proxy in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"] {
-            spec.env.push((proxy.to_owned(), None));
-        }
+    /// Starts a persistent broker and waits until its API is ready.
+    pub async fn start(spec: &BrokerSpec) -> Result<Self> {
+        fs::create_dir_all(&spec.folder)?;
         let mut broker = Self {
-            process: Process::start(spec)?,
-            folder: folder.to_owned(),
+            process: Process::start(spec.process()?)?,
+            folder: spec.folder.clone(),
             api: Api::anonymous(""),
             key: String::new(),
         };
@@ -83,6 +131,16 @@ impl NodeBroker {
         }
     }
 
+    /// Waits until it is connected to the engine, which it is some time after its start.
+    pub async fn wait_connected(&self) -> Result<()> {
+        wait::until_ok("the broker to be connected", READY_WITHIN, || async {
+            let health = self.call_with("GET", "/health", &[]).await?.body;
+            ensure!(health["relaycastConnected"] == true, "{health}");
+            anyhow::Ok(())
+        })
+        .await
+    }
+
     /// Calls the listen API with the broker's key.
     pub async fn call(&self, method: &str, path: &str, body: Option<Value>) -> Result<Reply> {
         self.api.call(method.parse().context("a method")?, path, body, &[("x-api-key", &self.key)]).await
@@ -95,7 +153,8 @@ impl NodeBroker {
 
     /// Starts a fake agent.
     pub async fn spawn(&self, agent: &FakeAgent, name: &str, body: Value) -> Result<Reply> {
-        let mut fields = json!({ "name": name, "cli": agent.command()?, "args": agent.args, "channels": ["general"] });
+        let mut fields =
+            json!({ "name": name, "cli": agent.program()?, "args": agent.args(), "channels": ["general"] });
         if let (Value::Object(fields), Value::Object(more)) = (&mut fields, body) {
             fields.extend(more);
         }
@@ -116,9 +175,24 @@ impl NodeBroker {
         Ok(events.iter().filter(|event| event["name"] == name && event["kind"] == kind).cloned().collect())
     }
 
+    /// Returns the process id.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Returns whether it runs.
+    pub fn is_running(&self) -> bool {
+        self.process.is_running()
+    }
+
     /// Sends SIGTERM and waits for the exit.
     pub async fn terminate(&self) -> Result<std::process::ExitStatus> {
         self.process.stop_with(libc::SIGTERM, STOP_WITHIN).await
+    }
+
+    /// Returns the URL of the listen API.
+    pub fn url(&self) -> &str {
+        self.api.base()
     }
 
     /// Returns the URL of a socket of the listen API.
@@ -139,41 +213,5 @@ impl NodeBroker {
     /// Returns the last lines of its log.
     pub fn log_tail(&self, lines: usize) -> String {
         self.process.log_tail(lines)
-    }
-}
-
-/// Fake agent that notes its messages in a file.
-#[derive(Debug, Clone)]
-pub struct FakeAgent {
-    log: PathBuf,
-    args: Vec<String>,
-}
-
-impl FakeAgent {
-    /// Describes an agent that shows messages in one way (`cooked`, `screen` or `mute`).
-    pub fn new(show: &str, log: PathBuf, more: &[&str]) -> Self {
-        let path = log.display().to_string();
-        let args = [show, "--log", &path].into_iter().chain(more.iter().copied()).map(str::to_owned).collect();
-        Self { log, args }
-    }
-
-    fn command(&self) -> Result<String> {
-        Ok(binaries::find(&binaries::directory()?, "fake-agent")?.display().to_string())
-    }
-
-    /// Returns the submitted messages, each with the process that received it.
-    pub fn messages(&self) -> Vec<(u32, String)> {
-        let text = fs::read_to_string(&self.log).unwrap_or_default();
-        let parse = |line: &str| {
-            let (pid, text) = line.split_once(' ')?;
-            Some((pid.parse().ok()?, text.to_owned()))
-        };
-        text.lines().filter_map(parse).collect()
-    }
-
-    /// Returns the words after the last colon of each message: the bodies, if they have no colon.
-    pub fn bodies(&self) -> Vec<String> {
-        let body = |(_, text): (u32, String)| text.rsplit_once("]: ").map(|(_, body)| body.to_owned());
-        self.messages().into_iter().filter_map(body).collect()
     }
 }

@@ -1,0 +1,57 @@
+//! [`ContextBudget`]: how much of its context an agent says is left.
+
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+/// Such as `Context left until auto-compact: 7%` and `context window 8% left`.
+static LEFT: LazyLock<Option<Regex>> = LazyLock::new(|| {
+    Regex::new(r"(?i)context[^\n%]{0,60}?\b(\d{1,3})% ?(?:left|remaining)|context left[^\n%]{0,40}?\b(\d{1,3})%").ok()
+});
+/// Text kept between two reads, so that a statement that is split is found.
+const TAIL_BYTES: usize = 160;
+/// A share from which on it is low, in per cent.
+const LOW_PERCENT: u8 = 10;
+
+/// Looks for statements in the visible output.
+#[derive(Debug, Default)]
+pub(super) struct ContextBudget {
+    tail: String,
+    left: Option<u8>,
+}
+
+impl ContextBudget {
+    /// Takes output. Returns the share that is left if it has changed.
+    pub(super) fn on_text(&mut self, text: &str) -> Option<u8> {
+        self.tail.push_str(text);
+        let statements = LEFT.as_ref().into_iter().flat_map(|pattern| pattern.captures_iter(&self.tail));
+        let found = statements.filter_map(|found| found.get(1).or(found.get(2))?.as_str().parse().ok()).last();
+        let found = found.filter(|percent: &u8| *percent <= 100);
+        let keep = self.tail.len().saturating_sub(TAIL_BYTES);
+        self.tail.drain(..self.tail.ceil_char_boundary(keep));
+        let changed = found.filter(|percent| self.left != Some(*percent));
+        self.left = found.or(self.left);
+        changed
+    }
+
+    /// Returns whether a share is low.
+    pub(super) fn is_low(percent: u8) -> bool {
+        percent <= LOW_PERCENT
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_statement_is_found_once_also_when_it_is_split() {
+        let mut budget = ContextBudget::default();
+        assert_eq!(budget.on_text("building: 7% left\n"), None);
+        assert_eq!(budget.on_text("Context window: 4"), None);
+        assert_eq!(budget.on_text("2% left\n"), Some(42));
+        assert_eq!(budget.on_text("Context left until auto-compact: 9%\n"), Some(9));
+        assert_eq!(budget.on_text("Context left until auto-compact: 9%\n"), None, "it is known");
+        assert!(ContextBudget::is_low(9) && !ContextBudget::is_low(42));
+    }
+}

@@ -1,0 +1,144 @@
+//! [`DeadLetters`]: deliveries that failed for good, with their content, until they are typed again or forgotten.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use serde::Serialize;
+
+use crate::mailbox::Message;
+
+const REMEMBERED: usize = 500;
+/// Bytes of all contents.
+const REMEMBERED_BYTES: usize = 32 << 20;
+
+/// A delivery that failed.
+#[derive(Debug, Clone)]
+pub(crate) struct DeadLetter {
+    pub(crate) agent: String,
+    pub(crate) message: Message,
+    pub(crate) reason: &'static str,
+    pub(crate) attempts: u32,
+    /// Unix time in milliseconds.
+    pub(crate) failed_at_ms: i64,
+}
+
+/// A dead letter as drivers are shown it.
+#[derive(Debug, Serialize)]
+pub(crate) struct ShownLetter {
+    delivery_id: String,
+    event_id: String,
+    name: String,
+    from: String,
+    target: String,
+    body: String,
+    thread_id: Option<String>,
+    reason: &'static str,
+    attempts: u32,
+    failed_at_ms: i64,
+}
+
+/// The last 500 failures.
+#[derive(Debug, Default)]
+pub(crate) struct DeadLetters {
+    content: Mutex<Content>,
+}
+
+#[derive(Debug, Default)]
+struct Content {
+    letters: VecDeque<DeadLetter>,
+    bytes: usize,
+}
+
+impl DeadLetters {
+    /// Adds a failure; the oldest are forgotten.
+    pub(crate) fn add(&self, letter: DeadLetter) {
+        let mut content = self.lock();
+        content.bytes += letter.message.len();
+        content.letters.push_back(letter);
+        while content.letters.len() > REMEMBERED || content.bytes > REMEMBERED_BYTES {
+            let Some(oldest) = content.letters.pop_front() else { return };
+            content.bytes -= oldest.message.len();
+        }
+    }
+
+    /// All, oldest first.
+    pub(crate) fn list(&self) -> Vec<ShownLetter> {
+        self.lock().letters.iter().map(DeadLetter::shown).collect()
+    }
+
+    /// The letter of a delivery.
+    pub(crate) fn get(&self, delivery_id: &str) -> Option<DeadLetter> {
+        self.lock().letters.iter().find(|letter| letter.message.delivery_id == delivery_id).cloned()
+    }
+
+    /// Forgets the letter of a delivery that is typed again.
+    pub(crate) fn remove(&self, delivery_id: &str) {
+        let mut content = self.lock();
+        let Some(index) = content.letters.iter().position(|letter| letter.message.delivery_id == delivery_id) else {
+            return;
+        };
+        if let Some(removed) = content.letters.remove(index) {
+            content.bytes -= removed.message.len();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Content> {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl DeadLetter {
+    fn shown(&self) -> ShownLetter {
+        let message = &self.message;
+        ShownLetter {
+            delivery_id: message.delivery_id.clone(),
+            event_id: message.event_id.clone(),
+            name: self.agent.clone(),
+            from: message.author.name.clone(),
+            target: message.target.clone(),
+            body: message.body.clone(),
+            thread_id: message.thread_id.clone(),
+            reason: self.reason,
+            attempts: self.attempts,
+            failed_at_ms: self.failed_at_ms,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mailbox::{Author, Origin, Urgency};
+
+    fn letter(number: usize, body: &str) -> DeadLetter {
+        let message = Message {
+            delivery_id: number.to_string(),
+            event_id: "evt".into(),
+            seq: None,
+            author: Author::default(),
+            target: "ada".into(),
+            body: body.into(),
+            thread_id: None,
+            priority: 2,
+            urgency: Urgency::Wait,
+            origin: Origin::Engine,
+            queued_at_ms: 0,
+        };
+        DeadLetter { agent: "ada".into(), message, reason: "verification_failed", attempts: 4, failed_at_ms: 0 }
+    }
+
+    #[test]
+    fn the_newest_are_kept_within_both_bounds() {
+        let letters = DeadLetters::default();
+        (0..REMEMBERED + 2).for_each(|number| letters.add(letter(number, "x")));
+        assert_eq!(letters.list().len(), REMEMBERED);
+        assert!(letters.get("1").is_none() && letters.get("2").is_some());
+        letters.remove("2");
+        assert!(letters.get("2").is_none());
+        let large = "x".repeat(REMEMBERED_BYTES / 2);
+        (1000..1003).for_each(|number| letters.add(letter(number, &large)));
+        assert_eq!(letters.list().len(), 1, "one large letter is within the bound, two with their names are not");
+    }
+}

@@ -1,0 +1,196 @@
+//! Statements of a running agent about itself, and events for the engine: activity, receipts, saved notes. None of it is
+//! on the way of a delivery.
+
+use relay_verification::Timestamp;
+use serde_json::{Value, json};
+use tokio::time::Duration;
+
+use super::{
+    AgentState, ReceiptPolicy, Report,
+    context_budget::ContextBudget,
+    continuity::{ContinuityRequest, Notes},
+    session_status::Activity,
+    task::{AgentTask, Done, Running},
+};
+use crate::{
+    clock,
+    events::Event,
+    injection::{Failure, Settlement},
+    mailbox::{Author, Message, Origin, Urgency},
+    metric_names,
+};
+
+/// A prompt counts as rest after so long without output.
+const REST: Duration = Duration::from_secs(2);
+/// A block of notes ends with a pause of this length.
+const BLOCK_PAUSE: Duration = Duration::from_secs(2);
+/// An agent is blocked when a message could not be typed for so long.
+const BLOCKED_AFTER: Duration = Duration::from_secs(120);
+
+impl AgentTask {
+    /// Tells the engine of an event; dropped while too many wait.
+    pub(super) fn report(&self, kind: &'static str, payload: Value, key: Option<String>) {
+        let handle = &self.launch.handle;
+        let report = Report { agent: handle.spec.name.clone(), token: handle.token.clone(), kind, payload, key };
+        if self.launch.services.reports.try_send(report).is_err() {
+            metrics::counter!(metric_names::REPORTS_DROPPED).increment(1);
+        }
+    }
+
+    /// Reports a settled message to those who watch the workspace, if the operator wants it.
+    pub(super) fn report_settlement(&self, settlement: &Settlement) {
+        let is_wanted = match self.launch.services.settings.receipts {
+            ReceiptPolicy::All => true,
+            ReceiptPolicy::Exceptions => !settlement.is_verified,
+            ReceiptPolicy::Off => false,
+        };
+        if !is_wanted || settlement.message.seq.is_none() {
+            return;
+        }
+        let (message, level) = (&settlement.message, settlement.level.as_str());
+        let payload = json!({
+            "delivery_id": message.delivery_id,
+            "message_id": message.event_id,
+            "level": level,
+            "method": settlement.method,
+            "confidence": settlement.confidence,
+            "attempt": settlement.attempts,
+            "latency_ms": settlement.latency_ms,
+            "verified": settlement.is_verified,
+        });
+        self.report("delivery.delivered", payload, Some(format!("{}:{level}", message.delivery_id)));
+    }
+
+    /// Reports a message that failed for good, if the operator wants it.
+    pub(super) fn report_failure_event(&self, failure: &Failure) {
+        if self.launch.services.settings.receipts == ReceiptPolicy::Off || failure.message.seq.is_none() {
+            return;
+        }
+        let message = &failure.message;
+        let payload = json!({
+            "delivery_id": message.delivery_id,
+            "message_id": message.event_id,
+            "level": "L0",
+            "confidence": "injected",
+            "method": "injected",
+            "attempt": failure.attempts,
+            "latency_ms": Value::Null,
+            "verified": false,
+            "error": failure.reason.as_str(),
+        });
+        self.report("delivery.failed", payload, Some(format!("{}:failed", message.delivery_id)));
+    }
+
+    /// Takes visible output.
+    pub(super) fn on_visible_text(&self, running: &mut Running, at: Timestamp, text: &str) {
+        running.status.set(Activity::Thinking, "output");
+        if let Some(percent) = running.context.on_text(text) {
+            self.info.send_modify(|info| info.context_left_percent = Some(percent));
+            if ContextBudget::is_low(percent) {
+                self.publish(&Event::AgentContextLow { pct: percent });
+            }
+        }
+        for request in running.continuity.on_text(at, text) {
+            self.on_continuity(running, request);
+        }
+    }
+
+    /// Does what silence decides.
+    pub(super) fn judge_rest(&self, running: &mut Running, now: Timestamp) {
+        if running.continuity.is_open()
+            && now >= running.last_output_at + BLOCK_PAUSE
+            && let Some(request) = running.continuity.finish()
+        {
+            self.on_continuity(running, request);
+        }
+        if now >= running.last_output_at + REST && running.rest_judged_for != Some(running.last_output_at) {
+            running.rest_judged_for = Some(running.last_output_at);
+            let harness = self.launch.harness.as_ref();
+            let before_cursor = running.process.terminal.text_before_cursor();
+            if harness.is_some_and(|harness| harness.is_at_prompt(&before_cursor)) {
+                running.status.set(Activity::Idle, "prompt");
+            }
+        }
+        self.judge_blocked(running, now);
+        for (kind, payload) in running.status.poll(now) {
+            self.report(kind, payload, None);
+        }
+    }
+
+    fn judge_blocked(&self, running: &mut Running, now: Timestamp) {
+        let Some(since) = running.pipeline.typing_since() else {
+            running.is_blocked_reported = false;
+            return;
+        };
+        if running.is_blocked_reported || now < since + BLOCKED_AFTER {
+            return;
+        }
+        running.is_blocked_reported = true;
+        running.status.set(Activity::Waiting, "blocked");
+        self.info.send_modify(|info| info.state = AgentState::BlockedOnSend);
+        self.publish(&Event::AgentBlockedOnSend {
+            blocked_secs: now.duration_since(since).as_secs(),
+            pending_delivery_count: running.pipeline.pending().len(),
+        });
+    }
+
+    /// Instant at which [`Self::judge_rest`] has work again.
+    pub(super) fn next_rest_deadline(&self, running: &Running) -> Option<Timestamp> {
+        let block = running.continuity.is_open().then(|| running.last_output_at + BLOCK_PAUSE);
+        let is_judged = running.rest_judged_for == Some(running.last_output_at);
+        let rest = (!is_judged && self.launch.harness.is_some()).then(|| running.last_output_at + REST);
+        let blocked = running.pipeline.typing_since().filter(|_| !running.is_blocked_reported);
+        let blocked = blocked.map(|since| since + BLOCKED_AFTER);
+        [block, rest, blocked, running.status.next_report()].into_iter().flatten().min()
+    }
+
+    fn on_continuity(&self, running: &Running, request: ContinuityRequest) {
+        let (folder, agent) = (self.launch.services.settings.continuity.clone(), self.name().to_owned());
+        let task = self.launch.handle.spec.task.clone();
+        let last_messages = running.notes.last_messages.clone();
+        let saved_at_ms = clock::unix_ms();
+        running.works.push(Box::pin(async move {
+            let work = tokio::task::spawn_blocking(move || {
+                let kept = folder.load(&agent)?;
+                let notes = match request {
+                    ContinuityRequest::Load => return Ok(kept),
+                    ContinuityRequest::Save(summary) => {
+                        Notes { agent, task, summary, uncertain: Vec::new(), last_messages, saved_at_ms }
+                    }
+                    ContinuityRequest::Uncertain(question) => {
+                        let mut notes = kept.unwrap_or(Notes { agent, task, ..Notes::default() });
+                        notes.add_question(question);
+                        notes
+                    }
+                };
+                folder.save(&notes).map(|()| None)
+            });
+            match work.await {
+                Ok(Ok(notes)) => Done::Notes(notes.map(Box::new)),
+                Ok(Err(error)) => {
+                    tracing::warn!(error = format!("{error:#}"), "an agent's notes could not be read or written");
+                    Done::Notes(None)
+                }
+                Err(_) => Done::Notes(None),
+            }
+        }));
+    }
+
+    /// Types notes back to the agent.
+    pub(super) fn on_notes(&self, running: &mut Running, notes: &Notes) {
+        let id = format!("cont_load_{}", uuid::Uuid::new_v4().simple());
+        running.pipeline.enqueue(Message {
+            delivery_id: id.clone(),
+            event_id: id,
+            seq: None,
+            author: Author { name: "broker".to_owned(), agent_id: None },
+            target: self.name().to_owned(),
+            body: notes.text(),
+            thread_id: None,
+            priority: 2,
+            urgency: Urgency::Wait,
+            origin: Origin::Continuity,
+            queued_at_ms: clock::unix_ms(),
+        });
+    }
+}

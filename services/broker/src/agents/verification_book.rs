@@ -1,0 +1,210 @@
+//! [`VerificationBook`]: what was learned of each agent program and version, and the figures of their deliveries. Kept
+//! over restarts in `verification-<name>.json`.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, UNIX_EPOCH},
+};
+
+use anyhow::Result;
+use relay_verification::strategy::{DeliveryRecord, Learned};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::{sync::Notify, time::sleep};
+
+use super::figures::{Outcome, VerificationFigures};
+use crate::state::{read_versioned, write_versioned};
+
+/// Version of the file.
+const VERSION: u32 = 1;
+/// The file is written at most so often.
+const WRITE_EVERY: Duration = Duration::from_secs(5);
+/// Versions of programs that are remembered.
+const MOST_ENTRIES: usize = 200;
+
+/// Agent program in one version.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct ProgramVersion {
+    pub(crate) harness: String,
+    /// Size and time of change of the program's file: asking each program for its version would start it.
+    pub(crate) version: String,
+}
+
+impl ProgramVersion {
+    /// The version of a program found on `PATH` or by its path. Blocks.
+    pub(crate) fn find(harness: &str, program: &str) -> Self {
+        let facts = find_program(program).and_then(|path| path.metadata().ok());
+        let version = facts.map(|facts| {
+            let changed = facts.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+            format!("{}-{}", facts.len(), changed.unwrap_or_default().as_secs())
+        });
+        Self { harness: harness.to_owned(), version: version.unwrap_or_else(|| "unknown".to_owned()) }
+    }
+}
+
+fn find_program(program: &str) -> Option<PathBuf> {
+    if program.contains('/') {
+        return Some(PathBuf::from(program));
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|candidate| candidate.is_file())
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct Entry {
+    learned: Learned,
+    figures: VerificationFigures,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct File {
+    entries: Vec<(ProgramVersion, Entry)>,
+}
+
+#[derive(Debug, Default)]
+struct Content {
+    programs: BTreeMap<ProgramVersion, Entry>,
+    /// Figures of agents that run.
+    agents: BTreeMap<String, VerificationFigures>,
+}
+
+/// All programs and running agents.
+#[derive(Debug)]
+pub(crate) struct VerificationBook {
+    path: PathBuf,
+    content: Mutex<Content>,
+    changed: Notify,
+}
+
+impl VerificationBook {
+    /// Reads what the previous broker has learned.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or a newer broker has written it.
+    pub(crate) fn open(path: PathBuf) -> Result<Self> {
+        let file: File = read_versioned(&path, VERSION)?.unwrap_or_default();
+        let content = Content { programs: file.entries.into_iter().collect(), agents: BTreeMap::new() };
+        Ok(Self { path, content: Mutex::new(content), changed: Notify::new() })
+    }
+
+    /// Returns the conclusions about a program so far.
+    pub(crate) fn learned(&self, program: &ProgramVersion) -> Learned {
+        self.lock().programs.get(program).map(|entry| entry.learned.clone()).unwrap_or_default()
+    }
+
+    /// Takes an outcome.
+    pub(crate) fn on_outcome(&self, agent: &str, program: &ProgramVersion, outcome: Outcome, attempts: u32) {
+        self.change(agent, program, |figures| figures.on_outcome(outcome, attempts));
+    }
+
+    /// A message was not typed again.
+    pub(crate) fn on_suppressed(&self, agent: &str, program: &ProgramVersion, reason: &'static str) {
+        self.change(agent, program, |figures| figures.on_suppressed(reason));
+    }
+
+    /// Takes the signals of a delivery and returns what is learned of the program now.
+    pub(crate) fn on_record(&self, agent: &str, program: &ProgramVersion, record: DeliveryRecord) -> Learned {
+        self.change(agent, program, |figures| figures.on_record(record));
+        let mut content = self.lock();
+        let entry = content.programs.entry(program.clone()).or_default();
+        for change in entry.learned.record(record) {
+            tracing::info!(harness = program.harness, ?change, "learned of an agent program");
+        }
+        entry.learned.clone()
+    }
+
+    fn change(&self, agent: &str, program: &ProgramVersion, change: impl Fn(&mut VerificationFigures)) {
+        let mut content = self.lock();
+        if !content.programs.contains_key(program) && content.programs.len() >= MOST_ENTRIES {
+            content.programs.pop_first();
+        }
+        change(&mut content.programs.entry(program.clone()).or_default().figures);
+        change(content.agents.entry(agent.to_owned()).or_default());
+        self.changed.notify_one();
+    }
+
+    /// An agent has ended.
+    pub(crate) fn forget_agent(&self, agent: &str) {
+        self.lock().agents.remove(agent);
+    }
+
+    /// Forgets what was learned of a program, or of all.
+    pub(crate) fn reset(&self, harness: Option<&str>) -> usize {
+        let mut content = self.lock();
+        let before = content.programs.len();
+        content.programs.retain(|program, _| harness.is_some_and(|harness| harness != program.harness));
+        self.changed.notify_one();
+        before - content.programs.len()
+    }
+
+    /// Figures of all programs.
+    pub(crate) fn report(&self) -> Vec<Value> {
+        let content = self.lock();
+        let reports = content.programs.iter().map(|(program, entry)| {
+            let mut report = entry.figures.report(Some(&entry.learned));
+            report["harness"] = json!(program.harness);
+            report["version"] = json!(program.version);
+            report
+        });
+        reports.collect()
+    }
+
+    /// Figures of one running agent, if it got a message.
+    pub(crate) fn report_agent(&self, agent: &str) -> Option<Value> {
+        self.lock().agents.get(agent).map(|figures| figures.report(None))
+    }
+
+    /// Writes the file after changes, without an end.
+    pub(crate) async fn keep_written(self: std::sync::Arc<Self>) {
+        loop {
+            self.changed.notified().await;
+            sleep(WRITE_EVERY).await;
+            let book = self.clone();
+            if let Ok(Err(error)) = tokio::task::spawn_blocking(move || book.write()).await {
+                tracing::warn!(
+                    error = format!("{error:#}"),
+                    "what was learned cannot be written, it is kept in memory"
+                );
+            }
+        }
+    }
+
+    /// Writes the file. Blocks.
+    pub(crate) fn write(&self) -> Result<()> {
+        let entries = self.lock().programs.iter().map(|(program, entry)| (program.clone(), entry.clone())).collect();
+        write_versioned(&self.path, VERSION, &File { entries })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Content> {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_learned_outlives_the_broker_and_can_be_reset() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let book = VerificationBook::open(folder.path().join("verification.json")).expect("a book");
+        let program = ProgramVersion::find("claude", "/bin/sh");
+        assert_ne!(program.version, "unknown");
+        let silent = DeliveryRecord { has_file_ack: true, ..DeliveryRecord::default() };
+        for _ in 0..20 {
+            book.on_outcome("ada", &program, Outcome::Verified { method: "file", latency_ms: 7 }, 1);
+            book.on_record("ada", &program, silent);
+        }
+        assert!(!book.learned(&program).is_echo_reliable());
+        book.write().expect("a file");
+        let again = VerificationBook::open(book.path.clone()).expect("a book");
+        assert_eq!(again.learned(&program), book.learned(&program));
+        assert_eq!(again.report(), book.report());
+        assert!(again.report_agent("ada").is_none(), "agents end with their broker");
+        assert_eq!((again.reset(Some("codex")), again.reset(Some("claude"))), (0, 1));
+        assert!(again.learned(&program).is_echo_reliable());
+    }
+}

@@ -1,0 +1,242 @@
+//! Limits of connections: how many a client, a token, a workspace and the gateway may have, and how slow they may be.
+//!
+//! [`Connections`] counts. `main` asks it about each TCP connection, [`admit_request`] about the addresses behind
+//! trusted proxies, `caller` about requests in progress, and the upgrades of nodes and observers about their sockets.
+
+mod client_address;
+mod limits;
+mod seats;
+
+use std::{
+    convert::Infallible,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use axum::{
+    extract::{FromRequestParts, Request, State},
+    http::request::Parts,
+    middleware::Next,
+    response::{IntoResponse as _, Response},
+};
+pub use client_address::{ClientAddress, PeerAddress};
+use ipnet::IpNet;
+pub use limits::ConnectionLimits;
+use relay_domain::{WorkspaceScope, access::client_network::client_network, metric_names as name};
+use relay_engine::access::limits::RateLimitSubject;
+use relay_runtime::server::GuardedBody;
+pub use seats::{CallerSeat, CallerSeats, Limit};
+use seats::{Seat, Seats};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::{error::ApiError, state::AppState};
+
+/// Connections above a limit that are answered with a refusal at the same time; further ones are closed.
+const MAX_REFUSALS: usize = 256;
+/// Observers of this gateway, and of one workspace: each costs a share of every event.
+const MAX_OBSERVERS: usize = 8192;
+const MAX_WORKSPACE_OBSERVERS: usize = MAX_OBSERVERS / 4;
+
+/// Counts of this gateway's connections. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Connections {
+    trusted_proxies: Arc<[IpNet]>,
+    /// TCP connections of all clients.
+    total: Seats<()>,
+    /// TCP connections of an address, and behind a trusted proxy its requests in progress and its sockets.
+    addresses: Seats<IpAddr>,
+    refusals: Arc<Semaphore>,
+    /// Requests in progress.
+    pub(crate) requests: CallerSeats,
+    /// Sockets of nodes.
+    pub(crate) nodes: CallerSeats,
+    /// Sockets and streams of observers.
+    pub(crate) observers: CallerSeats,
+    /// Time that a node has to register after the upgrade.
+    pub(crate) registration_timeout: Duration,
+}
+
+/// Admission of a TCP connection.
+#[derive(Debug)]
+pub enum Admission {
+    Admitted(Admitted),
+    /// Its requests are refused because of this limit.
+    Refused(Limit, OwnedSemaphorePermit),
+}
+
+/// Place of an open TCP connection.
+#[derive(Debug)]
+pub struct Admitted {
+    _place: Seat<()>,
+    _address: Option<Seat<IpAddr>>,
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        metrics::gauge!(name::CONNECTIONS).decrement(1);
+    }
+}
+
+impl Connections {
+    /// Creates the counts. `max_connections` may be lower than the setting, because files are scarce.
+    #[must_use]
+    pub fn new(limits: &ConnectionLimits, trusted_proxies: Vec<IpNet>) -> Self {
+        let total = limits.max_connections;
+        let (workspace, token) = (limits.max_connections_per_workspace, limits.max_connections_per_token);
+        Self {
+            trusted_proxies: trusted_proxies.into(),
+            total: Seats::new(total),
+            addresses: Seats::new(limits.max_connections_per_address),
+            refusals: Arc::new(Semaphore::new(MAX_REFUSALS)),
+            requests: CallerSeats::new(total, workspace, token),
+            nodes: CallerSeats::new(total, workspace, token),
+            observers: CallerSeats::new(MAX_OBSERVERS, workspace.min(MAX_WORKSPACE_OBSERVERS), token),
+            registration_timeout: Duration::from_secs(limits.registration_timeout_seconds),
+        }
+    }
+
+    /// Admits a new connection, or says why its requests are refused. `None` if it is to be closed at once.
+    #[must_use]
+    pub fn admit(&self, peer: SocketAddr) -> Option<Admission> {
+        let address = peer.ip().to_canonical();
+        // A trusted proxy carries the connections of many clients.
+        let address = if self.is_exempt(address) { None } else { Some(self.addresses.take(client_network(address))) };
+        let (refused, address) = match address {
+            Some(None) => (Some(Limit::Address), None),
+            address => (None, address.flatten()),
+        };
+        let place = if refused.is_none() { self.total.take(()) } else { None };
+        if let Some(place) = place {
+            metrics::gauge!(name::CONNECTIONS).increment(1);
+            return Some(Admission::Admitted(Admitted { _place: place, _address: address }));
+        }
+        let limit = refused.unwrap_or(Limit::Process);
+        limit.count_refusal();
+        let place = Arc::clone(&self.refusals).try_acquire_owned().ok()?;
+        Some(Admission::Refused(limit, place))
+    }
+
+    /// Takes a place for a client behind a trusted proxy. Other clients have one by their TCP connection.
+    fn admit_forwarded(&self, client: ClientAddress) -> Result<Option<Seat<IpAddr>>, Limit> {
+        match client {
+            ClientAddress::Forwarded(address) if !self.is_exempt(address) => {
+                self.addresses.take(client_network(address)).map(Some).ok_or(Limit::Address)
+            }
+            ClientAddress::Forwarded(_) | ClientAddress::Peer(_) | ClientAddress::Unknown => Ok(None),
+        }
+    }
+
+    /// Returns whether connections of an address are not counted: those of this machine and of trusted proxies.
+    fn is_exempt(&self, address: IpAddr) -> bool {
+        address.is_loopback() || self.trusted_proxies.iter().any(|network| network.contains(&address))
+    }
+}
+
+/// Places that a request holds until its answer. A socket that it opens takes them over.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct HeldPlaces(Arc<Places>);
+
+#[derive(Debug, Default)]
+struct Places {
+    address: Option<Seat<IpAddr>>,
+    caller: OnceLock<CallerSeat>,
+}
+
+impl HeldPlaces {
+    /// Takes a place for the request of an authenticated caller.
+    pub(crate) fn take_request(
+        parts: &Parts,
+        state: &AppState,
+        scope: WorkspaceScope,
+        caller: RateLimitSubject,
+    ) -> Result<(), ApiError> {
+        let Some(held) = parts.extensions.get::<Self>() else { return Ok(()) };
+        let seat = state.connections.requests.take(scope, caller).map_err(ApiError::too_many_connections)?;
+        let _ = held.0.caller.set(seat);
+        Ok(())
+    }
+}
+
+/// Client of a request. While this is kept, the client's address has one connection less.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) address: ClientAddress,
+    _places: HeldPlaces,
+}
+
+impl<S: Sync> FromRequestParts<S> for Client {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let places = parts.extensions.get::<HeldPlaces>().cloned().unwrap_or_default();
+        Ok(Self { address: ClientAddress::of_parts(parts), _places: places })
+    }
+}
+
+/// Determines the client's address, and refuses the request if the address has too many connections.
+pub(crate) async fn admit_request(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
+    let client = ClientAddress::of(&request, &state.connections.trusted_proxies);
+    request.extensions_mut().insert(client);
+    let address = match state.connections.admit_forwarded(client) {
+        Ok(address) => address,
+        Err(limit) => {
+            limit.count_refusal();
+            return ApiError::too_many_connections(limit).into_response();
+        }
+    };
+    let held = HeldPlaces(Arc::new(Places { address, caller: OnceLock::new() }));
+    request.extensions_mut().insert(held.clone());
+    let response = next.run(request).await;
+    if held.0.address.is_some() { response.map(|body| GuardedBody::wrap(body, held)) } else { response }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Settings {
+        #[command(flatten)]
+        limits: ConnectionLimits,
+    }
+
+    fn connections(arguments: &[&str]) -> Connections {
+        let settings = Settings::parse_from([&["test"], arguments].concat());
+        Connections::new(&settings.limits, vec!["10.0.0.0/8".parse().unwrap()])
+    }
+
+    fn admit(connections: &Connections, address: &str) -> Result<Admission, Limit> {
+        match connections.admit(SocketAddr::new(address.parse().unwrap(), 1)) {
+            Some(Admission::Refused(limit, _)) => Err(limit),
+            Some(admitted) => Ok(admitted),
+            None => panic!("closed without an answer"),
+        }
+    }
+
+    #[test]
+    fn an_address_has_a_share_of_the_connections() {
+        let connections = connections(&["--max-connections-per-address", "2"]);
+        let held: Vec<_> = (0..2).map(|_| admit(&connections, "2001:db8::1").unwrap()).collect();
+        assert_eq!(admit(&connections, "2001:db8::2").unwrap_err(), Limit::Address, "of the same /64");
+        admit(&connections, "2001:db8:0:1::2").unwrap();
+        for exempt in ["127.0.0.1", "10.1.2.3"] {
+            let _held: Vec<_> = (0..3).map(|_| admit(&connections, exempt).unwrap()).collect();
+        }
+        drop(held);
+        admit(&connections, "2001:db8::2").unwrap();
+    }
+
+    #[test]
+    fn a_full_gateway_refuses_everybody_and_holds_no_seat_of_the_refused() {
+        let connections = connections(&["--max-connections", "1", "--max-connections-per-address", "1"]);
+        let held = admit(&connections, "127.0.0.1").unwrap();
+        for _ in 0..2 {
+            assert_eq!(admit(&connections, "192.0.2.1").unwrap_err(), Limit::Process);
+        }
+        drop(held);
+        admit(&connections, "192.0.2.1").unwrap();
+    }
+}

@@ -1,0 +1,105 @@
+//! A flood of invented tokens: Postgres hears of few, and other callers do not wait for them.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use futures::future::join_all;
+use relay_testkit::{client::Api, stack::Stack};
+use reqwest::Method;
+
+const ATTACKER: &str = "198.51.100.7";
+/// Unknown tokens of an address that are looked up in a minute.
+const LOOKUPS_PER_MINUTE: f64 = 60.0;
+const AT_A_TIME: usize = 32;
+/// Requests of the other tenant during the flood, and the time for each of them on a loaded machine.
+const REQUESTS: usize = 40;
+const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
+
+async fn lookups(stack: &Stack, outcome: &str) -> Result<f64> {
+    let label = format!("relay_token_lookups_total{{outcome=\"{outcome}\"}} ");
+    let page = stack.gateway(0).metrics().await?;
+    let sample = page.lines().find_map(|line| line.strip_prefix(&label));
+    Ok(sample.map(str::parse).transpose()?.unwrap_or_default())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_invented_tokens_delays_no_other_caller() -> Result<()> {
+    let stack = Stack::builder()
+        .gateways(1)
+        .worker(false)
+        .env("RELAY_RATE_LIMITS", "on")
+        .env("RELAY_TRUSTED_PROXIES", "127.0.0.1")
+        .start()
+        .await?;
+    let gateway = stack.gateway(0).url();
+    let key = Api::create_workspace(gateway, "other").await?.without_retries();
+    let neighbour = Api::create_workspace(gateway, "neighbour").await?.without_retries();
+    let anonymous = Api::anonymous(gateway).without_retries();
+    let ask = async |api: &Api, address: &str| {
+        api.call(Method::GET, "/v1/agents", None, &[("x-forwarded-for", address)]).await
+    };
+    ask(&neighbour, ATTACKER).await?.success()?;
+
+    let is_over = AtomicBool::new(false);
+    let flood = async {
+        let attackers = (0..AT_A_TIME).map(async |_| {
+            let (mut unknown, mut refused) = (0_usize, 0_usize);
+            while !is_over.load(Ordering::Relaxed) {
+                let invented = anonymous.with_token(&format!("rk_live_{}", uuid::Uuid::new_v4().simple()));
+                match ask(&invented, ATTACKER).await?.status {
+                    401 => unknown += 1,
+                    429 | 503 => refused += 1,
+                    other => anyhow::bail!("answered {other}"),
+                }
+            }
+            Ok((unknown, refused))
+        });
+        let counts = join_all(attackers).await.into_iter().collect::<Result<Vec<_>>>()?;
+        anyhow::Ok(counts.iter().fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1)))
+    };
+    let others = async {
+        let mut slowest = Duration::ZERO;
+        for _ in 0..REQUESTS {
+            let began = Instant::now();
+            let other = ask(&key, "198.51.100.8").await;
+            slowest = slowest.max(began.elapsed());
+            // A caller at the attacker's address that was valid before the flood.
+            let neighbour = ask(&neighbour, ATTACKER).await;
+            if let Err(failed) =
+                other.and_then(|reply| reply.success()).and(neighbour.and_then(|reply| reply.success()))
+            {
+                is_over.store(true, Ordering::Relaxed);
+                return Err(failed);
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        Ok(slowest)
+    };
+    let began = Instant::now();
+    let (flood, slowest) = tokio::join!(flood, others);
+    let ((unknown, refused), slowest) = (flood?, slowest?);
+    let minutes = (began.elapsed().as_secs_f64() / 60.0).ceil();
+    ensure!(refused > 0 && unknown > 0, "{unknown} unknown, {refused} refused");
+    ensure!(slowest < ANSWERED_WITHIN, "the other tenant waited {slowest:?}");
+    let looked_up = lookups(&stack, "unknown").await?;
+    ensure!(looked_up <= LOOKUPS_PER_MINUTE * (minutes + 1.0), "{looked_up} look-ups in Postgres");
+    Ok(())
+}
+
+/// One token, refused again and again, is read once a second.
+#[tokio::test]
+async fn a_repeated_unknown_token_is_not_read_again() -> Result<()> {
+    let stack = Stack::builder().gateways(1).worker(false).start().await?;
+    let stale = Api::anonymous(stack.gateway(0).url()).with_token("at_live_00000000000000000000000000000000");
+    let began = Instant::now();
+    for _ in 0..100 {
+        stale.get("/v1/agent").await?.refused(401, "agent_token_invalid")?;
+    }
+    let (read, repeated) = (lookups(&stack, "unknown").await?, lookups(&stack, "repeated").await?);
+    assert!((read + repeated - 100.0).abs() < 0.5, "{read} read, {repeated} repeated");
+    ensure!(read <= began.elapsed().as_secs_f64() + 2.0, "{read} read");
+    Ok(())
+}

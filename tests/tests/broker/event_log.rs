@@ -1,0 +1,92 @@
+//! A subscriber of the broker's events that keeps up: it collects the durable ones and counts the output.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use futures::StreamExt as _;
+use relay_testkit::node::NodeBroker;
+use serde_json::Value;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+use tokio_tungstenite::connect_async;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+
+#[derive(Debug, Default)]
+struct Collected {
+    events: Vec<Value>,
+    output_bytes: usize,
+    problems: Vec<String>,
+}
+
+impl Collected {
+    fn take(&mut self, event: Value, last_seq: &mut u64) {
+        match (event["kind"].as_str(), event["seq"].as_u64()) {
+            (Some("worker_stream"), _) => self.output_bytes += event["chunk"].as_str().map_or(0, str::len),
+            (_, Some(seq)) => {
+                if seq != *last_seq + 1 {
+                    self.problems.push(format!("{seq} follows {last_seq}"));
+                }
+                *last_seq = seq;
+                self.events.push(event);
+            }
+            (Some("worker_stream_dropped" | "replay_gap"), None) => self.problems.push(event.to_string()),
+            (_, None) => {}
+        }
+    }
+}
+
+/// Events of one broker process since the subscription.
+pub(crate) struct EventLog {
+    collected: Arc<Mutex<Collected>>,
+    reader: JoinHandle<()>,
+}
+
+impl EventLog {
+    /// Subscribes. `pause` makes the reader slow: it waits so long before each frame.
+    pub(crate) async fn subscribe(broker: &NodeBroker, pause: Duration) -> Result<Self> {
+        let mut request = broker.socket_url("/ws?sinceSeq=0").into_client_request()?;
+        request.headers_mut().insert("x-api-key", broker.key().parse()?);
+        let (mut socket, _) = connect_async(request).await?;
+        let collected = Arc::<Mutex<Collected>>::default();
+        let reader = tokio::spawn({
+            let collected = collected.clone();
+            async move {
+                let mut last_seq = 0;
+                while let Some(Ok(frame)) = socket.next().await {
+                    let Ok(text) = frame.to_text() else { continue };
+                    let Ok(event) = serde_json::from_str::<Value>(text) else { continue };
+                    collected.lock().unwrap_or_else(PoisonError::into_inner).take(event, &mut last_seq);
+                    if !pause.is_zero() {
+                        sleep(pause).await;
+                    }
+                }
+            }
+        });
+        Ok(Self { collected, reader })
+    }
+
+    /// Returns the events of one agent and kind.
+    pub(crate) fn events(&self, name: &str, kind: &str) -> Vec<Value> {
+        let collected = self.collected.lock().unwrap_or_else(PoisonError::into_inner);
+        collected.events.iter().filter(|event| event["name"] == name && event["kind"] == kind).cloned().collect()
+    }
+
+    /// Returns the bytes of output so far.
+    pub(crate) fn output_bytes(&self) -> usize {
+        self.collected.lock().unwrap_or_else(PoisonError::into_inner).output_bytes
+    }
+
+    /// Fails if an event was missed or output was dropped.
+    pub(crate) fn check_complete(&self) -> Result<()> {
+        let collected = self.collected.lock().unwrap_or_else(PoisonError::into_inner);
+        ensure!(collected.problems.is_empty(), "{:?}", collected.problems);
+        Ok(())
+    }
+}
+
+impl Drop for EventLog {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}

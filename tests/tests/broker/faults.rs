@@ -1,0 +1,232 @@
+//! Faults of the published broker 9.1.6 that ours must not have, one test each. Those that other files test by their
+//! subject are named in `tests/README.md`.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use futures::StreamExt as _;
+use relay_testkit::node::{BrokerSpec, NodeBroker};
+use relay_testkit::process::{Process, Spec};
+use relay_testkit::wait;
+use serde_json::{Value, json};
+use tokio_tungstenite::connect_async;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+
+use crate::harness::Harnesses;
+use crate::scene::{SOON, Scene, is_running, numbered};
+
+async fn pid(scene: &Scene, name: &str) -> Result<u32> {
+    let list = scene.broker.call("GET", "/api/spawned", None).await?;
+    let agents = list.body["agents"].as_array().context("a list")?;
+    let agent = agents.iter().find(|agent| agent["name"] == name).context("the agent is not listed")?;
+    agent["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).context("a process id")
+}
+
+async fn event(scene: &Scene, name: &str, kind: &str) -> Result<Value> {
+    wait::until_ok(kind, SOON, || async {
+        let events = scene.broker.events(name, kind).await?;
+        events.first().cloned().with_context(|| format!("no {kind}"))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn fault_03_an_end_is_reported_with_its_code_or_signal_and_frees_the_name() -> Result<()> {
+    let scene = Scene::new("ends").await?;
+    for (name, args, code, signal) in [
+        ("plain", &["--exit-after", "1", "--exit-code", "3"][..], json!(3), Value::Null),
+        ("signal", &["--exit-after", "1", "--exit-signal", "9"][..], Value::Null, json!("9")),
+    ] {
+        scene.spawn(name, "cooked", args).await?;
+        scene.sender.dm(name, "message-1").await?.success()?;
+        let exited = event(&scene, name, "agent_exited").await?;
+        assert_eq!((&exited["code"], &exited["signal"]), (&code, &signal), "{exited}");
+        assert!(scene.broker.names().await?.is_empty());
+        scene.spawn(name, "cooked", &[]).await?;
+        scene.broker.call("DELETE", &format!("/api/spawned/{name}"), None).await?;
+    }
+    let insights = scene.broker.call("GET", "/api/crash-insights", None).await?.body;
+    let categories: Vec<&Value> =
+        insights["recent"].as_array().context("a list")?.iter().map(|crash| &crash["category"]).collect();
+    assert_eq!((categories, &insights["health_score"]), (vec![&json!("error"), &json!("oom")], &json!(80)));
+    Ok(())
+}
+
+#[tokio::test]
+async fn fault_05_a_release_ends_every_process_of_the_agent() -> Result<()> {
+    let scene = Scene::new("release").await?;
+    scene.spawn("stubborn", "cooked", &["--ignore-signals", "--child", "--grandchild"]).await?;
+    let own = pid(&scene, "stubborn").await?;
+    let processes = wait::until_ok("all processes", SOON, || async {
+        let processes = marked_processes(own)?;
+        ensure!(processes.len() >= 3, "{processes:?}");
+        anyhow::Ok(processes)
+    })
+    .await?;
+    let began = Instant::now();
+    scene.broker.call("DELETE", "/api/spawned/stubborn", None).await?;
+    assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
+    let left: Vec<&u32> = processes.iter().filter(|pid| is_running(**pid)).collect();
+    assert!(left.is_empty(), "{left:?} of {processes:?} run");
+    Ok(())
+}
+
+/// Processes with the spawn id of this one in their environment.
+fn marked_processes(of: u32) -> Result<Vec<u32>> {
+    let marker = |pid: u32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let mut variables = environment.split(|byte| *byte == 0);
+        variables.find(|variable| variable.starts_with(b"AGENT_RELAY_SPAWN_ID=")).map(<[u8]>::to_vec)
+    };
+    let own = marker(of).context("the agent has no spawn id")?;
+    let entries = fs::read_dir("/proc")?;
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    Ok(pids.filter(|pid| marker(*pid).as_ref() == Some(&own)).collect())
+}
+
+#[tokio::test]
+async fn fault_06_a_change_of_the_model_is_typed() -> Result<()> {
+    let scene = Scene::new("model").await?;
+    let agent = scene.spawn("thinker", "cooked", &[]).await?;
+    let set = scene.broker.call("POST", "/api/spawned/thinker/model", Some(json!({ "model": "opus" }))).await?;
+    assert_eq!(set.body, json!({ "success": true, "name": "thinker", "model": "opus" }));
+    wait::until_ok("the command", SOON, || async {
+        let typed: Vec<String> = agent.messages().into_iter().map(|(_, text)| text).collect();
+        ensure!(typed == ["/model opus"], "{typed:?}");
+        anyhow::Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn fault_10_a_shell_prompt_is_recognised_and_the_task_typed_at_once() -> Result<()> {
+    let scene = Scene::new("prompt").await?;
+    let note = scene.broker.folder().join("note");
+    // Output that never rests: only the prompt shows that it is ready.
+    let script = "printf '$ '; read line; echo \"$line\" > \"$0\"; cat";
+    let body = json!({ "name": "shell", "cli": "sh", "args": ["-c", script, note], "task": "look around" });
+    let began = Instant::now();
+    let spawned = scene.broker.call("POST", "/api/spawn", Some(body)).await?;
+    assert_eq!(spawned.status, 200, "{}", spawned.body);
+    let line = wait::until_ok("the task", SOON, || async {
+        let line = fs::read_to_string(&note)?;
+        ensure!(!line.is_empty(), "nothing yet");
+        anyhow::Ok(line)
+    })
+    .await?;
+    assert!(line.starts_with("Relay message from broker [init_") && line.ends_with("]: look around\n"), "{line}");
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    Ok(())
+}
+
+#[tokio::test]
+async fn fault_11_a_fresh_client_is_told_of_no_gap() -> Result<()> {
+    let scene = Scene::new("gap").await?;
+    scene.spawn("first", "cooked", &[]).await?;
+    let replay = scene.broker.call("GET", "/api/events/replay?sinceSeq=0", None).await?.body;
+    assert_eq!((&replay["gap"], &replay["oldestAvailable"]), (&json!(false), &json!(1)));
+    let mut request = scene.broker.socket_url("/ws").into_client_request()?;
+    request.headers_mut().insert("authorization", format!("Bearer {}", scene.broker.key()).parse()?);
+    let (mut socket, _) = connect_async(request).await?;
+    let frame = tokio::time::timeout(SOON, socket.next()).await?.context("a frame")??;
+    let frame: Value = serde_json::from_str(frame.to_text()?)?;
+    assert_eq!(frame["seq"], 1, "{frame}");
+    assert_ne!(frame["kind"], "replay_gap");
+    Ok(())
+}
+
+#[tokio::test]
+async fn fault_15_an_agent_that_reads_nothing_delays_no_other() -> Result<()> {
+    let scene = Scene::new("frozen").await?;
+    scene.spawn("frozen", "raw", &[]).await?;
+    let agent = scene.spawn("calm", "cooked", &[]).await?;
+    let frozen = pid(&scene, "frozen").await?;
+    let stopped = tokio::process::Command::new("kill").args(["-STOP", &frozen.to_string()]).status().await?;
+    ensure!(stopped.success(), "{stopped}");
+    scene.sender.dm("frozen", &"x".repeat(200_000)).await?.success()?;
+    event(&scene, "frozen", "delivery_queued").await?;
+    for body in numbered(1, 5) {
+        scene.sender.dm("calm", &body).await?.success()?;
+    }
+    scene.wait_for("calm", &agent, &numbered(1, 5), 5).await?;
+    assert_eq!(scene.floor("frozen").await?, 0, "what was not taken is not acknowledged");
+    Ok(())
+}
+
+#[tokio::test]
+async fn fault_16_an_agent_that_comes_back_gets_its_mail() -> Result<()> {
+    let scene = Scene::new("again").await?;
+    let first = scene.spawn("worker", "cooked", &[]).await?;
+    for body in numbered(1, 2) {
+        scene.sender.dm("worker", &body).await?.success()?;
+    }
+    scene.wait_for("worker", &first, &numbered(1, 2), 2).await?;
+    scene.broker.call("DELETE", "/api/spawned/worker", None).await?;
+    scene.sender.dm("worker", "message-3").await?.success()?;
+    let second = scene.spawn("worker", "cooked", &[]).await?;
+    scene.sender.dm("worker", "message-4").await?.success()?;
+    // Both note in one file.
+    scene.wait_for("worker", &second, &numbered(1, 4), 4).await
+}
+
+#[tokio::test]
+async fn fault_18_no_permission_is_switched_off_unasked() -> Result<()> {
+    let harnesses = Harnesses::new("permissions").await?;
+    harnesses.spawn("claude", "careful", "mute", &[], json!({})).await?;
+    let own = pid(&harnesses.scene, "careful").await?;
+    let command = fs::read_to_string(format!("/proc/{own}/cmdline"))?;
+    assert!(command.contains("--mcp-config") && !command.contains("dangerously"), "{command}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn fault_19_figures_are_true_and_a_failed_start_leaves_no_file() -> Result<()> {
+    let scene = Scene::new("figures").await?;
+    scene.spawn("one", "cooked", &[]).await?;
+    scene.broker.wait_connected().await?;
+    let health = scene.broker.call_with("GET", "/health", &[]).await?.body;
+    assert_eq!((&health["agentCount"], &health["status"]), (&json!(1), &json!("ok")), "{health}");
+    let metrics = scene.broker.call("GET", "/api/metrics", None).await?.body;
+    assert_eq!(metrics["broker"]["total_agents_spawned"], 1, "{metrics}");
+    assert!(metrics["agents"][0]["memory_bytes"].as_u64() > Some(0), "{metrics}");
+
+    let folder = tempfile::tempdir()?;
+    let refused = BrokerSpec::new(scene.sender.base(), "rk_live_wrong", "refused", folder.path())?;
+    let error = NodeBroker::start(&refused).await.err().context("a wrong key is refused")?;
+    assert!(format!("{error:#}").contains("did not come up"), "{error:#}");
+    assert!(!folder.path().join(".agentworkforce/relay/connection.json").exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn fault_22_a_thousand_messages_at_once_arrive_in_order() -> Result<()> {
+    let scene = Scene::new("burst").await?;
+    let agent = scene.spawn("reader", "cooked", &[]).await?;
+    let bodies = numbered(1, 1000);
+    for body in &bodies {
+        scene.sender.dm("reader", body).await?.success()?;
+    }
+    wait::until_ok("all messages", SOON * 2, || async {
+        ensure!(agent.bodies().len() == 1000, "{} have arrived", agent.bodies().len());
+        anyhow::Ok(())
+    })
+    .await?;
+    scene.wait_for("reader", &agent, &bodies, 1000).await
+}
+
+#[tokio::test]
+async fn a_second_broker_leaves_the_first_alone() -> Result<()> {
+    let scene = Scene::new("locked").await?;
+    let mut spec = Spec::new("second", BrokerSpec::new("", "", "", scene.broker.folder())?.program, "/dev/null");
+    spec.log = scene.broker.folder().join("second.log");
+    spec.args = ["init", "--persist"].map(str::to_owned).to_vec();
+    spec.cwd = Some(scene.broker.folder().to_owned());
+    let second = Process::start(spec)?;
+    let status = wait::until_ok("its end", SOON, || async { second.exit_status().context("it runs") }).await?;
+    assert_eq!(status.code(), Some(1));
+    let last = second.log_tail(1);
+    assert!(last.contains("another broker instance is already running in this directory"), "{last}");
+    assert_eq!(scene.broker.call("GET", "/api/session", None).await?.status, 200);
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! Agents with an entry in the harness table: confirmations, failures, results, and figures.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use relay_testkit::node::FakeAgent;
+use relay_testkit::{binaries, wait};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::scene::{SOON, Scene};
+
+/// Entries for programs that fake agents play. `strict` fails a message that shows no echo.
+const HARNESSES: &str = r#"
+[claude]
+match = ["claude"]
+session_new_args = ["--session-id", "{session}"]
+session_resume_args = ["--resume", "{session}"]
+mcp = "claude"
+tool_prefix = "mcp__agent-relay__"
+prompt = [">"]
+
+[strict]
+match = ["strict"]
+prompt = [">"]
+verification = { echo = "reliable", primary = "echo", required = { echo = true, file = false, mcp = false, api = false }, max_reinjections = 0, silent = "failed" }
+"#;
+
+/// A scene whose broker knows the entries, and a folder with programs of their names.
+pub(crate) struct Harnesses {
+    pub(crate) scene: Scene,
+    programs: TempDir,
+}
+
+impl Harnesses {
+    pub(crate) async fn new(name: &str) -> Result<Self> {
+        let programs = tempfile::tempdir()?;
+        let table = programs.path().join("harnesses.toml");
+        fs::write(&table, HARNESSES)?;
+        let fake_agent = binaries::find(&binaries::directory()?, "fake-agent")?;
+        for program in ["claude", "strict"] {
+            std::os::unix::fs::symlink(&fake_agent, programs.path().join(program))?;
+        }
+        let args = ["--harnesses".to_owned(), table.display().to_string()];
+        Ok(Self { scene: Scene::with_args(name, &args).await?, programs })
+    }
+
+    /// Starts a program under its own name.
+    pub(crate) async fn spawn(
+        &self,
+        program: &str,
+        name: &str,
+        show: &str,
+        more: &[&str],
+        fields: Value,
+    ) -> Result<FakeAgent> {
+        let path: PathBuf = self.programs.path().join(program);
+        let mut body = json!({ "cli": path });
+        if let (Value::Object(body), Value::Object(fields)) = (&mut body, fields) {
+            body.extend(fields);
+        }
+        self.scene.spawn_with(name, show, more, body).await
+    }
+}
+
+async fn verdict(scene: &Scene, name: &str) -> Result<Value> {
+    wait::until_ok("the verdict", SOON, || async {
+        let verdicts = scene.broker.events(name, "delivery_verified").await?;
+        verdicts.first().cloned().context("no verdict")
+    })
+    .await
+    .with_context(|| format!("{}\n{}", scene.broker.log_tail(30), scene.agent_log(name)))
+}
+
+#[tokio::test]
+async fn an_agent_confirms_by_file_and_by_its_mcp_server() -> Result<()> {
+    let harnesses = Harnesses::new("confirming").await?;
+    let scene = &harnesses.scene;
+    for method in ["file", "mcp"] {
+        harnesses.spawn("claude", method, "mute", &["--confirm", method], json!({})).await?;
+        scene.sender.dm(method, "read this").await?.success()?;
+        let verdict = verdict(scene, method).await?;
+        let word = format!("{method}_acked");
+        assert_eq!((&verdict["verification"], &verdict["level"]), (&json!(method), &json!("L2")), "{verdict}");
+        assert_eq!((&verdict["confidence"], &verdict["verified"]), (&json!(word), &json!(true)));
+    }
+    let figures = scene.broker.call("GET", "/api/verification", None).await?.body;
+    let claude = figures["programs"].as_array().and_then(|list| list.first()).context("figures")?;
+    assert_eq!((&claude["harness"], &claude["deliveries"]), (&json!("claude"), &json!(2)), "{figures}");
+    assert_eq!(claude["verified_by_method_percent"], json!({ "file": 50.0, "mcp": 50.0 }));
+    let one = scene.broker.call("GET", "/api/verification?agent=mcp", None).await?.body;
+    assert_eq!((&one["figures"]["deliveries"], &one["harness"]), (&json!(1), &json!("claude")), "{one}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_message_without_a_sign_fails_and_can_be_typed_again() -> Result<()> {
+    let harnesses = Harnesses::new("failing").await?;
+    let scene = &harnesses.scene;
+    let agent = harnesses.spawn("strict", "deaf", "mute", &[], json!({})).await?;
+    scene.sender.dm("deaf", "message-1").await?.success()?;
+    let letters = wait::until_ok("a dead letter", SOON, || async {
+        let letters = scene.broker.call("GET", "/api/dead-letters", None).await?.body;
+        letters["dead_letters"].as_array().filter(|list| list.len() == 1).cloned().context("no letter")
+    });
+    let letter = letters.await?.remove(0);
+    assert_eq!((&letter["reason"], &letter["body"]), (&json!("verification_failed"), &json!("message-1")), "{letter}");
+    wait::until_ok("the ack behind the failure", SOON, || async {
+        let floor = scene.floor("deaf").await?;
+        ensure!(floor == 1, "the floor is {floor}");
+        anyhow::Ok(())
+    })
+    .await?;
+    let dead = scene.workspace.get("/v1/dead-letters").await?.success()?;
+    assert!(dead.to_string().contains("verification_failed"), "{dead}");
+
+    let id = letter["delivery_id"].as_str().context("an id")?;
+    let path = format!("/api/dead-letters/{id}/redeliver");
+    let again = scene.broker.call("POST", &path, None).await?;
+    assert_eq!((again.status, &again.body["name"]), (200, &json!("deaf")), "{}", again.body);
+    wait::until_ok("the second copy", SOON, || async {
+        ensure!(agent.bodies() == ["message-1", "message-1"], "{:?}", agent.bodies());
+        anyhow::Ok(())
+    })
+    .await?;
+    let gone = scene.broker.call("POST", &path, None).await?;
+    assert_eq!((gone.status, &gone.body["code"]), (404, &json!("delivery_not_found")));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_result_must_fit_its_schema() -> Result<()> {
+    let harnesses = Harnesses::new("result").await?;
+    let scene = &harnesses.scene;
+    let wrong = json!({ "name": "x", "cli": "cat", "agentResultSchema": { "type": 5 } });
+    let refused = scene.broker.call("POST", "/api/spawn", Some(wrong)).await?;
+    assert_eq!((refused.status, &refused.body["code"]), (400, &json!("invalid_request")), "{}", refused.body);
+
+    let schema = json!({ "type": "object", "properties": { "score": { "type": "number" } }, "required": ["score"] });
+    let environment = scene.broker.folder().join("environment");
+    let script = format!("env > {}.tmp; mv {0}.tmp {0}; cat", environment.display());
+    let body = json!({ "name": "judge", "cli": "sh", "args": ["-c", script], "agentResultSchema": schema });
+    let spawned = scene.broker.call("POST", "/api/spawn", Some(body)).await?;
+    assert_eq!(spawned.status, 200, "{}", spawned.body);
+    let variables = wait::until_ok("the environment", SOON, || async { fs::read_to_string(&environment) }).await?;
+    let variable = |name: &str| {
+        let line = variables.lines().find_map(|line| line.strip_prefix(&format!("{name}=")));
+        line.map(str::to_owned).with_context(|| format!("no {name}"))
+    };
+    let token = variable("AGENT_RELAY_RESULT_TOKEN")?;
+    assert_eq!(serde_json::from_str::<Value>(&variable("AGENT_RELAY_RESULT_SCHEMA")?)?, schema);
+
+    let submit = async |token: &str, body: Value| {
+        let api = relay_testkit::client::Api::anonymous(scene.broker.url());
+        api.call("POST".parse()?, "/api/agent-result", Some(body), &[("x-agent-result-token", token)]).await
+    };
+    let refused = submit("arr_0", json!({ "data": { "score": 1 } })).await?;
+    assert_eq!((refused.status, &refused.body["success"]), (401, &json!(false)));
+    let unfit = submit(&token, json!({ "data": { "score": "high" } })).await?;
+    assert_eq!((unfit.status, &unfit.body["code"]), (400, &json!("schema_mismatch")), "{}", unfit.body);
+    let taken = submit(&token, json!({ "data": { "score": 7 }, "final": false })).await?;
+    assert_eq!((taken.status, &taken.body["name"]), (200, &json!("judge")), "{}", taken.body);
+    let results = scene.broker.events("judge", "agent_result").await?;
+    assert_eq!(results.len(), 1);
+    assert_eq!((&results[0]["result_id"], &results[0]["final"]), (&taken.body["result_id"], &json!(false)));
+    scene.broker.call("DELETE", "/api/spawned/judge", None).await?;
+    assert_eq!(submit(&token, json!({ "data": { "score": 8 } })).await?.status, 401, "the token ends with its agent");
+    Ok(())
+}

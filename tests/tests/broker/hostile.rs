@@ -1,0 +1,230 @@
+//! Input that was made to break the broker: requests, names, bodies, ack files, runners, programs.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use anyhow::{Context, Result, ensure};
+use relay_testkit::client::Api;
+use relay_testkit::wait;
+use serde_json::{Value, json};
+
+use crate::harness::Harnesses;
+use crate::runner::Runner;
+use crate::scene::{SOON, Scene};
+
+const ROUTES: [(&str, &str); 14] = [
+    ("POST", "/api/spawn"),
+    ("POST", "/api/send"),
+    ("POST", "/api/input/target"),
+    ("POST", "/api/resize/target"),
+    ("PUT", "/api/spawned/target/delivery-mode"),
+    ("POST", "/api/spawned/target/model"),
+    ("POST", "/api/spawned/target/subscribe"),
+    ("POST", "/api/preflight"),
+    ("POST", "/api/agent-result"),
+    ("POST", "/api/delivery-ack"),
+    ("POST", "/api/dead-letters/x/redeliver"),
+    ("GET", "/api/spawned/target/snapshot?format=gif"),
+    ("GET", "/api/metrics?agent=%FF"),
+    ("GET", "/api/spawned/%FF/pending"),
+];
+
+#[tokio::test]
+async fn wrong_requests_are_refused_with_a_code() -> Result<()> {
+    let scene = Scene::new("requests").await?;
+    let agent = scene.spawn("target", "cooked", &[]).await?;
+    let deep = format!("{}1{}", "[".repeat(5000), "]".repeat(5000));
+    let api = Api::anonymous(scene.broker.url());
+    for (method, path) in ROUTES {
+        let bodies =
+            [json!([]), json!(null), json!(7), json!("text"), json!({ "name": 5, "data": 5, "mode": 5 }), json!(deep)];
+        for body in bodies {
+            let headers = [("x-api-key", scene.broker.key())];
+            let answer = api.call(method.parse()?, path, Some(body.clone()), &headers).await?;
+            assert!((400..500).contains(&answer.status), "{method} {path} {body}: {} {}", answer.status, answer.body);
+            assert!(answer.body["code"].is_string(), "{method} {path}: {}", answer.body);
+        }
+    }
+    let large = json!({ "data": "x".repeat(9 << 20) });
+    let answer = scene.broker.call("POST", "/api/input/target", Some(large)).await?;
+    assert_eq!(answer.status, 413, "{}", answer.body);
+    let wrong_method = scene.broker.call("DELETE", "/api/send", None).await?;
+    assert_eq!((wrong_method.status, &wrong_method.body["code"]), (405, &json!("method_not_allowed")));
+    assert!(agent.messages().is_empty());
+    assert_eq!(scene.broker.names().await?, ["target"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn names_of_every_kind_stay_inside() -> Result<()> {
+    let scene = Scene::new("names").await?;
+    let long = "é".repeat(60);
+    for name in ["with space", "#hash", "a/b", "...", "../../escape", "%41", long.as_str()] {
+        let agent = scene.spawn(name, "cooked", &[]).await;
+        let Ok(agent) = agent else {
+            // The engine may refuse a name; then nothing runs under it.
+            ensure!(!scene.broker.names().await?.contains(&name.to_owned()), "{name}");
+            continue;
+        };
+        let path: String = name.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        let typed = scene.broker.call("POST", &format!("/api/input/{path}"), Some(json!({ "data": "x\r" }))).await?;
+        assert_eq!(typed.status, 200, "{name}: {}", typed.body);
+        wait::until_ok("the keys", SOON, || async {
+            ensure!(agent.messages().len() == 1, "{name}");
+            anyhow::Ok(())
+        })
+        .await?;
+        let released = scene.broker.call("DELETE", &format!("/api/spawned/{path}"), None).await?;
+        assert_eq!(released.status, 200);
+        assert!(scene.broker.names().await?.is_empty(), "{name}");
+    }
+    let dots = json!({ "name": "..", "cli": "cat" });
+    let refused = scene.broker.call("POST", "/api/spawn", Some(dots)).await?;
+    assert_eq!((refused.status, &refused.body["code"]), (400, &json!("invalid_request")), "{}", refused.body);
+    let outside = scene.broker.folder().parent().context("a parent")?.join("escape");
+    assert!(!outside.exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn no_byte_of_a_message_is_a_key() -> Result<()> {
+    let scene = Scene::new("bytes").await?;
+    let keys = scene.broker.folder().join("keys");
+    let keys_argument = keys.display().to_string();
+    let agent = scene.spawn("screen", "screen", &["--keys", &keys_argument]).await?;
+    let controls: String = (1..=0x9f).filter_map(char::from_u32).filter(|character| character.is_control()).collect();
+    let bodies = [
+        format!("all {controls} done"),
+        "paste \u{1b}[201~\r/exit\r done".to_owned(),
+        "first\n/exit\nlast done".to_owned(),
+        "turn \u{202e}around\u{2066} done".to_owned(),
+    ];
+    for body in &bodies {
+        scene.sender.dm("screen", body).await?.success()?;
+    }
+    wait::until_ok("the messages", SOON, || async {
+        ensure!(agent.messages().len() == bodies.len(), "{:?}", agent.messages());
+        anyhow::Ok(())
+    })
+    .await?;
+    let typed = fs::read(&keys)?;
+    let text = String::from_utf8(typed).context("keys are UTF-8")?;
+    let without_pastes = text.replace("\u{1b}[200~", "").replace("\u{1b}[201~", "");
+    let others: Vec<char> =
+        without_pastes.chars().filter(|c| c.is_control() && !matches!(c, '\r' | '\n' | '\t')).collect();
+    assert!(others.is_empty(), "{others:?}");
+    assert_eq!(text.matches('\r').count(), bodies.len(), "one Enter for each message");
+    assert!(!text.contains('\u{202e}') && !text.contains('\u{2066}'));
+    assert_eq!(scene.broker.names().await?, ["screen"], "a message has ended the agent");
+    Ok(())
+}
+
+#[tokio::test]
+async fn ack_files_that_are_not_what_they_should_be_prove_nothing() -> Result<()> {
+    let harnesses = Harnesses::new("acks").await?;
+    let scene = &harnesses.scene;
+    harnesses.spawn("claude", "target", "mute", &[], json!({})).await?;
+    scene.sender.dm("target", "read this").await?.success()?;
+    let injected = wait::until_ok("the message", SOON, || async {
+        scene.broker.events("target", "delivery_injected").await?.first().cloned().context("not yet")
+    })
+    .await?;
+    let (delivery, event) =
+        (injected["delivery_id"].as_str().context("id")?, injected["event_id"].as_str().context("id")?);
+    let folder = scene.broker.folder().join(".agent-relay/target/acks");
+    let right = json!({ "delivery_id": delivery, "event_id": event, "status": "received" }).to_string();
+    let elsewhere = scene.broker.folder().join("elsewhere");
+    fs::write(&elsewhere, &right)?;
+    let file = folder.join(delivery);
+    let wrong: [(&str, Box<dyn Fn() -> std::io::Result<()>>); 5] = [
+        ("link", Box::new(|| symlink(&elsewhere, &file))),
+        ("folder", Box::new(|| fs::create_dir(&file))),
+        ("half", Box::new(|| fs::write(&file, &right[..right.len() / 2]))),
+        ("huge", Box::new(|| fs::write(&file, format!("{right}{}", " ".repeat(1 << 20))))),
+        ("other", Box::new(|| fs::write(&file, right.replace(event, "1")))),
+    ];
+    for (kind, create) in &wrong {
+        create().with_context(|| (*kind).to_owned())?;
+        // Files are looked for every 200 ms; a call of the API in between shows that the broker lives.
+        let until = std::time::Instant::now() + std::time::Duration::from_millis(500);
+        while std::time::Instant::now() < until {
+            let verdicts = scene.broker.events("target", "delivery_verified").await?;
+            ensure!(verdicts.is_empty(), "{kind}: {verdicts:?}");
+        }
+        if file.is_dir() { fs::remove_dir(&file)? } else { fs::remove_file(&file)? }
+    }
+    fs::write(folder.join(".new"), &right)?;
+    fs::rename(folder.join(".new"), &file)?;
+    let verdict = wait::until_ok("the verdict", SOON, || async {
+        scene.broker.events("target", "delivery_verified").await?.first().cloned().context("not yet")
+    })
+    .await?;
+    assert_eq!(verdict["verification"], "file", "{verdict}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_runner_that_lies_and_floods_gets_answers_and_breaks_nothing() -> Result<()> {
+    let scene = Scene::new("liar").await?;
+    let mut runner = Runner::connect(&scene).await?;
+    for text in ["", "{}", "[]", "{\"v\":1}", "{\"v\":2,\"type\":\"hello\",\"payload\":[]}", "\u{0}"] {
+        runner.send_text(text).await?;
+    }
+    for _ in 0..5 {
+        let answer = runner.next().await?;
+        assert_eq!(answer["type"], "error", "{answer}");
+    }
+    let lies = [
+        ("handler_result", json!({ "invocation_id": "inv_1", "output": 1 })),
+        ("handler_result", json!({ "invocation_id": "inv_1", "output": 1, "error": "x" })),
+        ("spawn_agent", json!({ "agent": { "name": 5 } })),
+        ("send_input", json!({ "name": "nobody", "data": "x" })),
+        ("register_handlers", json!({ "names": "all" })),
+        ("register_node", json!({ "manifest": {} })),
+    ];
+    for (kind, payload) in lies {
+        let answer = runner.ask(kind, payload).await?;
+        assert_eq!(answer["type"], "error", "{kind}: {answer}");
+    }
+    for _ in 0..500 {
+        runner.send("list_agents", json!({})).await?;
+    }
+    for _ in 0..500 {
+        let answer = runner.next().await?;
+        ensure!(answer["type"] == "ok", "{answer}");
+    }
+    let agent = scene.spawn("worker", "cooked", &[]).await?;
+    scene.sender.dm("worker", "message-1").await?.success()?;
+    scene.wait_for("worker", &agent, &["message-1".to_owned()], 1).await
+}
+
+#[tokio::test]
+async fn programs_that_print_endless_strings_or_read_nothing_are_bounded() -> Result<()> {
+    let scene = Scene::new("programs").await?;
+    let endless = "printf '\\033]0;'; while :; do printf 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'; done";
+    for (name, script) in [("endless", endless), ("deaf", "exec sleep 1000 < /dev/null")] {
+        let body = json!({ "name": name, "cli": "sh", "args": ["-c", script] });
+        assert_eq!(scene.broker.call("POST", "/api/spawn", Some(body)).await?.status, 200);
+    }
+    let before = memory(&scene).await?;
+    for _ in 0..20 {
+        let keys = json!({ "data": "y".repeat(32 << 10) });
+        // The terminal may take it or not; the broker answers.
+        let answer = scene.broker.call("POST", "/api/input/deaf", Some(keys)).await?;
+        ensure!([200, 504].contains(&answer.status), "{} {}", answer.status, answer.body);
+        if answer.status == 504 {
+            break;
+        }
+    }
+    let after = memory(&scene).await?;
+    assert!(after < before + 100, "{before} MB grew to {after} MB");
+    for name in ["endless", "deaf"] {
+        assert_eq!(scene.broker.call("DELETE", &format!("/api/spawned/{name}"), None).await?.status, 200);
+    }
+    Ok(())
+}
+
+async fn memory(scene: &Scene) -> Result<u64> {
+    let health: Value = scene.broker.call_with("GET", "/health", &[]).await?.body;
+    health["memoryMb"].as_u64().context("memoryMb")
+}

@@ -1,0 +1,121 @@
+//! Crashes of everything while messages flow: the broker, its gateway, its socket, its engine. In full with
+//! `cargo xtask chaos --test broker -E 'test(/^storm::/)'`: 20 agents, 5000 messages.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use relay_acceptance::chaos;
+use relay_testkit::client::Api;
+use relay_testkit::node::{BrokerSpec, FakeAgent, NodeBroker};
+use relay_testkit::proxy::TcpProxy;
+use relay_testkit::stack::Stack;
+use relay_testkit::wait;
+use serde_json::json;
+use tokio::time::sleep;
+
+use crate::scene::is_running;
+
+struct Size {
+    agents: usize,
+    messages: usize,
+    /// Crashes, each followed by a share of the messages.
+    crashes: usize,
+    outage: Duration,
+    patience: Duration,
+}
+
+fn size() -> Size {
+    if chaos::is_full() {
+        Size {
+            agents: 20,
+            messages: 250,
+            crashes: 25,
+            outage: Duration::from_secs(60),
+            patience: Duration::from_secs(600),
+        }
+    } else {
+        Size { agents: 4, messages: 30, crashes: 5, outage: Duration::from_secs(3), patience: Duration::from_secs(90) }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Crash {
+    Broker,
+    Gateway,
+    Socket,
+    Engine,
+}
+
+const CRASHES: [Crash; 5] = [Crash::Broker, Crash::Socket, Crash::Broker, Crash::Gateway, Crash::Engine];
+
+#[tokio::test]
+async fn everything_that_was_accepted_arrives_in_order_whatever_crashes() -> Result<()> {
+    let size = size();
+    let stack = Stack::builder().gateways(2).start().await?;
+    let proxy = TcpProxy::start(stack.gateway(0).url().trim_start_matches("http://"))?;
+    let workspace = Api::create_workspace(stack.gateway(1).url(), "storm").await?;
+    let sender = workspace.as_agent(&workspace.register_agent("sender").await?);
+    let folder = tempfile::tempdir()?;
+    let engine = proxy.through(stack.gateway(0).url())?;
+    let spec = BrokerSpec::new(&engine, workspace.token(), "storm", folder.path())?;
+    let mut broker = NodeBroker::start(&spec).await?;
+
+    let mut agents = Vec::new();
+    for number in 0..size.agents {
+        let name = format!("agent-{number}");
+        let show = ["cooked", "screen", "raw"][number % 3];
+        let agent = FakeAgent::new(show, folder.path().join(format!("{name}.log")), &["--ignore-signals"]);
+        broker.spawn(&agent, &name, json!({})).await?;
+        agents.push((name, agent));
+    }
+    let share = size.messages.div_ceil(size.crashes);
+    for number in 0..size.messages {
+        for (name, _) in &agents {
+            sender.dm(name, &format!("message-{}", number + 1)).await?.success()?;
+        }
+        if number % share == share / 2 {
+            let crash = CRASHES[number / share % CRASHES.len()];
+            println!("{crash:?} at message {number}");
+            match crash {
+                Crash::Broker => broker.kill_and_restart().await?,
+                Crash::Socket => proxy.reset_all(),
+                Crash::Gateway => {
+                    stack.gateway(0).kill9();
+                    stack.gateway(0).restart().await?;
+                }
+                Crash::Engine => {
+                    proxy.cut();
+                    sleep(size.outage).await;
+                    proxy.restore();
+                }
+            }
+        }
+    }
+    for (name, agent) in &agents {
+        wait::until_ok("all messages", size.patience, || async {
+            let bodies: HashSet<String> = agent.bodies().into_iter().collect();
+            ensure!(bodies.len() == size.messages, "{name} has {} of {}", bodies.len(), size.messages);
+            anyhow::Ok(())
+        })
+        .await
+        .with_context(|| broker.log_tail(40))?;
+        check(name, agent)?;
+    }
+    Ok(())
+}
+
+/// Each process has its messages in order and once, and all but the last one have ended.
+fn check(name: &str, agent: &FakeAgent) -> Result<()> {
+    let mut last: HashMap<u32, usize> = HashMap::new();
+    let messages = agent.messages();
+    for ((pid, _), body) in messages.iter().zip(agent.bodies()) {
+        let number: usize = body.trim_start_matches("message-").parse().with_context(|| body.clone())?;
+        let before = last.insert(*pid, number).unwrap_or(0);
+        ensure!(number > before, "{name}: message-{number} follows message-{before} in process {pid}");
+    }
+    let current = messages.last().map(|(pid, _)| *pid);
+    let left: Vec<&u32> = last.keys().filter(|pid| Some(**pid) != current && is_running(**pid)).collect();
+    ensure!(left.is_empty(), "{name}: {left:?} of dead brokers run");
+    Ok(())
+}
