@@ -11,6 +11,7 @@ CREATE TABLE subscription_bodies (
 CREATE INDEX subscription_bodies_by_age ON subscription_bodies (created_at);
 
 -- Null: the body is in subscription_bodies. Not null: written by the previous version, or while one of its workers ran.
+-- contract: while a worker of the previous version is live, no delivery without a body is written.
 ALTER TABLE subscription_deliveries ALTER COLUMN body DROP NOT NULL;
 
 -- Workers of the previous version find bodies in subscription_deliveries only. They renew their leases without this column.

@@ -17,14 +17,14 @@ mirror=${3:-http://deb.debian.org/debian}
 command -v debootstrap > /dev/null || { echo "debootstrap is missing" >&2; exit 1; }
 umask 022
 
-mkdir -p "$folder/owned/home" "$folder/owned/workspace"
+mkdir -p "$folder/owned/state" "$folder/owned/workspace"
 debootstrap --variant=minbase --include=ca-certificates,ncurses-base,procps bookworm "$root" "$mirror"
 # What only an installation needs.
 rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/* "$root"/usr/share/doc/* "$root"/usr/share/man/*
 
 strip --strip-all -o "$root/usr/bin/agent-relay-broker" "$binaries/agent-relay-broker"
 chmod 0755 "$root/usr/bin/agent-relay-broker"
-echo 'relay:x:65532:65532:relay:/home/relay:/bin/bash' >> "$root/etc/passwd"
+echo 'relay:x:65532:65532:relay:/var/lib/relay:/bin/bash' >> "$root/etc/passwd"
 echo 'relay:x:65532:' >> "$root/etc/group"
 
 if [ -n "${SOURCE_DATE_EPOCH:-}" ]; then

@@ -244,7 +244,7 @@ EVERYTHING = {
         "typesAllowed": ["image/*"],
         "typesDenied": ["text/html"],
     },
-    "egress": {"allow": ["hooks.corp"]},
+    "egress": {"allow": ["hooks.corp"], "nameServers": ["10.0.0.53"]},
     "push": {"proxyUrl": "http://proxy:3128", "proxyAuth": "secret"},
 }
 

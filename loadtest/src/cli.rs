@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::baseline::Consumers;
 use crate::payload::SMALLEST;
+use crate::scenario::fair::abuse::Abuse;
 
 /// Starts an engine, puts it under load, and compares it with the bare servers.
 #[derive(Debug, Parser)]
@@ -214,6 +215,12 @@ pub(crate) enum Scenario {
         #[arg(long, default_value_t = 100_000)]
         burst: usize,
     },
+    /// Disturb 19 tenants by a 20th that abuses the engine in one way after the other.
+    Fair {
+        /// Ways of abuse; all if none is given.
+        #[arg(long, value_enum, value_delimiter = ',')]
+        abuse: Vec<Abuse>,
+    },
     /// Compare our broker with the published one: spawns, injections, memory, CPU, latency. Both share the engine.
     Node {
         /// Program of the published broker; without it only ours is measured.
@@ -240,7 +247,7 @@ pub(crate) enum Scenario {
         nats: String,
     },
     /// Run the delivery scenarios with their defaults: all but `rolling`, `observe`, `read`, `push`, `invoke`,
-    /// `placement` and `node`.
+    /// `placement`, `fair` and `node`.
     All,
 }
 

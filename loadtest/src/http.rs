@@ -62,6 +62,11 @@ impl Pool {
         self.ask("GET", path, token, None, "").await
     }
 
+    /// Sends a DELETE request.
+    pub(crate) async fn delete(&self, path: &str, token: &str) -> Result<Answer> {
+        self.ask("DELETE", path, Some(token), None, "").await
+    }
+
     async fn ask(
         &self,
         method: &str,

@@ -35,6 +35,73 @@ pub enum Class {
     Socket,
 }
 
+/// Restriction of a route by rights (docs/protocol/rest.md, "Rights").
+#[derive(Clone, Copy, Debug)]
+pub struct Restriction {
+    pub method: &'static str,
+    pub path: &'static str,
+    /// Right that agents have by default, and the code without it.
+    pub closed_by: Option<(&'static str, &'static str)>,
+    /// Right that agents lack by default and that opens what belongs to others, and the code without it.
+    pub opened_by: Option<(&'static str, &'static str)>,
+}
+
+const fn closed(method: &'static str, path: &'static str, by: (&'static str, &'static str)) -> Restriction {
+    Restriction { method, path, closed_by: Some(by), opened_by: None }
+}
+
+const fn others(method: &'static str, path: &'static str, by: (&'static str, &'static str)) -> Restriction {
+    Restriction { method, path, closed_by: None, opened_by: Some(by) }
+}
+
+/// Rights that agents have by default.
+pub const DEFAULT_RIGHTS: [&str; 8] =
+    ["send", "join", "spawn", "subscribe", "create_triggers", "define_actions", "release_spawned", "post_through_node"];
+
+const SEND: (&str, &str) = ("send", "send_denied");
+const JOIN: (&str, &str) = ("join", "join_denied");
+const RELEASE: (&str, &str) = ("release_spawned", "release_denied");
+const RELEASE_ANY: (&str, &str) = ("release_any", "agent_not_spawned_by_caller");
+const ALL_EVENTS: (&str, &str) = ("read_all_events", "subscription_not_own");
+const TRIGGER_ANY: (&str, &str) = ("trigger_any", "trigger_not_own");
+
+/// Every route that rights restrict.
+pub const RESTRICTIONS: &[Restriction] = &[
+    closed("POST", "/v1/channels", JOIN),
+    closed("POST", "/v1/channels/{channel}/join", JOIN),
+    closed("POST", "/v1/channels/{channel}/messages", SEND),
+    closed("POST", "/v1/messages/{message}/replies", SEND),
+    closed("PATCH", "/v1/messages/{message}", SEND),
+    closed("POST", "/v1/dm", SEND),
+    closed("POST", "/v1/dm/group", SEND),
+    closed("POST", "/v1/dm/{conversation}/messages", SEND),
+    closed("POST", "/v1/agents/spawn", ("spawn", "spawn_denied")),
+    Restriction { method: "POST", path: "/v1/agents/release", closed_by: Some(RELEASE), opened_by: Some(RELEASE_ANY) },
+    Restriction {
+        method: "POST",
+        path: "/v1/agents/release-exact",
+        closed_by: Some(RELEASE),
+        opened_by: Some(RELEASE_ANY),
+    },
+    Restriction {
+        method: "DELETE",
+        path: "/v1/agents/{agent}",
+        closed_by: Some(("release_spawned", "agent_not_spawned_by_caller")),
+        opened_by: Some(RELEASE_ANY),
+    },
+    closed("POST", "/v1/subscriptions", ("subscribe", "subscribe_denied")),
+    others("GET", "/v1/subscriptions/{subscription}", ALL_EVENTS),
+    others("DELETE", "/v1/subscriptions/{subscription}", ALL_EVENTS),
+    others("POST", "/v1/subscriptions/{subscription}/replay", ALL_EVENTS),
+    others("GET", "/v1/subscriptions/{subscription}/deliveries", ALL_EVENTS),
+    others("POST", "/v1/subscriptions/{subscription}/deliveries/{number}/replay", ALL_EVENTS),
+    closed("POST", "/v1/actions", ("define_actions", "define_actions_denied")),
+    others("GET", "/v1/actions/{action}/invocations/{invocation}", ("read_any_invocation", "invocation_not_own")),
+    closed("POST", "/v1/triggers", ("create_triggers", "trigger_denied")),
+    others("PATCH", "/v1/triggers/{trigger}", TRIGGER_ANY),
+    others("DELETE", "/v1/triggers/{trigger}", TRIGGER_ANY),
+];
+
 /// Method, path, class, and the smallest body with a valid shape.
 pub const ROUTES: &[(&str, &str, Class, &str)] = &[
     ("GET", "/health", Class::None, ""),
@@ -65,7 +132,7 @@ pub const ROUTES: &[(&str, &str, Class, &str)] = &[
     ("POST", "/v1/agents/release-exact", Class::Any, r#"{"name":"{agent}","expected_agent_id":"7"}"#),
     ("GET", "/v1/agents/{agent}", Class::ReadOrAgent, ""),
     ("PATCH", "/v1/agents/{agent}", Class::Key, r#"{"persona":"touched"}"#),
-    ("DELETE", "/v1/agents/{agent}", Class::Key, ""),
+    ("DELETE", "/v1/agents/{agent}", Class::Any, ""),
     ("POST", "/v1/agents/{agent}/rotate-token", Class::Any, "{}"),
     ("GET", "/v1/agent", Class::Agent, ""),
     ("POST", "/v1/agent/node-token", Class::Agent, "{}"),

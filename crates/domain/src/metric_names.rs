@@ -82,7 +82,7 @@ pub const LOOP_FAILURES: &str = "relay_loop_failures_total";
 pub const LOOP_WORK: &str = "relay_loop_work_total";
 /// Calls to the URLs of subscriptions. Counter; label `outcome`: delivered, retried or given_up.
 pub const SUBSCRIPTION_CALLS: &str = "relay_subscription_calls_total";
-/// Calls that were deferred because their host or workspace was at its limit.
+/// Calls that were deferred because their host or workspace was at its limit. Counter.
 pub const DESTINATION_DEFERRALS: &str = "relay_destination_deferrals_total";
 /// Tokens that were in no cache. Counter; label `outcome`: found and unknown in Postgres, repeated (unknown a second
 /// ago), or refused because too many wait.

@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     EngineError, EngineResult, IdSource,
+    access::rights::RefusalLog,
     events::Announcement,
     fair_places::{FairPlaces, Place},
     hints::Hints,
@@ -24,6 +25,7 @@ pub(crate) struct Core {
     pub(crate) ids: Arc<IdSource>,
     pub(crate) hints: Arc<Hints>,
     pub(crate) announcer: mpsc::Sender<Announcement>,
+    pub(crate) refusals: Arc<RefusalLog>,
     /// Set once this process is a gateway.
     pub(crate) gateway: Arc<OnceLock<GatewayId>>,
     /// Places of reads that scan. They share the database with commits.

@@ -1,7 +1,13 @@
 //! Errors of the use cases. Main type: [`EngineError`], whose variants are kinds; the enum inside each says what the
 //! error is about. The gateway maps both to a status and a stable code.
 
-use relay_domain::{NodeId, access::token::TokenKind, names, nodes::NodeKind, workspaces::plan::Quota};
+use relay_domain::{
+    NodeId,
+    access::{rights::Refusal, token::TokenKind},
+    names,
+    nodes::NodeKind,
+    workspaces::plan::Quota,
+};
 use relay_store::StoreError;
 
 pub type EngineResult<T> = Result<T, EngineError>;
@@ -144,10 +150,11 @@ pub enum Denial {
     NotAuthor,
     #[error("not a participant of this conversation")]
     NotAParticipant,
-    #[error("not the handler")]
-    NotHandler,
     #[error("invoking {0} is denied")]
     ActionDenied(String),
+    /// The rights of the agent do not permit it.
+    #[error("refused: {}", .0.code())]
+    Refused(Refusal),
     /// The provider reports the result over its socket.
     #[error("the invocation is a node's")]
     NodeOwnedInvocation,

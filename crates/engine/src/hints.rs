@@ -105,6 +105,7 @@ impl Hints {
         self.publish(Hint::WorkspaceDeleted { workspace: scope.workspace_id() });
     }
 
+    /// Hints that quotas or rights of a workspace or of its agents changed.
     pub fn quotas_changed(&self, scope: WorkspaceScope) {
         self.publish(Hint::QuotasChanged { workspace: scope.workspace_id() });
     }
@@ -204,7 +205,7 @@ pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Rece
                 }
             }
             Ok(Hint::WorkspaceDeleted { workspace }) => {
-                inner.access.tokens.forget_workspace(WorkspaceScope::from_engine_row(*workspace));
+                inner.access.tokens.forget_workspace(*workspace);
                 inner.observers.cache.request_refresh();
                 inner.observers.cache.notify_access_change();
             }
@@ -212,7 +213,11 @@ pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Rece
             Ok(Hint::MembersChanged { workspace, channel }) => {
                 inner.messages.audiences.forget(WorkspaceScope::from_engine_row(*workspace), *channel);
             }
-            Ok(Hint::QuotasChanged { workspace }) => inner.quotas.forget(*workspace).await,
+            // Also rights: both are cached facts of a workspace that change rarely.
+            Ok(Hint::QuotasChanged { workspace }) => {
+                inner.quotas.forget(*workspace).await;
+                inner.access.tokens.forget_workspace(*workspace);
+            }
             Ok(_) => {}
             Err(broadcast::error::RecvError::Lagged(_)) => {
                 inner.observers.cache.request_refresh();

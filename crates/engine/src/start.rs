@@ -91,6 +91,7 @@ impl Engine {
             ids,
             hints: Arc::new(hints),
             announcer,
+            refusals: Arc::default(),
             gateway: Arc::default(),
             scans: FairPlaces::new(CONCURRENT_SCANS),
         };

@@ -16,6 +16,7 @@ pub mod mailboxes;
 pub mod messages;
 pub mod nodes;
 pub mod observers;
+pub mod rights;
 pub mod subscriptions;
 pub mod words;
 pub mod workspaces;

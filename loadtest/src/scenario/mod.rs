@@ -1,5 +1,6 @@
 //! Scenarios, one file each.
 
+pub(crate) mod fair;
 mod fanout;
 mod idle;
 mod invoke;
@@ -48,6 +49,7 @@ pub(crate) async fn run(scenario: &Scenario, common: &Common, report: &mut Repor
         Scenario::Invoke { nodes, burst, rate } => {
             invoke::run(common, *nodes, common.scaled(*burst), *rate, report).await
         }
+        Scenario::Fair { abuse } => fair::run(common, abuse, report).await,
         Scenario::Placement { nodes, burst } => placement::run(common.scaled(*nodes), common.scaled(*burst), report),
         Scenario::Node { published, agents, messages, rounds } => {
             let size = node::Size {

@@ -15,6 +15,7 @@ mod engine_link;
 mod events;
 mod harness;
 mod injection;
+mod insight;
 mod invocations;
 mod lease;
 mod mailbox;

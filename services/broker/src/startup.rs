@@ -20,10 +20,7 @@ use tokio::{net::TcpListener, sync::mpsc, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    agents::{
-        AckWatch, AgentSettings, Agents, ContinuityFolder, CrashLog, MARKER, Services, Spawner, VerificationBook,
-        run_receipts, run_reports,
-    },
+    agents::{AckWatch, AgentSettings, Agents, ContinuityFolder, MARKER, Services, Spawner, run_receipts, run_reports},
     api::{Api, Broker, Inner, router},
     cli::Init,
     clock,
@@ -31,6 +28,7 @@ use crate::{
     engine_link::{LinkSettings, LinkTask, Manifest},
     events::Hub,
     harness::HarnessTable,
+    insight::{CrashLog, VerificationBook},
     invocations::{self, Handlers},
     lease::Lease,
     restore,

@@ -9,7 +9,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header::RETRY_AFTER},
     response::{IntoResponse, Response},
 };
-use relay_domain::access::token::TokenKind;
+use relay_domain::access::{rights::Refusal, token::TokenKind};
 use relay_engine::{
     EngineError,
     error::{BadCredential, Conflict, Denial, Dependency, InvalidInput, Limit, Missing, TooLarge},
@@ -276,11 +276,32 @@ fn denial_text(denial: Denial) -> (&'static str, Cow<'static, str>) {
         Denial::NotOwnSession => ("forbidden", "An agent reports events of its own session only".into()),
         Denial::NotAuthor => ("forbidden", "Only its author may change a message".into()),
         Denial::NotAParticipant => ("forbidden", "Not a participant of this conversation".into()),
-        Denial::NotHandler => ("forbidden", "Only the agent that handles it may do this".into()),
+        Denial::Refused(refusal) => (refusal.code(), refusal_text(refusal).into()),
         Denial::ActionDenied(name) => ("action_denied", format!("You may not invoke \"{name}\"").into()),
         Denial::NodeOwnedInvocation => {
             ("node_owned_invocation", "A node handles this invocation and ends it over its socket".into())
         }
+    }
+}
+
+/// Message of a 403 that follows from rights.
+const fn refusal_text(refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::Send => "This agent may not send messages",
+        Refusal::Join => "This agent may not join or create channels",
+        Refusal::Spawn => "This agent may not spawn agents",
+        Refusal::Subscribe => "This agent may not subscribe to events",
+        Refusal::SubscriptionNotOwn => "Only the agent that created a subscription, or the workspace key, may do this",
+        Refusal::CreateTrigger => "This agent may not create triggers",
+        Refusal::TriggerNotOwn => "Only the agent that created a trigger, or the workspace key, may do this",
+        Refusal::DefineAction => "This agent may not define actions",
+        Refusal::NotHandler => "Only the agent that handles it may do this",
+        Refusal::Release => "This agent may not release agents",
+        Refusal::NotSpawnedByCaller => {
+            "An agent ends itself and the agents that it spawned; use the workspace key for others"
+        }
+        Refusal::InvocationNotOwn => "Only caller and handler of an invocation, or the workspace key, may read it",
+        Refusal::PostThroughNode => "This node may not post for that agent",
     }
 }
 

@@ -12,6 +12,12 @@ use relay_testkit::client::{Api, NodeSocket};
 use relay_testkit::{shared, wait};
 use serde_json::{Value, json};
 
+/// Lets the lead release agents that it has not spawned.
+async fn permit_every_release(workspace: &Api, lead: &Api) -> Result<()> {
+    let rights = json!({ "rights": { "release_any": true } });
+    workspace.at(lead.base()).patch("/v1/agents/lead", rights).await?.success().map(drop)
+}
+
 #[tokio::test]
 async fn a_spawned_agent_starts_on_its_node_and_joins_its_channels() -> Result<()> {
     let Scene { workspace, lead, mut socket, node } = scene("spawn").await?;
@@ -193,6 +199,7 @@ async fn a_release_goes_to_the_process_that_runs_the_agent() -> Result<()> {
         socket.request(register).await?;
         sockets.push(socket);
     }
+    permit_every_release(&workspace, &lead).await?;
     // Both providers are at full capacity.
     let mut hosts = Vec::new();
     for n in 0..6 {
@@ -452,6 +459,7 @@ async fn outcomes_of_durable_spawns_and_releases_are_in_the_mailbox() -> Result<
     wait_for_outcome(&lead, "release", &frame["invocation_id"]).await?;
     assert_eq!(results().await?, 2);
     workspace.register_agent("own").await?;
+    permit_every_release(&workspace, &lead).await?;
     let done = lead.post("/v1/agents/release", json!({ "name": "own", "durable": true })).await?.success()?;
     assert_eq!((text(&done["status"]), results().await?), ("completed", 3));
     Ok(())

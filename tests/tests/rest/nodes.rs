@@ -327,7 +327,7 @@ async fn an_agent_moves_to_a_node_and_back_with_its_mailbox() -> Result<()> {
     let as_node = key.with_token(&node.token);
     as_node.post("/v1/channels/general/messages", json!({ "text": "x" })).await?.refused(400, "from_required")?;
     as_node
-        .post("/v1/channels/general/messages", json!({ "text": "x", "from": "ann" }))
+        .post("/v1/channels/general/messages", json!({ "text": "x", "from": "nobody" }))
         .await?
         .refused(404, "agent_not_found")?;
     as_bob.post("/v1/channels/general/messages", posted("x")).await?.refused(400, "from_not_allowed")?;

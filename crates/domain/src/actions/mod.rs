@@ -32,6 +32,8 @@ pub const OFFLINE_QUEUE: i64 = 100;
 
 /// Time after which an unanswered invocation moves from its node to another capable node.
 pub const DISPATCH_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time without a sign of life of its handler after which an action may be taken over.
+pub const TAKE_OVER_AFTER: Duration = Duration::from_secs(60);
 /// Time after which an invocation whose handler is unavailable fails.
 pub const UNREACHABLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum age of an open invocation. A later result has no recipient.

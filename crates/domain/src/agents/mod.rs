@@ -9,7 +9,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 
-use crate::{AgentId, NodeId, ProviderName};
+use crate::{AgentId, NodeId, ProviderName, access::rights::RightSettings};
 
 /// Silence after which an agent is reported offline.
 pub const LIVENESS_TTL: Duration = Duration::from_secs(300);
@@ -39,6 +39,10 @@ pub struct Agent {
     pub created_at: DateTime<Utc>,
     /// Time of the last call or heartbeat.
     pub last_seen_at: DateTime<Utc>,
+    /// Agent whose invocation started this one.
+    pub spawned_by: Option<AgentId>,
+    /// Deviations from the workspace's policy.
+    pub rights: RightSettings,
 }
 
 impl Agent {

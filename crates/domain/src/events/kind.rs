@@ -64,6 +64,10 @@ pub const ACTION_COMPLETED: &str = "action.completed";
 pub const ACTION_FAILED: &str = "action.failed";
 /// An invocation was refused.
 pub const ACTION_DENIED: &str = "action.denied";
+/// An agent was refused something that its rights do not permit.
+pub const ACCESS_DENIED: &str = "access.denied";
+/// The handler of an action was replaced, because it was not live.
+pub const ACTION_TAKEN_OVER: &str = "action.taken_over";
 /// A delivery was accepted.
 pub const DELIVERY_ACCEPTED: &str = "delivery.accepted";
 /// A delivery was acknowledged by its recipient. The name is historical.
@@ -231,6 +235,8 @@ mod tests {
             (TOKEN_ROTATED, Activity),
             (TOKEN_REVOKED, Activity),
             (WORKSPACE_UPDATED, Activity),
+            (ACCESS_DENIED, Activity),
+            (ACTION_TAKEN_OVER, Activity),
             ("harness.tool.called", Activity),
             ("something", Activity),
             ("", Activity),

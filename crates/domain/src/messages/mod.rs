@@ -20,6 +20,8 @@ pub use mentions::{MAX_MENTIONS, extract_mentions};
 
 /// Prefix of the engine's own metadata keys, hidden from clients.
 pub const HIDDEN_METADATA: &str = "__relaycast_";
+/// Metadata key with the id of the broker node that posted a message in the name of its author. Edits keep it.
+pub const POSTED_BY_NODE: &str = "posted_by_node";
 
 /// Returns metadata without the engine's own keys; always an object.
 #[must_use]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 use crate::{
     AgentId, ChannelId,
-    events::kind::{EventFacts, has_channel_subject, required_scope},
+    events::kind::{EventFacts, FILE_UPLOADED, has_channel_subject, required_scope},
     names::{is_channel_name, strip_hash},
 };
 
@@ -336,6 +336,8 @@ impl ObserverView {
             (None, ..) if required_scope(event.kind, false) == ObserverScope::Dms => {
                 self.sees_direct_messages() && self.filters.dm_conversation_ids.is_none()
             }
+            // Announced before it is attached to a message, which would decide.
+            (None, None, None) if event.kind == FILE_UPLOADED => self.sees_every_message_place(),
             (None, None, None) => !self.filters.limits_channels() || !has_channel_subject(event.kind),
             (None, id, name) => self.lists_channel(id, name),
         }
@@ -357,6 +359,12 @@ impl ObserverView {
     #[must_use]
     pub fn sees_direct_messages(&self) -> bool {
         self.has_scope(ObserverScope::Dms) && self.filters.include_dms == Some(true)
+    }
+
+    /// Returns whether messages are visible wherever they are: in every channel and every conversation.
+    #[must_use]
+    pub fn sees_every_message_place(&self) -> bool {
+        !self.filters.limits_channels() && self.sees_direct_messages() && self.filters.dm_conversation_ids.is_none()
     }
 
     /// Returns whether a conversation and its messages are visible. Channel filters do not apply.

@@ -40,7 +40,7 @@ const KINDS: &[&str] = &[
     kind::CHANNEL_ARCHIVED,
     kind::MEMBER_JOINED,
     kind::MEMBER_CHANNEL_MUTED,
-    kind::FILE_UPLOADED,
+    FILE_UPLOADED,
     kind::WEBHOOK_RECEIVED,
     kind::ACTION_REGISTERED,
     kind::ACTION_DENIED,

@@ -4,11 +4,12 @@
 pub mod call;
 pub mod dispatch;
 pub mod secrets;
+pub mod view;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use crate::{SubscriptionDeliveryId, SubscriptionId, events::kind::SUBSCRIBABLE, files::is_token_byte};
+use crate::{AgentId, SubscriptionDeliveryId, SubscriptionId, events::kind::SUBSCRIBABLE, files::is_token_byte};
 
 /// Maximum number of event kinds in one subscription.
 pub const MAX_EVENTS: usize = 64;
@@ -42,6 +43,8 @@ pub struct Subscription {
     pub signature_scheme: Option<SignatureScheme>,
     /// Time of creation.
     pub created_at: DateTime<Utc>,
+    /// Agent that created it and whose view limits it; `None` for the workspace key, which sees everything.
+    pub created_by: Option<AgentId>,
     /// `None` for an active subscription.
     pub disabled: Option<Disabled>,
 }

@@ -4,7 +4,10 @@ use std::{net::IpAddr, sync::Arc};
 
 use relay_domain::{
     AgentId, NodeId, WorkspaceScope,
-    access::token::{TokenHash, TokenKind},
+    access::{
+        rights::Rights,
+        token::{TokenHash, TokenKind},
+    },
     agents::AgentKind,
     observers::ObserverView,
 };
@@ -76,6 +79,7 @@ pub struct AgentCaller {
     pub token_generation: i64,
     /// The token was replaced, and is accepted for the workspace's grace.
     pub is_former_token: bool,
+    pub rights: Rights,
 }
 
 impl AgentCaller {

@@ -6,5 +6,6 @@ pub(crate) mod jwt;
 pub mod limits;
 pub mod operators;
 pub(crate) mod reencryption;
+pub(crate) mod rights;
 pub mod secrets;
 pub(crate) mod tokens;

@@ -12,7 +12,7 @@ use std::{
 
 use moka::sync::Cache;
 use relay_domain::{
-    WorkspaceScope,
+    WorkspaceId, WorkspaceScope,
     access::token::{TOKEN_BYTES, TokenHash, TokenKind},
     metric_names as name,
 };
@@ -57,7 +57,7 @@ const CACHED_TOKENS: u64 = 100_000;
 pub(crate) struct TokenCache {
     credentials: Cache<TokenHash, Credential>,
     /// Tokens that were refused within the last second.
-    refused: Cache<TokenHash, Refusal>,
+    refused: Cache<TokenHash, TokenRefusal>,
     /// Tokens that were valid within the last minutes. They prove nothing.
     recent: Cache<TokenHash, ()>,
     strangers: Semaphore,
@@ -110,12 +110,12 @@ fn count_lookup(outcome: &'static str) {
 
 /// Reason for which storage refuses a token.
 #[derive(Debug, Clone, Copy)]
-enum Refusal {
+enum TokenRefusal {
     Unknown,
     WorkspaceExpired,
 }
 
-impl Refusal {
+impl TokenRefusal {
     const fn into_error(self, kind: TokenKind) -> EngineError {
         EngineError::Unauthenticated(match self {
             Self::Unknown => BadCredential::UnknownToken { kind },
@@ -159,11 +159,14 @@ impl Tokens {
         self.cache.recent.insert(hash, ());
     }
 
-    /// Invalidates all tokens of a deleted workspace.
-    pub(crate) fn forget_workspace(&self, scope: WorkspaceScope) {
+    /// Invalidates the tokens of a workspace: it was deleted, or rights have changed.
+    pub(crate) fn forget_workspace(&self, workspace: WorkspaceId) {
         self.cache.revocations.fetch_add(1, Ordering::SeqCst);
+        let of_workspace = move |_: &TokenHash, caller: &Credential| caller.scope().workspace_id() == workspace;
         // Fails only for a cache that was built without support for it.
-        let _ = self.cache.credentials.invalidate_entries_if(move |_, credential| credential.scope() == scope);
+        if self.cache.credentials.invalidate_entries_if(of_workspace).is_err() {
+            self.cache.credentials.invalidate_all();
+        }
     }
 
     /// Invalidates all tokens: a revocation hint may have been missed.
@@ -180,8 +183,14 @@ impl Tokens {
 
     /// Invalidates the tokens of a deleted workspace here and in the other processes.
     pub(crate) fn revoke_workspace(&self, scope: WorkspaceScope) {
-        self.forget_workspace(scope);
+        self.forget_workspace(scope.workspace_id());
         self.core.hints.workspace_deleted(scope);
+    }
+
+    /// Invalidates the rights of a workspace's agents here and in the other processes.
+    pub(crate) fn rights_changed(&self, scope: WorkspaceScope) {
+        self.forget_workspace(scope.workspace_id());
+        self.core.hints.quotas_changed(scope);
     }
 
     pub(crate) fn fresh(&self, kind: TokenKind) -> EngineResult<FreshToken> {
@@ -223,9 +232,9 @@ impl Tokens {
         let found = self.core.store.look_up_token(&hash).await;
         *unavailable_since = found.as_ref().is_err_and(StoreError::is_unavailable).then(Instant::now);
         let credential = match found? {
-            TokenLookup::Valid(owner) => to_credential(kind, hash, owner).ok_or(Refusal::Unknown),
-            TokenLookup::WorkspaceExpired => Err(Refusal::WorkspaceExpired),
-            TokenLookup::Unknown => Err(Refusal::Unknown),
+            TokenLookup::Valid(owner) => to_credential(kind, hash, owner).ok_or(TokenRefusal::Unknown),
+            TokenLookup::WorkspaceExpired => Err(TokenRefusal::WorkspaceExpired),
+            TokenLookup::Unknown => Err(TokenRefusal::Unknown),
         };
         let credential = credential.map_err(|refusal| {
             count_lookup("unknown");
@@ -252,11 +261,16 @@ fn to_credential(kind: TokenKind, hash: TokenHash, owner: TokenOwner) -> Option<
         }
         (
             TokenKind::Agent,
-            TokenOwner::Agent { workspace, agent_id, name, kind, token_generation, is_former: is_former_token },
-        ) => {
-            let (scope, name) = (scope(workspace), name.into());
-            Some(Credential::Agent(AgentCaller { scope, agent_id, name, kind, token_generation, is_former_token }))
-        }
+            TokenOwner::Agent { workspace, agent_id, name, kind, token_generation, is_former, rights },
+        ) => Some(Credential::Agent(AgentCaller {
+            scope: scope(workspace),
+            agent_id,
+            name: name.into(),
+            kind,
+            token_generation,
+            is_former_token: is_former,
+            rights,
+        })),
         (TokenKind::Node, TokenOwner::Node { workspace, node_id }) => {
             Some(Credential::Node(NodeCaller { scope: scope(workspace), node_id }))
         }

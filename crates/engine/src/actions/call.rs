@@ -3,8 +3,9 @@
 use chrono::{DateTime, Utc};
 use relay_domain::{
     AgentId, InvocationId, NodeId, WorkspaceScope,
+    access::rights::Operation,
     actions::{
-        InvocationStatus, MAX_ACTION_NAME_BYTES, MAX_VALUE_BYTES, RELEASE, SPAWN, WORKSPACE_CALLER,
+        InvocationStatus, MAX_ACTION_NAME_BYTES, MAX_VALUE_BYTES, RELEASE, SPAWN, SPAWN_PREFIX, WORKSPACE_CALLER,
         is_invokable_capacity,
     },
     names::check_name,
@@ -115,6 +116,11 @@ impl Actions {
             return Ok(before);
         }
         check_name("action", &request.name, MAX_ACTION_NAME_BYTES)?;
+        if let Some(caller) = caller
+            && request.name.starts_with(SPAWN_PREFIX)
+        {
+            self.core.authorize(caller, Operation::Spawn).await?;
+        }
         let given = request.input.filter(|input| !input.is_null()).unwrap_or_else(|| Map::new().into());
         if !given.is_object() {
             let message = "input must be an object".to_owned();
@@ -246,7 +252,7 @@ impl Actions {
     }
 
     /// Checks that an agent may invoke an action. A denial is recorded for the agent and for observers.
-    async fn check_caller(
+    pub(super) async fn check_caller(
         &self,
         scope: WorkspaceScope,
         caller: Option<&AgentCaller>,

@@ -30,6 +30,7 @@ use std::sync::Arc;
 
 use relay_domain::{
     ActionId, NodeId, WorkspaceScope,
+    access::rights::Operation,
     actions::{MAX_ACTION_NAME_BYTES, MAX_ACTIONS, MAX_AVAILABLE_TO, MAX_DESCRIPTION_BYTES, is_reserved},
     agents::Agent,
     events::kind,
@@ -48,7 +49,7 @@ use crate::{
     agents::{Agents, lifecycle::encoded_length},
     channels::Channels,
     core::Core,
-    error::{Conflict, Denial, InvalidInput, Limit, Missing},
+    error::{Conflict, InvalidInput, Limit, Missing},
     nodes::kinds::NodeKinds,
 };
 
@@ -68,17 +69,19 @@ pub struct Actions {
 }
 
 impl Actions {
-    /// Defines an action, or changes it when the same handler defined it before. Returns true if it is new.
+    /// Defines an action, or changes it when the same handler defined it before. An action whose handler has not been
+    /// live for a minute gets the new handler, and is otherwise unchanged. Returns true if it is new.
     ///
     /// # Errors
-    /// When a field is invalid, an agent names another handler than itself, the handler does not exist, the node lacks
-    /// the capability, or the name belongs to another handler.
+    /// When a field is invalid, the caller may not define actions, an agent names another handler than itself, the
+    /// handler does not exist, the node lacks the capability, or the name belongs to another handler that is live.
     pub async fn define(&self, caller: &Credential, request: ActionBody) -> EngineResult<(ActionRow, bool)> {
         let scope = caller.scope();
         check_name("name", &request.name, MAX_ACTION_NAME_BYTES)?;
         if is_reserved(&request.name) {
             return Err(EngineError::Conflict(Conflict::ActionName(request.name)));
         }
+        self.core.authorize(caller, Operation::DefineAction).await?;
         let description = request.description.unwrap_or_default();
         check_length("description", &description, MAX_DESCRIPTION_BYTES)?;
         let input_schema = checked_schema("input_schema", request.input_schema)?;
@@ -91,9 +94,7 @@ impl Actions {
         let (handler_agent, handler_node) = match (&agent_name, &node_name) {
             (Some(agent), None) => (Some(self.handler_agent(caller, agent).await?), None),
             (None, Some(node)) => {
-                if let Credential::Agent(_) = caller {
-                    return Err(EngineError::Forbidden(Denial::NotHandler));
-                }
+                self.core.authorize(caller, Operation::ManageAction { handler: None }).await?;
                 (None, Some(self.handler_node(scope, node, &request.name).await?))
             }
             _ => return Err(EngineError::Invalid(InvalidInput::ActionHandler)),
@@ -131,12 +132,13 @@ impl Actions {
     }
 
     async fn handler_agent(&self, caller: &Credential, name: &str) -> EngineResult<relay_domain::AgentId> {
-        match caller {
-            Credential::Agent(own) if &*own.name != name => Err(EngineError::Forbidden(Denial::NotHandler)),
-            Credential::Agent(_) | Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => {
-                Ok(self.agents.by_name(caller.scope(), name).await?.id)
-            }
+        if let Credential::Agent(own) = caller
+            && &*own.name != name
+        {
+            // Whether there is such an agent does not matter.
+            self.core.authorize(caller, Operation::ManageAction { handler: None }).await?;
         }
+        Ok(self.agents.by_name(caller.scope(), name).await?.id)
     }
 
     async fn handler_node(&self, scope: WorkspaceScope, name: &str, action: &str) -> EngineResult<NodeId> {
@@ -192,10 +194,8 @@ impl Actions {
             if !handles && !may_invoke(&row, agent) {
                 return Err(EngineError::NotFound(Missing::Action));
             }
-            if !handles {
-                return Err(EngineError::Forbidden(Denial::NotHandler));
-            }
         }
+        self.core.authorize(caller, Operation::ManageAction { handler: row.handler_agent_id }).await?;
         let deleted = self.core.store.delete_action(scope, row.action_id).await?;
         if deleted { Ok(()) } else { Err(EngineError::NotFound(Missing::Action)) }
     }

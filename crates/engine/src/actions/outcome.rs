@@ -2,6 +2,7 @@
 
 use relay_domain::{
     AgentId, InvocationId, WorkspaceScope,
+    access::rights::Operation,
     actions::{HANDLER_UNAVAILABLE, MAX_ERROR_BYTES, NAME_IN_USE, OUTCOME_NOTICE_MAX_AGE},
 };
 use relay_store::{
@@ -39,11 +40,18 @@ pub enum ProviderResultOutcome {
 }
 
 impl Actions {
-    /// Finds an invocation of an action, for any caller.
+    /// Finds an invocation of an action.
     ///
     /// # Errors
-    /// When there is none of that id and action.
-    pub async fn invocation(
+    /// When there is none of that id and action, or the caller neither called nor handles it.
+    pub async fn invocation(&self, caller: &Credential, action: &str, id: InvocationId) -> EngineResult<InvocationRow> {
+        let row = self.find_invocation(caller.scope(), action, id).await?;
+        let read = Operation::ReadInvocation { caller: row.caller_id, handler: row.handler_agent_id };
+        self.core.authorize(caller, read).await?;
+        Ok(row)
+    }
+
+    async fn find_invocation(
         &self,
         scope: WorkspaceScope,
         action: &str,
@@ -65,17 +73,12 @@ impl Actions {
         complete: CompletionRequest,
     ) -> EngineResult<InvocationRow> {
         let scope = caller.scope();
-        let row = self.invocation(scope, action, id).await?;
+        let row = self.find_invocation(scope, action, id).await?;
         let Some(handler) = row.handler_agent_id else {
             return Err(EngineError::Forbidden(Denial::NodeOwnedInvocation));
         };
-        let agent = match caller {
-            Credential::Agent(agent) if agent.agent_id == handler => Some(agent.agent_id),
-            Credential::Workspace { .. } => None,
-            Credential::Agent(_) | Credential::Node(_) | Credential::Observer(_) => {
-                return Err(EngineError::Forbidden(Denial::NotHandler));
-            }
-        };
+        self.core.authorize(caller, Operation::ManageAction { handler: Some(handler) }).await?;
+        let agent = caller.agent_id();
         let duration_ms = complete.duration_ms.filter(|ms| *ms >= 0);
         let result = match (complete.output, complete.error) {
             (Some(_), Some(_)) => {
@@ -92,7 +95,7 @@ impl Actions {
             InvocationOutcome { scope, invocation: id, source: OutcomeSource::Handler(agent), result, duration_ms };
         match self.calls.record_outcome(outcome).await? {
             OutcomeRecording::Recorded(row) => Ok(*row),
-            OutcomeRecording::Refused => self.invocation(scope, action, id).await,
+            OutcomeRecording::Refused => self.find_invocation(scope, action, id).await,
         }
     }
 

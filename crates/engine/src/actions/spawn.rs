@@ -5,7 +5,7 @@
 
 use relay_domain::{
     AgentId, InvocationId, NodeId, WorkspaceScope,
-    access::token::TokenHash,
+    access::{rights::Operation, token::TokenHash},
     actions::{MAX_ACTION_NAME_BYTES, RELEASE, SPAWN, SPAWN_PREFIX, WORKSPACE_CALLER},
     agents::{Agent, AgentStatus},
     names::{MAX_NOTE_BYTES, check_agent_name, check_length, check_name, is_channel_name, strip_hash},
@@ -65,6 +65,7 @@ impl Actions {
         key: Option<&ClientKey>,
     ) -> EngineResult<InvocationReceipt> {
         let scope = caller.scope();
+        self.core.authorize(caller, Operation::Spawn).await?;
         let key = key.map(|key| key.stored(&actor_key(caller), "agent.spawn", ""));
         if let Some(before) = self.find_receipt(scope, key.as_ref()).await? {
             return Ok(before);
@@ -151,7 +152,7 @@ impl Actions {
     /// engine ends it itself.
     ///
     /// # Errors
-    /// When there is no such agent, its id or token is not the expected one, or its node is unavailable.
+    /// When there is no such agent, the caller may not end it, its id or token is not the expected one, or its node is unavailable.
     pub async fn release(
         &self,
         caller: &Credential,
@@ -166,6 +167,8 @@ impl Actions {
         }
         check_length("reason", request.reason.as_deref().unwrap_or_default(), MAX_NOTE_BYTES)?;
         let agent = self.agents.by_name(scope, &request.name).await?;
+        let release = Operation::Release { agent: agent.id, spawned_by: agent.spawned_by };
+        self.core.authorize(caller, release).await?;
         if request.expected_agent_id.is_some_and(|expected| expected != agent.id) {
             return Err(EngineError::Conflict(Conflict::AgentIdentityMismatch(agent.name)));
         }

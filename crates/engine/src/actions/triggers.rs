@@ -1,16 +1,17 @@
 //! Triggers: messages that invoke actions. The worker (`actions::trigger_scans`) fires them after the commit.
 
 use relay_domain::{
-    TriggerId, WorkspaceScope,
+    AgentId, TriggerId, WorkspaceScope,
+    access::rights::{Operation, Refusal, Right},
     actions::{
-        is_reserved,
+        SPAWN_PREFIX, is_reserved,
         trigger::{MAX_COMPILED_BYTES, MAX_PATTERN_BYTES, MAX_PER_WORKSPACE},
     },
     messages::Message,
     names::{MAX_AGENT_NAME_BYTES, check_length, check_name, is_channel_name, strip_hash},
 };
-use relay_store::IdempotencyKey;
 pub use relay_store::actions::triggers::{TriggerChange, TriggerRow};
+use relay_store::{IdempotencyKey, access::rights::AgentWithRights};
 
 use relay_wire::{actions::trigger::TriggerInput, field::ToValue as _};
 use sha2::{Digest, Sha256};
@@ -18,9 +19,9 @@ use sha2::{Digest, Sha256};
 use super::Actions;
 use crate::{
     EngineError, EngineResult,
-    access::authentication::AgentCaller,
+    access::authentication::{AgentCaller, Credential},
     actions::InvokeAction,
-    error::{Conflict, InvalidInput, Missing},
+    error::{Conflict, Denial, InvalidInput, Missing},
 };
 
 #[derive(Debug)]
@@ -70,8 +71,10 @@ impl Actions {
     /// Creates a trigger for later messages. A missing action shows when it fires.
     ///
     /// # Errors
-    /// When a field is invalid, or there are too many triggers.
-    pub async fn create_trigger(&self, scope: WorkspaceScope, request: NewTrigger) -> EngineResult<TriggerRow> {
+    /// When a field is invalid, the caller may not invoke the action itself, or there are too many triggers.
+    pub async fn create_trigger(&self, caller: &Credential, request: NewTrigger) -> EngineResult<TriggerRow> {
+        let scope = caller.scope();
+        self.core.authorize(caller, Operation::CreateTrigger).await?;
         let row = TriggerRow {
             trigger_id: TriggerId::new(self.core.next_id()),
             channel: checked_channel(request.channel)?,
@@ -84,7 +87,11 @@ impl Actions {
             last_error: None,
             created_at: self.core.now(),
             updated_at: None,
+            created_by: caller.agent_id(),
         };
+        if let Credential::Agent(agent) = caller {
+            self.check_creator(agent, &row.action_name).await?;
+        }
         if self.core.store.create_trigger(scope, &row, MAX_PER_WORKSPACE).await? {
             Ok(row)
         } else {
@@ -104,10 +111,11 @@ impl Actions {
     /// Changes a trigger.
     ///
     /// # Errors
-    /// When there is none of that id, or a field is out of bounds.
+    /// When there is none of that id, it is not the caller's, the caller may not invoke the new action itself, or a field
+    /// is out of bounds.
     pub async fn update_trigger(
         &self,
-        scope: WorkspaceScope,
+        caller: &Credential,
         id: TriggerId,
         change: TriggerChange,
     ) -> EngineResult<TriggerRow> {
@@ -118,6 +126,12 @@ impl Actions {
             action_name: change.action_name.map(checked_action).transpose()?,
             enabled: change.enabled,
         };
+        let scope = caller.scope();
+        let trigger = self.trigger(scope, id).await?;
+        self.core.authorize(caller, Operation::ManageTrigger { creator: trigger.created_by }).await?;
+        if let (Credential::Agent(agent), Some(action)) = (caller, &change.action_name) {
+            self.check_creator(agent, action).await?;
+        }
         self.core
             .store
             .update_trigger(scope, id, &change, self.core.now())
@@ -126,18 +140,38 @@ impl Actions {
     }
 
     /// Deletes a trigger. Its open invocations continue.
-    pub async fn delete_trigger(&self, scope: WorkspaceScope, id: TriggerId) -> EngineResult<()> {
-        let gone = self.core.store.delete_trigger(scope, id).await?;
-        if gone { Ok(()) } else { Err(EngineError::NotFound(Missing::Trigger)) }
+    ///
+    /// # Errors
+    /// When there is none of that id, or it is not the caller's.
+    pub async fn delete_trigger(&self, caller: &Credential, id: TriggerId) -> EngineResult<()> {
+        let trigger = self.trigger(caller.scope(), id).await?;
+        self.core.authorize(caller, Operation::ManageTrigger { creator: trigger.created_by }).await?;
+        let deleted = self.core.store.delete_trigger(caller.scope(), id).await?;
+        if deleted { Ok(()) } else { Err(EngineError::NotFound(Missing::Trigger)) }
     }
 }
 
 impl Actions {
-    /// Invokes a trigger's action for a message, in the name of its author; a webhook's messages are the workspace's.
-    /// Idempotent per trigger and message.
+    /// Checks that the creator of a trigger may invoke its action itself.
+    async fn check_creator(&self, creator: &AgentCaller, action: &str) -> EngineResult<()> {
+        if creator.rights.has(Right::TriggerAny) {
+            return Ok(());
+        }
+        if action.starts_with(SPAWN_PREFIX) {
+            self.core.authorize(creator, Operation::Spawn).await?;
+        }
+        match self.core.store.action(creator.scope, action).await? {
+            Some(row) => self.check_caller(creator.scope, Some(creator), &row).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Invokes a trigger's action for a message, in the name of its author; a webhook's messages are the workspace's. The
+    /// agent that created the trigger must be permitted the action too, so that a trigger gives no rights to its
+    /// creator. Idempotent per trigger and message.
     ///
     /// # Errors
-    /// When the action cannot be invoked.
+    /// When the action cannot be invoked, or one of the two may not invoke it.
     pub(crate) async fn invoke_for_message(
         &self,
         scope: WorkspaceScope,
@@ -148,15 +182,18 @@ impl Actions {
             return Err(EngineError::NotFound(Missing::Action));
         }
         let trigger_id = trigger.trigger_id;
-        let author = self.core.store.agent(scope, message.agent_id).await?;
-        let caller = author.map(|agent| AgentCaller {
-            scope,
-            agent_id: agent.id,
-            name: agent.name.into(),
-            kind: agent.kind,
-            token_generation: 0,
-            is_former_token: false,
-        });
+        let parties: Vec<AgentId> = trigger.created_by.into_iter().chain([message.agent_id]).collect();
+        let parties = self.core.store.agents_with_rights(scope, &parties).await?;
+        let party =
+            |id: AgentId| parties.iter().find(|agent| agent.agent_id == id).map(|agent| to_caller(scope, agent));
+        if let Some(creator) = trigger.created_by {
+            // An agent that was deleted has no rights.
+            let denied = || EngineError::Forbidden(Denial::Refused(Refusal::CreateTrigger));
+            let creator = party(creator).ok_or_else(denied)?;
+            self.core.authorize(&creator, Operation::CreateTrigger).await?;
+            self.check_creator(&creator, &trigger.action_name).await?;
+        }
+        let caller = party(message.agent_id);
         let input = TriggerInput {
             trigger_id,
             message_id: message.id,
@@ -178,6 +215,18 @@ impl Actions {
         let request =
             InvokeAction { name: trigger.action_name.clone(), node: None, input: Some(input), durable: false };
         self.invoke_defined(scope, caller.as_ref(), request, Some(key)).await.map(drop)
+    }
+}
+
+fn to_caller(scope: WorkspaceScope, agent: &AgentWithRights) -> AgentCaller {
+    AgentCaller {
+        scope,
+        agent_id: agent.agent_id,
+        name: agent.name.as_str().into(),
+        kind: agent.kind,
+        token_generation: 0,
+        is_former_token: false,
+        rights: agent.rights,
     }
 }
 

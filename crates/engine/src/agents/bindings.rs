@@ -34,12 +34,15 @@ impl Agents {
     /// Lists the agents located on a node, by name.
     ///
     /// # Errors
-    /// When there is no such node.
+    /// When there is no such node for this caller.
     pub async fn bindings(&self, caller: &Credential, node: &str) -> EngineResult<Vec<NodeBinding>> {
         let scope = caller.scope();
         let node = self.core.stored_node(scope, node).await?;
         let shown = caller.view().filters.agent_ids.as_deref();
         let bindings = self.core.store.bindings(scope, &node.node_id, shown, MAX_LISTED_BINDINGS).await?;
+        if shown.is_some() && bindings.is_empty() {
+            return Err(EngineError::NotFound(Missing::Node(node.name)));
+        }
         Ok(bindings.into_iter().map(|binding| NodeBinding { binding, node: node.clone() }).collect())
     }
 

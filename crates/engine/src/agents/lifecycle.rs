@@ -3,7 +3,10 @@
 use chrono::{DateTime, Utc};
 use relay_domain::{
     AgentId, WorkspaceScope,
-    access::token::{ChangeOrigin, TokenKind},
+    access::{
+        rights::{Operation, RightChanges},
+        token::{ChangeOrigin, TokenKind},
+    },
     agents::{Agent, AgentKind, AgentStatus},
     events::kind,
     mailboxes::{Delivery, dead_letter::DeadLetterReason},
@@ -62,6 +65,8 @@ pub struct ChangeAgent {
     /// `Some(None)` clears it.
     pub capabilities: Option<Option<Value>>,
     pub skills: Option<Value>,
+    /// Merged into its overrides of the workspace's policy; `Some(None)` removes all of them.
+    pub rights: Option<Option<RightChanges>>,
 }
 
 impl Agents {
@@ -215,6 +220,7 @@ impl Agents {
             metadata: change.metadata.as_ref(),
             capabilities: change.capabilities.as_ref().map(Option::as_ref),
             skills: change.skills.as_ref(),
+            rights: change.rights.as_ref().map(Option::as_ref),
         };
         let limit = i32::try_from(MAX_METADATA_BYTES).unwrap_or(i32::MAX);
         let Some((agent, recorded)) =
@@ -227,6 +233,9 @@ impl Agents {
         if change.status.is_some() {
             self.seen.forget(scope, agent.id);
         }
+        if change.rights.is_some() {
+            self.tokens.rights_changed(scope);
+        }
         if let Some(recorded) = recorded {
             self.core.announce(recorded);
         }
@@ -234,8 +243,14 @@ impl Agents {
     }
 
     /// Deletes an agent. Its tokens are revoked and its memberships removed when this returns; its name is free.
-    pub async fn delete(&self, scope: WorkspaceScope, name: &str) -> EngineResult<()> {
-        self.delete_if(scope, name, &DeleteCondition::default()).await
+    ///
+    /// # Errors
+    /// When there is none of that name, or the caller has not spawned it.
+    pub async fn delete(&self, caller: &Credential, name: &str) -> EngineResult<()> {
+        let agent = self.by_name(caller.scope(), name).await?;
+        self.core.authorize(caller, Operation::Delete { spawned_by: agent.spawned_by }).await?;
+        let condition = DeleteCondition { agent: Some(agent.id), ..DeleteCondition::default() };
+        self.delete_if(caller.scope(), name, &condition).await
     }
 
     /// Deletes an agent that meets conditions.

@@ -37,7 +37,11 @@ impl Channels {
         let next = items.last().filter(|_| more).map(|last| format!("c{:x}", last.channel_id.get()));
         if matches!(caller, Credential::Observer(_)) {
             // A page may be shorter after this; the cursor continues behind the unfiltered page.
-            items.retain(|row| view.sees_conversation(row.conversation_id.as_str()));
+            // The lists have only participants and messages that pass the filters.
+            let concerns_visible = |row: &WorkspaceConversation| {
+                view.filters.agent_ids.is_none() || !row.participants.is_empty() || row.last_message.is_some()
+            };
+            items.retain(|row| view.sees_conversation(row.conversation_id.as_str()) && concerns_visible(row));
         }
         Ok(Page { items, next })
     }

@@ -2,6 +2,7 @@
 
 use relay_domain::{
     AgentId, ChannelId, WorkspaceScope,
+    access::rights::Operation,
     events::kind,
     names::{self, MAX_TOPIC_BYTES, check_json_length, check_length, is_channel_name, strip_hash},
     workspaces::plan::Quota,
@@ -34,6 +35,7 @@ impl Channels {
             return Err(EngineError::Invalid(InvalidInput::ChannelName));
         }
         check_topic(request.topic.as_deref())?;
+        self.core.authorize(caller, Operation::Join).await?;
         let metadata = Value::Object(request.metadata.unwrap_or_default());
         check_json_length("metadata", encoded_length(&metadata))?;
         let (channel_id, at) = (ChannelId::new(self.core.next_id()), self.core.now());
@@ -159,6 +161,7 @@ impl Channels {
     /// # Errors
     /// When there is no such channel or it is archived.
     pub async fn join(&self, caller: &AgentCaller, name: &str) -> EngineResult<(String, bool)> {
+        self.core.authorize(caller, Operation::Join).await?;
         let channel = self.open_channel(caller.scope, name).await?;
         let already = self.add_member(caller.scope, &channel, caller.agent_id, &caller.name).await?;
         Ok((channel.name, already))

@@ -169,7 +169,11 @@ impl Files {
     pub async fn get(&self, caller: &Credential, file: FileId) -> EngineResult<FileWithToken> {
         let row = self.core.store.file(caller.scope(), file).await?.ok_or(EngineError::NotFound(Missing::File))?;
         let view = caller.view();
-        if !view.sees_author(Some(row.agent_id)) || !view.sees_created_at(row.created_at) {
+        let visible = view.sees_author(Some(row.agent_id))
+            && view.sees_created_at(row.created_at)
+            && (view.sees_every_message_place()
+                || self.core.store.is_attached_to_visible(caller.scope(), file, view).await?);
+        if !visible {
             return Err(EngineError::NotFound(Missing::File));
         }
         self.with_download_token(caller.scope(), row)
@@ -184,7 +188,7 @@ impl Files {
         limit: i64,
     ) -> EngineResult<Vec<FileWithToken>> {
         let scope = caller.scope();
-        let rows = self.core.store.files(scope, owner, &caller.view().filters, limit).await?;
+        let rows = self.core.store.files(scope, owner, caller.view(), limit).await?;
         rows.into_iter().map(|row| self.with_download_token(scope, row)).collect()
     }
 

@@ -1,8 +1,9 @@
 //! Edits of posted messages.
 
 use relay_domain::{
+    access::rights::Operation,
     events::kind,
-    messages::{HIDDEN_METADATA, ListedMessage, Message, extract_mentions},
+    messages::{HIDDEN_METADATA, ListedMessage, Message, POSTED_BY_NODE, extract_mentions},
 };
 use relay_store::{MessageChange, channels::audience::AudienceKey, events::Event};
 use relay_wire::{events::data::MessageUpdated, field::ToValue as _};
@@ -42,6 +43,7 @@ impl Messages {
         if old.agent_id != caller.agent_id {
             return Err(EngineError::Forbidden(Denial::NotAuthor));
         }
+        self.core.authorize(caller, Operation::Send).await?;
         if update.text.is_none() && update.blocks.is_none() && update.data.is_none() {
             return Err(EngineError::invalid_request("text, blocks or data is required"));
         }
@@ -117,7 +119,7 @@ impl Messages {
 fn keep_hidden_metadata(data: Option<&Value>, old: &Value) -> Value {
     let mut all = data.and_then(Value::as_object).cloned().unwrap_or_default();
     for (key, value) in old.as_object().into_iter().flatten() {
-        if key.starts_with(HIDDEN_METADATA) {
+        if key.starts_with(HIDDEN_METADATA) || key == POSTED_BY_NODE {
             all.insert(key.clone(), value.clone());
         }
     }

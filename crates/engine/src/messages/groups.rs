@@ -1,6 +1,9 @@
 //! Groups that begin with a message.
 
-use relay_domain::names::{MAX_TEXT_BYTES, check_length};
+use relay_domain::{
+    access::rights::Operation,
+    names::{MAX_TEXT_BYTES, check_length},
+};
 use relay_wire::{channels::conversation::CreateGroupBody, nodes::deliver_frame::FRAME_LIMIT};
 use serde_json::Value;
 
@@ -32,6 +35,7 @@ impl Messages {
         request: &CreateGroupBody,
         key: Option<&ClientKey>,
     ) -> EngineResult<CreatedGroup> {
+        self.core.authorize(caller, Operation::Send).await?;
         let text = request.text.as_deref().filter(|text| !text.is_empty());
         if let Some(text) = text {
             check_length("text", text, MAX_TEXT_BYTES)?;

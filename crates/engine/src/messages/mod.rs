@@ -7,6 +7,7 @@ pub mod edits;
 pub(crate) mod fixture;
 mod groups;
 pub mod history;
+mod node_posts;
 pub mod outbox_relay;
 pub mod posting;
 pub(crate) mod publisher;

@@ -12,6 +12,7 @@ use std::{iter, sync::Arc};
 
 use relay_domain::{
     AgentId, ConversationId, MessageId, WorkspaceScope,
+    access::rights::{Actor, Operation},
     agents::AgentKind,
     channels::{ChannelKind, direct_names},
     files::MAX_ATTACHMENTS,
@@ -40,10 +41,7 @@ use tokio::{sync::oneshot, time::Instant};
 use super::Messages;
 use crate::{
     EngineError, EngineResult,
-    access::{
-        authentication::{AgentCaller, NodeCaller},
-        idempotency::ClientKey,
-    },
+    access::{authentication::AgentCaller, idempotency::ClientKey, rights::RightsCaller},
     channels::audiences::AudienceSource,
     error::{BadCredential, Conflict, Denial, InvalidInput, Missing, TooLarge},
     messages::committer::{CommitReply, PendingSend},
@@ -99,9 +97,16 @@ pub(super) struct Sender {
     pub(super) agent_id: AgentId,
     pub(super) name: Arc<str>,
     pub(super) kind: AgentKind,
+    pub(super) actor: Actor,
     pub(super) token_generation: Option<i64>,
     /// Author without a registration (a webhook): the commit does not check that it exists.
     pub(super) is_hidden: bool,
+}
+
+impl<'a> From<&'a Sender> for RightsCaller<'a> {
+    fn from(sender: &'a Sender) -> Self {
+        Self { scope: sender.scope, actor: sender.actor, name: &sender.name }
+    }
 }
 
 impl From<&AgentCaller> for Sender {
@@ -111,6 +116,7 @@ impl From<&AgentCaller> for Sender {
             agent_id: caller.agent_id,
             name: Arc::clone(&caller.name),
             kind: caller.kind,
+            actor: Actor::Agent { id: caller.agent_id, rights: caller.rights },
             token_generation: Some(caller.token_generation),
             is_hidden: false,
         }
@@ -173,30 +179,10 @@ impl Messages {
         self.post_as(&author.into(), PostRequest { target, draft, key, events: Vec::new() }).await
     }
 
-    /// Posts to a channel as a node, in the name of an agent that it hosts.
-    pub async fn post_as_node(
-        &self,
-        caller: &NodeCaller,
-        from: &str,
-        channel: &str,
-        draft: Draft,
-        key: Option<ClientKey>,
-    ) -> EngineResult<PostedMessage> {
-        let (agent_id, kind) = self
-            .core
-            .store
-            .agent_on_node(caller.scope, &caller.node_id, from)
-            .await?
-            .ok_or_else(|| EngineError::NotFound(Missing::Agent(from.to_owned())))?;
-        let (scope, name) = (caller.scope, from.into());
-        let sender = Sender { scope, agent_id, name, kind, token_generation: None, is_hidden: false };
-        let target = Target::Channel(strip_hash(channel).to_owned());
-        self.post_as(&sender, PostRequest { target, draft, key, events: Vec::new() }).await
-    }
-
     /// Posts a draft. When it fails for good, a post that was committed under the same key is returned instead.
     pub(super) async fn post_as(&self, sender: &Sender, request: PostRequest) -> EngineResult<PostedMessage> {
         check_draft(&request.draft)?;
+        self.core.authorize(sender, Operation::Send).await?;
         match self.commit_resolved(sender, &request).await {
             // The token was rotated meanwhile: it may no longer read earlier posts.
             Err(error @ EngineError::Unauthenticated(BadCredential::UnknownToken { .. })) => Err(error),

@@ -3,7 +3,10 @@
 use chrono::{DateTime, Utc};
 use relay_domain::{
     MessageId, WebhookId, WorkspaceScope,
-    access::token::{TokenHash, TokenKind},
+    access::{
+        rights::Actor,
+        token::{TokenHash, TokenKind},
+    },
     agents::AgentKind,
     events::kind,
     names::{MAX_AGENT_NAME_BYTES, check_name},
@@ -161,6 +164,7 @@ impl Messages {
             agent_id: webhook_agent(caller.scope),
             name: author.as_str().into(),
             kind: AgentKind::System,
+            actor: Actor::Workspace,
             token_generation: None,
             is_hidden: true,
         };

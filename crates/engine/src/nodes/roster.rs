@@ -32,7 +32,7 @@ use super::Nodes;
 use crate::push::delivery::FormerSettings;
 use crate::{
     EngineError, EngineResult,
-    access::authentication::AgentCaller,
+    access::authentication::{AgentCaller, Credential},
     agents::lifecycle::encoded_length,
     error::{BadCredential, Conflict, InvalidInput, Limit, Missing},
 };
@@ -247,11 +247,35 @@ impl Nodes {
         Ok(RosterNode { node, providers })
     }
 
-    /// Lists the nodes that match a filter, brokers first, then by name.
-    pub async fn list(&self, scope: WorkspaceScope, mut filter: NodeFilter) -> EngineResult<Vec<RosterNode>> {
+    /// Finds a node by name or id if the caller may see it.
+    ///
+    /// # Errors
+    /// When there is none for this caller.
+    pub async fn visible(&self, caller: &Credential, name_or_id: &str) -> EngineResult<RosterNode> {
+        let mut node = self.by_name(caller.scope(), name_or_id).await?;
+        if let Some(agents) = &caller.view().filters.agent_ids {
+            let locations = self.core.store.locations_of_agents(caller.scope(), agents).await?;
+            if !locations.iter().any(|(location, _)| *location == node.node.node_id) {
+                return Err(EngineError::NotFound(Missing::Node(node.node.name)));
+            }
+            count_visible_agents(&mut node, &locations);
+        }
+        Ok(node)
+    }
+
+    /// Lists the nodes that match a filter and that the caller may see, brokers first, then by name. An observer of
+    /// certain agents sees their nodes, and only those agents in the counts.
+    pub async fn list(&self, caller: &Credential, mut filter: NodeFilter) -> EngineResult<Vec<RosterNode>> {
+        let scope = caller.scope();
         filter.limit = filter.limit.clamp(1, LISTED_NODES.1);
         filter.name = filter.name.map(|name| strip_hash(&name).to_owned());
-        Ok(list_nodes(&self.core.store, scope, &filter).await?)
+        filter.hosts.clone_from(&caller.view().filters.agent_ids);
+        let mut nodes = list_nodes(&self.core.store, scope, &filter).await?;
+        if let Some(agents) = &filter.hosts {
+            let locations = self.core.store.locations_of_agents(scope, agents).await?;
+            nodes.iter_mut().for_each(|node| count_visible_agents(node, &locations));
+        }
+        Ok(nodes)
     }
 
     /// Removes a provider of a node; idempotent.
@@ -312,6 +336,18 @@ pub async fn list_nodes(store: &Store, scope: WorkspaceScope, filter: &NodeFilte
         RosterNode { node, providers }
     });
     Ok(entries.collect())
+}
+
+/// Replaces the counts of a node's providers by those of the agents at these locations.
+fn count_visible_agents(node: &mut RosterNode, locations: &[(NodeId, Option<ProviderName>)]) {
+    for provider in &mut node.providers {
+        let is_here = |(node, name): &&(NodeId, Option<ProviderName>)| {
+            *node == provider.node_id && name.as_ref() == Some(&provider.name)
+        };
+        provider.active_agents = i32::try_from(locations.iter().filter(is_here).count()).unwrap_or(i32::MAX);
+        // The agents of open spawns do not exist yet.
+        provider.reserved_agents = 0;
+    }
 }
 
 /// Checks the requested name of a broker node.

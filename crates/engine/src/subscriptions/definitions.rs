@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use chrono::{DateTime, Utc};
 use relay_domain::{
     SubscriptionDeliveryId, SubscriptionId, WorkspaceScope,
+    access::rights::{Operation, Right},
     names::{MAX_AGENT_NAME_BYTES, strip_hash},
     subscriptions::{
         DeliveryStatus, EventFilter, MAX_EVENTS, MAX_HEADERS, MAX_PER_WORKSPACE, MAX_SECRET_BYTES, SignatureScheme,
@@ -18,6 +19,7 @@ use relay_store::subscriptions::definitions::{EncryptedSecret, NewSubscription};
 use super::Subscriptions;
 use crate::{
     EngineError, EngineResult,
+    access::authentication::Credential,
     error::{Fault, Limit, Missing},
 };
 
@@ -39,11 +41,13 @@ pub struct SubscriptionRequest {
 }
 
 impl Subscriptions {
-    /// Creates a subscription.
+    /// Creates a subscription. An agent's shows what that agent may read, and is its own.
     ///
     /// # Errors
-    /// When a field is invalid, or there are too many subscriptions.
-    pub async fn create(&self, scope: WorkspaceScope, request: SubscriptionRequest) -> EngineResult<Subscription> {
+    /// When a field is invalid, the caller may not subscribe, or there are too many subscriptions.
+    pub async fn create(&self, caller: &Credential, request: SubscriptionRequest) -> EngineResult<Subscription> {
+        let scope = caller.scope();
+        self.core.authorize(caller, Operation::Subscribe).await?;
         let id = SubscriptionId::new(self.core.next_id());
         let scheme = check_secret(request.secret.as_deref(), request.signature_scheme.as_deref())?;
         let events = check_events(request.events)?;
@@ -59,6 +63,7 @@ impl Subscriptions {
             header_names: request.headers.keys().cloned().collect(),
             signature_scheme: scheme,
             created_at: self.core.now(),
+            created_by: caller.agent_id(),
             disabled: None,
         };
         let secrets = SubscriptionSecrets { secret: request.secret, headers: request.headers };
@@ -87,13 +92,24 @@ impl Subscriptions {
         Ok(subscription)
     }
 
-    /// Lists the subscriptions of a workspace, oldest first.
-    pub async fn list(&self, scope: WorkspaceScope) -> EngineResult<Vec<Subscription>> {
-        Ok(self.core.store.subscriptions(scope, MAX_PER_WORKSPACE).await?)
+    /// Lists the subscriptions that the caller may manage, oldest first.
+    pub async fn list(&self, caller: &Credential) -> EngineResult<Vec<Subscription>> {
+        let owner = match caller {
+            Credential::Agent(agent) if !agent.rights.has(Right::ReadAllEvents) => Some(agent.agent_id),
+            Credential::Agent(_) | Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => None,
+        };
+        Ok(self.core.store.subscriptions(caller.scope(), owner, MAX_PER_WORKSPACE).await?)
     }
 
-    pub async fn get(&self, scope: WorkspaceScope, id: SubscriptionId) -> EngineResult<Subscription> {
-        self.core.store.subscription(scope, id).await?.ok_or(EngineError::NotFound(Missing::Subscription))
+    /// Finds a subscription.
+    ///
+    /// # Errors
+    /// When there is none of that id, or it is not the caller's.
+    pub async fn get(&self, caller: &Credential, id: SubscriptionId) -> EngineResult<Subscription> {
+        let found = self.core.store.subscription(caller.scope(), id).await?;
+        let found = found.ok_or(EngineError::NotFound(Missing::Subscription))?;
+        self.core.authorize(caller, Operation::ManageSubscription { owner: found.created_by }).await?;
+        Ok(found)
     }
 
     /// Decrypts the secrets of a subscription.
@@ -110,31 +126,40 @@ impl Subscriptions {
     }
 
     /// Delivers the missed events since a time, and enables a disabled subscription. Delivered events are not repeated.
+    ///
+    /// # Errors
+    /// When there is no such subscription, or it is not the caller's.
     pub async fn replay(
         &self,
-        scope: WorkspaceScope,
+        caller: &Credential,
         id: SubscriptionId,
         since: DateTime<Utc>,
     ) -> EngineResult<Subscription> {
+        let scope = caller.scope();
+        self.get(caller, id).await?;
         if !self.core.store.replay_subscription(scope, id, since).await? {
             return Err(EngineError::NotFound(Missing::Subscription));
         }
-        self.get(scope, id).await
+        self.get(caller, id).await
     }
 
     /// Deletes a subscription; its pending events are dropped.
-    pub async fn delete(&self, scope: WorkspaceScope, id: SubscriptionId) -> EngineResult<()> {
-        let deleted = self.core.store.delete_subscription(scope, id).await?;
+    ///
+    /// # Errors
+    /// When there is no such subscription, or it is not the caller's.
+    pub async fn delete(&self, caller: &Credential, id: SubscriptionId) -> EngineResult<()> {
+        self.get(caller, id).await?;
+        let deleted = self.core.store.delete_subscription(caller.scope(), id).await?;
         if deleted { Ok(()) } else { Err(EngineError::NotFound(Missing::Subscription)) }
     }
 
     /// Lists the deliveries of a subscription, newest first.
     ///
     /// # Errors
-    /// When there is no such subscription, or no such status.
+    /// When there is no such subscription, it is not the caller's, or there is no such status.
     pub async fn deliveries(
         &self,
-        scope: WorkspaceScope,
+        caller: &Credential,
         id: SubscriptionId,
         status: Option<&str>,
         limit: i64,
@@ -143,21 +168,22 @@ impl Subscriptions {
             DeliveryStatus::parse(name).ok_or_else(|| invalid("status must be one of pending, delivered, dead_letter"))
         };
         let status = status.map(parse).transpose()?;
-        self.get(scope, id).await?;
-        Ok(self.core.store.subscription_deliveries(scope, id, status, limit).await?)
+        self.get(caller, id).await?;
+        Ok(self.core.store.subscription_deliveries(caller.scope(), id, status, limit).await?)
     }
 
     /// Delivers an event again.
     ///
     /// # Errors
-    /// When there is no such subscription or delivery.
+    /// When there is no such subscription or delivery, or it is not the caller's.
     pub async fn replay_delivery(
         &self,
-        scope: WorkspaceScope,
+        caller: &Credential,
         id: SubscriptionId,
         delivery: SubscriptionDeliveryId,
     ) -> EngineResult<SubscriptionDelivery> {
-        self.get(scope, id).await?;
+        self.get(caller, id).await?;
+        let scope = caller.scope();
         let replayed = self.core.store.replay_subscription_delivery(scope, id, delivery, self.core.now()).await?;
         replayed.ok_or(EngineError::NotFound(Missing::Delivery))
     }

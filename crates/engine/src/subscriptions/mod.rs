@@ -3,6 +3,7 @@
 
 pub mod definitions;
 mod matching;
+mod readers;
 mod worker;
 
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use relay_domain::{
     SubscriptionDeliveryId,
-    events::EventBody,
+    events::{Event, EventBody},
     subscriptions::{
         DisabledReason,
         call::includes_kind,
@@ -16,7 +16,7 @@ use relay_domain::{
 pub use relay_store::subscriptions::dispatch::LeasedSubscription as Lease;
 use relay_store::subscriptions::dispatch::MatchedEvent;
 
-use super::{Subscriptions, matching};
+use super::{Subscriptions, matching, readers::EventAccess};
 use crate::{EngineError, EngineResult, error::Fault, events::message_events};
 
 const EVENTS_AT_ONCE: i64 = 200;
@@ -103,13 +103,14 @@ impl Subscriptions {
         let last = records
             .last()
             .map_or(head, |record| record.first_seq + i64::try_from(record.events.len()).unwrap_or(i64::MAX) - 1);
-        let is_wanted = |kind: &str| includes_kind(&lease.events, kind);
-        let message_events = message_events(&records, |seq, event| seq > since && is_wanted(&event.kind));
+        let reader = self.reader_of_events(lease, &records, since).await?;
+        let is_wanted = |event: &Event| includes_kind(&lease.events, &event.kind) && reader.reads(event);
+        let message_events = message_events(&records, |seq, event| seq > since && is_wanted(event));
         let messages = store.messages_of_events(lease.scope, &message_events).await?;
         let mut matched = Vec::new();
         for record in &mut records {
             for (event_seq, event) in (record.first_seq..).zip(std::mem::take(&mut record.events)) {
-                if event_seq <= since || !is_wanted(&event.kind) {
+                if event_seq <= since || !is_wanted(&event) {
                     continue;
                 }
                 let data = matching::event_data(&event, messages.get(&event_seq));
@@ -124,6 +125,7 @@ impl Subscriptions {
                         EventBody::Message(id) => Some(*id),
                         EventBody::Data(_) => None,
                     },
+                    conversation_id: event.conversation_id.clone(),
                     body: matching::call_body(lease.scope, &event.kind, record.created_at, data),
                     kind: event.kind.into_owned(),
                     created_at: record.created_at,
@@ -147,8 +149,16 @@ impl Subscriptions {
         Ok(EventsMatched::Read)
     }
 
-    /// Reads pending calls in the order of their events.
+    /// Reads pending calls in the order of their events, after giving up those that the subscription's agent may not read
+    /// any more.
     pub async fn pending_calls(&self, lease: &Lease, limit: i64) -> EngineResult<Vec<PendingCall>> {
+        if let Some(owner) = lease.owner {
+            match self.event_access(lease.scope, owner).await? {
+                EventAccess::All => {}
+                EventAccess::Own => self.core.store.drop_unreadable_calls(lease, owner, true).await?,
+                EventAccess::None => self.core.store.drop_unreadable_calls(lease, owner, false).await?,
+            }
+        }
         Ok(self.core.store.pending_calls(lease, limit).await?)
     }
 

@@ -3,7 +3,10 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{
     ChannelId, WorkspaceId, WorkspaceScope,
-    access::token::{TOKEN_BYTES, TokenHash, TokenKind},
+    access::{
+        rights::RightChanges,
+        token::{TOKEN_BYTES, TokenHash, TokenKind},
+    },
     names::{
         MAX_METADATA_BYTES, MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length, check_length,
         check_name,
@@ -68,6 +71,8 @@ pub struct WorkspaceChange {
     pub delivery_ttl_seconds: Option<i32>,
     /// Time for which the token before an agent's last rotation is accepted.
     pub agent_token_grace_seconds: Option<i32>,
+    /// Merged into the policy; `Some(None)` removes it.
+    pub policy: Option<Option<RightChanges>>,
 }
 
 impl Workspaces {
@@ -169,17 +174,21 @@ impl Workspaces {
         }
         check_seconds("delivery_ttl_seconds", change.delivery_ttl_seconds, &DELIVERY_TTL_SECONDS)?;
         check_seconds("agent_token_grace_seconds", change.agent_token_grace_seconds, &AGENT_TOKEN_GRACE_SECONDS)?;
-        let change = relay_store::WorkspaceChange {
+        let row_change = relay_store::WorkspaceChange {
             name: change.name.as_deref(),
             system_prompt: change.system_prompt.as_ref().map(Option::as_deref),
             metadata: change.metadata.as_ref(),
             metadata_limit: i32::try_from(MAX_METADATA_BYTES).unwrap_or(i32::MAX),
             delivery_ttl_seconds: change.delivery_ttl_seconds,
             agent_token_grace_seconds: change.agent_token_grace_seconds,
+            policy: change.policy.as_ref().map(Option::as_ref),
         };
-        match self.core.store.update_workspace(scope, &change, self.core.now()).await? {
+        match self.core.store.update_workspace(scope, &row_change, self.core.now()).await? {
             Some((row, recorded)) => {
                 self.core.announce(recorded);
+                if change.policy.is_some() {
+                    self.tokens.rights_changed(scope);
+                }
                 Ok(row)
             }
             None => {

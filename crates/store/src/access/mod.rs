@@ -3,6 +3,7 @@
 
 pub mod encrypted_secrets;
 pub(crate) mod idempotency;
+pub mod rights;
 pub(crate) mod rotation;
 pub(crate) mod secret_keys;
 pub(crate) mod tokens;

@@ -3,13 +3,19 @@
 use chrono::{DateTime, Utc};
 use relay_domain::{
     AgentId, NodeId, ObserverTokenId, WorkspaceId, WorkspaceScope,
-    access::token::{TokenHash, TokenKind},
+    access::{
+        rights::Rights,
+        token::{TokenHash, TokenKind},
+    },
     agents::AgentKind,
 };
 use serde_json::Value;
 use sqlx::{FromRow, Row as _, postgres::PgRow};
 
-use crate::{Store, StoreError, StoreResult, decode::decode_row, statement_timeout::StatementTimeout as _};
+use crate::{
+    Store, StoreError, StoreResult, access::rights::decode_rights, decode::decode_row,
+    statement_timeout::StatementTimeout as _,
+};
 
 /// Holder of a valid token.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +32,7 @@ pub enum TokenOwner {
         token_generation: i64,
         /// The token was replaced, and is accepted for the workspace's grace.
         is_former: bool,
+        rights: Rights,
     },
     Node {
         workspace: WorkspaceId,
@@ -70,7 +77,7 @@ WITH presented AS (
        AND least(f.valid_until, f.replaced_at + make_interval(secs => w.agent_token_grace_seconds)) > relay_now()
 )
 SELECT t.kind, t.workspace_id, t.agent_id, t.node_id, t.is_former, a.name, a.type AS agent_type, a.token_generation,
-       t.observer_token_id, o.version, o.scopes, o.filters, least(o.expires_at, w.expires_at) AS expires_at,
+       a.rights, w.policy, t.observer_token_id, o.version, o.scopes, o.filters, least(o.expires_at, w.expires_at) AS expires_at,
        coalesce(w.expires_at <= relay_now(), false) AS workspace_expired
   FROM presented t
   JOIN workspaces w ON w.workspace_id = t.workspace_id
@@ -141,6 +148,7 @@ impl FromRow<'_, PgRow> for TokenOwner {
                 kind: row.try_get("agent_type")?,
                 token_generation: row.try_get("token_generation")?,
                 is_former: row.try_get("is_former")?,
+                rights: decode_rights(row)?,
             },
             TokenKind::Node => Self::Node { workspace, node_id: row.try_get("node_id")? },
             TokenKind::Observer => Self::Observer {

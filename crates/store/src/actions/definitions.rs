@@ -1,11 +1,18 @@
 //! Definitions of actions: [`ActionRow`] as read, [`NewAction`] as written. Called by the engine's action use cases.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{ActionId, AgentId, NodeId, ProviderName, WorkspaceScope, nodes::CapabilityKind};
+use const_format::formatcp;
+use relay_domain::{
+    ActionId, AgentId, NodeId, ProviderName, WorkspaceScope, actions::TAKE_OVER_AFTER, events::kind,
+    nodes::CapabilityKind,
+};
+use relay_wire::{events::recorded_data::ActionTakenOver, field::ToValue as _};
 use serde_json::Value;
+use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
+    codes::WS,
     decode::decode_row,
     events::{self, Event, RecordedEvents},
     nodes::capabilities,
@@ -63,10 +70,81 @@ pub enum DefineOutcome {
         new: bool,
         recorded: RecordedEvents,
     },
-    /// Another handler owns the name.
+    /// Another handler owns the name, and is live.
     NameTaken,
     /// The workspace has reached the limit.
     TooMany,
+}
+
+/// Handler of an action before another one took it over.
+#[derive(sqlx::FromRow)]
+struct FormerHandler {
+    agent: Option<String>,
+    node: Option<String>,
+    new_agent: Option<String>,
+    new_node: Option<String>,
+}
+
+// An agent is live if it was heard of, directly or through its provider; a node if one of the providers that may handle
+// the action was. Endpoints and pollers have no connection that could be lost.
+const TAKE_OVER: &str = formatcp!(
+    "WITH former AS (
+         SELECT c.action_id, a.name AS agent, n.name AS node FROM actions c
+           LEFT JOIN agents a ON a.workspace_id = c.workspace_id AND a.agent_id = c.handler_agent_id
+                             AND a.deleted_at IS NULL
+           LEFT JOIN nodes n ON n.workspace_id = c.workspace_id AND n.node_id = coalesce(a.node_id, c.handler_node_id)
+          WHERE c.workspace_id = $1 AND c.action_id = $2
+            AND NOT coalesce(a.last_seen_at > relay_now() - make_interval(secs => $5), false)
+            AND NOT coalesce(n.kind <> '{WS}', false)
+            AND NOT EXISTS (
+                SELECT FROM providers p
+                 WHERE p.workspace_id = c.workspace_id AND p.node_id = coalesce(a.node_id, c.handler_node_id)
+                   AND p.provider = coalesce(a.provider, c.provider, p.provider)
+                   AND p.last_heartbeat_at > relay_now() - make_interval(secs => $5))
+            FOR UPDATE OF c
+     ), taken AS (
+         UPDATE actions c SET handler_agent_id = $3, handler_node_id = $4, provider = NULL, claims_name = true
+           FROM former WHERE c.workspace_id = $1 AND c.action_id = former.action_id
+     )
+     SELECT CASE WHEN c.handler_agent_id IS NULL THEN NULL ELSE former.agent END AS agent,
+            CASE WHEN c.handler_agent_id IS NULL THEN former.node END AS node,
+            (SELECT name FROM agents WHERE workspace_id = $1 AND agent_id = $3) AS new_agent,
+            (SELECT name FROM nodes WHERE workspace_id = $1 AND node_id = $4) AS new_node
+       FROM former JOIN actions c ON c.workspace_id = $1 AND c.action_id = former.action_id"
+);
+
+/// Gives an action to another handler, if the former one is not live, and returns the event. `None` if it is.
+///
+/// Open invocations keep the former handler.
+async fn take_over_action(
+    tx: &mut PgConnection,
+    scope: WorkspaceScope,
+    action: ActionId,
+    new: &NewAction<'_>,
+) -> StoreResult<Option<Event>> {
+    let row = sqlx::query(TAKE_OVER)
+        .bind(scope.workspace_id())
+        .bind(action)
+        .bind(new.handler_agent)
+        .bind(new.handler_node)
+        .bind(TAKE_OVER_AFTER.as_secs_f64())
+        .fetch_optional(tx)
+        .await
+        .map_err(StoreError::from_sqlx("taking over an action"))?;
+    let Some(row) = row else { return Ok(None) };
+    let handlers: FormerHandler = decode_row("actions", &row)?;
+    let data = ActionTakenOver {
+        name: new.name,
+        handler_agent: handlers.new_agent.as_deref(),
+        handler_node: handlers.new_node.as_deref(),
+        former_handler_agent: handlers.agent.as_deref(),
+        former_handler_node: handlers.node.as_deref(),
+    };
+    let event = Event::new(kind::ACTION_TAKEN_OVER, data.to_value());
+    Ok(Some(match new.handler_agent {
+        Some(agent) => event.by_agent(agent),
+        None => event,
+    }))
 }
 
 macro_rules! select {
@@ -85,7 +163,8 @@ macro_rules! select {
 
 impl Store {
     /// Defines an action, or replaces the definition of the same handler. An action that a capability of the same node
-    /// defined becomes a REST definition.
+    /// defined becomes a REST definition. An action whose handler has not been live for [`TAKE_OVER_AFTER`] gets the new
+    /// handler and keeps everything else.
     pub async fn define_action(&self, scope: WorkspaceScope, new: &NewAction<'_>) -> StoreResult<DefineOutcome> {
         let doing = "defining an action";
         let workspace = scope.workspace_id();
@@ -106,8 +185,13 @@ impl Store {
             *agent == new.handler_agent && node.as_ref() == new.handler_node
         };
         let ours = existing.iter().find(|(_, _, agent, node)| same_handler(agent, node)).map(|(id, _, _, _)| *id);
-        if existing.iter().any(|(id, claims, _, _)| *claims && Some(*id) != ours) {
-            return Ok(DefineOutcome::NameTaken);
+        if let Some((other, ..)) = existing.iter().find(|(id, claims, _, _)| *claims && Some(*id) != ours) {
+            // A definition of its own under the name that it would take over has to be deleted first.
+            let taken_over = if ours.is_none() { take_over_action(&mut tx, scope, *other, new).await? } else { None };
+            let Some(event) = taken_over else { return Ok(DefineOutcome::NameTaken) };
+            let recorded = events::append(&mut tx, scope, new.at, vec![event]).await?;
+            tx.commit().await.map_err(StoreError::from_commit(doing))?;
+            return Ok(DefineOutcome::Stored { new: false, recorded });
         }
         let written = sqlx::query(
             "INSERT INTO actions (workspace_id, action_id, name, description, claims_name, handler_agent_id,

@@ -5,7 +5,7 @@
 //! the engine's trigger use cases and its trigger worker.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{TriggerId, WorkspaceId, WorkspaceScope};
+use relay_domain::{AgentId, TriggerId, WorkspaceId, WorkspaceScope};
 use sqlx::PgConnection;
 
 use crate::{Store, StoreError, StoreResult};
@@ -29,6 +29,8 @@ pub struct TriggerRow {
     pub last_error: Option<String>,
     pub created_at: DateTime<Utc>,
     pub updated_at: Option<DateTime<Utc>>,
+    /// Agent that created it; `None` for the workspace key.
+    pub created_by: Option<AgentId>,
 }
 
 /// Changes to a trigger; `None` keeps a field, `Some(None)` clears it.
@@ -56,7 +58,7 @@ macro_rules! columns {
         concat!(
             $before,
             " trigger_id, channel, pattern, mention, action_name, enabled, after_seq, last_triggered_at, last_error,
-              created_at, updated_at ",
+              created_at, updated_at, created_by ",
             $after
         )
     };
@@ -70,9 +72,9 @@ impl Store {
         lock_progress(&mut tx, scope).await?;
         let created = sqlx::query(
             "INSERT INTO triggers (workspace_id, trigger_id, channel, pattern, mention, action_name, enabled, after_seq,
-                                   created_at)
+                                   created_at, created_by)
              SELECT $1, $2, $3, $4, $5, $6, $7,
-                    coalesce((SELECT next_seq - 1 FROM event_heads WHERE workspace_id = $1), 0), $8
+                    coalesce((SELECT next_seq - 1 FROM event_heads WHERE workspace_id = $1), 0), $8, $10
               WHERE (SELECT count(*) FROM triggers WHERE workspace_id = $1) < $9",
         )
         .bind(scope.workspace_id())
@@ -84,6 +86,7 @@ impl Store {
         .bind(row.enabled)
         .bind(row.created_at)
         .bind(limit)
+        .bind(row.created_by)
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;

@@ -5,17 +5,18 @@ use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
     AgentId, ChannelId, NodeId, WorkspaceScope,
-    access::token::TokenHash,
+    access::{rights::RightChanges, token::TokenHash},
     agents::{Agent, AgentKind, AgentStatus},
     names,
     observers::ObserverFilters,
     workspaces::plan::Quota,
 };
 use serde_json::Value;
-use sqlx::{FromRow, Row as _, postgres::PgRow};
+use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
 
 use crate::{
     Store, StoreError, StoreResult,
+    access::rights::decode_settings,
     codes::CHANNEL,
     decode::{decode_row, decode_rows},
     events::{self, Event, RecordedEvents, status_event},
@@ -40,6 +41,8 @@ impl FromRow<'_, PgRow> for AgentRow {
             provider: row.try_get("provider")?,
             created_at: row.try_get("created_at")?,
             last_seen_at: row.try_get("last_seen_at")?,
+            spawned_by: row.try_get("spawned_by")?,
+            rights: decode_settings(row, "rights")?,
         }))
     }
 }
@@ -88,6 +91,8 @@ pub struct AgentChange<'a> {
     /// `Some(None)` clears them.
     pub capabilities: Option<Option<&'a Value>>,
     pub skills: Option<&'a Value>,
+    /// Merged into the stored overrides; `Some(None)` removes all of them.
+    pub rights: Option<Option<&'a RightChanges>>,
 }
 
 /// Conditions of a deletion, and its effect on the mailbox. No condition by default.
@@ -128,7 +133,8 @@ struct DeletedRow {
 
 macro_rules! columns {
     () => {
-        "agent_id, name, type, persona, metadata, capabilities, status, node_id, provider, created_at, last_seen_at"
+        "agent_id, name, type, persona, metadata, capabilities, status, node_id, provider, created_at, last_seen_at,
+         spawned_by, rights"
     };
 }
 
@@ -172,7 +178,8 @@ const UPDATE: &str = concat!(
         persona = CASE WHEN $4 THEN $5 ELSE persona END,
         metadata = metadata || coalesce($6, '{}'),
         capabilities = CASE WHEN $7 THEN $8 ELSE capabilities END,
-        skills = coalesce($9, skills)
+        skills = coalesce($9, skills),
+        rights = CASE WHEN $12 THEN nullif(jsonb_strip_nulls(coalesce(rights, '{}') || $13), '{}') ELSE rights END
      FROM former
      WHERE workspace_id = $1 AND agent_id = former_id
        AND ($6 IS NULL OR octet_length((metadata || $6)::text) <= $10)
@@ -220,6 +227,12 @@ const DELETE: &str = concat!(
         RETURNING f.token_hash
      ), handled_actions AS (
         DELETE FROM actions c USING deleted WHERE c.workspace_id = $1 AND c.handler_agent_id = deleted.agent_id
+     ), subscribed AS (
+        DELETE FROM subscriptions s USING deleted
+        WHERE s.workspace_id = $1 AND s.created_by = deleted.agent_id RETURNING s.subscription_id
+     ), calls AS (
+        DELETE FROM subscription_deliveries d USING subscribed
+        WHERE d.workspace_id = $1 AND d.subscription_id = subscribed.subscription_id
      ), open_invocations AS (
         UPDATE invocations i SET sent_epoch = NULL, unreachable_since = '-infinity'
         FROM deleted WHERE i.workspace_id = $1 AND i.handler_agent_id = deleted.agent_id AND i.status = 'invoked'
@@ -342,6 +355,8 @@ impl Store {
             .bind(change.skills)
             .bind(metadata_limit)
             .bind(at)
+            .bind(change.rights.is_some())
+            .bind(change.rights.flatten().map(Json))
             .fetch_optional(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;

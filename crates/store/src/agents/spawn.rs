@@ -38,6 +38,34 @@ pub struct InventoryReconciliation {
     pub rescheduled: i64,
 }
 
+/// Part of a statement that records the calling agent of an invocation as the spawner of its agent. `$from` has the
+/// invocations and their agents; `$1` is the workspace.
+///
+/// It is written once, and only for an agent that is younger than the invocation: a spawn under the name of an older
+/// agent gives no power over it. A spawn that an action asked for with `node.spawn` belongs to the caller of that
+/// action, which is still open on the same node and names the same agent.
+macro_rules! record_spawner {
+    ($from:literal) => {
+        concat!(
+            "spawners AS (
+                UPDATE agents a
+                   SET spawned_by = coalesce(i.caller_id, (
+                       SELECT o.caller_id FROM invocations o
+                        WHERE o.workspace_id = $1 AND o.node_id = i.node_id AND o.status = 'dispatched'
+                          AND o.capability = i.capability AND o.invocation_id < i.invocation_id
+                          AND o.caller_id IS NOT NULL AND o.input ->> 'name' = a.name
+                        ORDER BY o.invocation_id DESC LIMIT 1))
+                  FROM ",
+            $from,
+            " AS started
+                  JOIN invocations i ON i.workspace_id = $1 AND i.invocation_id = started.invocation_id
+                 WHERE a.workspace_id = $1 AND a.agent_id = started.agent_id AND a.spawned_by IS NULL
+                   AND a.created_at >= i.created_at
+             )"
+        )
+    };
+}
+
 impl Store {
     /// Links an agent that registered on a provider to its invocation, which ends the reservation of capacity. Returns
     /// `false` when the invocation is not open at this provider.
@@ -48,20 +76,29 @@ impl Store {
         agent: AgentId,
     ) -> StoreResult<bool> {
         // A pending invocation counts too: it may have been rescheduled while the provider was unavailable.
-        let linked = sqlx::query(
-            "UPDATE invocations SET agent_id = $5, reserves = false
-              WHERE workspace_id = $1 AND invocation_id = $4 AND status IN ('dispatched', 'pending')
-                AND node_id = $2 AND provider = $3",
-        )
+        let linked: bool = sqlx::query_scalar(concat!(
+            // The agent first, as inventories lock it.
+            "WITH agent AS MATERIALIZED (
+                SELECT agent_id FROM agents WHERE workspace_id = $1 AND agent_id = $5 FOR NO KEY UPDATE
+             ), linked AS (
+                UPDATE invocations i SET agent_id = agent.agent_id, reserves = false
+                  FROM agent
+                 WHERE i.workspace_id = $1 AND i.invocation_id = $4 AND i.status IN ('dispatched', 'pending')
+                   AND i.node_id = $2 AND i.provider = $3
+                RETURNING i.invocation_id, i.agent_id
+             ), ",
+            record_spawner!("linked"),
+            " SELECT EXISTS (SELECT FROM linked)"
+        ))
         .bind(fence.scope.workspace_id())
         .bind(&fence.node_id)
         .bind(&fence.provider)
         .bind(invocation)
         .bind(agent)
-        .execute(&self.pool)
+        .fetch_one(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("linking an agent to its invocation"))?;
-        Ok(linked.rows_affected() == 1)
+        Ok(linked)
     }
 }
 
@@ -74,7 +111,7 @@ pub(crate) async fn reconcile_spawns(
     at: DateTime<Utc>,
 ) -> StoreResult<InventoryReconciliation> {
     let doing = "comparing an inventory with invocations";
-    let (completed, rescheduled, open): (i64, i64, i64) = sqlx::query_as(
+    let (completed, rescheduled, open): (i64, i64, i64) = sqlx::query_as(concat!(
         // A spawn that was rescheduled while the provider was unavailable, and is still pending, belongs to the provider again
         // when it lists the agent. A spawn that was sent recently may not be in the inventory yet, so it is not missing.
         "WITH open AS MATERIALIZED (
@@ -92,8 +129,10 @@ pub(crate) async fn reconcile_spawns(
                FROM unnest($4::bigint[], $5::bigint[], $6::text[]) AS l (invocation_id, agent_id, output)
                JOIN open USING (invocation_id)
               WHERE i.workspace_id = $1 AND i.invocation_id = l.invocation_id
-          RETURNING i.invocation_id
-         ), missing AS (
+          RETURNING i.invocation_id, i.agent_id
+         ), ",
+        record_spawner!("listed"),
+        ", missing AS (
              UPDATE invocations i
                 SET status = 'pending', reserves = false, sent_epoch = NULL, sent_at = NULL, due_at = $7,
                     agent_id = NULL, came_up = NULL, came_up_at = NULL,
@@ -106,8 +145,8 @@ pub(crate) async fn reconcile_spawns(
           RETURNING i.invocation_id
          )
          SELECT (SELECT count(*) FROM listed), (SELECT count(*) FROM missing),
-                (SELECT count(*) FROM open) - (SELECT count(*) FROM missing)",
-    )
+                (SELECT count(*) FROM open) - (SELECT count(*) FROM missing)"
+    ))
     .bind(fence.scope.workspace_id())
     .bind(&fence.node_id)
     .bind(&fence.provider)

@@ -185,6 +185,20 @@ struct RecordRow {
 }
 
 impl Store {
+    /// Records an event that no other change causes.
+    pub async fn record_event(
+        &self,
+        scope: WorkspaceScope,
+        event: Event,
+        at: DateTime<Utc>,
+    ) -> StoreResult<RecordedEvents> {
+        let doing = "recording an event";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        let recorded = append(&mut tx, scope, at, vec![event]).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(recorded)
+    }
+
     /// Reads the heads of event logs; a log without events has head 1.
     pub async fn event_heads(&self, scopes: &[WorkspaceScope]) -> StoreResult<Vec<EventHead>> {
         let workspaces: Vec<i64> = scopes.iter().map(|scope| scope.workspace_id().get()).collect();

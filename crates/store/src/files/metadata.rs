@@ -2,11 +2,13 @@
 //! its content; `files::objects` has all objects.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, FileId, WorkspaceScope, events::kind, files::FileStatus, observers::ObserverFilters};
+use relay_domain::{AgentId, FileId, WorkspaceScope, events::kind, files::FileStatus, observers::ObserverView};
 use relay_wire::{
     events::recorded_data::{FileUploaded, UploadedFile},
     field::ToValue as _,
 };
+
+use sqlx::{Postgres, postgres::PgArguments, query::Query};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -77,6 +79,47 @@ macro_rules! select_files {
     };
 }
 
+/// Condition that a file is attached to a message that an observer sees. The file is `f`; the parameters from `$6` on are
+/// those of [`bind_view`].
+macro_rules! is_attached_to_visible {
+    () => {
+        "EXISTS (SELECT FROM file_attachments t
+                   JOIN messages m ON m.workspace_id = t.workspace_id AND m.message_id = t.message_id
+                                  AND m.created_on = t.created_on
+                   JOIN channels c ON c.workspace_id = m.workspace_id AND c.channel_id = m.channel_id
+                  WHERE t.workspace_id = f.workspace_id AND t.file_id = f.file_id
+                    AND ($3::bigint[] IS NULL OR m.agent_id = ANY ($3)) AND m.created_at >= $4
+                    AND CASE WHEN c.conversation_id IS NULL
+                             THEN NOT $7 OR c.channel_id = ANY ($8) OR c.name = ANY ($9)
+                             ELSE $10 AND ($11::text[] IS NULL OR c.conversation_id = ANY ($11)) END)"
+    };
+}
+
+/// List of complete files under a condition on their owner.
+macro_rules! visible_files {
+    ($owner:literal) => {
+        concat!(
+            select_files!("WHERE f.workspace_id = $1 AND f.status = 'complete' AND "),
+            $owner,
+            " AND ($3::bigint[] IS NULL OR f.agent_id = ANY($3)) AND f.created_at >= $4 AND ($6 OR ",
+            is_attached_to_visible!(),
+            ") ORDER BY f.file_id DESC LIMIT $2"
+        )
+    };
+}
+
+/// Binds the parameters `$6` to `$11`: whether only a part of the messages is visible, and which part.
+fn bind_view<'q>(query: Query<'q, Postgres, PgArguments>, view: &'q ObserverView) -> Query<'q, Postgres, PgArguments> {
+    let filters = &view.filters;
+    query
+        .bind(view.sees_every_message_place())
+        .bind(filters.limits_channels())
+        .bind(filters::channel_ids(filters))
+        .bind(filters.channel_names.as_deref())
+        .bind(view.sees_direct_messages())
+        .bind(filters.dm_conversation_ids.as_deref())
+}
+
 impl Store {
     /// Declares a file. Returns false when the files of the workspace would exceed `quota` bytes in total. Concurrent
     /// declarations do not lock each other, so together they may exceed it.
@@ -115,36 +158,48 @@ impl Store {
         row.map(|row| decode_row("files", &row)).transpose()
     }
 
-    /// Lists complete files that pass the filters, newest first; with `owner`, only files of that agent.
+    /// Returns whether a file is attached to a message that an observer sees.
+    pub async fn is_attached_to_visible(
+        &self,
+        scope: WorkspaceScope,
+        file: FileId,
+        view: &ObserverView,
+    ) -> StoreResult<bool> {
+        let query = sqlx::query(concat!(
+            "SELECT $6 OR ",
+            is_attached_to_visible!(),
+            " AS visible FROM files f WHERE f.workspace_id = $1 AND f.file_id = $2 AND $5"
+        ))
+        .bind(scope.workspace_id())
+        .bind(file)
+        .bind(filters::agent_ids(&view.filters))
+        .bind(filters::not_before(&view.filters).0)
+        .bind(true);
+        let row = bind_view(query, view).fetch_optional(&self.pool).await;
+        let row = row.map_err(StoreError::from_sqlx("reading the messages of a file"))?;
+        row.map_or(Ok(false), |row| decode_row::<(bool,)>("files", &row).map(|(visible,)| visible))
+    }
+
+    /// Lists complete files that an observer sees, newest first; with `owner`, only files of that agent.
     pub async fn files(
         &self,
         scope: WorkspaceScope,
         owner: Option<AgentId>,
-        filters: &ObserverFilters,
+        view: &ObserverView,
         limit: i64,
     ) -> StoreResult<Vec<FileRow>> {
         // Two statements: with one, a generic plan could not use the index by owner.
         let query = match owner {
-            Some(_) => sqlx::query(select_files!(
-                "WHERE f.workspace_id = $1 AND f.status = 'complete' AND f.agent_id = $5
-                   AND ($3::bigint[] IS NULL OR f.agent_id = ANY($3)) AND f.created_at >= $4
-                 ORDER BY f.file_id DESC LIMIT $2"
-            )),
-            None => sqlx::query(select_files!(
-                "WHERE f.workspace_id = $1 AND f.status = 'complete'
-                   AND ($3::bigint[] IS NULL OR f.agent_id = ANY($3)) AND f.created_at >= $4
-                 ORDER BY f.file_id DESC LIMIT $2"
-            )),
+            Some(_) => sqlx::query(visible_files!("f.agent_id = $5")),
+            None => sqlx::query(visible_files!("$5::bigint IS NULL")),
         };
         let query = query
             .bind(scope.workspace_id())
             .bind(limit)
-            .bind(filters::agent_ids(filters))
-            .bind(filters::not_before(filters).0);
-        let rows = match owner {
-            Some(owner) => query.bind(owner).fetch_all(&self.pool).await,
-            None => query.fetch_all(&self.pool).await,
-        };
+            .bind(filters::agent_ids(&view.filters))
+            .bind(filters::not_before(&view.filters).0)
+            .bind(owner);
+        let rows = bind_view(query, view).fetch_all(&self.pool).await;
         decode_rows("files", &rows.map_err(StoreError::from_sqlx("listing files"))?)
     }
 

@@ -178,12 +178,17 @@ impl Store {
     /// the number removed.
     pub async fn prune_files(&self, age: Duration, limit: i64) -> StoreResult<u64> {
         let done = sqlx::query(
-            "DELETE FROM files f
-              USING (SELECT workspace_id, file_id FROM files d
-                      WHERE status = 'deleted' AND deleted_at < relay_now() - make_interval(secs => $1)
-                        AND NOT EXISTS (SELECT FROM file_objects o
-                                         WHERE o.workspace_id = d.workspace_id AND o.file_id = d.file_id)
-                      ORDER BY deleted_at LIMIT $2 FOR UPDATE SKIP LOCKED) AS old
+            "WITH old AS (
+                SELECT workspace_id, file_id FROM files d
+                 WHERE status = 'deleted' AND deleted_at < relay_now() - make_interval(secs => $1)
+                   AND NOT EXISTS (SELECT FROM file_objects o
+                                    WHERE o.workspace_id = d.workspace_id AND o.file_id = d.file_id)
+                 ORDER BY deleted_at LIMIT $2 FOR UPDATE SKIP LOCKED
+             ), attachments AS (
+                DELETE FROM file_attachments t USING old
+                 WHERE t.workspace_id = old.workspace_id AND t.file_id = old.file_id
+             )
+             DELETE FROM files f USING old
               WHERE f.workspace_id = old.workspace_id AND f.file_id = old.file_id",
         )
         .bind(age.as_secs_f64())

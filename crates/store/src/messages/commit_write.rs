@@ -4,7 +4,7 @@
 use chrono::{DateTime, Duration, NaiveDate, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId, ChannelId, MessageId, NodeId, ProviderName, WorkspaceId,
+    AgentId, ChannelId, FileId, MessageId, NodeId, ProviderName, WorkspaceId,
     mailboxes::{
         delivery::{Mode, Reason},
         stream::Seq,
@@ -77,6 +77,9 @@ WITH want AS (
                   $18::text[], $19::bigint[], $20::text[], $21::text[], $22::text[], $23::text[],
                   $24::text[], $25::text[], $26::text[], $27::timestamptz[], $28::text[])
            AS s (w, m, d, c, a, n, t, h, x, b, e, f, p, o, y, z, q)
+), attached AS (
+    INSERT INTO file_attachments (workspace_id, file_id, message_id, created_on)
+    SELECT * FROM unnest($29::bigint[], $30::bigint[], $31::bigint[], $32::date[])
 )
 SELECT ord, CASE WHEN fits THEN next_seq + rank - 1 END AS seq FROM fitted"
 );
@@ -160,11 +163,35 @@ impl<'a> MessageColumns<'a> {
     }
 }
 
+/// One row per attached file, as columns.
+#[derive(Default)]
+struct AttachmentColumns {
+    workspace: Vec<WorkspaceId>,
+    file: Vec<FileId>,
+    message: Vec<MessageId>,
+    day: Vec<NaiveDate>,
+}
+
+impl AttachmentColumns {
+    fn push(&mut self, send: &NewSend) {
+        let message = &send.message;
+        for attachment in message.attachments.as_array().into_iter().flatten() {
+            // The engine wrote them from rows of files.
+            let Some(file) = attachment["file_id"].as_str().and_then(|id| id.parse().ok()) else { continue };
+            self.workspace.push(send.scope.workspace_id());
+            self.file.push(file);
+            self.message.push(message.id);
+            self.day.push(day_of(message.created_at));
+        }
+    }
+}
+
 /// Parameters of [`WRITE`].
 #[derive(Default)]
 struct BatchColumns<'a> {
     deliveries: DeliveryColumns<'a>,
     messages: MessageColumns<'a>,
+    attachments: AttachmentColumns,
     /// Open request, recipient and facts of each delivery, in the order of the columns.
     places: Vec<(usize, usize, &'a AgentFacts)>,
 }
@@ -177,6 +204,7 @@ impl<'a> BatchColumns<'a> {
             let (ttl_seconds, depth) = facts.workspace(send.scope);
             let ttl = send.ttl_ms.map_or_else(|| Duration::seconds(ttl_seconds.into()), Duration::milliseconds);
             columns.messages.push(send);
+            columns.attachments.push(send);
             for (position, recipient) in send.recipients.iter().enumerate() {
                 let Some(agent) = facts.agent(send.scope, recipient.agent_id) else { continue };
                 columns.places.push((nth, position, agent));
@@ -187,7 +215,7 @@ impl<'a> BatchColumns<'a> {
     }
 
     fn query(&self) -> Query<'_, Postgres, PgArguments> {
-        let (d, m) = (&self.deliveries, &self.messages);
+        let (d, m, a) = (&self.deliveries, &self.messages, &self.attachments);
         sqlx::query(WRITE)
             .bind(&d.workspace)
             .bind(&d.agent)
@@ -217,6 +245,10 @@ impl<'a> BatchColumns<'a> {
             .bind(&m.content_type)
             .bind(&m.created_at)
             .bind(&m.traceparent)
+            .bind(&a.workspace)
+            .bind(&a.file)
+            .bind(&a.message)
+            .bind(&a.day)
     }
 }
 

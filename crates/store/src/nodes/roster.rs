@@ -75,6 +75,8 @@ pub struct NodeFilter {
     /// Only nodes with a capability of this name.
     pub capability: Option<String>,
     pub liveness: Option<Liveness>,
+    /// Only nodes that one of these agents is located on.
+    pub hosts: Option<Vec<AgentId>>,
     /// Only nodes after this position; the node at the position need not exist.
     pub after: Option<NodeListPosition>,
     pub limit: i64,
@@ -186,12 +188,37 @@ impl Store {
             ));
             query.push_bind(NODE_TTL.as_secs_f64()).push("))) = ").push_bind(liveness.is_online());
         }
+        if let Some(agents) = &filter.hosts {
+            query.push(
+                " AND EXISTS (SELECT FROM agents a WHERE a.workspace_id = n.workspace_id AND a.node_id = n.node_id
+                              AND a.deleted_at IS NULL AND a.agent_id = ANY (",
+            );
+            query.push_bind(agents).push("))");
+        }
         if let Some(after) = &filter.after {
             query.push(" AND (n.role, n.name) > (").push_bind(after.role).push(", ").push_bind(&after.name).push(")");
         }
         query.push(" ORDER BY n.role, n.name LIMIT ").push_bind(filter.limit);
         let rows = query.build().fetch_all(&self.pool).await.map_err(StoreError::from_sqlx("listing nodes"))?;
         rows.iter().map(decode_node).collect()
+    }
+
+    /// Returns the locations of those of these agents that are not deleted.
+    pub async fn locations_of_agents(
+        &self,
+        scope: WorkspaceScope,
+        agents: &[AgentId],
+    ) -> StoreResult<Vec<(NodeId, Option<ProviderName>)>> {
+        let rows = sqlx::query(
+            "SELECT node_id, provider FROM agents
+              WHERE workspace_id = $1 AND agent_id = ANY ($2) AND deleted_at IS NULL",
+        )
+        .bind(scope.workspace_id())
+        .bind(agents)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading the locations of agents"))?;
+        decode_rows("agents", &rows)
     }
 
     /// Returns the providers of these nodes, by node, then in the order of registration.

@@ -3,7 +3,7 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    SubscriptionDeliveryId, SubscriptionId, WorkspaceScope,
+    AgentId, SubscriptionDeliveryId, SubscriptionId, WorkspaceScope,
     subscriptions::{DeliveryStatus, Disabled, DisabledReason, EventFilter, Subscription, SubscriptionDelivery},
 };
 use sqlx::{FromRow, Row as _, postgres::PgRow, types::Json};
@@ -45,6 +45,7 @@ impl FromRow<'_, PgRow> for SubscriptionRow {
             header_names: row.try_get("header_names")?,
             signature_scheme: row.try_get("signature_scheme")?,
             created_at: row.try_get("created_at")?,
+            created_by: row.try_get("created_by")?,
             // Both columns are written together.
             disabled: disabled_reason.zip(disabled_at).map(|(reason, at)| Disabled { reason, at }),
         }))
@@ -73,7 +74,7 @@ impl FromRow<'_, PgRow> for DeliveryRow {
 macro_rules! select {
     ($rest:literal) => {
         concat!(
-            "SELECT subscription_id, events, filter, url, header_names, signature_scheme, created_at,
+            "SELECT subscription_id, events, filter, url, header_names, signature_scheme, created_at, created_by,
                     disabled_reason, disabled_at
                FROM subscriptions ",
             $rest
@@ -95,8 +96,9 @@ impl Store {
         // The count is not locked: two creations at once may pass the limit by one, which does no harm.
         let created = sqlx::query(
             "INSERT INTO subscriptions (workspace_id, subscription_id, events, filter, url, header_names,
-                                        signature_scheme, secret_key_id, sealed, created_at, event_cursor)
-             SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10,
+                                        signature_scheme, secret_key_id, sealed, created_at, created_by,
+                                        event_cursor)
+             SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $12,
                     -- Starts with the next event.
                     coalesce((SELECT next_seq - 1 FROM event_heads WHERE workspace_id = $1), 0)
               WHERE (SELECT count(*) FROM subscriptions WHERE workspace_id = $1) < $11",
@@ -112,6 +114,7 @@ impl Store {
         .bind(new.secret.map(|secret| secret.bytes.as_slice()))
         .bind(subscription.created_at)
         .bind(limit)
+        .bind(subscription.created_by)
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
@@ -119,14 +122,23 @@ impl Store {
         Ok(created.rows_affected() == 1)
     }
 
-    /// Lists the subscriptions of a workspace, oldest first, at most `limit`.
-    pub async fn subscriptions(&self, scope: WorkspaceScope, limit: i64) -> StoreResult<Vec<Subscription>> {
-        let rows = sqlx::query(select!("WHERE workspace_id = $1 ORDER BY subscription_id LIMIT $2"))
-            .bind(scope.workspace_id())
-            .bind(limit)
-            .fetch_all(&self.pool)
-            .await
-            .map_err(StoreError::from_sqlx("listing subscriptions"))?;
+    /// Lists the subscriptions of a workspace, oldest first, at most `limit`; with `owner`, only those that this agent
+    /// created.
+    pub async fn subscriptions(
+        &self,
+        scope: WorkspaceScope,
+        owner: Option<AgentId>,
+        limit: i64,
+    ) -> StoreResult<Vec<Subscription>> {
+        let rows = sqlx::query(select!(
+            "WHERE workspace_id = $1 AND ($3::bigint IS NULL OR created_by = $3) ORDER BY subscription_id LIMIT $2"
+        ))
+        .bind(scope.workspace_id())
+        .bind(limit)
+        .bind(owner)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("listing subscriptions"))?;
         Ok(decode_rows::<SubscriptionRow>("subscriptions", &rows)?.into_iter().map(|row| row.0).collect())
     }
 

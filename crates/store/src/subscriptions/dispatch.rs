@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    MessageId, SubscriptionDeliveryId, SubscriptionId, WorkspaceId, WorkspaceScope,
+    AgentId, MessageId, SubscriptionDeliveryId, SubscriptionId, WorkspaceId, WorkspaceScope,
     events::kind,
     subscriptions::{
         DisabledReason, EventFilter, SignatureScheme,
@@ -38,6 +38,8 @@ pub struct LeasedSubscription {
     /// Event kinds; `*` includes all of them.
     pub events: Vec<String>,
     pub filter: Option<EventFilter>,
+    /// Agent whose view limits it; `None` for the workspace key.
+    pub owner: Option<AgentId>,
     pub url: String,
     /// `None` for a subscription without a signing secret.
     pub signature_scheme: Option<SignatureScheme>,
@@ -61,6 +63,7 @@ impl FromRow<'_, PgRow> for LeasedSubscription {
             epoch: row.try_get("lease_epoch")?,
             events: row.try_get("events")?,
             filter: row.try_get::<Option<Json<EventFilter>>, _>("filter")?.map(|Json(filter)| filter),
+            owner: row.try_get("created_by")?,
             url: row.try_get("url")?,
             signature_scheme: row.try_get("signature_scheme")?,
             secret: key_id.zip(bytes).map(|(key_id, bytes)| EncryptedSecret { key_id, bytes }),
@@ -91,6 +94,8 @@ pub struct MatchedEvent {
     pub created_at: DateTime<Utc>,
     /// Message of the event, for its trace context.
     pub message_id: Option<MessageId>,
+    /// Conversation of the event, which its reader may have left by the time of the call.
+    pub conversation_id: Option<String>,
 }
 
 /// Row of a pending delivery.
@@ -147,7 +152,7 @@ UPDATE subscriptions s
    SET lease_owner = $1, lease_epoch = lease_epoch + 1, lease_until = relay_now() + make_interval(secs => $6)
   FROM claimed
  WHERE s.workspace_id = claimed.workspace_id AND s.subscription_id = claimed.subscription_id
-RETURNING s.workspace_id, s.subscription_id, s.lease_epoch, s.events, s.filter, s.url, s.signature_scheme,
+RETURNING s.workspace_id, s.subscription_id, s.lease_epoch, s.events, s.filter, s.created_by, s.url, s.signature_scheme,
           s.secret_key_id, s.sealed, s.event_cursor, s.failures, s.failing_since"
 );
 
@@ -166,17 +171,18 @@ WITH held AS (
 ), matched AS (
     SELECT e.*, held.shares_bodies
       FROM held
-     CROSS JOIN unnest($5::bigint[], $6::bigint[], $7::text[], $8::text[], $9::timestamptz[], $11::bigint[], $12::date[])
-           AS e (delivery_id, event_seq, kind, body, created_at, message_id, message_day)
+     CROSS JOIN unnest($5::bigint[], $6::bigint[], $7::text[], $8::text[], $9::timestamptz[], $11::bigint[], $12::date[],
+                       $13::text[])
+           AS e (delivery_id, event_seq, kind, body, created_at, message_id, message_day, conversation_id)
 ), bodies AS (
     INSERT INTO subscription_bodies (workspace_id, event_seq, body, created_at)
     SELECT $1, e.event_seq, e.body, e.created_at FROM matched e WHERE e.shares_bodies ORDER BY e.event_seq
     ON CONFLICT (workspace_id, event_seq) DO NOTHING
 ), queued AS (
     INSERT INTO subscription_deliveries (workspace_id, subscription_id, delivery_id, event_seq, event_kind, body,
-                                         next_attempt_at, created_at, traceparent)
+                                         next_attempt_at, created_at, conversation_id, traceparent)
     SELECT $1, $2, e.delivery_id, e.event_seq, e.kind, CASE WHEN NOT e.shares_bodies THEN e.body END, relay_now(),
-           e.created_at,
+           e.created_at, e.conversation_id,
            (SELECT m.traceparent FROM messages m
              WHERE m.workspace_id = $1 AND m.message_id = e.message_id AND m.created_on = e.message_day)
       FROM matched e
@@ -267,6 +273,7 @@ impl Store {
             .bind(lease.as_secs_f64())
             .bind(matched.iter().map(|event| event.message_id).collect::<Vec<_>>())
             .bind(matched.iter().map(|event| event.message_id.map(|id| day_of_id(id.get()))).collect::<Vec<_>>())
+            .bind(matched.iter().map(|event| event.conversation_id.as_deref()).collect::<Vec<_>>())
             .fetch_one(&self.pool)
             .await
             .map_err(StoreError::from_sqlx("queueing events for a subscription"))?;

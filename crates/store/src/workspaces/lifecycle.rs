@@ -4,14 +4,17 @@ use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
     ChannelId, WorkspaceId, WorkspaceScope,
-    access::token::{ChangeOrigin, TokenHash},
+    access::{
+        rights::{RightChanges, RightSettings},
+        token::{ChangeOrigin, TokenHash},
+    },
     events::kind,
     names,
     workspaces::plan::{Plan, Quota},
 };
 use relay_wire::{events::recorded_data::WorkspaceUpdated, field::ToValue as _};
 use serde_json::Value;
-use sqlx::PgConnection;
+use sqlx::{PgConnection, types::Json};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -42,6 +45,9 @@ pub struct WorkspaceRow {
     pub agent_token_grace_seconds: i32,
     /// Workspace that answers for this one, if it was created with a workspace key.
     pub created_by: Option<WorkspaceId>,
+    /// Rights of its agents that deviate from the defaults.
+    #[sqlx(json(nullable))]
+    pub policy: Option<RightSettings>,
 }
 
 /// Workspace to create, with its `general` channel.
@@ -73,6 +79,8 @@ pub struct WorkspaceChange<'a> {
     pub metadata_limit: i32,
     pub delivery_ttl_seconds: Option<i32>,
     pub agent_token_grace_seconds: Option<i32>,
+    /// Merged into the stored policy; `Some(None)` removes it.
+    pub policy: Option<Option<&'a RightChanges>>,
 }
 
 impl WorkspaceChange<'_> {
@@ -83,6 +91,7 @@ impl WorkspaceChange<'_> {
             ("system_prompt", self.system_prompt.is_some()),
             ("delivery_ttl_seconds", self.delivery_ttl_seconds.is_some()),
             ("agent_token_grace_seconds", self.agent_token_grace_seconds.is_some()),
+            ("policy", self.policy.is_some()),
         ];
         settings.into_iter().filter_map(|(name, is_set)| is_set.then_some(name)).collect()
     }
@@ -113,7 +122,7 @@ pub enum WorkspaceCreation {
 
 const COLUMNS: &str =
     "workspace_id, name, plan, system_prompt, metadata, provenance, created_at, expires_at, delivery_ttl_seconds,
-      agent_token_grace_seconds, created_by";
+      agent_token_grace_seconds, created_by, policy";
 const IS_ALIVE: &str = "deleted_at IS NULL AND (expires_at IS NULL OR expires_at > relay_now())";
 
 /// Owner of idempotency keys without authentication. No workspace has this id.
@@ -208,7 +217,9 @@ impl Store {
                 system_prompt = CASE WHEN $3 THEN $4 ELSE system_prompt END,
                 metadata = merged.value,
                 delivery_ttl_seconds = coalesce($7, delivery_ttl_seconds),
-                agent_token_grace_seconds = coalesce($8, agent_token_grace_seconds)
+                agent_token_grace_seconds = coalesce($8, agent_token_grace_seconds),
+                policy = CASE WHEN $9 THEN nullif(jsonb_strip_nulls(coalesce(policy, '{{}}') || $10), '{{}}')
+                               ELSE policy END
              FROM (
                 SELECT coalesce((
                     SELECT jsonb_object_agg(key, value)
@@ -229,6 +240,8 @@ impl Store {
         .bind(change.metadata_limit)
         .bind(change.delivery_ttl_seconds)
         .bind(change.agent_token_grace_seconds)
+        .bind(change.policy.is_some())
+        .bind(change.policy.flatten().map(Json))
         .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;

@@ -38,7 +38,15 @@ fn claim_by(owner: &str) -> SubscriptionClaim<'_> {
 
 fn matched(db: &Database, event_seq: i64) -> MatchedEvent {
     let (kind, body) = ("message.created".to_owned(), "{}".to_owned());
-    MatchedEvent { delivery_id: id(100 + event_seq), event_seq, kind, body, created_at: db.now, message_id: None }
+    MatchedEvent {
+        delivery_id: id(100 + event_seq),
+        event_seq,
+        kind,
+        body,
+        created_at: db.now,
+        message_id: None,
+        conversation_id: None,
+    }
 }
 
 #[tokio::test]

@@ -139,6 +139,7 @@ const NOUNS: [Noun; 16] = [
         tables: &[
             ("files", "File metadata."),
             ("file_objects", "Objects in file storage, named before their first byte is written."),
+            ("file_attachments", "Messages that a file is attached to, as limited observers see files."),
         ],
     },
     Noun {
@@ -157,7 +158,7 @@ const NOUNS: [Noun; 16] = [
 
 /// References between tables: child, column, parent. The schema has no foreign keys, because tables are partitioned
 /// and rows of a deleted workspace go in the background.
-const REFERENCES: [(&str, &str, &str); 20] = [
+const REFERENCES: [(&str, &str, &str); 22] = [
     ("agents", "workspace_id", "workspaces"),
     ("agents", "node_id", "nodes"),
     ("providers", "node_id", "nodes"),
@@ -178,6 +179,8 @@ const REFERENCES: [(&str, &str, &str); 20] = [
     ("subscription_deliveries", "subscription_id", "subscriptions"),
     ("invocations", "node_id", "nodes"),
     ("event_log", "workspace_id", "workspaces"),
+    ("file_attachments", "file_id", "files"),
+    ("file_attachments", "message_id", "messages"),
 ];
 
 const COLUMNS: &str = "

@@ -4,7 +4,7 @@ use relay_domain::{AgentId, ChannelId, MessageId, TriggerId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::field::{Timestamp, present};
+use crate::field::{Id, Timestamp, present};
 
 /// Body of `POST /v1/triggers`.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -81,6 +81,10 @@ pub struct Trigger {
     pub created_at: Timestamp,
     /// Time of the last change.
     pub updated_at: Option<Timestamp>,
+    /// Id of the agent that created it; absent for the workspace key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Id>, nullable = false)]
+    pub created_by: Option<AgentId>,
 }
 
 /// Input of the action that a trigger invokes.

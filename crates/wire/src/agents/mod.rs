@@ -3,6 +3,7 @@
 pub mod session_event;
 pub mod spawn;
 
+use relay_domain::access::rights::{RightChanges, RightSettings};
 use relay_domain::agents::AgentKind;
 use relay_domain::{AgentId, ChannelId, WorkspaceId};
 use serde::{Deserialize, Serialize};
@@ -11,6 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     field::{Id, Timestamp, present},
+    rights::Rights,
     words,
 };
 
@@ -143,6 +145,14 @@ pub struct Agent {
     pub last_seen: Timestamp,
     /// Always empty; strict clients require the field.
     pub token_hash: &'static str,
+    /// Id of the agent that spawned it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Id>, nullable = false)]
+    pub spawned_by: Option<AgentId>,
+    /// Rights that deviate from the workspace's policy.
+    #[serde(skip_serializing_if = "RightSettings::is_empty")]
+    #[schema(value_type = Option<Rights>, nullable = false)]
+    pub rights: RightSettings,
 }
 
 /// Response of `GET /v1/agent` and `GET /v1/agents/:name`.
@@ -228,6 +238,11 @@ pub struct UpdateAgentBody {
     /// Skills of the agent.
     #[serde(default)]
     pub skills: Option<Vec<Skill>>,
+    /// Rights that deviate from the workspace's policy, merged key by key; null of a right removes its deviation, null
+    /// removes all of them.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<Rights>)]
+    pub rights: Option<Option<RightChanges>>,
 }
 
 /// Response of `POST /v1/agents/:name/rotate-token`.

@@ -140,6 +140,34 @@ pub struct ActionDenied<'a> {
     pub error: &'a str,
 }
 
+/// Data of `access.denied`.
+#[derive(Debug, Serialize)]
+pub struct AccessDenied<'a> {
+    /// Code of the answer.
+    pub code: &'a str,
+    /// Right that would permit it; null if no setting does.
+    pub right: Option<&'a str>,
+    /// Id of the agent that was refused.
+    pub agent_id: AgentId,
+    /// Name of the agent that was refused.
+    pub agent_name: &'a str,
+}
+
+/// Data of `action.taken_over`.
+#[derive(Debug, Serialize)]
+pub struct ActionTakenOver<'a> {
+    /// Name of the action.
+    pub name: &'a str,
+    /// Name of the agent that handles it from now on.
+    pub handler_agent: Option<&'a str>,
+    /// Name of the node that handles it from now on.
+    pub handler_node: Option<&'a str>,
+    /// Name of the agent that handled it.
+    pub former_handler_agent: Option<&'a str>,
+    /// Name of the node that handled it.
+    pub former_handler_node: Option<&'a str>,
+}
+
 /// Data of `agent.exited`.
 #[derive(Debug, Serialize)]
 pub struct AgentExited<'a> {

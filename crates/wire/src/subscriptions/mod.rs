@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use relay_domain::{SubscriptionId, WorkspaceId};
+use relay_domain::{AgentId, SubscriptionId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::{field::Timestamp, words};
+use crate::{
+    field::{Id, Timestamp},
+    words,
+};
 
 /// Body of `POST /v1/subscriptions`.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -73,6 +76,10 @@ pub struct Subscription {
     pub disabled_at: Option<Timestamp>,
     /// Time of creation.
     pub created_at: Timestamp,
+    /// Id of the agent that created it; absent for the workspace key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Id>, nullable = false)]
+    pub created_by: Option<AgentId>,
 }
 
 /// Body of a call to a subscription's URL.

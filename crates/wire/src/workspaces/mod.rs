@@ -5,13 +5,17 @@ pub mod health;
 pub mod operator;
 pub mod usage;
 
-use relay_domain::{ObserverTokenId, WorkspaceId};
+use relay_domain::{
+    ObserverTokenId, WorkspaceId,
+    access::rights::{RightChanges, RightSettings},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::{
     field::{Id, Timestamp, present},
+    rights::Rights,
     words,
 };
 
@@ -128,6 +132,10 @@ pub struct Workspace {
     #[serde(skip_serializing_if = "is_zero")]
     #[schema(required = false)]
     pub agent_token_grace_seconds: i32,
+    /// Rights of its agents that deviate from the defaults.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Rights>, nullable = false)]
+    pub policy: Option<RightSettings>,
     /// Always empty; strict clients require the field.
     pub api_key_hash: &'static str,
     /// Id of the caller's observer token, if the caller is an observer.
@@ -159,6 +167,11 @@ pub struct UpdateWorkspaceBody {
     #[serde(default)]
     #[schema(minimum = 0, maximum = 86_400)]
     pub agent_token_grace_seconds: Option<i32>,
+    /// Rights of its agents that deviate from the defaults, merged key by key; null of a right removes its deviation,
+    /// null removes all of them.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<Rights>)]
+    pub policy: Option<Option<RightChanges>>,
     /// Merged into the stored metadata key by key; a null deletes its key.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]

@@ -1,63 +1,98 @@
-//! [`AckWatch`]: the operating system's notification of changes in folders of ack files. Without it they are polled.
+//! [`AckWatch`]: the kernel's notification of changes in folders of ack files. Without it they are polled.
 
 use std::{
     collections::HashMap,
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    mem::MaybeUninit,
+    os::fd::OwnedFd,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
 };
 
-use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
+use rustix::{
+    fs::inotify::{self, CreateFlags, WatchFlags},
+    io::Errno,
+};
 use tokio::sync::Notify;
 
-type Folders = Arc<Mutex<HashMap<PathBuf, Arc<Notify>>>>;
+/// Room for the events of one read.
+const BUFFER: usize = 4096;
 
-/// One watcher for the folders of all agents.
+type Folders = Mutex<HashMap<i32, Arc<Notify>>>;
+
+/// One watch for the folders of all agents.
 #[derive(Debug)]
 pub(crate) struct AckWatch {
-    watcher: Mutex<Option<RecommendedWatcher>>,
-    folders: Folders,
+    /// Absent where the kernel gives none: too many in use.
+    kernel: Option<Arc<OwnedFd>>,
+    folders: Arc<Folders>,
 }
 
 /// A folder that is watched until this is dropped.
 #[derive(Debug)]
 pub(super) struct WatchedFolder {
     watch: Arc<AckWatch>,
-    path: PathBuf,
-    /// Notified of each change.
-    pub(super) changed: Arc<Notify>,
+    id: i32,
+    changed: Arc<Notify>,
 }
 
 impl AckWatch {
+    /// Opens the watch and starts the one thread that reads it, which ends with the process.
     pub(crate) fn new() -> Arc<Self> {
-        let folders = Folders::default();
-        let known = folders.clone();
-        let created = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            let Ok(event) = event else { return };
-            let known = known.lock().unwrap_or_else(PoisonError::into_inner);
-            let folders = event.paths.iter().filter_map(|path| known.get(path.parent()?));
-            folders.for_each(|changed| changed.notify_one());
+        let folders = Arc::<Folders>::default();
+        let opened = inotify::init(CreateFlags::CLOEXEC).map_err(std::io::Error::from).map(Arc::new);
+        let started = opened.and_then(|kernel| {
+            let (read, known) = (kernel.clone(), folders.clone());
+            thread::Builder::new().name("ack-watch".to_owned()).spawn(move || pass_on(&read, &known))?;
+            Ok(kernel)
         });
-        let watcher = created.inspect_err(|error| tracing::warn!(%error, "ack files are polled, not watched")).ok();
-        Arc::new(Self { watcher: Mutex::new(watcher), folders })
+        let kernel = started.inspect_err(|error| tracing::warn!(%error, "ack files are polled, not watched")).ok();
+        Arc::new(Self { kernel, folders })
     }
 
-    /// Watches a folder. `None` if the system cannot: network file systems, too many watches.
+    /// Watches a folder. `None` if the kernel cannot.
     pub(super) fn watch(self: &Arc<Self>, folder: &Path) -> Option<WatchedFolder> {
-        let path = folder.canonicalize().ok()?;
-        let mut watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
-        watcher.as_mut()?.watch(&path, RecursiveMode::NonRecursive).ok()?;
+        let flags = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO;
+        // Held, so that no event comes before the entry.
+        let mut folders = self.lock();
+        let id = inotify::add_watch(self.kernel.as_ref()?, folder, flags).ok()?;
         let changed = Arc::<Notify>::default();
-        self.folders.lock().unwrap_or_else(PoisonError::into_inner).insert(path.clone(), changed.clone());
-        Some(WatchedFolder { watch: self.clone(), path, changed })
+        folders.insert(id, changed.clone());
+        drop(folders);
+        Some(WatchedFolder { watch: self.clone(), id, changed })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<i32, Arc<Notify>>> {
+        self.folders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Passes events on to the agents that watch.
+fn pass_on(kernel: &OwnedFd, folders: &Folders) {
+    let mut buffer = [MaybeUninit::uninit(); BUFFER];
+    let mut reader = inotify::Reader::new(kernel, &mut buffer);
+    loop {
+        match reader.next() {
+            Ok(event) => {
+                if let Some(changed) = folders.lock().unwrap_or_else(PoisonError::into_inner).get(&event.wd()) {
+                    changed.notify_one();
+                }
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => {
+                tracing::warn!(%error, "the watch of ack files has ended, they are polled");
+                return;
+            }
+        }
     }
 }
 
 impl Drop for WatchedFolder {
     fn drop(&mut self) {
-        self.watch.folders.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.path);
-        if let Some(watcher) = self.watch.watcher.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-            // The folder may have been removed.
-            let _ = watcher.unwatch(&self.path);
+        self.watch.lock().remove(&self.id);
+        if let Some(kernel) = &self.watch.kernel {
+            // The folder may have been removed, and its watch with it.
+            let _ = inotify::remove_watch(kernel, self.id);
         }
     }
 }
@@ -86,6 +121,6 @@ mod tests {
         std::fs::write(home.path().join("d1"), "x").expect("a file");
         timeout(Duration::from_secs(10), changed(Some(&folder))).await.expect("a notification");
         drop(folder);
-        assert!(watch.folders.lock().expect("no panic").is_empty());
+        assert!(watch.lock().is_empty());
     }
 }

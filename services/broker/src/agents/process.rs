@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use super::{
     AgentError, AgentHandle, Services, ack_files::AckFolder, ack_watch::WatchedFolder, environment::environment,
-    verification_book::ProgramVersion,
 };
 use crate::{
     harness::{Harness, McpServer, RelayContext, node_server, relay_server},
+    insight::ProgramVersion,
     state::AgentRecord,
 };
 

@@ -11,12 +11,13 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
-use super::{AckWatch, Agents, ContinuityFolder, CrashLog, DeadLetters, VerificationBook};
+use super::{AckWatch, Agents, ContinuityFolder};
 use crate::{
     engine::{Engine, Identity, Request},
     engine_link::EngineLink,
     events::{DeliveryRef, Event, Hub},
     harness::HarnessTable,
+    insight::{CrashLog, DeadLetters, VerificationBook},
     metric_names,
     state::{Ledger, Roster},
 };

@@ -19,7 +19,6 @@ use super::{
     command::COMMANDS,
     process::{Launch, StartedProcess},
     task::AgentTask,
-    verification_book::ProgramVersion,
 };
 use crate::{
     clock,
@@ -28,6 +27,7 @@ use crate::{
     events::{Event, ProcessFacts},
     harness::Harness,
     injection::Profile,
+    insight::ProgramVersion,
     mailbox::{Mailbox, SharedMailbox},
     metric_names,
 };
@@ -223,19 +223,9 @@ impl Spawner {
 async fn join_channels(engine: &Engine, token: &str, channels: &[String]) -> Option<String> {
     let joining = async {
         for channel in channels {
-            let joined = match join(engine, token, channel).await {
-                Err(error) if error.has_code("channel_not_found") => {
-                    let create = Request::post(&["channels"], token, json!({ "name": channel }));
-                    match engine.call(create).await {
-                        // The creator is a member.
-                        Ok(_) => Ok(()),
-                        Err(error) if error.has_code("channel_already_exists") => join(engine, token, channel).await,
-                        Err(error) => Err(error),
-                    }
-                }
-                answer => answer,
-            };
-            joined.map_err(|error: EngineError| format!("channel {channel}: {error}"))?;
+            join_or_create(engine, token, channel)
+                .await
+                .map_err(|error: EngineError| format!("channel {channel}: {error}"))?;
         }
         Ok::<_, String>(())
     };
@@ -243,6 +233,22 @@ async fn join_channels(engine: &Engine, token: &str, channels: &[String]) -> Opt
         Ok(Ok(())) => None,
         Ok(Err(problem)) => Some(problem),
         Err(_) => Some("the agent's channels could not be joined in time".to_owned()),
+    }
+}
+
+/// Joins a channel as the agent, and creates one that does not exist.
+pub(crate) async fn join_or_create(engine: &Engine, token: &str, channel: &str) -> Result<(), EngineError> {
+    match join(engine, token, channel).await {
+        Err(error) if error.has_code("channel_not_found") => {
+            let create = Request::post(&["channels"], token, json!({ "name": channel }));
+            match engine.call(create).await {
+                // The creator is a member.
+                Ok(_) => Ok(()),
+                Err(error) if error.has_code("channel_already_exists") => join(engine, token, channel).await,
+                Err(error) => Err(error),
+            }
+        }
+        answer => answer,
     }
 }
 

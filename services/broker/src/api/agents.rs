@@ -10,7 +10,7 @@ use super::{
     extract::{Body, Path, Ready},
 };
 use crate::{
-    agents::AgentHandle,
+    agents::{AgentHandle, join_or_create},
     clock,
     engine::{EngineError, Request},
     events::Event,
@@ -70,8 +70,12 @@ async fn change_channels(ready: &Ready, name: &str, body: &Body, verb: &str) -> 
     let channels: Vec<String> =
         body.channels.iter().map(|channel| channel.trim_start_matches('#').to_owned()).collect();
     for channel in &channels {
-        let path = ["channels", channel.as_str(), verb];
-        services.engine.call(Request::post(&path, &agent.token, json!({}))).await?;
+        if verb == "join" {
+            join_or_create(&services.engine, &agent.token, channel).await?;
+        } else {
+            let path = ["channels", channel.as_str(), verb];
+            services.engine.call(Request::post(&path, &agent.token, json!({}))).await?;
+        }
     }
     let event =
         if verb == "join" { Event::ChannelSubscribed { channels } } else { Event::ChannelUnsubscribed { channels } };

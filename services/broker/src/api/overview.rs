@@ -18,6 +18,7 @@ use super::{
 use crate::{
     agents::{AgentCommand, AgentError},
     clock,
+    insight::CrashInsights,
 };
 
 #[derive(Debug, Default, Deserialize)]
@@ -98,7 +99,7 @@ pub(super) async fn status(ready: Ready) -> Json<Value> {
 }
 
 /// `GET /api/crash-insights`
-pub(super) async fn crash_insights(ready: Ready) -> Json<crate::agents::CrashInsights> {
+pub(super) async fn crash_insights(ready: Ready) -> Json<CrashInsights> {
     Json(ready.services.crashes.insights(clock::unix_ms()))
 }
 

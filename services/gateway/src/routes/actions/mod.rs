@@ -104,7 +104,7 @@ pub async fn delete(
     post, path = "/v1/actions/{name}/invoke", tag = "actions",
     security(("agent_token" = [])), params(IdempotencyKey),
     request_body = wire::InvokeBody,
-    responses((status = 201, body = wire::InvocationAck), (status = 400, description = "invalid_action_input, invalid_idempotency_key"), (status = 403, description = "action_denied, agent_token_required"), (status = 404, description = "action_not_found"), (status = 409, description = "idempotency_key_reused, idempotency_in_progress"), (status = 429, description = "too_many_invocations"), (status = 503, description = "handler_unavailable")),
+    responses((status = 201, body = wire::InvocationAck), (status = 400, description = "invalid_action_input, invalid_idempotency_key"), (status = 403, description = "action_denied, agent_token_required, spawn_denied, agent_not_spawned_by_caller"), (status = 404, description = "action_not_found"), (status = 409, description = "idempotency_key_reused, idempotency_in_progress"), (status = 429, description = "too_many_invocations"), (status = 503, description = "handler_unavailable")),
 )]
 #[tracing::instrument(level = "debug", name = "http.actions.invoke", skip_all)]
 pub async fn invoke(
@@ -122,7 +122,7 @@ pub async fn invoke(
     post, path = "/v1/nodes/{name}/actions/{action}/invoke", tag = "actions",
     security(("agent_token" = [])), params(IdempotencyKey),
     request_body = wire::InvokeBody,
-    responses((status = 201, body = wire::InvocationAck), (status = 400, description = "invalid_action_input, invalid_idempotency_key"), (status = 403, description = "action_denied, agent_token_required"), (status = 404, description = "action_not_found, node_not_found"), (status = 409, description = "idempotency_key_reused, idempotency_in_progress"), (status = 429, description = "too_many_invocations"), (status = 503, description = "handler_unavailable")),
+    responses((status = 201, body = wire::InvocationAck), (status = 400, description = "invalid_action_input, invalid_idempotency_key"), (status = 403, description = "action_denied, agent_token_required, spawn_denied, agent_not_spawned_by_caller"), (status = 404, description = "action_not_found, node_not_found"), (status = 409, description = "idempotency_key_reused, idempotency_in_progress"), (status = 429, description = "too_many_invocations"), (status = 503, description = "handler_unavailable")),
 )]
 #[tracing::instrument(level = "debug", name = "http.actions.invoke_on_node", skip_all)]
 pub async fn invoke_on_node(
@@ -136,11 +136,11 @@ pub async fn invoke_on_node(
     Ok(invocation_created(engine.actions().invoke(&caller, request, key.as_ref()).await?))
 }
 
-/// Shows an invocation.
+/// Shows an invocation to its caller, to the agent that handles it, and to the workspace key.
 #[utoipa::path(
     get, path = "/v1/actions/{name}/invocations/{id}", tag = "actions",
     security(("workspace_key" = []), ("agent_token" = [])), params(wire::InvocationQuery),
-    responses((status = 200, body = wire::Invocation), (status = 404, description = "invocation_not_found")),
+    responses((status = 200, body = wire::Invocation), (status = 403, description = "invocation_not_own"), (status = 404, description = "invocation_not_found")),
 )]
 #[tracing::instrument(level = "debug", name = "http.actions.invocation", skip_all)]
 pub async fn invocation(
@@ -150,7 +150,7 @@ pub async fn invocation(
     Query(query): Query<wire::InvocationQuery>,
     client: OriginClient,
 ) -> Result<Reply<wire::Invocation>, ApiError> {
-    let row = engine.actions().invocation(caller.scope(), &name, parse_invocation_id(&id)?).await?;
+    let row = engine.actions().invocation(&caller, &name, parse_invocation_id(&id)?).await?;
     let explain = query.explain.as_deref().is_some_and(|word| matches!(word, "true" | "1"));
     Ok(Reply::ok(to_invocation(row, explain, client)))
 }

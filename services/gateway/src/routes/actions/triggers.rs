@@ -19,11 +19,12 @@ use crate::{
 /// Creates a trigger, which invokes an action for each matching message from now on.
 ///
 /// Messages of channels and their threads count, direct messages do not. The action is invoked on behalf of the
-/// message's author, with the message as its input.
+/// message's author, with the message as its input. The agent that creates the trigger must be permitted the action
+/// itself, now and whenever it fires.
 #[utoipa::path(
     post, path = "/v1/triggers", operation_id = "create_trigger", tag = "actions",
     security(("workspace_key" = []), ("agent_token" = [])), request_body = wire::CreateTriggerBody,
-    responses((status = 201, body = wire::Trigger), (status = 400, description = "invalid_channel_name"), (status = 409, description = "too_many_triggers")),
+    responses((status = 201, body = wire::Trigger), (status = 400, description = "invalid_channel_name"), (status = 403, description = "trigger_denied, action_denied"), (status = 409, description = "too_many_triggers")),
 )]
 #[tracing::instrument(level = "debug", name = "http.triggers.create", skip_all)]
 pub async fn create(
@@ -38,7 +39,7 @@ pub async fn create(
         action_name: body.action_name,
         enabled: body.enabled.unwrap_or(true),
     };
-    Ok(Reply::created(to_trigger(engine.actions().create_trigger(caller.scope(), request).await?)))
+    Ok(Reply::created(to_trigger(engine.actions().create_trigger(&caller, request).await?)))
 }
 
 /// Lists the triggers.
@@ -72,7 +73,7 @@ pub async fn get(
 #[utoipa::path(
     patch, path = "/v1/triggers/{id}", operation_id = "update_trigger", tag = "actions",
     security(("workspace_key" = []), ("agent_token" = [])), request_body = wire::UpdateTriggerBody,
-    responses((status = 200, body = wire::Trigger), (status = 400, description = "invalid_channel_name"), (status = 404, description = "trigger_not_found")),
+    responses((status = 200, body = wire::Trigger), (status = 400, description = "invalid_channel_name"), (status = 403, description = "trigger_not_own, action_denied"), (status = 404, description = "trigger_not_found")),
 )]
 #[tracing::instrument(level = "debug", name = "http.triggers.update", skip_all)]
 pub async fn update(
@@ -88,14 +89,14 @@ pub async fn update(
         action_name: body.action_name,
         enabled: body.enabled,
     };
-    Ok(Reply::ok(to_trigger(engine.actions().update_trigger(caller.scope(), parse_trigger_id(&id)?, change).await?)))
+    Ok(Reply::ok(to_trigger(engine.actions().update_trigger(&caller, parse_trigger_id(&id)?, change).await?)))
 }
 
 /// Deletes a trigger.
 #[utoipa::path(
     delete, path = "/v1/triggers/{id}", operation_id = "delete_trigger", tag = "actions",
     security(("workspace_key" = []), ("agent_token" = [])),
-    responses((status = 204), (status = 404, description = "trigger_not_found")),
+    responses((status = 204), (status = 403, description = "trigger_not_own"), (status = 404, description = "trigger_not_found")),
 )]
 #[tracing::instrument(level = "debug", name = "http.triggers.delete", skip_all)]
 pub async fn delete(
@@ -103,7 +104,7 @@ pub async fn delete(
     Caller(caller): Caller,
     Path(id): Path<String>,
 ) -> Result<NoContent, ApiError> {
-    engine.actions().delete_trigger(caller.scope(), parse_trigger_id(&id)?).await?;
+    engine.actions().delete_trigger(&caller, parse_trigger_id(&id)?).await?;
     Ok(NoContent)
 }
 
@@ -123,5 +124,6 @@ fn to_trigger(row: TriggerRow) -> wire::Trigger {
         last_error: row.last_error,
         created_at: row.created_at.into(),
         updated_at: row.updated_at.map(Into::into),
+        created_by: row.created_by,
     }
 }

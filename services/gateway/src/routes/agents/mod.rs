@@ -167,24 +167,27 @@ pub async fn update(
         metadata: body.metadata.map(Value::Object),
         capabilities: body.capabilities.map(|capabilities| capabilities.map(Value::Object)),
         skills: skills_to_json(body.skills),
+        rights: body.rights,
     };
     let agent = engine.agents().update(caller.scope, &name, &change).await?;
     Ok(Reply::ok(to_agent(caller.scope, agent, engine.now())))
 }
 
 /// Deletes an agent. Its name becomes available, its token is revoked.
+///
+/// An agent may delete the agents that it spawned.
 #[utoipa::path(
     delete, path = "/v1/agents/{name}", tag = "agents",
-    security(("workspace_key" = [])),
-    responses((status = 204), (status = 404, description = "agent_not_found")),
+    security(("workspace_key" = []), ("agent_token" = [])),
+    responses((status = 204), (status = 403, description = "agent_not_spawned_by_caller"), (status = 404, description = "agent_not_found")),
 )]
 #[tracing::instrument(level = "debug", name = "http.agents.delete", skip_all)]
 pub async fn delete(
     State(engine): State<Engine>,
-    caller: WorkspaceKey,
+    Caller(caller): Caller,
     Path(name): Path<String>,
 ) -> Result<NoContent, ApiError> {
-    engine.agents().delete(caller.scope, &name).await?;
+    engine.agents().delete(&caller, &name).await?;
     Ok(NoContent)
 }
 
@@ -299,6 +302,8 @@ fn to_agent(scope: WorkspaceScope, agent: agents::Agent, now: DateTime<Utc>) -> 
         created_at: agent.created_at.into(),
         last_seen: agent.last_seen_at.into(),
         token_hash: "",
+        spawned_by: agent.spawned_by,
+        rights: agent.rights,
     }
 }
 

@@ -23,6 +23,7 @@ use crate::{caller::Caller, envelope::Reply, error::ApiError, extract::KeyedBody
     responses(
         (status = 201, body = InvocationAck),
         (status = 400, description = "placement_self_requires_agent"),
+        (status = 403, description = "spawn_denied"),
         (status = 404, description = "node_not_found"),
         (status = 409, description = "capability_mismatch, placement_self_unavailable, idempotency_key_reused, idempotency_in_progress"),
         (status = 429, description = "too_many_invocations"),
@@ -47,6 +48,7 @@ pub async fn spawn(
     security(("workspace_key" = []), ("agent_token" = [])), params(IdempotencyKey), request_body = wire::ReleaseBody,
     responses(
         (status = 201, body = InvocationAck),
+        (status = 403, description = "agent_not_spawned_by_caller, release_denied"),
         (status = 404, description = "agent_not_found"),
         (status = 409, description = "agent_release_generation_conflict, idempotency_key_reused"),
         (status = 429, description = "too_many_invocations"),
@@ -71,6 +73,7 @@ pub async fn release(
     responses(
         (status = 201, body = InvocationAck),
         (status = 400, description = "invalid_idempotency_key"),
+        (status = 403, description = "agent_not_spawned_by_caller, release_denied"),
         (status = 404, description = "agent_not_found"),
         (status = 409, description = "agent_identity_mismatch, agent_release_generation_conflict, idempotency_key_reused"),
         (status = 429, description = "too_many_invocations"),

@@ -87,8 +87,8 @@ pub async fn list(
     };
     let limit = page::parse_limit(query.limit.as_deref(), LISTED_NODES)?;
     let after = query.cursor.as_deref().filter(|text| !text.is_empty()).map(parse_cursor).transpose()?;
-    let filter = NodeFilter { name: query.name, capability: query.capability, liveness, after, limit };
-    let nodes: Vec<wire::Node> = engine.nodes().list(caller.scope(), filter).await?.into_iter().map(to_node).collect();
+    let filter = NodeFilter { name: query.name, capability: query.capability, liveness, hosts: None, after, limit };
+    let nodes: Vec<wire::Node> = engine.nodes().list(&caller, filter).await?.into_iter().map(to_node).collect();
     Ok(Reply::ok(match query.history.as_deref() {
         Some("true" | "1") => {
             let is_full = i64::try_from(nodes.len()).is_ok_and(|found| found == limit);
@@ -119,7 +119,7 @@ pub async fn get(
     ReaderOrAgent(caller): ReaderOrAgent<{ reads::NODES }>,
     Path(name): Path<String>,
 ) -> Result<Reply<wire::Node>, ApiError> {
-    Ok(Reply::ok(to_node(engine.nodes().by_name(caller.scope(), &name).await?)))
+    Ok(Reply::ok(to_node(engine.nodes().visible(&caller, &name).await?)))
 }
 
 /// Changes a node. Its token and its open sockets stay.

@@ -26,10 +26,12 @@ use crate::{
 const REDACTED: &str = "[redacted]";
 
 /// Subscribes a URL to events.
+///
+/// An agent's subscription shows what that agent may read, and only that agent and the workspace key see it.
 #[utoipa::path(
     post, path = "/v1/subscriptions", operation_id = "create_subscription", tag = "webhooks",
     security(("workspace_key" = []), ("agent_token" = [])), request_body = wire::SubscribeBody,
-    responses((status = 201, body = wire::Subscription), (status = 429, description = "plan_limit_exceeded")),
+    responses((status = 201, body = wire::Subscription), (status = 403, description = "subscribe_denied"), (status = 429, description = "plan_limit_exceeded")),
 )]
 #[tracing::instrument(level = "debug", name = "http.subscriptions.create", skip_all)]
 pub async fn create(
@@ -47,10 +49,10 @@ pub async fn create(
         secret: body.secret,
         signature_scheme: body.signature_scheme,
     };
-    Ok(Reply::created(to_subscription(engine.subscriptions().create(caller.scope(), request).await?)))
+    Ok(Reply::created(to_subscription(engine.subscriptions().create(&caller, request).await?)))
 }
 
-/// Lists the event subscriptions.
+/// Lists the event subscriptions; for an agent, its own.
 #[utoipa::path(
     get, path = "/v1/subscriptions", operation_id = "list_subscriptions", tag = "webhooks",
     security(("workspace_key" = []), ("agent_token" = [])),
@@ -61,7 +63,7 @@ pub async fn list(
     State(engine): State<Engine>,
     Caller(caller): Caller,
 ) -> Result<Reply<Vec<wire::Subscription>>, ApiError> {
-    let subscriptions = engine.subscriptions().list(caller.scope()).await?;
+    let subscriptions = engine.subscriptions().list(&caller).await?;
     Ok(Reply::ok(subscriptions.into_iter().map(to_subscription).collect()))
 }
 
@@ -69,7 +71,7 @@ pub async fn list(
 #[utoipa::path(
     get, path = "/v1/subscriptions/{id}", operation_id = "get_subscription", tag = "webhooks",
     security(("workspace_key" = []), ("agent_token" = [])),
-    responses((status = 200, body = wire::Subscription), (status = 404, description = "subscription_not_found")),
+    responses((status = 200, body = wire::Subscription), (status = 403, description = "subscription_not_own"), (status = 404, description = "subscription_not_found")),
 )]
 #[tracing::instrument(level = "debug", name = "http.subscriptions.get", skip_all)]
 pub async fn get(
@@ -77,14 +79,14 @@ pub async fn get(
     Caller(caller): Caller,
     Path(id): Path<String>,
 ) -> Result<Reply<wire::Subscription>, ApiError> {
-    Ok(Reply::ok(to_subscription(engine.subscriptions().get(caller.scope(), parse_subscription_id(&id)?).await?)))
+    Ok(Reply::ok(to_subscription(engine.subscriptions().get(&caller, parse_subscription_id(&id)?).await?)))
 }
 
 /// Deletes an event subscription; its pending deliveries are dropped.
 #[utoipa::path(
     delete, path = "/v1/subscriptions/{id}", operation_id = "delete_subscription", tag = "webhooks",
     security(("workspace_key" = []), ("agent_token" = [])),
-    responses((status = 204), (status = 404, description = "subscription_not_found")),
+    responses((status = 204), (status = 403, description = "subscription_not_own"), (status = 404, description = "subscription_not_found")),
 )]
 #[tracing::instrument(level = "debug", name = "http.subscriptions.delete", skip_all)]
 pub async fn delete(
@@ -92,7 +94,7 @@ pub async fn delete(
     Caller(caller): Caller,
     Path(id): Path<String>,
 ) -> Result<NoContent, ApiError> {
-    engine.subscriptions().delete(caller.scope(), parse_subscription_id(&id)?).await?;
+    engine.subscriptions().delete(&caller, parse_subscription_id(&id)?).await?;
     Ok(NoContent)
 }
 
@@ -100,7 +102,7 @@ pub async fn delete(
 #[utoipa::path(
     get, path = "/v1/subscriptions/{id}/deliveries", tag = "webhooks",
     security(("workspace_key" = []), ("agent_token" = [])), params(wire::DeliveriesQuery),
-    responses((status = 200, body = Vec<wire::SubscriptionDelivery>), (status = 404, description = "subscription_not_found")),
+    responses((status = 200, body = Vec<wire::SubscriptionDelivery>), (status = 403, description = "subscription_not_own"), (status = 404, description = "subscription_not_found")),
 )]
 #[tracing::instrument(level = "debug", name = "http.subscriptions.deliveries", skip_all)]
 pub async fn deliveries(
@@ -112,7 +114,7 @@ pub async fn deliveries(
     let id = parse_subscription_id(&id)?;
     let limit = page::parse_limit(query.limit.as_deref(), PAGE)?;
     let status = query.status.as_deref().filter(|status| !status.is_empty());
-    let deliveries = engine.subscriptions().deliveries(caller.scope(), id, status, limit).await?;
+    let deliveries = engine.subscriptions().deliveries(&caller, id, status, limit).await?;
     Ok(Reply::ok(deliveries.into_iter().map(|delivery| to_delivery(id, delivery)).collect()))
 }
 
@@ -130,7 +132,7 @@ pub async fn replay(
 ) -> Result<Reply<wire::SubscriptionDelivery>, ApiError> {
     let id = parse_subscription_id(&id)?;
     let delivery: SubscriptionDeliveryId = delivery.parse().map_err(|_| EngineError::NotFound(Missing::Delivery))?;
-    let replayed = engine.subscriptions().replay_delivery(caller.scope(), id, delivery).await?;
+    let replayed = engine.subscriptions().replay_delivery(&caller, id, delivery).await?;
     Ok(Reply::ok(to_delivery(id, replayed)))
 }
 
@@ -139,7 +141,7 @@ pub async fn replay(
 #[utoipa::path(
     post, path = "/v1/subscriptions/{id}/replay", tag = "webhooks",
     security(("workspace_key" = []), ("agent_token" = [])), request_body = wire::ReplayBody,
-    responses((status = 200, body = wire::Subscription), (status = 404, description = "subscription_not_found")),
+    responses((status = 200, body = wire::Subscription), (status = 403, description = "subscription_not_own"), (status = 404, description = "subscription_not_found")),
 )]
 #[tracing::instrument(level = "debug", name = "http.subscriptions.replay_since", skip_all)]
 pub async fn replay_since(
@@ -149,7 +151,7 @@ pub async fn replay_since(
     Body(body): Body<wire::ReplayBody>,
 ) -> Result<Reply<wire::Subscription>, ApiError> {
     let id = parse_subscription_id(&id)?;
-    Ok(Reply::ok(to_subscription(engine.subscriptions().replay(caller.scope(), id, body.since).await?)))
+    Ok(Reply::ok(to_subscription(engine.subscriptions().replay(&caller, id, body.since).await?)))
 }
 
 fn parse_subscription_id(text: &str) -> Result<SubscriptionId, ApiError> {
@@ -170,6 +172,7 @@ fn to_subscription(subscription: Subscription) -> wire::Subscription {
         disabled_reason: reason.map(DisabledReason::as_str),
         disabled_at: at.map(Into::into),
         created_at: subscription.created_at.into(),
+        created_by: subscription.created_by,
     }
 }
 

@@ -1,0 +1,148 @@
+//! Decisions about rights. Every use case that rights restrict calls [`Core::authorize`]; its refusals are answered
+//! with 403 and recorded as `access.denied`.
+//!
+//! Recording is bounded, so that refusals cannot flood the event log: one event a minute for each agent and code, and
+//! [`MAX_RECORDED`] a minute for a workspace.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use moka::sync::Cache;
+use relay_domain::{
+    AgentId, WorkspaceId, WorkspaceScope,
+    access::rights::{self, Actor, Operation, Refusal, Right},
+    events::kind,
+};
+use relay_store::{access::rights::AgentWithRights, events::Event};
+use relay_wire::{events::recorded_data::AccessDenied, field::ToValue as _};
+use tokio::time::Instant;
+
+use super::authentication::{AgentCaller, Credential};
+use crate::{EngineError, EngineResult, core::Core, error::Denial};
+
+/// Events about refusals of one workspace in a minute, for each gateway.
+const MAX_RECORDED: usize = 60;
+const WINDOW: Duration = Duration::from_secs(60);
+/// Workspaces with refusals in the last minute; of others, the least used are forgotten.
+const MAX_WORKSPACES: u64 = 10_000;
+
+/// Caller as the decision and its record need it.
+pub(crate) struct RightsCaller<'a> {
+    pub(crate) scope: WorkspaceScope,
+    pub(crate) actor: Actor,
+    pub(crate) name: &'a str,
+}
+
+impl<'a> From<&'a AgentCaller> for RightsCaller<'a> {
+    fn from(caller: &'a AgentCaller) -> Self {
+        let actor = Actor::Agent { id: caller.agent_id, rights: caller.rights };
+        Self { scope: caller.scope, actor, name: &caller.name }
+    }
+}
+
+impl<'a> From<&'a Credential> for RightsCaller<'a> {
+    fn from(caller: &'a Credential) -> Self {
+        match caller {
+            Credential::Agent(agent) => agent.into(),
+            Credential::Workspace { scope } => Self { scope: *scope, actor: Actor::Workspace, name: "" },
+            Credential::Node(_) | Credential::Observer(_) => {
+                Self { scope: caller.scope(), actor: Actor::Outsider, name: "" }
+            }
+        }
+    }
+}
+
+impl<'a> From<(WorkspaceScope, &'a AgentWithRights)> for RightsCaller<'a> {
+    fn from((scope, agent): (WorkspaceScope, &'a AgentWithRights)) -> Self {
+        let actor = Actor::Agent { id: agent.agent_id, rights: agent.rights };
+        Self { scope, actor, name: &agent.name }
+    }
+}
+
+impl Core {
+    /// Checks that a caller may do something, and records a refusal.
+    ///
+    /// # Errors
+    /// When it may not.
+    pub(crate) async fn authorize<'a>(
+        &self,
+        caller: impl Into<RightsCaller<'a>>,
+        operation: Operation,
+    ) -> EngineResult<()> {
+        let caller = caller.into();
+        let Err(refusal) = rights::check(caller.actor, operation) else { return Ok(()) };
+        if let Actor::Agent { id, .. } = caller.actor
+            && self.refusals.is_due(caller.scope.workspace_id(), id, refusal)
+        {
+            let data = AccessDenied {
+                code: refusal.code(),
+                right: refusal.right().map(Right::as_str),
+                agent_id: id,
+                agent_name: caller.name,
+            };
+            let event = Event::new(kind::ACCESS_DENIED, data.to_value()).by_agent(id);
+            match self.store.record_event(caller.scope, event, self.now()).await {
+                Ok(recorded) => self.announce(recorded),
+                // The refusal is answered all the same.
+                Err(error) => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "failed to record a refusal");
+                }
+            }
+        }
+        Err(EngineError::Forbidden(Denial::Refused(refusal)))
+    }
+}
+
+/// Refusals of one workspace that were recorded in its current minute.
+#[derive(Debug)]
+struct RefusalWindow {
+    began: Instant,
+    recorded: HashSet<(AgentId, Refusal)>,
+}
+
+/// Refusals that were recorded within the last minute.
+#[derive(Debug)]
+pub(crate) struct RefusalLog {
+    windows: Cache<WorkspaceId, Arc<Mutex<RefusalWindow>>>,
+}
+
+impl Default for RefusalLog {
+    fn default() -> Self {
+        Self { windows: Cache::builder().max_capacity(MAX_WORKSPACES).time_to_idle(WINDOW).build() }
+    }
+}
+
+impl RefusalLog {
+    /// Returns whether a refusal is to be recorded, and counts it as recorded.
+    fn is_due(&self, workspace: WorkspaceId, agent: AgentId, refusal: Refusal) -> bool {
+        let fresh = || Arc::new(Mutex::new(RefusalWindow { began: Instant::now(), recorded: HashSet::new() }));
+        let window = self.windows.get_with(workspace, fresh);
+        let mut window = window.lock().unwrap_or_else(PoisonError::into_inner);
+        if window.began.elapsed() >= WINDOW {
+            *window = RefusalWindow { began: Instant::now(), recorded: HashSet::new() };
+        }
+        window.recorded.len() < MAX_RECORDED && window.recorded.insert((agent, refusal))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_are_recorded_once_a_minute_and_sixty_in_all() {
+        let log = RefusalLog::default();
+        let workspace = WorkspaceId::new(1);
+        assert!(log.is_due(workspace, AgentId::new(1), Refusal::Spawn));
+        assert!(!log.is_due(workspace, AgentId::new(1), Refusal::Spawn));
+        assert!(log.is_due(workspace, AgentId::new(1), Refusal::Send));
+        assert!(log.is_due(WorkspaceId::new(2), AgentId::new(1), Refusal::Spawn));
+        let recorded = (10..200).filter(|id| log.is_due(workspace, AgentId::new(*id), Refusal::Spawn)).count();
+        assert_eq!(recorded, MAX_RECORDED - 2);
+        tokio::time::advance(WINDOW).await;
+        assert!(log.is_due(workspace, AgentId::new(1), Refusal::Spawn));
+    }
+}

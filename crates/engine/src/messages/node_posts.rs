@@ -1,0 +1,73 @@
+//! Posts of nodes, in the name of agents: a broker node posts for every agent of its workspace, a direct node for its own.
+
+use relay_domain::{
+    NodeId,
+    access::rights::{Actor, Operation, PostingNode},
+    messages::POSTED_BY_NODE,
+    names::strip_hash,
+};
+use relay_store::access::rights::AgentWithRights;
+use serde_json::{Map, Value};
+
+use super::{
+    Messages,
+    posting::{Draft, PostRequest, PostedMessage, Sender, Target},
+};
+use crate::{
+    EngineError, EngineResult,
+    access::{authentication::NodeCaller, idempotency::ClientKey},
+    error::Missing,
+};
+
+impl Messages {
+    /// Posts to a channel as a node, in the name of an agent: of any agent of the workspace as a broker, which the
+    /// metadata record, and of its own agent as a direct node.
+    ///
+    /// # Errors
+    /// As for posting, and when the node may not post for that agent.
+    pub async fn post_as_node(
+        &self,
+        caller: &NodeCaller,
+        from: &str,
+        channel: &str,
+        mut draft: Draft,
+        key: Option<ClientKey>,
+    ) -> EngineResult<PostedMessage> {
+        let scope = caller.scope;
+        let missing = || EngineError::NotFound(Missing::Agent(from.to_owned()));
+        let author = self.core.store.agent_with_rights_by_name(scope, from).await?.ok_or_else(missing)?;
+        let node = self.posting_node(caller, &author).await?;
+        self.core.authorize((scope, &author), Operation::PostThroughNode { node }).await?;
+        if node == PostingNode::Broker {
+            let data = draft.data.get_or_insert_with(|| Map::new().into());
+            if let Some(data) = data.as_object_mut() {
+                data.insert(POSTED_BY_NODE.to_owned(), Value::from(caller.node_id.as_str()));
+            }
+        }
+        let sender = Sender {
+            scope,
+            agent_id: author.agent_id,
+            name: author.name.as_str().into(),
+            kind: author.kind,
+            actor: Actor::Agent { id: author.agent_id, rights: author.rights },
+            token_generation: None,
+            is_hidden: false,
+        };
+        let target = Target::Channel(strip_hash(channel).to_owned());
+        self.post_as(&sender, PostRequest { target, draft, key, events: Vec::new() }).await
+    }
+
+    /// Returns the relation of a node to the agent that it posts for.
+    async fn posting_node(&self, caller: &NodeCaller, author: &AgentWithRights) -> EngineResult<PostingNode> {
+        let (scope, node) = (caller.scope, &caller.node_id);
+        if *node == NodeId::direct(author.agent_id) {
+            return Ok(PostingNode::Own);
+        }
+        if self.core.is_direct_node(scope, node).await? == Some(false) {
+            return Ok(PostingNode::Broker);
+        }
+        // A direct node that was enrolled over REST.
+        let is_here = self.core.store.agent_on_node(scope, node, &author.name).await?.is_some();
+        Ok(if is_here { PostingNode::Own } else { PostingNode::OfAnother })
+    }
+}

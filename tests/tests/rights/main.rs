@@ -1,0 +1,6 @@
+//! Rights inside a workspace: the matrix of routes, tokens, rights and filters, and the rules that it cannot express.
+
+mod filters;
+mod matrix;
+mod rules;
+mod subscriptions;

@@ -1,0 +1,234 @@
+//! Every route with every right, closed and open, by policy and by override.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context as _, Result};
+use relay_acceptance::{
+    access::{Class, DEFAULT_RIGHTS, RESTRICTIONS, ROUTES, Restriction},
+    raw::Raw,
+    room::{rows, text},
+};
+use relay_testkit::{
+    client::{Agent, Api, Reply},
+    shared,
+};
+use serde_json::{Value, json};
+use sqlx::PgPool;
+
+/// Workspace in which `ann` owns one object of each kind, and `bob` another one.
+struct World {
+    key: Api,
+    ann: Agent,
+    /// Values of placeholders: of ann's objects and of bob's.
+    own: BTreeMap<&'static str, String>,
+    others: BTreeMap<&'static str, String>,
+}
+
+/// Creates what an agent can own; `child` is an agent that it spawned.
+async fn owned_by(api: &Api, child: &Agent, action: &str) -> Result<BTreeMap<&'static str, String>> {
+    let message = api.post_message("room", "hello").await?.success()?;
+    let group = api.post("/v1/dm/group", json!({ "participants": ["ann", "bob"] })).await?.success()?;
+    let subscription = json!({ "events": ["node.binding.disabled"], "url": "https://127.0.0.1:9/" });
+    let subscription = api.post("/v1/subscriptions", subscription).await?.success()?;
+    let trigger = json!({ "action_name": action, "enabled": false });
+    let trigger = api.post("/v1/triggers", trigger).await?.success()?;
+    let invocation = api.post(&format!("/v1/actions/{action}/invoke"), json!({})).await?.success()?;
+    let id = |value: &Value| text(&value["id"]).to_owned();
+    Ok(BTreeMap::from([
+        ("{agent}", child.name.clone()),
+        ("{agent_id}", child.id.clone()),
+        ("{message}", id(&message)),
+        ("{conversation}", id(&group)),
+        ("{subscription}", id(&subscription)),
+        ("{trigger}", id(&trigger)),
+        ("{invocation}", text(&invocation["invocation_id"]).to_owned()),
+        ("{action}", action.to_owned()),
+        ("{channel}", "room".to_owned()),
+        ("{number}", "7".to_owned()),
+    ]))
+}
+
+impl World {
+    async fn new() -> Result<Self> {
+        let engine = shared().await;
+        let key = Api::create_workspace(&engine.gateways[0], "rights-matrix").await?;
+        let (ann, bob) = (key.register_agent("ann").await?, key.register_agent("bob").await?);
+        let (child, stranger) = (key.register_agent("child").await?, key.register_agent("stranger").await?);
+        let (as_ann, as_bob) = (key.as_agent(&ann), key.as_agent(&bob));
+        as_ann.create_channel("room").await?;
+        as_bob.join("room").await?;
+        // Handled by neither, so that the handler of an invocation is another agent.
+        let action = json!({ "name": "build", "handler_agent": "stranger" });
+        key.post("/v1/actions", action).await?.success()?;
+        // The way of a spawn is in `rules`.
+        let pool = PgPool::connect(&engine.database_url).await?;
+        sqlx::query("UPDATE agents SET spawned_by = $1 WHERE agent_id = $2")
+            .bind(ann.id.parse::<i64>()?)
+            .bind(child.id.parse::<i64>()?)
+            .execute(&pool)
+            .await?;
+        let own = owned_by(&as_ann, &child, "build").await?;
+        let others = owned_by(&as_bob, &stranger, "build").await?;
+        Ok(Self { key, ann, own, others })
+    }
+
+    fn fill(template: &str, names: &BTreeMap<&'static str, String>) -> String {
+        names.iter().fold(template.to_owned(), |text, (hole, name)| text.replace(hole, name))
+    }
+
+    /// Sends a request of the table with a token.
+    async fn call(
+        &self,
+        restriction: &Restriction,
+        token: &str,
+        names: &BTreeMap<&'static str, String>,
+    ) -> Result<Reply> {
+        let body = body_of(restriction.method, restriction.path)?;
+        let path = Self::fill(restriction.path, names);
+        send(self.key.base(), restriction.method, &path, &Self::fill(&body, names), token).await
+    }
+
+    async fn set_override(&self, rights: Value) -> Result<()> {
+        self.key.patch("/v1/agents/ann", json!({ "rights": rights })).await?.success().map(drop)
+    }
+
+    async fn set_policy(&self, policy: Value) -> Result<()> {
+        self.key.patch("/v1/workspace", json!({ "policy": policy })).await?.success().map(drop)
+    }
+
+    /// Checks that refusals with this code were recorded once.
+    async fn expect_one_event(&self, code: &str, right: &str) -> Result<()> {
+        let log = self.key.get("/v1/workspace/events?limit=500").await?.success()?;
+        let denied: Vec<&Value> =
+            rows(&log["events"]).iter().filter(|event| event["type"] == "access.denied").collect();
+        let of_code: Vec<&&Value> = denied.iter().filter(|event| event["payload"]["code"] == code).collect();
+        assert_eq!(of_code.len(), 1, "{code}: {denied:?}");
+        let payload = &of_code[0]["payload"];
+        assert_eq!((text(&payload["agent_name"]), text(&payload["right"])), ("ann", right), "{payload}");
+        Ok(())
+    }
+}
+
+/// Returns the body of a route, with what makes it valid for the caller.
+fn body_of(method: &str, path: &str) -> Result<String> {
+    let (_, _, _, body) =
+        ROUTES.iter().find(|(m, p, ..)| (*m, *p) == (method, path)).with_context(|| format!("{method} {path}"))?;
+    Ok(match path {
+        "/v1/agents/release-exact" => body.replace(r#""7""#, r#""{agent_id}""#),
+        "/v1/actions" => body.replace("{agent}", "ann"),
+        _ => (*body).to_owned(),
+    })
+}
+
+async fn send(base: &str, method: &str, path: &str, body: &str, token: &str) -> Result<Reply> {
+    let request = Raw::new(method, format!("{base}{path}"))
+        .bearer(token)
+        .header("idempotency-key", uuid::Uuid::new_v4().to_string());
+    let request = if body.is_empty() { request } else { request.json(body) };
+    request.send().await
+}
+
+fn codes() -> BTreeSet<&'static str> {
+    let of = |restriction: &Restriction| [restriction.closed_by, restriction.opened_by];
+    RESTRICTIONS.iter().flat_map(of).flatten().map(|(_, code)| code).collect()
+}
+
+fn is_refused(reply: &Reply) -> bool {
+    reply.status == 403 && codes().contains(reply.code())
+}
+
+/// Each step leaves the objects as they are, until the last one.
+#[tokio::test]
+async fn a_default_right_closes_its_route_by_override_and_by_policy() -> Result<()> {
+    for restriction in RESTRICTIONS {
+        let Some((right, code)) = restriction.closed_by else { continue };
+        let world = World::new().await?;
+        let what = format!("{} {} without {right}", restriction.method, restriction.path);
+        let token = world.ann.token.as_str();
+        world.set_override(json!({ right: false })).await?;
+        let refused = world.call(restriction, token, &world.own).await?;
+        assert_eq!((refused.status, refused.code()), (403, code), "{what}, by override: {}", refused.body);
+        world.set_override(Value::Null).await?;
+        world.set_policy(json!({ right: false })).await?;
+        let refused = world.call(restriction, token, &world.own).await?;
+        assert_eq!((refused.status, refused.code()), (403, code), "{what}, by policy: {}", refused.body);
+        world.expect_one_event(code, right_of(code, right)).await?;
+        world.set_override(json!({ right: true })).await?;
+        let permitted = world.call(restriction, token, &world.own).await?;
+        assert!(!is_refused(&permitted), "{what}, opened by override: {}", permitted.body);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_further_right_opens_what_belongs_to_others() -> Result<()> {
+    for restriction in RESTRICTIONS {
+        let Some((right, code)) = restriction.opened_by else { continue };
+        let world = World::new().await?;
+        let what = format!("{} {} of another", restriction.method, restriction.path);
+        let token = world.ann.token.as_str();
+        let refused = world.call(restriction, token, &world.others).await?;
+        assert_eq!((refused.status, refused.code()), (403, code), "{what}, by default: {}", refused.body);
+        world.set_policy(json!({ right: true })).await?;
+        world.set_override(json!({ right: false })).await?;
+        let refused = world.call(restriction, token, &world.others).await?;
+        assert_eq!((refused.status, refused.code()), (403, code), "{what}, closed by override: {}", refused.body);
+        world.expect_one_event(code, right).await?;
+        world.set_override(json!({ right: null })).await?;
+        let permitted = world.call(restriction, token, &world.others).await?;
+        assert!(permitted.status < 500 && permitted.status != 403, "{what}, opened: {}", permitted.body);
+    }
+    Ok(())
+}
+
+/// What an agent owns needs no further right, and the workspace key none at all.
+#[tokio::test]
+async fn owners_and_the_key_are_never_refused() -> Result<()> {
+    for restriction in RESTRICTIONS {
+        let world = World::new().await?;
+        let rights: Value = DEFAULT_RIGHTS.iter().map(|right| ((*right).to_owned(), Value::Bool(false))).collect();
+        for (who, token, names) in
+            [("ann", world.ann.token.as_str(), &world.own), ("the key", world.key.token(), &world.others)]
+        {
+            if who == "the key" {
+                world.set_policy(rights.clone()).await?;
+            }
+            let reply = world.call(restriction, token, names).await?;
+            let what = format!("{} {} by {who}: {} {}", restriction.method, restriction.path, reply.status, reply.body);
+            assert!(!is_refused(&reply) && reply.status < 500 || reply.status == 503, "{what}");
+        }
+    }
+    Ok(())
+}
+
+/// No route outside of the table depends on rights, with any token that it accepts.
+#[tokio::test]
+async fn no_other_route_depends_on_rights() -> Result<()> {
+    let restricted: BTreeSet<_> =
+        RESTRICTIONS.iter().map(|restriction| (restriction.method, restriction.path)).collect();
+    let mut checked = 0;
+    for (method, path, class, body) in ROUTES {
+        let takes_agents = matches!(
+            class,
+            Class::Agent | Class::Acting | Class::Any | Class::ReadOrAgent | Class::ReadOrAgentOrNode | Class::Sender
+        );
+        if !takes_agents || restricted.contains(&(method, path)) {
+            continue;
+        }
+        let world = World::new().await?;
+        let closed: Value = DEFAULT_RIGHTS.iter().map(|right| ((*right).to_owned(), Value::Bool(false))).collect();
+        world.set_override(closed).await?;
+        let names = World::fill(path, &world.own);
+        let body = World::fill(body, &world.own);
+        let reply = send(world.key.base(), method, &names, &body, &world.ann.token).await?;
+        assert!(!is_refused(&reply), "{method} {path}: {} {}", reply.status, reply.body);
+        checked += 1;
+    }
+    assert!(checked > 40, "only {checked} routes");
+    Ok(())
+}
+
+/// A deletion without the right to release is refused as any other agent's is.
+fn right_of<'a>(code: &str, right: &'a str) -> &'a str {
+    if code == "agent_not_spawned_by_caller" { "release_any" } else { right }
+}
