@@ -329,9 +329,7 @@ def test_the_migration_is_placed_where_it_may_run_and_does_not_wait_for_ever():
 
 def open_ports(values, component):
     """The ports beside DNS, Postgres and NATS that the policy of a component lets out to."""
-    made = objects(render(merged(MINIMAL, values)))
-    (policy,) = [o for o in made if o["kind"] == "NetworkPolicy" and o["metadata"]["name"].endswith(component)]
-    ports = [entry["port"] for rule in policy["spec"]["egress"] for entry in rule["ports"]]
+    ports = [entry["port"] for rule in policy_of(values, component)["egress"] for entry in rule["ports"]]
     assert len(ports) == len(set(ports)) + 1, "DNS is there twice, nothing else is"
     return set(ports) - {53, 5432, 4222}
 
@@ -347,6 +345,44 @@ def test_the_migration_is_let_out_to_postgres_before_it_runs():
     dns, postgres = policy["spec"]["egress"]
     assert {entry["port"] for entry in dns["ports"]} == {53}
     assert postgres == {"ports": [{"port": 6432}], "to": [{"podSelector": {}}]}
+
+
+def policy_of(values, component):
+    made = objects(render(merged(MINIMAL, values)))
+    (policy,) = [o for o in made if o["kind"] == "NetworkPolicy" and o["metadata"]["name"].endswith(component)]
+    return policy["spec"]
+
+
+def test_tenants_urls_lead_into_no_cluster():
+    def blocks(values):
+        (rule,) = [r for r in policy_of(values, "worker")["egress"] if {"port": 443} in r["ports"]]
+        return {block["ipBlock"]["cidr"]: block["ipBlock"].get("except") for block in rule["to"]}
+
+    default = blocks({})
+    assert "10.0.0.0/8" in default["0.0.0.0/0"] and "169.254.0.0/16" in default["0.0.0.0/0"]
+    assert "fc00::/7" in default["::/0"]
+    # A proxy on the same port opens it to nothing more.
+    assert blocks({"push": {"proxyUrl": "https://proxy/"}}) == default
+    own = {"networkPolicy": {"clusterRanges": {"ipv4": ["10.96.0.0/12"], "ipv6": []}}}
+    assert blocks(own) == {"0.0.0.0/0": ["10.96.0.0/12"], "::/0": None}
+
+
+def test_metrics_are_scraped_from_the_given_places_only():
+    def sources(values, component):
+        return [r.get("from") for r in policy_of(values, component)["ingress"] or [] if {"port": "metrics"} in r["ports"]]
+
+    namespace = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    pods = [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
+    for component in ("gateway", "worker"):
+        assert sources({}, component) == [namespace]
+        assert sources({"networkPolicy": {"monitoring": pods}}, component) == [pods]
+        assert sources({"networkPolicy": {"monitoring": []}}, component) == []
+
+
+def test_the_ingress_logs_no_query():
+    made = objects(render(merged(MINIMAL, {"ingress": {"enabled": True}})))
+    (ingress,) = [o for o in made if o["kind"] == "Ingress"]
+    assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/enable-access-log"] == "false"
 
 
 OPERATOR = {"audience": "relay"}

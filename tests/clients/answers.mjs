@@ -85,7 +85,7 @@ function judgeFrame(path, text) {
   seen.add(`${path} ${frame.type}`);
   if (path === '/v1/node/ws') judge(`${path} ${frame.type}`, types.FleetRelaycastToBrokerMessageSchema, frame);
   // The published type of events lacks what is for observers only.
-  else if (!/^((node|delivery\.depth|harness|access)\.|action\.(registered|taken_over)$)/.test(frame.type)) judge(`${path} ${frame.type}`, types.ServerEventSchema, frame);
+  else if (!/^((node|delivery\.depth|harness|token|workspace|access)\.|action\.(registered|taken_over)$)/.test(frame.type)) judge(`${path} ${frame.type}`, types.ServerEventSchema, frame);
 }
 
 /** From here on every answer and every frame is checked; the client gets them as they are. */

@@ -154,6 +154,7 @@ pub const ROUTES: &[(&str, &str, Class, &str)] = &[
     ("GET", "/v1/nodes", Class::ReadOrAgent, ""),
     ("GET", "/v1/nodes/{node}", Class::ReadOrAgent, ""),
     ("PATCH", "/v1/nodes/{node}", Class::Key, r#"{"delivery":{"ordering":"seq"}}"#),
+    ("DELETE", "/v1/nodes/{node}", Class::Key, ""),
     ("GET", "/v1/nodes/{node}/agents", Class::ReadOrAgent, ""),
     ("POST", "/v1/nodes/{node}/agents", Class::Key, r#"{"agent_name":"{agent}"}"#),
     ("DELETE", "/v1/nodes/{node}/agents/{agent}", Class::Key, ""),

@@ -60,11 +60,11 @@ impl Admin {
     ///
     /// # Errors
     /// When there is no workspace of this id.
-    pub async fn delete_workspace(&self, id: WorkspaceId) -> EngineResult<usize> {
+    pub async fn delete_workspace(&self, id: WorkspaceId) -> EngineResult<u64> {
         let scope = WorkspaceScope::from_engine_row(id);
         self.store.is_deleted(scope).await?.ok_or(EngineError::NotFound(Missing::Workspace))?;
         let now = self.store.now().await?;
-        Ok(self.store.delete_workspace(scope, now).await?.len())
+        Ok(self.store.delete_workspace(scope, now).await?)
     }
 
     /// Calls `each` with each row as JSON, in one snapshot. Excluded are tokens, idempotency keys, the search index,

@@ -1,7 +1,7 @@
 //! Operator commands with direct access to Postgres and NATS, for `relayctl`. Requests of clients never come here, and
 //! no gateway has to run.
 //!
-//! Gateways get no hints of changes made here: a revoked token may be accepted for 2 s from a cache.
+//! Gateways get no hints of changes made here: a revoked token may be accepted for 1 s from a cache.
 
 mod doctor;
 mod erase;

@@ -105,9 +105,12 @@ pub enum Dependency {
 pub enum BadCredential {
     #[error("invalid token format")]
     TokenFormat,
-    /// The token is unknown, revoked or expired.
+    /// The token is unknown or revoked, or has expired.
     #[error("unknown {kind:?} token")]
     UnknownToken { kind: TokenKind },
+    /// The token was valid until its workspace expired.
+    #[error("the workspace has expired")]
+    WorkspaceExpired,
     #[error("a {kind:?} token cannot observe")]
     NotForObserving { kind: TokenKind },
     /// Only an operator may do this, and the caller has not shown to be one.

@@ -136,6 +136,7 @@ impl Inner {
         };
         let files = Files {
             core: core.clone(),
+            suspensions: Arc::clone(&suspensions),
             quotas: quotas.clone(),
             secrets: Arc::clone(&secrets),
             storage: Arc::new(FileStorage::new(&config.files)),
@@ -201,6 +202,7 @@ impl Inner {
             workspaces: Workspaces {
                 core: core.clone(),
                 tokens,
+                secrets: Arc::clone(&secrets),
                 observers: observers.clone(),
                 quotas: quotas.clone(),
                 default_plan: config.limits.default_plan,

@@ -116,6 +116,11 @@ impl Hints {
         self.publish(Hint::TokenRevoked { hash: hash.to_string() });
     }
 
+    /// Hints that a workspace was deleted, so that its tokens are forgotten and its sockets close.
+    pub(crate) fn workspace_deleted(&self, scope: WorkspaceScope) {
+        self.publish(Hint::WorkspaceDeleted { workspace: scope.workspace_id() });
+    }
+
     /// Hints that quotas or rights of a workspace or of its agents changed.
     pub fn quotas_changed(&self, scope: WorkspaceScope) {
         self.publish(Hint::QuotasChanged { workspace: scope.workspace_id() });
@@ -176,6 +181,7 @@ impl Hints {
             | Hint::DeliveriesDue { .. }
             | Hint::TokenRevoked { .. }
             | Hint::TokenDoubted { .. }
+            | Hint::WorkspaceDeleted { .. }
             | Hint::QuotasChanged { .. }
             | Hint::ObserversChanged
             | Hint::MembersChanged { .. }
@@ -284,6 +290,11 @@ pub(crate) async fn handle_hints(engine: Weak<Inner>, mut hints: broadcast::Rece
                     inner.access.tokens.forget(&hash);
                     inner.observers.cache.notify_access_change();
                 }
+            }
+            Ok(Hint::WorkspaceDeleted { workspace }) => {
+                inner.access.tokens.forget_workspace(*workspace);
+                inner.observers.cache.request_refresh();
+                inner.observers.cache.notify_access_change();
             }
             Ok(Hint::ObserversChanged) => inner.observers.cache.request_refresh(),
             Ok(Hint::MembersChanged { workspace, channel }) => {

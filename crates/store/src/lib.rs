@@ -38,7 +38,8 @@ pub mod workspaces;
 pub use access::idempotency::{
     IdempotencyKey, InvocationRecord, PostRecord, SessionEventRecord, SpawnRecord, StoredResponse,
 };
-pub use access::tokens::TokenOwner;
+pub use access::rotation::{ChangedToken, TokenRotation};
+pub use access::tokens::{TokenLookup, TokenOwner};
 pub use actions::dispatches::{SentInvocation, UnsentInvocation};
 pub use actions::invocations::InvocationRow;
 pub use agents::addresses::AgentLocation;
@@ -59,7 +60,7 @@ pub use messages::queries::MessagePage;
 pub use messages::reactions::{NewReaction, Reaction, ReactionKey, ReactionOutcome};
 pub use messages::receipts::{ReadLocation, ReadReceipt};
 pub use messages::update::MessageChange;
-pub use nodes::enrolment::{DirectTokenOutcome, EnrolOutcome, NewDelivery, NodeEnrolment};
+pub use nodes::enrolment::{DirectTokenOutcome, EnrolOutcome, EnrolmentToken, NewDelivery, NodeEnrolment};
 pub use nodes::roster::{NodeFilter, NodeListPosition};
 pub use observers::overrides::{OverrideCursor, OverrideRow, OverrideState, RetireOutcome, SigningKeyRow};
 pub use observers::tokens::{

@@ -50,6 +50,11 @@ pub enum Hint {
         /// SHA-256 of the token in lower-case hex.
         hash: String,
     },
+    /// A workspace was deleted, and with it all of its tokens. Receivers forget what they have cached, and ask storage.
+    WorkspaceDeleted {
+        /// Id of the workspace.
+        workspace: WorkspaceId,
+    },
     /// The plan or the quotas of a workspace changed.
     QuotasChanged {
         /// Id of the workspace.
@@ -161,6 +166,7 @@ impl Hint {
             | Self::QuotasChanged { .. }
             | Self::ObserversChanged
             | Self::MembersChanged { .. }
+            | Self::WorkspaceDeleted { .. }
             | Self::NoticeMissed { .. }
             | Self::TokenDoubted { .. } => self,
         }

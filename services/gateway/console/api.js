@@ -40,11 +40,10 @@ export class Api {
     return body.data;
   }
 
-  /** Opens the live socket. Browsers can pass the token only in the query, which the engine never logs. */
+  /** Opens the live socket. Browsers can set no header, and proxies log URLs, so the token is in a subprotocol. */
   socket() {
     const url = new URL('/v1/ws', location.origin.replace(/^http/, 'ws'));
-    url.searchParams.set('token', this.#token);
     url.searchParams.set('origin_client', 'console');
-    return new WebSocket(url);
+    return new WebSocket(url, ['relay.v1', `relay.token.${this.#token}`]);
   }
 }

@@ -6,7 +6,11 @@
 
 use axum::{
     extract::FromRequestParts,
-    http::{HeaderMap, header::AUTHORIZATION, request::Parts},
+    http::{
+        HeaderMap,
+        header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL},
+        request::Parts,
+    },
 };
 use relay_domain::{
     WorkspaceScope,
@@ -36,6 +40,27 @@ pub(crate) fn find_bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     let token = token.trim();
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
+}
+
+/// WebSocket subprotocol that the gateway selects. Clients that put a token into another one must offer it too: browsers
+/// fail a connection for which the server selects none of the offered ones.
+pub(crate) const SOCKET_PROTOCOL: &str = "relay.v1";
+/// Prefix of the subprotocol that carries a token, for clients that can set no header. It is never selected, so that the
+/// token is not echoed.
+const TOKEN_PROTOCOL: &str = "relay.token.";
+
+/// Returns the token of a socket's upgrade: that of the query, else of the `Authorization` header, else of a subprotocol.
+pub(crate) fn find_socket_token(query: Option<String>, headers: &HeaderMap) -> Option<String> {
+    query
+        .filter(|token| !token.is_empty())
+        .or_else(|| find_bearer(headers).map(ToOwned::to_owned))
+        .or_else(|| find_protocol_token(headers).map(ToOwned::to_owned))
+}
+
+fn find_protocol_token(headers: &HeaderMap) -> Option<&str> {
+    let offers = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
+    let token = offers.flat_map(|offer| offer.split(',')).find_map(|one| one.trim().strip_prefix(TOKEN_PROTOCOL));
+    token.filter(|token| !token.is_empty())
 }
 
 /// Authenticates a token of an allowed kind; other kinds are refused without a lookup. Charges the request to its

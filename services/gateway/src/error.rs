@@ -225,6 +225,7 @@ impl From<BadCredential> for ApiError {
                 TokenKind::Observer => ("observer_token_invalid", "Invalid observer token"),
                 TokenKind::Webhook => ("webhook_token_invalid", "Invalid webhook token"),
             },
+            BadCredential::WorkspaceExpired => ("workspace_expired", "The workspace has expired: create a new one"),
             BadCredential::NotForObserving { kind: TokenKind::Node } => return Self::node_token_forbidden(),
             BadCredential::NotForObserving { .. } => {
                 ("unauthorized", "Workspace key or observer token required for this endpoint")

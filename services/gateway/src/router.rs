@@ -122,7 +122,7 @@ fn channel_routes() -> Router<AppState> {
 fn node_routes() -> Router<AppState> {
     Router::new()
         .route("/v1/nodes", post(nodes::enrol).get(nodes::list))
-        .route("/v1/nodes/{name}", get(nodes::get).patch(nodes::change))
+        .route("/v1/nodes/{name}", get(nodes::get).patch(nodes::change).delete(nodes::delete))
         .route("/v1/nodes/{name}/agents", get(nodes::agents).post(nodes::bind))
         .route("/v1/nodes/{name}/agents/{agent}", delete(nodes::unbind))
         .route("/v1/nodes/{name}/providers/{provider}", delete(nodes::forget_provider))

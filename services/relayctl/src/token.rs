@@ -43,7 +43,7 @@ pub(crate) async fn run(command: Command, out: Output) -> Result<()> {
                 let whose =
                     or_dash(revoked.agent.clone().or_else(|| revoked.node_id.as_ref().map(ToString::to_string)));
                 format!(
-                    "the {} token of {whose} in workspace {} is dead; gateways that remember it take it for 2 s more",
+                    "the {} token of {whose} in workspace {} is revoked; gateways that have cached it accept it for up to 1 s more",
                     revoked.kind.as_str(),
                     revoked.workspace_id
                 )

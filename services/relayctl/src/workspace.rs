@@ -272,7 +272,7 @@ async fn delete_workspace(
         let tokens = deleted.with_context(|| format!("delete workspace {id}"))?;
         return out.print_value(&json!({ "workspace_id": id, "tokens": tokens }), |_| {
             format!(
-                "workspace {id} is deleted: {tokens} tokens are dead; gateways that remember one take it for 2 s more"
+                "workspace {id} is deleted: {tokens} tokens are revoked; gateways that have cached one accept it for up to 1 s more"
             )
         });
     };

@@ -4,13 +4,17 @@
 mod amplification;
 mod commits;
 mod connections;
+mod ended_workspaces;
+mod former_tokens;
 mod large_messages;
+
 mod names;
 mod nats;
 mod notices;
 mod observer_tokens;
 mod plans;
 mod revocation;
+mod revocation_in_outages;
 mod schemas;
 mod searches;
 mod statements;

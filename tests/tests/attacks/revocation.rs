@@ -1,10 +1,10 @@
 //! Whoever holds a stolen token loses it for good: open sockets of a revoked token close, and serve nothing before.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use relay_testkit::{
-    client::{Api, NodeSocket},
+    client::{Api, EventSource, NodeSocket},
     shared, wait,
 };
 use serde_json::json;
@@ -81,5 +81,90 @@ async fn rotating_an_agent_s_token_with_the_key_ends_its_own_node() -> Result<()
     })
     .await;
     assert_eq!(socket.closed(CLOSED_WITHIN).await?, Some(4001));
+    Ok(())
+}
+
+/// Rotations measured at the other gateway.
+const ROTATIONS: usize = 50;
+
+/// A cached token would be accepted for a second; the hint ends it within milliseconds.
+#[tokio::test]
+async fn the_hint_of_a_revocation_reaches_the_other_gateway() -> Result<()> {
+    let gateways = &shared().await.gateways;
+    let key = Api::create_workspace(&gateways[0], "hinted").await?;
+    key.register_agent("bob").await?;
+    let mut took = Vec::new();
+    for _ in 0..ROTATIONS {
+        let rotated = key.post("/v1/agents/bob/rotate-token", json!({})).await?.success()?;
+        let there = key.with_token(rotated["token"].as_str().unwrap_or_default()).at(&gateways[1]);
+        there.get("/v1/agent").await?.success()?;
+        key.post("/v1/agents/bob/rotate-token", json!({})).await?.success()?;
+        let answered = Instant::now();
+        wait::until("the revocation at the other gateway", CLOSED_WITHIN, || async {
+            there.get("/v1/agent").await.is_ok_and(|reply| reply.code() == "agent_token_invalid")
+        })
+        .await;
+        took.push(answered.elapsed());
+    }
+    took.sort_unstable();
+    println!("revocation at the other gateway: median {:?}, longest {:?}", took[ROTATIONS / 2], took[ROTATIONS - 1]);
+    ensure!(took[ROTATIONS / 2] < Duration::from_millis(500), "{took:?}");
+    Ok(())
+}
+
+/// The other gateway has cached the token of the agent, and has not heard of the rotation yet when it is asked.
+#[tokio::test]
+async fn a_revoked_agent_token_mints_no_other_token() -> Result<()> {
+    let gateways = &shared().await.gateways;
+    let key = Api::create_workspace(&gateways[0], "minting").await?;
+    key.register_agent("bob").await?;
+    for _ in 0..20 {
+        let rotated = key.post("/v1/agents/bob/rotate-token", json!({})).await?.success()?;
+        let stolen = key.with_token(rotated["token"].as_str().unwrap_or_default()).at(&gateways[1]);
+        stolen.get("/v1/agent").await?.success()?;
+        key.post("/v1/agents/bob/rotate-token", json!({})).await?.success()?;
+        for path in ["/v1/agent/node-token", "/v1/agents/bob/rotate-token"] {
+            stolen.post(path, json!({})).await?.refused(401, "agent_token_invalid")?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_event_log_says_who_changed_a_credential() -> Result<()> {
+    let key = Api::create_workspace(&shared().await.gateways[0], "recorded").await?;
+    let mut log = EventSource::open(&key, None).await?;
+    key.register_agent("bob").await?;
+    let rotated = key.post("/v1/agents/bob/rotate-token", json!({})).await?.success()?;
+    let bob = key.with_token(rotated["token"].as_str().unwrap_or_default());
+    bob.post("/v1/agents/bob/rotate-token", json!({})).await?.success()?;
+    key.create_broker_node("node_box", "box").await?;
+    key.create_broker_node("node_box", "box").await?;
+    key.delete("/v1/nodes/box").await?.success()?;
+    let observer =
+        key.post("/v1/observer-tokens", json!({ "name": "all", "scopes": ["stream:read"] })).await?.success()?;
+    let observer = format!("/v1/observer-tokens/{}", observer["id"].as_str().unwrap_or_default());
+    key.post_empty(&format!("{observer}/rotate")).await?.success()?;
+    key.delete(&observer).await?.success()?;
+    key.patch("/v1/workspace", json!({ "metadata": { "a": 1 } })).await?.success()?;
+    key.patch("/v1/workspace", json!({ "agent_token_grace_seconds": 60, "metadata": { "a": 2 } })).await?.success()?;
+    let mut seen: Vec<(String, String, String)> = Vec::new();
+    while seen.last().is_none_or(|(kind, ..)| kind != "workspace.updated") {
+        let event = log.next(CLOSED_WITHIN).await?.data;
+        let text = |field: &str| event[field].as_str().unwrap_or_default().to_owned();
+        if event["by"].is_string() || event["type"] == "node.deleted" {
+            seen.push((text("type"), text("token"), text("by")));
+        }
+    }
+    let expected = [
+        ("token.rotated", "agent", "workspace_key"),
+        ("token.rotated", "agent", "agent"),
+        ("token.rotated", "node", "workspace_key"),
+        ("node.deleted", "", ""),
+        ("token.rotated", "observer", "workspace_key"),
+        ("token.revoked", "observer", "workspace_key"),
+        ("workspace.updated", "", "workspace_key"),
+    ];
+    assert_eq!(seen, expected.map(|(kind, token, by)| (kind.to_owned(), token.to_owned(), by.to_owned())));
     Ok(())
 }

@@ -175,5 +175,11 @@ async fn observers() -> Result<()> {
     let id = text(&some_made, "/id")?;
     ask(&walk.key, &format!("DELETE /v1/observer-tokens/{id}")).await?;
     filtered.closed(SOON).await?;
+    for socket in [&mut by_key, &mut by_token] {
+        socket.next_of("token.revoked", SOON).await?;
+    }
+    for stream in [&mut stream, &mut again] {
+        while stream.next(SOON).await?.data["type"] != "token.revoked" {}
+    }
     walk.end()
 }

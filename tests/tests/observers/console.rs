@@ -242,8 +242,7 @@ async fn check_token_confinement(page: &mut Page, gateway: &str, token: &str) ->
     let ours = [gateway.to_owned(), gateway.replacen("http", "ws", 1)];
     for url in page.requested() {
         ensure!(ours.iter().any(|own| url.starts_with(own.as_str())), "{url}");
-        // Browsers cannot send a token with a WebSocket in any other way.
-        ensure!(!url.contains("ot_live_") || url.contains("/v1/ws?"), "{url}");
+        ensure!(!url.contains("ot_live_"), "{url}");
     }
     Ok(())
 }

@@ -116,8 +116,9 @@ async fn nodes_and_their_agents_come_and_go() -> Result<()> {
         token = key.create_broker_node("n1", "box").await?.token;
     }
     let node = json!({ "node_id": "n1", "node_name": "box" });
-    let events = log.expect_kinds(&["node.registered"]).await?;
+    let events = log.expect_kinds(&["node.registered", "token.rotated"]).await?;
     assert_fields(&events[0], node.clone());
+    assert_fields(&events[1], json!({ "token": "node", "node_id": "n1", "by": "workspace_key" }));
     assert_fields(&events[0], json!({ "kind": "ws", "role": "broker" }));
     let mut socket = NodeSocket::connect(&key.ws_base(), &token).await?;
     socket.register_broker("n1", "box", "run-1").await?;

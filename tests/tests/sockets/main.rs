@@ -2,9 +2,11 @@
 
 #![expect(clippy::print_stdout, reason = "shown with a failed test")]
 
+mod changed_nodes;
 mod frame_limits;
 mod holds;
 mod hosting;
 mod malformed;
 mod registering;
+mod subprotocols;
 mod tokens;

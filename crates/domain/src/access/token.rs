@@ -76,6 +76,28 @@ impl TokenKind {
     }
 }
 
+/// Originator of a change of credentials or settings, as the event log records it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum ChangeOrigin {
+    /// The workspace key.
+    WorkspaceKey,
+    /// The agent itself.
+    Agent,
+    /// A node that took the agent over.
+    Node,
+    /// An operator of the installation.
+    Operator,
+}
+
+impl ChangeOrigin {
+    /// Returns the word in events.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
 /// SHA-256 of a whole token string. Comparison takes constant time; `Debug` prints no part of the hash.
 #[derive(Clone, Copy)]
 #[cfg_attr(feature = "sqlx", derive(sqlx::Type), sqlx(transparent))]

@@ -78,6 +78,8 @@ pub const DELIVERY_DEFERRED: &str = "delivery.deferred";
 pub const DELIVERY_FAILED: &str = "delivery.failed";
 /// A node was enrolled.
 pub const NODE_REGISTERED: &str = "node.registered";
+/// A node was deleted.
+pub const NODE_DELETED: &str = "node.deleted";
 /// A node has come online.
 pub const NODE_ONLINE: &str = "node.status.online";
 /// A node has gone offline.
@@ -86,6 +88,14 @@ pub const NODE_OFFLINE: &str = "node.status.offline";
 pub const SUBSCRIPTION_DISABLED: &str = "subscription.disabled";
 /// An agent's endpoint answered 410; the binding stays disabled until the agent is bound again.
 pub const NODE_BINDING_DISABLED: &str = "node.binding.disabled";
+/// An operator has added a workspace key.
+pub const TOKEN_CREATED: &str = "token.created";
+/// A token was replaced by a new one.
+pub const TOKEN_ROTATED: &str = "token.rotated";
+/// A token was revoked.
+pub const TOKEN_REVOKED: &str = "token.revoked";
+/// Settings of the workspace have changed.
+pub const WORKSPACE_UPDATED: &str = "workspace.updated";
 /// Prefix of the kinds of session events: `harness.<session event type>`.
 pub const HARNESS_PREFIX: &str = "harness.";
 
@@ -213,6 +223,7 @@ mod tests {
             (DELIVERY_DEFERRED, Deliveries),
             (DELIVERY_FAILED, Deliveries),
             (NODE_REGISTERED, Nodes),
+            (NODE_DELETED, Nodes),
             (NODE_ONLINE, Nodes),
             (NODE_OFFLINE, Nodes),
             (ACTION_REGISTERED, Activity),
@@ -220,6 +231,10 @@ mod tests {
             (ACTION_COMPLETED, Activity),
             (ACTION_FAILED, Activity),
             (ACTION_DENIED, Activity),
+            (TOKEN_CREATED, Activity),
+            (TOKEN_ROTATED, Activity),
+            (TOKEN_REVOKED, Activity),
+            (WORKSPACE_UPDATED, Activity),
             (ACCESS_DENIED, Activity),
             (ACTION_TAKEN_OVER, Activity),
             ("harness.tool.called", Activity),

@@ -77,7 +77,22 @@ pub struct AgentCaller {
     pub kind: AgentKind,
     /// Number of rotations of the token at authentication. The commit of a send checks it.
     pub token_generation: i64,
+    /// The token was replaced, and is accepted for the workspace's grace.
+    pub is_former_token: bool,
     pub rights: Rights,
+}
+
+impl AgentCaller {
+    /// Refuses a former token where it would outlive its grace: a token that it creates does not end with it.
+    ///
+    /// # Errors
+    /// As for a token that is revoked.
+    pub(crate) fn refuse_former_token(&self) -> EngineResult<()> {
+        if self.is_former_token {
+            return Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Agent }));
+        }
+        Ok(())
+    }
 }
 
 /// A node that calls with its own token.
@@ -85,6 +100,16 @@ pub struct AgentCaller {
 pub struct NodeCaller {
     pub scope: WorkspaceScope,
     pub node_id: NodeId,
+}
+
+/// State of the token of an open node socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeTokenState {
+    Valid,
+    /// Revoked or rotated, or its node or workspace has ended.
+    Revoked,
+    /// An operator has suspended the workspace or drained the node.
+    SuspendedOrDrained,
 }
 
 /// Handle of callers: authentication, and repeated requests.
@@ -146,14 +171,17 @@ impl Access {
         Ok(credential)
     }
 
-    /// Returns whether a node's token is valid, from the cache of seconds; a revocation counts at once.
+    /// Checks the token of an open node socket, from the cache of a second; a revocation counts at once.
     ///
     /// # Errors
     /// When storage is unavailable.
-    pub async fn is_valid_node_token(&self, hash: TokenHash) -> EngineResult<bool> {
+    pub async fn check_node_token(&self, hash: TokenHash) -> EngineResult<NodeTokenState> {
         match self.tokens.cached_credential(TokenKind::Node, hash).await {
-            Ok(_) => Ok(true),
-            Err(EngineError::Unauthenticated(_)) => Ok(false),
+            Ok(Credential::Node(node)) if self.suspensions.is_suspended_or_drained(node.scope, &node.node_id) => {
+                Ok(NodeTokenState::SuspendedOrDrained)
+            }
+            Ok(_) => Ok(NodeTokenState::Valid),
+            Err(EngineError::Unauthenticated(_)) => Ok(NodeTokenState::Revoked),
             Err(error) => Err(error),
         }
     }

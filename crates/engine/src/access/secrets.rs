@@ -156,6 +156,17 @@ impl Secrets {
         Ok((&key.id, tag))
     }
 
+    /// Id of the key that encrypts and signs.
+    pub(crate) fn current_key_id(&self) -> &str {
+        self.keys.first().map_or(GENERATED_KEY_ID, |key| &key.id)
+    }
+
+    /// Returns the signature by a known key; `None` if it has been removed.
+    pub(crate) fn sign_with(&self, key_id: &str, bytes: &[u8]) -> Option<[u8; 32]> {
+        let key = self.keys.iter().find(|key| key.id == key_id)?;
+        hmac::sign(&key.signing, bytes).as_ref().try_into().ok()
+    }
+
     pub(crate) fn verify(&self, key_id: &str, bytes: &[u8], tag: &[u8]) -> bool {
         let key = self.keys.iter().find(|key| key.id == key_id);
         key.is_some_and(|key| hmac::verify(&key.signing, bytes, tag).is_ok())

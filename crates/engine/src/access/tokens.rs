@@ -16,7 +16,7 @@ use relay_domain::{
     access::token::{TOKEN_BYTES, TokenHash, TokenKind},
     metric_names as name,
 };
-use relay_store::{StoreError, TokenOwner};
+use relay_store::{StoreError, TokenLookup, TokenOwner};
 use tokio::{
     sync::{Mutex, Semaphore, SemaphorePermit},
     time::Instant,
@@ -56,8 +56,8 @@ const CACHED_TOKENS: u64 = 100_000;
 #[derive(Debug)]
 pub(crate) struct TokenCache {
     credentials: Cache<TokenHash, Credential>,
-    /// Tokens that were not found within the last second.
-    unknown: Cache<TokenHash, ()>,
+    /// Tokens that were refused within the last second.
+    refused: Cache<TokenHash, TokenRefusal>,
     /// Tokens that were valid within the last minutes. They prove nothing.
     recent: Cache<TokenHash, ()>,
     strangers: Semaphore,
@@ -79,7 +79,7 @@ impl Default for TokenCache {
                 .time_to_live(CACHED_FOR)
                 .support_invalidation_closures()
                 .build(),
-            unknown: Cache::builder().max_capacity(CACHED_UNKNOWN).time_to_live(CACHED_FOR).build(),
+            refused: Cache::builder().max_capacity(CACHED_UNKNOWN).time_to_live(CACHED_FOR).build(),
             recent: Cache::builder().max_capacity(CACHED_TOKENS).time_to_idle(REMEMBERED_FOR).build(),
             strangers: Semaphore::new(STRANGERS_AT_A_TIME),
             waiting_strangers: Semaphore::new(MAX_WAITING_STRANGERS),
@@ -106,6 +106,22 @@ fn refuse_lookup() -> EngineError {
 
 fn count_lookup(outcome: &'static str) {
     metrics::counter!(name::TOKEN_LOOKUPS, "outcome" => outcome).increment(1);
+}
+
+/// Reason for which storage refuses a token.
+#[derive(Debug, Clone, Copy)]
+enum TokenRefusal {
+    Unknown,
+    WorkspaceExpired,
+}
+
+impl TokenRefusal {
+    const fn into_error(self, kind: TokenKind) -> EngineError {
+        EngineError::Unauthenticated(match self {
+            Self::Unknown => BadCredential::UnknownToken { kind },
+            Self::WorkspaceExpired => BadCredential::WorkspaceExpired,
+        })
+    }
 }
 
 /// New token and its hash.
@@ -143,7 +159,7 @@ impl Tokens {
         self.cache.recent.insert(hash, ());
     }
 
-    /// Invalidates the tokens of a workspace: rights have changed.
+    /// Invalidates the tokens of a workspace: it was deleted, or rights have changed.
     pub(crate) fn forget_workspace(&self, workspace: WorkspaceId) {
         self.cache.revocations.fetch_add(1, Ordering::SeqCst);
         let of_workspace = move |_: &TokenHash, caller: &Credential| caller.scope().workspace_id() == workspace;
@@ -165,6 +181,12 @@ impl Tokens {
         self.core.hints.token_revoked(hash);
     }
 
+    /// Invalidates the tokens of a deleted workspace here and in the other processes.
+    pub(crate) fn revoke_workspace(&self, scope: WorkspaceScope) {
+        self.forget_workspace(scope.workspace_id());
+        self.core.hints.workspace_deleted(scope);
+    }
+
     /// Invalidates the rights of a workspace's agents here and in the other processes.
     pub(crate) fn rights_changed(&self, scope: WorkspaceScope) {
         self.forget_workspace(scope.workspace_id());
@@ -179,7 +201,7 @@ impl Tokens {
         Ok(FreshToken { text, hash })
     }
 
-    /// Returns the owner of a token from the cache (at most 2 s old) or from storage.
+    /// Returns the owner of a token from the cache (at most 1 s old) or from storage.
     pub(crate) async fn cached_credential(&self, kind: TokenKind, hash: TokenHash) -> EngineResult<Credential> {
         match self.cache.credentials.get(&hash) {
             Some(known) => Ok(known),
@@ -189,9 +211,9 @@ impl Tokens {
 
     async fn look_up(&self, kind: TokenKind, hash: TokenHash) -> EngineResult<Credential> {
         let cache = &self.cache;
-        if cache.unknown.contains_key(&hash) {
+        if let Some(refusal) = cache.refused.get(&hash) {
             count_lookup("repeated");
-            return Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind }));
+            return Err(refusal.into_error(kind));
         }
         let _place = match cache.recent.get(&hash) {
             Some(()) => None,
@@ -207,41 +229,18 @@ impl Tokens {
             return Err(StoreError::unavailable("looking up a token").into());
         }
         let revocations = cache.revocations.load(Ordering::SeqCst);
-        let owner = self.core.store.token_owner(&hash).await;
-        *unavailable_since = owner.as_ref().is_err_and(StoreError::is_unavailable).then(Instant::now);
-        let credential = match (kind, owner?) {
-            (TokenKind::Workspace, Some(TokenOwner::Workspace { workspace })) => {
-                Credential::Workspace { scope: WorkspaceScope::from_verified_token(workspace) }
-            }
-            (
-                TokenKind::Agent,
-                Some(TokenOwner::Agent { workspace, agent_id, name, kind, token_generation, rights }),
-            ) => Credential::Agent(AgentCaller {
-                scope: WorkspaceScope::from_verified_token(workspace),
-                agent_id,
-                name: name.into(),
-                kind,
-                token_generation,
-                rights,
-            }),
-            (TokenKind::Node, Some(TokenOwner::Node { workspace, node_id })) => {
-                Credential::Node(NodeCaller { scope: WorkspaceScope::from_verified_token(workspace), node_id })
-            }
-            (
-                TokenKind::Observer,
-                Some(TokenOwner::Observer { workspace, token_id, version, scopes, filters, expires_at }),
-            ) => {
-                let scope = WorkspaceScope::from_verified_token(workspace);
-                ObserverAccess::from_row(hash, scope, token_id, version, (&scopes, &filters), expires_at)
-                    .map(Credential::Observer)
-                    .ok_or(EngineError::Unauthenticated(BadCredential::UnknownToken { kind }))?
-            }
-            (kind, _) => {
-                count_lookup("unknown");
-                cache.unknown.insert(hash, ());
-                return Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind }));
-            }
+        let found = self.core.store.look_up_token(&hash).await;
+        *unavailable_since = found.as_ref().is_err_and(StoreError::is_unavailable).then(Instant::now);
+        let credential = match found? {
+            TokenLookup::Valid(owner) => to_credential(kind, hash, owner).ok_or(TokenRefusal::Unknown),
+            TokenLookup::WorkspaceExpired => Err(TokenRefusal::WorkspaceExpired),
+            TokenLookup::Unknown => Err(TokenRefusal::Unknown),
         };
+        let credential = credential.map_err(|refusal| {
+            count_lookup("unknown");
+            cache.refused.insert(hash, refusal);
+            refusal.into_error(kind)
+        })?;
         count_lookup("found");
         cache.recent.insert(hash, ());
         cache.credentials.insert(hash, credential.clone());
@@ -250,5 +249,36 @@ impl Tokens {
             cache.credentials.invalidate(&hash);
         }
         Ok(credential)
+    }
+}
+
+/// Converts the owner of a token of this kind. `None` if the token is of another kind, or an observer's row cannot be read.
+fn to_credential(kind: TokenKind, hash: TokenHash, owner: TokenOwner) -> Option<Credential> {
+    let scope = WorkspaceScope::from_verified_token;
+    match (kind, owner) {
+        (TokenKind::Workspace, TokenOwner::Workspace { workspace }) => {
+            Some(Credential::Workspace { scope: scope(workspace) })
+        }
+        (
+            TokenKind::Agent,
+            TokenOwner::Agent { workspace, agent_id, name, kind, token_generation, is_former, rights },
+        ) => Some(Credential::Agent(AgentCaller {
+            scope: scope(workspace),
+            agent_id,
+            name: name.into(),
+            kind,
+            token_generation,
+            is_former_token: is_former,
+            rights,
+        })),
+        (TokenKind::Node, TokenOwner::Node { workspace, node_id }) => {
+            Some(Credential::Node(NodeCaller { scope: scope(workspace), node_id }))
+        }
+        (TokenKind::Observer, TokenOwner::Observer { workspace, token_id, version, scopes, filters, expires_at }) => {
+            let view = (scopes.as_slice(), &filters);
+            ObserverAccess::from_row(hash, scope(workspace), token_id, version, view, expires_at)
+                .map(Credential::Observer)
+        }
+        _ => None,
     }
 }

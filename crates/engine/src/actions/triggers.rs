@@ -225,6 +225,7 @@ fn to_caller(scope: WorkspaceScope, agent: &AgentWithRights) -> AgentCaller {
         name: agent.name.as_str().into(),
         kind: agent.kind,
         token_generation: 0,
+        is_former_token: false,
         rights: agent.rights,
     }
 }

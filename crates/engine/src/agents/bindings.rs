@@ -64,6 +64,7 @@ impl Agents {
         };
         match self.core.store.bind_agent(scope, new).await? {
             BindOutcome::NoAgent => Err(EngineError::NotFound(Missing::Agent(request.agent_name.clone()))),
+            BindOutcome::NoNode => Err(EngineError::NotFound(Missing::Node(node.name))),
             BindOutcome::Full { max_agents } => {
                 Err(EngineError::Conflict(Conflict::NodeCapacity { node: node.name, max_agents }))
             }

@@ -5,7 +5,7 @@ use relay_domain::{
     AgentId, WorkspaceScope,
     access::{
         rights::{Operation, RightChanges},
-        token::TokenKind,
+        token::{ChangeOrigin, TokenKind},
     },
     agents::{Agent, AgentKind, AgentStatus},
     events::kind,
@@ -13,7 +13,7 @@ use relay_domain::{
     names::{self, InvalidText, MAX_METADATA_BYTES, MAX_PERSONA_BYTES, TextProblem, check_json_length, check_length},
     workspaces::plan::Quota,
 };
-use relay_store::{AgentChange, DeleteCondition, NewAgent, Registration, RespawnOutcome, events::Event};
+use relay_store::{AgentChange, DeleteCondition, NewAgent, Registration, RespawnOutcome, TokenRotation, events::Event};
 use relay_wire::{events::data::MemberChanged, field::ToValue as _};
 use serde_json::{Map, Value};
 
@@ -24,7 +24,7 @@ use crate::{
         authentication::{AgentCaller, Credential},
         idempotency::ClientKey,
     },
-    error::{Conflict, Denial, Limit, Missing},
+    error::{BadCredential, Conflict, Denial, Limit, Missing},
 };
 
 /// Prefix of the idempotency key with which a broker registers an agent that it is about to run.
@@ -144,11 +144,9 @@ impl Agents {
         }
         let token = self.tokens.fresh(TokenKind::Agent)?;
         match self.core.store.respawn_agent(scope, &request.name, &spawn, token.hash, self.core.now()).await? {
-            RespawnOutcome::Adopted { agent_id, created_at, replaced_token, replayed, recorded } => {
+            RespawnOutcome::Adopted { agent_id, created_at, replaced_tokens, replayed, recorded } => {
                 self.core.announce(recorded);
-                if let Some(old) = replaced_token {
-                    self.tokens.revoke(old);
-                }
+                replaced_tokens.into_iter().for_each(|hash| self.tokens.revoke(hash));
                 self.seen.forget(scope, agent_id);
                 Ok(RegisteredAgent { agent_id, token: token.text, created_at, replayed })
             }
@@ -291,20 +289,25 @@ impl Agents {
         Ok(())
     }
 
-    /// Rotates an agent's token; the old one is revoked when this returns. The workspace key may do this for every
-    /// agent, an agent for itself. The key ends the agent's own connection too: it rotates a token that was stolen.
+    /// Rotates an agent's token. The token before it is revoked when this returns, or accepted for the workspace's grace.
+    /// The workspace key may do this for every agent, an agent for itself. The key ends the agent's own connection too:
+    /// it rotates a token that was stolen.
     ///
     /// # Errors
-    /// When there is no such agent, or the caller is another agent or a node.
+    /// When there is no such agent, or the caller is another agent, a node, or the holder of a former token.
     pub async fn rotate_token(&self, caller: &Credential, name: &str) -> EngineResult<String> {
         let scope = caller.scope();
         match caller {
             Credential::Workspace { .. } => {
                 let agent = self.by_name(scope, name).await?;
-                self.replace_token(scope, agent.id, name, true).await
+                let rotated = self.replace_token(scope, agent.id, ChangeOrigin::WorkspaceKey, None).await?;
+                rotated.ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))
             }
             Credential::Agent(agent) if &*agent.name == name => {
-                self.replace_token(scope, agent.agent_id, name, false).await
+                agent.refuse_former_token()?;
+                let generation = Some(agent.token_generation);
+                let rotated = self.replace_token(scope, agent.agent_id, ChangeOrigin::Agent, generation).await?;
+                rotated.ok_or(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Agent }))
             }
             Credential::Agent(_) | Credential::Node(_) | Credential::Observer(_) => {
                 Err(EngineError::Forbidden(Denial::AgentRecovery))
@@ -312,23 +315,31 @@ impl Agents {
         }
     }
 
-    /// Gives an agent a new token, and revokes the one before.
-    pub(crate) async fn replace_token(
+    /// Gives an agent a new token for a node that takes it over.
+    pub(crate) async fn take_over_token(
         &self,
         scope: WorkspaceScope,
         agent: AgentId,
         name: &str,
-        ends_direct_node: bool,
     ) -> EngineResult<String> {
+        let rotated = self.replace_token(scope, agent, ChangeOrigin::Node, None).await?;
+        rotated.ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))
+    }
+
+    /// Gives an agent a new token. `None` when there is no such agent, or the presented token is not its own any more.
+    async fn replace_token(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        by: ChangeOrigin,
+        presented_generation: Option<i64>,
+    ) -> EngineResult<Option<String>> {
         let token = self.tokens.fresh(TokenKind::Agent)?;
-        let revoked = self
-            .core
-            .store
-            .rotate_agent_token(scope, agent, token.hash, ends_direct_node, self.core.now())
-            .await?
-            .ok_or_else(|| EngineError::NotFound(Missing::Agent(name.to_owned())))?;
-        revoked.into_iter().for_each(|hash| self.tokens.revoke(hash));
-        Ok(token.text)
+        let rotation = TokenRotation { agent, token: token.hash, by, presented_generation, at: self.core.now() };
+        let Some(rotated) = self.core.store.rotate_agent_token(scope, &rotation).await? else { return Ok(None) };
+        rotated.changed.into_iter().for_each(|hash| self.tokens.revoke(hash));
+        self.core.announce(rotated.recorded);
+        Ok(Some(token.text))
     }
 
     /// Marks the calling agent online. A status that it has set itself, such as blocked, stays.

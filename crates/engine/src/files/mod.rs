@@ -37,6 +37,7 @@ use crate::{
     },
     core::Core,
     error::{Conflict, Denial, InvalidInput, Limit, Missing, TooLarge},
+    workspaces::suspensions::Suspensions,
 };
 
 /// Lifetime of a file URL (docs/protocol/rest.md, "Files").
@@ -71,6 +72,7 @@ impl FileStorage {
 #[derive(Clone)]
 pub struct Files {
     pub(crate) core: Core,
+    pub(crate) suspensions: Arc<Suspensions>,
     pub(crate) quotas: QuotaCache,
     pub(crate) secrets: Arc<Secrets>,
     pub(crate) storage: Arc<FileStorage>,
@@ -205,10 +207,12 @@ impl Files {
     /// Verifies the token of a file URL.
     ///
     /// # Errors
-    /// When it is forged, for another purpose, or expired.
+    /// When it is forged, for another purpose, or expired, or its workspace is suspended.
     pub fn grant(&self, token: &str, purpose: Purpose) -> EngineResult<Grant> {
-        token::verify_token(&self.secrets, token, purpose, self.core.now())
-            .ok_or(EngineError::Forbidden(Denial::FileToken))
+        let grant = token::verify_token(&self.secrets, token, purpose, self.core.now())
+            .ok_or(EngineError::Forbidden(Denial::FileToken))?;
+        self.suspensions.refuse(grant.scope)?;
+        Ok(grant)
     }
 
     /// Renders the files attached to a message, in their order, with a single read.

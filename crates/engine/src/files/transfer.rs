@@ -17,7 +17,7 @@ use tokio::{
 use super::{Files, Grant, blob_key, slots::TransferSlot};
 use crate::{
     EngineError, EngineResult,
-    error::{Denial, Dependency, Fault, Missing},
+    error::{BadCredential, Denial, Dependency, Fault, Missing},
 };
 
 /// A transfer without progress for this long is aborted.
@@ -50,9 +50,7 @@ impl Files {
         S: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
         E: Send + 'static,
     {
-        // Before the read, so that a flood of transfers costs no queries.
-        let slot = self.take_slot(grant)?;
-        let row = self.core.store.file(grant.scope, grant.file).await?.ok_or(EngineError::NotFound(Missing::File))?;
+        let (slot, row) = self.begin_transfer(grant).await?;
         match row.status {
             FileStatus::Pending => {}
             FileStatus::Complete => return Err(EngineError::Forbidden(Denial::FileComplete)),
@@ -112,8 +110,7 @@ impl Files {
     /// # Errors
     /// When the file is missing or incomplete, or too many transfers are in progress.
     pub async fn download(&self, grant: Grant) -> EngineResult<FileDownload> {
-        let slot = self.take_slot(grant)?;
-        let row = self.core.store.file(grant.scope, grant.file).await?.ok_or(EngineError::NotFound(Missing::File))?;
+        let (slot, row) = self.begin_transfer(grant).await?;
         let object = row.object_id.filter(|_| row.status == FileStatus::Complete);
         let object = object.ok_or(EngineError::NotFound(Missing::File))?;
         let bytes = self.storage.blobs.read(blob_key(grant.scope, grant.file, object)).await?;
@@ -134,8 +131,16 @@ impl Files {
         Ok(FileDownload { row, bytes: bytes.boxed() })
     }
 
-    fn take_slot(&self, grant: Grant) -> EngineResult<TransferSlot> {
-        self.storage.transfers.take(grant.scope).ok_or(EngineError::Overloaded)
+    /// Takes a slot for a transfer and reads the file. Files of a deleted workspace are deleted; those of an expired one are
+    /// kept for a while, and refused.
+    async fn begin_transfer(&self, grant: Grant) -> EngineResult<(TransferSlot, FileRow)> {
+        // Before the reads, so that a flood of transfers costs no queries.
+        let slot = self.storage.transfers.take(grant.scope).ok_or(EngineError::Overloaded)?;
+        if self.core.store.is_workspace_expired(grant.scope).await? {
+            return Err(EngineError::Unauthenticated(BadCredential::WorkspaceExpired));
+        }
+        let row = self.core.store.file(grant.scope, grant.file).await?.ok_or(EngineError::NotFound(Missing::File))?;
+        Ok((slot, row))
     }
 }
 

@@ -16,7 +16,7 @@ use relay_domain::{
 pub use relay_store::messages::webhooks::WebhookRow;
 use relay_store::{
     events::Event,
-    messages::webhooks::{NewWebhook, webhook_agent},
+    messages::webhooks::{NewWebhook, WebhookLookup, webhook_agent},
 };
 use relay_wire::{
     events::data::{WebhookMessage, WebhookReceived},
@@ -118,8 +118,13 @@ impl Messages {
     /// When the token is unknown, or another webhook's.
     pub async fn authenticate_webhook(&self, token: &str, webhook: &str) -> EngineResult<WebhookCaller> {
         let invalid = || EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Webhook });
-        let found = self.core.store.webhook_by_token(&TokenHash::from_token(token)).await?;
-        let (workspace, row) = found.ok_or_else(invalid)?;
+        let (workspace, row) = match self.core.store.webhook_by_token(&TokenHash::from_token(token)).await? {
+            WebhookLookup::Valid(workspace, row) => (workspace, row),
+            WebhookLookup::WorkspaceExpired => {
+                return Err(EngineError::Unauthenticated(BadCredential::WorkspaceExpired));
+            }
+            WebhookLookup::Unknown => return Err(invalid()),
+        };
         if webhook.parse() != Ok(row.webhook_id) {
             return Err(invalid());
         }

@@ -237,7 +237,7 @@ impl Nodes {
             if taken.status != AgentStatus::Offline && !here {
                 return Err(EngineError::Conflict(Conflict::AgentExists(name.to_owned())));
             }
-            let token = self.agents.replace_token(fence.scope, taken.agent_id, name, false).await?;
+            let token = self.agents.take_over_token(fence.scope, taken.agent_id, name).await?;
             return self.host_agent(fence, taken.agent_id, name, token, session).await;
         }
         Err(EngineError::Overloaded)
@@ -267,7 +267,7 @@ impl Nodes {
         if taken.status != AgentStatus::Offline && taken.node_id != fence.node_id {
             return Err(EngineError::Forbidden(Denial::AgentRecovery));
         }
-        let token = self.agents.replace_token(fence.scope, taken.agent_id, name, false).await?;
+        let token = self.agents.take_over_token(fence.scope, taken.agent_id, name).await?;
         self.host_agent(fence, taken.agent_id, name, token, session).await
     }
 

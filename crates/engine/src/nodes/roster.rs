@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use relay_domain::{
     NodeId, ProviderName, WorkspaceScope,
-    access::token::TokenKind,
+    access::token::{TokenHash, TokenKind},
     names::{
         MAX_AGENT_NAME_BYTES, MAX_CAPABILITIES, MAX_NODE_ID_BYTES, MAX_NODE_NAME_BYTES, MAX_NOTE_BYTES, MAX_TAGS,
         check_json_length, check_length, check_name, strip_hash,
@@ -17,13 +17,13 @@ use relay_domain::{
     workspaces::plan::Quota,
 };
 use relay_store::{
-    DirectTokenOutcome, EnrolOutcome, NewDelivery, NodeEnrolment, Store, StoreResult,
+    DirectTokenOutcome, EnrolOutcome, EnrolmentToken, NewDelivery, NodeEnrolment, Store, StoreResult,
     subscriptions::definitions::EncryptedSecret,
 };
 pub use relay_store::{NodeFilter, NodeListPosition};
 use relay_wire::{
     field::ToValue as _,
-    nodes::{CapabilityInput, EnrolNodeBody},
+    nodes::{CapabilityInput, ChangeNodeBody, EnrolNodeBody},
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -34,14 +34,23 @@ use crate::{
     EngineError, EngineResult,
     access::authentication::{AgentCaller, Credential},
     agents::lifecycle::encoded_length,
-    error::{Conflict, InvalidInput, Limit, Missing},
+    error::{BadCredential, Conflict, InvalidInput, Limit, Missing},
 };
 
-/// Node with its new token, which is shown once.
+/// Token of a node that enrols.
+#[derive(Debug)]
+pub enum NodeTokenRequest {
+    /// A new token replaces the one before.
+    Rotate,
+    /// The node keeps this token, which must be its own.
+    Keep(String),
+}
+
+/// Node with its token, which is shown to the presenter of the old one, or once.
 #[derive(Debug)]
 pub struct EnrolledNode {
     pub node: RosterNode,
-    /// Replaces all earlier tokens.
+    /// The only valid token.
     pub token: String,
 }
 
@@ -55,11 +64,18 @@ pub struct DirectNode {
 }
 
 impl Nodes {
-    /// Creates or updates a node and gives it a new token. The old token can open no socket any more.
+    /// Creates or updates a node, and gives it a new token unless it keeps its own. The old token can open no socket any
+    /// more, and its sockets close.
     ///
     /// # Errors
-    /// When a field is out of bounds, the kind is not supported, or another active node has the name.
-    pub async fn enrol(&self, scope: WorkspaceScope, request: EnrolNodeBody) -> EngineResult<EnrolledNode> {
+    /// When a field is out of bounds, the kind is not supported, another active node has the name, or the token to keep
+    /// is not that of the node.
+    pub async fn enrol(
+        &self,
+        scope: WorkspaceScope,
+        request: EnrolNodeBody,
+        token: NodeTokenRequest,
+    ) -> EngineResult<EnrolledNode> {
         let name = check_broker_name(&request.name)?;
         let node_id = request.node_id.clone().map(checked_node_id).transpose()?;
         let fresh_id = NodeId::new(format!("node_{}", self.core.next_id()));
@@ -74,7 +90,16 @@ impl Nodes {
             NodeKind::HttpPush => self.read_delivery(scope, &own_id, request.delivery, stored.as_ref(), false)?.unzip(),
             NodeKind::Ws | NodeKind::Poll => (Some(adapter), None),
         };
-        let token = self.tokens.fresh(TokenKind::Node)?;
+        let (token_text, token) = match token {
+            NodeTokenRequest::Rotate => {
+                let fresh = self.tokens.fresh(TokenKind::Node)?;
+                (fresh.text, EnrolmentToken::New(fresh.hash))
+            }
+            NodeTokenRequest::Keep(text) => {
+                let hash = TokenHash::from_token(&text);
+                (text, EnrolmentToken::Kept(hash))
+            }
+        };
         let enrolment = NodeEnrolment {
             node_id,
             fresh_id,
@@ -88,9 +113,67 @@ impl Nodes {
             max_agents: checked_max_agents(request.max_agents, role)?,
             tags: checked_tags(request.tags)?,
             version: checked_note("version", request.version)?,
-            token_hash: token.hash,
+            token,
             quota: self.quotas.limit(scope, Quota::Nodes).await?,
         };
+        let node = self.store_enrolment(scope, enrolment).await?;
+        Ok(EnrolledNode { node, token: token_text })
+    }
+
+    /// Changes a node. Its token and its sockets stay.
+    ///
+    /// # Errors
+    /// When there is no such node, a field is out of bounds or does not fit the node's kind, or another node has the
+    /// name.
+    pub async fn change(
+        &self,
+        scope: WorkspaceScope,
+        name_or_id: &str,
+        change: ChangeNodeBody,
+    ) -> EngineResult<RosterNode> {
+        let Node { node_id: id, name, .. } = self.core.stored_node(scope, name_or_id).await?;
+        let stored = self.core.store.node_with_secrets(scope, Some(&id), &name).await?;
+        let stored = stored.ok_or_else(|| EngineError::NotFound(Missing::Node(name.clone())))?;
+        let (kind, role) = (stored.0.kind, stored.0.role);
+        let name = match change.name.as_deref() {
+            Some(_) if id.as_str().starts_with(DIRECT_ID_PREFIX) => {
+                return Err(EngineError::Invalid(InvalidInput::NodeName));
+            }
+            Some(wanted) => check_broker_name(wanted)?.to_owned(),
+            None => name,
+        };
+        let delivery = change.delivery.filter(|delivery| !delivery.is_null());
+        let (delivery_adapter, delivery) = match (kind, delivery) {
+            (_, None) => (None, None),
+            (NodeKind::HttpPush, delivery) => self.read_delivery(scope, &id, delivery, Some(&stored), true)?.unzip(),
+            (NodeKind::Ws | NodeKind::Poll, Some(_)) => {
+                return Err(EngineError::Invalid(InvalidInput::NodeKindIsFixed { node: name, kind }));
+            }
+        };
+        let enrolment = NodeEnrolment {
+            node_id: Some(id.clone()),
+            fresh_id: id,
+            name,
+            kind,
+            delivery_adapter,
+            delivery,
+            machine_id: checked_note("machine_id", change.machine_id)?,
+            role: None,
+            capabilities: change.capabilities.map(checked_capabilities).transpose()?,
+            max_agents: match change.max_agents {
+                None => None,
+                requested => checked_max_agents(requested, Some(role))?,
+            },
+            tags: checked_tags(change.tags)?,
+            version: checked_note("version", change.version)?,
+            token: EnrolmentToken::Unchanged,
+            quota: None,
+        };
+        self.store_enrolment(scope, enrolment).await
+    }
+
+    /// Stores an enrolment, and returns the node.
+    async fn store_enrolment(&self, scope: WorkspaceScope, enrolment: NodeEnrolment) -> EngineResult<RosterNode> {
         let (outcome, recorded) = match self.core.store.enrol_node(scope, &enrolment, self.core.now()).await {
             // A node that renamed itself over its socket committed first.
             Err(error) if error.violates("nodes_name_is_unique") => (EnrolOutcome::NameTaken, None),
@@ -100,41 +183,33 @@ impl Nodes {
         match outcome {
             EnrolOutcome::NameTaken => Err(EngineError::Conflict(Conflict::NodeName(enrolment.name))),
             EnrolOutcome::QuotaReached => Err(EngineError::LimitExceeded(Limit::Quota(Quota::Nodes))),
+            EnrolOutcome::NoNode => Err(EngineError::NotFound(Missing::Node(enrolment.name))),
+            EnrolOutcome::TokenMismatch => {
+                Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Node }))
+            }
             EnrolOutcome::Enrolled { node, replaced_token } => {
-                if let Some(old) = replaced_token {
-                    self.tokens.revoke(old);
-                }
+                replaced_token.into_iter().for_each(|old| self.tokens.revoke(old));
                 self.core.hints.node_changed(scope, node.clone());
-                let node = self.by_name(scope, node.as_str()).await?;
-                Ok(EnrolledNode { node, token: token.text })
+                self.by_name(scope, node.as_str()).await
             }
         }
     }
 
-    /// Changes the call settings of a node. Missing fields keep their values.
+    /// Deletes a node. Its token is revoked when this returns, its sockets close, its agents return to their own nodes.
     ///
     /// # Errors
-    /// When there is no such node, it is of another kind, or a field is out of bounds.
-    pub async fn change_delivery(
-        &self,
-        scope: WorkspaceScope,
-        name_or_id: &str,
-        delivery: Value,
-    ) -> EngineResult<RosterNode> {
-        let Node { node_id: id, name, .. } = self.core.stored_node(scope, name_or_id).await?;
-        let stored = self.core.store.node_with_secrets(scope, Some(&id), &name).await?;
-        let stored = stored.ok_or_else(|| EngineError::NotFound(Missing::Node(name.clone())))?;
-        match stored.0.kind {
-            NodeKind::HttpPush => {}
-            kind @ (NodeKind::Ws | NodeKind::Poll) => {
-                return Err(EngineError::Invalid(InvalidInput::NodeKindIsFixed { node: name, kind }));
-            }
-        }
-        if let Some((adapter, delivery)) = self.read_delivery(scope, &id, Some(delivery), Some(&stored), true)? {
-            self.core.store.update_node_delivery(scope, &id, adapter, &delivery).await?;
-            self.core.hints.node_changed(scope, id);
-        }
-        self.by_name(scope, &name).await
+    /// When there is no such node.
+    pub async fn delete(&self, scope: WorkspaceScope, name_or_id: &str) -> EngineResult<()> {
+        let node = self.core.stored_node(scope, name_or_id).await?;
+        let deleted = self.core.store.delete_node(scope, &node.node_id, self.core.now()).await?;
+        let deleted = deleted.ok_or_else(|| EngineError::NotFound(Missing::Node(node.name)))?;
+        deleted.token.into_iter().for_each(|token| self.tokens.revoke(token));
+        let mut nodes = vec![node.node_id];
+        nodes.extend(deleted.agents.into_iter().map(NodeId::direct));
+        // Keeps a hint far below NATS' payload limit.
+        nodes.chunks(1000).for_each(|some| self.core.hints.agents_moved(scope, some.to_vec()));
+        self.core.announce(deleted.recorded);
+        Ok(())
     }
 
     /// Reads the call settings of a request, with their adapter; `None` to keep the stored ones.
@@ -225,8 +300,13 @@ impl Nodes {
     /// # Errors
     /// When the agent is located on another node.
     pub async fn mint_direct_token(&self, caller: &AgentCaller) -> EngineResult<DirectNode> {
+        caller.refuse_former_token()?;
         let token = self.tokens.fresh(TokenKind::Node)?;
-        match self.core.store.mint_direct_token(caller.scope, caller.agent_id, token.hash).await? {
+        let (scope, agent, generation) = (caller.scope, caller.agent_id, caller.token_generation);
+        match self.core.store.mint_direct_token(scope, agent, generation, token.hash).await? {
+            DirectTokenOutcome::TokenRotated => {
+                Err(EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Agent }))
+            }
             DirectTokenOutcome::NoAgent => Err(EngineError::NotFound(Missing::Agent(caller.name.to_string()))),
             DirectTokenOutcome::BoundElsewhere(node) => Err(EngineError::Conflict(Conflict::AgentBoundToNode(node))),
             DirectTokenOutcome::Minted { replaced_token } => {

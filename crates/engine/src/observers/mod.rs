@@ -128,7 +128,7 @@ impl Observers {
     }
 
     /// Checks an access again: `None` if it is unchanged, else the access as it is now. In memory for signed tokens;
-    /// others are looked up at most every 2 s.
+    /// others are looked up at most every second.
     ///
     /// # Errors
     /// The reason when the access has ended.
@@ -167,19 +167,19 @@ impl Observers {
 
     /// Authenticates an observer token.
     pub(crate) async fn authenticate(&self, token: &str) -> EngineResult<ObserverAccess> {
-        let unknown = EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Observer });
+        let unknown = || EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Observer });
         let hash = TokenHash::from_token(token);
         let access = match signed::classify(token) {
-            TokenForm::Neither => return Err(unknown),
+            TokenForm::Neither => return Err(unknown()),
             TokenForm::Opaque => match self.tokens.cached_credential(TokenKind::Observer, hash).await? {
                 Credential::Observer(access) => self.refresh_access(access),
-                Credential::Workspace { .. } | Credential::Agent(_) | Credential::Node(_) => return Err(unknown),
+                Credential::Workspace { .. } | Credential::Agent(_) | Credential::Node(_) => return Err(unknown()),
             },
             TokenForm::Signed { kid } => {
                 let known = match self.cache.verified.get(&hash) {
                     Some(known) => known,
                     None => {
-                        let known = self.verify(token, kid).await?.ok_or(unknown)?;
+                        let known = self.verify(token, kid).await?.ok_or_else(unknown)?;
                         self.cache.verified.insert(hash, Arc::clone(&known));
                         known
                     }
@@ -188,11 +188,19 @@ impl Observers {
                     // It may have been revoked without this gateway having read it.
                     return Err(StoreError::unavailable("checking an observer token").into());
                 }
-                self.current_access(known)
+                let scope = known.scope;
+                let access = self.current_access(known);
+                // A token's end is that of its workspace, if that comes first. Only tokens that were genuine lead to this
+                // read; without an answer the token counts as expired.
+                if matches!(access, Err(AccessEndReason::Expired))
+                    && self.core.store.is_workspace_expired(scope).await.unwrap_or(false)
+                {
+                    return Err(EngineError::Unauthenticated(BadCredential::WorkspaceExpired));
+                }
+                access
             }
         };
-        let access = access
-            .map_err(|_| EngineError::Unauthenticated(BadCredential::UnknownToken { kind: TokenKind::Observer }))?;
+        let access = access.map_err(|_| unknown())?;
         if let Some(token) = access.token_id {
             let scope = access.scope;
             self.cache.used.add(token, || (scope, token, self.core.now()));
@@ -241,7 +249,7 @@ impl Observers {
     async fn recheck_credential(&self, kind: TokenKind, hash: TokenHash) -> Result<Option<Credential>, ()> {
         match self.tokens.cached_credential(kind, hash).await {
             Ok(credential) => Ok(Some(credential)),
-            Err(EngineError::Unauthenticated(BadCredential::UnknownToken { .. })) => Ok(None),
+            Err(EngineError::Unauthenticated(_)) => Ok(None),
             Err(_) => Err(()),
         }
     }

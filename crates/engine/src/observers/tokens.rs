@@ -10,7 +10,7 @@ use relay_domain::{
     workspaces::plan::Quota,
 };
 use relay_store::{
-    NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenLimits, ObserverTokenRow,
+    ChangedToken, NewObserverToken, ObserverTokenChange, ObserverTokenCreation, ObserverTokenLimits, ObserverTokenRow,
     ObserverTokenUpdate, StoreError,
 };
 
@@ -152,11 +152,8 @@ impl Observers {
         let now = self.core.now();
         let signed_until = now + SIGNED_FOR;
         let rotated = self.core.store.rotate_observer_token(scope, parse_token_id(id)?, now, signed_until).await?;
-        let (row, dead) = rotated.ok_or(EngineError::NotFound(Missing::ObserverToken))?;
-        for hash in dead {
-            self.tokens.revoke(hash);
-        }
-        self.refresh_after_change().await;
+        let (row, rotated) = rotated.ok_or(EngineError::NotFound(Missing::ObserverToken))?;
+        self.end_tokens(rotated).await;
         self.issue_token(scope, row, signed_until)
     }
 
@@ -165,12 +162,15 @@ impl Observers {
     /// # Errors
     /// When there is no such active token.
     pub async fn revoke_token(&self, scope: WorkspaceScope, id: &str) -> EngineResult<()> {
-        let dead = self.core.store.revoke_observer_token(scope, parse_token_id(id)?, self.core.now()).await?;
-        for hash in dead.ok_or(EngineError::NotFound(Missing::ObserverToken))? {
-            self.tokens.revoke(hash);
-        }
-        self.refresh_after_change().await;
+        let revoked = self.core.store.revoke_observer_token(scope, parse_token_id(id)?, self.core.now()).await?;
+        self.end_tokens(revoked.ok_or(EngineError::NotFound(Missing::ObserverToken))?).await;
         Ok(())
+    }
+
+    async fn end_tokens(&self, ended: ChangedToken) {
+        ended.changed.into_iter().for_each(|hash| self.tokens.revoke(hash));
+        self.refresh_after_change().await;
+        self.core.announce(ended.recorded);
     }
 
     /// Signs a text that ends at `signed_until`, or with the token.

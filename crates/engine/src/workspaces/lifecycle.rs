@@ -5,7 +5,7 @@ use relay_domain::{
     ChannelId, WorkspaceId, WorkspaceScope,
     access::{
         rights::RightChanges,
-        token::{TokenHash, TokenKind},
+        token::{TOKEN_BYTES, TokenHash, TokenKind},
     },
     names::{
         MAX_METADATA_BYTES, MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length, check_length,
@@ -23,17 +23,22 @@ use sha2::{Digest, Sha256};
 use super::Workspaces;
 use crate::{
     EngineError, EngineResult,
-    access::idempotency::ClientKey,
+    access::{idempotency::ClientKey, secrets::Secrets},
     agents::lifecycle::{encoded_length, too_long},
-    error::{Conflict, InvalidInput, Limit, Missing},
+    error::{Conflict, Fault, InvalidInput, Limit, Missing},
 };
 
 /// Bounds of the lifetime of a workspace with an expiry.
 const LIFETIME_SECONDS: std::ops::RangeInclusive<i64> = 60..=2_592_000;
 /// Bounds of the TTL of a workspace's deliveries. The schema has the same.
 const DELIVERY_TTL_SECONDS: std::ops::RangeInclusive<i32> = 60..=518_400;
+/// Bounds of the time for which a former agent token is accepted. The schema has the same.
+const AGENT_TOKEN_GRACE_SECONDS: std::ops::RangeInclusive<i32> = 0..=86_400;
 /// Minimum length of an anonymous creator's key: it gives access to the new workspace's key.
 const MIN_ANONYMOUS_KEY_BYTES: usize = 32;
+
+/// Domain separation: signatures for other uses of the key never are workspace keys.
+const KEY_CONTEXT: &[u8] = b"relay workspace key\0";
 
 #[derive(Debug)]
 pub struct CreateWorkspace {
@@ -64,6 +69,8 @@ pub struct WorkspaceChange {
     pub metadata: Option<Value>,
     /// TTL of later deliveries.
     pub delivery_ttl_seconds: Option<i32>,
+    /// Time for which the token before an agent's last rotation is accepted.
+    pub agent_token_grace_seconds: Option<i32>,
     /// Merged into the policy; `Some(None)` removes it.
     pub policy: Option<Option<RightChanges>>,
 }
@@ -107,8 +114,15 @@ impl Workspaces {
         let expires_at = request.expires_in_seconds.map(|seconds| created_at + TimeDelta::seconds(seconds));
         // With an idempotency key, the workspace key is derived from it and a stored random salt: a replay can return
         // it although no token is ever stored.
-        let salt = self.tokens.fresh(TokenKind::Workspace)?;
-        let api_key = key.map_or(salt.text.clone(), |key| derive_key(&salt.text, key));
+        let fresh = self.tokens.fresh(TokenKind::Workspace)?;
+        let key_id = self.secrets.current_key_id();
+        let api_key = match key {
+            // The key that signs is always known.
+            Some(key) => {
+                derive_key(&self.secrets, key_id, &fresh.text, key).ok_or(EngineError::Internal(Fault::NoRandomness))?
+            }
+            None => fresh.text.clone(),
+        };
         let new = NewWorkspace {
             workspace_id,
             name: &request.name,
@@ -122,7 +136,7 @@ impl Workspaces {
             general: ChannelId::new(self.core.next_id()),
         };
         let owner_id = owner.map(|(scope, _)| scope.workspace_id());
-        let response = StoredCreation { workspace_id, salt: &salt.text }.to_value();
+        let response = StoredCreation { workspace_id, key_salt: &fresh.text, key_id }.to_value();
         let stored = key.map(|key| key.stored("-", "workspace.create", "-"));
         let kept = stored.map(|key| (CreationKey { owner: owner_id, key }, &response));
         match (self.core.store.create_workspace(&new, kept).await?, key) {
@@ -158,21 +172,20 @@ impl Workspaces {
         if let Some(Some(prompt)) = &change.system_prompt {
             check_length("system_prompt", prompt, MAX_SYSTEM_PROMPT_BYTES)?;
         }
-        let ttl = change.delivery_ttl_seconds;
-        if ttl.is_some_and(|seconds| !DELIVERY_TTL_SECONDS.contains(&seconds)) {
-            let (least, most) = (DELIVERY_TTL_SECONDS.start(), DELIVERY_TTL_SECONDS.end());
-            return Err(EngineError::invalid_request(format!("delivery_ttl_seconds must be {least} to {most}")));
-        }
+        check_seconds("delivery_ttl_seconds", change.delivery_ttl_seconds, &DELIVERY_TTL_SECONDS)?;
+        check_seconds("agent_token_grace_seconds", change.agent_token_grace_seconds, &AGENT_TOKEN_GRACE_SECONDS)?;
         let row_change = relay_store::WorkspaceChange {
             name: change.name.as_deref(),
             system_prompt: change.system_prompt.as_ref().map(Option::as_deref),
             metadata: change.metadata.as_ref(),
             metadata_limit: i32::try_from(MAX_METADATA_BYTES).unwrap_or(i32::MAX),
-            delivery_ttl_seconds: ttl,
+            delivery_ttl_seconds: change.delivery_ttl_seconds,
+            agent_token_grace_seconds: change.agent_token_grace_seconds,
             policy: change.policy.as_ref().map(Option::as_ref),
         };
-        match self.core.store.update_workspace(scope, &row_change).await? {
-            Some(row) => {
+        match self.core.store.update_workspace(scope, &row_change, self.core.now()).await? {
+            Some((row, recorded)) => {
+                self.core.announce(recorded);
                 if change.policy.is_some() {
                     self.tokens.rights_changed(scope);
                 }
@@ -188,9 +201,8 @@ impl Workspaces {
 
     /// Deletes a workspace. Its tokens are revoked when this returns.
     pub async fn delete(&self, scope: WorkspaceScope) -> EngineResult<()> {
-        for hash in self.core.store.delete_workspace(scope, self.core.now()).await? {
-            self.tokens.revoke(hash);
-        }
+        self.core.store.delete_workspace(scope, self.core.now()).await?;
+        self.tokens.revoke_workspace(scope);
         self.observers.refresh_after_change().await;
         Ok(())
     }
@@ -210,25 +222,36 @@ impl Workspaces {
     }
 
     async fn replay_creation(&self, response: &Value, key: &ClientKey) -> EngineResult<CreatedWorkspace> {
-        let id = response["workspace_id"].as_str().and_then(|id| id.parse().ok());
-        let salt = response["salt"].as_str();
-        let (Some(id), Some(salt)) = (id, salt) else {
-            return Err(EngineError::Conflict(Conflict::CreationKeyTerminalized));
+        let ended = || EngineError::Conflict(Conflict::CreationKeyTerminalized);
+        let id = response["workspace_id"].as_str().and_then(|id| id.parse().ok()).ok_or_else(ended)?;
+        let stored = |field: &str| response[field].as_str();
+        let api_key = match (stored("key_salt").zip(stored("key_id")), stored("salt")) {
+            (Some((salt, key_id)), _) => derive_key(&self.secrets, key_id, salt, key),
+            (None, Some(salt)) => Some(derive_former_key(salt, key)),
+            (None, None) => None,
         };
-        let row = self
-            .core
-            .store
-            .workspace(WorkspaceScope::from_engine_row(id))
-            .await?
-            .ok_or(EngineError::Conflict(Conflict::CreationKeyTerminalized))?;
+        let api_key = api_key.ok_or_else(ended)?;
+        let row = self.core.store.workspace(WorkspaceScope::from_engine_row(id)).await?.ok_or_else(ended)?;
         Ok(CreatedWorkspace {
             workspace_id: row.workspace_id,
-            api_key: derive_key(salt, key),
+            api_key,
             created_at: row.created_at,
             expires_at: row.expires_at,
             is_new: false,
         })
     }
+}
+
+fn check_seconds(
+    field: &'static str,
+    seconds: Option<i32>,
+    allowed: &std::ops::RangeInclusive<i32>,
+) -> EngineResult<()> {
+    if seconds.is_some_and(|seconds| !allowed.contains(&seconds)) {
+        let (least, most) = (allowed.start(), allowed.end());
+        return Err(EngineError::invalid_request(format!("{field} must be {least} to {most}")));
+    }
+    Ok(())
 }
 
 fn check_new(request: &CreateWorkspace, metadata: &Value) -> EngineResult<()> {
@@ -243,22 +266,57 @@ fn check_new(request: &CreateWorkspace, metadata: &Value) -> EngineResult<()> {
     Ok(())
 }
 
-/// What a repeated request with the same key is answered from.
+/// Stored part of a creation with an idempotency key, from which a repetition derives the same workspace key. Processes of
+/// the version before look for `salt`, and answer that the workspace no longer exists instead of deriving another key.
 #[derive(Serialize)]
 struct StoredCreation<'a> {
     workspace_id: WorkspaceId,
-    salt: &'a str,
+    /// Random bytes, in hex.
+    key_salt: &'a str,
+    /// Id of the installation's key that the workspace key was derived with.
+    key_id: &'a str,
 }
 
-/// Derives a workspace key from a stored salt and the creator's idempotency key.
-fn derive_key(salt: &str, key: &ClientKey) -> String {
+/// Derives a workspace key from a stored salt, the creator's idempotency key and a key of the installation, so that a
+/// reader of the database who guesses the idempotency key cannot derive it too. `None` if the installation's key has been
+/// removed.
+fn derive_key(secrets: &Secrets, key_id: &str, salt: &str, key: &ClientKey) -> Option<String> {
+    let parts = [KEY_CONTEXT, salt.as_bytes(), b"\0", key.text().as_bytes()].concat();
+    let tag = secrets.sign_with(key_id, &parts)?;
+    let (bytes, _) = tag.split_first_chunk::<TOKEN_BYTES>()?;
+    Some(TokenKind::Workspace.format_token(*bytes))
+}
+
+/// Derives the workspace key of a creation by the version before, which used no key of the installation. Such rows are kept
+/// for 24 hours, so the next version needs this no more.
+fn derive_former_key(salt: &str, key: &ClientKey) -> String {
     let digest = Sha256::new()
-        .chain_update(b"relay workspace key\0")
+        .chain_update(KEY_CONTEXT)
         .chain_update(salt)
         .chain_update(b"\0")
         .chain_update(key.text())
         .finalize();
-    let mut bytes = [0; 16];
-    bytes.copy_from_slice(&digest[..16]);
+    let mut bytes = [0; TOKEN_BYTES];
+    bytes.copy_from_slice(&digest[..TOKEN_BYTES]);
     TokenKind::Workspace.format_token(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_workspace_key_follows_from_salt_client_key_and_installation_key() {
+        let client = |text| ClientKey::read(text, b"{}").unwrap();
+        let secrets = Secrets::for_test_keys(&["a", "b"]);
+        let derived = |key_id, salt, text| derive_key(&secrets, key_id, salt, &client(text));
+        let key = derived("a", "s1", "create-acme").unwrap();
+        assert_eq!(TokenKind::from_prefix(&key), Some(TokenKind::Workspace));
+        assert_eq!(derived("a", "s1", "create-acme"), Some(key.clone()), "a repetition gets the same key");
+        for other in [("b", "s1", "create-acme"), ("a", "s2", "create-acme"), ("a", "s1", "create-beta")] {
+            assert_ne!(derived(other.0, other.1, other.2), Some(key.clone()), "{other:?}");
+        }
+        assert_eq!(derived("c", "s1", "create-acme"), None, "its key has been removed");
+        assert_ne!(derive_former_key("s1", &client("create-acme")), key);
+    }
 }

@@ -8,10 +8,12 @@ pub mod suspensions;
 pub mod usage;
 pub mod usage_rollup;
 
+use std::sync::Arc;
+
 use relay_domain::workspaces::plan::Plan;
 
 use crate::{
-    access::{limits::QuotaCache, tokens::Tokens},
+    access::{limits::QuotaCache, secrets::Secrets, tokens::Tokens},
     core::Core,
     observers::Observers,
 };
@@ -21,6 +23,7 @@ use crate::{
 pub struct Workspaces {
     pub(crate) core: Core,
     pub(crate) tokens: Tokens,
+    pub(crate) secrets: Arc<Secrets>,
     pub(crate) observers: Observers,
     pub(crate) quotas: QuotaCache,
     /// Plan of workspaces that are created without a workspace key.

@@ -11,8 +11,9 @@ use tokio::sync::watch;
 
 use crate::{EngineError, EngineResult, Inner};
 
-/// Maximum age of the cache. A refresh reads two indexes that are nearly always empty.
-const READ_EVERY: Duration = Duration::from_secs(1);
+/// Interval of refreshes, which read two indexes that are nearly always empty. Suspensions have no hint, and hold within a
+/// second.
+const READ_EVERY: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct SuspendedSet {

@@ -4,5 +4,6 @@
 pub mod encrypted_secrets;
 pub(crate) mod idempotency;
 pub mod rights;
+pub(crate) mod rotation;
 pub(crate) mod secret_keys;
 pub(crate) mod tokens;

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    AgentId, NodeId, ObserverTokenId, WorkspaceId,
+    AgentId, NodeId, ObserverTokenId, WorkspaceId, WorkspaceScope,
     access::{
         rights::Rights,
         token::{TokenHash, TokenKind},
@@ -30,6 +30,8 @@ pub enum TokenOwner {
         kind: AgentKind,
         /// Number of rotations, from 1.
         token_generation: i64,
+        /// The token was replaced, and is accepted for the workspace's grace.
+        is_former: bool,
         rights: Rights,
     },
     Node {
@@ -53,34 +55,56 @@ pub enum TokenOwner {
     },
 }
 
+/// Result of looking a token up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenLookup {
+    Valid(TokenOwner),
+    /// The token was valid until its workspace expired.
+    WorkspaceExpired,
+    /// The token is unknown or revoked, or its workspace or agent is deleted.
+    Unknown,
+}
+
+// A former token counts until its own end, or earlier if the workspace has shortened its grace since.
+const LOOK_UP: &str = "
+WITH presented AS (
+    SELECT kind, workspace_id, agent_id, node_id, observer_token_id, false AS is_former
+      FROM tokens WHERE token_hash = $1
+     UNION ALL
+    SELECT 'agent', f.workspace_id, f.agent_id, NULL, NULL, true
+      FROM former_agent_tokens f JOIN workspaces w ON w.workspace_id = f.workspace_id
+     WHERE f.token_hash = $1
+       AND least(f.valid_until, f.replaced_at + make_interval(secs => w.agent_token_grace_seconds)) > relay_now()
+)
+SELECT t.kind, t.workspace_id, t.agent_id, t.node_id, t.is_former, a.name, a.type AS agent_type, a.token_generation,
+       a.rights, w.policy, t.observer_token_id, o.version, o.scopes, o.filters, least(o.expires_at, w.expires_at) AS expires_at,
+       coalesce(w.expires_at <= relay_now(), false) AS workspace_expired
+  FROM presented t
+  JOIN workspaces w ON w.workspace_id = t.workspace_id
+  LEFT JOIN agents a ON a.workspace_id = t.workspace_id AND a.agent_id = t.agent_id
+  LEFT JOIN observer_tokens o
+         ON o.workspace_id = t.workspace_id AND o.token_id = t.observer_token_id AND o.revoked_at IS NULL
+ WHERE w.deleted_at IS NULL
+   AND (t.kind <> 'agent' OR (a.agent_id IS NOT NULL AND a.deleted_at IS NULL))
+   AND (t.kind <> 'observer' OR o.token_id IS NOT NULL)";
+
 impl Store {
-    /// Returns the holder of a token, or `None` if the token is unknown or its workspace or agent is deleted or
-    /// expired.
-    ///
-    /// Takes no scope because scopes are created from its result.
-    pub async fn token_owner(&self, hash: &TokenHash) -> StoreResult<Option<TokenOwner>> {
-        let row = sqlx::query(
-            "SELECT t.kind, t.workspace_id, t.agent_id, t.node_id, a.name, a.type AS agent_type, a.token_generation,
-                    a.rights, w.policy,
-                    t.observer_token_id, o.version, o.scopes, o.filters, least(o.expires_at, w.expires_at) AS expires_at
-             FROM tokens t
-             JOIN workspaces w ON w.workspace_id = t.workspace_id
-             LEFT JOIN agents a ON a.workspace_id = t.workspace_id AND a.agent_id = t.agent_id
-             LEFT JOIN observer_tokens o
-                    ON o.workspace_id = t.workspace_id AND o.token_id = t.observer_token_id AND o.revoked_at IS NULL
-             WHERE t.token_hash = $1
-               AND w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > relay_now())
-               AND (t.kind <> 'agent' OR (a.agent_id IS NOT NULL AND a.deleted_at IS NULL))
-               AND (t.kind <> 'observer' OR o.token_id IS NOT NULL)",
-        )
-        .bind(&hash.as_bytes()[..])
-        .fetch_optional(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("looking up a token"))?;
-        row.map(|row| decode_row("tokens", &row)).transpose()
+    /// Looks a token up. Takes no scope because scopes are created from its result.
+    pub async fn look_up_token(&self, hash: &TokenHash) -> StoreResult<TokenLookup> {
+        let doing = "looking up a token";
+        let row = sqlx::query(LOOK_UP)
+            .bind(&hash.as_bytes()[..])
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        let Some(row) = row else { return Ok(TokenLookup::Unknown) };
+        if row.try_get("workspace_expired").map_err(StoreError::from_sqlx(doing))? {
+            return Ok(TokenLookup::WorkspaceExpired);
+        }
+        decode_row("tokens", &row).map(TokenLookup::Valid)
     }
 
-    /// Returns those of these tokens that are revoked, or whose workspace has ended.
+    /// Returns those of these node tokens that are revoked, or whose workspace has ended.
     pub async fn revoked_tokens(&self, hashes: &[TokenHash]) -> StoreResult<Vec<TokenHash>> {
         let hashes: Vec<&[u8]> = hashes.iter().map(|hash| &hash.as_bytes()[..]).collect();
         sqlx::query_scalar(
@@ -97,6 +121,19 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx("looking for revoked tokens"))
     }
+
+    /// Returns whether a workspace has expired and is not deleted.
+    pub async fn is_workspace_expired(&self, scope: WorkspaceScope) -> StoreResult<bool> {
+        let expired: Option<bool> = sqlx::query_scalar(
+            "SELECT coalesce(expires_at <= relay_now(), false) FROM workspaces
+              WHERE workspace_id = $1 AND deleted_at IS NULL",
+        )
+        .bind(scope.workspace_id())
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading the expiry of a workspace"))?;
+        Ok(expired == Some(true))
+    }
 }
 
 impl FromRow<'_, PgRow> for TokenOwner {
@@ -110,6 +147,7 @@ impl FromRow<'_, PgRow> for TokenOwner {
                 name: row.try_get("name")?,
                 kind: row.try_get("agent_type")?,
                 token_generation: row.try_get("token_generation")?,
+                is_former: row.try_get("is_former")?,
                 rights: decode_rights(row)?,
             },
             TokenKind::Node => Self::Node { workspace, node_id: row.try_get("node_id")? },

@@ -17,7 +17,8 @@ const BATCH: i64 = 5_000;
 /// Table whose row is erased last: an interrupted erasure is found again by it.
 pub const WORKSPACES_TABLE: &str = "workspaces";
 /// Tables without a meaning outside the installation, or with credentials.
-const NOT_EXPORTED: [&str; 5] = ["tokens", "idempotency_keys", "rate_budgets", "message_search", "usage_floors"];
+const NOT_EXPORTED: [&str; 6] =
+    ["tokens", "former_agent_tokens", "idempotency_keys", "rate_budgets", "message_search", "usage_floors"];
 
 /// Number of rows in one table, removed or left.
 #[derive(Debug, Clone, serde::Serialize)]

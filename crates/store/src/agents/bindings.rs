@@ -5,7 +5,7 @@
 use relay_domain::{
     AgentId, NodeId, WorkspaceScope,
     agents::binding::Binding,
-    nodes::{NodeKind, effective_max_agents},
+    nodes::{DIRECT_ID_PREFIX, NodeKind, effective_max_agents},
 };
 use sqlx::{FromRow, PgConnection, Row as _, postgres::PgRow};
 
@@ -52,6 +52,8 @@ pub enum BindOutcome {
         from: NodeId,
     },
     NoAgent,
+    /// The node was deleted meanwhile.
+    NoNode,
     /// The node has as many agents as it may have.
     Full {
         max_agents: i32,
@@ -103,6 +105,10 @@ impl Store {
                 .fetch_optional(&mut *tx)
                 .await
                 .map_err(StoreError::from_sqlx(doing))?;
+        // Only an agent's own node may have no row: it is implicit.
+        if locked.is_none() && !node.as_str().starts_with(DIRECT_ID_PREFIX) {
+            return Ok(BindOutcome::NoNode);
+        }
         let (node_limit, kind) = locked.unzip();
         let agent: Option<(AgentId, NodeId)> = sqlx::query_as(
             "SELECT agent_id, node_id FROM agents

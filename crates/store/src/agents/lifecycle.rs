@@ -1,4 +1,4 @@
-//! Life cycle of agents: registration, lookup, changes, deletion and token rotation. Main types: [`NewAgent`],
+//! Life cycle of agents: registration, lookup, changes and deletion. Main types: [`NewAgent`],
 //! [`AgentChange`] and [`DeletedAgent`]; called by the engine's agent use cases.
 
 use chrono::{DateTime, Utc};
@@ -114,7 +114,7 @@ pub struct DeletedAgent {
     pub agent_id: AgentId,
     /// Former location.
     pub node_id: NodeId,
-    /// Revoked tokens: the agent's own, and that of its direct node.
+    /// Revoked tokens: the agent's own, its former one, and that of its direct node.
     pub tokens: Vec<TokenHash>,
     /// Former memberships.
     pub channels: Vec<ChannelId>,
@@ -221,6 +221,10 @@ const DELETE: &str = concat!(
         WHERE t.workspace_id = $1
           AND (t.agent_id = deleted.agent_id OR t.node_id = 'node_direct_' || deleted.agent_id)
         RETURNING t.token_hash
+     ), former_tokens AS (
+        DELETE FROM former_agent_tokens f USING deleted
+        WHERE f.workspace_id = $1 AND f.agent_id = deleted.agent_id
+        RETURNING f.token_hash
      ), handled_actions AS (
         DELETE FROM actions c USING deleted WHERE c.workspace_id = $1 AND c.handler_agent_id = deleted.agent_id
      ), subscribed AS (
@@ -234,7 +238,7 @@ const DELETE: &str = concat!(
         FROM deleted WHERE i.workspace_id = $1 AND i.handler_agent_id = deleted.agent_id AND i.status = 'invoked'
      )
      SELECT agent_id, node_id, former_status,
-            ARRAY(SELECT token_hash FROM revoked_tokens) AS tokens,
+            ARRAY(SELECT token_hash FROM revoked_tokens UNION ALL SELECT token_hash FROM former_tokens) AS tokens,
             ARRAY(SELECT channel_id FROM locked) AS channels
      FROM deleted"
 );
@@ -400,58 +404,6 @@ impl Store {
         let recorded = events::append(&mut tx, scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(Some(DeletedAgent { agent_id, node_id, tokens, channels, recorded }))
-    }
-
-    /// Replaces an agent's token and increments its generation. With `ends_direct_node` the token of its own node ends
-    /// too. Returns the revoked tokens; `None` when there is no such agent.
-    pub async fn rotate_agent_token(
-        &self,
-        scope: WorkspaceScope,
-        agent: AgentId,
-        token: TokenHash,
-        ends_direct_node: bool,
-        at: DateTime<Utc>,
-    ) -> StoreResult<Option<Vec<TokenHash>>> {
-        let doing = "rotating an agent's token";
-        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        // The lock on the agent serialises rotations.
-        let found = sqlx::query(
-            "UPDATE agents SET token_generation = token_generation + 1
-             WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL",
-        )
-        .bind(scope.workspace_id())
-        .bind(agent)
-        .execute(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
-        if found.rows_affected() == 0 {
-            return Ok(None);
-        }
-        let revoked: Vec<TokenHash> = sqlx::query_scalar(
-            "DELETE FROM tokens
-              WHERE workspace_id = $1
-                AND (kind = 'agent' AND agent_id = $2 OR $3 AND kind = 'node' AND node_id = $4)
-             RETURNING token_hash",
-        )
-        .bind(scope.workspace_id())
-        .bind(agent)
-        .bind(ends_direct_node)
-        .bind(NodeId::direct(agent))
-        .fetch_all(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
-        sqlx::query(
-            "INSERT INTO tokens (token_hash, kind, workspace_id, agent_id, created_at) VALUES ($3, 'agent', $1, $2, $4)",
-        )
-        .bind(scope.workspace_id())
-        .bind(agent)
-        .bind(token)
-        .bind(at)
-        .execute(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
-        tx.commit().await.map_err(StoreError::from_commit(doing))?;
-        Ok(Some(revoked))
     }
 }
 

@@ -7,7 +7,10 @@ use sqlx::{FromRow, PgConnection, types::Json};
 
 use crate::{
     Store, StoreError, StoreResult,
-    access::idempotency::{IdempotencyKey, SpawnRecord},
+    access::{
+        idempotency::{IdempotencyKey, SpawnRecord},
+        rotation::end_former_token,
+    },
     decode::decode_row,
     events::{self, RecordedEvents, status_event},
 };
@@ -20,8 +23,8 @@ pub enum RespawnOutcome {
         agent_id: AgentId,
         /// Time of its first registration.
         created_at: DateTime<Utc>,
-        /// Revoked token.
-        replaced_token: Option<TokenHash>,
+        /// Revoked tokens.
+        replaced_tokens: Vec<TokenHash>,
         /// `true` if the same key was answered with this agent before.
         replayed: bool,
         recorded: RecordedEvents,
@@ -92,7 +95,8 @@ impl Store {
         if is_hosted && !replayed {
             return Ok(RespawnOutcome::Hosted);
         }
-        let replaced_token = replace_token(&mut tx, scope, agent_id, token, at).await?;
+        let mut replaced_tokens = end_former_token(&mut tx, scope, agent_id).await?;
+        replaced_tokens.extend(replace_token(&mut tx, scope, agent_id, token, at).await?);
         insert_spawn_key(&mut tx, scope, key, agent_id, at).await?;
         let events = match status {
             AgentStatus::Active => Vec::new(),
@@ -102,7 +106,7 @@ impl Store {
         };
         let recorded = events::append(&mut tx, scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
-        Ok(RespawnOutcome::Adopted { agent_id, created_at, replaced_token, replayed, recorded })
+        Ok(RespawnOutcome::Adopted { agent_id, created_at, replaced_tokens, replayed, recorded })
     }
 
     /// Stores the agent with which a spawn's key was answered.

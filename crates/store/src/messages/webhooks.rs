@@ -17,6 +17,16 @@ pub struct WebhookRow {
     pub created_at: DateTime<Utc>,
 }
 
+/// Result of looking up a webhook's token.
+#[derive(Debug)]
+pub enum WebhookLookup {
+    Valid(WorkspaceId, WebhookRow),
+    /// The token was valid until its workspace expired.
+    WorkspaceExpired,
+    /// The token is unknown, or its workspace or webhook is deleted.
+    Unknown,
+}
+
 #[derive(Debug)]
 pub struct NewWebhook<'a> {
     pub webhook_id: WebhookId,
@@ -106,25 +116,29 @@ impl Store {
         Ok(hash.as_deref().and_then(read_hash))
     }
 
-    /// Finds the webhook and workspace of a token. `None` for an unknown token, or one of a deleted or expired
-    /// workspace. It takes no scope, because its result is what a scope is made from.
-    pub async fn webhook_by_token(&self, hash: &TokenHash) -> StoreResult<Option<(WorkspaceId, WebhookRow)>> {
+    /// Finds the webhook and workspace of a token. It takes no scope, because its result is what a scope is made from.
+    pub async fn webhook_by_token(&self, hash: &TokenHash) -> StoreResult<WebhookLookup> {
         let doing = "looking up a webhook's token";
         let row = sqlx::query(
-            "SELECT h.workspace_id, h.webhook_id, h.name, h.channel_id, c.name AS channel_name, h.created_at
+            "SELECT h.workspace_id, h.webhook_id, h.name, h.channel_id, c.name AS channel_name, h.created_at,
+                    coalesce(w.expires_at <= relay_now(), false) AS workspace_expired
                FROM tokens t
                JOIN workspaces w ON w.workspace_id = t.workspace_id
                JOIN webhooks h ON h.workspace_id = t.workspace_id AND h.webhook_id = t.webhook_id
                JOIN channels c ON c.workspace_id = h.workspace_id AND c.channel_id = h.channel_id
-              WHERE t.token_hash = $1 AND t.kind = 'webhook'
-                AND w.deleted_at IS NULL AND (w.expires_at IS NULL OR w.expires_at > relay_now())",
+              WHERE t.token_hash = $1 AND t.kind = 'webhook' AND w.deleted_at IS NULL",
         )
         .bind(&hash.as_bytes()[..])
         .fetch_optional(&self.pool)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-        let Some(row) = row else { return Ok(None) };
-        let read = || Ok((row.try_get("workspace_id")?, WebhookRow::from_row(&row)?));
-        read().map(Some).map_err(StoreError::from_sqlx(doing))
+        let Some(row) = row else { return Ok(WebhookLookup::Unknown) };
+        let read = || {
+            if row.try_get("workspace_expired")? {
+                return Ok(WebhookLookup::WorkspaceExpired);
+            }
+            Ok(WebhookLookup::Valid(row.try_get("workspace_id")?, WebhookRow::from_row(&row)?))
+        };
+        read().map_err(StoreError::from_sqlx(doing))
     }
 }

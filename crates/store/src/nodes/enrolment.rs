@@ -1,11 +1,11 @@
-//! Enrolment of nodes over REST, and the implicit direct nodes of agents. Each enrolment replaces the node's token.
+//! Enrolment of nodes over REST, and the implicit direct nodes of agents. An enrolment replaces the node's token or keeps it.
 //! Main types: [`NodeEnrolment`] and [`EnrolOutcome`]; called by the engine's roster use cases.
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
     AgentId, NodeId, WorkspaceScope,
-    access::token::TokenHash,
+    access::token::{ChangeOrigin, TokenHash},
     events::kind,
     nodes::{DIRECT_NAME_PREFIX, NODE_TTL, NodeKind, NodeRole},
     workspaces::plan::Quota,
@@ -16,8 +16,8 @@ use sqlx::PgTransaction;
 
 use crate::{
     Store, StoreError, StoreResult,
-    access::tokens::read_hash,
-    codes::{BROKER, HTTP_PUSH, WS},
+    access::rotation::{TokenSubject, token_event},
+    codes::{BROKER, WS},
     events::{self, Event, RecordedEvents},
     subscriptions::definitions::EncryptedSecret,
     workspaces::quota_counts::is_within_quota,
@@ -46,9 +46,20 @@ pub struct NodeEnrolment {
     pub max_agents: Option<i32>,
     pub tags: Option<Vec<String>>,
     pub version: Option<String>,
-    pub token_hash: TokenHash,
+    pub token: EnrolmentToken,
     /// Maximum number of nodes in the workspace.
     pub quota: Option<i64>,
+}
+
+/// Token of an enrolment.
+#[derive(Debug, Clone, Copy)]
+pub enum EnrolmentToken {
+    /// Replaces the token of the node.
+    New(TokenHash),
+    /// Must be the token of the node, which stays.
+    Kept(TokenHash),
+    /// Whatever token the node has stays.
+    Unchanged,
 }
 
 /// Delivery settings of an `http_push` node.
@@ -62,10 +73,14 @@ pub struct NewDelivery {
 /// Result of an enrolment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EnrolOutcome {
-    /// The node is stored, and the new token is its only one.
+    /// The node is stored, and the token is its only one.
     Enrolled { node: NodeId, replaced_token: Option<TokenHash> },
     /// Another node has the name.
     NameTaken,
+    /// The token to keep is not that of the node.
+    TokenMismatch,
+    /// The node whose token is to be kept does not exist.
+    NoNode,
     /// The node is new, and the workspace has reached its quota.
     QuotaReached,
 }
@@ -73,8 +88,12 @@ pub enum EnrolOutcome {
 /// Result of minting a direct node's token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DirectTokenOutcome {
-    Minted { replaced_token: Option<TokenHash> },
+    Minted {
+        replaced_token: Option<TokenHash>,
+    },
     BoundElsewhere(NodeId),
+    /// The agent has another token by now.
+    TokenRotated,
     NoAgent,
 }
 
@@ -87,7 +106,7 @@ struct FoundNode {
 }
 
 impl Store {
-    /// Creates or updates a node, found by id, then name, then machine, and replaces its token. A node that is found by
+    /// Creates or updates a node, found by id, then name, then machine. A node that is found by
     /// name under another id takes the new id, unless it is live. A new node is recorded as an event.
     pub async fn enrol_node(
         &self,
@@ -96,40 +115,11 @@ impl Store {
         at: DateTime<Utc>,
     ) -> StoreResult<(EnrolOutcome, Option<RecordedEvents>)> {
         let doing = "enrolling a node";
-        let workspace = scope.workspace_id();
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        // Two concurrent first enrolments of a name would both find no row to lock; the advisory lock makes one of them
-        // wait.
-        sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended($2, $1))")
-            .bind(workspace)
-            .bind(&enrolment.name)
-            .execute(&mut *tx)
-            .await
-            .map_err(StoreError::from_sqlx(doing))?;
-        let found: Vec<FoundNode> = sqlx::query_as(formatcp!(
-            "SELECT n.node_id, n.name,
-                    n.kind <> '{WS}' OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = $1 AND p.node_id = n.node_id
-                             AND p.gateway_id IS NOT NULL
-                             AND p.last_heartbeat_at > relay_now() - make_interval(secs => $5)) AS live
-               FROM nodes n
-              WHERE n.workspace_id = $1
-                AND (n.node_id = $2 OR n.name = $3 OR ($2 IS NULL AND n.machine_id = $4 AND n.role = '{BROKER}'
-                     AND n.kind = '{WS}'))
-              ORDER BY (n.node_id = $2) DESC NULLS LAST, (n.name = $3) DESC, n.created_at
-                FOR UPDATE"
-        ))
-        .bind(workspace)
-        .bind(&enrolment.node_id)
-        .bind(&enrolment.name)
-        .bind(enrolment.machine_id.as_deref())
-        .bind(NODE_TTL.as_secs_f64())
-        .fetch_all(&mut *tx)
-        .await
-        .map_err(StoreError::from_sqlx(doing))?;
-
+        let found = lock_nodes(&mut tx, scope, enrolment).await?;
         let mut events = Vec::new();
-        let node = match found.split_first() {
-            None => {
+        let node = match (found.split_first(), enrolment.token) {
+            (None, EnrolmentToken::New(_)) => {
                 let id = enrolment.node_id.clone().unwrap_or_else(|| enrolment.fresh_id.clone());
                 insert_node(&mut tx, scope, &id, enrolment).await?;
                 if !is_within_quota(&mut tx, scope, Quota::Nodes, enrolment.quota).await? {
@@ -138,8 +128,12 @@ impl Store {
                 events.push(registered_event(&id, enrolment));
                 id
             }
-            Some((stored, others)) => {
+            (None, EnrolmentToken::Kept(_) | EnrolmentToken::Unchanged) => return Ok((EnrolOutcome::NoNode, None)),
+            (Some((stored, others)), token) => {
                 let id = enrolment.node_id.clone().unwrap_or_else(|| stored.node_id.clone());
+                if id != stored.node_id && !matches!(token, EnrolmentToken::New(_)) {
+                    return Ok((EnrolOutcome::NoNode, None));
+                }
                 let name_taken =
                     stored.name != enrolment.name && others.iter().any(|other| other.name == enrolment.name);
                 if name_taken || (id != stored.node_id && stored.live) {
@@ -152,48 +146,36 @@ impl Store {
                 id
             }
         };
-        let replaced_token = replace_node_token(&mut tx, scope, &node, enrolment.token_hash).await?;
+        let replaced_token = match enrolment.token {
+            EnrolmentToken::New(token) => replace_node_token(&mut tx, scope, &node, token).await?,
+            EnrolmentToken::Kept(token) if lock_node_token(&mut tx, scope, &node).await? != Some(token) => {
+                return Ok((EnrolOutcome::TokenMismatch, None));
+            }
+            EnrolmentToken::Kept(_) | EnrolmentToken::Unchanged => None,
+        };
+        if replaced_token.is_some() {
+            events.push(token_event(kind::TOKEN_ROTATED, TokenSubject::Node(&node), ChangeOrigin::WorkspaceKey));
+        }
         let recorded = events::append(&mut tx, scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok((EnrolOutcome::Enrolled { node, replaced_token }, Some(recorded)))
     }
 
-    /// Replaces the delivery settings of a node.
-    pub async fn update_node_delivery(
-        &self,
-        scope: WorkspaceScope,
-        node: &NodeId,
-        adapter: &str,
-        delivery: &NewDelivery,
-    ) -> StoreResult<()> {
-        sqlx::query(formatcp!(
-            "UPDATE nodes SET delivery_adapter = $3, delivery = $4, sealed_key_id = $5, sealed = $6, updated_at = relay_now()
-              WHERE workspace_id = $1 AND node_id = $2 AND kind = '{HTTP_PUSH}'"
-        ))
-        .bind(scope.workspace_id())
-        .bind(node)
-        .bind(adapter)
-        .bind(&delivery.public)
-        .bind(delivery.sealed.as_ref().map(|sealed| &sealed.key_id))
-        .bind(delivery.sealed.as_ref().map(|sealed| &sealed.bytes))
-        .execute(&self.pool)
-        .await
-        .map(|_| ())
-        .map_err(StoreError::from_sqlx("changing the delivery settings of a node"))
-    }
-
-    /// Replaces the token of an agent's implicit direct node, and creates the node on the first call.
+    /// Replaces the token of an agent's implicit direct node, and creates the node on the first call. `generation` is that
+    /// of the agent's token: a process may not have heard yet that it was revoked.
     pub async fn mint_direct_token(
         &self,
         scope: WorkspaceScope,
         agent: AgentId,
+        generation: i64,
         token_hash: TokenHash,
     ) -> StoreResult<DirectTokenOutcome> {
         let doing = "minting a direct node's token";
         let node = NodeId::direct(agent);
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let located: Option<NodeId> = sqlx::query_scalar(
-            "SELECT node_id FROM agents WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR SHARE",
+        let located: Option<(NodeId, i64)> = sqlx::query_as(
+            "SELECT node_id, token_generation FROM agents
+              WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR SHARE",
         )
         .bind(scope.workspace_id())
         .bind(agent)
@@ -202,7 +184,8 @@ impl Store {
         .map_err(StoreError::from_sqlx(doing))?;
         match located {
             None => return Ok(DirectTokenOutcome::NoAgent),
-            Some(other) if other != node => return Ok(DirectTokenOutcome::BoundElsewhere(other)),
+            Some((_, now)) if now != generation => return Ok(DirectTokenOutcome::TokenRotated),
+            Some((other, _)) if other != node => return Ok(DirectTokenOutcome::BoundElsewhere(other)),
             Some(_) => {}
         }
         sqlx::query(
@@ -221,6 +204,43 @@ impl Store {
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(DirectTokenOutcome::Minted { replaced_token })
     }
+}
+
+/// Reads and locks the nodes that an enrolment refers to, the best match first.
+async fn lock_nodes(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    enrolment: &NodeEnrolment,
+) -> StoreResult<Vec<FoundNode>> {
+    let doing = "enrolling a node";
+    // Two concurrent first enrolments of a name would both find no row to lock; the advisory lock makes one of them
+    // wait.
+    sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended($2, $1))")
+        .bind(scope.workspace_id())
+        .bind(&enrolment.name)
+        .execute(&mut **tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+    sqlx::query_as(formatcp!(
+        "SELECT n.node_id, n.name,
+                n.kind <> '{WS}' OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = $1 AND p.node_id = n.node_id
+                         AND p.gateway_id IS NOT NULL
+                         AND p.last_heartbeat_at > relay_now() - make_interval(secs => $5)) AS live
+           FROM nodes n
+          WHERE n.workspace_id = $1
+            AND (n.node_id = $2 OR n.name = $3 OR ($2 IS NULL AND n.machine_id = $4 AND n.role = '{BROKER}'
+                 AND n.kind = '{WS}'))
+          ORDER BY (n.node_id = $2) DESC NULLS LAST, (n.name = $3) DESC, n.created_at
+            FOR UPDATE"
+    ))
+    .bind(scope.workspace_id())
+    .bind(&enrolment.node_id)
+    .bind(&enrolment.name)
+    .bind(enrolment.machine_id.as_deref())
+    .bind(NODE_TTL.as_secs_f64())
+    .fetch_all(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx(doing))
 }
 
 fn registered_event(id: &NodeId, enrolment: &NodeEnrolment) -> Event {
@@ -360,15 +380,7 @@ async fn replace_node_token(
     node: &NodeId,
     hash: TokenHash,
 ) -> StoreResult<Option<TokenHash>> {
-    let doing = "replacing a node's token";
-    let replaced: Option<Vec<u8>> = sqlx::query_scalar(
-        "SELECT token_hash FROM tokens WHERE workspace_id = $1 AND node_id = $2 AND kind = 'node' FOR UPDATE",
-    )
-    .bind(scope.workspace_id())
-    .bind(node)
-    .fetch_optional(&mut **tx)
-    .await
-    .map_err(StoreError::from_sqlx(doing))?;
+    let replaced = lock_node_token(tx, scope, node).await?;
     sqlx::query(
         "INSERT INTO tokens (token_hash, kind, workspace_id, node_id, created_at) VALUES ($3, 'node', $1, $2, relay_now())
          ON CONFLICT (workspace_id, node_id) WHERE kind = 'node'
@@ -379,6 +391,22 @@ async fn replace_node_token(
     .bind(&hash.as_bytes()[..])
     .execute(&mut **tx)
     .await
-    .map_err(StoreError::from_sqlx(doing))?;
-    Ok(replaced.as_deref().and_then(read_hash))
+    .map_err(StoreError::from_sqlx("replacing a node's token"))?;
+    Ok(replaced)
+}
+
+/// Returns the token of a node, and locks it until the commit.
+async fn lock_node_token(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    node: &NodeId,
+) -> StoreResult<Option<TokenHash>> {
+    sqlx::query_scalar(
+        "SELECT token_hash FROM tokens WHERE workspace_id = $1 AND node_id = $2 AND kind = 'node' FOR UPDATE",
+    )
+    .bind(scope.workspace_id())
+    .bind(node)
+    .fetch_optional(&mut **tx)
+    .await
+    .map_err(StoreError::from_sqlx("locking a node's token"))
 }

@@ -1,9 +1,10 @@
-//! Nodes: enrolment, roster, provider connections, hosting of agents, heartbeats, liveness and advertised capabilities.
+//! Nodes: enrolment, deletion, roster, provider connections, hosting of agents, heartbeats, liveness and advertised capabilities.
 //! Called by the engine's node, agent and liveness use cases. Everything that a connection changes is fenced by its
 //! epoch ([`fence::Fence`]).
 
 pub(crate) mod assignment;
 pub(crate) mod capabilities;
+pub mod deletion;
 pub(crate) mod enrolment;
 pub mod fence;
 pub mod heartbeats;

@@ -5,11 +5,23 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use const_format::formatcp;
-use relay_domain::{ObserverTokenId, WorkspaceId, WorkspaceScope, access::token::TokenHash, snowflake::first_id_at};
+use relay_domain::{
+    ObserverTokenId, WorkspaceId, WorkspaceScope,
+    access::token::{ChangeOrigin, TokenHash},
+    events::kind,
+    snowflake::first_id_at,
+};
 use serde_json::Value;
 use sqlx::{PgConnection, PgTransaction};
 
-use crate::{Store, StoreError, StoreResult, access::tokens::parse_hashes};
+use crate::{
+    Store, StoreError, StoreResult,
+    access::{
+        rotation::{ChangedToken, TokenSubject, token_event},
+        tokens::parse_hashes,
+    },
+    events::{self, RecordedEvents},
+};
 
 /// Stored observer token.
 #[derive(Debug, Clone, sqlx::FromRow)]
@@ -237,15 +249,15 @@ impl Store {
         Ok(ObserverTokenUpdate::Changed(Box::new(row)))
     }
 
-    /// Begins a new version of an active token, whose text ends at `signed_until`; all earlier strings are revoked. Returns
-    /// the token and the hashes of its revoked opaque strings; `None` if it does not exist or is revoked.
+    /// Begins a new version of an active token, whose text ends at `signed_until`; all earlier strings are revoked. `None`
+    /// if it does not exist or is revoked.
     pub async fn rotate_observer_token(
         &self,
         scope: WorkspaceScope,
         token: ObserverTokenId,
         at: DateTime<Utc>,
         signed_until: DateTime<Utc>,
-    ) -> StoreResult<Option<(ObserverTokenRow, Vec<TokenHash>)>> {
+    ) -> StoreResult<Option<(ObserverTokenRow, ChangedToken)>> {
         let doing = "rotating an observer token";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         if !lock_workspace(&mut tx, scope).await? {
@@ -266,19 +278,20 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         let Some(row) = row else { return Ok(None) };
-        let revoked = delete_opaque_tokens(&mut tx, scope, token).await?;
+        let changed = delete_opaque_tokens(&mut tx, scope, token).await?;
         write_override(&mut tx, scope, token).await?;
+        let recorded = record(&mut tx, scope, kind::TOKEN_ROTATED, token, at).await?;
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
-        Ok(Some((row, revoked)))
+        Ok(Some((row, ChangedToken { changed, recorded })))
     }
 
-    /// Revokes an active token. Returns the hashes of its opaque strings; `None` if it does not exist or is revoked.
+    /// Revokes an active token. `None` if it does not exist or is revoked.
     pub async fn revoke_observer_token(
         &self,
         scope: WorkspaceScope,
         token: ObserverTokenId,
         at: DateTime<Utc>,
-    ) -> StoreResult<Option<Vec<TokenHash>>> {
+    ) -> StoreResult<Option<ChangedToken>> {
         let doing = "revoking an observer token";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         if !lock_workspace(&mut tx, scope).await? {
@@ -297,10 +310,11 @@ impl Store {
         if done.rows_affected() == 0 {
             return Ok(None);
         }
-        let revoked = delete_opaque_tokens(&mut tx, scope, token).await?;
+        let changed = delete_opaque_tokens(&mut tx, scope, token).await?;
         write_override(&mut tx, scope, token).await?;
+        let recorded = record(&mut tx, scope, kind::TOKEN_REVOKED, token, at).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(Some(revoked))
+        Ok(Some(ChangedToken { changed, recorded }))
     }
 
     /// Records the last use of tokens.
@@ -335,6 +349,18 @@ async fn lock_workspace(tx: &mut PgTransaction<'_>, scope: WorkspaceScope) -> St
         .await
         .map(|row| row.is_some())
         .map_err(StoreError::from_sqlx("locking a workspace"))
+}
+
+/// Records a change that the workspace key made to a token. The last statement before the commit.
+async fn record(
+    tx: &mut PgTransaction<'_>,
+    scope: WorkspaceScope,
+    kind: &'static str,
+    token: ObserverTokenId,
+    at: DateTime<Utc>,
+) -> StoreResult<RecordedEvents> {
+    let event = token_event(kind, TokenSubject::Observer(token), ChangeOrigin::WorkspaceKey);
+    events::append(tx, scope, at, vec![event]).await
 }
 
 /// Returns the reason for refusing a further token. Concurrent creations do not see each other, because FOR SHARE locks are

@@ -6,21 +6,21 @@ use relay_domain::{
     ChannelId, WorkspaceId, WorkspaceScope,
     access::{
         rights::{RightChanges, RightSettings},
-        token::TokenHash,
+        token::{ChangeOrigin, TokenHash},
     },
+    events::kind,
     names,
     workspaces::plan::{Plan, Quota},
 };
+use relay_wire::{events::recorded_data::WorkspaceUpdated, field::ToValue as _};
 use serde_json::Value;
 use sqlx::{PgConnection, types::Json};
 
 use crate::{
     Store, StoreError, StoreResult,
-    access::{
-        idempotency::{IdempotencyKey, claim_key},
-        tokens::parse_hashes,
-    },
+    access::idempotency::{IdempotencyKey, claim_key},
     decode::decode_row,
+    events::{self, Event, RecordedEvents},
     observers::tokens,
     workspaces::quota_counts::is_within_quota,
 };
@@ -41,6 +41,8 @@ pub struct WorkspaceRow {
     pub created_at: DateTime<Utc>,
     pub expires_at: Option<DateTime<Utc>>,
     pub delivery_ttl_seconds: i32,
+    /// Time for which the token before an agent's last rotation is accepted.
+    pub agent_token_grace_seconds: i32,
     /// Workspace that answers for this one, if it was created with a workspace key.
     pub created_by: Option<WorkspaceId>,
     /// Rights of its agents that deviate from the defaults.
@@ -76,8 +78,23 @@ pub struct WorkspaceChange<'a> {
     /// Upper bound of the merged metadata, in bytes of JSON.
     pub metadata_limit: i32,
     pub delivery_ttl_seconds: Option<i32>,
+    pub agent_token_grace_seconds: Option<i32>,
     /// Merged into the stored policy; `Some(None)` removes it.
     pub policy: Option<Option<&'a RightChanges>>,
+}
+
+impl WorkspaceChange<'_> {
+    /// Names the settings that the change sets. Metadata is the clients' own data and no setting.
+    fn settings(&self) -> Vec<&'static str> {
+        let settings = [
+            ("name", self.name.is_some()),
+            ("system_prompt", self.system_prompt.is_some()),
+            ("delivery_ttl_seconds", self.delivery_ttl_seconds.is_some()),
+            ("agent_token_grace_seconds", self.agent_token_grace_seconds.is_some()),
+            ("policy", self.policy.is_some()),
+        ];
+        settings.into_iter().filter_map(|(name, is_set)| is_set.then_some(name)).collect()
+    }
 }
 
 /// Idempotency key of a creation, under which its response is stored.
@@ -105,7 +122,7 @@ pub enum WorkspaceCreation {
 
 const COLUMNS: &str =
     "workspace_id, name, plan, system_prompt, metadata, provenance, created_at, expires_at, delivery_ttl_seconds,
-     created_by, policy";
+      agent_token_grace_seconds, created_by, policy";
 const IS_ALIVE: &str = "deleted_at IS NULL AND (expires_at IS NULL OR expires_at > relay_now())";
 
 /// Owner of idempotency keys without authentication. No workspace has this id.
@@ -182,12 +199,16 @@ impl Store {
         row.map(|row| decode_row("workspaces", &row)).transpose()
     }
 
-    /// Changes a workspace. Returns `None` if it is deleted or expired, or if its metadata would exceed the limit.
+    /// Changes a workspace, and records which settings were set. Returns `None` if it is deleted or expired, or if its
+    /// metadata would exceed the limit.
     pub async fn update_workspace(
         &self,
         scope: WorkspaceScope,
         change: &WorkspaceChange<'_>,
-    ) -> StoreResult<Option<WorkspaceRow>> {
+        at: DateTime<Utc>,
+    ) -> StoreResult<Option<(WorkspaceRow, RecordedEvents)>> {
+        let doing = "updating a workspace";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         // Merged and measured in the statement, so that concurrent changes of different keys do not overwrite each other
         // with a value that was read earlier.
         let row = sqlx::query(formatcp!(
@@ -196,8 +217,9 @@ impl Store {
                 system_prompt = CASE WHEN $3 THEN $4 ELSE system_prompt END,
                 metadata = merged.value,
                 delivery_ttl_seconds = coalesce($7, delivery_ttl_seconds),
-                policy = CASE WHEN $8 THEN nullif(jsonb_strip_nulls(coalesce(policy, '{{}}') || $9), '{{}}')
-                              ELSE policy END
+                agent_token_grace_seconds = coalesce($8, agent_token_grace_seconds),
+                policy = CASE WHEN $9 THEN nullif(jsonb_strip_nulls(coalesce(policy, '{{}}') || $10), '{{}}')
+                               ELSE policy END
              FROM (
                 SELECT coalesce((
                     SELECT jsonb_object_agg(key, value)
@@ -217,17 +239,25 @@ impl Store {
         .bind(change.metadata)
         .bind(change.metadata_limit)
         .bind(change.delivery_ttl_seconds)
+        .bind(change.agent_token_grace_seconds)
         .bind(change.policy.is_some())
         .bind(change.policy.flatten().map(Json))
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *tx)
         .await
-        .map_err(StoreError::from_sqlx("updating a workspace"))?;
-        row.map(|row| decode_row("workspaces", &row)).transpose()
+        .map_err(StoreError::from_sqlx(doing))?;
+        let Some(row) = row else { return Ok(None) };
+        let row = decode_row("workspaces", &row)?;
+        let settings = change.settings();
+        let data = WorkspaceUpdated { settings: &settings, by: ChangeOrigin::WorkspaceKey.as_str() };
+        let event = (!settings.is_empty()).then(|| Event::new(kind::WORKSPACE_UPDATED, data.to_value()));
+        let recorded = events::append(&mut tx, scope, at, event.into_iter().collect()).await?;
+        tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
+        Ok(Some((row, recorded)))
     }
 
-    /// Deletes the workspace and revokes its tokens, whose hashes are returned. Workers remove the bytes of its files
+    /// Deletes the workspace and revokes its tokens, whose number is returned. Workers remove the bytes of its files
     /// soon, retention drops its daily partitions, and a worker erases all other rows weeks later.
-    pub async fn delete_workspace(&self, scope: WorkspaceScope, at: DateTime<Utc>) -> StoreResult<Vec<TokenHash>> {
+    pub async fn delete_workspace(&self, scope: WorkspaceScope, at: DateTime<Utc>) -> StoreResult<u64> {
         let doing = "deleting a workspace";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         // First, because it locks the workspace's row: a transaction that holds it FOR SHARE has ended, and its rows are
@@ -251,17 +281,16 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         disable_endpoints(&mut tx, scope, at).await?;
-        let hashes: Vec<Vec<u8>> =
-            sqlx::query_scalar("DELETE FROM tokens WHERE workspace_id = $1 RETURNING token_hash")
-                .bind(scope.workspace_id())
-                .fetch_all(&mut *tx)
-                .await
-                .map_err(StoreError::from_sqlx(doing))?;
+        let revoked = sqlx::query("DELETE FROM tokens WHERE workspace_id = $1")
+            .bind(scope.workspace_id())
+            .execute(&mut *tx)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
         // Complete: transactions that create observer tokens hold the workspace's row FOR SHARE, so they have committed
         // or will find the workspace deleted.
         tokens::override_workspace_tokens(&mut tx, scope).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(parse_hashes(&hashes))
+        Ok(revoked.rows_affected())
     }
 }
 

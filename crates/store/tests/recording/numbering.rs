@@ -2,7 +2,7 @@ use relay_domain::{
     AgentId, ChannelId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, access::token::TokenHash, nodes::NodeKind,
 };
 use relay_store::{
-    ChannelCreation, JoinOutcome, MemberKey, NewChannel, NodeEnrolment,
+    ChannelCreation, EnrolmentToken, JoinOutcome, MemberKey, NewChannel, NodeEnrolment,
     events::{Event, RecordedEvents},
     nodes::fence::Fence,
 };
@@ -33,7 +33,7 @@ fn enrolment(name: &str) -> NodeEnrolment {
         max_agents: None,
         tags: None,
         version: None,
-        token_hash: TokenHash::from_token(name),
+        token: EnrolmentToken::New(TokenHash::from_token(name)),
         quota: None,
     }
 }

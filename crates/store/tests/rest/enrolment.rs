@@ -1,5 +1,5 @@
 use relay_domain::{AgentId, NodeId, ProviderName, access::token::TokenHash, nodes::NodeKind};
-use relay_store::{BindOutcome, DirectTokenOutcome, EnrolOutcome, NewBinding, NodeEnrolment};
+use relay_store::{BindOutcome, DirectTokenOutcome, EnrolOutcome, EnrolmentToken, NewBinding, NodeEnrolment};
 
 use crate::fixture::Database;
 
@@ -17,7 +17,7 @@ fn enrolment(id: Option<&str>, name: &str, token: &str) -> NodeEnrolment {
         max_agents: None,
         tags: None,
         version: None,
-        token_hash: TokenHash::from_token(token),
+        token: EnrolmentToken::New(TokenHash::from_token(token)),
         quota: None,
     }
 }
@@ -104,15 +104,15 @@ async fn an_agents_own_node_rotates_its_token_until_the_agent_is_bound() {
     db.agent(1, "ada").await;
     let (scope, ada) = Database::mailbox(1);
     for (token, replaced) in [("t1", None), ("t2", Some("t1"))] {
-        let outcome = db.store.mint_direct_token(scope, ada, TokenHash::from_token(token)).await.unwrap();
+        let outcome = db.store.mint_direct_token(scope, ada, 1, TokenHash::from_token(token)).await.unwrap();
         assert_eq!(outcome, DirectTokenOutcome::Minted { replaced_token: replaced.map(TokenHash::from_token) });
     }
     enrol(&db, &enrolment(Some("n1"), "box", "t3")).await;
     let bound = db.store.bind_agent(scope, binding(&NodeId::new("n1"), "ada", "anb_1")).await.unwrap();
     assert!(matches!(bound, BindOutcome::Bound { from, .. } if from == NodeId::direct(ada)));
-    let outcome = db.store.mint_direct_token(scope, ada, TokenHash::from_token("t4")).await.unwrap();
+    let outcome = db.store.mint_direct_token(scope, ada, 1, TokenHash::from_token("t4")).await.unwrap();
     assert_eq!(outcome, DirectTokenOutcome::BoundElsewhere(NodeId::new("n1")));
-    let unknown = db.store.mint_direct_token(scope, AgentId::new(5), TokenHash::from_token("t5")).await.unwrap();
+    let unknown = db.store.mint_direct_token(scope, AgentId::new(5), 1, TokenHash::from_token("t5")).await.unwrap();
     assert_eq!(unknown, DirectTokenOutcome::NoAgent);
     assert_eq!(db.store.unbind_agent(scope, &NodeId::new("n1"), "ada").await.unwrap(), Some(ada));
     assert_eq!(db.store.unbind_agent(scope, &NodeId::new("n1"), "ada").await.unwrap(), None);

@@ -31,6 +31,7 @@ const NOUNS: [Noun; 16] = [
         title: "Access",
         tables: &[
             ("tokens", "Hashes of bearer tokens, and the workspace, agent or node that each one stands for."),
+            ("former_agent_tokens", "Agent tokens from before the last rotation, accepted for the workspace's grace."),
             ("idempotency_keys", "Answers stored under an idempotency key for 24 hours."),
             ("secret_keys", "Encryption keys that the engine generated because none was configured."),
         ],

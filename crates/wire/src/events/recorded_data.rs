@@ -1,8 +1,8 @@
 //! Data of events that are recorded by the transaction that causes them, in the order of their nouns.
 
 use relay_domain::{
-    AgentId, ChannelId, DeliveryId, FileId, InvocationId, JsonText, MessageId, SessionEventId, SubscriptionId,
-    mailboxes::stream::Seq,
+    AgentId, ChannelId, DeliveryId, FileId, InvocationId, JsonText, MessageId, ObserverTokenId, SessionEventId,
+    SubscriptionId, mailboxes::stream::Seq,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -198,7 +198,7 @@ pub struct SessionReported<'a> {
     pub sequence: i64,
 }
 
-/// Data of `node.registered`.
+/// Data of `node.registered` and `node.deleted`.
 #[derive(Debug, Serialize)]
 pub struct NodeEnrolled<'a> {
     /// Id of the node.
@@ -252,4 +252,31 @@ pub struct SubscriptionDisabled<'a> {
     pub reason: &'a str,
     /// Time of the first failure.
     pub failing_since: Option<Timestamp>,
+}
+
+/// Data of `token.created`, `token.rotated` and `token.revoked`.
+#[derive(Debug, Serialize)]
+pub struct TokenChanged<'a> {
+    /// Kind of the token: workspace, agent, node or observer.
+    pub token: &'static str,
+    /// Originator: `workspace_key`, `agent`, `node` or `operator`.
+    pub by: &'static str,
+    /// Agent that the token stands for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent_id: Option<AgentId>,
+    /// Node that the token stands for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_id: Option<&'a str>,
+    /// Id of the observer token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observer_token_id: Option<ObserverTokenId>,
+}
+
+/// Data of `workspace.updated`.
+#[derive(Debug, Serialize)]
+pub struct WorkspaceUpdated<'a> {
+    /// Names of the settings that the request set.
+    pub settings: &'a [&'static str],
+    /// Originator, as in [`TokenChanged`].
+    pub by: &'static str,
 }

@@ -172,7 +172,7 @@ mod tests {
             thread_id: thread.map(MessageId::new),
             text: "a \"quoted\"\nline".to_owned(),
             blocks: None,
-            metadata: json!({ "a": 1, "__relaycast_hidden": 2 }),
+            metadata: json!({ "a": 1, "__relaycast_hidden": 2 }).into(),
             attachments: json!([]),
             mentions: vec!["bob".to_owned()],
             mode: Mode::Wait,
@@ -193,9 +193,13 @@ mod tests {
             mode: Mode::Steer,
             expires_at: DateTime::UNIX_EPOCH,
             settlement: None,
-            message,
-            outcome: None,
+            sender: Some(AgentId::new(1)),
+            content: message.map_or(Content::Dropped, |message| Content::Message(message.into())),
         }
+    }
+
+    fn stored_frame(row: &StoredDelivery) -> Option<Bytes> {
+        SharedPayloads::default().frame(row).map(|frame| frame.encode().into())
     }
 
     fn decoded(frame: &Bytes) -> Value {

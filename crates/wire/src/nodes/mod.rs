@@ -51,14 +51,44 @@ pub struct EnrolNodeBody {
     /// Free-form version of the software.
     #[serde(default)]
     pub version: Option<String>,
+    /// `false` keeps the token of an existing node: the one in the header `X-Relaycast-Node-Token`. By default a new
+    /// token replaces it, and sockets of the old one close.
+    #[serde(default)]
+    #[schema(nullable = false)]
+    pub rotate: Option<bool>,
 }
 
-/// Body of `PATCH /v1/nodes/:name`.
-#[derive(Debug, Deserialize, ToSchema)]
+/// Body of `PATCH /v1/nodes/:name`. Absent fields keep their stored value.
+#[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct ChangeNodeBody {
+    /// New name of the node; one leading `#` is removed.
+    #[serde(default)]
+    #[schema(nullable = false)]
+    pub name: Option<String>,
+    /// Id of the machine, which identifies a broker without a stable node id.
+    #[serde(default)]
+    #[schema(nullable = false)]
+    pub machine_id: Option<String>,
     /// Delivery settings to replace; absent ones keep their value.
-    #[schema(value_type = NodeDelivery)]
-    pub delivery: Value,
+    #[serde(default)]
+    #[schema(value_type = Option<NodeDelivery>, nullable = false)]
+    pub delivery: Option<Value>,
+    /// Capabilities: names, or objects as in the roster. Those of connected providers are not affected.
+    #[serde(default)]
+    #[schema(nullable = false)]
+    pub capabilities: Option<Vec<CapabilityInput>>,
+    /// Maximum number of agents; 0 for unlimited.
+    #[serde(default)]
+    #[schema(nullable = false)]
+    pub max_agents: Option<i64>,
+    /// Free-form tags of the node.
+    #[serde(default)]
+    #[schema(nullable = false)]
+    pub tags: Option<Vec<String>>,
+    /// Free-form version of the software.
+    #[serde(default)]
+    #[schema(nullable = false)]
+    pub version: Option<String>,
 }
 
 /// Delivery settings of a node of kind http_push. Secrets are shown as `[redacted]`; sending that back keeps them.
@@ -242,7 +272,7 @@ pub struct EnrolledNode {
     /// The node itself.
     #[serde(flatten)]
     pub node: Node,
-    /// The only valid token, shown only in this response.
+    /// The only valid token: a new one, shown only in this response, or the presented one with `rotate: false`.
     #[schema(example = "nt_live_6b1f0c9d2e8a4753b1f0c9d2e8a47536")]
     pub token: String,
 }

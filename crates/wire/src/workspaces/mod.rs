@@ -128,6 +128,10 @@ pub struct Workspace {
     pub provenance: Option<Value>,
     /// Default TTL of deliveries, in seconds.
     pub delivery_ttl_seconds: i32,
+    /// Time for which the token before an agent's last rotation is accepted, in seconds; absent if 0.
+    #[serde(skip_serializing_if = "is_zero")]
+    #[schema(required = false)]
+    pub agent_token_grace_seconds: i32,
     /// Rights of its agents that deviate from the defaults.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Rights>, nullable = false)]
@@ -138,6 +142,11 @@ pub struct Workspace {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, nullable = false, example = "ot_243812500000000001")]
     pub observer_token_id: Option<ObserverTokenId>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(seconds: &i32) -> bool {
+    *seconds == 0
 }
 
 /// Body of `PATCH /v1/workspace`.
@@ -154,6 +163,10 @@ pub struct UpdateWorkspaceBody {
     #[serde(default)]
     #[schema(minimum = 60, maximum = 518_400)]
     pub delivery_ttl_seconds: Option<i32>,
+    /// Time for which the token before an agent's last rotation stays valid, in seconds. 0, the default: it ends at once.
+    #[serde(default)]
+    #[schema(minimum = 0, maximum = 86_400)]
+    pub agent_token_grace_seconds: Option<i32>,
     /// Rights of its agents that deviate from the defaults, merged key by key; null of a right removes its deviation,
     /// null removes all of them.
     #[serde(default, deserialize_with = "present")]

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    hash::Hash,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicI64, AtomicU64, Ordering},
@@ -116,6 +117,8 @@ pub(super) struct Peer {
 pub(super) struct Maps {
     pub(super) peers: HashMap<u64, Peer>,
     pub(super) nodes: HashMap<(WorkspaceScope, NodeId), Vec<u64>>,
+    /// Connections by the token that opened them.
+    pub(super) tokens: HashMap<TokenHash, Vec<u64>>,
     pub(super) agents: HashMap<(WorkspaceScope, AgentId), AgentRoute>,
     /// The agents among them that are on their own nodes.
     pub(super) direct: HashMap<WorkspaceScope, super::direct_agents::DirectAgents>,
@@ -129,6 +132,9 @@ pub struct Registry {
     /// Mailboxes that hints have named and that are not compared yet; at most those that this gateway serves.
     hinted: Arc<Mutex<HashSet<(WorkspaceScope, AgentId)>>>,
     hinted_notify: Arc<Notify>,
+    /// Workspaces that are said to be deleted and have connections here.
+    pub(super) ended: Arc<Mutex<HashSet<WorkspaceScope>>>,
+    pub(super) ended_notify: Arc<Notify>,
     pub(super) invocation_notify: Arc<Notify>,
     started: Instant,
     /// Time until which this gateway certainly holds its lease, in milliseconds after `started`.
@@ -142,9 +148,21 @@ impl Default for Registry {
             ids: Arc::default(),
             hinted: Arc::default(),
             hinted_notify: Arc::default(),
+            ended: Arc::default(),
+            ended_notify: Arc::default(),
             invocation_notify: Arc::default(),
             started: Instant::now(),
             trusted_until_ms: Arc::default(),
+        }
+    }
+}
+
+/// Removes a connection from an index, and its key with the last one.
+fn remove_from_index<K: Eq + Hash>(index: &mut HashMap<K, Vec<u64>>, key: &K, id: u64) {
+    if let Some(ids) = index.get_mut(key) {
+        ids.retain(|other| *other != id);
+        if ids.is_empty() {
+            index.remove(key);
         }
     }
 }
@@ -175,6 +193,7 @@ impl Registry {
             },
         );
         maps.nodes.entry((scope, node.clone())).or_default().push(handle.id);
+        maps.tokens.entry(token).or_default().push(handle.id);
         metrics::gauge!(relay_domain::metric_names::CONNECTED_NODES).increment(1);
         (handle, inbox)
     }
@@ -192,15 +211,9 @@ impl Registry {
 
     pub(super) fn remove_peer(&self, handle: &Handle, scope: WorkspaceScope, node: &NodeId) {
         let mut maps = self.maps();
-        if maps.peers.remove(&handle.id).is_none() {
-            return;
-        }
-        if let Some(ids) = maps.nodes.get_mut(&(scope, node.clone())) {
-            ids.retain(|id| *id != handle.id);
-            if ids.is_empty() {
-                maps.nodes.remove(&(scope, node.clone()));
-            }
-        }
+        let Some(peer) = maps.peers.remove(&handle.id) else { return };
+        remove_from_index(&mut maps.nodes, &(scope, node.clone()), handle.id);
+        remove_from_index(&mut maps.tokens, &peer.token, handle.id);
         metrics::gauge!(relay_domain::metric_names::CONNECTED_NODES).decrement(1);
     }
 
@@ -472,6 +485,9 @@ impl Registry {
                 }
             }
             Hint::NoticeMissed { workspace, agents } => self.handle_missed_notice(*workspace, agents.as_deref()),
+            Hint::WorkspaceDeleted { workspace } => {
+                self.check_workspace(WorkspaceScope::from_engine_row(*workspace));
+            }
             // The token check closes the sockets of a revoked token.
             Hint::TokenDoubted { .. }
             | Hint::MembersChanged { .. }

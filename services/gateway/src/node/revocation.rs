@@ -2,10 +2,11 @@
 //!
 //! A hint says so at once. Where it was lost, and for a workspace that expires, storage is asked every few seconds.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, sync::PoisonError, time::Duration};
 
-use relay_domain::access::token::TokenHash;
+use relay_domain::{WorkspaceScope, access::token::TokenHash};
 use relay_engine::Engine;
+use tokio::time::Instant;
 
 use super::registry::{Peer, Registry};
 
@@ -28,17 +29,30 @@ impl Registry {
     /// Closes the sockets that a revoked token opened.
     pub(super) fn close_revoked(&self, token: &TokenHash) {
         let maps = self.maps();
-        for peer in maps.peers.values().filter(|peer| peer.token == *token) {
-            peer.close_revoked();
+        let ids = maps.tokens.get(token).into_iter().flatten();
+        ids.filter_map(|id| maps.peers.get(id)).for_each(Peer::close_revoked);
+    }
+
+    /// Requests a check of the tokens of a workspace that is said to be deleted. A hint alone closes nothing.
+    pub(super) fn check_workspace(&self, scope: WorkspaceScope) {
+        if self.maps().nodes.keys().any(|(workspace, _)| *workspace == scope) {
+            self.ended.lock().unwrap_or_else(PoisonError::into_inner).insert(scope);
+            self.ended_notify.notify_one();
         }
     }
 
-    /// Asks storage about the tokens of all sockets.
+    /// Asks storage about the tokens of all sockets, and in between about those of workspaces that have ended.
     pub(super) async fn check_tokens(&self, engine: &Engine) {
+        let mut all_at = Instant::now() + CHECK_INTERVAL;
         loop {
-            tokio::time::sleep(CHECK_INTERVAL).await;
-            let open: HashSet<TokenHash> = self.maps().peers.values().map(|peer| peer.token).collect();
-            let tokens: Vec<TokenHash> = open.into_iter().collect();
+            let _ = tokio::time::timeout_at(all_at, self.ended_notify.notified()).await;
+            let ended: HashSet<WorkspaceScope> =
+                self.ended.lock().unwrap_or_else(PoisonError::into_inner).drain().collect();
+            let all = all_at <= Instant::now();
+            if all {
+                all_at = Instant::now() + CHECK_INTERVAL;
+            }
+            let tokens = if all { self.open_tokens() } else { self.tokens_of(&ended) };
             for some in tokens.chunks(TOKENS_PER_QUERY) {
                 match engine.access().revoked_tokens(some).await {
                     Ok(revoked) => revoked.iter().for_each(|token| self.close_revoked(token)),
@@ -49,6 +63,16 @@ impl Registry {
                 }
             }
         }
+    }
+
+    fn open_tokens(&self) -> Vec<TokenHash> {
+        self.maps().tokens.keys().copied().collect()
+    }
+
+    fn tokens_of(&self, workspaces: &HashSet<WorkspaceScope>) -> Vec<TokenHash> {
+        let maps = self.maps();
+        let own = maps.nodes.iter().filter(|((workspace, _), _)| workspaces.contains(workspace));
+        own.flat_map(|(_, ids)| ids).filter_map(|id| maps.peers.get(id)).map(|peer| peer.token).collect()
     }
 }
 

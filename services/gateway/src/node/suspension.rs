@@ -4,8 +4,8 @@ use relay_engine::Engine;
 
 use super::Registry;
 
-/// Clients reconnect after this code, with increasing delays.
-const TRY_AGAIN_LATER: u16 = 1013;
+/// Close code and reason. Clients reconnect after this code, with increasing delays.
+pub(super) const SUSPENDED_OR_DRAINED: (u16, &str) = (1013, "suspended or drained");
 
 impl Registry {
     /// Closes the sockets of suspended workspaces and drained nodes, now and after every change.
@@ -21,7 +21,8 @@ impl Registry {
                     .filter(|((scope, node), _)| engine.suspensions().is_suspended_or_drained(*scope, node))
                 {
                     for peer in ids.iter().filter_map(|id| maps.peers.get(id)) {
-                        peer.handle.close(TRY_AGAIN_LATER, "suspended or drained");
+                        let (code, reason) = SUSPENDED_OR_DRAINED;
+                        peer.handle.close(code, reason);
                     }
                 }
             }

@@ -21,7 +21,13 @@ use relay_engine::{
 use serde::Deserialize;
 
 use super::connection;
-use crate::{caller::find_bearer, connections::Client, error::ApiError, extract::Query, state::AppState};
+use crate::{
+    caller::{SOCKET_PROTOCOL, find_socket_token},
+    connections::Client,
+    error::ApiError,
+    extract::Query,
+    state::AppState,
+};
 
 /// Larger frames are refused: the connection closes with 1009.
 pub(super) const FRAME_LIMIT: usize = 1024 * 1024;
@@ -41,7 +47,7 @@ pub(crate) struct Credentials {
 
 /// Opens the socket of a node.
 ///
-/// The token goes into the `Authorization` header or into `token`.
+/// The token goes into the `Authorization` header, into `token`, or into a subprotocol: `relay.v1, relay.token.<token>`.
 #[utoipa::path(
     get, path = "/v1/node/ws", operation_id = "node", tag = "sockets", security(("node_token" = [])), params(Credentials),
     responses(
@@ -60,10 +66,7 @@ pub(crate) async fn upgrade(
     let Ok(socket) = socket else {
         return Ok((StatusCode::UPGRADE_REQUIRED, "Upgrade to a WebSocket").into_response());
     };
-    let token = query
-        .token
-        .filter(|token| !token.is_empty())
-        .or_else(|| find_bearer(&headers).map(ToOwned::to_owned))
+    let token = find_socket_token(query.token, &headers)
         .ok_or_else(|| ApiError::unauthorized("unauthorized", "Missing node token"))?;
     if TokenKind::from_prefix(&token) != Some(TokenKind::Node) {
         return Err(ApiError::unauthorized("unauthorized", "Invalid node token format"));
@@ -99,6 +102,7 @@ pub(crate) async fn upgrade(
     let seat = state.connections.nodes.take(node.scope, subject).map_err(ApiError::too_many_connections)?;
     let direct = identity.role == NodeRole::Direct;
     let socket = socket
+        .protocols([SOCKET_PROTOCOL])
         .max_message_size(READ_LIMIT)
         .max_frame_size(READ_LIMIT)
         .read_buffer_size(SOCKET_BUFFER)

@@ -12,7 +12,12 @@ use relay_engine::{
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use crate::{caller::find_bearer, connections::Client, error::ApiError, state::AppState};
+use crate::{
+    caller::{find_bearer, find_socket_token},
+    connections::Client,
+    error::ApiError,
+    state::AppState,
+};
 
 /// Interval at which an open observer is checked; a revocation closes it within this time.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -27,13 +32,22 @@ pub(crate) struct ObserverCredentials {
 }
 
 impl ObserverCredentials {
+    /// Returns the token of a socket, which may also be in a subprotocol.
+    pub(super) fn socket_token(self, headers: &HeaderMap) -> Result<String, ApiError> {
+        find_socket_token(self.token, headers).ok_or_else(missing_token)
+    }
+
     /// Returns the token. The query takes precedence over the header.
     pub(super) fn token(self, headers: &HeaderMap) -> Result<String, ApiError> {
         self.token
             .filter(|token| !token.is_empty())
             .or_else(|| find_bearer(headers).map(ToOwned::to_owned))
-            .ok_or_else(|| ApiError::unauthorized("unauthorized", "Missing or invalid Authorization header"))
+            .ok_or_else(missing_token)
     }
+}
+
+fn missing_token() -> ApiError {
+    ApiError::unauthorized("unauthorized", "Missing or invalid Authorization header")
 }
 
 /// Authorizes an observer. An unknown token is charged to the client's address.

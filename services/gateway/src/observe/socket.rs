@@ -23,6 +23,7 @@ use relay_wire::events::{ObserverFrame, encode_resync_ack};
 
 use super::access::{self, ObserverCredentials, ObserverWatch};
 use crate::{
+    caller::SOCKET_PROTOCOL,
     connections::{CallerSeat, Client},
     error::ApiError,
     extract::Query,
@@ -51,7 +52,7 @@ const TRY_AGAIN: u16 = 1013;
 
 /// Opens the socket of an observer, which sends each visible event of the workspace as it happens.
 ///
-/// The token is in `token` or in the `Authorization` header. An observer token needs the scope `stream:read`.
+/// The token is in `token`, in the `Authorization` header, or in a subprotocol: `relay.v1, relay.token.<token>`. An observer token needs the scope `stream:read`.
 #[utoipa::path(
     get, path = "/v1/ws", operation_id = "observer", tag = "sockets",
     security(("workspace_key" = []), ("observer_token" = [])), params(ObserverCredentials),
@@ -74,6 +75,7 @@ pub(crate) async fn upgrade(
     };
     match authorize_observer(&state, query, &headers, &client).await {
         Ok((watch, events, seat)) => socket
+            .protocols([SOCKET_PROTOCOL])
             .max_message_size(FRAME_LIMIT)
             .max_frame_size(FRAME_LIMIT)
             .read_buffer_size(SOCKET_BUFFER)
@@ -89,7 +91,7 @@ async fn authorize_observer(
     headers: &HeaderMap,
     client: &Client,
 ) -> Result<(ObserverWatch, EventStream, CallerSeat), ApiError> {
-    let token = query.token(headers)?;
+    let token = query.socket_token(headers)?;
     if state.shutdown.is_requested() {
         return Err(ApiError::unavailable("workspace_busy", "This gateway is draining, try again"));
     }

@@ -168,6 +168,7 @@ const TAGS: &[(&str, &str)] = &[
         routes::nodes::list,
         routes::nodes::get,
         routes::nodes::change,
+        routes::nodes::delete,
         routes::nodes::agents,
         routes::nodes::bind,
         routes::nodes::unbind,

@@ -170,6 +170,7 @@ fn notices(hint: &Hint) -> Vec<Notice> {
         Hint::NoticeMissed { .. }
         | Hint::TokenDoubted { .. }
         | Hint::TokenRevoked { .. }
+        | Hint::WorkspaceDeleted { .. }
         | Hint::QuotasChanged { .. }
         | Hint::ObserversChanged
         | Hint::MembersChanged { .. }

@@ -12,6 +12,7 @@ fn ada() -> AgentCaller {
         name,
         kind: AgentKind::Agent,
         token_generation: 3,
+        is_former_token: false,
         rights: Default::default(),
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use relay_domain::{AgentId, GatewayId, NodeId, WorkspaceScope, access::token::TokenHash};
 use relay_engine::{
     Engine, EngineError,
+    access::authentication::NodeTokenState,
     actions::ProviderResultOutcome,
     error::{Conflict, InvalidInput, Missing},
     mailboxes::serving::{Fence, ListedAgent, MailboxPosition, SessionHandle},
@@ -25,7 +26,11 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::{effects::Close, registration::INTERNAL};
-use crate::{error::ApiError, routes::actions};
+use crate::{
+    error::ApiError,
+    node::{revocation::close_of_revoked, suspension::SUSPENDED_OR_DRAINED},
+    routes::actions,
+};
 
 /// Capability by which brokers announce that they list live agents. It is not an ability that can be invoked, so it is
 /// not stored.
@@ -72,8 +77,10 @@ pub(super) enum RequestEffect {
     AgentLeft(AgentId),
     /// The provider deregistered: close.
     Deregistered,
-    /// The token of the connection was revoked: close.
-    TokenRevoked,
+    /// The token of the connection is not accepted any more: close.
+    Refused {
+        close: Close,
+    },
     /// Registration failed without a fault of the peer: close, and release the provider if it was already taken.
     RegistrationFailed {
         held: Option<ProviderBinding>,
@@ -103,8 +110,13 @@ impl ControlContext {
     pub(super) async fn handle(self, request: Request) -> Outcome {
         let Request { id, frame } = request;
         // While storage is unavailable, the request itself is refused or repeated.
-        if matches!(self.engine.access().is_valid_node_token(self.token).await, Ok(false)) {
-            return Outcome { reply: None, effect: RequestEffect::TokenRevoked };
+        let refusal = match self.engine.access().check_node_token(self.token).await {
+            Ok(NodeTokenState::Valid) | Err(_) => None,
+            Ok(NodeTokenState::Revoked) => Some(close_of_revoked(self.direct)),
+            Ok(NodeTokenState::SuspendedOrDrained) => Some(SUSPENDED_OR_DRAINED),
+        };
+        if let Some(close) = refusal {
+            return Outcome { reply: None, effect: RequestEffect::Refused { close } };
         }
         let registers = matches!(frame, InboundFrame::Register(_));
         let done = match frame {

@@ -16,7 +16,6 @@ use super::{
     served_agent::{ServedAgent, Start},
     state::{ConnectionState, Relisting},
 };
-use crate::node::revocation::close_of_revoked;
 
 /// Start mode of the streams of newly served agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +69,7 @@ impl ConnectionState {
                 self.drop_agent(agent);
             }
             RequestEffect::Deregistered => self.close((1000, "deregistered")),
-            RequestEffect::TokenRevoked => self.close(close_of_revoked(self.is_direct)),
+            RequestEffect::Refused { close } => self.close(close),
             RequestEffect::RegistrationFailed { held, close } => {
                 self.binding = held.or(self.binding.take());
                 self.close(close);

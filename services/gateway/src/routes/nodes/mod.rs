@@ -1,11 +1,14 @@
 //! Nodes: enrolment, roster, bindings, and the token of an agent's own node.
 
-use axum::extract::State;
-use relay_domain::nodes::{LISTED_NODES, Liveness, NodeProvider, NodeRole, RosterNode};
+use axum::{extract::State, http::HeaderMap};
+use relay_domain::{
+    access::token::TokenKind,
+    nodes::{LISTED_NODES, Liveness, NodeProvider, NodeRole, RosterNode},
+};
 use relay_engine::{
     Engine,
     agents::bindings,
-    nodes::roster::{NodeFilter, NodeListPosition},
+    nodes::roster::{NodeFilter, NodeListPosition, NodeTokenRequest},
 };
 use relay_wire::nodes as wire;
 
@@ -17,15 +20,21 @@ use crate::{
     routes::page,
 };
 
+/// Header that proves possession of a node's token; a published client sends it.
+const NODE_TOKEN_HEADER: &str = "x-relaycast-node-token";
+
 /// Creates or updates a node and creates a new token for it.
 ///
-/// The previous token is revoked. Omitted fields keep their stored values.
+/// The previous token is revoked and its sockets close, unless `rotate` is false and the header
+/// `X-Relaycast-Node-Token` has the node's present token, which then stays. Omitted fields keep their stored values.
 #[utoipa::path(
     post, path = "/v1/nodes", tag = "nodes",
     security(("workspace_key" = [])), request_body(content = wire::EnrolNodeBody, example = json!({ "name": "build-box", "capabilities": ["spawn:claude"], "max_agents": 8 })),
     responses(
         (status = 201, body = wire::EnrolledNode),
         (status = 400, description = "invalid_node_name, invalid_node_delivery, unsafe_node_delivery_url, direct_node_capacity_exceeded"),
+        (status = 401, description = "node_token_invalid"),
+        (status = 404, description = "node_not_found"),
         (status = 409, description = "node_name_conflict"),
         (status = 429, description = "plan_limit_exceeded"),
     ),
@@ -34,10 +43,24 @@ use crate::{
 pub async fn enrol(
     State(engine): State<Engine>,
     caller: WorkspaceKey,
+    headers: HeaderMap,
     Body(body): Body<wire::EnrolNodeBody>,
 ) -> Result<Reply<wire::EnrolledNode>, ApiError> {
-    let enrolled = engine.nodes().enrol(caller.scope, body).await?;
+    let token = match body.rotate {
+        Some(false) => NodeTokenRequest::Keep(presented_node_token(&headers)?),
+        Some(true) | None => NodeTokenRequest::Rotate,
+    };
+    let enrolled = engine.nodes().enrol(caller.scope, body, token).await?;
     Ok(Reply::created(wire::EnrolledNode { node: to_node(enrolled.node), token: enrolled.token }))
+}
+
+/// Returns the node token of the header that proves its possession.
+fn presented_node_token(headers: &HeaderMap) -> Result<String, ApiError> {
+    let token = headers.get(NODE_TOKEN_HEADER).and_then(|value| value.to_str().ok()).map(str::trim);
+    token
+        .filter(|token| TokenKind::from_prefix(token) == Some(TokenKind::Node))
+        .map(ToOwned::to_owned)
+        .ok_or_else(|| ApiError::invalid_request("rotate: false needs the node's token in X-Relaycast-Node-Token"))
 }
 
 /// Lists the nodes.
@@ -99,14 +122,15 @@ pub async fn get(
     Ok(Reply::ok(to_node(engine.nodes().visible(&caller, &name).await?)))
 }
 
-/// Changes the delivery settings of a node of kind http_push. Its token stays.
+/// Changes a node. Its token and its open sockets stay.
 #[utoipa::path(
     patch, path = "/v1/nodes/{name}", tag = "nodes",
-    security(("workspace_key" = [])), request_body = wire::ChangeNodeBody,
+    security(("workspace_key" = [])), request_body(content = wire::ChangeNodeBody, example = json!({ "max_agents": 4, "tags": ["gpu"] })),
     responses(
         (status = 200, body = wire::Node),
-        (status = 400, description = "invalid_node_delivery, unsafe_node_delivery_url"),
+        (status = 400, description = "invalid_node_name, invalid_node_delivery, unsafe_node_delivery_url, direct_node_capacity_exceeded"),
         (status = 404, description = "node_not_found"),
+        (status = 409, description = "node_name_conflict"),
     ),
 )]
 #[tracing::instrument(level = "debug", name = "http.nodes.change", skip_all)]
@@ -116,7 +140,26 @@ pub async fn change(
     Path(name): Path<String>,
     Body(body): Body<wire::ChangeNodeBody>,
 ) -> Result<Reply<wire::Node>, ApiError> {
-    Ok(Reply::ok(to_node(engine.nodes().change_delivery(caller.scope, &name, body.delivery).await?)))
+    Ok(Reply::ok(to_node(engine.nodes().change(caller.scope, &name, body).await?)))
+}
+
+/// Deletes a node.
+///
+/// Its token is revoked and its sockets close. Its agents go offline and return to their own nodes; actions that it
+/// handles are deleted; open invocations that name it fail, others go to another node.
+#[utoipa::path(
+    delete, path = "/v1/nodes/{name}", tag = "nodes",
+    security(("workspace_key" = [])),
+    responses((status = 204), (status = 404, description = "node_not_found")),
+)]
+#[tracing::instrument(level = "debug", name = "http.nodes.delete", skip_all)]
+pub async fn delete(
+    State(engine): State<Engine>,
+    caller: WorkspaceKey,
+    Path(name): Path<String>,
+) -> Result<NoContent, ApiError> {
+    engine.nodes().delete(caller.scope, &name).await?;
+    Ok(NoContent)
 }
 
 /// Lists the agents that are located on a node.

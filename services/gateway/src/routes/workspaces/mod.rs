@@ -119,6 +119,7 @@ pub async fn update(
         system_prompt: body.system_prompt,
         metadata: body.metadata.map(Value::Object),
         delivery_ttl_seconds: body.delivery_ttl_seconds,
+        agent_token_grace_seconds: body.agent_token_grace_seconds,
         policy: body.policy,
     };
     Ok(Reply::ok(to_workspace(engine.workspaces().update(caller.scope, &change).await?)))
@@ -166,6 +167,7 @@ fn to_workspace(row: WorkspaceRow) -> wire::Workspace {
         metadata: row.metadata,
         provenance: row.provenance,
         delivery_ttl_seconds: row.delivery_ttl_seconds,
+        agent_token_grace_seconds: row.agent_token_grace_seconds,
         policy: row.policy,
         api_key_hash: "",
         observer_token_id: None,

@@ -1,0 +1,138 @@
+//! Revocations while a gateway is cut off: without hints within a second, without Postgres within half a minute.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use relay_testkit::{
+    binaries,
+    client::{Api, EventSource, NodeSocket, ObserverSocket},
+    ports::Port,
+    proxy::TcpProxy,
+    stack::{Backends, Service, ServiceSpec, Stack},
+    wait,
+};
+use serde_json::json;
+
+const SOON: Duration = Duration::from_secs(30);
+/// After half a minute without Postgres a gateway accepts no token.
+const BELIEVED_FOR: Duration = Duration::from_secs(30);
+
+/// Engine with a second gateway that reaches Postgres and NATS through proxies of its own.
+struct CutOffScene {
+    stack: Stack,
+    cut_off: Service,
+    postgres: TcpProxy,
+    nats: TcpProxy,
+}
+
+impl CutOffScene {
+    async fn start() -> Result<Self> {
+        let stack = Stack::builder().gateways(1).start().await?;
+        let (postgres, nats) =
+            (TcpProxy::start(&stack.postgres().address())?, TcpProxy::start(&stack.nats().address())?);
+        let backends = Backends {
+            database_url: postgres.through(stack.database_url())?,
+            nats_url: format!("nats://{}", nats.address()),
+        };
+        let env = [("RELAY_FILES_DIR".to_owned(), stack.state_dir().join("files").to_string_lossy().into_owned())];
+        let spec = ServiceSpec {
+            name: "gateway-cut-off",
+            program: binaries::find(&binaries::directory()?, "relay-gateway")?,
+            backends: &backends,
+            env: &env,
+            log: stack.state_dir().join("logs").join("gateway-cut-off.log"),
+        };
+        let (main, metrics) = (Port::free()?, Port::free()?);
+        let cut_off =
+            Service::gateway(&spec, &main.address(), &metrics.address())?.with_reserved_ports([main, metrics]);
+        cut_off.wait_ready().await?;
+        Ok(Self { stack, cut_off, postgres, nats })
+    }
+
+    fn here(&self) -> &str {
+        self.stack.gateway(0).url()
+    }
+
+    /// A broker's socket at the gateway that will be cut off.
+    async fn broker(&self, key: &Api) -> Result<NodeSocket> {
+        let node = key.create_broker_node("node_far", "far").await?;
+        let mut socket = NodeSocket::connect(&self.cut_off.ws_url(), &node.token).await?;
+        socket.register_broker(&node.node_id, "far", "run-1").await?;
+        Ok(socket)
+    }
+}
+
+#[tokio::test]
+async fn without_hints_a_revocation_counts_within_a_second() -> Result<()> {
+    let scene = CutOffScene::start().await?;
+    let key = Api::create_workspace(scene.here(), "unhinted").await?;
+    let bob = key.register_agent("bob").await?;
+    let bob = key.as_agent(&bob).at(scene.cut_off.url());
+    let mut socket = scene.broker(&key).await?;
+    socket.register_agent("ann").await?;
+
+    scene.nats.cut();
+    bob.get("/v1/agent").await?.success()?;
+    key.post("/v1/agents/bob/rotate-token", json!({})).await?.success()?;
+    key.delete("/v1/nodes/far").await?.success()?;
+    let revoked = Instant::now();
+    wait::until("the token to be refused", SOON, || async {
+        bob.get("/v1/agent").await.is_ok_and(|reply| reply.code() == "agent_token_invalid")
+    })
+    .await;
+    println!("refused without a hint after {:?}", revoked.elapsed());
+    ensure!(revoked.elapsed() < Duration::from_secs(5), "{:?}", revoked.elapsed());
+    ensure!(socket.register_agent("late").await.is_err(), "a socket of a deleted node served a request");
+    ensure!(socket.closed(SOON).await?.is_some_and(|code| code == 1008), "the socket of a deleted node");
+    println!("closed without a hint after {:?}", revoked.elapsed());
+    ensure!(revoked.elapsed() < Duration::from_secs(15), "{:?}", revoked.elapsed());
+    Ok(())
+}
+
+/// The gateway has heard of nothing: neither hints nor Postgres reach it.
+#[tokio::test]
+async fn a_gateway_without_postgres_accepts_no_token_for_long() -> Result<()> {
+    let scene = CutOffScene::start().await?;
+    let key = Api::create_workspace(scene.here(), "blind").await?;
+    let bob = key.register_agent("bob").await?;
+    let bob = key.as_agent(&bob).at(scene.cut_off.url()).without_retries();
+    let observer = json!({ "name": "all", "scopes": ["stream:read", "agents:read"] });
+    let observer = key.post("/v1/observer-tokens", observer).await?.success()?;
+    let (token, id) =
+        (observer["token"].as_str().context("a token")?, observer["id"].as_str().context("an id")?.to_owned());
+    let observer = key.with_token(token).at(scene.cut_off.url());
+    let mut watching = ObserverSocket::open(scene.cut_off.url(), token).await?;
+    let mut stream = EventSource::open(&observer, None).await?;
+    let mut socket = scene.broker(&key).await?;
+    bob.get("/v1/agent").await?.success()?;
+
+    scene.postgres.cut();
+    scene.nats.cut();
+    key.post("/v1/agents/bob/rotate-token", json!({})).await?.success()?;
+    key.delete(&format!("/v1/observer-tokens/{id}")).await?.success()?;
+    key.create_broker_node("node_far", "far").await?;
+    let revoked = Instant::now();
+    wait::until("the agent's token to be refused", SOON, || async {
+        bob.get("/v1/agent").await.is_ok_and(|reply| reply.status == 503 || reply.status == 401)
+    })
+    .await;
+    println!("refused without Postgres after {:?}", revoked.elapsed());
+    ensure!(socket.register_agent("late").await.is_err(), "a request was served without storage");
+    let (code, _) = watching.closed(BELIEVED_FOR + SOON).await?;
+    println!("observer closed without Postgres after {:?}", revoked.elapsed());
+    assert_eq!(code, 1008);
+    while stream.next(SOON).await?.event != "close" {}
+    ensure!(bob.get("/v1/agent").await?.status == 503, "the revoked token was accepted");
+    ensure!(observer.without_retries().get("/v1/agents").await?.status == 503, "the observer token was accepted");
+
+    scene.postgres.restore();
+    // The gateway's lease had a break as well, which closes the socket with 1012 if it is noticed first.
+    let code = socket.closed(SOON).await?;
+    ensure!(matches!(code, Some(1008 | 1012)), "{code:?}");
+    key.get("/v1/agents/late").await?.refused(404, "agent_not_found")?;
+    wait::until("the revocations to be known", SOON, || async {
+        bob.get("/v1/agent").await.is_ok_and(|reply| reply.status == 401)
+    })
+    .await;
+    Ok(())
+}
