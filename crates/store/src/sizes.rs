@@ -2,14 +2,15 @@
 
 /// Upper bound of the size of a `json` column. The length of a compressed one is not stored: compression saves at most
 /// a factor of 88 (pglz) or 255 (lz4), and no message, outcome or record is much larger than a megabyte.
+/// A null has no size, which the inner `coalesce` says: `least` passes nulls over.
 macro_rules! json_bytes {
     ($column:literal) => {
         concat!(
-            "coalesce(least(1048576, pg_column_size(",
+            "least(1048576, coalesce(pg_column_size(",
             $column,
             ") * CASE pg_column_compression(",
             $column,
-            ") WHEN 'pglz' THEN 88 WHEN 'lz4' THEN 255 ELSE 1 END), 0)"
+            ") WHEN 'pglz' THEN 88 WHEN 'lz4' THEN 255 ELSE 1 END, 0))"
         )
     };
 }

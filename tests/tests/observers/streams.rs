@@ -335,7 +335,7 @@ async fn an_unreadable_event_ends_the_connection_before_it() -> Result<()> {
     // Large frames are not cached: they are read when they are written, which now fails.
     let database = sqlx::PgPool::connect(stack.database_url()).await?;
     sqlx::query("ALTER TABLE message_edits RENAME COLUMN blocks TO away").execute(&database).await?;
-    let long = "long ".repeat(8_000);
+    let long = "long ".repeat(4_000);
     ann.post_message("general", &long).await?.success()?;
     ann.post_message("general", "after").await?.success()?;
     let (code, reason) = socket.closed(SOON).await?;
