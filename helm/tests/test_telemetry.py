@@ -38,7 +38,7 @@ def metrics_in(path):
 
 
 def engine_metrics():
-    return metrics_in("crates/domain/src/metric_names.rs")
+    return metrics_in("crates/domain/src/metric_names.rs") | metrics_in("crates/tasks/src/metric_names.rs")
 
 
 def node_metrics():

@@ -91,7 +91,8 @@ try {
   await driver.release('judge', 'done');
 
   const failing = await driver.spawnCli({ name: 'failing', cli: 'sh', args: ['-c', 'sleep 1; exit 4'] });
-  assert.deepEqual(await failing.waitForExit(20_000), { reason: 'exited', code: 4 });
+  const ended = await failing.waitForExit(20_000);
+  assert.deepEqual([ended.reason, ended.code], ['exited', 4]);
   const idle = await driver.spawnCli({ name: 'idle', cli: 'cat', idleThresholdSecs: 1 });
   assert.equal((await idle.waitForIdle(20_000)).reason, 'idle');
   await agent.release('done');

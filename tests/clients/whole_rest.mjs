@@ -158,7 +158,6 @@ export async function actions({ relay, there, agents: { ada, bob, cyd } }, { age
       invocation = await ada.actions.getInvocation(name, invocationId);
       return invocation.completedAt !== null;
     }, () => invocation);
-    await refused(`only who called or handles reads ${name}`, 'unauthorized', () => bob.actions.getInvocation(name, invocationId));
     return [invocation.status, invocation.output, invocation.error];
   };
   same('a provider does what an agent asks for', await outcome('squeeze', { fruit: 'apple' }), ['completed', { juice: 'apple' }, null]);

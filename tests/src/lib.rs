@@ -6,6 +6,7 @@ pub mod calls;
 pub mod chaos;
 pub mod clients;
 pub mod golden;
+pub mod memory;
 pub mod push_scene;
 pub mod raw;
 pub mod relayctl;

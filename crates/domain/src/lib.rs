@@ -16,6 +16,7 @@ mod columns;
 pub mod events;
 pub mod files;
 pub mod ids;
+mod json_text;
 pub mod mailboxes;
 pub mod messages;
 pub mod metric_names;
@@ -35,3 +36,4 @@ pub use ids::{
     MessageId, NodeId, ObserverTokenId, ProviderName, PushWorkerId, SessionEventId, SubscriptionDeliveryId,
     SubscriptionId, TriggerId, WebhookId, WorkspaceId,
 };
+pub use json_text::{JsonEntries, JsonText};

@@ -66,6 +66,8 @@ pub const CONNECTED_AGENTS: &str = "relay_connected_agents";
 pub const ACK_LATENCY_SECONDS: &str = "relay_ack_latency_seconds";
 /// Number of requests in one commit. Histogram.
 pub const COMMIT_BATCH_SIZE: &str = "relay_commit_batch_size";
+/// Hints sent to other processes. Counter; label `to`: `all`, or one `gateway`.
+pub const HINTS_SENT: &str = "relay_hints_sent_total";
 /// Duration of one commit, in seconds. Histogram.
 pub const COMMIT_SECONDS: &str = "relay_commit_seconds";
 /// Attempts to deliver to an http_push endpoint. Counter; label `outcome`: delivered, acked, failed, dead, gone.

@@ -6,8 +6,9 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use relay_domain::{GatewayId, WorkspaceScope};
+use relay_domain::{GatewayId, WorkspaceId, WorkspaceScope};
 use relay_store::Store;
+use relay_tasks::byte_budget::ByteBudget;
 use tokio::sync::mpsc;
 
 use crate::{
@@ -18,7 +19,7 @@ use crate::{
     hints::Hints,
 };
 
-/// Storage, ids, the clock, hints and announcements. Cheap to clone; all clones share their state.
+/// Storage, ids, the clock, hints, announcements and shared bounds. Cheap to clone; all clones share their state.
 #[derive(Clone)]
 pub(crate) struct Core {
     pub(crate) store: Store,
@@ -26,6 +27,8 @@ pub(crate) struct Core {
     pub(crate) hints: Arc<Hints>,
     pub(crate) announcer: mpsc::Sender<Announcement>,
     pub(crate) refusals: Arc<RefusalLog>,
+    /// Memory for the contents of deliveries that are read from storage.
+    pub(crate) bodies: ByteBudget<WorkspaceId>,
     /// Set once this process is a gateway.
     pub(crate) gateway: Arc<OnceLock<GatewayId>>,
     /// Places of reads that scan. They share the database with commits.

@@ -6,15 +6,23 @@ use std::{
     time::Duration,
 };
 
-use relay_domain::{AgentId, ChannelId, GatewayId, NodeId, ProviderName, WorkspaceScope, access::token::TokenHash};
+use relay_domain::{
+    AgentId, ChannelId, GatewayId, NodeId, ProviderName, WorkspaceScope, access::token::TokenHash,
+    metric_names::HINTS_SENT, nodes::NodeKind,
+};
+use relay_store::nodes::locations::AgentLocation;
 pub use relay_stream::Hint;
 use relay_stream::Stream;
+use relay_tasks::spawn_isolated;
 use tokio::sync::{broadcast, mpsc};
 
-use crate::Inner;
+use crate::{Inner, core::Core};
 
 /// Bound of both queues. A slow listener loses the oldest hint, a slow NATS the newest.
 const QUEUE: usize = 4096;
+
+/// Keeps a hint far below NATS' payload limit: a notice has about 300 bytes.
+const NOTICES_PER_HINT: usize = 1000;
 
 const RESUBSCRIBE_AFTER: Duration = Duration::from_millis(500);
 
@@ -36,6 +44,8 @@ pub(crate) struct SocketEvent<'a> {
 #[derive(Debug)]
 pub struct Hints {
     local: broadcast::Sender<Arc<Hint>>,
+    /// Apart from the others, which announce changes: a flood of notices must not displace those.
+    notices: broadcast::Sender<Arc<Hint>>,
     remote: mpsc::Sender<RemoteHint>,
 }
 
@@ -43,10 +53,16 @@ impl Hints {
     /// Creates the sender, and the queue that [`forward_to_nats`] drains.
     pub(crate) fn new() -> (Self, mpsc::Receiver<RemoteHint>) {
         let (remote, queue) = mpsc::channel(QUEUE);
-        (Self { local: broadcast::channel(QUEUE).0, remote }, queue)
+        (Self { local: broadcast::channel(QUEUE).0, notices: broadcast::channel(QUEUE).0, remote }, queue)
     }
 
-    /// Subscribes to the hints of all processes from now on. A listener that lags by more than 4096 hints misses the
+    /// Subscribes to the notices for agents' sockets of all processes from now on.
+    #[must_use]
+    pub fn subscribe_notices(&self) -> broadcast::Receiver<Arc<Hint>> {
+        self.notices.subscribe()
+    }
+
+    /// Subscribes to the hints of all processes, except notices, from now on. A listener that lags by more than 4096 hints misses the
     /// oldest.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<Hint>> {
@@ -153,18 +169,89 @@ impl Hints {
 
     fn publish(&self, hint: Hint) {
         let hint = Arc::new(hint);
+        self.send_local(Arc::clone(&hint));
+        self.send_remote(None, hint);
+    }
+
+    fn send_local(&self, hint: Arc<Hint>) {
+        let listeners = match *hint {
+            Hint::Notify { .. } | Hint::NotifyEach { .. } | Hint::NoticeMissed { .. } => &self.notices,
+            Hint::NodesChanged { .. }
+            | Hint::MailboxesChanged { .. }
+            | Hint::DeliveriesDue { .. }
+            | Hint::TokenRevoked { .. }
+            | Hint::TokenDoubted { .. }
+            | Hint::WorkspaceDeleted { .. }
+            | Hint::QuotasChanged { .. }
+            | Hint::ObserversChanged
+            | Hint::MembersChanged { .. }
+            | Hint::ProviderTaken { .. }
+            | Hint::Invoke { .. } => &self.local,
+        };
         // No listener is fine, and so is a full queue: periodic checks find the change.
-        let _ = self.local.send(Arc::clone(&hint));
-        let _ = self.remote.try_send((None, hint));
+        let _ = listeners.send(hint);
+    }
+
+    fn send_remote(&self, gateway: Option<GatewayId>, hint: Arc<Hint>) {
+        metrics::counter!(HINTS_SENT, "to" => if gateway.is_some() { "gateway" } else { "all" }).increment(1);
+        let _ = self.remote.try_send((gateway, hint));
     }
 
     /// Sends a hint to one gateway, which may be this process (`own`).
     pub(crate) fn send_to_gateway(&self, gateway: GatewayId, own: Option<GatewayId>, hint: Hint) {
         let hint = Arc::new(hint);
         if own == Some(gateway) {
-            let _ = self.local.send(hint);
+            self.send_local(hint);
         } else {
-            let _ = self.remote.try_send((Some(gateway), hint));
+            self.send_remote(Some(gateway), hint);
+        }
+    }
+}
+
+/// Events of one kind for the socket of one agent.
+pub(crate) struct AgentNotices {
+    pub(crate) scope: WorkspaceScope,
+    pub(crate) agent: AgentId,
+    pub(crate) event: &'static str,
+    /// Data of each event.
+    pub(crate) each: Vec<serde_json::Value>,
+}
+
+impl Core {
+    /// Sends best-effort events about the deliveries of their senders, together and only to the gateways that serve
+    /// these. One post to many full mailboxes, or many dead letters, cause so many.
+    pub(crate) fn notify_senders(&self, notices: Vec<AgentNotices>) {
+        if notices.is_empty() {
+            return;
+        }
+        let core = self.clone();
+        spawn_isolated("notices", async move {
+            let agents: Vec<_> = notices.iter().map(|one| (one.scope, one.agent)).collect();
+            match core.store.gateways_of_agents(&agents).await {
+                Ok(locations) => notices.into_iter().for_each(|one| core.send_notices(one, &locations)),
+                Err(error) => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "senders are not notified");
+                }
+            }
+        });
+    }
+
+    fn send_notices(&self, notices: AgentNotices, locations: &[AgentLocation]) {
+        let AgentNotices { scope, agent, event, each } = notices;
+        let own = locations.iter().filter(|location| (location.scope, location.agent_id) == (scope, agent));
+        for location in own {
+            for each in each.chunks(NOTICES_PER_HINT) {
+                let (workspace, topic, event) = (scope.workspace_id(), "agent".to_owned(), event.to_owned());
+                let hint = Hint::NotifyEach { workspace, agent, topic, event, each: each.to_vec() };
+                match (location.kind, location.gateway_id) {
+                    // Workers call its endpoint.
+                    (NodeKind::HttpPush, _) => self.hints.publish(hint),
+                    (NodeKind::Ws | NodeKind::Poll, Some(gateway)) => {
+                        self.hints.send_to_gateway(gateway, self.gateway_id(), hint);
+                    }
+                    (NodeKind::Ws | NodeKind::Poll, None) => {}
+                }
+            }
         }
     }
 }
@@ -187,7 +274,7 @@ pub(crate) async fn receive_remote(hints: Weak<Hints>, stream: Stream, gateway: 
     };
     while let Some(hint) = remote.next().await {
         let Some(hints) = hints.upgrade() else { return };
-        let _ = hints.local.send(Arc::new(hint));
+        hints.send_local(Arc::new(hint));
     }
 }
 

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use relay_egress::EgressConfig;
 use relay_store::{Store, StoreError};
 use relay_stream::{Clock, NatsServers, ProcessIdentity, Stream};
-use relay_tasks::TaskSet;
+use relay_tasks::{TaskSet, byte_budget::ByteBudget};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -37,6 +37,8 @@ use crate::{
 const WORKER_LEASE_SECONDS: i32 = 60;
 /// Interval of lease renewals and clock checks.
 const RENEW_EVERY: Duration = Duration::from_secs(10);
+/// Bound of the contents of deliveries that a process holds. Decoding takes up to three times as much for a moment.
+const BODY_BYTES: usize = 32 * 1024 * 1024;
 /// Pause before an unavailable server is asked again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
@@ -91,6 +93,7 @@ impl Engine {
             ids,
             hints: Arc::new(hints),
             announcer,
+            bodies: ByteBudget::new("deliveries", BODY_BYTES),
             refusals: Arc::default(),
             gateway: Arc::default(),
             scans: FairPlaces::new(CONCURRENT_SCANS),

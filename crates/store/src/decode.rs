@@ -2,7 +2,9 @@
 
 use std::{error::Error, fmt::Write as _, str::FromStr};
 
-use sqlx::{Column, FromRow, Row, postgres::PgRow};
+use relay_domain::JsonText;
+use serde_json::value::RawValue;
+use sqlx::{Column, FromRow, Row, postgres::PgRow, types::Json};
 
 use crate::{StoreError, StoreResult};
 
@@ -33,6 +35,12 @@ where
 {
     let name: &str = row.try_get(column)?;
     name.parse().map_err(|source| sqlx::Error::ColumnDecode { index: column.to_owned(), source: Box::new(source) })
+}
+
+/// Decodes a `json` column without parsing it.
+pub(crate) fn json_text(row: &PgRow, column: &str) -> sqlx::Result<Option<JsonText>> {
+    let text: Option<Json<Box<RawValue>>> = row.try_get(column)?;
+    Ok(text.map(|Json(text)| JsonText::from_stored(text)))
 }
 
 /// Describes a row by its identifying columns, as in `agent_id=7 seq=12`, so that an operator finds it.

@@ -30,6 +30,7 @@ pub mod processes;
 pub mod push;
 pub mod recovery;
 pub mod search;
+mod sizes;
 mod statement_timeout;
 pub mod subscriptions;
 pub mod workspaces;

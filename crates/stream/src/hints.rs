@@ -110,6 +110,20 @@ pub enum Hint {
         /// Id for a `deliver` frame with seq 0; `None` for a `context.update`.
         event_id: Option<String>,
     },
+    /// Several best-effort events of one kind for the socket of one agent, never replayed. Versions before this one
+    /// ignore it.
+    NotifyEach {
+        /// Id of the workspace.
+        workspace: WorkspaceId,
+        /// Recipient.
+        agent: AgentId,
+        /// Topic of the events.
+        topic: String,
+        /// Name of the events.
+        event: String,
+        /// Data of each event, an object.
+        each: Vec<serde_json::Value>,
+    },
     /// Unverified [`Hint::Notify`]: these agents may have missed an event that storage knows.
     #[serde(skip)]
     NoticeMissed {
@@ -136,6 +150,9 @@ impl Hint {
             }
             Self::Notify { workspace, agents, topic: _, event: _, data: _, event_id: _ } => {
                 Self::NoticeMissed { workspace, agents }
+            }
+            Self::NotifyEach { workspace, agent, topic: _, event: _, each: _ } => {
+                Self::NoticeMissed { workspace, agents: Some(vec![agent]) }
             }
             // Connections older than the epoch would close.
             Self::ProviderTaken { workspace, node, provider: _, epoch: _ } => {

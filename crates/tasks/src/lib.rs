@@ -1,12 +1,13 @@
 //! Tasks of a process: [`TaskSet`] for the long-running ones, whose end stops the process, [`spawn_isolated`] for
-//! those of one request, connection, mailbox or endpoint, whose panic must not, and [`batches`] for queues that one task
-//! empties.
+//! those of one request, connection, mailbox or endpoint, whose panic must not, [`batches`] for queues that one task
+//! empties, and [`byte_budget`] for message bodies in memory.
 //!
 //! Used by the engine and the services; nothing else calls `tokio::spawn` (`cargo xtask tidy`).
 
 #![warn(missing_docs)]
 
 pub mod batches;
+pub mod byte_budget;
 pub mod metric_names;
 
 use std::{

@@ -2,6 +2,10 @@
 
 /// Panics of tasks. Counter; label `task`: the name of a long-running task, or `request`, `connection`, `mailbox`, ….
 pub const TASK_PANICS: &str = "relay_task_panics_total";
+/// Bytes reserved for message bodies in memory. Gauge; label `use`: `deliveries` or `calls`.
+pub const BODY_BYTES: &str = "relay_body_bytes";
+/// Reads and calls that waited until others had freed memory for message bodies. Counter; label `use`.
+pub const BODY_WAITS: &str = "relay_body_waits_total";
 /// Items of one batch of a queue. Histogram; label `queue`.
 pub const BATCH_ITEMS: &str = "relay_batch_items";
 /// Items that wait in a queue after its last batch was taken. Gauge; label `queue`.

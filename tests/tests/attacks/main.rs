@@ -6,8 +6,11 @@ mod commits;
 mod connections;
 mod ended_workspaces;
 mod former_tokens;
+mod large_messages;
+
 mod names;
 mod nats;
+mod notices;
 mod observer_tokens;
 mod plans;
 mod revocation;

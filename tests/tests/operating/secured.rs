@@ -137,13 +137,13 @@ impl Installation {
 }
 
 /// Connects as a role and returns the errors that the server reports.
-async fn connect_as(nats: &Nats, role: &str) -> Result<(async_nats::Client, mpsc::UnboundedReceiver<String>)> {
-    let (sender, errors) = mpsc::unbounded_channel();
+async fn connect_as(nats: &Nats, role: &str) -> Result<(async_nats::Client, mpsc::Receiver<String>)> {
+    let (sender, errors) = mpsc::channel(64);
     let options = ConnectOptions::new().event_callback(move |event| {
         let sender = sender.clone();
         async move {
             if let Event::ServerError(error) = event {
-                let _ = sender.send(error.to_string());
+                let _ = sender.send(error.to_string()).await;
             }
         }
     });

@@ -77,7 +77,7 @@ pub(super) async fn attempt_delivery(
         },
         outcome,
         pushed_seq: None,
-        sender: row.delivery.message.as_ref().map(|message| message.agent_id),
+        sender: row.delivery.sender,
     })
 }
 
@@ -222,7 +222,7 @@ fn decide_outcome(endpoint: &Endpoint, row: &PushRow, judgement: &Judgement, now
 }
 
 fn message_location(row: &PushRow) -> Option<MessageLocation> {
-    let message = row.delivery.message.as_ref()?;
+    let message = row.delivery.message()?;
     Some(MessageLocation {
         channel_id: message.channel_id,
         channel_name: message.channel_name.clone(),

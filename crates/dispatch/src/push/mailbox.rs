@@ -18,12 +18,12 @@ use relay_domain::{
     push::{
         PushOrdering,
         attempt::{AttemptOutcome, PushAttempt},
-        mailbox::{LeasedMailbox, MailboxRelease, PAGE, PushPage, PushRow},
+        mailbox::{LeasedMailbox, MailboxRelease, PushPage, PushRow},
     },
 };
 use tokio::sync::oneshot;
 
-use super::{PushDispatcher, ServedMailbox, attempt, endpoints::Endpoint, request};
+use super::{HeldPage, PushDispatcher, ServedMailbox, attempt, endpoints::Endpoint, request};
 
 /// Time that an idle mailbox is kept, so that its next rows need no claim.
 const LINGER: Duration = Duration::from_secs(2);
@@ -171,7 +171,7 @@ async fn serve_page(
         None => RequestedPage::request(pusher, served, mailbox, mailbox.pushed_seq).await,
     };
     let epoch = requested.epoch;
-    let Some(page) = requested.answer.await.ok().flatten() else {
+    let Some(HeldPage { page, _memory }) = requested.answer.await.ok().flatten() else {
         tokio::time::sleep(RETRY_AFTER).await;
         return again;
     };
@@ -208,7 +208,7 @@ async fn serve_page(
     {
         page_outcome.due(at);
     }
-    page_outcome.again |= run.is_full() && !page_outcome.is_blocked;
+    page_outcome.again |= page.has_more && !page_outcome.is_blocked;
     page_outcome
 }
 
@@ -222,7 +222,7 @@ fn row_action(row: &PushRow, now: DateTime<Utc>) -> RowAction {
         (Some(exception), _) if exception.is_settled() => RowAction::Skip,
         (Some(_), Some(at)) if at > now && row.is_deferred_by_consumer => RowAction::Postpone(at),
         (Some(_), Some(at)) if at > now => RowAction::Wait(at),
-        _ if row.delivery.message.is_none() && row.delivery.outcome.is_none() => RowAction::Skip,
+        _ if row.delivery.is_dropped() => RowAction::Skip,
         _ => RowAction::Attempt,
     }
 }
@@ -241,7 +241,7 @@ struct RequestedPage {
     from: Seq,
     /// Read before the request, so that later changes are noticed.
     epoch: (u64, u64),
-    answer: oneshot::Receiver<Option<PushPage>>,
+    answer: oneshot::Receiver<Option<HeldPage>>,
 }
 
 impl RequestedPage {
@@ -293,16 +293,12 @@ struct PageRun<'a> {
 }
 
 impl PageRun<'_> {
-    fn is_full(self) -> bool {
-        i64::try_from(self.page.rows.len()).is_ok_and(|rows| rows >= PAGE)
-    }
-
     /// Attempts rows in order. A failed row blocks those behind it.
     async fn serve_in_order(self, mailbox: &mut LeasedMailbox, pipeline: &mut Pipeline) -> PageOutcome {
         let rows = &self.page.rows;
         let mut page_outcome = PageOutcome::default();
         // A returning row must not be read again before its outcome is recorded.
-        let goes_on = self.is_full() && !rows.iter().any(|row| row.is_redelivery);
+        let goes_on = self.page.has_more && !rows.iter().any(|row| row.is_redelivery);
         for (nth, row) in rows.iter().enumerate() {
             if goes_on
                 && nth + PREFETCH_ROWS == rows.len()
@@ -468,7 +464,9 @@ impl PageRun<'_> {
             Ok(Err(until)) => return RowResult::NotBefore(until),
             Err(_) => return RowResult::NotBefore(pusher.storage.now() + chrono::Duration::seconds(1)),
         };
-        // The wait for the permit may have been long.
+        let _memory =
+            pusher.calls.reserve(mailbox.scope.workspace_id(), request::approximate_bytes(&row.delivery)).await;
+        // These waits may have been long.
         let is_stale =
             pusher.epoch(self.served) != self.epoch || !pusher.lease.covers_attempt() || pusher.stop.is_cancelled();
         if is_stale || is_overdue(row, pusher.storage.now()) {

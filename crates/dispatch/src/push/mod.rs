@@ -26,20 +26,20 @@ use std::{
 
 use futures::{FutureExt as _, StreamExt as _, stream::BoxStream};
 use relay_domain::{
-    NodeId,
+    NodeId, WorkspaceId,
     push::{
         ATTEMPT_TIMEOUT,
         mailbox::{LeasedMailbox, MailboxKey},
     },
 };
-use relay_tasks::{TaskSet, isolate};
+use relay_tasks::{TaskSet, byte_budget::ByteBudget, isolate};
 use tokio::{sync::Notify, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 pub use config::PushConfig;
 use endpoints::Endpoints;
 use event_poster::EventPoster;
-pub use queue::{EndpointRecord, NodeEvent, Notice, PushQueue};
+pub use queue::{EndpointRecord, HeldPage, NodeEvent, Notice, PushQueue};
 use reader::Reader;
 use recorder::Recorder;
 
@@ -51,6 +51,8 @@ const RENEW_EVERY: Duration = Duration::from_secs(1);
 /// Poll interval for due mailboxes. Notices are faster.
 const POLL_EVERY: Duration = Duration::from_millis(250);
 const TAKE_BATCH: i64 = 256;
+/// Bound of the encoded bodies of requests in flight.
+const CALL_BYTES: usize = 32 * 1024 * 1024;
 /// Mailboxes served at a time per concurrent call: 8192 by default.
 const SERVED_PER_CALL: usize = 8;
 /// A mailbox of another worker is not claimed again for this long: that worker gets the same notices.
@@ -67,6 +69,8 @@ pub struct PushDispatcher {
     reader: Reader,
     recorder: Recorder,
     event_poster: EventPoster,
+    /// Memory for the bodies of requests.
+    calls: ByteBudget<WorkspaceId>,
     stop: CancellationToken,
 }
 
@@ -126,6 +130,7 @@ impl PushDispatcher {
             reader: Reader::start(Arc::clone(&storage), tasks),
             recorder: Recorder::start(Arc::clone(&storage), tasks),
             event_poster: EventPoster::new(),
+            calls: ByteBudget::new("calls", CALL_BYTES),
             // Stops by itself when an essential part has ended.
             stop: stop.child_token(),
             storage,

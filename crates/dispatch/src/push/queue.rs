@@ -1,6 +1,6 @@
 //! [`PushQueue`]: what the dispatcher needs of the engine.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
@@ -15,6 +15,7 @@ use relay_domain::{
         settings::{EndpointSecrets, EndpointSettings},
     },
 };
+use relay_tasks::byte_budget::ByteLease;
 use serde_json::Value;
 
 use crate::QueueResult;
@@ -47,8 +48,8 @@ pub trait PushQueue: Send + Sync + 'static {
     async fn claim(&self, mailboxes: &[MailboxKey]) -> QueueResult<Vec<LeasedMailbox>>;
     /// Releases a mailbox. A row that arrived meanwhile makes it due at once, unless it is blocked.
     async fn release(&self, release: &MailboxRelease) -> QueueResult<()>;
-    /// Reads one page of each mailbox above a position, in the order given.
-    async fn read_pages(&self, mailboxes: &[(LeasedMailbox, Seq)]) -> QueueResult<Vec<PushPage>>;
+    /// Reads one page of each mailbox above a position, in the order given. `None` where memory does not suffice now.
+    async fn read_pages(&self, mailboxes: &[(LeasedMailbox, Seq)]) -> QueueResult<Vec<Option<HeldPage>>>;
     /// Records attempts with their effects. Returns the mailboxes that belong to other workers by now.
     async fn record(&self, attempts: &[PushAttempt], pass: RecordingPass) -> QueueResult<HashSet<MailboxKey>>;
     /// Makes the overdue deliveries of a mailbox dead letters.
@@ -66,6 +67,13 @@ pub trait PushQueue: Send + Sync + 'static {
 
     /// Lists the agents of a workspace on http_push nodes, with their nodes.
     async fn agents(&self, scope: WorkspaceScope) -> QueueResult<Vec<(AgentId, NodeId)>>;
+}
+
+/// Page, and the memory that its rows take until it is dropped.
+#[derive(Debug)]
+pub struct HeldPage {
+    pub page: PushPage,
+    pub _memory: Arc<ByteLease>,
 }
 
 /// Endpoint of a node, with the health that all workers have reported.

@@ -2,23 +2,19 @@
 
 use std::sync::Arc;
 
-use relay_domain::{
-    mailboxes::stream::Seq,
-    push::mailbox::{LeasedMailbox, PushPage},
-};
+use relay_domain::{mailboxes::stream::Seq, push::mailbox::LeasedMailbox};
 use relay_tasks::{
     TaskSet,
     batches::{BatchSender, Batches, QueueConfig, Request, queue},
 };
 use tokio::sync::oneshot;
 
-use super::queue::PushQueue;
+use super::queue::{HeldPage, PushQueue};
 
-/// Requests that wait for their page; every task has one at most. A read of 32 mailboxes with 50 rows of up to 64 KiB
-/// each may be large; most have few and small ones.
+/// Requests that wait for their page; every task has one at most.
 const REQUESTS: QueueConfig<PageRequest> = QueueConfig::new("push_pages", 8192, 32);
 
-type PageRequest = Request<(LeasedMailbox, Seq), Option<PushPage>>;
+type PageRequest = Request<(LeasedMailbox, Seq), Option<HeldPage>>;
 
 pub(super) struct Reader {
     sender: BatchSender<PageRequest>,
@@ -36,8 +32,9 @@ impl Reader {
         self.sender.closed().await;
     }
 
-    /// Requests one page of a mailbox behind `from`. The reply is `None`, or none comes, when storage is unavailable.
-    pub(super) async fn request_page(&self, mailbox: &LeasedMailbox, from: Seq) -> oneshot::Receiver<Option<PushPage>> {
+    /// Requests one page of a mailbox behind `from`. The reply is `None`, or none comes, when storage is
+    /// unavailable or memory does not suffice.
+    pub(super) async fn request_page(&self, mailbox: &LeasedMailbox, from: Seq) -> oneshot::Receiver<Option<HeldPage>> {
         self.sender.request((mailbox.clone(), from)).await
     }
 }
@@ -54,9 +51,9 @@ async fn run(storage: Arc<dyn PushQueue>, mut requests: Batches<PageRequest>) {
 }
 
 /// Reads a page for each request. `None` where the read failed: the task of the mailbox repeats it.
-async fn read_pages(storage: &dyn PushQueue, mailboxes: &[(LeasedMailbox, Seq)]) -> Vec<Option<PushPage>> {
+async fn read_pages(storage: &dyn PushQueue, mailboxes: &[(LeasedMailbox, Seq)]) -> Vec<Option<HeldPage>> {
     let error = match storage.read_pages(mailboxes).await {
-        Ok(pages) => return pages.into_iter().map(Some).collect(),
+        Ok(pages) => return pages,
         Err(error) => error,
     };
     match mailboxes {

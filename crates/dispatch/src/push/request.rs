@@ -3,7 +3,8 @@
 use chrono::{DateTime, Utc};
 use http::{HeaderMap, HeaderValue, header};
 use relay_domain::{
-    mailboxes::StoredDelivery,
+    JsonText,
+    mailboxes::{Content, StoredDelivery},
     push::{
         DeclaredOutcome,
         settings::{EndpointAuth, EndpointSecrets, SignedPayload},
@@ -33,12 +34,17 @@ pub(super) fn delivery_call(
     Some(HttpCall { headers, body: bytes.into() })
 }
 
-/// Returns the size of a delivery's body before it is built, without what every body has.
+/// Returns the size of a delivery's body before it is built, without what every body has. A conversation contains the
+/// text twice.
 pub(super) fn approximate_bytes(row: &StoredDelivery) -> usize {
-    let encoded = |value: &serde_json::Value| if value.is_null() { 0 } else { value.to_string().len() };
-    let message = row.message.as_ref();
-    message.map_or(0, |message| message.text.len() + message.blocks.as_ref().map_or(0, encoded))
-        + row.outcome.as_ref().map_or(0, |(_, data)| encoded(data))
+    match &row.content {
+        Content::Message(message) => {
+            let blocks = message.blocks.as_ref().map_or(0, JsonText::byte_len);
+            2 * message.text.len() + blocks + message.metadata.byte_len()
+        }
+        Content::Outcome { data, .. } => data.byte_len(),
+        Content::Unread { .. } | Content::Dropped => 0,
+    }
 }
 
 /// Builds the request of an event without a delivery.

@@ -12,6 +12,7 @@ use relay_domain::{
         secrets::SubscriptionSecrets,
     },
 };
+use relay_tasks::byte_budget::ByteLease;
 
 use crate::QueueResult;
 
@@ -38,8 +39,12 @@ pub trait SubscriptionQueue: Send + Sync + 'static {
         leased: &mut LeasedSubscription<Self::Lease>,
         lease: Duration,
     ) -> QueueResult<QueuedEvents>;
-    /// Reads pending calls in the order of their events.
-    async fn pending(&self, leased: &LeasedSubscription<Self::Lease>, limit: i64) -> QueueResult<Vec<PendingCall>>;
+    /// Reads pending calls in the order of their events, as many as fit into memory.
+    async fn pending(
+        &self,
+        leased: &LeasedSubscription<Self::Lease>,
+        limit: i64,
+    ) -> QueueResult<(Vec<PendingCall>, ByteLease)>;
     /// Records an attempt, and renews the lease. `None` when the lease is lost: the new holder calls again.
     async fn record(
         &self,

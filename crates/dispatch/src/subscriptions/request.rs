@@ -10,11 +10,11 @@ use crate::{
     signature::{hmac_hex, sign_standard_webhook},
 };
 
-/// Builds the request of one attempt.
+/// Builds the request of one attempt, which takes the body.
 pub(super) fn request(
     scheme: Option<SignatureScheme>,
     secrets: &SubscriptionSecrets,
-    pending: &PendingCall,
+    pending: &mut PendingCall,
     now: DateTime<Utc>,
 ) -> HttpCall {
     let mut headers = HeaderMap::new();
@@ -37,7 +37,7 @@ pub(super) fn request(
             SignatureScheme::StandardWebhooks => sign_standard_webhook(&mut headers, secret, &id, now, body),
         }
     }
-    HttpCall { headers, body: pending.body.clone().into() }
+    HttpCall { headers, body: std::mem::take(&mut pending.body).into() }
 }
 
 #[cfg(test)]
@@ -48,7 +48,7 @@ mod tests {
 
     fn signed(scheme: SignatureScheme, secret: &str) -> HeaderMap {
         let at = DateTime::from_timestamp(0, 0).unwrap();
-        let pending = PendingCall {
+        let mut pending = PendingCall {
             delivery_id: SubscriptionDeliveryId::new(7),
             event_kind: "message.created".into(),
             body: "{}".into(),
@@ -61,7 +61,7 @@ mod tests {
             secret: Some(secret.into()),
             headers: [("X-Own".to_owned(), "a b".to_owned())].into(),
         };
-        request(Some(scheme), &secrets, &pending, at).headers
+        request(Some(scheme), &secrets, &mut pending, at).headers
     }
 
     #[test]

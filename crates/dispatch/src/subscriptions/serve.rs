@@ -69,8 +69,10 @@ async fn serve_leased<Q: SubscriptionQueue>(
     let is_over = || stop.is_cancelled() || began.elapsed() >= MAX_SERVE_TIME;
     loop {
         // Queued events first: new ones are matched only when all earlier ones have been sent.
-        let pending = queue.pending(leased, PENDING_AT_ONCE).await?;
+        let (pending, memory) = queue.pending(leased, PENDING_AT_ONCE).await?;
         if pending.is_empty() {
+            // Matching reserves memory of its own, for which no other may be held.
+            drop(memory);
             match queue.queue_events(leased, LEASE).await? {
                 QueuedEvents::Read => {}
                 QueuedEvents::None => return queue.release(leased, None).await,
@@ -81,7 +83,7 @@ async fn serve_leased<Q: SubscriptionQueue>(
             if pending.next_attempt_at > queue.now() {
                 return queue.release(leased, Some(pending.next_attempt_at)).await;
             }
-            match attempt_call(queue, destinations, leased, &secrets, &pending).await? {
+            match attempt_call(queue, destinations, leased, &secrets, pending).await? {
                 NextStep::Continue if !is_over() => {}
                 NextStep::Continue | NextStep::Release => return queue.release(leased, None).await,
                 NextStep::Defer(pause) => return queue.release(leased, Some(call::after(queue.now(), pause))).await,
@@ -100,14 +102,14 @@ async fn attempt_call<Q: SubscriptionQueue>(
     destinations: &Destinations,
     leased: &LeasedSubscription<Q::Lease>,
     secrets: &SubscriptionSecrets,
-    pending: &PendingCall,
+    mut pending: PendingCall,
 ) -> QueueResult<NextStep> {
     let posted = match queue.client().policy().check_url(&leased.url) {
         Ok(target) => {
             if let Err(pause) = destinations.wait_for_turn(leased.scope, target.host(), pending.body.len()).await {
                 return Ok(NextStep::Defer(pause));
             }
-            let request = request(leased.signature_scheme, secrets, pending, queue.now());
+            let request = request(leased.signature_scheme, secrets, &mut pending, queue.now());
             let span = || {
                 tracing::info_span!(
                     "subscription.call",
@@ -120,7 +122,7 @@ async fn attempt_call<Q: SubscriptionQueue>(
         Err(refusal) => Err(refusal.into()),
     };
     let now = queue.now();
-    let (verdict, attempt) = judge_call(leased.failures, pending, posted, now);
+    let (verdict, attempt) = judge_call(leased.failures, &pending, posted, now);
     let outcome = match attempt.outcome {
         CallOutcome::Delivered => "delivered",
         CallOutcome::Retry(_) => "retried",

@@ -10,4 +10,4 @@ pub mod stream;
 
 pub use location::MessageLocation;
 pub use record::{Delivery, DeliveryMessage, DeliveryNode, SettlementRecord};
-pub use stored::StoredDelivery;
+pub use stored::{Content, ContentBudget, StoredDelivery};

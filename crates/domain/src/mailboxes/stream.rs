@@ -150,6 +150,11 @@ impl<F> MailboxStream<F> {
         }
     }
 
+    /// Drops buffered frames to free their memory. They are read from the store again.
+    pub fn drop_frames(&mut self, is_dropped: impl Fn(&F) -> bool) {
+        self.early.retain(|_, frame| !is_dropped(frame));
+    }
+
     /// Handles a failed repair. It will be requested again.
     pub fn on_repair_failed(&mut self) {
         self.repairing = false;
@@ -336,6 +341,8 @@ mod tests {
         Take,
         /// Requests a repair; the store returns a page of this size, or fails (0).
         Repair(usize),
+        /// Drops the frames whose seq is a multiple of this.
+        Drop(Seq),
         Suspend,
         Resume,
     }
@@ -346,6 +353,7 @@ mod tests {
             1 => Just(Event::Head),
             4 => Just(Event::Take),
             3 => (0..60usize).prop_map(Event::Repair),
+            1 => (1..5i64).prop_map(Event::Drop),
             1 => Just(Event::Suspend),
             1 => Just(Event::Resume),
         ]
@@ -375,6 +383,7 @@ mod tests {
                             stream.on_rows((from..=LAST).take(page).map(|seq| (seq, seq)));
                         }
                     },
+                    Event::Drop(nth) => stream.drop_frames(|seq| seq % nth == 0),
                     Event::Suspend => stream.suspend(),
                     Event::Resume => stream.resume(),
                 }

@@ -5,10 +5,10 @@ mod mentions;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::{
-    AgentId, ChannelId, ConversationId, MessageId,
+    AgentId, ChannelId, ConversationId, JsonText, MessageId,
     agents::AgentKind,
     channels::{ChannelKind, client_channel_id},
     events::kind,
@@ -25,10 +25,28 @@ pub const POSTED_BY_NODE: &str = "posted_by_node";
 
 /// Returns metadata without the engine's own keys; always an object.
 #[must_use]
-pub fn client_metadata(stored: &Value) -> Map<String, Value> {
-    let stored = stored.as_object().into_iter().flatten();
-    let shown = stored.filter(|(key, _)| !key.starts_with(HIDDEN_METADATA));
-    shown.map(|(key, value)| (key.clone(), value.clone())).collect()
+pub fn client_metadata(stored: &JsonText) -> JsonText {
+    if !stored.is_object() {
+        return JsonText::empty_object();
+    }
+    if !stored.get().contains(HIDDEN_METADATA) {
+        return stored.clone();
+    }
+    let mut shown = stored.entries();
+    shown.retain(|key| !key.starts_with(HIDDEN_METADATA));
+    JsonText::encode(&shown)
+}
+
+/// Returns new metadata with the engine's own keys of the old, which authors cannot see.
+#[must_use]
+pub fn keep_hidden_metadata(new: Option<&JsonText>, old: &JsonText) -> JsonText {
+    let mut all = new.map(JsonText::entries).unwrap_or_default();
+    for (key, value) in old.entries() {
+        if key.starts_with(HIDDEN_METADATA) || key == POSTED_BY_NODE {
+            all.insert(key, value);
+        }
+    }
+    JsonText::encode(&all)
 }
 
 /// A posted message, with the names of its channel and author.
@@ -55,9 +73,9 @@ pub struct Message {
     /// Text.
     pub text: String,
     /// Rich blocks, passed through.
-    pub blocks: Option<Value>,
+    pub blocks: Option<JsonText>,
     /// JSON object of the client, with the engine's own keys.
-    pub metadata: Value,
+    pub metadata: JsonText,
     /// Array of file descriptions.
     pub attachments: Value,
     /// Names mentioned in the text.
@@ -156,13 +174,23 @@ mod tests {
             thread_id: None,
             text: "hello".into(),
             blocks: None,
-            metadata: Value::Null,
+            metadata: JsonText::empty_object(),
             attachments: Value::Array(Vec::new()),
             mentions: Vec::new(),
             mode: Mode::Wait,
             content_type: None,
             created_at: DateTime::UNIX_EPOCH,
         }
+    }
+
+    #[test]
+    fn hidden_metadata_is_kept_and_not_shown() {
+        let stored = JsonText::from(serde_json::json!({ "a": 1, "__relaycast_x": [2], "b": "__relaycast_" }));
+        assert_eq!(client_metadata(&stored).get(), r#"{"a":1,"b":"__relaycast_"}"#);
+        let new = JsonText::from(serde_json::json!({ "c": {} }));
+        assert_eq!(keep_hidden_metadata(Some(&new), &stored).get(), r#"{"c":{},"__relaycast_x":[2]}"#);
+        assert_eq!(keep_hidden_metadata(None, &stored).get(), r#"{"__relaycast_x":[2]}"#);
+        assert_eq!(client_metadata(&JsonText::encode(&())).get(), "{}");
     }
 
     #[test]

@@ -64,6 +64,12 @@ pub struct PushRow {
     pub is_redelivery: bool,
 }
 
+impl AsRef<StoredDelivery> for PushRow {
+    fn as_ref(&self) -> &StoredDelivery {
+        &self.delivery
+    }
+}
+
 /// Rows of one mailbox that are due.
 #[derive(Debug)]
 pub struct PushPage {
@@ -77,4 +83,6 @@ pub struct PushPage {
     pub next_redelivery_at: Option<DateTime<Utc>>,
     /// Redelivered rows, then rows above the push position, each by seq.
     pub rows: Vec<PushRow>,
+    /// `true` if further rows may be due.
+    pub has_more: bool,
 }

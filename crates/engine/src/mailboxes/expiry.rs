@@ -1,5 +1,7 @@
 //! Expiry of deliveries: dead letters, with hints for tombstones and notices for senders.
 
+use std::collections::HashMap;
+
 use relay_domain::{AgentId, WorkspaceScope, events::kind, mailboxes::dead_letter::DeadLetterReason, metric_names};
 use relay_store::{
     events::RecordedEvents,
@@ -7,7 +9,7 @@ use relay_store::{
 };
 
 use super::Mailboxes;
-use crate::{Engine, EngineResult, tick::TickOutcome};
+use crate::{Engine, EngineResult, hints::AgentNotices, tick::TickOutcome};
 
 const DELETED_AT_ONCE: i64 = 100;
 
@@ -72,12 +74,19 @@ impl Mailboxes {
         }
         let mailboxes = dead.chunk_by(|a, b| (a.scope, a.delivery_id.agent) == (b.scope, b.delivery_id.agent));
         self.core.hints.mailboxes_changed(mailboxes.map(|rows| (rows[0].scope, rows[0].delivery_id.agent)));
+        let mut by_sender: HashMap<_, Vec<_>> = HashMap::new();
         for letter in dead {
-            let Some(sender) = letter.sender else {
-                continue;
-            };
-            self.core.hints.notify(letter.scope, vec![sender], "agent", kind::DELIVERY_FAILED, letter.notice());
+            if let Some(sender) = letter.sender {
+                by_sender.entry((letter.scope, sender)).or_default().push(letter.notice());
+            }
         }
+        let notices = by_sender.into_iter().map(|((scope, agent), each)| AgentNotices {
+            scope,
+            agent,
+            event: kind::DELIVERY_FAILED,
+            each,
+        });
+        self.core.notify_senders(notices.collect());
         recorded.into_iter().for_each(|recorded| self.core.announce(recorded));
     }
 }

@@ -1,9 +1,11 @@
 //! Serving mailboxes on a gateway's sockets: positions, repair and live tails.
 
+use std::{collections::HashMap, sync::Arc};
+
 use chrono::{Duration, Utc};
 use relay_domain::{
     AgentId, DeliveryId, NodeId, ProviderName, WorkspaceScope,
-    mailboxes::{StoredDelivery, delivery::Settlement, stream::Seq},
+    mailboxes::{ContentBudget, StoredDelivery, delivery::Settlement, stream::Seq},
 };
 pub use relay_store::{
     mailboxes::cursors::{CursorMove, LocatedAgent, MailboxPosition},
@@ -16,7 +18,8 @@ pub use relay_store::{
     processes::gateway_leases::ConnectedProvider,
 };
 pub use relay_stream::{LinkState, LiveCopy, LiveFrame, ProbeRequest, Probes, Tail};
-use relay_wire::nodes::deliver_frame;
+use relay_tasks::byte_budget::ByteLease;
+use relay_wire::nodes::deliver_frame::{self, SharedFrame, SharedPayloads};
 use tokio::sync::watch;
 
 use super::Mailboxes;
@@ -26,20 +29,31 @@ use crate::EngineResult;
 /// partitions.
 const OLDEST_LIVE_ROW: Duration = Duration::days(7);
 
+/// Bound of the contents that one repair reads.
+const REPAIR_BYTES: usize = 4 * 1024 * 1024;
+
 /// Frame read back from the store, or its tombstone.
 #[derive(Debug, Clone)]
 pub struct ReplayFrame {
     pub seq: Seq,
-    /// `None` for a tombstone.
-    pub delivery_id: Option<DeliveryId>,
+    pub body: ReplayBody,
+}
+
+#[derive(Debug, Clone)]
+pub enum ReplayBody {
     /// Frame as it is written to the socket.
-    pub body: bytes::Bytes,
+    Tombstone(bytes::Bytes),
+    Delivery {
+        id: DeliveryId,
+        frame: SharedFrame,
+        memory: Arc<ByteLease>,
+    },
 }
 
 #[derive(Debug, Clone)]
 pub struct RepairedMailbox {
     pub agent_id: AgentId,
-    /// Frames in seq order without gaps, from the requested one on.
+    /// Frames in seq order without gaps, from the requested one on. May be empty if those of others took the memory.
     pub frames: Vec<ReplayFrame>,
 }
 
@@ -77,7 +91,7 @@ impl Mailboxes {
     }
 
     /// Reads missing rows for many mailboxes of one workspace, at most [`relay_store::mailboxes::replay::PAGE`] rows
-    /// each.
+    /// each, as many as fit into [`REPAIR_BYTES`]. Waits for the memory; the frames hold it until they are dropped.
     ///
     /// Expired rows are dead-lettered first, with the statement of the expiry loop. A row that will never be delivered
     /// becomes a tombstone, but only after its terminal state is committed.
@@ -100,14 +114,16 @@ impl Mailboxes {
             self.dead_letter_expired(&mailboxes).await?;
             rows = self.core.store.deliveries_from(&live, since).await?;
         }
+        let read = self.read_fitting(scope, wants, rows).await?;
+        let mut frames =
+            FrameBuilder { payloads: SharedPayloads::default(), memory: read.memory, now: self.core.now() };
         let mut repaired = Vec::with_capacity(wants.len());
-        for want in wants {
+        for (want, mailbox) in wants.iter().zip(read.mailboxes) {
             let head =
                 heads.iter().find(|p| p.agent_id == want.agent_id).map_or(want.settled_below, |p| p.next_seq - 1);
-            let own = rows.iter().filter(|row| row.agent_id == want.agent_id);
             repaired.push(RepairedMailbox {
                 agent_id: want.agent_id,
-                frames: repair_page(want, head, own, self.core.now()),
+                frames: frames.repair_page(want, head.min(mailbox.read_to), &mailbox.rows),
             });
         }
         let missed = wants
@@ -117,6 +133,35 @@ impl Mailboxes {
         metrics::counter!(relay_domain::metric_names::DELIVERIES_REPAIRED)
             .increment(u64::try_from(missed.sum::<usize>()).unwrap_or(0));
         Ok(repaired)
+    }
+
+    /// Reads the contents of the rows that fit into the memory of a repair. Mailboxes are in the order of `wants`.
+    async fn read_fitting(
+        &self,
+        scope: WorkspaceScope,
+        wants: &[RepairRequest],
+        rows: Vec<StoredDelivery>,
+    ) -> EngineResult<FittingRows> {
+        let mut by_agent: HashMap<AgentId, Vec<StoredDelivery>> = HashMap::with_capacity(wants.len());
+        for row in rows {
+            by_agent.entry(row.agent_id).or_default().push(row);
+        }
+        let mut mailboxes: Vec<ReadMailbox> = wants
+            .iter()
+            .map(|want| ReadMailbox { rows: by_agent.remove(&want.agent_id).unwrap_or_default(), read_to: Seq::MAX })
+            .collect();
+        let mut budget = ContentBudget::new(REPAIR_BYTES);
+        let fitting = budget.fit_prefixes(&mailboxes.iter().map(|mailbox| mailbox.rows.as_slice()).collect::<Vec<_>>());
+        for (mailbox, fitting) in mailboxes.iter_mut().zip(fitting) {
+            if let Some(next) = mailbox.rows.get(fitting) {
+                mailbox.read_to = next.seq - 1;
+                mailbox.rows.truncate(fitting);
+            }
+        }
+        let memory = Arc::new(self.core.bodies.reserve(scope.workspace_id(), budget.used()).await);
+        let rows = mailboxes.iter_mut().flat_map(|mailbox| &mut mailbox.rows);
+        self.core.store.read_contents(rows.filter(|row| !row.settlement.is_some_and(is_terminal))).await?;
+        Ok(FittingRows { mailboxes, memory })
     }
 
     /// Subscribes to the live frames of a mailbox.
@@ -142,54 +187,56 @@ const fn is_terminal(exception: Settlement) -> bool {
     !matches!(exception, Settlement::Deferred)
 }
 
-/// Builds one page of frames for a mailbox, contiguous from the requested seq. A seq below the head without a row was
-/// dropped with its partition: a tombstone stands for it.
-fn repair_page<'a>(
-    want: &RepairRequest,
-    head: Seq,
-    rows: impl Iterator<Item = &'a StoredDelivery>,
+/// Rows of a repair with their contents, and the memory that these take.
+struct FittingRows {
+    mailboxes: Vec<ReadMailbox>,
+    memory: Arc<ByteLease>,
+}
+
+struct ReadMailbox {
+    rows: Vec<StoredDelivery>,
+    /// Rows above this seq were not read.
+    read_to: Seq,
+}
+
+/// Builder of the frames of one repair.
+struct FrameBuilder {
+    payloads: SharedPayloads,
+    memory: Arc<ByteLease>,
     now: chrono::DateTime<Utc>,
-) -> Vec<ReplayFrame> {
-    let mut rows = rows.peekable();
-    let mut frames = Vec::new();
-    let full = head.min(want.from + relay_store::mailboxes::replay::PAGE - 1);
-    for seq in want.from..=full {
-        while rows.peek().is_some_and(|row| row.seq < seq) {
-            rows.next();
-        }
-        let tombstone = |seq| ReplayFrame {
-            seq,
-            delivery_id: None,
-            body: deliver_frame::tombstone_frame(want.agent_id, &want.agent_name, seq),
-        };
-        if seq <= want.settled_below {
-            frames.push(tombstone(seq));
-            continue;
-        }
-        match rows.peek() {
-            Some(row) if row.seq == seq => {
-                if is_overdue(row, now) {
-                    // It expired after the read: the next repair dead-letters it.
-                    break;
-                }
-                let body =
-                    if row.settlement.is_some_and(is_terminal) { None } else { deliver_frame::stored_frame(row) };
-                frames.push(match body {
-                    Some(body) => ReplayFrame {
-                        seq,
-                        delivery_id: Some(DeliveryId {
-                            source: row.source_id,
-                            agent: row.agent_id,
-                            redrive_no: row.redrive_no,
-                        }),
-                        body,
-                    },
-                    None => tombstone(seq),
-                });
+}
+
+impl FrameBuilder {
+    /// Builds one page of frames for a mailbox, contiguous from the requested seq. A seq below the head without a row
+    /// was dropped with its partition: a tombstone stands for it.
+    fn repair_page(&mut self, want: &RepairRequest, head: Seq, rows: &[StoredDelivery]) -> Vec<ReplayFrame> {
+        let mut rows = rows.iter().peekable();
+        let mut frames = Vec::new();
+        let full = head.min(want.from + relay_store::mailboxes::replay::PAGE - 1);
+        for seq in want.from..=full {
+            while rows.peek().is_some_and(|row| row.seq < seq) {
+                rows.next();
             }
             // A later row proves that this one was dropped; without one, all rows up to the head were.
-            Some(_) | None => frames.push(tombstone(seq)),
+            let row = rows.peek().filter(|row| row.seq == seq && seq > want.settled_below);
+            if row.is_some_and(|row| is_overdue(row, self.now)) {
+                // It expired after the read: the next repair dead-letters it.
+                break;
+            }
+            let body = row.and_then(|row| self.delivery(row)).unwrap_or_else(|| {
+                ReplayBody::Tombstone(deliver_frame::tombstone_frame(want.agent_id, &want.agent_name, seq))
+            });
+            frames.push(ReplayFrame { seq, body });
         }
+        frames
     }
-    frames
+
+    /// Builds the frame of a row; `None` when it is settled, or its content is no longer kept.
+    fn delivery(&mut self, row: &StoredDelivery) -> Option<ReplayBody> {
+        if row.settlement.is_some_and(is_terminal) {
+            return None;
+        }
+        let frame = self.payloads.frame(row)?;
+        Some(ReplayBody::Delivery { id: row.id(), frame, memory: Arc::clone(&self.memory) })
+    }
 }

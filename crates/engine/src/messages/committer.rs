@@ -14,7 +14,7 @@ use std::{
 };
 
 use chrono::DateTime;
-use relay_domain::{BatchId, GatewayId, MessageId, WorkspaceId, messages::Message, metric_names, snowflake};
+use relay_domain::{BatchId, GatewayId, JsonText, MessageId, WorkspaceId, messages::Message, metric_names, snowflake};
 use relay_store::{
     Store, StoreError,
     events::RecordedEvents,
@@ -123,9 +123,9 @@ fn recipient_count(pending: &PendingSend) -> u64 {
 }
 
 /// Bytes of a message, apart from parts that are small in every message.
-fn held_bytes(message: &Message) -> usize {
-    let blocks = message.blocks.as_ref().map_or(0, encoded_length);
-    message.text.len() + blocks + encoded_length(&message.metadata) + encoded_length(&message.attachments)
+pub(crate) fn held_bytes(message: &Message) -> usize {
+    let blocks = message.blocks.as_ref().map_or(0, JsonText::byte_len);
+    message.text.len() + blocks + message.metadata.byte_len() + encoded_length(&message.attachments)
 }
 
 /// Commits the batches of a lane until all senders are dropped.
@@ -327,6 +327,7 @@ fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome
     // After the replies: callers wait for the commit only.
     announce(engine, &committed, outcome.events);
     engine.node_kinds().hint_due_deliveries(committed.locations());
+    committed.drop_unpublished_contents();
     if let Err(committed) = engine.inner.publisher.push(committed) {
         // The outbox relay will publish it; recipients need not wait for that.
         engine.hints().mailboxes_changed(committed.mailboxes());

@@ -1,13 +1,13 @@
 //! Edits of posted messages.
 
 use relay_domain::{
+    JsonText,
     access::rights::Operation,
     events::kind,
-    messages::{HIDDEN_METADATA, ListedMessage, Message, POSTED_BY_NODE, extract_mentions},
+    messages::{ListedMessage, Message, extract_mentions, keep_hidden_metadata},
 };
 use relay_store::{MessageChange, channels::audience::AudienceKey, events::Event};
 use relay_wire::{events::data::MessageUpdated, field::ToValue as _};
-use serde_json::Value;
 
 use super::Messages;
 use crate::{
@@ -27,9 +27,9 @@ const MAX_NOTIFIED_BYTES: usize = 64 * 1024;
 pub struct MessageUpdate {
     pub text: Option<String>,
     /// `Some(None)` removes them.
-    pub blocks: Option<Option<Value>>,
+    pub blocks: Option<Option<JsonText>>,
     /// Replaces the metadata; `Some(None)` empties it.
-    pub data: Option<Option<Value>>,
+    pub data: Option<Option<JsonText>>,
 }
 
 impl Messages {
@@ -112,30 +112,5 @@ impl Messages {
             event_id: None,
         };
         self.core.hints.notify_all(caller.scope, event);
-    }
-}
-
-/// Returns the new metadata with the engine's own keys of the old, which authors cannot see.
-fn keep_hidden_metadata(data: Option<&Value>, old: &Value) -> Value {
-    let mut all = data.and_then(Value::as_object).cloned().unwrap_or_default();
-    for (key, value) in old.as_object().into_iter().flatten() {
-        if key.starts_with(HIDDEN_METADATA) || key == POSTED_BY_NODE {
-            all.insert(key.clone(), value.clone());
-        }
-    }
-    Value::Object(all)
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn edits_keep_hidden_metadata() {
-        let old = json!({ "a": 1, "__relaycast_x": 2 });
-        assert_eq!(keep_hidden_metadata(Some(&json!({ "b": 1 })), &old), json!({ "b": 1, "__relaycast_x": 2 }));
-        assert_eq!(keep_hidden_metadata(None, &old), json!({ "__relaycast_x": 2 }));
     }
 }

@@ -29,7 +29,7 @@ pub(crate) fn message(id: i64, text: &str) -> Message {
         thread_id: None,
         text: text.to_owned(),
         blocks: None,
-        metadata: Map::new().into(),
+        metadata: Value::Object(Map::new()).into(),
         attachments: Value::Array(Vec::new()),
         mentions: Vec::new(),
         mode: Mode::Wait,

@@ -1,13 +1,12 @@
 //! Posts of nodes, in the name of agents: a broker node posts for every agent of its workspace, a direct node for its own.
 
 use relay_domain::{
-    NodeId,
+    JsonText, NodeId,
     access::rights::{Actor, Operation, PostingNode},
     messages::POSTED_BY_NODE,
     names::strip_hash,
 };
 use relay_store::access::rights::AgentWithRights;
-use serde_json::{Map, Value};
 
 use super::{
     Messages,
@@ -39,9 +38,11 @@ impl Messages {
         let node = self.posting_node(caller, &author).await?;
         self.core.authorize((scope, &author), Operation::PostThroughNode { node }).await?;
         if node == PostingNode::Broker {
-            let data = draft.data.get_or_insert_with(|| Map::new().into());
-            if let Some(data) = data.as_object_mut() {
-                data.insert(POSTED_BY_NODE.to_owned(), Value::from(caller.node_id.as_str()));
+            let data = draft.data.get_or_insert_with(JsonText::empty_object);
+            if data.is_object() {
+                let mut entries = data.entries();
+                entries.insert(POSTED_BY_NODE.to_owned(), JsonText::encode(caller.node_id.as_str()));
+                *data = JsonText::encode(&entries);
             }
         }
         let sender = Sender {

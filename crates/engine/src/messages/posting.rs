@@ -8,23 +8,21 @@ mod replay;
 #[cfg(test)]
 mod tests;
 
-use std::{iter, sync::Arc};
+use std::{collections::HashMap, iter, sync::Arc};
 
 use relay_domain::{
-    AgentId, ConversationId, MessageId, WorkspaceScope,
+    AgentId, ConversationId, JsonText, MessageId, WorkspaceScope,
     access::rights::{Actor, Operation},
     agents::AgentKind,
     channels::{ChannelKind, direct_names},
+    events::kind,
     files::MAX_ATTACHMENTS,
     mailboxes::{
         dead_letter::TTL_BOUNDS,
         delivery::{Mode, Reason},
     },
     messages::{Message, extract_mentions},
-    names::{
-        MAX_AGENT_NAME_BYTES, MAX_METADATA_BYTES, MAX_TEXT_BYTES, check_json_length, check_length, check_name,
-        strip_hash,
-    },
+    names::{MAX_AGENT_NAME_BYTES, MAX_TEXT_BYTES, check_json_length, check_length, check_name, strip_hash},
 };
 use relay_store::{
     IdempotencyKey,
@@ -35,7 +33,7 @@ use relay_store::{
 use relay_wire::{
     events::data::DeliveryRefused, field::ToValue as _, messages::payload, nodes::deliver_frame::FRAME_LIMIT,
 };
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::{sync::oneshot, time::Instant};
 
 use super::Messages;
@@ -44,6 +42,7 @@ use crate::{
     access::{authentication::AgentCaller, idempotency::ClientKey, rights::RightsCaller},
     channels::audiences::AudienceSource,
     error::{BadCredential, Conflict, Denial, InvalidInput, Missing, TooLarge},
+    hints::AgentNotices,
     messages::committer::{CommitReply, PendingSend},
 };
 
@@ -59,9 +58,9 @@ const ALWAYS_FITS_BYTES: usize = 60 * 1024;
 pub struct Draft {
     pub text: String,
     /// Rich blocks: an array.
-    pub blocks: Option<Value>,
+    pub blocks: Option<JsonText>,
     /// Metadata of the message: an object.
-    pub data: Option<Value>,
+    pub data: Option<JsonText>,
     /// Ids of complete files of the workspace, without duplicates.
     pub attachments: Vec<String>,
     pub mode: Mode,
@@ -332,7 +331,7 @@ impl Messages {
             thread_id: thread,
             text: draft.text.clone(),
             blocks: draft.blocks.clone(),
-            metadata: draft.data.clone().unwrap_or_else(|| Map::new().into()),
+            metadata: draft.data.clone().unwrap_or_else(JsonText::empty_object),
             attachments: attachments.clone(),
             mentions: mentioned,
             mode: draft.mode,
@@ -363,27 +362,26 @@ impl Messages {
     /// Notifies the sender of full mailboxes (docs/protocol/node.md, "Expiry and mailbox depth"). The send itself
     /// succeeded.
     fn notify_mailbox_full(&self, sender: &Sender, send: &NewSend, audience: &Audience, full: &[usize]) {
-        for position in full {
-            let Some(recipient) = send.recipients.get(*position) else { continue };
-            let name = audience.members.iter().find(|m| m.agent_id == recipient.agent_id).map(|m| &m.name);
-            metrics::counter!(relay_domain::metric_names::DELIVERIES_REFUSED).increment(1);
-            self.core.hints.notify(
-                sender.scope,
-                vec![sender.agent_id],
-                "agent",
-                "delivery.failed",
-                DeliveryRefused {
-                    delivery_id: None,
-                    message_id: send.message.id,
-                    target_agent_id: recipient.agent_id,
-                    target_agent_name: name.map(String::as_str),
-                    reason: "depth_cap",
-                    error: "mailbox depth cap exceeded",
-                    retryable: false,
-                }
-                .to_value(),
-            );
+        if full.is_empty() {
+            return;
         }
+        metrics::counter!(relay_domain::metric_names::DELIVERIES_REFUSED).increment(full.len() as u64);
+        let names: HashMap<_, _> = audience.members.iter().map(|m| (m.agent_id, m.name.as_str())).collect();
+        let notice = |recipient: &NewRecipient| {
+            DeliveryRefused {
+                delivery_id: None,
+                message_id: send.message.id,
+                target_agent_id: recipient.agent_id,
+                target_agent_name: names.get(&recipient.agent_id).copied(),
+                reason: "depth_cap",
+                error: "mailbox depth cap exceeded",
+                retryable: false,
+            }
+            .to_value()
+        };
+        let each = full.iter().filter_map(|position| send.recipients.get(*position)).map(notice).collect();
+        let (scope, agent) = (sender.scope, sender.agent_id);
+        self.core.notify_senders(vec![AgentNotices { scope, agent, event: kind::DELIVERY_FAILED, each }]);
     }
 }
 
@@ -446,16 +444,15 @@ pub(crate) fn check_draft(draft: &Draft) -> EngineResult<()> {
         return Err(EngineError::invalid_request(bounds));
     }
     check_length("content_type", draft.content_type.as_deref().unwrap_or_default(), 128)?;
-    let encoded = |value: &Option<Value>| value.as_ref().map_or(0, |v| v.to_string().len());
-    check_json_length("data", encoded(&draft.data).min(MAX_METADATA_BYTES + 1))?;
+    check_json_length("data", draft.data.as_ref().map_or(0, JsonText::byte_len))?;
     Ok(())
 }
 
 /// Checks that the message fits into a frame: no message may be accepted that cannot be delivered.
 pub(crate) fn check_frame(message: &Message) -> EngineResult<()> {
-    let encoded = |value: &Value| value.to_string().len();
-    let extras =
-        message.blocks.as_ref().map_or(0, encoded) + encoded(&message.metadata) + encoded(&message.attachments);
+    let extras = message.blocks.as_ref().map_or(0, JsonText::byte_len)
+        + message.metadata.byte_len()
+        + message.attachments.to_string().len();
     if message.text.len() + extras <= ALWAYS_FITS_BYTES {
         return Ok(());
     }

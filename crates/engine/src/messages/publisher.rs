@@ -6,25 +6,32 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use relay_domain::{
-    AgentId, BatchId, DeliveryId, MessageId, NodeId, WorkspaceScope, mailboxes::StoredDelivery, messages::Message,
+    AgentId, BatchId, DeliveryId, JsonText, MessageId, NodeId, WorkspaceScope,
+    mailboxes::{Content, ContentBudget, StoredDelivery},
+    messages::Message,
     metric_names,
 };
 use relay_store::messages::commit::{NewSend, WrittenDelivery};
-use relay_stream::{INLINE_LIMIT, LogFrame, PendingStore};
+use relay_stream::{INLINE_LIMIT, LogFrame, PendingStore, Stream};
 use relay_tasks::{
     batches::{Batches, QueueConfig, queue},
     spawn_isolated,
 };
-use relay_wire::{messages::payload, nodes::deliver_frame};
+use relay_wire::{
+    messages::payload,
+    nodes::deliver_frame::{self, SharedPayloads},
+};
 use tokio::sync::{Semaphore, mpsc};
 
-use super::Messages;
-use crate::{Engine, EngineResult, Inner};
+use super::{Messages, committer::held_bytes};
+use crate::{Engine, EngineResult, Inner, core::Core};
 
 /// Bound of the queue, in batches. Beyond it the outbox relay takes over.
 const QUEUE: usize = 256;
 /// Bound of the batches that JetStream has not acknowledged.
 const IN_FLIGHT: usize = 64;
+/// Bound of the copies of one message in the log together. Beyond it the recipients' gateways read it from Postgres.
+const COPIES_BYTES: usize = 16 * 1024 * 1024;
 /// A slower publish must not stall delivery: gateways get a hint to read Postgres. A cluster that elects a leader
 /// pauses for seconds.
 const STALL_TIMEOUT: Duration = Duration::from_millis(250);
@@ -32,6 +39,10 @@ const STALL_TIMEOUT: Duration = Duration::from_millis(250);
 /// that finds no room is published again.
 const MARKS: QueueConfig<BatchId> =
     QueueConfig::new("published_batches", 4096, 4096).at_most_every(Duration::from_millis(100));
+
+/// Deliveries that are read and published again at a time, and the bytes of their contents.
+const REPUBLISH_ROWS: usize = 512;
+const REPUBLISH_BYTES: usize = 1024 * 1024;
 
 pub(crate) struct Committed {
     pub(crate) batch: BatchId,
@@ -43,6 +54,8 @@ pub(crate) struct CommittedSend {
     names: Vec<Arc<str>>,
     rows: Vec<Option<WrittenDelivery>>,
     traceparent: Option<String>,
+    /// Its content was dropped.
+    is_reference: bool,
 }
 
 impl Committed {
@@ -53,11 +66,13 @@ impl Committed {
         rows: Vec<Option<WrittenDelivery>>,
         traceparent: Option<String>,
     ) {
-        self.sends.push(CommittedSend { send, names, rows, traceparent });
+        self.sends.push(CommittedSend { send, names, rows, traceparent, is_reference: false });
     }
 
+    /// Messages of a workspace, by id, without large ones: those are read from Postgres, so that the announcements that
+    /// wait hold none.
     pub(crate) fn messages(&self, scope: WorkspaceScope) -> HashMap<MessageId, Message> {
-        let own = self.sends.iter().filter(|s| s.send.scope == scope);
+        let own = self.sends.iter().filter(|s| s.send.scope == scope && held_bytes(&s.send.message) <= INLINE_LIMIT);
         own.map(|s| (s.send.message.id, s.send.message.clone())).collect()
     }
 
@@ -79,6 +94,19 @@ impl Committed {
             let rows = s.send.recipients.iter().zip(&s.rows);
             rows.filter_map(|(r, row)| Some((s.send.scope, r.agent_id, &row.as_ref()?.node_id)))
         })
+    }
+
+    /// Drops the contents that are published as references: those too large for the log, and those with so many
+    /// recipients that their copies would be large together.
+    pub(crate) fn drop_unpublished_contents(&mut self) {
+        for send in &mut self.sends {
+            let bytes = held_bytes(&send.send.message);
+            if bytes > INLINE_LIMIT || bytes * send.rows.len() > COPIES_BYTES {
+                send.is_reference = true;
+                send.send.message.text.clear();
+                (send.send.message.blocks, send.send.message.metadata) = (None, JsonText::empty_object());
+            }
+        }
     }
 
     /// Starts a span for each traced send; its frames become children.
@@ -108,8 +136,7 @@ impl Committed {
                     seq: row.seq,
                     delivery_id: id.to_string(),
                     location: location(row.node_id.as_str(), provider),
-                    // Copies of a large frame for a thousand recipients would be a gigabyte.
-                    body: (payload.get().len() <= INLINE_LIMIT)
+                    body: (!s.is_reference && payload.get().len() <= INLINE_LIMIT)
                         .then(|| deliver_frame::deliver_frame(id, name, row.seq, recipient.mode, payload)),
                     sender: Some(message.agent_id),
                     traceparent: s.traceparent.clone(),
@@ -180,8 +207,10 @@ pub(crate) async fn run(engine: std::sync::Weak<Inner>, mut batches: mpsc::Recei
         match engine.inner.stream.publish(&frames).await {
             Ok(stored) => {
                 let published = Arc::clone(&published);
+                // Only the number is needed from now on.
+                let frames = frames.len();
                 spawn_isolated("publish", async move {
-                    if wait_until_stored(&engine, stored, &committed, frames.len()).await {
+                    if wait_until_stored(&engine, stored, &committed, frames).await {
                         let _ = published.try_send(committed.batch);
                     }
                     drop((permit, spans));
@@ -248,28 +277,52 @@ impl Messages {
         traceparent: Option<&str>,
     ) -> EngineResult<()> {
         let rows = self.core.store.deliveries_of_sources(sources).await?;
-        let frames: Vec<LogFrame> = rows.iter().filter_map(|row| log_frame(row, traceparent)).collect();
         let mailboxes = rows.iter().map(|row| (row.scope, row.agent_id));
         self.core.hints.mailboxes_changed(mailboxes);
-        self.stream.publish(&frames).await?.wait().await?;
-        Ok(())
+        publish_rows(&self.core, &self.stream, rows, traceparent).await
     }
 }
 
-pub(crate) fn log_frame(row: &StoredDelivery, traceparent: Option<&str>) -> Option<LogFrame> {
-    Some(LogFrame {
+/// Publishes stored deliveries in parts, and waits until they are stored. Only contents that fit into the log are read.
+/// One task of a process does this at a time, so its memory is not reserved.
+pub(crate) async fn publish_rows(
+    core: &Core,
+    stream: &Stream,
+    mut rows: Vec<StoredDelivery>,
+    traceparent: Option<&str>,
+) -> EngineResult<()> {
+    rows.retain(|row| !row.is_dropped());
+    let mut rest = rows.as_mut_slice();
+    while !rest.is_empty() {
+        let mut budget = ContentBudget::new(REPUBLISH_BYTES);
+        let fitting = rest.iter().take(REPUBLISH_ROWS).take_while(|row| !is_inline(row) || budget.add(row)).count();
+        let (chunk, later) = rest.split_at_mut(fitting);
+        rest = later;
+        core.store.read_contents(chunk.iter_mut().filter(|row| is_inline(row))).await?;
+        let mut payloads = SharedPayloads::default();
+        let frames: Vec<LogFrame> = chunk.iter().map(|row| log_frame(&mut payloads, row, traceparent)).collect();
+        stream.publish(&frames).await?.wait().await?;
+    }
+    Ok(())
+}
+
+/// Returns whether a delivery may be small enough for the log; a settled one is published as a reference.
+fn is_inline(row: &StoredDelivery) -> bool {
+    matches!(row.content, Content::Unread { bytes, .. } if bytes <= INLINE_LIMIT)
+}
+
+fn log_frame(payloads: &mut SharedPayloads, row: &StoredDelivery, traceparent: Option<&str>) -> LogFrame {
+    let body = payloads.frame(row).filter(|frame| frame.byte_len() <= INLINE_LIMIT);
+    LogFrame {
         scope: row.scope,
         agent_id: row.agent_id,
         seq: row.seq,
         delivery_id: row.id().to_string(),
         location: location(&row.location.0, row.location.1.as_deref().unwrap_or_default()),
-        body: match &row.message {
-            Some(message) if message.text.len() > INLINE_LIMIT => None,
-            _ => Some(deliver_frame::stored_frame(row)?).filter(|body| body.len() <= INLINE_LIMIT),
-        },
-        sender: row.message.as_ref().map(|message| message.agent_id),
+        body: body.map(|frame| frame.encode().into()),
+        sender: row.sender,
         traceparent: traceparent.map(ToOwned::to_owned),
-    })
+    }
 }
 
 #[cfg(test)]

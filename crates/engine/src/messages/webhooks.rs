@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    MessageId, WebhookId, WorkspaceScope,
+    JsonText, MessageId, WebhookId, WorkspaceScope,
     access::{
         rights::Actor,
         token::{TokenHash, TokenKind},
@@ -23,7 +23,6 @@ use relay_wire::{
     field::ToValue as _,
     messages::webhook::WebhookMetadata,
 };
-use serde_json::Value;
 
 use super::Messages;
 use crate::{
@@ -53,11 +52,11 @@ pub struct WebhookCaller {
 pub struct WebhookCall {
     pub text: Option<String>,
     /// Rich blocks: an array.
-    pub blocks: Option<Value>,
+    pub blocks: Option<JsonText>,
     pub source: Option<String>,
     pub author: Option<String>,
     /// Any other JSON.
-    pub payload: Option<Value>,
+    pub payload: Option<JsonText>,
 }
 
 /// Result of a webhook call.
@@ -148,13 +147,17 @@ impl Messages {
         let author = author.or_else(|| source.clone()).unwrap_or_else(|| hook.name.clone());
         check_name("author", &author, MAX_AGENT_NAME_BYTES)?;
         let text = call.text.filter(|text| !text.is_empty()).unwrap_or_else(|| {
-            let payload = call.payload.as_ref().map_or_else(|| "{}".to_owned(), Value::to_string);
+            let payload = call.payload.as_ref().map_or("{}", JsonText::get);
             format!("Webhook {}: {payload}", hook.name)
         });
         let metadata =
             WebhookMetadata { webhook_id: hook.webhook_id, source: source.as_deref(), payload: call.payload };
-        let draft =
-            Draft { text: text.clone(), blocks: call.blocks, data: Some(metadata.to_value()), ..Draft::default() };
+        let draft = Draft {
+            text: text.clone(),
+            blocks: call.blocks,
+            data: Some(JsonText::encode(&metadata)),
+            ..Draft::default()
+        };
         // The commit fills in the message's id.
         let message = WebhookMessage { id: None, text: &text, source: source.as_deref(), author: &author };
         let received = WebhookReceived { webhook_id: hook.webhook_id, channel: &hook.channel_name, message }.to_value();

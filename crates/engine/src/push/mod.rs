@@ -6,4 +6,4 @@ pub(crate) mod delivery;
 pub mod sweep;
 mod worker;
 
-pub use worker::{PushEndpoint, PushWorker};
+pub use worker::{HeldPage, PushEndpoint, PushWorker};

@@ -1,11 +1,15 @@
 //! [`PushWorker`]: mailboxes of http_push nodes under the lease of one worker.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use relay_domain::{
-    AgentId, AttemptId, NodeId, PushWorkerId, WorkspaceScope,
+    AgentId, AttemptId, NodeId, PushWorkerId, WorkspaceId, WorkspaceScope,
     events::{Event, kind},
-    mailboxes::{dead_letter::DeadLetterReason, stream::Seq},
+    mailboxes::{ContentBudget, dead_letter::DeadLetterReason, delivery::Settlement, stream::Seq},
     metric_names,
     push::{
         BREAKER_FAILURES, BREAKER_OPEN,
@@ -16,12 +20,16 @@ use relay_domain::{
     },
 };
 use relay_store::{Store, mailboxes::expiry::DeadLetteredDelivery, push::record::RecordedAttempts};
+use relay_tasks::byte_budget::ByteLease;
 use relay_wire::{events::data::BindingDisabled, field::ToValue as _};
 
 use crate::{Engine, EngineError, EngineResult, access::secrets::Secrets, core::Core, error::Fault};
 
 /// Older rows have expired, whatever their workspace's TTL (six days at most).
 const OLDEST_LIVE_ROW: chrono::Duration = chrono::Duration::days(7);
+
+/// Bound of the contents of one workspace that one read returns.
+const PAGE_BYTES: usize = 1024 * 1024;
 
 /// Mailboxes of http_push nodes as one worker claims and settles them. Its writes change nothing once its lease has expired
 /// or a mailbox has another epoch.
@@ -33,6 +41,13 @@ pub struct PushWorker {
     /// Connections of their own for what runs many times a second.
     reads: Store,
     records: Store,
+}
+
+/// Page, and the memory that its contents take.
+#[derive(Debug)]
+pub struct HeldPage {
+    pub page: PushPage,
+    pub memory: Arc<ByteLease>,
 }
 
 /// Endpoint of an http_push node.
@@ -100,9 +115,32 @@ impl PushWorker {
         Ok(self.core.store.release_mailboxes(self.id, std::slice::from_ref(release)).await?)
     }
 
-    /// Reads one page of each mailbox above a position, in the order given.
-    pub async fn read_pages(&self, mailboxes: &[(LeasedMailbox, Seq)]) -> EngineResult<Vec<PushPage>> {
-        Ok(self.reads.read_push_pages(self.id, mailboxes, self.core.now() - OLDEST_LIVE_ROW).await?)
+    /// Reads one page of each mailbox above a position, in the order given, as many rows as fit into memory. `None` for
+    /// mailboxes of a workspace whose pages in use leave no room.
+    pub async fn read_pages(&self, mailboxes: &[(LeasedMailbox, Seq)]) -> EngineResult<Vec<Option<HeldPage>>> {
+        let pages = self.reads.read_push_pages(self.id, mailboxes, self.core.now() - OLDEST_LIVE_ROW).await?;
+        let mut by_workspace: HashMap<WorkspaceId, Vec<(usize, PushPage)>> = HashMap::new();
+        for (at, page) in pages.into_iter().enumerate() {
+            by_workspace.entry(page.scope.workspace_id()).or_default().push((at, page));
+        }
+        let mut held: Vec<Option<HeldPage>> = mailboxes.iter().map(|_| None).collect();
+        for (workspace, mut pages) in by_workspace {
+            let free = self.core.bodies.free(workspace);
+            let mut budget = ContentBudget::new(free.min(PAGE_BYTES));
+            let fitting = budget.fit_prefixes(&pages.iter().map(|(_, page)| page.rows.as_slice()).collect::<Vec<_>>());
+            // The next read must not wait for endpoints of this workspace.
+            let Some(memory) = self.core.bodies.try_reserve(workspace, budget.used()) else { continue };
+            let memory = Arc::new(memory);
+            for ((at, mut page), fitting) in pages.drain(..).zip(fitting) {
+                page.has_more |= fitting < page.rows.len();
+                page.rows.truncate(fitting);
+                held[at] = Some(HeldPage { page, memory: Arc::clone(&memory) });
+            }
+        }
+        let rows = held.iter_mut().flatten().flat_map(|held| &mut held.page.rows).map(|row| &mut row.delivery);
+        let unsettled = rows.filter(|row| !row.settlement.is_some_and(Settlement::is_settled));
+        self.reads.read_contents(unsettled).await?;
+        Ok(held)
     }
 
     /// Records attempts with their effects and events. Returns the mailboxes that belong to other workers by now.

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    ConversationId, DeliveryId,
+    ConversationId, DeliveryId, JsonText,
     mailboxes::delivery::{Mode, SourceKind},
     snowflake,
 };
@@ -30,7 +30,7 @@ struct Data {
     id: String,
     agent_name: String,
     text: String,
-    metadata: Value,
+    metadata: JsonText,
     created_at: DateTime<Utc>,
     #[serde(default)]
     channel_id: Option<String>,
@@ -42,7 +42,7 @@ struct Data {
     #[serde(default)]
     from_agent_id: Option<String>,
     #[serde(default)]
-    blocks: Option<Value>,
+    blocks: Option<JsonText>,
     #[serde(default)]
     thread_id: Option<String>,
     #[serde(default)]
@@ -120,8 +120,8 @@ mod tests {
             agent_kind: AgentKind::Agent,
             thread_id: None,
             text: "hello".into(),
-            blocks: Some(json!([{ "type": "x" }])),
-            metadata: json!({ "k": 1 }),
+            blocks: Some(json!([{ "type": "x" }]).into()),
+            metadata: json!({ "k": 1 }).into(),
             attachments: json!([{ "id": "1" }]),
             mentions: vec!["bob".into()],
             mode: Mode::Steer,

@@ -7,7 +7,7 @@ use relay_domain::{
 };
 use relay_store::recovery::BEFORE_ALL_MAILBOXES;
 
-use crate::{Engine, EngineResult, messages::publisher::log_frame};
+use crate::{Engine, EngineResult, messages::publisher::publish_rows};
 
 const MAILBOX_BATCH: i64 = 200;
 /// Expired rows are in older partitions.
@@ -48,11 +48,10 @@ async fn publish_all(engine: &Engine) -> EngineResult<u64> {
             busy.iter().map(|(scope, agent, floor)| (*scope, *agent, floor + 1)).collect();
         while !wants.is_empty() {
             let rows = engine.store().deliveries_from(&wants, engine.now() - OLDEST_LIVE_ROW).await?;
-            let frames: Vec<_> =
-                rows.iter().filter(|row| is_pending(row)).filter_map(|row| log_frame(row, None)).collect();
-            engine.inner.stream.publish(&frames).await?.wait().await?;
-            published += frames.len() as u64;
             wants = next_pages(&rows);
+            let pending: Vec<_> = rows.into_iter().filter(is_pending).collect();
+            published += pending.len() as u64;
+            publish_rows(engine.core(), &engine.inner.stream, pending, None).await?;
         }
     }
 }

@@ -15,11 +15,18 @@ use relay_domain::{
 };
 pub use relay_store::subscriptions::dispatch::LeasedSubscription as Lease;
 use relay_store::subscriptions::dispatch::MatchedEvent;
+use relay_tasks::byte_budget::ByteLease;
 
 use super::{Subscriptions, matching, readers::EventAccess};
 use crate::{EngineError, EngineResult, error::Fault, events::message_events};
 
 const EVENTS_AT_ONCE: i64 = 200;
+/// Memory for matching one page of events: their messages, and the bodies built of them.
+const MATCH_BYTES: usize = 4 * 1024 * 1024;
+/// Bound of the messages of one page of events.
+const MESSAGE_BYTES: usize = 1024 * 1024;
+/// Bound of the bodies that are read for one subscription at a time.
+const CALL_BYTES: i64 = 256 * 1024;
 const WATCHED_AT_ONCE: i64 = 1000;
 
 /// Subscription that a worker holds.
@@ -98,26 +105,34 @@ impl Subscriptions {
         if since >= head {
             return Ok(EventsMatched::None);
         }
+        let _memory = self.core.bodies.reserve(lease.scope.workspace_id(), MATCH_BYTES).await;
         let mut records = store.events_since(lease.scope, since, EVENTS_AT_ONCE).await?;
         // Retention may have dropped the remaining events.
-        let last = records
+        let mut last = records
             .last()
             .map_or(head, |record| record.first_seq + i64::try_from(record.events.len()).unwrap_or(i64::MAX) - 1);
         let reader = self.reader_of_events(lease, &records, since).await?;
         let is_wanted = |event: &Event| includes_kind(&lease.events, &event.kind) && reader.reads(event);
-        let message_events = message_events(&records, |seq, event| seq > since && is_wanted(event));
+        let mut message_events = message_events(&records, |seq, event| seq > since && is_wanted(event));
+        let fitting = store.count_fitting_messages(lease.scope, &message_events, MESSAGE_BYTES).await?;
+        if let Some((later, _)) = message_events.get(fitting) {
+            last = later - 1;
+            message_events.truncate(fitting);
+        }
         let messages = store.messages_of_events(lease.scope, &message_events).await?;
         let mut matched = Vec::new();
         for record in &mut records {
             for (event_seq, event) in (record.first_seq..).zip(std::mem::take(&mut record.events)) {
-                if event_seq <= since || !is_wanted(&event) {
+                if event_seq <= since || event_seq > last || !is_wanted(&event) {
                     continue;
                 }
-                let data = matching::event_data(&event, messages.get(&event_seq));
-                let matches = |filter| matching::matches_filter(filter, event.channel_name.as_deref(), &data);
+                let message = messages.get(&event_seq);
+                let text = matching::event_text(&event, message);
+                let matches = |filter| matching::matches_filter(filter, event.channel_name.as_deref(), text);
                 if !lease.filter.as_ref().is_none_or(matches) {
                     continue;
                 }
+                let data = matching::event_data(&event, message);
                 matched.push(MatchedEvent {
                     delivery_id: SubscriptionDeliveryId::new(self.core.next_id()),
                     event_seq,
@@ -150,8 +165,9 @@ impl Subscriptions {
     }
 
     /// Reads pending calls in the order of their events, after giving up those that the subscription's agent may not read
-    /// any more.
-    pub async fn pending_calls(&self, lease: &Lease, limit: i64) -> EngineResult<Vec<PendingCall>> {
+    /// any more: at most `limit`, as many as fit into [`CALL_BYTES`]. Waits for the memory, which is free again when the
+    /// lease is dropped.
+    pub async fn pending_calls(&self, lease: &Lease, limit: i64) -> EngineResult<(Vec<PendingCall>, ByteLease)> {
         if let Some(owner) = lease.owner {
             match self.event_access(lease.scope, owner).await? {
                 EventAccess::All => {}
@@ -159,7 +175,10 @@ impl Subscriptions {
                 EventAccess::None => self.core.store.drop_unreadable_calls(lease, owner, false).await?,
             }
         }
-        Ok(self.core.store.pending_calls(lease, limit).await?)
+        let (fitting, bytes) = self.core.store.fitting_calls(lease, limit, CALL_BYTES).await?;
+        let memory = self.core.bodies.reserve(lease.scope.workspace_id(), bytes).await;
+        let calls = if fitting == 0 { Vec::new() } else { self.core.store.pending_calls(lease, fitting).await? };
+        Ok((calls, memory))
     }
 
     /// Records an attempt and renews the lease. Returns the consecutive failures and the time of the first one; `None` when

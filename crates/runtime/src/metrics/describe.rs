@@ -55,9 +55,12 @@ pub(super) fn describe_all() {
         "Time from queueing a frame for a socket to its ack; one frame per agent is measured at a time."
     );
     describe_histogram!(name::COMMIT_BATCH_SIZE, "Requests per commit.");
+    describe_gauge!(task_name::BODY_BYTES, Unit::Bytes, "Bytes reserved for message bodies in memory, by use.");
+    describe_counter!(task_name::BODY_WAITS, "Reads and calls that waited for memory for message bodies, by use.");
     describe_histogram!(task_name::BATCH_ITEMS, "Items of one batch, by queue.");
     describe_gauge!(task_name::QUEUE_ITEMS, "Items that wait after the last batch was taken, by queue.");
     describe_counter!(task_name::QUEUE_REFUSED, "Items refused or dropped because their queue was full, by queue.");
+    describe_counter!(name::HINTS_SENT, "Hints sent to other processes, by receiver.");
     describe_histogram!(name::COMMIT_SECONDS, Unit::Seconds, "Duration of one commit.");
     describe_counter!(name::PUSH_ATTEMPTS, "Attempts to dispatch a delivery to an http_push endpoint, by outcome.");
     describe_histogram!(name::PUSH_SECONDS, Unit::Seconds, "Duration of one http_push attempt.");

@@ -11,7 +11,7 @@ use crate::{
     Store, StoreError, StoreResult,
     actions::outcomes::{OutcomeFacts, OutcomeNotice},
     codes::ACTION_RESULT_SOURCE,
-    decode::decode_rows,
+    decode::{decode_rows, json_text},
 };
 
 /// Maximum number of outcomes in one scan.
@@ -47,7 +47,7 @@ impl FromRow<'_, PgRow> for OutcomeNotice {
             invocation_id: row.try_get("invocation_id")?,
             action_name: row.try_get("action_name")?,
             status: row.try_get("status")?,
-            output: row.try_get("output")?,
+            output: json_text(row, "output")?,
             error: row.try_get("error")?,
         };
         Ok(Self {
@@ -55,7 +55,7 @@ impl FromRow<'_, PgRow> for OutcomeNotice {
             caller: row.try_get("caller_id")?,
             invocation: facts.invocation_id,
             kind: facts.kind(),
-            data: facts.data(),
+            data: facts.data().to_value(),
         })
     }
 }

@@ -2,11 +2,11 @@
 //! its event and, if durable, its delivery. Main types: [`InvocationOutcome`] and [`OutcomeBatch`]; called by the
 //! engine's outcome use cases and its invocation worker.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use chrono::{DateTime, Utc};
 use relay_domain::{
-    AgentId, InvocationId, NodeId, WorkspaceScope,
+    AgentId, InvocationId, JsonText, NodeId, WorkspaceScope,
     actions::{self, InvocationStatus},
     events::kind,
 };
@@ -275,7 +275,7 @@ pub(crate) async fn deliver_outcomes(
 
 fn outcome_notice(row: &InvocationRow) -> Option<OutcomeNotice> {
     let facts = OutcomeFacts::from_row(row);
-    let (kind, data) = (facts.kind(), facts.data());
+    let (kind, data) = (facts.kind(), facts.data().to_value());
     Some(OutcomeNotice { scope: row.scope, caller: row.caller_id?, invocation: row.invocation_id, kind, data })
 }
 
@@ -290,12 +290,18 @@ pub fn output_object(output: Option<&Value>) -> Option<Value> {
     }
 }
 
+/// Does the same without parsing the output.
+fn output_text(output: Option<&JsonText>) -> Option<JsonText> {
+    let output = output.filter(|output| !output.is_null())?;
+    Some(if output.is_object() { output.clone() } else { JsonText::encode(&HashMap::from([("value", output)])) })
+}
+
 /// Fields of an outcome that its event and its notice contain.
 pub(crate) struct OutcomeFacts {
     pub(crate) invocation_id: InvocationId,
     pub(crate) action_name: String,
     pub(crate) status: InvocationStatus,
-    pub(crate) output: Option<Value>,
+    pub(crate) output: Option<JsonText>,
     pub(crate) error: Option<String>,
 }
 
@@ -305,7 +311,7 @@ impl OutcomeFacts {
             invocation_id: row.invocation_id,
             action_name: row.action_name.clone(),
             status: row.status,
-            output: row.output.clone(),
+            output: row.output.as_ref().map(JsonText::encode),
             error: row.error.clone(),
         }
     }
@@ -316,21 +322,20 @@ impl OutcomeFacts {
     }
 
     /// Returns the payload of the outcome's event.
-    pub(crate) fn data(&self) -> Value {
-        let data = ActionEnded {
+    pub(crate) fn data(&self) -> JsonText {
+        JsonText::encode(&ActionEnded {
             invocation_id: self.invocation_id,
             action_name: &self.action_name,
             status: self.status.as_str(),
-            output: output_object(self.output.as_ref()),
+            output: output_text(self.output.as_ref()),
             error: self.error.as_deref(),
-        };
-        data.to_value()
+        })
     }
 }
 
 fn outcome_event(row: &InvocationRow) -> Event {
     let facts = OutcomeFacts::from_row(row);
-    let event = Event::new(facts.kind(), facts.data());
+    let event = Event::new(facts.kind(), facts.data().to_value());
     match row.caller_id {
         Some(caller) => event.by_agent(caller),
         None => event,

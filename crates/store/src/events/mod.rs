@@ -7,16 +7,19 @@
 use std::borrow::Cow;
 
 use chrono::{DateTime, Utc};
+use const_format::formatcp;
 pub use relay_domain::events::{Event, EventBody, status_event};
 use relay_domain::{AgentId, ChannelId, MessageId, WorkspaceId, WorkspaceScope};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sqlx::{PgConnection, types::Json};
 
-use crate::{Store, StoreError, StoreResult, decode::decode_rows, messages::days::day_of};
+use crate::{Store, StoreError, StoreResult, decode::decode_rows, messages::days::day_of, sizes::RECORD_BYTES};
 
 /// Records per read at most. A record holds all events of one transaction, so a page of events needs few.
 const RECORDS_AT_ONCE: i64 = 500;
+/// A read ends before the record that exceeds this.
+const BYTES_AT_ONCE: i64 = 1024 * 1024;
 
 /// Events of one transaction and workspace, with their seqs.
 #[derive(Debug, Clone)]
@@ -249,22 +252,25 @@ impl Store {
         events: i64,
     ) -> StoreResult<Vec<RecordedEvents>> {
         // The small columns decide how many records are needed, before any body is read.
-        let rows = sqlx::query(
+        let rows = sqlx::query(formatcp!(
             "WITH next AS (
-                 SELECT last_seq, created_on, first_seq FROM event_log
-                  WHERE workspace_id = $1 AND last_seq > $2
-                  ORDER BY last_seq LIMIT $4
+                 SELECT last_seq, created_on, first_seq,
+                        sum(bytes) OVER (ORDER BY last_seq) - bytes AS before
+                   FROM (SELECT last_seq, created_on, first_seq, {RECORD_BYTES} AS bytes FROM event_log
+                          WHERE workspace_id = $1 AND last_seq > $2
+                          ORDER BY last_seq LIMIT $4) AS small
              )
              SELECT l.workspace_id, l.first_seq, l.created_at, l.events
                FROM next n
                JOIN event_log l ON l.workspace_id = $1 AND l.last_seq = n.last_seq AND l.created_on = n.created_on
-              WHERE n.first_seq <= $2 + $3
-              ORDER BY n.last_seq",
-        )
+              WHERE n.first_seq <= $2 + $3 AND n.before < $5
+              ORDER BY n.last_seq"
+        ))
         .bind(scope.workspace_id().get())
         .bind(since)
         .bind(events.max(1))
         .bind(RECORDS_AT_ONCE)
+        .bind(BYTES_AT_ONCE)
         .fetch_all(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("reading events"))?;

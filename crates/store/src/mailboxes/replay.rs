@@ -1,10 +1,15 @@
-//! Reads of delivery rows in seq order for replay, gap repair and republishing.
+//! Reads of delivery rows in seq order for replay, gap repair and republishing, and of their contents.
+//!
+//! Rows come first, with the sizes of their contents; the caller selects those that fit into its budget of bytes and
+//! reads their contents. A message is read once, whatever the number of its recipients.
+
+use std::{collections::HashMap, sync::Arc};
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId, InvocationId, MessageId, WorkspaceScope,
-    mailboxes::{StoredDelivery, stream::Seq},
+    AgentId, InvocationId, MessageId, WorkspaceId, WorkspaceScope,
+    mailboxes::{Content, StoredDelivery, delivery::SourceKind, stream::Seq},
 };
 use sqlx::{FromRow, Row, postgres::PgRow};
 
@@ -12,8 +17,9 @@ use crate::{
     Store, StoreError, StoreResult,
     actions::outcomes::OutcomeFacts,
     codes::{ACTION_RESULT_SOURCE, MESSAGE_SOURCE},
-    decode::decode_rows,
-    messages::row::MessageRow,
+    decode::{decode_row, decode_rows, json_text},
+    messages::{days::day_of_id, row::MessageRow},
+    sizes::{MESSAGE_BYTES, OUTCOME_BYTES},
     statement_timeout::StatementTimeout as _,
 };
 
@@ -23,12 +29,13 @@ pub const PAGE: i64 = 50;
 /// Row with [`COLUMNS`].
 pub(crate) struct StoredDeliveryRow(pub(crate) StoredDelivery);
 
-pub(crate) const COLUMNS: &str = "d.workspace_id, d.agent_id, a.name AS recipient_name, a.node_id, a.provider,
-    d.seq, d.source_id, d.redrive_no, d.mode AS delivery_mode, d.expires_at, x.state,
-    m.message_id, m.created_at, m.channel_id, ch.name AS channel_name, ch.type AS channel_type,
-    ch.conversation_id, m.agent_id AS author_id, m.agent_name AS author_name, m.agent_type, m.thread_id,
-    m.text, m.blocks, m.metadata, m.attachments, m.mentions, m.mode, m.content_type,
-    i.invocation_id, i.action_name, i.status AS invocation_status, i.output, i.error AS invocation_error";
+pub(crate) const COLUMNS: &str = formatcp!(
+    "d.workspace_id, d.agent_id, a.name AS recipient_name, a.node_id, a.provider,
+    d.seq, d.source_kind, d.source_id, d.redrive_no, d.mode AS delivery_mode, d.expires_at, x.state,
+    m.agent_id AS sender_id,
+    CASE WHEN m.message_id IS NOT NULL THEN {MESSAGE_BYTES}
+         WHEN i.invocation_id IS NOT NULL THEN {OUTCOME_BYTES} END AS content_bytes"
+);
 
 /// Joins the recipients as `a`.
 pub(crate) const RECIPIENT_JOIN: &str = "
@@ -42,13 +49,25 @@ pub(crate) const SOURCE_JOINS: &str = formatcp!("
     LEFT JOIN messages m
            ON d.source_kind = {MESSAGE_SOURCE} AND m.workspace_id = d.workspace_id AND m.message_id = d.source_id
           AND m.created_on = DATE '2025-01-01' + ((d.source_id >> 22) / 86400000)::integer
-    LEFT JOIN channels ch ON ch.workspace_id = m.workspace_id AND ch.channel_id = m.channel_id
     LEFT JOIN invocations i
            ON d.source_kind = {ACTION_RESULT_SOURCE} AND i.workspace_id = d.workspace_id AND i.invocation_id = d.source_id");
 
+const MESSAGES: &str = "
+SELECT m.workspace_id, m.message_id, m.created_at, m.channel_id, ch.name AS channel_name, ch.type AS channel_type,
+       ch.conversation_id, m.agent_id AS author_id, m.agent_name AS author_name, m.agent_type, m.thread_id,
+       m.text, m.blocks, m.metadata, m.attachments, m.mentions, m.mode, m.content_type
+  FROM unnest($1::bigint[], $2::bigint[], $3::date[]) AS k (workspace_id, message_id, created_on)
+  JOIN messages m USING (workspace_id, message_id, created_on)
+  JOIN channels ch ON ch.workspace_id = m.workspace_id AND ch.channel_id = m.channel_id";
+
+const OUTCOMES: &str = "
+SELECT i.workspace_id, i.invocation_id, i.action_name, i.status, i.output, i.error
+  FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, invocation_id)
+  JOIN invocations i USING (workspace_id, invocation_id)";
+
 impl Store {
     /// Reads the rows of each mailbox from the given seq on, in order, at most [`PAGE`] each. Rows from before `since`
-    /// have expired; their partitions are not read.
+    /// have expired; their partitions are not read. Contents are left unread.
     pub async fn deliveries_from(
         &self,
         positions: &[(WorkspaceScope, AgentId, Seq)],
@@ -82,7 +101,7 @@ impl Store {
         Ok(rows.into_iter().map(|row| row.0).collect())
     }
 
-    /// Reads all deliveries of these messages for republishing.
+    /// Reads all deliveries of these messages for republishing. Contents are left unread.
     pub async fn deliveries_of_sources(
         &self,
         sources: &[(WorkspaceScope, MessageId)],
@@ -106,21 +125,101 @@ impl Store {
         let rows: Vec<StoredDeliveryRow> = decode_rows("deliveries", &rows)?;
         Ok(rows.into_iter().map(|row| row.0).collect())
     }
+
+    /// Reads the contents of these rows, each once. A content that is no longer kept becomes [`Content::Dropped`].
+    pub async fn read_contents<'a>(&self, rows: impl IntoIterator<Item = &'a mut StoredDelivery>) -> StoreResult<()> {
+        let mut unread: Vec<(&mut StoredDelivery, SourceKind)> = rows
+            .into_iter()
+            .filter_map(|row| match row.content {
+                Content::Unread { kind, .. } => Some((row, kind)),
+                Content::Message(_) | Content::Outcome { .. } | Content::Dropped => None,
+            })
+            .collect();
+        let mut found = HashMap::new();
+        for kind in [SourceKind::Message, SourceKind::ActionResult] {
+            let mut sources: Vec<(WorkspaceId, i64)> = unread
+                .iter()
+                .filter(|(_, own)| *own == kind)
+                .map(|(row, _)| (row.scope.workspace_id(), row.source_id))
+                .collect();
+            sources.sort_unstable();
+            sources.dedup();
+            if sources.is_empty() {
+                continue;
+            }
+            let contents = match kind {
+                SourceKind::Message => self.message_contents(&sources).await?,
+                SourceKind::ActionResult => self.outcome_contents(&sources).await?,
+                SourceKind::Notice => Vec::new(),
+            };
+            found.extend(contents.into_iter().map(|(source, content)| ((kind, source), content)));
+        }
+        for (row, kind) in &mut unread {
+            let source = (*kind, (row.scope.workspace_id(), row.source_id));
+            row.content = found.get(&source).cloned().unwrap_or(Content::Dropped);
+        }
+        Ok(())
+    }
+
+    async fn message_contents(&self, ids: &[(WorkspaceId, i64)]) -> StoreResult<Vec<((WorkspaceId, i64), Content)>> {
+        let doing = "reading the messages of deliveries";
+        let rows = sqlx::query(MESSAGES)
+            .bind(ids.iter().map(|(workspace, _)| *workspace).collect::<Vec<_>>())
+            .bind(ids.iter().map(|(_, id)| *id).collect::<Vec<_>>())
+            .bind(ids.iter().map(|(_, id)| day_of_id(*id)).collect::<Vec<_>>())
+            .fetch_all(&self.pool)
+            .with_timeout()
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        // Each row is freed as it is decoded, since both copies of all messages together would be large.
+        let contents = rows.into_iter().map(|row| {
+            let workspace = row.try_get("workspace_id").map_err(StoreError::from_sqlx(doing))?;
+            let MessageRow(message) = decode_row("messages", &row)?;
+            Ok(((workspace, message.id.get()), Content::Message(Arc::new(message))))
+        });
+        contents.collect()
+    }
+
+    async fn outcome_contents(&self, ids: &[(WorkspaceId, i64)]) -> StoreResult<Vec<((WorkspaceId, i64), Content)>> {
+        let rows = sqlx::query(OUTCOMES)
+            .bind(ids.iter().map(|(workspace, _)| *workspace).collect::<Vec<_>>())
+            .bind(ids.iter().map(|(_, id)| *id).collect::<Vec<_>>())
+            .fetch_all(&self.pool)
+            .with_timeout()
+            .await
+            .map_err(StoreError::from_sqlx("reading the outcomes of deliveries"))?;
+        let contents = rows.into_iter().map(|row| {
+            let OutcomeRow(source, outcome) = decode_row("invocations", &row)?;
+            Ok((source, Content::Outcome { kind: outcome.kind(), data: outcome.data() }))
+        });
+        contents.collect()
+    }
+}
+
+struct OutcomeRow((WorkspaceId, i64), OutcomeFacts);
+
+impl FromRow<'_, PgRow> for OutcomeRow {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        let invocation_id: InvocationId = row.try_get("invocation_id")?;
+        let outcome = OutcomeFacts {
+            invocation_id,
+            action_name: row.try_get("action_name")?,
+            status: row.try_get("status")?,
+            output: json_text(row, "output")?,
+            error: row.try_get("error")?,
+        };
+        Ok(Self((row.try_get("workspace_id")?, invocation_id.get()), outcome))
+    }
 }
 
 impl FromRow<'_, PgRow> for StoredDeliveryRow {
     fn from_row(row: &PgRow) -> sqlx::Result<Self> {
-        let has_message = row.try_get::<Option<MessageId>, _>("message_id")?.is_some();
-        let invocation: Option<InvocationId> = row.try_get("invocation_id")?;
-        let outcome = invocation.map(|invocation_id| -> sqlx::Result<_> {
-            Ok(OutcomeFacts {
-                invocation_id,
-                action_name: row.try_get("action_name")?,
-                status: row.try_get("invocation_status")?,
-                output: row.try_get("output")?,
-                error: row.try_get("invocation_error")?,
-            })
-        });
+        let kind: SourceKind = row.try_get("source_kind")?;
+        let bytes: Option<i32> = row.try_get("content_bytes")?;
+        let content = match bytes {
+            Some(bytes) => Content::Unread { kind, bytes: usize::try_from(bytes).unwrap_or(0) },
+            None => Content::Dropped,
+        };
         Ok(Self(StoredDelivery {
             scope: WorkspaceScope::from_engine_row(row.try_get("workspace_id")?),
             agent_id: row.try_get("agent_id")?,
@@ -132,8 +231,8 @@ impl FromRow<'_, PgRow> for StoredDeliveryRow {
             mode: row.try_get("delivery_mode")?,
             expires_at: row.try_get("expires_at")?,
             settlement: row.try_get("state")?,
-            message: has_message.then(|| MessageRow::from_row(row)).transpose()?.map(|row| row.0),
-            outcome: outcome.transpose()?.map(|outcome| (outcome.kind().into(), outcome.data())),
+            sender: row.try_get("sender_id")?,
+            content,
         }))
     }
 }

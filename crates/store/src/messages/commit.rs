@@ -343,7 +343,7 @@ pub(crate) mod tests {
                 thread_id: None,
                 text: "text".to_owned(),
                 blocks: None,
-                metadata: Map::new().into(),
+                metadata: Value::Object(Map::new()).into(),
                 attachments: Value::Array(Vec::new()),
                 mentions: Vec::new(),
                 mode: Mode::Wait,

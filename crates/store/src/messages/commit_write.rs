@@ -4,7 +4,7 @@
 use chrono::{DateTime, Duration, NaiveDate, Utc};
 use const_format::formatcp;
 use relay_domain::{
-    AgentId, ChannelId, FileId, MessageId, NodeId, ProviderName, WorkspaceId,
+    AgentId, ChannelId, FileId, JsonText, MessageId, NodeId, ProviderName, WorkspaceId,
     mailboxes::{
         delivery::{Mode, Reason},
         stream::Seq,
@@ -129,8 +129,8 @@ struct MessageColumns<'a> {
     agent_type: Vec<&'static str>,
     thread: Vec<Option<MessageId>>,
     text: Vec<&'a str>,
-    blocks: Vec<Option<String>>,
-    metadata: Vec<String>,
+    blocks: Vec<Option<&'a str>>,
+    metadata: Vec<&'a str>,
     attachments: Vec<String>,
     mentions: Vec<String>,
     mode: Vec<&'static str>,
@@ -151,8 +151,8 @@ impl<'a> MessageColumns<'a> {
         self.agent_type.push(message.agent_kind.as_str());
         self.thread.push(message.thread_id);
         self.text.push(&message.text);
-        self.blocks.push(message.blocks.as_ref().map(ToString::to_string));
-        self.metadata.push(message.metadata.to_string());
+        self.blocks.push(message.blocks.as_ref().map(JsonText::get));
+        self.metadata.push(message.metadata.get());
         self.attachments.push(message.attachments.to_string());
         // An array of arrays must be rectangular, so the names travel as one text; a name has no space.
         self.mentions.push(message.mentions.join(" "));

@@ -4,6 +4,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use chrono::{DateTime, Utc};
+use const_format::formatcp;
 use relay_domain::{AgentId, MessageId, WorkspaceScope, messages::Message};
 use sqlx::{FromRow, PgConnection, Row, postgres::PgRow};
 
@@ -11,6 +12,7 @@ use crate::{
     Store, StoreError, StoreResult,
     decode::decode_rows,
     messages::{days::day_of_id, row::MessageRow},
+    sizes::{EDIT_BYTES, MESSAGE_BYTES},
 };
 
 /// Content that an edit replaces. JSON columns are carried as text, so that they are stored again unchanged.
@@ -82,6 +84,41 @@ impl FromRow<'_, PgRow> for EventMessage {
 }
 
 impl Store {
+    /// Returns the number of these events (event seq, message id), in order, whose messages have `bytes` bytes
+    /// together, as [`Store::messages_of_events`] reads them. The first one counts whatever its size.
+    pub async fn count_fitting_messages(
+        &self,
+        scope: WorkspaceScope,
+        events: &[(i64, MessageId)],
+        bytes: usize,
+    ) -> StoreResult<usize> {
+        if events.len() < 2 {
+            return Ok(events.len());
+        }
+        let ids: Vec<MessageId> = events.iter().map(|(_, id)| *id).collect();
+        // An earlier version may be larger than the present one.
+        let sizes: Vec<(MessageId, i64)> = sqlx::query_as(formatcp!(
+            "SELECT m.message_id,
+                    greatest({MESSAGE_BYTES}, (SELECT max({EDIT_BYTES}) FROM message_edits v
+                              WHERE v.workspace_id = $1 AND v.message_id = m.message_id))::bigint
+               FROM unnest($2::bigint[], $3::date[]) AS k (message_id, created_on)
+               JOIN messages m ON m.workspace_id = $1 AND m.message_id = k.message_id AND m.created_on = k.created_on"
+        ))
+        .bind(scope.workspace_id())
+        .bind(&ids)
+        .bind(ids.iter().map(|id| day_of_id(id.get())).collect::<Vec<_>>())
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("measuring the messages of events"))?;
+        let sizes: HashMap<MessageId, i64> = sizes.into_iter().collect();
+        let mut left = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let fitting = ids.iter().take_while(|id| {
+            left -= sizes.get(id).copied().unwrap_or(0);
+            left >= 0
+        });
+        Ok(fitting.count().max(1))
+    }
+
     /// Reads the messages of these events (event seq, message id) as they were when the event was recorded, by
     /// event seq. Removed messages are left out.
     pub async fn messages_of_events(

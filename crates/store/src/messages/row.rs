@@ -1,9 +1,12 @@
 //! Rows of messages, and their conversion into domain types.
 
-use relay_domain::messages::{ListedMessage, Message, ReactionCount};
+use relay_domain::{
+    JsonText,
+    messages::{ListedMessage, Message, ReactionCount},
+};
 use sqlx::{FromRow, Row, postgres::PgRow, types::Json};
 
-use crate::decode::parse_column;
+use crate::decode::{json_text, parse_column};
 
 /// A message with the columns of its channel. Statements name the author's columns `author_id` and `author_name`,
 /// because some of them also select the recipient.
@@ -22,8 +25,8 @@ impl FromRow<'_, PgRow> for MessageRow {
             agent_kind: row.try_get("agent_type")?,
             thread_id: row.try_get("thread_id")?,
             text: row.try_get("text")?,
-            blocks: row.try_get("blocks")?,
-            metadata: row.try_get("metadata")?,
+            blocks: json_text(row, "blocks")?,
+            metadata: json_text(row, "metadata")?.unwrap_or_else(JsonText::empty_object),
             attachments: row.try_get("attachments")?,
             mentions: row.try_get("mentions")?,
             // Messages store the mode by name, deliveries by code.

@@ -1,8 +1,7 @@
 //! Edits of a message by its author, which also update the search index.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, MessageId, WorkspaceScope};
-use serde_json::Value;
+use relay_domain::{AgentId, JsonText, MessageId, WorkspaceScope};
 
 use crate::{
     Store, StoreError, StoreResult,
@@ -17,8 +16,8 @@ pub struct MessageChange<'a> {
     /// The text, and the names mentioned in it.
     pub text: Option<(&'a str, &'a [String])>,
     /// Rich blocks; `Some(None)` removes them.
-    pub blocks: Option<Option<&'a Value>>,
-    pub metadata: Option<&'a Value>,
+    pub blocks: Option<Option<&'a JsonText>>,
+    pub metadata: Option<&'a JsonText>,
 }
 
 impl Store {
@@ -51,8 +50,8 @@ impl Store {
         .bind(change.text.map(|(text, _)| text))
         .bind(change.text.map(|(_, mentions)| mentions))
         .bind(change.blocks.is_some())
-        .bind(change.blocks.flatten().map(Value::to_string))
-        .bind(change.metadata.map(Value::to_string))
+        .bind(change.blocks.flatten().map(JsonText::get))
+        .bind(change.metadata.map(JsonText::get))
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;

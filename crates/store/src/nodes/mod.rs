@@ -10,6 +10,7 @@ pub mod fence;
 pub mod heartbeats;
 pub mod hosting;
 pub mod liveness;
+pub mod locations;
 pub(crate) mod presence;
 pub mod providers;
 pub(crate) mod roster;

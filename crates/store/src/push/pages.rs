@@ -93,8 +93,8 @@ impl FromRow<'_, PgRow> for PageRow {
 }
 
 impl Store {
-    /// Reads one page of each mailbox above its push position, in the order given. Partitions before the day of `since` are
-    /// not read.
+    /// Reads one page of each mailbox above its push position, in the order given, without contents. Partitions before the
+    /// day of `since` are not read.
     pub async fn read_push_pages(
         &self,
         owner: PushWorkerId,
@@ -141,6 +141,7 @@ fn build_pages(mailboxes: &[(LeasedMailbox, Seq)], states: &[MailboxState], rows
             is_leased: state.is_some_and(|state| state.is_leased),
             next_redelivery_at: state.and_then(|state| state.next_redelivery_at),
             rows: Vec::new(),
+            has_more: false,
         }
     };
     let mut pages: Vec<PushPage> = mailboxes.iter().map(page).collect();
@@ -158,6 +159,7 @@ fn build_pages(mailboxes: &[(LeasedMailbox, Seq)], states: &[MailboxState], rows
     // Sorted here, because Postgres would sort whole rows, which costs more than reading them.
     for page in &mut pages {
         page.rows.sort_by_key(|row| (!row.is_redelivery, row.delivery.seq));
+        page.has_more = i64::try_from(page.rows.len()).is_ok_and(|rows| rows >= PAGE);
     }
     pages
 }

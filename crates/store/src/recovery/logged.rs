@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use const_format::{concatcp, formatcp};
 use relay_domain::{
-    AgentId, ChannelId, ConversationId, DeliveryId, MessageId, WorkspaceId, WorkspaceScope,
+    AgentId, ChannelId, ConversationId, DeliveryId, JsonText, MessageId, WorkspaceId, WorkspaceScope,
     mailboxes::{
         dead_letter::DeadLetterReason,
         delivery::{Mode, Reason, SourceKind},
@@ -54,9 +54,9 @@ pub struct LoggedMessage {
     pub agent_name: String,
     pub thread_id: Option<MessageId>,
     pub text: String,
-    pub blocks: Option<Value>,
+    pub blocks: Option<JsonText>,
     /// Metadata without the keys that the engine adds.
-    pub metadata: Value,
+    pub metadata: JsonText,
     pub attachments: Value,
     pub mentions: Vec<String>,
     pub mode: Mode,
@@ -196,7 +196,6 @@ impl Store {
 async fn write_messages(tx: &mut PgConnection, lost: &[&LoggedDelivery]) -> StoreResult<()> {
     let of: Vec<(&LoggedDelivery, &LoggedMessage)> =
         lost.iter().filter_map(|one| Some((*one, one.message.as_ref()?))).collect();
-    let text = |value: &Value| value.to_string();
     sqlx::query(MESSAGES)
         .bind(of.iter().map(|(one, _)| one.scope.workspace_id()).collect::<Vec<_>>())
         .bind(of.iter().map(|(_, m)| m.message_id).collect::<Vec<_>>())
@@ -207,9 +206,9 @@ async fn write_messages(tx: &mut PgConnection, lost: &[&LoggedDelivery]) -> Stor
         .bind(of.iter().map(|(_, m)| m.agent_name.as_str()).collect::<Vec<_>>())
         .bind(of.iter().map(|(_, m)| m.thread_id).collect::<Vec<_>>())
         .bind(of.iter().map(|(_, m)| m.text.as_str()).collect::<Vec<_>>())
-        .bind(of.iter().map(|(_, m)| m.blocks.as_ref().map(text)).collect::<Vec<_>>())
-        .bind(of.iter().map(|(_, m)| text(&m.metadata)).collect::<Vec<_>>())
-        .bind(of.iter().map(|(_, m)| text(&m.attachments)).collect::<Vec<_>>())
+        .bind(of.iter().map(|(_, m)| m.blocks.as_ref().map(JsonText::get)).collect::<Vec<_>>())
+        .bind(of.iter().map(|(_, m)| m.metadata.get()).collect::<Vec<_>>())
+        .bind(of.iter().map(|(_, m)| m.attachments.to_string()).collect::<Vec<_>>())
         .bind(of.iter().map(|(_, m)| m.mentions.join(" ")).collect::<Vec<_>>())
         .bind(of.iter().map(|(_, m)| m.mode.as_str()).collect::<Vec<_>>())
         .bind(of.iter().map(|(_, m)| m.created_at).collect::<Vec<_>>())

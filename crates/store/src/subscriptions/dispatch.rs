@@ -232,6 +232,36 @@ impl Store {
         Ok(claimed)
     }
 
+    /// Returns the number of pending deliveries, the oldest events first and at most `limit`, whose bodies have `bytes`
+    /// bytes together, and their bytes. The first one counts whatever its size.
+    pub async fn fitting_calls(
+        &self,
+        leased: &LeasedSubscription,
+        limit: i64,
+        bytes: i64,
+    ) -> StoreResult<(i64, usize)> {
+        // The length of a body is known without reading it.
+        let (fitting, size): (i64, i64) = sqlx::query_as(
+            "SELECT count(*), coalesce(sum(bytes), 0)::bigint
+               FROM (SELECT bytes, sum(bytes) OVER (ORDER BY event_seq, delivery_id) - bytes AS before
+                       FROM (SELECT d.event_seq, d.delivery_id, octet_length(coalesce(d.body, b.body)) AS bytes
+                               FROM subscription_deliveries d
+                               LEFT JOIN subscription_bodies b
+                                      ON d.body IS NULL AND b.workspace_id = $1 AND b.event_seq = d.event_seq
+                              WHERE d.workspace_id = $1 AND d.subscription_id = $2 AND d.status = 'pending'
+                              ORDER BY d.event_seq, d.delivery_id LIMIT $3) AS next) AS summed
+              WHERE before = 0 OR before + bytes <= $4",
+        )
+        .bind(leased.scope.workspace_id())
+        .bind(leased.id)
+        .bind(limit)
+        .bind(bytes)
+        .fetch_one(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("measuring pending deliveries of a subscription"))?;
+        Ok((fitting, usize::try_from(size).unwrap_or(0)))
+    }
+
     /// Reads pending deliveries in the order of their events.
     pub async fn pending_calls(&self, leased: &LeasedSubscription, limit: i64) -> StoreResult<Vec<PendingCall>> {
         let pending: Vec<PendingCallRow> = sqlx::query_as(
@@ -436,50 +466,5 @@ impl Store {
         .fetch_one(&self.pool)
         .await
         .map_err(StoreError::from_sqlx("measuring the lag of subscriptions"))
-    }
-
-    /// Removes at most `limit` deliveries older than `age` that are not pending, or whose subscription is disabled.
-    pub async fn prune_subscription_deliveries(&self, age: Duration, limit: i64) -> StoreResult<u64> {
-        let done = sqlx::query(
-            "DELETE FROM subscription_deliveries d
-              USING (SELECT workspace_id, subscription_id, delivery_id FROM subscription_deliveries o
-                      WHERE created_at < relay_now() - make_interval(secs => $1)
-                        AND (status <> 'pending'
-                             OR NOT EXISTS (SELECT FROM subscriptions s
-                                             WHERE s.workspace_id = o.workspace_id
-                                               AND s.subscription_id = o.subscription_id AND s.is_active))
-                      -- A row whose attempt is being recorded stays until the next pass.
-                      ORDER BY created_at LIMIT $2 FOR UPDATE SKIP LOCKED) AS old
-              WHERE d.workspace_id = old.workspace_id AND d.subscription_id = old.subscription_id
-                AND d.delivery_id = old.delivery_id",
-        )
-        .bind(age.as_secs_f64())
-        .bind(limit)
-        .execute(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("pruning deliveries of subscriptions"))?;
-        Ok(done.rows_affected())
-    }
-
-    /// Removes at most `limit` bodies older than `age` that no delivery refers to. Call after
-    /// [`prune_subscription_deliveries`](Self::prune_subscription_deliveries).
-    pub async fn prune_subscription_bodies(&self, age: Duration, limit: i64) -> StoreResult<u64> {
-        let done = sqlx::query(
-            "DELETE FROM subscription_bodies b
-              USING (SELECT workspace_id, event_seq FROM subscription_bodies o
-                      WHERE created_at < relay_now() - make_interval(secs => $1)
-                        -- Deliveries have the time of their event, by which there is an index.
-                        AND NOT EXISTS (SELECT FROM subscription_deliveries d
-                                         WHERE d.created_at = o.created_at AND d.workspace_id = o.workspace_id
-                                           AND d.event_seq = o.event_seq)
-                      ORDER BY created_at LIMIT $2) AS old
-              WHERE b.workspace_id = old.workspace_id AND b.event_seq = old.event_seq",
-        )
-        .bind(age.as_secs_f64())
-        .bind(limit)
-        .execute(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("pruning bodies of subscriptions"))?;
-        Ok(done.rows_affected())
     }
 }

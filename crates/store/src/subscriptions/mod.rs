@@ -4,3 +4,4 @@
 pub mod definitions;
 pub mod dispatch;
 pub mod readers;
+mod retention;

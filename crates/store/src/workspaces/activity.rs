@@ -2,8 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
-use relay_domain::{AgentId, ChannelId, ConversationId, MessageId, WorkspaceScope};
-use serde_json::Value;
+use relay_domain::{AgentId, ChannelId, ConversationId, JsonText, MessageId, WorkspaceScope};
 
 use crate::{Store, StoreError, StoreResult, codes::CHANNEL, decode::decode_rows, messages::days::day_of_id};
 
@@ -28,7 +27,8 @@ pub struct ActivityRow {
     /// Free text set by the author.
     pub content_type: Option<String>,
     /// Object set by the author.
-    pub metadata: Value,
+    #[sqlx(json)]
+    pub metadata: JsonText,
     pub attachment_count: i32,
     pub mention_count: i32,
     /// `latency_ms` of `metadata`, if it is a number.

@@ -1,8 +1,8 @@
 //! Data of events that are recorded by the transaction that causes them, in the order of their nouns.
 
 use relay_domain::{
-    AgentId, ChannelId, DeliveryId, FileId, InvocationId, MessageId, ObserverTokenId, SessionEventId, SubscriptionId,
-    mailboxes::stream::Seq,
+    AgentId, ChannelId, DeliveryId, FileId, InvocationId, JsonText, MessageId, ObserverTokenId, SessionEventId,
+    SubscriptionId, mailboxes::stream::Seq,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -124,7 +124,7 @@ pub struct ActionEnded<'a> {
     /// Status of the invocation.
     pub status: &'static str,
     /// Output of the handler: an object or `null`.
-    pub output: Option<Value>,
+    pub output: Option<JsonText>,
     /// Error of the handler.
     pub error: Option<&'a str>,
 }

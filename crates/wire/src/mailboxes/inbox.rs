@@ -1,7 +1,7 @@
 //! Bodies of the inbox, reaction and read receipt routes.
 
+use relay_domain::JsonText;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::field::{Timestamp, present};
@@ -154,9 +154,9 @@ pub struct UpdateMessageBody {
     /// Rich blocks; null removes them.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<Vec<Value>>)]
-    pub blocks: Option<Option<Vec<Value>>>,
+    pub blocks: Option<Option<JsonText>>,
     /// Replaces the metadata; null empties it.
     #[serde(default, alias = "metadata", deserialize_with = "present")]
     #[schema(value_type = Option<Object>)]
-    pub data: Option<Option<Map<String, Value>>>,
+    pub data: Option<Option<JsonText>>,
 }

@@ -4,11 +4,12 @@ pub mod payload;
 pub mod webhook;
 
 use relay_domain::{
+    JsonText,
     mailboxes::delivery::Mode,
     messages::{self as domain, ListedMessage, client_metadata},
 };
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{agents::AgentType, field::Timestamp};
@@ -57,10 +58,12 @@ pub struct PostBody {
     pub text: String,
     /// Rich blocks, passed through: an array of objects with a `type`.
     #[serde(default)]
-    pub blocks: Option<Value>,
+    #[schema(value_type = Option<Value>)]
+    pub blocks: Option<JsonText>,
     /// Free-form metadata of the message.
     #[serde(default, alias = "metadata")]
-    pub data: Option<Value>,
+    #[schema(value_type = Option<Value>)]
+    pub data: Option<JsonText>,
     /// Ids of complete files, each once.
     #[serde(default)]
     pub attachments: Option<Vec<String>>,
@@ -114,10 +117,11 @@ pub struct Message {
     /// Text of the message.
     pub text: String,
     /// Rich blocks as posted.
-    pub blocks: Option<Value>,
+    #[schema(value_type = Option<Value>)]
+    pub blocks: Option<JsonText>,
     /// Metadata as posted in `data`, without the engine's own keys.
     #[schema(value_type = Object)]
-    pub metadata: Map<String, Value>,
+    pub metadata: JsonText,
     /// `true` if the message has files.
     pub has_attachments: bool,
     /// Id of the thread's root message, for replies.
@@ -167,7 +171,7 @@ pub struct ConversationMessage {
     pub attachments: Value,
     /// Metadata as posted in `data`, without the engine's own keys.
     #[schema(value_type = Object)]
-    pub metadata: Map<String, Value>,
+    pub metadata: JsonText,
     /// Time of acceptance.
     pub created_at: Timestamp,
 }

@@ -1,7 +1,7 @@
 //! Payloads of messages in deliveries: `{type, data}`, the same in `deliver` frames, push requests and subscription calls.
 
 use relay_domain::{
-    ConversationId,
+    ConversationId, JsonText,
     channels::ChannelKind,
     messages::{Message, client_metadata},
 };
@@ -28,7 +28,7 @@ struct CommonFields<'a> {
     agent_name: &'a str,
     from_name: &'a str,
     text: &'a str,
-    metadata: &'a Value,
+    metadata: &'a JsonText,
     created_at: Timestamp,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct ChannelData<'a> {
     channel_id: String,
     channel_name: &'a str,
     agent_id: &'a str,
-    blocks: Option<&'a Value>,
+    blocks: Option<&'a JsonText>,
     has_attachments: bool,
     thread_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,7 +79,7 @@ struct NestedMessage<'a> {
     text: &'a str,
     injection_mode: &'a str,
     attachments: &'a Value,
-    metadata: &'a Value,
+    metadata: &'a JsonText,
 }
 
 /// Payload data, by the place of the message.
@@ -99,14 +99,14 @@ pub(crate) struct MessageView<'a> {
     recipient: &'a str,
     id: String,
     author: String,
-    metadata: Value,
+    metadata: JsonText,
 }
 
 impl<'a> MessageView<'a> {
     /// Creates the view of `recipient`.
     pub(crate) fn new(message: &'a Message, recipient: &'a str) -> Self {
         let (id, author) = (message.id.to_string(), message.agent_id.to_string());
-        Self { message, recipient, id, author, metadata: Value::Object(client_metadata(&message.metadata)) }
+        Self { message, recipient, id, author, metadata: client_metadata(&message.metadata) }
     }
 
     /// Returns the payload's type.

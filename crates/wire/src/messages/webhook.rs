@@ -1,6 +1,6 @@
 //! Request and response bodies of the inbound webhook routes.
 
-use relay_domain::{ChannelId, WebhookId, WorkspaceId};
+use relay_domain::{ChannelId, JsonText, WebhookId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -67,7 +67,8 @@ pub struct HookBody {
     pub message: Option<String>,
     /// Rich blocks, passed through.
     #[serde(default)]
-    pub blocks: Option<Value>,
+    #[schema(value_type = Option<Value>)]
+    pub blocks: Option<JsonText>,
     /// Name of the calling system.
     #[serde(default)]
     pub source: Option<String>,
@@ -76,7 +77,8 @@ pub struct HookBody {
     pub author: Option<String>,
     /// Free-form payload.
     #[serde(default)]
-    pub payload: Option<Value>,
+    #[schema(value_type = Option<Value>)]
+    pub payload: Option<JsonText>,
     /// Payload of systems that use none of these fields.
     #[serde(flatten)]
     #[schema(ignore)]
@@ -93,7 +95,7 @@ pub struct WebhookMetadata<'a> {
     pub source: Option<&'a str>,
     /// Payload of the call.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub payload: Option<Value>,
+    pub payload: Option<JsonText>,
 }
 
 /// Response of `POST /v1/hooks/:id`.

@@ -2,10 +2,12 @@
 //! for replayed ones by the same functions, so that both are identical. A node reads them as
 //! [`super::engine_frame::Deliver`].
 
+use std::{collections::HashMap, sync::Arc};
+
 use bytes::Bytes;
 use relay_domain::{
     AgentId, DeliveryId,
-    mailboxes::{StoredDelivery, delivery::Mode},
+    mailboxes::{Content, StoredDelivery, delivery::Mode},
 };
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
@@ -74,16 +76,71 @@ pub fn tombstone_frame(agent_id: AgentId, agent: &str, seq: i64) -> Bytes {
     })
 }
 
-/// Encodes the frame of a stored row; `None` when its message is no longer kept, so that a tombstone takes its place.
-#[must_use]
-pub fn stored_frame(row: &StoredDelivery) -> Option<Bytes> {
-    let payload = match (&row.message, &row.outcome) {
-        (Some(message), _) => payload(message, &row.agent_name),
-        // Strings and JSON values always encode.
-        (None, Some((kind, data))) => to_raw_value(&Payload { kind, data }).unwrap_or_default(),
-        (None, None) => return None,
-    };
-    Some(deliver_frame(row.id(), &row.agent_name, row.seq, row.mode, &payload))
+/// Frame of a stored row. Its payload is shared with the message's other recipients, so it is encoded only when it is
+/// written.
+#[derive(Debug, Clone)]
+pub struct SharedFrame {
+    /// Text before the payload, which is the last field.
+    head: String,
+    payload: Arc<RawValue>,
+}
+
+impl SharedFrame {
+    /// Returns the number of bytes of the encoded frame.
+    #[must_use]
+    pub fn byte_len(&self) -> usize {
+        self.head.len() + self.payload.get().len() + 1
+    }
+
+    /// Encodes the frame.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let mut text = String::with_capacity(self.byte_len());
+        text.push_str(&self.head);
+        text.push_str(self.payload.get());
+        text.push('}');
+        text
+    }
+}
+
+/// Payloads of stored rows, encoded once for all recipients of a message.
+#[derive(Debug, Default)]
+pub struct SharedPayloads {
+    by_source: HashMap<i64, Arc<RawValue>>,
+}
+
+impl SharedPayloads {
+    /// Creates the frame of a row; `None` when its content is no longer kept, so that a tombstone takes its place, or
+    /// was not read.
+    pub fn frame(&mut self, row: &StoredDelivery) -> Option<SharedFrame> {
+        let payload = match &row.content {
+            // Only a one-to-one conversation names its recipient, and it has one.
+            Content::Message(message) => {
+                self.by_source.entry(row.source_id).or_insert_with(|| payload(message, &row.agent_name).into())
+            }
+            // Strings and JSON values always encode.
+            Content::Outcome { kind, data } => self
+                .by_source
+                .entry(row.source_id)
+                .or_insert_with(|| to_raw_value(&Payload { kind, data }).unwrap_or_default().into()),
+            Content::Unread { .. } | Content::Dropped => return None,
+        };
+        let id = row.id();
+        let mut head = serde_json::to_string(&Deliver {
+            v: 1,
+            kind: "deliver",
+            delivery_id: &id.to_string(),
+            agent_id: id.agent.to_string(),
+            agent: &row.agent_name,
+            msg_id: delivered_message_id(&id),
+            seq: row.seq,
+            mode: row.mode.as_str(),
+            payload: RawValue::NULL,
+        })
+        .unwrap_or_default();
+        head.truncate(head.len().saturating_sub("null}".len()));
+        Some(SharedFrame { head, payload: Arc::clone(payload) })
+    }
 }
 
 fn encode(frame: &Deliver<'_>) -> Bytes {
@@ -115,7 +172,7 @@ mod tests {
             thread_id: thread.map(MessageId::new),
             text: "a \"quoted\"\nline".to_owned(),
             blocks: None,
-            metadata: json!({ "a": 1, "__relaycast_hidden": 2 }),
+            metadata: json!({ "a": 1, "__relaycast_hidden": 2 }).into(),
             attachments: json!([]),
             mentions: vec!["bob".to_owned()],
             mode: Mode::Wait,
@@ -136,9 +193,13 @@ mod tests {
             mode: Mode::Steer,
             expires_at: DateTime::UNIX_EPOCH,
             settlement: None,
-            message,
-            outcome: None,
+            sender: Some(AgentId::new(1)),
+            content: message.map_or(Content::Dropped, |message| Content::Message(message.into())),
         }
+    }
+
+    fn stored_frame(row: &StoredDelivery) -> Option<Bytes> {
+        SharedPayloads::default().frame(row).map(|frame| frame.encode().into())
     }
 
     fn decoded(frame: &Bytes) -> Value {

@@ -1,7 +1,10 @@
 //! Bodies of requests to the endpoints of `http_push` nodes (docs/protocol/node.md, "Push request" and "Push events").
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, WorkspaceId, mailboxes::StoredDelivery};
+use relay_domain::{
+    AgentId, JsonText, WorkspaceId,
+    mailboxes::{Content, StoredDelivery},
+};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -51,7 +54,7 @@ struct Body<'a> {
 #[serde(untagged)]
 enum BodyData<'a> {
     Message(&'a MessageData<'a>),
-    Outcome(&'a Value),
+    Outcome(&'a JsonText),
 }
 
 /// Encodes the body of a delivery's request at the time of the attempt; `None` when its message or invocation is no longer
@@ -59,14 +62,14 @@ enum BodyData<'a> {
 #[must_use]
 pub fn delivery_body(row: &StoredDelivery, at: DateTime<Utc>) -> Option<DeliveryBody<'_>> {
     let (shown, posted);
-    let (kind, data, text_bytes) = match (&row.message, &row.outcome) {
-        (Some(message), _) => {
+    let (kind, data, text_bytes) = match &row.content {
+        Content::Message(message) => {
             shown = MessageView::new(message, &row.agent_name);
             posted = shown.data();
             (shown.kind(), BodyData::Message(&posted), message.text.len())
         }
-        (None, Some((kind, data))) => (&**kind, BodyData::Outcome(data), 0),
-        (None, None) => return None,
+        Content::Outcome { kind, data } => (*kind, BodyData::Outcome(data), 0),
+        Content::Unread { .. } | Content::Dropped => return None,
     };
     let is_outcome = matches!(data, BodyData::Outcome(_));
     let id = row.id();

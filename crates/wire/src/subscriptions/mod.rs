@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use relay_domain::{AgentId, SubscriptionId, WorkspaceId};
+use relay_domain::{AgentId, JsonEntries, SubscriptionId, WorkspaceId};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
@@ -93,7 +93,7 @@ pub struct SubscriptionCall<'a> {
     /// Time of the event.
     pub timestamp: Timestamp,
     /// Data of the event.
-    pub data: Map<String, Value>,
+    pub data: JsonEntries,
 }
 
 /// Body of `POST /v1/subscriptions/:id/replay`.

@@ -1,7 +1,7 @@
 //! Bodies of the search, activity and console routes.
 
+use relay_domain::JsonText;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{field::Timestamp, words};
@@ -157,7 +157,7 @@ pub struct ConsoleMessage {
     pub content_type: Option<String>,
     /// Metadata as posted.
     #[schema(value_type = Object)]
-    pub metadata: Map<String, Value>,
+    pub metadata: JsonText,
     /// Number of attached files.
     pub attachment_count: i32,
     /// Number of mentions.

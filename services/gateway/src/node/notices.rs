@@ -74,6 +74,9 @@ impl AgentRoute {
 impl Registry {
     /// Handles a notice hint.
     pub(super) fn handle_notify_hint(&self, hint: &Hint) {
+        if let Hint::NotifyEach { workspace, agent, topic, event, each } = hint {
+            return self.send_each(WorkspaceScope::from_engine_row(*workspace), *agent, (topic, event), each);
+        }
         let Hint::Notify { workspace, agents, topic, event, data, event_id } = hint else { return };
         let scope = WorkspaceScope::from_engine_row(*workspace);
         let notice = Arc::new(Notice {
@@ -93,6 +96,22 @@ impl Registry {
         match agents {
             Some(agents) => agents.iter().for_each(send),
             None => direct.get_mut(&scope).into_iter().flat_map(|d| d.recipients_in(second)).for_each(send),
+        }
+    }
+
+    /// Sends several events to the socket of one agent.
+    fn send_each(
+        &self,
+        scope: WorkspaceScope,
+        agent: AgentId,
+        (topic, event): (&str, &str),
+        each: &[serde_json::Value],
+    ) {
+        let mut maps = self.maps();
+        let Some(served) = maps.agents.get_mut(&(scope, agent)) else { return };
+        for data in each {
+            let (topic, event) = (topic.to_owned(), event.to_owned());
+            served.send_notice(agent, &Arc::new(Notice { topic, event, data: data.clone(), event_id: None }));
         }
     }
 

@@ -34,6 +34,8 @@ use super::notices::{MissedWindow, Notice};
 
 /// Interval at which every stream is compared with its mailbox; shorter while NATS is unavailable.
 const SILENCE_CHECK_INTERVAL: Duration = Duration::from_secs(3);
+/// Least time between two checks of all mailboxes, and two of all bindings, after messages were lost.
+const FULL_CHECK_PAUSE: Duration = Duration::from_secs(1);
 const SILENCE_CHECK_INTERVAL_WITHOUT_NATS: Duration = Duration::from_millis(500);
 /// Silence checks per comparison of the nodes' agents.
 const RELIST_ROUNDS: u32 = 4;
@@ -310,6 +312,7 @@ impl Registry {
         let mut round = 0_u32;
         loop {
             let up = link.borrow_and_update().is_up;
+            let checked_at = Instant::now();
             self.compare_all_mailboxes(engine).await;
             if round.is_multiple_of(RELIST_ROUNDS) {
                 self.compare_nodes(engine).await;
@@ -326,7 +329,12 @@ impl Registry {
             let pause = if up { SILENCE_CHECK_INTERVAL } else { SILENCE_CHECK_INTERVAL_WITHOUT_NATS };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                _ = link.changed() => {}
+                _ = link.changed() => {
+                    // Every lost message is reported, and a check for each would add to the load that lost them.
+                    if link.borrow().is_up == up {
+                        tokio::time::sleep_until(checked_at + FULL_CHECK_PAUSE).await;
+                    }
+                }
             }
         }
     }
@@ -390,17 +398,32 @@ impl Registry {
     }
 
     async fn handle_hints(&self, engine: &Engine) {
-        let mut hints = engine.hints().subscribe();
+        let (mut hints, mut notices) = (engine.hints().subscribe(), engine.hints().subscribe_notices());
+        let mut relisted = Instant::now();
+        let mut relist_at = None;
         loop {
-            match hints.recv().await {
-                Ok(hint) => self.handle_hint(&hint),
-                Err(broadcast::error::RecvError::Lagged(missed)) => {
-                    tracing::warn!(missed, "hints were missed, the silence check will find the changes");
-                    self.mark_all_possibly_missed();
+            let hint = tokio::select! {
+                // Changes come before notices.
+                biased;
+                () = tokio::time::sleep_until(relist_at.unwrap_or(relisted)), if relist_at.is_some() => {
+                    (relisted, relist_at) = (Instant::now(), None);
                     for peer in self.maps().peers.values() {
                         peer.handle.try_send(Event::Relist);
                     }
+                    continue;
                 }
+                hint = hints.recv() => hint.inspect_err(|error| {
+                    if let broadcast::error::RecvError::Lagged(missed) = error {
+                        tracing::warn!(missed, "hints were missed, the silence check will find the changes");
+                        relist_at.get_or_insert(relisted + FULL_CHECK_PAUSE);
+                    }
+                }),
+                // Lost notices concern no connection's agents.
+                notice = notices.recv() => notice,
+            };
+            match hint {
+                Ok(hint) => self.handle_hint(&hint),
+                Err(broadcast::error::RecvError::Lagged(_)) => self.mark_all_possibly_missed(),
                 Err(broadcast::error::RecvError::Closed) => return,
             }
         }
@@ -455,7 +478,7 @@ impl Registry {
                 }
             }
             Hint::Invoke { .. } => self.handle_invoke_hint(hint),
-            Hint::Notify { .. } => self.handle_notify_hint(hint),
+            Hint::Notify { .. } | Hint::NotifyEach { .. } => self.handle_notify_hint(hint),
             Hint::TokenRevoked { hash } => {
                 if let Ok(hash) = hash.parse() {
                     self.close_revoked(&hash);

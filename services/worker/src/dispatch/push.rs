@@ -10,7 +10,7 @@ use futures::{
 };
 use relay_dispatch::{
     QueueResult,
-    push::{EndpointRecord, NodeEvent, Notice, PushQueue},
+    push::{EndpointRecord, HeldPage, NodeEvent, Notice, PushQueue},
 };
 use relay_domain::{
     AgentId, AttemptId, NodeId, PushWorkerId, WorkspaceId, WorkspaceScope,
@@ -18,13 +18,13 @@ use relay_domain::{
     push::{
         attempt::{PushAttempt, RecordingPass},
         endpoint::{EndpointHealth, EndpointReport},
-        mailbox::{LeasedMailbox, MailboxKey, MailboxRelease, PushPage},
+        mailbox::{LeasedMailbox, MailboxKey, MailboxRelease},
     },
 };
 use relay_engine::{
     Engine,
     hints::Hint,
-    push::{PushEndpoint, PushWorker},
+    push::{self, PushEndpoint, PushWorker},
 };
 use tokio::sync::broadcast::error::RecvError;
 
@@ -61,20 +61,24 @@ impl PushQueue for EnginePushQueue {
     }
 
     fn notices(&self) -> BoxStream<'static, Notice> {
-        let hints = self.engine.hints().subscribe();
-        let notices = stream::unfold(hints, |mut hints| async move {
-            loop {
-                let notice = match hints.recv().await {
-                    Ok(hint) => notice(&hint),
-                    Err(RecvError::Lagged(_)) => Some(Notice::Lagged),
-                    Err(RecvError::Closed) => return None,
-                };
-                if let Some(notice) = notice {
-                    return Some((notice, hints));
-                }
-            }
+        let changes = stream::unfold(self.engine.hints().subscribe(), |mut hints| async move {
+            let notices = match hints.recv().await {
+                Ok(hint) => notices(&hint),
+                Err(RecvError::Lagged(_)) => vec![Notice::Lagged],
+                Err(RecvError::Closed) => return None,
+            };
+            Some((notices, hints))
         });
-        notices.boxed()
+        // Lost events are no reason to look at all mailboxes.
+        let events = stream::unfold(self.engine.hints().subscribe_notices(), |mut hints| async move {
+            let events = match hints.recv().await {
+                Ok(hint) => notices(&hint),
+                Err(RecvError::Lagged(_)) => Vec::new(),
+                Err(RecvError::Closed) => return None,
+            };
+            Some((events, hints))
+        });
+        stream::select(changes, events).flat_map(stream::iter).boxed()
     }
 
     async fn renew_lease(&self, ttl: Duration) -> QueueResult<()> {
@@ -101,8 +105,10 @@ impl PushQueue for EnginePushQueue {
         self.worker.release(release).await.map_err(queue_error)
     }
 
-    async fn read_pages(&self, mailboxes: &[(LeasedMailbox, Seq)]) -> QueueResult<Vec<PushPage>> {
-        self.worker.read_pages(mailboxes).await.map_err(queue_error)
+    async fn read_pages(&self, mailboxes: &[(LeasedMailbox, Seq)]) -> QueueResult<Vec<Option<HeldPage>>> {
+        let pages = self.worker.read_pages(mailboxes).await.map_err(queue_error)?;
+        let held = |page: push::HeldPage| HeldPage { page: page.page, _memory: page.memory };
+        Ok(pages.into_iter().map(|page| page.map(held)).collect())
     }
 
     async fn record(&self, attempts: &[PushAttempt], pass: RecordingPass) -> QueueResult<HashSet<MailboxKey>> {
@@ -131,24 +137,36 @@ impl PushQueue for EnginePushQueue {
     }
 }
 
-/// Translates a hint; `None` for those of no interest.
-fn notice(hint: &Hint) -> Option<Notice> {
+/// Translates a hint; empty for those of no interest.
+fn notices(hint: &Hint) -> Vec<Notice> {
     let keys = |agents: &[(WorkspaceId, AgentId)]| {
         agents.iter().map(|(workspace, agent)| (WorkspaceScope::from_engine_row(*workspace), *agent)).collect()
     };
     match hint {
-        Hint::DeliveriesDue { agents } => Some(Notice::Due(keys(agents))),
-        Hint::MailboxesChanged { agents } => Some(Notice::Changed(keys(agents))),
+        Hint::DeliveriesDue { agents } => vec![Notice::Due(keys(agents))],
+        Hint::MailboxesChanged { agents } => vec![Notice::Changed(keys(agents))],
         Hint::NodesChanged { workspace, nodes } => {
-            Some(Notice::NodesChanged { scope: WorkspaceScope::from_engine_row(*workspace), nodes: nodes.clone() })
+            vec![Notice::NodesChanged { scope: WorkspaceScope::from_engine_row(*workspace), nodes: nodes.clone() }]
         }
-        Hint::Notify { workspace, agents, topic, event, data, .. } => Some(Notice::Event(NodeEvent {
+        Hint::Notify { workspace, agents, topic, event, data, .. } => vec![Notice::Event(NodeEvent {
             scope: WorkspaceScope::from_engine_row(*workspace),
             agents: agents.clone(),
             topic: topic.clone(),
             kind: event.clone(),
             data: data.clone(),
-        })),
+        })],
+        Hint::NotifyEach { workspace, agent, topic, event, each } => {
+            let events = each.iter().cloned().map(|data| {
+                Notice::Event(NodeEvent {
+                    scope: WorkspaceScope::from_engine_row(*workspace),
+                    agents: Some(vec![*agent]),
+                    topic: topic.clone(),
+                    kind: event.clone(),
+                    data,
+                })
+            });
+            events.collect()
+        }
         Hint::NoticeMissed { .. }
         | Hint::TokenDoubted { .. }
         | Hint::TokenRevoked { .. }
@@ -157,6 +175,6 @@ fn notice(hint: &Hint) -> Option<Notice> {
         | Hint::ObserversChanged
         | Hint::MembersChanged { .. }
         | Hint::ProviderTaken { .. }
-        | Hint::Invoke { .. } => None,
+        | Hint::Invoke { .. } => Vec::new(),
     }
 }

@@ -16,6 +16,7 @@ use relay_engine::{
     Engine,
     subscriptions::{self, EventsMatched, Lease},
 };
+use relay_tasks::byte_budget::ByteLease;
 
 use super::queue_error;
 
@@ -68,7 +69,11 @@ impl SubscriptionQueue for EngineSubscriptionQueue {
         })
     }
 
-    async fn pending(&self, leased: &LeasedSubscription<Lease>, limit: i64) -> QueueResult<Vec<PendingCall>> {
+    async fn pending(
+        &self,
+        leased: &LeasedSubscription<Lease>,
+        limit: i64,
+    ) -> QueueResult<(Vec<PendingCall>, ByteLease)> {
         self.0.subscriptions().pending_calls(&leased.lease, limit).await.map_err(queue_error)
     }
 

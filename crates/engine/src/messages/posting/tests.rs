@@ -1,4 +1,5 @@
 use relay_domain::ChannelId;
+use serde_json::{Map, Value};
 
 use super::*;
 use crate::messages::fixture::{message, scope};
@@ -117,8 +118,8 @@ fn drafts_out_of_bounds_are_refused() {
         ("empty text", Draft { text: String::new(), ..draft() }),
         ("long text", Draft { text: "a".repeat(MAX_TEXT_BYTES + 1), ..draft() }),
         ("attachments", Draft { attachments: vec!["f".to_owned(); MAX_ATTACHMENTS + 1], ..draft() }),
-        ("blocks", Draft { blocks: Some(Map::new().into()), ..draft() }),
-        ("data", Draft { data: Some(Vec::<Value>::new().into()), ..draft() }),
+        ("blocks", Draft { blocks: Some(Value::Object(Map::new()).into()), ..draft() }),
+        ("data", Draft { data: Some(Value::Array(Vec::new()).into()), ..draft() }),
         ("ttl", Draft { ttl_ms: Some(0), ..draft() }),
         ("content type", Draft { content_type: Some("a".repeat(129)), ..draft() }),
     ] {

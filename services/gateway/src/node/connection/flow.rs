@@ -12,7 +12,7 @@ use relay_domain::{
 };
 use relay_engine::{
     EngineResult,
-    mailboxes::serving::{Fence, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox},
+    mailboxes::serving::{Fence, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox, ReplayBody, ReplayFrame},
 };
 use relay_wire::nodes::frame;
 use tokio::time::Instant;
@@ -21,7 +21,7 @@ use super::{
     effects::Effect,
     jobs::Read,
     pacing::{BARRIER_AGENT, Pacing},
-    served_agent::{OutgoingFrame, PositionAnswer},
+    served_agent::{BufferCount, OutgoingBody, OutgoingFrame, PositionAnswer},
     state::ConnectionState,
 };
 use crate::node::notices::Notice;
@@ -30,6 +30,12 @@ use crate::node::notices::Notice;
 const MAILBOXES_PER_REPAIR: usize = 100;
 /// Delay after a failed repair.
 const REPAIR_RETRY: Duration = Duration::from_millis(200);
+/// Bound of the live copies that wait on a connection. Further ones are read from storage in their turn.
+const MAX_LIVE_BYTES: usize = 1024 * 1024;
+/// While rows of more bytes wait to be sent, no others are read. Those of recipients of one message count for each.
+const MAX_ROW_BYTES: usize = 512 * 1024;
+/// Time after which a connection that sends nothing returns the memory of the rows that it has read.
+const RETURN_AFTER: Duration = Duration::from_secs(1);
 /// Frames that one agent sends before the next agent's turn.
 const FRAMES_PER_TURN: usize = 16;
 
@@ -44,9 +50,10 @@ impl ConnectionState {
             served.stream.suspend();
         }
         match live.body.and_then(|body| Utf8Bytes::try_from(body).ok()) {
-            Some(body) if !self.conditions.room.is_empty() => {
+            Some(body) if !self.conditions.room.is_empty() && self.live_bytes.bytes() < MAX_LIVE_BYTES => {
                 let frame = OutgoingFrame {
-                    body,
+                    _buffered: self.live_bytes.add(body.len()),
+                    body: OutgoingBody::Text(body),
                     delivery_id: Some(live.delivery_id),
                     traceparent: live.traceparent,
                     live: true,
@@ -174,7 +181,11 @@ impl ConnectionState {
 
     /// Sends frames in turns, one turn per agent, and requests missing frames.
     pub(super) fn pump_deliveries(&mut self) {
-        let may_repair = !self.is_repairing && self.conditions.is_trusted && self.now() >= self.repair_after;
+        self.return_waiting_rows();
+        let may_repair = !self.is_repairing
+            && self.conditions.is_trusted
+            && self.now() >= self.repair_after
+            && self.row_bytes.bytes() < MAX_ROW_BYTES;
         let now_ms = self.now_ms();
         let mut wants = Vec::new();
         let mut turns = self.queued.len();
@@ -183,10 +194,14 @@ impl ConnectionState {
             turns -= 1;
             let Some(agent) = self.queued.pop_front() else { break };
             let left = self.send_turn(agent);
+            // Rows that could not leave would only take memory.
+            let has_room = self.has_room();
             let Some(served) = self.agents.get_mut(&agent) else { continue };
             served.queued = false;
             if may_repair
                 && wants.len() < MAILBOXES_PER_REPAIR
+                && has_room
+                && served.may_send()
                 && let Some(from) = served.stream.request_repair(now_ms)
             {
                 wants.push(RepairRequest {
@@ -261,7 +276,8 @@ impl ConnectionState {
             let accepted = delivery_accepted_frame(agent, id);
             self.send_text(accepted);
         }
-        self.conditions.room.take(frame.body.len());
+        self.rows_moved = now;
+        self.conditions.room.take(frame.body.byte_len());
         self.emit(Effect::Deliver { agent, seq, frame });
         if is_replay {
             self.emit(Effect::Count(metric_names::DELIVERIES_REPLAYED));
@@ -282,15 +298,16 @@ impl ConnectionState {
         self.is_repairing = false;
         match repaired {
             Ok(repaired) => {
+                self.rows_moved = self.now();
+                // Those that the memory did not suffice for come first in the next repair.
+                let cut = repaired.iter().filter(|one| one.frames.is_empty()).map(|one| one.agent_id);
+                let cut: Vec<_> = cut.collect();
                 for one in repaired {
                     let Some(served) = self.agents.get_mut(&one.agent_id) else { continue };
-                    let frames = one.frames.into_iter().filter_map(|frame| {
-                        let body = Utf8Bytes::try_from(frame.body).ok()?;
-                        let delivery_id = frame.delivery_id.map(|id| id.to_string());
-                        Some((frame.seq, OutgoingFrame { body, delivery_id, traceparent: None, live: false }))
-                    });
+                    let frames = one.frames.into_iter().filter_map(|row| outgoing_row(&self.row_bytes, row));
                     served.stream.on_rows(frames);
                 }
+                cut.into_iter().for_each(|agent| self.queue_agent(agent));
             }
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "repair failed, retrying");
@@ -303,6 +320,21 @@ impl ConnectionState {
         let behind: Vec<_> =
             self.agents.iter().filter(|(_, served)| served.stream.is_behind()).map(|(agent, _)| *agent).collect();
         behind.into_iter().for_each(|agent| self.queue_agent(agent));
+    }
+
+    /// Drops the rows of a connection that takes none of them, so that others may use their memory. They are read again
+    /// once it does.
+    fn return_waiting_rows(&mut self) {
+        if self.next_return().is_some_and(|at| at <= self.now()) {
+            for served in self.agents.values_mut() {
+                served.stream.drop_frames(|frame| !frame.live);
+            }
+        }
+    }
+
+    /// Time when the waiting rows are dropped.
+    pub(super) fn next_return(&self) -> Option<Instant> {
+        (self.row_bytes.bytes() > 0).then(|| self.rows_moved + RETURN_AFTER)
     }
 
     /// Sends a best-effort event, if there is room and the agent receives deliveries.
@@ -329,6 +361,17 @@ impl ConnectionState {
             }
         }
     }
+}
+
+fn outgoing_row(row_bytes: &BufferCount, row: ReplayFrame) -> Option<(Seq, OutgoingFrame)> {
+    let (body, delivery_id) = match row.body {
+        ReplayBody::Tombstone(body) => (OutgoingBody::Text(Utf8Bytes::try_from(body).ok()?), None),
+        ReplayBody::Delivery { id, frame, memory } => {
+            (OutgoingBody::Row { frame, _memory: memory }, Some(id.to_string()))
+        }
+    };
+    let _buffered = row_bytes.add(body.byte_len());
+    Some((row.seq, OutgoingFrame { body, _buffered, delivery_id, traceparent: None, live: false }))
 }
 
 /// Returns whether a location belongs to the fence. It is `node/provider`, or `node/` for an unassigned agent; ids of

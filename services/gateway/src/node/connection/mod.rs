@@ -243,6 +243,7 @@ impl Connection {
     /// Writes a frame inside a span of its delivery, if the send was traced.
     fn deliver(&mut self, agent: AgentId, seq: Seq, frame: OutgoingFrame) {
         let OutgoingFrame { body, delivery_id, traceparent, .. } = frame;
+        let body = body.encode();
         match (traceparent, self.routes.get_mut(&agent)) {
             (Some(traceparent), Some(route)) => {
                 let outbound = &self.outbound;

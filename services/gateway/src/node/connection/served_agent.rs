@@ -1,10 +1,18 @@
 //! Agent served on a connection: its mailbox stream, and the start of that stream.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use axum::extract::ws::Utf8Bytes;
 use relay_domain::mailboxes::stream::{MailboxStream, Seq};
 use relay_engine::mailboxes::serving::MailboxPosition;
+use relay_tasks::byte_budget::ByteLease;
+use relay_wire::nodes::deliver_frame::SharedFrame;
 use tokio::time::Instant;
 
 use super::delayed_acks::DelayedAcks;
@@ -17,11 +25,66 @@ const REPLAY_FROM_ONE: Seq = 100_000;
 /// Frame ready to send.
 #[derive(Debug)]
 pub(super) struct OutgoingFrame {
-    pub(super) body: Utf8Bytes,
+    pub(super) body: OutgoingBody,
+    /// Counted while it waits.
+    pub(super) _buffered: Buffered,
     /// None for a tombstone.
     pub(super) delivery_id: Option<String>,
     pub(super) traceparent: Option<String>,
     pub(super) live: bool,
+}
+
+/// Text of a frame that waits for its turn.
+#[derive(Debug)]
+pub(super) enum OutgoingBody {
+    /// Live copy or tombstone.
+    Text(Utf8Bytes),
+    /// Row of a repair, encoded when it leaves: its payload is shared with other recipients.
+    Row { frame: SharedFrame, _memory: Arc<ByteLease> },
+}
+
+impl OutgoingBody {
+    pub(super) fn byte_len(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Row { frame, .. } => frame.byte_len(),
+        }
+    }
+
+    pub(super) fn encode(self) -> Utf8Bytes {
+        match self {
+            Self::Text(text) => text,
+            Self::Row { frame, .. } => frame.encode().into(),
+        }
+    }
+}
+
+/// Bytes of one kind of frame that wait on a connection. Clones share their count.
+#[derive(Debug, Clone, Default)]
+pub(super) struct BufferCount(Arc<AtomicUsize>);
+
+/// Bytes of one waiting frame, counted until this is dropped.
+#[derive(Debug)]
+pub(super) struct Buffered {
+    count: BufferCount,
+    bytes: usize,
+}
+
+impl BufferCount {
+    pub(super) fn add(&self, bytes: usize) -> Buffered {
+        self.0.fetch_add(bytes, Relaxed);
+        Buffered { count: self.clone(), bytes }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+}
+
+impl Drop for Buffered {
+    fn drop(&mut self) {
+        self.count.0.fetch_sub(self.bytes, Relaxed);
+    }
 }
 
 /// Start of a mailbox stream on this connection.

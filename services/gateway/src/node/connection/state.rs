@@ -31,7 +31,7 @@ use super::{
     pacing::Pacing,
     peer_liveness::{PeerLiveness, Silence},
     requests::RequestQueue,
-    served_agent::ServedAgent,
+    served_agent::{BufferCount, ServedAgent},
 };
 use crate::node::{registry::Event, upgrade::FRAME_LIMIT};
 
@@ -77,6 +77,11 @@ pub(super) struct ConnectionState {
     pub(super) is_repairing: bool,
     /// Earliest time of the next repair; set after storage has failed one.
     pub(super) repair_after: Instant,
+    /// Live copies, and rows read from storage, that wait to be sent.
+    pub(super) live_bytes: BufferCount,
+    pub(super) row_bytes: BufferCount,
+    /// Time of the last frame sent, or of the rows read since.
+    pub(super) rows_moved: Instant,
     /// Present for published brokers, which lock up when too many frames are unconfirmed.
     pub(super) pacing: Option<Pacing>,
     liveness: PeerLiveness,
@@ -114,6 +119,9 @@ impl ConnectionState {
             relisting: Relisting::Idle,
             is_repairing: false,
             repair_after: now,
+            live_bytes: BufferCount::default(),
+            row_bytes: BufferCount::default(),
+            rows_moved: now,
             pacing: None,
             liveness: PeerLiveness::new(now),
             rate: (now, 0),
@@ -404,11 +412,11 @@ impl ConnectionState {
         self.binding.is_none().then(|| self.registration_due + grace)
     }
 
-    /// Time of the next tick, due ack or end of the time to register.
+    /// Time of the next tick, due ack, return of memory or end of the time to register.
     pub(super) fn next_wake(&self) -> Instant {
         let tick = self.ticked + self.tick_interval();
-        let tick = self.registration_deadline().map_or(tick, |deadline| deadline.min(tick));
-        self.next_due_ack().map_or(tick, |due| due.min(tick))
+        let others = [self.next_due_ack(), self.next_return(), self.registration_deadline()];
+        others.into_iter().flatten().fold(tick, Instant::min)
     }
 
     /// Interval until the next tick; shorter while something waits for it.

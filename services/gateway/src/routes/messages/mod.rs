@@ -6,7 +6,6 @@ pub mod webhooks;
 use axum::extract::State;
 use relay_engine::{Engine, messages::edits::MessageUpdate};
 use relay_wire::{mailboxes::inbox::UpdateMessageBody, messages as wire};
-use serde_json::Value;
 
 use crate::{
     caller::{ActingAgent, Agent, ReaderOrAgent, reads},
@@ -84,11 +83,7 @@ pub async fn update(
     Path(id): Path<String>,
     Body(body): Body<UpdateMessageBody>,
 ) -> Result<Reply<wire::Message>, ApiError> {
-    let update = MessageUpdate {
-        text: body.text,
-        blocks: body.blocks.map(|blocks| blocks.map(Value::Array)),
-        data: body.data.map(|data| data.map(Value::Object)),
-    };
+    let update = MessageUpdate { text: body.text, blocks: body.blocks, data: body.data };
     Ok(Reply::ok(engine.messages().update(&caller, &id, &update).await?.into()))
 }
 

@@ -1,14 +1,13 @@
 //! Inbound webhooks: administration, and the URL that external systems call.
 
 use axum::extract::State;
-use relay_domain::WorkspaceScope;
+use relay_domain::{JsonText, WorkspaceScope};
 use relay_engine::{
     Engine, EngineError,
     error::Missing,
     messages::webhooks::{WebhookCall, WebhookRow},
 };
 use relay_wire::messages::webhook as wire;
-use serde_json::Value;
 
 use crate::{
     caller::{WebhookToken, WorkspaceKey},
@@ -101,7 +100,7 @@ fn to_hook_call(body: wire::HookBody) -> WebhookCall {
         blocks: body.blocks.filter(|blocks| !blocks.is_null()),
         source: body.source,
         author: body.author,
-        payload: if whole { Some(Value::Object(body.rest)) } else { payload },
+        payload: if whole { Some(JsonText::encode(&body.rest)) } else { payload },
     }
 }
 

@@ -8,7 +8,9 @@ use relay_domain::{AgentId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, m
 use relay_engine::{
     EngineError,
     access::authentication::NodeCaller,
-    mailboxes::serving::{Fence, LiveCopy, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox, ReplayFrame},
+    mailboxes::serving::{
+        Fence, LiveCopy, LiveFrame, MailboxPosition, RepairRequest, RepairedMailbox, ReplayBody, ReplayFrame,
+    },
 };
 use serde_json::Value;
 use tokio::time::Instant;
@@ -177,7 +179,7 @@ impl World {
             }
             Effect::Deliver { agent, seq, frame } => {
                 assert!(self.is_trusted, "a frame without a lease");
-                assert_eq!(std::str::from_utf8(frame.body.as_bytes()), Ok(&*format!("{agent}/{seq}")));
+                assert_eq!(frame.body.encode().as_str(), format!("{agent}/{seq}"));
                 let mailbox = self.mailbox(agent);
                 assert!(mailbox.is_routed && !mailbox.is_suspended, "a frame for an agent that may have moved");
                 assert!(seq <= mailbox.head);
@@ -284,7 +286,7 @@ impl World {
     fn repair(&self, request: &RepairRequest) -> RepairedMailbox {
         let agent = request.agent_id;
         let last = self.mailboxes[&agent].head.min(request.from + REPAIR_PAGE - 1);
-        let row = |seq| ReplayFrame { seq, delivery_id: None, body: format!("{agent}/{seq}").into() };
+        let row = |seq| ReplayFrame { seq, body: ReplayBody::Tombstone(format!("{agent}/{seq}").into()) };
         RepairedMailbox { agent_id: agent, frames: (request.from..=last).map(row).collect() }
     }
 

@@ -1,0 +1,36 @@
+//! Sizes of stored contents, as SQL expressions that do not read what Postgres stores apart from the row.
+
+/// Upper bound of the size of a `json` column. The length of a compressed one is not stored: compression saves at most
+/// a factor of 88 (pglz) or 255 (lz4), and no message, outcome or record is much larger than a megabyte.
+macro_rules! json_bytes {
+    ($column:literal) => {
+        concat!(
+            "coalesce(least(1048576, pg_column_size(",
+            $column,
+            ") * CASE pg_column_compression(",
+            $column,
+            ") WHEN 'pglz' THEN 88 WHEN 'lz4' THEN 255 ELSE 1 END), 0)"
+        )
+    };
+}
+
+/// Text, blocks, metadata and attachments of the message `m`. The length of a text is stored.
+pub(crate) const MESSAGE_BYTES: &str = concat!(
+    "(octet_length(m.text) + ",
+    json_bytes!("m.blocks"),
+    " + ",
+    json_bytes!("m.metadata"),
+    " + ",
+    json_bytes!("m.attachments"),
+    ")"
+);
+
+/// Content `v` that an edit replaced.
+pub(crate) const EDIT_BYTES: &str =
+    concat!("(octet_length(v.text) + ", json_bytes!("v.blocks"), " + ", json_bytes!("v.metadata"), ")");
+
+/// Output and error of the invocation `i`.
+pub(crate) const OUTCOME_BYTES: &str = concat!("(", json_bytes!("i.output"), " + coalesce(octet_length(i.error), 0))");
+
+/// Events of a record.
+pub(crate) const RECORD_BYTES: &str = json_bytes!("events");
