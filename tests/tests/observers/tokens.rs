@@ -391,7 +391,9 @@ async fn an_opaque_token_is_valid_while_its_hash_is_stored() -> Result<()> {
     .await?;
     for gateway in [a, b] {
         // A gateway remembers for a second that it did not know the token.
-        became(observer.at(gateway), "/v1/channels", 200).await;
+        let is_known =
+            || async { observer.at(gateway).get("/v1/channels").await.is_ok_and(|reply| reply.status == 200) };
+        wait::until("the opaque token to be known", SOON, is_known).await;
         observer.at(gateway).get("/v1/agents").await?.refused(403, "insufficient_scope")?;
     }
     let path = format!("/v1/observer-tokens/{id}");
