@@ -8,7 +8,6 @@ pub use relay_stream::NatsServers;
 
 use crate::access::{operators::check_issuer_url, secrets::MIN_SECRET_BYTES};
 
-/// Boolean setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Switch {
     On,

@@ -7,7 +7,6 @@ use tokio::time::Instant;
 
 static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// This moment.
 pub(crate) fn now() -> Timestamp {
     timestamp(Instant::now())
 }

@@ -16,7 +16,6 @@ use crate::EngineResult;
 /// Part of the events that the owner of a subscription may read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EventAccess {
-    /// Every event.
     All,
     /// Those of its conversations, deliveries and invocations, and those that every agent may read.
     Own,

@@ -11,7 +11,6 @@ use crate::{
     decode::{decode_row, decode_rows},
 };
 
-/// Stored invocation.
 #[derive(Debug, Clone, FromRow)]
 pub struct InvocationRow {
     #[sqlx(rename = "workspace_id")]

@@ -10,7 +10,6 @@ use sqlx::PgConnection;
 
 use crate::{Store, StoreError, StoreResult};
 
-/// Stored trigger.
 #[derive(Debug, Clone, sqlx::FromRow)]
 pub struct TriggerRow {
     pub trigger_id: TriggerId,
@@ -105,7 +104,6 @@ impl Store {
             .map_err(StoreError::from_sqlx("listing triggers"))
     }
 
-    /// Stored trigger.
     pub async fn trigger(&self, scope: WorkspaceScope, trigger: TriggerId) -> StoreResult<Option<TriggerRow>> {
         sqlx::query_as(columns!("SELECT", "FROM triggers WHERE workspace_id = $1 AND trigger_id = $2"))
             .bind(scope.workspace_id())

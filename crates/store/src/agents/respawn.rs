@@ -23,7 +23,6 @@ pub enum RespawnOutcome {
         agent_id: AgentId,
         /// Time of its first registration.
         created_at: DateTime<Utc>,
-        /// Revoked tokens.
         replaced_tokens: Vec<TokenHash>,
         /// `true` if the same key was answered with this agent before.
         replayed: bool,

@@ -53,7 +53,6 @@ pub struct SearchQuery<'a> {
     pub after: Option<MessageId>,
 }
 
-/// A match.
 #[derive(Debug, Clone, sqlx::FromRow)]
 pub struct FoundMessage {
     pub message_id: MessageId,

@@ -37,7 +37,6 @@ const MAX_BODY: usize = 8 << 20;
 /// Published clients give up after 30 s.
 const ROUTE_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// All routes.
 pub(crate) fn router(api: Api) -> Router {
     let sockets = Router::new()
         .route("/ws", get(events::stream))

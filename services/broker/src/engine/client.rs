@@ -26,7 +26,6 @@ pub(crate) struct Engine {
     base_url: String,
 }
 
-/// One call.
 #[derive(Debug)]
 pub(crate) struct Request<'a> {
     pub(crate) method: Method,

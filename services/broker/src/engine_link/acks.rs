@@ -25,7 +25,6 @@ impl Acks {
         self.arrived.notify_one();
     }
 
-    /// Takes all.
     pub(super) fn take(&self) -> BTreeMap<String, u64> {
         std::mem::take(&mut self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }

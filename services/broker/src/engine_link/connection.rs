@@ -51,7 +51,6 @@ pub(super) enum End {
     Lost(String),
 }
 
-/// One connection.
 pub(super) struct Connection<'a> {
     own_agent_id: &'a str,
     invocations: &'a mpsc::Sender<engine_frame::ActionInvoke>,

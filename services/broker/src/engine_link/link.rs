@@ -26,8 +26,9 @@ const HOST_TIMEOUT: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LinkState {
     /// Not registered; the reason of the last end, if there was one.
-    Down { reason: Option<String> },
-    /// Registered.
+    Down {
+        reason: Option<String>,
+    },
     Up,
     /// Left for good.
     Left,

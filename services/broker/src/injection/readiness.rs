@@ -43,7 +43,6 @@ impl Readiness {
         Self { started_at, last_output_at: started_at, output_bytes: 0, rule, tail: String::new(), has_mark: false }
     }
 
-    /// Takes output.
     pub(crate) fn on_output(&mut self, at: Timestamp, text: &str) {
         self.last_output_at = at;
         self.output_bytes += text.len() as u64;

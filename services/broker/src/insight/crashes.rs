@@ -50,7 +50,6 @@ impl CrashCategory {
     }
 }
 
-/// One crash.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CrashRecord {
     pub(crate) agent_name: String,
