@@ -12,13 +12,12 @@ set -eu
 binaries=$1
 folder=$2
 root=$folder/system
-mirror=${3:-http://deb.debian.org/debian}
 [ ! -e "$folder" ] || { echo "$folder exists already" >&2; exit 2; }
 command -v debootstrap > /dev/null || { echo "debootstrap is missing" >&2; exit 1; }
 umask 022
 
 mkdir -p "$folder/owned/state" "$folder/owned/workspace"
-debootstrap --variant=minbase --include=ca-certificates,ncurses-base,procps bookworm "$root" "$mirror"
+debootstrap --variant=minbase --include=ca-certificates,ncurses-base,procps bookworm "$root" ${3:+"$3"}
 # What only an installation needs.
 rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/* "$root"/usr/share/doc/* "$root"/usr/share/man/*
 

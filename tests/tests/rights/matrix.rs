@@ -181,7 +181,7 @@ async fn a_further_right_opens_what_belongs_to_others() -> Result<()> {
     Ok(())
 }
 
-/// What an agent owns needs no further right, and the workspace key none at all.
+/// An owner needs no further right, and the workspace key none at all.
 #[tokio::test]
 async fn owners_and_the_key_are_never_refused() -> Result<()> {
     for restriction in RESTRICTIONS {

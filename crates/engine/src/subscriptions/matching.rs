@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 /// Builds the data of an event as nodes get it: one flat object. `message` is the version that the event refers to.
-/// What a message contains is not parsed.
+/// The content of a message is not parsed.
 pub(super) fn event_data(event: &Event, message: Option<&Message>) -> JsonEntries {
     #[derive(Deserialize)]
     struct Payload {

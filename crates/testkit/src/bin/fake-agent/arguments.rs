@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 
-/// How the program shows what is typed.
+/// Display of typed text by the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Show {
     /// The kernel echoes lines, and the program reads whole ones.
