@@ -243,6 +243,7 @@ impl ControlContext {
         let invocations = synced.reconciled;
         let data = InventorySynced {
             rebound_agents: synced.rebound,
+            rejected_agents: synced.rejected,
             open_invocations: invocations.open,
             completed_invocations: invocations.completed,
             rescheduled_invocations: invocations.rescheduled,
