@@ -34,6 +34,8 @@ pub(crate) struct CapableProvider {
     kind: CapabilityKind,
     pub(crate) queue: bool,
     pub(crate) tells_caller: bool,
+    /// `true` if it does not advertise the capability, and is asked because it hosts the agent.
+    implied: bool,
     pub(crate) gateway_id: Option<GatewayId>,
     live: bool,
     draining: bool,
@@ -48,7 +50,9 @@ pub(crate) struct CapableProvider {
 impl CapableProvider {
     /// Returns whether the kind of the capability satisfies the query. Actions and capacities share one name space.
     fn is_capable(&self, wanted: &PlacementQuery<'_>) -> bool {
-        self.name == wanted.capability && (!wanted.only_capacity || self.kind == CapabilityKind::Capacity)
+        self.name == wanted.capability
+            && (!wanted.only_capacity || self.kind == CapabilityKind::Capacity)
+            && (!self.implied || wanted.provider == Some(&self.provider))
     }
 
     /// Returns whether this is an action that is invoked instead of the requested capacity of its node.
@@ -138,7 +142,7 @@ WITH wanted AS (
                           AND own.provider = h.provider AND own.name = '{RELEASE}')
 )
 SELECT c.workspace_id, c.name, c.node_id, n.name AS node_name, c.provider, c.kind, c.queue, c.tells_caller,
-       g.gateway_id,
+       c.implied, g.gateway_id,
        g.gateway_id IS NOT NULL AND p.last_heartbeat_at > relay_now() - make_interval(secs => $3) AS live,
        n.draining_at IS NOT NULL AS draining, p.handlers_live OR c.implied AS handlers_live,
        greatest(p.active_agents,

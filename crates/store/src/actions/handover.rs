@@ -75,7 +75,7 @@ const TAKE_OVER: &str = formatcp!(
 );
 
 /// Gives an action to another handler if the former one is not live, and fails the former one's open invocations.
-/// Returns the event of the take-over, and what became of the invocations; `None` if the handler is live.
+/// Returns the event of the take-over and the outcomes of the invocations; `None` if the handler is live.
 pub(super) async fn take_over_action(
     tx: &mut PgConnection,
     scope: WorkspaceScope,
@@ -110,7 +110,7 @@ pub(super) async fn take_over_action(
 }
 
 impl Store {
-    /// Deletes an action and fails its open invocations. Returns what became of them; `None` if the action does not
+    /// Deletes an action and fails its open invocations. Returns their outcomes; `None` if the action does not
     /// exist.
     pub async fn delete_action(
         &self,

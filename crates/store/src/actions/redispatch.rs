@@ -8,7 +8,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use relay_domain::{
     InvocationId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
-    actions::{self, RELEASE},
+    actions::{self, RELEASE, SPAWN, SPAWN_PREFIX},
     nodes::NODE_TTL,
 };
 use sqlx::{PgConnection, types::Json};
@@ -123,8 +123,9 @@ RETURNING i.workspace_id";
 
 // Liveness is lost for longer than any reconnection takes. An invocation that was addressed to the lost node by name
 // moves as well, unless the node accepted it or started its agent. The former provider's epoch was raised when it was
-// disconnected, and the next attempt has another node, so a late result of the former one is refused. A release stays:
-// no other node runs the agent.
+// disconnected, and the next attempt has another node, so a late result of the former one is refused. A release stays,
+// because no other node runs the agent, and so does what a policy for spawns had: elsewhere the capacity would be used
+// without it.
 const MOVE_EXPIRED: &str = formatcp!(
     "
 WITH expired AS MATERIALIZED (
@@ -137,6 +138,11 @@ WITH expired AS MATERIALIZED (
            SELECT FROM providers p
             WHERE p.workspace_id = i.workspace_id AND p.node_id = i.node_id AND p.provider = i.provider
               AND (p.gateway_id IS NOT NULL OR p.last_heartbeat_at > $3))
+       AND NOT EXISTS (
+           SELECT FROM node_capabilities own
+            WHERE own.workspace_id = i.workspace_id AND own.node_id = i.node_id AND own.provider = i.provider
+              AND own.name = i.capability AND own.kind = 'action'
+              AND (own.name = '{SPAWN}' OR starts_with(own.name, '{SPAWN_PREFIX}')))
        AND EXISTS (
            SELECT FROM node_capabilities c
              JOIN providers p USING (workspace_id, node_id, provider)
