@@ -1,6 +1,6 @@
 //! Connection pool, session settings and schema migrations.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use sqlx::{
@@ -10,7 +10,7 @@ use sqlx::{
 };
 use tokio::time::Instant;
 
-use crate::{StoreError, StoreResult, statement_timeout::StatementTimeout as _};
+use crate::{StoreError, StoreResult, recovery::epoch::EpochFence, statement_timeout::StatementTimeout as _};
 
 /// Schema migrations, embedded from `migrations/`.
 pub static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
@@ -26,6 +26,7 @@ const UNUSED_AFTER: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone)]
 pub struct Store {
     pub(crate) pool: PgPool,
+    pub(crate) fence: Arc<EpochFence>,
 }
 
 /// Connection counts of the pool.
@@ -63,11 +64,9 @@ impl Store {
             // running it. Partitions are pruned at execution.
             ("plan_cache_mode", "force_generic_plan"),
         ]);
-        let pool = PgPoolOptions::new()
-            .max_connections(connections)
-            .acquire_timeout(Duration::from_secs(3))
-            .connect_lazy_with(options);
-        Ok(Self { pool })
+        let fence = Arc::new(EpochFence::default());
+        let pool = fence.guard(pool_options(connections)).connect_lazy_with(options);
+        Ok(Self { pool, fence })
     }
 
     /// Returns a handle with a pool of its own whose statements Postgres ends after `limit`. A statement whose caller
@@ -77,18 +76,17 @@ impl Store {
         self.with_statement_timeout(limit.as_millis(), self.pool.options().clone())
     }
 
-    /// Returns a handle with a small pool of its own whose statements take as long as they need. Its connections are
-    /// closed when they are not used.
+    /// Returns a handle with a small pool of its own for recovery: its statements take as long as they need, and it
+    /// connects to any database. Its connections are closed when they are not used.
     #[must_use]
-    pub fn without_statement_limit(&self) -> Self {
-        let options = self.pool.options().clone().max_connections(UNLIMITED_CONNECTIONS);
-        self.with_statement_timeout(0, options.idle_timeout(UNUSED_AFTER))
+    pub fn for_recovery(&self) -> Self {
+        self.with_statement_timeout(0, pool_options(UNLIMITED_CONNECTIONS).idle_timeout(UNUSED_AFTER))
     }
 
     fn with_statement_timeout(&self, milliseconds: u128, pool: PgPoolOptions) -> Self {
         let options = (*self.pool.connect_options()).clone();
         let options = options.options([("statement_timeout", milliseconds.to_string())]);
-        Self { pool: pool.connect_lazy_with(options) }
+        Self { pool: pool.connect_lazy_with(options), fence: Arc::clone(&self.fence) }
     }
 
     /// Checks that `url` is a Postgres URL, without connecting.
@@ -130,7 +128,8 @@ impl Store {
     #[must_use]
     pub fn with_dedicated_connection(&self) -> Self {
         let options = self.pool.options().clone().max_connections(1);
-        Self { pool: options.connect_lazy_with((*self.pool.connect_options()).clone()) }
+        let pool = options.connect_lazy_with((*self.pool.connect_options()).clone());
+        Self { pool, fence: Arc::clone(&self.fence) }
     }
 
     /// Migrates the schema to this program's version. A newer schema is left as it is, since migrations only add.
@@ -199,6 +198,10 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx("reading the clock of postgres"))
     }
+}
+
+fn pool_options(connections: u32) -> PgPoolOptions {
+    PgPoolOptions::new().max_connections(connections).acquire_timeout(Duration::from_secs(3))
 }
 
 /// Returns true if a migration failed on another session's lock, by timeout or deadlock.

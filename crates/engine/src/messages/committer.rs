@@ -294,7 +294,7 @@ fn refuse_sends(pending: Vec<FoldedSend>, error: &StoreError) {
     tracing::warn!(error = error as &dyn std::error::Error, requests = pending.len(), "batch not committed");
     for one in pending.into_iter().flat_map(FoldedSend::into_requests) {
         let _ = one.reply.send(Err(match error {
-            StoreError::Unavailable { .. } => EngineError::CommitUnavailable,
+            StoreError::Unavailable { .. } | StoreError::OtherEpoch { .. } => EngineError::CommitUnavailable,
             StoreError::OutcomeUnknown { .. } => EngineError::OutcomeUnknown,
             StoreError::Aborted { .. } => EngineError::Overloaded,
             StoreError::Refused { .. } | StoreError::Corrupt { .. } => EngineError::Internal(Fault::CommitRefused),

@@ -221,7 +221,7 @@ impl Store {
     ) -> StoreResult<RedispatchBatch> {
         let doing = "redispatching invocations";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        lock_placement(&mut tx, &[scope]).await?;
+        self.note_epoch(lock_placement(&mut tx, &[scope], self.epoch(doing)?).await)?;
         let due = sqlx::query(DUE)
             .bind(scope.workspace_id())
             .bind(at)

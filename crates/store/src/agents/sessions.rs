@@ -125,7 +125,7 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let outcomes = done.iter().cloned().map(|row| OutcomeRecording::Recorded(Box::new(row))).collect();
-        let delivered = deliver_outcomes(&mut tx, done, new.at).await?;
+        let delivered = self.note_epoch(deliver_outcomes(&mut tx, done, new.at, self.epoch(doing)?).await)?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(Some(OutcomeBatch { outcomes, ..delivered }))
     }

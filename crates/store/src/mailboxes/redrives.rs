@@ -176,6 +176,7 @@ const LOCK_HEADS: &str = "
 SELECT h.agent_id
   FROM mailbox_heads h
   JOIN (SELECT DISTINCT unnest($2::bigint[]) AS agent_id) AS k USING (agent_id)
+ CROSS JOIN relay_require_epoch($3)
  WHERE h.workspace_id = $1
  ORDER BY h.agent_id
    FOR UPDATE OF h";
@@ -277,7 +278,8 @@ impl Store {
     ) -> StoreResult<(RedriveOutcome, Option<RecordedEvents>)> {
         let doing = "redriving a dead letter";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let (outcomes, recorded) = redrive(&mut tx, scope, &[agent.get()], &[seq], at).await?;
+        let (outcomes, recorded) =
+            self.note_epoch(redrive(&mut tx, scope, &[agent.get()], &[seq], (at, self.epoch(doing)?)).await)?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok((outcomes.into_iter().next().unwrap_or(RedriveOutcome::NotFound), recorded))
     }
@@ -362,7 +364,8 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let (agents, seqs): (Vec<i64>, Vec<i64>) = letters.iter().map(|(_, agent, seq)| (*agent, *seq)).unzip();
-        let (outcomes, recorded) = redrive(&mut tx, scope, &agents, &seqs, at).await?;
+        let (outcomes, recorded) =
+            self.note_epoch(redrive(&mut tx, scope, &agents, &seqs, (at, self.epoch(doing)?)).await)?;
         let is_redriven = |outcome: &&RedriveOutcome| matches!(outcome, RedriveOutcome::Redriven { now: true, .. });
         let redriven = outcomes.iter().filter(is_redriven).count();
         pass.count(&outcomes);
@@ -433,7 +436,7 @@ async fn redrive(
     scope: WorkspaceScope,
     agents: &[i64],
     seqs: &[i64],
-    at: DateTime<Utc>,
+    (at, epoch): (DateTime<Utc>, Option<i64>),
 ) -> StoreResult<(Vec<RedriveOutcome>, Option<RecordedEvents>)> {
     let doing = "redriving dead letters";
     if agents.is_empty() {
@@ -443,6 +446,7 @@ async fn redrive(
     sqlx::query(LOCK_HEADS)
         .bind(workspace)
         .bind(agents)
+        .bind(epoch)
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;

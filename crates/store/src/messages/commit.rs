@@ -142,7 +142,7 @@ impl Store {
             let begin = self.pool.begin().await;
             let mut tx: sqlx::Transaction<'_, sqlx::Postgres> =
                 begin.map_err(StoreError::from_sqlx("opening the batch transaction"))?;
-            let outcomes = write_batch(&mut tx, batch).await?;
+            let outcomes = self.note_epoch(write_batch(&mut tx, batch, self.epoch(doing)?).await)?;
             StoreResult::Ok((tx, outcomes))
         };
         // After a timeout here the outcome is known: the COMMIT was not sent, so Postgres rolls back.
@@ -165,8 +165,8 @@ impl Store {
 }
 
 /// Executes everything before the COMMIT. `None`: this batch was committed before.
-async fn write_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option<BatchOutcome>> {
-    let Some(facts) = open_batch(tx, batch).await? else { return Ok(None) };
+async fn write_batch(tx: &mut PgConnection, batch: &Batch, epoch: Option<i64>) -> StoreResult<Option<BatchOutcome>> {
+    let Some(facts) = open_batch(tx, batch, epoch).await? else { return Ok(None) };
     let mut outcomes: Vec<Option<SendOutcome>> =
         batch.sends.iter().map(|send| (!facts.is_current(send)).then_some(SendOutcome::Stale)).collect();
     claim_keys(tx, &batch.sends, &mut outcomes).await?;

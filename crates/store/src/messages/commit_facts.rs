@@ -102,7 +102,8 @@ impl FromRow<'_, PgRow> for FactRow {
 // One round trip for the insert and all facts. On a resubmitted batch the insert waits until the first transaction ends.
 const OPEN: &str = "
 WITH opened AS (
-    INSERT INTO outbox (batch_id, gateway_id, sources, traceparent) VALUES ($6, $7, $8, $9)
+    INSERT INTO outbox (batch_id, gateway_id, sources, traceparent)
+    SELECT $6::bigint, $7::bigint, $8::jsonb, $9::text FROM relay_require_epoch($10)
     ON CONFLICT (batch_id) DO NOTHING RETURNING batch_id
 )
 SELECT 'batch' AS kind, 0::bigint AS workspace_id, batch_id AS id, 0::bigint AS version,
@@ -129,7 +130,11 @@ SELECT 'workspace', w.workspace_id, 0, (coalesce(h.watched_until, '-infinity') >
 /// Writes the batch's outbox row, whose unique id identifies a resubmitted batch, and reads the rows that the batch
 /// depends on. They are not locked: a later change is not this batch's concern, and `members_version` and the token
 /// generation detect an earlier one. `None`: this batch was committed before.
-pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option<BatchFacts>> {
+pub(crate) async fn open_batch(
+    tx: &mut PgConnection,
+    batch: &Batch,
+    epoch: Option<i64>,
+) -> StoreResult<Option<BatchFacts>> {
     let sends = &batch.sends;
     // Ids as JSON numbers: the outbox relay reads them so, and jsonb keeps all 63 bits.
     let sources: Vec<[i64; 2]> =
@@ -158,6 +163,7 @@ pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreRes
         .bind(batch.gateway_id)
         .bind(Json(sources))
         .bind(&batch.traceparent)
+        .bind(epoch)
         .fetch_all(tx)
         .await
         .map_err(StoreError::from_sqlx("opening a batch"))?;

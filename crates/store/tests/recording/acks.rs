@@ -10,7 +10,7 @@ impl Database {
     fn ack(&self, agent: i64, sent_seq: i64, acked_seq: i64) -> CursorMove {
         let (scope, agent_id) = Self::mailbox(agent);
         let (node_id, provider) = (NodeId::direct(agent_id), ProviderName::new("default"));
-        CursorMove { scope, agent_id, node_id, provider, sent_seq, acked_seq }
+        CursorMove { scope, agent_id, node_id, provider, sent_seq, acked_seq, epoch: None }
     }
 
     async fn watched(&self) {
