@@ -19,6 +19,8 @@ use super::delayed_acks::DelayedAcks;
 
 /// Time that a broker has to report its position; silence counts as no position.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time that a frame may wait for a slow socket. Its delivery may become a dead letter meanwhile, and the sender is notified then.
+pub(super) const MAX_HELD: Duration = Duration::from_secs(2);
 /// Maximum tombstones that a broker without a position is replayed from seq 1 (ADR 0002).
 const REPLAY_FROM_ONE: Seq = 100_000;
 
@@ -32,6 +34,15 @@ pub(super) struct OutgoingFrame {
     pub(super) delivery_id: Option<String>,
     pub(super) traceparent: Option<String>,
     pub(super) live: bool,
+    /// Time when it came from the log or from storage.
+    pub(super) held_since: Instant,
+}
+
+impl OutgoingFrame {
+    /// True if the delivery may have been settled meanwhile, so that it must be read again before it is sent.
+    pub(super) fn is_outdated(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.held_since) >= MAX_HELD
+    }
 }
 
 /// Text of a frame that waits for its turn.
