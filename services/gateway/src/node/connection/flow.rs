@@ -98,7 +98,7 @@ impl ConnectionState {
                 self.probing = self.probing.saturating_sub(1);
                 self.queue_agent(agent);
             }
-            PositionAnswer::AboveHead => {
+            PositionAnswer::AboveSent => {
                 // The database was restored, or the broker is wrong.
                 if let Some(binding) = &self.binding {
                     let fence = binding.fence.clone();

@@ -116,8 +116,8 @@ pub(super) enum Start {
 pub(super) enum PositionAnswer {
     /// The stream is open.
     Opened,
-    /// The broker reported a seq above the mailbox's head, which must be verified first.
-    AboveHead,
+    /// The broker reported a seq that was not sent since the database was restored, which must be verified first.
+    AboveSent,
     /// No probe is outstanding.
     Unexpected,
 }
@@ -127,7 +127,7 @@ struct Probe {
     /// None until there was room to send it.
     sent: Option<Instant>,
     position: MailboxPosition,
-    /// The answer lies above the mailbox's head and is being verified.
+    /// The answer lies above what was sent and is being verified.
     verifying: bool,
 }
 
@@ -203,9 +203,9 @@ impl ServedAgent {
         let Some(probe) = self.probe.as_mut().filter(|probe| probe.sent.is_some() && !probe.verifying) else {
             return PositionAnswer::Unexpected;
         };
-        if may_be_above && acked >= probe.position.next_seq {
+        if may_be_above && acked > probe.position.sent_seq {
             probe.verifying = true;
-            return PositionAnswer::AboveHead;
+            return PositionAnswer::AboveSent;
         }
         let position = probe.position.clone();
         self.open_at_reported(acked, &position);
@@ -322,7 +322,10 @@ mod tests {
             // Without a position, tombstones tell it everything up to the floor.
             (0, false, PositionAnswer::Opened, Some(1)),
             (30, false, PositionAnswer::Opened, Some(11)),
-            (30, true, PositionAnswer::AboveHead, None),
+            (14, true, PositionAnswer::Opened, Some(11)),
+            // The numbers up to 20 were assigned again since the restore.
+            (18, true, PositionAnswer::AboveSent, None),
+            (30, true, PositionAnswer::AboveSent, None),
         ] {
             let mut bob = agent();
             bob.open(Start::ProbeAlways, &position(10));
