@@ -64,9 +64,10 @@ impl Store {
     /// invocations as [`InvokeOutcome::Busy`]; a batch for one workspace waits.
     pub async fn invoke(&self, new: &[NewInvocation]) -> StoreResult<(Vec<InvokeOutcome>, Vec<RecordedEvents>)> {
         let doing = "invoking actions";
+        let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let busy = try_lock_placement(&mut tx, new.iter().map(|one| one.scope), self.epoch(doing)?).await;
-        let busy = self.note_epoch(busy)?;
+        let busy = try_lock_placement(&mut tx, new.iter().map(|one| one.scope), epoch).await;
+        let busy = self.note_epoch(epoch, busy)?;
         let free: Vec<&NewInvocation> = new.iter().filter(|one| !busy.contains(&one.scope)).collect();
         let (created, recorded) = create_invocations(&mut tx, &free).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;

@@ -245,13 +245,13 @@ impl Store {
             .with_timeout()
             .await
             .map_err(StoreError::from_sqlx(doing));
-        let (acked, watched): (i64, Vec<i64>) = self.note_epoch(moved)?;
+        let (acked, watched): (i64, Vec<i64>) = self.note_epoch(epoch, moved)?;
         let mut flushed = CursorFlush { acked, recorded: Vec::new() };
         if !watched.is_empty() {
             let observed = moves.iter().filter(|m| watched.contains(&m.scope.workspace_id().get()));
             let work = self.flush_watched(observed, epoch, at);
             let done = tokio::time::timeout(STATEMENT_TIMEOUT, work).await;
-            let done = self.note_epoch(done.unwrap_or_else(|_| Err(StoreError::unavailable(doing))))?;
+            let done = self.note_epoch(epoch, done.unwrap_or_else(|_| Err(StoreError::unavailable(doing))))?;
             flushed.acked += done.acked;
             flushed.recorded = done.recorded;
         }

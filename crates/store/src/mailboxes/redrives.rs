@@ -277,9 +277,10 @@ impl Store {
         at: DateTime<Utc>,
     ) -> StoreResult<(RedriveOutcome, Option<RecordedEvents>)> {
         let doing = "redriving a dead letter";
+        let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let (outcomes, recorded) =
-            self.note_epoch(redrive(&mut tx, scope, &[agent.get()], &[seq], (at, self.epoch(doing)?)).await)?;
+            self.note_epoch(epoch, redrive(&mut tx, scope, &[agent.get()], &[seq], (at, epoch)).await)?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok((outcomes.into_iter().next().unwrap_or(RedriveOutcome::NotFound), recorded))
     }
@@ -333,6 +334,7 @@ impl Store {
     /// old. Returns `None` if no redrive is due, or other workers hold those that are (SKIP LOCKED).
     pub async fn redrive_step(&self, step: TimeDelta, at: DateTime<Utc>) -> StoreResult<Option<RedriveStep>> {
         let doing = "stepping a redrive";
+        let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let due: Option<DueRedrive> = sqlx::query_as(
             "SELECT workspace_id, redrive_id, filter, from_at, until_at, rate, position_at, position_agent,
@@ -365,7 +367,7 @@ impl Store {
             .map_err(StoreError::from_sqlx(doing))?;
         let (agents, seqs): (Vec<i64>, Vec<i64>) = letters.iter().map(|(_, agent, seq)| (*agent, *seq)).unzip();
         let (outcomes, recorded) =
-            self.note_epoch(redrive(&mut tx, scope, &agents, &seqs, (at, self.epoch(doing)?)).await)?;
+            self.note_epoch(epoch, redrive(&mut tx, scope, &agents, &seqs, (at, epoch)).await)?;
         let is_redriven = |outcome: &&RedriveOutcome| matches!(outcome, RedriveOutcome::Redriven { now: true, .. });
         let redriven = outcomes.iter().filter(is_redriven).count();
         pass.count(&outcomes);

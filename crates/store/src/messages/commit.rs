@@ -138,11 +138,12 @@ impl Store {
     /// that Postgres rejects: submit the requests one at a time to find it.
     pub async fn commit_batch(&self, batch: &Batch) -> Result<BatchOutcome, BatchError> {
         let doing = "writing the batch";
+        let epoch = self.epoch(doing).map_err(BatchError::NotCommitted)?;
         let begun = async {
             let begin = self.pool.begin().await;
             let mut tx: sqlx::Transaction<'_, sqlx::Postgres> =
                 begin.map_err(StoreError::from_sqlx("opening the batch transaction"))?;
-            let outcomes = self.note_epoch(write_batch(&mut tx, batch, self.epoch(doing)?).await)?;
+            let outcomes = self.note_epoch(epoch, write_batch(&mut tx, batch, epoch).await)?;
             StoreResult::Ok((tx, outcomes))
         };
         // After a timeout here the outcome is known: the COMMIT was not sent, so Postgres rolls back.

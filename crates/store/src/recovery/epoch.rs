@@ -80,7 +80,8 @@ impl EpochFence {
 }
 
 impl Store {
-    /// Epoch for a transaction that assigns numbers; `None` in tools, which are not fenced.
+    /// Epoch for a transaction that assigns numbers; `None` in tools, which are not fenced. To be read before the wait for
+    /// a connection: what was prepared before a recovery is not written after it.
     pub(crate) fn epoch(&self, doing: &'static str) -> StoreResult<Option<i64>> {
         if self.fence.is_closed.load(Ordering::SeqCst) {
             return Err(StoreError::OtherEpoch { doing });
@@ -88,9 +89,10 @@ impl Store {
         Ok(self.fence.known.borrow().as_ref().map(|known| known.epoch))
     }
 
-    /// Closes the fence if a transaction found another epoch.
-    pub(crate) fn note_epoch<T>(&self, result: StoreResult<T>) -> StoreResult<T> {
-        if matches!(result, Err(StoreError::OtherEpoch { .. })) {
+    /// Closes the fence if a transaction under `epoch` found another one, unless the process has recovered meanwhile.
+    pub(crate) fn note_epoch<T>(&self, epoch: Option<i64>, result: StoreResult<T>) -> StoreResult<T> {
+        let is_served = self.fence.known.borrow().as_ref().map(|known| known.epoch) == epoch;
+        if is_served && matches!(result, Err(StoreError::OtherEpoch { .. })) {
             self.fence.close();
         }
         result

@@ -48,6 +48,8 @@ pub enum ReportOutcome {
 const MAILBOX_STATE: &str = formatcp!(
     "
 SELECT h.agent_id, h.next_seq - 1 AS head, c.sent_seq, r.recovered_at,
+       CASE WHEN r.epoch > 0 THEN least(to_timestamp(r.epoch / 1000.0), r.recovered_at)
+            ELSE r.recovered_at END AS began_at,
        (SELECT count(*) FROM delivery_exceptions x
          WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.state = {DEAD_LETTERED} AND x.reason = $5
            AND x.at >= r.recovered_at) AS raised
@@ -66,6 +68,9 @@ struct MailboxState {
     sent_seq: Seq,
     /// `None` if the database was never recovered.
     recovered_at: Option<DateTime<Utc>>,
+    /// Begin of that recovery. No delivery was written between the two, so that the clocks of the processes that wrote
+    /// before and after may differ a little.
+    began_at: Option<DateTime<Utc>>,
     /// Seqs by which reports have raised the head since.
     raised: i64,
 }
@@ -127,11 +132,13 @@ impl Store {
             .map_err(StoreError::from_sqlx(doing))?;
         let state: Option<MailboxState> = state.map(|row| decode_row("mailbox_heads", &row)).transpose()?;
         let Some(state) = state.filter(|state| seq > state.sent_seq) else { return Ok(ReportOutcome::NotAhead) };
-        let recovered_at =
-            state.recovered_at.filter(|at| (now - *at).to_std().is_ok_and(|since| since <= REPORT_WINDOW));
+        let age = state.recovered_at.and_then(|at| (now - at).to_std().ok());
+        let is_recent = age.is_some_and(|age| age <= REPORT_WINDOW);
         let is_above = seq > state.head;
         let may_raise = !is_above || may_raise_head(state.head, seq, state.raised, margin);
-        let Some(recovered_at) = recovered_at.filter(|_| may_raise) else { return Ok(ReportOutcome::Refused) };
+        let Some(began_at) = state.began_at.filter(|_| is_recent && may_raise) else {
+            return Ok(ReportOutcome::Refused);
+        };
         let mut lost = 0;
         if is_above {
             lost = heads::raise_locked_heads(&mut tx, &[(fence.scope, agent_id, seq)], now, &mut fresh_id).await?;
@@ -140,7 +147,7 @@ impl Store {
             .bind(fence.scope.workspace_id())
             .bind(agent_id)
             .bind(seq.max(state.head))
-            .bind(recovered_at)
+            .bind(began_at)
             .bind(now)
             .bind(day_of(now))
             .bind("its seq was allotted before the database was restored: see redriven_as")
