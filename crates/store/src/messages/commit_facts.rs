@@ -130,15 +130,8 @@ SELECT 'workspace', w.workspace_id, 0, (coalesce(h.watched_until, '-infinity') >
 /// Writes the batch's outbox row, whose unique id identifies a resubmitted batch, and reads the rows that the batch
 /// depends on. They are not locked: a later change is not this batch's concern, and `members_version` and the token
 /// generation detect an earlier one. `None`: this batch was committed before.
-pub(crate) async fn open_batch(
-    tx: &mut PgConnection,
-    batch: &Batch,
-    epoch: Option<i64>,
-) -> StoreResult<Option<BatchFacts>> {
+pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option<BatchFacts>> {
     let sends = &batch.sends;
-    // Ids as JSON numbers: the outbox relay reads them so, and jsonb keeps all 63 bits.
-    let sources: Vec<[i64; 2]> =
-        sends.iter().map(|send| [send.scope.workspace_id().get(), send.message.id.get()]).collect();
     let (mut agents, mut channels) = (Vec::new(), Vec::new());
     for send in sends {
         let workspace = send.scope.workspace_id();
@@ -161,9 +154,9 @@ pub(crate) async fn open_batch(
         .bind(workspaces)
         .bind(batch.id)
         .bind(batch.gateway_id)
-        .bind(Json(sources))
+        .bind(Json(batch_sources(batch)))
         .bind(&batch.traceparent)
-        .bind(epoch)
+        .bind(batch.epoch)
         .fetch_all(tx)
         .await
         .map_err(StoreError::from_sqlx("opening a batch"))?;
@@ -186,7 +179,13 @@ pub(crate) async fn open_batch(
     Ok(is_new.then_some(facts))
 }
 
-fn sort_and_dedup<T: Ord>(keys: &mut Vec<T>) {
+/// Returns the messages of the outbox row. Ids as JSON numbers: the outbox relay reads them so, and jsonb keeps all 63
+/// bits.
+pub(crate) fn batch_sources(batch: &Batch) -> Vec<[i64; 2]> {
+    batch.sends.iter().map(|send| [send.scope.workspace_id().get(), send.message.id.get()]).collect()
+}
+
+pub(crate) fn sort_and_dedup<T: Ord>(keys: &mut Vec<T>) {
     keys.sort_unstable();
     keys.dedup();
 }
