@@ -176,6 +176,7 @@ const LOCK_HEADS: &str = "
 SELECT h.agent_id
   FROM mailbox_heads h
   JOIN (SELECT DISTINCT unnest($2::bigint[]) AS agent_id) AS k USING (agent_id)
+ CROSS JOIN relay_require_epoch($3)
  WHERE h.workspace_id = $1
  ORDER BY h.agent_id
    FOR UPDATE OF h";
@@ -276,8 +277,10 @@ impl Store {
         at: DateTime<Utc>,
     ) -> StoreResult<(RedriveOutcome, Option<RecordedEvents>)> {
         let doing = "redriving a dead letter";
+        let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let (outcomes, recorded) = redrive(&mut tx, scope, &[agent.get()], &[seq], at).await?;
+        let (outcomes, recorded) =
+            self.note_epoch(epoch, redrive(&mut tx, scope, &[agent.get()], &[seq], (at, epoch)).await)?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok((outcomes.into_iter().next().unwrap_or(RedriveOutcome::NotFound), recorded))
     }
@@ -331,6 +334,7 @@ impl Store {
     /// old. Returns `None` if no redrive is due, or other workers hold those that are (SKIP LOCKED).
     pub async fn redrive_step(&self, step: TimeDelta, at: DateTime<Utc>) -> StoreResult<Option<RedriveStep>> {
         let doing = "stepping a redrive";
+        let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let due: Option<DueRedrive> = sqlx::query_as(
             "SELECT workspace_id, redrive_id, filter, from_at, until_at, rate, position_at, position_agent,
@@ -362,7 +366,8 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let (agents, seqs): (Vec<i64>, Vec<i64>) = letters.iter().map(|(_, agent, seq)| (*agent, *seq)).unzip();
-        let (outcomes, recorded) = redrive(&mut tx, scope, &agents, &seqs, at).await?;
+        let (outcomes, recorded) =
+            self.note_epoch(epoch, redrive(&mut tx, scope, &agents, &seqs, (at, epoch)).await)?;
         let is_redriven = |outcome: &&RedriveOutcome| matches!(outcome, RedriveOutcome::Redriven { now: true, .. });
         let redriven = outcomes.iter().filter(is_redriven).count();
         pass.count(&outcomes);
@@ -433,7 +438,7 @@ async fn redrive(
     scope: WorkspaceScope,
     agents: &[i64],
     seqs: &[i64],
-    at: DateTime<Utc>,
+    (at, epoch): (DateTime<Utc>, Option<i64>),
 ) -> StoreResult<(Vec<RedriveOutcome>, Option<RecordedEvents>)> {
     let doing = "redriving dead letters";
     if agents.is_empty() {
@@ -443,6 +448,7 @@ async fn redrive(
     sqlx::query(LOCK_HEADS)
         .bind(workspace)
         .bind(agents)
+        .bind(epoch)
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
