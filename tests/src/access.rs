@@ -149,6 +149,7 @@ pub const ROUTES: &[(&str, &str, Class, &str)] = &[
     ("POST", "/v1/channels/{channel}/mute", Class::Agent, ""),
     ("POST", "/v1/channels/{channel}/unmute", Class::Agent, ""),
     ("GET", "/v1/channels/{channel}/messages", Class::ReadOrAgent, ""),
+    ("GET", "/v1/sessions/{session}/messages", Class::Key, ""),
     ("POST", "/v1/channels/{channel}/messages", Class::Sender, r#"{"text":"touched"}"#),
     ("POST", "/v1/nodes", Class::Key, r#"{"name":"intruder"}"#),
     ("GET", "/v1/nodes", Class::ReadOrAgent, ""),

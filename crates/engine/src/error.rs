@@ -335,8 +335,6 @@ pub enum Conflict {
     /// Another provider of the node hosts the agent.
     #[error("agent {0} is hosted by another provider of this node")]
     AgentProvider(String),
-    #[error("the agent's identity is another one")]
-    AgentIdentity,
     #[error("agent is bound to node {0}")]
     AgentBoundToNode(NodeId),
 }

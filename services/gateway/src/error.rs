@@ -452,7 +452,6 @@ fn conflict_text(conflict: Conflict) -> (&'static str, Cow<'static, str>) {
         Conflict::AgentProvider(name) => {
             ("agent_provider_conflict", format!("Agent \"{name}\" is hosted by another provider of this node").into())
         }
-        Conflict::AgentIdentity => ("agent_identity_conflict", "The agent's identity is another one".into()),
         Conflict::AgentBoundToNode(node) => {
             ("agent_bound_to_node", format!("Agent is bound to node \"{node}\"").into())
         }

@@ -8,8 +8,8 @@ use relay_domain::{
         token::{TOKEN_BYTES, TokenHash, TokenKind},
     },
     names::{
-        MAX_METADATA_BYTES, MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length, check_length,
-        check_name,
+        MAX_METADATA_BYTES, MAX_NOTE_BYTES, MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length,
+        check_length, check_name,
     },
     workspaces::plan::{Plan, Quota},
 };
@@ -259,6 +259,9 @@ fn check_new(request: &CreateWorkspace, metadata: &Value) -> EngineResult<()> {
     check_json_length("metadata", encoded_length(metadata))?;
     if let Some(provenance) = &request.provenance {
         check_json_length("provenance", encoded_length(provenance))?;
+        if let Some(id) = provenance["origin_id"].as_str() {
+            check_name("provenance.origin_id", id, MAX_NOTE_BYTES)?;
+        }
     }
     if request.expires_in_seconds.is_some_and(|seconds| !LIFETIME_SECONDS.contains(&seconds)) {
         return Err(EngineError::invalid_request("expires_in_seconds must be between 60 and 2592000"));

@@ -31,6 +31,8 @@ pub(crate) struct AgentFacts {
     generation: i64,
     pub(crate) node_id: NodeId,
     pub(crate) provider: Option<ProviderName>,
+    /// Session that it is bound with.
+    pub(crate) session_ref: Option<String>,
 }
 
 impl BatchFacts {
@@ -85,6 +87,7 @@ impl FromRow<'_, PgRow> for FactRow {
                     generation: row.try_get("version")?,
                     node_id: row.try_get("node_id")?,
                     provider: row.try_get("provider")?,
+                    session_ref: row.try_get("session_ref")?,
                 },
             ),
             "channel" => Fact::Channel(row.try_get("id")?, row.try_get("version")?),
@@ -106,20 +109,21 @@ WITH opened AS (
     ON CONFLICT (batch_id) DO NOTHING RETURNING batch_id
 )
 SELECT 'batch' AS kind, 0::bigint AS workspace_id, batch_id AS id, 0::bigint AS version,
-       NULL AS node_id, NULL AS provider, 0 AS ttl, 0 AS depth
+       NULL AS node_id, NULL AS provider, NULL AS session_ref, 0 AS ttl, 0 AS depth
   FROM opened
 UNION ALL
-SELECT 'agent', a.workspace_id, a.agent_id, a.token_generation, a.node_id, a.provider, 0, 0
+SELECT 'agent', a.workspace_id, a.agent_id, a.token_generation, a.node_id, a.provider,
+       CASE WHEN a.binding_id IS NOT NULL THEN a.session_ref END, 0, 0
   FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
   JOIN agents a USING (workspace_id, agent_id)
  WHERE a.deleted_at IS NULL
 UNION ALL
-SELECT 'channel', c.workspace_id, c.channel_id, c.members_version, NULL, NULL, 0, 0
+SELECT 'channel', c.workspace_id, c.channel_id, c.members_version, NULL, NULL, NULL, 0, 0
   FROM unnest($3::bigint[], $4::bigint[]) AS k (workspace_id, channel_id)
   JOIN channels c USING (workspace_id, channel_id)
  WHERE c.archived_at IS NULL
 UNION ALL
-SELECT 'workspace', w.workspace_id, 0, (coalesce(h.watched_until, '-infinity') > relay_now())::int, NULL, NULL,
+SELECT 'workspace', w.workspace_id, 0, (coalesce(h.watched_until, '-infinity') > relay_now())::int, NULL, NULL, NULL,
        w.delivery_ttl_seconds, w.mailbox_depth
   FROM unnest($5::bigint[]) AS k (workspace_id)
   JOIN workspaces w USING (workspace_id)

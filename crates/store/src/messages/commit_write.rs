@@ -80,6 +80,9 @@ WITH want AS (
 ), attached AS (
     INSERT INTO file_attachments (workspace_id, file_id, message_id, created_on)
     SELECT * FROM unnest($29::bigint[], $30::bigint[], $31::bigint[], $32::date[])
+), in_session AS (
+    INSERT INTO session_messages (workspace_id, session_ref, message_id, created_on)
+    SELECT * FROM unnest($33::bigint[], $34::text[], $35::bigint[], $36::date[])
 )
 SELECT ord, CASE WHEN fits THEN next_seq + rank - 1 END AS seq FROM fitted"
 );
@@ -186,12 +189,32 @@ impl AttachmentColumns {
     }
 }
 
+/// One row per message whose author is bound with a session, as columns.
+#[derive(Default)]
+struct SessionColumns<'a> {
+    workspace: Vec<WorkspaceId>,
+    session: Vec<&'a str>,
+    message: Vec<MessageId>,
+    day: Vec<NaiveDate>,
+}
+
+impl<'a> SessionColumns<'a> {
+    fn push(&mut self, send: &NewSend, author: Option<&'a AgentFacts>) {
+        let Some(session) = author.and_then(|author| author.session_ref.as_deref()) else { return };
+        self.workspace.push(send.scope.workspace_id());
+        self.session.push(session);
+        self.message.push(send.message.id);
+        self.day.push(day_of(send.message.created_at));
+    }
+}
+
 /// Parameters of [`WRITE`].
 #[derive(Default)]
 struct BatchColumns<'a> {
     deliveries: DeliveryColumns<'a>,
     messages: MessageColumns<'a>,
     attachments: AttachmentColumns,
+    sessions: SessionColumns<'a>,
     /// Open request, recipient and facts of each delivery, in the order of the columns.
     places: Vec<(usize, usize, &'a AgentFacts)>,
 }
@@ -205,6 +228,7 @@ impl<'a> BatchColumns<'a> {
             let ttl = send.ttl_ms.map_or_else(|| Duration::seconds(ttl_seconds.into()), Duration::milliseconds);
             columns.messages.push(send);
             columns.attachments.push(send);
+            columns.sessions.push(send, facts.agent(send.scope, send.message.agent_id));
             for (position, recipient) in send.recipients.iter().enumerate() {
                 let Some(agent) = facts.agent(send.scope, recipient.agent_id) else { continue };
                 columns.places.push((nth, position, agent));
@@ -215,7 +239,7 @@ impl<'a> BatchColumns<'a> {
     }
 
     fn query(&self) -> Query<'_, Postgres, PgArguments> {
-        let (d, m, a) = (&self.deliveries, &self.messages, &self.attachments);
+        let (d, m, a, s) = (&self.deliveries, &self.messages, &self.attachments, &self.sessions);
         sqlx::query(WRITE)
             .bind(&d.workspace)
             .bind(&d.agent)
@@ -249,6 +273,10 @@ impl<'a> BatchColumns<'a> {
             .bind(&a.file)
             .bind(&a.message)
             .bind(&a.day)
+            .bind(&s.workspace)
+            .bind(&s.session)
+            .bind(&s.message)
+            .bind(&s.day)
     }
 }
 

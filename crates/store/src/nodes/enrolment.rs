@@ -337,6 +337,7 @@ async fn rename_node_id(
          )
          UPDATE agents a
             SET node_id = CASE WHEN a.node_id = $2 THEN $3 ELSE a.node_id END,
+                hosted_on = CASE WHEN a.hosted_on = $2 THEN $3 ELSE a.hosted_on END,
                 provider = CASE WHEN a.node_id = $2 THEN NULL ELSE a.provider END,
                 session_node_id = CASE WHEN a.session_node_id = $2 THEN $3 ELSE a.session_node_id END
            FROM located l WHERE a.workspace_id = $1 AND a.agent_id = l.agent_id",

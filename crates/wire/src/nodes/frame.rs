@@ -140,6 +140,9 @@ pub struct Heartbeat {
     /// `true` if the handlers respond.
     #[serde(default)]
     pub handlers_live: bool,
+    /// Name of the node, if it is repeated or has changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// All capabilities, if they changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<Vec<Capability>>,

@@ -104,6 +104,7 @@ impl Manifest {
             load_reported: Some(self.max_agents > 0),
             active_agents: active,
             handlers_live: self.handlers_live,
+            name: None,
             capabilities: Some(self.capabilities.iter().cloned().chain([live]).collect()),
             max_agents: Some(self.max_agents),
             version: Some(version::wire()),

@@ -121,6 +121,7 @@ const TAGS: &[(&str, &str)] = &[
         routes::channels::unmute,
         routes::mailboxes::inbox::read_status,
         routes::messages::of_channel,
+        routes::messages::of_session,
         routes::messages::get,
         routes::messages::replies,
         routes::messages::read,

@@ -1,0 +1,5 @@
+//! Behaviours of the reference engine that clients feel (docs/compatibility.md, "Parity"), each over two gateways.
+
+mod facts_nodes;
+mod facts_sessions;
+mod facts_shapes;
