@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use crate::AgentId;
+
 /// Maximum length of an agent name, in bytes.
 pub const MAX_AGENT_NAME_BYTES: usize = 128;
 /// Maximum length of a node name, in bytes.
@@ -54,7 +56,24 @@ pub const MAX_LISTED_CHANNELS: i64 = 5_000;
 /// Maximum number of members in a channel's member list.
 pub const MAX_LISTED_MEMBERS: i64 = 20_000;
 
-/// Maximum length of the handle of a session, in bytes.
+/// Prefix of the names of channels with one recipient; the id of the agent follows.
+const SUBSCRIPTION_CHANNEL_PREFIX: &str = "subscription-";
+
+/// Returns the name of the channel whose only recipient is this agent.
+#[must_use]
+pub fn subscription_channel(agent: AgentId) -> String {
+    format!("{SUBSCRIPTION_CHANNEL_PREFIX}{agent}")
+}
+
+/// Returns the only agent that may be a member of a channel; `None` if any may.
+#[must_use]
+pub fn only_recipient(channel: &str) -> Option<AgentId> {
+    let id = channel.strip_prefix(SUBSCRIPTION_CHANNEL_PREFIX)?;
+    let agent = (id.len() >= MIN_ID_DIGITS).then(|| id.parse().ok())??;
+    (subscription_channel(agent) == channel).then_some(agent)
+}
+
+/// Maximum length of the handle of a session in a frame, in bytes.
 pub const MAX_SESSION_REF_BYTES: usize = 1024;
 
 /// Prefix of the engine's own names on node sockets (ADR 0002).
@@ -87,6 +106,8 @@ pub enum TextProblem {
     ControlCharacter,
     /// Begins with [`RESERVED_PREFIX`] or [`SYSTEM_PREFIX`], or ends as the name of a released agent.
     Reserved,
+    /// The machine of agents' own nodes.
+    ReservedMachine,
     /// A path of one machine where a name is needed that is the same everywhere.
     AbsolutePath,
     /// Not in the format of the field.
@@ -105,6 +126,7 @@ impl fmt::Display for TextProblem {
                     "is reserved: it begins with {RESERVED_PREFIX} or {SYSTEM_PREFIX}, or ends as that of a released agent"
                 )
             }
+            Self::ReservedMachine => f.write_str("must not be \"direct\", the machine of agents' own nodes"),
             Self::AbsolutePath => f.write_str("must not name a repository by an absolute path: use owner/name"),
             Self::Malformed => f.write_str("is malformed"),
         }

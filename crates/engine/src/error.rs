@@ -150,6 +150,8 @@ pub enum Denial {
     NotAuthor,
     #[error("not a participant of this conversation")]
     NotAParticipant,
+    #[error("the channel has one recipient only")]
+    OnlyRecipient,
     #[error("invoking {0} is denied")]
     ActionDenied(String),
     /// The rights of the agent do not permit it.

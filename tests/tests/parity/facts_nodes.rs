@@ -39,8 +39,11 @@ impl Scene {
         })
     }
 
-    fn beat(&self, name: &str) -> Value {
-        json!({ "v": 1, "type": "node.heartbeat", "node_id": self.node_id, "name": name, "active_agents": 0, "handlers_live": true })
+    fn beat(&self, name: &str, active: u32) -> Value {
+        json!({
+            "v": 1, "type": "node.heartbeat", "node_id": self.node_id, "name": name, "active_agents": active,
+            "handlers_live": true,
+        })
     }
 
     async fn node(&self, name: &str) -> Result<Value> {
@@ -86,28 +89,34 @@ async fn a_node_name_loses_one_hash_and_may_have_no_other() -> Result<()> {
 async fn a_heartbeat_renames_its_node_unless_the_name_is_taken() -> Result<()> {
     let mut scene = Scene::new("old-name").await?;
     scene.key.post("/v1/nodes", json!({ "name": "taken" })).await?.success()?;
-    // Neither is an error: the node keeps its name.
-    for name in ["taken", "##", "direct-1"] {
-        scene.socket.send_json(&scene.beat(name)).await?;
+    // The node keeps its name, and gets no error frame.
+    for (active, name) in [(1, "taken"), (2, "##"), (3, "direct-1"), (4, "old-name")] {
+        scene.socket.send_json(&scene.beat(name, active)).await?;
+        wait_for_beat(&scene, "old-name", active).await?;
     }
-    scene.socket.send_json(&scene.beat("new-name")).await?;
-    wait::until_ok("the new name", SOON, || async { anyhow::Ok(scene.node("new-name").await?) }).await?;
-    assert_eq!(scene.node("new-name").await?["id"], scene.node_id.as_str());
     assert_ne!(scene.node("taken").await?["id"], scene.node_id.as_str());
-    // The answer to a request comes after everything that was sent before it.
-    let reply = scene.socket.request(json!({ "v": 1, "type": "inventory.sync", "agents": [] })).await?;
-    assert_eq!(reply["rebound_agents"], 0, "{reply}");
+    scene.socket.send_json(&scene.beat("#new-name", 5)).await?;
+    wait_for_beat(&scene, "new-name", 5).await?;
     // A name that an operator gives stays although heartbeats repeat the old one.
     scene.key.patch("/v1/nodes/new-name", json!({ "name": "operators-name" })).await?.success()?;
-    scene.socket.send_json(&scene.beat("new-name")).await?;
-    let busy =
-        json!({ "v": 1, "type": "node.heartbeat", "name": "new-name", "active_agents": 7, "handlers_live": true });
-    scene.socket.send_json(&busy).await?;
-    wait::until("the heartbeat", SOON, || async {
-        scene.node("operators-name").await.is_ok_and(|node| node["providers"][0]["active_agents"] == 7)
-    })
-    .await;
+    scene.socket.send_json(&scene.beat("#new-name", 6)).await?;
+    wait_for_beat(&scene, "operators-name", 6).await?;
+    scene.socket.send_json(&scene.beat("newest-name", 7)).await?;
+    wait_for_beat(&scene, "newest-name", 7).await?;
+    scene.socket.send_json(&json!({ "v": 1, "type": "delivery.position" })).await?;
+    let first = scene.socket.expect("error").await?;
+    assert_eq!(first["code"], "invalid_message", "the first error is that of the unknown frame: {first}");
     Ok(())
+}
+
+/// Waits until a node of this name shows the heartbeat with this number of agents.
+async fn wait_for_beat(scene: &Scene, name: &str, active: u32) -> Result<()> {
+    wait::until_ok("the heartbeat", SOON, || async {
+        let node = scene.node(name).await?;
+        ensure!(node["providers"][0]["active_agents"] == active, "{node}");
+        anyhow::Ok(())
+    })
+    .await
 }
 
 #[tokio::test]

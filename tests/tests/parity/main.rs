@@ -1,5 +1,6 @@
 //! Behaviours of the reference engine that clients feel (docs/compatibility.md, "Parity"), each over two gateways.
 
+mod facts_addresses;
 mod facts_nodes;
 mod facts_sessions;
 mod facts_shapes;

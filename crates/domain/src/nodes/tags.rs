@@ -1,8 +1,8 @@
-//! Tags of nodes: those that only an enrolment may set, and those that no node may have.
+//! Rules of the tags of nodes: some are set by enrolments only, some are refused.
 
 use crate::names::{InvalidText, TextProblem};
 
-/// Prefix of tags about the cloud that runs a node. Only an enrolment sets them: placement may rely on them.
+/// Prefix of tags about the cloud that runs a node. Only an enrolment sets them, so that placement may rely on them.
 const CLOUD_PREFIX: &str = "cloud:";
 /// Prefix of tags that name a repository.
 pub const REPO_PREFIX: &str = "repo:";

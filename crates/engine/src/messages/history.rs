@@ -3,7 +3,7 @@
 use relay_domain::{
     MessageId, WorkspaceScope,
     messages::ListedMessage,
-    names::{MAX_SESSION_REF_BYTES, check_length, strip_hash},
+    names::{MAX_NOTE_BYTES, check_length, strip_hash},
     observers::{ObserverScope, ScopeSet},
 };
 use relay_store::MessagePage;
@@ -53,7 +53,7 @@ impl Messages {
         session_ref: &str,
         page: MessagePage,
     ) -> EngineResult<Vec<ListedMessage>> {
-        check_length("session_ref", session_ref, MAX_SESSION_REF_BYTES)?;
+        check_length("session_ref", session_ref, MAX_NOTE_BYTES)?;
         Ok(self.core.store.session_messages(scope, session_ref, page).await?)
     }
 

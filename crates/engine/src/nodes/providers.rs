@@ -222,6 +222,7 @@ impl Nodes {
                     capabilities: None,
                     skills: None,
                     joins_general,
+                    direct_machine_prefix: None,
                 };
                 match self.agents.register(fence.scope, &request).await {
                     Ok(registered) => {

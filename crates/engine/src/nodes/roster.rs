@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use relay_domain::{
     NodeId, ProviderName, WorkspaceScope,
     access::token::{TokenHash, TokenKind},
+    agents::{DIRECT_MACHINE, check_machine},
     names::{
         MAX_AGENT_NAME_BYTES, MAX_CAPABILITIES, MAX_NODE_ID_BYTES, MAX_NOTE_BYTES, MAX_TAGS, check_json_length,
         check_length, check_name, parse_node_name, strip_hash,
@@ -112,7 +113,7 @@ impl Nodes {
             kind,
             delivery_adapter,
             delivery,
-            machine_id: checked_note("machine_id", request.machine_id)?,
+            machine_id: checked_machine(request.machine_id)?,
             role,
             capabilities: request.capabilities.map(checked_capabilities).transpose()?,
             max_agents: checked_max_agents(request.max_agents, role)?,
@@ -166,7 +167,7 @@ impl Nodes {
             kind,
             delivery_adapter,
             delivery,
-            machine_id: checked_note("machine_id", change.machine_id)?,
+            machine_id: checked_machine(change.machine_id)?,
             role: None,
             capabilities: change.capabilities.map(checked_capabilities).transpose()?,
             max_agents: match change.max_agents {
@@ -365,6 +366,9 @@ fn count_visible_agents(node: &mut RosterNode, locations: &[(NodeId, Option<Prov
 pub(crate) fn check_broker_name(requested: &str) -> EngineResult<&str> {
     let name = parse_node_name(requested).map_err(|_| EngineError::Invalid(InvalidInput::NodeName))?;
     // Reserved for agents' own nodes, which are not enrolled.
+    if name == DIRECT_MACHINE {
+        return Err(EngineError::Invalid(InvalidInput::NodeName));
+    }
     if name.strip_prefix(DIRECT_NAME_PREFIX).is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit())) {
         return Err(EngineError::Invalid(InvalidInput::NodeName));
     }
@@ -475,6 +479,11 @@ fn checked_tags(tags: Option<Vec<String>>) -> EngineResult<Option<Vec<String>>> 
         check_repo_tag(tag)?;
     }
     Ok(Some(tags))
+}
+
+fn checked_machine(machine: Option<String>) -> EngineResult<Option<String>> {
+    check_machine("machine_id", machine.as_deref().unwrap_or_default())?;
+    checked_note("machine_id", machine)
 }
 
 fn checked_note(field: &'static str, note: Option<String>) -> EngineResult<Option<String>> {

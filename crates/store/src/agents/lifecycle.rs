@@ -39,6 +39,7 @@ impl FromRow<'_, PgRow> for AgentRow {
             capabilities: row.try_get("capabilities")?,
             status: row.try_get("status")?,
             node_id: row.try_get("node_id")?,
+            machine: row.try_get("machine")?,
             provider: row.try_get("provider")?,
             created_at: row.try_get("created_at")?,
             last_seen_at: row.try_get("last_seen_at")?,
@@ -65,6 +66,8 @@ pub struct NewAgent<'a> {
     pub capabilities: Option<&'a Value>,
     pub skills: Option<&'a Value>,
     pub token: TokenHash,
+    /// Machine of its own node.
+    pub direct_machine: Option<&'a str>,
     pub at: DateTime<Utc>,
     /// Name of a channel that the agent joins, if it exists.
     pub joins: Option<&'a str>,
@@ -139,7 +142,12 @@ struct DeletedRow {
 macro_rules! columns {
     () => {
         "agent_id, name, type, persona, metadata, capabilities, status, node_id, provider, created_at, last_seen_at,
-         spawned_by, rights"
+         spawned_by, rights,
+         coalesce(CASE WHEN node_id = 'node_direct_' || agent_id
+                       THEN coalesce((SELECT n.machine_id FROM nodes n WHERE n.workspace_id = agents.workspace_id
+                                         AND n.node_id = agents.node_id), direct_machine_id)
+                       ELSE (SELECT n.name FROM nodes n WHERE n.workspace_id = agents.workspace_id
+                                AND n.node_id = agents.node_id) END, 'direct') AS machine"
     };
 }
 
@@ -147,8 +155,8 @@ macro_rules! columns {
 const REGISTER: &str = formatcp!(
     "WITH agent AS (
         INSERT INTO agents (workspace_id, agent_id, name, type, persona, metadata, capabilities, skills,
-                            node_id, created_at, last_seen_at)
-        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $10)
+                            node_id, created_at, last_seen_at, direct_machine_id)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $10, $13)
         ON CONFLICT (workspace_id, name) WHERE deleted_at IS NULL DO NOTHING
         RETURNING agent_id
      ), head AS (
@@ -271,6 +279,7 @@ impl Store {
             .bind(new.at)
             .bind(new.token)
             .bind(new.joins)
+            .bind(new.direct_machine)
             .fetch_optional(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;

@@ -196,7 +196,8 @@ mod tests {
 
     fn facts(send: &NewSend) -> BatchFacts {
         let workspace = send.scope.workspace_id();
-        let agent = |generation| AgentFacts { generation, node_id: NodeId::new("n1"), provider: None };
+        let agent =
+            |generation| AgentFacts { generation, node_id: NodeId::new("n1"), provider: None, session_ref: None };
         let agents = [(1, agent(1)), (2, agent(5)), (3, agent(5))];
         BatchFacts {
             agents: agents.map(|(id, facts)| ((workspace, AgentId::new(id)), facts)).into(),

@@ -173,8 +173,8 @@ impl Store {
         let doing = "minting a direct node's token";
         let node = NodeId::direct(agent);
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let located: Option<(NodeId, i64)> = sqlx::query_as(
-            "SELECT node_id, token_generation FROM agents
+        let located: Option<(NodeId, i64, Option<String>)> = sqlx::query_as(
+            "SELECT node_id, token_generation, direct_machine_id FROM agents
               WHERE workspace_id = $1 AND agent_id = $2 AND deleted_at IS NULL FOR SHARE",
         )
         .bind(scope.workspace_id())
@@ -182,21 +182,22 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
-        match located {
+        let machine = match located {
             None => return Ok(DirectTokenOutcome::NoAgent),
-            Some((_, now)) if now != generation => return Ok(DirectTokenOutcome::TokenRotated),
-            Some((other, _)) if other != node => return Ok(DirectTokenOutcome::BoundElsewhere(other)),
-            Some(_) => {}
-        }
+            Some((_, now, _)) if now != generation => return Ok(DirectTokenOutcome::TokenRotated),
+            Some((other, ..)) if other != node => return Ok(DirectTokenOutcome::BoundElsewhere(other)),
+            Some((.., machine)) => machine,
+        };
         sqlx::query(
-            "INSERT INTO nodes (workspace_id, node_id, name, kind, role, max_agents, created_at)
-             VALUES ($1, $2, $3, $4, $5, 1, relay_now()) ON CONFLICT (workspace_id, node_id) DO NOTHING",
+            "INSERT INTO nodes (workspace_id, node_id, name, kind, role, machine_id, max_agents, created_at)
+             VALUES ($1, $2, $3, $4, $5, $6, 1, relay_now()) ON CONFLICT (workspace_id, node_id) DO NOTHING",
         )
         .bind(scope.workspace_id())
         .bind(&node)
         .bind(format!("{DIRECT_NAME_PREFIX}{agent}"))
         .bind(NodeKind::Ws)
         .bind(NodeRole::Direct)
+        .bind(machine)
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;

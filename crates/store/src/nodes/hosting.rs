@@ -261,13 +261,14 @@ impl Store {
         bind_listed(&mut tx, fence, listed).await?;
         let missing = mark_missing(&mut tx, fence, listed, at).await?;
         let mut events = changes.events;
-        let newly_offline = missing.iter().filter(|agent| agent.was_online);
-        events.extend(newly_offline.map(|agent| status_event(agent.agent_id, &agent.name, "offline")));
-        let missing: Vec<AgentId> = missing.into_iter().map(|agent| agent.agent_id).collect();
+        let offline: Vec<&MissingAgent> = missing.iter().filter(|agent| agent.was_online).collect();
+        events.extend(offline.iter().map(|agent| status_event(agent.agent_id, &agent.name, "offline")));
+        let ended: Vec<AgentId> = missing.iter().filter(|agent| agent.was_hosted).map(|agent| agent.agent_id).collect();
+        let missing: Vec<AgentId> = offline.into_iter().map(|agent| agent.agent_id).collect();
         let spawned: Vec<SpawnedAgent> = listed.iter().filter_map(spawned_agent).collect();
         let reconciled = spawn::reconcile_spawns(&mut tx, fence, &spawned, at).await?;
         let (scope, node) = (fence.scope, &fence.node_id);
-        events.extend(sessions::exit_events(&mut tx, scope, node, &missing, "missing_from_inventory").await?);
+        events.extend(sessions::exit_events(&mut tx, scope, node, &ended, "missing_from_inventory").await?);
         let recorded = events::append(&mut tx, fence.scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         let ListedChanges { rebound, left, .. } = changes;
@@ -344,10 +345,12 @@ struct MissingAgent {
     agent_id: AgentId,
     name: String,
     was_online: bool,
+    /// `true` if the node has named it before as running there.
+    was_hosted: bool,
 }
 
-/// Marks the provider's agents offline that an inventory does not list. Returns those that have ended with it: a
-/// connection that was lost before the inventory had marked some of them offline already.
+/// Marks the provider's agents offline that an inventory does not list. Some that have ended may be offline already: their
+/// connection was lost before.
 async fn mark_missing(
     tx: &mut PgConnection,
     fence: &Fence,
@@ -358,7 +361,8 @@ async fn mark_missing(
     // invocation is not missing.
     sqlx::query_as(
         "WITH unlisted AS MATERIALIZED (
-             SELECT a.agent_id, a.status <> 'offline' AS was_online FROM agents a
+             SELECT a.agent_id, a.status <> 'offline' AS was_online, coalesce(a.hosted_on = $2, false) AS was_hosted
+               FROM agents a
               WHERE a.workspace_id = $1 AND a.node_id = $2 AND a.provider = $3 AND a.deleted_at IS NULL
                 AND (a.status <> 'offline' OR a.hosted_on = $2) AND a.agent_id <> ALL ($4)
                 AND NOT EXISTS (SELECT FROM invocations i
@@ -373,7 +377,7 @@ async fn mark_missing(
                 mailbox_orphaned = CASE WHEN u.was_online THEN coalesce(NOT a.resumable, false)
                                         ELSE a.mailbox_orphaned END
            FROM unlisted u WHERE a.workspace_id = $1 AND a.agent_id = u.agent_id
-      RETURNING a.agent_id, a.name, u.was_online",
+      RETURNING a.agent_id, a.name, u.was_online, u.was_hosted",
     )
     .bind(fence.scope.workspace_id())
     .bind(&fence.node_id)

@@ -90,6 +90,7 @@ impl Manifest {
             tags: self.tags.clone(),
             repo_keys: None,
             version: version::wire(),
+            machine_id: None,
         }
     }
 

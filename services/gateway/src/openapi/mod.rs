@@ -122,6 +122,8 @@ const TAGS: &[(&str, &str)] = &[
         routes::mailboxes::inbox::read_status,
         routes::messages::of_channel,
         routes::messages::of_session,
+        routes::messages::posting::to_address,
+        routes::channels::subscription,
         routes::messages::get,
         routes::messages::replies,
         routes::messages::read,

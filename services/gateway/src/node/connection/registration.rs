@@ -88,7 +88,10 @@ impl ControlContext {
 
     /// Converts the frame, and refuses invalid ones.
     fn build_registrant(&self, frame: &Register) -> Result<Registrant, EngineError> {
-        use relay_domain::names::{MAX_NOTE_BYTES, MAX_TAGS, check_length, check_name};
+        use relay_domain::{
+            agents::check_machine,
+            names::{MAX_NODE_NAME_BYTES, MAX_NOTE_BYTES, MAX_TAGS, check_length, check_name},
+        };
         if frame.node_id != self.node_id.as_str() {
             return Err(EngineError::Forbidden(Denial::NodeIdMismatch));
         }
@@ -101,6 +104,10 @@ impl ControlContext {
         let tags = declared_tags(frame);
         check_capabilities(&frame.capabilities)?;
         check_length("version", &frame.version, MAX_NOTE_BYTES)?;
+        if let Some(machine) = frame.machine_id.as_deref().filter(|_| self.direct) {
+            check_name("machine_id", machine, MAX_NODE_NAME_BYTES)?;
+            check_machine("machine_id", machine)?;
+        }
         if tags.len() > MAX_TAGS {
             return Err(EngineError::invalid_request(format!("at most {MAX_TAGS} tags")));
         }
@@ -119,6 +126,7 @@ impl ControlContext {
                 cursor_granted: !self.direct && frame.capabilities.iter().any(|c| c.name == CURSOR),
                 tags,
                 version: frame.version.clone(),
+                machine_id: frame.machine_id.clone().filter(|_| self.direct),
                 max_agents: i32::try_from(frame.max_agents).unwrap_or(i32::MAX),
             },
         })
