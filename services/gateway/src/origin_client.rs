@@ -5,7 +5,7 @@ use std::convert::Infallible;
 
 use axum::{
     extract::FromRequestParts,
-    http::{self, HeaderMap, request::Parts},
+    http::{HeaderMap, request::Parts},
 };
 use relay_wire::workspaces::Origin;
 
@@ -112,14 +112,16 @@ fn read_origin(
 
 #[cfg(test)]
 mod tests {
+    use axum::http::{HeaderName, HeaderValue};
+
     use super::*;
 
     #[test]
     fn origin_headers_are_bounded_and_of_allowed_characters() {
         let read = |value: &str| {
             let headers = HeaderMap::from_iter([(
-                http::HeaderName::from_static("x-relaycast-origin-actor"),
-                http::HeaderValue::from_str(value).expect("a header"),
+                HeaderName::from_static("x-relaycast-origin-actor"),
+                HeaderValue::from_str(value).expect("a header"),
             )]);
             read_origin(&headers, "x-relaycast-origin-actor", |byte| byte.is_ascii_alphanumeric()).ok()
         };

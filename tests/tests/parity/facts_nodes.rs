@@ -175,7 +175,7 @@ async fn declared_tags_are_replaced_and_those_of_the_enrolment_stay() -> Result<
     scene.socket.request(scene.register("box", &["arm"])).await?;
     assert_eq!(scene.node("box").await?["tags"], json!(["cloud:eu", "rack-7", "arm"]));
 
-    for tag in ["repo:/home/me/site", r"repo:C:\site"] {
+    for tag in ["repo:/srv/site", r"repo:C:\site"] {
         let refused = scene.socket.request(scene.register("box", &[tag])).await.expect_err("an absolute path");
         assert!(refused.to_string().contains("invalid_message"), "{tag}: {refused:#}");
         for body in [json!({ "name": "other", "tags": [tag] }), json!({ "name": "box", "tags": ["ok", tag] })] {
@@ -184,7 +184,7 @@ async fn declared_tags_are_replaced_and_those_of_the_enrolment_stay() -> Result<
         scene.key.patch("/v1/nodes/box", json!({ "tags": [tag] })).await?.refused(400, "invalid_request")?;
     }
     let mut with_keys = scene.register("box", &["repo:acme/site"]);
-    with_keys["repo_keys"] = json!(["/home/me/site"]);
+    with_keys["repo_keys"] = json!(["/srv/site"]);
     let refused = scene.socket.request(with_keys).await.expect_err("an absolute path");
     assert!(refused.to_string().contains("invalid_message"), "{refused:#}");
     assert_eq!(scene.node("box").await?["tags"], json!(["cloud:eu", "rack-7", "arm"]), "nothing was stored");

@@ -390,6 +390,12 @@ async fn resources_of_another_workspace_look_like_missing_ones() -> Result<()> {
                 let nobody = call(base, method, &fill(path, nobodys), &body_of(nobodys), token).await?;
                 let what = format!("{method} {path} ({hole}) as {who}");
                 let plain = |reply: &Reply, name: &str| reply.body.to_string().replace(name, "<it>");
+                // A session is a handle of clients; one without messages in the caller's workspace is no error.
+                if *hole == "{session}" && who == "key" {
+                    assert_eq!((&theirs.body["data"], &nobody.body["data"]), (&json!([]), &json!([])), "{what}");
+                    checked += 1;
+                    continue;
+                }
                 assert!((400..500).contains(&theirs.status), "{what}: {} {}", theirs.status, theirs.body);
                 assert_eq!(theirs.status, nobody.status, "{what}: {} and {}", theirs.body, nobody.body);
                 assert_eq!(plain(&theirs, victims), plain(&nobody, nobodys), "{what}");
