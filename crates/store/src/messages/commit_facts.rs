@@ -31,8 +31,6 @@ pub(crate) struct AgentFacts {
     generation: i64,
     pub(crate) node_id: NodeId,
     pub(crate) provider: Option<ProviderName>,
-    /// Session that it is bound with.
-    pub(crate) session_ref: Option<String>,
 }
 
 impl BatchFacts {
@@ -87,7 +85,6 @@ impl FromRow<'_, PgRow> for FactRow {
                     generation: row.try_get("version")?,
                     node_id: row.try_get("node_id")?,
                     provider: row.try_get("provider")?,
-                    session_ref: row.try_get("session_ref")?,
                 },
             ),
             "channel" => Fact::Channel(row.try_get("id")?, row.try_get("version")?),
@@ -109,21 +106,20 @@ WITH opened AS (
     ON CONFLICT (batch_id) DO NOTHING RETURNING batch_id
 )
 SELECT 'batch' AS kind, 0::bigint AS workspace_id, batch_id AS id, 0::bigint AS version,
-       NULL AS node_id, NULL AS provider, NULL AS session_ref, 0 AS ttl, 0 AS depth
+       NULL AS node_id, NULL AS provider, 0 AS ttl, 0 AS depth
   FROM opened
 UNION ALL
-SELECT 'agent', a.workspace_id, a.agent_id, a.token_generation, a.node_id, a.provider,
-       CASE WHEN a.binding_id IS NOT NULL THEN a.session_ref END, 0, 0
+SELECT 'agent', a.workspace_id, a.agent_id, a.token_generation, a.node_id, a.provider, 0, 0
   FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
   JOIN agents a USING (workspace_id, agent_id)
  WHERE a.deleted_at IS NULL
 UNION ALL
-SELECT 'channel', c.workspace_id, c.channel_id, c.members_version, NULL, NULL, NULL, 0, 0
+SELECT 'channel', c.workspace_id, c.channel_id, c.members_version, NULL, NULL, 0, 0
   FROM unnest($3::bigint[], $4::bigint[]) AS k (workspace_id, channel_id)
   JOIN channels c USING (workspace_id, channel_id)
  WHERE c.archived_at IS NULL
 UNION ALL
-SELECT 'workspace', w.workspace_id, 0, (coalesce(h.watched_until, '-infinity') > relay_now())::int, NULL, NULL, NULL,
+SELECT 'workspace', w.workspace_id, 0, (coalesce(h.watched_until, '-infinity') > relay_now())::int, NULL, NULL,
        w.delivery_ttl_seconds, w.mailbox_depth
   FROM unnest($5::bigint[]) AS k (workspace_id)
   JOIN workspaces w USING (workspace_id)
@@ -135,9 +131,6 @@ SELECT 'workspace', w.workspace_id, 0, (coalesce(h.watched_until, '-infinity') >
 /// generation detect an earlier one. `None`: this batch was committed before.
 pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option<BatchFacts>> {
     let sends = &batch.sends;
-    // Ids as JSON numbers: the outbox relay reads them so, and jsonb keeps all 63 bits.
-    let sources: Vec<[i64; 2]> =
-        sends.iter().map(|send| [send.scope.workspace_id().get(), send.message.id.get()]).collect();
     let (mut agents, mut channels) = (Vec::new(), Vec::new());
     for send in sends {
         let workspace = send.scope.workspace_id();
@@ -160,7 +153,7 @@ pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreRes
         .bind(workspaces)
         .bind(batch.id)
         .bind(batch.gateway_id)
-        .bind(Json(sources))
+        .bind(Json(batch_sources(batch)))
         .bind(&batch.traceparent)
         .fetch_all(tx)
         .await
@@ -184,7 +177,13 @@ pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreRes
     Ok(is_new.then_some(facts))
 }
 
-fn sort_and_dedup<T: Ord>(keys: &mut Vec<T>) {
+/// Returns the messages of the outbox row. Ids as JSON numbers: the outbox relay reads them so, and jsonb keeps all 63
+/// bits.
+pub(crate) fn batch_sources(batch: &Batch) -> Vec<[i64; 2]> {
+    batch.sends.iter().map(|send| [send.scope.workspace_id().get(), send.message.id.get()]).collect()
+}
+
+pub(crate) fn sort_and_dedup<T: Ord>(keys: &mut Vec<T>) {
     keys.sort_unstable();
     keys.dedup();
 }
@@ -196,8 +195,7 @@ mod tests {
 
     fn facts(send: &NewSend) -> BatchFacts {
         let workspace = send.scope.workspace_id();
-        let agent =
-            |generation| AgentFacts { generation, node_id: NodeId::new("n1"), provider: None, session_ref: None };
+        let agent = |generation| AgentFacts { generation, node_id: NodeId::new("n1"), provider: None };
         let agents = [(1, agent(1)), (2, agent(5)), (3, agent(5))];
         BatchFacts {
             agents: agents.map(|(id, facts)| ((workspace, AgentId::new(id)), facts)).into(),
