@@ -3,6 +3,7 @@
 use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
+use relay_runtime::telemetry::LogFormat;
 
 use crate::agents::ReceiptPolicy;
 
@@ -81,6 +82,9 @@ pub(crate) struct Init {
     /// Address of /metrics, /health and /ready without a key.
     #[arg(long, env = "AGENT_RELAY_METRICS")]
     pub(crate) metrics: Option<std::net::SocketAddr>,
+    /// Form of the log lines on stderr.
+    #[arg(long, env = "AGENT_RELAY_LOG_FORMAT", value_enum, default_value = "json")]
+    pub(crate) log_format: LogFormat,
     /// Base URL of the engine.
     #[arg(long, env = "RELAYCAST_BASE_URL")]
     pub(crate) engine_url: Option<String>,
@@ -147,7 +151,7 @@ pub(crate) struct McpArgs {
     /// Its default workspace.
     #[arg(long)]
     pub(crate) default_workspace: Option<String>,
-    /// Working directory of the program. Accepted and not used: no file is written.
+    /// Working directory of the program. Files that a broker would change there are named, not written.
     #[arg(long)]
     pub(crate) cwd: Option<PathBuf>,
     /// Arguments that the program gets already, as a JSON array.

@@ -20,7 +20,7 @@ pub(crate) async fn run(settings: Init) -> Result<()> {
     if env::var_os("AGENT_RELAY_DISABLE_RELAYCAST").is_some() {
         bail!("AGENT_RELAY_DISABLE_RELAYCAST is set, and this broker does not work without an engine");
     }
-    let _telemetry = telemetry::init("agent-relay-broker")?;
+    let _telemetry = telemetry::init_with_format("agent-relay-broker", settings.log_format)?;
     let recorder = metrics::install()?;
     // No other code in this program has chosen the crypto provider yet.
     let _ = rustls::crypto::ring::default_provider().install_default();
