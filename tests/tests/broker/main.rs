@@ -6,9 +6,12 @@ mod delivery;
 mod event_log;
 mod faults;
 mod flood;
+mod full_disk;
 mod harness;
+
 mod hostile;
 mod packages;
+
 mod published;
 mod restart;
 mod runner;
