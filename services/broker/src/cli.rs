@@ -27,6 +27,8 @@ pub(crate) enum Command {
     Mcp,
     /// Prints the arguments by which an agent program is told of the Relay MCP server.
     McpArgs(Box<McpArgs>),
+    /// Prints a table of the deliveries to each agent program.
+    Verification(Verification),
     /// Answers questions about verification: JSON lines in, JSON lines out.
     Verify,
 }
@@ -41,7 +43,7 @@ pub(crate) struct Init {
     #[arg(long, env = "AGENT_RELAY_WORKSPACE_KEY", hide_env_values = true)]
     pub(crate) workspace_key: Option<String>,
     /// Channels of the broker's own agent.
-    #[arg(long, value_delimiter = ',', default_value = "general")]
+    #[arg(long, env = "AGENT_RELAY_CHANNELS", value_delimiter = ',', default_value = "general")]
     pub(crate) channels: Vec<String>,
     /// Port of the listen API; 0 for any.
     #[arg(long, env = "AGENT_RELAY_API_PORT", default_value_t = 0)]
@@ -73,6 +75,12 @@ pub(crate) struct Init {
     /// Starts known programs with the arguments that switch their permission questions off.
     #[arg(long, env = "AGENT_RELAY_ALLOW_PERMISSION_BYPASS")]
     pub(crate) allow_permission_bypass: bool,
+    /// First-run questions of programs that the broker answers as the harness table says.
+    #[arg(long, env = "AGENT_RELAY_ANSWER_GATES", value_delimiter = ',', default_value = "mcp-servers")]
+    pub(crate) answer_gates: Vec<String>,
+    /// Shows agents how to confirm a message.
+    #[arg(long, env = "AGENT_RELAY_ACK_HINT", default_value_t = true, action = clap::ArgAction::Set)]
+    pub(crate) ack_hint: bool,
     /// Messages of high priority count as delivered only when the agent has confirmed them.
     #[arg(long, env = "AGENT_RELAY_CONFIRM_HIGH_PRIORITY")]
     pub(crate) confirm_high_priority: bool,
@@ -116,6 +124,23 @@ pub(crate) struct DumpPty {
     /// `plain` or `ansi`.
     #[arg(long, default_value = "plain")]
     pub(crate) format: String,
+    #[command(flatten)]
+    pub(crate) broker: BrokerPlace,
+}
+
+/// Arguments of `verification`.
+#[derive(Debug, Args)]
+pub(crate) struct Verification {
+    /// One running agent instead of all programs.
+    #[arg(long)]
+    pub(crate) agent: Option<String>,
+    #[command(flatten)]
+    pub(crate) broker: BrokerPlace,
+}
+
+/// Place of a running broker.
+#[derive(Debug, Args)]
+pub(crate) struct BrokerPlace {
     /// URL of the broker.
     #[arg(long, env = "RELAY_BROKER_URL")]
     pub(crate) broker_url: Option<String>,

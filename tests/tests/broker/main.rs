@@ -8,10 +8,10 @@ mod faults;
 mod flood;
 mod full_disk;
 mod harness;
-
+mod headless;
 mod hostile;
 mod packages;
-
+mod programs;
 mod published;
 mod restart;
 mod runner;

@@ -1,5 +1,6 @@
 //! The published driver, unmodified, with our broker.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -22,12 +23,18 @@ async fn every_method_of_the_published_driver_works() -> Result<()> {
     std::fs::copy(clients::scripts().join("driver.mjs"), &script)?;
     let folder = tempfile::tempdir()?;
     let binaries = binaries::directory()?;
+    let programs = tempfile::tempdir()?;
+    let claude = programs.path().join("claude");
+    std::fs::write(&claude, "#!/bin/sh\nexit 0\n")?;
+    std::fs::set_permissions(&claude, std::fs::Permissions::from_mode(0o755))?;
+    let path = std::env::var("PATH")?;
     let mut node = Command::new("node");
     node.arg(&script)
         .arg(binaries::find(&binaries, "agent-relay-broker")?)
         .arg(binaries::find(&binaries, "fake-agent")?)
         .arg(folder.path())
         .arg(folder.path().join("agent.log"))
+        .env("PATH", format!("{}:{path}", programs.path().display()))
         .env("RELAYCAST_BASE_URL", gateway)
         .env("RELAY_BASE_URL", gateway)
         .env("RELAY_WORKSPACE_KEY", workspace.token())

@@ -2,7 +2,7 @@
 
 use std::{
     io::Write as _,
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -27,6 +27,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 /// The servers and the connection file.
 pub(super) struct ApiServer {
     pub(super) api: Api,
+    /// URL of the API for programs on this machine.
+    pub(super) local_url: String,
     server: JoinHandle<()>,
     metrics_server: Option<JoinHandle<()>>,
     connection: ConnectionFile,
@@ -68,7 +70,14 @@ impl ApiServer {
         let server = tasks.spawn("api-server", log_failure(server.into_future()));
         announce(&url);
         let metrics_server = serve_metrics(settings, recorder, &api, tasks).await?;
-        Ok(Self { api, server, metrics_server, connection, directory })
+        Ok(Self {
+            api,
+            local_url: format!("http://{}", on_this_machine(address)),
+            server,
+            metrics_server,
+            connection,
+            directory,
+        })
     }
 
     /// Removes the connection file and ends all sockets.
@@ -81,6 +90,16 @@ impl ApiServer {
             metrics_server.abort();
         }
     }
+}
+
+/// The address itself, or loopback for one that stands for all interfaces.
+fn on_this_machine(address: SocketAddr) -> SocketAddr {
+    let loopback = match address.ip() {
+        ip if !ip.is_unspecified() => ip,
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    SocketAddr::new(loopback, address.port())
 }
 
 async fn serve_metrics(
@@ -111,5 +130,23 @@ fn announce(url: &str) {
     let printed = writeln!(stdout, "[agent-relay] API listening on {url}").and_then(|()| stdout.flush());
     if let Err(error) = printed {
         tracing::debug!(%error, "the address could not be printed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agents_reach_the_api_over_loopback() {
+        for (bound, reached) in [
+            ("127.0.0.1:5", "127.0.0.1:5"),
+            ("192.0.2.1:5", "192.0.2.1:5"),
+            ("0.0.0.0:5", "127.0.0.1:5"),
+            ("[::]:5", "[::1]:5"),
+        ] {
+            let bound = bound.parse().expect("an address");
+            assert_eq!(on_this_machine(bound).to_string(), reached);
+        }
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     harness::HarnessTable,
     insight::{CrashLog, VerificationBook},
     restore::{self, Survivor},
-    state::{Ledger, LedgerTask, Persistence, Roster, StateDirectory},
+    state::{Ledger, LedgerTask, Persistence, ProjectFiles, Roster, StateDirectory},
 };
 
 /// State of the broker on this machine.
@@ -24,6 +24,7 @@ pub(super) struct LocalState {
     pub(super) harnesses: Arc<HarnessTable>,
     pub(super) host: PtyHost,
     pub(super) roster: Arc<Roster>,
+    pub(super) project_files: Arc<ProjectFiles>,
     pub(super) ledger: Ledger,
     pub(super) verification: Arc<VerificationBook>,
     pub(super) crashes: Arc<CrashLog>,
@@ -46,6 +47,7 @@ impl LocalState {
         let crashes = CrashLog::open(directory.path().join("crash-insights.json"))?;
         let host = PtyHost::new(HostSettings::new(MARKER)).context("prepare for terminals")?;
         restore::end_leftovers(&host, &previous).await?;
+        let project_files = ProjectFiles::open(directory.file("project-files", &instance, "json"))?;
         let survivors = match directory.persistence() {
             Persistence::Kept => restore::survivors(previous, settings.resume, &ledger_task, &roster),
             Persistence::Removed => Vec::new(),
@@ -56,6 +58,7 @@ impl LocalState {
             harnesses,
             host,
             roster: Arc::new(roster),
+            project_files: Arc::new(project_files),
             ledger,
             verification: Arc::new(verification),
             crashes: Arc::new(crashes),

@@ -66,7 +66,7 @@ impl Operation {
         let (receipts, receipts_inbox) = mpsc::channel(RECEIPTS);
         let (reports, reports_inbox) = mpsc::channel(RECEIPTS);
         let agent_settings = agent_settings(settings, &state, server);
-        let LocalState { harnesses, host, roster, ledger, verification, crashes, survivors, .. } = state;
+        let LocalState { harnesses, host, roster, project_files, ledger, verification, crashes, survivors, .. } = state;
         let services = Services {
             host,
             link,
@@ -75,6 +75,7 @@ impl Operation {
             hub: api.hub.clone(),
             ledger,
             roster: roster.clone(),
+            project_files,
             agents: Arc::<Agents>::default(),
             harnesses,
             receipts,
@@ -84,6 +85,7 @@ impl Operation {
             verification: verification.clone(),
             ack_watch: AckWatch::new(),
             counters: Arc::default(),
+            held: Arc::default(),
             tasks: TaskTracker::new(),
             settings: Arc::new(agent_settings),
         };
@@ -160,12 +162,14 @@ fn bootstrap_manifest(settings: &Init, identity: &Identity) -> Manifest {
 fn agent_settings(settings: &Init, state: &LocalState, server: &ApiServer) -> AgentSettings {
     AgentSettings {
         working_directory: state.working_directory.clone(),
-        api_url: server.api.inner.url.clone(),
+        api_url: server.local_url.clone(),
         max_agents: settings.max_agents,
         default_channels: settings.default_channels.clone(),
         mcp_command: settings.mcp_command.clone(),
         share_workspace_key: settings.share_workspace_key,
         allow_permission_bypass: settings.allow_permission_bypass,
+        answered_gates: settings.answer_gates.clone(),
+        ack_hint: settings.ack_hint,
         receipts: settings.receipts,
         continuity: ContinuityFolder::new(server.directory.path()),
         minimum_high: if settings.confirm_high_priority { Level::InContext } else { Level::Echoed },
