@@ -2,6 +2,7 @@
 //! faults of the published broker, crashes, floods, hostile input, secrets.
 
 mod api;
+mod command_line;
 mod delivery;
 mod event_log;
 mod faults;

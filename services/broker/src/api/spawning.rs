@@ -1,6 +1,6 @@
 //! Agents: spawn, release, preflight.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use axum::Json;
 use serde::Deserialize;
@@ -152,21 +152,8 @@ impl SpawnBody {
         let is_headless = is_headless(&[self.transport.as_deref(), config.runtime.as_deref()])?;
         let label = self.cli.filter(|cli| !cli.trim().is_empty());
         let command_line = config.command.clone().or(label.clone()).unwrap_or_else(|| DEFAULT_CLI.to_owned());
-        let words = shell_words::split(&command_line);
-        let words = words.map_err(|error| AgentError::Invalid(format!("cli cannot be split: {error}")))?;
-        let mut words = words.into_iter();
-        let Some(mut program) = words.next().filter(|program| !program.is_empty()) else {
-            return invalid("cli names no program");
-        };
-        let mut model = self.model.filter(|model| !model.is_empty());
-        let harness = match (services.harnesses.find(&program), program.split_once(':')) {
-            (None, Some((base, named))) if services.harnesses.find(base).is_some() => {
-                model = model.or_else(|| Some(named.to_owned()));
-                program = base.to_owned();
-                services.harnesses.find(&program)
-            }
-            (found, _) => found,
-        };
+        let ResolvedProgram { program, words, model, harness } =
+            ResolvedProgram::find(services, &command_line, self.model)?;
         let own_args = if config.command.is_some() { config.args } else { self.args };
         let cwd = config.cwd.or(self.cwd).filter(|cwd| !cwd.is_empty()).map(PathBuf::from);
         let settings = &services.settings;
@@ -186,7 +173,7 @@ impl SpawnBody {
             name: self.name,
             cli: label.unwrap_or_else(|| command_line.clone()),
             program,
-            args: words.chain(own_args).collect(),
+            args: words.into_iter().chain(own_args).collect(),
             cwd,
             env: config.env,
             provider: self.provider.or_else(|| harness.as_ref().map(|entry| entry.name.clone())),
@@ -196,12 +183,7 @@ impl SpawnBody {
             channels: channels.iter().map(|name| name.trim_start_matches('#').to_owned()).collect(),
             team: self.team,
             parent: self.parent,
-            is_resumable: session_id.is_some()
-                && match &headless {
-                    Some(Headless::AppServer(_)) => true,
-                    Some(Headless::Program(_)) => false,
-                    None => harness.as_ref().is_some_and(|entry| !entry.session_resume_args.is_empty()),
-                },
+            is_resumable: session_id.is_some() && can_resume(headless.as_ref(), harness.as_deref()),
             session_id,
             session_source,
             idle_threshold_secs: self.idle_threshold_secs.unwrap_or(DEFAULT_IDLE_SECS),
@@ -217,6 +199,36 @@ impl SpawnBody {
     }
 }
 
+/// Program of a command line.
+struct ResolvedProgram {
+    program: String,
+    /// Arguments in the command line.
+    words: Vec<String>,
+    model: Option<String>,
+    harness: Option<Arc<Harness>>,
+}
+
+impl ResolvedProgram {
+    /// Splits a command line. `harness:model` names a known program and its model.
+    fn find(services: &Services, command_line: &str, model: Option<String>) -> Result<Self, AgentError> {
+        let words = shell_words::split(command_line);
+        let words = words.map_err(|error| AgentError::Invalid(format!("cli cannot be split: {error}")))?;
+        let mut words = words.into_iter();
+        let Some(program) = words.next().filter(|program| !program.is_empty()) else {
+            return Err(AgentError::Invalid("cli names no program".to_owned()));
+        };
+        let (words, model) = (words.collect(), model.filter(|model| !model.is_empty()));
+        if let (None, Some((base, named))) = (services.harnesses.find(&program), program.split_once(':'))
+            && let Some(harness) = services.harnesses.find(base)
+        {
+            let model = model.or_else(|| Some(named.to_owned()));
+            return Ok(Self { program: base.to_owned(), words, model, harness: Some(harness) });
+        }
+        let harness = services.harnesses.find(&program);
+        Ok(Self { program, words, model, harness })
+    }
+}
+
 /// The session that a driver names: in the arguments of its own program, or as one to continue.
 fn given_session(rendered: Option<String>, continued: Option<String>) -> (Option<String>, SessionSource) {
     let given = |session: Option<String>| session.filter(|session| !session.is_empty());
@@ -224,6 +236,15 @@ fn given_session(rendered: Option<String>, continued: Option<String>) -> (Option
         (Some(session), _) => (Some(session), SessionSource::InArguments),
         (None, Some(session)) => (Some(session), SessionSource::Continued),
         (None, None) => (None, SessionSource::New),
+    }
+}
+
+/// Returns whether a later process continues the same session.
+fn can_resume(headless: Option<&Headless>, harness: Option<&Harness>) -> bool {
+    match headless {
+        Some(Headless::AppServer(_)) => true,
+        Some(Headless::Program(_)) => false,
+        None => harness.is_some_and(|entry| !entry.session_resume_args.is_empty()),
     }
 }
 
