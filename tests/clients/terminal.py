@@ -1,7 +1,7 @@
 """Runs a command in a terminal: waits for texts in its output and types keys.
 
-Arguments: the steps as a JSON array of ["wait", text] and ["type", keys], then the command. Prints the output, and ends
-with the status of the command; an end by Ctrl-C counts as a clean one.
+Arguments: the steps as a JSON array of ["wait", text], ["raw", ""] (the command reads single keys) and ["type", keys],
+then the command. Prints the output, and ends with the status of the command; an end by Ctrl-C counts as a clean one.
 """
 
 import json
@@ -10,6 +10,7 @@ import pty
 import select
 import signal
 import sys
+import termios
 import time
 
 PATIENCE = 60
@@ -40,9 +41,9 @@ def main():
             os.write(terminal, wanted)
             continue
         deadline = time.monotonic() + PATIENCE
-        while wanted not in output[seen:]:
+        while termios.tcgetattr(terminal)[3] & termios.ICANON if kind == "raw" else wanted not in output[seen:]:
             if time.monotonic() > deadline or not read(0.2):
-                sys.exit(f"waited for {text!r} in {output!r}")
+                sys.exit(f"waited for {kind} {text!r} in {output!r}")
         seen = output.index(wanted, seen) + len(wanted)
     deadline = time.monotonic() + PATIENCE
     while read(0.2):

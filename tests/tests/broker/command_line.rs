@@ -122,7 +122,7 @@ async fn it_runs_a_broker_in_the_background_with_its_agents() -> Result<()> {
     let view = ["local", "agent", "attach", "purr", "--mode", "view"];
     cli.in_terminal(&view, json!([["wait", "held-message"], ["type", "\u{3}"]])).await?;
     let drive = ["local", "agent", "attach", "purr", "--mode", "drive"];
-    let steps = json!([["wait", "drive purr"], ["type", "by-hand\r"], ["wait", "by-hand"], ["type", "\u{3}"]]);
+    let steps = json!([["raw", ""], ["type", "by-hand\r"], ["wait", "by-hand"], ["type", "\u{3}"]]);
     cli.in_terminal(&drive, steps).await?;
     let screen = cli.call("/api/spawned/purr/snapshot").await?;
     assert!(screen["screen"].as_str().is_some_and(|text| text.contains("by-hand")), "{screen}");
