@@ -56,6 +56,14 @@ pub fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) 
     Option::deserialize(deserializer).map(Some)
 }
 
+/// Refuses `null` for a field that may be absent: `#[serde(default, deserialize_with = "not_null")]`.
+///
+/// # Errors
+/// If the value is `null` or has another type.
+pub fn not_null<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -90,6 +90,25 @@ impl Scene {
         Ok(())
     }
 
+    /// Makes the workspace watched, so that its batches are committed by a transaction with a statement per step.
+    pub async fn commit_in_steps(&self) -> Result<()> {
+        self.set_limit("UPDATE event_heads SET watched_until = 'infinity'").await
+    }
+
+    /// Cuts all connections at the statement that commits the post with this text; the flag says when. It is the only
+    /// one that carries the text, and is sent in one write. Not for a workspace that commits in steps.
+    pub fn cut_post_of(&self, text: &str, verdict: Verdict) -> Arc<AtomicBool> {
+        let fired = Arc::new(AtomicBool::new(false));
+        let (cut, text) = (Arc::clone(&fired), text.as_bytes().to_vec());
+        self.stack.postgres_proxy().set_filter(Direction::ToServer, move |_, chunk| {
+            if chunk.windows(text.len()).any(|window| window == text) && !cut.swap(true, Ordering::Relaxed) {
+                return verdict;
+            }
+            Verdict::Forward
+        });
+        fired
+    }
+
     /// Cuts all connections at the first COMMIT on one that has carried this text to Postgres; the flag says when.
     /// Other transactions commit meanwhile and must not count: the text would be rolled back.
     pub fn cut_commit_of(&self, text: &str, verdict: Verdict) -> Arc<AtomicBool> {

@@ -209,7 +209,8 @@ async fn no_false_success_is_reported_while_postgres_is_frozen() -> Result<()> {
     scene.verify(&sent).await
 }
 
-/// Cuts the COMMIT of a batch, before or after it arrives, and posts through it.
+/// Cuts the commit of a batch, before or after it arrives, and posts through it: first commits by one statement, then
+/// COMMITs of transactions with a statement per step.
 async fn post_through_cut_commits(verdict: Verdict) -> Result<()> {
     let scene = Scene::start_with(Stack::builder().through_proxies(true)).await?;
     let (sam, _nodes) = pair(&scene).await?;
@@ -220,10 +221,18 @@ async fn post_through_cut_commits(verdict: Verdict) -> Result<()> {
     }
     let apis = [scene.api_of(&sam, 0), scene.api_of(&sam, 1)];
     let mut sent = Vec::new();
-    for round in 0..by_run_size(6, 40) {
+    let rounds = by_run_size(6, 40);
+    for round in 0..rounds {
+        if round == rounds / 2 {
+            scene.commit_in_steps().await?;
+        }
         // Other transactions commit too, so the cut is armed by the message itself.
         let marker = format!("cut-{round}-");
-        let fired = scene.cut_commit_of(&marker, verdict);
+        let fired = if round < rounds / 2 {
+            scene.cut_post_of(&marker, verdict)
+        } else {
+            scene.cut_commit_of(&marker, verdict)
+        };
         let mut posts = tokio::task::JoinSet::new();
         for n in 0..4 {
             let (apis, text) = (apis.clone(), format!("{marker}{n}"));
@@ -236,7 +245,7 @@ async fn post_through_cut_commits(verdict: Verdict) -> Result<()> {
                 }
             });
         }
-        wait::until("a COMMIT to be cut", SOON, || async { fired.load(Ordering::Relaxed) }).await;
+        wait::until("a commit to be cut", SOON, || async { fired.load(Ordering::Relaxed) }).await;
         // Long enough that the first check of the commit outcome finds no result.
         tokio::time::sleep(Duration::from_millis(400)).await;
         scene.stack.postgres_proxy().restore();
@@ -361,6 +370,8 @@ async fn a_transaction_stopped_midway_blocks_others_only_briefly() -> Result<()>
     let (sam, _nodes) = pair(&scene).await?;
     scene.dm(&sam, 0, "ada", "before").await?;
     scene.dm(&sam, 1, "ada", "before, too").await?;
+    // A commit by one statement cannot stop midway.
+    scene.commit_in_steps().await?;
     let fired = scene.swallow_commit_of("stopped");
     let apis = [scene.api_of(&sam, 0), scene.api_of(&sam, 1)];
     let since = Instant::now();

@@ -48,7 +48,7 @@ async fn messages_accepted_by_a_killed_gateway_reach_agents_on_others() -> Resul
     Ok(())
 }
 
-/// The COMMIT arrives, its answer is lost, and the gateway dies before it can check the outcome.
+/// The commit arrives, its answer is lost, and the gateway dies before it can check the outcome.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_arrives_when_its_gateway_dies_between_commit_and_publish() -> Result<()> {
     let scene = Scene::start_with(Stack::builder().through_proxies(true)).await?;
@@ -62,20 +62,20 @@ async fn a_message_arrives_when_its_gateway_dies_between_commit_and_publish() ->
         let head = scene.database.mailbox_position("ada").await?.head;
         scene.wait_received("ada", head, SOON).await;
 
-        let fired = scene.cut_commit_of(&text, Verdict::ForwardThenCut);
+        let fired = scene.cut_post_of(&text, Verdict::ForwardThenCut);
         let post = tokio::spawn({
             let (speaker, text) = (speaker.clone(), text.clone());
             async move { send_once(&speaker, &Target::Dm("ada".into()), &text).await }
         });
-        wait::until("the COMMIT to be cut", SOON, || async { fired.load(Ordering::Relaxed) }).await;
+        wait::until("the commit to be cut", SOON, || async { fired.load(Ordering::Relaxed) }).await;
         scene.stack.gateway(0).kill9();
         let one = post.await??;
         ensure!(one.outcome == Outcome::Unknown, "{one:?}");
-        // The proxy lets the COMMIT pass before it cuts.
+        // The proxy lets the statement pass before it cuts.
         let proxy = scene.stack.postgres_proxy();
         wait::until("the cut", SOON, || async { proxy.connection_count() == 0 }).await;
         proxy.restore();
-        wait::until("the COMMIT to have arrived", SOON, || async {
+        wait::until("the commit to have arrived", SOON, || async {
             scene.database.messages().await.is_ok_and(|messages| messages.contains_key(&text))
         })
         .await;

@@ -174,3 +174,42 @@ async fn a_spawn_restores_an_agent_that_is_not_running() -> Result<()> {
     .await?;
     Ok(())
 }
+
+/// Its user restores the folder, takes another name, or deletes the node, as here.
+#[tokio::test]
+async fn a_broker_that_lost_its_state_folder_gets_its_name_when_the_node_is_deleted() -> Result<()> {
+    let engine = shared().await;
+    let lead = Lead::new(&engine.gateways[1]).await?;
+    let folder = tempfile::tempdir()?;
+    let start = |name: &str| {
+        let dir = folder.path().join(name);
+        let (gateway, key) = (&engine.gateways[0], lead.workspace.token());
+        async move { Broker::start(gateway, key, NODE, &dir).await }
+    };
+    let node = async || lead.workspace.get(&format!("/v1/nodes/{NODE}")).await?.success();
+    let is_online = async || {
+        let node = node().await?;
+        ensure!(node["status"] == "online", "{node}");
+        anyhow::Ok(node["id"].clone())
+    };
+    let broker = start("first").await?;
+    let first = wait::until_ok("the broker's node to be online", HEARD_WITHIN, || is_online()).await?;
+    broker.terminate().await?;
+    wait::until("it to be offline", HEARD_WITHIN, || async {
+        node().await.is_ok_and(|node| node["status"] == "offline")
+    })
+    .await;
+    // An empty folder: the broker invents another id. It may exit or go on without a node.
+    let second = start("second").await;
+    let unchanged = node().await?;
+    assert_eq!((&unchanged["id"], &unchanged["status"]), (&first, &json!("offline")), "{unchanged}");
+    if let Ok(broker) = &second {
+        println!("its log ends:\n{}", broker.log_tail(10));
+        broker.kill9();
+    }
+    assert_eq!(lead.workspace.delete(&format!("/v1/nodes/{NODE}")).await?.status, 204);
+    let broker = start("third").await?;
+    let third = wait::until_ok("the new node to be online", HEARD_WITHIN, || is_online()).await?;
+    assert_ne!(third, first);
+    broker.terminate().await
+}

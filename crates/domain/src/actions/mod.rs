@@ -34,6 +34,9 @@ pub const OFFLINE_QUEUE: i64 = 100;
 pub const DISPATCH_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time without a sign of life of its handler after which an action may be taken over.
 pub const TAKE_OVER_AFTER: Duration = Duration::from_secs(60);
+/// Time without a connection after which a handling agent is unavailable for new invocations. Longer than its client
+/// needs to reconnect to another gateway, so that a gateway that stops costs no invocation.
+pub const HANDLER_LOST_AFTER: Duration = Duration::from_secs(10);
 /// Time after which an invocation whose handler is unavailable fails.
 pub const UNREACHABLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum age of an open invocation. A later result has no recipient.
@@ -54,6 +57,8 @@ const BACKOFF: (Duration, Duration) = (Duration::from_secs(5), Duration::from_se
 
 /// Error code of a handler that cannot perform the action, and of an invocation without any available handler.
 pub const HANDLER_UNAVAILABLE: &str = "handler_unavailable";
+/// Error code of the open invocations of a deleted action.
+pub const ACTION_DELETED: &str = "action_deleted";
 /// Caller name of requests made with the workspace key.
 pub const WORKSPACE_CALLER: &str = "workspace";
 /// Error code of a node that already runs the agent to spawn.

@@ -7,6 +7,9 @@ pub const MAX_PATTERN_BYTES: usize = 512;
 /// Maximum memory of a compiled pattern, in bytes. Bounds patterns with large repetition counts.
 pub const MAX_COMPILED_BYTES: usize = 256 * 1024;
 
+/// Bounds of the minimum interval of a trigger, in seconds. 0: every match invokes the action.
+pub const MIN_INTERVAL_SECONDS: std::ops::RangeInclusive<i32> = 0..=86_400;
+
 /// Facts of a message that triggers filter by.
 #[derive(Debug, Clone, Copy)]
 pub struct TriggerFacts<'a> {

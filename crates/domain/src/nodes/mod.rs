@@ -11,6 +11,11 @@ use std::time::Duration;
 
 /// Silence after which a provider is not live. Direct clients send a heartbeat every 30 s.
 pub const NODE_TTL: Duration = Duration::from_secs(45);
+/// Time without a connection for which a node counts as temporarily unavailable: only the agents themselves move away
+/// from it. As long as invocations wait for an unavailable handler.
+pub const TEMPORARY_ABSENCE: Duration = crate::actions::UNREACHABLE_TIMEOUT;
+/// Time since a node was last live for which its name stays its own.
+pub const NODE_RETENTION: Duration = Duration::from_secs(24 * 3600);
 /// Prefix of the names of implicit direct nodes.
 pub const DIRECT_NAME_PREFIX: &str = "direct-";
 /// Prefix of the ids of implicit direct nodes.

@@ -1,5 +1,6 @@
-//! Workspaces: plans with their limits ([`plan`]) and rate limits ([`rate_limit`]). Used by the engine's limits and by
-//! the store.
+//! Workspaces: plans with their limits ([`plan`]), rate limits ([`rate_limit`]) and the rules of their metadata
+//! ([`metadata`]). Used by the engine's limits and by the store.
 
+pub mod metadata;
 pub mod plan;
 pub mod rate_limit;

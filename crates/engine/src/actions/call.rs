@@ -223,6 +223,9 @@ impl Actions {
             InvokeOutcome::Unavailable(record) => {
                 Err(EngineError::DependencyUnavailable(Dependency::Handler(describe_skipped(&record))))
             }
+            InvokeOutcome::HandlerLost => Err(EngineError::DependencyUnavailable(Dependency::Handler(
+                "the agent that handles it is not connected".to_owned(),
+            ))),
             InvokeOutcome::QueueFull => Err(EngineError::DependencyUnavailable(Dependency::Handler(
                 "as many wait for its node as may".to_owned(),
             ))),
@@ -290,13 +293,14 @@ impl Actions {
             capability: name.to_owned(),
             target: node,
             provider: None,
-            only_capacity: true,
+            // A policy of a node is invoked instead of its capacity to spawn.
+            only_capacity: !name.starts_with(SPAWN_PREFIX),
             wait_policy: WaitPolicy::AsDeclared,
         })
     }
 }
 
-fn action_handler(action: &ActionRow) -> Handler {
+pub(super) fn action_handler(action: &ActionRow) -> Handler {
     match action.handler_agent_id {
         Some(agent) => Handler::Agent(agent),
         None => Handler::Node {

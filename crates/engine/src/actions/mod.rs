@@ -70,7 +70,8 @@ pub struct Actions {
 
 impl Actions {
     /// Defines an action, or changes it when the same handler defined it before. An action whose handler has not been
-    /// live for a minute gets the new handler, and is otherwise unchanged. Returns true if it is new.
+    /// live for a minute gets the new handler, and is otherwise unchanged; its open invocations fail. Returns true if it
+    /// is new.
     ///
     /// # Errors
     /// When a field is invalid, the caller may not define actions, an agent names another handler than itself, the
@@ -123,6 +124,11 @@ impl Actions {
             DefineOutcome::Stored { new, recorded } => {
                 self.core.announce(recorded);
                 new
+            }
+            DefineOutcome::TakenOver { recorded, mut failed } => {
+                self.core.announce(recorded);
+                self.announce_outcomes(&mut failed);
+                false
             }
             DefineOutcome::NameTaken => return Err(EngineError::Conflict(Conflict::ActionName(request.name))),
             DefineOutcome::TooMany => return Err(EngineError::LimitExceeded(Limit::Actions)),
@@ -182,7 +188,7 @@ impl Actions {
         Ok(self.core.store.actions_of_agent(caller.scope(), of, reader, MAX_NAMED).await?)
     }
 
-    /// Deletes an action; its open invocations continue.
+    /// Deletes an action. Its open invocations fail.
     ///
     /// # Errors
     /// When there is none of that name, or the caller is neither its handler nor holds the workspace key.
@@ -196,8 +202,10 @@ impl Actions {
             }
         }
         self.core.authorize(caller, Operation::ManageAction { handler: row.handler_agent_id }).await?;
-        let deleted = self.core.store.delete_action(scope, row.action_id).await?;
-        if deleted { Ok(()) } else { Err(EngineError::NotFound(Missing::Action)) }
+        let failed = self.core.store.delete_action(scope, row.action_id, self.core.now()).await?;
+        let mut failed = failed.ok_or(EngineError::NotFound(Missing::Action))?;
+        self.announce_outcomes(&mut failed);
+        Ok(())
     }
 }
 

@@ -29,7 +29,7 @@ use crate::{
         authentication::{AgentCaller, Credential},
         idempotency::ClientKey,
     },
-    actions::{InvocationReceipt, InvocationRequest, InvokeAction},
+    actions::{ActionRow, InvocationReceipt, InvocationRequest, InvokeAction},
     agents::lifecycle::ChangeAgent,
     error::{Conflict, Dependency, InvalidInput, Missing},
 };
@@ -82,6 +82,13 @@ impl Actions {
             _ => None,
         };
         let target = target.or(origin);
+        let policy = self.core.store.capacity_policy(scope, target.as_ref(), &[&capability, SPAWN]).await?;
+        if let Some(policy) = policy {
+            self.check_caller(scope, calling_agent(caller), &policy).await?;
+            let input = self.schemas.check_input(scope, &policy.input_schema, Value::Object(input)).await?;
+            let call = spawn_call(caller, policy_handler(policy), input, durable, key);
+            return self.create_invocation(scope, call).await;
+        }
         if let Some(node) = &target {
             self.check_capability(scope, node, &capability).await?;
         }
@@ -89,7 +96,7 @@ impl Actions {
         let wait_policy = if target.is_some() { WaitPolicy::Always } else { WaitPolicy::Never };
         // An action of the same name may shadow the capacity, and call it in turn.
         let handler = Handler::Node { capability, target, provider: None, only_capacity: false, wait_policy };
-        self.create_invocation(scope, spawn_call(caller, handler, input, durable, key)).await
+        self.create_invocation(scope, spawn_call(caller, handler, Value::Object(input), durable, key)).await
     }
 
     /// Handles `spawn` and `release` by their names, as placement clients invoke them.
@@ -144,11 +151,11 @@ impl Actions {
             only_capacity: true,
             wait_policy: WaitPolicy::Always,
         };
-        let call = spawn_call(&caller, handler, input, false, None);
+        let call = spawn_call(&caller, handler, Value::Object(input), false, None);
         self.create_invocation(fence.scope, InvocationRequest { caller_name: node.name, ..call }).await
     }
 
-    /// Ends an agent through the node that runs it. Without a node, or to delete it while its node is unavailable, the
+    /// Ends an agent through the node that runs it, or through the policy for releases. Without a node, or to delete it while its node is unavailable, the
     /// engine ends it itself.
     ///
     /// # Errors
@@ -178,16 +185,23 @@ impl Actions {
         {
             return Err(EngineError::Conflict(Conflict::ReleaseGeneration));
         }
-        let call = release_call(caller, &agent, &request, key);
+        let mut call = release_call(caller, &agent, &request, key);
         if agent.is_on_direct_node() {
             return self.release_without_node(scope, call, &agent, token, request.delete_agent).await;
+        }
+        let policy = self.core.store.capacity_policy(scope, Some(&agent.node_id), &[RELEASE]).await?;
+        let has_policy = policy.is_some();
+        if let Some(policy) = policy {
+            self.check_caller(scope, calling_agent(caller), &policy).await?;
+            call.input = self.schemas.check_input(scope, &policy.input_schema, call.input).await?;
+            call.handler = policy_handler(policy);
         }
         // Recorded before its node can have finished it.
         let id = InvocationId::new(self.core.next_id());
         self.core.store.record_release(scope, id, agent.id, request.delete_agent, self.core.now()).await?;
         match self.create_invocation_with_id(scope, id, call.clone()).await {
             Ok(done) if done.id == id => return Ok(done),
-            Err(EngineError::DependencyUnavailable(Dependency::Handler(_))) => {
+            Err(EngineError::DependencyUnavailable(Dependency::Handler(_))) if !has_policy => {
                 self.core.store.delete_release(scope, id).await?
             }
             // Its key was used before, or it was refused for another reason.
@@ -283,7 +297,7 @@ impl Actions {
 fn spawn_call(
     caller: &Credential,
     handler: Handler,
-    input: Map<String, Value>,
+    input: Value,
     durable: bool,
     key: Option<IdempotencyKey>,
 ) -> InvocationRequest {
@@ -292,9 +306,28 @@ fn spawn_call(
         handler,
         caller_id: caller.agent_id(),
         caller_name: caller_name_of(caller),
-        input: Value::Object(input),
+        input,
         durable,
         key,
+    }
+}
+
+/// Returns the handler of a policy. Its caller is refused while it is unavailable, so that a capacity is never used
+/// without it and no caller waits for a policy that may refuse.
+fn policy_handler(policy: ActionRow) -> Handler {
+    Handler::Node {
+        capability: policy.name,
+        target: policy.handler_node_id,
+        provider: policy.provider,
+        only_capacity: false,
+        wait_policy: WaitPolicy::Never,
+    }
+}
+
+const fn calling_agent(caller: &Credential) -> Option<&AgentCaller> {
+    match caller {
+        Credential::Agent(agent) => Some(agent),
+        Credential::Workspace { .. } | Credential::Node(_) | Credential::Observer(_) => None,
     }
 }
 
@@ -304,8 +337,12 @@ fn release_call(
     request: &ReleaseAgent,
     key: Option<IdempotencyKey>,
 ) -> InvocationRequest {
-    let input =
-        ReleaseInput { name: &agent.name, reason: request.reason.as_deref(), delete_agent: request.delete_agent };
+    let input = ReleaseInput {
+        name: &agent.name,
+        reason: request.reason.as_deref(),
+        delete_agent: request.delete_agent,
+        expected_token_hash: request.expected_token_hash.as_deref(),
+    };
     InvocationRequest {
         action_name: RELEASE.to_owned(),
         handler: Handler::Node {

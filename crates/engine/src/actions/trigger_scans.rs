@@ -132,8 +132,18 @@ async fn scan_events(engine: &Engine, part: &TriggerScan) -> EngineResult<ScanOu
             return Ok(through(fired as u64, seq - 1));
         }
         let Some(message) = messages.get(&seq) else { continue };
-        for trigger in triggers.iter().filter(|trigger| trigger.matches(seq, message)) {
-            match fire(engine, part.scope, &trigger.row, message).await? {
+        let matching: Vec<&CompiledTrigger> = triggers.iter().filter(|trigger| trigger.matches(seq, message)).collect();
+        if matching.is_empty() || engine.actions().is_produced_by_action(part.scope, message).await? {
+            continue;
+        }
+        for trigger in matching {
+            let row = &trigger.row;
+            if row.min_interval_seconds > 0
+                && !engine.store().claim_trigger_interval(part.scope, row.trigger_id, message.id).await?
+            {
+                continue;
+            }
+            match fire(engine, part.scope, row, message).await? {
                 FireOutcome::Settled => fired += 1,
                 // The keys remember earlier invocations of the message.
                 FireOutcome::NotYet => return Ok(ScanOutcome { fired: fired as u64, reached: seq - 1, waits: true }),

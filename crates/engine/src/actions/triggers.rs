@@ -4,23 +4,31 @@ use relay_domain::{
     AgentId, TriggerId, WorkspaceScope,
     access::rights::{Operation, Refusal, Right},
     actions::{
-        SPAWN_PREFIX, is_reserved,
-        trigger::{MAX_COMPILED_BYTES, MAX_PATTERN_BYTES, MAX_PER_WORKSPACE},
+        MAX_VALUE_BYTES, SPAWN_PREFIX, WORKSPACE_CALLER, is_reserved,
+        trigger::{MAX_COMPILED_BYTES, MAX_PATTERN_BYTES, MAX_PER_WORKSPACE, MIN_INTERVAL_SECONDS},
     },
-    messages::Message,
+    messages::{Message, client_metadata},
     names::{MAX_AGENT_NAME_BYTES, check_length, check_name, is_channel_name, strip_hash},
 };
 pub use relay_store::actions::triggers::{TriggerChange, TriggerRow};
-use relay_store::{IdempotencyKey, access::rights::AgentWithRights};
+use relay_store::{IdempotencyKey, access::rights::AgentWithRights, messages::webhooks::webhook_agent};
 
-use relay_wire::{actions::trigger::TriggerInput, field::ToValue as _};
+use relay_wire::{
+    actions::trigger::{TriggerInput, TriggerMessage},
+    field::ToValue as _,
+};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::Actions;
+use super::{
+    Actions, InvocationRequest,
+    call::{Handler, WaitPolicy, action_handler},
+};
 use crate::{
     EngineError, EngineResult,
     access::authentication::{AgentCaller, Credential},
     actions::InvokeAction,
+    agents::lifecycle::encoded_length,
     error::{Conflict, Denial, InvalidInput, Missing},
 };
 
@@ -34,6 +42,7 @@ pub struct NewTrigger {
     pub mention: Option<String>,
     pub action_name: String,
     pub enabled: bool,
+    pub min_interval_seconds: i32,
 }
 
 /// Compiled pattern of a trigger.
@@ -88,6 +97,7 @@ impl Actions {
             created_at: self.core.now(),
             updated_at: None,
             created_by: caller.agent_id(),
+            min_interval_seconds: checked_interval(request.min_interval_seconds)?,
         };
         if let Credential::Agent(agent) = caller {
             self.check_creator(agent, &row.action_name).await?;
@@ -125,6 +135,7 @@ impl Actions {
             mention: change.mention.map(checked_mention).transpose()?,
             action_name: change.action_name.map(checked_action).transpose()?,
             enabled: change.enabled,
+            min_interval_seconds: change.min_interval_seconds.map(checked_interval).transpose()?,
         };
         let scope = caller.scope();
         let trigger = self.trigger(scope, id).await?;
@@ -194,28 +205,93 @@ impl Actions {
             self.check_creator(&creator, &trigger.action_name).await?;
         }
         let caller = party(message.agent_id);
-        let input = TriggerInput {
-            trigger_id,
-            message_id: message.id,
-            channel: &message.channel_name,
-            channel_id: message.channel_id,
-            thread_id: message.thread_id,
-            agent_id: message.agent_id,
-            agent_name: &message.agent_name,
-            text: &message.text,
-            mentions: &message.mentions,
-            created_at: message.created_at.into(),
-        }
-        .to_value();
+        let input = trigger_input(trigger_id, message);
         let key = IdempotencyKey {
             hash: Sha256::digest(format!("trigger {trigger_id} {}", message.id)).into(),
             // Constant: an edited message is still the same message.
             fingerprint: [0; 32],
         };
+        if let Some(handler) = self.node_handler(scope, &trigger.action_name).await? {
+            let call = InvocationRequest {
+                action_name: trigger.action_name.clone(),
+                handler,
+                caller_id: caller.as_ref().map(|caller| caller.agent_id),
+                caller_name: caller.map_or_else(|| WORKSPACE_CALLER.to_owned(), |caller| caller.name.to_string()),
+                input,
+                durable: false,
+                key: Some(key),
+            };
+            return self.create_invocation(scope, call).await.map(drop);
+        }
         let request =
             InvokeAction { name: trigger.action_name.clone(), node: None, input: Some(input), durable: false };
         self.invoke_defined(scope, caller.as_ref(), request, Some(key)).await.map(drop)
     }
+
+    /// Returns the handler of an action that no handler owns in the workspace and nodes have of their own. One node is
+    /// addressed as such, so that its queue counts; several share the work.
+    async fn node_handler(&self, scope: WorkspaceScope, name: &str) -> EngineResult<Option<Handler>> {
+        if self.core.store.action(scope, name).await?.is_some() {
+            return Ok(None);
+        }
+        let actions = self.core.store.node_actions_named(scope, name, 2).await?;
+        Ok(match actions.as_slice() {
+            [] => None,
+            [only] => Some(action_handler(only)),
+            _ => Some(Handler::Node {
+                capability: name.to_owned(),
+                target: None,
+                provider: None,
+                only_capacity: false,
+                wait_policy: WaitPolicy::AsDeclared,
+            }),
+        })
+    }
+
+    /// Returns whether a webhook's message was produced by an action: its payload names the invocation. It fires nothing, so
+    /// that an action which reports through a webhook does not start itself again.
+    pub(crate) async fn is_produced_by_action(&self, scope: WorkspaceScope, message: &Message) -> EngineResult<bool> {
+        if message.agent_id != webhook_agent(scope) {
+            return Ok(false);
+        }
+        let metadata: Value = serde_json::from_str(message.metadata.get()).unwrap_or_default();
+        let Some(id) = metadata["payload"]["invocation_id"].as_str().and_then(|id| id.parse().ok()) else {
+            return Ok(false);
+        };
+        Ok(self.core.store.invocation(scope, id).await?.is_some())
+    }
+}
+
+fn trigger_input(trigger_id: TriggerId, message: &Message) -> Value {
+    let mut input = TriggerInput {
+        trigger_id,
+        message: Some(TriggerMessage {
+            id: message.id,
+            channel_id: message.channel_id,
+            channel_name: &message.channel_name,
+            agent_id: message.agent_id,
+            agent_name: &message.agent_name,
+            text: &message.text,
+            mentions: &message.mentions,
+            metadata: client_metadata(&message.metadata),
+            created_at: message.created_at.into(),
+        }),
+        message_id: message.id,
+        channel: &message.channel_name,
+        channel_id: message.channel_id,
+        thread_id: message.thread_id,
+        agent_id: message.agent_id,
+        agent_name: &message.agent_name,
+        text: &message.text,
+        mentions: &message.mentions,
+        created_at: message.created_at.into(),
+    };
+    let value = input.to_value();
+    if encoded_length(&value) <= MAX_VALUE_BYTES {
+        return value;
+    }
+    input.message = None;
+    input.to_value()
 }
 
 fn to_caller(scope: WorkspaceScope, agent: &AgentWithRights) -> AgentCaller {
@@ -251,6 +327,14 @@ fn checked_mention(mention: Option<String>) -> EngineResult<Option<String>> {
     let Some(mention) = mention.filter(|mention| !mention.is_empty()) else { return Ok(None) };
     check_name("mention", mention.strip_prefix('@').unwrap_or(&mention), MAX_AGENT_NAME_BYTES)?;
     Ok(Some(mention))
+}
+
+fn checked_interval(seconds: i32) -> EngineResult<i32> {
+    if MIN_INTERVAL_SECONDS.contains(&seconds) {
+        return Ok(seconds);
+    }
+    let (least, most) = (MIN_INTERVAL_SECONDS.start(), MIN_INTERVAL_SECONDS.end());
+    Err(EngineError::invalid_request(format!("min_interval_seconds must be {least} to {most}")))
 }
 
 fn checked_action(name: String) -> EngineResult<String> {

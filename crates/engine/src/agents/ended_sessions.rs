@@ -39,11 +39,12 @@ async fn settle_releases(engine: &Engine) -> EngineResult<TickOutcome> {
             let condition = DeleteCondition {
                 agent: Some(release.agent),
                 has_ended: true,
+                unbound_since: release.completed_at,
                 orphans_mailbox: true,
                 ..DeleteCondition::default()
             };
             match engine.agents().delete_if(release.scope, name, &condition).await {
-                // Another process deleted it first, or it runs again.
+                // Another process deleted it first, or its node has started it again.
                 Ok(()) | Err(EngineError::NotFound(Missing::Agent(_))) => {}
                 Err(error) => return Err(error),
             }

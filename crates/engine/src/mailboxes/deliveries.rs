@@ -70,6 +70,12 @@ impl Mailboxes {
             if let Some(reason) = reason {
                 metrics::counter!(metric_names::DELIVERIES_DEAD_LETTERED, "reason" => reason.as_str()).increment(1);
             }
+            // The event of a dead letter concerns its sender, so sockets of the recipient do not receive it.
+            if let (DeliveryReport::Fail { error, retryable }, Some(_)) = (report, reason) {
+                let (error, retryable) = (error.as_deref(), *retryable);
+                let data = DeliveryReported { error, retryable, ..DeliveryReported::new(id) }.to_value();
+                self.core.hints.notify(caller.scope, vec![caller.agent_id], "agent", kind::DELIVERY_FAILED, data);
+            }
             if let Some((sender, notice)) = sender {
                 self.core.hints.notify(caller.scope, vec![sender], "agent", kind::DELIVERY_FAILED, notice);
             }

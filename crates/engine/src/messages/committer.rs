@@ -18,7 +18,7 @@ use relay_domain::{BatchId, GatewayId, JsonText, MessageId, WorkspaceId, message
 use relay_store::{
     Store, StoreError,
     events::RecordedEvents,
-    messages::commit::{Batch, BatchError, BatchOutcome, NewSend, SendOutcome},
+    messages::commit::{Batch, BatchError, BatchOutcome, CommitPath, NewSend, SendOutcome},
 };
 use relay_tasks::{
     batches::{BatchSender, Batches, QueueConfig, QueueFull, queue},
@@ -304,6 +304,9 @@ fn refuse_sends(pending: Vec<FoldedSend>, error: &StoreError) {
 
 /// Replies to the callers and passes the committed sends to the publisher.
 fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome: BatchOutcome) {
+    if outcome.path == CommitPath::InSteps {
+        metrics::counter!(metric_names::COMMITS_IN_STEPS).increment(1);
+    }
     let mut committed = Committed { batch: batch.id, sends: Vec::with_capacity(pending.len()) };
     for ((folded, send), outcome) in pending.into_iter().zip(batch.sends).zip(outcome.sends) {
         let FoldedSend { first, repeats } = folded;

@@ -179,8 +179,9 @@ impl Nodes {
                     if !left.is_empty() {
                         self.core.hints.agents_moved(fence.scope, left);
                     }
+                    let rejected = asked - listed.len();
                     let agents = listed.into_iter().map(|entry| entry.agent_id).collect();
-                    return Ok(SyncedInventory { rebound, agents, reconciled });
+                    return Ok(SyncedInventory { rebound, rejected, agents, reconciled });
                 }
                 InventoryOutcome::Superseded => return Err(EngineError::Conflict(Conflict::Superseded)),
                 InventoryOutcome::Conflicts(conflicts) => conflicts.into_iter().collect::<HashMap<_, _>>(),
@@ -317,6 +318,8 @@ impl Nodes {
 pub struct SyncedInventory {
     /// Number of agents that it bound or brought online.
     pub rebound: usize,
+    /// Number of conflicting entries.
+    pub rejected: usize,
     /// Listed agents without conflicting ones.
     pub agents: Vec<AgentId>,
     /// Effect on the provider's open invocations.

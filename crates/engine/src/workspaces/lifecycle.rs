@@ -7,14 +7,14 @@ use relay_domain::{
         rights::RightChanges,
         token::{TOKEN_BYTES, TokenHash, TokenKind},
     },
-    names::{
-        MAX_METADATA_BYTES, MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length, check_length,
-        check_name,
+    names::{MAX_SYSTEM_PROMPT_BYTES, MAX_WORKSPACE_NAME_BYTES, check_json_length, check_length, check_name},
+    workspaces::{
+        metadata::{self, find_credential},
+        plan::{Plan, Quota},
     },
-    workspaces::plan::{Plan, Quota},
 };
 pub use relay_store::WorkspaceRow;
-use relay_store::{CreationKey, NewWorkspace, WorkspaceCreation};
+use relay_store::{CreationKey, MetadataChange, NewWorkspace, WorkspaceCreation};
 use relay_wire::field::ToValue as _;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -24,7 +24,7 @@ use super::Workspaces;
 use crate::{
     EngineError, EngineResult,
     access::{idempotency::ClientKey, secrets::Secrets},
-    agents::lifecycle::{encoded_length, too_long},
+    agents::lifecycle::encoded_length,
     error::{Conflict, Fault, InvalidInput, Limit, Missing},
 };
 
@@ -43,7 +43,7 @@ const KEY_CONTEXT: &[u8] = b"relay workspace key\0";
 #[derive(Debug)]
 pub struct CreateWorkspace {
     pub name: String,
-    pub metadata: Option<Value>,
+    pub metadata: Option<Map<String, Value>>,
     pub expires_in_seconds: Option<i64>,
     pub provenance: Option<Value>,
 }
@@ -66,7 +66,7 @@ pub struct WorkspaceChange {
     /// System prompt of its agents; `Some(None)` clears it.
     pub system_prompt: Option<Option<String>>,
     /// Merged key by key; a null deletes its key.
-    pub metadata: Option<Value>,
+    pub metadata: Option<Map<String, Value>>,
     /// TTL of later deliveries.
     pub delivery_ttl_seconds: Option<i32>,
     /// Time for which the token before an agent's last rotation is accepted.
@@ -88,8 +88,8 @@ impl Workspaces {
         owner: Option<(WorkspaceScope, &str)>,
         key: Option<&ClientKey>,
     ) -> EngineResult<CreatedWorkspace> {
-        let metadata = request.metadata.clone().unwrap_or_else(|| Map::new().into());
-        check_new(request, &metadata)?;
+        check_new(request)?;
+        let metadata = Value::Object(request.metadata.clone().unwrap_or_default());
         if owner.is_none() && key.is_some_and(|key| key.text().len() < MIN_ANONYMOUS_KEY_BYTES) {
             return Err(EngineError::Invalid(InvalidInput::CreationKeyTooWeak));
         }
@@ -174,11 +174,11 @@ impl Workspaces {
         }
         check_seconds("delivery_ttl_seconds", change.delivery_ttl_seconds, &DELIVERY_TTL_SECONDS)?;
         check_seconds("agent_token_grace_seconds", change.agent_token_grace_seconds, &AGENT_TOKEN_GRACE_SECONDS)?;
+        let metadata = change.metadata.as_ref().map(metadata_change).transpose()?;
         let row_change = relay_store::WorkspaceChange {
             name: change.name.as_deref(),
             system_prompt: change.system_prompt.as_ref().map(Option::as_deref),
-            metadata: change.metadata.as_ref(),
-            metadata_limit: i32::try_from(MAX_METADATA_BYTES).unwrap_or(i32::MAX),
+            metadata: metadata.as_ref(),
             delivery_ttl_seconds: change.delivery_ttl_seconds,
             agent_token_grace_seconds: change.agent_token_grace_seconds,
             policy: change.policy.as_ref().map(Option::as_ref),
@@ -193,8 +193,8 @@ impl Workspaces {
             }
             None => {
                 self.by_scope(scope).await?;
-                // It exists, so the merged metadata is too large.
-                Err(too_long("metadata"))
+                // It exists, so the merged metadata exceeds its bounds.
+                Err(metadata_too_large())
             }
         }
     }
@@ -254,9 +254,39 @@ fn check_seconds(
     Ok(())
 }
 
-fn check_new(request: &CreateWorkspace, metadata: &Value) -> EngineResult<()> {
+fn metadata_too_large() -> EngineError {
+    let (keys, bytes) = (metadata::MAX_KEYS, metadata::MAX_BYTES);
+    EngineError::invalid_request(format!("metadata must have at most {keys} keys and {bytes} bytes of JSON"))
+}
+
+fn refuse_credentials(metadata: &Map<String, Value>) -> EngineResult<()> {
+    find_credential(metadata).map_or(Ok(()), |key| {
+        Err(EngineError::invalid_request(format!(
+            "metadata must not contain credentials, and the value of {key:?} looks like one: store it elsewhere"
+        )))
+    })
+}
+
+/// Splits a change of the metadata into keys to set and, for nulls, keys to delete.
+fn metadata_change(change: &Map<String, Value>) -> EngineResult<MetadataChange> {
+    refuse_credentials(change)?;
+    let (deleted, set): (Map<_, _>, Map<_, _>) = change.clone().into_iter().partition(|(_, value)| value.is_null());
+    Ok(MetadataChange {
+        set: Value::Object(set),
+        delete: deleted.into_iter().map(|(key, _)| key).collect(),
+        max_keys: i32::try_from(metadata::MAX_KEYS).unwrap_or(i32::MAX),
+        max_bytes: i32::try_from(metadata::MAX_BYTES).unwrap_or(i32::MAX),
+    })
+}
+
+fn check_new(request: &CreateWorkspace) -> EngineResult<()> {
     check_name("name", &request.name, MAX_WORKSPACE_NAME_BYTES)?;
-    check_json_length("metadata", encoded_length(metadata))?;
+    if let Some(metadata) = &request.metadata {
+        refuse_credentials(metadata)?;
+        if metadata.len() > metadata::MAX_KEYS || metadata.to_value().to_string().len() > metadata::MAX_BYTES {
+            return Err(metadata_too_large());
+        }
+    }
     if let Some(provenance) = &request.provenance {
         check_json_length("provenance", encoded_length(provenance))?;
     }

@@ -6,8 +6,10 @@
 use std::collections::BTreeSet;
 
 use chrono::{DateTime, Utc};
+use const_format::formatcp;
 use relay_domain::{
-    GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, actions,
+    GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
+    actions::{RELEASE, SPAWN, SPAWN_PREFIX},
     nodes::{
         CapabilityKind, NODE_TTL,
         placement::{Candidate, PlacementDecision, PlacementRequest, PlacementTarget, SkipReason, place},
@@ -32,6 +34,8 @@ pub(crate) struct CapableProvider {
     kind: CapabilityKind,
     pub(crate) queue: bool,
     pub(crate) tells_caller: bool,
+    /// `true` if it does not advertise the capability, and is asked because it hosts the agent.
+    implied: bool,
     pub(crate) gateway_id: Option<GatewayId>,
     live: bool,
     draining: bool,
@@ -46,21 +50,29 @@ pub(crate) struct CapableProvider {
 impl CapableProvider {
     /// Returns whether the kind of the capability satisfies the query. Actions and capacities share one name space.
     fn is_capable(&self, wanted: &PlacementQuery<'_>) -> bool {
-        !wanted.only_capacity || self.kind == CapabilityKind::Capacity
+        self.name == wanted.capability
+            && (!wanted.only_capacity || self.kind == CapabilityKind::Capacity)
+            && (!self.implied || wanted.provider == Some(&self.provider))
+    }
+
+    /// Returns whether this is an action that is invoked instead of the requested capacity of its node.
+    fn is_policy(&self, wanted: &PlacementQuery<'_>) -> bool {
+        let covers_spawn = self.name == SPAWN && wanted.capability.starts_with(SPAWN_PREFIX);
+        self.kind == CapabilityKind::Action && (self.name == wanted.capability || covers_spawn)
     }
 
     /// Returns whether the invocation occupies one of the provider's agent slots. Releasing an agent needs none, so it
     /// works on a full provider.
     pub(crate) fn occupies_slot(&self) -> bool {
-        self.kind == CapabilityKind::Capacity && self.name != actions::RELEASE
+        self.kind == CapabilityKind::Capacity && self.name != RELEASE
     }
 
-    fn candidate(&self, wanted: &PlacementQuery<'_>) -> Candidate {
+    fn candidate(&self, wanted: &PlacementQuery<'_>, has_policy: bool) -> Candidate {
         let number = |n: i64| u32::try_from(n.max(0)).unwrap_or(u32::MAX);
         Candidate {
             node_id: self.node_id.clone(),
             provider_id: Some(self.provider.clone()),
-            capable: self.is_capable(wanted),
+            capable: self.is_capable(wanted) && !(has_policy && self.kind == CapabilityKind::Capacity),
             live: self.live,
             draining: self.draining,
             handlers_live: self.handlers_live,
@@ -82,7 +94,8 @@ pub(crate) struct PlacementQuery<'a> {
     pub(crate) target: Option<&'a NodeId>,
     /// Restricts the choice to this provider of the target node.
     pub(crate) provider: Option<&'a ProviderName>,
-    /// Excludes actions with the same name as the capacity.
+    /// Excludes actions with the same name as the capacity. Together with a target it is the capacity of that very node,
+    /// and is also used where a policy exists: the policy itself asks for it.
     pub(crate) only_capacity: bool,
     /// Nodes of earlier attempts; chosen only if no other node is eligible.
     pub(crate) avoided: &'a [NodeId],
@@ -109,11 +122,29 @@ pub(crate) struct Candidates {
     providers: Vec<CapableProvider>,
 }
 
-const CAPABLE_PROVIDERS: &str = "
+const CAPABLE_PROVIDERS: &str = formatcp!(
+    "
+WITH wanted AS (
+    SELECT DISTINCT * FROM unnest($1::bigint[], $2::text[]) AS k (workspace_id, name)
+     UNION
+    SELECT workspace_id, '{SPAWN}' FROM unnest($1::bigint[], $2::text[]) AS k (workspace_id, name)
+     WHERE starts_with(name, '{SPAWN_PREFIX}')
+), c AS (
+    SELECT workspace_id, node_id, provider, name, kind, queue, tells_caller, false AS implied
+      FROM wanted JOIN node_capabilities USING (workspace_id, name)
+     UNION ALL
+    -- The host of an agent can be asked to release it, whatever it advertises.
+    SELECT h.workspace_id, h.node_id, h.provider, '{RELEASE}', 'capacity', false, false, true
+      FROM (SELECT DISTINCT * FROM unnest($4::bigint[], $5::text[]) AS t (workspace_id, node_id)) AS t
+      JOIN providers h USING (workspace_id, node_id)
+     WHERE NOT EXISTS (SELECT FROM node_capabilities own
+                        WHERE own.workspace_id = h.workspace_id AND own.node_id = h.node_id
+                          AND own.provider = h.provider AND own.name = '{RELEASE}')
+)
 SELECT c.workspace_id, c.name, c.node_id, n.name AS node_name, c.provider, c.kind, c.queue, c.tells_caller,
-       g.gateway_id,
+       c.implied, g.gateway_id,
        g.gateway_id IS NOT NULL AND p.last_heartbeat_at > relay_now() - make_interval(secs => $3) AS live,
-       n.draining_at IS NOT NULL AS draining, p.handlers_live,
+       n.draining_at IS NOT NULL AS draining, p.handlers_live OR c.implied AS handlers_live,
        greatest(p.active_agents,
                 (SELECT count(*)::int FROM agents a
                   WHERE a.workspace_id = c.workspace_id AND a.node_id = c.node_id AND a.provider = c.provider
@@ -122,12 +153,12 @@ SELECT c.workspace_id, c.name, c.node_id, n.name AS node_name, c.provider, c.kin
          WHERE i.workspace_id = c.workspace_id AND i.node_id = c.node_id AND i.provider = c.provider
            AND i.status = 'dispatched' AND i.reserves) AS reserved,
        p.max_agents, p.load, p.load_measured
-  FROM (SELECT DISTINCT * FROM unnest($1::bigint[], $2::text[]) AS k (workspace_id, name)) AS k
-  JOIN node_capabilities c USING (workspace_id, name)
+  FROM c
   JOIN providers p USING (workspace_id, node_id, provider)
   JOIN nodes n USING (workspace_id, node_id)
   LEFT JOIN gateways g ON g.gateway_id = p.gateway_id AND g.lease_until > relay_now()
- ORDER BY c.workspace_id, c.name, c.node_id, c.provider";
+ ORDER BY c.workspace_id, c.name, c.node_id, c.provider"
+);
 
 /// Locks placement in the workspaces where no other placement runs, and returns the workspaces that are locked
 /// elsewhere. Waits for the lock only if there is a single workspace: a batch of several would hold locks while it
@@ -171,13 +202,22 @@ pub(crate) async fn lock_placement(tx: &mut PgConnection, scopes: &[WorkspaceSco
 }
 
 impl Candidates {
-    /// Reads the providers with these capabilities. Requires the lock of [`lock_placement`].
+    /// Reads the providers with these capabilities, and for releases those of the target nodes. Requires the lock of
+    /// [`lock_placement`].
     pub(crate) async fn read<'a>(
         tx: &mut PgConnection,
-        wanted: impl Iterator<Item = (WorkspaceScope, &'a str)>,
+        wanted: impl Iterator<Item = (WorkspaceScope, &'a str, Option<&'a NodeId>)>,
     ) -> StoreResult<Self> {
-        let (workspaces, names): (Vec<WorkspaceId>, Vec<&str>) =
-            wanted.map(|(scope, capability)| (scope.workspace_id(), capability)).unzip();
+        let (mut workspaces, mut names) = (Vec::<WorkspaceId>::new(), Vec::<&str>::new());
+        let (mut host_workspaces, mut hosts) = (Vec::<WorkspaceId>::new(), Vec::<&NodeId>::new());
+        for (scope, capability, target) in wanted {
+            workspaces.push(scope.workspace_id());
+            names.push(capability);
+            if let Some(node) = target.filter(|_| capability == RELEASE) {
+                host_workspaces.push(scope.workspace_id());
+                hosts.push(node);
+            }
+        }
         if workspaces.is_empty() {
             return Ok(Self { providers: Vec::new() });
         }
@@ -185,6 +225,8 @@ impl Candidates {
             .bind(workspaces)
             .bind(names)
             .bind(NODE_TTL.as_secs_f64())
+            .bind(host_workspaces)
+            .bind(hosts)
             .fetch_all(tx)
             .await
             .map_err(StoreError::from_sqlx("reading providers with a capability"))?;
@@ -197,7 +239,17 @@ impl Candidates {
         let matching: Vec<usize> = (0..self.providers.len())
             .filter(|&i| self.providers[i].workspace_id == workspace && self.providers[i].name == wanted.capability)
             .collect();
-        let candidates: Vec<Candidate> = matching.iter().map(|&i| self.providers[i].candidate(wanted)).collect();
+        let is_own_capacity = wanted.only_capacity && wanted.target.is_some();
+        let has_policy = |node: &NodeId| {
+            !is_own_capacity
+                && self.providers.iter().any(|provider| {
+                    provider.workspace_id == workspace && provider.node_id == *node && provider.is_policy(wanted)
+                })
+        };
+        let candidates: Vec<Candidate> = matching
+            .iter()
+            .map(|&i| self.providers[i].candidate(wanted, has_policy(&self.providers[i].node_id)))
+            .collect();
         let target = match (wanted.target, wanted.provider) {
             (Some(node), Some(provider)) => PlacementTarget::Provider(node.clone(), provider.clone()),
             (Some(node), None) => PlacementTarget::Node(node.clone()),

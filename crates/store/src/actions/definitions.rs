@@ -1,18 +1,12 @@
 //! Definitions of actions: [`ActionRow`] as read, [`NewAction`] as written. Called by the engine's action use cases.
 
 use chrono::{DateTime, Utc};
-use const_format::formatcp;
-use relay_domain::{
-    ActionId, AgentId, NodeId, ProviderName, WorkspaceScope, actions::TAKE_OVER_AFTER, events::kind,
-    nodes::CapabilityKind,
-};
-use relay_wire::{events::recorded_data::ActionTakenOver, field::ToValue as _};
+use relay_domain::{ActionId, AgentId, NodeId, ProviderName, WorkspaceScope, nodes::CapabilityKind};
 use serde_json::Value;
-use sqlx::PgConnection;
 
 use crate::{
     Store, StoreError, StoreResult,
-    codes::WS,
+    actions::{handover::take_over_action, outcomes::OutcomeBatch},
     decode::decode_row,
     events::{self, Event, RecordedEvents},
     nodes::capabilities,
@@ -70,81 +64,16 @@ pub enum DefineOutcome {
         new: bool,
         recorded: RecordedEvents,
     },
+    /// The action has the new handler now.
+    TakenOver {
+        recorded: RecordedEvents,
+        /// Open invocations of the former handler.
+        failed: OutcomeBatch,
+    },
     /// Another handler owns the name, and is live.
     NameTaken,
     /// The workspace has reached the limit.
     TooMany,
-}
-
-/// Handler of an action before another one took it over.
-#[derive(sqlx::FromRow)]
-struct FormerHandler {
-    agent: Option<String>,
-    node: Option<String>,
-    new_agent: Option<String>,
-    new_node: Option<String>,
-}
-
-// An agent is live if it was heard of, directly or through its provider; a node if one of the providers that may handle
-// the action was. Endpoints and pollers have no connection that could be lost.
-const TAKE_OVER: &str = formatcp!(
-    "WITH former AS (
-         SELECT c.action_id, a.name AS agent, n.name AS node FROM actions c
-           LEFT JOIN agents a ON a.workspace_id = c.workspace_id AND a.agent_id = c.handler_agent_id
-                             AND a.deleted_at IS NULL
-           LEFT JOIN nodes n ON n.workspace_id = c.workspace_id AND n.node_id = coalesce(a.node_id, c.handler_node_id)
-          WHERE c.workspace_id = $1 AND c.action_id = $2
-            AND NOT coalesce(a.last_seen_at > relay_now() - make_interval(secs => $5), false)
-            AND NOT coalesce(n.kind <> '{WS}', false)
-            AND NOT EXISTS (
-                SELECT FROM providers p
-                 WHERE p.workspace_id = c.workspace_id AND p.node_id = coalesce(a.node_id, c.handler_node_id)
-                   AND p.provider = coalesce(a.provider, c.provider, p.provider)
-                   AND p.last_heartbeat_at > relay_now() - make_interval(secs => $5))
-            FOR UPDATE OF c
-     ), taken AS (
-         UPDATE actions c SET handler_agent_id = $3, handler_node_id = $4, provider = NULL, claims_name = true
-           FROM former WHERE c.workspace_id = $1 AND c.action_id = former.action_id
-     )
-     SELECT CASE WHEN c.handler_agent_id IS NULL THEN NULL ELSE former.agent END AS agent,
-            CASE WHEN c.handler_agent_id IS NULL THEN former.node END AS node,
-            (SELECT name FROM agents WHERE workspace_id = $1 AND agent_id = $3) AS new_agent,
-            (SELECT name FROM nodes WHERE workspace_id = $1 AND node_id = $4) AS new_node
-       FROM former JOIN actions c ON c.workspace_id = $1 AND c.action_id = former.action_id"
-);
-
-/// Gives an action to another handler, if the former one is not live, and returns the event. `None` if it is.
-///
-/// Open invocations keep the former handler.
-async fn take_over_action(
-    tx: &mut PgConnection,
-    scope: WorkspaceScope,
-    action: ActionId,
-    new: &NewAction<'_>,
-) -> StoreResult<Option<Event>> {
-    let row = sqlx::query(TAKE_OVER)
-        .bind(scope.workspace_id())
-        .bind(action)
-        .bind(new.handler_agent)
-        .bind(new.handler_node)
-        .bind(TAKE_OVER_AFTER.as_secs_f64())
-        .fetch_optional(tx)
-        .await
-        .map_err(StoreError::from_sqlx("taking over an action"))?;
-    let Some(row) = row else { return Ok(None) };
-    let handlers: FormerHandler = decode_row("actions", &row)?;
-    let data = ActionTakenOver {
-        name: new.name,
-        handler_agent: handlers.new_agent.as_deref(),
-        handler_node: handlers.new_node.as_deref(),
-        former_handler_agent: handlers.agent.as_deref(),
-        former_handler_node: handlers.node.as_deref(),
-    };
-    let event = Event::new(kind::ACTION_TAKEN_OVER, data.to_value());
-    Ok(Some(match new.handler_agent {
-        Some(agent) => event.by_agent(agent),
-        None => event,
-    }))
 }
 
 macro_rules! select {
@@ -163,8 +92,8 @@ macro_rules! select {
 
 impl Store {
     /// Defines an action, or replaces the definition of the same handler. An action that a capability of the same node
-    /// defined becomes a REST definition. An action whose handler has not been live for [`TAKE_OVER_AFTER`] gets the new
-    /// handler and keeps everything else.
+    /// defined becomes a REST definition. An action whose handler has not been live for
+    /// [`relay_domain::actions::TAKE_OVER_AFTER`] gets the new handler and keeps everything else.
     pub async fn define_action(&self, scope: WorkspaceScope, new: &NewAction<'_>) -> StoreResult<DefineOutcome> {
         let doing = "defining an action";
         let workspace = scope.workspace_id();
@@ -188,10 +117,10 @@ impl Store {
         if let Some((other, ..)) = existing.iter().find(|(id, claims, _, _)| *claims && Some(*id) != ours) {
             // A definition of its own under the name that it would take over has to be deleted first.
             let taken_over = if ours.is_none() { take_over_action(&mut tx, scope, *other, new).await? } else { None };
-            let Some(event) = taken_over else { return Ok(DefineOutcome::NameTaken) };
+            let Some((event, failed)) = taken_over else { return Ok(DefineOutcome::NameTaken) };
             let recorded = events::append(&mut tx, scope, new.at, vec![event]).await?;
             tx.commit().await.map_err(StoreError::from_commit(doing))?;
-            return Ok(DefineOutcome::Stored { new: false, recorded });
+            return Ok(DefineOutcome::TakenOver { recorded, failed });
         }
         let written = sqlx::query(
             "INSERT INTO actions (workspace_id, action_id, name, description, claims_name, handler_agent_id,
@@ -255,6 +184,49 @@ impl Store {
             .map_err(StoreError::from_sqlx("reading an action of a node"))
     }
 
+    /// Returns the actions of nodes with this name that own it on their node only, at most `limit`.
+    pub async fn node_actions_named(
+        &self,
+        scope: WorkspaceScope,
+        name: &str,
+        limit: i64,
+    ) -> StoreResult<Vec<ActionRow>> {
+        sqlx::query_as(select!(
+            "WHERE c.workspace_id = $1 AND c.name = $2 AND NOT c.claims_name AND c.handler_node_id IS NOT NULL
+             ORDER BY c.action_id LIMIT $3"
+        ))
+        .bind(scope.workspace_id())
+        .bind(name)
+        .bind(limit)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading actions of nodes"))
+    }
+
+    /// Returns the policy that is invoked instead of a capacity with one of these names, the most specific name first: an
+    /// action of the target node, or one that owns the name in the workspace. Only a provider's capability makes an
+    /// action a policy.
+    pub async fn capacity_policy(
+        &self,
+        scope: WorkspaceScope,
+        target: Option<&NodeId>,
+        names: &[&str],
+    ) -> StoreResult<Option<ActionRow>> {
+        sqlx::query_as(select!(
+            "WHERE c.workspace_id = $1 AND c.name = ANY ($3) AND (c.claims_name OR c.handler_node_id = $2)
+               AND EXISTS (SELECT FROM node_capabilities k
+                            WHERE k.workspace_id = c.workspace_id AND k.node_id = c.handler_node_id AND k.name = c.name
+                              AND k.provider = coalesce(c.provider, k.provider) AND k.kind = 'action')
+             ORDER BY (c.handler_node_id = $2) DESC NULLS LAST, array_position($3, c.name) LIMIT 1"
+        ))
+        .bind(scope.workspace_id())
+        .bind(target)
+        .bind(names)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("reading the policy of a capacity"))
+    }
+
     /// Returns the actions that own their names, ordered by name. With `available_to`, only those that this agent may
     /// invoke or handles.
     pub async fn actions(
@@ -312,17 +284,6 @@ impl Store {
         let mut open: Vec<String> = rows.into_iter().filter(|(_, _, may)| *may).map(|(name, ..)| name).collect();
         open.sort_unstable();
         Ok((handled, open))
-    }
-
-    /// Deletes an action; its open invocations continue. Returns `false` if it does not exist.
-    pub async fn delete_action(&self, scope: WorkspaceScope, action: ActionId) -> StoreResult<bool> {
-        let deleted = sqlx::query("DELETE FROM actions WHERE workspace_id = $1 AND action_id = $2")
-            .bind(scope.workspace_id())
-            .bind(action)
-            .execute(&self.pool)
-            .await
-            .map_err(StoreError::from_sqlx("deleting an action"))?;
-        Ok(deleted.rows_affected() == 1)
     }
 
     /// Returns the kind of a capability that a node advertises over its socket or over REST. Providers take precedence

@@ -1,6 +1,7 @@
 //! Invocations as stored: [`InvocationRow`], its columns, and the lookup by id.
 
 use chrono::{DateTime, Utc};
+use const_format::formatcp;
 use relay_domain::{AgentId, InvocationId, NodeId, ProviderName, WorkspaceScope, actions::InvocationStatus};
 use serde_json::Value;
 use sqlx::{FromRow, postgres::PgRow};
@@ -55,10 +56,13 @@ pub struct InvocationRow {
 const TABLE: &str = "invocations";
 
 /// Columns of an [`InvocationRow`]; the table's alias is `i`.
-pub(crate) const COLUMNS: &str = "i.workspace_id, i.invocation_id, i.action_name, i.capability, i.handler_agent_id,
-    i.target_node_id, i.caller_id, i.caller_name, i.input, i.output, i.error, i.duration_ms, i.status, i.attempt,
-    i.node_id, i.provider, i.dispatched_at, i.durable, i.agent_id, i.placements, i.created_at, i.completed_at,
-    i.accepted_at";
+pub(crate) const COLUMNS: &str = formatcp!("{COLUMNS_WITHOUT_INPUT}, i.input");
+
+/// The same without the input of up to 768 KiB, for statements that return many rows. They return another `input`.
+pub(crate) const COLUMNS_WITHOUT_INPUT: &str = "i.workspace_id, i.invocation_id, i.action_name, i.capability,
+    i.handler_agent_id, i.target_node_id, i.caller_id, i.caller_name, i.output, i.error, i.duration_ms, i.status,
+    i.attempt, i.node_id, i.provider, i.dispatched_at, i.durable, i.agent_id, i.placements, i.created_at,
+    i.completed_at, i.accepted_at";
 
 /// Decodes rows with the columns of [`COLUMNS`].
 pub(crate) fn decode_invocations(rows: &[PgRow]) -> StoreResult<Vec<InvocationRow>> {

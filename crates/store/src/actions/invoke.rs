@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use const_format::formatcp;
 use relay_domain::{
     AgentId, GatewayId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
     actions::{self, InvocationStatus},
@@ -21,6 +22,7 @@ use crate::{
         new_invocation::{Handler, NewInvocation, WaitPolicy},
         placement_records::PlacementRecord,
     },
+    codes::WS,
     events::{self, Event, RecordedEvents},
 };
 
@@ -50,6 +52,8 @@ pub enum InvokeOutcome {
     Busy,
     /// No provider is eligible now, with the reasons for the caller.
     Unavailable(Box<PlacementRecord>),
+    /// The handling agent has had no connection for [`actions::HANDLER_LOST_AFTER`].
+    HandlerLost,
     /// The queue of the target node is full.
     QueueFull,
     /// The action has its maximum number of open invocations.
@@ -102,7 +106,7 @@ async fn create_invocations(
     let used = claim_keys(tx, new).await?;
     let mut open = OpenCounts::read(tx, new).await?;
     let wanted = new.iter().filter_map(|one| match &one.handler {
-        Handler::Node { capability, .. } => Some((one.scope, capability.as_str())),
+        Handler::Node { capability, target, .. } => Some((one.scope, capability.as_str(), target.as_ref())),
         Handler::Agent(_) => None,
     });
     let mut candidates = Candidates::read(tx, wanted).await?;
@@ -145,6 +149,10 @@ async fn place_invocation(
     let (capability, target, provider, only_capacity, wait_policy) = match &one.handler {
         Handler::Agent(agent) => {
             let host = hosts.get(&(one.scope.workspace_id(), *agent));
+            // A durable outcome reaches its caller whenever the handler returns, so it may wait.
+            if host.is_some_and(|host| host.lost) && !one.durable {
+                return Ok(InvokeOutcome::HandlerLost);
+            }
             let dispatch = host.and_then(HandlerHost::dispatch);
             rows.push(one, &InvocationStart { status: InvocationStatus::Invoked, chosen: None, record: None });
             return Ok(InvokeOutcome::Created(InvocationStatus::Invoked, dispatch));
@@ -268,6 +276,8 @@ struct HandlerHost {
     node_id: NodeId,
     provider: Option<ProviderName>,
     gateway_id: Option<GatewayId>,
+    /// `true` if its node had a connection once, or a token for one, and has none for [`actions::HANDLER_LOST_AFTER`].
+    lost: bool,
 }
 
 impl HandlerHost {
@@ -282,6 +292,29 @@ impl HandlerHost {
         })
     }
 }
+
+// A direct node has a row from its first token on. An agent without one was never connected and may handle its
+// invocations over REST, as it reads of them from a subscription. The age of the row is the time that the first
+// connection may take.
+const HOSTS: &str = formatcp!(
+    "SELECT DISTINCT ON (a.workspace_id, a.agent_id)
+            a.workspace_id, a.agent_id, a.name, a.node_id, p.provider, p.gateway_id,
+            p.gateway_id IS NULL AND EXISTS (
+                SELECT FROM nodes n
+                 WHERE n.workspace_id = a.workspace_id AND n.node_id = a.node_id AND n.kind = '{WS}'
+                   AND n.created_at < relay_now() - make_interval(secs => $3))
+            AND NOT EXISTS (
+                SELECT FROM providers o
+                 WHERE o.workspace_id = a.workspace_id AND o.node_id = a.node_id
+                   AND (a.provider IS NULL OR o.provider = a.provider)
+                   AND coalesce(o.disconnected_at, o.last_heartbeat_at) > relay_now() - make_interval(secs => $3))
+            AS lost
+       FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
+       JOIN agents a USING (workspace_id, agent_id)
+       LEFT JOIN providers p ON p.workspace_id = a.workspace_id AND p.node_id = a.node_id
+            AND (a.provider IS NULL OR p.provider = a.provider) AND p.gateway_id IS NOT NULL
+      ORDER BY a.workspace_id, a.agent_id, p.registered_at"
+);
 
 /// Reads the locations of the agents that handle these invocations. An unassigned agent gets the provider of its node
 /// that registered first.
@@ -299,20 +332,13 @@ async fn read_hosts(
     if agents.is_empty() {
         return Ok(HashMap::new());
     }
-    let hosts: Vec<HandlerHost> = sqlx::query_as(
-        "SELECT DISTINCT ON (a.workspace_id, a.agent_id)
-                a.workspace_id, a.agent_id, a.name, a.node_id, p.provider, p.gateway_id
-           FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, agent_id)
-           JOIN agents a USING (workspace_id, agent_id)
-           LEFT JOIN providers p ON p.workspace_id = a.workspace_id AND p.node_id = a.node_id
-                AND (a.provider IS NULL OR p.provider = a.provider) AND p.gateway_id IS NOT NULL
-          ORDER BY a.workspace_id, a.agent_id, p.registered_at",
-    )
-    .bind(workspaces)
-    .bind(agents)
-    .fetch_all(tx)
-    .await
-    .map_err(StoreError::from_sqlx("reading the locations of handlers"))?;
+    let hosts: Vec<HandlerHost> = sqlx::query_as(HOSTS)
+        .bind(workspaces)
+        .bind(agents)
+        .bind(actions::HANDLER_LOST_AFTER.as_secs_f64())
+        .fetch_all(tx)
+        .await
+        .map_err(StoreError::from_sqlx("reading the locations of handlers"))?;
     Ok(hosts.into_iter().map(|host| ((host.workspace_id, host.agent_id), host)).collect())
 }
 

@@ -5,6 +5,7 @@
 pub(crate) mod candidates;
 pub mod definitions;
 pub(crate) mod dispatches;
+pub(crate) mod handover;
 pub(crate) mod invocations;
 pub mod invoke;
 pub(crate) mod invoke_rows;

@@ -6,7 +6,11 @@ use const_format::formatcp;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use relay_domain::{InvocationId, NodeId, ProviderName, WorkspaceId, WorkspaceScope, actions, nodes::NODE_TTL};
+use relay_domain::{
+    InvocationId, NodeId, ProviderName, WorkspaceId, WorkspaceScope,
+    actions::{self, RELEASE, SPAWN, SPAWN_PREFIX},
+    nodes::NODE_TTL,
+};
 use sqlx::{PgConnection, types::Json};
 
 use crate::{
@@ -93,7 +97,7 @@ pub(crate) const HANDLER_UNREACHABLE: &str = formatcp!(
 // A provider that is connected and silent loses the invocation only if another provider may take it; its late answer
 // still counts until then. A provider that accepted the invocation may stay silent, and so may one that has started the
 // agent, because its inventory reports the agent's end. `agent_id` stays set after a loss: the agent may still run when
-// its provider reconnects.
+// its provider reconnects, and `accepted_at` if no other node may take it.
 const RECLAIM: &str = "
 WITH lost AS MATERIALIZED (
     SELECT i.workspace_id, i.invocation_id
@@ -107,7 +111,8 @@ WITH lost AS MATERIALIZED (
        FOR UPDATE OF i SKIP LOCKED
 )
 UPDATE invocations i
-   SET status = 'pending', reserves = false, sent_epoch = NULL, sent_at = NULL, accepted_at = NULL,
+   SET status = 'pending', reserves = false, sent_epoch = NULL, sent_at = NULL,
+       accepted_at = CASE WHEN i.target_node_id IS NOT NULL THEN i.accepted_at END,
        tried = CASE WHEN i.target_node_id IS NULL AND i.node_id <> ALL (i.tried) THEN i.tried || i.node_id
                     ELSE i.tried END,
        unreachable_since = coalesce(i.unreachable_since, $1),
@@ -115,6 +120,44 @@ UPDATE invocations i
   FROM lost
  WHERE i.workspace_id = lost.workspace_id AND i.invocation_id = lost.invocation_id AND i.status = 'dispatched'
 RETURNING i.workspace_id";
+
+// Liveness is lost for longer than any reconnection takes. An invocation that was addressed to the lost node by name
+// moves as well, unless the node accepted it or started its agent. The former provider's epoch was raised when it was
+// disconnected, and the next attempt has another node, so a late result of the former one is refused. A release stays,
+// because no other node runs the agent, and so does what a policy for spawns had: elsewhere the capacity would be used
+// without it.
+const MOVE_EXPIRED: &str = formatcp!(
+    "
+WITH expired AS MATERIALIZED (
+    SELECT i.workspace_id, i.invocation_id
+      FROM invocations i
+     WHERE i.completed_at IS NULL AND i.node_id IS NOT NULL AND i.capability <> '{RELEASE}'
+       AND i.accepted_at IS NULL AND i.agent_id IS NULL AND i.came_up IS NULL
+       AND (i.status = 'dispatched' OR i.status = 'pending' AND i.target_node_id = i.node_id)
+       AND NOT EXISTS (
+           SELECT FROM providers p
+            WHERE p.workspace_id = i.workspace_id AND p.node_id = i.node_id AND p.provider = i.provider
+              AND (p.gateway_id IS NOT NULL OR p.last_heartbeat_at > $3))
+       AND NOT EXISTS (
+           SELECT FROM node_capabilities own
+            WHERE own.workspace_id = i.workspace_id AND own.node_id = i.node_id AND own.provider = i.provider
+              AND own.name = i.capability AND own.kind = 'action'
+              AND (own.name = '{SPAWN}' OR starts_with(own.name, '{SPAWN_PREFIX}')))
+       AND EXISTS (
+           SELECT FROM node_capabilities c
+             JOIN providers p USING (workspace_id, node_id, provider)
+            WHERE c.workspace_id = i.workspace_id AND c.name = i.capability AND c.node_id <> i.node_id
+              AND (c.kind = 'capacity' OR NOT i.only_capacity) AND p.gateway_id IS NOT NULL AND p.handlers_live)
+     ORDER BY i.workspace_id, i.invocation_id LIMIT $2
+       FOR UPDATE OF i SKIP LOCKED
+)
+UPDATE invocations i
+   SET status = 'pending', target_node_id = NULL, target_provider = NULL, reserves = false, sent_epoch = NULL,
+       sent_at = NULL, due_at = $1, unreachable_since = coalesce(i.unreachable_since, $1),
+       tried = CASE WHEN i.node_id <> ALL (i.tried) THEN i.tried || i.node_id ELSE i.tried END
+  FROM expired
+ WHERE i.workspace_id = expired.workspace_id AND i.invocation_id = expired.invocation_id"
+);
 
 // One row per workspace, so that a long queue in one workspace does not delay the others.
 const DUE_WORKSPACES: &str = "
@@ -146,7 +189,8 @@ struct DueInvocation {
 
 impl Store {
     /// Returns invocations to the queue if their provider is lost, or did not answer in time and another provider may
-    /// take them. Releases their reservations. Returns the number of reclaimed invocations, at most `limit`.
+    /// take them; those of a node whose liveness expired are due at once, for any node. Releases their reservations.
+    /// Returns the number of reclaimed invocations, at most twice `limit`.
     pub async fn reclaim_lost_invocations(&self, limit: i64, at: DateTime<Utc>) -> StoreResult<u64> {
         let doing = "reclaiming invocations";
         sqlx::query(MARK_UNREACHABLE)
@@ -162,6 +206,13 @@ impl Store {
             .execute(&self.pool)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
+        let moved = sqlx::query(MOVE_EXPIRED)
+            .bind(at)
+            .bind(limit)
+            .bind(at - NODE_TTL)
+            .execute(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
         let first = actions::retry_backoff(1);
         let longest = actions::retry_backoff(i32::MAX);
         let reclaimed = sqlx::query(RECLAIM)
@@ -173,7 +224,7 @@ impl Store {
             .execute(&self.pool)
             .await
             .map_err(StoreError::from_sqlx(doing))?;
-        Ok(reclaimed.rows_affected())
+        Ok(moved.rows_affected() + reclaimed.rows_affected())
     }
 
     /// Sets `unreachable_since` on invocations of agents that lost their connection, and clears it for agents that have
@@ -233,7 +284,7 @@ impl Store {
         if due.is_empty() {
             return Ok(RedispatchBatch::default());
         }
-        let wanted = due.iter().map(|row| (scope, row.capability.as_str()));
+        let wanted = due.iter().map(|row| (scope, row.capability.as_str(), row.target_node_id.as_ref()));
         let mut candidates = Candidates::read(&mut tx, wanted).await?;
         let mut done = RedispatchBatch { examined: due.len(), sent: Vec::new() };
         for (nth, row) in due.into_iter().enumerate() {
@@ -346,6 +397,7 @@ async fn redispatch_one(
                 attempt = CASE WHEN $3::text IS NULL THEN attempt ELSE $5 END,
                 node_id = coalesce($3, node_id), provider = coalesce($4, provider),
                 dispatched_at = CASE WHEN $3::text IS NULL THEN dispatched_at ELSE $6 END,
+                accepted_at = CASE WHEN $3::text IS NULL THEN accepted_at END,
                 agent_id = CASE WHEN $3::text IS NULL OR (node_id, provider) = ($3, $4) THEN agent_id END,
                 reserves = $7, tells_caller = $8, due_at = $9, placements = $10,
                 unreachable_since = coalesce(unreachable_since, $6)

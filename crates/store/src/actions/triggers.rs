@@ -5,7 +5,7 @@
 //! the engine's trigger use cases and its trigger worker.
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, TriggerId, WorkspaceId, WorkspaceScope};
+use relay_domain::{AgentId, MessageId, TriggerId, WorkspaceId, WorkspaceScope};
 use sqlx::PgConnection;
 
 use crate::{Store, StoreError, StoreResult};
@@ -30,6 +30,8 @@ pub struct TriggerRow {
     pub updated_at: Option<DateTime<Utc>>,
     /// Agent that created it; `None` for the workspace key.
     pub created_by: Option<AgentId>,
+    /// Minimum time between two invocations, in seconds.
+    pub min_interval_seconds: i32,
 }
 
 /// Changes to a trigger; `None` keeps a field, `Some(None)` clears it.
@@ -40,6 +42,7 @@ pub struct TriggerChange {
     pub mention: Option<Option<String>>,
     pub action_name: Option<String>,
     pub enabled: Option<bool>,
+    pub min_interval_seconds: Option<i32>,
 }
 
 /// Claimed part of a workspace's event log.
@@ -57,7 +60,7 @@ macro_rules! columns {
         concat!(
             $before,
             " trigger_id, channel, pattern, mention, action_name, enabled, after_seq, last_triggered_at, last_error,
-              created_at, updated_at, created_by ",
+              created_at, updated_at, created_by, min_interval_seconds ",
             $after
         )
     };
@@ -71,9 +74,9 @@ impl Store {
         lock_progress(&mut tx, scope).await?;
         let created = sqlx::query(
             "INSERT INTO triggers (workspace_id, trigger_id, channel, pattern, mention, action_name, enabled, after_seq,
-                                   created_at, created_by)
+                                   created_at, created_by, min_interval_seconds)
              SELECT $1, $2, $3, $4, $5, $6, $7,
-                    coalesce((SELECT next_seq - 1 FROM event_heads WHERE workspace_id = $1), 0), $8, $10
+                    coalesce((SELECT next_seq - 1 FROM event_heads WHERE workspace_id = $1), 0), $8, $10, $11
               WHERE (SELECT count(*) FROM triggers WHERE workspace_id = $1) < $9",
         )
         .bind(scope.workspace_id())
@@ -86,6 +89,7 @@ impl Store {
         .bind(row.created_at)
         .bind(limit)
         .bind(row.created_by)
+        .bind(row.min_interval_seconds)
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
@@ -134,7 +138,7 @@ impl Store {
                     after_seq = CASE WHEN NOT enabled AND $10
                                      THEN coalesce((SELECT next_seq - 1 FROM event_heads WHERE workspace_id = $1), 0)
                                      ELSE after_seq END,
-                    updated_at = $11
+                    min_interval_seconds = coalesce($12, min_interval_seconds), updated_at = $11
               WHERE workspace_id = $1 AND trigger_id = $2
              RETURNING",
             ""
@@ -150,6 +154,7 @@ impl Store {
         .bind(&change.action_name)
         .bind(change.enabled)
         .bind(at)
+        .bind(change.min_interval_seconds)
         .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;
@@ -236,6 +241,32 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx("recording the progress of a trigger scan"))?;
         Ok(())
+    }
+
+    /// Claims the interval of a trigger for a message. Returns `false` if another message has claimed it and its minimum
+    /// interval is not over. The claiming message may claim it again: its invocation may have failed to start.
+    pub async fn claim_trigger_interval(
+        &self,
+        scope: WorkspaceScope,
+        trigger: TriggerId,
+        message: MessageId,
+    ) -> StoreResult<bool> {
+        // Concurrent claims wait for each other at the row, and the later one is then judged by the new values.
+        let claimed = sqlx::query(
+            "UPDATE triggers
+                SET interval_claimed_by = $3,
+                    interval_claimed_at = CASE WHEN interval_claimed_by = $3 THEN interval_claimed_at ELSE relay_now() END
+              WHERE workspace_id = $1 AND trigger_id = $2
+                AND (interval_claimed_at IS NULL OR interval_claimed_by = $3
+                     OR interval_claimed_at <= relay_now() - make_interval(secs => min_interval_seconds))",
+        )
+        .bind(scope.workspace_id())
+        .bind(trigger)
+        .bind(message)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("claiming the interval of a trigger"))?;
+        Ok(claimed.rows_affected() == 1)
     }
 
     /// Records a match, and the reason if it invoked nothing.

@@ -104,6 +104,8 @@ pub struct DeleteCondition {
     pub token: Option<TokenHash>,
     /// The agent must have ended: it is offline, or no provider of its node runs it.
     pub has_ended: bool,
+    /// Deletes a running agent as well if its provider has not bound it after this time.
+    pub unbound_since: Option<DateTime<Utc>>,
     /// Makes the worker turn the agent's deliveries into dead letters at once, instead of when they expire.
     pub orphans_mailbox: bool,
 }
@@ -198,7 +200,7 @@ const DELETE: &str = concat!(
               SELECT FROM tokens t WHERE t.workspace_id = $1 AND t.agent_id = a.agent_id AND t.token_hash = $5))
           AND (NOT $6 OR ",
     is_not_running!("a"),
-    ")
+    " OR coalesce(coalesce(a.rebound_at, a.bound_at, '-infinity') <= $8, false))
         FOR UPDATE
      ), deleted AS (
         UPDATE agents a SET deleted_at = $3, status = 'offline', token_generation = token_generation + 1,
@@ -390,6 +392,7 @@ impl Store {
             .bind(condition.token)
             .bind(condition.has_ended)
             .bind(condition.orphans_mailbox)
+            .bind(condition.unbound_since)
             .fetch_optional(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;

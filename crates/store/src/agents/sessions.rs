@@ -31,6 +31,8 @@ pub struct AgentRelease {
     pub agent_name: Option<String>,
     /// `true` if deletion was requested and the node has ended the agent.
     pub deletes: bool,
+    /// Time at which the node reported the end; `None` if there is no invocation.
+    pub completed_at: Option<DateTime<Utc>>,
 }
 
 impl Store {
@@ -186,38 +188,40 @@ impl Store {
     }
 
     /// Lists releases that have an outcome or never got an invocation, at most `limit`. A release that deletes its agent waits
-    /// until the agent has ended, because the node may report the end later than the result, at the latest with its next
-    /// inventory. An agent that was spawned again meanwhile, or still runs after two minutes, is not waited for.
+    /// until the agent has ended, because the node may report the end after the result, and that report names the reason of
+    /// its end. An agent that was spawned again meanwhile, or is still listed after 10 s, is not waited for.
     pub async fn settled_releases(&self, limit: i64) -> StoreResult<Vec<AgentRelease>> {
         // A release without an invocation after a minute: its process stopped between the two transactions.
-        let rows: Vec<(WorkspaceId, InvocationId, AgentId, Option<String>, bool)> = sqlx::query_as(concat!(
-            "SELECT r.workspace_id, r.invocation_id, r.agent_id, a.name,
-                    r.deletes AND coalesce(i.status = 'completed', false)
+        let rows: Vec<(WorkspaceId, InvocationId, AgentId, Option<String>, bool, Option<DateTime<Utc>>)> =
+            sqlx::query_as(concat!(
+                "SELECT r.workspace_id, r.invocation_id, r.agent_id, a.name,
+                    r.deletes AND coalesce(i.status = 'completed', false), i.completed_at
                FROM agent_releases r
                LEFT JOIN invocations i USING (workspace_id, invocation_id)
                LEFT JOIN agents a ON a.workspace_id = r.workspace_id AND a.agent_id = r.agent_id
                     AND a.deleted_at IS NULL
               WHERE i.completed_at IS NOT NULL
                     AND NOT (r.deletes AND i.status = 'completed' AND NOT ",
-            is_not_running!("a"),
-            "
+                is_not_running!("a"),
+                "
                              AND coalesce(a.rebound_at, a.bound_at, '-infinity') <= i.completed_at
-                             AND i.completed_at > relay_now() - interval '2 minutes')
+                             AND i.completed_at > relay_now() - interval '10 seconds')
                  OR i.invocation_id IS NULL AND r.created_at < relay_now() - interval '1 minute'
               ORDER BY r.workspace_id, r.invocation_id LIMIT $1"
-        ))
-        .bind(limit)
-        .fetch_all(&self.pool)
-        .await
-        .map_err(StoreError::from_sqlx("listing settled releases"))?;
+            ))
+            .bind(limit)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(StoreError::from_sqlx("listing settled releases"))?;
         Ok(rows
             .into_iter()
-            .map(|(workspace, invocation, agent, agent_name, deletes)| AgentRelease {
+            .map(|(workspace, invocation, agent, agent_name, deletes, completed_at)| AgentRelease {
                 scope: WorkspaceScope::from_engine_row(workspace),
                 invocation,
                 agent,
                 agent_name,
                 deletes,
+                completed_at,
             })
             .collect())
     }

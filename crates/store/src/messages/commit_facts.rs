@@ -131,9 +131,6 @@ SELECT 'workspace', w.workspace_id, 0, (coalesce(h.watched_until, '-infinity') >
 /// generation detect an earlier one. `None`: this batch was committed before.
 pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option<BatchFacts>> {
     let sends = &batch.sends;
-    // Ids as JSON numbers: the outbox relay reads them so, and jsonb keeps all 63 bits.
-    let sources: Vec<[i64; 2]> =
-        sends.iter().map(|send| [send.scope.workspace_id().get(), send.message.id.get()]).collect();
     let (mut agents, mut channels) = (Vec::new(), Vec::new());
     for send in sends {
         let workspace = send.scope.workspace_id();
@@ -156,7 +153,7 @@ pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreRes
         .bind(workspaces)
         .bind(batch.id)
         .bind(batch.gateway_id)
-        .bind(Json(sources))
+        .bind(Json(batch_sources(batch)))
         .bind(&batch.traceparent)
         .fetch_all(tx)
         .await
@@ -180,7 +177,13 @@ pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreRes
     Ok(is_new.then_some(facts))
 }
 
-fn sort_and_dedup<T: Ord>(keys: &mut Vec<T>) {
+/// Returns the messages of the outbox row. Ids as JSON numbers: the outbox relay reads them so, and jsonb keeps all 63
+/// bits.
+pub(crate) fn batch_sources(batch: &Batch) -> Vec<[i64; 2]> {
+    batch.sends.iter().map(|send| [send.scope.workspace_id().get(), send.message.id.get()]).collect()
+}
+
+pub(crate) fn sort_and_dedup<T: Ord>(keys: &mut Vec<T>) {
     keys.sort_unstable();
     keys.dedup();
 }

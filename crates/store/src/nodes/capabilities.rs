@@ -2,7 +2,8 @@
 //! provider registration, heartbeats and removal of providers.
 //!
 //! A capability of kind `action` defines an action of its node. It also claims the name in the whole workspace if it is
-//! `global`, or if it belongs to the `default` provider, which yields to an existing owner.
+//! `global`, or if it belongs to the `default` provider, which yields to an existing owner. An action with the name of a
+//! capacity, such as `spawn:claude` or `release`, is a policy: it is invoked instead of the capacity.
 
 use chrono::{DateTime, Utc};
 use relay_domain::{ActionId, NodeId, ProviderName, WorkspaceScope, actions, nodes::CapabilityKind};
@@ -75,8 +76,7 @@ pub(crate) async fn replace_capabilities(
 ) -> StoreResult<Result<(), String>> {
     let list = parse_capabilities(capabilities, *key.provider == ProviderName::default_provider());
     write_capabilities(tx, key, &list).await?;
-    let actions: Vec<&AdvertisedCapability<'_>> =
-        list.iter().filter(|c| c.kind == CapabilityKind::Action && !actions::is_reserved(c.name)).collect();
+    let actions: Vec<&AdvertisedCapability<'_>> = list.iter().filter(|c| c.kind == CapabilityKind::Action).collect();
     let names: Vec<&str> = actions.iter().map(|c| c.name).collect();
     drop_actions(tx, key, &names).await?;
     if actions.is_empty() {

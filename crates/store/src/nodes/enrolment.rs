@@ -7,7 +7,7 @@ use relay_domain::{
     AgentId, NodeId, WorkspaceScope,
     access::token::{ChangeOrigin, TokenHash},
     events::kind,
-    nodes::{DIRECT_NAME_PREFIX, NODE_TTL, NodeKind, NodeRole},
+    nodes::{DIRECT_NAME_PREFIX, NODE_RETENTION, NodeKind, NodeRole},
     workspaces::plan::Quota,
 };
 use relay_wire::{events::recorded_data::NodeEnrolled, field::ToValue as _};
@@ -102,12 +102,13 @@ pub enum DirectTokenOutcome {
 struct FoundNode {
     node_id: NodeId,
     name: String,
-    live: bool,
+    /// `true` if the name stays its own: it is live, or was within [`NODE_RETENTION`].
+    keeps_name: bool,
 }
 
 impl Store {
     /// Creates or updates a node, found by id, then name, then machine. A node that is found by
-    /// name under another id takes the new id, unless it is live. A new node is recorded as an event.
+    /// name under another id takes the new id, unless it is or was live lately. A new node is recorded as an event.
     pub async fn enrol_node(
         &self,
         scope: WorkspaceScope,
@@ -136,7 +137,7 @@ impl Store {
                 }
                 let name_taken =
                     stored.name != enrolment.name && others.iter().any(|other| other.name == enrolment.name);
-                if name_taken || (id != stored.node_id && stored.live) {
+                if name_taken || (id != stored.node_id && stored.keeps_name) {
                     return Ok((EnrolOutcome::NameTaken, None));
                 }
                 if id != stored.node_id {
@@ -206,6 +207,13 @@ impl Store {
     }
 }
 
+/// SQL condition on a node `n`: it was connected once and is not now, so a broker of the same machine that lost its state
+/// may be the same one. A node that was never connected belongs to another broker that is about to start.
+const CONNECTED_BEFORE: &str = "(n.last_connected_at IS NOT NULL
+      OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = n.workspace_id AND p.node_id = n.node_id))
+     AND NOT EXISTS (SELECT FROM providers p WHERE p.workspace_id = n.workspace_id AND p.node_id = n.node_id
+                        AND p.gateway_id IS NOT NULL)";
+
 /// Reads and locks the nodes that an enrolment refers to, the best match first.
 async fn lock_nodes(
     tx: &mut PgTransaction<'_>,
@@ -213,6 +221,7 @@ async fn lock_nodes(
     enrolment: &NodeEnrolment,
 ) -> StoreResult<Vec<FoundNode>> {
     let doing = "enrolling a node";
+    let is_broker = enrolment.kind == NodeKind::Ws && enrolment.role.is_none_or(|role| role == NodeRole::Broker);
     // Two concurrent first enrolments of a name would both find no row to lock; the advisory lock makes one of them
     // wait.
     sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended($2, $1))")
@@ -223,13 +232,13 @@ async fn lock_nodes(
         .map_err(StoreError::from_sqlx(doing))?;
     sqlx::query_as(formatcp!(
         "SELECT n.node_id, n.name,
-                n.kind <> '{WS}' OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = $1 AND p.node_id = n.node_id
-                         AND p.gateway_id IS NOT NULL
-                         AND p.last_heartbeat_at > relay_now() - make_interval(secs => $5)) AS live
+                n.kind <> '{WS}' OR coalesce(n.last_connected_at > relay_now() - make_interval(secs => $5), false)
+                OR EXISTS (SELECT FROM providers p WHERE p.workspace_id = $1 AND p.node_id = n.node_id
+                              AND p.last_heartbeat_at > relay_now() - make_interval(secs => $5)) AS keeps_name
            FROM nodes n
           WHERE n.workspace_id = $1
-            AND (n.node_id = $2 OR n.name = $3 OR ($2 IS NULL AND n.machine_id = $4 AND n.role = '{BROKER}'
-                 AND n.kind = '{WS}'))
+            AND (n.node_id = $2 OR n.name = $3 OR ($2 IS NULL AND $6 AND n.machine_id = $4 AND n.role = '{BROKER}'
+                 AND n.kind = '{WS}' AND {CONNECTED_BEFORE}))
           ORDER BY (n.node_id = $2) DESC NULLS LAST, (n.name = $3) DESC, n.created_at
             FOR UPDATE"
     ))
@@ -237,7 +246,8 @@ async fn lock_nodes(
     .bind(&enrolment.node_id)
     .bind(&enrolment.name)
     .bind(enrolment.machine_id.as_deref())
-    .bind(NODE_TTL.as_secs_f64())
+    .bind(NODE_RETENTION.as_secs_f64())
+    .bind(is_broker)
     .fetch_all(&mut **tx)
     .await
     .map_err(StoreError::from_sqlx(doing))

@@ -5,7 +5,9 @@
 use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
-use relay_domain::{AgentId, InvocationId, NodeId, ProviderName, WorkspaceScope, actions, agents::AgentStatus};
+use relay_domain::{
+    AgentId, InvocationId, NodeId, ProviderName, WorkspaceScope, actions, agents::AgentStatus, nodes::TEMPORARY_ABSENCE,
+};
 use sqlx::PgConnection;
 
 use crate::{
@@ -53,7 +55,7 @@ pub struct ListedAgent {
 pub enum InventoryConflict {
     /// The agent does not exist or has another name.
     Identity,
-    /// The agent is online at another node with a connected provider.
+    /// The agent is online at another node with a connected provider, or its node is only temporarily unavailable.
     Location,
     /// Another provider of this node hosts the agent.
     Provider,
@@ -89,6 +91,8 @@ struct KnownAgent {
     status: AgentStatus,
     /// `true` if a live gateway holds a provider for it at its current location.
     hosted: bool,
+    /// `true` if its provider lost the connection a short time ago and did not deregister.
+    awaited: bool,
 }
 
 impl Store {
@@ -284,13 +288,19 @@ async fn lock_listed(
                 EXISTS (SELECT 1 FROM providers p JOIN gateways g ON g.gateway_id = p.gateway_id
                          WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id
                            AND (a.provider IS NULL OR p.provider = a.provider)
-                           AND g.lease_until > relay_now()) AS hosted
+                           AND g.lease_until > relay_now()) AS hosted,
+                EXISTS (SELECT FROM providers p
+                         WHERE p.workspace_id = a.workspace_id AND p.node_id = a.node_id
+                           AND (a.provider IS NULL OR p.provider = a.provider)
+                           AND (p.gateway_id IS NOT NULL OR coalesce(p.disconnected_at, p.last_heartbeat_at)
+                                                            > relay_now() - make_interval(secs => $3))) AS awaited
            FROM agents a
           WHERE a.workspace_id = $1 AND a.agent_id = ANY ($2) AND a.deleted_at IS NULL
           ORDER BY a.agent_id FOR UPDATE OF a",
     )
     .bind(fence.scope.workspace_id())
     .bind(ids_of(listed))
+    .bind(TEMPORARY_ABSENCE.as_secs_f64())
     .fetch_all(tx)
     .await
     .map_err(StoreError::from_sqlx("locking listed agents"))?;
@@ -320,7 +330,9 @@ fn check_listed(
         let here = agent.node_id == fence.node_id;
         let other_provider = agent.provider.as_ref().is_some_and(|provider| *provider != fence.provider);
         let offline = agent.status == AgentStatus::Offline;
-        if agent.hosted && !offline && (!here || other_provider) {
+        // An agent that ended at a connected provider may come up elsewhere. One that lost its connection returns.
+        let is_kept = if agent.hosted { !offline && (!here || other_provider) } else { !here && agent.awaited };
+        if is_kept {
             let conflict = if here { InventoryConflict::Provider } else { InventoryConflict::Location };
             conflicts.push((entry.agent_id, conflict));
             continue;

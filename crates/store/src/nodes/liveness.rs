@@ -94,7 +94,7 @@ SELECT workspace_id, node_id, provider, epoch, gateway_id
 // The raised epoch fences the old connection, whose gateway may still believe that it holds the provider.
 const DISCONNECT: &str = "
 UPDATE providers p
-   SET gateway_id = NULL, epoch = p.epoch + 1, handlers_live = false
+   SET gateway_id = NULL, disconnected_at = relay_now(), epoch = p.epoch + 1, handlers_live = false
   FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[])
        AS k (workspace_id, node_id, provider, epoch)
  WHERE p.workspace_id = k.workspace_id AND p.node_id = k.node_id AND p.provider = k.provider

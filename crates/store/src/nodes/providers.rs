@@ -174,6 +174,7 @@ impl Store {
                 other => other?,
             }
         }
+        note_connection(&mut tx, key).await?;
         let was_connected = match role {
             NodeRole::Direct => true,
             NodeRole::Broker => is_connected(&mut tx, key).await?,
@@ -246,6 +247,17 @@ async fn rename_node(tx: &mut PgConnection, key: ProviderKey<'_>, name: &str) ->
     Ok(())
 }
 
+/// Notes that the node was connected, for as long as it exists.
+async fn note_connection(tx: &mut PgConnection, key: ProviderKey<'_>) -> StoreResult<()> {
+    sqlx::query("UPDATE nodes SET last_connected_at = relay_now() WHERE workspace_id = $1 AND node_id = $2")
+        .bind(key.scope.workspace_id())
+        .bind(key.node)
+        .execute(tx)
+        .await
+        .map_err(StoreError::from_sqlx("noting a connection of a node"))?;
+    Ok(())
+}
+
 /// Writes the provider's row with the next epoch. Returns `None` if the row has another epoch than the claim expects.
 async fn take_provider(
     tx: &mut PgConnection,
@@ -265,7 +277,7 @@ async fn take_provider(
                 cursor_granted = excluded.cursor_granted, tags = excluded.tags,
                 version = excluded.version, max_agents = excluded.max_agents,
                 handlers_live = excluded.handlers_live, load = 0, load_measured = false,
-                registered_at = relay_now(), last_heartbeat_at = relay_now()
+                registered_at = relay_now(), last_heartbeat_at = relay_now(), disconnected_at = NULL
           WHERE p.epoch = $5
          RETURNING epoch",
     )
@@ -318,7 +330,7 @@ struct EndedConnection {
 const END_CONNECTION: &str = formatcp!(
     "
 WITH ended AS (
-    UPDATE providers SET gateway_id = NULL, handlers_live = false, load = 0
+    UPDATE providers SET gateway_id = NULL, disconnected_at = relay_now(), handlers_live = false, load = 0
      WHERE workspace_id = $1 AND node_id = $2 AND provider = $3 AND epoch = $4 AND gateway_id IS NOT NULL
  RETURNING workspace_id, node_id, provider
 ), hosted AS MATERIALIZED (

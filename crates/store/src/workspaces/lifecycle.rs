@@ -73,14 +73,23 @@ pub struct WorkspaceChange<'a> {
     pub name: Option<&'a str>,
     /// `Some(None)` clears it.
     pub system_prompt: Option<Option<&'a str>>,
-    /// Merged into the stored object; a null deletes its key.
-    pub metadata: Option<&'a Value>,
-    /// Upper bound of the merged metadata, in bytes of JSON.
-    pub metadata_limit: i32,
+    pub metadata: Option<&'a MetadataChange>,
     pub delivery_ttl_seconds: Option<i32>,
     pub agent_token_grace_seconds: Option<i32>,
     /// Merged into the stored policy; `Some(None)` removes it.
     pub policy: Option<Option<&'a RightChanges>>,
+}
+
+/// Change of the metadata of a workspace, with the bounds of the merged object.
+#[derive(Debug)]
+pub struct MetadataChange {
+    /// Keys to set with their values.
+    pub set: Value,
+    /// Keys to delete.
+    pub delete: Vec<String>,
+    pub max_keys: i32,
+    /// In bytes of JSON.
+    pub max_bytes: i32,
 }
 
 impl WorkspaceChange<'_> {
@@ -123,6 +132,8 @@ pub enum WorkspaceCreation {
 const COLUMNS: &str =
     "workspace_id, name, plan, system_prompt, metadata, provenance, created_at, expires_at, delivery_ttl_seconds,
       agent_token_grace_seconds, created_by, policy";
+/// Metadata of a row after setting the keys of `$5` and deleting those of `$6`.
+const MERGED_METADATA: &str = "(metadata || $5) - $6::text[]";
 const IS_ALIVE: &str = "deleted_at IS NULL AND (expires_at IS NULL OR expires_at > relay_now())";
 
 /// Owner of idempotency keys without authentication. No workspace has this id.
@@ -200,7 +211,7 @@ impl Store {
     }
 
     /// Changes a workspace, and records which settings were set. Returns `None` if it is deleted or expired, or if its
-    /// metadata would exceed the limit.
+    /// metadata would exceed its bounds.
     pub async fn update_workspace(
         &self,
         scope: WorkspaceScope,
@@ -209,39 +220,34 @@ impl Store {
     ) -> StoreResult<Option<(WorkspaceRow, RecordedEvents)>> {
         let doing = "updating a workspace";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        // Merged and measured in the statement, so that concurrent changes of different keys do not overwrite each other
-        // with a value that was read earlier.
+        // The merge is an expression over the updated row itself. A subquery that reads the row would not be evaluated
+        // again after waiting for a concurrent change, which would then be overwritten.
         let row = sqlx::query(formatcp!(
-            "UPDATE workspaces w SET
+            "UPDATE workspaces SET
                 name = coalesce($2, name),
                 system_prompt = CASE WHEN $3 THEN $4 ELSE system_prompt END,
-                metadata = merged.value,
+                metadata = CASE WHEN $5 IS NULL THEN metadata ELSE {MERGED_METADATA} END,
                 delivery_ttl_seconds = coalesce($7, delivery_ttl_seconds),
                 agent_token_grace_seconds = coalesce($8, agent_token_grace_seconds),
                 policy = CASE WHEN $9 THEN nullif(jsonb_strip_nulls(coalesce(policy, '{{}}') || $10), '{{}}')
                                ELSE policy END
-             FROM (
-                SELECT coalesce((
-                    SELECT jsonb_object_agg(key, value)
-                    FROM jsonb_each(old.metadata || coalesce($5, '{{}}'))
-                    WHERE NOT coalesce($5 -> key = 'null', false)
-                ), '{{}}') AS value
-                FROM workspaces old WHERE old.workspace_id = $1
-             ) merged
-             WHERE w.workspace_id = $1 AND {IS_ALIVE}
-               AND ($5 IS NULL OR octet_length(merged.value::text) <= $6)
+             WHERE workspace_id = $1 AND {IS_ALIVE}
+               AND ($5 IS NULL OR (octet_length(({MERGED_METADATA})::text) <= $11
+                                   AND (SELECT count(*) FROM jsonb_object_keys({MERGED_METADATA})) <= $12))
              RETURNING {COLUMNS}"
         ))
         .bind(scope.workspace_id())
         .bind(change.name)
         .bind(change.system_prompt.is_some())
         .bind(change.system_prompt.flatten())
-        .bind(change.metadata)
-        .bind(change.metadata_limit)
+        .bind(change.metadata.map(|metadata| &metadata.set))
+        .bind(change.metadata.map_or(&[][..], |metadata| &metadata.delete))
         .bind(change.delivery_ttl_seconds)
         .bind(change.agent_token_grace_seconds)
         .bind(change.policy.is_some())
         .bind(change.policy.flatten().map(Json))
+        .bind(change.metadata.map(|metadata| metadata.max_bytes))
+        .bind(change.metadata.map(|metadata| metadata.max_keys))
         .fetch_optional(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;

@@ -1,4 +1,8 @@
-use relay_domain::{AgentId, NodeId, ProviderName, access::token::TokenHash, nodes::NodeKind};
+use relay_domain::{
+    AgentId, NodeId, ProviderName,
+    access::token::TokenHash,
+    nodes::{NodeKind, NodeRole},
+};
 use relay_store::{BindOutcome, DirectTokenOutcome, EnrolOutcome, EnrolmentToken, NewBinding, NodeEnrolment};
 
 use crate::fixture::Database;
@@ -54,6 +58,8 @@ async fn a_node_is_found_by_id_then_name_then_machine() {
     assert_eq!(enrol(&db, &enrolment(None, "renamed", "t3")).await, enrolled("n1", Some("t2")));
     let mut by_machine = enrolment(None, "third", "t4");
     by_machine.machine_id = Some("m1".into());
+    goes_live(&db, "n1").await;
+    db.run("UPDATE providers SET gateway_id = NULL").await;
     assert_eq!(enrol(&db, &by_machine).await, enrolled("n1", Some("t3")));
     let node = db.store.node(Database::mailbox(1).0, "third").await.unwrap().unwrap();
     assert_eq!((node.node_id.as_str(), node.max_agents), ("n1", 4), "what is not said is kept");
@@ -74,6 +80,39 @@ async fn a_name_goes_to_another_id_only_while_nobody_is_live_under_it() {
     assert_eq!(enrol(&db, &enrolment(Some("n3"), "box", "t3")).await, EnrolOutcome::NameTaken);
     assert_eq!(enrol(&db, &enrolment(Some("n4"), "other", "t4")).await, enrolled("n4", None));
     assert_eq!(enrol(&db, &enrolment(Some("n4"), "box", "t5")).await, EnrolOutcome::NameTaken);
+}
+
+#[tokio::test]
+async fn a_machine_finds_only_a_broker_that_was_connected_and_is_offline() {
+    let db = Database::fresh().await;
+    let of_machine = |id, name: &str| NodeEnrolment { machine_id: Some("m1".into()), ..enrolment(id, name, name) };
+    assert_eq!(enrol(&db, &of_machine(Some("n1"), "box")).await, enrolled("n1", None));
+    assert_eq!(enrol(&db, &of_machine(None, "second")).await, enrolled("node_second", None), "it never connected");
+    goes_live(&db, "n1").await;
+    assert_eq!(enrol(&db, &of_machine(None, "third")).await, enrolled("node_third", None), "it is live");
+    db.run("UPDATE providers SET gateway_id = NULL").await;
+    for (name, kind, role) in [("fourth", NodeKind::Poll, None), ("fifth", NodeKind::Ws, Some(NodeRole::Direct))] {
+        let other = NodeEnrolment { kind, role, ..of_machine(None, name) };
+        assert_eq!(enrol(&db, &other).await, enrolled(&format!("node_{name}"), None), "another kind or role");
+    }
+    assert_eq!(enrol(&db, &of_machine(None, "sixth")).await, enrolled("n1", Some("box")), "it is offline");
+    // Its provider has deregistered: the node remembers that it was connected.
+    db.run("DELETE FROM providers; UPDATE nodes SET last_connected_at = now() WHERE node_id = 'n1'").await;
+    assert_eq!(enrol(&db, &of_machine(None, "seventh")).await, enrolled("n1", Some("sixth")));
+}
+
+#[tokio::test]
+async fn a_name_stays_with_its_node_for_a_day_after_it_was_live() {
+    let db = Database::fresh().await;
+    assert_eq!(enrol(&db, &enrolment(Some("n1"), "box", "t1")).await, enrolled("n1", None));
+    db.run("UPDATE nodes SET last_connected_at = now() - interval '23 hours'").await;
+    assert_eq!(enrol(&db, &enrolment(Some("n2"), "box", "t2")).await, EnrolOutcome::NameTaken);
+    assert_eq!(enrol(&db, &enrolment(Some("n1"), "box", "t3")).await, enrolled("n1", Some("t1")), "its own id");
+    goes_live(&db, "n1").await;
+    db.run("UPDATE nodes SET last_connected_at = now() - interval '25 hours'").await;
+    assert_eq!(enrol(&db, &enrolment(Some("n2"), "box", "t4")).await, EnrolOutcome::NameTaken, "it was heard of since");
+    db.run("UPDATE providers SET gateway_id = NULL, last_heartbeat_at = now() - interval '25 hours'").await;
+    assert_eq!(enrol(&db, &enrolment(Some("n2"), "box", "t5")).await, enrolled("n2", Some("t3")));
 }
 
 #[tokio::test]

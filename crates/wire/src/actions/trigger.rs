@@ -1,6 +1,6 @@
 //! Request and response bodies of the trigger routes.
 
-use relay_domain::{AgentId, ChannelId, MessageId, TriggerId};
+use relay_domain::{AgentId, ChannelId, JsonText, MessageId, TriggerId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -27,6 +27,10 @@ pub struct CreateTriggerBody {
     /// `true` (default) enables the trigger.
     #[serde(default)]
     pub enabled: Option<bool>,
+    /// Minimum time between two invocations, in seconds; matches within it invoke nothing. 0 by default: none.
+    #[serde(default)]
+    #[schema(minimum = 0, maximum = 86_400)]
+    pub min_interval_seconds: Option<i32>,
 }
 
 /// Body of `PATCH /v1/triggers/:id`. Absent fields keep their value; null removes a filter.
@@ -51,6 +55,10 @@ pub struct UpdateTriggerBody {
     /// `true` enables the trigger.
     #[serde(default)]
     pub enabled: Option<bool>,
+    /// Minimum time between two invocations, in seconds; 0 for none.
+    #[serde(default)]
+    #[schema(minimum = 0, maximum = 86_400)]
+    pub min_interval_seconds: Option<i32>,
 }
 
 /// Trigger: invokes an action once for each matching message.
@@ -73,6 +81,10 @@ pub struct Trigger {
     pub action_name: String,
     /// `true` while the trigger is enabled.
     pub enabled: bool,
+    /// Minimum time between two invocations, in seconds; absent for none.
+    #[serde(skip_serializing_if = "is_zero")]
+    #[schema(required = false)]
+    pub min_interval_seconds: i32,
     /// Time of the latest match.
     pub last_triggered_at: Option<Timestamp>,
     /// Error of the latest match, if it invoked nothing.
@@ -87,11 +99,19 @@ pub struct Trigger {
     pub created_by: Option<AgentId>,
 }
 
-/// Input of the action that a trigger invokes.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(seconds: &i32) -> bool {
+    *seconds == 0
+}
+
+/// Input of the action that a trigger invokes. The fields beside `message` are those of earlier versions.
 #[derive(Debug, Serialize)]
 pub struct TriggerInput<'a> {
     /// Id of the trigger.
     pub trigger_id: TriggerId,
+    /// The message that it matched; absent if both copies of a long text exceed the bound of an input.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<TriggerMessage<'a>>,
     /// Id of the message that it matched.
     pub message_id: MessageId,
     /// Name of the message's channel.
@@ -109,5 +129,28 @@ pub struct TriggerInput<'a> {
     /// Names mentioned in the text.
     pub mentions: &'a [String],
     /// Time of acceptance of the message.
+    pub created_at: Timestamp,
+}
+
+/// Message in the input of a trigger's action.
+#[derive(Debug, Serialize)]
+pub struct TriggerMessage<'a> {
+    /// Id of the message.
+    pub id: MessageId,
+    /// Id of its channel.
+    pub channel_id: ChannelId,
+    /// Name of its channel.
+    pub channel_name: &'a str,
+    /// Id of its author.
+    pub agent_id: AgentId,
+    /// Name of its author.
+    pub agent_name: &'a str,
+    /// Its text.
+    pub text: &'a str,
+    /// Names mentioned in the text.
+    pub mentions: &'a [String],
+    /// Data of its author.
+    pub metadata: JsonText,
+    /// Time of its acceptance.
     pub created_at: Timestamp,
 }

@@ -98,6 +98,9 @@ pub struct ReleaseInput<'a> {
     pub reason: Option<&'a str>,
     /// Whether the agent is deleted after its release.
     pub delete_agent: bool,
+    /// Token hash that the caller expects, for nodes that compare it with the token they hold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expected_token_hash: Option<&'a str>,
 }
 
 /// Output of a release that needed no node.

@@ -77,6 +77,8 @@ impl<'a> NodeRegistered<'a> {
 pub struct InventorySynced {
     /// Number of agents that the inventory bound or brought online.
     pub rebound_agents: usize,
+    /// Number of entries that conflict with another location, and were skipped.
+    pub rejected_agents: usize,
     /// Number of open invocations of the provider.
     pub open_invocations: i64,
     /// Number of invocations that the inventory completed.

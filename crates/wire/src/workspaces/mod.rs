@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::{
-    field::{Id, Timestamp, present},
+    field::{Id, Timestamp, not_null, present},
     rights::Rights,
     words,
 };
@@ -24,9 +24,9 @@ use crate::{
 pub struct CreateWorkspaceBody {
     /// Name of the workspace; not unique.
     pub name: String,
-    /// Free-form data of clients.
-    #[serde(default)]
-    #[schema(value_type = Option<Object>)]
+    /// Free-form data of clients: at most 100 keys and 16 KiB, without credentials. Not null.
+    #[serde(default, deserialize_with = "not_null")]
+    #[schema(value_type = Option<Object>, nullable = false)]
     pub metadata: Option<Map<String, Value>>,
     /// Lifetime: 60 to 2592000 seconds from now; unlimited when absent.
     #[serde(default)]
@@ -172,8 +172,9 @@ pub struct UpdateWorkspaceBody {
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<Rights>)]
     pub policy: Option<Option<RightChanges>>,
-    /// Merged into the stored metadata key by key; a null deletes its key.
-    #[serde(default)]
-    #[schema(value_type = Option<Object>)]
+    /// Merged into the stored metadata key by key; a null deletes its key. At most 100 keys and 16 KiB after merging,
+    /// without credentials. Not null.
+    #[serde(default, deserialize_with = "not_null")]
+    #[schema(value_type = Option<Object>, nullable = false)]
     pub metadata: Option<Map<String, Value>>,
 }

@@ -3,7 +3,11 @@
 //!
 //! `registry` calls the hint handler; `run_outcome_scans` resends missed outcomes.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use relay_domain::{
     AgentId, InvocationId, WorkspaceId, WorkspaceScope,
@@ -35,6 +39,12 @@ pub(super) struct Notice {
 }
 
 impl Notice {
+    /// Returns whether a notice to the whole workspace also goes to providers that host agents: those about statuses and
+    /// channels do.
+    fn is_for_providers(&self) -> bool {
+        self.topic == "presence" || self.topic == "channel"
+    }
+
     /// Returns the invocation whose outcome the notice reports.
     pub(super) fn outcome_invocation(&self) -> Option<InvocationId> {
         let is_outcome = self.event == ACTION_COMPLETED || self.event == ACTION_FAILED;
@@ -54,6 +64,24 @@ impl MissedWindow {
     pub(super) fn starting_now() -> Self {
         let now = Instant::now();
         Self { since: now, last: now }
+    }
+}
+
+/// Sends a `context.update` once to each connection that serves some of these agents.
+fn send_once_per_connection(
+    scope: WorkspaceScope,
+    agents: &[AgentId],
+    served: &HashMap<(WorkspaceScope, AgentId), AgentRoute>,
+    notice: &Arc<Notice>,
+) {
+    let mut connections: HashMap<u64, (&AgentRoute, Vec<AgentId>)> = HashMap::new();
+    for agent in agents {
+        if let Some(route) = served.get(&(scope, *agent)) {
+            connections.entry(route.handle.id).or_insert_with(|| (route, Vec::new())).1.push(*agent);
+        }
+    }
+    for (route, agents) in connections.into_values() {
+        route.handle.try_send(Event::Notice { agents, notice: Arc::clone(notice) });
     }
 }
 
@@ -87,15 +115,22 @@ impl Registry {
         });
         let second = self.elapsed_ms() / 1000;
         let mut maps = self.maps();
-        let Maps { agents: served, direct, .. } = &mut *maps;
+        let Maps { agents: served, direct, brokers, peers, .. } = &mut *maps;
         let send = |agent: &AgentId| {
             if let Some(served) = served.get_mut(&(scope, *agent)) {
                 served.send_notice(*agent, &notice);
             }
         };
         match agents {
+            Some(agents) if notice.event_id.is_none() => send_once_per_connection(scope, agents, served, &notice),
             Some(agents) => agents.iter().for_each(send),
-            None => direct.get_mut(&scope).into_iter().flat_map(|d| d.recipients_in(second)).for_each(send),
+            None => {
+                direct.get_mut(&scope).into_iter().flat_map(|d| d.recipients_in(second)).for_each(send);
+                let connections = brokers.get(&scope).into_iter().flatten().filter(|_| notice.is_for_providers());
+                for peer in connections.filter_map(|id| peers.get(id)) {
+                    peer.handle.try_send(Event::WorkspaceNotice(Arc::clone(&notice)));
+                }
+            }
         }
     }
 

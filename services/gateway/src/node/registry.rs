@@ -56,6 +56,8 @@ pub(super) enum Event {
     Relist,
     /// Best-effort event for these agents.
     Notice { agents: Vec<AgentId>, notice: Arc<Notice> },
+    /// Best-effort event for all agents of the connection.
+    WorkspaceNotice(Arc<Notice>),
     /// An invocation for the connection's provider.
     Invoke(Arc<InvokeFrame>),
     /// Another connection took the provider under this epoch.
@@ -120,6 +122,8 @@ pub(super) struct Maps {
     /// Connections by the token that opened them.
     pub(super) tokens: HashMap<TokenHash, Vec<u64>>,
     pub(super) agents: HashMap<(WorkspaceScope, AgentId), AgentRoute>,
+    /// Connections of providers that host agents, which receive notices to a whole workspace once.
+    pub(super) brokers: HashMap<WorkspaceScope, Vec<u64>>,
     /// The agents among them that are on their own nodes.
     pub(super) direct: HashMap<WorkspaceScope, super::direct_agents::DirectAgents>,
 }
@@ -200,7 +204,12 @@ impl Registry {
 
     /// Records the provider of a connection.
     pub(super) fn bind_peer(&self, handle: &Handle, fence: &Fence) {
-        if let Some(peer) = self.maps().peers.get_mut(&handle.id) {
+        let maps = &mut *self.maps();
+        if let Some(peer) = maps.peers.get_mut(&handle.id) {
+            // A connection may register again.
+            if peer.fence.is_none() && !peer.is_direct {
+                maps.brokers.entry(fence.scope).or_default().push(handle.id);
+            }
             peer.fence = Some(fence.clone());
             peer.bound_at = Instant::now();
             peer.resent_invocations = false;
@@ -214,6 +223,7 @@ impl Registry {
         let Some(peer) = maps.peers.remove(&handle.id) else { return };
         remove_from_index(&mut maps.nodes, &(scope, node.clone()), handle.id);
         remove_from_index(&mut maps.tokens, &peer.token, handle.id);
+        remove_from_index(&mut maps.brokers, &scope, handle.id);
         metrics::gauge!(relay_domain::metric_names::CONNECTED_NODES).decrement(1);
     }
 

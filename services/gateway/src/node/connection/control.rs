@@ -105,13 +105,27 @@ pub(super) struct ControlContext {
     pub(super) closed: CancellationToken,
 }
 
+const fn creates_agents(frame: &InboundFrame) -> bool {
+    matches!(frame, InboundFrame::AgentRegister(_) | InboundFrame::AgentRecover(_) | InboundFrame::Spawn(_))
+}
+
+fn error_reply(id: Option<&str>, error: &ApiError) -> String {
+    let (code, message) = error.code_and_message();
+    relay_wire::nodes::frame::encode_error(id, code, message)
+}
+
 impl ControlContext {
     /// Handles one request.
     pub(super) async fn handle(self, request: Request) -> Outcome {
         let Request { id, frame } = request;
-        // While storage is unavailable, the request itself is refused or repeated.
         let refusal = match self.engine.access().check_node_token(self.token).await {
-            Ok(NodeTokenState::Valid) | Err(_) => None,
+            Ok(NodeTokenState::Valid) => None,
+            // An unchecked token creates no agents.
+            Err(error) if creates_agents(&frame) => {
+                return Outcome { reply: Some(error_reply(id.as_deref(), &error.into())), effect: RequestEffect::None };
+            }
+            // While storage is unavailable, the request itself is refused or repeated.
+            Err(_) => None,
             Ok(NodeTokenState::Revoked) => Some(close_of_revoked(self.direct)),
             Ok(NodeTokenState::SuspendedOrDrained) => Some(SUSPENDED_OR_DRAINED),
         };
@@ -153,9 +167,7 @@ impl ControlContext {
                         effect: RequestEffect::RegistrationFailed { held: None, close: INTERNAL },
                     };
                 }
-                let (code, message) = error.code_and_message();
-                let reply = Some(relay_wire::nodes::frame::encode_error(id.as_deref(), code, message));
-                Outcome { reply, effect: RequestEffect::None }
+                Outcome { reply: Some(error_reply(id.as_deref(), &error)), effect: RequestEffect::None }
             }
         }
     }
@@ -231,6 +243,7 @@ impl ControlContext {
         let invocations = synced.reconciled;
         let data = InventorySynced {
             rebound_agents: synced.rebound,
+            rejected_agents: synced.rejected,
             open_invocations: invocations.open,
             completed_invocations: invocations.completed,
             rescheduled_invocations: invocations.rescheduled,

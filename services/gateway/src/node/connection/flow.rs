@@ -26,6 +26,9 @@ use super::{
 };
 use crate::node::notices::Notice;
 
+/// Agents named in the context updates of one connection within [`UPDATE_WINDOW`]. Further updates are dropped.
+const AGENTS_IN_UPDATES: usize = 20_000;
+const UPDATE_WINDOW: Duration = Duration::from_secs(1);
 /// Mailboxes repaired by one read.
 const MAILBOXES_PER_REPAIR: usize = 100;
 /// Delay after a failed repair.
@@ -337,7 +340,39 @@ impl ConnectionState {
         (self.row_bytes.bytes() > 0).then(|| self.rows_moved + RETURN_AFTER)
     }
 
-    /// Sends a best-effort event, if there is room and the agent receives deliveries.
+    /// Sends a `context.update` once for those of these agents that receive deliveries, if there is room.
+    pub(super) fn on_context_update(&mut self, agents: &[AgentId], notice: &Notice) {
+        // Published brokers do not handle context updates and log each of them.
+        if self.pacing.is_some() || !self.has_room() {
+            return;
+        }
+        let receives = |agent: &&AgentId| self.agents.get(*agent).is_some_and(|served| served.stream.is_open());
+        let mut agents: Vec<AgentId> = agents.iter().filter(receives).copied().collect();
+        agents.sort_unstable();
+        if agents.is_empty() || !self.may_name_agents(agents.len()) {
+            return;
+        }
+        let ids: Vec<String> = agents.iter().map(ToString::to_string).collect();
+        self.send_text(frame::encode_context_update(&notice.topic, &notice.event, &ids, &notice.data));
+    }
+
+    /// Counts agents that an update names. The first update of a second always passes; the limit keeps agents that
+    /// come online together from filling the socket with lists of each other.
+    fn may_name_agents(&mut self, count: usize) -> bool {
+        let now = self.now();
+        if now.duration_since(self.updates.0) >= UPDATE_WINDOW {
+            self.updates = (now, 0);
+        }
+        let is_within = self.updates.1 == 0 || self.updates.1 + count <= AGENTS_IN_UPDATES;
+        if is_within {
+            self.updates.1 += count;
+        } else {
+            metrics::counter!(metric_names::NOTICES_DROPPED).increment(1);
+        }
+        is_within
+    }
+
+    /// Sends a best-effort event as a `deliver` frame, if there is room and the agent receives deliveries.
     pub(super) fn on_notice(&mut self, agent: AgentId, notice: &Notice) {
         let has_room = self.has_room();
         let Some(served) = self.agents.get(&agent).filter(|served| has_room && served.stream.is_open()) else {
@@ -347,19 +382,13 @@ impl ConnectionState {
             return;
         };
         let id = agent.to_string();
-        match &notice.event_id {
-            // Brokers do not handle context updates and log each of them.
-            None if self.pacing.is_some() => {}
-            None => self.send_text(frame::encode_context_update(&notice.topic, &notice.event, &[id], &notice.data)),
-            Some(event_id) => {
-                let text = frame::encode_event_delivery(&id, &served.name, event_id, &notice.event, &notice.data);
-                if let Some(invocation) = notice.outcome_invocation() {
-                    self.emit(Effect::OutcomeSent(invocation));
-                }
-                self.send_text(text);
-                self.count_paced_frame();
-            }
+        let Some(event_id) = &notice.event_id else { return };
+        let text = frame::encode_event_delivery(&id, &served.name, event_id, &notice.event, &notice.data);
+        if let Some(invocation) = notice.outcome_invocation() {
+            self.emit(Effect::OutcomeSent(invocation));
         }
+        self.send_text(text);
+        self.count_paced_frame();
     }
 }
 

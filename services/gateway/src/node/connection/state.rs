@@ -87,6 +87,8 @@ pub(super) struct ConnectionState {
     liveness: PeerLiveness,
     /// Start of the rate window, and inbound frames since.
     rate: (Instant, u32),
+    /// Start of a second, and agents named in context updates since.
+    pub(super) updates: (Instant, usize),
     ticked: Instant,
     pub(super) sent_invocations: SentInvocations,
     /// Highest epoch under which another connection took the provider.
@@ -125,6 +127,7 @@ impl ConnectionState {
             pacing: None,
             liveness: PeerLiveness::new(now),
             rate: (now, 0),
+            updates: (now, 0),
             ticked: now,
             sent_invocations: SentInvocations::default(),
             superseded_by: None,
@@ -290,7 +293,12 @@ impl ConnectionState {
         match event {
             Event::Positions(positions) => positions.iter().for_each(|position| self.on_position(position)),
             Event::Relist => self.relist(),
+            Event::Notice { agents, notice } if notice.event_id.is_none() => self.on_context_update(&agents, &notice),
             Event::Notice { agents, notice } => agents.iter().for_each(|agent| self.on_notice(*agent, &notice)),
+            Event::WorkspaceNotice(notice) => {
+                let agents: Vec<AgentId> = self.agents.keys().copied().collect();
+                self.on_context_update(&agents, &notice);
+            }
             Event::Invoke(invocation) => self.on_invoke(&invocation),
             Event::ProviderTaken { epoch } => {
                 self.superseded_by = self.superseded_by.max(Some(epoch));

@@ -38,6 +38,7 @@ pub async fn create(
         mention: body.mention,
         action_name: body.action_name,
         enabled: body.enabled.unwrap_or(true),
+        min_interval_seconds: body.min_interval_seconds.unwrap_or(0),
     };
     Ok(Reply::created(to_trigger(engine.actions().create_trigger(&caller, request).await?)))
 }
@@ -88,6 +89,7 @@ pub async fn update(
         mention: body.mention,
         action_name: body.action_name,
         enabled: body.enabled,
+        min_interval_seconds: body.min_interval_seconds,
     };
     Ok(Reply::ok(to_trigger(engine.actions().update_trigger(&caller, parse_trigger_id(&id)?, change).await?)))
 }
@@ -120,6 +122,7 @@ fn to_trigger(row: TriggerRow) -> wire::Trigger {
         mention: row.mention,
         action_name: row.action_name,
         enabled: row.enabled,
+        min_interval_seconds: row.min_interval_seconds,
         last_triggered_at: row.last_triggered_at.map(Into::into),
         last_error: row.last_error,
         created_at: row.created_at.into(),

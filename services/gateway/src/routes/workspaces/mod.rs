@@ -13,7 +13,6 @@ use relay_engine::{
     workspaces::lifecycle::{CreateWorkspace, WorkspaceChange, WorkspaceRow},
 };
 use relay_wire::workspaces as wire;
-use serde_json::Value;
 
 use crate::{
     caller::{Creator, Reader, WorkspaceKey, reads},
@@ -49,7 +48,7 @@ pub async fn create(
 ) -> Result<Reply<wire::CreatedWorkspace>, ApiError> {
     let request = CreateWorkspace {
         name: body.name,
-        metadata: body.metadata.map(Value::Object),
+        metadata: body.metadata,
         expires_in_seconds: body.expires_in_seconds,
         provenance: body.provenance.and_then(|provenance| serde_json::to_value(provenance).ok()),
     };
@@ -117,7 +116,7 @@ pub async fn update(
     let change = WorkspaceChange {
         name: body.name,
         system_prompt: body.system_prompt,
-        metadata: body.metadata.map(Value::Object),
+        metadata: body.metadata,
         delivery_ttl_seconds: body.delivery_ttl_seconds,
         agent_token_grace_seconds: body.agent_token_grace_seconds,
         policy: body.policy,

@@ -27,7 +27,7 @@ pub async fn create_workspace(
 ) -> Result<Reply<workspace_wire::CreatedWorkspace>, ApiError> {
     let request = CreateWorkspace {
         name: body.name,
-        metadata: body.metadata.map(Value::Object),
+        metadata: body.metadata,
         expires_in_seconds: body.expires_in_seconds,
         provenance: body.provenance.and_then(|provenance| serde_json::to_value(provenance).ok()),
     };

@@ -1,0 +1,179 @@
+//! Actions that change or lose their handler: take-over from one that is not live, and deletion. Either ends the open
+//! invocations of the former handler. Called by the engine's action use cases.
+
+use chrono::{DateTime, Utc};
+use const_format::formatcp;
+use relay_domain::{
+    ActionId, AgentId, NodeId, ProviderName, WorkspaceScope,
+    actions::{self, TAKE_OVER_AFTER},
+    events::kind,
+};
+use relay_wire::{events::recorded_data::ActionTakenOver, field::ToValue as _};
+use sqlx::PgConnection;
+
+use crate::{
+    Store, StoreError, StoreResult,
+    actions::{
+        definitions::NewAction,
+        invocations::{COLUMNS_WITHOUT_INPUT, decode_invocations},
+        outcomes::{OutcomeBatch, deliver_outcomes},
+    },
+    codes::WS,
+    decode::decode_row,
+    events::Event,
+    nodes::capabilities,
+};
+
+/// Handler of an action, as its open invocations refer to it.
+#[derive(Debug, sqlx::FromRow)]
+struct ActionHandler {
+    name: String,
+    handler_agent_id: Option<AgentId>,
+    handler_node_id: Option<NodeId>,
+    provider: Option<ProviderName>,
+}
+
+/// Handler of an action before another one took it over, and the names of both.
+#[derive(sqlx::FromRow)]
+struct FormerHandler {
+    #[sqlx(flatten)]
+    handler: ActionHandler,
+    agent: Option<String>,
+    node: Option<String>,
+    new_agent: Option<String>,
+    new_node: Option<String>,
+}
+
+// An agent is live if it was heard of, directly or through its provider; a node if one of the providers that may handle
+// the action was. Endpoints and pollers have no connection that could be lost. The statement sees the row as it was
+// before its own update.
+const TAKE_OVER: &str = formatcp!(
+    "WITH former AS (
+         SELECT c.action_id, a.name AS agent, n.name AS node FROM actions c
+           LEFT JOIN agents a ON a.workspace_id = c.workspace_id AND a.agent_id = c.handler_agent_id
+                             AND a.deleted_at IS NULL
+           LEFT JOIN nodes n ON n.workspace_id = c.workspace_id AND n.node_id = coalesce(a.node_id, c.handler_node_id)
+          WHERE c.workspace_id = $1 AND c.action_id = $2
+            AND NOT coalesce(a.last_seen_at > relay_now() - make_interval(secs => $5), false)
+            AND NOT coalesce(n.kind <> '{WS}', false)
+            AND NOT EXISTS (
+                SELECT FROM providers p
+                 WHERE p.workspace_id = c.workspace_id AND p.node_id = coalesce(a.node_id, c.handler_node_id)
+                   AND p.provider = coalesce(a.provider, c.provider, p.provider)
+                   AND p.last_heartbeat_at > relay_now() - make_interval(secs => $5))
+            FOR UPDATE OF c
+     ), taken AS (
+         UPDATE actions c SET handler_agent_id = $3, handler_node_id = $4, provider = NULL, claims_name = true
+           FROM former WHERE c.workspace_id = $1 AND c.action_id = former.action_id
+     )
+     SELECT c.name, c.handler_agent_id, c.handler_node_id, c.provider,
+            CASE WHEN c.handler_agent_id IS NULL THEN NULL ELSE former.agent END AS agent,
+            CASE WHEN c.handler_agent_id IS NULL THEN former.node END AS node,
+            (SELECT name FROM agents WHERE workspace_id = $1 AND agent_id = $3) AS new_agent,
+            (SELECT name FROM nodes WHERE workspace_id = $1 AND node_id = $4) AS new_node
+       FROM former JOIN actions c ON c.workspace_id = $1 AND c.action_id = former.action_id"
+);
+
+/// Gives an action to another handler if the former one is not live, and fails the former one's open invocations.
+/// Returns the event of the take-over and the outcomes of the invocations; `None` if the handler is live.
+pub(super) async fn take_over_action(
+    tx: &mut PgConnection,
+    scope: WorkspaceScope,
+    action: ActionId,
+    new: &NewAction<'_>,
+) -> StoreResult<Option<(Event, OutcomeBatch)>> {
+    let row = sqlx::query(TAKE_OVER)
+        .bind(scope.workspace_id())
+        .bind(action)
+        .bind(new.handler_agent)
+        .bind(new.handler_node)
+        .bind(TAKE_OVER_AFTER.as_secs_f64())
+        .fetch_optional(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx("taking over an action"))?;
+    let Some(row) = row else { return Ok(None) };
+    let former: FormerHandler = decode_row("actions", &row)?;
+    let failed = fail_open_invocations(tx, scope, &former.handler, actions::HANDLER_UNAVAILABLE, new.at).await?;
+    let data = ActionTakenOver {
+        name: new.name,
+        handler_agent: former.new_agent.as_deref(),
+        handler_node: former.new_node.as_deref(),
+        former_handler_agent: former.agent.as_deref(),
+        former_handler_node: former.node.as_deref(),
+    };
+    let event = Event::new(kind::ACTION_TAKEN_OVER, data.to_value());
+    let event = match new.handler_agent {
+        Some(agent) => event.by_agent(agent),
+        None => event,
+    };
+    Ok(Some((event, failed)))
+}
+
+impl Store {
+    /// Deletes an action and fails its open invocations. Returns their outcomes; `None` if the action does not
+    /// exist.
+    pub async fn delete_action(
+        &self,
+        scope: WorkspaceScope,
+        action: ActionId,
+        at: DateTime<Utc>,
+    ) -> StoreResult<Option<OutcomeBatch>> {
+        let doing = "deleting an action";
+        let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
+        capabilities::lock_names(&mut tx, scope).await?;
+        let handler: Option<ActionHandler> = sqlx::query_as(
+            "DELETE FROM actions WHERE workspace_id = $1 AND action_id = $2
+             RETURNING name, handler_agent_id, handler_node_id, provider",
+        )
+        .bind(scope.workspace_id())
+        .bind(action)
+        .fetch_optional(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx(doing))?;
+        let Some(handler) = handler else { return Ok(None) };
+        let failed = fail_open_invocations(&mut tx, scope, &handler, actions::ACTION_DELETED, at).await?;
+        tx.commit().await.map_err(StoreError::from_commit(doing))?;
+        Ok(Some(failed))
+    }
+}
+
+/// Fails the open invocations that this handler has of its action, at most
+/// [`actions::MAX_OPEN_PER_ACTION`]. Only events may follow in the transaction.
+///
+/// An invocation that is being created by another transaction is not seen. It stays with the handler, and fails in time
+/// if that is unavailable.
+async fn fail_open_invocations(
+    tx: &mut PgConnection,
+    scope: WorkspaceScope,
+    handler: &ActionHandler,
+    error: &'static str,
+    at: DateTime<Utc>,
+) -> StoreResult<OutcomeBatch> {
+    // A spawn has the name `spawn` and the capability of the action.
+    let statement = formatcp!(
+        "WITH open AS MATERIALIZED (
+             SELECT i.invocation_id FROM invocations i
+              WHERE i.workspace_id = $1 AND i.completed_at IS NULL AND coalesce(i.capability, i.action_name) = $2
+                AND CASE WHEN $3::bigint IS NULL
+                         THEN i.handler_agent_id IS NULL AND NOT i.only_capacity AND i.target_node_id = $4
+                              AND i.target_provider IS NOT DISTINCT FROM $5
+                         ELSE i.handler_agent_id = $3 END
+              ORDER BY i.invocation_id FOR UPDATE OF i
+         )
+         UPDATE invocations i SET status = 'failed', error = $6, reserves = false, completed_at = $7
+           FROM open WHERE i.workspace_id = $1 AND i.invocation_id = open.invocation_id
+         RETURNING {COLUMNS_WITHOUT_INPUT}, '{{}}'::json AS input"
+    );
+    let rows = sqlx::query(statement)
+        .bind(scope.workspace_id())
+        .bind(&handler.name)
+        .bind(handler.handler_agent_id)
+        .bind(&handler.handler_node_id)
+        .bind(&handler.provider)
+        .bind(error)
+        .bind(at)
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(StoreError::from_sqlx("failing the open invocations of an action"))?;
+    deliver_outcomes(tx, decode_invocations(&rows)?, at).await
+}

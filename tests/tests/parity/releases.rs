@@ -1,0 +1,108 @@
+//! Releases that delete their agent, through its node.
+
+use anyhow::{Context as _, Result};
+use relay_acceptance::{
+    room::text,
+    spawning::{SOON, Scene, register_spawned, scene, send_result, wait_for_outcome},
+};
+use relay_testkit::{
+    client::{Api, NodeSocket},
+    shared, wait,
+};
+use serde_json::{Value, json};
+
+/// Spawns `writer` on the node; returns its token and id.
+async fn spawn_writer(scene: &mut Scene) -> Result<(String, String)> {
+    scene.lead.post("/v1/agents/spawn", json!({ "name": "writer", "cli": "sh" })).await?.success()?;
+    let (frame, born) = register_spawned(&mut scene.socket).await?;
+    send_result(&scene.socket, &frame, json!({ "spawned": true })).await?;
+    wait_for_outcome(&scene.lead, "spawn", &frame["invocation_id"]).await?;
+    Ok((text(&born["token"]).to_owned(), text(&born["agent_id"]).to_owned()))
+}
+
+async fn is_deleted(key: &Api, name: &str) {
+    wait::until("the agent to be deleted", SOON, || async {
+        key.get(&format!("/v1/agents/{name}")).await.is_ok_and(|reply| reply.status == 404)
+    })
+    .await;
+}
+
+/// The node reports success and nothing else.
+#[tokio::test]
+async fn a_successful_release_deletes_the_agent() -> Result<()> {
+    let mut scene = scene("release-deletes").await?;
+    let (token, id) = spawn_writer(&mut scene).await?;
+    let writer = scene.workspace.with_token(&token);
+    let posted = writer.post_message("general", "draft").await?.success()?;
+    let release = json!({ "name": "writer", "delete_agent": true });
+    scene.lead.post("/v1/agents/release", release).await?.success()?;
+    let frame = scene.socket.expect("action.invoke").await?;
+    scene.workspace.get("/v1/agents/writer").await?.success().context("its node is still at it")?;
+    send_result(&scene.socket, &frame, json!({ "released": true, "name": "writer" })).await?;
+    is_deleted(&scene.workspace, "writer").await;
+    writer.at(&shared().await.gateways[1]).get("/v1/agent").await?.refused(401, "agent_token_invalid")?;
+    let history = scene.workspace.get("/v1/channels/general/messages").await?.success()?;
+    let kept = history.as_array().and_then(|list| list.iter().find(|m| m["id"] == posted["id"])).context("kept")?;
+    assert_eq!((text(&kept["agent_name"]), text(&kept["agent_id"])), ("writer", &*id));
+    let again = scene.workspace.register_agent("writer").await?;
+    assert_ne!(again.id, id, "the name is free");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_failed_release_deletes_nothing() -> Result<()> {
+    let mut scene = scene("release-fails").await?;
+    spawn_writer(&mut scene).await?;
+    let release = json!({ "name": "writer", "delete_agent": true });
+    let asked = scene.lead.post("/v1/agents/release", release).await?.success()?;
+    let frame = scene.socket.expect("action.invoke").await?;
+    let failed = json!({ "v": 1, "type": "action.result", "invocation_id": frame["invocation_id"], "error": "busy" });
+    scene.socket.send_json(&failed).await?;
+    let outcome = wait_for_outcome(&scene.lead, "release", &asked["invocation_id"]).await?;
+    assert_eq!(outcome["error"], "busy");
+    assert_eq!(scene.workspace.get("/v1/agents/writer").await?.success()?["status"], "online");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_expected_token_hash_reaches_the_node() -> Result<()> {
+    let mut scene = scene("release-hash").await?;
+    let (token, _) = spawn_writer(&mut scene).await?;
+    let hash: String = ring::digest::digest(&ring::digest::SHA256, token.as_bytes())
+        .as_ref()
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect();
+    let release = json!({ "name": "writer", "expected_token_hash": hash });
+    scene.workspace.post("/v1/agents/release", release).await?.success()?;
+    let frame = scene.socket.expect("action.invoke").await?;
+    assert_eq!(frame["input"], json!({ "name": "writer", "delete_agent": false, "expected_token_hash": hash }));
+    Ok(())
+}
+
+/// A connected host is asked whatever it advertises.
+#[tokio::test]
+async fn a_host_without_the_capability_is_asked_to_release() -> Result<()> {
+    let gateways = &shared().await.gateways;
+    let key = Api::create_workspace(&gateways[0], "release-implied").await?;
+    let node = key.create_broker_node("node_plain", "plain").await?;
+    let mut socket = NodeSocket::connect(&key.at(&gateways[1]).ws_base(), &node.token).await?;
+    let none: [&str; 0] = [];
+    socket.register_broker_with("node_plain", "plain", "run-1", &none).await?;
+    let born = socket.register_agent("writer").await?;
+    socket.inventory(&[(text(&born["agent_id"]), "writer")]).await?;
+    let release = json!({ "name": "writer" });
+    key.post("/v1/agents/release", release.clone()).await?.success()?;
+    let frame = socket.expect("action.invoke").await?;
+    assert_eq!((text(&frame["action"]), text(&frame["input"]["name"])), ("release", "writer"));
+    let failed: Value =
+        json!({ "v": 1, "type": "action.result", "invocation_id": frame["invocation_id"], "error": "not now" });
+    socket.send_json(&failed).await?;
+    socket.close().await?;
+    wait::until("the node to be offline", SOON, || async {
+        key.get("/v1/nodes/plain").await.is_ok_and(|reply| reply.data()["status"] == "offline")
+    })
+    .await;
+    key.post("/v1/agents/release", release).await?.refused(503, "agent_host_unavailable")?;
+    Ok(())
+}
