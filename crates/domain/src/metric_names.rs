@@ -66,6 +66,9 @@ pub const CONNECTED_AGENTS: &str = "relay_connected_agents";
 pub const ACK_LATENCY_SECONDS: &str = "relay_ack_latency_seconds";
 /// Number of requests in one commit. Histogram.
 pub const COMMIT_BATCH_SIZE: &str = "relay_commit_batch_size";
+/// Batches that one statement could not commit, since a fact had changed, a key was known or a workspace was watched.
+/// Counter.
+pub const COMMITS_IN_STEPS: &str = "relay_commits_in_steps_total";
 /// Hints sent to other processes. Counter; label `to`: `all`, or one `gateway`.
 pub const HINTS_SENT: &str = "relay_hints_sent_total";
 /// Duration of one commit, in seconds. Histogram.

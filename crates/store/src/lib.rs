@@ -42,7 +42,7 @@ pub use access::rotation::{ChangedToken, TokenRotation};
 pub use access::tokens::{TokenLookup, TokenOwner};
 pub use actions::dispatches::{SentInvocation, UnsentInvocation};
 pub use actions::invocations::InvocationRow;
-pub use agents::addresses::AgentLocation;
+pub use agents::addresses::AddressedAgent;
 pub use agents::bindings::{BindOutcome, NewBinding};
 pub use agents::lifecycle::{AgentChange, DeleteCondition, DeletedAgent, NewAgent, Registration};
 pub use agents::presence::LastSeen;

@@ -1,16 +1,20 @@
 //! Connection pool, session settings and schema migrations.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use chrono::{DateTime, Utc};
 use sqlx::{
-    PgPool,
+    Connection as _, PgPool, Postgres,
     migrate::MigrateError,
+    pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 use tokio::time::Instant;
 
-use crate::{StoreError, StoreResult, statement_timeout::StatementTimeout as _};
+use crate::{StoreError, StoreResult, recovery::epoch::EpochFence, statement_timeout::StatementTimeout as _};
 
 /// Schema migrations, embedded from `migrations/`.
 pub static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
@@ -22,11 +26,28 @@ const MIGRATION_RETRY_DELAY: Duration = Duration::from_millis(250);
 const UNLIMITED_CONNECTIONS: u32 = 2;
 const UNUSED_AFTER: Duration = Duration::from_secs(30);
 
+/// Time for which a pooled connection counts as alive after its last use. One that has been idle for longer is tested
+/// before it is used, which costs a round trip.
+const TRUSTED_FOR: Duration = Duration::from_secs(1);
+
 /// Handle on Postgres. Cheap to clone; all clones share one pool.
 #[derive(Debug, Clone)]
 pub struct Store {
     pub(crate) pool: PgPool,
+    pub(crate) fence: Arc<EpochFence>,
+    kept: Arc<KeptConnections>,
 }
+
+/// Connections that the statements of the hot path leave checked out between them. The pool tests a connection whenever
+/// it is taken and returned, each time with a round trip.
+#[derive(Debug, Default)]
+struct KeptConnections(Mutex<Vec<(PoolConnection<Postgres>, Instant)>>);
+
+/// Connections that are kept at most.
+const KEPT_CONNECTIONS: u32 = 2;
+/// Time after which a kept connection returns to the pool instead of being used: it may have been lost meanwhile, which
+/// only the pool notices before a statement is sent.
+const KEPT_FOR: Duration = Duration::from_millis(500);
 
 /// Connection counts of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,11 +84,36 @@ impl Store {
             // running it. Partitions are pruned at execution.
             ("plan_cache_mode", "force_generic_plan"),
         ]);
-        let pool = PgPoolOptions::new()
-            .max_connections(connections)
-            .acquire_timeout(Duration::from_secs(3))
-            .connect_lazy_with(options);
-        Ok(Self { pool })
+        let fence = Arc::new(EpochFence::default());
+        let pool = fence.guard(pool_options(connections)).connect_lazy_with(options);
+        Ok(Self::new(pool, fence))
+    }
+
+    fn new(pool: PgPool, fence: Arc<EpochFence>) -> Self {
+        Self { pool, fence, kept: Arc::default() }
+    }
+
+    /// Takes a connection for a statement of the hot path. [`Self::keep_connection`] takes it back after a success; after
+    /// a failure it is dropped.
+    pub(crate) async fn take_kept_connection(&self, doing: &'static str) -> StoreResult<PoolConnection<Postgres>> {
+        loop {
+            let kept = self.kept.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            match kept {
+                Some((connection, since)) if since.elapsed() < KEPT_FOR => return Ok(connection),
+                Some(_) => {}
+                None => return self.pool.acquire().await.map_err(StoreError::from_sqlx(doing)),
+            }
+        }
+    }
+
+    /// Keeps a connection for the next statement of the hot path, or returns it to the pool.
+    pub(crate) fn keep_connection(&self, connection: PoolConnection<Postgres>) {
+        let mut kept = self.kept.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A small pool needs its connections for other statements.
+        let most = KEPT_CONNECTIONS.min(self.pool.options().get_max_connections() / 4);
+        if kept.len() < most as usize {
+            kept.push((connection, Instant::now()));
+        }
     }
 
     /// Returns a handle with a pool of its own whose statements Postgres ends after `limit`. A statement whose caller
@@ -77,18 +123,17 @@ impl Store {
         self.with_statement_timeout(limit.as_millis(), self.pool.options().clone())
     }
 
-    /// Returns a handle with a small pool of its own whose statements take as long as they need. Its connections are
-    /// closed when they are not used.
+    /// Returns a handle with a small pool of its own for recovery: its statements take as long as they need, and it
+    /// connects to any database. Its connections are closed when they are not used.
     #[must_use]
-    pub fn without_statement_limit(&self) -> Self {
-        let options = self.pool.options().clone().max_connections(UNLIMITED_CONNECTIONS);
-        self.with_statement_timeout(0, options.idle_timeout(UNUSED_AFTER))
+    pub fn for_recovery(&self) -> Self {
+        self.with_statement_timeout(0, pool_options(UNLIMITED_CONNECTIONS).idle_timeout(UNUSED_AFTER))
     }
 
     fn with_statement_timeout(&self, milliseconds: u128, pool: PgPoolOptions) -> Self {
         let options = (*self.pool.connect_options()).clone();
         let options = options.options([("statement_timeout", milliseconds.to_string())]);
-        Self { pool: pool.connect_lazy_with(options) }
+        Self::new(pool.connect_lazy_with(options), Arc::clone(&self.fence))
     }
 
     /// Checks that `url` is a Postgres URL, without connecting.
@@ -130,7 +175,8 @@ impl Store {
     #[must_use]
     pub fn with_dedicated_connection(&self) -> Self {
         let options = self.pool.options().clone().max_connections(1);
-        Self { pool: options.connect_lazy_with((*self.pool.connect_options()).clone()) }
+        let pool = options.connect_lazy_with((*self.pool.connect_options()).clone());
+        Self::new(pool, Arc::clone(&self.fence))
     }
 
     /// Migrates the schema to this program's version. A newer schema is left as it is, since migrations only add.
@@ -199,6 +245,21 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx("reading the clock of postgres"))
     }
+}
+
+fn pool_options(connections: u32) -> PgPoolOptions {
+    PgPoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(Duration::from_secs(3))
+        .test_before_acquire(false)
+        .before_acquire(|connection, metadata| {
+            Box::pin(async move {
+                if metadata.idle_for > TRUSTED_FOR {
+                    connection.ping().await?;
+                }
+                Ok(true)
+            })
+        })
 }
 
 /// Returns true if a migration failed on another session's lock, by timeout or deadlock.

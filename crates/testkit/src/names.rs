@@ -2,12 +2,10 @@
 //! about which it says nothing.
 
 use std::{
+    collections::HashSet,
     io,
     net::{Ipv4Addr, SocketAddr},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use tokio::{net::UdpSocket, task::AbortHandle};
@@ -22,7 +20,7 @@ const TYPE_A: [u8; 2] = [0, 1];
 #[derive(Debug)]
 pub struct NameServer {
     address: SocketAddr,
-    silent: Arc<AtomicUsize>,
+    silent: Arc<Mutex<HashSet<Vec<u8>>>>,
     task: AbortHandle,
 }
 
@@ -30,14 +28,17 @@ impl NameServer {
     /// Starts a server on a free port.
     pub async fn start() -> io::Result<Self> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let (address, silent) = (socket.local_addr()?, Arc::<AtomicUsize>::default());
-        let counted = Arc::clone(&silent);
+        let (address, silent) = (socket.local_addr()?, Arc::<Mutex<HashSet<Vec<u8>>>>::default());
+        let asked = Arc::clone(&silent);
         let task = tokio::spawn(async move {
             let mut query = [0; 512];
             while let Ok((length, from)) = socket.recv_from(&mut query).await {
-                match answer(&query[..length]) {
-                    Some(answer) => drop(socket.send_to(&answer, from).await),
-                    None => drop(counted.fetch_add(1, Ordering::Relaxed)),
+                match (answer(&query[..length]), name(&query[..length])) {
+                    (Some(answer), _) => drop(socket.send_to(&answer, from).await),
+                    (None, Some(name)) => {
+                        asked.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_vec());
+                    }
+                    (None, None) => {}
                 }
             }
         });
@@ -49,9 +50,9 @@ impl NameServer {
         self.address
     }
 
-    /// Returns the number of queries that were not answered.
-    pub fn silent_queries(&self) -> usize {
-        self.silent.load(Ordering::Relaxed)
+    /// Returns the number of different names that were asked for and not answered.
+    pub fn unanswered_names(&self) -> usize {
+        self.silent.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 }
 
@@ -61,13 +62,18 @@ impl Drop for NameServer {
     }
 }
 
+/// Returns the name of a query's question, in the form of the protocol.
+fn name(query: &[u8]) -> Option<&[u8]> {
+    query.get(HEAD..)?.split(|byte| *byte == 0).next()
+}
+
 /// Builds the answer to a query, or `None` for a name that is not answered.
 fn answer(query: &[u8]) -> Option<Vec<u8>> {
     let labels = query.get(HEAD..)?;
     if labels.windows(SILENT.len()).any(|label| label == SILENT) {
         return None;
     }
-    let name = labels.iter().position(|byte| *byte == 0)?;
+    let name = name(query)?.len();
     // The name ends with an empty label; type and class follow.
     let question = labels.get(..name + 5)?;
     let is_address = question[name + 1..name + 3] == TYPE_A;

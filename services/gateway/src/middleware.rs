@@ -72,9 +72,10 @@ pub async fn wrap_request(request: Request, next: Next) -> Response {
     };
     let (mut response, cost) = cost::measure_cost(inner.instrument(span.clone())).await;
     let (status, elapsed) = (response.status(), started_at.elapsed());
-    span.record("http.status", status.as_u16());
     span.in_scope(|| log_request(&route, status, elapsed, cost));
     if let Some(trace) = relay_trace::trace_id_of(&span) {
+        // Only for the trace. The log parses and writes the fields of a span again for each one that is recorded.
+        span.record("http.status", status.as_u16());
         metrics::record_exemplar(&route, elapsed.as_secs_f64(), trace);
     }
     record_metrics(&method, route, status, elapsed);

@@ -67,6 +67,39 @@ async fn posts_that_wait_for_a_lock_or_share_a_key_delay_no_other_tenant() -> Re
     Ok(())
 }
 
+/// The usual batch costs one statement. Without this test a fact that never holds would only make posts slow.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn posts_are_committed_by_one_statement_unless_the_workspace_is_watched() -> Result<()> {
+    let stack = Stack::builder().gateways(1).start().await?;
+    let gateway = stack.gateway(0);
+    let ann = room(gateway.url(), "usual").await?;
+    ann.dm("bob", "first").await?.success()?;
+    let in_steps = || gateway.metric("relay_commits_in_steps_total");
+    let before = in_steps().await?;
+    let body = json!({"to": "bob", "text": "keyed"});
+    let keyed = || ann.call(Method::POST, "/v1/dm", Some(body.clone()), &[("idempotency-key", "a-key")]);
+    ann.dm("bob", "second").await?.success()?;
+    let id = keyed().await?.success()?["id"].clone();
+    assert_eq!(in_steps().await? - before, 0.0);
+
+    assert_eq!(keyed().await?.success()?["id"], id, "the key is known");
+    assert_eq!(in_steps().await? - before, 1.0);
+    let mut database = PgConnection::connect(stack.database_url()).await?;
+    sqlx::query("UPDATE event_heads SET watched_until = 'infinity'").execute(&mut database).await?;
+    ann.dm("bob", "watched").await?.success()?;
+    assert_eq!(in_steps().await? - before, 2.0);
+    let seqs: Vec<i64> = sqlx::query_scalar("SELECT seq FROM deliveries ORDER BY seq").fetch_all(&mut database).await?;
+    assert_eq!(seqs, [1, 2, 3, 4]);
+    let unnumbered: i64 = sqlx::query_scalar(
+        "SELECT h.next_seq - 1 - coalesce(sum(l.last_seq - l.first_seq + 1), 0)::bigint
+           FROM event_heads h JOIN event_log l USING (workspace_id) GROUP BY h.workspace_id, h.next_seq",
+    )
+    .fetch_one(&mut database)
+    .await?;
+    assert_eq!(unnumbered, 0, "both ways number events without a gap");
+    Ok(())
+}
+
 /// Creates a workspace with the agents ann and bob, and returns the client of ann.
 async fn room(gateway: &str, name: &str) -> Result<Api> {
     let key = Api::create_workspace(gateway, name).await?.without_retries();

@@ -13,11 +13,10 @@ use sqlx::{Connection as _, PgConnection};
 /// Time within which a socket of a revoked token is closed, and some for a loaded machine.
 const CLOSED_WITHIN: Duration = Duration::from_secs(20);
 
-/// A broker's socket at the second gateway, while the workspace's key is used at the first.
+/// A broker's socket at the gateway of this client.
 async fn broker(key: &Api, node: &str) -> Result<NodeSocket> {
     let token = key.create_broker_node(&format!("node_{node}"), node).await?;
-    let at = key.at(&shared().await.gateways[1]);
-    let mut socket = NodeSocket::connect(&at.ws_base(), &token.token).await?;
+    let mut socket = NodeSocket::connect(&key.ws_base(), &token.token).await?;
     socket.register_broker(&token.node_id, node, node).await?;
     Ok(socket)
 }
@@ -51,7 +50,7 @@ async fn a_deleted_workspace_closes_its_sockets() -> Result<()> {
 async fn an_expired_workspace_closes_its_sockets() -> Result<()> {
     let shared = shared().await;
     let key = Api::create_workspace(&shared.gateways[0], "expired").await?;
-    let mut socket = broker(&key, "expired").await?;
+    let mut socket = broker(&key.at(&shared.gateways[1]), "expired").await?;
     let id = key.get("/v1/workspace").await?.success()?["id"].clone();
     let mut database = PgConnection::connect(&shared.database_url).await?;
     sqlx::query("UPDATE workspaces SET expires_at = now() WHERE workspace_id = $1::bigint")

@@ -15,6 +15,7 @@ use relay_acceptance::chaos::{
 };
 use relay_testkit::{
     client::Agent,
+    history::tick,
     proxy::{Direction, Verdict},
     stack::Stack,
     wait,
@@ -133,13 +134,20 @@ async fn posts_are_refused_and_sockets_stay_open_while_postgres_is_unavailable()
     let (mut slowest, mut nth) = (Duration::ZERO, 0);
     while Instant::now() < until {
         nth += 1;
-        let started = Instant::now();
+        let (started, asked_at) = (Instant::now(), tick());
         let text = format!("away {nth}");
         let reply = scene.api_of(&sam, nth % 2).without_retries().dm("ada", &text).await?;
         ensure!(reply.status == 503, "answered {}: {}", reply.status, reply.body);
         ensure!(reply.headers.contains_key("retry-after"), "no Retry-After");
         slowest = slowest.max(started.elapsed());
-        refused.push(SentMessage { text, recipients: vec!["ada".into()], outcome: Outcome::Refused(503), attempts: 1 });
+        refused.push(SentMessage {
+            text,
+            recipients: vec!["ada".into()],
+            outcome: Outcome::Refused(503),
+            attempts: 1,
+            ticks: (asked_at, tick()),
+            key: None,
+        });
         for gateway in scene.stack.gateways() {
             if nth == 3 {
                 wait::until("the gateway to notice", SOON, || async { !gateway.is_ready().await }).await;
@@ -209,7 +217,8 @@ async fn no_false_success_is_reported_while_postgres_is_frozen() -> Result<()> {
     scene.verify(&sent).await
 }
 
-/// Cuts the COMMIT of a batch, before or after it arrives, and posts through it.
+/// Cuts the commit of a batch, before or after it arrives, and posts through it: first commits by one statement, then
+/// COMMITs of transactions with a statement per step.
 async fn post_through_cut_commits(verdict: Verdict) -> Result<()> {
     let scene = Scene::start_with(Stack::builder().through_proxies(true)).await?;
     let (sam, _nodes) = pair(&scene).await?;
@@ -220,10 +229,18 @@ async fn post_through_cut_commits(verdict: Verdict) -> Result<()> {
     }
     let apis = [scene.api_of(&sam, 0), scene.api_of(&sam, 1)];
     let mut sent = Vec::new();
-    for round in 0..by_run_size(6, 40) {
+    let rounds = by_run_size(6, 40);
+    for round in 0..rounds {
+        if round == rounds / 2 {
+            scene.commit_in_steps().await?;
+        }
         // Other transactions commit too, so the cut is armed by the message itself.
         let marker = format!("cut-{round}-");
-        let fired = scene.cut_commit_of(&marker, verdict);
+        let fired = if round < rounds / 2 {
+            scene.cut_post_of(&marker, verdict)
+        } else {
+            scene.cut_commit_of(&marker, verdict)
+        };
         let mut posts = tokio::task::JoinSet::new();
         for n in 0..4 {
             let (apis, text) = (apis.clone(), format!("{marker}{n}"));
@@ -236,7 +253,7 @@ async fn post_through_cut_commits(verdict: Verdict) -> Result<()> {
                 }
             });
         }
-        wait::until("a COMMIT to be cut", SOON, || async { fired.load(Ordering::Relaxed) }).await;
+        wait::until("a commit to be cut", SOON, || async { fired.load(Ordering::Relaxed) }).await;
         // Long enough that the first check of the commit outcome finds no result.
         tokio::time::sleep(Duration::from_millis(400)).await;
         scene.stack.postgres_proxy().restore();
@@ -361,6 +378,8 @@ async fn a_transaction_stopped_midway_blocks_others_only_briefly() -> Result<()>
     let (sam, _nodes) = pair(&scene).await?;
     scene.dm(&sam, 0, "ada", "before").await?;
     scene.dm(&sam, 1, "ada", "before, too").await?;
+    // A commit by one statement cannot stop midway.
+    scene.commit_in_steps().await?;
     let fired = scene.swallow_commit_of("stopped");
     let apis = [scene.api_of(&sam, 0), scene.api_of(&sam, 1)];
     let since = Instant::now();

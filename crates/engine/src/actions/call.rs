@@ -73,7 +73,7 @@ pub struct InvocationReceipt {
     pub id: InvocationId,
     pub action_name: String,
     pub handler_agent_id: Option<AgentId>,
-    /// The node that handles it, if a certain node must.
+    /// The node that handles it: the one that must, otherwise the one that it was placed on.
     pub handler_node_id: Option<NodeId>,
     pub dispatched_node_id: Option<NodeId>,
     pub input: Value,
@@ -170,12 +170,13 @@ impl Actions {
         id: InvocationId,
         call: InvocationRequest,
     ) -> EngineResult<InvocationReceipt> {
-        let (handler_agent_id, handler_node_id) = match &call.handler {
-            Handler::Agent(agent) => (Some(*agent), None),
-            Handler::Node { target, .. } => (None, target.clone()),
-        };
+        let handler = call.handler.clone();
         let (action_name, input) = (call.action_name.clone(), call.input.clone());
         let made = self.place_invocation(scope, id, call).await?;
+        let (handler_agent_id, handler_node_id) = match handler {
+            Handler::Agent(agent) => (Some(agent), None),
+            Handler::Node { target, .. } => (None, target.or_else(|| made.node_id.clone())),
+        };
         Ok(InvocationReceipt {
             id: made.id,
             action_name,

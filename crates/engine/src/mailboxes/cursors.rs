@@ -1,7 +1,8 @@
 //! Delivery cursors of gateways (sent, acknowledged), written behind in batches.
 //!
 //! An ack counts once it is in Postgres. Only one move per mailbox and reporting provider waits in memory, so an outage
-//! of Postgres costs no memory, and everything is flushed within [`FLUSH_EVERY`].
+//! of Postgres costs no memory. A write costs by the mailbox and not by the ack, so acks of many mailboxes gather for
+//! longer: a mailbox that is acked 50 times a second is then written four times instead of 50.
 
 use std::{
     collections::HashMap,
@@ -16,8 +17,11 @@ use tokio::sync::Notify;
 use super::Mailboxes;
 use crate::{EngineResult, Inner, core::Core, events::Announcement};
 
-/// Time that acks gather before they are written.
-const FLUSH_EVERY: Duration = Duration::from_millis(20);
+/// Time that acks gather before they are written: at least, and at most.
+const FLUSH_EVERY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
+/// Part of that time for each mailbox of the last write. Above 500 mailboxes a second each write has more of them than
+/// the last, and the time grows to its bound.
+const PAUSE_PER_MAILBOX: Duration = Duration::from_millis(2);
 const MAX_PER_STATEMENT: usize = 1000;
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
@@ -63,10 +67,14 @@ impl CursorMoves {
     }
 }
 
-/// Merges a move. One provider's move never replaces another's: an ack that is lost here is not repeated.
+/// Merges a move. One provider's move never replaces another's: an ack that is lost here is not repeated. Neither does
+/// one of another recovery epoch, whose seqs may be those of other deliveries.
 fn merge(waiting: &mut HashMap<(WorkspaceScope, AgentId), MovesByProvider>, moved: CursorMove) {
     let moves_of = waiting.entry((moved.scope, moved.agent_id)).or_default();
-    match moves_of.iter_mut().find(|known| known.node_id == moved.node_id && known.provider == moved.provider) {
+    let is_same = |known: &&mut CursorMove| {
+        known.node_id == moved.node_id && known.provider == moved.provider && known.epoch == moved.epoch
+    };
+    match moves_of.iter_mut().find(is_same) {
         Some(known) => {
             known.sent_seq = known.sent_seq.max(moved.sent_seq);
             known.acked_seq = known.acked_seq.max(moved.acked_seq);
@@ -77,22 +85,39 @@ fn merge(waiting: &mut HashMap<(WorkspaceScope, AgentId), MovesByProvider>, move
 
 /// Writes moves until the engine is dropped.
 pub(crate) async fn run(engine: Weak<Inner>, moves: Weak<CursorMoves>) {
+    let mut pause = FLUSH_EVERY.0;
     loop {
         let Some(moves) = moves.upgrade() else { return };
         // Wakes up regularly to notice that the moves were dropped with the engine.
         let _ = tokio::time::timeout(Duration::from_secs(1), moves.pending.notified()).await;
-        tokio::time::sleep(FLUSH_EVERY).await;
+        tokio::time::sleep(pause).await;
         let Some(inner) = engine.upgrade() else { return };
-        if let Err(error) = flush(&inner.core, &moves).await {
-            tracing::debug!(error = &error as &dyn std::error::Error, "failed to write cursor moves, will retry");
-            tokio::time::sleep(RETRY_AFTER).await;
-            moves.pending.notify_one();
+        match flush(&inner.core, &moves).await {
+            Ok(mailboxes) => pause = pause_after(mailboxes),
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "failed to write cursor moves, will retry");
+                tokio::time::sleep(RETRY_AFTER).await;
+                moves.pending.notify_one();
+            }
         }
     }
 }
 
-async fn flush(core: &Core, moves: &CursorMoves) -> EngineResult<()> {
-    let rounds = moves.drain_rounds();
+/// Returns the time that acks gather after a write of this many mailboxes.
+fn pause_after(mailboxes: usize) -> Duration {
+    let pause = PAUSE_PER_MAILBOX.saturating_mul(u32::try_from(mailboxes).unwrap_or(u32::MAX));
+    pause.clamp(FLUSH_EVERY.0, FLUSH_EVERY.1)
+}
+
+/// Writes all waiting moves; returns the number of their mailboxes.
+async fn flush(core: &Core, moves: &CursorMoves) -> EngineResult<usize> {
+    // While another epoch was met, the writes below fail and the moves are kept.
+    let served = core.store.served_epoch();
+    let mut rounds = moves.drain_rounds();
+    if served.is_some() {
+        // Acks of sockets from before a recovery: their deliveries are sent again, with the same ids.
+        rounds.iter_mut().for_each(|round| round.retain(|moved| moved.epoch == served));
+    }
     let statements: Vec<&[CursorMove]> = rounds.iter().flat_map(|round| round.chunks(MAX_PER_STATEMENT)).collect();
     for (nth, some) in statements.iter().enumerate() {
         match core.store.flush_cursors(some, core.now()).await {
@@ -110,18 +135,18 @@ async fn flush(core: &Core, moves: &CursorMoves) -> EngineResult<()> {
             }
         }
     }
-    Ok(())
+    Ok(statements.iter().map(|some| some.len()).sum())
 }
 
 impl Mailboxes {
-    /// Records that a connection wrote or acknowledged up to here; stored within about 20 ms.
+    /// Records that a connection wrote or acknowledged up to here; stored within 20 ms, and within 250 ms while many mailboxes move.
     pub fn move_cursor(&self, moved: CursorMove) {
         self.cursors.add(moved);
     }
 
     /// Writes all waiting moves now, for a drain.
     pub async fn flush_cursors(&self) -> EngineResult<()> {
-        flush(&self.core, &self.cursors).await
+        flush(&self.core, &self.cursors).await.map(drop)
     }
 }
 
@@ -139,6 +164,7 @@ mod tests {
             provider: ProviderName::new(provider),
             sent_seq,
             acked_seq,
+            epoch: Some(1),
         }
     }
 
@@ -157,6 +183,20 @@ mod tests {
         let rounds = taken(&moves);
         assert_eq!(rounds, [[("a".to_owned(), 5, 4)], [("b".to_owned(), 2, 0)]], "one move per mailbox and statement");
         assert!(taken(&moves).is_empty());
+    }
+
+    #[test]
+    fn an_ack_from_before_a_recovery_is_not_taken_for_one_after_it() {
+        let moves = CursorMoves::default();
+        moves.add(moved("a", 9, 9));
+        moves.add(CursorMove { epoch: Some(2), ..moved("a", 3, 2) });
+        assert_eq!(taken(&moves), [[("a".to_owned(), 9, 9)], [("a".to_owned(), 3, 2)]]);
+    }
+
+    #[test]
+    fn acks_of_many_mailboxes_gather_for_longer() {
+        let pauses = [0, 10, 11, 100, 1000, usize::MAX].map(|mailboxes| pause_after(mailboxes).as_millis());
+        assert_eq!(pauses, [20, 20, 22, 200, 250, 250]);
     }
 
     #[test]

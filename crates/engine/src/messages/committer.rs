@@ -18,7 +18,7 @@ use relay_domain::{BatchId, GatewayId, JsonText, MessageId, WorkspaceId, message
 use relay_store::{
     Store, StoreError,
     events::RecordedEvents,
-    messages::commit::{Batch, BatchError, BatchOutcome, NewSend, SendOutcome},
+    messages::commit::{Batch, BatchError, BatchOutcome, CommitPath, NewSend, SendOutcome},
 };
 use relay_tasks::{
     batches::{BatchSender, Batches, QueueConfig, QueueFull, queue},
@@ -231,6 +231,8 @@ fn start_commit_spans(pending: &mut [FoldedSend]) -> Vec<tracing::Span> {
 
 /// Builds the batch: assigns ids to the messages, in order, and to the batch.
 fn build_batch(engine: &Engine, pending: &[FoldedSend]) -> Batch {
+    // Before the ids.
+    let epoch = engine.store().known_database().map(|known| known.epoch);
     let sends = pending
         .iter()
         .map(|FoldedSend { first, .. }| {
@@ -248,6 +250,7 @@ fn build_batch(engine: &Engine, pending: &[FoldedSend]) -> Batch {
         // Only gateways have an id. A batch of another process has no lease behind it, so that the outbox relay may
         // publish it at once.
         gateway_id: engine.core().gateway_id().unwrap_or(GatewayId::new(0)),
+        epoch,
         traceparent: pending.iter().find_map(|folded| folded.first.traceparent.clone()),
         sends,
     }
@@ -294,7 +297,7 @@ fn refuse_sends(pending: Vec<FoldedSend>, error: &StoreError) {
     tracing::warn!(error = error as &dyn std::error::Error, requests = pending.len(), "batch not committed");
     for one in pending.into_iter().flat_map(FoldedSend::into_requests) {
         let _ = one.reply.send(Err(match error {
-            StoreError::Unavailable { .. } => EngineError::CommitUnavailable,
+            StoreError::Unavailable { .. } | StoreError::OtherEpoch { .. } => EngineError::CommitUnavailable,
             StoreError::OutcomeUnknown { .. } => EngineError::OutcomeUnknown,
             StoreError::Aborted { .. } => EngineError::Overloaded,
             StoreError::Refused { .. } | StoreError::Corrupt { .. } => EngineError::Internal(Fault::CommitRefused),
@@ -304,6 +307,9 @@ fn refuse_sends(pending: Vec<FoldedSend>, error: &StoreError) {
 
 /// Replies to the callers and passes the committed sends to the publisher.
 fn finish_batch(engine: &Engine, batch: Batch, pending: Vec<FoldedSend>, outcome: BatchOutcome) {
+    if outcome.path == CommitPath::InSteps {
+        metrics::counter!(metric_names::COMMITS_IN_STEPS).increment(1);
+    }
     let mut committed = Committed { batch: batch.id, sends: Vec::with_capacity(pending.len()) };
     for ((folded, send), outcome) in pending.into_iter().zip(batch.sends).zip(outcome.sends) {
         let FoldedSend { first, repeats } = folded;

@@ -1,9 +1,9 @@
 //! Reading of messages: channels, single messages, threads.
 
 use relay_domain::{
-    MessageId,
+    MessageId, WorkspaceScope,
     messages::ListedMessage,
-    names::strip_hash,
+    names::{MAX_NOTE_BYTES, check_length, strip_hash},
     observers::{ObserverScope, ScopeSet},
 };
 use relay_store::MessagePage;
@@ -44,6 +44,17 @@ impl Messages {
             .filter(|id| view.sees_channel(*id, name))
             .ok_or_else(|| EngineError::NotFound(Missing::Channel(name.to_owned())))?;
         Ok(self.core.store.channel_messages(scope, id, page, &view.filters).await?)
+    }
+
+    /// Lists the messages of a session, newest first, those of conversations too.
+    pub async fn of_session(
+        &self,
+        scope: WorkspaceScope,
+        session_ref: &str,
+        page: MessagePage,
+    ) -> EngineResult<Vec<ListedMessage>> {
+        check_length("session_ref", session_ref, MAX_NOTE_BYTES)?;
+        Ok(self.core.store.session_messages(scope, session_ref, page).await?)
     }
 
     /// Returns a message and its replies, oldest first.

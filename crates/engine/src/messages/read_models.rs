@@ -4,6 +4,8 @@ use tokio::time::Instant;
 
 use chrono::TimeDelta;
 
+use relay_store::search::index::IndexedWorkspaces;
+
 use crate::{Engine, EngineResult, maintenance::Retention, tick::TickOutcome};
 
 const INDEXED_AT_ONCE: i64 = 500;
@@ -11,16 +13,28 @@ const INDEXED_AT_ONCE: i64 = 500;
 /// connection's time at most, and falls behind rather than take more from posting. Searches read missing messages
 /// themselves.
 const PAUSE_STEPS: u32 = 3;
+/// The same while only workspaces are behind that do not search: a twentieth.
+const UNWANTED_PAUSE_STEPS: u32 = 19;
 const MAILBOXES_AT_ONCE: i64 = 2000;
 const RECEIPTS_AT_ONCE: i64 = 5000;
 
-/// Adds new messages to the search index.
+/// Adds new messages to the search index, first those of workspaces that search.
 pub async fn index_messages(engine: &Engine) -> EngineResult<TickOutcome> {
+    let wanted = index_step(engine, IndexedWorkspaces::Wanted, PAUSE_STEPS).await?;
+    if wanted.more {
+        return Ok(wanted);
+    }
+    let all = index_step(engine, IndexedWorkspaces::All, UNWANTED_PAUSE_STEPS).await?;
+    Ok(TickOutcome { worked: wanted.worked + all.worked, ..all })
+}
+
+/// Runs a step, and pauses if messages are left.
+async fn index_step(engine: &Engine, which: IndexedWorkspaces, pause_steps: u32) -> EngineResult<TickOutcome> {
     let began = Instant::now();
-    let done = engine.store().index_messages(engine.now(), INDEXED_AT_ONCE).await?;
+    let done = engine.store().index_messages(which, engine.now(), INDEXED_AT_ONCE).await?;
     let more = i64::try_from(done.added).is_ok_and(|added| added >= INDEXED_AT_ONCE);
     if more {
-        tokio::time::sleep(began.elapsed() * PAUSE_STEPS).await;
+        tokio::time::sleep(began.elapsed() * pause_steps).await;
     }
     Ok(TickOutcome { worked: done.added, more, lag: None })
 }

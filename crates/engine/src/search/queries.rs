@@ -59,6 +59,7 @@ impl Search {
             },
         };
         let _place = self.core.take_scan_place(scope).await?;
+        self.core.store.want_index(scope).await?;
         let query = SearchQuery { text: &search.text, channel, from, before: search.before, after: search.after };
         let limit = usize::try_from(search.limit).unwrap_or(0);
         if !matches!(caller, Credential::Observer(_)) {

@@ -82,6 +82,7 @@ impl Workspaces {
     /// Returns totals of the last `days` days.
     pub async fn stats(&self, scope: WorkspaceScope, days: u32) -> EngineResult<Stats> {
         let _place = self.core.take_scan_place(scope).await?;
+        self.core.store.want_index(scope).await?;
         self.core.store.index_newest(scope, INDEX_TAIL_LIMIT).await?;
         let (today, since) = self.window(days);
         let posted = self.core.store.workspace_stats(scope, since, today).await?;
@@ -93,6 +94,7 @@ impl Workspaces {
     /// Lists the authors of the last `days` days with the most messages first.
     pub async fn author_stats(&self, scope: WorkspaceScope, days: u32, limit: i64) -> EngineResult<Vec<AuthorStats>> {
         let _place = self.core.take_scan_place(scope).await?;
+        self.core.store.want_index(scope).await?;
         self.core.store.index_newest(scope, INDEX_TAIL_LIMIT).await?;
         Ok(self.core.store.author_stats(scope, self.window(days).1, limit).await?)
     }

@@ -55,6 +55,7 @@ pub(super) fn describe_all() {
         "Time from queueing a frame for a socket to its ack; one frame per agent is measured at a time."
     );
     describe_histogram!(name::COMMIT_BATCH_SIZE, "Requests per commit.");
+    describe_counter!(name::COMMITS_IN_STEPS, "Batches of posts that one statement could not commit.");
     describe_gauge!(task_name::BODY_BYTES, Unit::Bytes, "Bytes reserved for message bodies in memory, by use.");
     describe_counter!(task_name::BODY_WAITS, "Reads and calls that waited for memory for message bodies, by use.");
     describe_histogram!(task_name::BATCH_ITEMS, "Items of one batch, by queue.");

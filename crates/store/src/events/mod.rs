@@ -12,7 +12,7 @@ pub use relay_domain::events::{Event, EventBody, status_event};
 use relay_domain::{AgentId, ChannelId, MessageId, WorkspaceId, WorkspaceScope};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sqlx::{PgConnection, types::Json};
+use sqlx::{FromRow, PgConnection, Postgres, postgres::PgArguments, query::Query, types::Json};
 
 use crate::{Store, StoreError, StoreResult, decode::decode_rows, messages::days::day_of, sizes::RECORD_BYTES};
 
@@ -105,72 +105,111 @@ pub(crate) async fn append(
     if events.is_empty() {
         return Ok(RecordedEvents { scope, first_seq: 0, created_at: at, events, watched: false });
     }
-    let mut recorded = append_all(tx, at, vec![(scope, events)]).await?;
+    let mut recorded = append_mixed(tx, at, events.into_iter().map(|event| (scope, event)).collect()).await?;
     recorded.pop().ok_or_else(|| StoreError::unavailable("recording events"))
 }
 
-/// Appends the events of several workspaces, each listed once and with at least one event. The counters are locked in the
-/// order of the workspaces.
-async fn append_all(
-    tx: &mut PgConnection,
+/// CTEs that number the events of `made` (workspace_id, n, events), which the caller defines, and store them. `raised` has
+/// the counters, which stay locked until the commit.
+macro_rules! appended_events {
+    ($at:literal, $day:literal) => {
+        const_format::concatcp!(
+            "raised AS (
+    INSERT INTO event_heads AS h (workspace_id, next_seq)
+    SELECT workspace_id, 1 + n FROM made ORDER BY workspace_id
+    ON CONFLICT (workspace_id) DO UPDATE SET next_seq = h.next_seq + excluded.next_seq - 1
+    RETURNING workspace_id, next_seq, watched_until > relay_now() AS watched
+), logged AS (
+    INSERT INTO event_log (workspace_id, last_seq, created_on, first_seq, created_at, events)
+    SELECT workspace_id, r.next_seq - 1, ",
+            $day,
+            ", r.next_seq - m.n, ",
+            $at,
+            ", m.events::json
+      FROM made m JOIN raised r USING (workspace_id)
+)"
+        )
+    };
+}
+pub(crate) use appended_events;
+
+const APPEND: &str = const_format::concatcp!(
+    "WITH made AS (
+         SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS e (workspace_id, n, events)
+     ), ",
+    appended_events!("$4", "$5"),
+    "SELECT workspace_id, next_seq - n, watched FROM made JOIN raised USING (workspace_id)"
+);
+
+/// Events of one transaction, as columns with a row for each workspace.
+pub(crate) struct EventColumns {
     at: DateTime<Utc>,
     events: Vec<(WorkspaceScope, Vec<Event>)>,
-) -> StoreResult<Vec<RecordedEvents>> {
-    let doing = "recording events";
-    let workspaces: Vec<i64> = events.iter().map(|(scope, _)| scope.workspace_id().get()).collect();
-    let counts: Vec<i64> = events.iter().map(|(_, events)| i64::try_from(events.len()).unwrap_or(0)).collect();
-    let mut bodies: Vec<String> = Vec::with_capacity(events.len());
-    for (_, events) in &events {
-        let kept: Vec<StoredEvent> = events.iter().map(StoredEvent::from).collect();
-        // Strings, numbers and JSON values always encode.
-        bodies.push(serde_json::to_string(&kept).unwrap_or_default());
-    }
-    let numbered: Vec<(i64, i64, bool)> = sqlx::query_as(
-        "WITH made AS (
-             SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS e (workspace_id, n, events)
-         ), bumped AS (
-             INSERT INTO event_heads AS h (workspace_id, next_seq)
-             SELECT workspace_id, 1 + n FROM made ORDER BY workspace_id
-             ON CONFLICT (workspace_id) DO UPDATE SET next_seq = h.next_seq + excluded.next_seq - 1
-             RETURNING workspace_id, next_seq, watched_until > relay_now() AS watched
-         ), logged AS (
-             INSERT INTO event_log (workspace_id, last_seq, created_on, first_seq, created_at, events)
-             SELECT workspace_id, b.next_seq - 1, $5, b.next_seq - m.n, $4, m.events::json
-               FROM made m JOIN bumped b USING (workspace_id)
-         )
-         SELECT workspace_id, next_seq - n, watched FROM made JOIN bumped USING (workspace_id)",
-    )
-    .bind(workspaces)
-    .bind(counts)
-    .bind(bodies)
-    .bind(at)
-    .bind(day_of(at))
-    .fetch_all(tx)
-    .await
-    .map_err(StoreError::from_sqlx(doing))?;
-    let mut recorded = Vec::with_capacity(numbered.len());
-    for (scope, events) in events {
-        let workspace = scope.workspace_id().get();
-        let Some((_, first_seq, watched)) = numbered.iter().find(|(id, _, _)| *id == workspace) else { continue };
-        recorded.push(RecordedEvents { scope, first_seq: *first_seq, created_at: at, events, watched: *watched });
-    }
-    Ok(recorded)
+    workspaces: Vec<WorkspaceId>,
+    counts: Vec<i64>,
+    bodies: Vec<String>,
 }
 
-/// Appends events of any workspaces in any order.
+impl EventColumns {
+    /// Collects events of any workspaces in any order.
+    pub(crate) fn collect(at: DateTime<Utc>, events: Vec<(WorkspaceScope, Event)>) -> Self {
+        let mut made: Vec<(WorkspaceScope, Vec<Event>)> = Vec::new();
+        for (scope, event) in events {
+            match made.iter_mut().find(|(known, _)| *known == scope) {
+                Some((_, all)) => all.push(event),
+                None => made.push((scope, vec![event])),
+            }
+        }
+        let mut columns =
+            Self { at, events: Vec::new(), workspaces: Vec::new(), counts: Vec::new(), bodies: Vec::new() };
+        for (scope, events) in &made {
+            let kept: Vec<StoredEvent> = events.iter().map(StoredEvent::from).collect();
+            columns.workspaces.push(scope.workspace_id());
+            columns.counts.push(i64::try_from(events.len()).unwrap_or(0));
+            // Strings, numbers and JSON values always encode.
+            columns.bodies.push(serde_json::to_string(&kept).unwrap_or_default());
+        }
+        columns.events = made;
+        columns
+    }
+
+    /// Binds the columns of `made`, the time and the day.
+    pub(crate) fn bind<'q>(&'q self, query: Query<'q, Postgres, PgArguments>) -> Query<'q, Postgres, PgArguments> {
+        query.bind(&self.workspaces).bind(&self.counts).bind(&self.bodies).bind(self.at).bind(day_of(self.at))
+    }
+
+    /// Returns the events with their seqs, given the first seq of each workspace and whether it is watched.
+    pub(crate) fn recorded(self, numbered: &[(WorkspaceId, i64, bool)]) -> Vec<RecordedEvents> {
+        let mut recorded = Vec::with_capacity(numbered.len());
+        for (scope, events) in self.events {
+            let workspace = scope.workspace_id();
+            let Some((_, first_seq, watched)) = numbered.iter().find(|(id, _, _)| *id == workspace) else { continue };
+            recorded.push(RecordedEvents {
+                scope,
+                first_seq: *first_seq,
+                created_at: self.at,
+                events,
+                watched: *watched,
+            });
+        }
+        recorded
+    }
+}
+
+/// Appends events of any workspaces in any order. Counters are locked in the order of the workspaces.
 pub(crate) async fn append_mixed(
     tx: &mut PgConnection,
     at: DateTime<Utc>,
     events: Vec<(WorkspaceScope, Event)>,
 ) -> StoreResult<Vec<RecordedEvents>> {
-    let mut made: Vec<(WorkspaceScope, Vec<Event>)> = Vec::new();
-    for (scope, event) in events {
-        match made.iter_mut().find(|(known, _)| *known == scope) {
-            Some((_, all)) => all.push(event),
-            None => made.push((scope, vec![event])),
-        }
+    if events.is_empty() {
+        return Ok(Vec::new());
     }
-    if made.is_empty() { Ok(Vec::new()) } else { append_all(tx, at, made).await }
+    let doing = "recording events";
+    let columns = EventColumns::collect(at, events);
+    let rows = columns.bind(sqlx::query(APPEND)).fetch_all(tx).await.map_err(StoreError::from_sqlx(doing))?;
+    let numbered: Result<Vec<(WorkspaceId, i64, bool)>, _> = rows.iter().map(FromRow::from_row).collect();
+    Ok(columns.recorded(&numbered.map_err(StoreError::from_sqlx(doing))?))
 }
 
 /// Head of a workspace's event log.

@@ -102,7 +102,8 @@ impl FromRow<'_, PgRow> for FactRow {
 // One round trip for the insert and all facts. On a resubmitted batch the insert waits until the first transaction ends.
 const OPEN: &str = "
 WITH opened AS (
-    INSERT INTO outbox (batch_id, gateway_id, sources, traceparent) VALUES ($6, $7, $8, $9)
+    INSERT INTO outbox (batch_id, gateway_id, sources, traceparent)
+    SELECT $6::bigint, $7::bigint, $8::jsonb, $9::text FROM relay_require_epoch($10)
     ON CONFLICT (batch_id) DO NOTHING RETURNING batch_id
 )
 SELECT 'batch' AS kind, 0::bigint AS workspace_id, batch_id AS id, 0::bigint AS version,
@@ -131,9 +132,6 @@ SELECT 'workspace', w.workspace_id, 0, (coalesce(h.watched_until, '-infinity') >
 /// generation detect an earlier one. `None`: this batch was committed before.
 pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreResult<Option<BatchFacts>> {
     let sends = &batch.sends;
-    // Ids as JSON numbers: the outbox relay reads them so, and jsonb keeps all 63 bits.
-    let sources: Vec<[i64; 2]> =
-        sends.iter().map(|send| [send.scope.workspace_id().get(), send.message.id.get()]).collect();
     let (mut agents, mut channels) = (Vec::new(), Vec::new());
     for send in sends {
         let workspace = send.scope.workspace_id();
@@ -156,8 +154,9 @@ pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreRes
         .bind(workspaces)
         .bind(batch.id)
         .bind(batch.gateway_id)
-        .bind(Json(sources))
+        .bind(Json(batch_sources(batch)))
         .bind(&batch.traceparent)
+        .bind(batch.epoch)
         .fetch_all(tx)
         .await
         .map_err(StoreError::from_sqlx("opening a batch"))?;
@@ -180,7 +179,13 @@ pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreRes
     Ok(is_new.then_some(facts))
 }
 
-fn sort_and_dedup<T: Ord>(keys: &mut Vec<T>) {
+/// Returns the messages of the outbox row. Ids as JSON numbers: the outbox relay reads them so, and jsonb keeps all 63
+/// bits.
+pub(crate) fn batch_sources(batch: &Batch) -> Vec<[i64; 2]> {
+    batch.sends.iter().map(|send| [send.scope.workspace_id().get(), send.message.id.get()]).collect()
+}
+
+pub(crate) fn sort_and_dedup<T: Ord>(keys: &mut Vec<T>) {
     keys.sort_unstable();
     keys.dedup();
 }

@@ -15,7 +15,6 @@ use sqlx::{FromRow, PgConnection, Postgres, postgres::PgArguments, query::Query}
 use crate::{
     StoreError, StoreResult,
     codes::MESSAGE_SOURCE,
-    mailboxes::settled_floors::count_settled_above,
     messages::{
         commit::{Batch, NewRecipient, NewSend, SendOutcome, WrittenDelivery},
         commit_facts::{AgentFacts, BatchFacts},
@@ -23,19 +22,17 @@ use crate::{
     },
 };
 
+/// CTEs that write the rows of `want` and of the messages `stored_rows` and attachments `attached_rows`, which the caller
+/// defines. The result is `fitted`.
+///
 /// Heads are locked in (workspace, agent) order, each mailbox's rows are ranked under that lock, and the first
 /// that fit under the depth cap get the next seqs. The depth of a mailbox is the distance from its settled
 /// floor to its head, less the settlements in between, which are counted only when the mailbox looks full.
 /// `MATERIALIZED` keeps the planner from evaluating the locking part more than once or in another order.
-const WRITE: &str = const_format::concatcp!(
-    "
-WITH want AS (
-    SELECT *
-      FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::date[], $5::bigint[], $6::text[],
-                  $7::smallint[], $8::smallint[], $9::timestamptz[], $10::timestamptz[], $11::int[])
-           WITH ORDINALITY AS w (workspace_id, agent_id, source_id, created_on, channel_id, node_id,
-                                 mode, reason, created_at, expires_at, depth, ord)
-), locked AS MATERIALIZED (
+macro_rules! written_rows {
+    () => {
+        const_format::concatcp!(
+            "locked AS MATERIALIZED (
     SELECT h.workspace_id, h.agent_id, h.next_seq
       FROM mailbox_heads h
       JOIN (SELECT DISTINCT workspace_id, agent_id FROM want) AS k USING (workspace_id, agent_id)
@@ -51,8 +48,8 @@ WITH want AS (
            CASE WHEN r.next_seq - 1 - c.settled_floor + r.rank <= r.depth THEN true
                 ELSE r.next_seq - 1 - c.settled_floor + r.rank <= r.depth
                      + ",
-    count_settled_above!("c", "c.settled_floor"),
-    "
+            $crate::mailboxes::settled_floors::count_settled_above!("c", "c.settled_floor"),
+            "
            END AS fits
       FROM ranked r
       JOIN mailbox_cursors c USING (workspace_id, agent_id)
@@ -62,27 +59,59 @@ WITH want AS (
       FROM (SELECT workspace_id, agent_id, max(next_seq + rank) AS next_seq
               FROM fitted WHERE fits GROUP BY workspace_id, agent_id) AS b
      WHERE h.workspace_id = b.workspace_id AND h.agent_id = b.agent_id
+    RETURNING 1
 ), delivered AS (
     INSERT INTO deliveries (workspace_id, agent_id, seq, created_on, source_id, channel_id, node_id,
                             mode, reason, created_at, expires_at)
     SELECT workspace_id, agent_id, next_seq + rank - 1, created_on, source_id, channel_id, node_id,
            mode, reason, created_at, expires_at
       FROM fitted WHERE fits
+    RETURNING 1
 ), stored AS (
     INSERT INTO messages (workspace_id, message_id, created_on, channel_id, agent_id, agent_name,
                           agent_type, thread_id, text, blocks, metadata, attachments, mentions, mode,
                           content_type, created_at, traceparent)
     SELECT w, m, d, c, a, n, t, h, x, b::json, e::json, f::json, string_to_array(p, ' '), o, y, z, q
+      FROM stored_rows
+    RETURNING 1
+), attached AS (
+    INSERT INTO file_attachments (workspace_id, file_id, message_id, created_on)
+    SELECT w, f, m, d FROM attached_rows
+    RETURNING 1
+), in_session AS (
+    INSERT INTO session_messages (workspace_id, session_ref, message_id, created_on)
+    SELECT s.w, author.session_ref, s.m, s.d
+      FROM stored_rows s JOIN agents author ON author.workspace_id = s.w AND author.agent_id = s.a
+     WHERE author.session_ref IS NOT NULL AND author.binding_id IS NOT NULL AND author.deleted_at IS NULL
+)"
+        )
+    };
+}
+pub(crate) use written_rows;
+
+const WRITE: &str = const_format::concatcp!(
+    "
+WITH want AS (
+    SELECT *
+      FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::date[], $5::bigint[], $6::text[],
+                  $7::smallint[], $8::smallint[], $9::timestamptz[], $10::timestamptz[], $11::int[])
+           WITH ORDINALITY AS w (workspace_id, agent_id, source_id, created_on, channel_id, node_id,
+                                 mode, reason, created_at, expires_at, depth, ord)
+), stored_rows AS (
+    SELECT *
       FROM unnest($12::bigint[], $13::bigint[], $14::date[], $15::bigint[], $16::bigint[], $17::text[],
                   $18::text[], $19::bigint[], $20::text[], $21::text[], $22::text[], $23::text[],
                   $24::text[], $25::text[], $26::text[], $27::timestamptz[], $28::text[])
            AS s (w, m, d, c, a, n, t, h, x, b, e, f, p, o, y, z, q)
-), attached AS (
-    INSERT INTO file_attachments (workspace_id, file_id, message_id, created_on)
-    SELECT * FROM unnest($29::bigint[], $30::bigint[], $31::bigint[], $32::date[])
-)
+), attached_rows AS (
+    SELECT * FROM unnest($29::bigint[], $30::bigint[], $31::bigint[], $32::date[]) AS f (w, f, m, d)
+), ",
+    written_rows!(),
+    "
 SELECT ord, CASE WHEN fits THEN next_seq + rank - 1 END AS seq FROM fitted"
 );
+
+pub(crate) type BatchQuery<'q> = Query<'q, Postgres, PgArguments>;
 
 /// One row per delivery, as columns.
 #[derive(Default)]
@@ -119,7 +148,7 @@ impl<'a> DeliveryColumns<'a> {
 
 /// One row per message, as columns.
 #[derive(Default)]
-struct MessageColumns<'a> {
+pub(crate) struct MessageColumns<'a> {
     workspace: Vec<WorkspaceId>,
     id: Vec<MessageId>,
     day: Vec<NaiveDate>,
@@ -140,7 +169,7 @@ struct MessageColumns<'a> {
 }
 
 impl<'a> MessageColumns<'a> {
-    fn push(&mut self, send: &'a NewSend) {
+    pub(crate) fn push(&mut self, send: &'a NewSend) {
         let message = &send.message;
         self.workspace.push(send.scope.workspace_id());
         self.id.push(message.id);
@@ -161,11 +190,33 @@ impl<'a> MessageColumns<'a> {
         self.created_at.push(message.created_at);
         self.traceparent.push(send.traceparent.as_deref());
     }
+
+    /// Binds the columns, in the order of `stored_rows`.
+    pub(crate) fn bind<'q>(&'q self, query: BatchQuery<'q>) -> BatchQuery<'q> {
+        query
+            .bind(&self.workspace)
+            .bind(&self.id)
+            .bind(&self.day)
+            .bind(&self.channel)
+            .bind(&self.agent)
+            .bind(&self.agent_name)
+            .bind(&self.agent_type)
+            .bind(&self.thread)
+            .bind(&self.text)
+            .bind(&self.blocks)
+            .bind(&self.metadata)
+            .bind(&self.attachments)
+            .bind(&self.mentions)
+            .bind(&self.mode)
+            .bind(&self.content_type)
+            .bind(&self.created_at)
+            .bind(&self.traceparent)
+    }
 }
 
 /// One row per attached file, as columns.
 #[derive(Default)]
-struct AttachmentColumns {
+pub(crate) struct AttachmentColumns {
     workspace: Vec<WorkspaceId>,
     file: Vec<FileId>,
     message: Vec<MessageId>,
@@ -173,7 +224,7 @@ struct AttachmentColumns {
 }
 
 impl AttachmentColumns {
-    fn push(&mut self, send: &NewSend) {
+    pub(crate) fn push(&mut self, send: &NewSend) {
         let message = &send.message;
         for attachment in message.attachments.as_array().into_iter().flatten() {
             // The engine wrote them from rows of files.
@@ -183,6 +234,11 @@ impl AttachmentColumns {
             self.message.push(message.id);
             self.day.push(day_of(message.created_at));
         }
+    }
+
+    /// Binds the columns, in the order of `attached_rows`.
+    pub(crate) fn bind<'q>(&'q self, query: BatchQuery<'q>) -> BatchQuery<'q> {
+        query.bind(&self.workspace).bind(&self.file).bind(&self.message).bind(&self.day)
     }
 }
 
@@ -214,9 +270,9 @@ impl<'a> BatchColumns<'a> {
         columns
     }
 
-    fn query(&self) -> Query<'_, Postgres, PgArguments> {
-        let (d, m, a) = (&self.deliveries, &self.messages, &self.attachments);
-        sqlx::query(WRITE)
+    fn query(&self) -> BatchQuery<'_> {
+        let d = &self.deliveries;
+        let query = sqlx::query(WRITE)
             .bind(&d.workspace)
             .bind(&d.agent)
             .bind(&d.source)
@@ -227,28 +283,8 @@ impl<'a> BatchColumns<'a> {
             .bind(&d.reason)
             .bind(&d.created_at)
             .bind(&d.expires_at)
-            .bind(&d.depth)
-            .bind(&m.workspace)
-            .bind(&m.id)
-            .bind(&m.day)
-            .bind(&m.channel)
-            .bind(&m.agent)
-            .bind(&m.agent_name)
-            .bind(&m.agent_type)
-            .bind(&m.thread)
-            .bind(&m.text)
-            .bind(&m.blocks)
-            .bind(&m.metadata)
-            .bind(&m.attachments)
-            .bind(&m.mentions)
-            .bind(&m.mode)
-            .bind(&m.content_type)
-            .bind(&m.created_at)
-            .bind(&m.traceparent)
-            .bind(&a.workspace)
-            .bind(&a.file)
-            .bind(&a.message)
-            .bind(&a.day)
+            .bind(&d.depth);
+        self.attachments.bind(self.messages.bind(query))
     }
 }
 

@@ -2,6 +2,7 @@
 //! read state, inbound webhooks, the outbox and retention. Called by the engine and by the worker's loops.
 
 pub mod commit;
+pub(crate) mod commit_at_once;
 pub(crate) mod commit_facts;
 pub(crate) mod commit_write;
 pub(crate) mod days;

@@ -125,6 +125,31 @@ impl Store {
         decode_listed(&rows)
     }
 
+    /// Lists the messages whose authors were bound with a session when they wrote them, newest first.
+    pub async fn session_messages(
+        &self,
+        scope: WorkspaceScope,
+        session_ref: &str,
+        page: MessagePage,
+    ) -> StoreResult<Vec<ListedMessage>> {
+        let rows = sqlx::query(listed_messages!(
+            "SELECT written.* FROM session_messages s
+               JOIN messages written USING (workspace_id, message_id, created_on)
+              WHERE s.workspace_id = $1 AND s.session_ref = $2 AND s.message_id < $3 AND s.message_id > $4
+              ORDER BY s.message_id DESC LIMIT $5",
+            "ORDER BY m.message_id DESC"
+        ))
+        .bind(scope.workspace_id())
+        .bind(session_ref)
+        .bind(page.before.map_or(i64::MAX, MessageId::get))
+        .bind(page.after.map_or(-1, MessageId::get))
+        .bind(page.limit)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("listing the messages of a session"))?;
+        decode_listed(&rows)
+    }
+
     /// Reads one message.
     pub async fn message(&self, scope: WorkspaceScope, id: MessageId) -> StoreResult<Option<ListedMessage>> {
         let row = sqlx::query(listed_messages!(

@@ -20,6 +20,9 @@ use crate::{
 };
 
 const SEARCH_INDEX: &str = "search_index";
+const WANTED_SEARCH_INDEX: &str = "wanted_search_index";
+/// Days for which the index of a workspace is wanted after a search.
+const WANTED_DAYS: i32 = 30;
 /// Position before the first workspace.
 const BEFORE_ALL: i64 = -1;
 /// Workspaces that one step reads.
@@ -27,6 +30,32 @@ const WORKSPACES_PER_STEP: i64 = 2000;
 /// Time after which no older message can become visible. A batch transaction takes 15 s at most, and a batch with
 /// an unknown commit outcome is submitted again for 30 s.
 pub(crate) const VISIBLE_WITHIN: TimeDelta = TimeDelta::seconds(120);
+
+/// Workspaces whose messages a step indexes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IndexedWorkspaces {
+    All,
+    /// Those that have searched or read statistics within the last weeks.
+    Wanted,
+}
+
+impl IndexedWorkspaces {
+    /// Returns the name of the loop state with the position of the steps.
+    const fn state(self) -> &'static str {
+        match self {
+            Self::All => SEARCH_INDEX,
+            Self::Wanted => WANTED_SEARCH_INDEX,
+        }
+    }
+
+    /// Returns the statement that reads the next workspaces.
+    const fn turn(self) -> &'static str {
+        match self {
+            Self::All => TURN,
+            Self::Wanted => WANTED_TURN,
+        }
+    }
+}
 
 /// Progress of one indexing step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -76,6 +105,14 @@ SELECT w.workspace_id, coalesce(p.reached_id, 0) AS reached_id, coalesce(p.settl
   FROM workspaces w LEFT JOIN search_progress p USING (workspace_id)
  WHERE w.workspace_id > $1 AND w.deleted_at IS NULL
  ORDER BY w.workspace_id LIMIT $2";
+
+// The same of the workspaces whose index is wanted. The first condition on the time is that of the index.
+const WANTED_TURN: &str = "
+SELECT w.workspace_id, p.reached_id, p.settled_id
+  FROM search_progress p JOIN workspaces w USING (workspace_id)
+ WHERE p.wanted_until > '-infinity' AND p.wanted_until > relay_now()
+   AND p.workspace_id > $1 AND w.deleted_at IS NULL
+ ORDER BY p.workspace_id LIMIT $2";
 
 // Messages between two marks of each workspace, in order, at most $4 in all, and whether each is indexed. The
 // bounds on `created_on` follow from the ids and keep the scan to the partitions that can have such ids.
@@ -172,17 +209,22 @@ ON CONFLICT (workspace_id) DO UPDATE SET indexed_count = p.indexed_count + exclu
 impl Store {
     /// Runs one step of both passes, each over at most `page` messages: messages above `reached_id`, then messages
     /// below it that are old enough that no earlier message can still become visible.
-    pub async fn index_messages(&self, now: DateTime<Utc>, page: i64) -> StoreResult<IndexStep> {
+    pub async fn index_messages(
+        &self,
+        which: IndexedWorkspaces,
+        now: DateTime<Utc>,
+        page: i64,
+    ) -> StoreResult<IndexStep> {
         let doing = "indexing messages";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let from = match lock_state::<i64>(&mut tx, SEARCH_INDEX).await? {
+        let from = match lock_state::<i64>(&mut tx, which.state()).await? {
             LoopState::Busy => return Ok(IndexStep::default()),
             LoopState::Locked(workspace) => workspace.unwrap_or(BEFORE_ALL),
         };
-        let mut turn = read_turn(&mut tx, from).await?;
+        let mut turn = read_turn(&mut tx, which, from).await?;
         if turn.is_empty() && from != BEFORE_ALL {
             // The end of the workspaces: start again with the first one.
-            turn = read_turn(&mut tx, BEFORE_ALL).await?;
+            turn = read_turn(&mut tx, which, BEFORE_ALL).await?;
         }
         let before = turn.clone();
         let old_enough = ((now - VISIBLE_WITHIN).timestamp_millis() - snowflake::EPOCH_MS).max(0) << 22;
@@ -192,13 +234,30 @@ impl Store {
         let added = add_to_index(&mut tx, &keys).await?;
         let moved: Vec<IndexProgress> = turn.into_iter().filter(|progress| !before.contains(progress)).collect();
         move_marks(&mut tx, &moved).await?;
-        save_state(&mut tx, SEARCH_INDEX, &first.next).await?;
+        save_state(&mut tx, which.state(), &first.next).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(IndexStep { added, more: first.is_full || second_is_full })
     }
 }
 
 impl Store {
+    /// Marks the index of a workspace as wanted. Most calls find it marked and write nothing.
+    pub async fn want_index(&self, scope: WorkspaceScope) -> StoreResult<()> {
+        sqlx::query(
+            "INSERT INTO search_progress AS p (workspace_id, wanted_until)
+             SELECT $1, relay_now() + make_interval(days => $2)
+              WHERE NOT EXISTS (SELECT FROM search_progress
+                                 WHERE workspace_id = $1 AND wanted_until > relay_now() + make_interval(days => $2) / 2)
+             ON CONFLICT (workspace_id) DO UPDATE SET wanted_until = excluded.wanted_until",
+        )
+        .bind(scope.workspace_id())
+        .bind(WANTED_DAYS)
+        .execute(&self.pool)
+        .await
+        .map_err(StoreError::from_sqlx("marking a search index as wanted"))?;
+        Ok(())
+    }
+
     /// Indexes at most `page` new messages of one workspace now, for statistics that must include them. It takes no
     /// loop lock and moves no mark: the insert ignores messages that the loop indexes at the same time.
     pub async fn index_newest(&self, scope: WorkspaceScope, page: i64) -> StoreResult<u64> {
@@ -318,8 +377,8 @@ fn advance_idle(turn: &mut [IndexProgress], busy: &HashSet<WorkspaceId>, old_eno
     }
 }
 
-async fn read_turn(tx: &mut PgConnection, from: i64) -> StoreResult<Vec<IndexProgress>> {
-    sqlx::query_as(TURN)
+async fn read_turn(tx: &mut PgConnection, which: IndexedWorkspaces, from: i64) -> StoreResult<Vec<IndexProgress>> {
+    sqlx::query_as(which.turn())
         .bind(from)
         .bind(WORKSPACES_PER_STEP)
         .fetch_all(tx)

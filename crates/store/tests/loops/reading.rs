@@ -2,7 +2,10 @@ use chrono::{Days, TimeDelta};
 use relay_domain::{ChannelId, MessageId, observers::ObserverFilters};
 use relay_store::{
     maintenance::partitions::DailyTable,
-    search::queries::{Reader, SearchQuery},
+    search::{
+        index::IndexedWorkspaces,
+        queries::{Reader, SearchQuery},
+    },
 };
 
 use crate::fixture::{Database, SENDER};
@@ -196,24 +199,40 @@ async fn a_message_is_found_from_its_commit_on_and_indexed_once() {
         db.post(db.message(n * 10), "the quick fox").await;
     }
     assert_eq!(db.search("quick").await.len(), 5, "without the index");
-    assert_eq!(db.store.index_messages(now, 3).await.unwrap().added, 3);
+    assert_eq!(db.store.index_messages(IndexedWorkspaces::All, now, 3).await.unwrap().added, 3);
     assert_eq!(db.search("quick").await.len(), 5, "with half of it");
-    while db.store.index_messages(now, 3).await.unwrap().more {}
+    while db.store.index_messages(IndexedWorkspaces::All, now, 3).await.unwrap().more {}
     assert_eq!((db.indexed().await, db.search("quick").await.len()), (5, 5));
 
     // Its id is smaller, it became visible later.
     db.post(db.message(15), "the quick cat").await;
     assert_eq!(db.search("cat").await, [db.message(15)], "at once");
-    db.store.index_messages(now, 100).await.unwrap();
+    db.store.index_messages(IndexedWorkspaces::All, now, 100).await.unwrap();
     assert_eq!(db.indexed().await, 5, "there was time enough for it to come");
     let later = now + TimeDelta::seconds(200);
-    while db.store.index_messages(later, 4).await.unwrap().more {}
+    while db.store.index_messages(IndexedWorkspaces::All, later, 4).await.unwrap().more {}
     assert_eq!(db.indexed().await, 6);
     assert_eq!(db.search("cat").await, [db.message(15)]);
     assert_eq!(db.number("SELECT settled_id FROM search_progress").await, db.message(50));
     assert_eq!(db.number("SELECT indexed_count FROM search_progress").await, 6);
     assert_eq!(db.number("SELECT sum(channel_messages)::bigint FROM message_stats").await, 6, "each counted once");
-    assert_eq!(db.store.index_messages(later, 4).await.unwrap().added, 0);
+    assert_eq!(db.store.index_messages(IndexedWorkspaces::All, later, 4).await.unwrap().added, 0);
+}
+
+#[tokio::test]
+async fn a_workspace_that_searches_is_indexed_before_the_others() {
+    let db = Database::room().await;
+    db.post(db.message(10), "the quick fox").await;
+    let wanted = async || db.store.index_messages(IndexedWorkspaces::Wanted, db.now, 100).await.unwrap().added;
+    assert_eq!(wanted().await, 0, "it has never searched");
+    let (scope, _) = Database::mailbox(ADA);
+    db.store.want_index(scope).await.unwrap();
+    assert_eq!(wanted().await, 1);
+    db.store.want_index(scope).await.unwrap();
+    db.run("UPDATE search_progress SET wanted_until = now()").await;
+    db.post(db.message(20), "the quick cat").await;
+    assert_eq!(wanted().await, 0, "its last search was long ago");
+    assert_eq!(db.search("quick").await.len(), 2, "and it is found without the index");
 }
 
 #[tokio::test]
@@ -233,7 +252,7 @@ async fn dropped_messages_leave_the_index_and_the_counts() {
     db.post(message, "ancient words").await;
     db.post(db.message(1), "fresh words").await;
     db.run(&format!("INSERT INTO message_reactions VALUES (7, {message}, '+1', 1, 5, 99, now())")).await;
-    while db.store.index_messages(db.now + TimeDelta::seconds(200), 100).await.unwrap().more {}
+    while db.store.index_messages(IndexedWorkspaces::All, db.now + TimeDelta::seconds(200), 100).await.unwrap().more {}
     assert_eq!(db.search("words").await, [db.message(1), message]);
     let (scope, _) = Database::mailbox(ADA);
     let accepted = async || db.store.workspace_metrics(scope, None).await.unwrap().accepted;

@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
-use relay_domain::{AgentId, GatewayId, NodeId, WorkspaceScope, access::token::TokenHash};
+use relay_domain::{AgentId, GatewayId, NodeId, WorkspaceScope, access::token::TokenHash, names};
 use relay_engine::{
     Engine, EngineError,
     access::authentication::NodeTokenState,
     actions::ProviderResultOutcome,
-    error::{Conflict, InvalidInput, Missing},
+    error::{Conflict, Denial, InvalidInput, Missing},
     mailboxes::serving::{Fence, ListedAgent, MailboxPosition, SessionHandle},
 };
 use relay_wire::{
@@ -47,6 +47,8 @@ pub(super) struct ProviderBinding {
     /// True if the client lists a delivery after acking it, so that its acks are stored with a delay.
     pub(super) rereads_after_ack: bool,
     pub(super) capabilities: usize,
+    /// Name of the node in the newest frame that contained one.
+    pub(super) declared_name: String,
 }
 
 /// Request frame with its correlation id.
@@ -105,13 +107,27 @@ pub(super) struct ControlContext {
     pub(super) closed: CancellationToken,
 }
 
+const fn creates_agents(frame: &InboundFrame) -> bool {
+    matches!(frame, InboundFrame::AgentRegister(_) | InboundFrame::AgentRecover(_) | InboundFrame::Spawn(_))
+}
+
+fn error_reply(id: Option<&str>, error: &ApiError) -> String {
+    let (code, message) = error.code_and_message();
+    relay_wire::nodes::frame::encode_error(id, code, message)
+}
+
 impl ControlContext {
     /// Handles one request.
     pub(super) async fn handle(self, request: Request) -> Outcome {
         let Request { id, frame } = request;
-        // While storage is unavailable, the request itself is refused or repeated.
         let refusal = match self.engine.access().check_node_token(self.token).await {
-            Ok(NodeTokenState::Valid) | Err(_) => None,
+            Ok(NodeTokenState::Valid) => None,
+            // An unchecked token creates no agents.
+            Err(error) if creates_agents(&frame) => {
+                return Outcome { reply: Some(error_reply(id.as_deref(), &error.into())), effect: RequestEffect::None };
+            }
+            // While storage is unavailable, the request itself is refused or repeated.
+            Err(_) => None,
             Ok(NodeTokenState::Revoked) => Some(close_of_revoked(self.direct)),
             Ok(NodeTokenState::SuspendedOrDrained) => Some(SUSPENDED_OR_DRAINED),
         };
@@ -153,9 +169,7 @@ impl ControlContext {
                         effect: RequestEffect::RegistrationFailed { held: None, close: INTERNAL },
                     };
                 }
-                let (code, message) = error.code_and_message();
-                let reply = Some(relay_wire::nodes::frame::encode_error(id.as_deref(), code, message));
-                Outcome { reply, effect: RequestEffect::None }
+                Outcome { reply: Some(error_reply(id.as_deref(), &error)), effect: RequestEffect::None }
             }
         }
     }
@@ -187,7 +201,7 @@ impl ControlContext {
         let binding = self.broker_binding()?;
         check_session_ref(frame.session_ref.as_deref())?;
         let expected: AgentId =
-            frame.expected_agent_id.parse().map_err(|_| EngineError::Conflict(Conflict::AgentIdentity))?;
+            frame.expected_agent_id.parse().map_err(|_| EngineError::Forbidden(Denial::AgentRecovery))?;
         let session = SessionHandle { session_ref: frame.session_ref.as_deref(), resumable: frame.resumable };
         let hosted = self.engine.nodes().recover_agent(&binding.fence, &frame.name, expected, session).await?;
         Ok(hosted_reply(hosted, binding.cursor_granted))
@@ -296,8 +310,6 @@ const RESULT_RETRY: Duration = Duration::from_millis(500);
 const MAX_INVENTORY: usize = 20_000;
 /// Maximum bytes of a capability name, a capability kind or a tag.
 pub(super) const MAX_WORD_BYTES: usize = 256;
-/// Maximum bytes of the handle for resuming a session.
-const MAX_SESSION_REF_BYTES: usize = 1024;
 
 /// Checks the bounds of advertised capabilities, which are stored.
 pub(super) fn check_capabilities(capabilities: &[Capability]) -> Result<(), EngineError> {
@@ -327,7 +339,7 @@ fn parse_inventory_entry(entry: InventoryEntry) -> Result<ListedAgent, EngineErr
 
 fn check_session_ref(session_ref: Option<&str>) -> Result<(), EngineError> {
     let text = session_ref.unwrap_or_default();
-    Ok(relay_domain::names::check_length("session_ref", text, MAX_SESSION_REF_BYTES)?)
+    Ok(names::check_length("session_ref", text, names::MAX_SESSION_REF_BYTES)?)
 }
 
 /// Capabilities in the form that the roster stores.

@@ -8,7 +8,7 @@ use relay_engine::{Engine, messages::edits::MessageUpdate};
 use relay_wire::{mailboxes::inbox::UpdateMessageBody, messages as wire};
 
 use crate::{
-    caller::{ActingAgent, Agent, ReaderOrAgent, reads},
+    caller::{ActingAgent, Agent, ReaderOrAgent, WorkspaceKey, reads},
     envelope::Reply,
     error::ApiError,
     extract::{Body, Path, Query},
@@ -29,6 +29,27 @@ pub async fn of_channel(
     Query(query): Query<wire::PageQuery>,
 ) -> Result<Reply<Vec<wire::Message>>, ApiError> {
     let messages = engine.messages().channel_messages(&caller, &name, page::parse_message_page(&query)?).await?;
+    Ok(Reply::ok(messages.into_iter().map(Into::into).collect()))
+}
+
+/// Lists the messages of a session, newest first.
+///
+/// A message belongs to the session that its author's binding to a node had when it was written, in channels and in
+/// conversations.
+#[utoipa::path(
+    get, path = "/v1/sessions/{session_ref}/messages", tag = "messages",
+    security(("workspace_key" = [])), params(wire::PageQuery),
+    responses((status = 200, body = Vec<wire::Message>)),
+)]
+#[tracing::instrument(level = "debug", name = "http.messages.of_session", skip_all)]
+pub async fn of_session(
+    State(engine): State<Engine>,
+    caller: WorkspaceKey,
+    Path(session_ref): Path<String>,
+    Query(query): Query<wire::PageQuery>,
+) -> Result<Reply<Vec<wire::Message>>, ApiError> {
+    let page = page::parse_message_page(&query)?;
+    let messages = engine.messages().of_session(caller.scope, &session_ref, page).await?;
     Ok(Reply::ok(messages.into_iter().map(Into::into).collect()))
 }
 

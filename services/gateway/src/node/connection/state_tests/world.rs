@@ -179,6 +179,7 @@ impl World {
             }
             Effect::Deliver { agent, seq, frame } => {
                 assert!(self.is_trusted, "a frame without a lease");
+                assert!(!frame.is_outdated(self.now), "its delivery may be settled by now");
                 assert_eq!(frame.body.encode().as_str(), format!("{agent}/{seq}"));
                 let mailbox = self.mailbox(agent);
                 assert!(mailbox.is_routed && !mailbox.is_suspended, "a frame for an agent that may have moved");
@@ -303,6 +304,7 @@ impl World {
                     is_broker: self.peer.is_broker(),
                     rereads_after_ack: self.peer == Peer::Rereading,
                     capabilities: 0,
+                    declared_name: String::new(),
                 };
                 let effect = RequestEffect::Registered(binding);
                 JobResult::Request(Box::new(Outcome { reply: Some(r#"{"type":"reply"}"#.to_owned()), effect }))
