@@ -187,13 +187,13 @@ async fn a_broker_that_lost_its_state_folder_gets_its_name_when_the_node_is_dele
         async move { Broker::start(gateway, key, NODE, &dir).await }
     };
     let node = async || lead.workspace.get(&format!("/v1/nodes/{NODE}")).await?.success();
-    let is_online = async || {
+    let is_online = || async {
         let node = node().await?;
         ensure!(node["status"] == "online", "{node}");
         anyhow::Ok(node["id"].clone())
     };
     let broker = start("first").await?;
-    let first = wait::until_ok("the broker's node to be online", HEARD_WITHIN, || is_online()).await?;
+    let first = wait::until_ok("the broker's node to be online", HEARD_WITHIN, is_online).await?;
     broker.terminate().await?;
     wait::until("it to be offline", HEARD_WITHIN, || async {
         node().await.is_ok_and(|node| node["status"] == "offline")
@@ -217,7 +217,7 @@ async fn a_broker_that_lost_its_state_folder_gets_its_name_when_the_node_is_dele
     assert_eq!(delete(format!("/v1/nodes/{NODE}")).await?, 204);
     assert_eq!(delete(format!("/v1/agents/{NODE}")).await?, 204);
     let broker = start("third").await?;
-    let third = wait::until_ok("the new node to be online", HEARD_WITHIN, || is_online()).await?;
+    let third = wait::until_ok("the new node to be online", HEARD_WITHIN, is_online).await?;
     assert_ne!(third, first);
     broker.terminate().await
 }
