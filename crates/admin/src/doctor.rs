@@ -1,6 +1,7 @@
 //! Checks of Postgres, NATS and their settings for `relayctl doctor`, with advice for each problem.
 
 mod recovery;
+mod replication;
 
 use chrono::Utc;
 use relay_engine::{access::secrets::KeyList, error::error_chain, settings::SecuritySettings};
@@ -168,6 +169,7 @@ fn postgres_findings(health: &DatabaseHealth, own_clock_ms: i64) -> Vec<Finding>
             &health.synchronous_commit,
             "set synchronous_commit = on: off answers before the disk has it",
         ),
+        replication::finding(health),
         checked(
             "postgres connections",
             free >= wanted,
@@ -362,13 +364,15 @@ mod tests {
 
     use super::*;
 
-    fn healthy() -> DatabaseHealth {
+    pub(super) fn healthy() -> DatabaseHealth {
         DatabaseHealth {
             server_version_num: 150_018,
             encoding: "UTF8".into(),
             fsync: "on".into(),
             full_page_writes: "on".into(),
             synchronous_commit: "on".into(),
+            synchronous_standby_names: String::new(),
+            standbys: 0,
             max_connections: 100,
             reserved: 3,
             connections: 3,

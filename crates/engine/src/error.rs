@@ -402,7 +402,7 @@ impl EngineError {
 impl From<StoreError> for EngineError {
     fn from(error: StoreError) -> Self {
         match error {
-            StoreError::Unavailable { .. } => Self::Unavailable(error),
+            StoreError::Unavailable { .. } | StoreError::OtherEpoch { .. } => Self::Unavailable(error),
             // Lost against other transactions: nothing was done, and the next attempt will most likely succeed.
             StoreError::Aborted { .. } => Self::Overloaded,
             StoreError::OutcomeUnknown { .. } => Self::OutcomeUnknown,

@@ -1,5 +1,7 @@
 //! Errors of store calls.
 
+use crate::recovery::epoch::OTHER_EPOCH;
+
 pub type StoreResult<T> = Result<T, StoreError>;
 
 /// Failure of a store call. A call that loses a race, or finds nothing, returns an outcome or `None` instead.
@@ -20,6 +22,10 @@ pub enum StoreError {
     /// idempotent must not retry.
     #[error("commit outcome unknown after {doing}")]
     OutcomeUnknown { doing: &'static str, source: sqlx::Error },
+    /// The database, or its last recovery, is not the one that this process knows. Nothing was done; the call may be
+    /// retried when the process has recovered.
+    #[error("another recovery epoch was met while {doing}")]
+    OtherEpoch { doing: &'static str },
     /// Postgres rejected the data or the statement.
     #[error("postgres refused {doing}")]
     Refused { doing: &'static str, source: sqlx::Error },
@@ -47,6 +53,7 @@ impl StoreError {
                 // admin shutdown, crash shutdown, cannot connect now, too many connections, query canceled,
                 // idle in transaction for too long, and class 08 (connection)
                 Some("57P01" | "57P02" | "57P03" | "53300" | "57014" | "25P03") => Self::Unavailable { doing, source },
+                Some(OTHER_EPOCH) => Self::OtherEpoch { doing },
                 Some(code) if code.starts_with("08") => Self::Unavailable { doing, source },
                 _ => Self::Refused { doing, source },
             },
@@ -83,17 +90,21 @@ impl StoreError {
     /// Returns true if `constraint` is the one that was violated.
     #[must_use]
     pub fn violates(&self, constraint: &str) -> bool {
-        let (Self::Unavailable { source, .. }
-        | Self::Aborted { source, .. }
-        | Self::OutcomeUnknown { source, .. }
-        | Self::Refused { source, .. }
-        | Self::Corrupt { source, .. }) = self;
+        let source = match self {
+            Self::OtherEpoch { .. } => return false,
+            Self::Unavailable { source, .. }
+            | Self::Aborted { source, .. }
+            | Self::OutcomeUnknown { source, .. }
+            | Self::Refused { source, .. }
+            | Self::Corrupt { source, .. } => source,
+        };
         source.as_database_error().and_then(|e| e.constraint()) == Some(constraint)
     }
 
-    /// Returns true if Postgres could not be reached, as opposed to having refused.
+    /// Returns true if Postgres could not be reached, or not the database that this process knows, as opposed to having
+    /// refused.
     #[must_use]
     pub const fn is_unavailable(&self) -> bool {
-        matches!(self, Self::Unavailable { .. } | Self::OutcomeUnknown { .. })
+        matches!(self, Self::Unavailable { .. } | Self::OutcomeUnknown { .. } | Self::OtherEpoch { .. })
     }
 }

@@ -14,7 +14,7 @@ use sqlx::{
 };
 use tokio::time::Instant;
 
-use crate::{StoreError, StoreResult, statement_timeout::StatementTimeout as _};
+use crate::{StoreError, StoreResult, recovery::epoch::EpochFence, statement_timeout::StatementTimeout as _};
 
 /// Schema migrations, embedded from `migrations/`.
 pub static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
@@ -34,6 +34,7 @@ const TRUSTED_FOR: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone)]
 pub struct Store {
     pub(crate) pool: PgPool,
+    pub(crate) fence: Arc<EpochFence>,
     kept: Arc<KeptConnections>,
 }
 
@@ -83,24 +84,13 @@ impl Store {
             // running it. Partitions are pruned at execution.
             ("plan_cache_mode", "force_generic_plan"),
         ]);
-        let pool = PgPoolOptions::new()
-            .max_connections(connections)
-            .acquire_timeout(Duration::from_secs(3))
-            .test_before_acquire(false)
-            .before_acquire(|connection, metadata| {
-                Box::pin(async move {
-                    if metadata.idle_for > TRUSTED_FOR {
-                        connection.ping().await?;
-                    }
-                    Ok(true)
-                })
-            })
-            .connect_lazy_with(options);
-        Ok(Self::new(pool))
+        let fence = Arc::new(EpochFence::default());
+        let pool = fence.guard(pool_options(connections)).connect_lazy_with(options);
+        Ok(Self::new(pool, fence))
     }
 
-    fn new(pool: PgPool) -> Self {
-        Self { pool, kept: Arc::default() }
+    fn new(pool: PgPool, fence: Arc<EpochFence>) -> Self {
+        Self { pool, fence, kept: Arc::default() }
     }
 
     /// Takes a connection for a statement of the hot path. [`Self::keep_connection`] takes it back after a success; after
@@ -133,18 +123,17 @@ impl Store {
         self.with_statement_timeout(limit.as_millis(), self.pool.options().clone())
     }
 
-    /// Returns a handle with a small pool of its own whose statements take as long as they need. Its connections are
-    /// closed when they are not used.
+    /// Returns a handle with a small pool of its own for recovery: its statements take as long as they need, and it
+    /// connects to any database. Its connections are closed when they are not used.
     #[must_use]
-    pub fn without_statement_limit(&self) -> Self {
-        let options = self.pool.options().clone().max_connections(UNLIMITED_CONNECTIONS);
-        self.with_statement_timeout(0, options.idle_timeout(UNUSED_AFTER))
+    pub fn for_recovery(&self) -> Self {
+        self.with_statement_timeout(0, pool_options(UNLIMITED_CONNECTIONS).idle_timeout(UNUSED_AFTER))
     }
 
     fn with_statement_timeout(&self, milliseconds: u128, pool: PgPoolOptions) -> Self {
         let options = (*self.pool.connect_options()).clone();
         let options = options.options([("statement_timeout", milliseconds.to_string())]);
-        Self::new(pool.connect_lazy_with(options))
+        Self::new(pool.connect_lazy_with(options), Arc::clone(&self.fence))
     }
 
     /// Checks that `url` is a Postgres URL, without connecting.
@@ -186,7 +175,8 @@ impl Store {
     #[must_use]
     pub fn with_dedicated_connection(&self) -> Self {
         let options = self.pool.options().clone().max_connections(1);
-        Self::new(options.connect_lazy_with((*self.pool.connect_options()).clone()))
+        let pool = options.connect_lazy_with((*self.pool.connect_options()).clone());
+        Self::new(pool, Arc::clone(&self.fence))
     }
 
     /// Migrates the schema to this program's version. A newer schema is left as it is, since migrations only add.
@@ -255,6 +245,21 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx("reading the clock of postgres"))
     }
+}
+
+fn pool_options(connections: u32) -> PgPoolOptions {
+    PgPoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(Duration::from_secs(3))
+        .test_before_acquire(false)
+        .before_acquire(|connection, metadata| {
+            Box::pin(async move {
+                if metadata.idle_for > TRUSTED_FOR {
+                    connection.ping().await?;
+                }
+                Ok(true)
+            })
+        })
 }
 
 /// Returns true if a migration failed on another session's lock, by timeout or deadlock.

@@ -1,5 +1,5 @@
 //! Test support for the engine: everything of [`relay_stack`], the engine that tests share, an HTTP endpoint that
-//! the engine can call, and a name server.
+//! the engine can call, a name server, and the rules that every history of clients keeps.
 //!
 //! Nothing here is linked into a shipped binary.
 //!
@@ -16,6 +16,7 @@
 //! # }
 //! ```
 
+pub mod history;
 pub mod names;
 pub mod receiver;
 mod shared;

@@ -1,11 +1,12 @@
 //! Ledger of everything that the nodes receive, verified frame by frame.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, btree_map::Entry},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
+use relay_testkit::history::{Content, History};
 use serde_json::Value;
 
 /// Frame received by an agent.
@@ -55,6 +56,8 @@ struct Inner {
 #[derive(Debug, Default)]
 pub struct Ledger {
     inner: Mutex<Inner>,
+    /// Frames, acks and posts for the rules that all fault tests share.
+    history: History,
 }
 
 /// Last seq of each agent on one connection.
@@ -68,9 +71,14 @@ impl Ledger {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the history of posts, frames and acks.
+    pub const fn history(&self) -> &History {
+        &self.history
+    }
+
     /// Records a `deliver` frame with a seq above 0 and returns the agent's position. Verifies that frames arrive
-    /// without gap or reorder on their connection, that repeats have the same ids, and that nothing below a readable
-    /// floor is repeated.
+    /// without gap or reorder on their connection, and that nothing below a readable floor is repeated; the history
+    /// judges the contents.
     pub fn record_delivery(&self, agent: &str, frame: &Value, line: &mut ConnectionLedger) -> u64 {
         let seq = frame["seq"].as_u64().unwrap_or_default();
         let payload = &frame["payload"];
@@ -78,6 +86,8 @@ impl Ledger {
             .then(|| payload["data"]["text"].as_str().unwrap_or_default().to_owned());
         let id = |field: &str| frame[field].as_str().unwrap_or_default().to_owned();
         let received = Received { delivery_id: id("delivery_id"), msg_id: id("msg_id"), text };
+        let content = Content { delivery_id: received.delivery_id.clone(), text: received.text.clone() };
+        self.history.record_frame(agent, seq, content);
         let mut inner = self.inner();
         let mailbox = inner.mailboxes.entry(agent.to_owned()).or_default();
         let mut wrong = None;
@@ -93,13 +103,9 @@ impl Ledger {
         if seq <= mailbox.settled && received.text.is_some() {
             wrong = Some(format!("{agent}: seq {seq} came back though floor {} was readable", mailbox.settled));
         }
-        if let Some(known) = mailbox.frames.get(&seq) {
-            mailbox.repeats += 1;
-            if known.text.is_some() && received.text.is_some() && *known != received {
-                wrong = Some(format!("{agent}: seq {seq} was {known:?} and came back as {received:?}"));
-            }
-        } else {
-            mailbox.frames.insert(seq, received);
+        match mailbox.frames.entry(seq) {
+            Entry::Occupied(_) => mailbox.repeats += 1,
+            Entry::Vacant(free) => drop(free.insert(received)),
         }
         if seq == mailbox.position + 1 {
             mailbox.position = seq;
@@ -195,9 +201,15 @@ impl Ledger {
         self.inner().violations.push(what);
     }
 
-    /// Returns all violations.
-    pub fn violations(&self) -> Vec<String> {
+    /// Returns the violations that concern connections, not contents.
+    pub fn connection_violations(&self) -> Vec<String> {
         self.inner().violations.clone()
+    }
+
+    /// Returns all violations so far, except those that need the posts.
+    pub fn violations(&self) -> Vec<String> {
+        let breaches = self.history.breaches();
+        self.inner().violations.iter().cloned().chain(breaches.iter().map(ToString::to_string)).collect()
     }
 
     /// Panics if there are violations.

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use super::{
     random_below,
-    sender::{ClientSend, SentMessage, Target, send_as_client},
+    sender::{ClientSend, SentMessage, Target, send_as_client, send_keyed},
 };
 
 /// Delay between two messages of one sender.
@@ -59,20 +59,35 @@ pub struct Senders {
     tasks: Vec<JoinHandle<Result<Vec<ClientSend>>>>,
 }
 
+#[derive(Clone, Copy, Debug)]
+enum Patience {
+    Client,
+    Outage,
+}
+
 /// Results of all senders.
 #[derive(Debug, Default)]
 pub struct SendReport {
     /// All sent messages.
     pub sent: Vec<SentMessage>,
-    /// Number of 5xx answers, which were retried.
+    /// Number of 5xx answers, which were retried. Of persistent senders, of all repetitions.
     pub server_errors: u64,
     /// Number of connections that ended without an answer, which were retried.
     pub no_answers: u64,
 }
 
 impl Senders {
-    /// Starts `count` senders with the token of this agent.
+    /// Starts `count` senders with the token of this agent, which give up as published clients do.
     pub fn start(count: usize, as_agent: &Api, to: &[Agent], front: &Front) -> Self {
+        Self::start_with(count, as_agent, to, front, Patience::Client)
+    }
+
+    /// Starts senders that repeat each request, with its idempotency key, through an outage.
+    pub fn start_persistent(count: usize, as_agent: &Api, to: &[Agent], front: &Front) -> Self {
+        Self::start_with(count, as_agent, to, front, Patience::Outage)
+    }
+
+    fn start_with(count: usize, as_agent: &Api, to: &[Agent], front: &Front, patience: Patience) -> Self {
         let (stopped, accepted) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let names: Arc<[String]> = to.iter().map(|agent| agent.name.clone()).collect();
         let tasks = (0..count)
@@ -85,8 +100,17 @@ impl Senders {
                         let text = format!("{number}-{}", sent.len());
                         let to = Target::Dm(names[random_below(names.len())].clone());
                         let first = number + sent.len();
-                        let gateways = (0..).map(|try_no| api.at(&front.pick(first + try_no)));
-                        sent.push(send_as_client(gateways, &to, &text).await?);
+                        sent.push(match patience {
+                            Patience::Client => {
+                                let gateways = (0..).map(|try_no| api.at(&front.pick(first + try_no)));
+                                send_as_client(gateways, &to, &text).await?
+                            }
+                            Patience::Outage => {
+                                let gateways = [api.at(&front.pick(first)), api.at(&front.pick(first + 1))];
+                                let sent = send_keyed(&gateways, &to, &text).await?;
+                                ClientSend { server_errors: u64::from(sent.attempts - 1), no_answers: 0, sent }
+                            }
+                        });
                         accepted.fetch_add(1, Ordering::Relaxed);
                         tokio::time::sleep(PAUSE).await;
                     }

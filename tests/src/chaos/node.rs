@@ -218,6 +218,7 @@ async fn serve(
                     let acks = manner.borrow().acks;
                     if acks && random_below(4) > 0 {
                         unacked.remove(&agent);
+                        ledger.history().record_ack(&agent, position);
                         let _ = socket.ack(&agent, position).await;
                     } else {
                         unacked.insert(agent, position);
@@ -235,6 +236,7 @@ async fn serve(
         if manner.borrow().acks && acked_at.elapsed() > ACK_INTERVAL {
             acked_at = Instant::now();
             for (agent, position) in unacked.drain() {
+                ledger.history().record_ack(&agent, position);
                 let _ = socket.ack(&agent, position).await;
             }
         }

@@ -1,7 +1,7 @@
 //! Private engine with a workspace, and the conditions that most fault tests wait for.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Result, ensure};
 use relay_testkit::{
     client::{Agent, Api, Reply},
+    history::Losses,
     proxy::{Direction, Verdict},
     stack::{Stack, StackBuilder},
     wait,
@@ -192,7 +193,7 @@ impl Scene {
     /// Verifies the senders' results against the database and the ledger.
     pub async fn verify(&self, sent: &[SentMessage]) -> Result<()> {
         let messages = self.database.messages().await?;
-        let mut wrong = self.ledger.violations();
+        let mut wrong = self.ledger.connection_violations();
         for one in sent {
             let rows = messages.get(&one.text).map_or(&[][..], Vec::as_slice);
             match &one.outcome {
@@ -206,22 +207,16 @@ impl Scene {
                 Outcome::Accepted(_) | Outcome::Refused(_) | Outcome::Unknown => {}
             }
         }
-        let mut got: HashMap<String, HashMap<String, u32>> = HashMap::new();
-        for agent in sent.iter().flat_map(|one| &one.recipients) {
-            got.entry(agent.clone()).or_insert_with(|| {
-                let mut counts = HashMap::new();
-                for text in self.ledger.texts(agent) {
-                    *counts.entry(text).or_default() += 1;
-                }
-                counts
-            });
-        }
         for one in sent {
-            let stored = messages.contains_key(&one.text);
+            self.ledger.history().record_post(one.to_post());
+        }
+        wrong.extend(self.ledger.history().violations(Losses::None).iter().map(ToString::to_string));
+        // Without an answer, the database tells whether a message was accepted.
+        let unanswered = sent.iter().filter(|one| one.outcome == Outcome::Unknown && messages.contains_key(&one.text));
+        for one in unanswered {
             for agent in &one.recipients {
-                let times = got.get(agent).and_then(|counts| counts.get(&one.text)).copied().unwrap_or_default();
-                if times != u32::from(stored) {
-                    wrong.push(format!("{agent} got {} {times} times ({:?})", one.text, one.outcome));
+                if !self.ledger.texts(agent).contains(&one.text) {
+                    wrong.push(format!("{agent} never got the stored {}", one.text));
                 }
             }
         }

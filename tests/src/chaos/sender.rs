@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use relay_testkit::client::{Api, Reply};
+use relay_testkit::{
+    client::{Api, Reply},
+    history::{Answer, Post, Tick, tick},
+};
 use reqwest::Method;
 use serde_json::json;
 
@@ -35,6 +38,28 @@ pub struct SentMessage {
     pub outcome: Outcome,
     /// Number of attempts.
     pub attempts: u32,
+    /// Begin of the first attempt and end of the last.
+    pub ticks: (Tick, Tick),
+    /// Idempotency key, if it had one.
+    pub key: Option<String>,
+}
+
+impl SentMessage {
+    /// Converts to a record of the history.
+    pub fn to_post(&self) -> Post {
+        Post {
+            asked_at: self.ticks.0,
+            answered_at: self.ticks.1,
+            key: self.key.clone(),
+            text: self.text.clone(),
+            recipients: self.recipients.clone(),
+            answer: match &self.outcome {
+                Outcome::Accepted(id) => Answer::Accepted(id.clone()),
+                Outcome::Refused(status) => Answer::Refused(*status),
+                Outcome::Unknown => Answer::None,
+            },
+        }
+    }
 }
 
 /// Destination of a message.
@@ -67,12 +92,14 @@ impl Target {
 /// Sends once without an idempotency key; the first answer is final.
 pub async fn send_once(api: &Api, target: &Target, text: &str) -> Result<SentMessage> {
     let (path, body) = target.request(text);
+    let asked_at = tick();
     let outcome = match api.without_retries().post(&path, body).await {
         Ok(reply) if reply.is_success() => Outcome::Accepted(posted_message_id(&reply)?),
         Ok(reply) => Outcome::Refused(reply.status),
         Err(_) => Outcome::Unknown,
     };
-    Ok(SentMessage { text: text.to_owned(), recipients: target.recipients(), outcome, attempts: 1 })
+    let ticks = (asked_at, tick());
+    Ok(SentMessage { text: text.to_owned(), recipients: target.recipients(), outcome, attempts: 1, ticks, key: None })
 }
 
 /// Sends with an idempotency key and retries at these gateways after a lost connection or a 5xx.
@@ -95,7 +122,7 @@ pub async fn send_twice(apis: &[Api; 2], target: &Target, text: &str) -> Result<
 
 async fn keyed<'a>(apis: impl Iterator<Item = &'a Api>, target: &Target, text: &str, key: &str) -> Result<SentMessage> {
     let (path, body) = target.request(text);
-    let started = Instant::now();
+    let (started, asked_at) = (Instant::now(), tick());
     for (tries, api) in (1..).zip(apis) {
         match api.without_retries().call(Method::POST, &path, Some(body.clone()), &[("Idempotency-Key", key)]).await {
             Ok(reply) if reply.is_success() => {
@@ -105,6 +132,8 @@ async fn keyed<'a>(apis: impl Iterator<Item = &'a Api>, target: &Target, text: &
                     recipients: target.recipients(),
                     outcome,
                     attempts: tries,
+                    ticks: (asked_at, tick()),
+                    key: Some(key.to_owned()),
                 });
             }
             Ok(reply) if reply.status < 500 => bail!("{text} was refused with {}: {}", reply.status, reply.body),
@@ -133,13 +162,19 @@ pub async fn send_as_client(gateways: impl Iterator<Item = Api>, target: &Target
     let (path, body) = target.request(text);
     let key = uuid::Uuid::new_v4().to_string();
     let (mut server_errors, mut no_answers, mut met) = (0, 0, Vec::new());
-    let mut pauses = CLIENT_PAUSES.iter();
+    let (mut pauses, asked_at) = (CLIENT_PAUSES.iter(), tick());
     for (tries, api) in (1..).zip(gateways) {
         match api.without_retries().call(Method::POST, &path, Some(body.clone()), &[("Idempotency-Key", &key)]).await {
             Ok(reply) if reply.is_success() => {
                 let outcome = Outcome::Accepted(posted_message_id(&reply)?);
-                let sent =
-                    SentMessage { text: text.to_owned(), recipients: target.recipients(), outcome, attempts: tries };
+                let sent = SentMessage {
+                    text: text.to_owned(),
+                    recipients: target.recipients(),
+                    outcome,
+                    attempts: tries,
+                    ticks: (asked_at, tick()),
+                    key: Some(key),
+                };
                 return Ok(ClientSend { sent, server_errors, no_answers });
             }
             Ok(reply) if reply.status < 500 => bail!("{text} was refused with {}: {}", reply.status, reply.body),

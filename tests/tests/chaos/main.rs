@@ -3,6 +3,7 @@
 #![expect(clippy::print_stdout, reason = "shown with a failed test")]
 
 mod delivery;
+mod failover;
 mod outages;
 mod push;
 mod rolling;

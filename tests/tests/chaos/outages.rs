@@ -15,6 +15,7 @@ use relay_acceptance::chaos::{
 };
 use relay_testkit::{
     client::Agent,
+    history::tick,
     proxy::{Direction, Verdict},
     stack::Stack,
     wait,
@@ -133,13 +134,20 @@ async fn posts_are_refused_and_sockets_stay_open_while_postgres_is_unavailable()
     let (mut slowest, mut nth) = (Duration::ZERO, 0);
     while Instant::now() < until {
         nth += 1;
-        let started = Instant::now();
+        let (started, asked_at) = (Instant::now(), tick());
         let text = format!("away {nth}");
         let reply = scene.api_of(&sam, nth % 2).without_retries().dm("ada", &text).await?;
         ensure!(reply.status == 503, "answered {}: {}", reply.status, reply.body);
         ensure!(reply.headers.contains_key("retry-after"), "no Retry-After");
         slowest = slowest.max(started.elapsed());
-        refused.push(SentMessage { text, recipients: vec!["ada".into()], outcome: Outcome::Refused(503), attempts: 1 });
+        refused.push(SentMessage {
+            text,
+            recipients: vec!["ada".into()],
+            outcome: Outcome::Refused(503),
+            attempts: 1,
+            ticks: (asked_at, tick()),
+            key: None,
+        });
         for gateway in scene.stack.gateways() {
             if nth == 3 {
                 wait::until("the gateway to notice", SOON, || async { !gateway.is_ready().await }).await;

@@ -12,7 +12,7 @@ use relay_acceptance::chaos::{
     scene::Scene,
     sender::{Outcome, SentMessage, Target, send_keyed, send_once},
 };
-use relay_testkit::{proxy::Verdict, stack::Stack, wait};
+use relay_testkit::{client::NodeSocket, proxy::Verdict, stack::Stack, wait};
 
 /// Takeovers and repairs take up to 5 s (a probe, a lease, the silence check); the rest is for a loaded machine.
 const SOON: Duration = Duration::from_secs(30);
@@ -260,4 +260,29 @@ async fn a_drain_closes_sockets_gracefully_and_loses_nothing() -> Result<()> {
         scene.wait_acked(&name, head, SOON).await;
     }
     scene.verify(&sent).await
+}
+
+/// The COMMIT of a registration arrives, its answer is lost, and Postgres stays unavailable until the connection has given
+/// up. Its client does not return.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_registration_cut_in_its_commit_does_not_hold_its_provider() -> Result<()> {
+    // Missed heartbeats free a provider only after 45 s.
+    const FREED_WITHIN: Duration = Duration::from_secs(25);
+    let scene = Scene::start_with(Stack::builder().through_proxies(true)).await?;
+    let node = scene.workspace.create_broker_node("node-cut", "cut").await?;
+    let gateway = scene.gateways_from(0)[0].replacen("http", "ws", 1);
+    let mut socket = NodeSocket::connect_with_header(&gateway, &node.token).await?;
+    let fired = scene.cut_commit_of("instance-cut", Verdict::ForwardThenCut);
+    let reply = socket.register_broker(&node.node_id, "cut", "instance-cut").await;
+    ensure!(reply.is_err() && fired.load(Ordering::Relaxed), "the registration was not cut: {reply:?}");
+    ensure!(scene.database.is_connected(&node.node_id).await?, "the COMMIT did not arrive");
+    let _ = socket.closed(SOON).await;
+    scene.stack.postgres_proxy().restore();
+    let since = Instant::now();
+    wait::until("the provider to be free", FREED_WITHIN, || async {
+        scene.database.is_connected(&node.node_id).await.is_ok_and(|connected| !connected)
+    })
+    .await;
+    println!("free after {:?}", since.elapsed());
+    Ok(())
 }

@@ -193,7 +193,7 @@ async fn a_broker_that_lost_its_state_folder_gets_its_name_when_the_node_is_dele
         anyhow::Ok(node["id"].clone())
     };
     let broker = start("first").await?;
-    let first = wait::until_ok("the broker's node to be online", HEARD_WITHIN, || is_online()).await?;
+    let first = wait::until_ok("the broker's node to be online", HEARD_WITHIN, &is_online).await?;
     broker.terminate().await?;
     wait::until("it to be offline", HEARD_WITHIN, || async {
         node().await.is_ok_and(|node| node["status"] == "offline")
@@ -209,7 +209,7 @@ async fn a_broker_that_lost_its_state_folder_gets_its_name_when_the_node_is_dele
     }
     assert_eq!(lead.workspace.delete(&format!("/v1/nodes/{NODE}")).await?.status, 204);
     let broker = start("third").await?;
-    let third = wait::until_ok("the new node to be online", HEARD_WITHIN, || is_online()).await?;
+    let third = wait::until_ok("the new node to be online", HEARD_WITHIN, is_online).await?;
     assert_ne!(third, first);
     broker.terminate().await
 }

@@ -5,5 +5,6 @@
 mod broker;
 mod broker_spawn;
 mod js;
+mod postgres_failover;
 mod python;
 mod rust;

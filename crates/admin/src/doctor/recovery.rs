@@ -180,6 +180,8 @@ mod tests {
         let state = DatabaseState {
             identity: "a".into(),
             adopted_identity: Some("a".into()),
+            epoch: 0,
+            is_standby: false,
             seen_at: at(1),
             recovered_at: None,
             report: None,

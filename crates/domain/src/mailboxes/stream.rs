@@ -160,6 +160,12 @@ impl<F> MailboxStream<F> {
         self.repairing = false;
     }
 
+    /// Returns the frame that would leave now, without taking it.
+    #[must_use]
+    pub fn ready_frame(&self) -> Option<&F> {
+        if self.phase == Phase::Flowing { self.early.get(&self.next) } else { None }
+    }
+
     /// Returns the frame that may leave now, or `None` if there is none or the stream is suspended.
     pub fn next_frame(&mut self) -> Option<(Seq, F)> {
         if self.phase != Phase::Flowing {

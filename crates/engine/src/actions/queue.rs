@@ -165,6 +165,8 @@ impl Actions {
                 outcomes.into_iter().map(Ok).collect()
             }
             Err(StoreError::Unavailable { .. }) => self.resolve_commit_outcome(new).await,
+            // Nothing was created: the process does not know the database any more.
+            Err(StoreError::OtherEpoch { .. }) => new.iter().map(|_| Err(EngineError::CommitUnavailable)).collect(),
             Err(error) if new.len() == 1 => vec![Err(error.into())],
             // One at a time shows which request is at fault.
             Err(_) => {

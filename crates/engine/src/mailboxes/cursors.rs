@@ -67,10 +67,14 @@ impl CursorMoves {
     }
 }
 
-/// Merges a move. One provider's move never replaces another's: an ack that is lost here is not repeated.
+/// Merges a move. One provider's move never replaces another's: an ack that is lost here is not repeated. Neither does
+/// one of another recovery epoch, whose seqs may be those of other deliveries.
 fn merge(waiting: &mut HashMap<(WorkspaceScope, AgentId), MovesByProvider>, moved: CursorMove) {
     let moves_of = waiting.entry((moved.scope, moved.agent_id)).or_default();
-    match moves_of.iter_mut().find(|known| known.node_id == moved.node_id && known.provider == moved.provider) {
+    let is_same = |known: &&mut CursorMove| {
+        known.node_id == moved.node_id && known.provider == moved.provider && known.epoch == moved.epoch
+    };
+    match moves_of.iter_mut().find(is_same) {
         Some(known) => {
             known.sent_seq = known.sent_seq.max(moved.sent_seq);
             known.acked_seq = known.acked_seq.max(moved.acked_seq);
@@ -107,7 +111,13 @@ fn pause_after(mailboxes: usize) -> Duration {
 
 /// Writes all waiting moves; returns the number of their mailboxes.
 async fn flush(core: &Core, moves: &CursorMoves) -> EngineResult<usize> {
-    let rounds = moves.drain_rounds();
+    // While another epoch was met, the writes below fail and the moves are kept.
+    let served = core.store.served_epoch();
+    let mut rounds = moves.drain_rounds();
+    if served.is_some() {
+        // Acks of sockets from before a recovery: their deliveries are sent again, with the same ids.
+        rounds.iter_mut().for_each(|round| round.retain(|moved| moved.epoch == served));
+    }
     let statements: Vec<&[CursorMove]> = rounds.iter().flat_map(|round| round.chunks(MAX_PER_STATEMENT)).collect();
     for (nth, some) in statements.iter().enumerate() {
         match core.store.flush_cursors(some, core.now()).await {
@@ -154,6 +164,7 @@ mod tests {
             provider: ProviderName::new(provider),
             sent_seq,
             acked_seq,
+            epoch: Some(1),
         }
     }
 
@@ -172,6 +183,14 @@ mod tests {
         let rounds = taken(&moves);
         assert_eq!(rounds, [[("a".to_owned(), 5, 4)], [("b".to_owned(), 2, 0)]], "one move per mailbox and statement");
         assert!(taken(&moves).is_empty());
+    }
+
+    #[test]
+    fn an_ack_from_before_a_recovery_is_not_taken_for_one_after_it() {
+        let moves = CursorMoves::default();
+        moves.add(moved("a", 9, 9));
+        moves.add(CursorMove { epoch: Some(2), ..moved("a", 3, 2) });
+        assert_eq!(taken(&moves), [[("a".to_owned(), 9, 9)], [("a".to_owned(), 3, 2)]]);
     }
 
     #[test]

@@ -231,6 +231,8 @@ fn start_commit_spans(pending: &mut [FoldedSend]) -> Vec<tracing::Span> {
 
 /// Builds the batch: assigns ids to the messages, in order, and to the batch.
 fn build_batch(engine: &Engine, pending: &[FoldedSend]) -> Batch {
+    // Before the ids.
+    let epoch = engine.store().known_database().map(|known| known.epoch);
     let sends = pending
         .iter()
         .map(|FoldedSend { first, .. }| {
@@ -248,6 +250,7 @@ fn build_batch(engine: &Engine, pending: &[FoldedSend]) -> Batch {
         // Only gateways have an id. A batch of another process has no lease behind it, so that the outbox relay may
         // publish it at once.
         gateway_id: engine.core().gateway_id().unwrap_or(GatewayId::new(0)),
+        epoch,
         traceparent: pending.iter().find_map(|folded| folded.first.traceparent.clone()),
         sends,
     }
@@ -294,7 +297,7 @@ fn refuse_sends(pending: Vec<FoldedSend>, error: &StoreError) {
     tracing::warn!(error = error as &dyn std::error::Error, requests = pending.len(), "batch not committed");
     for one in pending.into_iter().flat_map(FoldedSend::into_requests) {
         let _ = one.reply.send(Err(match error {
-            StoreError::Unavailable { .. } => EngineError::CommitUnavailable,
+            StoreError::Unavailable { .. } | StoreError::OtherEpoch { .. } => EngineError::CommitUnavailable,
             StoreError::OutcomeUnknown { .. } => EngineError::OutcomeUnknown,
             StoreError::Aborted { .. } => EngineError::Overloaded,
             StoreError::Refused { .. } | StoreError::Corrupt { .. } => EngineError::Internal(Fault::CommitRefused),

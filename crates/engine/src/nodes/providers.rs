@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use chrono::{DateTime, Utc};
 use relay_domain::{
     ActionId, AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope,
     agents::{AgentKind, AgentStatus},
@@ -19,6 +20,8 @@ use relay_store::{
 };
 use relay_stream::{ProbeRequest, Probes};
 
+use tokio::time::Instant;
+
 use super::Nodes;
 use crate::{
     EngineError, EngineResult,
@@ -28,6 +31,11 @@ use crate::{
 
 /// Time that a registration waits for the probe of its incumbent.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time to find out whether a registration was committed.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
+const RELEASE_POLL: Duration = Duration::from_secs(2);
+/// Postgres ends a transaction that waits for its COMMIT after 3 s, so that the last look is final.
+const RELEASE_LOOKS: u32 = 3;
 /// Bound of the retries after a lost race.
 const MAX_RACES: usize = 10;
 
@@ -37,6 +45,8 @@ pub struct Registrant {
     pub scope: WorkspaceScope,
     pub node_id: NodeId,
     pub gateway_id: GatewayId,
+    /// Time when the connection asked for the provider.
+    pub requested_at: DateTime<Utc>,
     pub registration: ProviderRegistration,
 }
 
@@ -53,11 +63,11 @@ impl Nodes {
     ///
     /// # Errors
     /// [`Conflict::ProviderInstance`], [`Conflict::NodeName`],
-    /// [`Conflict::ActionName`], [`Missing::Node`], or an invalid name.
+    /// [`Conflict::ActionName`], [`Conflict::Superseded`], [`Missing::Node`], or an invalid name.
     pub async fn register_provider(&self, registrant: &Registrant) -> EngineResult<i64> {
-        let Registrant { scope, node_id, gateway_id, registration } = registrant;
+        let Registrant { scope, node_id, gateway_id, requested_at, registration } = registrant;
         check_name("name", &registration.node_name, MAX_NODE_NAME_BYTES)?;
-        let until = tokio::time::Instant::now() + REGISTRATION_TIMEOUT;
+        let until = Instant::now() + REGISTRATION_TIMEOUT;
         let mut silent_epoch = None;
         for _ in 0..MAX_RACES {
             let direct = self
@@ -80,7 +90,7 @@ impl Nodes {
                         ProbeOutcome::Alive => return Err(EngineError::Conflict(Conflict::ProviderInstance)),
                         ProbeOutcome::Silent => silent_epoch = epoch,
                     }
-                    if tokio::time::Instant::now() < until {
+                    if Instant::now() < until {
                         continue;
                     }
                 }
@@ -88,7 +98,12 @@ impl Nodes {
             let at = self.core.now();
             let capabilities = registration.capabilities.as_array().map_or(0, Vec::len);
             let ids: Vec<ActionId> = (0..capabilities).map(|_| ActionId::new(self.core.next_id())).collect();
-            let claim = ProviderClaim { expected_epoch: epoch, gateway: *gateway_id, action_ids: &ids };
+            let claim = ProviderClaim {
+                expected_epoch: epoch,
+                gateway: *gateway_id,
+                action_ids: &ids,
+                requested_at: *requested_at,
+            };
             match self.core.store.register_provider(*scope, node_id, claim, registration, at).await? {
                 RegisterOutcome::Registered { epoch, recorded } => {
                     self.core.announce(recorded);
@@ -100,6 +115,7 @@ impl Nodes {
                 }
                 RegisterOutcome::ActionConflict(name) => return Err(EngineError::Conflict(Conflict::ActionName(name))),
                 RegisterOutcome::NoNode => return Err(EngineError::NotFound(Missing::Node(node_id.to_string()))),
+                RegisterOutcome::Superseded => return Err(EngineError::Conflict(Conflict::Superseded)),
                 RegisterOutcome::Raced => {}
             }
         }
@@ -131,6 +147,34 @@ impl Nodes {
 
     pub async fn answer_probe(&self, reply: String, proof: ProbeOutcome) {
         self.stream.answer_probe(reply, proof).await;
+    }
+
+    /// Frees the provider that a registration with an unknown commit outcome may have taken, after its connection has
+    /// given up. Otherwise it would seem connected until its heartbeats are missed.
+    pub async fn release_unconfirmed(&self, registrant: &Registrant) {
+        let until = Instant::now() + RELEASE_TIMEOUT;
+        let mut looks = 0;
+        while looks < RELEASE_LOOKS && Instant::now() < until {
+            tokio::time::sleep(RELEASE_POLL).await;
+            match self.try_release(registrant).await {
+                Ok(true) => return,
+                Ok(false) => looks += 1,
+                Err(error) => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "failed to free a provider, will retry");
+                }
+            }
+        }
+    }
+
+    async fn try_release(&self, registrant: &Registrant) -> EngineResult<bool> {
+        let Registrant { scope, node_id, gateway_id, requested_at, registration } = registrant;
+        let claim =
+            ProviderClaim { expected_epoch: None, gateway: *gateway_id, action_ids: &[], requested_at: *requested_at };
+        let taken = self.core.store.committed_registration(*scope, node_id, &claim, registration).await?;
+        let Some(epoch) = taken else { return Ok(false) };
+        let provider = registration.provider.clone();
+        self.disconnect_provider(&Fence { scope: *scope, node_id: node_id.clone(), provider, epoch }).await?;
+        Ok(true)
     }
 
     /// Ends a connection. Its agents are offline unless another connection has taken over.

@@ -10,7 +10,10 @@ mod rebuild;
 mod repair;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -18,7 +21,7 @@ use chrono::{DateTime, Utc};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use relay_store::Store;
+use relay_store::{Store, recovery::DatabaseState};
 pub use repair::{DatabaseRepair, Margin, Progress, RepairPlan, RepairReport};
 
 use crate::{Engine, EngineError, EngineResult, Inner, core::Core, error::Fault};
@@ -46,12 +49,15 @@ pub enum Readiness {
 pub(crate) struct RecoveryState {
     readiness: watch::Sender<Readiness>,
     margin: i64,
-    /// Without a statement limit: a repair may read and write all mailboxes of the installation.
+    /// Connects to any database, not the known one only, and has no statement limit: a repair may read and write all
+    /// mailboxes of the installation.
     store: Store,
     /// Time of the last recovery, as of the last check.
     recovered_at: Mutex<Option<DateTime<Utc>>>,
     /// Signals that the delivery log was recreated empty.
     log_recreated: Notify,
+    /// The recreated log has not been filled yet.
+    must_rebuild: AtomicBool,
 }
 
 impl RecoveryState {
@@ -60,14 +66,16 @@ impl RecoveryState {
         Self {
             readiness,
             margin,
-            store: store.without_statement_limit(),
+            store: store.for_recovery(),
             recovered_at: Mutex::new(None),
             log_recreated: Notify::new(),
+            must_rebuild: AtomicBool::new(false),
         }
     }
 
     /// Signals that the log was recreated.
     pub(crate) fn log_recreated(&self) {
+        self.must_rebuild.store(true, Ordering::Relaxed);
         self.log_recreated.notify_one();
     }
 }
@@ -91,6 +99,18 @@ impl Recovery {
         self.state.readiness.subscribe()
     }
 
+    /// Returns the recovery epoch that a new connection belongs to.
+    #[must_use]
+    pub fn epoch(&self) -> Option<i64> {
+        self.core.store.known_database().map(|known| known.epoch)
+    }
+
+    /// Returns whether a connection that was opened under `epoch` may send: no other epoch was met since.
+    #[must_use]
+    pub fn serves(&self, epoch: Option<i64>) -> bool {
+        self.core.store.served_epoch() == epoch
+    }
+
     /// Waits until the engine is ready.
     pub async fn wait_until_ready(&self) {
         let mut readiness = self.watch_readiness();
@@ -103,60 +123,78 @@ impl Recovery {
 pub(crate) async fn run(engine: Weak<Inner>) {
     let mut rounds = 0;
     loop {
-        // Closed until a check succeeds, or a repair.
-        let began = Instant::now();
-        let mut logged_reason = None;
-        let compared = loop {
-            let Some(inner) = engine.upgrade() else { return };
-            let reason = match check_database(&Engine { inner: inner.clone() }, began.elapsed() >= NATS_TIMEOUT).await {
-                Ok(CheckOutcome::Open { compared }) => break compared,
-                Ok(CheckOutcome::Closed(reason)) => reason,
-                Err(error) => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "the database could not be checked");
-                    closed_reason(&error)
-                }
-            };
-            if logged_reason != Some(reason) && began.elapsed() >= RETRY_AFTER {
-                tracing::warn!(reason, "not serving yet");
-                logged_reason = Some(reason);
-            }
-            inner.recovery.state.readiness.send_replace(Readiness::Closed(reason));
-            drop(inner);
-            tokio::time::sleep(RETRY_AFTER).await;
-        };
+        let Some(compared) = wait_for_database(&engine, &mut rounds).await else { return };
         let Some(inner) = engine.upgrade() else { return };
-        remember_recovery(&Engine { inner: inner.clone() }).await;
         inner.recovery.state.readiness.send_replace(Readiness::Open(rounds));
+        let store = inner.core.store.clone();
         drop(inner);
-        if monitor_database(&engine, compared).await.is_none() {
-            return;
-        }
-        rounds += 1;
-        let Some(inner) = engine.upgrade() else { return };
+        let ended = tokio::select! {
+            ended = monitor_database(&engine, compared) => ended,
+            () = store.met_other_epoch() => Some(()),
+        };
+        let (Some(()), Some(inner)) = (ended, engine.upgrade()) else { return };
+        store.close_epoch();
         inner.recovery.state.readiness.send_replace(Readiness::Closed("the database is not the one before"));
     }
 }
 
-/// Reads the time of the last recovery. On failure the old value stays: brokers are then not probed for higher numbers.
-async fn remember_recovery(engine: &Engine) {
-    match engine.store().database_state().await {
-        Ok(state) => {
-            let mut known = engine.inner.recovery.state.recovered_at.lock().unwrap_or_else(PoisonError::into_inner);
-            *known = state.recovered_at;
+/// Closes readiness until a check succeeds, or a repair. Counts a round if the database has changed. Returns true if the
+/// log was compared; `None` when the engine was dropped.
+async fn wait_for_database(engine: &Weak<Inner>, rounds: &mut u64) -> Option<bool> {
+    let began = Instant::now();
+    let mut logged_reason = None;
+    loop {
+        let inner = engine.upgrade()?;
+        let reason = match try_open(&Engine { inner: inner.clone() }, began.elapsed() >= NATS_TIMEOUT, rounds).await {
+            Ok(CheckOutcome::Open { compared, .. }) => return Some(compared),
+            Ok(CheckOutcome::Closed(reason)) => reason,
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "the database could not be checked");
+                closed_reason(&error)
+            }
+        };
+        if logged_reason != Some(reason) && began.elapsed() >= RETRY_AFTER {
+            tracing::warn!(reason, "not serving yet");
+            logged_reason = Some(reason);
         }
-        Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "failed to read the last recovery"),
+        inner.recovery.state.readiness.send_replace(Readiness::Closed(reason));
+        drop(inner);
+        tokio::time::sleep(RETRY_AFTER).await;
     }
+}
+
+/// Checks the database and begins to serve it if it is current.
+async fn try_open(engine: &Engine, waited: bool, rounds: &mut u64) -> EngineResult<CheckOutcome> {
+    let outcome = check_database(engine, waited).await?;
+    if let CheckOutcome::Open { database, .. } = &outcome {
+        // Sockets hold positions of the database before, or from before its recovery.
+        *rounds += u64::from(open_database(engine, database));
+        // Loaded before the first request: a suspended workspace stays out.
+        crate::workspaces::suspensions::refresh(&engine.inner).await?;
+    }
+    Ok(outcome)
+}
+
+/// Begins to serve this database. Returns true if it is another one than before, or was recovered since.
+fn open_database(engine: &Engine, database: &DatabaseState) -> bool {
+    *engine.inner.recovery.state.recovered_at.lock().unwrap_or_else(PoisonError::into_inner) = database.recovered_at;
+    let known = database.known();
+    let before = engine.store().known_database();
+    engine.store().open_epoch(known.clone());
+    before.is_some_and(|before| before != known)
 }
 
 /// Returns when the database has changed; `None` when the engine was dropped.
 async fn monitor_database(engine: &Weak<Inner>, mut compared: bool) -> Option<()> {
-    let mut rebuild = false;
     loop {
         {
             let engine = Engine { inner: engine.upgrade()? };
             tokio::select! {
                 () = tokio::time::sleep(CHECK_EVERY) => {}
-                () = engine.inner.recovery.state.log_recreated.notified() => rebuild = true,
+                // Again, because it may have been recreated while it was being filled.
+                () = engine.inner.recovery.state.log_recreated.notified() => {
+                    engine.inner.recovery.state.must_rebuild.store(true, Ordering::Relaxed);
+                }
             }
         }
         let engine = Engine { inner: engine.upgrade()? };
@@ -182,9 +220,10 @@ async fn monitor_database(engine: &Weak<Inner>, mut compared: bool) -> Option<()
                 continue;
             }
         }
-        if rebuild && engine.inner.stream.is_up() {
+        let must_rebuild = &engine.inner.recovery.state.must_rebuild;
+        if must_rebuild.load(Ordering::Relaxed) && engine.inner.stream.is_up() {
             match rebuild::run(&engine).await {
-                Ok(done) => rebuild = !done,
+                Ok(done) => must_rebuild.store(!done, Ordering::Relaxed),
                 Err(error) => {
                     tracing::debug!(error = &error as &dyn std::error::Error, "failed to rebuild the log, will retry")
                 }
@@ -206,59 +245,79 @@ async fn recheck_database(engine: &Engine) -> EngineResult<Option<bool>> {
 }
 
 enum CheckOutcome {
-    Open { compared: bool },
+    Open { compared: bool, database: Box<DatabaseState> },
     Closed(&'static str),
 }
 
 /// Checks the database once, and repairs it if necessary.
 async fn check_database(engine: &Engine, waited: bool) -> EngineResult<CheckOutcome> {
-    crate::workspaces::suspensions::refresh(&engine.inner).await?;
+    // The engine's own connections may wait for the database that this check finds out about.
+    let store = &engine.inner.recovery.state.store;
     let repair = DatabaseRepair::with_engine(engine);
-    let database = engine.store().database_state().await?;
+    let database = store.database_state().await?;
+    if let Some(reason) = refuse_database(engine, &database) {
+        return Ok(CheckOutcome::Closed(reason));
+    }
     let ahead = repair.log_is_ahead(&database).await;
     if !database.is_replaced() {
         match ahead {
-            Ok(false) => {
-                if database.adopted_identity.is_none() {
-                    engine.store().adopt_database(None).await?;
-                }
-                return Ok(CheckOutcome::Open { compared: true });
-            }
+            Ok(false) => return adopt_unchanged(store, true).await,
             Ok(true) => {}
             // NATS may be unavailable: the database claims to be the known one, which is nearly always true.
-            Err(_) if waited => {
-                if database.adopted_identity.is_none() {
-                    engine.store().adopt_database(None).await?;
-                }
-                return Ok(CheckOutcome::Open { compared: false });
-            }
+            Err(_) if waited => return adopt_unchanged(store, false).await,
             Err(_) => return Ok(CheckOutcome::Closed("nats has not answered yet")),
         }
     } else if ahead.is_err() {
         return Ok(CheckOutcome::Closed("the database was restored, and nats is needed to recover deliveries"));
     }
-    let Some(lock) = engine.store().try_recovery_lock().await? else {
+    let Some(lock) = store.try_recovery_lock().await? else {
         return Ok(CheckOutcome::Closed("another process is recovering the database"));
     };
-    // Another process may have repaired it before we got the lock.
-    let again = engine.store().database_state().await?;
-    let outcome = if again.is_replaced() || repair.log_is_ahead(&again).await? {
-        tracing::warn!(restored_to = %again.seen_at, "database was restored to an older state, recovering");
-        engine
-            .inner
-            .recovery
-            .state
-            .readiness
-            .send_replace(Readiness::Closed("the database was restored and is being recovered"));
-        let margin = Margin { numbers: engine.inner.recovery.state.margin, always: false };
-        repair.repair(&again, margin, |_| {}).await.map(|report| {
-            tracing::warn!(?report, "recovered the restored database");
-        })
-    } else {
-        Ok(())
-    };
+    let outcome = repair_locked(engine, &repair).await;
     lock.release().await;
-    outcome.map(|()| CheckOutcome::Open { compared: true })
+    outcome?;
+    Ok(CheckOutcome::Open { compared: true, database: Box::new(store.database_state().await?) })
+}
+
+/// Opens a database that needs no repair.
+async fn adopt_unchanged(store: &Store, compared: bool) -> EngineResult<CheckOutcome> {
+    let mut database = store.database_state().await?;
+    if database.adopted_identity.is_none() {
+        store.adopt_database(None).await?;
+        database = store.database_state().await?;
+    }
+    // A recovery may have begun meanwhile.
+    if database.is_replaced() {
+        return Ok(CheckOutcome::Closed("another process is recovering the database"));
+    }
+    Ok(CheckOutcome::Open { compared, database: Box::new(database) })
+}
+
+/// Repairs the database, under the lock, unless another process has done so before.
+async fn repair_locked(engine: &Engine, repair: &DatabaseRepair<'_>) -> EngineResult<()> {
+    let state = &engine.inner.recovery.state;
+    let database = state.store.database_state().await?;
+    if !database.is_replaced() && !repair.log_is_ahead(&database).await? {
+        return Ok(());
+    }
+    tracing::warn!(restored_to = %database.seen_at, "database was restored to an older state, recovering");
+    state.readiness.send_replace(Readiness::Closed("the database was restored and is being recovered"));
+    let margin = Margin { numbers: state.margin, always: false };
+    let report = repair.repair(&database, margin, |_| {}).await?;
+    tracing::warn!(?report, "recovered the restored database");
+    Ok(())
+}
+
+/// Returns the reason why this process must not serve a database, whatever its state.
+fn refuse_database(engine: &Engine, database: &DatabaseState) -> Option<&'static str> {
+    if database.is_standby {
+        return Some("the database is a standby");
+    }
+    // A primary that was replaced still claims to be the known one.
+    let known = engine.store().known_database();
+    let is_older = known.is_some_and(|known| database.epoch < known.epoch);
+    (is_older && !database.is_replaced())
+        .then_some("the database lacks the last recovery: the primary before a failover")
 }
 
 const fn closed_reason(error: &EngineError) -> &'static str {

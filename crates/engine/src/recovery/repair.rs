@@ -152,6 +152,8 @@ impl<'a> DatabaseRepair<'a> {
         margin: Margin,
         mut progress: impl FnMut(Progress) + Send,
     ) -> EngineResult<RepairReport> {
+        // From here on no transaction of a process that does not know this recovery commits a number.
+        self.store.begin_recovery().await?;
         self.store.ensure_partitions(DAYS_AHEAD).await?;
         // Events first: later records must not reuse a number that observers have seen. Unwatched events were not
         // published, so the log never shows all of them.

@@ -8,7 +8,7 @@ mod nats_messages;
 mod pump;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -48,20 +48,28 @@ pub enum Verdict {
 #[derive(Debug)]
 pub struct TcpProxy {
     port: Port,
+    upstream: Arc<RwLock<SocketAddr>>,
     control: Arc<Control>,
 }
 
 impl TcpProxy {
     /// Starts forwarding from a fresh loopback port to `upstream` (`host:port`).
     pub fn start(upstream: &str) -> Result<Self> {
-        let upstream: SocketAddr = upstream.parse().with_context(|| format!("{upstream} as ip:port"))?;
+        let upstream = Arc::new(RwLock::new(parse_address(upstream)?));
         let port = Port::free()?;
         let control = Arc::new(Control::default());
         let listener = std::net::TcpListener::bind(port.address())?;
         listener.set_nonblocking(true)?;
-        let accepting = Arc::clone(&control);
-        runtime()?.spawn(async move { accept(listener, upstream, accepting).await });
-        Ok(Self { port, control })
+        runtime()?.spawn(accept(listener, Arc::clone(&upstream), Arc::clone(&control)));
+        Ok(Self { port, upstream, control })
+    }
+
+    /// Forwards to another server (`host:port`) from now on, and resets every connection, as an operator's proxy does in
+    /// a failover.
+    pub fn switch_to(&self, upstream: &str) -> Result<()> {
+        *self.upstream.write().unwrap_or_else(PoisonError::into_inner) = parse_address(upstream)?;
+        self.control.reset_all();
+        Ok(())
     }
 
     /// Returns the proxy's address, `host:port`.
@@ -186,7 +194,11 @@ fn runtime() -> Result<&'static Runtime> {
     RUNTIME.get_or_init(build).as_ref().map_err(|error| anyhow::anyhow!("start the proxy thread: {error}"))
 }
 
-async fn accept(listener: std::net::TcpListener, upstream: SocketAddr, control: Arc<Control>) {
+fn parse_address(address: &str) -> Result<SocketAddr> {
+    address.parse().with_context(|| format!("{address} as ip:port"))
+}
+
+async fn accept(listener: std::net::TcpListener, upstream: Arc<RwLock<SocketAddr>>, control: Arc<Control>) {
     let Ok(listener) = TcpListener::from_std(listener) else {
         return;
     };
@@ -201,6 +213,7 @@ async fn accept(listener: std::net::TcpListener, upstream: SocketAddr, control: 
             continue;
         }
         let control = Arc::clone(&control);
+        let upstream = *upstream.read().unwrap_or_else(PoisonError::into_inner);
         tokio::spawn(async move {
             match TcpStream::connect(upstream).await {
                 Ok(server) => pump::run_connection(client, server, control).await,

@@ -3,9 +3,10 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use super::postgres_template::{SUPERUSER, create_cluster};
 use super::{account, find, psql};
@@ -41,17 +42,46 @@ impl Postgres {
             create_cluster(&bin_dir, account, &data, &password_file)?;
         }
         let password = fs::read_to_string(&password_file)?;
+        Self::start_on(data, password, &dir).await
+    }
+
+    /// Starts a hot standby in `dir`, which must not exist. It follows this server through `address` (`host:port`, of a
+    /// proxy for example), and commits here do not wait for it unless [`Postgres::require_standby`] is called.
+    pub async fn start_standby(&self, dir: &Path, address: &str) -> Result<Self> {
+        fs::create_dir_all(dir)?;
+        let dir = dir.canonicalize()?;
+        let home = cluster_home(&dir, account::postgres_account())?;
+        let data = home.join("data");
+        let primary = format!("host=127.0.0.1 port={} user={SUPERUSER}", address.rsplit(':').next().unwrap_or(address));
+        base_backup(&primary, &self.password, &data).await?;
+        Self::start_on(data, self.password.clone(), &dir).await
+    }
+
+    async fn start_on(data: PathBuf, password: String, dir: &Path) -> Result<Self> {
         let port = Port::free()?;
-        let mut spec = Spec::new("postgres", bin_dir.join("postgres"), dir.join("postgres.log"));
+        let mut spec = Spec::new("postgres", find::postgres_bin_dir()?.join("postgres"), dir.join("postgres.log"));
         spec.args = arguments(&data, port.number());
         spec.cwd = Some(data.clone());
-        spec.run_as = account;
+        spec.run_as = account::postgres_account();
         spec.env = ["DATABASE_URL", "PGPORT", "PGHOST", "PGDATA"].map(|name| (name.into(), None)).into();
         // Fast shutdown, so that no backend outlives this process and the next start needs no recovery.
         spec.last_signal = libc::SIGINT;
         let server = Self { process: Process::start(spec)?, port, password, data };
         server.wait_until_ready().await?;
         Ok(server)
+    }
+
+    /// Lets commits wait until a standby has them.
+    pub async fn require_standby(&self) -> Result<()> {
+        psql::query(&self.url(), "alter system set synchronous_standby_names = '*'").await?;
+        psql::query(&self.url(), "select pg_reload_conf()").await?;
+        Ok(())
+    }
+
+    /// Promotes this standby, and returns when it takes writes.
+    pub async fn promote(&self) -> Result<()> {
+        psql::query(&self.url(), "select pg_promote(true, 60)").await?;
+        Ok(())
     }
 
     /// Returns the URL of database `name` on this server.
@@ -152,6 +182,25 @@ fn arguments(data: &Path, port: u16) -> Vec<String> {
         arguments.extend(["-c".to_owned(), setting.to_owned()]);
     }
     arguments
+}
+
+/// Copies a running cluster, as a standby of it.
+async fn base_backup(primary: &str, password: &str, data: &Path) -> Result<()> {
+    let mut command = tokio::process::Command::new(find::postgres_bin_dir()?.join("pg_basebackup"));
+    command
+        .args(["--write-recovery-conf", "--checkpoint=fast", "--no-sync", "--dbname", primary, "--pgdata"])
+        .arg(data);
+    if let Some((uid, gid)) = account::postgres_account() {
+        // The folder belongs to this process; the program creates the cluster in it.
+        let parent = data.parent().unwrap_or(data);
+        std::os::unix::fs::chown(parent, Some(uid), Some(gid))?;
+        command.uid(uid).gid(gid);
+    }
+    // The standby connects again with the same password, which the recovery settings take from here.
+    let done = command.env("PGPASSWORD", password).stdin(Stdio::null()).kill_on_drop(true).output().await;
+    let done = done.context("run pg_basebackup, which Debian's package postgresql has")?;
+    ensure!(done.status.success(), "pg_basebackup failed: {}", String::from_utf8_lossy(&done.stderr).trim());
+    Ok(())
 }
 
 /// Returns the folder of the cluster: in `dir`, or, when Postgres' user cannot reach that (a checkout below root's

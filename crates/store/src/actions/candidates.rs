@@ -166,17 +166,20 @@ SELECT c.workspace_id, c.name, c.node_id, n.name AS node_name, c.provider, c.kin
 pub(crate) async fn try_lock_placement(
     tx: &mut PgConnection,
     scopes: impl Iterator<Item = WorkspaceScope>,
+    epoch: Option<i64>,
 ) -> StoreResult<BTreeSet<WorkspaceScope>> {
     let mut scopes: BTreeSet<WorkspaceScope> = scopes.collect();
     if scopes.len() <= 1 {
-        lock_placement(tx, &scopes.into_iter().collect::<Vec<_>>()).await?;
+        lock_placement(tx, &scopes.into_iter().collect::<Vec<_>>(), epoch).await?;
         return Ok(BTreeSet::new());
     }
     let workspaces: Vec<WorkspaceId> = scopes.iter().map(|scope| scope.workspace_id()).collect();
     let free: Vec<WorkspaceId> = sqlx::query_scalar(
-        "SELECT w FROM unnest($1::bigint[]) AS w WHERE pg_try_advisory_xact_lock(hashtextextended('placement', w))",
+        "SELECT w FROM relay_require_epoch($2), unnest($1::bigint[]) AS w
+          WHERE pg_try_advisory_xact_lock(hashtextextended('placement', w))",
     )
     .bind(workspaces)
+    .bind(epoch)
     .fetch_all(tx)
     .await
     .map_err(StoreError::from_sqlx("locking placements without waiting"))?;
@@ -186,14 +189,19 @@ pub(crate) async fn try_lock_placement(
 
 /// Serialises placements in these workspaces until the commit. Under READ COMMITTED, the next statement sees the
 /// reservations of the previous holder.
-pub(crate) async fn lock_placement(tx: &mut PgConnection, scopes: &[WorkspaceScope]) -> StoreResult<()> {
+pub(crate) async fn lock_placement(
+    tx: &mut PgConnection,
+    scopes: &[WorkspaceScope],
+    epoch: Option<i64>,
+) -> StoreResult<()> {
     let mut workspaces: Vec<WorkspaceId> = scopes.iter().map(|scope| scope.workspace_id()).collect();
     // Ascending order: two batches with the same workspaces cannot deadlock.
     workspaces.sort_unstable();
     workspaces.dedup();
     for workspace in workspaces {
-        sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('placement', $1))")
+        sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('placement', $1)) FROM relay_require_epoch($2)")
             .bind(workspace)
+            .bind(epoch)
             .execute(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx("locking placements"))?;

@@ -97,6 +97,7 @@ impl Store {
     pub async fn define_action(&self, scope: WorkspaceScope, new: &NewAction<'_>) -> StoreResult<DefineOutcome> {
         let doing = "defining an action";
         let workspace = scope.workspace_id();
+        let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         // Serialises with capabilities of brokers, which claim names in the same table.
         capabilities::lock_names(&mut tx, scope).await?;
@@ -116,7 +117,10 @@ impl Store {
         let ours = existing.iter().find(|(_, _, agent, node)| same_handler(agent, node)).map(|(id, _, _, _)| *id);
         if let Some((other, ..)) = existing.iter().find(|(id, claims, _, _)| *claims && Some(*id) != ours) {
             // A definition of its own under the name that it would take over has to be deleted first.
-            let taken_over = if ours.is_none() { take_over_action(&mut tx, scope, *other, new).await? } else { None };
+            let taken_over = match ours {
+                None => self.note_epoch(epoch, take_over_action(&mut tx, scope, *other, new, epoch).await)?,
+                Some(_) => None,
+            };
             let Some((event, failed)) = taken_over else { return Ok(DefineOutcome::NameTaken) };
             let recorded = events::append(&mut tx, scope, new.at, vec![event]).await?;
             tx.commit().await.map_err(StoreError::from_commit(doing))?;

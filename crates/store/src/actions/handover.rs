@@ -81,6 +81,7 @@ pub(super) async fn take_over_action(
     scope: WorkspaceScope,
     action: ActionId,
     new: &NewAction<'_>,
+    epoch: Option<i64>,
 ) -> StoreResult<Option<(Event, OutcomeBatch)>> {
     let row = sqlx::query(TAKE_OVER)
         .bind(scope.workspace_id())
@@ -93,7 +94,7 @@ pub(super) async fn take_over_action(
         .map_err(StoreError::from_sqlx("taking over an action"))?;
     let Some(row) = row else { return Ok(None) };
     let former: FormerHandler = decode_row("actions", &row)?;
-    let failed = fail_open_invocations(tx, scope, &former.handler, actions::HANDLER_UNAVAILABLE, new.at).await?;
+    let failed = fail_open_invocations(tx, scope, &former.handler, actions::HANDLER_UNAVAILABLE, new.at, epoch).await?;
     let data = ActionTakenOver {
         name: new.name,
         handler_agent: former.new_agent.as_deref(),
@@ -119,6 +120,7 @@ impl Store {
         at: DateTime<Utc>,
     ) -> StoreResult<Option<OutcomeBatch>> {
         let doing = "deleting an action";
+        let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         capabilities::lock_names(&mut tx, scope).await?;
         let handler: Option<ActionHandler> = sqlx::query_as(
@@ -131,7 +133,8 @@ impl Store {
         .await
         .map_err(StoreError::from_sqlx(doing))?;
         let Some(handler) = handler else { return Ok(None) };
-        let failed = fail_open_invocations(&mut tx, scope, &handler, actions::ACTION_DELETED, at).await?;
+        let failed = fail_open_invocations(&mut tx, scope, &handler, actions::ACTION_DELETED, at, epoch).await;
+        let failed = self.note_epoch(epoch, failed)?;
         tx.commit().await.map_err(StoreError::from_commit(doing))?;
         Ok(Some(failed))
     }
@@ -148,6 +151,7 @@ async fn fail_open_invocations(
     handler: &ActionHandler,
     error: &'static str,
     at: DateTime<Utc>,
+    epoch: Option<i64>,
 ) -> StoreResult<OutcomeBatch> {
     // A spawn has the name `spawn` and the capability of the action.
     let statement = formatcp!(
@@ -175,5 +179,5 @@ async fn fail_open_invocations(
         .fetch_all(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx("failing the open invocations of an action"))?;
-    deliver_outcomes(tx, decode_invocations(&rows)?, at).await
+    deliver_outcomes(tx, decode_invocations(&rows)?, at, epoch).await
 }

@@ -68,8 +68,10 @@ impl Store {
     /// invocations as [`InvokeOutcome::Busy`]; a batch for one workspace waits.
     pub async fn invoke(&self, new: &[NewInvocation]) -> StoreResult<(Vec<InvokeOutcome>, Vec<RecordedEvents>)> {
         let doing = "invoking actions";
+        let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let busy = try_lock_placement(&mut tx, new.iter().map(|one| one.scope)).await?;
+        let busy = try_lock_placement(&mut tx, new.iter().map(|one| one.scope), epoch).await;
+        let busy = self.note_epoch(epoch, busy)?;
         let free: Vec<&NewInvocation> = new.iter().filter(|one| !busy.contains(&one.scope)).collect();
         let (created, recorded) = create_invocations(&mut tx, &free).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
@@ -83,7 +85,7 @@ impl Store {
     pub async fn find_invocations(&self, new: &[NewInvocation]) -> StoreResult<Vec<InvocationRow>> {
         let doing = "reading invocations after an unknown commit outcome";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        lock_placement(&mut tx, &new.iter().map(|one| one.scope).collect::<Vec<_>>()).await?;
+        lock_placement(&mut tx, &new.iter().map(|one| one.scope).collect::<Vec<_>>(), None).await?;
         let query = format!(
             "SELECT {COLUMNS} FROM unnest($1::bigint[], $2::bigint[]) AS k (workspace_id, invocation_id)
                JOIN invocations i USING (workspace_id, invocation_id)"

@@ -133,6 +133,7 @@ impl Store {
     /// Records outcomes. A refused outcome changes nothing.
     pub async fn record_outcomes(&self, results: &[InvocationOutcome], at: DateTime<Utc>) -> StoreResult<OutcomeBatch> {
         let doing = "recording outcomes";
+        let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let rows = update_outcomes(&mut tx, results, at).await?;
         let done = decode_invocations(&rows)?;
@@ -144,7 +145,7 @@ impl Store {
                 *outcome = OutcomeRecording::Recorded(Box::new(invocation.clone()));
             }
         }
-        let batch = deliver_outcomes(&mut tx, done, at).await?;
+        let batch = self.note_epoch(epoch, deliver_outcomes(&mut tx, done, at, epoch).await)?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(OutcomeBatch { outcomes, ..batch })
     }
@@ -210,11 +211,12 @@ impl Store {
         at: DateTime<Utc>,
         doing: &'static str,
     ) -> StoreResult<OutcomeBatch> {
+        let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let rows = statement.fetch_all(&mut *tx).await.map_err(StoreError::from_sqlx(doing))?;
         let done = decode_invocations(&rows)?;
         let outcomes = done.iter().cloned().map(|row| OutcomeRecording::Recorded(Box::new(row))).collect();
-        let batch = deliver_outcomes(&mut tx, done, at).await?;
+        let batch = self.note_epoch(epoch, deliver_outcomes(&mut tx, done, at, epoch).await)?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(OutcomeBatch { outcomes, ..batch })
     }
@@ -260,10 +262,11 @@ pub(crate) async fn deliver_outcomes(
     tx: &mut PgConnection,
     mut done: Vec<InvocationRow>,
     at: DateTime<Utc>,
+    epoch: Option<i64>,
 ) -> StoreResult<OutcomeBatch> {
     // One order for all transactions, because mailbox heads are locked next.
     done.sort_unstable_by_key(|row| (row.scope.workspace_id(), row.invocation_id));
-    let written = result_deliveries::write_results(tx, &done, at).await?;
+    let written = result_deliveries::write_results(tx, &done, at, epoch).await?;
     let in_mailbox = |row: &InvocationRow| written.iter().any(|one| one.invocation_id == row.invocation_id);
     let notices = done.iter().filter(|row| !in_mailbox(row)).filter_map(outcome_notice).collect();
     let mut mailboxes: Vec<_> = written.into_iter().map(|one| (one.scope, one.agent_id, one.node_id)).collect();

@@ -271,8 +271,9 @@ impl Store {
         at: DateTime<Utc>,
     ) -> StoreResult<RedispatchBatch> {
         let doing = "redispatching invocations";
+        let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        lock_placement(&mut tx, &[scope]).await?;
+        self.note_epoch(epoch, lock_placement(&mut tx, &[scope], epoch).await)?;
         let due = sqlx::query(DUE)
             .bind(scope.workspace_id())
             .bind(at)

@@ -22,7 +22,7 @@ const WRITE: &str = const_format::concatcp!(
 WITH want AS (
     SELECT w.workspace_id, w.agent_id, w.source_id,
            row_number() OVER (PARTITION BY w.workspace_id, w.agent_id ORDER BY w.source_id) AS rank
-      FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS w (workspace_id, agent_id, source_id)
+      FROM relay_require_epoch($8), unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS w (workspace_id, agent_id, source_id)
 ), locked AS MATERIALIZED (
     SELECT h.workspace_id, h.agent_id, h.next_seq
       FROM mailbox_heads h
@@ -71,6 +71,7 @@ pub(crate) async fn write_results(
     tx: &mut PgConnection,
     done: &[InvocationRow],
     at: DateTime<Utc>,
+    epoch: Option<i64>,
 ) -> StoreResult<Vec<WrittenResult>> {
     let durable: Vec<(WorkspaceScope, AgentId, InvocationId)> = done
         .iter()
@@ -88,6 +89,7 @@ pub(crate) async fn write_results(
         .bind(at)
         .bind(SourceKind::ActionResult)
         .bind(Reason::ActionResult)
+        .bind(epoch)
         .fetch_all(tx)
         .await
         .map_err(StoreError::from_sqlx("delivering outcomes"))?

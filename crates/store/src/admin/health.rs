@@ -17,6 +17,10 @@ pub struct DatabaseHealth {
     pub full_page_writes: String,
     /// With `off`, Postgres confirms a commit before it is durable.
     pub synchronous_commit: String,
+    /// Standbys that commits wait for; empty: none.
+    pub synchronous_standby_names: String,
+    /// Standbys that follow now.
+    pub standbys: i64,
     pub max_connections: i32,
     /// Connections reserved for superusers and privileged roles.
     pub reserved: i32,
@@ -62,6 +66,8 @@ impl Store {
                         AS encoding,
                     current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes,
                     current_setting('synchronous_commit') AS synchronous_commit,
+                    current_setting('synchronous_standby_names') AS synchronous_standby_names,
+                    (SELECT count(*) FROM pg_stat_replication WHERE coalesce(state, 'streaming') = 'streaming') AS standbys,
                     current_setting('max_connections')::int AS max_connections,
                     current_setting('superuser_reserved_connections')::int
                         + coalesce(current_setting('reserved_connections', true)::int, 0) AS reserved,

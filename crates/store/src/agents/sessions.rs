@@ -96,6 +96,7 @@ impl Store {
         output: &Value,
     ) -> StoreResult<Option<OutcomeBatch>> {
         let doing = "recording a completed invocation";
+        let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         // The key is claimed first: a repeated request must not record a second invocation.
         if claim_keys(&mut tx, &[new]).await?.contains(&true) {
@@ -127,7 +128,7 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let outcomes = done.iter().cloned().map(|row| OutcomeRecording::Recorded(Box::new(row))).collect();
-        let delivered = deliver_outcomes(&mut tx, done, new.at).await?;
+        let delivered = self.note_epoch(epoch, deliver_outcomes(&mut tx, done, new.at, epoch).await)?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(Some(OutcomeBatch { outcomes, ..delivered }))
     }

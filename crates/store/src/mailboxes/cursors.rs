@@ -62,6 +62,9 @@ pub struct CursorMove {
     pub sent_seq: Seq,
     /// Highest seq acknowledged; 0 if unchanged.
     pub acked_seq: Seq,
+    /// Recovery epoch under which the connection was opened. Its seqs say nothing about a mailbox after another
+    /// recovery.
+    pub epoch: Option<i64>,
 }
 
 /// Result of a cursor flush.
@@ -79,6 +82,9 @@ const POSITION_COLUMNS: &str = "a.workspace_id, a.agent_id, a.name, a.node_id, a
 /// SQL that moves cursors. The ack floor moves only while the agent is still at the node and provider that acknowledged.
 /// The settled floor follows it and continues over rows above that are settled individually.
 ///
+/// No floor is raised above the head, whatever a client acknowledges. A stale snapshot of the head cannot lower an ack:
+/// what was acknowledged had been committed before the statement began.
+///
 /// `locked` sorts before it locks, so that concurrent flushes take the row locks in one order. `moved` and `logged`
 /// see the values that `locked` read, because all parts of a statement share one snapshot.
 macro_rules! flush {
@@ -90,8 +96,10 @@ WITH moves AS (
             $moves,
             "
 ), locked AS MATERIALIZED (
-    SELECT c.workspace_id, c.agent_id, c.ack_floor, c.settled_floor, m.sent, m.acked
+    SELECT c.workspace_id, c.agent_id, c.ack_floor, c.settled_floor,
+           least(m.sent, h.next_seq - 1) AS sent, least(m.acked, h.next_seq - 1) AS acked
       FROM moves m
+      JOIN mailbox_heads h ON h.workspace_id = m.workspace_id AND h.agent_id = m.agent_id
       JOIN agents a ON a.workspace_id = m.workspace_id AND a.agent_id = m.agent_id
                    AND a.node_id = m.node_id AND (a.provider IS NULL OR a.provider = m.provider)
       JOIN mailbox_cursors c ON c.workspace_id = m.workspace_id AND c.agent_id = m.agent_id
@@ -127,7 +135,8 @@ WITH moves AS (
 /// also record events, which takes a transaction.
 const FLUSH: &str = flush!(
     "coalesce(h.watched_until, '-infinity') <= relay_now() AS now
-      FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
+      FROM relay_require_epoch($7),
+           unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
            AS m (workspace_id, agent_id, node_id, provider, sent, acked)
       LEFT JOIN event_heads h USING (workspace_id)",
     "SELECT coalesce(sum(acked - ack_floor) FILTER (WHERE acked > ack_floor), 0)::bigint,
@@ -137,7 +146,8 @@ const FLUSH: &str = flush!(
 /// Moves all cursors and returns the mailboxes whose ack floor rose.
 const FLUSH_WATCHED: &str = flush!(
     "true AS now
-      FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
+      FROM relay_require_epoch($7),
+           unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::bigint[])
            AS m (workspace_id, agent_id, node_id, provider, sent, acked)",
     "SELECT workspace_id, agent_id, ack_floor, acked FROM locked WHERE acked > ack_floor"
 );
@@ -222,22 +232,26 @@ impl Store {
 
     /// Records sent and acknowledged positions of many mailboxes; `moves` holds at most one entry per mailbox.
     ///
-    /// Moves are monotonic, so a repeated one is harmless: after an error the caller keeps the moves and retries. An
-    /// entry whose agent has left the node and provider named in it changes nothing. In observed workspaces the first
+    /// Moves are monotonic, so a repeated one is harmless: after an error the caller keeps the moves and retries. The
+    /// caller passes no moves of another epoch than the one that this process serves. An entry whose agent has left the node and provider named in it changes nothing. In observed workspaces the first
     /// 1000 newly acknowledged deliveries are recorded as events.
     pub async fn flush_cursors(&self, moves: &[CursorMove], at: DateTime<Utc>) -> StoreResult<CursorFlush> {
-        let (acked, watched): (i64, Vec<i64>) = CursorColumns::from_moves(moves)
+        let doing = "moving mailbox cursors";
+        let epoch = self.epoch(doing)?;
+        let moved = CursorColumns::from_moves(moves)
             .bind(sqlx::query_as(FLUSH))
+            .bind(epoch)
             .fetch_one(&self.pool)
             .with_timeout()
             .await
-            .map_err(StoreError::from_sqlx("moving mailbox cursors"))?;
+            .map_err(StoreError::from_sqlx(doing));
+        let (acked, watched): (i64, Vec<i64>) = self.note_epoch(epoch, moved)?;
         let mut flushed = CursorFlush { acked, recorded: Vec::new() };
         if !watched.is_empty() {
             let observed = moves.iter().filter(|m| watched.contains(&m.scope.workspace_id().get()));
-            let work = self.flush_watched(observed, at);
+            let work = self.flush_watched(observed, epoch, at);
             let done = tokio::time::timeout(STATEMENT_TIMEOUT, work).await;
-            let done = done.unwrap_or_else(|_| Err(StoreError::unavailable("moving mailbox cursors")))?;
+            let done = self.note_epoch(epoch, done.unwrap_or_else(|_| Err(StoreError::unavailable(doing))))?;
             flushed.acked += done.acked;
             flushed.recorded = done.recorded;
         }
@@ -247,12 +261,14 @@ impl Store {
     async fn flush_watched(
         &self,
         moves: impl Iterator<Item = &CursorMove> + Send,
+        epoch: Option<i64>,
         at: DateTime<Utc>,
     ) -> StoreResult<CursorFlush> {
         let doing = "moving observed mailbox cursors";
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let rows: Vec<(i64, i64, Seq, Seq)> = CursorColumns::from_moves(moves)
             .bind(sqlx::query_as(FLUSH_WATCHED))
+            .bind(epoch)
             .fetch_all(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?;

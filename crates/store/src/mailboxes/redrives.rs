@@ -2,9 +2,8 @@
 //!
 //! A dead letter is redriven once; the new delivery may become a dead letter and be redriven in turn, three times in all.
 //! The heads of the mailboxes are locked first and in order, as for a send. All other rows are read after that, so that
-//! of two concurrent redrives of one dead letter the second sees the first.
-//!
-//! A redrive by filter visits its dead letters in passes: the next pass repeats those that full mailboxes refused.
+//! of two concurrent redrives of one dead letter the second sees the first. A redrive by filter visits its dead letters in
+//! passes: the next pass repeats those that full mailboxes refused.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -176,6 +175,7 @@ const LOCK_HEADS: &str = "
 SELECT h.agent_id
   FROM mailbox_heads h
   JOIN (SELECT DISTINCT unnest($2::bigint[]) AS agent_id) AS k USING (agent_id)
+ CROSS JOIN relay_require_epoch($3)
  WHERE h.workspace_id = $1
  ORDER BY h.agent_id
    FOR UPDATE OF h";
@@ -276,8 +276,10 @@ impl Store {
         at: DateTime<Utc>,
     ) -> StoreResult<(RedriveOutcome, Option<RecordedEvents>)> {
         let doing = "redriving a dead letter";
+        let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
-        let (outcomes, recorded) = redrive(&mut tx, scope, &[agent.get()], &[seq], at).await?;
+        let redriven = redrive(&mut tx, scope, &[agent.get()], &[seq], (at, epoch)).await;
+        let (outcomes, recorded) = self.note_epoch(epoch, redriven)?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok((outcomes.into_iter().next().unwrap_or(RedriveOutcome::NotFound), recorded))
     }
@@ -331,6 +333,7 @@ impl Store {
     /// old. Returns `None` if no redrive is due, or other workers hold those that are (SKIP LOCKED).
     pub async fn redrive_step(&self, step: TimeDelta, at: DateTime<Utc>) -> StoreResult<Option<RedriveStep>> {
         let doing = "stepping a redrive";
+        let epoch = self.epoch(doing)?;
         let mut tx = self.pool.begin().await.map_err(StoreError::from_sqlx(doing))?;
         let due: Option<DueRedrive> = sqlx::query_as(
             "SELECT workspace_id, redrive_id, filter, from_at, until_at, rate, position_at, position_agent,
@@ -362,7 +365,8 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let (agents, seqs): (Vec<i64>, Vec<i64>) = letters.iter().map(|(_, agent, seq)| (*agent, *seq)).unzip();
-        let (outcomes, recorded) = redrive(&mut tx, scope, &agents, &seqs, at).await?;
+        let redriven = redrive(&mut tx, scope, &agents, &seqs, (at, epoch)).await;
+        let (outcomes, recorded) = self.note_epoch(epoch, redriven)?;
         let is_redriven = |outcome: &&RedriveOutcome| matches!(outcome, RedriveOutcome::Redriven { now: true, .. });
         let redriven = outcomes.iter().filter(is_redriven).count();
         pass.count(&outcomes);
@@ -433,7 +437,7 @@ async fn redrive(
     scope: WorkspaceScope,
     agents: &[i64],
     seqs: &[i64],
-    at: DateTime<Utc>,
+    (at, epoch): (DateTime<Utc>, Option<i64>),
 ) -> StoreResult<(Vec<RedriveOutcome>, Option<RecordedEvents>)> {
     let doing = "redriving dead letters";
     if agents.is_empty() {
@@ -443,6 +447,7 @@ async fn redrive(
     sqlx::query(LOCK_HEADS)
         .bind(workspace)
         .bind(agents)
+        .bind(epoch)
         .execute(&mut *tx)
         .await
         .map_err(StoreError::from_sqlx(doing))?;

@@ -80,6 +80,8 @@ pub struct Batch {
     pub id: BatchId,
     /// The gateway that publishes it after the commit.
     pub gateway_id: GatewayId,
+    /// Recovery epoch in which it was built: its ids and times belong to that one.
+    pub epoch: Option<i64>,
     /// W3C trace context of the batch.
     pub traceparent: Option<String>,
     pub sends: Vec<NewSend>,
@@ -148,10 +150,22 @@ impl Store {
     /// [`BatchError`]; `NotCommitted` with a refused statement means that one of the requests carries data
     /// that Postgres rejects: submit the requests one at a time to find it.
     pub async fn commit_batch(&self, batch: &Batch) -> Result<BatchOutcome, BatchError> {
+        let epoch = self.epoch("committing the batch").map_err(BatchError::NotCommitted)?;
+        if epoch != batch.epoch {
+            // It can be committed no more; after an unknown outcome it may have been, before the recovery.
+            return self.read_earlier_outcome(batch).await;
+        }
         match commit_at_once(self, batch).await? {
             Some(outcome) => Ok(outcome),
             None => self.commit_in_steps(batch).await,
         }
+    }
+
+    async fn read_earlier_outcome(&self, batch: &Batch) -> Result<BatchOutcome, BatchError> {
+        let doing = "reading the outcome of a batch from before a recovery";
+        let connection = self.pool.acquire().await;
+        let mut connection = connection.map_err(StoreError::from_sqlx(doing)).map_err(BatchError::Unknown)?;
+        read_outcome(&mut connection, batch).await
     }
 
     /// Commits a batch by a transaction with a statement per step, which finds an outcome for each request.
@@ -161,7 +175,7 @@ impl Store {
             let begin = self.pool.begin().await;
             let mut tx: sqlx::Transaction<'_, sqlx::Postgres> =
                 begin.map_err(StoreError::from_sqlx("opening the batch transaction"))?;
-            let outcomes = write_batch(&mut tx, batch).await?;
+            let outcomes = self.note_epoch(batch.epoch, write_batch(&mut tx, batch).await)?;
             StoreResult::Ok((tx, outcomes))
         };
         // After a timeout here the outcome is known: the COMMIT was not sent, so Postgres rolls back.
@@ -169,11 +183,7 @@ impl Store {
         let (mut tx, outcomes) =
             begun.unwrap_or_else(|_| Err(StoreError::unavailable(doing))).map_err(BatchError::NotCommitted)?;
         let Some(outcomes) = outcomes else {
-            // A failed read says nothing about the earlier commit, so it leaves the outcome unknown.
-            let outcomes = tokio::time::timeout(WRITE_TIMEOUT, commit_write::read_back(&mut tx, batch)).await;
-            let sends =
-                outcomes.unwrap_or_else(|_| Err(StoreError::unavailable(doing))).map_err(BatchError::Unknown)?;
-            return Ok(BatchOutcome { sends, events: Vec::new(), path: CommitPath::InSteps });
+            return read_outcome(&mut tx, batch).await;
         };
         tx.commit().with_timeout().await.map_err(StoreError::from_sqlx("committing the batch")).map_err(|error| {
             // Without a reply the COMMIT may have succeeded; with an error reply it did not.
@@ -181,6 +191,15 @@ impl Store {
         })?;
         Ok(outcomes)
     }
+}
+
+/// Reads the outcome of a batch that was submitted before. A failed read says nothing about the earlier commit, so it leaves
+/// the outcome unknown.
+async fn read_outcome(connection: &mut PgConnection, batch: &Batch) -> Result<BatchOutcome, BatchError> {
+    let sends = tokio::time::timeout(WRITE_TIMEOUT, commit_write::read_back(connection, batch)).await;
+    let sends = sends.unwrap_or_else(|_| Err(StoreError::unavailable("reading back a batch")));
+    let sends = sends.map_err(BatchError::Unknown)?;
+    Ok(BatchOutcome { sends, events: Vec::new(), path: CommitPath::InSteps })
 }
 
 /// Executes everything before the COMMIT. `None`: this batch was committed before.

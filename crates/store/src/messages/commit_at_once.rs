@@ -50,7 +50,8 @@ WITH placed AS MATERIALIZED (
       JOIN workspaces w USING (workspace_id)
      WHERE a.deleted_at IS NULL
 ), holding AS MATERIALIZED (
-    SELECT WHERE (SELECT count(*) FROM placed) = cardinality($1)
+    SELECT FROM relay_require_epoch($51)
+     WHERE (SELECT count(*) FROM placed) = cardinality($1)
        AND cardinality($10::bigint[]) = (
            SELECT count(*) FROM unnest($10::bigint[], $11::bigint[], $12::bigint[]) AS k (workspace_id, agent_id, generation)
              JOIN agents a USING (workspace_id, agent_id)
@@ -134,12 +135,14 @@ pub(crate) async fn commit_at_once(store: &Store, batch: &Batch) -> Result<Optio
     // Without a connection nothing was sent.
     let mut connection = store.take_kept_connection(doing).await.map_err(BatchError::NotCommitted)?;
     let done = tokio::time::timeout(WRITE_TIMEOUT, columns.query(batch).fetch_all(&mut *connection)).await;
-    let rows = match done.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(StoreError::from_sqlx(doing)) {
+    let done = done.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(StoreError::from_sqlx(doing));
+    let rows = match store.note_epoch(batch.epoch, done) {
         Ok(rows) => {
             store.keep_connection(connection);
             decode_rows::<CommittedRow>("deliveries", &rows).map_err(BatchError::Unknown)?
         }
         Err(StoreError::Refused { .. }) => return Ok(None),
+        Err(error @ StoreError::OtherEpoch { .. }) => return Err(BatchError::NotCommitted(error)),
         Err(error) if error.is_unavailable() => return Err(BatchError::Unknown(error)),
         Err(error) => return Err(BatchError::NotCommitted(error)),
     };
@@ -225,7 +228,7 @@ impl<'a> StatementColumns<'a> {
             .bind(batch.gateway_id)
             .bind(Json(batch_sources(batch)))
             .bind(&batch.traceparent);
-        self.events.bind(self.attachments.bind(self.messages.bind(query)))
+        self.events.bind(self.attachments.bind(self.messages.bind(query))).bind(batch.epoch)
     }
 
     /// Returns the outcome of the rows; `None` if there are none: each send that is written has an event.

@@ -102,7 +102,8 @@ impl FromRow<'_, PgRow> for FactRow {
 // One round trip for the insert and all facts. On a resubmitted batch the insert waits until the first transaction ends.
 const OPEN: &str = "
 WITH opened AS (
-    INSERT INTO outbox (batch_id, gateway_id, sources, traceparent) VALUES ($6, $7, $8, $9)
+    INSERT INTO outbox (batch_id, gateway_id, sources, traceparent)
+    SELECT $6::bigint, $7::bigint, $8::jsonb, $9::text FROM relay_require_epoch($10)
     ON CONFLICT (batch_id) DO NOTHING RETURNING batch_id
 )
 SELECT 'batch' AS kind, 0::bigint AS workspace_id, batch_id AS id, 0::bigint AS version,
@@ -155,6 +156,7 @@ pub(crate) async fn open_batch(tx: &mut PgConnection, batch: &Batch) -> StoreRes
         .bind(batch.gateway_id)
         .bind(Json(batch_sources(batch)))
         .bind(&batch.traceparent)
+        .bind(batch.epoch)
         .fetch_all(tx)
         .await
         .map_err(StoreError::from_sqlx("opening a batch"))?;

@@ -3,7 +3,7 @@
 //!
 //! Every change by a connection repeats its epoch in the WHERE (invariant 5).
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use const_format::formatcp;
 use relay_domain::{
     ActionId, AgentId, GatewayId, NodeId, ProviderName, WorkspaceScope,
@@ -24,6 +24,9 @@ use crate::{
     },
     statement_timeout::{STATEMENT_TIMEOUT, StatementTimeout as _},
 };
+
+/// Difference between the clocks of two gateways. Requests at nearly the same time take over from each other.
+const CLOCK_TOLERANCE: TimeDelta = TimeDelta::seconds(1);
 
 /// Current holder of a provider.
 #[derive(Debug, Clone, sqlx::FromRow)]
@@ -86,6 +89,8 @@ pub struct ProviderClaim<'a> {
     pub gateway: GatewayId,
     /// One id per capability, for the actions that capabilities define.
     pub action_ids: &'a [ActionId],
+    /// Time when the connection asked for the provider, before any wait for Postgres.
+    pub requested_at: DateTime<Utc>,
 }
 
 /// Result of a registration.
@@ -100,6 +105,8 @@ pub enum RegisterOutcome {
     },
     /// Another connection registered since the holder was read; the caller reads it again.
     Raced,
+    /// The holder asked for the provider later: this registration waited longer for Postgres.
+    Superseded,
     NameConflict,
     /// Another handler owns this action name.
     ActionConflict(String),
@@ -185,7 +192,8 @@ impl Store {
             NodeRole::Broker => is_connected(&mut tx, key).await?,
         };
         let Some(epoch) = take_provider(&mut tx, key, &claim, registration).await? else {
-            return Ok(RegisterOutcome::Raced);
+            let is_late = is_held_by_later_request(&mut tx, key, claim.requested_at).await?;
+            return Ok(if is_late { RegisterOutcome::Superseded } else { RegisterOutcome::Raced });
         };
         if role == NodeRole::Broker {
             let capabilities = &registration.capabilities;
@@ -203,6 +211,31 @@ impl Store {
         let recorded = events::append(&mut tx, scope, at, events).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
         Ok(RegisterOutcome::Registered { epoch, recorded })
+    }
+
+    /// Returns the epoch of exactly this registration, if it was committed and still holds the provider.
+    pub async fn committed_registration(
+        &self,
+        scope: WorkspaceScope,
+        node: &NodeId,
+        claim: &ProviderClaim<'_>,
+        registration: &ProviderRegistration,
+    ) -> StoreResult<Option<i64>> {
+        sqlx::query_scalar(
+            "SELECT epoch FROM providers
+              WHERE workspace_id = $1 AND node_id = $2 AND provider = $3
+                AND gateway_id = $4 AND instance_id = $5 AND requested_at = $6",
+        )
+        .bind(scope.workspace_id())
+        .bind(node)
+        .bind(&registration.provider)
+        .bind(claim.gateway)
+        .bind(&registration.instance_id)
+        .bind(claim.requested_at)
+        .fetch_optional(&self.pool)
+        .with_timeout()
+        .await
+        .map_err(StoreError::from_sqlx("finding a registration"))
     }
 
     /// Disconnects a provider whose connection ended, and marks its agents offline. Returns the recorded events, or
@@ -277,7 +310,29 @@ async fn note_connection(tx: &mut PgConnection, key: ProviderKey<'_>) -> StoreRe
     Ok(())
 }
 
-/// Writes the provider's row with the next epoch. Returns `None` if the row has another epoch than the claim expects.
+/// Returns whether the provider is held by a connection that asked for it later. Gateways' clocks may differ by
+/// [`CLOCK_TOLERANCE`]. The node is locked, so no other registration intervenes.
+async fn is_held_by_later_request(
+    tx: &mut PgConnection,
+    key: ProviderKey<'_>,
+    requested_at: DateTime<Utc>,
+) -> StoreResult<bool> {
+    let later: Option<bool> = sqlx::query_scalar(
+        "SELECT gateway_id IS NOT NULL AND coalesce(requested_at > $4, false) FROM providers
+          WHERE workspace_id = $1 AND node_id = $2 AND provider = $3",
+    )
+    .bind(key.scope.workspace_id())
+    .bind(key.node)
+    .bind(key.provider)
+    .bind(requested_at + CLOCK_TOLERANCE)
+    .fetch_optional(tx)
+    .await
+    .map_err(StoreError::from_sqlx("reading when a provider was requested"))?;
+    Ok(later.unwrap_or(false))
+}
+
+/// Writes the provider's row with the next epoch. Returns `None` if the row has another epoch than the claim expects, or
+/// a later request.
 async fn take_provider(
     tx: &mut PgConnection,
     key: ProviderKey<'_>,
@@ -287,17 +342,18 @@ async fn take_provider(
     sqlx::query_scalar(
         "INSERT INTO providers AS p (workspace_id, node_id, provider, instance_id, epoch, gateway_id,
                 capabilities, cursor_granted, tags, version, max_agents, handlers_live,
-                registered_at, last_heartbeat_at)
+                registered_at, last_heartbeat_at, requested_at)
          VALUES ($1, $2, $3, $4, (extract(epoch FROM clock_timestamp()) * 1000)::bigint, $6, $7, $8, $9, $10, $11, $12,
-                 relay_now(), relay_now())
+                 relay_now(), relay_now(), $13)
          ON CONFLICT (workspace_id, node_id, provider) DO UPDATE
             SET instance_id = excluded.instance_id, epoch = p.epoch + 1,
                 gateway_id = excluded.gateway_id, capabilities = excluded.capabilities,
                 cursor_granted = excluded.cursor_granted, tags = excluded.tags,
                 version = excluded.version, max_agents = excluded.max_agents,
                 handlers_live = excluded.handlers_live, load = 0, load_measured = false,
-                registered_at = relay_now(), last_heartbeat_at = relay_now(), disconnected_at = NULL
-          WHERE p.epoch = $5
+                registered_at = relay_now(), last_heartbeat_at = relay_now(), disconnected_at = NULL,
+                requested_at = excluded.requested_at
+          WHERE p.epoch = $5 AND NOT (p.gateway_id IS NOT NULL AND coalesce(p.requested_at > $14, false))
          RETURNING epoch",
     )
     .bind(key.scope.workspace_id())
@@ -312,6 +368,8 @@ async fn take_provider(
     .bind(&registration.version)
     .bind(registration.max_agents)
     .bind(registration.capabilities.as_array().is_some_and(|list| !list.is_empty()))
+    .bind(claim.requested_at)
+    .bind(claim.requested_at + CLOCK_TOLERANCE)
     .fetch_optional(tx)
     .await
     .map_err(StoreError::from_sqlx("registering a provider"))

@@ -1,17 +1,22 @@
 //! Recovery of a restored database: detects the restore and reconciles mailboxes with what had been sent (ADR 0017).
 //!
-//! Called by `relay_engine::recovery` only, under the recovery lock while no process serves clients. The exception is
-//! [`reported_seqs`], which gateways call later for one mailbox at a time.
+//! Called by `relay_engine::recovery` only, under the recovery lock while no process serves clients. The exceptions are
+//! [`reported_seqs`], which gateways call later for one mailbox at a time, and [`epoch`], which guards all writes.
 
+pub(crate) mod epoch;
 mod heads;
 mod logged;
 mod reported_seqs;
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use relay_domain::{AgentId, WorkspaceId, WorkspaceScope, mailboxes::stream::Seq};
 use serde_json::Value;
-use sqlx::{Connection as _, PgConnection, types::Json};
+use sqlx::{Connection as _, FromRow, PgConnection, types::Json};
+use tokio::time::Instant;
 
+pub use epoch::KnownDatabase;
 pub use heads::{BEFORE_ALL_MAILBOXES, HeadJump, MailboxKey};
 pub use logged::{LoggedDelivery, LoggedMessage, ReinsertOutcome};
 pub use reported_seqs::{ReportOutcome, ReportedSeq};
@@ -21,6 +26,23 @@ use crate::{Store, StoreError, StoreResult, mailboxes::cursors::split_keys, stat
 /// Name of the advisory lock of recovery.
 const LOCK: &str = "relay_recovery";
 
+/// Adopted identity of a database under repair. It equals that of no database, so that an interrupted repair is repeated.
+const UNDER_REPAIR: &str = "under repair";
+
+/// Milliseconds, so that two recoveries have different epochs even if they begin from copies of one state.
+const BEGIN_RECOVERY: &str = "
+UPDATE recovery_state
+   SET identity = $1, epoch = greatest(epoch + 1, (extract(epoch FROM relay_now()) * 1000)::bigint)";
+
+/// Open transactions of gateways, workers and tools.
+const OPEN_TRANSACTIONS: &str = "
+SELECT pid, xact_start FROM pg_stat_activity
+ WHERE datname = current_database() AND usename = current_user AND application_name = current_setting('application_name')
+   AND xact_start IS NOT NULL AND pid <> pg_backend_pid()";
+/// No batch transaction is open for longer: its statements have 15 s, its COMMIT 8 s.
+const OPEN_TRANSACTIONS_TIMEOUT: Duration = Duration::from_secs(25);
+const OPEN_TRANSACTIONS_POLL: Duration = Duration::from_millis(20);
+
 /// Identity and recovery history of the database.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DatabaseState {
@@ -28,6 +50,10 @@ pub struct DatabaseState {
     pub identity: String,
     /// Identity that the engine last adopted; `None` before the first start.
     pub adopted_identity: Option<String>,
+    /// Epoch of the last recovery, also of one that has not ended; 0 before the first.
+    pub epoch: i64,
+    /// The database is a standby, which takes no writes.
+    pub is_standby: bool,
     /// Last confirmation of the adopted identity. In a restored database, the time of the restored state.
     pub seen_at: DateTime<Utc>,
     pub recovered_at: Option<DateTime<Utc>>,
@@ -40,6 +66,37 @@ impl DatabaseState {
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.adopted_identity.as_ref().is_some_and(|adopted| *adopted != self.identity)
+    }
+
+    /// Returns what a process remembers when it begins to serve this database.
+    #[must_use]
+    pub fn known(&self) -> KnownDatabase {
+        KnownDatabase { identity: self.identity.clone(), epoch: self.epoch }
+    }
+}
+
+#[derive(FromRow)]
+struct DatabaseStateRow {
+    identity: String,
+    adopted_identity: Option<String>,
+    epoch: i64,
+    is_standby: bool,
+    seen_at: DateTime<Utc>,
+    recovered_at: Option<DateTime<Utc>>,
+    report: Option<Json<Value>>,
+}
+
+impl From<DatabaseStateRow> for DatabaseState {
+    fn from(row: DatabaseStateRow) -> Self {
+        Self {
+            identity: row.identity,
+            adopted_identity: row.adopted_identity,
+            epoch: row.epoch,
+            is_standby: row.is_standby,
+            seen_at: row.seen_at,
+            recovered_at: row.recovered_at,
+            report: row.report.map(|json| json.0),
+        }
     }
 }
 
@@ -60,27 +117,61 @@ impl RecoveryLock {
 impl Store {
     /// Reads the identity and recovery history of the database.
     pub async fn database_state(&self) -> StoreResult<DatabaseState> {
-        type Row = (String, Option<String>, DateTime<Utc>, Option<DateTime<Utc>>, Option<Json<Value>>);
-        let row: Row = sqlx::query_as(
-            "SELECT relay_database_identity(), identity, seen_at, recovered_at, report FROM recovery_state",
+        let row: DatabaseStateRow = sqlx::query_as(
+            "SELECT relay_database_identity() AS identity, identity AS adopted_identity, epoch,
+                    pg_is_in_recovery() AS is_standby, seen_at, recovered_at, report
+               FROM recovery_state",
         )
         .fetch_one(&self.pool)
         .with_timeout()
         .await
         .map_err(StoreError::from_sqlx("reading the identity of the database"))?;
-        let (identity, adopted_identity, seen_at, recovered_at, report) = row;
-        Ok(DatabaseState { identity, adopted_identity, seen_at, recovered_at, report: report.map(|json| json.0) })
+        Ok(row.into())
     }
 
-    /// Confirms that this is the adopted database, and records the time. Returns false if it is another one.
+    /// Confirms that this is the adopted database, not recovered since this process opened it, and records the time.
+    /// Returns false if it is another one.
     pub async fn confirm_database(&self) -> StoreResult<bool> {
-        let seen =
-            sqlx::query("UPDATE recovery_state SET seen_at = relay_now() WHERE identity = relay_database_identity()")
-                .execute(&self.pool)
-                .with_timeout()
-                .await
-                .map_err(StoreError::from_sqlx("confirming the identity of the database"))?;
+        let seen = sqlx::query(
+            "UPDATE recovery_state SET seen_at = relay_now()
+              WHERE identity = relay_database_identity() AND epoch = coalesce($1, epoch)",
+        )
+        .bind(self.known_database().map(|known| known.epoch))
+        .execute(&self.pool)
+        .with_timeout()
+        .await
+        .map_err(StoreError::from_sqlx("confirming the identity of the database"))?;
         Ok(seen.rows_affected() == 1)
+    }
+
+    /// Begins a recovery: raises the epoch, and marks the database as one that must be repaired, which remains until
+    /// [`Store::adopt_database`] if this process ends. Then waits for the transactions that began under the epoch
+    /// before, so that none of them commits a number while the repair decides which ones were used.
+    pub async fn begin_recovery(&self) -> StoreResult<()> {
+        let doing = "beginning a recovery";
+        sqlx::query(BEGIN_RECOVERY)
+            .bind(UNDER_REPAIR)
+            .execute(&self.pool)
+            .with_timeout()
+            .await
+            .map_err(StoreError::from_sqlx(doing))?;
+        let began = Instant::now();
+        let open: Vec<(i32, DateTime<Utc>)> = self.read_open_transactions(doing).await?;
+        let mut left = open.clone();
+        while !left.is_empty() && began.elapsed() < OPEN_TRANSACTIONS_TIMEOUT {
+            tokio::time::sleep(OPEN_TRANSACTIONS_POLL).await;
+            left = self.read_open_transactions(doing).await?;
+            left.retain(|transaction| open.contains(transaction));
+        }
+        Ok(())
+    }
+
+    async fn read_open_transactions(&self, doing: &'static str) -> StoreResult<Vec<(i32, DateTime<Utc>)>> {
+        sqlx::query_as(OPEN_TRANSACTIONS)
+            .fetch_all(&self.pool)
+            .with_timeout()
+            .await
+            .map_err(StoreError::from_sqlx(doing))
     }
 
     /// Takes the lock of recovery; `None` while another process holds it.

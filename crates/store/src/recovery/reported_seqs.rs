@@ -1,4 +1,4 @@
-//! Seqs above a mailbox's head that a broker reports after a restore: they were allotted before it.
+//! Seqs that a broker reports after a restore, though they have not been sent since: they were allotted before it.
 
 use chrono::{DateTime, Utc};
 use const_format::formatcp;
@@ -29,13 +29,14 @@ pub struct ReportedSeq<'a> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReportOutcome {
-    /// The seq is below the head by now, or the agent has moved to another provider.
+    /// The seq was sent by now, or the agent has moved to another provider.
     NotAhead,
-    /// The head was raised above the seq.
+    /// The head was raised above the seq, unless it was above it.
     Raised {
         /// Seqs without a row; they became dead letters.
         lost: u64,
-        /// Deliveries that were allotted one of these seqs again since the recovery, and moved above it.
+        /// Deliveries that were allotted one of these seqs again since the recovery, and moved above the head, together
+        /// with those behind them.
         moved: u64,
     },
     /// The seq is too high, or no recent recovery explains it.
@@ -46,11 +47,14 @@ pub enum ReportOutcome {
 // which reports are accepted.
 const MAILBOX_STATE: &str = formatcp!(
     "
-SELECT h.agent_id, h.next_seq - 1 AS head, r.recovered_at,
+SELECT h.agent_id, h.next_seq - 1 AS head, c.sent_seq, r.recovered_at,
+       CASE WHEN r.epoch > 0 THEN least(to_timestamp(r.epoch / 1000.0), r.recovered_at)
+            ELSE r.recovered_at END AS began_at,
        (SELECT count(*) FROM delivery_exceptions x
          WHERE x.workspace_id = $1 AND x.agent_id = $2 AND x.state = {DEAD_LETTERED} AND x.reason = $5
            AND x.at >= r.recovered_at) AS raised
   FROM mailbox_heads h
+  JOIN mailbox_cursors c USING (workspace_id, agent_id)
   JOIN agents a USING (workspace_id, agent_id)
  CROSS JOIN recovery_state r
  WHERE h.workspace_id = $1 AND h.agent_id = $2 AND a.deleted_at IS NULL
@@ -60,14 +64,19 @@ SELECT h.agent_id, h.next_seq - 1 AS head, r.recovered_at,
 #[derive(sqlx::FromRow)]
 struct MailboxState {
     head: Seq,
+    /// Highest seq sent over any socket, as of the last flush.
+    sent_seq: Seq,
     /// `None` if the database was never recovered.
     recovered_at: Option<DateTime<Utc>>,
+    /// Begin of that recovery. No delivery was written between the two, so that the clocks of the processes that wrote
+    /// before and after may differ a little.
+    began_at: Option<DateTime<Utc>>,
     /// Seqs by which reports have raised the head since.
     raised: i64,
 }
 
-/// Moves unsettled deliveries that were written since the recovery with seqs up to the reported one ($3): each gets the next
-/// seq above it, as if its recipient had reported a retryable failure.
+/// Moves unsettled deliveries above $8 that were written since the recovery: each gets the next seq above the head ($3), as
+/// if its recipient had reported a retryable failure. All of them move, so that they keep their order.
 const MOVE_DELIVERIES: &str = formatcp!(
     "
 WITH moved AS (
@@ -77,7 +86,8 @@ WITH moved AS (
       LEFT JOIN delivery_exceptions x USING (workspace_id, agent_id, seq)
      WHERE d.workspace_id = $1 AND d.agent_id = $2 AND d.seq <= $3 AND d.created_at >= $4
        AND d.created_on >= ($4 AT TIME ZONE 'UTC')::date
-       AND d.seq > (SELECT c.settled_floor FROM mailbox_cursors c WHERE c.workspace_id = $1 AND c.agent_id = $2)
+       AND d.seq > greatest($8, (SELECT c.settled_floor FROM mailbox_cursors c
+                                  WHERE c.workspace_id = $1 AND c.agent_id = $2))
        AND (x.state IS NULL OR x.state = {DEFERRED})
 ), bumped AS (
     UPDATE mailbox_heads SET next_seq = next_seq + (SELECT count(*) FROM moved) WHERE workspace_id = $1 AND agent_id = $2
@@ -97,7 +107,8 @@ SELECT workspace_id, agent_id, fresh, $6, source_kind, source_id, redrive_no + 1
 
 impl Store {
     /// Raises the head of a mailbox above a seq that the broker of its agent has reported, by `margin` at most and within
-    /// [`REPORT_WINDOW`] after a recovery. Seqs in between without a row become dead letters.
+    /// [`REPORT_WINDOW`] after a recovery. Seqs in between without a row become dead letters. Deliveries that were allotted
+    /// such a seq since move above the head, also if it is above the report: the broker would drop them as repeated.
     pub async fn raise_to_reported(
         &self,
         reported: ReportedSeq<'_>,
@@ -120,27 +131,35 @@ impl Store {
             .await
             .map_err(StoreError::from_sqlx(doing))?;
         let state: Option<MailboxState> = state.map(|row| decode_row("mailbox_heads", &row)).transpose()?;
-        let Some(state) = state.filter(|state| seq > state.head) else { return Ok(ReportOutcome::NotAhead) };
-        let recovered_at =
-            state.recovered_at.filter(|at| (now - *at).to_std().is_ok_and(|since| since <= REPORT_WINDOW));
-        let Some(recovered_at) = recovered_at.filter(|_| may_raise_head(state.head, seq, state.raised, margin)) else {
+        let Some(state) = state.filter(|state| seq > state.sent_seq) else { return Ok(ReportOutcome::NotAhead) };
+        let age = state.recovered_at.and_then(|at| (now - at).to_std().ok());
+        let is_recent = age.is_some_and(|age| age <= REPORT_WINDOW);
+        let is_above = seq > state.head;
+        let may_raise = !is_above || may_raise_head(state.head, seq, state.raised, margin);
+        let Some(began_at) = state.began_at.filter(|_| is_recent && may_raise) else {
             return Ok(ReportOutcome::Refused);
         };
-        let lost = heads::raise_locked_heads(&mut tx, &[(fence.scope, agent_id, seq)], now, &mut fresh_id).await?;
+        let mut lost = 0;
+        if is_above {
+            lost = heads::raise_locked_heads(&mut tx, &[(fence.scope, agent_id, seq)], now, &mut fresh_id).await?;
+        }
         let moved = sqlx::query(MOVE_DELIVERIES)
             .bind(fence.scope.workspace_id())
             .bind(agent_id)
-            .bind(seq)
-            .bind(recovered_at)
+            .bind(seq.max(state.head))
+            .bind(began_at)
             .bind(now)
             .bind(day_of(now))
             .bind("its seq was allotted before the database was restored: see redriven_as")
+            // Below the head, what was sent since was sent by a socket that knew the broker's position.
+            .bind(if is_above { 0 } else { state.sent_seq })
             .execute(&mut *tx)
             .await
             .map_err(StoreError::from_sqlx(doing))?
             .rows_affected();
         extend_settled_floors(&mut tx, &[workspace], &[mailbox]).await?;
         tx.commit().await.map_err(StoreError::from_sqlx(doing))?;
-        Ok(ReportOutcome::Raised { lost, moved })
+        // The sent position is flushed with a delay, also before a failover.
+        Ok(if is_above || moved > 0 { ReportOutcome::Raised { lost, moved } } else { ReportOutcome::NotAhead })
     }
 }

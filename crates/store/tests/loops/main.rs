@@ -6,6 +6,7 @@ mod clock;
 mod compaction;
 mod connections;
 mod corrupt;
+mod epoch;
 mod erasing;
 mod expiry;
 mod files;

@@ -47,7 +47,7 @@ impl Database {
     async fn acks(&self, agent: i64, acked_seq: i64) {
         let (scope, agent_id) = Self::mailbox(agent);
         let (node_id, provider) = (NodeId::direct(agent_id), ProviderName::new("default"));
-        let ack = CursorMove { scope, agent_id, node_id, provider, sent_seq: acked_seq, acked_seq };
+        let ack = CursorMove { scope, agent_id, node_id, provider, sent_seq: acked_seq, acked_seq, epoch: None };
         self.store.flush_cursors(&[ack], self.now).await.unwrap();
     }
 

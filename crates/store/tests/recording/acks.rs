@@ -10,7 +10,7 @@ impl Database {
     fn ack(&self, agent: i64, sent_seq: i64, acked_seq: i64) -> CursorMove {
         let (scope, agent_id) = Self::mailbox(agent);
         let (node_id, provider) = (NodeId::direct(agent_id), ProviderName::new("default"));
-        CursorMove { scope, agent_id, node_id, provider, sent_seq, acked_seq }
+        CursorMove { scope, agent_id, node_id, provider, sent_seq, acked_seq, epoch: None }
     }
 
     async fn watched(&self) {
@@ -76,6 +76,7 @@ async fn a_flush_of_many_acks_records_a_bounded_number_and_moves_all_floors() {
     db.agent(2, "bob").await;
     db.deliveries(2, &[60; 700]).await;
     db.agent(3, "cyd").await;
+    db.deliveries(3, &[60]).await;
     db.watched().await;
     let moves = [db.ack(ADA, 700, 700), db.ack(2, 700, 700), db.ack(3, 1, 1)];
     let flushed = db.store.flush_cursors(&moves, db.now).await.unwrap();

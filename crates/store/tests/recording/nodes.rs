@@ -1,3 +1,4 @@
+use chrono::{DateTime, TimeDelta, Utc};
 use relay_domain::{GatewayId, NodeId, ProviderName, WorkspaceScope};
 use relay_store::{
     events::EventBody,
@@ -28,6 +29,10 @@ fn fence(scope: WorkspaceScope, node: &NodeId, provider: &ProviderName, epoch: i
     Fence { scope, node_id: node.clone(), provider: provider.clone(), epoch }
 }
 
+fn claim(expected_epoch: Option<i64>, requested_at: DateTime<Utc>) -> ProviderClaim<'static> {
+    ProviderClaim { expected_epoch, gateway: GatewayId::new(1), action_ids: &[], requested_at }
+}
+
 impl Database {
     async fn node(&self, node: &str, role: &str) {
         self.run(&format!(
@@ -43,7 +48,7 @@ impl Database {
             let holder = self.store.provider_holder(scope, node, provider).await.unwrap();
             let epoch = holder.map(|holder| holder.epoch);
             let registration = registration(provider);
-            let claim = ProviderClaim { expected_epoch: epoch, gateway: GatewayId::new(1), action_ids: &[] };
+            let claim = claim(epoch, self.now);
             match self.store.register_provider(scope, node, claim, &registration, self.now).await.unwrap() {
                 RegisterOutcome::Registered { epoch, recorded } => {
                     return (epoch, recorded.events.iter().map(|event| event.kind.to_string()).collect());
@@ -51,6 +56,7 @@ impl Database {
                 RegisterOutcome::Raced => {}
                 other @ (RegisterOutcome::NameConflict
                 | RegisterOutcome::ActionConflict(_)
+                | RegisterOutcome::Superseded
                 | RegisterOutcome::NoNode) => panic!("{other:?}"),
             }
         }
@@ -90,6 +96,29 @@ async fn a_node_is_online_from_its_first_provider_to_its_last() {
     assert!(held.is_some());
     let kinds: Vec<_> = told.events.iter().map(|event| &*event.kind).collect();
     assert_eq!(kinds, ["node.status.offline"], "its agent was offline before");
+}
+
+#[tokio::test]
+async fn a_registration_that_waited_for_postgres_does_not_displace_a_later_one() {
+    let db = Database::fresh().await;
+    let (scope, ada) = Database::mailbox(1);
+    db.agent(1, "ada").await;
+    let (node, provider) = (NodeId::direct(ada), ProviderName::new("default"));
+    db.node(node.as_str(), "direct").await;
+    let (epoch, _) = db.connect(scope, &node, &provider).await;
+    let register = async |waited: TimeDelta| {
+        let claim = claim(Some(epoch), db.now - waited);
+        db.store.register_provider(scope, &node, claim, &registration(&provider), db.now).await.unwrap()
+    };
+    let late = register(TimeDelta::seconds(5)).await;
+    assert!(matches!(late, RegisterOutcome::Superseded), "{late:?}");
+    let concurrent = register(TimeDelta::milliseconds(500)).await;
+    assert!(matches!(concurrent, RegisterOutcome::Registered { .. }), "clocks differ: {concurrent:?}");
+    db.store.disconnect_provider(&fence(scope, &node, &provider, epoch + 1), db.now).await.unwrap();
+    let epoch = epoch + 1;
+    let claim = claim(Some(epoch), db.now - TimeDelta::seconds(5));
+    let free = db.store.register_provider(scope, &node, claim, &registration(&provider), db.now).await.unwrap();
+    assert!(matches!(free, RegisterOutcome::Registered { .. }), "the holder has left: {free:?}");
 }
 
 #[tokio::test]

@@ -60,6 +60,7 @@ impl ConnectionState {
                     delivery_id: Some(live.delivery_id),
                     traceparent: live.traceparent,
                     live: true,
+                    held_since: self.conditions.now,
                 };
                 if served.stream.on_live(live.seq, frame) == Arrival::Duplicate {
                     self.emit(Effect::Count(metric_names::DUPLICATES_DROPPED));
@@ -100,7 +101,7 @@ impl ConnectionState {
                 self.probing = self.probing.saturating_sub(1);
                 self.queue_agent(agent);
             }
-            PositionAnswer::AboveHead => {
+            PositionAnswer::AboveSent => {
                 // The database was restored, or the broker is wrong.
                 if let Some(binding) = &self.binding {
                     let fence = binding.fence.clone();
@@ -269,6 +270,10 @@ impl ConnectionState {
     fn send_next_frame(&mut self, agent: AgentId) -> Option<Seq> {
         let now = self.now();
         let served = self.agents.get_mut(&agent).filter(|served| served.may_send())?;
+        if served.stream.ready_frame().is_some_and(|frame| frame.is_outdated(now)) {
+            served.stream.drop_frames(|frame| frame.is_outdated(now));
+            return None;
+        }
         let (seq, frame) = served.stream.next_frame()?;
         served.start_ack_timer(seq, now);
         let is_replay = !frame.live && seq <= served.stream.replay_end();
@@ -301,13 +306,14 @@ impl ConnectionState {
         self.is_repairing = false;
         match repaired {
             Ok(repaired) => {
-                self.rows_moved = self.now();
+                let now = self.now();
+                self.rows_moved = now;
                 // Those that the memory did not suffice for come first in the next repair.
                 let cut = repaired.iter().filter(|one| one.frames.is_empty()).map(|one| one.agent_id);
                 let cut: Vec<_> = cut.collect();
                 for one in repaired {
                     let Some(served) = self.agents.get_mut(&one.agent_id) else { continue };
-                    let frames = one.frames.into_iter().filter_map(|row| outgoing_row(&self.row_bytes, row));
+                    let frames = one.frames.into_iter().filter_map(|row| outgoing_row(&self.row_bytes, row, now));
                     served.stream.on_rows(frames);
                 }
                 cut.into_iter().for_each(|agent| self.queue_agent(agent));
@@ -392,7 +398,7 @@ impl ConnectionState {
     }
 }
 
-fn outgoing_row(row_bytes: &BufferCount, row: ReplayFrame) -> Option<(Seq, OutgoingFrame)> {
+fn outgoing_row(row_bytes: &BufferCount, row: ReplayFrame, now: Instant) -> Option<(Seq, OutgoingFrame)> {
     let (body, delivery_id) = match row.body {
         ReplayBody::Tombstone(body) => (OutgoingBody::Text(Utf8Bytes::try_from(body).ok()?), None),
         ReplayBody::Delivery { id, frame, memory } => {
@@ -400,7 +406,8 @@ fn outgoing_row(row_bytes: &BufferCount, row: ReplayFrame) -> Option<(Seq, Outgo
         }
     };
     let _buffered = row_bytes.add(body.byte_len());
-    Some((row.seq, OutgoingFrame { body, _buffered, delivery_id, traceparent: None, live: false }))
+    let frame = OutgoingFrame { body, _buffered, delivery_id, traceparent: None, live: false, held_since: now };
+    Some((row.seq, frame))
 }
 
 /// Returns whether a location belongs to the fence. It is `node/provider`, or `node/` for an unassigned agent; ids of

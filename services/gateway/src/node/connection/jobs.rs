@@ -47,7 +47,7 @@ pub(super) enum Read {
     Relist(Fence),
     /// Reads the missing rows of mailboxes.
     Repair(Vec<RepairRequest>),
-    /// Verifies the position of a broker above the head of a mailbox.
+    /// Verifies the position of a broker above what was sent to it.
     VerifyPosition { fence: Fence, agent: AgentId, reported: Seq },
     /// Waits until a floor that was written asynchronously is visible.
     StoredAck { agent: AgentId, floor: Seq },
@@ -111,8 +111,12 @@ pub(super) async fn read(engine: Engine, node: NodeCaller, read: Read) -> JobRes
         }
         Read::Repair(requests) => JobResult::Repaired(engine.mailboxes().read_missing(node.scope, &requests).await),
         Read::VerifyPosition { fence, agent, reported } => {
-            let position =
-                retry(VERIFY_RETRY, || engine.recovery().accept_broker_position(&fence, agent, reported)).await;
+            let verify = || async {
+                // What an earlier socket of this gateway has sent counts.
+                engine.mailboxes().flush_cursors().await?;
+                engine.recovery().accept_broker_position(&fence, agent, reported).await
+            };
+            let position = retry(VERIFY_RETRY, verify).await;
             JobResult::PositionVerified { agent, reported, position }
         }
         Read::StoredAck { agent, floor } => {

@@ -82,6 +82,9 @@ struct Connection {
     is_direct: bool,
     /// Instance name for clients that give none; unique per connection.
     name: String,
+    /// Recovery epoch under which the socket was opened. After another recovery it sends nothing and its acks count no
+    /// more, until it is closed.
+    epoch: Option<i64>,
     /// Address of this task in the registry.
     handle: Handle,
     outbound: Outbound,
@@ -113,6 +116,8 @@ pub(super) async fn serve_socket(socket: WebSocket, app: AppState, peer: Peer) {
     let (outbound, writer) = Outbound::new(sink);
     let writer = spawn_isolated("connection", writer);
     let (handle, mut events) = app.registry.add_peer(node.scope, &node.node_id, token);
+    // Read after the registration: a recovery that ends before is not missed, and one that ends later closes this peer.
+    let epoch = app.engine.recovery().epoch();
     let now = Instant::now();
     let mut connection = Connection {
         state: ConnectionState::new(node.clone(), is_direct, now, now + app.connections.registration_timeout),
@@ -121,6 +126,7 @@ pub(super) async fn serve_socket(socket: WebSocket, app: AppState, peer: Peer) {
         token,
         is_direct,
         name: uuid::Uuid::new_v4().to_string(),
+        epoch,
         handle,
         outbound,
         routes: HashMap::new(),
@@ -168,10 +174,11 @@ impl Connection {
     }
 
     fn conditions(&self) -> Conditions {
+        let recovery = self.app.engine.recovery();
         Conditions {
             now: Instant::now(),
-            is_trusted: self.app.registry.is_trusted(),
-            was_restored: self.app.engine.recovery().was_restored_recently(),
+            is_trusted: self.app.registry.is_trusted() && recovery.serves(self.epoch),
+            was_restored: recovery.was_restored_recently(),
             room: self.outbound.room(),
             is_crowded: self.outbound.is_crowded(),
         }
@@ -322,6 +329,7 @@ impl Connection {
             provider: fence.provider.clone(),
             sent_seq,
             acked_seq,
+            epoch: self.epoch,
         })
     }
 

@@ -13,6 +13,7 @@ use relay_engine::{
     mailboxes::serving::{Fence, ProviderRegistration},
     nodes::providers::Registrant,
 };
+use relay_tasks::spawn_isolated;
 use relay_wire::{
     field::ToValue as _,
     nodes::{
@@ -49,7 +50,11 @@ impl ControlContext {
         let until = Instant::now() + REGISTRATION_TIMEOUT;
         let epoch = match self.retry_until(until, || self.engine.nodes().register_provider(&registrant)).await {
             Some(taken) => taken?,
-            None => return Ok((None, self.registration_failed(None, TRY_AGAIN_LATER))),
+            None => {
+                let engine = self.engine.clone();
+                spawn_isolated("connection", async move { engine.nodes().release_unconfirmed(&registrant).await });
+                return Ok((None, self.registration_failed(None, TRY_AGAIN_LATER)));
+            }
         };
         let ProviderRegistration { provider, instance_id, cursor_granted, version, .. } = registrant.registration;
         let binding = ProviderBinding {
@@ -118,6 +123,7 @@ impl ControlContext {
             scope: self.scope,
             node_id: self.node_id.clone(),
             gateway_id: self.gateway_id,
+            requested_at: self.engine.now(),
             registration: ProviderRegistration {
                 node_name: self.declared_name(frame)?,
                 provider,

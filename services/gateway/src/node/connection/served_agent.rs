@@ -19,6 +19,8 @@ use super::delayed_acks::DelayedAcks;
 
 /// Time that a broker has to report its position; silence counts as no position.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time that a frame may wait for a slow socket. Its delivery may become a dead letter meanwhile, and the sender is notified then.
+pub(super) const MAX_HELD: Duration = Duration::from_secs(2);
 /// Maximum tombstones that a broker without a position is replayed from seq 1 (ADR 0002).
 const REPLAY_FROM_ONE: Seq = 100_000;
 
@@ -32,6 +34,15 @@ pub(super) struct OutgoingFrame {
     pub(super) delivery_id: Option<String>,
     pub(super) traceparent: Option<String>,
     pub(super) live: bool,
+    /// Time when it came from the log or from storage.
+    pub(super) held_since: Instant,
+}
+
+impl OutgoingFrame {
+    /// True if the delivery may have been settled meanwhile, so that it must be read again before it is sent.
+    pub(super) fn is_outdated(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.held_since) >= MAX_HELD
+    }
 }
 
 /// Text of a frame that waits for its turn.
@@ -105,8 +116,8 @@ pub(super) enum Start {
 pub(super) enum PositionAnswer {
     /// The stream is open.
     Opened,
-    /// The broker reported a seq above the mailbox's head, which must be verified first.
-    AboveHead,
+    /// The broker reported a seq that was not sent since the database was restored, which must be verified first.
+    AboveSent,
     /// No probe is outstanding.
     Unexpected,
 }
@@ -116,7 +127,7 @@ struct Probe {
     /// None until there was room to send it.
     sent: Option<Instant>,
     position: MailboxPosition,
-    /// The answer lies above the mailbox's head and is being verified.
+    /// The answer lies above what was sent and is being verified.
     verifying: bool,
 }
 
@@ -192,9 +203,9 @@ impl ServedAgent {
         let Some(probe) = self.probe.as_mut().filter(|probe| probe.sent.is_some() && !probe.verifying) else {
             return PositionAnswer::Unexpected;
         };
-        if may_be_above && acked >= probe.position.next_seq {
+        if may_be_above && acked > probe.position.sent_seq {
             probe.verifying = true;
-            return PositionAnswer::AboveHead;
+            return PositionAnswer::AboveSent;
         }
         let position = probe.position.clone();
         self.open_at_reported(acked, &position);
@@ -311,7 +322,10 @@ mod tests {
             // Without a position, tombstones tell it everything up to the floor.
             (0, false, PositionAnswer::Opened, Some(1)),
             (30, false, PositionAnswer::Opened, Some(11)),
-            (30, true, PositionAnswer::AboveHead, None),
+            (14, true, PositionAnswer::Opened, Some(11)),
+            // The numbers up to 20 were assigned again since the restore.
+            (18, true, PositionAnswer::AboveSent, None),
+            (30, true, PositionAnswer::AboveSent, None),
         ] {
             let mut bob = agent();
             bob.open(Start::ProbeAlways, &position(10));

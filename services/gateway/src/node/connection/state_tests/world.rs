@@ -179,6 +179,7 @@ impl World {
             }
             Effect::Deliver { agent, seq, frame } => {
                 assert!(self.is_trusted, "a frame without a lease");
+                assert!(!frame.is_outdated(self.now), "its delivery may be settled by now");
                 assert_eq!(frame.body.encode().as_str(), format!("{agent}/{seq}"));
                 let mailbox = self.mailbox(agent);
                 assert!(mailbox.is_routed && !mailbox.is_suspended, "a frame for an agent that may have moved");

@@ -1,0 +1,130 @@
+//! Recovery epoch: a process writes only to the database, and since the recovery, that it knows.
+//!
+//! [`EpochFence`] holds the [`KnownDatabase`] of a process. Every new pool connection compares the identity of its
+//! database with it, and transactions that assign numbers carry the epoch. The engine's recovery task sets it, and is
+//! woken when another database or epoch was met (ADR 0044).
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use sqlx::{PgConnection, Postgres, pool::PoolOptions};
+use tokio::sync::{Notify, watch};
+
+use crate::{Store, StoreError, StoreResult};
+
+/// SQLSTATE that `relay_require_epoch` raises.
+pub(crate) const OTHER_EPOCH: &str = "RLEPO";
+
+/// Database and recovery under which a process serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownDatabase {
+    pub identity: String,
+    /// Epoch of its last recovery; 0 before the first.
+    pub epoch: i64,
+}
+
+/// Shared by all pools of one process.
+#[derive(Debug)]
+pub(crate) struct EpochFence {
+    /// `None` in tools, which serve no client, and until a process has checked its database.
+    known: watch::Sender<Option<KnownDatabase>>,
+    /// Another database or epoch was met, and the process has not recovered yet.
+    is_closed: AtomicBool,
+    met_other: Notify,
+}
+
+impl Default for EpochFence {
+    fn default() -> Self {
+        Self { known: watch::Sender::new(None), is_closed: AtomicBool::new(false), met_other: Notify::new() }
+    }
+}
+
+impl EpochFence {
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        self.met_other.notify_one();
+    }
+
+    fn knows(&self, identity: &str) -> bool {
+        self.known.borrow().as_ref().is_none_or(|known| known.identity == identity)
+    }
+
+    /// Waits until the database of a new connection is the known one. The caller's wait for a connection is bounded, so
+    /// it fails as if Postgres were unavailable, unless the process has recovered meanwhile.
+    async fn admit(&self, connection: &mut PgConnection) -> sqlx::Result<()> {
+        if self.known.borrow().is_none() {
+            return Ok(());
+        }
+        let (identity, epoch): (String, i64) =
+            sqlx::query_as("SELECT relay_database_identity(), epoch FROM recovery_state").fetch_one(connection).await?;
+        let is_later = self.known.borrow().as_ref().is_some_and(|known| epoch > known.epoch);
+        if is_later || !self.knows(&identity) {
+            self.close();
+        }
+        let mut known = self.known.subscribe();
+        // Fails only when the process ends.
+        let _ = known.wait_for(|known| known.as_ref().is_none_or(|known| known.identity == identity)).await;
+        Ok(())
+    }
+
+    /// Adds the comparison to the connections of a pool.
+    pub(crate) fn guard(self: &Arc<Self>, options: PoolOptions<Postgres>) -> PoolOptions<Postgres> {
+        let fence = Arc::clone(self);
+        options.after_connect(move |connection, _| {
+            let fence = Arc::clone(&fence);
+            Box::pin(async move { fence.admit(connection).await })
+        })
+    }
+}
+
+impl Store {
+    /// Epoch for a transaction that assigns numbers; `None` in tools, which are not fenced. To be read before the wait for
+    /// a connection: what was prepared before a recovery is not written after it.
+    pub(crate) fn epoch(&self, doing: &'static str) -> StoreResult<Option<i64>> {
+        if self.fence.is_closed.load(Ordering::SeqCst) {
+            return Err(StoreError::OtherEpoch { doing });
+        }
+        Ok(self.fence.known.borrow().as_ref().map(|known| known.epoch))
+    }
+
+    /// Closes the fence if a transaction under `epoch` found another one, unless the process has recovered meanwhile.
+    pub(crate) fn note_epoch<T>(&self, epoch: Option<i64>, result: StoreResult<T>) -> StoreResult<T> {
+        let is_served = self.fence.known.borrow().as_ref().map(|known| known.epoch) == epoch;
+        if is_served && matches!(result, Err(StoreError::OtherEpoch { .. })) {
+            self.fence.close();
+        }
+        result
+    }
+
+    /// Returns the database that this process serves; `None` before the first check.
+    #[must_use]
+    pub fn known_database(&self) -> Option<KnownDatabase> {
+        self.fence.known.borrow().clone()
+    }
+
+    /// Returns the epoch under which this process serves now; `None` while another one was met, and before the first
+    /// check.
+    #[must_use]
+    pub fn served_epoch(&self) -> Option<i64> {
+        let is_open = !self.fence.is_closed.load(Ordering::SeqCst);
+        is_open.then(|| self.fence.known.borrow().as_ref().map(|known| known.epoch)).flatten()
+    }
+
+    /// Refuses all transactions that assign numbers until [`Store::open_epoch`].
+    pub fn close_epoch(&self) {
+        self.fence.is_closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Admits transactions to this database and epoch.
+    pub fn open_epoch(&self, database: KnownDatabase) {
+        self.fence.known.send_replace(Some(database));
+        self.fence.is_closed.store(false, Ordering::SeqCst);
+    }
+
+    /// Waits until a connection or a transaction meets another database or epoch.
+    pub async fn met_other_epoch(&self) {
+        self.fence.met_other.notified().await;
+    }
+}

@@ -1,0 +1,210 @@
+//! Failover to a standby of Postgres, under load and with running gateways.
+
+use std::{
+    collections::HashSet,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use relay_acceptance::chaos::{
+    by_run_size,
+    database::Database,
+    load::{Front, Senders},
+    node::Node,
+    scene::Scene,
+    sender::{Outcome, SentMessage, Target, send_keyed},
+};
+use relay_testkit::{
+    client::Agent,
+    history::Losses,
+    proxy::TcpProxy,
+    servers::Postgres,
+    stack::{Service, Stack},
+    wait,
+};
+
+/// Limit for a loaded machine; the measured times are printed.
+const SOON: Duration = Duration::from_secs(60);
+/// A longer recovery is explained by the logs.
+const EXPECTED_WITHIN: Duration = Duration::from_secs(10);
+const SENDERS: usize = 4;
+
+/// Engine behind a proxy, its primary, and a standby that follows the primary through a proxy of its own.
+struct Replicated {
+    scene: Scene,
+    standby: Postgres,
+    replication: TcpProxy,
+    sam: Agent,
+    agents: Vec<Agent>,
+    nodes: Vec<Node>,
+}
+
+impl Replicated {
+    async fn start() -> Result<Self> {
+        let scene = Scene::start_with(Stack::builder().through_proxies(true)).await?;
+        let sam = scene.workspace.register_agent("sam").await?;
+        let (broker, mut agents) = scene.broker("broker-ada", &["ada", "eve"], 0).await?;
+        let (direct, bob) = scene.direct("bob", 1).await?;
+        agents.push(bob);
+        let replication = TcpProxy::start(&scene.stack.postgres().address())?;
+        let dir: PathBuf = scene.stack.state_dir().join("standby");
+        let standby = scene.stack.postgres().start_standby(&dir, &replication.address()).await?;
+        Ok(Self { scene, standby, replication, sam, agents, nodes: vec![broker, direct] })
+    }
+
+    fn senders(&self) -> Senders {
+        let front = Front::new(&self.scene.gateways_from(0));
+        Senders::start_persistent(SENDERS, &self.scene.workspace.as_agent(&self.sam), &self.agents, &front)
+    }
+
+    /// Kills the primary, promotes the standby, and leads the engine to it. Returns the time from the promotion to the
+    /// first accepted post at every gateway.
+    async fn fail_over(&self) -> Result<Duration> {
+        self.scene.stack.postgres().kill9();
+        self.standby.promote().await?;
+        let promoted = Instant::now();
+        self.scene.stack.postgres_proxy().switch_to(&self.standby.address())?;
+        for (nth, gateway) in self.scene.stack.gateways().iter().enumerate() {
+            let api = self.scene.api_of(&self.sam, nth);
+            let name = format!("a post to be accepted by {}", gateway.name());
+            wait::until_ok(&name, SOON, || async {
+                let reply = api.without_retries().dm("ada", &format!("after the failover {nth}")).await?;
+                ensure!(reply.is_success(), "answered {}: {}", reply.status, reply.body);
+                anyhow::Ok(())
+            })
+            .await?;
+        }
+        let took = promoted.elapsed();
+        if took > EXPECTED_WITHIN {
+            println!("service after {took:?} only:\n{}", self.scene.stack.logs(40));
+        }
+        Ok(took)
+    }
+
+    fn database(&self) -> Result<Database> {
+        Database::connect(&self.standby.url_of("relay"))
+    }
+
+    /// Waits until every agent has received and acknowledged everything up to its head.
+    async fn wait_settled(&self) -> Result<()> {
+        let database = self.database()?;
+        let settled = wait::until_ok("all mailboxes to be settled", SOON, || async {
+            let positions = database.mailbox_positions().await?;
+            for agent in &self.agents {
+                let position = positions.get(&agent.name).context("a mailbox")?;
+                ensure!(position.settled_floor == position.head, "{}: {position:?}", agent.name);
+            }
+            anyhow::Ok(())
+        });
+        settled.await.with_context(|| self.scene.stack.logs(15))
+    }
+
+    /// Judges the history. Accepted messages that the database does not know may be lost; their count is returned.
+    async fn verify(&self, sent: &[SentMessage]) -> Result<usize> {
+        let history = self.scene.ledger.history();
+        sent.iter().for_each(|one| history.record_post(one.to_post()));
+        let known: HashSet<String> = self.database()?.messages().await?.into_values().flatten().collect();
+        let unknown: HashSet<String> = history.accepted_ids().difference(&known).cloned().collect();
+        let violations = history.violations(Losses::Unknown(&unknown));
+        let first: Vec<String> = violations.iter().take(20).map(ToString::to_string).collect();
+        ensure!(violations.is_empty(), "{} violations: {first:#?}", violations.len());
+        // A sender can find out: the id is unknown.
+        if let Some(lost) = unknown.iter().next() {
+            let reply = self.scene.api_of(&self.sam, 0).get(&format!("/v1/messages/{lost}")).await?;
+            ensure!(reply.status == 404, "a lost message is answered with {}", reply.status);
+        }
+        Ok(unknown.len())
+    }
+
+    /// Recoveries that any process performed.
+    async fn recoveries(&self) -> Result<f64> {
+        let mut count = 0.0;
+        for process in self.processes() {
+            count += process.metric("relay_recoveries_total").await.unwrap_or(0.0);
+        }
+        Ok(count)
+    }
+
+    fn processes(&self) -> impl Iterator<Item = &Service> {
+        self.scene.stack.gateways().iter().chain(self.scene.stack.workers())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_to_an_asynchronous_standby_loses_only_what_it_never_had() -> Result<()> {
+    let installation = Replicated::start().await?;
+    let senders = installation.senders();
+    senders.send(by_run_size(200, 2000)).await?;
+    // From here on the standby lags. The gateways deliver, and take acks, of deliveries that it will never have.
+    installation.replication.blackhole();
+    senders.send(by_run_size(200, 1000)).await?;
+    let took = installation.fail_over().await?;
+    senders.send(by_run_size(100, 1000)).await?;
+    let report = senders.stop().await?;
+    installation.wait_settled().await?;
+    let lost = installation.verify(&report.sent).await?;
+    println!(
+        "{} accepted, {lost} lost, {} repetitions; service after {took:?}; {} frames repeated",
+        report.sent.len(),
+        report.server_errors,
+        installation.scene.ledger.repeats()
+    );
+    let recoveries = installation.recoveries().await?;
+    ensure!((recoveries - 1.0).abs() < f64::EPSILON, "{recoveries} processes recovered the database");
+    for node in &installation.nodes {
+        let links = installation.scene.ledger.links(node.name());
+        ensure!(links.up && links.registered >= 2, "{} did not come back: {links:?}", node.name());
+        // Every gateway closes its sockets, also one that did not recover the database itself.
+        ensure!(links.ended.contains(&Some(1012)), "{}: {links:?}", node.name());
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_to_a_synchronous_standby_loses_nothing() -> Result<()> {
+    let installation = Replicated::start().await?;
+    installation.scene.stack.postgres().require_standby().await?;
+    let senders = installation.senders();
+    senders.send(by_run_size(200, 2000)).await?;
+    let took = installation.fail_over().await?;
+    senders.send(by_run_size(100, 1000)).await?;
+    let report = senders.stop().await?;
+    installation.wait_settled().await?;
+    let lost = installation.verify(&report.sent).await?;
+    println!("{} accepted, {lost} lost; service after {took:?}", report.sent.len());
+    ensure!(lost == 0, "{lost} accepted messages are lost");
+    Ok(())
+}
+
+/// Neither the log nor the standby has the deliveries, so the numbers are assigned again. The socket of a process that
+/// did not recover the database itself would take the new deliveries for repetitions, and its acks would cover them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_after_a_failover_are_not_taken_for_lost_ones() -> Result<()> {
+    let installation = Replicated::start().await?;
+    let Replicated { scene, sam, replication, .. } = &installation;
+    let target = Target::Dm("ada".to_owned());
+    let api = |gateway| [scene.api_of(sam, gateway)];
+    let mut sent = vec![send_keyed(&api(0), &target, "kept").await?];
+    scene.wait_acked("ada", 1, SOON).await;
+    replication.blackhole();
+    scene.stack.nats().stop().await?;
+    for number in 0..5 {
+        sent.push(send_keyed(&api(number % 2), &target, &format!("never replicated {number}")).await?);
+    }
+    scene.wait_received("ada", 6, SOON).await;
+    scene.wait_acked("ada", 6, SOON).await;
+    scene.stack.postgres().kill9();
+    installation.standby.promote().await?;
+    scene.stack.postgres_proxy().switch_to(&installation.standby.address())?;
+    scene.stack.nats().restart().await?;
+    for number in 0..10 {
+        sent.push(send_keyed(&api(number % 2), &target, &format!("after {number}")).await?);
+    }
+    ensure!(sent.iter().all(|one| matches!(one.outcome, Outcome::Accepted(_))), "{sent:?}");
+    installation.wait_settled().await?;
+    let lost = installation.verify(&sent).await?;
+    println!("{} accepted, {lost} lost; {} frames repeated", sent.len(), scene.ledger.repeats());
+    ensure!(lost <= 5, "{lost} messages are lost");
+    Ok(())
+}
