@@ -159,7 +159,7 @@ const NOUNS: [Noun; 16] = [
 
 /// References between tables: child, column, parent. The schema has no foreign keys, because tables are partitioned
 /// and rows of a deleted workspace go in the background.
-const REFERENCES: [(&str, &str, &str); 22] = [
+const REFERENCES: [(&str, &str, &str); 23] = [
     ("agents", "workspace_id", "workspaces"),
     ("agents", "node_id", "nodes"),
     ("providers", "node_id", "nodes"),
