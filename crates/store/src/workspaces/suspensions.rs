@@ -60,7 +60,8 @@ impl Store {
         Ok(refused)
     }
 
-    /// Suspends or resumes a workspace, and with it its children that are not suspended themselves. Returns whether that changed anything; `None` if it is deleted.
+    /// Suspends or resumes a workspace, and with it its children that are not suspended themselves. Returns whether that
+    /// changed anything; `None` if it is deleted.
     pub async fn set_suspended(&self, scope: WorkspaceScope, suspended: bool) -> StoreResult<Option<bool>> {
         sqlx::query_scalar(
             "WITH found AS (

@@ -404,10 +404,11 @@ impl Registry {
         let (mut hints, mut notices) = (engine.hints().subscribe(), engine.hints().subscribe_notices());
         let mut relists = RelistPause::new(FULL_CHECK_PAUSE, Instant::now());
         loop {
+            let due_at = relists.due_at();
             let hint = tokio::select! {
                 // Changes come before notices.
                 biased;
-                () = tokio::time::sleep_until(relists.due_at().unwrap_or_else(Instant::now)), if relists.due_at().is_some() => {
+                () = tokio::time::sleep_until(due_at.unwrap_or_else(Instant::now)), if due_at.is_some() => {
                     relists.complete(Instant::now());
                     for peer in self.maps().peers.values() {
                         peer.handle.try_send(Event::Relist);
