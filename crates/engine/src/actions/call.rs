@@ -255,7 +255,7 @@ impl Actions {
         })
     }
 
-    /// Checks that an agent may invoke an action. A denial is recorded for the agent and for observers.
+    /// Checks that an agent may invoke an action. A denial is recorded for the agent and for observers, up to a bound.
     pub(super) async fn check_caller(
         &self,
         scope: WorkspaceScope,
@@ -264,9 +264,11 @@ impl Actions {
     ) -> EngineResult<()> {
         match caller {
             Some(caller) if !may_invoke(action, caller) => {
-                let denied =
-                    self.core.store.record_denial(scope, &action.name, caller.agent_id, &caller.name, self.core.now());
-                self.core.announce(denied.await?);
+                if self.core.refusals.is_denial_due(scope.workspace_id(), caller.agent_id) {
+                    let (store, now) = (&self.core.store, self.core.now());
+                    let denied = store.record_denial(scope, &action.name, caller.agent_id, &caller.name, now);
+                    self.core.announce(denied.await?);
+                }
                 Err(EngineError::Forbidden(Denial::ActionDenied(action.name.clone())))
             }
             None if action.available_to.is_some() => {
