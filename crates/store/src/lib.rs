@@ -56,7 +56,7 @@ pub use files::objects::FileObject;
 pub use mailboxes::delivery_events::delivered_event;
 pub use mailboxes::positions::MailboxRow;
 pub use mailboxes::settlements::{DeliveryReport, ReportOutcome};
-pub use messages::queries::MessagePage;
+pub use messages::queries::{MessageHead, MessagePage};
 pub use messages::reactions::{NewReaction, Reaction, ReactionKey, ReactionOutcome};
 pub use messages::receipts::{ReadLocation, ReadReceipt};
 pub use messages::update::MessageChange;

@@ -207,9 +207,10 @@ impl Agents {
             .ok_or_else(|| EngineError::NotFound(Missing::Agent(agent.to_string())))
     }
 
-    /// Returns the agent's oldest unsettled deliveries, at most [`MAX_PENDING`].
+    /// Returns the agent's oldest unsettled deliveries without texts, at most [`MAX_PENDING`].
     pub async fn pending_deliveries(&self, scope: WorkspaceScope, agent: AgentId) -> EngineResult<Vec<Delivery>> {
-        Ok(self.core.store.deliveries(scope, agent, None, MAX_PENDING).await?)
+        let pending = self.core.store.deliveries(scope, agent, None, MAX_PENDING).await?;
+        Ok(pending.into_iter().map(|(delivery, _)| delivery).collect())
     }
 
     /// Changes an agent.

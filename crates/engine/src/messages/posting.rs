@@ -270,7 +270,7 @@ impl Messages {
             Target::Agent(name) => (self.direct_audience(sender, name, source).await?, None),
             Target::Thread(parent) => {
                 let not_found = || EngineError::NotFound(Missing::Message);
-                let message = self.core.store.message(scope, *parent).await?.ok_or_else(not_found)?.message;
+                let message = self.core.store.message_head(scope, *parent).await?.ok_or_else(not_found)?;
                 let key = AudienceKey::Id(message.channel_id);
                 let audience = self.audiences.load(scope, key, source).await?.ok_or_else(not_found)?;
                 if audience.channel_kind.is_conversation() && !is_participant(&audience, sender) {
