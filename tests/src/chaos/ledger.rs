@@ -1,7 +1,7 @@
 //! Ledger of everything that the nodes receive, verified frame by frame.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, btree_map::Entry},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
@@ -103,10 +103,11 @@ impl Ledger {
         if seq <= mailbox.settled && received.text.is_some() {
             wrong = Some(format!("{agent}: seq {seq} came back though floor {} was readable", mailbox.settled));
         }
-        if mailbox.frames.contains_key(&seq) {
-            mailbox.repeats += 1;
-        } else {
-            mailbox.frames.insert(seq, received);
+        match mailbox.frames.entry(seq) {
+            Entry::Occupied(_) => mailbox.repeats += 1,
+            Entry::Vacant(place) => {
+                place.insert(received);
+            }
         }
         if seq == mailbox.position + 1 {
             mailbox.position = seq;
